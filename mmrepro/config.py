@@ -1,0 +1,177 @@
+"""The ``randomness`` dict of a config: parsed once, validated, frozen."""
+from __future__ import annotations
+
+import difflib
+import warnings
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Dict, List, Mapping, MutableMapping, Optional, Tuple, Union
+
+from .seeds import MAX_SEED, SCHEME, check_seed
+
+__all__ = ['LEGACY_KEYS', 'RandomnessConfig', 'RandomnessError', 'upgrade_legacy_keys']
+
+
+class RandomnessError(ValueError):
+    """A value in ``randomness`` (or a setting that contradicts it) that is not allowed."""
+
+
+# MMDetection 2.x top-level key -> key of `randomness`
+LEGACY_KEYS = {
+    'seed': 'seed',
+    'deterministic': 'deterministic',
+    'diff_seed': 'diff_rank_seed',
+}
+
+_ABSENT = object()
+_BOOL = (False, True)
+_CHOICES: Dict[str, Tuple[Any, ...]] = {
+    'diff_rank_seed': _BOOL,
+    'deterministic': (False, 'warn', True),
+    'worker_seed': ('sample', 'worker', 'mmengine'),
+    'step_seed': _BOOL,
+    'cudnn_enabled': (None, *_BOOL),
+    'float32_precision': (None, 'highest', 'high', 'medium'),
+    'fill_uninitialized_memory': _BOOL,
+}
+
+
+@dataclass(frozen=True)
+class RandomnessConfig:
+    """What the user asks of randomness, complete and checked.
+
+    Attributes:
+        seed: root of every stream, 0 to 2**32 - 1; None lets rank 0 draw one.
+        diff_rank_seed: ranks differ in what happens inside the model; samplers and samples are
+            the same with and without it.
+        deterministic: False, True (refuse what is not deterministic) or 'warn' (say so once).
+        worker_seed: what randomness inside ``dataset[i]`` depends on. 'sample': the position in
+            the global sample stream; 'worker': rank, worker and epoch; 'mmengine': MMEngine's own
+            formula, for repeating an old run.
+        step_seed: put the generators at the start of their stream before each training step.
+        cudnn_enabled: use cuDNN; None leaves it as it is.
+        float32_precision: 'highest', 'high' or 'medium' (see ``torch.set_float32_matmul_precision``);
+            None is 'highest' with ``deterministic``, otherwise as it is.
+        fill_uninitialized_memory: fill fresh memory with NaN (finds reads of uninitialised memory;
+            costs up to 15 % of a step).
+        num_threads: threads inside a CPU operator; None leaves it as it is.
+    """
+    seed: Optional[int] = None
+    diff_rank_seed: bool = False
+    deterministic: Union[bool, str] = False
+    worker_seed: str = 'sample'
+    step_seed: bool = True
+    cudnn_enabled: Optional[bool] = None
+    float32_precision: Optional[str] = None
+    fill_uninitialized_memory: bool = False
+    num_threads: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        if self.seed is not None:
+            _checked_int('seed', self.seed, 0, MAX_SEED)
+        if self.num_threads is not None:
+            _checked_int('num_threads', self.num_threads, 1, 4096)
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            # `is`/type comparison, because 1 == True and 0 == False
+            if not any(value == choice and type(value) is type(choice) for choice in allowed):
+                raise RandomnessError(
+                    f'randomness.{name}={value!r} is not allowed; allowed: '
+                    f'{", ".join(map(repr, allowed))}')
+
+    @classmethod
+    def parse(cls, randomness: Optional[Mapping[str, Any]]) -> RandomnessConfig:
+        """Read the dict of a config.
+
+        Raises:
+            RandomnessError: an unknown key (with the nearest known one), a wrong type or value;
+                the message names the key, the value and what is allowed.
+        """
+        if randomness is None:
+            return cls()
+        if isinstance(randomness, cls):
+            return randomness
+        if not isinstance(randomness, Mapping):
+            raise RandomnessError(
+                f'randomness={randomness!r} has type {type(randomness).__name__}; allowed is a '
+                "dict such as dict(seed=42, deterministic=True)")
+        known = [field.name for field in fields(cls)]
+        for key in randomness:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1)
+                hint = f'; did you mean {near[0]!r}?' if near else ''
+                raise RandomnessError(
+                    f'randomness has an unknown key {key!r} (value {randomness[key]!r}){hint} '
+                    f'Known keys: {", ".join(known)}')
+        return cls(**dict(randomness))
+
+    def with_seed(self, seed: int) -> RandomnessConfig:
+        """The same configuration with the seed that is in effect."""
+        return replace(self, seed=check_seed(seed, 'randomness.seed'))
+
+    def as_dict(self) -> Dict[str, Any]:
+        """Plain dict, as it is written into the config and into checkpoints."""
+        return asdict(self)
+
+    @property
+    def legacy(self) -> bool:
+        """MMEngine's own data streams are asked for."""
+        return self.worker_seed == 'mmengine'
+
+    def promises(self) -> List[Tuple[str, str]]:
+        """What these values promise, and what not, in the user's words."""
+        same_bits = 'yes' if self.deterministic is True else (
+            'no: warn keeps non-deterministic kernels' if self.deterministic == 'warn' else
+            'no: deterministic=False lets kernels add in any order')
+        keyed = {'sample': 'yes', 'worker': 'no: streams belong to workers',
+                 'mmengine': "no: MMEngine's own streams"}[self.worker_seed]
+        return [
+            ('same bits on the same machine, versions and config', same_bits),
+            ('same data for any num_workers, persistent_workers, prefetch_factor', keyed),
+            ('validation and logging leave training alone',
+             'yes' if self.step_seed else 'validation only: step_seed=False'
+             if not self.legacy else 'no: step_seed=False'),
+            ('same bits on another GPU model, CPU type or version of torch', 'never'),
+        ]
+
+    def table(self) -> str:
+        """A table for the log: every effective value, then what is promised."""
+        rows = [('randomness', 'value'), *((k, repr(v)) for k, v in self.as_dict().items()),
+                ('scheme', str(SCHEME)), ('', ''), ('promised', ''), *self.promises()]
+        width = max(len(name) for name, _ in rows)
+        return '\n'.join(f'{name:<{width}}  {value}'.rstrip() for name, value in rows)
+
+
+def _checked_int(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RandomnessError(f'randomness.{name}={value!r} has type {type(value).__name__}; '
+                              f'allowed is None or an int from {low} to {high}')
+    if not low <= value <= high:
+        raise RandomnessError(f'randomness.{name}={value!r} is out of range; allowed is None or '
+                              f'an int from {low} to {high}')
+
+
+def upgrade_legacy_keys(cfg: MutableMapping[str, Any]) -> None:
+    """Move MMDetection 2.x's top-level ``seed``, ``deterministic``, ``diff_seed`` to ``randomness``.
+
+    ``cfg`` is changed in place, with a deprecation warning that shows the new form.
+
+    Raises:
+        RandomnessError: when both forms are given and disagree.
+    """
+    found = {old: cfg[old] for old in LEGACY_KEYS if cfg.get(old, _ABSENT) is not _ABSENT}
+    if not found:
+        return
+    randomness = dict(cfg.get('randomness') or {})
+    for old, value in found.items():
+        new = LEGACY_KEYS[old]
+        if randomness.get(new, value) != value:
+            raise RandomnessError(
+                f'the config says {old}={value!r} at the top level (MMDetection 2.x) and '
+                f'randomness.{new}={randomness[new]!r}; remove the first')
+        randomness[new] = value
+        del cfg[old]
+    cfg['randomness'] = randomness
+    form = ', '.join(f'{key}={value!r}' for key, value in randomness.items())
+    warnings.warn(
+        f'{", ".join(found)} at the top level of a config is the form of MMDetection 2.x; '
+        f'write randomness = dict({form})', DeprecationWarning, stacklevel=2)

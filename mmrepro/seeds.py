@@ -1,0 +1,236 @@
+"""Streams of random numbers: pure functions of the root seed and of where we are.
+
+Every stream is addressed by ``(root, stream, *key)`` and nothing else: not by what ran before, not
+by the process that asks. The derivation is part of the file format (``SCHEME``), documented in
+``docs/streams.md`` and pinned by golden values in the tests:
+
+    message = b'mmrepro' | u8 SCHEME | u64 root | field(stream) | field(k) for k in key
+    field   = b'i' | i64                      for an integer
+            | b's' | u32 length | UTF-8 bytes for a string
+    digest  = BLAKE2b(message, 48 bytes)      (RFC 7693, unkeyed; all integers little-endian)
+
+    digest[ 0:16] -> Python's ``random`` (one 128-bit integer)
+    digest[16:32] -> NumPy's global generator (four 32-bit words)
+    digest[32:40] -> torch's CPU generator (64 bits, of which its Mersenne Twister keeps the low 32)
+    digest[40:48] -> every accelerator's generator (64 bits)
+
+A field is self-delimiting, so two different addresses never give the same message, and a 384-bit
+digest does not collide in practice. Seeds next to each other (0, 1, 2) share nothing.
+"""
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Iterator, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+import torch
+
+__all__ = [
+    'MAX_SEED', 'SCHEME', 'STREAMS', 'Seeds', 'capture_rng', 'check_seed', 'derive', 'isolate_rng',
+    'numpy_generator', 'python_generator', 'restore_rng', 'root', 'seed_all', 'set_root',
+    'torch_generator'
+]
+
+SCHEME = 1
+MAX_SEED = 2**32 - 1  # the largest seed that NumPy's and MMEngine's own functions take
+
+# name: what is drawn from it
+STREAMS = {
+    'init': 'building the model, initial weights',
+    'sampler': 'permutations and source choice of the samplers',
+    'sample': 'everything inside one dataset[i]',
+    'hook': 'hooks that run before the step of an iteration',
+    'step': 'everything in the main process during one training step',
+    'val': 'validation, by training iteration and batch',
+    'test': 'testing, by batch',
+    'worker': 'a data loading worker outside of any sample',
+    'dataset': 'choices made once, while a data set is loaded',
+}
+
+Key = Union[int, str]
+
+_root: Optional[int] = None
+
+
+class Seeds(NamedTuple):
+    """Seeds of one stream, one per generator.
+
+    Attributes:
+        python: 128-bit integer for ``random.seed``.
+        numpy: four 32-bit words for ``numpy.random.seed``.
+        torch: 64-bit integer for the CPU generator.
+        accelerator: 64-bit integer for the generators of CUDA, NPU, MPS and so on.
+    """
+    python: int
+    numpy: Tuple[int, int, int, int]
+    torch: int
+    accelerator: int
+
+
+_DIGEST = struct.Struct('<16s4IQQ')
+
+
+def check_seed(seed: object, name: str = 'seed') -> int:
+    """Return ``seed`` when it is an integer in [0, 2**32 - 1].
+
+    Raises:
+        TypeError: for anything but an integer (a bool is not a seed).
+        ValueError: for an integer out of range.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise TypeError(f'{name}={seed!r} has type {type(seed).__name__}; allowed is an int from 0 '
+                        f'to {MAX_SEED}')
+    if not 0 <= seed <= MAX_SEED:
+        raise ValueError(f'{name}={seed!r} is out of range; allowed is 0 to {MAX_SEED}')
+    return int(seed)
+
+
+def _field(part: Key) -> bytes:
+    if isinstance(part, str):
+        text = part.encode()
+        return b's' + struct.pack('<I', len(text)) + text
+    return b'i' + struct.pack('<q', part)
+
+
+@lru_cache(maxsize=64)
+def _prefix(root_seed: int, stream: str):
+    if stream not in STREAMS:
+        raise ValueError(f'unknown stream {stream!r}; known are {", ".join(STREAMS)}')
+    return hashlib.blake2b(
+        b'mmrepro' + struct.pack('<BQ', SCHEME, root_seed) + _field(stream), digest_size=48)
+
+
+def _digest(root_seed: int, stream: str, key: Tuple[Key, ...]) -> bytes:
+    state = _prefix(root_seed, stream).copy()
+    for part in key:
+        state.update(_field(part))
+    return state.digest()
+
+
+def derive(root_seed: int, stream: str, *key: Key) -> Seeds:
+    """Seeds of the stream ``(root_seed, stream, *key)``.
+
+    Args:
+        root_seed: the run's seed, 0 to 2**64 - 1.
+        stream: one of :data:`STREAMS`.
+        key: integers (64 bit, signed) and strings that say where we are.
+
+    Raises:
+        ValueError: for an unknown stream.
+        struct.error: for a key part that is neither an integer of 64 bits nor a string.
+
+    >>> derive(0, 'step', 1) == derive(0, 'step', 1)
+    True
+    >>> derive(0, 'sampler', 1) == derive(1, 'sampler', 0)
+    False
+    """
+    python, a, b, c, d, cpu, accelerator = _DIGEST.unpack(_digest(root_seed, stream, key))
+    return Seeds(int.from_bytes(python, 'little'), (a, b, c, d), cpu, accelerator)
+
+
+def seed_all(root_seed: int, stream: str, *key: Key) -> None:
+    """Put Python, NumPy, torch and every accelerator at the start of a stream."""
+    digest = _digest(root_seed, stream, key)
+    random.seed(int.from_bytes(digest[:16], 'little'))
+    np.random.seed(np.frombuffer(digest, np.dtype('<u4'), 4, 16))
+    torch.default_generator.manual_seed(int.from_bytes(digest[32:40], 'little'))
+    _seed_accelerators(int.from_bytes(digest[40:], 'little'))
+
+
+def _seed_accelerators(seed: int) -> None:
+    # A forked worker must not touch CUDA, and before initialisation there is no generator yet:
+    # torch.cuda.manual_seed_all queues the seed for the moment of initialisation.
+    if torch.cuda.is_initialized():
+        if not torch.cuda._is_in_bad_fork():
+            for generator in torch.cuda.default_generators:
+                generator.manual_seed(seed)
+    elif _cuda_built() and not _in_worker():
+        torch.cuda.manual_seed_all(seed)
+    for name in _other_accelerators():
+        getattr(torch, name).manual_seed_all(seed)
+
+
+@lru_cache(maxsize=None)
+def _cuda_built() -> bool:
+    return torch.version.cuda is not None or torch.version.hip is not None
+
+
+def _in_worker() -> bool:
+    return torch.utils.data.get_worker_info() is not None
+
+
+@lru_cache(maxsize=None)
+def _other_accelerators() -> Tuple[str, ...]:
+    """Device modules that MMEngine knows, present in this torch, with a generator to seed."""
+    found = []
+    for name in ('npu', 'mlu', 'musa', 'xpu'):
+        module = getattr(torch, name, None)
+        if module is not None and module.is_available() and hasattr(module, 'manual_seed_all'):
+            found.append(name)
+    return tuple(found)
+
+
+def python_generator(root_seed: int, stream: str, *key: Key) -> random.Random:
+    """A ``random.Random`` of its own at the start of a stream."""
+    return random.Random(derive(root_seed, stream, *key).python)
+
+
+def numpy_generator(root_seed: int, stream: str, *key: Key) -> np.random.Generator:
+    """A ``numpy.random.Generator`` (PCG64) of its own at the start of a stream."""
+    return np.random.Generator(np.random.PCG64(list(derive(root_seed, stream, *key).numpy)))
+
+
+def torch_generator(root_seed: int, stream: str, *key: Key) -> torch.Generator:
+    """A CPU ``torch.Generator`` of its own at the start of a stream."""
+    return torch.Generator().manual_seed(derive(root_seed, stream, *key).torch)
+
+
+def root() -> Optional[int]:
+    """The root seed of the run that is active in this process, or None."""
+    return _root
+
+
+def set_root(seed: Optional[int]) -> None:
+    """Make ``seed`` the root of this process (None: no run is active)."""
+    global _root
+    _root = None if seed is None else check_seed(seed)
+
+
+def capture_rng(accelerators: bool = True) -> tuple:
+    """States of all global generators, for :func:`restore_rng`."""
+    cuda = None
+    if accelerators and torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork():
+        cuda = torch.cuda.get_rng_state_all()
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
+
+
+def restore_rng(state: tuple) -> None:
+    """Put all global generators back to where :func:`capture_rng` saw them."""
+    python, numpy, cpu, cuda = state
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)
+
+
+@contextmanager
+def isolate_rng(accelerators: bool = True) -> Iterator[None]:
+    """Leave the global generators as they were, whatever the block draws or raises.
+
+    >>> import random
+    >>> before = random.getstate()
+    >>> with isolate_rng():
+    ...     _ = random.random()
+    >>> random.getstate() == before
+    True
+    """
+    state = capture_rng(accelerators)
+    try:
+        yield
+    finally:
+        restore_rng(state)
