@@ -1,0 +1,39 @@
+"""mmrepro: detector training that repeats bit for bit. Importing it activates it."""
+from __future__ import annotations
+
+import importlib
+from typing import Any, List
+
+from .activation import activate, deactivate, is_active
+from .version import __version__
+
+# public name -> module that defines it; loaded when asked for, so that importing stays cheap
+_PUBLIC = {
+    'RandomnessConfig': 'config',
+    'RandomnessError': 'config',
+    'ReproRunner': 'runner',
+    'ReproRunnerMixin': 'runner',
+    'derive': 'seeds',
+    'init_random_seed': 'dropin',
+    'isolate_rng': 'seeds',
+    'seed_all': 'seeds',
+    'seed_worker': 'dropin',
+    'seeded_generator': 'dropin',
+    'set_random_seed': 'dropin',
+    'worker_init_fn': 'dropin',
+}
+
+__all__ = ['__version__', 'activate', 'deactivate', 'is_active', *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return getattr(importlib.import_module(f'{__name__}.{_PUBLIC[name]}'), name)
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *_PUBLIC})
+
+
+activate()

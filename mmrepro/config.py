@@ -49,8 +49,8 @@ class RandomnessConfig:
             formula, for repeating an old run.
         step_seed: put the generators at the start of their stream before each training step.
         cudnn_enabled: use cuDNN; None leaves it as it is.
-        float32_precision: 'highest', 'high' or 'medium' (see ``torch.set_float32_matmul_precision``);
-            None is 'highest' with ``deterministic``, otherwise as it is.
+        float32_precision: 'highest', 'high' or 'medium' as in
+            ``torch.set_float32_matmul_precision``; None is 'highest' with ``deterministic``, otherwise as it is.
         fill_uninitialized_memory: fill fresh memory with NaN (finds reads of uninitialised memory;
             costs up to 15 % of a step).
         num_threads: threads inside a CPU operator; None leaves it as it is.
@@ -151,7 +151,7 @@ def _checked_int(name: str, value: Any, low: int, high: int) -> None:
 
 
 def upgrade_legacy_keys(cfg: MutableMapping[str, Any]) -> None:
-    """Move MMDetection 2.x's top-level ``seed``, ``deterministic``, ``diff_seed`` to ``randomness``.
+    """Move MMDetection 2.x's top-level ``seed`` and so on into ``randomness``.
 
     ``cfg`` is changed in place, with a deprecation warning that shows the new form.
 

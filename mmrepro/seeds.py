@@ -31,7 +31,7 @@ import torch
 
 __all__ = [
     'MAX_SEED', 'SCHEME', 'STREAMS', 'Seeds', 'capture_rng', 'check_seed', 'derive', 'isolate_rng',
-    'numpy_generator', 'python_generator', 'restore_rng', 'root', 'seed_all', 'set_root',
+    'python_generator', 'random_state', 'restore_rng', 'root', 'seed_all', 'set_root',
     'torch_generator'
 ]
 
@@ -179,9 +179,12 @@ def python_generator(root_seed: int, stream: str, *key: Key) -> random.Random:
     return random.Random(derive(root_seed, stream, *key).python)
 
 
-def numpy_generator(root_seed: int, stream: str, *key: Key) -> np.random.Generator:
-    """A ``numpy.random.Generator`` (PCG64) of its own at the start of a stream."""
-    return np.random.Generator(np.random.PCG64(list(derive(root_seed, stream, *key).numpy)))
+def random_state(root_seed: int, stream: str, *key: Key) -> np.random.RandomState:
+    """A ``numpy.random.RandomState`` of its own at the start of a stream.
+
+    Its draws are the same on every platform and version: NumPy has frozen them (NEP 19).
+    """
+    return np.random.RandomState(np.array(derive(root_seed, stream, *key).numpy, np.uint32))
 
 
 def torch_generator(root_seed: int, stream: str, *key: Key) -> torch.Generator:

@@ -1,0 +1,119 @@
+"""The one activation point: ``Runner.from_cfg`` builds a reproducible runner.
+
+Importing ``mmrepro`` calls :func:`activate`. It imports neither torch nor mmengine: when
+``mmengine.runner`` is not there yet, its classes are changed at the moment of their import.
+"""
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any, Callable, Dict, Optional
+
+from . import ops
+
+__all__ = ['activate', 'deactivate', 'is_active']
+
+
+def _repro_from_cfg(original: classmethod) -> classmethod:
+    def from_cfg(cls: type, cfg: Any) -> Any:
+        """As MMEngine's, but builds the class's reproducible form (see ``mmrepro``)."""
+        from .runner import prepare_cfg, reproducible_class
+        return original.__func__(reproducible_class(cls), prepare_cfg(cfg))
+
+    return classmethod(from_cfg)
+
+
+def _refuse_from_cfg(original: classmethod) -> classmethod:
+    def from_cfg(cls: type, cfg: Any) -> Any:
+        """Refused while mmrepro is active."""
+        from .config import RandomnessError
+        raise RandomnessError(
+            f'{cls.__name__} takes its seeds from its strategy (DeepSpeed, FSDP, ColossalAI), '
+            'whose sharded states and reductions mmrepro cannot vouch for. Use '
+            "runner_type='Runner', or remove mmrepro from custom_imports")
+
+    return classmethod(from_cfg)
+
+
+# module that defines the class: (class, what becomes of its from_cfg)
+TARGETS: Dict[str, tuple] = {
+    'mmengine.runner.runner': ('Runner', _repro_from_cfg),
+    'mmengine.runner._flexible_runner': ('FlexibleRunner', _refuse_from_cfg),
+}
+
+_originals: Dict[str, classmethod] = {}
+
+
+def _change(module: ModuleType) -> None:
+    name, make = TARGETS[module.__name__]
+    cls = getattr(module, name)
+    if module.__name__ not in _originals:
+        _originals[module.__name__] = cls.__dict__['from_cfg']
+        cls.from_cfg = make(_originals[module.__name__])
+
+
+class _Loader(importlib.abc.Loader):
+    """Runs a module with its own loader, then changes its class."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: Any) -> Optional[ModuleType]:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        _change(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Waits for the import of a target module."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        if fullname not in TARGETS:
+            return None
+        for finder in sys.meta_path:
+            find: Optional[Callable] = getattr(finder, 'find_spec', None)
+            if finder is self or find is None:
+                continue
+            spec = find(fullname, path, target)
+            if spec is not None:
+                spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+_finder = _Finder()
+
+
+def activate() -> None:
+    """Let ``Runner.from_cfg`` build reproducible runners and provide ``mmcv._ext``; idempotent."""
+    ops.install()
+    for name in TARGETS:
+        if name in sys.modules:
+            _change(sys.modules[name])
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def deactivate() -> None:
+    """Undo :func:`activate`, the patches, and the determinism flags: a config runs as before."""
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    for module, original in _originals.items():
+        setattr(getattr(sys.modules[module], TARGETS[module][0]), 'from_cfg', original)
+    _originals.clear()
+    ops.uninstall()
+    if 'mmrepro.runner' in sys.modules:
+        from . import determinism, patches, seeds
+        patches.revert()
+        determinism.disable()
+        seeds.set_root(None)
+
+
+def is_active() -> bool:
+    """Whether ``Runner.from_cfg`` builds reproducible runners."""
+    return _finder in sys.meta_path

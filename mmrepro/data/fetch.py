@@ -1,0 +1,184 @@
+"""Seeding of every sample, in the worker, right before the data set is asked for it.
+
+PyTorch's fetcher looks up ``__getitems__`` on the data set *instance*, so that no wrapper stands
+between MMEngine's hooks and the data set they poke at.
+"""
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from torch.utils.data import get_worker_info
+
+from .. import seeds
+from .index import PlacedInt, PlacedTuple, plain
+
+__all__ = ['BatchContext', 'KeyedFetch', 'WorkerInit', 'current_batch']
+
+# Samples beside the batch's own, chosen at random, that cached transforms may mix in; a mosaic
+# takes three partners and stock's condition for a mosaic is five cached results.
+EXTRA_SAMPLES = 5
+
+_current: Optional[BatchContext] = None
+
+
+def current_batch() -> Optional[BatchContext]:
+    """The batch that is being loaded in this process, or None."""
+    return _current
+
+
+class _Captured(BaseException):
+    """Ends the loading of a sample at the transform that asked for its state.
+
+    Derived from BaseException: transforms that catch Exception must not stop it.
+    """
+
+
+class BatchContext:
+    """The samples of one batch, each addressable up to any transform of its pipeline.
+
+    Entries ``0 .. EXTRA_SAMPLES - 1`` are samples chosen at random for this batch, which are loaded
+    only when something asks for them; then come the samples of the batch. All of it is a
+    function of the places of the batch's samples, so that any worker gives the same result.
+    """
+
+    def __init__(self, dataset: Any, root: int, stream: str, batch: Sequence[Any]) -> None:
+        self.dataset = dataset
+        self._root, self._stream = root, stream
+        self._entries: List[Tuple[Any, tuple]] = [
+            (plain(index), (index.epoch, index.position)) for index in batch]
+        self._extra: Optional[List[Tuple[Any, tuple]]] = None
+        self.current = 0
+        self._wanted: Optional[object] = None
+        self._states: Dict[Tuple[int, int], Any] = {}
+
+    def _entry(self, offset: int) -> Tuple[Any, tuple]:
+        if offset >= EXTRA_SAMPLES:
+            return self._entries[offset - EXTRA_SAMPLES]
+        if self._extra is None:
+            _, first = self._entries[0]
+            draw = seeds.python_generator(self._root, self._stream, *first, 'extra')
+            self._extra = [(draw.randrange(len(self.dataset)), (*first, 'extra', k))
+                           for k in range(EXTRA_SAMPLES)]
+        return self._extra[offset]
+
+    def load(self, offset: int) -> Any:
+        """The sample at ``offset``, from the start of its own stream."""
+        index, key = self._entry(offset)
+        self.current = offset
+        seeds.seed_all(self._root, self._stream, *key)
+        return self.dataset[index]
+
+    def reached(self, transform: object, results: Any) -> None:
+        """Called by a transform with the state of the current sample; the first call counts."""
+        self._states.setdefault((id(transform), self.current), results)
+        if self._wanted is transform:
+            raise _Captured
+
+    def state(self, transform: object, offset: int) -> Any:
+        """What ``transform`` was given, or would be, for the sample at ``offset``.
+
+        Raises:
+            RuntimeError: when that sample's pipeline does not reach the transform.
+        """
+        key = (id(transform), offset)
+        if key not in self._states:
+            before = self.current, self._wanted
+            self._wanted = transform
+            with seeds.isolate_rng(accelerators=False):
+                try:
+                    self.load(offset)
+                except _Captured:
+                    pass
+                finally:
+                    self.current, self._wanted = before
+        if key not in self._states:
+            raise RuntimeError(
+                f'{type(transform).__name__} mixes samples, but the pipeline of sample '
+                f'{self._entry(offset)[0]} does not reach it; put it into the pipeline of every '
+                'data set, or none')
+        return self._states[key]
+
+
+class KeyedFetch:
+    """``dataset.__getitems__``: loads the samples of a batch, each from its own stream.
+
+    Args:
+        dataset: a map-style data set.
+        root: root seed.
+        stream: 'sample', 'val' or 'test'.
+        per_sample: start a stream for each sample; otherwise a stream belongs to the worker and
+            the epoch (``worker_seed='worker'``).
+        rank: of this process.
+    """
+
+    def __init__(self, dataset: Any, root: int, stream: str, per_sample: bool, rank: int) -> None:
+        self.dataset = dataset
+        self.root, self.stream, self.per_sample, self.rank = root, stream, per_sample, rank
+        self._epoch: Optional[int] = None
+        self._main_state: Optional[tuple] = None
+
+    def __call__(self, batch: Sequence[Any]) -> List[Any]:
+        for index in batch:
+            if not isinstance(index, (PlacedInt, PlacedTuple)):
+                raise TypeError(
+                    f'the batch sampler passed {index!r} of type {type(index).__name__} without '
+                    'its place; it must pass on what the sampler yields. Use '
+                    "randomness.worker_seed='mmengine' for this data loader")
+        if self.per_sample:
+            return self._keyed(batch)
+        return self._sequential(batch) if get_worker_info() else self._in_main_process(batch)
+
+    def _keyed(self, batch: Sequence[Any]) -> List[Any]:
+        global _current
+        outer, _current = _current, BatchContext(self.dataset, self.root, self.stream, batch)
+        try:
+            return [_current.load(EXTRA_SAMPLES + i) for i in range(len(batch))]
+        finally:
+            _current = outer
+
+    def _sequential(self, batch: Sequence[Any]) -> List[Any]:
+        epoch = batch[0].epoch
+        if epoch != self._epoch:
+            # also with persistent workers, every epoch draws anew
+            info = get_worker_info()
+            seeds.seed_all(self.root, 'worker', self.rank, info.id if info else 0, epoch)
+            self._epoch = epoch
+        return [self.dataset[plain(index)] for index in batch]
+
+    def _in_main_process(self, batch: Sequence[Any]) -> List[Any]:
+        # Without workers the stream of "worker 0" is kept apart from the main process's own.
+        with seeds.isolate_rng():
+            if self._main_state is not None:
+                seeds.restore_rng(self._main_state)
+            items = self._sequential(batch)
+            self._main_state = seeds.capture_rng(accelerators=False)
+        return items
+
+
+class WorkerInit:
+    """``worker_init_fn``: makes a worker what the main process is, then calls the user's own.
+
+    The streams of a worker outside of any sample depend on rank, worker and epoch.
+    """
+
+    def __init__(self, placement: Any, rank: int, user_init: Any = None) -> None:
+        self._placement, self._rank, self._user_init = placement, rank, user_init
+
+    def __getstate__(self) -> Dict[str, Any]:
+        # a spawned worker gets the values of this moment; generators do not travel
+        return {'root': self._placement.root, 'epoch': self._placement.epoch, 'rank': self._rank,
+                'user_init': self._user_init}
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        from .samplers import Placement
+        self._placement = Placement(state['root'], epoch=state['epoch'])
+        self._rank, self._user_init = state['rank'], state['user_init']
+
+    def __call__(self, worker_id: int) -> None:
+        from ..patches import apply
+        apply()
+        seeds.set_root(self._placement.root)
+        seeds.seed_all(self._placement.root, 'worker', self._rank, worker_id,
+                       self._placement.epoch, 'start')
+        if self._user_init is not None:
+            self._user_init(worker_id)

@@ -1,0 +1,58 @@
+"""Make a built ``DataLoader`` a pure function of (root seed, epoch, position)."""
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from ..config import RandomnessConfig, RandomnessError
+from .fetch import KeyedFetch, WorkerInit
+from .samplers import Placement, adopt_batch_sampler, adopt_sampler
+
+__all__ = ['adopt_loader', 'placement_of']
+
+_LEGACY = "set randomness.worker_seed='mmengine' to train with MMEngine's own streams"
+
+
+def placement_of(loader: DataLoader) -> Optional[Placement]:
+    """The placement of an adopted loader, or None."""
+    return getattr(getattr(loader, 'batch_sampler', None), '_placement', None)
+
+
+def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank: int,
+                 user_init: Optional[Callable[[int], Any]] = None) -> DataLoader:
+    """Key a loader's samplers, samples and workers, in place.
+
+    Args:
+        loader: a loader with a map-style data set, not iterated yet.
+        config: with the seed in effect.
+        stream: 'sample' for training, 'val' or 'test'.
+        rank: of this process.
+        user_init: the user's own ``worker_init_fn``, called after ours.
+
+    Raises:
+        RandomnessError: for a loader that has no positions (iterable data sets, no batching), or
+            whose data set another loader with another purpose uses.
+    """
+    dataset = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        raise RandomnessError(
+            f'{type(dataset).__name__} is an iterable data set: its samples have no position that '
+            f'could key their randomness; {_LEGACY}')
+    if loader.batch_sampler is None:
+        raise RandomnessError(f'batch_size=None loads samples one by one, without a batch sampler '
+                              f'to carry their position; {_LEGACY}')
+    before = getattr(dataset, '__getitems__', None)
+    if isinstance(before, KeyedFetch) and before.stream != stream:
+        raise RandomnessError(
+            f'one data set object serves two data loaders (streams {before.stream!r} and '
+            f'{stream!r}); build it twice, for example from its config')
+    placement = Placement(config.seed)
+    adopt_sampler(loader.batch_sampler.sampler, placement)
+    adopt_batch_sampler(loader.batch_sampler, placement)
+    dataset.__getitems__ = KeyedFetch(dataset, config.seed, stream, config.worker_seed == 'sample',
+                                      rank)
+    loader.worker_init_fn = WorkerInit(placement, rank, user_init)
+    # the loader draws its base seed from here instead of from the main process's stream
+    loader.generator = placement.generator
+    return loader

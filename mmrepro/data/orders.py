@@ -1,0 +1,203 @@
+"""The order of every sampler as a pure function of (root seed, epoch, local start).
+
+One function per kind of sampler; :data:`ORDERS` is the table. Each yields ``(index, epoch,
+position)`` for this rank from its ``start``-th sample on, where ``position`` counts over all ranks,
+so that the set of positions in a global batch does not depend on the number of ranks. Samplers with
+an entry jump to ``start`` without visiting what lies before.
+
+Permutations come from ``numpy.random.RandomState``, whose streams NumPy has frozen (NEP 19).
+"""
+from __future__ import annotations
+
+import itertools
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+
+import numpy as np
+
+from .. import seeds
+
+__all__ = ['ORDERS', 'Order', 'order_of']
+
+Place = Tuple[Any, int, int]
+Order = Callable[[Any, int, int], Iterator[Place]]
+
+
+def _permutation(root: int, size: int, *key: seeds.Key) -> List[int]:
+    return seeds.random_state(root, 'sampler', *key).permutation(size).tolist()
+
+
+def _strided(indices: Sequence, sampler: Any, epoch: int, start: int) -> Iterator[Place]:
+    """Every ``world_size``-th of an epoch's global indices, beginning with the rank's own."""
+    first = sampler.rank + start * sampler.world_size
+    for position in range(first, len(indices), sampler.world_size):
+        yield indices[position], epoch, position
+
+
+def _round_up(indices: List[int], size: int) -> List[int]:
+    return (indices * (size // len(indices) + 1))[:size] if indices else indices
+
+
+def default(sampler: Any, root: int, start: int) -> Iterator[Place]:
+    """mmengine ``DefaultSampler``: one permutation an epoch, strided over the ranks."""
+    size = len(sampler.dataset)
+    if sampler.shuffle:
+        indices = _permutation(root, size, 'DefaultSampler', sampler.epoch)
+    else:
+        indices = list(range(size))
+    if sampler.round_up:
+        indices = _round_up(indices, sampler.total_size)
+    return _strided(indices, sampler, sampler.epoch, start)
+
+
+def _endless(root: int, size: int, shuffle: bool, first: int, step: int,
+             *key: seeds.Key) -> Iterator[Tuple[int, int]]:
+    """(index, position) of endless passes over ``size`` items, from ``first``, every ``step``."""
+    if size == 0:
+        raise ValueError(f'cannot draw from an empty source ({", ".join(map(str, key))})')
+    current, indices = -1, range(size)
+    for position in itertools.count(first, step):
+        number, offset = divmod(position, size)
+        if shuffle and number != current:
+            current, indices = number, _permutation(root, size, *key, number)
+        yield indices[offset], position
+
+
+def infinite(sampler: Any, root: int, start: int) -> Iterator[Place]:
+    """mmengine ``InfiniteSampler``: endless passes, each with its own permutation."""
+    first = sampler.rank + start * sampler.world_size
+    for index, position in _endless(root, len(sampler.dataset), sampler.shuffle, first,
+                                    sampler.world_size, 'InfiniteSampler'):
+        yield index, 0, position
+
+
+def _place_batches(batches: Iterator[List[int]], sampler: Any, start: int) -> Iterator[Place]:
+    """Samples of whole batches; ``start`` may lie inside the first of ``batches``."""
+    offset = start % sampler.batch_size
+    local = start - offset
+    for batch in batches:
+        for index in batch:
+            if local >= start:
+                yield index, 0, local * sampler.world_size + sampler.rank
+            local += 1
+
+
+def _sources(sampler: Any, root: int, sizes: Sequence[int], drawn: int,
+             *key: seeds.Key) -> List[Iterator[int]]:
+    """One endless stream per source, after ``drawn`` batches were taken from it."""
+    streams = []
+    for source, (size, number) in enumerate(zip(sizes, sampler.num_per_source)):
+        first = sampler.rank + drawn * number * sampler.world_size
+        streams.append(
+            (index for index, _ in _endless(root, size, sampler.shuffle, first, sampler.world_size,
+                                            *key, source)) if number else iter(()))
+    return streams
+
+
+def multi_source(sampler: Any, root: int, start: int) -> Iterator[Place]:
+    """mmdet ``MultiSourceSampler``: a fixed share of every source in each batch."""
+    drawn = start // sampler.batch_size
+    sizes = [len(dataset) for dataset in sampler.dataset.datasets]
+    streams = _sources(sampler, root, sizes, drawn, 'MultiSourceSampler')
+
+    def batches() -> Iterator[List[int]]:
+        while True:
+            yield [sampler.cumulative_sizes[source] + index
+                   for source, number in enumerate(sampler.num_per_source)
+                   for index in itertools.islice(streams[source], number)]
+
+    return _place_batches(batches(), sampler, start)
+
+
+_BLOCK = 1024  # group choices drawn at a time
+
+
+def _groups(sampler: Any, root: int) -> Iterator[int]:
+    """The group of every batch: the same on all ranks."""
+    for block in itertools.count():
+        state = seeds.random_state(root, 'sampler', 'GroupMultiSourceSampler', 'group', block)
+        yield from state.choice(len(sampler.group_ratio), size=_BLOCK,
+                                p=sampler.group_ratio).tolist()
+
+
+def group_multi_source(sampler: Any, root: int, start: int) -> Iterator[Place]:
+    """mmdet ``GroupMultiSourceSampler``: as above, each batch from one aspect-ratio group."""
+    groups = _groups(sampler, root)
+    drawn = np.bincount(list(itertools.islice(groups, start // sampler.batch_size)),
+                        minlength=len(sampler.group_ratio))
+    inds = sampler.group2inds_per_source
+    streams: Dict[int, List[Iterator[int]]] = {}
+
+    def batches() -> Iterator[List[int]]:
+        for group in groups:
+            if group not in streams:
+                streams[group] = _sources(
+                    sampler, root, [len(by_group[group]) for by_group in inds], int(drawn[group]),
+                    'GroupMultiSourceSampler', group)
+            yield [sampler.cumulative_sizes[source] + inds[source][group][index]
+                   for source, number in enumerate(sampler.num_per_source)
+                   for index in itertools.islice(streams[group][source], number)]
+
+    return _place_batches(batches(), sampler, start)
+
+
+def custom_sample_size(sampler: Any, root: int, start: int) -> Iterator[Place]:
+    """mmdet ``CustomSampleSizeSampler``: so many of each data set an epoch, cycling through it.
+
+    MMDetection keeps the cycles in the sampler, so that a resumed run starts them again; here an
+    epoch's share begins where ``epoch`` shares end.
+    """
+    chosen: List[int] = []
+    for source, (size, members) in enumerate(zip(sampler.dataset_size, sampler.dataset_index)):
+        if size == -1:
+            chosen += members
+        else:
+            stream = _endless(root, len(members), True, sampler.epoch * size, 1,
+                              'CustomSampleSizeSampler', source)
+            chosen += [members[index] for index, _ in itertools.islice(stream, size)]
+    order = _permutation(root, len(chosen), 'CustomSampleSizeSampler', 'epoch', sampler.epoch)
+    indices = [chosen[i] for i in order]
+    if sampler.round_up:
+        indices = _round_up(indices, sampler.total_size)
+    return _strided(indices, sampler, sampler.epoch, start)
+
+
+def _stock(sampler: Any, root: int) -> Iterator[Any]:
+    """A sampler's own order, with a seed of this epoch's own in the place of ``seed + epoch``."""
+    epoch = getattr(sampler, 'epoch', 0)
+    if isinstance(getattr(sampler, 'seed', None), int):
+        name = type(sampler).__mro__[2].__name__
+        sampler.seed = (seeds.derive(root, 'sampler', name, epoch).torch >> 1) - epoch
+    return super(type(sampler).__mro__[1], sampler).__iter__()
+
+
+def contiguous(sampler: Any, root: int, start: int) -> Iterator[Place]:
+    """mmdet ``ClassAwareSampler``: each rank takes one contiguous part of the epoch."""
+    first = sampler.num_samples * sampler.rank
+    for local, index in enumerate(itertools.islice(_stock(sampler, root), start, None), start):
+        yield index, sampler.epoch, first + local
+
+
+def strided_stock(sampler: Any, root: int, start: int) -> Iterator[Place]:
+    """Any other sampler: its own order, taken to be strided over the ranks."""
+    from mmengine.dist import get_dist_info
+    rank, world_size = get_dist_info()
+    epoch = getattr(sampler, 'epoch', 0)
+    for local, index in enumerate(itertools.islice(_stock(sampler, root), start, None), start):
+        yield index, epoch, local * world_size + rank
+
+
+# stock class (exactly, not a subclass: a subclass may order otherwise) -> order
+ORDERS: Dict[str, Order] = {
+    'mmengine.dataset.sampler.DefaultSampler': default,
+    'mmengine.dataset.sampler.InfiniteSampler': infinite,
+    'mmdet.datasets.samplers.class_aware_sampler.ClassAwareSampler': contiguous,
+    'mmdet.datasets.samplers.multi_source_sampler.MultiSourceSampler': multi_source,
+    'mmdet.datasets.samplers.multi_source_sampler.GroupMultiSourceSampler': group_multi_source,
+    'mmdet.datasets.samplers.custom_sample_size_sampler.CustomSampleSizeSampler':
+        custom_sample_size,
+}
+
+
+def order_of(cls: type) -> Order:
+    """The order function for a stock sampler class."""
+    return ORDERS.get(f'{cls.__module__}.{cls.__qualname__}', strided_stock)

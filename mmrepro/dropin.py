@@ -1,0 +1,81 @@
+"""Names that training scripts already call; change the import and nothing else."""
+from __future__ import annotations
+
+import random
+from typing import Optional
+
+import numpy as np
+import torch
+
+from . import seeds
+
+__all__ = ['init_random_seed', 'seed_worker', 'seeded_generator', 'set_random_seed',
+           'worker_init_fn']
+
+
+def init_random_seed(seed: Optional[int] = None, device: str = 'cuda') -> int:
+    """The seed to use on every rank: the given one, or one that rank 0 draws.
+
+    Args:
+        seed: 0 to 2**32 - 1, or None to draw from the operating system.
+        device: accepted for MMDetection 2.x; the process group decides where it communicates.
+
+    Raises:
+        TypeError, ValueError: for a seed that is not an integer in range.
+    """
+    from .dist.seed import broadcast_seed
+    return broadcast_seed(None if seed is None else seeds.check_seed(seed))
+
+
+def set_random_seed(seed: Optional[int] = None, deterministic: bool = False,
+                    diff_rank_seed: bool = False) -> int:
+    """Seed Python, NumPy, torch and accelerators; with ``deterministic`` also set all flags.
+
+    Unlike MMEngine's, seeds next to each other and ranks (``diff_rank_seed``) share nothing.
+
+    Returns:
+        The seed in effect, the same on all ranks.
+    """
+    from mmengine.dist import get_rank
+
+    from . import determinism
+    seed = init_random_seed(seed)
+    if deterministic:
+        determinism.enable(deterministic)
+    seeds.set_root(seed)
+    seeds.seed_all(seed, 'init', 'model', *((get_rank(),) if diff_rank_seed else ()))
+    return seed
+
+
+def worker_init_fn(worker_id: int, num_workers: int, rank: int, seed: int) -> None:
+    """The classic formula, ``num_workers * rank + worker_id + seed``, for old scripts.
+
+    It repeats its stream every epoch with ``persistent_workers=False`` and neighbouring seeds
+    overlap; :func:`seed_worker` does neither.
+    """
+    worker_seed = num_workers * rank + worker_id + seed
+    random.seed(worker_seed)
+    np.random.seed(worker_seed)
+    torch.manual_seed(worker_seed)
+
+
+def seed_worker(worker_id: int) -> None:
+    """``worker_init_fn`` of a plain PyTorch ``DataLoader`` with :func:`seeded_generator`.
+
+    Keyed by the loader's base seed of this pass and the worker, so that every epoch draws anew.
+    """
+    info = torch.utils.data.get_worker_info()
+    base = info.seed - info.id if info is not None else torch.initial_seed()
+    seeds.seed_all(base % 2**64, 'worker', worker_id)
+
+
+def seeded_generator(seed: int, name: str = 'loader') -> torch.Generator:
+    """A generator for a plain PyTorch ``DataLoader``: its order and its workers' base seeds.
+
+    >>> from torch.utils.data import DataLoader
+    >>> loader = DataLoader(range(8), shuffle=True, generator=seeded_generator(42),
+    ...                     worker_init_fn=seed_worker)
+    >>> len(list(loader))
+    8
+    """
+    return seeds.torch_generator(seeds.check_seed(seed), 'sampler', name)

@@ -1,0 +1,92 @@
+"""Put the generators of the main process at the start of their stream, at every turn of a run."""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+from .. import seeds
+from ..config import RandomnessConfig
+from ..data import placement_of
+
+__all__ = ['SeedHook', 'TurnSeedHook']
+
+
+class _Seeds(Hook):
+    """What both hooks need: the streams of one run."""
+
+    def __init__(self, config: RandomnessConfig, rank: int) -> None:
+        self._config = config
+        self._ranks = (rank,) if config.diff_rank_seed else ()
+
+    def _seed(self, stream: str, *key: seeds.Key) -> None:
+        seeds.seed_all(self._config.seed, stream, *key, *self._ranks)
+
+
+@HOOKS.register_module()
+class TurnSeedHook(_Seeds):
+    """Runs before all other hooks: what hooks draw depends on the iteration only."""
+    priority = 0
+
+    def __init__(self, config: RandomnessConfig, rank: int) -> None:
+        super().__init__(config, rank)
+        self._before_val: Optional[tuple] = None
+
+    def before_train_epoch(self, runner: Any) -> None:
+        # MMEngine leaves this to DistSamplerSeedHook, which a config may have removed
+        loader = runner.train_dataloader
+        if placement_of(loader) is not None and runner.train_loop.max_epochs > 1:
+            loader.batch_sampler.sampler.set_epoch(runner.epoch)
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        if self._config.step_seed:
+            self._seed('hook', runner.iter)
+
+    def before_val(self, runner: Any) -> None:
+        if not self._config.step_seed and not self._config.legacy:
+            # training goes on with its own sequence, as if there had been no validation
+            self._before_val = seeds.capture_rng()
+
+    def before_val_epoch(self, runner: Any) -> None:
+        if not self._config.legacy:
+            self._seed('val', runner.iter)
+
+    def before_test_epoch(self, runner: Any) -> None:
+        if not self._config.legacy:
+            self._seed('test')
+
+
+@HOOKS.register_module()
+class SeedHook(_Seeds):
+    """Runs after all other hooks: the step itself starts at the start of its stream."""
+    priority = 100
+
+    def __init__(self, config: RandomnessConfig, rank: int, turn: TurnSeedHook) -> None:
+        super().__init__(config, rank)
+        self._turn = turn
+
+    def before_run(self, runner: Any) -> None:
+        # building loaders and hooks may draw; initial weights must not depend on it
+        if not self._config.legacy:
+            self._seed('init', 'weights')
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        if self._config.step_seed:
+            self._seed('step', runner.iter)
+
+    def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        if not self._config.legacy:
+            self._seed('val', runner.iter, batch_idx)
+
+    def before_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        if not self._config.legacy:
+            self._seed('test', batch_idx)
+
+    def after_val(self, runner: Any) -> None:
+        if self._turn._before_val is not None:
+            seeds.restore_rng(self._turn._before_val)
+            self._turn._before_val = None
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        checkpoint['meta']['mmrepro'] = runner.repro_meta()

@@ -1,0 +1,71 @@
+"""CachedMosaic and CachedMixUp as pure functions of the sample's place.
+
+MMDetection keeps the last 40 (20) results of a *worker* and mixes in some of them, so that the
+outcome depends on the number of workers, on their lifetime, and on a resume. Here a sample mixes in
+samples of its own batch that come before it, and, for the first of a batch, a few samples chosen at
+random for that batch. Whoever loads a batch has its samples at hand, so that nothing is kept from
+batch to batch, and the extra loads (up to five images a batch) are few against the batch.
+
+The transforms' own code runs unchanged: it is handed a list that looks like its cache.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable, List
+
+from ..data.fetch import EXTRA_SAMPLES, BatchContext, current_batch
+
+__all__ = ['PARTNERS', 'pure']
+
+# class -> extra samples that the first sample of a batch can choose from: stock mixes as soon as
+# its cache holds five results (mosaic) or two (mixup), the current one included
+PARTNERS = {'CachedMosaic': 5, 'CachedMixUp': 1}
+
+
+class _Partners:
+    """What a cached transform takes for its ``results_cache``: its partners, then itself."""
+
+    def __init__(self, transform: Any, batch: BatchContext) -> None:
+        self._transform, self._batch = transform, batch
+        self._offsets = partners(type(transform).__name__, batch.current,
+                                 transform.max_cached_images)
+        self._own: List[Any] = []
+
+    def append(self, results: Any) -> None:
+        self._batch.reached(self._transform, results)
+        self._own.append(results)
+
+    def __len__(self) -> int:
+        return len(self._offsets) + len(self._own)
+
+    def __getitem__(self, index: int) -> Any:
+        if index < len(self._offsets):
+            return self._batch.state(self._transform, self._offsets[index])
+        return self._own[index - len(self._offsets)]
+
+
+def partners(kind: str, current: int, max_cached_images: int) -> List[int]:
+    """Offsets in the batch of the samples that sample ``current`` may mix in."""
+    first = max(EXTRA_SAMPLES - PARTNERS[kind], current - (max_cached_images - 1))
+    last = max(current, EXTRA_SAMPLES)
+    # `- 1`: stock drops a result when its cache, the current one included, is over-full
+    return [offset for offset in range(first, last) if offset != current][-max_cached_images + 1:]
+
+
+def pure(transform: Callable) -> Callable:
+    """``transform`` of a cached class, with partners from the batch in the place of its cache.
+
+    Outside of keyed data loading (a script that asks for ``dataset[0]``) stock's cache is used.
+    """
+
+    def wrapped(self: Any, results: dict) -> dict:
+        batch = current_batch()
+        if batch is None:
+            return transform(self, results)
+        outer, self.results_cache = self.results_cache, _Partners(self, batch)
+        try:
+            return transform(self, results)
+        finally:
+            self.results_cache = outer
+
+    wrapped.__doc__, wrapped.__name__ = transform.__doc__, transform.__name__
+    return wrapped

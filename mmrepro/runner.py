@@ -1,0 +1,184 @@
+"""``ReproRunner``: MMEngine's Runner whose randomness is a function of the seed and the place."""
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from functools import lru_cache
+from typing import Any, Dict, Optional, Union
+
+from mmengine.dist import get_rank, get_world_size, is_distributed
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader
+
+from . import determinism, ops, patches, seeds
+from .config import RandomnessConfig, RandomnessError, upgrade_legacy_keys
+from .data import adopt_loader
+from .dist import agreement, launch
+from .dist.seed import broadcast_seed
+from .hooks import SeedHook, TurnSeedHook
+
+from .version import __version__
+
+__all__ = ['ReproRunner', 'ReproRunnerMixin', 'prepare_cfg', 'reproducible_class']
+
+# methods that the mixin replaces: a Runner subclass with its own has to say how they combine
+_OWN = ('set_randomness', 'build_dataloader')
+
+
+class ReproRunnerMixin:
+    """Put this before a ``Runner`` subclass to make it reproducible.
+
+    The ``randomness`` dict takes the keys of :class:`mmrepro.RandomnessConfig`.
+    """
+    _repro: Optional[RandomnessConfig] = None
+    _stream = 'sample'
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        bound = inspect.signature(super().__init__).bind_partial(*args, **kwargs)
+        # MMEngine's default is one mutable dict for all runners of a process: never use it
+        kwargs_of = dict(bound.arguments)
+        extra = kwargs_of.pop('kwargs', {})
+        given = RandomnessConfig.parse(kwargs_of.pop('randomness', None))
+        super().__init__(**kwargs_of, **extra, randomness=given.as_dict())
+        self.logger.info(f'mmrepro {__version__}\n{self._repro.table()}')
+
+    @classmethod
+    def from_cfg(cls, cfg: Any) -> Any:
+        return super().from_cfg(prepare_cfg(cfg))
+
+    @property
+    def repro(self) -> RandomnessConfig:
+        """The randomness in effect, the seed included."""
+        return self._repro
+
+    def setup_env(self, env_cfg: Dict) -> None:
+        launch.ensure_process_group(self._launcher, **launch.group_options(env_cfg))
+        self._cudnn_benchmark = env_cfg.get('cudnn_benchmark')
+        super().setup_env(env_cfg)
+
+    def set_randomness(self, **randomness: Any) -> None:
+        """Seed everything and set the flags, from the keys of :class:`RandomnessConfig`.
+
+        Raises:
+            RandomnessError: for a value that is not allowed, or one that a setting contradicts.
+        """
+        config = RandomnessConfig.parse(randomness)
+        config = config.with_seed(broadcast_seed(config.seed))
+        self._repro = config
+        self._seed, self._deterministic = config.seed, bool(config.deterministic)
+        # BaseLoop and resume() read this dict; the effective values belong into config and dumps
+        self._randomness_cfg = config.as_dict()
+        self.cfg['randomness'] = config.as_dict()
+        determinism.enable(
+            config.deterministic, float32_precision=config.float32_precision,
+            fill_uninitialized_memory=config.fill_uninitialized_memory,
+            num_threads=config.num_threads, cudnn_enabled=config.cudnn_enabled,
+            cudnn_benchmark=self._cudnn_benchmark)
+        seeds.set_root(config.seed)
+        self._prepare_packages()
+        if is_distributed():
+            agreement.check_agreement(agreement.start_fields(
+                self.cfg.pretty_text, config.as_dict()))
+        if config.legacy:
+            from mmengine.runner.utils import set_random_seed
+            self._seed = set_random_seed(config.seed, diff_rank_seed=config.diff_rank_seed)
+        else:
+            seeds.seed_all(config.seed, 'init', 'model',
+                           *((get_rank(),) if config.diff_rank_seed else ()))
+
+    def _prepare_packages(self) -> None:
+        """Make MMDetection and mmcv keep the contract, when the run uses them."""
+        if 'mmdet' in sys.modules or self.cfg.get('default_scope') == 'mmdet':
+            patches.apply(legacy=self._repro.legacy)
+            if self._repro.deterministic:
+                ops.use('torch')
+
+    def register_hooks(self, *args: Any, **kwargs: Any) -> None:
+        super().register_hooks(*args, **kwargs)
+        turn = TurnSeedHook(self._repro, get_rank())
+        self.register_hook(turn, priority=turn.priority)
+        last = SeedHook(self._repro, get_rank(), turn)
+        self.register_hook(last, priority=last.priority)
+
+    def wrap_model(self, model_wrapper_cfg: Optional[Dict], model: Any) -> Any:
+        return launch.wrap_model(self, super().wrap_model, model_wrapper_cfg, model)
+
+    def build_train_loop(self, loop: Any) -> Any:
+        return self._build_loop(super().build_train_loop, loop, 'sample', self._train_dataloader)
+
+    def build_val_loop(self, loop: Any) -> Any:
+        return self._build_loop(super().build_val_loop, loop, 'val', self._val_dataloader)
+
+    def build_test_loop(self, loop: Any) -> Any:
+        return self._build_loop(super().build_test_loop, loop, 'test', self._test_dataloader)
+
+    def _build_loop(self, build: Any, loop: Any, stream: str, loader: Any) -> Any:
+        if isinstance(loader, DataLoader) and not self._repro.legacy:
+            # the loop takes a loader object as it is, and may fork its workers at once
+            adopt_loader(loader, self._repro, stream, get_rank(), loader.worker_init_fn)
+        self._stream = stream
+        try:
+            return build(loop)
+        finally:
+            self._stream = type(self)._stream
+
+    def build_dataloader(self, dataloader: Union[DataLoader, Dict], seed: Optional[int] = None,
+                         diff_rank_seed: bool = False) -> DataLoader:
+        """As MMEngine's, with samplers, samples and workers keyed by the root seed."""
+        config = self._repro
+        if config.legacy:
+            return super().build_dataloader(dataloader, seed, diff_rank_seed)
+        if isinstance(dataloader, DataLoader):
+            return dataloader
+        # For samplers that mmrepro does not know. The same on all ranks, also with
+        # diff_rank_seed: ranks that shuffle differently would share samples.
+        sampler_seed = seeds.derive(config.seed, 'sampler', 'build').torch >> 33
+        loader = super().build_dataloader(dataloader, sampler_seed, False)
+        user_init = loader.worker_init_fn if 'worker_init_fn' in dataloader else None
+        return adopt_loader(loader, config, self._stream, get_rank(), user_init)
+
+    def repro_meta(self) -> Dict[str, Any]:
+        """What a checkpoint says of the randomness that made it."""
+        return {
+            'version': __version__,
+            'scheme': seeds.SCHEME,
+            'randomness': self._repro.as_dict(),
+            'world_size': get_world_size(),
+        }
+
+
+@RUNNERS.register_module()
+class ReproRunner(ReproRunnerMixin, Runner):
+    """MMEngine's Runner, reproducible."""
+
+
+@lru_cache(maxsize=None)
+def reproducible_class(cls: type) -> type:
+    """The class to build when ``cls.from_cfg`` is called.
+
+    Raises:
+        RandomnessError: for a Runner subclass that replaces what the mixin replaces.
+    """
+    if issubclass(cls, ReproRunnerMixin):
+        return cls
+    if cls is Runner:
+        return ReproRunner
+    for base in cls.__mro__[:cls.__mro__.index(Runner)]:
+        own = [name for name in _OWN if name in vars(base)]
+        if own:
+            raise RandomnessError(
+                f'{base.__module__}.{base.__qualname__} has its own {" and ".join(own)}, which '
+                'mmrepro replaces. Derive it from mmrepro.ReproRunnerMixin first and Runner '
+                'second, and call super() in these methods')
+    return type(f'Repro{cls.__name__}', (ReproRunnerMixin, cls), {'__module__': cls.__module__})
+
+
+def prepare_cfg(cfg: Any) -> Any:
+    """A copy of the config with MMDetection 2.x's keys moved to where they belong."""
+    cfg = copy.deepcopy(cfg)
+    upgrade_legacy_keys(cfg)
+    return cfg
+
+
