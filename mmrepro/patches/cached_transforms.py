@@ -26,8 +26,8 @@ class _Partners:
 
     def __init__(self, transform: Any, batch: BatchContext) -> None:
         self._transform, self._batch = transform, batch
-        self._offsets = partners(type(transform).__name__, batch.current,
-                                 transform.max_cached_images)
+        kind = next(cls.__name__ for cls in type(transform).__mro__ if cls.__name__ in PARTNERS)
+        self._offsets = partners(kind, batch.current, transform.max_cached_images)
         self._own: List[Any] = []
 
     def append(self, results: Any) -> None:

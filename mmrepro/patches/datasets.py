@@ -1,0 +1,33 @@
+"""Data sets whose index depends on something else than their files and the seed."""
+from __future__ import annotations
+
+from typing import List
+
+from .. import seeds
+from .wrapping import around
+
+__all__ = ['keyed_sentences', 'sorted_by_path']
+
+
+@around
+def sorted_by_path(stock, self) -> List[dict]:
+    """Sort the index by image path, as ``BaseSegDataset`` does."""
+    return sorted(stock(self), key=lambda info: info['img_path'])
+
+
+@around
+def keyed_sentences(stock, self) -> None:
+    """Leave each object one sentence, chosen by the root seed and the reference's id.
+
+    Without an active root seed, or with another ``text_mode`` than 'random', nothing changes.
+    """
+    stock(self)
+    root = seeds.root()
+    if self.text_mode != 'random' or root is None:
+        return
+    for ref_id, ref in self.refs.items():
+        sentences = ref['sentences']
+        if len(sentences) > 1:
+            # 128 random bits: the bias of the modulo is below 2**-100
+            chosen = seeds.derive(root, 'dataset', 'refcoco', ref_id).python % len(sentences)
+            self.refs[ref_id] = dict(ref, sentences=[sentences[chosen]])

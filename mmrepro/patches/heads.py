@@ -1,0 +1,28 @@
+"""Heads that use other libraries' generators."""
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any, Optional
+
+__all__ = ['SeededMixture', 'seeded_mixture']
+
+
+class SeededMixture:
+    """``sklearn.mixture`` whose ``GaussianMixture`` leaves the global NumPy generator alone.
+
+    PAA and LAD give the initial means, weights and precisions, so the fit does not depend on the
+    seed. Older versions of scikit-learn run k-means first all the same, and throw it away.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self.GaussianMixture = functools.partial(module.GaussianMixture, random_state=0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def seeded_mixture(stock: Optional[ModuleType]) -> Optional[SeededMixture]:
+    """The replacement for ``skm``, which is None without scikit-learn."""
+    return None if stock is None else SeededMixture(stock)

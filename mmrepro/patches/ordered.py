@@ -1,0 +1,50 @@
+"""A set that iterates in the order of insertion, for code that turns a set into a list."""
+from __future__ import annotations
+
+from collections.abc import MutableSet
+from typing import Any, Iterable, Iterator
+
+import torch
+
+__all__ = ['OrderedSet', 'ordered_set']
+
+
+class OrderedSet(MutableSet):
+    """Drop-in for ``set`` whose order follows from the operations, never from hashes.
+
+    A one-dimensional tensor is taken as its numbers. (``set`` takes it as 0-d tensors, which hash
+    by address, so that no two are ever equal.)
+
+    >>> list(OrderedSet('hash') - OrderedSet('s'))
+    ['h', 'a']
+    >>> list(OrderedSet(torch.tensor([5, 3, 4])) - OrderedSet(torch.tensor([3])))
+    [5, 4]
+    """
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        self._items = dict.fromkeys(items.tolist() if isinstance(items, torch.Tensor) else items)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({list(self)})'
+
+    def add(self, value: Any) -> None:
+        """Append ``value`` unless it is already there."""
+        self._items[value] = None
+
+    def discard(self, value: Any) -> None:
+        """Remove ``value`` if it is there."""
+        self._items.pop(value, None)
+
+
+def ordered_set(stock: type) -> type:
+    """The replacement for the name ``set`` in one module."""
+    return OrderedSet

@@ -1,0 +1,360 @@
+"""What each replacement is for: the stock behaviour, and that it is gone."""
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from mmengine.structures import InstanceData
+
+from mmrepro import patches, seeds
+
+
+@pytest.fixture(autouse=True)
+def stock():
+    patches.revert()
+    yield
+    patches.revert()
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def numpy_state() -> bytes:
+    _, words, position, has_gauss, gauss = np.random.get_state()
+    return pickle.dumps((words.tobytes(), position, has_gauss, gauss))
+
+
+# --------------------------------------------------------------------------- C1: class names
+class Words:
+    tokenize = staticmethod(str.split)
+
+    @classmethod
+    def from_pretrained(cls, name):
+        return cls
+
+
+@pytest.fixture
+def label_map(tmp_path, monkeypatch):
+    from mmdet.datasets.transforms import text_transformers
+    monkeypatch.setattr(text_transformers, 'AutoTokenizer', Words)
+    path = tmp_path / 'labels.json'
+    path.write_text(json.dumps({str(i): f'a{i}/b{i}/c{i}' for i in range(8)}))
+    return path
+
+
+def text_of(transform, seed: int) -> str:
+    seed_all(seed)
+    return transform(dict(gt_bboxes=np.zeros((2, 4)), gt_bboxes_labels=np.array([1, 4])))['text']
+
+
+@pytest.mark.parametrize('as_string', [True, False])
+def test_earlier_samples_do_not_choose_the_names_of_later_ones(label_map, as_string):
+    from mmdet.datasets.transforms import RandomSamplingNegPos
+    from mmdet.registry import TRANSFORMS
+    kind = 'RandomSamplingNegPos' if as_string else RandomSamplingNegPos
+
+    def build():
+        return TRANSFORMS.build(
+            dict(type=kind, tokenizer_name='any', label_map_file=str(label_map)))
+
+    def depends_on_history() -> bool:
+        fresh, used = build(), build()
+        text_of(used, 1)
+        return text_of(fresh, 2) != text_of(used, 2)
+
+    assert depends_on_history()
+    patches.apply()
+    assert not depends_on_history()
+    assert repr(build()).startswith(repr(object.__new__(RandomSamplingNegPos))[:20])
+
+
+def test_the_names_of_a_sample_are_not_written_to(label_map):
+    from mmdet.datasets.transforms import RandomSamplingNegPos
+    names = json.loads(label_map.read_text())
+    untouched = dict(names)
+    transform = RandomSamplingNegPos('any')
+    patches.apply()
+    transform(dict(gt_bboxes=np.zeros((1, 4)), gt_bboxes_labels=np.array([1]), text=names))
+    assert names == untouched
+
+
+# --------------------------------------------------------------------------- C2: positives
+def balanced(expected: int) -> list:
+    """Positives that the sampler picks: 4 objects, one of them with 40 boxes, three with one."""
+    from mmdet.models.task_modules import AssignResult
+    from mmdet.registry import TASK_UTILS
+    sampler = TASK_UTILS.build(
+        dict(type='InstanceBalancedPosSampler', num=expected, pos_fraction=1.0,
+             add_gt_as_proposals=False))
+    owners = torch.tensor([1, 2, 3] + [4] * 40 + [0] * 5)
+    seed_all(0)
+    result = AssignResult(4, owners, torch.zeros(len(owners)), torch.zeros(len(owners)).long())
+    return sampler._sample_pos(result, expected).tolist()
+
+
+def test_no_positive_is_sampled_twice():
+    patches.apply()
+    picked = balanced(32)
+    assert len(picked) == len(set(picked)) == 32
+    assert all(index < 43 for index in picked)
+
+
+def test_positives_do_not_depend_on_memory_addresses():
+    def outcomes(runs: int) -> set:
+        seen, ballast = set(), []
+        for size in range(runs):
+            ballast.append([torch.zeros(1) for _ in range(7 * size)])
+            seen.add(tuple(balanced(32)))
+        return seen
+
+    assert len(outcomes(8)) > 1
+    patches.apply()
+    assert len(outcomes(8)) == 1
+
+
+def test_stock_sampler_when_every_positive_is_taken_stays():
+    expected = balanced(64)
+    patches.apply()
+    assert balanced(64) == expected == list(range(43))
+
+
+# --------------------------------------------------------------------------- C5, C6: drawing
+def draw_track(monkeypatch) -> tuple:
+    from mmdet.visualization import local_visualizer
+    palette = [(i / 10, 0.5, 0.5) for i in range(10)]
+    monkeypatch.setattr(local_visualizer, 'sns', SimpleNamespace(color_palette=lambda: palette))
+    return local_visualizer.random_color(5)
+
+
+def test_drawing_a_track_leaves_the_generator(monkeypatch):
+    seed_all(7)
+    before = numpy_state()
+    colour = draw_track(monkeypatch)
+    assert numpy_state() != before
+    patches.apply()
+    np.random.seed(7)
+    assert draw_track(monkeypatch) == colour
+    assert numpy_state() == before
+
+
+def draw_masks() -> bytes:
+    from mmdet.structures import DetDataSample
+    from mmdet.visualization import DetLocalVisualizer
+    masks = torch.zeros(2, 24, 32, dtype=torch.bool)
+    masks[0, 2:9, 2:9] = masks[1, 12:20, 12:30] = True
+    sample = DetDataSample(gt_instances=InstanceData(
+        labels=torch.tensor([0, 0]), masks=masks,
+        bboxes=torch.tensor([[2., 2, 9, 9], [12, 12, 30, 20]])))
+    visualizer = DetLocalVisualizer()
+    visualizer.dataset_meta = dict(classes=('cat', ), palette=[(220, 20, 60)])
+    visualizer.add_datasample('name', np.zeros((24, 32, 3), np.uint8), sample, draw_pred=False)
+    return visualizer.get_image().tobytes()
+
+
+def test_drawing_masks_leaves_the_generator():
+    seed_all(7)
+    before = numpy_state()
+    image = draw_masks()
+    assert numpy_state() != before
+    patches.apply()
+    np.random.seed(7)
+    assert draw_masks() == image
+    assert numpy_state() == before
+
+
+def test_drawing_grounding_leaves_the_generator(monkeypatch):
+    from mmdet.engine.hooks import GroundingVisualizationHook
+    hook = GroundingVisualizationHook.__new__(GroundingVisualizationHook)
+    hook.draw, hook.test_out_dir, hook._test_index = True, None, 0
+    hook.backend_args, hook.score_thr = None, 0.3
+
+    def run():
+        # the stock method draws its palette, then stops at the visualizer that is not there
+        monkeypatch.setattr('mmdet.engine.hooks.visualization_hook.get', lambda *a, **k: b'')
+        monkeypatch.setattr('mmcv.imfrombytes', lambda *a, **k: np.zeros((8, 8, 3), np.uint8))
+        from mmdet.structures import DetDataSample
+        boxes = dict(labels=torch.tensor([0]), bboxes=torch.zeros(1, 4))
+        sample = DetDataSample(
+            metainfo=dict(img_path='a', text='a cat', tokens_positive=[[[0, 1]]]),
+            gt_instances=InstanceData(**boxes),
+            pred_instances=InstanceData(**boxes, scores=torch.ones(1)))
+        with pytest.raises(AttributeError, match='_visualizer'):
+            hook.after_test_iter(None, 0, {}, [sample])
+
+    seed_all(7)
+    before = numpy_state()
+    run()
+    assert numpy_state() != before
+    patches.apply()
+    np.random.seed(7)
+    run()
+    assert numpy_state() == before
+
+
+# --------------------------------------------------------------------------- C7: listing
+def ade_index(monkeypatch, listing: list) -> list:
+    from mmdet.datasets import ade20k
+    fileio = SimpleNamespace(list_dir_or_file=lambda **kwargs: iter(listing))
+    monkeypatch.setattr(ade20k, 'fileio', fileio)
+    dataset = ade20k.ADE20KSegDataset(
+        data_prefix=dict(img_path='images', seg_map_path='maps'), lazy_init=True)
+    return [(info['img_path'], info['seg_map_path']) for info in dataset.load_data_list()]
+
+
+def test_the_order_of_a_directory_does_not_matter(monkeypatch):
+    listings = (['b.jpg', 'a.jpg', 'c.jpg'], ['c.jpg', 'b.jpg', 'a.jpg'])
+    first, second = (ade_index(monkeypatch, listing) for listing in listings)
+    assert first != second
+    patches.apply()
+    first, second = (ade_index(monkeypatch, listing) for listing in listings)
+    assert first == second == [(f'images/{n}.jpg', f'maps/{n}.png') for n in 'abc']
+
+
+# --------------------------------------------------------------------------- C8: sentences
+@pytest.fixture
+def refcoco(tmp_path):
+    """Loader of a RefCOCO data set: 30 objects with 5 sentences each."""
+    from mmdet.datasets import RefCocoDataset
+    count = 30
+    refs = [dict(ref_id=100 + i, ann_id=i, image_id=i // 3, split='train',
+                 sentences=[dict(raw=f'Text {i} {k}') for k in range(5)]) for i in range(count)]
+    (tmp_path / 'refs.p').write_bytes(pickle.dumps(refs))
+    (tmp_path / 'instances.json').write_text(json.dumps(dict(
+        images=[dict(id=i, file_name=f'{i}.jpg') for i in range(count // 3)],
+        annotations=[dict(id=i, image_id=i // 3, segmentation=[]) for i in range(count)])))
+
+    def load(python_seed: int, text_mode: str = 'random', split: str = 'train') -> list:
+        random.seed(python_seed)
+        dataset = RefCocoDataset(str(tmp_path), 'instances.json', 'refs.p', dict(img_path='x'),
+                                 split=split, text_mode=text_mode)
+        return [dataset.get_data_info(i)['text'] for i in range(len(dataset))]
+
+    yield load
+    seeds.set_root(None)
+
+
+def test_sentences_depend_on_the_root_seed_alone(refcoco):
+    seeds.set_root(42)
+    assert refcoco(1) != refcoco(2)
+    patches.apply()
+    chosen = refcoco(1)
+    assert chosen == refcoco(2)
+    seeds.set_root(43)
+    assert refcoco(1) != chosen
+
+
+def test_sentences_are_spread(refcoco):
+    seeds.set_root(42)
+    patches.apply()
+    assert {text[-1] for texts in refcoco(1) for text in texts} == set('01234')
+
+
+def test_without_an_active_seed_sentences_are_stock(refcoco):
+    expected = refcoco(1)
+    patches.apply()
+    assert refcoco(1) == expected
+
+
+@pytest.mark.parametrize('text_mode', ['original', 'concat', 'select_first'])
+def test_other_text_modes_are_stock(refcoco, text_mode):
+    seeds.set_root(42)
+    expected = refcoco(1, text_mode)
+    patches.apply()
+    assert refcoco(1, text_mode) == expected
+
+
+# --------------------------------------------------------------------------- C14: mixtures
+class CountingMixture:
+    """Stands for old versions of scikit-learn: draws where it is given no seed."""
+
+    def __init__(self, components, random_state=None, **kwargs):
+        self.random_state = np.random.mtrand._rand if random_state is None else (
+            np.random.RandomState(random_state))
+
+    def fit(self, values):
+        self.random_state.rand()
+        return self
+
+
+def test_fitting_a_mixture_leaves_the_generator(monkeypatch):
+    from mmdet.models.dense_heads import paa_head
+    module = SimpleNamespace(GaussianMixture=CountingMixture, other='kept')
+    monkeypatch.setattr(paa_head, 'skm', module)
+    seed_all(7)
+    before = numpy_state()
+    paa_head.skm.GaussianMixture(2, weights_init=[0.5, 0.5]).fit([])
+    assert numpy_state() != before
+    patches.apply()
+    np.random.seed(7)
+    paa_head.skm.GaussianMixture(2, weights_init=[0.5, 0.5]).fit([])
+    assert numpy_state() == before
+    assert paa_head.skm.other == 'kept'
+    patches.revert()
+    assert paa_head.skm is module
+
+
+def test_without_scikit_learn_nothing_takes_its_place(monkeypatch):
+    from mmdet.models.dense_heads import paa_head
+    monkeypatch.setattr(paa_head, 'skm', None)
+    patches.apply()
+    assert paa_head.skm is None
+
+
+# --------------------------------------------------------------------------- C17: corruptions
+def corrupted(monkeypatch, name: str, corrupt) -> bytes:
+    from mmdet.datasets.transforms import transforms
+    monkeypatch.setattr(transforms, 'corrupt', corrupt)
+    np.random.seed(5)
+    return transforms.Corrupt(name)(dict(img=np.full((16, 16, 3), 100, np.uint8)))['img'].tobytes()
+
+
+def test_impulse_noise_follows_the_sample(monkeypatch):
+    import skimage.util
+    stock_noise = skimage.util.random_noise
+
+    def corrupt(image, corruption_name, severity):
+        return np.uint8(skimage.util.random_noise(image / 255., mode='s&p', amount=.3) * 255)
+
+    assert len({corrupted(monkeypatch, 'impulse_noise', corrupt) for _ in range(3)}) > 1
+    patches.apply()
+    assert len({corrupted(monkeypatch, 'impulse_noise', corrupt) for _ in range(3)}) == 1
+    assert skimage.util.random_noise is stock_noise
+
+
+def test_compiled_glass_blur_follows_the_sample(monkeypatch):
+    compiled = np.random.RandomState()  # stands for the generator inside compiled code
+
+    def njit(function):
+        # compiled code sees a NumPy whose random module is another generator
+        namespace = {'np': SimpleNamespace(random=compiled)}
+        return type(function)(function.__code__, namespace)
+
+    monkeypatch.setitem(sys.modules, 'numba', SimpleNamespace(njit=njit))
+
+    def corrupt(image, corruption_name, severity):
+        return np.uint8(compiled.randint(0, 255, image.shape))
+
+    assert len({corrupted(monkeypatch, 'glass_blur', corrupt) for _ in range(3)}) > 1
+    patches.apply()
+    from mmrepro.patches import corruptions
+    corruptions._numba_seeder.cache_clear()
+    assert len({corrupted(monkeypatch, 'glass_blur', corrupt) for _ in range(3)}) == 1
+    corruptions._numba_seeder.cache_clear()
+
+
+def test_other_corruptions_draw_nothing_more(monkeypatch):
+    def corrupt(image, corruption_name, severity):
+        return np.uint8(np.random.randint(0, 255, image.shape))
+
+    expected = corrupted(monkeypatch, 'gaussian_noise', corrupt)
+    patches.apply()
+    assert corrupted(monkeypatch, 'gaussian_noise', corrupt) == expected
