@@ -1,0 +1,33 @@
+"""Determinism of kernels and libraries: flags of torch and environment variables.
+
+``tables.py`` holds what is set and why, one row each; ``policy.py`` applies it. Seeds are not in
+here, they are in ``mmrepro.seeds``.
+
+Every function that touches the environment takes it as an argument:
+
+>>> from mmrepro import determinism
+>>> env = {}
+>>> with determinism.deterministic(env=env) as report:
+...     env['CUBLAS_WORKSPACE_CONFIG'], determinism.is_enabled()
+(':4096:8', True)
+>>> env, determinism.is_enabled()
+({}, False)
+"""
+from .policy import (
+                     Change,
+                     DeterminismError,
+                     Report,
+                     deterministic,
+                     disable,
+                     drifted,
+                     enable,
+                     is_enabled,
+                     missing_at_start,
+                     snapshot,
+)
+from .tables import ENV, FLAGS, PRECISIONS, Settings
+
+__all__ = [
+    'ENV', 'FLAGS', 'PRECISIONS', 'Change', 'DeterminismError', 'Report', 'Settings',
+    'deterministic', 'disable', 'drifted', 'enable', 'is_enabled', 'missing_at_start', 'snapshot'
+]

@@ -1,0 +1,322 @@
+"""Reads the tables: check first, fill in what is missing second, flip the flags last."""
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, List, Mapping, MutableMapping, Optional, Tuple
+
+import torch
+
+from .tables import (
+    ENV,
+    FLAGS,
+    PRECISIONS,
+    RECORDED_ENV,
+    RECORDED_FLAGS,
+    UNAVAILABLE,
+    UNREADABLE,
+    EnvRow,
+    Flag,
+    Mode,
+    Settings,
+)
+
+_logger = logging.getLogger('mmrepro')
+
+_WARN_IS_NOT_DETERMINISM = (
+    "deterministic='warn' is not determinism: an operator without a deterministic form runs "
+    'anyway, and attention keeps its non-deterministic backward kernels. Runs may differ. Set '
+    'randomness=dict(deterministic=True) to have such an operator refused.')
+_LATE = (
+    'CUBLAS_WORKSPACE_CONFIG is not set and CUDA is in use already; cuBLAS may have read it. '
+    'Export CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts, or call enable() before the '
+    'first use of CUDA. Accepted: :4096:8 | :16:8.')
+_BENCHMARK = (
+    'env_cfg.cudnn_benchmark=True with randomness.deterministic={mode!r}: cuDNN would choose '
+    'kernels by timing them, and runs would differ. Set env_cfg=dict(cudnn_benchmark=False), or '
+    'randomness=dict(deterministic=False). Accepted: False.')
+
+
+class DeterminismError(ValueError):
+    """A setting contradicts the determinism that was asked for."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One flag or variable that ``enable`` changed. ``None`` stands for a missing variable."""
+
+    name: str
+    before: Any
+    after: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``enable`` did: the settings, the changes in order, and what it had to warn of."""
+
+    settings: Settings
+    changes: Tuple[Change, ...] = ()
+    warnings: Tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        rows = [f'{c.name}: {c.before} -> {c.after} ({c.why})' for c in self.changes]
+        return '\n'.join([*rows, *(f'warning: {text}' for text in self.warnings)])
+
+
+@dataclass(frozen=True)
+class _Saved:
+    env: MutableMapping[str, str]
+    variables: Dict[str, Optional[str]]
+    flags: Dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Active:
+    baseline: _Saved
+    report: Report
+
+
+_active: Optional[_Active] = None
+_said: set = set()  # warnings that were logged already
+
+
+def enable(mode: Mode = True,
+           *,
+           float32_precision: Optional[str] = None,
+           fill_uninitialized_memory: bool = False,
+           num_threads: Optional[int] = None,
+           cudnn_enabled: Optional[bool] = None,
+           cudnn_benchmark: Optional[bool] = None,
+           env: MutableMapping[str, str] = os.environ) -> Report:
+    """Put the policy in force, from the state before any earlier ``enable``.
+
+    Call it as early as possible: before CUDA is used and before processes are started. It imports
+    nothing, starts no CUDA context, and may be called again (the last call counts).
+
+    Args:
+        mode: True refuses what cannot be deterministic; ``'warn'`` warns of it, keeps conflicting
+            settings, and is no determinism; False leaves the deterministic switches alone. The
+            next three arguments apply in every mode, because they change bits.
+        float32_precision: ``'highest'``: float32 everywhere, TF32 off. ``'high'``: TF32 in matrix
+            products and convolutions. ``'medium'``: like ``'high'``, and bfloat16 on CPUs with
+            units for it. None: ``'highest'`` if ``mode``, else as it is.
+        num_threads: Threads within one torch operator on the CPU; None: as it is.
+        cudnn_enabled: None: as it is.
+        fill_uninitialized_memory: Fill memory that was not written yet. Slow; shows reads of it.
+        cudnn_benchmark: What ``env_cfg`` of the config says; None: nothing.
+        env: The environment, changed in place.
+
+    Returns:
+        Report: every change relative to the state before.
+
+    Raises:
+        DeterminismError: settings that contradict each other, all in one message, with the values
+            that are accepted. Nothing has been changed then.
+        TypeError, ValueError: an argument of the wrong type or value.
+    """
+    global _active
+    settings = Settings(mode, float32_precision, fill_uninitialized_memory, num_threads,
+                        cudnn_enabled, cudnn_benchmark)
+    _check_types(settings)
+    said = _check_conflicts(settings, env)
+    disable()
+    baseline = _save(env)
+    try:
+        for row in ENV:
+            if row.default is not None and row.accepted(settings):
+                env.setdefault(row.name, row.default)
+        for flag in FLAGS:
+            _apply(flag, settings)
+        report = Report(settings, _changes(baseline), said)
+    except BaseException:
+        _restore(baseline)
+        raise
+    _active = _Active(baseline, report)
+    for text in said:
+        if text not in _said:
+            _said.add(text)
+            _logger.warning(text)
+    return report
+
+
+def disable() -> None:
+    """Put back everything that ``enable`` changed. Does nothing if nothing is in force."""
+    global _active
+    if _active is not None:
+        _restore(_active.baseline)
+        _active = None
+
+
+def is_enabled() -> Mode:
+    """The mode in force: True, ``'warn'`` or False."""
+    return False if _active is None else _active.report.settings.mode
+
+
+@contextmanager
+def deterministic(mode: Mode = True,
+                  *,
+                  env: MutableMapping[str, str] = os.environ,
+                  **settings: Any) -> Iterator[Report]:
+    """``enable`` for the length of a block. Takes the same arguments.
+
+    On the way out, also by an exception, every flag and variable of the tables is as it was on the
+    way in. Blocks nest; the innermost one counts.
+    """
+    global _active
+    outer, entry = _active, _save(env)
+    try:
+        yield enable(mode, env=env, **settings)
+    finally:
+        _restore(entry)
+        _active = outer
+
+
+def snapshot(env: Mapping[str, str] = os.environ) -> Dict[str, Any]:
+    """Every value that the tables know, as it is now: ``{'env.NAME': ..., 'torch....': ...}``.
+
+    Plain strings, numbers, booleans and None, for a manifest and to compare ranks.
+    """
+    names = [row.name for row in ENV] + list(RECORDED_ENV)
+    values: Dict[str, Any] = {f'env.{name}': env.get(name) for name in names}
+    values.update((flag.name, _read(flag.get)) for flag in FLAGS)
+    values.update((name, _read(get)) for name, get in RECORDED_FLAGS.items())
+    return values
+
+
+def drifted() -> Tuple[Change, ...]:
+    """Flags that somebody has changed since ``enable``, so that the promise no longer holds."""
+    if _active is None:
+        return ()
+    settings = _active.report.settings
+    found = []
+    for flag in FLAGS:
+        wanted, now = flag.wanted(settings), _read(flag.get)
+        if wanted and now not in (*wanted, UNAVAILABLE):
+            found.append(Change(flag.name, wanted[0], now, flag.why))
+    return tuple(found)
+
+
+def missing_at_start(env: Mapping[str, str] = os.environ,
+                     *,
+                     mode: Mode = True,
+                     num_threads: Optional[int] = None) -> Dict[str, str]:
+    """Variables that only count when Python starts with them, and that ``env`` lacks.
+
+    For a script that starts itself again, once, with ``{**env, **missing_at_start(env)}``. The
+    thread counts are those that torch has now, so that spelling them out changes no bit.
+
+    Args:
+        mode: As for ``enable``. False needs nothing, unless ``num_threads`` is given.
+        num_threads: As for ``enable``.
+    """
+    threads = str(torch.get_num_threads() if num_threads is None else num_threads)
+    values = {}
+    if mode or num_threads is not None:
+        values['OMP_NUM_THREADS'] = threads
+        values['MKL_NUM_THREADS'] = env.get('OMP_NUM_THREADS', threads)
+    if mode:
+        values['PYTHONHASHSEED'] = '0'
+    settings = Settings(mode)
+    for row in ENV:
+        if row.at_start and row.default is not None and row.accepted(settings):
+            values[row.name] = row.default
+    return {name: value for name, value in values.items() if name not in env}
+
+
+# -------------------------------------------------------------------------------- checks
+
+
+def _check_types(s: Settings) -> None:
+    if not (isinstance(s.mode, bool) or s.mode == 'warn'):
+        raise ValueError(f"deterministic={s.mode!r}: expected True, False or 'warn'")
+    if s.float32_precision is not None and s.float32_precision not in PRECISIONS:
+        raise ValueError(f'float32_precision={s.float32_precision!r}: expected None or one of '
+                         f'{", ".join(map(repr, PRECISIONS))}')
+    for name in ('fill_uninitialized_memory', 'cudnn_enabled', 'cudnn_benchmark'):
+        value = getattr(s, name)
+        if not isinstance(value, bool) and (value is not None or name.startswith('fill')):
+            raise TypeError(f'{name}={value!r}: expected a bool')
+    if s.num_threads is not None and (type(s.num_threads) is not int or s.num_threads < 1):
+        raise ValueError(f'num_threads={s.num_threads!r}: expected None or an integer above 0')
+
+
+def _check_conflicts(s: Settings, env: Mapping[str, str]) -> Tuple[str, ...]:
+    """Raise what contradicts ``s``; in ``'warn'`` mode, return it."""
+    conflicts = [text for row in ENV for text in _conflict(row, s, env)]
+    if s.mode and s.cudnn_benchmark:
+        conflicts.append(_BENCHMARK.format(mode=s.mode))
+    if s.mode and 'CUBLAS_WORKSPACE_CONFIG' not in env and torch.cuda.is_initialized():
+        conflicts.append(_LATE)
+    if s.mode == 'warn':
+        return (_WARN_IS_NOT_DETERMINISM, *conflicts)
+    if conflicts:
+        raise DeterminismError('\n'.join(conflicts))
+    return ()
+
+
+def _conflict(row: EnvRow, s: Settings, env: Mapping[str, str]) -> List[str]:
+    value, accepted = env.get(row.name), row.accepted(s)
+    if value is None or not accepted:
+        return []
+    if row.matches(value) if row.matches is not None else value in accepted:
+        return []
+    return [f'{row.name}={value!r} is set in the environment, with '
+            f'deterministic={s.mode!r}, float32_precision={s.float32_precision!r}: {row.why}. '
+            f'Unset {row.name}, or set one of: {" | ".join(accepted)}.']
+
+
+# -------------------------------------------------------------------------------- flags
+
+
+def _read(get: Any) -> Any:
+    with warnings.catch_warnings():
+        # torch 2.9 warns that its old precision API will go; it is the one that every release has
+        warnings.simplefilter('ignore', UserWarning)
+        try:
+            return get()
+        except AttributeError:
+            return UNAVAILABLE
+        except RuntimeError:
+            return UNREADABLE
+
+
+def _write(flag: Flag, value: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', UserWarning)
+        flag.set(value)
+
+
+def _apply(flag: Flag, s: Settings) -> None:
+    wanted = flag.wanted(s)
+    if wanted and _read(flag.get) not in (*wanted, UNAVAILABLE):
+        _write(flag, wanted[0])
+
+
+def _save(env: MutableMapping[str, str]) -> _Saved:
+    return _Saved(env, {row.name: env.get(row.name) for row in ENV},
+                  {flag.name: _read(flag.get) for flag in FLAGS})
+
+
+def _restore(saved: _Saved) -> None:
+    for name, value in saved.variables.items():
+        if value is None:
+            saved.env.pop(name, None)
+        else:
+            saved.env[name] = value
+    for flag in FLAGS:
+        value = saved.flags[flag.name]
+        if value == UNAVAILABLE and flag.later is not None and _read(flag.get) != UNAVAILABLE:
+            value = flag.later(saved.env)
+        if value not in (UNAVAILABLE, UNREADABLE) and _read(flag.get) != value:
+            _write(flag, value)
+
+
+def _changes(saved: _Saved) -> Tuple[Change, ...]:
+    pairs = [(row, saved.variables[row.name], saved.env.get(row.name)) for row in ENV]
+    pairs += [(flag, saved.flags[flag.name], _read(flag.get)) for flag in FLAGS]
+    return tuple(Change(row.name, before, after, row.why)
+                 for row, before, after in pairs if before != after)
