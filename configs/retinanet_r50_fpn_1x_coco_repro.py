@@ -1,0 +1,1 @@
+_base_ = ['mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', './_base_/reproducible.py']

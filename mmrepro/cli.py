@@ -1,0 +1,59 @@
+"""The command ``mmrepro <verb>``."""
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Callable, NamedTuple, Optional, Sequence
+
+from .version import __version__
+
+__all__ = ['VERBS', 'main', 'program_name']
+
+
+class Verb(NamedTuple):
+    """Where a verb lives. Its function takes the rest of the command line, returns an exit code."""
+    module: str
+    function: str
+    summary: str
+
+    def load(self) -> Callable[[Sequence[str]], int]:
+        return getattr(importlib.import_module(self.module, __package__), self.function)
+
+
+VERBS = {
+    'demo': Verb('.demo.twin', 'main', 'train twice on real photographs, compare every iteration'),
+    'data': Verb('.demo.dataset', 'main', 'write the demonstration data set'),
+    'train': Verb('.launch', 'train', 'train a detector'),
+    'test': Verb('.launch', 'test', 'evaluate a detector'),
+}
+
+
+def usage() -> str:
+    width = max(map(len, VERBS))
+    verbs = '\n'.join(f'  {name:<{width}}  {verb.summary}' for name, verb in VERBS.items())
+    return f'usage: mmrepro VERB ...   (mmrepro VERB --help)   mmrepro {__version__}\n\n{verbs}'
+
+
+def program_name(verb: str) -> str:
+    """What the usage of a verb calls the program: `mmrepro train`, or `train.py` for its tool."""
+    started = os.path.basename(sys.argv[0])
+    return started if started == f'{verb}.py' else f'mmrepro {verb}'
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run a verb and return its exit code: 0 done, 1 a verdict of "not equal", 2 wrong usage."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in ('-h', '--help', '--version'):
+        print(__version__ if arguments[0] == '--version' else usage())
+        return 0
+    if not arguments or arguments[0] not in VERBS:
+        given = f'unknown verb {arguments[0]!r}\n' if arguments else ''
+        print(f'{given}{usage()}', file=sys.stderr)
+        return 2
+    name, rest = arguments[0], arguments[1:]
+    return VERBS[name].load()(rest)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Run the tests in the environment of tools/demo.sh. Needs Python 3.11 to 3.13 and pip.
+#
+#   bash tools/test.sh                       everything but the tests that take minutes
+#   bash tools/test.sh --nightly             those too
+#   bash tools/test.sh tests/test_demo.py    arguments go to pytest
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source tools/environment.sh
+nightly=no
+if [ "${1:-}" = --nightly ]; then
+    nightly=yes
+    shift
+fi
+make_environment lock.txt tests.txt
+python="$VENV/bin/python"
+
+# tests that this machine cannot run are left out by name, and it is said
+expression=""
+[ "$nightly" = yes ] || expression+=" and not nightly"
+"$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
+    || expression+=" and not gpu"
+"$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("mmcv._ext") is None)' \
+    || expression+=" and not compiled"
+expression="${expression# and }"
+
+say "ruff"
+"$python" -m ruff check .
+say "pytest -m \"$expression\""
+# one thread per operator: tests compare bits between processes, and two cores are shared
+OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" exec "$python" -m pytest -q -m "$expression" "$@"
