@@ -5,6 +5,7 @@ import functools
 import importlib
 import pickle
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from mmrepro import patches
 from mmrepro.patches import Patch
 
+CAUSES = Path(__file__).resolve().parent.parent / 'docs' / 'causes.md'
 ADE = 'mmdet.datasets.ade20k:ADE20KSegDataset.load_data_list'
 
 
@@ -49,6 +51,14 @@ def test_every_row_is_well_formed():
         module, _, function = patch.replacement.partition(':')
         assert callable(getattr(importlib.import_module(module), function))
         assert patch.cause and patch.why and '\n' not in patch.why
+
+
+def test_the_docs_know_every_row():
+    text = CAUSES.read_text(encoding='utf-8')
+    replaced = text.partition('## Replaced')[2].partition('## Answered')[0].splitlines()
+    documented = {line.split('|')[1].strip(): line.split('|')[-2].strip() == 'yes'
+                  for line in replaced if line.startswith(('| B', '| C'))}
+    assert documented == {patch.cause: patch.affects_data for patch in patches.rows()}
 
 
 def test_every_row_applies_to_the_installed_mmdetection(recwarn):
@@ -96,6 +106,13 @@ def test_a_worker_gets_what_runs_inside_a_sample():
 def test_a_forked_worker_keeps_the_rows_of_the_main_process():
     everything = patches.apply()
     assert patches.apply(worker=True) == everything
+
+
+def test_a_worker_without_mmdetection_does_not_import_it(monkeypatch):
+    for name in [name for name in sys.modules if name.partition('.')[0] == 'mmdet']:
+        monkeypatch.delitem(sys.modules, name)
+    assert patches.apply(worker=True) == ()
+    assert 'mmdet' not in sys.modules
 
 
 def test_without_mmdetection_there_is_nothing_to_do(monkeypatch):
@@ -177,14 +194,16 @@ def test_apply_pickles_by_name():
 
 
 class SeesReplacement(torch.utils.data.Dataset):
-    """Items tell whether the process that makes them has the replacement."""
+    """Items tell whether the process that makes them has the replacement of a class's method."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
 
     def __len__(self) -> int:
         return 1
 
     def __getitem__(self, index: int) -> bool:
-        from mmdet.datasets.ade20k import ADE20KSegDataset
-        return hasattr(ADE20KSegDataset.load_data_list, '__wrapped__')
+        return hasattr(self.kind.load_data_list, '__wrapped__')
 
 
 def apply_in_worker(worker_id: int) -> None:
@@ -194,11 +213,8 @@ def apply_in_worker(worker_id: int) -> None:
 
 @pytest.mark.slow
 def test_spawned_workers_get_the_replacements():
-    def seen(worker_init_fn):
-        loader = torch.utils.data.DataLoader(
-            SeesReplacement(), num_workers=1, multiprocessing_context='spawn',
-            worker_init_fn=worker_init_fn)
-        return [bool(item) for item in loader]
-
-    patches.apply()
-    assert seen(apply_in_worker) == [True]
+    from mmdet.datasets.ade20k import ADE20KSegDataset
+    loader = torch.utils.data.DataLoader(
+        SeesReplacement(ADE20KSegDataset), num_workers=1, multiprocessing_context='spawn',
+        worker_init_fn=apply_in_worker)
+    assert [bool(item) for item in loader] == [True]

@@ -43,6 +43,7 @@ class GlobalGenerators:
 @pytest.fixture
 def fake(monkeypatch):
     """Install a stand-in pipeline class where MMDetection would have imported the real one."""
+    import mmdet.datasets.transforms  # noqa: F401  the real one comes first, if there is one
 
     def install(cls):
         pipeline = type('Compose', (cls, ), {'__call__': cls.__call__})

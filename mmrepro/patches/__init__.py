@@ -54,7 +54,8 @@ def apply(legacy: bool = False, worker: bool = False) -> Tuple[Patch, ...]:
     Args:
         legacy: leave out, or take out again, the rows that change data streams.
         worker: consider only what runs inside ``dataset[i]``, which spares a spawned worker the
-            import of models, hooks and visualisers.
+            import of models, hooks and visualisers. Its data set has been unpickled by then, so a
+            worker that has not imported MMDetection does not use it.
 
     Returns:
         The rows in force in this process afterwards.
@@ -62,8 +63,8 @@ def apply(legacy: bool = False, worker: bool = False) -> Tuple[Patch, ...]:
     Warns:
         RuntimeWarning: the class of a row exists, its method does not: the cause is not covered.
     """
-    if importlib.util.find_spec('mmdet') is None:
-        return ()
+    if importlib.util.find_spec('mmdet') is None or (worker and 'mmdet' not in sys.modules):
+        return applied()
     for patch in PATCHES:
         if worker and not patch.in_worker:
             continue
