@@ -50,6 +50,13 @@ class Patch:
 
 
 PATCHES: Tuple[Patch, ...] = (
+    Patch('mmdet.datasets.transforms.transforms:CachedMosaic.transform',
+          'mmrepro.patches.cached_transforms:pure',
+          'B12', 'mixes in what this worker happened to load before: depends on the number of '
+          'workers, their lifetime and a resume', True),
+    Patch('mmdet.datasets.transforms.transforms:CachedMixUp.transform',
+          'mmrepro.patches.cached_transforms:pure',
+          'B12', 'as CachedMosaic', True),
     Patch('mmdet.datasets.transforms.text_transformers:set',
           'mmrepro.patches.ordered:ordered_set',
           'C1', 'sampled negative class names go through a set of strings before the shuffle: '
