@@ -23,7 +23,7 @@ _PUBLIC = {
     'worker_init_fn': 'dropin',
 }
 
-__all__ = ['__version__', 'activate', 'deactivate', 'is_active', *_PUBLIC]
+__all__ = ['__version__', 'activate', 'deactivate', 'is_active', *_PUBLIC]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

@@ -104,7 +104,7 @@ def deactivate() -> None:
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     for module, original in _originals.items():
-        setattr(getattr(sys.modules[module], TARGETS[module][0]), 'from_cfg', original)
+        getattr(sys.modules[module], TARGETS[module][0]).from_cfg = original
     _originals.clear()
     ops.uninstall()
     if 'mmrepro.runner' in sys.modules:

@@ -50,7 +50,8 @@ class RandomnessConfig:
         step_seed: put the generators at the start of their stream before each training step.
         cudnn_enabled: use cuDNN; None leaves it as it is.
         float32_precision: 'highest', 'high' or 'medium' as in
-            ``torch.set_float32_matmul_precision``; None is 'highest' with ``deterministic``, otherwise as it is.
+            ``torch.set_float32_matmul_precision``; None is 'highest' with ``deterministic``,
+            otherwise it is left alone.
         fill_uninitialized_memory: fill fresh memory with NaN (finds reads of uninitialised memory;
             costs up to 15 % of a step).
         num_threads: threads inside a CPU operator; None leaves it as it is.

@@ -4,7 +4,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from functools import lru_cache
+from functools import cache
 from typing import Any, Dict, Optional, Union
 
 from mmengine.dist import get_rank, get_world_size, is_distributed
@@ -18,7 +18,6 @@ from .data import adopt_loader
 from .dist import agreement, launch
 from .dist.seed import broadcast_seed
 from .hooks import SeedHook, TurnSeedHook
-
 from .version import __version__
 
 __all__ = ['ReproRunner', 'ReproRunnerMixin', 'prepare_cfg', 'reproducible_class']
@@ -103,7 +102,9 @@ class ReproRunnerMixin:
         self.register_hook(last, priority=last.priority)
 
     def wrap_model(self, model_wrapper_cfg: Optional[Dict], model: Any) -> Any:
-        return launch.wrap_model(self, super().wrap_model, model_wrapper_cfg, model)
+        # a sum of two is the same in any order; of three it depends on DDP's buckets
+        ordered = self._repro.deterministic is True and get_world_size() > 2
+        return launch.wrap_model(self, super().wrap_model, model_wrapper_cfg, model, ordered)
 
     def build_train_loop(self, loop: Any) -> Any:
         return self._build_loop(super().build_train_loop, loop, 'sample', self._train_dataloader)
@@ -154,7 +155,7 @@ class ReproRunner(ReproRunnerMixin, Runner):
     """MMEngine's Runner, reproducible."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def reproducible_class(cls: type) -> type:
     """The class to build when ``cls.from_cfg`` is called.
 

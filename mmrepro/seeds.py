@@ -23,7 +23,7 @@ import hashlib
 import random
 import struct
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Iterator, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
@@ -154,7 +154,7 @@ def _seed_accelerators(seed: int) -> None:
         getattr(torch, name).manual_seed_all(seed)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _cuda_built() -> bool:
     return torch.version.cuda is not None or torch.version.hip is not None
 
@@ -163,7 +163,7 @@ def _in_worker() -> bool:
     return torch.utils.data.get_worker_info() is not None
 
 
-@lru_cache(maxsize=None)
+@cache
 def _other_accelerators() -> Tuple[str, ...]:
     """Device modules that MMEngine knows, present in this torch, with a generator to seed."""
     found = []

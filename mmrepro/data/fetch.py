@@ -176,7 +176,7 @@ class WorkerInit:
 
     def __call__(self, worker_id: int) -> None:
         from ..patches import apply
-        apply()
+        apply(worker=True)
         seeds.set_root(self._placement.root)
         seeds.seed_all(self._placement.root, 'worker', self._rank, worker_id,
                        self._placement.epoch, 'start')

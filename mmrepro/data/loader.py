@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..config import RandomnessConfig, RandomnessError
 from .fetch import KeyedFetch, WorkerInit
 from .samplers import Placement, adopt_batch_sampler, adopt_sampler
+from .spawn import use_own_start_method
 
 __all__ = ['adopt_loader', 'placement_of']
 
@@ -55,4 +56,5 @@ def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank
     loader.worker_init_fn = WorkerInit(placement, rank, user_init)
     # the loader draws its base seed from here instead of from the main process's stream
     loader.generator = placement.generator
+    use_own_start_method(loader)
     return loader

@@ -165,9 +165,9 @@ def _stock(sampler: Any, root: int) -> Iterator[Any]:
     """A sampler's own order, with a seed of this epoch's own in the place of ``seed + epoch``."""
     epoch = getattr(sampler, 'epoch', 0)
     if isinstance(getattr(sampler, 'seed', None), int):
-        name = type(sampler).__mro__[2].__name__
+        name = type(sampler).__base__.__name__
         sampler.seed = (seeds.derive(root, 'sampler', name, epoch).torch >> 1) - epoch
-    return super(type(sampler).__mro__[1], sampler).__iter__()
+    return type(sampler).__base__.__iter__(sampler)
 
 
 def contiguous(sampler: Any, root: int, start: int) -> Iterator[Place]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Any, Iterator, List
 
 import torch
@@ -38,26 +38,31 @@ class Placement:
     generator: torch.Generator = field(default_factory=torch.Generator)
 
 
-class PlacedSampler:
-    """Mixin: keyed order, and indices that carry their place."""
-    _placement: Placement
+# Methods of the adopted classes. Plain functions, because an object can only move to a subclass
+# that has its own class as single base; `stock` is that base.
 
-    def __iter__(self) -> Iterator[Any]:
-        placement = self._placement
-        stock = type(self).__mro__[2]
-        for index, epoch, position in order_of(stock)(self, placement.root, placement.start):
-            yield place(index, epoch, position)
 
-    def set_epoch(self, epoch: int) -> None:
-        parent = getattr(super(), 'set_epoch', None)
-        if parent is not None:
-            parent(epoch)
-        if not hasattr(self, 'epoch'):
-            return  # endless samplers know no epoch
-        if epoch != self._placement.epoch:
-            # what a resumed run leaves out belongs to the epoch in which it was interrupted
-            self._placement.skip = 0
-        self._placement.epoch = epoch
+def _is_placed(obj: Any) -> bool:
+    return hasattr(obj, '_placement')
+
+
+def _sampler_iter(self: Any) -> Iterator[Any]:
+    """Keyed order; indices carry their place."""
+    placement, stock = self._placement, type(self).__base__
+    for index, epoch, position in order_of(stock)(self, placement.root, placement.start):
+        yield place(index, epoch, position)
+
+
+def _sampler_set_epoch(self: Any, epoch: int) -> None:
+    stock = type(self).__base__
+    if hasattr(stock, 'set_epoch'):
+        stock.set_epoch(self, epoch)
+    if not hasattr(self, 'epoch'):
+        return  # endless samplers know no epoch
+    if epoch != self._placement.epoch:
+        # what a resumed run leaves out belongs to the epoch in which it was interrupted
+        self._placement.skip = 0
+    self._placement.epoch = epoch
 
 
 # attributes in which batch samplers keep samples between batches, and what they look like empty
@@ -67,60 +72,64 @@ _LEFTOVERS = {
 }
 
 
-class PlacedBatchSampler:
-    """Mixin: begins at batch ``skip``, and forgets what an abandoned pass left over."""
-    _placement: Placement
-
-    def __iter__(self) -> Iterator[List[Any]]:
-        # not a generator: the data loader draws its base seed right after it has called iter()
-        placement = self._placement
-        placement.generator.manual_seed(
-            seeds.derive(placement.root, 'worker', 'base', placement.epoch).torch)
-        return self._batches()
-
-    def _batches(self) -> Iterator[List[Any]]:
-        placement = self._placement
-        for name, empty in _LEFTOVERS.items():
-            if hasattr(self, name):
-                setattr(self, name, empty(self))
-        skip = placement.skip
-        if type(self).__mro__[2] is BatchSampler and isinstance(self.sampler, PlacedSampler):
-            # consecutive samples make a batch: the sampler can jump
-            placement.start, skip = skip * self.batch_size, 0
-        else:
-            placement.start = 0
-        return itertools.islice(super().__iter__(), skip, None)
-
-    def __len__(self) -> int:
-        # some batch samplers count by iterating; that must neither jump nor lose leftovers
-        start, self._placement.start = self._placement.start, 0
-        try:
-            return super().__len__()
-        finally:
-            self._placement.start = start
+def _batches(self: Any) -> Iterator[List[Any]]:
+    """Begins at batch ``skip``, and forgets what an abandoned pass left over."""
+    placement, stock = self._placement, type(self).__base__
+    for name, empty in _LEFTOVERS.items():
+        if hasattr(self, name):
+            setattr(self, name, empty(self))
+    skip, placement.start = placement.skip, 0
+    if stock is BatchSampler and _is_placed(self.sampler):
+        # consecutive samples make a batch: the sampler can jump
+        placement.start, skip = skip * self.batch_size, 0
+    yield from itertools.islice(stock.__iter__(self), skip, None)
 
 
-@lru_cache(maxsize=None)
-def _placed(mixin: type, cls: type) -> type:
-    return type(f'Placed{cls.__name__}', (mixin, cls), {'__module__': cls.__module__})
+def _batch_sampler_iter(self: Any) -> Iterator[List[Any]]:
+    # not a generator: the data loader draws its base seed right after it has called iter()
+    placement = self._placement
+    placement.generator.manual_seed(
+        seeds.derive(placement.root, 'worker', 'base', placement.epoch).torch)
+    # it calls iter() twice and uses the last: nothing may be reset before the first next()
+    return _batches(self)
+
+
+def _batch_sampler_len(self: Any) -> int:
+    # some batch samplers count by iterating, which must begin at the beginning
+    placement = self._placement
+    start, placement.start = placement.start, 0
+    try:
+        return type(self).__base__.__len__(self)
+    finally:
+        placement.start = start
+
+
+_SAMPLER = {'__iter__': _sampler_iter, 'set_epoch': _sampler_set_epoch}
+_BATCH_SAMPLER = {'__iter__': _batch_sampler_iter, '__len__': _batch_sampler_len}
+
+
+@cache
+def _placed(cls: type, batches: bool) -> type:
+    methods = _BATCH_SAMPLER if batches else _SAMPLER
+    return type(f'Placed{cls.__name__}', (cls,), {**methods, '__module__': cls.__module__})
+
+
+def _adopt(obj: Any, batches: bool, placement: Placement) -> Any:
+    if not _is_placed(obj):
+        obj.__class__ = _placed(type(obj), batches)
+    obj._placement = placement
+    return obj
 
 
 def adopt_sampler(sampler: Sampler, placement: Placement) -> Sampler:
-    """Give a built sampler its keyed order, in place. Adopting twice changes nothing but the root.
+    """Give a built sampler its keyed order, in place. Adopting twice changes only the placement.
 
     Raises:
         TypeError: for an object whose class cannot be extended.
     """
-    return _adopt(sampler, PlacedSampler, placement)
+    return _adopt(sampler, False, placement)
 
 
 def adopt_batch_sampler(batch_sampler: Any, placement: Placement) -> Any:
     """As :func:`adopt_sampler`, for a batch sampler."""
-    return _adopt(batch_sampler, PlacedBatchSampler, placement)
-
-
-def _adopt(obj: Any, mixin: type, placement: Placement) -> Any:
-    if not isinstance(obj, mixin):
-        obj.__class__ = _placed(mixin, type(obj))
-    obj._placement = placement
-    return obj
+    return _adopt(batch_sampler, True, placement)

@@ -1,0 +1,8 @@
+"""One machine's bits depend on threads: pin them before torch is imported."""
+import os
+
+for variable in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):
+    os.environ[variable] = '1'
+os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
+
+import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
