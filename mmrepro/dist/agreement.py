@@ -1,0 +1,252 @@
+"""All ranks agree before the first step, or all ranks stop and say why.
+
+The ranks talk through the key-value store that made the process group, not through tensors: that
+works with every backend, needs no device, and tells by name which rank did not come. Rank 0
+collects and decides. Whoever gives up waiting decides too; the store keeps the first decision, so
+that no rank goes on while another has stopped.
+"""
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import json
+import platform
+import sys
+from datetime import timedelta
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+
+import torch
+import torch.distributed as dist
+
+from .. import determinism, ops
+from ..seeds import SCHEME
+from ..version import __version__
+
+__all__ = ['DEFAULT_TIMEOUT', 'AgreementError', 'check_agreement', 'settle', 'start_fields']
+
+DEFAULT_TIMEOUT = 300.0  # seconds
+MAX_LINES = 20  # of differences in one message
+
+# module: names of the distributions that may have brought it
+PACKAGES = {
+    'torch': ('torch', ),
+    'numpy': ('numpy', ),
+    'mmengine': ('mmengine', 'mmengine-lite', 'onedl-mmengine'),
+    'mmcv': ('mmcv', 'mmcv-lite', 'onedl-mmcv'),
+    'mmdet': ('mmdet', 'onedl-mmdetection'),
+}
+
+Timeout = Union[float, timedelta]
+
+
+class AgreementError(RuntimeError):
+    """Ranks differ in something that has to be equal, or a rank did not come."""
+
+
+def check_agreement(fields: Mapping[str, Any], timeout: Timeout = DEFAULT_TIMEOUT) -> None:
+    """Compare ``fields`` between all ranks. A collective operation.
+
+    Args:
+        fields: Strings, numbers, booleans, None, and lists of them. Of a string of several lines,
+            the message shows the first line that differs.
+        timeout: Seconds to wait for ranks that come late.
+
+    Raises:
+        AgreementError: on every rank, with the same message: rank, field and both values, or the
+            ranks that did not come in time.
+        TypeError: a field of another type; names it.
+    """
+    settle('agreement', dict(fields), _compare, timeout)
+
+
+def start_fields(config_text: str,
+                 randomness: Mapping[str, Any],
+                 provider: Optional[str] = None,
+                 **extra: Any) -> Dict[str, Any]:
+    """What all ranks must have in common at the start. Call it after ``determinism.enable``.
+
+    Args:
+        config_text: The effective config, for example ``cfg.pretty_text``.
+        randomness: The effective values, the seed included.
+        provider: Who provides mmcv's operators; None: whoever does now.
+        extra: More fields.
+
+    Returns:
+        dict: randomness, config, versions, operator provider, environment and flags.
+    """
+    if provider is None:
+        provider = ops.provider() if 'mmcv' in sys.modules else 'mmcv is not in use'
+    fields: Dict[str, Any] = {'scheme': SCHEME}
+    fields.update((f'randomness.{name}', value) for name, value in randomness.items())
+    fields['config'] = config_text
+    fields['operators'] = provider
+    fields.update((f'version.{name}', value) for name, value in _versions().items())
+    fields.update(determinism.snapshot())
+    fields.update(extra)
+    return fields
+
+
+def _versions() -> Dict[str, Optional[str]]:
+    found = {'mmrepro': __version__, 'python': platform.python_version(),
+             'cuda': torch.version.cuda}
+    found.update((module, _version(module, names)) for module, names in PACKAGES.items())
+    return found
+
+
+def _version(module: str, names: Sequence[str]) -> Optional[str]:
+    """Of the imported module if there is one: what is imported need not be what is installed."""
+    loaded = getattr(sys.modules.get(module), '__version__', None)
+    if loaded is not None:
+        return str(loaded)
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+# -------------------------------------------------------------------------------- comparing
+
+
+def _compare(ranks: Sequence[Mapping[str, Any]]) -> None:
+    lines = [line for rank in range(1, len(ranks)) for line in _differences(ranks, rank)]
+    if not lines:
+        return
+    left_out = len(lines) - MAX_LINES
+    if left_out > 0:
+        lines[MAX_LINES:] = [f'  and {left_out} more']
+    raise AgreementError('\n'.join(['The ranks disagree, and every rank has stopped.', *lines]))
+
+
+def _differences(ranks: Sequence[Mapping[str, Any]], rank: int) -> Iterator[str]:
+    first, other = ranks[0], ranks[rank]
+    for name in sorted({*first, *other}):
+        here, there = first.get(name, '(nothing)'), other.get(name, '(nothing)')
+        if json.dumps(here) == json.dumps(there):  # 1, 1.0 and True are equal to Python
+            continue
+        where = name
+        if isinstance(here, str) and isinstance(there, str) and '\n' in here + there:
+            number, here, there = _first_line(here, there)
+            where = f'{name}, line {number}'
+        yield f'  rank {rank}: {where}: rank 0 has {here!r}, rank {rank} has {there!r}'
+
+
+def _first_line(here: str, there: str) -> tuple:
+    pairs = itertools.zip_longest(here.split('\n'), there.split('\n'), fillvalue='(end)')
+    return next((number, a, b) for number, (a, b) in enumerate(pairs, 1) if a != b)
+
+
+# -------------------------------------------------------------------------------- the store
+
+
+def settle(topic: str,
+           value: Any,
+           decide: Callable[[List[Any]], Any],
+           timeout: Timeout = DEFAULT_TIMEOUT) -> Any:
+    """Rank 0 decides from the values of all ranks; every rank gets the decision.
+
+    A collective operation: each rank calls it with the same ``topic``, in the same order per topic.
+    Without a process group, a world of one.
+
+    Args:
+        topic: A name.
+        value: Of this rank; what JSON can hold.
+        decide: The values in order of rank -> the decision (what JSON can hold), or raises
+            :class:`AgreementError`, which is then raised on every rank.
+        timeout: Seconds to wait for ranks that come late.
+
+    Raises:
+        AgreementError: see above; or ranks are missing, or the store is.
+        TypeError: ``value`` has parts that JSON cannot hold; names them.
+    """
+    text = _encode(value)
+    if not (dist.is_available() and dist.is_initialized()):
+        return decide([json.loads(text)])
+    timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    store = dist.PrefixStore(f'mmrepro/{topic}/{world}', _group_store())
+    try:
+        # a rank comes again only when all have come, so tickets count rounds, the same on all ranks
+        number = (store.add('tickets', 1) - 1) // world
+        store = dist.PrefixStore(str(number), store)
+        store.set(f'rank{rank}', text)
+        if rank == 0:
+            verdict = _preside(store, world, decide, timeout)
+        else:
+            verdict = _follow(store, rank, world, timeout)
+    except RuntimeError as error:  # a dead store: its process has ended, of an error of its own
+        raise AgreementError(f'rank {rank} has lost the store of the process group while the ranks '
+                             f'compared their {topic}; the process that holds it has stopped '
+                             f'({error})') from error
+    if 'error' in verdict:
+        raise AgreementError(verdict['error'])
+    return verdict['value']
+
+
+def _encode(value: Any) -> str:
+    parts = value.items() if isinstance(value, dict) else [('value', value)]
+    for name, part in parts:
+        try:
+            json.dumps(part)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f'{name}={part!r} cannot be compared between ranks: expected strings, '
+                            'numbers, booleans, None, or lists of them') from error
+    return json.dumps(value)
+
+
+def _group_store() -> dist.Store:
+    store = dist.distributed_c10d._get_default_store()
+    if store is None:
+        raise AgreementError('the process group was made without a store (backend mpi): the ranks '
+                             'cannot be compared. Use gloo or nccl.')
+    return store
+
+
+def _preside(store: dist.Store, world: int, decide: Callable, timeout: timedelta) -> Dict[str, Any]:
+    names = [f'rank{rank}' for rank in range(world)]
+    if _wait(store, names, timeout):
+        try:
+            verdict = {'value': decide([json.loads(store.get(name)) for name in names])}
+        except AgreementError as error:
+            verdict = {'error': str(error)}
+    else:
+        verdict = _missing(store, world, timeout)
+    verdict = _publish(store, verdict)
+    if 'error' in verdict:
+        # this process may hold the store; let those who came read the reason before it ends
+        present = [rank for rank in range(1, world) if store.check([f'rank{rank}'])]
+        _wait(store, [f'read{rank}' for rank in present], timeout)
+    return verdict
+
+
+def _follow(store: dist.Store, rank: int, world: int, timeout: timedelta) -> Dict[str, Any]:
+    if _wait(store, ['verdict'], timeout):
+        verdict = json.loads(store.get('verdict'))
+    else:
+        verdict = _publish(store, _missing(store, world, timeout))
+    store.set(f'read{rank}', '')
+    return verdict
+
+
+def _publish(store: dist.Store, verdict: Dict[str, Any]) -> Dict[str, Any]:
+    """Only the first verdict counts; returns that one."""
+    return json.loads(store.compare_set('verdict', '', json.dumps(verdict)))
+
+
+def _missing(store: dist.Store, world: int, timeout: timedelta) -> Dict[str, Any]:
+    missing = [rank for rank in range(world) if not store.check([f'rank{rank}'])]
+    names = ', '.join(map(str, missing)) if missing else 'unknown (rank 0 came late)'
+    return {'error': f'Every rank has stopped: of {world} ranks, these did not come within '
+                     f'{timeout.total_seconds():g} s: {names}'}
+
+
+def _wait(store: dist.Store, names: List[str], timeout: timedelta) -> bool:
+    if not names:
+        return True
+    try:
+        store.wait(names, timeout)
+    except RuntimeError:  # torch < 2.3 has no type of its own for this
+        store.check(names[:1])  # raises if it was not the time that ran out
+        return False
+    return True

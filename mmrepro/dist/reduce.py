@@ -1,0 +1,88 @@
+"""Gradients summed in the order of the ranks, whatever DistributedDataParallel's buckets are.
+
+An all-reduce may add up an element in an order that depends on where in the buffer it lies. DDP
+lays out its buckets anew after the first backward pass, so a run that was resumed adds up its first
+step in another order than the run that went on, and with three or more ranks that changes bits.
+(Two terms give the same sum in either order.) Here every element is
+
+    (((g[0] / n) + (g[1] / n)) + (g[2] / n)) + ...      n ranks, g[r] the gradient of rank r
+
+with each operation rounded to the type of the gradient, so no layout can matter. The factor 1/n is
+multiplied in before the sum, as DDP does; hence with two ranks the bits are those of plain DDP.
+
+Each rank sums one n-th of the bucket: an all-to-all brings the pieces, an all-gather spreads the
+sums. That is the traffic of a ring all-reduce, and the extra memory is at most two buckets. The
+communication does not overlap with the backward pass.
+"""
+from __future__ import annotations
+
+from typing import List, Optional
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ['fix_gradient_order', 'ordered_mean', 'ordered_mean_hook']
+
+
+def ordered_mean(flat: Tensor, group: Optional[dist.ProcessGroup] = None) -> Tensor:
+    """The mean of ``flat`` over the ranks, added up in the order of the ranks.
+
+    Args:
+        flat: One-dimensional, contiguous, of the same length on every rank. It may be overwritten.
+        group: The process group; None: the default one.
+
+    Returns:
+        Tensor: as ``flat``; the same bits on every rank, and whatever stands next to an element.
+    """
+    world = dist.get_world_size(group)
+    flat.mul_(1.0 / world)
+    if world == 1:
+        return flat
+    size = -(-flat.numel() // world)
+    send = flat if flat.numel() == size * world else flat.new_zeros(size * world)
+    if send is not flat:
+        send[:flat.numel()] = flat
+    pieces = torch.empty_like(send)
+    dist.all_to_all_single(pieces, send, group=group)
+    first, *others = pieces.split(size)
+    for piece in others:
+        first += piece
+    dist.all_gather_into_tensor(send, first, group=group)
+    return send[:flat.numel()]
+
+
+# Without annotations: DDP compares them with its own types, and here they would be strings.
+def ordered_mean_hook(group, bucket):
+    """:func:`ordered_mean` as a communication hook of DistributedDataParallel.
+
+    It blocks. Collectives that are started from callbacks would be queued in an order that differs
+    between ranks.
+    """
+    flat = bucket.buffer()
+    future = torch.futures.Future(devices=[] if flat.device.type == 'cpu' else [flat.device])
+    future.set_result(ordered_mean(flat, group))
+    return future
+
+
+def fix_gradient_order(model: nn.Module) -> List[DistributedDataParallel]:
+    """Register :func:`ordered_mean_hook` with every DistributedDataParallel in ``model``.
+
+    Nothing is registered where it could change nothing, that is, with fewer than three ranks.
+
+    Returns:
+        list: the wrappers that now have the hook.
+
+    Raises:
+        RuntimeError: a wrapper has a communication hook already.
+    """
+    # MMSeparateDistributedDataParallel is one by name only: those inside it do the work
+    wrappers = [module for module in model.modules()
+                if isinstance(module, DistributedDataParallel) and hasattr(module, 'reducer')]
+    fixed = []
+    for wrapper in wrappers:
+        if dist.get_world_size(wrapper.process_group) > 2:
+            wrapper.register_comm_hook(wrapper.process_group, ordered_mean_hook)
+            fixed.append(wrapper)
+    return fixed

@@ -1,0 +1,95 @@
+"""Real ranks for tests: processes that stay warm, because importing torch takes them seconds.
+
+    pool.run(function, world, *args)   calls function(rank, world, *args) on ranks 0 ... world - 1
+
+Every call makes a process group of its own over gloo. The store lives in the test's process, so no
+port has to be guessed and no rank takes the store along when it ends.
+"""
+from __future__ import annotations
+
+import atexit
+import functools
+import multiprocessing
+import os
+import socket
+import traceback
+from datetime import timedelta
+
+import torch.distributed as dist
+
+LIMIT = timedelta(seconds=30)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return probe.getsockname()[1]
+
+
+def _serve(pipe, port) -> None:
+    # loopback: without it gloo looks up the host's name, which may take seconds
+    os.environ.update(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', GLOO_SOCKET_IFNAME='lo')
+    import torch
+    torch.set_num_threads(1)
+    store = dist.TCPStore('127.0.0.1', port, is_master=False, timeout=LIMIT)
+    while True:
+        number, function, rank, world, group, args = pipe.recv()
+        try:
+            if group:
+                dist.init_process_group('gloo', store=dist.PrefixStore(str(number), store),
+                                        rank=rank, world_size=world, timeout=LIMIT)
+            pipe.send((True, function(rank, world, *args)))
+        except Exception as error:
+            error.__traceback__ = None
+            pipe.send((False, (error, traceback.format_exc())))
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+class Pool:
+    """Up to ``size`` ranks. ``group=False``: the function makes the process group, if any."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context('spawn')
+        self.store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+        self.calls = 0
+        self.pipes, self.processes = [], []
+        for _ in range(size):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, self.store.port), daemon=True)
+            process.start()
+            self.pipes.append(here)
+            self.processes.append(process)
+
+    def outcomes(self, function, world, *args, group=True):
+        """Per rank: (True, result) or (False, (exception, traceback))."""
+        self.calls += 1
+        for rank, pipe in enumerate(self.pipes[:world]):
+            pipe.send((self.calls, function, rank, world, group, args))
+        results = []
+        for rank, pipe in enumerate(self.pipes[:world]):
+            assert pipe.poll(2 * LIMIT.total_seconds()), f'rank {rank} hangs'
+            results.append(pipe.recv())
+        return results
+
+    def run(self, function, world, *args, group=True):
+        """Results in order of rank; fails with the traceback of the first rank that failed."""
+        outcomes = self.outcomes(function, world, *args, group=group)
+        for rank, (fine, result) in enumerate(outcomes):
+            assert fine, f'rank {rank}: {result[1]}'
+        return [result for _, result in outcomes]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            process.join()
+
+
+@functools.cache
+def shared_pool() -> Pool:
+    """The one pool of a test run, of four ranks."""
+    pool = Pool(4)
+    atexit.register(pool.close)
+    return pool
