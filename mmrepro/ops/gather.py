@@ -1,0 +1,208 @@
+"""The primitive: read rows at weighted places, and its transpose.
+
+Nearly every operator here is a sparse matrix times a dense one. The dense side is a feature map as
+*rows*, one pixel per row and channels within the row; the sparse side is a list of *taps*, (bag,
+row, weight). :func:`read` makes ``bag[b] = sum of weight * row``; :func:`spread` makes the
+transpose, ``row[r] = sum of weight * bag``; :func:`dots` gives ``<bag, row>`` per tap, which is the
+gradient of the weights.
+
+All three give the same bits on every run, for any number of threads, on CPU and on CUDA: a bag is
+summed by one thread in the order of its taps, and ``spread`` is the same sum again after a stable
+sort of the taps by row. Nothing is added with atomics.
+
+Rows that :func:`rows_of` makes end with one row of zeros. A tap that lies outside of the map points
+there, so that nothing that was not read (a NaN next door, say) can reach the result.
+"""
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ['COMPUTE', 'add_rows', 'bags', 'compute_dtype', 'cut', 'dots', 'keep', 'put_rows',
+           'read', 'rows_of', 'single', 'spread', 'tap_budget', 'through']
+
+# Sums are made in at least float32: half and bfloat16 lose taps that are small beside the sum.
+COMPUTE = {torch.float64: torch.float64, torch.float32: torch.float32,
+           torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+# Bytes that the taps of one chunk may take while they are made and sorted, per byte of input and
+# output: together with the rows it keeps the extra memory under twice theirs.
+CHUNK_SHARE = 0.5
+# Below this many taps a chunk costs more in calls than it saves in memory.
+CHUNK_TAPS = 1 << 16
+# What a tap costs at its peak: row, weight, sorted row, permutation, permuted weight and source.
+TAP_BYTES = 48
+
+
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype in which sums over ``tensor`` are made."""
+    return COMPUTE[tensor.dtype]
+
+
+def single(value: float) -> float:
+    """``value`` as mmcv's C++ receives it: a float32, whatever the dtype of the tensors."""
+    return torch.tensor(value, dtype=torch.float32).item()
+
+
+def rows_of(feature: Tensor) -> Tensor:
+    """(N, C, H, W) as (N*H*W + 1, C) rows in compute precision; the last row is zero."""
+    n, c, h, w = feature.shape
+    rows = feature.new_empty((n * h * w + 1, c), dtype=compute_dtype(feature))
+    for i in range(n):
+        # A 2-D transpose has a blocked kernel; the 4-D permutation is several times slower.
+        rows[i * h * w:(i + 1) * h * w].copy_(feature[i].reshape(c, h * w).t())
+    rows[-1].zero_()
+    return rows
+
+
+def put_rows(out: Tensor, rows: Tensor) -> None:
+    """Write (K*P, C) rows into ``out`` of shape (K, C, ...) with P places."""
+    k, c = out.shape[:2]
+    places = out[0, 0].numel() if k and c else 0
+    if places:
+        source = rows.view(k, places, c).transpose(1, 2)
+        out.copy_(source.reshape(out.shape) if out.dim() != 3 else source)
+
+
+def add_rows(out: Tensor, rows: Tensor) -> None:
+    """Add (N*H*W, C) rows to ``out`` of shape (N, C, H, W)."""
+    n, c, h, w = out.shape
+    for i in range(n):
+        part = rows[i * h * w:(i + 1) * h * w].t().reshape(c, h, w)
+        out[i].add_(part.to(out.dtype))
+
+
+def bags(feature: Tensor) -> Tensor:
+    """(K, C, ...) as (K*P, C) rows in compute precision: :func:`put_rows` backwards."""
+    k, c = feature.shape[:2]
+    places = feature.reshape(k, c, -1).transpose(1, 2)
+    return places.to(compute_dtype(feature)).reshape(-1, c)
+
+
+def read(rows: Tensor, index: Tensor, weight: Tensor, offsets: Tensor | None = None) -> Tensor:
+    """``out[b] = sum over the taps of b of weight * rows[index]``, taps in their order.
+
+    Args:
+        rows: (R, C), contiguous.
+        index: int32 or int64, (B, T) for T taps in every bag, else (E,).
+        weight: as ``index``, dtype of ``rows``.
+        offsets: with (E,) taps, (B + 1,) of the dtype of ``index``: where each bag begins.
+
+    Returns:
+        (B, C).
+    """
+    if index.numel() == 0:
+        bag_count = index.shape[0] if offsets is None else offsets.numel() - 1
+        return rows.new_zeros((bag_count, rows.shape[1]))
+    with torch.no_grad():
+        return F.embedding_bag(index, rows.contiguous(), offsets, mode='sum',
+                               per_sample_weights=weight,
+                               include_last_offset=offsets is not None)
+
+
+def spread(source: Tensor, index: Tensor, weight: Tensor, size: int,
+           bag_of: Tensor | None = None) -> Tensor:
+    """The transpose of :func:`read`: ``out[r] = sum over taps with index r of weight * source``.
+
+    The taps of a row are added in the order in which they stand in ``index``.
+
+    Args:
+        source: (B, C), contiguous.
+        index, weight: the taps, as in :func:`read`. Taps that point at ``size`` or beyond (the
+            row of zeros) are left out.
+        size: rows to make.
+        bag_of: (E,) the bag of each tap, where ``index`` is not (B, T).
+
+    Returns:
+        (size, C).
+    """
+    if index.numel() == 0:
+        return source.new_zeros((size, source.shape[1]))
+    row, order = torch.sort(index.reshape(-1), stable=True)
+    starts = torch.searchsorted(row, torch.arange(size + 1, dtype=row.dtype, device=row.device))
+    sorted_weight = weight.reshape(-1).index_select(0, order)
+    if bag_of is not None:
+        bag = bag_of.index_select(0, order)
+    else:
+        bag = _quotient(order, index.shape[1])
+    # Bags are cut by their starts, so what lies past the last start is not read.
+    last = int(starts[-1])
+    return read(source, bag[:last].to(row.dtype), sorted_weight[:last], starts.to(row.dtype))
+
+
+def _quotient(value: Tensor, divisor: int) -> Tensor:
+    """``value // divisor`` for what is not negative; a shift is several times faster."""
+    if divisor & (divisor - 1) == 0:
+        return value >> (divisor.bit_length() - 1)
+    return torch.div(value, divisor, rounding_mode='floor')
+
+
+def dots(grad: Tensor, rows: Tensor, index: Tensor, bag_of: Tensor | None = None) -> Tensor:
+    """``<grad[bag], rows[index]>`` per tap: what :func:`read`'s weights get as gradient.
+
+    Args:
+        grad: (B, C), contiguous.
+        rows: (R, C), contiguous.
+        index: (B, T), or (E,) together with ``bag_of`` (E,).
+
+    Returns:
+        The shape of ``index``, dtype of ``rows``.
+    """
+    if index.numel() == 0:
+        return rows.new_zeros(index.shape)
+    flat = index.reshape(-1)
+    if bag_of is None:
+        bag_of = torch.arange(index.shape[0], dtype=flat.dtype, device=flat.device)
+        bag_of = bag_of.repeat_interleave(index.shape[1], output_size=flat.numel())
+    # mode 0 is 'sum'; the offsets are unused once every tap knows its bag.
+    out = torch.ops.aten._embedding_bag_per_sample_weights_backward(
+        grad, rows, flat, flat.new_zeros(1), bag_of.to(flat.dtype), 0, -1)
+    return out.view(index.shape)
+
+
+def keep(values: Tensor, mask: Tensor) -> Tensor:
+    """``values`` where ``mask``, else 0: exact for infinities too, and five times torch.where."""
+    bits = torch.int64 if values.dtype == torch.float64 else torch.int32
+    return (mask.to(bits).neg_() & values.view(bits)).view(values.dtype)
+
+
+def through(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is left of ``values`` after they were stored as ``dtype``."""
+    return values.to(dtype).to(values.dtype)
+
+
+def cut(costs: list[int], budget: int, widths: list[int] | None = None) -> list[tuple[int, int]]:
+    """Split items of known cost, in order, into runs that cost at most ``budget`` together.
+
+    An item above the budget gets a run of its own. The answer depends on the arguments alone,
+    never on threads or on free memory, so neither do the sums that follow it.
+
+    Args:
+        costs: of each item.
+        budget: of a run.
+        widths: of each item where the items of a run are padded to the widest of them; the padded
+            area of a run stays within the budget too.
+
+    >>> cut([1, 1, 5, 1, 1], 2)
+    [(0, 2), (2, 3), (3, 5)]
+    >>> cut([0, 0, 0, 0], 8, widths=[1, 1, 4, 4])
+    [(0, 2), (2, 4)]
+    """
+    widths = widths or [0] * len(costs)
+    runs, start, total, widest = [], 0, 0, 0
+    for i, (cost, width) in enumerate(zip(costs, widths)):
+        padded = (i + 1 - start) * max(widest, width)
+        if i > start and (total + cost > budget or padded > budget):
+            runs.append((start, i))
+            start, total, widest = i, 0, 0
+        total, widest = total + cost, max(widest, width)
+    if start < len(costs):
+        runs.append((start, len(costs)))
+    return runs
+
+
+def tap_budget(*tensors: Tensor) -> int:
+    """Taps to work on at once, given the tensors that the caller owns anyway."""
+    owned = sum(t.numel() * t.element_size() for t in tensors)
+    return max(CHUNK_TAPS, int(owned * CHUNK_SHARE) // TAP_BYTES)

@@ -1,0 +1,198 @@
+"""Where bilinear operators read: positions become taps for :mod:`mmrepro.ops.gather`.
+
+mmcv knows two rules for the edge of a map. RoI operators *clamp*: a sample up to one pixel outside
+reads the edge pixel, further out it counts as zero. Deformable operators *pad with zeros*: a sample
+within one pixel of the map reads the corners that exist. Both are written here once.
+
+Formulas: ``bilinear_interpolate`` of mmcv's ``common_cuda_helper.hpp`` and
+``deformable_im2col_bilinear`` of ``deform_conv_cuda_kernel.cuh`` (mmcv 2.1.0).
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmrepro.ops.contract import require
+
+__all__ = ['AxisTaps', 'Corners', 'Grid', 'axis_taps', 'bin_samples', 'clamped_corners', 'grid_of',
+           'padded_corners']
+
+# More samples than this along one side of one bin is a broken box, not a large one: mmcv would try
+# to visit the square of it for every bin and channel.
+MAX_GRID = 1 << 16
+
+
+class Corners(NamedTuple):
+    """Four taps per sample, (..., 4): by y low, low, high, high; by x low, high, low, high.
+
+    ``row`` is the flat position ``y * width + x`` and is only meaningful where ``live``;
+    ``dy`` and ``dx`` are what a step of the sample in y or x does to the weights.
+    """
+
+    row: Tensor
+    weight: Tensor
+    live: Tensor
+    dy: Tensor
+    dx: Tensor
+
+
+def _outer(low_y: Tensor, high_y: Tensor, low_x: Tensor, high_x: Tensor) -> Tensor:
+    return torch.stack((low_y * low_x, low_y * high_x, high_y * low_x, high_y * high_x), -1)
+
+
+def clamped_corners(y: Tensor, x: Tensor, height: int, width: int) -> Corners:
+    """Taps of samples under the clamping rule of RoI operators.
+
+    NaN is not outside: such a sample reads pixel 0 with a weight of NaN, as mmcv on CUDA does.
+    """
+    outside = (y < -1) | (y > height) | (x < -1) | (x > width)
+    y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
+    y0, x0 = y.floor(), x.floor()
+    fy, fx = y - y0, x - x0
+    low_y, low_x = y0.nan_to_num(0).to(torch.int32), x0.nan_to_num(0).to(torch.int32)
+    high_y, high_x = (low_y + 1).clamp_(max=height - 1), (low_x + 1).clamp_(max=width - 1)
+    row = torch.stack((low_y * width + low_x, low_y * width + high_x,
+                       high_y * width + low_x, high_y * width + high_x), -1)
+    weight = _outer(1 - fy, fy, 1 - fx, fx).masked_fill_(outside.unsqueeze(-1), 0)
+    one = torch.ones_like(fy)
+    return Corners(row, weight, ~outside.unsqueeze(-1).expand(row.shape),
+                   _outer(-one, one, 1 - fx, fx), _outer(1 - fy, fy, -one, one))
+
+
+def padded_corners(y: Tensor, x: Tensor, height: int | Tensor, width: int | Tensor) -> Corners:
+    """Taps of samples under the zero-padding rule of deformable operators.
+
+    A NaN position is outside: it reads nothing, and its gradient is zero.
+
+    Args:
+        height, width: of the map, or of the map of each sample as tensors that broadcast.
+    """
+    inside = (y > -1) & (x > -1) & (y < height) & (x < width)
+    y, x = y.masked_fill(~inside, 0), x.masked_fill(~inside, 0)
+    y0, x0 = y.floor(), x.floor()
+    fy, fx = y - y0, x - x0
+    low_y, low_x = y0.to(torch.int32), x0.to(torch.int32)
+    top, left = inside & (low_y >= 0), low_x >= 0
+    bottom, right = inside & (low_y < height - 1), low_x < width - 1
+    live = torch.stack((top & left, top & right, bottom & left, bottom & right), -1)
+    base = low_y * width + low_x
+    row = torch.stack((base, base + 1, base + width, base + width + 1), -1)
+    one = torch.ones_like(fy)
+    return Corners(row, _outer(1 - fy, fy, 1 - fx, fx) * live, live,
+                   _outer(-one, one, 1 - fx, fx) * live, _outer(1 - fy, fy, -one, one) * live)
+
+
+class Grid(NamedTuple):
+    """Samples per bin, (K,) int64 each, and the largest of them, known to the host."""
+
+    y: Tensor
+    x: Tensor
+    most_y: int
+    most_x: int
+
+
+def grid_of(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Grid:
+    """How many samples a bin gets: ``sampling_ratio``, or one per started pixel where that is <= 0.
+
+    A bin whose size is not finite gets none, which is what the conversion to int makes of it.
+
+    Raises:
+        RuntimeError: a bin would get more than :data:`MAX_GRID` samples along one side.
+    """
+    if sampling_ratio > 0:
+        full = torch.full_like(bin_h, sampling_ratio, dtype=torch.int64)
+        return Grid(full, full, sampling_ratio, sampling_ratio)
+    sizes = torch.stack((bin_h, bin_w)).ceil()
+    grid = torch.where(sizes.isfinite(), sizes, 0.).clamp(0, 2. * MAX_GRID).to(torch.int64)
+    most = grid.amax(1).tolist() if grid.numel() else [0, 0]
+    require(max(most) <= MAX_GRID, 'sampling_ratio=0',
+            f'a bin asks for {max(most)} or more samples along one side (allowed: {MAX_GRID}); its '
+            'box is larger than any image')
+    return Grid(grid[0], grid[1], most[0], most[1])
+
+
+class AxisTaps(NamedTuple):
+    """What each bin reads along one axis: (K, P, T) positions and weights, (K, P) tap counts."""
+
+    position: Tensor
+    weight: Tensor
+    count: Tensor
+
+
+def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: int, size: int,
+              adaptive: bool) -> AxisTaps:
+    """One axis of an average over a regular grid of bilinear samples, under the clamping rule.
+
+    The samples of a bin form a product of two axes, and so does the clamping rule, so the average
+    is a product of one small filter per axis. Where samples are at most a pixel apart they share
+    pixels, and the filter has one tap per pixel instead of two per sample.
+
+    Args:
+        start: (K,) where each RoI begins, in pixels. bin_size: (K,), signed.
+        grid: (K,) samples per bin. most: the largest of them.
+        bins: P. size: pixels along this axis.
+        adaptive: ``grid`` is one sample per started pixel, so samples are never further apart.
+
+    Returns:
+        Taps; the weights of a bin with all samples inside sum to one.
+    """
+    ordinal = torch.arange(bins, dtype=start.dtype, device=start.device)
+    sample = torch.arange(most, dtype=start.dtype, device=start.device)
+    step = (sample + 0.5) * bin_size[:, None] / grid.clamp(min=1)[:, None]
+    y = (start[:, None] + ordinal * bin_size[:, None])[:, :, None] + step[:, None, :]
+    live = ~((y < -1) | (y > size)) & (sample < grid[:, None])[:, None, :]
+    y = y.clamp(0, size - 1)
+    low = y.floor()
+    taps = _shared_taps(y, low, live, size, min(most + 1, size) if adaptive else 2 * most)
+    if not adaptive:
+        near = (bin_size.abs() <= grid)[:, None, None]
+        apart = _separate_taps(y - low, low, live, grid, size)
+        taps = [torch.where(near if one.dim() == 3 else near[:, :, 0], one, other)
+                for one, other in zip(taps, apart)]
+    position, weight, count = taps
+    weight = weight / grid.clamp(min=1)[:, None, None].to(weight.dtype)
+    return AxisTaps(position.to(torch.int32), weight, count.to(torch.int64))
+
+
+def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: int, slots: int) -> list[Tensor]:
+    """One tap per pixel that a bin touches. A linear weight is a hat around its pixel."""
+    base = low.masked_fill(~live, size).amin(-1) if y.shape[-1] else low.new_zeros(low.shape[:2])
+    top = low.masked_fill(~live, -1).amax(-1) if y.shape[-1] else low.new_full(low.shape[:2], -1)
+    position = base[:, :, None] + torch.arange(slots, dtype=y.dtype, device=y.device)
+    weight = y.new_zeros(position.shape)
+    for i in range(y.shape[-1]):
+        hat = (1 - (y[:, :, i, None] - position).abs()).clamp_(min=0)
+        weight += hat.masked_fill_(~live[:, :, i, None], 0)
+    count = (top + 2).clamp(max=size) - base
+    return [position, weight, count.masked_fill(top < 0, 0)]
+
+
+def _separate_taps(fraction: Tensor, low: Tensor, live: Tensor, grid: Tensor,
+                   size: int) -> list[Tensor]:
+    """Two taps per sample."""
+    position = torch.stack((low, (low + 1).clamp(max=size - 1)), -1).flatten(-2).nan_to_num(0)
+    weight = torch.stack((1 - fraction, fraction), -1).masked_fill(~live.unsqueeze(-1), 0)
+    count = (live.any(-1) * (2 * grid[:, None])).to(low.dtype)
+    return [position, weight.flatten(-2), count]
+
+
+def bin_samples(grid_y: Tensor, grid_x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """List the samples of bins that have ``grid_y * grid_x`` of them each, in mmcv's order.
+
+    Args:
+        grid_y, grid_x: (B,) int64.
+
+    Returns:
+        For S samples in all: the bin (S,), the sample's row and column in its bin (S,), all int64;
+        and where each bin begins (B + 1,).
+    """
+    counts = grid_y * grid_x
+    starts = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+    total = int(starts[-1])
+    owner = torch.repeat_interleave(counts, output_size=total)
+    place = torch.arange(total, device=counts.device) - starts.index_select(0, owner)
+    columns = grid_x.index_select(0, owner)
+    iy = torch.div(place, columns, rounding_mode='floor')
+    return owner, iy, place - iy * columns, starts

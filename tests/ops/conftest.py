@@ -1,0 +1,83 @@
+"""Tools of the operator tests: fixed inputs, bytes, goldens, and mmcv's kernels to compare with."""
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mmrepro import ops
+from mmrepro.ops.provider import _MARK
+
+GOLDEN = Path(__file__).parent / 'golden'
+# Set to 'compiled' or 'torch' to write the golden files anew from that provider: from mmcv's kernels
+# where they run on the CPU, else from ours, after they agreed with the definition.
+WRITE = os.environ.get('MMREPRO_WRITE_GOLDEN')
+
+
+@pytest.fixture
+def torch_operators():
+    """Our operators answer, whatever mmcv is installed."""
+    with ops.using(WRITE or 'torch'):
+        yield
+
+
+@pytest.fixture
+def compiled():
+    """Skip without a compiled mmcv; else a context in which its kernels answer."""
+    import mmcv._ext
+    if hasattr(mmcv._ext, _MARK):
+        pytest.skip('no compiled mmcv here')
+    return lambda: ops.using('compiled')
+
+
+@pytest.fixture
+def wave():
+    """Numbers in (-1, 1) that look random and are the same everywhere: no generator involved."""
+
+    def make(*shape, phase=0., dtype=torch.float64):
+        steps = torch.arange(int(np.prod(shape)), dtype=torch.float64)
+        return (steps * 12.9898 + 78.233 * (phase + 1)).sin().mul_(43758.5453).frac_().view(
+            shape).to(dtype)
+
+    return make
+
+
+@pytest.fixture
+def same_bytes():
+    """Check that a function of no arguments gives the same bytes for 1 and 2 threads, and again."""
+
+    def check(function):
+        threads = torch.get_num_threads()
+        results = []
+        try:
+            for count in (1, 2, 2, 1):
+                torch.set_num_threads(count)
+                results.append([(t.dtype, tuple(t.shape), t.detach().contiguous().numpy().tobytes())
+                                for t in function()])
+        finally:
+            torch.set_num_threads(threads)
+        assert results[0], 'nothing to compare'
+        for other in results[1:]:
+            assert other == results[0]
+
+    return check
+
+
+@pytest.fixture
+def golden():
+    """Compare named tensors with a stored file; see WRITE for making one."""
+
+    def check(name, tensors, rtol=1e-6, atol=1e-7):
+        path = GOLDEN / f'{name}.npz'
+        if WRITE:
+            np.savez_compressed(path, **{k: t.detach().numpy() for k, t in tensors.items()})
+        stored = np.load(path)
+        assert sorted(stored) == sorted(tensors)
+        for key, tensor in tensors.items():
+            np.testing.assert_allclose(tensor.detach().numpy(), stored[key], rtol, atol,
+                                       err_msg=key)
+
+    return check

@@ -1,0 +1,144 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmrepro.ops import gather
+
+
+def dense(index, weight, starts, columns):
+    """The matrix that the taps describe, float64; a tap at ``columns`` is nothing."""
+    matrix = torch.zeros(len(starts) - 1, columns + 1, dtype=torch.float64)
+    for bag in range(len(starts) - 1):
+        for tap in range(starts[bag], starts[bag + 1]):
+            matrix[bag, index[tap]] += weight[tap]
+    return matrix[:, :columns]
+
+
+@st.composite
+def taps(draw):
+    columns = draw(st.integers(1, 7))
+    counts = draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
+    total = sum(counts)
+    index = draw(st.lists(st.integers(0, columns), min_size=total, max_size=total))
+    weight = draw(st.lists(st.floats(-2, 2), min_size=total, max_size=total))
+    starts = [0]
+    for count in counts:
+        starts.append(starts[-1] + count)
+    return columns, counts, index, weight, starts
+
+
+@settings(max_examples=60, deadline=None)
+@given(taps(), st.sampled_from([torch.float32, torch.float64]))
+def test_read_spread_and_dots_are_a_matrix_its_transpose_and_its_gradient(tap, dtype):
+    columns, counts, index, weight, starts = tap
+    matrix = dense(index, weight, starts, columns)
+    rows = torch.randn(columns + 1, 3, dtype=torch.float64)
+    rows[-1] = 0
+    grad = torch.randn(len(counts), 3, dtype=torch.float64)
+    index = torch.tensor(index, dtype=torch.int32)
+    weight = torch.tensor(weight, dtype=dtype)
+    bag = torch.repeat_interleave(torch.tensor(counts)).to(torch.int32)
+    out = gather.read(rows.to(dtype), index, weight, torch.tensor(starts, dtype=torch.int32))
+    back = gather.spread(grad.to(dtype), index, weight, columns, bag)
+    dots = gather.dots(grad.to(dtype), rows.to(dtype), index, bag)
+    torch.testing.assert_close(out.double(), matrix @ rows[:-1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(back.double(), matrix.t() @ grad, rtol=1e-5, atol=1e-5)
+    expected = (grad[bag.long()] * rows[index.long()]).sum(1)
+    torch.testing.assert_close(dots.double(), expected, rtol=1e-5, atol=1e-5)
+    assert out.dtype == back.dtype == dots.dtype == dtype
+
+
+def test_bags_of_equal_length_need_no_offsets(wave):
+    rows, grad = wave(6, 4), wave(5, 4, phase=1)
+    index = (wave(5, 3, phase=2).abs() * 6).to(torch.int32)
+    weight = wave(5, 3, phase=3)
+    starts = torch.arange(0, 16, 3, dtype=torch.int32)
+    bag = torch.arange(5, dtype=torch.int32).repeat_interleave(3)
+    flat = gather.read(rows, index.flatten(), weight.flatten(), starts)
+    assert torch.equal(gather.read(rows, index, weight), flat)
+    flat = gather.spread(grad, index.flatten(), weight.flatten(), 6, bag)
+    assert torch.equal(gather.spread(grad, index, weight, 6), flat)
+    flat = gather.dots(grad, rows, index.flatten(), bag).view(5, 3)
+    assert torch.equal(gather.dots(grad, rows, index), flat)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_many_taps_on_few_rows_give_the_same_bytes_for_any_threads(wave, same_bytes, dtype):
+    # Collisions everywhere, and enough of them that torch uses its threads.
+    rows, grad = wave(51, 16, dtype=dtype), wave(9000, 16, phase=1, dtype=dtype)
+    index = (wave(9000, 6, phase=2).abs() * 51).to(torch.int32)
+    weight = wave(9000, 6, phase=3, dtype=dtype)
+    same_bytes(lambda: (gather.read(rows, index, weight), gather.spread(grad, index, weight, 50),
+                        gather.dots(grad, rows, index)))
+
+
+def test_taps_of_a_row_are_added_in_their_order():
+    # 1 + 2**-30 is lost in float32 unless the small ones meet first.
+    small = 2. ** -24
+    source = torch.tensor([[1.]] + [[small]] * 4)
+    index = torch.zeros(5, 1, dtype=torch.int32)
+    forward = gather.spread(source, index, torch.ones(5, 1), 1)
+    backward = gather.spread(source.flip(0), index, torch.ones(5, 1), 1)
+    assert forward.item() == 1. and backward.item() > 1.
+
+
+def test_what_is_not_read_does_not_matter():
+    rows = gather.rows_of(torch.tensor([[[[1., float('nan')]]]]))
+    assert rows.shape == (3, 1) and rows[-1].item() == 0
+    index = torch.tensor([[0, 2]], dtype=torch.int32)
+    assert gather.read(rows, index, torch.ones(1, 2)).item() == 1.
+    spread = gather.spread(torch.tensor([[3.]]), index, torch.ones(1, 2), 2)
+    assert spread.flatten().tolist() == [3., 0.]
+
+
+@pytest.mark.parametrize('layout', ['contiguous', 'channels_last', 'sliced'])
+@pytest.mark.parametrize('dtype', list(gather.COMPUTE))
+def test_rows_and_back(wave, layout, dtype):
+    feature = wave(2, 5, 4, 6, dtype=torch.float64).to(dtype)
+    if layout == 'channels_last':
+        feature = feature.contiguous(memory_format=torch.channels_last)
+    elif layout == 'sliced':
+        feature = feature[:, 1:4, ::2, 1:]
+    n, c, h, w = feature.shape
+    rows = gather.rows_of(feature)
+    assert rows.dtype == gather.COMPUTE[dtype] and rows.is_contiguous()
+    assert torch.equal(rows[:-1].view(n, h, w, c).permute(0, 3, 1, 2).to(dtype), feature)
+    bags = gather.bags(feature)
+    assert torch.equal(bags, rows[:-1])
+    out = torch.zeros_like(feature)
+    gather.put_rows(out, bags)
+    assert torch.equal(out, feature)
+    gather.add_rows(out, bags)
+    assert torch.equal(out, feature * 2)
+
+
+def test_nothing_to_do_is_done():
+    none = torch.zeros(0, 4, dtype=torch.int32)
+    rows, weight = torch.zeros(3, 2), torch.zeros(0, 4)
+    assert gather.read(rows, none, weight).shape == (0, 2)
+    assert gather.spread(torch.zeros(0, 2), none, weight, 3).tolist() == [[0, 0]] * 3
+    assert gather.dots(torch.zeros(0, 2), rows, none).shape == (0, 4)
+    starts = torch.zeros(4, dtype=torch.int32)
+    assert gather.read(rows, none.flatten(), weight.flatten(), starts).tolist() == [[0, 0]] * 3
+    gather.put_rows(torch.zeros(0, 2, 3, 3), torch.zeros(0, 2))
+    assert gather.cut([], 5) == []
+
+
+def test_keep_is_exact_for_what_is_not_finite():
+    inf, nan = float('inf'), float('nan')
+    for dtype in (torch.float32, torch.float64):
+        values = torch.tensor([inf, nan, -2., inf, nan], dtype=dtype)
+        kept = gather.keep(values, torch.tensor([False, False, True, True, True]))
+        assert kept[:4].tolist() == [0, 0, -2, inf] and kept[4].isnan()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), max_size=12), st.integers(1, 15))
+def test_cut_covers_everything_within_the_budget(items, budget):
+    costs, widths = [i[0] for i in items], [i[1] for i in items]
+    runs = gather.cut(costs, budget, widths)
+    assert [i for a, b in runs for i in range(a, b)] == list(range(len(items)))
+    for a, b in runs:
+        assert b - a == 1 or (sum(costs[a:b]) <= budget
+                              and (b - a) * max(widths[a:b]) <= budget)
