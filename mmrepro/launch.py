@@ -92,17 +92,19 @@ def apply_randomness(cfg: Config, asked: Mapping[str, Any]) -> None:
         cfg.randomness = dict(cfg.get('randomness') or {}, **given)
 
 
-def restart_if_incomplete(env: Mapping[str, str]) -> None:
+def restart_if_incomplete(env: Mapping[str, str], mode: Any = True,
+                          num_threads: Optional[int] = None) -> None:
     """Start this process again when a variable that must exist before Python starts is missing.
 
-    The process keeps its id, its standard streams and its place in a distributed launch. Every
-    rank decides alike, because the decision depends on the environment alone.
+    ``mode`` and ``num_threads`` are ``deterministic`` and ``num_threads`` of ``randomness``. The
+    process keeps its id, its standard streams and its place in a distributed launch. Every rank
+    decides alike, because the decision depends on the environment and the config alone.
 
     Raises:
         RuntimeError: when variables are missing although the process has started again.
     """
     from .determinism import missing_at_start
-    missing = missing_at_start(env)
+    missing = missing_at_start(env, mode=mode, num_threads=num_threads)
     if not missing:
         return
     text = ' '.join(f'{name}={value}' for name, value in sorted(missing.items()))
@@ -186,8 +188,9 @@ def _load(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Config:
         name = os.path.splitext(os.path.basename(args.config))[0]
         cfg.work_dir = os.path.join('./work_dirs', name)
     randomness = cfg.get('randomness') or {}
-    if randomness.get('deterministic', cfg.get('deterministic')):
-        restart_if_incomplete(os.environ)
+    # the second place is MMDetection 2.x's
+    mode = randomness.get('deterministic', cfg.get('deterministic', False))
+    restart_if_incomplete(os.environ, mode, randomness.get('num_threads'))
     return cfg
 
 

@@ -3,7 +3,9 @@ _base_ = ['mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py', '../_base_/reprod
 
 model = dict(
     backbone=dict(init_cfg=None),  # nothing is downloaded
-    roi_head=dict(bbox_head=dict(num_classes=len(_base_.demo_classes))))
+    roi_head=dict(bbox_head=dict(num_classes=len(_base_.demo_classes))),
+    # a quarter of the regions of COCO's larger images
+    train_cfg=dict(rcnn=dict(sampler=dict(num=128))))
 
 train_pipeline = [
     dict(type='LoadImageFromFile'),

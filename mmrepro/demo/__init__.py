@@ -1,0 +1,7 @@
+"""The demonstration: a data set of real photographs, and two runs of one config side by side."""
+from __future__ import annotations
+
+from .dataset import CLASSES, check_coco, data_digest, write_dataset
+from .settings import demo_config, use_data
+
+__all__ = ['CLASSES', 'check_coco', 'data_digest', 'demo_config', 'use_data', 'write_dataset']

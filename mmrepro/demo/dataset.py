@@ -1,0 +1,288 @@
+"""A small COCO-format detection data set of real photographs, the same bytes for the same seed.
+
+Layout and keys are COCO's, so that a config made for one reads the other:
+
+    OUT/annotations/instances_train2017.json    OUT/train2017/000000000001.png ...
+    OUT/annotations/instances_val2017.json      OUT/val2017/...
+"""
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import cv2
+import numpy as np
+from pycocotools import mask as coco_mask
+
+from ..cli import program_name
+from .photos import BACKGROUNDS, CLASSES, PHOTOS, Outline, read_photo, resize
+
+__all__ = [
+    'CLASSES', 'SPLITS', 'annotation_file', 'check_coco', 'data_digest', 'main', 'write_dataset'
+]
+
+SPLITS = ('train2017', 'val2017')
+MARK = 'mmrepro demonstration data set'
+
+# (width, height). Portrait and landscape alternate unevenly: aspect-ratio buckets fill at
+# different speeds and keep a leftover at the end of the epoch.
+SIZES = ((480, 320), (320, 480), (448, 336), (400, 400), (360, 480), (480, 360), (336, 448),
+         (480, 336), (352, 416), (464, 352), (416, 480))
+
+# category: longest side of a cut-out as a fraction of the image's shorter side
+SCALES = {
+    'person': (0.45, 0.85),
+    'cat': (0.35, 0.75),
+    'cup': (0.25, 0.65),
+    'motorcycle': (0.45, 0.95),
+    'rocket': (0.40, 0.90),
+    'coin': (0.14, 0.30),
+}
+MAX_PASTES = 5
+MIN_AREA = 200  # pixels; what is left of a smaller object could not be recognised
+MIN_VISIBLE = 0.5  # a paste that hides more of an earlier object is drawn again
+MAX_OVERHANG = 0.25  # fraction of a cut-out that may lie outside of the image
+TRIES = 20
+
+
+class Instance(NamedTuple):
+    """One object on an image: category, visible pixels (bool, height x width), whole area."""
+    category: str
+    mask: np.ndarray
+    area: int
+
+
+def annotation_file(root: str, split: str) -> str:
+    """Path of a split's annotations."""
+    return os.path.join(root, 'annotations', f'instances_{split}.json')
+
+
+def check_coco(root: str) -> None:
+    """Check that ``root`` looks like COCO 2017.
+
+    Raises:
+        FileNotFoundError: naming the first file or folder that is missing.
+    """
+    for split in SPLITS:
+        for path in (annotation_file(root, split), os.path.join(root, split)):
+            if not os.path.exists(path):
+                raise FileNotFoundError(
+                    f'{path} does not exist; {root} should hold annotations/instances_*2017.json, '
+                    'train2017/ and val2017/ as COCO has them')
+
+
+def write_dataset(out: str, seed: int = 0, num_train: int = 24, num_val: int = 8) -> str:
+    """Write the data set and return its digest (see :func:`data_digest`).
+
+    Args:
+        out: folder; made when missing. An earlier demonstration data set in it is replaced.
+        seed: chooses backgrounds, objects, scales, places and flips.
+        num_train, num_val: numbers of images.
+
+    Raises:
+        FileExistsError: when ``out`` holds annotations that this function did not write.
+        ModuleNotFoundError: when scikit-image, which ships the photographs, is missing.
+    """
+    for split in SPLITS:
+        _refuse_foreign(annotation_file(out, split))
+    os.makedirs(os.path.join(out, 'annotations'), exist_ok=True)
+    for split, count in zip(SPLITS, (num_train, num_val)):
+        folder = os.path.join(out, split)
+        os.makedirs(folder, exist_ok=True)
+        for stale in os.listdir(folder):
+            os.remove(os.path.join(folder, stale))
+        _write_split(out, split, seed, count)
+    return data_digest(out)
+
+
+def data_digest(root: str) -> str:
+    """SHA-256 over the annotations and the decoded pixels.
+
+    Decoded, because the bytes of a PNG file depend on the version of zlib.
+    """
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        with open(annotation_file(root, split), 'rb') as file:
+            text = file.read()
+        digest.update(text)
+        for record in json.loads(text)['images']:
+            image = cv2.imread(os.path.join(root, split, record['file_name']))
+            digest.update(repr(image.shape).encode())
+            digest.update(image.tobytes())
+    return digest.hexdigest()
+
+
+def _refuse_foreign(path: str) -> None:
+    if not os.path.exists(path):
+        return
+    with open(path, encoding='utf-8') as file:
+        start = file.read(4096)
+    if MARK not in start:
+        raise FileExistsError(f'{path} was not written by mmrepro; choose another folder for the '
+                              'demonstration data set')
+
+
+def _write_split(out: str, split: str, seed: int, count: int) -> None:
+    images: List[Dict[str, Any]] = []
+    annotations: List[Dict[str, Any]] = []
+    for image_id in range(1, count + 1):
+        # a string seeds Python's generator through SHA-512, the same in every version since 3.2
+        rng = random.Random(f'{seed} {split} {image_id}')
+        pixels, instances = _compose(rng, SIZES[image_id % len(SIZES)])
+        name = f'{image_id:012d}.png'
+        cv2.imwrite(os.path.join(out, split, name), pixels, [cv2.IMWRITE_PNG_COMPRESSION, 3])
+        height, width = pixels.shape[:2]
+        images.append(dict(id=image_id, file_name=name, width=width, height=height))
+        for annotation in filter(None, map(_annotation, instances)):
+            annotations.append(dict(annotation, id=len(annotations) + 1, image_id=image_id))
+    categories = [dict(id=number, name=name) for number, name in enumerate(CLASSES, 1)]
+    content = dict(info=dict(description=MARK, seed=seed), images=images, annotations=annotations,
+                   categories=categories)
+    with open(annotation_file(out, split), 'w', encoding='utf-8', newline='\n') as file:
+        json.dump(content, file, separators=(',', ':'))
+
+
+def _compose(rng: random.Random, size: Tuple[int, int]) -> Tuple[np.ndarray, List[Instance]]:
+    """An image of ``size`` (width, height) and the objects that are visible on it."""
+    name = _pick(rng, BACKGROUNDS + tuple(PHOTOS))
+    pixels, instances = _background(rng, name, size)
+    wanted = 1 + int(rng.random() * MAX_PASTES)
+    cut_outs = [(photo, outline) for photo, found in PHOTOS.items() for outline in found]
+    by_class = {c: [pair for pair in cut_outs if pair[1].category == c] for c in CLASSES}
+    for _ in range(wanted):
+        photo, outline = _pick(rng, by_class[_pick(rng, CLASSES)])
+        for _ in range(TRIES):
+            placed = _paste(rng, pixels, instances, photo, outline)
+            if placed is not None:
+                pixels, instances = placed
+                break
+    return pixels, instances
+
+
+def _background(rng: random.Random, name: str,
+                size: Tuple[int, int]) -> Tuple[np.ndarray, List[Instance]]:
+    """The largest crop of a photograph with the shape of ``size``, at a random place."""
+    width, height = size
+    photo = read_photo(name)
+    rows, columns = photo.shape[:2]
+    part = min(columns / width, rows / height)
+    crop_width, crop_height = int(width * part), int(height * part)
+    left = int(rng.random() * (columns - crop_width + 1))
+    top = int(rng.random() * (rows - crop_height + 1))
+    pixels = resize(photo[top:top + crop_height, left:left + crop_width], width, height)
+    instances = []
+    for outline in PHOTOS.get(name, ()):
+        points = [((x - left) / part, (y - top) / part) for x, y in outline.points]
+        mask = _fill(points, size)
+        if mask.sum() >= MIN_AREA:
+            instances.append(Instance(outline.category, mask, int(mask.sum())))
+    return pixels, instances
+
+
+def _paste(rng: random.Random, pixels: np.ndarray, instances: Sequence[Instance], photo: str,
+           outline: Outline) -> Optional[Tuple[np.ndarray, List[Instance]]]:
+    """One try to paste a cut-out; None when it would hide too much of an earlier object."""
+    height, width = pixels.shape[:2]
+    points = np.array(outline.points)
+    (left, top), (right, bottom) = points.min(0), points.max(0) + 1
+    low, high = SCALES[outline.category]
+    longest = (low + (high - low) * rng.random()) * min(width, height)
+    part = longest / max(right - left, bottom - top)
+    new_width = max(1, int((right - left) * part))
+    new_height = max(1, int((bottom - top) * part))
+    flip = rng.random() < 0.5
+    x = _place(rng, width, new_width)
+    y = _place(rng, height, new_height)
+
+    source = read_photo(photo)
+    cut = resize(source[max(top, 0):bottom, max(left, 0):right], new_width, new_height)
+    shape = _fill([((px - left) * part, (py - top) * part) for px, py in outline.points],
+                  (new_width, new_height))
+    if flip:
+        cut, shape = cut[:, ::-1], shape[:, ::-1]
+
+    x0, y0, x1, y1 = max(x, 0), max(y, 0), min(x + new_width, width), min(y + new_height, height)
+    shape = shape[y0 - y:y1 - y, x0 - x:x1 - x]
+    cut = cut[y0 - y:y1 - y, x0 - x:x1 - x]
+    mask = np.zeros((height, width), bool)
+    mask[y0:y1, x0:x1] = shape
+    if mask.sum() < MIN_AREA:
+        return None
+    left_over = [i._replace(mask=i.mask & ~mask) for i in instances]
+    if any(i.mask.sum() < MIN_VISIBLE * i.area for i in left_over):
+        return None
+    pasted = pixels.copy()
+    pasted[mask] = cut[shape]
+    return pasted, [*left_over, Instance(outline.category, mask, int(mask.sum()))]
+
+
+def _place(rng: random.Random, room: int, length: int) -> int:
+    overhang = MAX_OVERHANG * length
+    return int(rng.random() * (room - length + 2 * overhang) - overhang)
+
+
+def _annotation(instance: Instance) -> Optional[Dict[str, Any]]:
+    """COCO's record of an object; None when too little of it is visible.
+
+    Area and box are those of the polygons as pycocotools draws them, so that the three agree.
+    """
+    polygons = _polygons(instance.mask)
+    if not polygons:
+        return None
+    drawn = coco_mask.merge(coco_mask.frPyObjects(polygons, *instance.mask.shape))
+    area = int(coco_mask.area(drawn))
+    if area < MIN_AREA:
+        return None
+    return dict(category_id=CLASSES.index(instance.category) + 1,
+                bbox=[int(v) for v in coco_mask.toBbox(drawn)], area=area, iscrowd=0,
+                segmentation=polygons)
+
+
+def _polygons(mask: np.ndarray) -> List[List[int]]:
+    """Outer contours, each from its smallest vertex on: OpenCV's order is not documented."""
+    contours, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL,
+                                   cv2.CHAIN_APPROX_SIMPLE)
+    polygons = []
+    for contour in contours:
+        points = [(int(x), int(y)) for x, y in contour.reshape(-1, 2)]
+        if len(points) >= 3:
+            start = points.index(min(points))
+            ordered = points[start:] + points[:start]
+            polygons.append([number for point in ordered for number in point])
+    return sorted(polygons)
+
+
+def _fill(points: Sequence[Tuple[float, float]], size: Tuple[int, int]) -> np.ndarray:
+    width, height = size
+    canvas = np.zeros((height, width), np.uint8)
+    cv2.fillPoly(canvas, [np.array([[int(x), int(y)] for x, y in points], np.int32)], 1)
+    return canvas.astype(bool)
+
+
+def _pick(rng: random.Random, choices: Sequence[Any]) -> Any:
+    # only random() is promised to give the same numbers in every version of Python
+    return choices[int(rng.random() * len(choices))]
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """The command line: write the data set, print where it is and its digest."""
+    parser = argparse.ArgumentParser(
+        prog=program_name('data'),
+        description='Write a small COCO-format detection data set made of real photographs.',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog='example:\n  mmrepro data data/demo')
+    parser.add_argument('out', help='folder to write to')
+    parser.add_argument('--seed', type=int, default=0, help='another seed, other images')
+    parser.add_argument('--train', type=int, default=24, metavar='N', help='training images')
+    parser.add_argument('--val', type=int, default=8, metavar='N', help='validation images')
+    args = parser.parse_args(argv)
+    try:
+        digest = write_dataset(args.out, args.seed, args.train, args.val)
+    except FileExistsError as error:
+        parser.error(str(error))
+    print(f'{args.out}: {args.train} training and {args.val} validation images, digest {digest}')
+    return 0

@@ -1,0 +1,80 @@
+"""Find the shipped configs and tools, and point a config at a data set."""
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Optional
+
+from mmengine.config import Config
+
+from .dataset import annotation_file
+
+__all__ = ['demo_config', 'shipped', 'use_coco_classes', 'use_data']
+
+COCO_CLASSES = 80
+
+
+def shipped(path: str) -> str:
+    """Absolute path of a file under configs/ or tools/, installed or in a checkout.
+
+    Raises:
+        FileNotFoundError: naming both places.
+    """
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    places = [os.path.join(package, '.mim', path), os.path.join(os.path.dirname(package), path)]
+    for place in places:
+        if os.path.exists(place):
+            return place
+    raise FileNotFoundError(f'{path} is in neither of {places[0]} and {places[1]}')
+
+
+def demo_config(model: str, data_root: Optional[str] = None) -> Config:
+    """The config ``configs/demo/<model>_demo.py``, on the data set in ``data_root``.
+
+    >>> demo_config('faster-rcnn_r50_fpn').randomness.seed
+    42
+    """
+    cfg = Config.fromfile(shipped(f'configs/demo/{model}_demo.py'))
+    if data_root is not None:
+        use_data(cfg, data_root)
+    return cfg
+
+
+def use_data(cfg: Config, root: str) -> None:
+    """Let every data set and metric of ``cfg`` read the COCO-format data in ``root``."""
+
+    def change(node: Any) -> None:
+        if 'data_root' in node:
+            node['data_root'] = root
+        if os.path.basename(str(node.get('ann_file', ''))) and 'data_root' not in node:
+            split = 'train2017' if 'train2017' in node['ann_file'] else 'val2017'
+            node['ann_file'] = annotation_file(root, split)
+
+    for key in _data_keys(cfg):
+        _walk(cfg[key], change)
+
+
+def use_coco_classes(cfg: Config) -> None:
+    """Exchange the classes of the demonstration data set for the 80 of COCO."""
+    demo_classes = len(cfg.demo_classes)
+
+    def change(node: Any) -> None:
+        node.pop('metainfo', None)
+        if node.get('num_classes') == demo_classes:
+            node['num_classes'] = COCO_CLASSES
+
+    for key in ['model', *_data_keys(cfg)]:
+        _walk(cfg[key], change)
+
+
+def _data_keys(cfg: Config) -> list:
+    return [key for key in cfg if key.endswith(('_dataloader', '_evaluator')) and cfg[key]]
+
+
+def _walk(node: Any, change: Callable[[Any], None]) -> None:
+    if isinstance(node, dict):
+        change(node)
+        for value in node.values():
+            _walk(value, change)
+    elif isinstance(node, (list, tuple)):
+        for value in node:
+            _walk(value, change)

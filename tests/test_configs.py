@@ -1,0 +1,108 @@
+"""The shipped configs: inheritance, both styles, and what they promise to set."""
+from __future__ import annotations
+
+import glob
+import os
+
+import pytest
+from mmengine.config import Config
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+EXAMPLES = {
+    'faster-rcnn_r50_fpn_1x_coco': 'faster_rcnn',
+    'retinanet_r50_fpn_1x_coco': 'retinanet',
+    'yolox_s_8xb8-300e_coco': 'yolox',
+    'rtmdet_tiny_8xb32-300e_coco': 'rtmdet',
+    'deformable-detr_r50_16xb2-50e_coco': 'deformable_detr',
+}
+DEMOS = sorted(os.path.basename(p) for p in glob.glob(os.path.join(ROOT, 'configs/demo/*_demo.py')))
+ADDED = {'custom_imports', 'runner_type', 'randomness'}
+
+
+def _base(name):
+    return os.path.join(ROOT, 'configs', '_base_', f'{name}.py')
+
+
+def test_every_example_is_tested():
+    found = {os.path.basename(p) for p in glob.glob(os.path.join(ROOT, 'configs/*.py'))}
+    assert found == {f'{name}_repro.py' for name in EXAMPLES}
+
+
+@pytest.mark.parametrize('name', EXAMPLES)
+def test_an_example_is_mmdetections_config_plus_three_keys(name):
+    ours = Config.fromfile(os.path.join(ROOT, 'configs', f'{name}_repro.py'))
+    import mmdet
+    theirs = Config.fromfile(os.path.join(
+        os.path.dirname(mmdet.__file__), '.mim', 'configs', EXAMPLES[name], f'{name}.py'))
+    assert set(ours) - set(theirs) == ADDED
+    assert not ours.env_cfg.cudnn_benchmark
+    assert ours.randomness == dict(seed=42, deterministic=True)
+    for key in theirs:
+        assert _unscoped(ours[key]) == _unscoped(theirs[key]), key
+
+
+def _unscoped(node):
+    """Without the ``_scope_`` keys that MMEngine adds to what comes from `mmdet::`."""
+    if isinstance(node, dict):
+        return {key: _unscoped(value) for key, value in node.items() if key != '_scope_'}
+    if isinstance(node, (list, tuple)):
+        return [_unscoped(value) for value in node]
+    return node
+
+
+@pytest.mark.parametrize('name, deterministic', [('reproducible', True), ('seeded', False)])
+def test_a_mixin_works_in_text_style(tmp_path, name, deterministic):
+    path = tmp_path / 'config.py'
+    path.write_text(f"_base_ = ['mmdet::_base_/default_runtime.py', {_base(name)!r}]\n")
+    cfg = Config.fromfile(str(path))
+    assert cfg.randomness == dict(seed=42, deterministic=deterministic)
+    assert cfg.default_scope == 'mmdet'
+
+
+@pytest.mark.parametrize('name, deterministic', [('reproducible', True), ('seeded', False)])
+def test_a_mixin_works_in_lazy_style(tmp_path, name, deterministic):
+    path = tmp_path / 'config.py'
+    path.write_text('from mmengine.config import read_base\n'
+                    'with read_base():\n'
+                    f'    from mmrepro.configs._base_.{name} import *\n'
+                    'randomness.update(seed=7)\n')
+    cfg = Config.fromfile(str(path))
+    assert cfg.randomness == dict(seed=7, deterministic=deterministic)
+    assert set(cfg) == {*ADDED, 'read_base'}
+
+
+def test_the_two_mixins_differ_in_determinism_only():
+    first, second = (Config.fromfile(_base(name)).to_dict() for name in ('reproducible', 'seeded'))
+    second['randomness']['deterministic'] = True
+    assert first == second
+
+
+def test_the_runner_type_of_the_mixins_is_found_without_an_import():
+    from mmengine.registry import RUNNERS
+
+    import mmrepro
+    assert RUNNERS.get(Config.fromfile(_base('reproducible')).runner_type) is mmrepro.ReproRunner
+
+
+@pytest.mark.parametrize('name', DEMOS)
+def test_a_demo_config_reads_the_demo_data_and_downloads_nothing(name):
+    cfg = Config.fromfile(os.path.join(ROOT, 'configs', 'demo', name))
+    for key in ('train_dataloader', 'val_dataloader', 'test_dataloader', 'val_evaluator',
+                'test_evaluator'):
+        assert 'data/coco' not in str(cfg[key]) and 'data/demo' in str(cfg[key])
+    assert 'Pretrained' not in str(cfg.model)
+    assert 'num_classes=80' not in str(cfg.model) and "'num_classes': 80" not in str(cfg.model)
+    assert cfg.randomness == dict(seed=42, deterministic=True)
+
+
+def test_every_example_model_has_a_demo():
+    assert [name.split('_')[0] for name in DEMOS] == sorted(n.split('_')[0] for n in EXAMPLES)
+
+
+@pytest.mark.parametrize('name', DEMOS)
+def test_use_data_reaches_every_data_set_and_metric(name, tmp_path):
+    from mmrepro.demo import demo_config
+    cfg = demo_config(name[:-len('_demo.py')], str(tmp_path))
+    for key in ('train_dataloader', 'val_dataloader', 'val_evaluator'):
+        assert 'data/demo' not in str(cfg[key]) and str(tmp_path) in str(cfg[key])
+    assert cfg.val_evaluator.ann_file == str(tmp_path / 'annotations' / 'instances_val2017.json')

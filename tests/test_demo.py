@@ -1,0 +1,209 @@
+"""The demonstration: its data set, its digests, its verdict."""
+from __future__ import annotations
+
+import json
+import os
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from mmrepro.demo import dataset, photos, settings, twin
+from mmrepro.demo.digest import state_digest
+
+# of annotations alone: decoders of JPEG may differ in the last bit of a pixel
+ANNOTATIONS = {
+    'train2017': '96e28e8d994d5cf1659add1dd14e4ed3bec7f290f98b1cb95c1c45a780ab621c',
+    'val2017': '113098faf6a522d43f8893bb1bcced557d98ca3a6133d4391a8d7817f5f899f2',
+}
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+    root = str(tmp_path_factory.mktemp('demo'))
+    dataset.write_dataset(root)
+    return root
+
+
+def _annotations(root, split):
+    with open(dataset.annotation_file(root, split), encoding='utf-8') as file:
+        return json.load(file)
+
+
+@pytest.mark.parametrize('split', dataset.SPLITS)
+def test_annotations_are_pinned(data, split):
+    import hashlib
+    with open(dataset.annotation_file(data, split), 'rb') as file:
+        assert hashlib.sha256(file.read()).hexdigest() == ANNOTATIONS[split]
+
+
+def test_the_same_seed_gives_the_same_data_and_another_seed_another(tmp_path):
+    digests = [dataset.write_dataset(str(tmp_path / name), seed, 3, 2)
+               for name, seed in (('a', 1), ('b', 1), ('c', 2))]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_smaller_data_set_is_written_over_a_larger_one(tmp_path):
+    dataset.write_dataset(str(tmp_path), 0, 3, 1)
+    dataset.write_dataset(str(tmp_path), 0, 2, 1)
+    assert sorted(os.listdir(tmp_path / 'train2017')) == ['000000000001.png', '000000000002.png']
+
+
+def test_foreign_annotations_are_not_overwritten(tmp_path):
+    path = dataset.annotation_file(str(tmp_path), 'val2017')
+    os.makedirs(os.path.dirname(path))
+    with open(path, 'w', encoding='utf-8') as file:
+        file.write('{"info": {"description": "COCO 2017 Dataset"}}')
+    with pytest.raises(FileExistsError, match='was not written by mmrepro'):
+        dataset.write_dataset(str(tmp_path), 0, 1, 1)
+
+
+def test_aspect_ratio_buckets_get_both_kinds_and_keep_a_leftover(data):
+    shapes = [(i['width'], i['height']) for i in _annotations(data, 'train2017')['images']]
+    portrait = sum(width < height for width, height in shapes)
+    assert len(shapes) == 24
+    assert portrait % 2 == 1 and (len(shapes) - portrait) % 2 == 1
+    assert len(set(shapes)) >= 8 and 320 <= np.min(shapes) and np.max(shapes) <= 480
+
+
+@pytest.mark.parametrize('split', dataset.SPLITS)
+def test_boxes_masks_and_areas_agree(data, split):
+    from pycocotools.coco import COCO
+    coco = COCO(dataset.annotation_file(data, split))
+    assert {coco.cats[a['category_id']]['name'] for a in coco.anns.values()} == set(photos.CLASSES)
+    for annotation in coco.anns.values():
+        image = coco.imgs[annotation['image_id']]
+        x, y, width, height = annotation['bbox']
+        assert 0 <= x and x + width <= image['width'] and 0 <= y and y + height <= image['height']
+        assert annotation['iscrowd'] == 0 and annotation['area'] >= dataset.MIN_AREA
+        mask = coco.annToMask(annotation)
+        rows, columns = np.nonzero(mask)
+        assert annotation['area'] == rows.size
+        assert [x, y] == [columns.min(), rows.min()]
+        assert [x + width, y + height] == [columns.max() + 1, rows.max() + 1]
+
+
+def test_images_have_the_size_that_is_written_down(data):
+    for split in dataset.SPLITS:
+        for record in _annotations(data, split)['images']:
+            image = cv2.imread(os.path.join(data, split, record['file_name']))
+            assert image.shape == (record['height'], record['width'], 3)
+
+
+def test_mmdetection_loads_it_and_perfect_boxes_score_one(data):
+    from mmdet.datasets import CocoDataset
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    loaded = CocoDataset(
+        data_root=data, ann_file='annotations/instances_val2017.json',
+        data_prefix=dict(img='val2017/'), metainfo=dict(classes=photos.CLASSES), pipeline=[])
+    assert len(loaded) == 8
+    assert {i['bbox_label'] for info in loaded for i in info['instances']} == set(range(6))
+
+    truth = COCO(dataset.annotation_file(data, 'val2017'))
+    found = [dict(image_id=a['image_id'], category_id=a['category_id'], bbox=a['bbox'], score=1.0)
+             for a in truth.anns.values()]
+    evaluation = COCOeval(truth, truth.loadRes(found), 'bbox')
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    assert evaluation.stats[0] == 1.0
+
+
+def test_resize_keeps_constant_images_and_averages_when_it_shrinks():
+    constant = np.full((37, 53, 3), 201, np.uint8)
+    assert np.array_equal(photos.resize(constant, 20, 61), np.full((61, 20, 3), 201, np.uint8))
+    stripes = np.zeros((64, 64, 3), np.uint8)
+    stripes[:, ::2] = 255
+    assert np.array_equal(np.unique(photos.resize(stripes, 16, 16)), [128])
+
+
+def test_resize_is_bilinear():
+    image = np.random.RandomState(0).randint(0, 256, (40, 60, 3)).astype(np.uint8)
+    expected = cv2.resize(image, (93, 71), interpolation=cv2.INTER_LINEAR).astype(int)
+    assert np.abs(photos.resize(image, 93, 71).astype(int) - expected).max() <= 1
+
+
+def test_coco_is_checked(tmp_path, data):
+    dataset.check_coco(data)
+    with pytest.raises(FileNotFoundError, match='instances_train2017.json does not exist'):
+        dataset.check_coco(str(tmp_path))
+
+
+def test_state_digest_sees_every_bit_and_the_dtype():
+    state = dict(b=torch.tensor([0.0, 1.0]), a=dict(lr=0.1, steps=[1, 2]))
+    base = state_digest(state)
+    assert base == state_digest(dict(reversed(list(state.items()))))
+    others = [
+        dict(state, b=torch.tensor([-0.0, 1.0])),
+        dict(state, b=torch.tensor([1.0, 0.0])),
+        dict(state, b=torch.tensor([[0.0, 1.0]])),
+        dict(state, b=torch.tensor([0.0, 1.0]).view(torch.int32)),
+        dict(state, a=dict(lr=0.1, steps=[2, 1])),
+        dict(state, c=torch.tensor(0.0)),
+    ]
+    assert len({base, *map(state_digest, others)}) == len(others) + 1
+
+
+def test_state_digest_reads_any_dtype_and_layout():
+    matrix = torch.arange(6.0).reshape(2, 3)
+    assert state_digest(matrix.t()) == state_digest(matrix.t().contiguous())
+    assert state_digest(matrix.bfloat16()) != state_digest(matrix.half())
+    assert state_digest(torch.tensor(True)) != state_digest(torch.tensor(False))
+
+
+def _records(*weights):
+    return [dict(iteration=i, epoch=1, total=len(weights), loss=1.5, weights=w * 16, optimizer='o')
+            for i, w in enumerate(weights, 1)]
+
+
+def test_the_verdict_names_the_first_differing_iteration():
+    table, same = twin.compare(_records('a', 'b', 'c'), _records('a', 'x', 'y'))
+    assert not same and table.endswith('DIFFERENT from iteration 2 on')
+    table, same = twin.compare(_records('a', 'b'), _records('a', 'b'))
+    assert same and 'after each of 2 iterations' in table
+
+
+@pytest.mark.parametrize('second', [(), ('a', )])
+def test_runs_of_different_length_are_different(second):
+    table, same = twin.compare(_records(*('a', 'b')[:len(second) + 1]), _records(*second))
+    assert not same and 'DIFFERENT' in table
+
+
+def test_no_iteration_is_no_agreement():
+    assert twin.compare([], [])[1] is False
+
+
+def test_the_two_runs_differ_in_what_must_not_matter_only(data):
+    first, second = (
+        twin.prepare(settings.shipped(twin.DEFAULT_CONFIG), run, data, False, 10, 2)
+        for run in twin.RUNS)
+    assert first.train_dataloader.num_workers == 0 and second.train_dataloader.num_workers == 2
+    second.train_dataloader.update(num_workers=0, persistent_workers=False)
+    assert first.to_dict() == second.to_dict()
+
+
+def test_prepared_for_coco_it_predicts_80_classes(data):
+    cfg = twin.prepare(settings.shipped(twin.DEFAULT_CONFIG), twin.RUNS[0], data, True, 10, 1)
+    assert cfg.model.roi_head.bbox_head.num_classes == 80
+    assert 'metainfo' not in cfg.train_dataloader.dataset
+    assert cfg.train_dataloader.dataset.data_root == data
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_same_bits(tmp_path, capfd):
+    arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
+    assert twin.main([*arguments, '--images', '4', '--epochs', '1']) == 0
+    assert 'SAME BITS: loss, weights and optimizer state agree' in capfd.readouterr().out
+
+
+def test_a_failing_run_shows_its_log(tmp_path, capfd):
+    config = tmp_path / 'broken.py'
+    config.write_text(f"_base_ = {settings.shipped(twin.DEFAULT_CONFIG)!r}\n"
+                      "optim_wrapper = dict(optimizer=dict(type='NoSuchOptimizer'))\n")
+    arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
+    assert twin.main([*arguments, '--config', str(config), '--images', '4', '--epochs', '1']) == 1
+    error = capfd.readouterr().err
+    assert 'NoSuchOptimizer' in error and 'output.txt' in error
