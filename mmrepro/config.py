@@ -170,7 +170,7 @@ def upgrade_legacy_keys(cfg: MutableMapping[str, Any]) -> None:
                 f'the config says {old}={value!r} at the top level (MMDetection 2.x) and '
                 f'randomness.{new}={randomness[new]!r}; remove the first')
         randomness[new] = value
-        del cfg[old]
+        cfg.pop(old)  # `Config` has no __delitem__
     cfg['randomness'] = randomness
     form = ', '.join(f'{key}={value!r}' for key, value in randomness.items())
     warnings.warn(

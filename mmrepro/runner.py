@@ -41,7 +41,7 @@ class ReproRunnerMixin:
         extra = kwargs_of.pop('kwargs', {})
         given = RandomnessConfig.parse(kwargs_of.pop('randomness', None))
         super().__init__(**kwargs_of, **extra, randomness=given.as_dict())
-        self.logger.info(f'mmrepro {__version__}\n{self._repro.table()}')
+        self.logger.info(f'mmrepro {__version__}\n{self._repro.table()}\n\n{self._policy}')
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> Any:
@@ -70,7 +70,7 @@ class ReproRunnerMixin:
         # BaseLoop and resume() read this dict; the effective values belong into config and dumps
         self._randomness_cfg = config.as_dict()
         self.cfg['randomness'] = config.as_dict()
-        determinism.enable(
+        self._policy = determinism.enable(
             config.deterministic, float32_precision=config.float32_precision,
             fill_uninitialized_memory=config.fill_uninitialized_memory,
             num_threads=config.num_threads, cudnn_enabled=config.cudnn_enabled,

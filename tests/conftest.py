@@ -6,3 +6,14 @@ for variable in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):
 os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
 
 import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
+
+import pytest  # noqa: E402
+
+
+@pytest.fixture(scope='session')
+def data_root(tmp_path_factory):
+    """The demonstration data set."""
+    from mmrepro.demo.dataset import write_dataset
+    root = str(tmp_path_factory.mktemp('demo'))
+    write_dataset(root)
+    return root

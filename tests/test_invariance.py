@@ -22,14 +22,6 @@ MODELS = ('faster-rcnn_r50_fpn', 'yolox_s', 'rtmdet_tiny', 'deformable-detr_r50'
 IMAGES = dict(zip(MODELS, (6, 12, 12, 6)))  # three iterations an epoch
 
 
-@pytest.fixture(scope='session')
-def data_root(tmp_path_factory):
-    from mmrepro.demo.dataset import write_dataset
-    root = str(tmp_path_factory.mktemp('demo'))
-    write_dataset(root)
-    return root
-
-
 def small(model, data_root):
     """The demo config of a model, with smaller images and fewer of them."""
     from mmrepro.demo.settings import demo_config
@@ -37,7 +29,7 @@ def small(model, data_root):
     sizes = {(256, 192): (160, 120), (192, 192): (128, 128), (384, 384): (256, 256)}
     _replace(cfg._cfg_dict, sizes)
     dataset = cfg.train_dataloader.dataset
-    (dataset.dataset if 'dataset' in dataset else dataset)['indices'] = IMAGES[model]
+    (dataset.dataset if 'dataset' in dataset else dataset)['indices'] = IMAGES.get(model, 6)
     cfg.val_dataloader.dataset['indices'] = 2
     cfg.default_hooks.checkpoint = None
     cfg.log_level = 'ERROR'

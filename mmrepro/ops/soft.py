@@ -21,7 +21,7 @@ __all__ = ['GAUSSIAN', 'LINEAR', 'NAIVE', 'softnms']
 NAIVE, LINEAR, GAUSSIAN = 0, 1, 2
 
 # Beyond this share of all pairs it is cheaper to compare each chosen box with all others.
-_LISTED_SHARE = 0.2
+_LISTED_SHARE = 0.15
 
 # Boxes that a chosen one affects, and the factors of their scores.
 Neighbours = Callable[[int], 'tuple[np.ndarray, np.ndarray]']

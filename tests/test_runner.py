@@ -1,0 +1,223 @@
+"""Activation, what runners are accepted, and what a run says of itself."""
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from harness import environment
+from mmengine.config import Config
+from mmengine.evaluator import BaseMetric
+from mmengine.model import BaseModel
+from mmengine.registry import DATASETS, METRICS, MODELS, RUNNERS
+from mmengine.runner import FlexibleRunner, Runner
+
+import mmrepro
+from mmrepro import determinism
+from mmrepro.config import RandomnessError
+from mmrepro.runner import ReproRunner, reproducible_class
+
+
+@MODELS.register_module(force=True)
+class NoisyLine(BaseModel):
+    """One weight, a target, and noise from the step's stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(2, 1)
+
+    def forward(self, x, mode='tensor'):
+        loss = (self.line(torch.stack(x).float()) + torch.rand(1)).square().mean()
+        return dict(loss=loss) if mode == 'loss' else [loss]
+
+
+@METRICS.register_module(force=True)
+class DumpNothing(BaseMetric):
+    def process(self, data_batch, data_samples):
+        self.results.append(torch.rand(1))
+
+    def compute_metrics(self, results):
+        return {}
+
+
+@DATASETS.register_module(force=True)
+class Points(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return dict(x=torch.tensor([i, 1.]) + torch.rand(2))
+
+
+def config(work_dir, **kwargs):
+    return Config(dict(
+        model=dict(type='NoisyLine'), work_dir=str(work_dir), experiment_name=work_dir.name,
+        train_dataloader=dict(
+            batch_size=2, num_workers=0, dataset=dict(type='Points'),
+            sampler=dict(type='DefaultSampler', shuffle=True)),
+        train_cfg=dict(by_epoch=True, max_epochs=2),
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1)),
+        **{**dict(randomness=dict(seed=3), log_level='WARNING'), **kwargs}))
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    yield
+    determinism.disable()
+    mmrepro.activate()
+
+
+def trained(cfg):
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    return runner.model.line.weight.detach().clone()
+
+
+def test_from_cfg_builds_a_reproducible_runner(tmp_path):
+    runner = Runner.from_cfg(config(tmp_path))
+    assert type(runner) is ReproRunner
+    assert runner.seed == 3 and runner.repro.seed == 3
+
+
+def test_deactivate_brings_back_the_stock_runner(tmp_path):
+    mmrepro.deactivate()
+    assert not mmrepro.is_active()
+    assert type(Runner.from_cfg(config(tmp_path))) is Runner
+    mmrepro.activate()
+    assert type(Runner.from_cfg(config(tmp_path))) is ReproRunner
+
+
+def test_activation_is_idempotent(tmp_path):
+    mmrepro.activate()
+    mmrepro.activate()
+    mmrepro.deactivate()
+    assert type(Runner.from_cfg(config(tmp_path))) is Runner
+
+
+def test_runner_type_needs_no_activation(tmp_path):
+    mmrepro.deactivate()
+    for name in ('ReproRunner', 'mmrepro.ReproRunner'):
+        assert type(RUNNERS.build(config(tmp_path, runner_type=name))) is ReproRunner
+
+
+@pytest.mark.parametrize('order', ['mmengine.runner, mmrepro', 'mmrepro, mmengine.runner'])
+def test_the_order_of_imports_does_not_matter(order):
+    code = (f'import {order}; from mmengine.runner import Runner; '
+            'print(Runner.from_cfg.__func__.__module__)')
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], env=environment(),
+                          capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == 'mmrepro.activation'
+
+
+def test_importing_imports_neither_torch_nor_mmengine():
+    code = 'import sys, mmrepro; print([m for m in ("torch", "mmengine") if m in sys.modules])'
+    done = subprocess.run([sys.executable, '-c', code], env=environment(), capture_output=True,
+                          text=True, check=True)
+    assert done.stdout.strip() == '[]'
+
+
+def test_two_runs_are_the_same_and_a_third_differs(tmp_path):
+    first, second = (trained(config(tmp_path)) for _ in range(2))
+    other = trained(config(tmp_path, randomness=dict(seed=4)))
+    assert torch.equal(first, second) and not torch.equal(first, other)
+
+
+def test_a_runner_of_ones_own_gets_the_mixin(tmp_path):
+    class Own(Runner):
+        extra = 1
+
+    runner = Own.from_cfg(config(tmp_path))
+    assert isinstance(runner, Own) and isinstance(runner, mmrepro.ReproRunnerMixin)
+
+
+def test_a_runner_that_seeds_by_itself_is_refused():
+    class Own(Runner):
+        def set_randomness(self, seed, **kwargs):
+            pass
+
+    with pytest.raises(RandomnessError, match='Own has its own set_randomness'):
+        reproducible_class(Own)
+
+    class Combined(mmrepro.ReproRunnerMixin, Own):
+        pass
+
+    assert reproducible_class(Combined) is Combined
+
+
+def test_flexible_runner_is_refused_with_the_reason(tmp_path):
+    with pytest.raises(RandomnessError, match='FlexibleRunner takes its seeds from its strategy'):
+        FlexibleRunner.from_cfg(config(tmp_path))
+
+
+def test_an_unknown_key_of_randomness_is_an_error(tmp_path):
+    with pytest.raises(RandomnessError, match="unknown key 'worker_sed'.*'worker_seed'"):
+        Runner.from_cfg(config(tmp_path, randomness=dict(seed=1, worker_sed='sample')))
+
+
+def test_the_default_dict_of_the_runner_stays_as_it_is(tmp_path):
+    import inspect
+    default = inspect.signature(Runner.__init__).parameters['randomness'].default
+    before = copy.deepcopy(default)
+    cfg = config(tmp_path)
+    runner = ReproRunner(model=cfg.model, work_dir=str(tmp_path), cfg=cfg)
+    assert default == before and runner.seed is not None
+    assert runner._randomness_cfg is not default
+
+
+def test_effective_values_are_in_config_dump_log_and_checkpoint(tmp_path):
+    runner = Runner.from_cfg(config(tmp_path, randomness=dict(seed=None), log_level='INFO'))
+    seed = runner.seed
+    runner.train()
+    assert runner.cfg.randomness['seed'] == seed
+    dumped = next(tmp_path.glob('*.py')).read_text()
+    assert f'seed={seed}' in dumped and "worker_seed='sample'" in dumped
+    log = next(tmp_path.glob('*/*.log')).read_text()
+    assert 'promised' in log and 'seed  ' in log and str(seed) in log
+    meta = torch.load(tmp_path / 'epoch_2.pth', weights_only=False)['meta']
+    assert meta['mmrepro']['randomness']['seed'] == meta['seed'] == seed
+    assert meta['mmrepro']['scheme'] == 1
+
+
+def test_cudnn_benchmark_and_determinism_are_refused_together(tmp_path):
+    with pytest.raises(ValueError, match='cudnn_benchmark'):
+        Runner.from_cfg(config(tmp_path, env_cfg=dict(cudnn_benchmark=True),
+                               randomness=dict(seed=1, deterministic=True)))
+    torch.backends.cudnn.benchmark = False
+
+
+def test_keys_of_mmdetection_2_work(tmp_path):
+    cfg = config(tmp_path, seed=5, randomness={})
+    with pytest.warns(DeprecationWarning, match='randomness = dict'):
+        assert Runner.from_cfg(cfg).seed == 5
+
+
+def test_the_mode_mmengine_repeats_stock_mmengine(tmp_path):
+    """Old runs can be repeated, and what differs is the streams alone."""
+    legacy = dict(seed=3, worker_seed='mmengine', step_seed=False)
+    ours = trained(config(tmp_path, randomness=legacy))
+    mmrepro.deactivate()
+    stock = trained(config(tmp_path))
+    assert torch.equal(ours, stock)
+
+
+def test_validation_leaves_a_sequential_main_stream_alone(tmp_path):
+    def with_validation(validate):
+        cfg = config(tmp_path, randomness=dict(seed=3, step_seed=False))
+        if validate:
+            cfg.val_dataloader = copy.deepcopy(cfg.train_dataloader)
+            cfg.val_cfg, cfg.val_evaluator = dict(), dict(type='DumpNothing')
+        return trained(cfg)
+
+    assert torch.equal(with_validation(True), with_validation(False))
+
+
+def test_iteration_based_training_repeats(tmp_path):
+    runs = []
+    for workers in (0, 2):
+        cfg = config(tmp_path)
+        cfg.train_cfg = dict(by_epoch=False, max_iters=7, val_interval=100)
+        cfg.train_dataloader.sampler = dict(type='InfiniteSampler', shuffle=True)
+        cfg.train_dataloader.num_workers = workers
+        runs.append(trained(cfg))
+    assert torch.equal(*runs)
