@@ -12,8 +12,8 @@ from mmrepro import ops
 from mmrepro.ops.provider import _MARK
 
 GOLDEN = Path(__file__).parent / 'golden'
-# Set to 'compiled' or 'torch' to write the golden files anew from that provider: from mmcv's kernels
-# where they run on the CPU, else from ours, after they agreed with the definition.
+# Set to 'compiled' or 'torch' to write the golden files anew from that provider: mmcv's kernels
+# where they run on the CPU, else ours, after they agreed with the definition.
 WRITE = os.environ.get('MMREPRO_WRITE_GOLDEN')
 
 
