@@ -4,11 +4,13 @@ Signature: ``mmcv/ops/multi_scale_deform_attn.py``; formula: ``ms_deform_attn_cu
 (mmcv 2.1.0) with the zero-padding rule. mmcv calls this on CUDA only and samples with
 ``grid_sample`` on the CPU; these functions do not care where the tensors are.
 
-One image and one head at a time: their rows of ``value`` are disjoint, so the transpose of one is
-complete before the next begins, and the taps of all are never held together.
+One image and a few heads at a time: their rows of ``value`` are disjoint, so the transpose of one
+group is complete before the next begins, the taps of all are never held together, and the size of
+a group does not show in the bits.
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -21,12 +23,12 @@ __all__ = ['ms_deform_attn_backward', 'ms_deform_attn_forward']
 
 
 class _Levels(NamedTuple):
-    """Sizes and first row of every level, shaped to broadcast over (Q, L, P)."""
+    """Sizes and first key of every level, shaped to broadcast over (Q, G, L, P)."""
 
     height: Tensor
     width: Tensor
     start: Tensor
-    most_rows: int
+    keys: int
 
 
 def _check(value: Tensor, shapes: Tensor, starts: Tensor, locations: Tensor,
@@ -50,32 +52,46 @@ def _check(value: Tensor, shapes: Tensor, starts: Tensor, locations: Tensor,
                 f'a level of {h} x {w} that starts at key {first} does not fit value '
                 f'{describe(value)}')
     table = torch.tensor(sizes, dtype=torch.int32).view(-1, 3).to(value.device)
-    h, w, first = (column.view(1, -1, 1) for column in table.unbind(1))
+    h, w, first = (column.view(1, 1, -1, 1) for column in table.unbind(1))
     return _Levels(h, w, first, keys)
 
 
 def _corners(locations: Tensor, levels: _Levels) -> tuple[Tensor, sampling.Corners]:
-    """Taps of one image and head: rows (Q, L*P*4) of its keys, and the corners (Q, L, P, 4)."""
+    """Taps of G heads: rows (Q * G, L * P * 4) of :func:`_rows`, and corners (Q, G, L, P, 4)."""
     # mmcv: loc * size - 0.5, in that order of rounding.
     y = locations[..., 1] * levels.height - 0.5
     x = locations[..., 0] * levels.width - 0.5
     corners = sampling.padded_corners(y, x, levels.height, levels.width)
-    row = corners.row + levels.start.unsqueeze(-1)
-    row = torch.where(corners.live, row, levels.most_rows).flatten(1)
-    return row, corners
+    heads = y.shape[1]
+    head = torch.arange(heads, dtype=torch.int32, device=y.device).view(1, -1, 1, 1, 1)
+    row = (corners.row + levels.start.unsqueeze(-1)) * heads + head
+    row = torch.where(corners.live, row, levels.keys * heads)
+    return row.view(len(y) * heads, -1), corners
 
 
-def _head(value: Tensor, image: int, head: int) -> Tensor:
-    """Rows (keys + 1, D) of one image and head; the last is the row of zeros."""
-    keys, depth = value.shape[1], value.shape[3]
-    rows = value.new_empty((keys + 1, depth), dtype=gather.compute_dtype(value))
-    rows[:keys].copy_(value[image, :, head])
-    rows[keys:].zero_()
+def _rows(value: Tensor) -> Tensor:
+    """(keys, G, D) as (keys * G + 1, D) rows in compute precision; the last is zero."""
+    keys, heads, depth = value.shape
+    rows = value.new_empty((keys * heads + 1, depth), dtype=gather.compute_dtype(value))
+    rows[:-1].view(value.shape).copy_(value)
+    rows[-1].zero_()
     return rows
 
 
-def _steps(queries: int, taps_per_query: int, budget: int) -> range:
-    return range(0, queries, max(1, budget // max(1, taps_per_query)))
+def _groups(batch: int, queries: int, heads: int, taps: int,
+            budget: int) -> Iterator[tuple[int, slice]]:
+    """Images and heads to work on together; ``taps`` is of one query and head."""
+    size = max(1, min(heads, budget // max(1, queries * taps)))
+    for image in range(batch):
+        for head in range(0, heads, size):
+            yield image, slice(head, min(head + size, heads))
+
+
+def _parts(queries: int, taps: int, budget: int) -> Iterator[slice]:
+    """Queries whose taps are made together; ``taps`` is of one query of a group."""
+    size = max(1, budget // max(1, taps))
+    for query in range(0, queries, size):
+        yield slice(query, min(query + size, queries))
 
 
 def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
@@ -100,21 +116,19 @@ def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
     levels = _check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
                     attention_weights, im2col_step)
     b, _, heads, depth = value.shape
-    queries = sampling_locations.shape[1]
+    queries, taps = sampling_locations.shape[1], attention_weights.shape[3:].numel() * 4
     output = value.new_zeros((b, queries, heads, depth))
     if output.numel() == 0:
         return output.view(b, queries, heads * depth)
-    dtype = gather.compute_dtype(value)
-    step = _steps(queries, attention_weights[0, 0, 0].numel() * 4, gather.CHUNK_TAPS * 4)
-    for image in range(b):
-        for head in range(heads):
-            rows = _head(value, image, head)
-            for q in step:
-                part = slice(q, q + step.step)
-                row, corners = _corners(sampling_locations[image, part, head].to(dtype), levels)
-                attention = attention_weights[image, part, head].to(dtype)
-                weight = (corners.weight * attention.unsqueeze(-1)).flatten(1)
-                output[image, part, head] = gather.read(rows, row, weight).to(value.dtype)
+    dtype, budget = gather.compute_dtype(value), gather.chunk_taps(value.device)
+    for image, group in _groups(b, queries, heads, taps, budget):
+        rows = _rows(value[image, :, group])
+        for part in _parts(queries, taps * (group.stop - group.start), budget):
+            row, corners = _corners(sampling_locations[image, part, group].to(dtype), levels)
+            attention = attention_weights[image, part, group].to(dtype)
+            weight = (corners.weight * attention.unsqueeze(-1)).view(row.shape)
+            result = gather.read(rows, row, weight).view(-1, group.stop - group.start, depth)
+            output[image, part, group] = result.to(value.dtype)
     return output.view(b, queries, heads * depth)
 
 
@@ -123,7 +137,7 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
                             attention_weights: Tensor, grad_output: Tensor, grad_value: Tensor,
                             grad_sampling_loc: Tensor, grad_attn_weight: Tensor,
                             im2col_step: int) -> None:
-    """The gradients of :func:`ms_deform_attn_forward`, written into the last three tensors.
+    """The gradients of :func:`ms_deform_attn_forward`, added to the last three tensors.
 
     Args:
         grad_output: (B, Q, heads * D).
@@ -133,37 +147,39 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
     levels = _check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
                     attention_weights, im2col_step)
     b, keys, heads, depth = value.shape
+    queries, taps = sampling_locations.shape[1], attention_weights.shape[3:].numel() * 4
+    require_shape('ms_deform_attn', 'grad_output', grad_output, (b, queries, heads * depth))
     if grad_output.numel() == 0 or value.numel() == 0:
         return
-    grads = grad_output.reshape(b, -1, heads, depth)
-    for image in range(b):
-        for head in range(heads):
-            rows = _head(value, image, head)
-            grad = grads[image, :, head].to(rows.dtype).contiguous()
-            row, weight = _sample_gradients(
-                rows, grad, levels, sampling_locations[image, :, head],
-                attention_weights[image, :, head], grad_sampling_loc[image, :, head],
-                grad_attn_weight[image, :, head])
-            grad_value[image, :, head] += gather.spread(grad, row, weight, keys).to(value.dtype)
+    grads = grad_output.reshape(b, queries, heads, depth)
+    for image, group in _groups(b, queries, heads, taps, gather.chunk_taps(value.device)):
+        rows = _rows(value[image, :, group])
+        grad = grads[image, :, group].to(rows.dtype).reshape(-1, depth)
+        row, weight = _sample_gradients(
+            rows, grad, levels, sampling_locations[image, :, group],
+            attention_weights[image, :, group], grad_sampling_loc[image, :, group],
+            grad_attn_weight[image, :, group])
+        part = gather.spread(grad, row, weight, len(rows) - 1)
+        grad_value[image, :, group] += part.view(keys, -1, depth).to(value.dtype)
 
 
 def _sample_gradients(rows: Tensor, grad: Tensor, levels: _Levels, locations: Tensor,
                       attention: Tensor, grad_locations: Tensor,
                       grad_attention: Tensor) -> tuple[Tensor, Tensor]:
-    """Write the gradients of where and how much; return all taps of this image and head."""
-    taps = attention[0].numel() * 4
+    """Write the gradients of where and how much; return all taps of this image and group."""
+    heads = locations.shape[1]
+    taps = attention.shape[2:].numel() * 4
     all_rows = torch.empty((len(grad), taps), dtype=torch.int32, device=grad.device)
     all_weights = rows.new_empty((len(grad), taps))
-    step = _steps(len(grad), taps, gather.CHUNK_TAPS * 4)
-    for q in step:
-        part = slice(q, q + step.step)
+    for part in _parts(len(locations), heads * taps, gather.chunk_taps(rows.device)):
+        bags = slice(part.start * heads, part.stop * heads)
         row, corners = _corners(locations[part].to(rows.dtype), levels)
         share = attention[part].to(rows.dtype)
-        dot = gather.dots(grad[part], rows, row).view(corners.weight.shape)
-        grad_attention[part] = (corners.weight * dot).sum(-1)
-        grad_locations[part] = torch.stack((
-            (corners.dx * dot).sum(-1) * share * levels.width,
-            (corners.dy * dot).sum(-1) * share * levels.height), -1)
-        all_rows[part] = row
-        all_weights[part] = (corners.weight * share.unsqueeze(-1)).flatten(1)
+        dot = gather.dots(grad[bags], rows, row).view(corners.weight.shape)
+        grad_attention[part] += (corners.weight * dot).sum(-1).to(grad_attention.dtype)
+        slope = torch.stack(((corners.dx * dot).sum(-1) * share * levels.width,
+                             (corners.dy * dot).sum(-1) * share * levels.height), -1)
+        grad_locations[part] += slope.to(grad_locations.dtype)
+        all_rows[bags] = row
+        all_weights[bags] = (corners.weight * share.unsqueeze(-1)).view(row.shape)
     return all_rows, all_weights

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ['COMPUTE', 'add_rows', 'bags', 'compute_dtype', 'cut', 'dots', 'keep', 'put_rows',
-           'read', 'rows_of', 'single', 'spread', 'tap_budget', 'through']
+__all__ = ['COMPUTE', 'add_rows', 'bags', 'chunk_taps', 'compute_dtype', 'cut', 'dots', 'keep',
+           'put_rows', 'read', 'rows_of', 'single', 'spread', 'tap_budget', 'through']
 
 # Sums are made in at least float32: half and bfloat16 lose taps that are small beside the sum.
 COMPUTE = {torch.float64: torch.float64, torch.float32: torch.float32,
@@ -29,8 +29,10 @@ COMPUTE = {torch.float64: torch.float64, torch.float32: torch.float32,
 # Bytes that the taps of one chunk may take while they are made and sorted, per byte of input and
 # output: together with the rows it keeps the extra memory under twice theirs.
 CHUNK_SHARE = 0.5
-# Below this many taps a chunk costs more in calls than it saves in memory.
-CHUNK_TAPS = 1 << 16
+# Taps per chunk below which the calls cost more than the memory is worth; a GPU is fed in larger
+# bites. Where chunks are made of whole bags and rows, as everywhere here, the size of a chunk does
+# not show in the bits unless the text of the operator says so.
+CHUNK_TAPS = {'cpu': 1 << 18, 'cuda': 1 << 22}
 # What a tap costs at its peak: row, weight, sorted row, permutation, permuted weight and source.
 TAP_BYTES = 48
 
@@ -202,7 +204,12 @@ def cut(costs: list[int], budget: int, widths: list[int] | None = None) -> list[
     return runs
 
 
+def chunk_taps(device: torch.device) -> int:
+    """Taps to work on at once where nothing else limits them."""
+    return CHUNK_TAPS['cpu' if device.type == 'cpu' else 'cuda']
+
+
 def tap_budget(*tensors: Tensor) -> int:
-    """Taps to work on at once, given the tensors that the caller owns anyway."""
+    """Taps to hold at once, given the tensors that the caller owns anyway."""
     owned = sum(t.numel() * t.element_size() for t in tensors)
-    return max(CHUNK_TAPS, int(owned * CHUNK_SHARE) // TAP_BYTES)
+    return max(chunk_taps(tensors[0].device) // 4, int(owned * CHUNK_SHARE) // TAP_BYTES)
