@@ -16,8 +16,9 @@ from mmrepro.ops.contract import describe, require, require_dtype, require_shape
 __all__ = ['sigmoid_focal_loss_backward', 'sigmoid_focal_loss_forward',
            'softmax_focal_loss_backward', 'softmax_focal_loss_forward']
 
-# Elements of a temporary, by device: near the L2 cache on a CPU, few launches on CUDA.
-_TILE = {'cpu': 1 << 16, 'cuda': 1 << 24}
+# Elements of a temporary, by device. On a CPU just too few for torch to share among threads: where
+# a thread's part ends, exp and log are computed by other code, and the bits would tell.
+_TILE = {'cpu': (1 << 15) - 1, 'cuda': 1 << 24}
 
 # mmcv's FLT_MIN: what a probability is raised to before its logarithm.
 _LEAST = torch.finfo(torch.float32).tiny

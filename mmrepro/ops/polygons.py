@@ -16,8 +16,9 @@ from mmrepro.ops.convex import clip_area, hull, shoelace
 __all__ = ['active_rotated_filter_backward', 'active_rotated_filter_forward', 'convex_giou',
            'convex_iou', 'min_area_polygons', 'points_in_polygons_forward']
 
-# Pairs of polygons at a time, by device: each takes a few kilobytes of temporaries.
-_PAIRS = {'cpu': 1 << 12, 'cuda': 1 << 17}
+# Pairs of polygons at a time, by device: each takes a few kilobytes of temporaries. On a CPU few
+# enough that torch does not share angles among threads, where their last bits would change.
+_PAIRS = {'cpu': 1 << 11, 'cuda': 1 << 17}
 
 # Elements of a matrix at a time, by device.
 _TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
