@@ -3,21 +3,25 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import sys
 from functools import cache
 from typing import Any, Dict, Optional, Union
 
-from mmengine.dist import get_rank, get_world_size, is_distributed
+from mmengine.dist import get_rank, get_world_size, is_distributed, master_only
 from mmengine.registry import RUNNERS
-from mmengine.runner import Runner
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
 from . import determinism, ops, patches, seeds
 from .config import RandomnessConfig, RandomnessError, upgrade_legacy_keys
-from .data import adopt_loader
+from .data import adopt_loader, placement_of
+from .data.seek import continue_epochs, continue_iterations, seek, where
 from .dist import agreement, launch
 from .dist.seed import broadcast_seed
-from .hooks import SeedHook, TurnSeedHook
+from .hooks import ResumeHook, SeedHook, TurnSeedHook
+from .state import files
+from .state.point import ResumePoint, find_point
 from .version import __version__
 
 __all__ = ['ReproRunner', 'ReproRunnerMixin', 'prepare_cfg', 'reproducible_class']
@@ -32,6 +36,7 @@ class ReproRunnerMixin:
     The ``randomness`` dict takes the keys of :class:`mmrepro.RandomnessConfig`.
     """
     _repro: Optional[RandomnessConfig] = None
+    _point: Optional[ResumePoint] = None
     _stream = 'sample'
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -40,7 +45,15 @@ class ReproRunnerMixin:
         kwargs_of = dict(bound.arguments)
         extra = kwargs_of.pop('kwargs', {})
         given = RandomnessConfig.parse(kwargs_of.pop('randomness', None))
+        if kwargs_of.get('resume'):
+            self._point = find_point(kwargs_of.get('load_from'), kwargs_of['work_dir'])
+        if self._point is not None:
+            # before the model, the loaders and their workers are built from another seed
+            given = self._point.seeded(given)
+            kwargs_of['load_from'] = self._point.path
         super().__init__(**kwargs_of, **extra, randomness=given.as_dict())
+        if self._point is not None:
+            self.logger.info(self._point.report)
         self.logger.info(f'mmrepro {__version__}\n{self._repro.table()}\n\n{self._policy}')
 
     @classmethod
@@ -100,6 +113,8 @@ class ReproRunnerMixin:
         self.register_hook(turn, priority=turn.priority)
         last = SeedHook(self._repro, get_rank(), turn)
         self.register_hook(last, priority=last.priority)
+        if not self._repro.legacy:
+            self.register_hook(ResumeHook(), priority=ResumeHook.priority)
 
     def wrap_model(self, model_wrapper_cfg: Optional[Dict], model: Any) -> Any:
         # a sum of two is the same in any order; of three it depends on DDP's buckets
@@ -107,7 +122,13 @@ class ReproRunnerMixin:
         return launch.wrap_model(self, super().wrap_model, model_wrapper_cfg, model, ordered)
 
     def build_train_loop(self, loop: Any) -> Any:
-        return self._build_loop(super().build_train_loop, loop, 'sample', self._train_dataloader)
+        loop = self._build_loop(super().build_train_loop, loop, 'sample', self._train_dataloader)
+        if self._point is not None and placement_of(loop.dataloader) is not None:
+            if isinstance(loop, EpochBasedTrainLoop):
+                continue_epochs(loop)
+            elif isinstance(loop, IterBasedTrainLoop):
+                continue_iterations(loop, self._point.iteration)
+        return loop
 
     def build_val_loop(self, loop: Any) -> Any:
         return self._build_loop(super().build_val_loop, loop, 'val', self._val_dataloader)
@@ -138,7 +159,29 @@ class ReproRunnerMixin:
         sampler_seed = seeds.derive(config.seed, 'sampler', 'build').torch >> 33
         loader = super().build_dataloader(dataloader, sampler_seed, False)
         user_init = loader.worker_init_fn if 'worker_init_fn' in dataloader else None
-        return adopt_loader(loader, config, self._stream, get_rank(), user_init)
+        adopt_loader(loader, config, self._stream, get_rank(), user_init)
+        if self._point is not None and self._stream == 'sample':
+            # an iteration-based loop forks its workers, which begin at once, in its __init__
+            seek(loader, *where(loader, self._point.iteration))
+        return loader
+
+    def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> Dict:
+        with files.local_loading():
+            return super().load_checkpoint(filename, *args, **kwargs)
+
+    @master_only
+    def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
+        """As MMEngine's; on a local disk the file appears whole, with a digest, or not at all."""
+        if not files.is_local(out_dir, kwargs):
+            super().save_checkpoint(out_dir, filename, *args, **kwargs)
+            return
+        partial = os.path.join(out_dir, f'.{filename}.partial')
+        try:
+            super().save_checkpoint(out_dir, os.path.basename(partial), *args, **kwargs)
+            files.replace_with(partial, os.path.join(out_dir, filename))
+        finally:
+            if os.path.exists(partial):
+                os.remove(partial)
 
     def repro_meta(self) -> Dict[str, Any]:
         """What a checkpoint says of the randomness that made it."""

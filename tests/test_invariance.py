@@ -26,8 +26,7 @@ def small(model, data_root):
     """The demo config of a model, with smaller images and fewer of them."""
     from mmrepro.demo.settings import demo_config
     cfg = demo_config(model, data_root)
-    sizes = {(256, 192): (160, 120), (192, 192): (128, 128), (384, 384): (256, 256)}
-    _replace(cfg._cfg_dict, sizes)
+    _replace(cfg._cfg_dict)
     dataset = cfg.train_dataloader.dataset
     (dataset.dataset if 'dataset' in dataset else dataset)['indices'] = IMAGES.get(model, 6)
     cfg.val_dataloader.dataset['indices'] = 2
@@ -36,13 +35,22 @@ def small(model, data_root):
     return cfg
 
 
-def _replace(node, sizes):
+# widths and heights of the demo configs -> of the tests
+SMALLER = {
+    (256, 192): (160, 120), (192, 192): (128, 128), (384, 384): (256, 256),
+    # Deformable DETR's choices
+    (160, 256): (96, 160), (192, 256): (112, 160), (224, 256): (128, 160), (200, 400): (112, 240),
+    (240, 400): (144, 240), (128, 192): (80, 120),
+}
+
+
+def _replace(node):
     items = node.items() if isinstance(node, dict) else enumerate(node)
     for key, value in list(items):
-        if isinstance(value, tuple) and value in sizes:
-            node[key] = sizes[value]
+        if isinstance(value, tuple) and value in SMALLER:
+            node[key] = SMALLER[value]
         elif isinstance(value, (dict, list)):
-            _replace(value, sizes)
+            _replace(value)
 
 
 def workers(count, persistent=False, prefetch=None, start=None):

@@ -1,4 +1,5 @@
 """What happens during a run."""
+from .resume import ResumeHook
 from .seed import SeedHook, TurnSeedHook
 
-__all__ = ['SeedHook', 'TurnSeedHook']
+__all__ = ['ResumeHook', 'SeedHook', 'TurnSeedHook']

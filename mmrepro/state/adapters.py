@@ -1,0 +1,120 @@
+"""State of a run that lives in Python attributes, where no ``state_dict`` finds it.
+
+One row per class: the attributes to keep, and why they matter. Rows are found by class name along
+the method resolution order, in models (modules, and objects that modules hold) and among hooks.
+"""
+from __future__ import annotations
+
+import copy
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+
+import torch
+from torch import nn
+
+__all__ = ['ADAPTERS', 'Adapter', 'collect', 'register', 'restore']
+
+
+class Adapter(NamedTuple):
+    """What to keep of a class.
+
+    Attributes:
+        attributes: names of attributes, dotted where they belong to a part.
+        why: what goes wrong in a resumed run without them.
+    """
+    attributes: Tuple[str, ...]
+    why: str
+
+
+ADAPTERS: Dict[str, Adapter] = {
+    'DynamicRoIHead': Adapter(
+        ('iou_history', 'beta_history', 'bbox_assigner.pos_iou_thr', 'bbox_assigner.neg_iou_thr',
+         'bbox_assigner.min_pos_iou', 'bbox_head.loss_bbox.beta'),
+        'thresholds and beta follow the last iterations'),
+    'DropBlock': Adapter(('iter_cnt', ), 'the drop probability warms up with a counter'),
+    'BatchSyncRandomResize': Adapter(
+        ('_input_size', ), 'the size of the images holds for several iterations'),
+    'IoUBalancedNegSampler': Adapter(
+        ('floor_thr', ), 'the first call changes the lower threshold for all others'),
+    'EarlyStoppingHook': Adapter(
+        ('wait_count', 'best_score'), 'patience starts again'),
+}
+
+
+def register(cls: type, *attributes: str, why: str = '') -> None:
+    """Keep ``attributes`` of every object of ``cls`` in checkpoints.
+
+    >>> class Warmup(nn.Module):
+    ...     seen = 0
+    >>> register(Warmup, 'seen', why='counts its own iterations')
+    >>> ADAPTERS.pop('Warmup').attributes
+    ('seen',)
+    """
+    ADAPTERS[cls.__name__] = Adapter(tuple(attributes), why)
+
+
+def _adapter(obj: Any) -> Any:
+    return next((ADAPTERS[cls.__name__] for cls in type(obj).__mro__ if cls.__name__ in ADAPTERS),
+                None)
+
+
+def _parts(module: nn.Module) -> Iterator[Tuple[str, Any]]:
+    """Objects that a module holds without being its submodules: samplers, assigners, ..."""
+    for name, value in vars(module).items():
+        if name.startswith('_') and name not in ('_sampler', ):
+            continue
+        items = enumerate(value) if isinstance(value, (list, tuple)) else ((None, value), )
+        for index, item in items:
+            if not isinstance(item, (nn.Module, torch.Tensor)) and _adapter(item) is not None:
+                yield name if index is None else f'{name}.{index}', item
+
+
+def _known(model: nn.Module, hooks: List[Any]) -> Iterator[Tuple[str, Any, Adapter]]:
+    for path, module in model.named_modules():
+        if _adapter(module) is not None:
+            yield f'model:{path}', module, _adapter(module)
+        for name, part in _parts(module):
+            yield f'model:{path}:{name}', part, _adapter(part)
+    for index, hook in enumerate(hooks):
+        if _adapter(hook) is not None:
+            yield f'hook:{type(hook).__name__}:{index}', hook, _adapter(hook)
+
+
+def _owner(obj: Any, path: str) -> Tuple[Any, str]:
+    *parents, name = path.split('.')
+    for parent in parents:
+        obj = getattr(obj, parent)
+    return obj, name
+
+
+def _plain(value: Any) -> Any:
+    """A copy that a checkpoint can hold."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(item) for item in value)
+    return copy.deepcopy(value)
+
+
+def collect(model: nn.Module, hooks: List[Any]) -> Dict[str, Dict[str, Any]]:
+    """Values of all known attributes, by place."""
+    found: Dict[str, Dict[str, Any]] = {}
+    for place, obj, adapter in _known(model, hooks):
+        found[place] = {}
+        for path in adapter.attributes:
+            owner, name = _owner(obj, path)
+            if hasattr(owner, name):
+                found[place][path] = _plain(getattr(owner, name))
+    return found
+
+
+def restore(model: nn.Module, hooks: List[Any], state: Dict[str, Dict[str, Any]]) -> List[str]:
+    """Put collected values back; returns places in ``state`` that this run does not have."""
+    places = {place: obj for place, obj, _ in _known(model, hooks)}
+    for place, values in state.items():
+        for path, value in values.items() if place in places else ():
+            owner, name = _owner(places[place], path)
+            before = getattr(owner, name)
+            if isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
+                value = value.to(before.device)
+            setattr(owner, name, value)
+    return [place for place in state if place not in places]

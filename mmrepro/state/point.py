@@ -1,0 +1,76 @@
+"""Where a run resumes: read from the checkpoint before anything is built."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, Optional
+
+from ..config import RandomnessConfig, RandomnessError
+from .files import load, newest_good
+
+__all__ = ['ResumePoint', 'find_point']
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """A checkpoint to resume from.
+
+    Attributes:
+        path: of the file.
+        epoch: that continues or begins.
+        iteration: that comes next, counted from 0.
+        seed: of the run that wrote it; None when unknown.
+        written_by: what mmrepro wrote of that run; empty for a checkpoint of stock MMEngine.
+        report: what was chosen and passed over, for the log.
+    """
+    path: str
+    epoch: int
+    iteration: int
+    seed: Optional[int]
+    written_by: Dict[str, Any]
+    report: str
+
+    def seeded(self, given: RandomnessConfig) -> RandomnessConfig:
+        """``given`` with the seed of the run that is resumed.
+
+        Raises:
+            RandomnessError: when ``given`` names another seed.
+        """
+        if self.seed is None:
+            return given
+        if given.seed is not None and given.seed != self.seed:
+            raise RandomnessError(
+                f'randomness.seed={given.seed!r}, but {self.path} comes from a run with seed '
+                f'{self.seed}; resume with that seed or with seed=None, or start a new run from '
+                'the weights: load_from=..., resume=False')
+        return given.with_seed(self.seed)
+
+
+def find_point(load_from: Optional[str], work_dir: str) -> Optional[ResumePoint]:
+    """The checkpoint that ``resume=True`` means.
+
+    Args:
+        load_from: named by the user, or None for the newest complete one in ``work_dir``.
+
+    Returns:
+        None when there is nothing to resume from: the run begins at the beginning.
+
+    Raises:
+        FileNotFoundError, CheckpointError: the named file is missing or damaged.
+    """
+    lines = []
+    path = load_from
+    if path is None:
+        path, passed = newest_good(work_dir)
+        lines += [f'passed over: {reason}' for reason in passed]
+        if path is None:
+            return None
+    elif '://' in path:
+        return None  # MMEngine fetches it; its seed is not known beforehand
+    meta = load(path, map_location='meta')['meta']
+    lines.insert(0, f'resuming from {path}: epoch {meta["epoch"]}, iteration {meta["iter"]}')
+    written_by = meta.get('mmrepro', {})
+    if not written_by:
+        lines.append('it was written without mmrepro: weights, optimizer and schedules continue; '
+                     'data order and random numbers are those of mmrepro from here on')
+    return ResumePoint(path, meta['epoch'], meta['iter'], meta.get('seed'), written_by,
+                       '\n'.join(lines))

@@ -1,0 +1,110 @@
+"""Several ranks on the CPU over gloo, each a forked child of this warm process."""
+import os
+
+import pytest
+from harness import Child, train
+from test_invariance import changed, small, workers
+
+pytestmark = pytest.mark.filterwarnings('ignore')
+
+
+def as_rank(rank, world_size, port, cfg, work_dir):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size),
+                      MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    cfg.launcher = 'pytorch'
+    cfg.env_cfg.dist_cfg = dict(backend='gloo', timeout=300)
+    import torch.distributed
+    try:
+        return train(cfg, work_dir)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def on_ranks(world_size, cfg, work_dir, of_rank=lambda rank, cfg: None):
+    """Results, or the texts of the errors, of all ranks."""
+    port = free_port()
+    children = []
+    for rank in range(world_size):
+        own = changed(cfg, lambda cfg, rank=rank: of_rank(rank, cfg))
+        children.append(Child(as_rank, rank, world_size, port, own, str(work_dir)))
+    results = []
+    for child in children:
+        try:
+            results.append(child.result())
+        except RuntimeError as error:
+            results.append(str(error))
+    return results
+
+
+def free_port():
+    import socket
+    with socket.socket() as one:
+        one.bind(('127.0.0.1', 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture(scope='module')
+def cfg(data_root):
+    import mmdet.models  # noqa: F401
+    cfg = small('retinanet_r50_fpn', data_root)
+    cfg.model.backbone.depth = 18
+    cfg.model.neck.in_channels = [64, 128, 256, 512]
+    cfg.train_dataloader.dataset.indices = 8
+    cfg.train_dataloader.batch_size = 1
+    cfg.train_cfg.max_epochs = 1
+    return cfg
+
+
+@pytest.fixture(scope='module')
+def two(cfg, tmp_path_factory):
+    return on_ranks(2, cfg, tmp_path_factory.mktemp('two'))
+
+
+def test_ranks_share_weights_and_see_different_data(two):
+    first, second = two
+    assert first['weights'] == second['weights']
+    assert first['optimizer'] == second['optimizer']
+    assert not set(first['data']) & set(second['data'])
+    assert len(first['step']) == 4
+
+
+def test_workers_and_a_second_start_change_nothing(cfg, two, tmp_path):
+    again = on_ranks(2, changed(cfg, workers(2)), tmp_path)
+    for before, after in zip(two, again):
+        for key in ('data', 'loss', 'weights', 'optimizer', 'seed'):
+            assert before[key] == after[key], key
+
+
+def test_four_ranks_repeat(cfg, tmp_path):
+    runs = [on_ranks(4, cfg, tmp_path / str(i)) for i in range(2)]
+    assert len({result['weights'] for run in runs for result in run}) == 1
+    assert [result['data'] for result in runs[0]] == [result['data'] for result in runs[1]]
+    assert len({tuple(result['data']) for result in runs[0]}) == 4
+
+
+def test_diff_rank_seed_changes_the_model_only(cfg, two, tmp_path):
+    """RetinaNet draws nothing in its step: the same data gives the same bits, seeds apart."""
+    other = on_ranks(2, changed(cfg, lambda cfg: cfg.randomness.update(diff_rank_seed=True)),
+                     tmp_path)
+    assert [result['data'] for result in other] == [result['data'] for result in two]
+    assert other[0]['weights'] == other[1]['weights'] != two[0]['weights']
+
+
+def test_a_drawn_seed_is_the_same_on_all_ranks(cfg, tmp_path):
+    unseeded = changed(cfg, lambda cfg: cfg.randomness.update(seed=None))
+    seeds = [[result['seed'] for result in on_ranks(2, unseeded, tmp_path / str(i))]
+             for i in range(2)]
+    assert seeds[0][0] == seeds[0][1] and seeds[1][0] == seeds[1][1]
+    assert seeds[0] != seeds[1]
+
+
+def test_ranks_that_differ_are_refused_by_name(cfg, tmp_path):
+    def of_rank(rank, cfg):
+        if rank == 1:
+            cfg.optim_wrapper.optimizer.lr = 0.5
+
+    errors = on_ranks(2, cfg, tmp_path, of_rank)
+    for error in errors:
+        assert isinstance(error, str) and 'AgreementError' in error
+        assert 'rank 1' in error and 'lr=0.5' in error
