@@ -57,7 +57,8 @@ def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, ali
     """Write the overlaps of axis-aligned boxes to ``ious``.
 
     Args:
-        bboxes1: (M, 4) x1 y1 x2 y2, any floating dtype; computed in that dtype, as mmcv does.
+        bboxes1: (M, 4) x1 y1 x2 y2, any floating dtype; computed in that dtype, as mmcv does. (Its
+            CPU kernel refuses float16, which its CUDA kernel takes.)
         bboxes2: (N, 4).
         ious: (M, N), or (M,) if ``aligned``.
         mode: 0 for intersection over union, 1 for intersection over the first box.
@@ -132,7 +133,8 @@ def _quadri_pair(a: Tensor, b: Tensor, mode: int) -> Tensor:
     valid = torch.cat([meet.flatten(0, 1), *within])
     number = valid.sum(0)
     # of 24 candidates a handful exists, and the hull costs their number squared
-    few = valid.byte().argsort(dim=0, descending=True, stable=True)[:max(1, int(number.max()))]
+    few = valid.byte().argsort(dim=0, descending=True, stable=True)
+    few = few[:max(1, int(number.max()))]
     x, y, valid = (value.gather(0, few) for value in (x, y, valid))
     x, y = torch.where(valid, x, 0), torch.where(valid, y, 0)
     index, _ = hull(x, y, valid)
@@ -214,6 +216,8 @@ def _iou(operator: str, shape: Shape, boxes1: Tensor, boxes2: Tensor, ious: Tens
     for name, tensor in (('boxes1', boxes1), ('boxes2', boxes2), ('ious', ious)):
         require_dtype(operator, name, tensor, (torch.float32,))
     _check_pair(operator, boxes1, boxes2, ious, shape.width, aligned)
+    if ious.numel() == 0:
+        return
     a, b = (boxes.detach().double().T.contiguous() for boxes in (boxes1, boxes2))
     if aligned:
         flat = ious.view(-1)
