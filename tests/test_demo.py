@@ -199,11 +199,23 @@ def test_two_processes_end_with_the_same_bits(tmp_path, capfd):
     assert 'SAME BITS: loss, weights and optimizer state agree' in capfd.readouterr().out
 
 
+@pytest.mark.slow
+def test_mmengines_own_streams_depend_on_the_workers_and_the_verdict_says_so(tmp_path, capfd):
+    config = tmp_path / 'stock_streams.py'
+    config.write_text(f"_base_ = {settings.shipped('configs/demo/yolox_s_demo.py')!r}\n"
+                      "randomness = dict(worker_seed='mmengine', step_seed=False)\n")
+    arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
+    # the first batch comes from worker 0, whose seed is that of the main process
+    assert twin.main([*arguments, '--config', str(config), '--images', '8', '--epochs', '1']) == 1
+    assert 'DIFFERENT from iteration 2 on' in capfd.readouterr().out
+
+
+@pytest.mark.slow
 def test_a_failing_run_shows_its_log(tmp_path, capfd):
     config = tmp_path / 'broken.py'
     config.write_text(f"_base_ = {settings.shipped(twin.DEFAULT_CONFIG)!r}\n"
-                      "optim_wrapper = dict(optimizer=dict(type='NoSuchOptimizer'))\n")
+                      "model = dict(type='NoSuchDetector')\n")
     arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
     assert twin.main([*arguments, '--config', str(config), '--images', '4', '--epochs', '1']) == 1
     error = capfd.readouterr().err
-    assert 'NoSuchOptimizer' in error and 'output.txt' in error
+    assert 'NoSuchDetector' in error and 'output.txt' in error
