@@ -150,7 +150,7 @@ def wrap(rank, world, wrapper, expected):
         assert wrap_model(runner, build, None, wrapped) is wrapped
         wrapped(torch.ones(1, 3)) if expected != 'MMSeparateDistributedDataParallel' else None
     return [type(m).__name__ for m in wrapped.modules()
-            if isinstance(m, DistributedDataParallel) and hasattr(m, 'reducer')]
+            if isinstance(m, DistributedDataParallel) and getattr(m, '_comm_hooks', None)]
 
 
 def wrap_sync_batch_norm(rank, world):

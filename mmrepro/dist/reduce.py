@@ -25,6 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ['fix_gradient_order', 'ordered_mean', 'ordered_mean_hook']
 
+# torch 2.13 gives it another name and warns of the old one
+_all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
+
 
 def ordered_mean(flat: Tensor, group: Optional[dist.ProcessGroup] = None) -> Tensor:
     """The mean of ``flat`` over the ranks, added up in the order of the ranks.
@@ -49,7 +52,7 @@ def ordered_mean(flat: Tensor, group: Optional[dist.ProcessGroup] = None) -> Ten
     first, *others = pieces.split(size)
     for piece in others:
         first += piece
-    dist.all_gather_into_tensor(send, first, group=group)
+    _all_gather(send, first, group=group)
     return send[:flat.numel()]
 
 
