@@ -1,0 +1,178 @@
+"""What `pip install .` puts on the disk, and where MIM, MMEngine and the shell find it."""
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+import mmrepro
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SOURCES = ('LICENSE', 'MANIFEST.in', 'README.md', 'configs', 'mmrepro', 'model-index.yml',
+           'pyproject.toml', 'requirements', 'setup.cfg', 'setup.py', 'tools')
+
+
+def _setup():
+    parser = configparser.ConfigParser()
+    parser.read(os.path.join(ROOT, 'setup.cfg'), encoding='utf-8')
+    return parser
+
+
+def _pins(name):
+    with open(os.path.join(ROOT, 'requirements', name), encoding='utf-8') as file:
+        lines = [line.strip() for line in file]
+    return [line for line in lines if line and not line.startswith('#')]
+
+
+def _copy_sources(folder):
+    copy = folder / 'mmrepro-source'
+    copy.mkdir()
+    ignore = shutil.ignore_patterns('__pycache__', '.mim', '*.egg-info')
+    for name in SOURCES:
+        source = os.path.join(ROOT, name)
+        if os.path.isdir(source):
+            shutil.copytree(source, copy / name, ignore=ignore)
+        else:
+            shutil.copy(source, copy / name)
+    return copy
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory):
+    """Names and contents of a wheel, built from a copy so that the checkout stays as it is."""
+    copy = _copy_sources(tmp_path_factory.mktemp('source'))
+    out = tmp_path_factory.mktemp('wheel')
+    subprocess.run([sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-index',
+                    '--no-build-isolation', '--wheel-dir', str(out), str(copy)], check=True)
+    (path, ) = out.iterdir()
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def _files(folder, suffixes):
+    for base, _, names in os.walk(os.path.join(ROOT, folder)):
+        for name in names:
+            if name.endswith(suffixes):
+                yield os.path.relpath(os.path.join(base, name), ROOT).replace(os.sep, '/')
+
+
+def _content(path):
+    with open(os.path.join(ROOT, path), 'rb') as file:
+        return file.read()
+
+
+def test_every_module_is_in_the_wheel(wheel):
+    modules = [p for p in _files('mmrepro', '.py') if '/configs/' not in p and '/.mim/' not in p]
+    assert modules and not [path for path in modules if path not in wheel]
+
+
+def test_configs_and_tools_are_under_mim(wheel):
+    for path in [*_files('configs', ('.py', '.yml')), 'tools/train.py', 'tools/test.py',
+                 'tools/dist_train.sh', 'tools/slurm_train.sh', 'model-index.yml']:
+        assert wheel[f'mmrepro/.mim/{path}'] == _content(path)
+
+
+def test_the_wheel_holds_the_mixins_where_lazy_configs_read_them(wheel):
+    for name in ('reproducible', 'seeded'):
+        assert wheel[f'mmrepro/configs/_base_/{name}.py'] == _content(f'configs/_base_/{name}.py')
+
+
+def test_nothing_else_is_in_the_wheel(wheel):
+    allowed = re.compile(r'mmrepro/.*\.(py|yml|sh|json|css|js|html)$|mmrepro-[^/]*\.dist-info/')
+    assert [name for name in wheel if not allowed.match(name)] == []
+    left_out = ('tools/demo.sh', 'tools/test.sh', 'tools/environment.sh')
+    assert [name for name in wheel if name.endswith(left_out)] == []
+
+
+def test_metadata(wheel):
+    (text, ) = (v.decode() for k, v in wheel.items() if k.endswith('.dist-info/METADATA'))
+    assert f'\nVersion: {mmrepro.__version__}\n' in text
+    required = re.findall(r'^Requires-Dist: ([\w-]+)(?!.*extra)', text, re.M)
+    assert sorted(required) == ['mmengine', 'numpy', 'setuptools', 'torch']
+    (scripts, ) = (v.decode() for k, v in wheel.items() if k.endswith('entry_points.txt'))
+    assert 'mmrepro = mmrepro.cli:main' in scripts
+
+
+def test_an_installed_package_finds_its_own_configs_and_tools(wheel, tmp_path):
+    """The wheel, unpacked somewhere else, finds its configs and tools without the checkout."""
+    for name, content in wheel.items():
+        path = tmp_path / 'site' / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    lazy = tmp_path / 'lazy.py'
+    lazy.write_text('from mmengine.config import read_base\nwith read_base():\n'
+                    '    from mmrepro.configs._base_.reproducible import *\n')
+    code = ('from mmengine.config import Config\n'
+            'from mmrepro.demo.settings import demo_config, shipped\n'
+            'print(shipped("tools/train.py")); print(demo_config("yolox_s").filename)\n'
+            f'print(Config.fromfile({str(lazy)!r}).randomness)\n')
+    env = {**os.environ, 'PYTHONPATH': str(tmp_path / 'site')}
+    result = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=env, text=True,
+                            capture_output=True, check=True)
+    tool, config, randomness = result.stdout.splitlines()[-3:]
+    mim = os.path.join(str(tmp_path), 'site', 'mmrepro', '.mim')
+    assert tool == os.path.join(mim, 'tools', 'train.py')
+    assert config == os.path.join(mim, 'configs', 'demo', 'yolox_s_demo.py')
+    assert "'deterministic': True" in randomness
+    subprocess.run([sys.executable, tool, '--help'], cwd=tmp_path, env=env, check=True,
+                   capture_output=True)
+
+
+def test_an_editable_installation_links_to_the_checkout(tmp_path):
+    copy = _copy_sources(tmp_path)
+    subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-index',
+                    '--no-build-isolation', '--target', str(tmp_path / 'site'), '--editable',
+                    str(copy)], check=True)
+    mim = copy / 'mmrepro' / '.mim'
+    assert (mim / 'configs').resolve() == copy / 'configs'
+    assert (mim / 'tools' / 'train.py').resolve() == copy / 'tools' / 'train.py'
+    assert (mim / '.gitignore').read_text() == '*\n'
+
+
+@pytest.mark.parametrize('name', ['lock.txt', 'tests.txt'])
+def test_locked_versions_are_exact(name):
+    for line in _pins(name):
+        assert re.fullmatch(r'[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.]*', line), line
+
+
+def test_the_lock_compiles_nothing_and_leaves_torchvision_out():
+    names = {line.split('==')[0] for line in _pins('lock.txt')}
+    assert {'mmcv-lite', 'mmdet', 'mmengine', 'torch'} <= names
+    assert not names & {'mmcv', 'mmcv-full', 'torchvision'}
+
+
+def test_the_lock_satisfies_the_package():
+    versions = dict(line.split('==') for line in [*_pins('lock.txt'), *_pins('tests.txt')])
+    parser = _setup()
+    wanted = parser['options']['install_requires'].split('\n')
+    for extra in parser['options.extras_require'].values():
+        wanted += extra.split('\n')
+    from packaging.requirements import Requirement
+    for line in wanted:
+        if line.strip() and not line.startswith('#'):
+            requirement = Requirement(line)
+            assert versions[requirement.name] in requirement.specifier, line
+
+
+def test_ci_and_tools_are_executable_and_parse():
+    scripts = ['.ci/run', *_files('tools', '.sh')]
+    for path in scripts:
+        subprocess.run(['bash', '-n', os.path.join(ROOT, path)], check=True)
+        assert os.access(os.path.join(ROOT, path), os.X_OK) or path.endswith('environment.sh')
+
+
+def test_an_unsupported_python_is_refused_with_the_cure(tmp_path):
+    fake = tmp_path / 'python'
+    fake.write_text('#!/usr/bin/env bash\n[ "$1" = --version ] && echo "Python 3.8.1"\nexit 1\n')
+    fake.chmod(0o755)
+    result = subprocess.run(
+        ['bash', os.path.join(ROOT, 'tools', 'demo.sh')], capture_output=True, text=True,
+        env={**os.environ, 'PYTHON': str(fake), 'VENV': str(tmp_path / 'venv')})
+    assert result.returncode != 0 and not (tmp_path / 'venv').exists()
+    assert 'Python 3.11 to 3.13' in result.stderr and 'Python 3.8.1' in result.stderr
