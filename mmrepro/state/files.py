@@ -1,7 +1,7 @@
 """Checkpoint files: written whole or not at all, loaded without running code.
 
-A sealed file ends in a ZIP archive comment, ``mmrepro sha256 <64 hex digits>``, over all bytes
-before the archive's end record (APPNOTE.TXT 4.3.16); torch and ``zipfile`` read it as before.
+A sealed file ends in a ZIP archive comment, ``mmrepro sha256 <64 hex digits>`` over all bytes
+before it (APPNOTE.TXT 4.3.16); torch and ``zipfile`` read it as before.
 """
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import hashlib
 import os
 import pickle
 import struct
+import zipfile
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
@@ -23,6 +24,7 @@ LAST_GOOD = '.last_good.pth'  # hard link to the newest complete checkpoint
 
 _END = struct.Struct('<4s4H2LH')  # end of central directory; the last field is the comment's length
 _END_MAGIC = b'PK\x05\x06'
+_COMMENT = len(MARK) + 64
 _CHUNK = 1 << 22
 
 
@@ -55,11 +57,11 @@ def seal(path: str) -> None:
         end = file.read()
         if len(end) != _END.size or end[:4] != _END_MAGIC:
             raise CheckpointError(f'{path} is not in the ZIP format of torch.save')
-        comment = MARK + _digest(path, body)
-        fields = list(_END.unpack(end))
-        fields[-1] = len(comment)
         file.seek(body)
-        file.write(_END.pack(*fields) + comment)
+        file.write(_END.pack(*_END.unpack(end)[:-1], _COMMENT))
+        file.flush()
+        comment = MARK + _digest(path, size)
+        file.write(comment)
         file.flush()
         os.fsync(file.fileno())
 
@@ -72,15 +74,22 @@ def check_file(path: str) -> Optional[str]:
         return f'cannot be read ({error.strerror})'
     if size == 0:
         return 'is empty'
-    length = len(MARK) + 64
+    tail_size = _END.size + _COMMENT
     with open(path, 'rb') as file:
-        file.seek(max(0, size - length))
-        comment = file.read()
-    if comment.startswith(MARK):
-        body = size - length - _END.size
-        return None if _digest(path, body) == comment[len(MARK):] else 'is damaged (its digest ' \
-            'does not match its contents)'
-    import zipfile
+        file.seek(max(0, size - tail_size))
+        tail = file.read()
+    if len(tail) == tail_size and tail.startswith(_END_MAGIC):
+        good = tail[_END.size:] == MARK + _digest(path, size - _COMMENT)
+        return None if good else 'is damaged (its digest does not match its contents)'
+    return _check_archive(path, tail)
+
+
+def _check_archive(path: str, tail: bytes) -> Optional[str]:
+    """As :func:`check_file`, for an archive without digest: every record has a CRC."""
+    start = tail.rfind(_END_MAGIC)
+    whole = start >= 0 and len(tail) - start >= _END.size
+    if not whole or _END.unpack_from(tail, start)[-1] != len(tail) - start - _END.size:
+        return 'is truncated or not a checkpoint (no end record)'
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
