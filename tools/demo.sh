@@ -5,9 +5,10 @@
 #   bash tools/demo.sh                 the demonstration data set
 #   bash tools/demo.sh --coco PATH     COCO 2017
 #   bash tools/demo.sh --help          the other arguments
+#
+# Data and logs go to data/demo and work_dirs/demo of the current folder.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-source tools/environment.sh
+source "$(dirname "$0")/environment.sh"
 make_environment lock.txt
 say "training twice"
 exec "$VENV/bin/mmrepro" demo "$@"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from mmengine.config import Config
@@ -43,6 +44,8 @@ class RunFailed(RuntimeError):
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Exit code 0 when every iteration agrees, 1 when one differs or a run fails."""
+    # mmengine imports it for every base of another package; nothing that the reader could change
+    warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
     args = _parse(argv)
     root, digest = args.data, None
     if args.coco is not None:
