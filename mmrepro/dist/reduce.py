@@ -11,8 +11,8 @@ with each operation rounded to the type of the gradient, so no layout can matter
 multiplied in before the sum, as DDP does; hence with two ranks the bits are those of plain DDP.
 
 Each rank sums one n-th of the bucket: an all-to-all brings the pieces, an all-gather spreads the
-sums. That is the traffic of a ring all-reduce, and the extra memory is at most two buckets. The
-communication does not overlap with the backward pass.
+sums. That is the traffic of a ring all-reduce; the extra memory is one bucket. The communication
+does not overlap with the backward pass.
 """
 from __future__ import annotations
 
@@ -33,27 +33,33 @@ def ordered_mean(flat: Tensor, group: Optional[dist.ProcessGroup] = None) -> Ten
     """The mean of ``flat`` over the ranks, added up in the order of the ranks.
 
     Args:
-        flat: One-dimensional, contiguous, of the same length on every rank. It may be overwritten.
+        flat: One-dimensional, contiguous, of the same length on every rank. Overwritten.
         group: The process group; None: the default one.
 
     Returns:
-        Tensor: as ``flat``; the same bits on every rank, and whatever stands next to an element.
+        Tensor: ``flat``, with the same bits on every rank, and whatever stands next to an element.
     """
     world = dist.get_world_size(group)
     flat.mul_(1.0 / world)
-    if world == 1:
-        return flat
-    size = -(-flat.numel() // world)
-    send = flat if flat.numel() == size * world else flat.new_zeros(size * world)
-    if send is not flat:
-        send[:flat.numel()] = flat
-    pieces = torch.empty_like(send)
-    dist.all_to_all_single(pieces, send, group=group)
+    size = flat.numel() // world
+    main, rest = flat[:size * world], flat[size * world:]
+    if size:
+        pieces = torch.empty_like(main)
+        dist.all_to_all_single(pieces, main, group=group)
+        _all_gather(main, _sum_rows(pieces, size), group=group)
+    if rest.numel():  # fewer elements than ranks
+        pieces = rest.new_empty(world * rest.numel())
+        _all_gather(pieces, rest, group=group)
+        rest.copy_(_sum_rows(pieces, rest.numel()))
+    return flat
+
+
+def _sum_rows(pieces: Tensor, size: int) -> Tensor:
+    """The sum of the pieces of ``size`` elements, from the first to the last, in the first."""
     first, *others = pieces.split(size)
     for piece in others:
         first += piece
-    _all_gather(send, first, group=group)
-    return send[:flat.numel()]
+    return first
 
 
 # Without annotations: DDP compares them with its own types, and here they would be strings.
