@@ -24,8 +24,8 @@ expression=""
     || expression+=" and not compiled"
 expression="${expression# and }"
 
-say "ruff"
-"$python" -m ruff check .
 say "pytest -m \"$expression\""
 # one thread per operator: tests compare bits between processes, and two cores are shared
-OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" exec "$python" -m pytest -q -m "$expression" "$@"
+OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" "$python" -m pytest -q -m "$expression" "$@"
+say "ruff"
+"$python" -m ruff check .
