@@ -51,6 +51,7 @@ class ReproRunnerMixin:
             # before the model, the loaders and their workers are built from another seed
             given = self._point.seeded(given)
             kwargs_of['load_from'] = self._point.path
+        self._repro = given
         super().__init__(**kwargs_of, **extra, randomness=given.as_dict())
         if self._point is not None:
             self.logger.info(self._point.report)
@@ -66,9 +67,18 @@ class ReproRunnerMixin:
         return self._repro
 
     def setup_env(self, env_cfg: Dict) -> None:
-        launch.ensure_process_group(self._launcher, **launch.group_options(env_cfg))
         self._cudnn_benchmark = env_cfg.get('cudnn_benchmark')
+        # before the first collective operation starts CUDA, which reads its variables once
+        self._enable_policy(self._repro)
+        launch.ensure_process_group(self._launcher, **launch.group_options(env_cfg))
         super().setup_env(env_cfg)
+
+    def _enable_policy(self, config: RandomnessConfig) -> None:
+        self._policy = determinism.enable(
+            config.deterministic, float32_precision=config.float32_precision,
+            fill_uninitialized_memory=config.fill_uninitialized_memory,
+            num_threads=config.num_threads, cudnn_enabled=config.cudnn_enabled,
+            cudnn_benchmark=self._cudnn_benchmark)
 
     def set_randomness(self, **randomness: Any) -> None:
         """Seed everything and set the flags, from the keys of :class:`RandomnessConfig`.
@@ -83,11 +93,7 @@ class ReproRunnerMixin:
         # BaseLoop and resume() read this dict; the effective values belong into config and dumps
         self._randomness_cfg = config.as_dict()
         self.cfg['randomness'] = config.as_dict()
-        self._policy = determinism.enable(
-            config.deterministic, float32_precision=config.float32_precision,
-            fill_uninitialized_memory=config.fill_uninitialized_memory,
-            num_threads=config.num_threads, cudnn_enabled=config.cudnn_enabled,
-            cudnn_benchmark=self._cudnn_benchmark)
+        self._enable_policy(config)
         seeds.set_root(config.seed)
         self._prepare_packages()
         if is_distributed():
