@@ -139,14 +139,6 @@ class _Job:
         columns = columns.view(self.shape.groups, pixels, self.shape.taps, -1)
         return columns.permute(1, 2, 0, 3).reshape(-1, self.rows.shape[1])
 
-    def add_band(self, total: Tensor, grad: Tensor, row: Tensor, weight: Tensor) -> None:
-        """Spread a run onto the rows of the input that it touches."""
-        low, high = torch.stack((row.amin(), row.masked_fill(row == self.nowhere, -1).amax())
-                                ).tolist()
-        if high >= low:
-            band = (row - low).clamp_(max=high + 1 - low)
-            total[low:high + 1] += gather.spread(grad, band, weight, high + 1 - low)
-
     def weight_gradient(self, grad_weight: Tensor, total: Tensor, scale: float = 1.) -> None:
         """Add (groups, out channels per group, taps * channels per group) to ``grad_weight``."""
         shape = self.shape
@@ -213,7 +205,7 @@ def _backward(job: _Job, grad_output: Tensor, grad_input: Tensor | None,
         if grad_input is None:
             continue
         by_column = job.column_gradients(grad)
-        job.add_band(total, by_column, row, weight)
+        gather.spread_onto(total, by_column, row, weight)
         dot = gather.dots(by_column, job.rows, row).view(corners.weight.shape)
         if by_mask is not None:
             by_mask[image, part] = (corners.weight * dot).sum(-1)

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ['COMPUTE', 'add_rows', 'bags', 'chunk_taps', 'compute_dtype', 'cut', 'dots', 'keep',
-           'put_rows', 'read', 'rows_of', 'single', 'spread', 'tap_budget', 'through']
+           'put_rows', 'read', 'rows_of', 'single', 'spread', 'spread_onto',
+           'tap_budget', 'through']
 
 # Sums are made in at least float32: half and bfloat16 lose taps that are small beside the sum.
 COMPUTE = {torch.float64: torch.float64, torch.float32: torch.float32,
@@ -76,10 +77,13 @@ def add_rows(out: Tensor, rows: Tensor) -> None:
 
 
 def bags(feature: Tensor) -> Tensor:
-    """(K, C, ...) as (K*P, C) rows in compute precision: :func:`put_rows` backwards."""
+    """(K, C, ...) as (K*P, C) rows in compute precision: :func:`put_rows` backwards.
+
+    Integers stay what they are.
+    """
     k, c = feature.shape[:2]
-    places = feature.reshape(k, c, -1).transpose(1, 2)
-    return places.to(compute_dtype(feature)).reshape(-1, c)
+    places = feature.reshape(k, c, feature[0, 0].numel() if k and c else 0).transpose(1, 2)
+    return places.to(COMPUTE.get(feature.dtype, feature.dtype)).reshape(-1, c)
 
 
 def read(rows: Tensor, index: Tensor, weight: Tensor, offsets: Tensor | None = None) -> Tensor:
@@ -131,6 +135,21 @@ def spread(source: Tensor, index: Tensor, weight: Tensor, size: int,
     # Bags are cut by their starts, so what lies past the last start is not read.
     last = int(starts[-1])
     return read(source, bag[:last].to(row.dtype), sorted_weight[:last], starts.to(row.dtype))
+
+
+def spread_onto(total: Tensor, source: Tensor, index: Tensor, weight: Tensor) -> None:
+    """Add :func:`spread` to ``total``, working on the band of rows that the taps touch.
+
+    Args:
+        index: (B, T); what points past ``total`` is left out.
+    """
+    if index.numel() == 0:
+        return
+    inside = index < len(total)
+    low, high = torch.stack((index.amin(), index.masked_fill(~inside, -1).amax())).tolist()
+    if high >= low:
+        band = (index - low).clamp_(max=high + 1 - low)
+        total[low:high + 1] += spread(source, band, weight, high + 1 - low)
 
 
 def _quotient(value: Tensor, divisor: int) -> Tensor:

@@ -85,40 +85,13 @@ def _runs(boxes: Boxes, shape: torch.Size, bins: tuple[int, int], adaptive: bool
 
 
 def _mean_taps(boxes: Boxes, shape: torch.Size, bins: tuple[int, int],
-               adaptive: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """All taps of some RoIs: row, weight and bag (E,), and where each bag begins (B + 1,).
-
-    A bag is a bin; a *line* is the part of a bin in one row of pixels, contiguous taps.
-    """
+               adaptive: bool) -> sampling.Taps:
+    """All taps of some RoIs; a bag is a bin."""
     height, width = shape[2:]
     most_y, most_x = torch.stack((boxes.grid.y.amax(), boxes.grid.x.amax())).tolist()
     ys = sampling.axis_taps(boxes.y, boxes.bin_h, boxes.grid.y, most_y, bins[0], height, adaptive)
     xs = sampling.axis_taps(boxes.x, boxes.bin_w, boxes.grid.x, most_x, bins[1], width, adaptive)
-    k, ph, pw = len(boxes.image), *bins
-    lines_of = ys.count[:, :, None].expand(k, ph, pw).reshape(-1)
-    line_bag = torch.repeat_interleave(lines_of)
-    roi = torch.div(line_bag, ph * pw, rounding_mode='floor')
-    first_line = lines_of.cumsum(0) - lines_of
-    in_bag = line_bag - roi * (ph * pw)
-    bag_y = torch.div(in_bag, pw, rounding_mode='floor')
-    slot = torch.arange(len(line_bag), device=roi.device) - first_line.index_select(0, line_bag)
-    y_at = (roi * ph + bag_y) * ys.weight.shape[2] + slot
-    column = roi * pw + in_bag - bag_y * pw
-    line_row = (boxes.image.index_select(0, roi) * height
-                + ys.position.flatten().index_select(0, y_at)) * width
-    line_weight = ys.weight.flatten().index_select(0, y_at)
-    taps_of = xs.count.flatten().index_select(0, column)
-    line = torch.repeat_interleave(taps_of)
-    ends = taps_of.cumsum(0)
-    x_start = column * xs.weight.shape[2] - (ends - taps_of)
-    x_at = x_start.index_select(0, line) + torch.arange(len(line), device=roi.device)
-    row = line_row.index_select(0, line) + xs.position.flatten().index_select(0, x_at)
-    weight = line_weight.index_select(0, line) * xs.weight.flatten().index_select(0, x_at)
-    taps_before = torch.cat((ends.new_zeros(1), ends))
-    lines_before = torch.cat((first_line, first_line[-1:] + lines_of[-1:]))
-    starts = taps_before.index_select(0, lines_before)
-    return (row.to(torch.int32), weight, line_bag.index_select(0, line).to(torch.int32),
-            starts.to(torch.int32))
+    return sampling.product_taps(boxes.image, ys, xs, height, width)
 
 
 def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor,
@@ -149,8 +122,8 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
     rows = gather.rows_of(input)
     adaptive = sampling_ratio <= 0
     for a, b in _runs(boxes, input.shape, bins, adaptive, gather.tap_budget(input, output)):
-        row, weight, _, starts = _mean_taps(boxes.part(a, b), input.shape, bins, adaptive)
-        gather.put_rows(output[a:b], gather.read(rows, row, weight, starts))
+        taps = _mean_taps(boxes.part(a, b), input.shape, bins, adaptive)
+        gather.put_rows(output[a:b], gather.read(rows, taps.row, taps.weight, taps.starts))
 
 
 def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argmax_x: Tensor,
@@ -168,12 +141,13 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
     if pool_mode == 0:
         roi_max.align_backward(grad_output, boxes, argmax_y, argmax_x, grad_input)
         return
-    n, c, h, w = shape = grad_input.shape
+    n, _, h, w = shape = grad_input.shape
     adaptive = sampling_ratio <= 0
     total = None
     for a, b in _runs(boxes, shape, bins, adaptive, gather.tap_budget(grad_input, grad_output)):
-        row, weight, bag, _ = _mean_taps(boxes.part(a, b), shape, bins, adaptive)
-        part = gather.spread(gather.bags(grad_output[a:b]), row, weight, n * h * w, bag)
+        taps = _mean_taps(boxes.part(a, b), shape, bins, adaptive)
+        part = gather.spread(gather.bags(grad_output[a:b]), taps.row, taps.weight, n * h * w,
+                             taps.bag)
         total = part if total is None else total.add_(part)
     if total is not None:
         gather.add_rows(grad_input, total)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mmrepro.ops.contract import require
 
-__all__ = ['AxisTaps', 'Corners', 'Grid', 'axis_taps', 'bin_samples', 'clamped_corners', 'grid_of',
-           'padded_corners']
+__all__ = ['AxisTaps', 'Corners', 'Grid', 'Taps', 'axis_taps', 'bin_samples', 'clamped_corners',
+           'grid_of', 'padded_corners', 'product_taps']
 
 # More samples than this along one side of one bin is a broken box, not a large one: mmcv would try
 # to visit the square of it for every bin and channel.
@@ -46,19 +46,25 @@ def clamped_corners(y: Tensor, x: Tensor, height: int, width: int) -> Corners:
     """Taps of samples under the clamping rule of RoI operators.
 
     NaN is not outside: such a sample reads pixel 0 with a weight of NaN, as mmcv on CUDA does.
+
+    The slopes are mmcv's (``deform_roi_pool_cuda_kernel.cuh``): between pixels they are the
+    derivative; where the rule moved a sample onto the edge they are a difference of the pixels
+    there, from the place where the sample would have been.
     """
-    outside = (y < -1) | (y > height) | (x < -1) | (x > width)
-    y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
-    y0, x0 = y.floor(), x.floor()
-    fy, fx = y - y0, x - x0
+    outside = ((y < -1) | (y > height) | (x < -1) | (x > width)).unsqueeze(-1)
+    at_y, at_x = y.clamp(0, height - 1), x.clamp(0, width - 1)
+    y0, x0 = at_y.floor(), at_x.floor()
+    fy, fx = at_y - y0, at_x - x0
     low_y, low_x = y0.nan_to_num(0).to(torch.int32), x0.nan_to_num(0).to(torch.int32)
     high_y, high_x = (low_y + 1).clamp_(max=height - 1), (low_x + 1).clamp_(max=width - 1)
     row = torch.stack((low_y * width + low_x, low_y * width + high_x,
                        high_y * width + low_x, high_y * width + high_x), -1)
-    weight = _outer(1 - fy, fy, 1 - fx, fx).masked_fill_(outside.unsqueeze(-1), 0)
-    one = torch.ones_like(fy)
-    return Corners(row, weight, ~outside.unsqueeze(-1).expand(row.shape),
-                   _outer(-one, one, 1 - fx, fx), _outer(1 - fy, fy, -one, one))
+    weight = _outer(1 - fy, fy, 1 - fx, fx).masked_fill_(outside, 0)
+    below, above = y - low_y, high_y - y
+    before, after = x - low_x, high_x - x
+    dy = torch.stack((-after, -before, after, before), -1).masked_fill_(outside, 0)
+    dx = torch.stack((-above, above, -below, below), -1).masked_fill_(outside, 0)
+    return Corners(row, weight, ~outside.expand(row.shape), dy, dx)
 
 
 def padded_corners(y: Tensor, x: Tensor, height: int | Tensor, width: int | Tensor) -> Corners:
@@ -178,6 +184,54 @@ def _separate_taps(fraction: Tensor, low: Tensor, live: Tensor, grid: Tensor,
     return [position, weight.flatten(-2), count]
 
 
+class Taps(NamedTuple):
+    """Bags of taps: row, weight and bag (E,), and where each bag begins (B + 1,); int32."""
+
+    row: Tensor
+    weight: Tensor
+    bag: Tensor
+    starts: Tensor
+
+
+def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: int) -> Taps:
+    """The taps of filters that are products of one per axis.
+
+    A bag is a bin (K, PH, PW); a *line* is the part of a bin in one row of pixels.
+
+    Args:
+        image: (K,) int64. ys, xs: filters of PH and of PW bins.
+        height, width: of the maps.
+    """
+    (k, ph), pw = ys.count.shape, xs.count.shape[1]
+    lines_of = ys.count[:, :, None].expand(k, ph, pw).reshape(-1)
+    line_bag = torch.repeat_interleave(lines_of)
+    roi = torch.div(line_bag, ph * pw, rounding_mode='floor')
+    line_ends = lines_of.cumsum(0)
+    in_roi = line_bag - roi * (ph * pw)
+    bin_y = torch.div(in_roi, pw, rounding_mode='floor')
+    y_slot = _ordinal(line_bag, line_ends - lines_of)
+    y_at = (roi * ph + bin_y) * ys.weight.shape[2] + y_slot
+    line_row = (image.index_select(0, roi) * height
+                + ys.position.flatten().index_select(0, y_at)) * width
+    line_weight = ys.weight.flatten().index_select(0, y_at)
+    column = roi * pw + in_roi - bin_y * pw
+    taps_of = xs.count.flatten().index_select(0, column)
+    line = torch.repeat_interleave(taps_of)
+    tap_ends = taps_of.cumsum(0)
+    x_at = _ordinal(line, tap_ends - taps_of - column * xs.weight.shape[2])
+    row = line_row.index_select(0, line) + xs.position.flatten().index_select(0, x_at)
+    weight = line_weight.index_select(0, line) * xs.weight.flatten().index_select(0, x_at)
+    nothing = line_ends.new_zeros(1)
+    starts = torch.cat((nothing, tap_ends)).index_select(0, torch.cat((nothing, line_ends)))
+    return Taps(row.to(torch.int32), weight, line_bag.index_select(0, line).to(torch.int32),
+                starts.to(torch.int32))
+
+
+def _ordinal(owner: Tensor, first: Tensor) -> Tensor:
+    """Position of each element minus ``first`` of its owner."""
+    return torch.arange(len(owner), device=owner.device) - first.index_select(0, owner)
+
+
 def bin_samples(grid_y: Tensor, grid_x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """List the samples of bins that have ``grid_y * grid_x`` of them each, in mmcv's order.
 
@@ -192,7 +246,7 @@ def bin_samples(grid_y: Tensor, grid_x: Tensor) -> tuple[Tensor, Tensor, Tensor,
     starts = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
     total = int(starts[-1])
     owner = torch.repeat_interleave(counts, output_size=total)
-    place = torch.arange(total, device=counts.device) - starts.index_select(0, owner)
+    place = _ordinal(owner, starts)
     columns = grid_x.index_select(0, owner)
     iy = torch.div(place, columns, rounding_mode='floor')
     return owner, iy, place - iy * columns, starts

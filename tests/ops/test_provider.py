@@ -1,6 +1,10 @@
+import inspect
+import os
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import mmcv._ext
 import pytest
@@ -10,6 +14,10 @@ from mmrepro.ops import table
 from mmrepro.ops.provider import _MARK
 
 LITE = hasattr(mmcv._ext, _MARK)
+
+# Names and parameters of mmcv 2.1.0's binding; MMREPRO_WRITE_GOLDEN writes it anew.
+SIGNATURES = Path(__file__).parent / 'golden' / 'signatures.txt'
+WRITE = os.environ.get('MMREPRO_WRITE_GOLDEN')
 
 
 def run(code):
@@ -38,7 +46,6 @@ def test_installing_imports_neither_torch_nor_mmcv():
 
 def test_every_name_that_mmcv_asks_for_has_one_row():
     import ast
-    from pathlib import Path
 
     import mmcv.ops
     asked = {}
@@ -162,3 +169,36 @@ def test_compiled_operators_are_replaced_one_by_one_and_put_back(compiled):
     assert not entries['roi_align_backward'].deterministic
     assert entries['roi_align_forward'].deterministic
     assert all(entry.deterministic for entry in ops.catalogue('cpu'))
+
+
+def parameters(name, documentation):
+    """The parameters that pybind lists for a function (the first of its overloads)."""
+    listed = re.search(rf'\b{name}\((.*?)\) ->', documentation).group(1)
+    return re.findall(r'(\w+):', listed)
+
+
+# mmcv's binding names the first three in the wrong order; it calls them by position, as we do.
+MISNAMED = {'roi_align_rotated_backward'}
+
+
+@pytest.mark.compiled
+def test_stored_signatures_are_those_of_compiled_mmcv(compiled):
+    found = []
+    with compiled():
+        for name in table.TABLE:
+            names = parameters(name, getattr(mmcv._ext, name).__doc__)
+            found.append(' '.join([name, *names]))
+    if WRITE:
+        SIGNATURES.write_text('\n'.join(found) + '\n')
+    assert SIGNATURES.read_text().splitlines() == found
+
+
+def test_our_functions_take_the_arguments_of_mmcv():
+    lines = [line.split() for line in SIGNATURES.read_text().splitlines()]
+    stored = {name: names for name, *names in lines}
+    assert set(stored) == set(table.TABLE)
+    for name in table.TABLE:
+        ours = table.implementation(name)
+        if ours is None or name in MISNAMED:
+            continue
+        assert list(inspect.signature(ours).parameters) == stored[name], name

@@ -1,0 +1,172 @@
+"""RoIPool: the greatest pixel of every bin of axis-aligned boxes.
+
+Signature: ``mmcv/ops/roi_pool.py``; formula: ``roi_pool_cuda_kernel.cuh`` (mmcv 2.1.0). A pixel
+replaces the best one only when it is greater, row by row: ties go to the first, NaN never wins.
+
+One pixel of every bin is visited at a time, bins with many pixels first; the bins that still have
+one are then a prefix of the list, and a visit is one read for all channels.
+
+One difference to mmcv: bins of a malformed box (of negative size) get no gradient. mmcv leaves
+their argmax at the zero that it was allocated with, and so sends it to the first pixel.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmrepro.ops import gather
+from mmrepro.ops.contract import require_shape
+from mmrepro.ops.roi import check_rois
+
+__all__ = ['roi_pool_backward', 'roi_pool_forward']
+
+# What a bin without a greater pixel gets: mmcv's -FLT_MAX.
+LOWEST = torch.finfo(torch.float32).min
+
+# Elements of the output to compare at once, so that the comparison stays in the cache.
+CHUNK = 1 << 18
+
+
+class _Bins(NamedTuple):
+    """Bins sorted by their number of pixels, most first: all (B,) int64.
+
+    ``order`` is where a bin stands in the output, ``first`` its first pixel in the image,
+    ``base`` the first row of the image.
+    """
+
+    order: Tensor
+    count: Tensor
+    columns: Tensor
+    first: Tensor
+    base: Tensor
+
+    def part(self, a: int, b: int) -> _Bins:
+        return _Bins(*(t[a:b] for t in self))
+
+
+def _edges(start: Tensor, size: Tensor, bins: int, limit: int) -> tuple[Tensor, Tensor]:
+    """First and past-the-last pixel of every bin along an axis, (K, bins) each."""
+    ordinal = torch.arange(bins + 1, dtype=size.dtype, device=size.device)
+    bound = ordinal * (size / bins)[:, None] + start[:, None]
+    # NaN becomes 0, as its conversion to int does on CUDA: such bins are empty.
+    first = bound[:, :-1].floor().nan_to_num(0).clamp(0, limit)
+    last = bound[:, 1:].ceil().nan_to_num(0).clamp(0, limit)
+    return first.to(torch.int64), last.to(torch.int64)
+
+
+def _bins(shape: torch.Size, rois: Tensor, image: Tensor, pooled: tuple[int, int],
+          scale: float) -> _Bins:
+    _, _, height, width = shape
+    box = rois[:, 1:].to(gather.COMPUTE[rois.dtype])
+    # mmcv's boxes include their last pixel.
+    x1, y1, x2, y2 = (torch.cat((box[:, :2], box[:, 2:] + 1), 1) * gather.single(scale)).unbind(1)
+    top, bottom = _edges(y1, y2 - y1, pooled[0], height)
+    left, right = _edges(x1, x2 - x1, pooled[1], width)
+    malformed = (x2 - x1 <= 0) | (y2 - y1 <= 0)
+    rows = (bottom - top).clamp(min=0).masked_fill(malformed[:, None], 0)[:, :, None]
+    columns = (right - left).clamp(min=0)[:, None, :]
+    count = (rows * columns).flatten()
+    order = torch.sort(count, descending=True, stable=True).indices
+    first = (top[:, :, None] * width + left[:, None, :]).flatten()
+    base = (image * (height * width)).repeat_interleave(pooled[0] * pooled[1])
+    columns = columns.expand(-1, pooled[0], -1).flatten()
+    return _Bins(order, *(t.index_select(0, order) for t in (count, columns, first, base)))
+
+
+def _visits(bins: _Bins, width: int) -> Iterator[Tensor]:
+    """Pixel number 0, 1, ... of the bins that have one: positions in the image, a prefix."""
+    counts = bins.count.tolist()
+    left = len(counts)
+    for ordinal in range(counts[0] if counts else 0):
+        while counts[left - 1] <= ordinal:
+            left -= 1
+        columns = bins.columns[:left]
+        row = torch.div(ordinal, columns, rounding_mode='floor')
+        yield bins.first[:left] + row * width + (ordinal - row * columns)
+
+
+def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor,
+                     pooled_height: int, pooled_width: int, spatial_scale: float) -> None:
+    """Fill ``output`` and ``argmax`` (K, C, pooled_height, pooled_width).
+
+    Args:
+        input: (N, C, H, W). rois: (K, 5): image index, x1, y1, x2, y2 in pixels of the image.
+        argmax: int32, position y * W + x of the winner, -1 where nothing won.
+        spatial_scale: pixels of the map per pixel of the image.
+
+    Raises:
+        RuntimeError: shapes or dtypes that do not fit.
+    """
+    pooled = (pooled_height, pooled_width)
+    image = check_rois('roi_pool', input, rois, 5)
+    if output.numel() == 0:
+        return
+    rows = gather.rows_of(input)
+    bins = _bins(input.shape, rois, image, pooled, spatial_scale)
+    channels = input.shape[1]
+    best_of = rows.new_empty((len(bins.order), channels))
+    winner_of = torch.empty_like(best_of, dtype=torch.int32)
+    step = max(1, CHUNK // channels)
+    for a in range(0, len(bins.order), step):
+        part = bins.part(a, a + step)
+        best = rows.new_full((len(part.order), channels), LOWEST)
+        best[part.count == 0] = 0
+        winner = torch.zeros_like(best, dtype=torch.int32)
+        for number, pixel in enumerate(_visits(part, input.shape[3]), 1):
+            value = rows.index_select(0, part.base[:len(pixel)] + pixel).nan_to_num_(
+                nan=LOWEST, posinf=float('inf'), neginf=float('-inf'))
+            some = slice(0, len(pixel))
+            wins = (value > best[some]).to(torch.int32).mul_(number)
+            torch.maximum(best[some], value, out=best[some])
+            torch.maximum(winner[some], wins, out=winner[some])
+        best_of.index_copy_(0, part.order, best)
+        winner_of.index_copy_(0, part.order, _positions(winner, part, input.shape[3]))
+    gather.put_rows(output, best_of)
+    gather.put_rows(argmax, winner_of)
+
+
+def _positions(winner: Tensor, bins: _Bins, width: int) -> Tensor:
+    """Visit numbers, counted from 1, as positions in the image; 0 as -1."""
+    number = (winner - 1).clamp_(min=0)
+    columns = bins.columns.clamp(min=1).to(torch.int32)[:, None]
+    row = torch.div(number, columns, rounding_mode='floor')
+    position = bins.first.to(torch.int32)[:, None] + row * width + (number - row * columns)
+    lost = (winner == 0).to(torch.int32)
+    return position * (1 - lost) - lost
+
+
+def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_input: Tensor,
+                      pooled_height: int, pooled_width: int, spatial_scale: float) -> None:
+    """Add the gradient of :func:`roi_pool_forward` to ``grad_input`` (N, C, H, W)."""
+    pooled = (pooled_height, pooled_width)
+    image = check_rois('roi_pool', grad_input, rois, 5)
+    require_shape('roi_pool', 'argmax', argmax, tuple(grad_output.shape))
+    if grad_output.numel() == 0 or grad_input.numel() == 0:
+        return
+    n, _, h, w = grad_input.shape
+    bins = _bins(grad_input.shape, rois, image, pooled, spatial_scale)
+    grad = gather.bags(grad_output).index_select(0, bins.order)
+    winner = gather.bags(argmax).index_select(0, bins.order)
+    total = grad.new_zeros((n * h * w, grad.shape[1]))
+    sources, rows, waiting = [], [], 0
+    for pixel in _visits(bins, w):
+        some = slice(0, len(pixel))
+        match = winner[some] == pixel.to(torch.int32)[:, None]
+        sources.append(gather.keep(grad[some], match))
+        rows.append((bins.base[some] + pixel).to(torch.int32))
+        waiting += len(pixel)
+        # Late visits are of few bins: several of them go together, up to the size of the first.
+        if waiting >= len(grad):
+            total += _spread(sources, rows, len(total))
+            sources, rows, waiting = [], [], 0
+    if waiting:
+        total += _spread(sources, rows, len(total))
+    gather.add_rows(grad_input, total)
+
+
+def _spread(sources: list[Tensor], rows: list[Tensor], size: int) -> Tensor:
+    source, row = torch.cat(sources), torch.cat(rows)[:, None]
+    return gather.spread(source, row, torch.ones_like(row, dtype=source.dtype), size)
