@@ -131,15 +131,13 @@ def _quadri_pair(a: Tensor, b: Tensor, mode: int) -> Tensor:
     y = torch.cat([(ay[:, None] + vy[:, None] * t).flatten(0, 1), ay, by])
     within = [_between(ax, ay, bx, by, ex, ey), _between(bx, by, ax, ay, vx, vy)]
     valid = torch.cat([meet.flatten(0, 1), *within])
-    number = valid.sum(0)
     # of 24 candidates a handful exists, and the hull costs their number squared
     few = valid.byte().argsort(dim=0, descending=True, stable=True)
-    few = few[:max(1, int(number.max()))]
+    few = few[:max(1, int(valid.sum(0).max()))]
     x, y, valid = (value.gather(0, few) for value in (x, y, valid))
     x, y = torch.where(valid, x, 0), torch.where(valid, y, 0)
     index, _ = hull(x, y, valid)
     inter = shoelace(x.gather(0, index), y.gather(0, index))
-    inter = torch.where(number > 2, inter, 0)
     return _ratio(inter, _fan_area(ax, ay), _fan_area(bx, by), mode)
 
 

@@ -61,6 +61,19 @@ def test_hulls_are_the_definition(count, seed, grid):
         assert all(points.index(points[i]) == i for i in index[:number[k], k].tolist())
 
 
+def test_points_in_line_but_for_rounding_do_not_mislead_the_hull():
+    random = torch.Generator().manual_seed(0)
+    a, b, c = torch.randn(3, 2, 3000, dtype=torch.float64, generator=random)
+    sides = [p + t / 7 * (q - p) for p, q in ((a, b), (b, c), (c, a)) for t in range(7)]
+    order = torch.rand(21, 3000, generator=random).argsort(0)
+    x, y = (torch.stack(sides)[:, k].gather(0, order) for k in (0, 1))
+    index, _ = convex.hull(x, y)
+    corners = torch.stack([a, b, c])
+    expected = convex.shoelace(corners[:, 0], corners[:, 1]).abs()
+    ours = convex.shoelace(x.gather(0, index), y.gather(0, index))
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 999), st.sampled_from([None, 5]))
 def test_convex_iou_is_the_definition(sets, quads, seed, grid):
@@ -171,12 +184,13 @@ def naive_inside(point, quad):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 30), st.integers(0, 9), st.integers(0, 999), st.sampled_from([None, 1, 6]))
+@given(st.integers(0, 30), st.integers(0, 9), st.integers(0, 999), st.sampled_from([None, 3, 6]))
 def test_points_in_polygons_is_mmcvs_also_on_edges(points, quads, seed, grid):
     random = torch.Generator().manual_seed(seed)
     where, polygons = torch.rand(points, 2, generator=random) * 40, draw_quads(quads, seed)
     if grid:
-        where, polygons = ((v / grid).round() * grid for v in (where, polygons))
+        where = torch.randint(0, grid, (points, 2), generator=random).float()
+        polygons = torch.randint(0, grid, (quads, 8), generator=random).float()
     ours = points_in_polygons(where, polygons)
     expected = [[naive_inside(p, q) for q in polygons.tolist()] for p in where.tolist()]
     assert ours.shape == (points, quads) and ours.dtype == torch.float32
@@ -254,14 +268,14 @@ def test_polygons_take_nothing_and_refuse_with_the_shapes():
 
 def test_polygons_do_not_depend_on_threads(same_bytes):
     sets, quads, indices = draw_sets(2500), draw_quads(2500, 1), rotations()
-    where = torch.rand(5000, 2, generator=torch.Generator().manual_seed(2)) * 40
+    where = torch.rand(2000, 2, generator=torch.Generator().manual_seed(2)) * 40
     filters = torch.randn(32, 16, 8, 3, 3, generator=torch.Generator().manual_seed(3))
 
     def run():
         value = filters.clone().requires_grad_()
         out = active_rotated_filter(value, indices)
         out.square().sum().backward()
-        return [convex_iou(sets[:5], quads[:90]), *convex_giou(sets[:100], quads[:100]),
+        return [convex_iou(sets[:5], quads[:90]), *convex_giou(sets[:20], quads[:20]),
                 min_area_polygons(sets), points_in_polygons(where, quads[:30]), out, value.grad]
 
     same_bytes(run)
