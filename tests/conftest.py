@@ -5,9 +5,9 @@ for variable in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):
     os.environ[variable] = '1'
 os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
 
-import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
-
 import pytest  # noqa: E402
+
+import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
 
 
 @pytest.fixture(scope='session')
