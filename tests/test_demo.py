@@ -132,6 +132,17 @@ def test_coco_is_checked(tmp_path, data):
         dataset.check_coco(str(tmp_path))
 
 
+@pytest.mark.parametrize('arguments, message', [
+    (['--coco', 'no/such/coco'], '--coco no/such/coco'),
+    (['--images', '0'], '--images 0: must be 1 or more'),
+    (['--config', 'no/such.py'], '--config no/such.py: no such file'),
+])
+def test_wrong_arguments_are_named(capsys, arguments, message):
+    with pytest.raises(SystemExit) as error:
+        twin.main(arguments)
+    assert error.value.code == 2 and message in capsys.readouterr().err
+
+
 def test_state_digest_sees_every_bit_and_the_dtype():
     state = dict(b=torch.tensor([0.0, 1.0]), a=dict(lr=0.1, steps=[1, 2]))
     base = state_digest(state)

@@ -318,33 +318,62 @@ def test_slurm_train_passes_arguments_on(tmp_path):
 
 TRAIN_CONFIG = """
 _base_ = [{base!r}]
-train_dataloader = dict(dataset=dict(indices=4))
-val_dataloader = dict(dataset=dict(indices=2))
-train_cfg = dict(max_epochs=1)
+train_cfg = dict(max_epochs=2)
 default_hooks = dict(checkpoint=dict(interval=1))
 """
 
 
-@pytest.mark.slow
-def test_train_then_test_with_the_tools(tmp_path):
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """A folder with a config trained by tools/train.py, a function that runs a script, the log."""
     from mmrepro.demo import settings, write_dataset
-    write_dataset(str(tmp_path / 'data' / 'demo'), 0, 4, 2)
-    config = tmp_path / 'config.py'
-    config.write_text(TRAIN_CONFIG.format(
-        base=settings.shipped('configs/demo/retinanet_r50_fpn_demo.py')))
+    folder = tmp_path_factory.mktemp('trained')
+    write_dataset(str(folder / 'data' / 'demo'), 0, 4, 2)
+    (folder / 'config.py').write_text(TRAIN_CONFIG.format(
+        base=settings.shipped('configs/demo/yolox_s_demo.py')))
     env = {k: v for k, v in os.environ.items() if k not in ('PYTHONHASHSEED', launch.RESTARTED)}
 
-    def run(*command):
-        result = subprocess.run([sys.executable, *command], cwd=tmp_path, env=env, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    def run(script, *arguments, **variables):
+        result = subprocess.run(
+            [sys.executable, script, *arguments], cwd=folder, env={**env, **variables}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert result.returncode == 0, result.stdout[-4000:]
         return result.stdout
 
-    out = run(os.path.join(TOOLS, 'train.py'), 'config.py', '--seed', '7')
-    assert out.count('starting again with') == 1
-    dumped = Config.fromfile(str(tmp_path / 'work_dirs' / 'config' / 'config.py'))
+    output = run(os.path.join(TOOLS, 'train.py'), 'config.py', '--seed', '7')
+    return folder, run, output
+
+
+def _weights(path):
+    import torch
+
+    from mmrepro.demo.digest import state_digest
+    return state_digest(torch.load(path, map_location='cpu', weights_only=False)['state_dict'])
+
+
+@pytest.mark.slow
+def test_train_starts_again_once_and_writes_the_seed_into_the_config(trained):
+    folder, _, output = trained
+    assert output.count('starting again with') == 1
+    dumped = Config.fromfile(str(folder / 'work_dirs' / 'config' / 'config.py'))
     assert dumped.randomness.seed == 7
-    checkpoint = str(tmp_path / 'work_dirs' / 'config' / 'epoch_1.pth')
+
+
+@pytest.mark.slow
+def test_mmdetections_own_script_trains_to_the_same_bits(trained):
+    import mmdet
+    folder, run, _ = trained
+    script = os.path.join(os.path.dirname(mmdet.__file__), '.mim', 'tools', 'train.py')
+    run(script, 'config.py', '--work-dir', 'stock', '--cfg-options', 'randomness.seed=7',
+        PYTHONHASHSEED='1', PYTHONPATH=ROOT)
+    ours = _weights(folder / 'work_dirs' / 'config' / 'epoch_2.pth')
+    assert _weights(folder / 'stock' / 'epoch_2.pth') == ours
+
+
+@pytest.mark.slow
+def test_test_evaluates_what_train_wrote(trained):
+    folder, run, _ = trained
+    checkpoint = str(folder / 'work_dirs' / 'config' / 'epoch_2.pth')
     run(os.path.join(TOOLS, 'test.py'), 'config.py', checkpoint, '--out', 'result.pkl')
-    with open(tmp_path / 'result.pkl', 'rb') as file:
+    with open(folder / 'result.pkl', 'rb') as file:
         assert len(pickle.load(file)) == 2

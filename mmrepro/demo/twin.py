@@ -50,7 +50,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     root, digest = args.data, None
     if args.coco is not None:
         root = args.coco
-        check_coco(root)
     else:
         digest = write_dataset(root)
     print(f'data: {root}' + (f', digest {digest[:16]}' if digest else ''))
@@ -175,6 +174,11 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     for name in ('images', 'epochs'):
         if getattr(args, name) < 1:
             parser.error(f'--{name} {getattr(args, name)}: must be 1 or more')
+    if args.coco is not None:
+        try:
+            check_coco(args.coco)
+        except FileNotFoundError as error:
+            parser.error(f'--coco {error}')
     if args.config is None:
         args.config = shipped(DEFAULT_CONFIG)
     elif not os.path.isfile(args.config):
