@@ -30,6 +30,7 @@ _CHOICES: Dict[str, Tuple[Any, ...]] = {
     'worker_seed': ('sample', 'worker', 'mmengine'),
     'step_seed': _BOOL,
     'cudnn_enabled': (None, *_BOOL),
+    'cudnn_benchmark': (None, *_BOOL),
     'float32_precision': (None, 'highest', 'high', 'medium'),
     'fill_uninitialized_memory': _BOOL,
 }
@@ -49,6 +50,8 @@ class RandomnessConfig:
             formula, for repeating an old run.
         step_seed: put the generators at the start of their stream before each training step.
         cudnn_enabled: use cuDNN; None leaves it as it is.
+        cudnn_benchmark: search for the fastest convolution, whose choice may differ from run to
+            run; None does what ``env_cfg.cudnn_benchmark`` says. Excludes ``deterministic=True``.
         float32_precision: 'highest', 'high' or 'medium' as in
             ``torch.set_float32_matmul_precision``; None is 'highest' with ``deterministic``,
             otherwise it is left alone.
@@ -62,6 +65,7 @@ class RandomnessConfig:
     worker_seed: str = 'sample'
     step_seed: bool = True
     cudnn_enabled: Optional[bool] = None
+    cudnn_benchmark: Optional[bool] = None
     float32_precision: Optional[str] = None
     fill_uninitialized_memory: bool = False
     num_threads: Optional[int] = None
@@ -78,6 +82,10 @@ class RandomnessConfig:
                 raise RandomnessError(
                     f'randomness.{name}={value!r} is not allowed; allowed: '
                     f'{", ".join(map(repr, allowed))}')
+        if self.deterministic is True and self.cudnn_benchmark:
+            raise RandomnessError(
+                'randomness.cudnn_benchmark=True and randomness.deterministic=True exclude each '
+                'other; remove one of them')
 
     @classmethod
     def parse(cls, randomness: Optional[Mapping[str, Any]]) -> RandomnessConfig:

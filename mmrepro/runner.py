@@ -67,6 +67,8 @@ class ReproRunnerMixin:
         return self._repro
 
     def setup_env(self, env_cfg: Dict) -> None:
+        if self._repro.cudnn_benchmark is not None:
+            env_cfg = {**env_cfg, 'cudnn_benchmark': self._repro.cudnn_benchmark}
         self._cudnn_benchmark = env_cfg.get('cudnn_benchmark')
         # before the first collective operation starts CUDA, which reads its variables once
         self._enable_policy(self._repro)

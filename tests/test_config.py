@@ -9,7 +9,7 @@ from mmrepro.config import RandomnessConfig, RandomnessError, upgrade_legacy_key
 def test_defaults():
     assert RandomnessConfig.parse({}).as_dict() == dict(
         seed=None, diff_rank_seed=False, deterministic=False, worker_seed='sample',
-        step_seed=True, cudnn_enabled=None, float32_precision=None,
+        step_seed=True, cudnn_enabled=None, cudnn_benchmark=None, float32_precision=None,
         fill_uninitialized_memory=False, num_threads=None)
     assert RandomnessConfig.parse(None) == RandomnessConfig()
 
@@ -28,6 +28,7 @@ def test_defaults():
     (dict(worker_seed='worker_id'), "allowed: 'sample', 'worker', 'mmengine'"),
     (dict(step_seed=None), 'randomness.step_seed=None is not allowed'),
     (dict(float32_precision='tf32'), "allowed: None, 'highest', 'high', 'medium'"),
+    (dict(deterministic=True, cudnn_benchmark=True), 'exclude each other'),
     (dict(num_threads=0), 'randomness.num_threads=0 is out of range'),
     (dict(num_threads=True), 'randomness.num_threads=True has type bool'),
     ([('seed', 1)], 'has type list; allowed is a dict'),

@@ -16,6 +16,10 @@ EXAMPLES = {
     'deformable-detr_r50_16xb2-50e_coco': 'deformable_detr',
 }
 DEMOS = sorted(os.path.basename(p) for p in glob.glob(os.path.join(ROOT, 'configs/demo/*_demo.py')))
+MIXINS = {
+    'reproducible': dict(deterministic=True),
+    'seeded': dict(deterministic=False, cudnn_benchmark=True),
+}
 ADDED = {'custom_imports', 'runner_type', 'randomness'}
 
 
@@ -50,30 +54,32 @@ def _unscoped(node):
     return node
 
 
-@pytest.mark.parametrize('name, deterministic', [('reproducible', True), ('seeded', False)])
-def test_a_mixin_works_in_text_style(tmp_path, name, deterministic):
+@pytest.mark.parametrize('name, own', MIXINS.items())
+def test_a_mixin_works_in_text_style(tmp_path, name, own):
     path = tmp_path / 'config.py'
     path.write_text(f"_base_ = ['mmdet::_base_/default_runtime.py', {_base(name)!r}]\n")
     cfg = Config.fromfile(str(path))
-    assert cfg.randomness == dict(seed=42, deterministic=deterministic)
+    assert cfg.randomness == dict(seed=42, **own)
     assert cfg.default_scope == 'mmdet'
 
 
-@pytest.mark.parametrize('name, deterministic', [('reproducible', True), ('seeded', False)])
-def test_a_mixin_works_in_lazy_style(tmp_path, name, deterministic):
+@pytest.mark.parametrize('name, own', MIXINS.items())
+def test_a_mixin_works_in_lazy_style(tmp_path, name, own):
     path = tmp_path / 'config.py'
     path.write_text('from mmengine.config import read_base\n'
                     'with read_base():\n'
                     f'    from mmrepro.configs._base_.{name} import *\n'
                     'randomness.update(seed=7)\n')
     cfg = Config.fromfile(str(path))
-    assert cfg.randomness == dict(seed=7, deterministic=deterministic)
+    assert cfg.randomness == dict(seed=7, **own)
     assert set(cfg) == {*ADDED, 'read_base'}
 
 
-def test_the_two_mixins_differ_in_determinism_only():
+def test_the_two_mixins_differ_in_kernels_only():
     first, second = (Config.fromfile(_base(name)).to_dict() for name in ('reproducible', 'seeded'))
-    second['randomness']['deterministic'] = True
+    for cfg, name in ((first, 'reproducible'), (second, 'seeded')):
+        for key in MIXINS[name]:
+            del cfg['randomness'][key]
     assert first == second
 
 

@@ -221,3 +221,11 @@ def test_iteration_based_training_repeats(tmp_path):
         cfg.train_dataloader.num_workers = workers
         runs.append(trained(cfg))
     assert torch.equal(*runs)
+
+
+def test_the_search_for_fast_convolutions_can_be_asked_for(tmp_path):
+    Runner.from_cfg(config(tmp_path, randomness=dict(seed=1, cudnn_benchmark=True)))
+    try:
+        assert torch.backends.cudnn.benchmark
+    finally:
+        torch.backends.cudnn.benchmark = False
