@@ -124,16 +124,6 @@ def replace_with(partial: str, path: str) -> None:
     os.replace(link, keep)
 
 
-def write_text(path: str, text: str) -> None:
-    """Replace a small text file in one step."""
-    partial = f'{path}.{os.getpid()}'
-    with open(partial, 'w') as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
 def _statistic(owner: Any, name: str) -> Any:
     """Stands for ``getattr`` in a checkpoint: HistoryBuffer saves its methods, nothing else does.
 
