@@ -103,8 +103,7 @@ def _rotated_pair(a: Tensor, b: Tensor, mode: int) -> Tensor:
     centre = (a[:2] + b[:2]) / 2
     a, b = (torch.cat([box[:2] - centre, box[2:]]) for box in (a, b))
     inter = clip_area(*_rotated_corners(a), *_rotated_corners(b)).nan_to_num(0)
-    inter = torch.minimum(inter.clamp(min=0), torch.minimum(area1, area2))
-    return _ratio(inter, area1, area2, mode)
+    return _ratio(inter.clamp(min=0), area1, area2, mode)
 
 
 def _rotated_frame(boxes: Tensor) -> Tensor:
@@ -205,7 +204,7 @@ def overlap_matrix(shape: Shape, a: Tensor, b: Tensor, mode: int) -> Tensor:
         near = _close(frame_a[:, start:start + step, None], frame_b[:, None])
         first, second = near.nonzero(as_tuple=True)
         for i, j in zip((first + start).split(pairs), second.split(pairs)):
-            out[i, j] = shape.pair(a[:, i], b[:, j], mode)
+            out[i, j] = shape.pair(a.index_select(1, i), b.index_select(1, j), mode)
     return out
 
 

@@ -102,7 +102,8 @@ def _nms_shape(operator: str, shape: Shape, dets: Tensor, scores: Tensor,
     reaches, kind = _REACHES[dets.device.type], dets.device.type
 
     def conflicts(rows: Tensor, others: Tensor) -> Tensor:
-        overlaps = overlap_matrix(shape, boxes[:, rows], boxes[:, others], 0)
+        pair = (boxes.index_select(1, ranks) for ranks in (rows, others))
+        overlaps = overlap_matrix(shape, *pair, 0)
         return reaches(overlaps.to(scores.dtype), float(np.float32(iou_threshold)))
 
     return order[greedy(len(order), conflicts, dets.device, BLOCK[kind])]

@@ -79,7 +79,8 @@ def dense_conflicts(cols: Tensor, threshold: float, offset: int,
     tile = _TILE[cols.device.type]
 
     def conflicts(rows: Tensor, others: Tensor) -> Tensor:
-        a, b = cols[:, rows][:, :, None], cols[:, others][:, None]
+        a = cols.index_select(1, rows)[:, :, None]
+        b = cols.index_select(1, others)[:, None]
         step = max(1, tile // max(1, len(others)))
         return torch.cat([exceeds(part, b, threshold, offset, equal)
                           for part in a.split(step, dim=1)])
@@ -171,13 +172,15 @@ def keep_cpu(cols: Tensor, threshold: float, offset: int) -> Tensor:
     order = _ByLeftEdge(cols.numpy(), threshold, offset)
     dropped = np.zeros(count, bool)
     for ranks in order.take_crowded_groups():
-        group = dense_conflicts(cols[:, ranks], threshold, offset)
+        group = cols.index_select(1, torch.from_numpy(ranks))
         dropped[ranks] = True
-        dropped[ranks[greedy(len(ranks), group, cols.device, BLOCK['cpu']).numpy()]] = False
+        stays = greedy(len(ranks), dense_conflicts(group, threshold, offset), cols.device,
+                       BLOCK['cpu'])
+        dropped[ranks[stays.numpy()]] = False
     first, second = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for a, b in order.chunks():
-        hit = exceeds(cols[:, torch.from_numpy(a)], cols[:, torch.from_numpy(b)],
-                      threshold, offset).numpy()
+        pair = (cols.index_select(1, torch.from_numpy(ranks)) for ranks in (a, b))
+        hit = exceeds(*pair, threshold, offset).numpy()
         first.append(np.minimum(a[hit], b[hit]))
         second.append(np.maximum(a[hit], b[hit]))
     kept = np.zeros(count, bool)

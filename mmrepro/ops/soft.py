@@ -57,8 +57,8 @@ def _listed(cols: Tensor, decay: _Decay, offset: int) -> Neighbours | None:
         return None
     found = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]
     for first, second in parts:
-        overlap = overlaps(cols[:, torch.from_numpy(first)], cols[:, torch.from_numpy(second)],
-                           offset).numpy()
+        pair = (cols.index_select(1, torch.from_numpy(index)) for index in (first, second))
+        overlap = overlaps(*pair, offset).numpy()
         acts = np.flatnonzero(decay.acts(overlap))
         found.append((first[acts], second[acts], decay.factor(overlap[acts])))
     first, second, factor = (np.concatenate(column) for column in zip(*found))
@@ -142,17 +142,16 @@ def _run(order: _Order, neighbours: Neighbours, least: np.float32) -> None:
         targets, factor = neighbours(order.choose(place))
         touched = order.where[targets]
         ahead = touched > place
-        if not ahead.all():
-            touched, factor = touched[ahead], factor[ahead]
-        low = touched
-        if len(touched):
-            order.score[touched] *= factor
-            low = touched[order.score[touched] < least]
+        touched = touched[ahead]
+        score = order.score[touched] * factor[ahead]
+        order.score[touched] = score
+        low = touched[score < least]
         if place == 0:
             # from then on only what was touched can have fallen
             low = np.flatnonzero(order.score[1:] < least) + 1
         if len(low):
-            order.drop(np.sort(low))
+            low.sort()
+            order.drop(low)
         place += 1
 
 

@@ -135,6 +135,7 @@ def test_quadri_overlaps_of_skewed_boxes_are_mmcvs_approximation(compiled):
 def test_rotated_overlaps_are_the_definition(rows, cols, seed, mode):
     a, b = draw_rotated(rows, seed, 30.), draw_rotated(cols, seed + 1, 30.)
     ours = box_iou_rotated(a, b, mode)
+    assert (ours >= 0).all()
     for i, p in enumerate(a.double().tolist()):
         for j, q in enumerate(b.double().tolist()):
             expected = geometry.overlap(geometry.rotated(*p), geometry.rotated(*q), mode == 'iof')
@@ -159,8 +160,19 @@ def test_one_inside_another_and_side_by_side():
                       [0, 0, 0, 10, 0], [0, 0, -10, -10, 0.3]])
     expected = torch.tensor([[0.1, 0.25, 0, 0, 1]])
     torch.testing.assert_close(box_iou_rotated(a, b), expected, rtol=0, atol=1e-6)
-    edge = torch.tensor([[0., 0, 10, 10, 0]]), torch.tensor([[10., 0, 10, 10, 0]])
-    assert box_iou_rotated(*edge).item() == 0
+    turned = draw_rotated(300)
+    beside = turned.clone()
+    beside[:, 0] += turned[:, 4].cos() * turned[:, 2]
+    beside[:, 1] += turned[:, 4].sin() * turned[:, 2]
+    touching = box_iou_rotated(turned, beside, aligned=True)
+    assert (touching >= 0).all() and (touching < 1e-5).all()
+    # a pair that touches along an edge, and whose area rounds to less than nothing
+    angle, extent = 2.538484573364258, [30.22097396850586, 25.925424575805664]
+    pair = torch.tensor([[50.22446060180664, 31.101343154907227, *extent, angle],
+                         [25.335171279252258, 48.24282922301956, *extent, angle]]).double()
+    pair[1, :2] = torch.tensor([25.335171279252258, 48.24282922301956], dtype=torch.float64)
+    shape = kernels.ROTATED
+    assert kernels.overlap_matrix(shape, pair[:1].T, pair[1:].T, 0).item() >= 0
 
 
 @pytest.mark.parametrize('mode', MODES)

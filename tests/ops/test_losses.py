@@ -118,6 +118,13 @@ def test_views_and_large_inputs_give_the_same():
     torch.testing.assert_close(expected, sigmoid_formula(x, target, 2., 0.25), rtol=1e-4, atol=1e-6)
 
 
+def test_a_negative_label_is_background_to_the_sigmoid_form():
+    x, _, _ = draw(4, 3)
+    losses_ = [sigmoid_focal_loss(x, torch.full((4,), label), 2., 0.25, None, 'none')
+               for label in (3, -1)]
+    assert torch.equal(*losses_)
+
+
 def test_rows_without_a_label_have_no_softmax_loss():
     x, _, weight = draw(3, 4)
     target = torch.tensor([-1, 2, -5])
@@ -142,13 +149,14 @@ def test_focal_loss_refuses_with_the_shapes(name):
 
 
 def test_focal_loss_does_not_depend_on_threads(same_bytes):
-    x, target, _ = draw(5000, 80, background=False, dtype=torch.float32)
+    inputs = [draw(*shape, background=False, dtype=torch.float32)[:2]
+              for shape in ((819, 80), (5041, 13), (9000, 7), (3000, 80))]
 
-    def run():
+    def run(x, target):
         value = x.clone().requires_grad_()
         parts = [loss(value, target, 2., 0.25, None, 'none') for loss, _ in CASES.values()]
         # mmcv's own reductions are torch's full sum, which is not for an operator to order
         total = sum(loss(value, target, 2., 0.25, None, 'sum') for loss, _ in CASES.values())
         return [*parts, *torch.autograd.grad(total, value)]
 
-    same_bytes(run)
+    same_bytes(lambda: [t for pair in inputs for t in run(*pair)])

@@ -64,7 +64,8 @@ def test_hulls_are_the_definition(count, seed, grid):
 def test_points_in_line_but_for_rounding_do_not_mislead_the_hull():
     random = torch.Generator().manual_seed(0)
     a, b, c = torch.randn(3, 2, 3000, dtype=torch.float64, generator=random)
-    sides = [p + t / 7 * (q - p) for p, q in ((a, b), (b, c), (c, a)) for t in range(7)]
+    sides = [p + t / 6 * (q - p) for p, q in ((a, b), (b, c), (c, a)) for t in range(6)]
+    sides += [p * (1 + 2e-16 * k) for k, p in enumerate((a, b, c))]
     order = torch.rand(21, 3000, generator=random).argsort(0)
     x, y = (torch.stack(sides)[:, k].gather(0, order) for k in (0, 1))
     index, _ = convex.hull(x, y)
