@@ -4,10 +4,10 @@
 
 Needs a compiled mmcv next to mmrepro. Prints a Markdown table and writes JSON. Sizes are those of
 an R50-FPN at 800 x 1333: proposals before the RPN's NMS (training and testing), detections after
-the heads, anchors of RetinaNet. Times are the least of N rounds in which both take turns, in processor
-time with one thread, so that other work on the machine does not count; absolute times are of this
-machine, the ratio (ours / theirs, below 1 is faster) is what to compare. What
-mmcv compiles for CUDA only is compared with the same thing in plain torch.
+the heads, anchors of RetinaNet. Times are the least of N rounds in which both take turns, and with
+one thread they are processor time, so that other work on the machine does not count. The ratio
+(ours / theirs, below 1 is faster) is what to compare. What mmcv compiles for CUDA only is compared
+with plain torch, and 'agree' then says nothing where the two compute different things.
 """
 from __future__ import annotations
 
