@@ -8,8 +8,9 @@ import torch
 from harness import environment
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
+from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, METRICS, MODELS, RUNNERS
+from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
 import mmrepro
@@ -229,3 +230,14 @@ def test_the_search_for_fast_convolutions_can_be_asked_for(tmp_path):
         assert torch.backends.cudnn.benchmark
     finally:
         torch.backends.cudnn.benchmark = False
+
+
+@HOOKS.register_module(force=True)
+class DrawingHook(Hook):
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        torch.rand(3)
+
+
+def test_a_hook_that_draws_before_the_step_does_not_move_it(tmp_path):
+    with_hook = trained(config(tmp_path, custom_hooks=[dict(type='DrawingHook')]))
+    assert torch.equal(with_hook, trained(config(tmp_path)))
