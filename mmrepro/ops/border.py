@@ -93,7 +93,8 @@ def border_align_backward(grad_output: Tensor, boxes: Tensor, argmax_idx: Tensor
         return
     n, c, h, w = grad_input.shape
     grad, winner = gather.bags(grad_output), gather.bags(argmax_idx)
-    total = grad.new_zeros((n * h * w * 4, c // 4))
+    total, source = grad.new_zeros((n * h * w * 4, c // 4)), torch.empty_like(grad)
     for i, (row, weight) in enumerate(_visits(grad_input.shape, boxes, pool_size, False)):
-        total += gather.spread(gather.keep(grad, winner == i), row, weight, len(total))
+        gather.keep(grad, winner, i, source)
+        total += gather.spread(source, row, weight, len(total))
     gather.add_rows(grad_input, total.view(-1, c))

@@ -29,6 +29,12 @@ __all__ = ['deform_conv_backward_input', 'deform_conv_backward_parameters', 'def
 COLUMNS = {'cpu': 1 << 20, 'cuda': 1 << 25}
 
 
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """A batched product in the dtype of its factors, inside of autocast too."""
+    with torch.autocast(a.device.type, enabled=False):
+        return torch.matmul(a, b)
+
+
 class _Shape(NamedTuple):
     """What the kernel looks like; pairs are (vertical, horizontal)."""
 
@@ -135,7 +141,7 @@ class _Job:
     def column_gradients(self, grad: Tensor) -> Tensor:
         """Gradient of the columns as rows, (P * taps * deform_groups, D)."""
         pixels = grad.shape[2]
-        columns = torch.matmul(grad.transpose(1, 2), self.weight).to(self.dtype)
+        columns = _product(grad.transpose(1, 2), self.weight).to(self.dtype)
         columns = columns.view(self.shape.groups, pixels, self.shape.taps, -1)
         return columns.permute(1, 2, 0, 3).reshape(-1, self.rows.shape[1])
 
@@ -181,7 +187,7 @@ def _forward(job: _Job, output: Tensor, bias: Tensor | None) -> None:
     for image, part in job.runs():
         row, corners = job.samples(image, part)
         columns = job.columns(row, job.weigh(image, part, corners.weight), part.stop - part.start)
-        result = torch.matmul(job.weight, columns.transpose(1, 2)).flatten(0, 1)
+        result = _product(job.weight, columns.transpose(1, 2)).flatten(0, 1)
         if bias is not None:
             result = result + bias[:, None].to(result.dtype)
         output[image].view(len(result), job.pixels)[:, part] = result.to(output.dtype)
@@ -201,7 +207,7 @@ def _backward(job: _Job, grad_output: Tensor, grad_input: Tensor | None,
         grad = job.by_group(grad_output, image, part)
         if grad_weight is not None:
             columns = job.columns(row, weight, part.stop - part.start)
-            by_weight += torch.matmul(grad, columns).to(job.dtype)
+            by_weight += _product(grad, columns).to(job.dtype)
         if grad_input is None:
             continue
         by_column = job.column_gradients(grad)

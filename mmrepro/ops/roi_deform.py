@@ -75,16 +75,15 @@ def deform_roi_pool_backward(grad_output: Tensor, input: Tensor, rois: Tensor, o
     means, size = _means(input, rois, offset, bins, spatial_scale, sampling_ratio, gamma)
     if grad_output.numel() == 0 or input.numel() == 0:
         return
-    rows = gather.rows_of(input)
-    total = torch.zeros_like(rows[:-1])
+    source, sink = gather.Source(input), gather.Sink(grad_input)
     for a, b in runs(means, input, grad_output):
         some = samples(means, input.shape, a, b)
         grad = gather.bags(grad_output[a:b])
-        total += spread_samples(some, grad, len(total))
+        spread_samples(some, grad, sink)
         if offset.numel():
+            rows, index = source.rows(some.row.flatten())
             slopes = _slopes(some.corners, some.share, gather.dots(
-                grad, rows, some.row.flatten(),
-                some.bag.to(torch.int32).repeat_interleave(4)).view(-1, 4))
+                grad, rows, index, some.bag.to(torch.int32).repeat_interleave(4)).view(-1, 4))
             # A bag of slopes is the bin whose offset they belong to.
             index = torch.arange(len(slopes), dtype=torch.int32, device=slopes.device)
             starts = torch.div(some.starts, 4, rounding_mode='floor').to(torch.int32)
@@ -92,7 +91,7 @@ def deform_roi_pool_backward(grad_output: Tensor, input: Tensor, rois: Tensor, o
             by_bin = by_bin.view(b - a, -1, 2).transpose(1, 2) * size[a:b, :, None]
             by_bin = by_bin * gather.single(gamma)
             grad_offset[a:b] += by_bin.view(b - a, 2, *bins).to(grad_offset.dtype)
-    gather.add_rows(grad_input, total)
+    sink.close()
 
 
 def _slopes(corners: sampling.Corners, share: Tensor, dot: Tensor) -> Tensor:

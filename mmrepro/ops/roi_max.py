@@ -104,35 +104,52 @@ def align_forward(feature: Tensor, boxes: Boxes, output: Tensor, argmax_y: Tenso
             out.index_copy_(0, order[a:b], piece)
 
 
-def _winners(boxes: Boxes, argmax_y: Tensor, argmax_x: Tensor, order: Tensor,
-             shape: torch.Size) -> Tensor:
+def _sample_of(at: Tensor, start: Tensor, size: Tensor, grid: Tensor,
+               stored: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Which sample along one axis lies at a stored position, and whether one does: (B, C) each.
+
+    Args:
+        at: (B, C) positions. start, size, grid: (B, 1) of the bin, and its samples.
+        stored: dtype that the positions went through.
+    """
+    step = size / grid
+    ordinal = ((at - start) / step).floor_().nan_to_num_(nan=0.)
+    ordinal = torch.minimum(ordinal.clamp_(min=0), grid - 1)
+    there = gather.through(start + (ordinal + 0.5) * size / grid, stored)
+    return ordinal, at == there
+
+
+def _winners(boxes: Boxes, argmax_y: Tensor, argmax_x: Tensor, order: Tensor) -> Tensor:
     """Which sample won, (K*P, C) int32 by bin of the sorted boxes: its ordinal + 1.
 
-    0 is none; one more than the largest number of samples is none of ours.
+    0 is none, -1 is none of ours (see :func:`_spread_strays`). In low precision neighbours can
+    share a stored position; then it is one of them.
     """
-    places = argmax_y[0, 0].numel()
-    winner = torch.empty((len(order) * places, argmax_y.shape[1]), dtype=torch.int32,
-                         device=argmax_y.device)
-    most = _most(boxes)
+    ph, pw = argmax_y.shape[2:]
+    dtype, device = boxes.y.dtype, boxes.y.device
+    winner = torch.empty((len(order) * ph * pw, argmax_y.shape[1]), dtype=torch.int32,
+                         device=device)
+    top = boxes.y[:, None] + torch.arange(ph, dtype=dtype, device=device) * boxes.bin_h[:, None]
+    left = boxes.x[:, None] + torch.arange(pw, dtype=dtype, device=device) * boxes.bin_w[:, None]
+
+    def by_bin(values: Tensor, *shape: int) -> Tensor:
+        return values.to(dtype).view(*shape).expand(-1, ph, pw).reshape(-1, 1)
+
     for a, b in _chunks(argmax_y):
+        some = boxes.part(a, b)
         at_y = gather.bags(argmax_y.index_select(0, order[a:b]))
         at_x = gather.bags(argmax_x.index_select(0, order[a:b]))
+        grid_y, grid_x = (by_bin(g, -1, 1, 1) for g in some.grid[:2])
+        iy, fits_y = _sample_of(at_y, by_bin(top[a:b], -1, ph, 1), by_bin(some.bin_h, -1, 1, 1),
+                                grid_y, argmax_y.dtype)
+        ix, fits_x = _sample_of(at_x, by_bin(left[a:b], -1, 1, pw), by_bin(some.bin_w, -1, 1, 1),
+                                grid_x, argmax_x.dtype)
+        number = iy.mul_(grid_x).add_(ix).add_(1).to(torch.int32)
+        found = (fits_y & fits_x).to(torch.int32)
         # mmcv marks "no sample" with y = -1, and so drops a winner that lies exactly there.
-        # Counted down: samples in one place share their position, and the first one won.
-        found = (at_y == -1).to(torch.int32).mul_(most + 1)
-        for visit in _visits(boxes.part(a, b), shape, argmax_y.shape[2:]):
-            part = slice(0, len(visit.y))
-            # The stored position went through the dtype of the features.
-            match = at_y[part] == gather.through(visit.y, argmax_y.dtype)
-            match &= at_x[part] == gather.through(visit.x, argmax_x.dtype)
-            torch.maximum(found[part], match.to(torch.int32).mul_(most - visit.ordinal),
-                          out=found[part])
-        torch.sub(most + 1, found, out=winner[a * places:b * places])
+        some = (at_y != -1).to(torch.int32)
+        winner[a * ph * pw:b * ph * pw] = (number * found + found - 1) * some
     return winner
-
-
-def _most(boxes: Boxes) -> int:
-    return int((boxes.grid.y * boxes.grid.x).amax())
 
 
 def align_backward(grad_output: Tensor, boxes: Boxes, argmax_y: Tensor, argmax_x: Tensor,
@@ -144,29 +161,32 @@ def align_backward(grad_output: Tensor, boxes: Boxes, argmax_y: Tensor, argmax_x
     """
     n, _, h, w = grad_input.shape
     boxes, order = _sorted(boxes)
-    winner = _winners(boxes, argmax_y, argmax_x, order, grad_input.shape)
-    grad = gather.bags(grad_output.index_select(0, order))
+    winner = _winners(boxes, argmax_y, argmax_x, order)
+    grad = torch.empty(winner.shape, dtype=boxes.y.dtype, device=winner.device)
+    for a, b in _chunks(grad_output):
+        part = slice(a * len(grad) // len(order), b * len(grad) // len(order))
+        grad[part] = gather.bags(grad_output.index_select(0, order[a:b]))
     total = grad.new_zeros((n * h * w, grad_input.shape[1]))
-    waiting: list[_Visit] = []
+    source, waiting, used = torch.empty_like(grad), [], 0
     for visit in _visits(boxes, grad_input.shape, grad_output.shape[2:]):
-        waiting.append(visit)
         # Late visits are of few boxes: several of them go together, up to the size of the first.
-        if sum(len(v.y) for v in waiting) + len(visit.y) > len(grad):
-            total += _spread_visits(waiting, grad, winner, n * h * w)
-            waiting = []
+        if used + len(visit.y) > len(source):
+            total += _spread_visits(waiting, source[:used], n * h * w)
+            waiting, used = [], 0
+        gather.keep(grad[:len(visit.y)], winner[:len(visit.y)], visit.ordinal + 1, source[used:])
+        waiting.append(visit)
+        used += len(visit.y)
     if waiting:
-        total += _spread_visits(waiting, grad, winner, n * h * w)
+        total += _spread_visits(waiting, source[:used], n * h * w)
     gather.add_rows(grad_input, total)
-    stray = winner == _most(boxes) + 1
-    if bool(stray.any()):
+    if int(winner.amin()) < 0:
+        stray = winner == -1
         at_y = gather.bags(argmax_y.index_select(0, order))[stray]
         at_x = gather.bags(argmax_x.index_select(0, order))[stray]
         _spread_strays(grad[stray], at_y, at_x, stray, boxes.image, grad_input)
 
 
-def _spread_visits(visits: list[_Visit], grad: Tensor, winner: Tensor, size: int) -> Tensor:
-    source = torch.cat([gather.keep(grad[:len(v.y)], winner[:len(v.y)] == v.ordinal + 1)
-                        for v in visits])
+def _spread_visits(visits: list[_Visit], source: Tensor, size: int) -> Tensor:
     return gather.spread(source, torch.cat([v.row for v in visits]),
                          torch.cat([v.weight for v in visits]), size)
 

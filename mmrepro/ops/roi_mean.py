@@ -83,28 +83,25 @@ def mean_forward(means: Means, feature: Tensor, output: Tensor) -> None:
     """Fill ``output`` (K, C, PH, PW) with the means over ``feature`` (N, C, H, W)."""
     if output.numel() == 0:
         return
-    rows = gather.rows_of(feature)
+    source = gather.Source(feature)
     for a, b in runs(means, feature, output):
         some = samples(means, feature.shape, a, b)
-        gather.put_rows(output[a:b], gather.read(
-            rows, some.row.flatten(), some.weight.flatten(), some.starts.to(torch.int32)))
+        gather.put_rows(output[a:b], source.read(
+            some.row.flatten(), some.weight.flatten(), some.starts.to(torch.int32)))
 
 
 def mean_backward(means: Means, grad_output: Tensor, grad_input: Tensor) -> None:
     """Add the gradient of :func:`mean_forward` to ``grad_input``."""
     if grad_output.numel() == 0 or grad_input.numel() == 0:
         return
-    n, _, h, w = grad_input.shape
-    total = None
+    sink = gather.Sink(grad_input)
     for a, b in runs(means, grad_input, grad_output):
         some = samples(means, grad_input.shape, a, b)
-        part = spread_samples(some, gather.bags(grad_output[a:b]), n * h * w)
-        total = part if total is None else total.add_(part)
-    if total is not None:
-        gather.add_rows(grad_input, total)
+        spread_samples(some, gather.bags(grad_output[a:b]), sink)
+    sink.close()
 
 
-def spread_samples(some: Samples, grad: Tensor, size: int) -> Tensor:
-    """Spread the gradient of bins (B, C) over ``size`` rows."""
+def spread_samples(some: Samples, grad: Tensor, sink: gather.Sink) -> None:
+    """Spread the gradient of bins (B, C)."""
     bag = some.bag.to(torch.int32).repeat_interleave(4)
-    return gather.spread(grad, some.row.flatten(), some.weight.flatten(), size, bag)
+    sink.spread(grad, some.row.flatten(), some.weight.flatten(), bag)

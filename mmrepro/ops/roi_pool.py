@@ -151,22 +151,21 @@ def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_in
     grad = gather.bags(grad_output).index_select(0, bins.order)
     winner = gather.bags(argmax).index_select(0, bins.order)
     total = grad.new_zeros((n * h * w, grad.shape[1]))
-    sources, rows, waiting = [], [], 0
+    source, rows, used = torch.empty_like(grad), [], 0
     for pixel in _visits(bins, w):
-        some = slice(0, len(pixel))
-        match = winner[some] == pixel.to(torch.int32)[:, None]
-        sources.append(gather.keep(grad[some], match))
-        rows.append((bins.base[some] + pixel).to(torch.int32))
-        waiting += len(pixel)
         # Late visits are of few bins: several of them go together, up to the size of the first.
-        if waiting >= len(grad):
-            total += _spread(sources, rows, len(total))
-            sources, rows, waiting = [], [], 0
-    if waiting:
-        total += _spread(sources, rows, len(total))
+        if used + len(pixel) > len(source):
+            total += _spread(source[:used], rows, len(total))
+            rows, used = [], 0
+        some = slice(0, len(pixel))
+        gather.keep(grad[some], winner[some], pixel.to(torch.int32)[:, None], source[used:])
+        rows.append((bins.base[some] + pixel).to(torch.int32))
+        used += len(pixel)
+    if used:
+        total += _spread(source[:used], rows, len(total))
     gather.add_rows(grad_input, total)
 
 
-def _spread(sources: list[Tensor], rows: list[Tensor], size: int) -> Tensor:
-    source, row = torch.cat(sources), torch.cat(rows)[:, None]
+def _spread(source: Tensor, rows: list[Tensor], size: int) -> Tensor:
+    row = torch.cat(rows)[:, None]
     return gather.spread(source, row, torch.ones_like(row, dtype=source.dtype), size)

@@ -73,13 +73,14 @@ def _point(at: Tensor, size: int) -> sampling.AxisTaps:
     return sampling.AxisTaps(pixel.clamp(0, size - 1).to(torch.int32), weight, count)
 
 
-def _runs(bins: _Bins, shape: torch.Size, *owned: Tensor) -> list[tuple[int, int]]:
-    """RoIs to work on together, by the number of taps that they will have."""
+def _runs(bins: _Bins, shape: torch.Size, *owned: Tensor,
+          elements: int = 0) -> list[tuple[int, int]]:
+    """RoIs to work on together, by their taps and by ``elements`` more of each."""
     tall = ((bins.y2 - bins.y1).nan_to_num(0).amax(1).ceil() + 2).clamp(max=shape[2])
     wide = ((bins.x2 - bins.x1).nan_to_num(0).amax(1).ceil() + 2).clamp(max=shape[3])
     taps = tall * wide * (bins.y1.shape[1] * bins.x1.shape[1])
     filters = tall * bins.y1.shape[1] + wide * bins.x1.shape[1]
-    costs, widths = torch.stack((taps + filters, filters)).to(torch.int64).tolist()
+    costs, widths = torch.stack((taps + filters + elements, filters)).to(torch.int64).tolist()
     return gather.cut(costs, gather.tap_budget(*owned), widths)
 
 
@@ -108,10 +109,10 @@ def prroi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, pooled_heigh
     if output.numel() == 0:
         return
     bins = _bins(rois, (pooled_height, pooled_width), spatial_scale)
-    rows = gather.rows_of(input)
+    source = gather.Source(input)
     for a, b in _runs(bins, input.shape, input, output):
         taps = _means(bins.part(a, b), image[a:b], input.shape)
-        gather.put_rows(output[a:b], gather.read(rows, taps.row, taps.weight, taps.starts))
+        gather.put_rows(output[a:b], source.read(taps.row, taps.weight, taps.starts))
 
 
 def prroi_pool_backward(grad_output: Tensor, rois: Tensor, grad_input: Tensor, pooled_height: int,
@@ -120,15 +121,12 @@ def prroi_pool_backward(grad_output: Tensor, rois: Tensor, grad_input: Tensor, p
     image = check_rois('prroi_pool', grad_input, rois, 5)
     if grad_output.numel() == 0 or grad_input.numel() == 0:
         return
-    n, _, h, w = shape = grad_input.shape
     bins = _bins(rois, (pooled_height, pooled_width), spatial_scale)
-    total = None
-    for a, b in _runs(bins, shape, grad_input, grad_output):
-        taps = _means(bins.part(a, b), image[a:b], shape)
-        part = gather.spread(gather.bags(grad_output[a:b]), taps.row, taps.weight, n * h * w,
-                             taps.bag)
-        total = part if total is None else total.add_(part)
-    gather.add_rows(grad_input, total)
+    sink = gather.Sink(grad_input)
+    for a, b in _runs(bins, grad_input.shape, grad_input, grad_output):
+        taps = _means(bins.part(a, b), image[a:b], grad_input.shape)
+        sink.spread(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag)
+    sink.close()
 
 
 def prroi_pool_coor_backward(output: Tensor, grad_output: Tensor, input: Tensor, rois: Tensor,
@@ -143,15 +141,15 @@ def prroi_pool_coor_backward(output: Tensor, grad_output: Tensor, input: Tensor,
     if grad_output.numel() == 0:
         return
     all_bins = _bins(rois, (pooled_height, pooled_width), spatial_scale)
-    rows = gather.rows_of(input)
+    source = gather.Source(input)
     scale = gather.single(spatial_scale)
-    for a, b in _runs(all_bins, input.shape, input, output):
+    for a, b in _runs(all_bins, input.shape, input, output, elements=output[0].numel()):
         bins = all_bins.part(a, b)
         value, grad = gather.bags(output[a:b]), gather.bags(grad_output[a:b])
         share = torch.where(bins.area > 0, scale / bins.area, 0)[:, None, None]
         for axis, (x_part, along, count) in enumerate(((True, bins.y2 - bins.y1, pooled_width),
                                                        (False, bins.x2 - bins.x1, pooled_height))):
-            first, second = (_edge(rows, input.shape, image[a:b], bins, x_part, last)
+            first, second = (_edge(source, input.shape, image[a:b], bins, x_part, last)
                              for last in (False, True))
             length = along[:, :, None] if x_part else along[:, None, :]
             length = length.expand(-1, pooled_height, pooled_width).reshape(-1, 1)
@@ -167,7 +165,7 @@ def prroi_pool_coor_backward(output: Tensor, grad_output: Tensor, input: Tensor,
             grad_rois[a:b, 3 + axis] += high.to(grad_rois.dtype)
 
 
-def _edge(rows: Tensor, shape: torch.Size, image: Tensor, bins: _Bins, x_part: bool,
+def _edge(source: gather.Source, shape: torch.Size, image: Tensor, bins: _Bins, x_part: bool,
           last: bool) -> Tensor:
     """Integrals (B, C) of the surface along the first or last edge of each bin."""
     if x_part:
@@ -178,4 +176,4 @@ def _edge(rows: Tensor, shape: torch.Size, image: Tensor, bins: _Bins, x_part: b
         xs = _integral(bins.x1, bins.x2, shape[3])
     ys = ys._replace(count=ys.count.masked_fill(bins.area[:, None] <= 0, 0))
     taps = sampling.product_taps(image, ys, xs, *shape[2:])
-    return gather.read(rows, taps.row, taps.weight, taps.starts)
+    return source.read(taps.row, taps.weight, taps.starts)

@@ -17,7 +17,7 @@ from torch import Tensor
 from mmrepro.ops.contract import require
 
 __all__ = ['AxisTaps', 'Corners', 'Grid', 'Taps', 'axis_taps', 'bin_samples', 'clamped_corners',
-           'grid_of', 'padded_corners', 'product_taps']
+           'grid_of', 'padded_corners', 'plane_taps', 'product_taps']
 
 # More samples than this along one side of one bin is a broken box, not a large one: mmcv would try
 # to visit the square of it for every bin and channel.
@@ -225,6 +225,22 @@ def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: 
     starts = torch.cat((nothing, tap_ends)).index_select(0, torch.cat((nothing, line_ends)))
     return Taps(row.to(torch.int32), weight, line_bag.index_select(0, line).to(torch.int32),
                 starts.to(torch.int32))
+
+
+def plane_taps(base: Tensor, taps: AxisTaps) -> tuple[Tensor, Tensor, Tensor]:
+    """One filter per plane and bin: rows, weights (E,) and where bags begin; bags (K, C, P).
+
+    Args:
+        base: (K, C) row of position 0 of each plane.
+        taps: of one axis, (K, P, T).
+    """
+    shape = (*base.shape, *taps.weight.shape[1:])
+    slot = torch.arange(shape[3], device=base.device)
+    real = (slot < taps.count[:, None, :, None]).expand(shape)
+    row = base[:, :, None, None] + taps.position[:, None]
+    counts = taps.count[:, None].expand(shape[:3]).flatten().cumsum(0)
+    return (row[real].to(torch.int32), taps.weight[:, None].expand(shape)[real],
+            torch.cat((counts.new_zeros(1), counts)).to(torch.int32))
 
 
 def _ordinal(owner: Tensor, first: Tensor) -> Tensor:

@@ -197,6 +197,13 @@ def test_convolution_in_low_precision_sums_in_float32(inputs, version, dtype):
         torch.testing.assert_close(ours.float(), expected, rtol=2e-2, atol=2e-2)
 
 
+def test_autocast_does_not_lower_the_precision(inputs):
+    tensors = [t.detach() for t in inputs('both', torch.float32)]
+    expected = convolve(2, 'both', *tensors)
+    with torch.autocast('cpu', torch.bfloat16):
+        assert torch.equal(convolve(2, 'both', *tensors), expected)
+
+
 def test_convolution_takes_what_is_empty_strided_or_lost(inputs):
     feature, offset, mask, weight, bias = (t.detach() for t in inputs('plain'))
     expected = convolve(2, 'plain', feature, offset, mask, weight, bias)

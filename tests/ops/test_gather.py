@@ -125,12 +125,36 @@ def test_nothing_to_do_is_done():
     assert gather.cut([], 5) == []
 
 
-def test_keep_is_exact_for_what_is_not_finite():
+def test_keep_is_exact_for_what_is_not_finite(monkeypatch):
     inf, nan = float('inf'), float('nan')
     for dtype in (torch.float32, torch.float64):
-        values = torch.tensor([inf, nan, -2., inf, nan], dtype=dtype)
-        kept = gather.keep(values, torch.tensor([False, False, True, True, True]))
-        assert kept[:4].tolist() == [0, 0, -2, inf] and kept[4].isnan()
+        values = torch.tensor([inf, nan, -2., inf, nan], dtype=dtype)[:, None]
+        owner = torch.tensor([1, 1, 7, 7, 7], dtype=torch.int32)[:, None]
+        for chunk in (1, 100):
+            monkeypatch.setattr(gather, 'KEEP_CHUNK', chunk)
+            out = torch.full((6, 1), 5., dtype=dtype)
+            gather.keep(values, owner, 7, out)
+            assert out[[0, 1, 2, 3, 5], 0].tolist() == [0, 0, -2, inf, 5] and out[4].isnan()
+            gather.keep(values, owner, torch.tensor([[1], [0], [7], [0], [0]]), out)
+            assert out.flatten().tolist() == [inf, 0, -2, 0, 0, 5]
+
+
+@pytest.mark.parametrize('few', [True, False])
+def test_reading_few_pixels_or_all_gives_the_same_bytes(wave, monkeypatch, few):
+    feature = wave(3, 4, 5, 6, dtype=torch.float32)
+    index = (wave(40, 3, phase=1).abs() * 91).to(torch.int32)
+    # Nothing of image 1; pixel 90 is nowhere.
+    index[(index >= 30) & (index < 60)] = 90
+    weight, grad = wave(40, 3, phase=2).float(), wave(40, 4, phase=3).float()
+    monkeypatch.setattr(gather, '_few', lambda *_: few)
+    source, sink = gather.Source(feature), gather.Sink(torch.ones_like(feature))
+    whole = gather.read(gather.rows_of(feature), index, weight)
+    assert torch.equal(source.read(index, weight), whole)
+    sink.spread(grad, index, weight)
+    sink.close()
+    expected = torch.ones_like(feature)
+    gather.add_rows(expected, gather.spread(grad, index, weight, 90))
+    assert torch.equal(sink._grad, expected)
 
 
 @settings(max_examples=60, deadline=None)

@@ -202,6 +202,30 @@ def test_roi_align_takes_what_is_empty_strided_or_outside(wave, mode):
     assert torch.equal(roi_align(strided, spread[:, ::2], (2, 3), 0.5, 0, mode, True), expected)
 
 
+@pytest.mark.parametrize('by_lines', [True, False])
+def test_few_channels_may_be_read_by_lines(wave, monkeypatch, by_lines):
+    from mmrepro.ops import roi
+    monkeypatch.setattr(roi, '_few_channels', lambda *_: by_lines)
+    rois = torch.tensor(ROIS, dtype=torch.float64)
+    for channels in (1, 3):
+        feature = wave(2, channels, 11, 13)
+        expected = naive(feature, rois, (3, 2), 0.75, 0, 'avg', True)
+        out = roi_align(feature, rois, (3, 2), 0.75, 0, 'avg', True)
+        torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    feature[:, :, :, 12] = float('nan')
+    inside = torch.tensor([[0., 2, 2, 9, 9]], dtype=torch.float64)
+    assert roi_align(feature, inside, (3, 2), 1., 0, 'avg', True).isfinite().all()
+
+
+def test_mask_targets_are_read_by_lines_and_detector_features_are_not():
+    from mmrepro.ops import roi
+    rois = torch.tensor([[0., 100, 100, 300, 250]])
+    for shape, bins, expected in (((1, 1, 800, 1333), (28, 28), True),
+                                  ((1, 256, 100, 168), (7, 7), False)):
+        boxes = roi._boxes(torch.zeros(1, 1, 1, 1), rois, bins, 1., 0, True)
+        assert roi._few_channels(boxes, torch.Size(shape), bins, True) is expected
+
+
 def test_nan_and_infinite_boxes_do_what_mmcv_does_on_cuda(wave):
     nan, inf = float('nan'), float('inf')
     feature = wave(1, 2, 5, 5, dtype=torch.float32).requires_grad_()

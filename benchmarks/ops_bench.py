@@ -1,0 +1,409 @@
+"""Operators in PyTorch against mmcv's compiled ones: time and memory, side by side in one run.
+
+    python benchmarks/ops_bench.py --json ops.json            # sizes of R50-FPN at 800 x 1333
+    python benchmarks/ops_bench.py --quick --only 'roi_align'  # small sizes, a few seconds
+
+For every case the two providers take turns and the best time of each counts, so that whatever else
+the machine does hits both alike. Memory is measured in a process of its own: the peak of the
+resident set over what it was with inputs made, less the outputs; as a multiple of the inputs' and
+outputs' own size. What mmcv's Python allocates around a kernel (buffers, argmax) counts as extra
+for both. Without a compiled mmcv (or a CPU kernel) the ratio stays empty, unless mmcv has
+a Python form for the CPU, which then stands in and is named.
+"""
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import mmrepro  # noqa: F401  gives mmcv-lite its operators
+from mmrepro import ops
+
+# Smaller by this in height, width and number of boxes with --quick.
+QUICK = 8
+
+
+class Case(NamedTuple):
+    """One call.
+
+    leaves: tensors that get a gradient; empty for a forward only. run: the call, returns the
+    output. peer: another CPU form in mmcv where no compiled kernel exists, and its name.
+    """
+
+    leaves: list[torch.Tensor]
+    run: Callable[[], torch.Tensor]
+    peer: Callable[[], torch.Tensor] | None = None
+    peer_name: str = ''
+
+
+class Sizes:
+    """Tensors of a detector's sizes, or an eighth of them."""
+
+    def __init__(self, quick: bool) -> None:
+        self.by = QUICK if quick else 1
+        self.random = torch.Generator().manual_seed(0)
+
+    def count(self, number: int) -> int:
+        return max(2, number // self.by)
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.random)
+
+    def uniform(self, *shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=self.random)
+
+    def feature(self, channels: int, height: int, width: int, batch: int = 1) -> torch.Tensor:
+        return self.normal(batch, channels, self.count(height), self.count(width))
+
+    def boxes(self, number: int, height: int, width: int, typical: float) -> torch.Tensor:
+        """(K, 4) x1, y1, x2, y2 in an image, sizes around ``typical``."""
+        number, limit = self.count(number), torch.tensor([width, height, width, height]) / self.by
+        middle = self.uniform(number, 2) * limit[:2]
+        size = typical / self.by * torch.exp(self.normal(number, 2) * 0.7)
+        boxes = torch.cat((middle - size / 2, middle + size / 2), 1).clamp(min=0)
+        return torch.minimum(boxes, limit - 1 + torch.tensor([0, 0, 1, 1]))
+
+    def rois(self, number: int, typical: float = 64.) -> torch.Tensor:
+        boxes = self.boxes(number, 800, 1344, typical)
+        return torch.cat((torch.zeros(len(boxes), 1), boxes), 1)
+
+    def turned(self, number: int) -> torch.Tensor:
+        rois = self.rois(number)
+        angle = self.uniform(len(rois), 1) * 6 - 3
+        return torch.cat((rois[:, :1], (rois[:, 1:3] + rois[:, 3:]) / 2,
+                          rois[:, 3:] - rois[:, 1:3], angle), 1)
+
+
+def roi_align(s: Sizes, mode: str = 'avg', number: int = 512, stride: int = 8, bins: int = 7,
+              ratio: int = 0) -> Case:
+    from mmcv.ops import roi_align
+    feature = s.feature(256, 800 // stride, 1344 // stride).requires_grad_()
+    rois = s.rois(number)
+    return Case([feature], lambda: roi_align(feature, rois, bins, 1 / stride, ratio, mode, True))
+
+
+def mask_targets(s: Sizes) -> Case:
+    from mmcv.ops import roi_align
+    number = s.count(50)
+    masks = (s.uniform(number, 1, s.count(800), s.count(1333)) > 0.5).float()
+    rois = s.rois(50, 150)
+    rois[:, 0] = torch.arange(number)
+    return Case([], lambda: roi_align(masks, rois, 28, 1., 0, 'avg', True))
+
+
+def roi_align_rotated(s: Sizes) -> Case:
+    from mmcv.ops import roi_align_rotated
+    feature, rois = s.feature(256, 100, 168).requires_grad_(), s.turned(512)
+    return Case([feature], lambda: roi_align_rotated(feature, rois, 7, 1 / 8, 2, True))
+
+
+def riroi_align_rotated(s: Sizes) -> Case:
+    from mmcv.ops import riroi_align_rotated
+    feature, rois = s.feature(256, 100, 168).requires_grad_(), s.turned(512)
+    return Case([feature], lambda: riroi_align_rotated(feature, rois, (7, 7), 1 / 8, 2, 8))
+
+
+def bezier_align(s: Sizes) -> Case:
+    from mmcv.ops import bezier_align
+    feature = s.feature(256, 100, 168).requires_grad_()
+    boxes = s.boxes(64, 800, 1344, 150)
+    x = torch.stack([boxes[:, 0] + (boxes[:, 2] - boxes[:, 0]) * i / 3 for i in range(4)], 1)
+    upper = torch.stack((x, boxes[:, 1:2].expand_as(x)), -1)
+    lower = torch.stack((x.flip(1), boxes[:, 3:].expand_as(x)), -1)
+    rois = torch.cat((torch.zeros(len(boxes), 1), torch.cat((upper, lower), 1).flatten(1)), 1)
+    return Case([feature], lambda: bezier_align(feature, rois, (8, 32), 1 / 8, 2, True))
+
+
+def rotated_feature_align(s: Sizes) -> Case:
+    from mmcv.ops import rotated_feature_align
+    feature = s.feature(256, 100, 168).requires_grad_()
+    boxes = s.uniform(1, *feature.shape[2:], 5) * 800
+    return Case([feature], lambda: rotated_feature_align(feature, boxes, 1 / 8, 5))
+
+
+def border_align(s: Sizes) -> Case:
+    from mmcv.ops import border_align
+    feature = s.feature(1024, 50, 84).requires_grad_()
+    number = feature.shape[2] * feature.shape[3]
+    corner = s.uniform(1, number, 2) * 40
+    boxes = torch.cat((corner, corner + s.uniform(1, number, 2) * 10), 2)
+    return Case([feature], lambda: border_align(feature, boxes, 10))
+
+
+def roi_pool(s: Sizes) -> Case:
+    from mmcv.ops import roi_pool
+    feature, rois = s.feature(256, 100, 168).requires_grad_(), s.rois(512)
+    return Case([feature], lambda: roi_pool(feature, rois, 7, 1 / 8))
+
+
+def prroi_pool(s: Sizes) -> Case:
+    from mmcv.ops import prroi_pool
+    feature, rois = s.feature(256, 100, 168).requires_grad_(), s.rois(512).requires_grad_()
+    return Case([feature, rois], lambda: prroi_pool(feature, rois, (7, 7), 1 / 8))
+
+
+def deform_roi_pool(s: Sizes) -> Case:
+    from mmcv.ops import deform_roi_pool
+    feature, rois = s.feature(256, 100, 168).requires_grad_(), s.rois(512)
+    offset = s.normal(len(rois), 2, 7, 7).requires_grad_()
+    return Case([feature, offset], lambda: deform_roi_pool(feature, rois, offset, 7, 1 / 8, 2, 0.1))
+
+
+def deform_conv(s: Sizes, channels: int = 256, height: int = 50, width: int = 84, groups: int = 1,
+                deform_groups: int = 1, modulated: bool = False) -> Case:
+    from mmcv.ops import deform_conv2d, modulated_deform_conv2d
+    feature = s.feature(channels, height, width).requires_grad_()
+    size = feature.shape[2:]
+    offset = s.normal(1, deform_groups * 18, *size).requires_grad_()
+    weight = (s.normal(channels, channels // groups, 3, 3) * 0.05).requires_grad_()
+    if not modulated:
+        return Case([feature, offset, weight], lambda: deform_conv2d(
+            feature, offset, weight, 1, 1, 1, groups, deform_groups))
+    mask = s.uniform(1, deform_groups * 9, *size).requires_grad_()
+    bias = s.normal(channels).requires_grad_()
+    return Case([feature, offset, mask, weight, bias], lambda: modulated_deform_conv2d(
+        feature, offset, mask, weight, bias, 1, 1, 1, groups, deform_groups))
+
+
+def ms_deform_attn(s: Sizes, encoder: bool = True) -> Case:
+    from mmcv.ops.multi_scale_deform_attn import (
+        MultiScaleDeformableAttnFunction,
+        multi_scale_deformable_attn_pytorch,
+    )
+    shapes = torch.tensor([[s.count(h), s.count(w)]
+                           for h, w in ((100, 168), (50, 84), (25, 42), (13, 21))])
+    areas = shapes.prod(1)
+    starts, keys = areas.cumsum(0) - areas, int(areas.sum())
+    centers = torch.cat([torch.stack(torch.meshgrid(
+        (torch.arange(h) + 0.5) / h, (torch.arange(w) + 0.5) / w, indexing='ij')[::-1], -1
+    ).view(-1, 2) for h, w in shapes.tolist()])
+    if not encoder:
+        centers = s.uniform(s.count(900), 2)
+    value = s.normal(1, keys, 8, 32).requires_grad_()
+    step = s.normal(1, len(centers), 8, 4, 4, 2) * 2 / shapes.flip(1)[:, None]
+    where = (centers[None, :, None, None, None] + step).requires_grad_()
+    weights = s.uniform(1, len(centers), 8, 4, 4).requires_grad_()
+    return Case([value, where, weights],
+                lambda: MultiScaleDeformableAttnFunction.apply(value, shapes, starts, where,
+                                                               weights, 64),
+                lambda: multi_scale_deformable_attn_pytorch(value, shapes, where, weights),
+                "mmcv's grid_sample form")
+
+
+def carafe(s: Sizes) -> Case:
+    from mmcv.ops import carafe
+    feature = s.feature(256, 50, 84).requires_grad_()
+    h, w = feature.shape[2:]
+    masks = s.uniform(1, 25, 2 * h, 2 * w).requires_grad_()
+    return Case([feature, masks], lambda: carafe(feature, masks, 5, 1, 2))
+
+
+CASES: dict[str, Callable[[Sizes], Case]] = {
+    'roi_align 7x7, 512 boxes': roi_align,
+    'roi_align 7x7, sampling_ratio 2': lambda s: roi_align(s, ratio=2),
+    'roi_align 14x14, 128 boxes': lambda s: roi_align(s, number=128, bins=14),
+    'roi_align 7x7, stride 4': lambda s: roi_align(s, stride=4),
+    'roi_align 7x7, stride 4, 16 boxes': lambda s: roi_align(s, number=16, stride=4),
+    'roi_align max, sampling_ratio 2': lambda s: roi_align(s, mode='max', ratio=2),
+    'roi_align max': lambda s: roi_align(s, mode='max'),
+    'roi_align of 50 masks, 28x28': mask_targets,
+    'roi_align_rotated': roi_align_rotated,
+    'riroi_align_rotated': riroi_align_rotated,
+    'bezier_align 8x32': bezier_align,
+    'rotated_feature_align': rotated_feature_align,
+    'border_align': border_align,
+    'roi_pool': roi_pool,
+    'prroi_pool': prroi_pool,
+    'deform_roi_pool': deform_roi_pool,
+    'deform_conv C4': deform_conv,
+    'deform_conv C5': lambda s: deform_conv(s, 512, 25, 42),
+    'deform_conv C4, 32 groups, 4 deformable': lambda s: deform_conv(s, groups=32, deform_groups=4),
+    'modulated_deform_conv C3': lambda s: deform_conv(s, 128, 100, 168, modulated=True),
+    'modulated_deform_conv P3': lambda s: deform_conv(s, 256, 100, 168, modulated=True),
+    'ms_deform_attn encoder': ms_deform_attn,
+    'ms_deform_attn decoder': lambda s: ms_deform_attn(s, encoder=False),
+    'carafe x2': carafe,
+}
+
+
+def bytes_of(*tensors: torch.Tensor) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def clock() -> float:
+    """Seconds; of this process alone where it has one thread, so that others do not count."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def once(case: Case, run: Callable[[], torch.Tensor]) -> tuple[float, float]:
+    """Seconds of one forward and one backward."""
+    start = clock()
+    out = run()
+    forward = clock() - start
+    if not case.leaves:
+        return forward, 0.
+    grad = torch.linspace(-1, 1, out.numel()).view_as(out)
+    start = clock()
+    torch.autograd.grad(out, case.leaves, grad)
+    return forward, clock() - start
+
+
+def timings(case: Case, repeats: int, seconds: float) -> dict[str, list[float]]:
+    """Best seconds of each provider, taking turns."""
+    providers = ['torch']
+    if ops.provider() == 'compiled':
+        providers.append('compiled')
+    if case.peer:
+        providers.append('peer')
+    best: dict[str, list[float]] = {}
+    begin = time.perf_counter()
+    for turn in range(repeats):
+        if turn > 1 and time.perf_counter() - begin > seconds:
+            break
+        for name in list(providers):
+            with ops.using('compiled' if name == 'compiled' else 'torch'):
+                try:
+                    found = once(case, case.peer if name == 'peer' else case.run)
+                except (RuntimeError, AssertionError) as error:
+                    # mmcv has no CPU kernel for many of its operators and says so.
+                    if name != 'compiled' or not re.search('CPU|device|implementation|CUDA',
+                                                           str(error)):
+                        raise
+                    providers.remove(name)
+                    continue
+            best[name] = [min(a, b) for a, b in zip(best.get(name, found), found)]
+    return best
+
+
+def resident(field: str) -> int:
+    """VmRSS or VmHWM of this process in bytes (Linux)."""
+    text = Path('/proc/self/status').read_text()
+    return int(re.search(rf'{field}:\s+(\d+) kB', text).group(1)) * 1024
+
+
+def reset_peak() -> None:
+    """Give freed memory back, so that using it again shows, and forget the peak."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path('/proc/self/clear_refs').write_text('5')
+
+
+def memory(name: str, quick: bool, provider: str) -> dict[str, float]:
+    """Peak extra memory of one forward and one backward, in bytes and as a multiple."""
+    # The same calls on small tensors load what has to be loaded, threads and libraries included.
+    with ops.using(provider):
+        once(small := CASES[name](Sizes(True)), small.run)
+        case = CASES[name](Sizes(quick))
+        result = {}
+        cells = [cell.cell_contents for cell in case.run.__closure__ or ()]
+        inputs = bytes_of(*{id(t): t for t in cells if isinstance(t, torch.Tensor)}.values())
+        reset_peak()
+        before = resident('VmRSS')
+        out = case.run()
+        extra = resident('VmHWM') - before - bytes_of(out)
+        result['forward'] = extra / (inputs + bytes_of(out))
+        if case.leaves:
+            grad = torch.linspace(-1, 1, out.numel()).view_as(out)
+            reset_peak()
+            before = resident('VmRSS')
+            grads = torch.autograd.grad(out, case.leaves, grad)
+            extra = resident('VmHWM') - before - bytes_of(*grads)
+            result['backward'] = extra / (inputs + bytes_of(out, *grads))
+    return result
+
+
+def child(name: str, quick: bool, provider: str, threads: int) -> dict[str, float] | None:
+    """:func:`memory` in a process of its own; None where the provider has no kernel."""
+    if not Path('/proc/self/clear_refs').exists():
+        return None
+    command = [sys.executable, __file__, '--child', name, '--provider', provider, '--threads',
+               str(threads), *(['--quick'] if quick else [])]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+    if done.returncode:
+        return None
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def ratio(numerator: float, denominator: float | None) -> str:
+    return f'{numerator / denominator:.2f}' if denominator else ''
+
+
+def row(entry: dict[str, Any]) -> str:
+    times, memories = entry['seconds'], entry['memory']
+    ours, other = times['torch'], times.get('compiled') or times.get('peer')
+    cells = [entry['case']]
+    for i in (0, 1):
+        shown = entry['backward'] or i == 0
+        cells += [f'{ours[i] * 1e3:.1f}' if shown else '',
+                  f'{other[i] * 1e3:.1f}' if other and shown else '',
+                  ratio(ours[i], other[i]) if other and shown else '']
+    for name in ('torch', 'compiled'):
+        found = memories.get(name) or {}
+        cells.append(' / '.join(f'{found[k]:.1f}' for k in ('forward', 'backward') if k in found))
+    cells.append('' if 'compiled' in times or not other else entry['peer'])
+    return '| ' + ' | '.join(cells) + ' |'
+
+
+HEAD = ('| operator | forward ms | mmcv | ratio | backward ms | mmcv | ratio '
+        '| extra memory x (f / b) | mmcv | compared with |\n'
+        '|---|---|---|---|---|---|---|---|---|---|')
+
+
+def machine(threads: int) -> dict[str, Any]:
+    import mmcv
+    cpu = next((line.split(':')[1].strip() for line in Path('/proc/cpuinfo').read_text().split('\n')
+                if line.startswith('model name')), platform.processor()) if Path(
+                    '/proc/cpuinfo').exists() else platform.processor()
+    return {'cpu': cpu, 'cores': os.cpu_count(), 'threads': threads, 'torch': torch.__version__,
+            'mmcv': mmcv.__version__, 'compiled': ops.provider() == 'compiled',
+            'python': platform.python_version(),
+            'capability': torch.backends.cpu.get_cpu_capability()}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--only', default='', help='regular expression of cases')
+    parser.add_argument('--quick', action='store_true', help=f'sizes divided by {QUICK}')
+    parser.add_argument('--repeats', type=int, default=7)
+    parser.add_argument('--seconds', type=float, default=8., help='per case, after two turns')
+    parser.add_argument('--threads', type=int, default=1)
+    parser.add_argument('--no-memory', action='store_true')
+    parser.add_argument('--json', help='where to write the figures')
+    parser.add_argument('--child', help=argparse.SUPPRESS)
+    parser.add_argument('--provider', help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    if args.child:
+        print(json.dumps(memory(args.child, args.quick, args.provider)))
+        return 0
+    report = {'machine': machine(args.threads), 'quick': args.quick, 'cases': []}
+    print(f'{report["machine"]}\n\n{HEAD}', flush=True)
+    for name, make in CASES.items():
+        if not re.search(args.only, name):
+            continue
+        case = make(Sizes(args.quick))
+        entry = {'case': name, 'seconds': timings(case, args.repeats, args.seconds),
+                 'memory': {}, 'peer': case.peer_name, 'backward': bool(case.leaves)}
+        if not args.no_memory:
+            for provider in ('torch', 'compiled'):
+                if provider in entry['seconds']:
+                    entry['memory'][provider] = child(name, args.quick, provider, args.threads)
+        report['cases'].append(entry)
+        print(row(entry), flush=True)
+    if args.json:
+        Path(args.json).write_text(json.dumps(report, indent=1) + '\n')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
