@@ -68,7 +68,7 @@ CASES = {
     'dynamic': ('faster-rcnn_r50_fpn', lambda cfg: (dynamic(cfg), shallow(cfg)),
                 {2: 2, 3: 0, 5: 0}),
     'accumulation': ('retinanet_r50_fpn', lambda cfg: (accumulating(cfg), shallow(cfg)),
-                     {1: 0, 3: 2, 4: 0}),
+                     {3: 2, 5: 0}),
     'detr': ('deformable-detr_r50', nothing, {2: 0}),
 }
 
