@@ -62,6 +62,9 @@ def test_naive_form_has_the_same_gradient(wave):
     found = torch.zeros_like(features), torch.zeros_like(masks)
     carafe_naive_backward(up, features, masks, *found, 3, 2, 2)
     assert all(torch.equal(a, b) for a, b in zip(expected, found))
+    # Written, not added: mmcv's kernel assigns.
+    carafe_naive_backward(up, features, masks, *found, 3, 2, 2)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found))
 
 
 def run(features, masks, kernel, groups, scale):

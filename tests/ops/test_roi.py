@@ -116,7 +116,7 @@ def test_roi_align_agrees_with_compiled_mmcv(wave, compiled, mode, ratio, aligne
     for context in (compiled, lambda: ops.using('torch')):
         feature = wave(2, 4, 50, 44, dtype=dtype).requires_grad_()
         with context():
-            out = roi_align(feature, rois, (7, 7), 0.125, ratio, mode, aligned)
+            out = roi_align(feature, rois, (7, 7), 0.13, ratio, mode, aligned)
             out.backward(wave(*out.shape, phase=2, dtype=dtype))
         results.append((out.detach(), feature.grad))
     tolerance = 1e-4 if dtype == torch.float32 else 1e-11
@@ -236,6 +236,22 @@ def test_nan_and_infinite_boxes_do_what_mmcv_does_on_cuda(wave):
     assert fixed[0].isnan().all() and fixed[1].isfinite().all()
     lost = roi_align(feature, rois[:1], 2, 1., 2, 'max', True)
     assert (lost == roi_max.LOWEST).all()
+
+
+def test_the_scale_is_rounded_to_float32_as_in_mmcv(wave):
+    feature, rois = wave(2, 3, 11, 13), torch.tensor(ROIS, dtype=torch.float64)
+    single = torch.tensor(0.7).item()
+    assert single != 0.7
+    out = roi_align(feature, rois, 2, 0.7, 2)
+    assert torch.equal(out, roi_align(feature, rois, 2, single, 2))
+    assert not torch.equal(out, roi_align(feature, rois, 2, 0.7000001, 2))
+
+
+def test_ties_of_a_maximum_go_to_the_first_sample():
+    feature = torch.ones(1, 1, 8, 8, requires_grad=True)
+    out = roi_align(feature, torch.tensor([[0., 0, 0, 8, 8]]), 1, 1., 2, 'max', False)
+    grad, = torch.autograd.grad(out, feature)
+    assert grad[0, 0, 2, 2].item() == 1 and grad.sum().item() == 1
 
 
 def test_a_pixel_that_is_not_read_does_not_reach_the_result():
