@@ -33,6 +33,7 @@ _CHOICES: Dict[str, Tuple[Any, ...]] = {
     'cudnn_benchmark': (None, *_BOOL),
     'float32_precision': (None, 'highest', 'high', 'medium'),
     'fill_uninitialized_memory': _BOOL,
+    'resume_strict': _BOOL,
 }
 
 
@@ -58,6 +59,8 @@ class RandomnessConfig:
         fill_uninitialized_memory: fill fresh memory with NaN (finds reads of uninitialised memory;
             costs up to 15 % of a step).
         num_threads: threads inside a CPU operator; None leaves it as it is.
+        resume_strict: refuse to resume where settings, versions or hardware differ from those of
+            the run that wrote the checkpoint in a way that changes bits; False: only say so.
     """
     seed: Optional[int] = None
     diff_rank_seed: bool = False
@@ -69,6 +72,7 @@ class RandomnessConfig:
     float32_precision: Optional[str] = None
     fill_uninitialized_memory: bool = False
     num_threads: Optional[int] = None
+    resume_strict: bool = True
 
     def __post_init__(self) -> None:
         if self.seed is not None:

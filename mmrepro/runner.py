@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 from functools import cache
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 from mmengine.dist import get_rank, get_world_size, is_distributed, master_only
 from mmengine.registry import RUNNERS
@@ -20,7 +20,8 @@ from .data.seek import continue_epochs, continue_iterations, seek, where
 from .dist import agreement, launch
 from .dist.seed import broadcast_seed
 from .hooks import ResumeHook, SeedHook, TurnSeedHook
-from .state import files
+from .state import files, strict
+from .state.facts import collect_facts
 from .state.point import ResumePoint, find_point
 from .version import __version__
 
@@ -38,6 +39,7 @@ class ReproRunnerMixin:
     _repro: Optional[RandomnessConfig] = None
     _point: Optional[ResumePoint] = None
     _stream = 'sample'
+    _differences: Sequence[str] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         bound = inspect.signature(super().__init__).bind_partial(*args, **kwargs)
@@ -54,7 +56,7 @@ class ReproRunnerMixin:
         self._repro = given
         super().__init__(**kwargs_of, **extra, randomness=given.as_dict())
         if self._point is not None:
-            self.logger.info(self._point.report)
+            self.logger.info('\n'.join([self._point.report, *self._differences]))
         self.logger.info(f'mmrepro {__version__}\n{self._repro.table()}\n\n{self._policy}')
 
     @classmethod
@@ -98,6 +100,8 @@ class ReproRunnerMixin:
         self._enable_policy(config)
         seeds.set_root(config.seed)
         self._prepare_packages()
+        self._facts = collect_facts(self.cfg, config.as_dict(), get_world_size())
+        self._differences = self._compare_with_point(self._facts)
         if is_distributed():
             agreement.check_agreement(agreement.start_fields(
                 self.cfg.pretty_text, config.as_dict()))
@@ -107,6 +111,20 @@ class ReproRunnerMixin:
         else:
             seeds.seed_all(config.seed, 'init', 'model',
                            *((get_rank(),) if config.diff_rank_seed else ()))
+
+    def _compare_with_point(self, facts: Dict[str, Any]) -> List[str]:
+        """Lines for the log on what is other than in the run that is resumed.
+
+        Raises:
+            ResumeError: what changes bits differs, unless ``resume_strict=False``.
+        """
+        if self._point is None or not self._point.facts:
+            return []
+        then = self._point.facts
+        if not self._point.written_by:  # stock MMEngine: settings are all that is known
+            facts = {name: value for name, value in facts.items() if name.startswith('config.')}
+        exact = self._repro.resume_strict and bool(self._point.written_by)
+        return strict.check(self._point.path, then, facts, exact)
 
     def _prepare_packages(self) -> None:
         """Make MMDetection and mmcv keep the contract, when the run uses them."""
@@ -131,6 +149,11 @@ class ReproRunnerMixin:
 
     def build_train_loop(self, loop: Any) -> Any:
         loop = self._build_loop(super().build_train_loop, loop, 'sample', self._train_dataloader)
+        self._facts['train_samples'] = len(loop.dataloader.dataset)
+        if self._point is not None and 'train_samples' in self._point.facts:
+            for line in self._compare_with_point({**self._point.facts, 'train_samples':
+                                                  self._facts['train_samples']}):
+                self.logger.warning(line)
         if self._point is not None and placement_of(loop.dataloader) is not None:
             if isinstance(loop, EpochBasedTrainLoop):
                 continue_epochs(loop)
@@ -198,6 +221,7 @@ class ReproRunnerMixin:
             'scheme': seeds.SCHEME,
             'randomness': self._repro.as_dict(),
             'world_size': get_world_size(),
+            'facts': self._facts,
         }
 
 

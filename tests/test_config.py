@@ -10,7 +10,7 @@ def test_defaults():
     assert RandomnessConfig.parse({}).as_dict() == dict(
         seed=None, diff_rank_seed=False, deterministic=False, worker_seed='sample',
         step_seed=True, cudnn_enabled=None, cudnn_benchmark=None, float32_precision=None,
-        fill_uninitialized_memory=False, num_threads=None)
+        fill_uninitialized_memory=False, num_threads=None, resume_strict=True)
     assert RandomnessConfig.parse(None) == RandomnessConfig()
 
 

@@ -22,7 +22,8 @@ from .. import determinism, ops
 from ..seeds import SCHEME
 from ..version import __version__
 
-__all__ = ['DEFAULT_TIMEOUT', 'AgreementError', 'check_agreement', 'settle', 'start_fields']
+__all__ = ['DEFAULT_TIMEOUT', 'AgreementError', 'check_agreement', 'package_version', 'settle',
+           'start_fields']
 
 DEFAULT_TIMEOUT = 300.0  # seconds
 MAX_LINES = 20  # of differences in one message
@@ -75,7 +76,7 @@ def start_fields(config_text: str,
         dict: randomness, config, versions, operator provider, environment and flags.
     """
     if provider is None:
-        provider = ops.provider() if 'mmcv' in sys.modules else 'mmcv is not in use'
+        provider = ops.provider() if 'mmcv._ext' in sys.modules else 'mmcv is not in use'
     fields: Dict[str, Any] = {'scheme': SCHEME}
     fields.update((f'randomness.{name}', value) for name, value in randomness.items())
     fields['config'] = config_text
@@ -89,11 +90,11 @@ def start_fields(config_text: str,
 def _versions() -> Dict[str, Optional[str]]:
     found = {'mmrepro': __version__, 'python': platform.python_version(),
              'cuda': torch.version.cuda}
-    found.update((module, _version(module, names)) for module, names in PACKAGES.items())
+    found.update((module, package_version(module, names)) for module, names in PACKAGES.items())
     return found
 
 
-def _version(module: str, names: Sequence[str]) -> Optional[str]:
+def package_version(module: str, names: Sequence[str]) -> Optional[str]:
     """Of the imported module if there is one: what is imported need not be what is installed."""
     loaded = getattr(sys.modules.get(module), '__version__', None)
     if loaded is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, Optional
 
 from ..config import RandomnessConfig, RandomnessError
+from .facts import read_settings, settings_of
 from .files import load, newest_good
 
 __all__ = ['ResumePoint', 'find_point']
@@ -20,6 +21,8 @@ class ResumePoint:
         iteration: that comes next, counted from 0.
         seed: of the run that wrote it; None when unknown.
         written_by: what mmrepro wrote of that run; empty for a checkpoint of stock MMEngine.
+        facts: settings, versions and hardware of that run, see :mod:`mmrepro.state.facts`; of
+            stock MMEngine's, the settings.
         report: what was chosen and passed over, for the log.
     """
     path: str
@@ -27,6 +30,7 @@ class ResumePoint:
     iteration: int
     seed: Optional[int]
     written_by: Dict[str, Any]
+    facts: Dict[str, Any]
     report: str
 
     def seeded(self, given: RandomnessConfig) -> RandomnessConfig:
@@ -72,5 +76,14 @@ def find_point(load_from: Optional[str], work_dir: str) -> Optional[ResumePoint]
     if not written_by:
         lines.append('it was written without mmrepro: weights, optimizer and schedules continue; '
                      'data order and random numbers are those of mmrepro from here on')
-    return ResumePoint(path, meta['epoch'], meta['iter'], meta.get('seed'), written_by,
+    facts = written_by.get('facts') or _stock_facts(meta)
+    return ResumePoint(path, meta['epoch'], meta['iter'], meta.get('seed'), written_by, facts,
                        '\n'.join(lines))
+
+
+def _stock_facts(meta: Dict[str, Any]) -> Dict[str, Any]:
+    """The settings that stock MMEngine keeps as text of a config file."""
+    text = meta.get('cfg')
+    if not isinstance(text, str) or not text.strip():
+        return {}
+    return settings_of(read_settings(text))

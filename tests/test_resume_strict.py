@@ -1,0 +1,163 @@
+"""What differs between then and now stops a resume, when it changes bits."""
+import copy
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.runner import Runner
+from test_resume import finish, small_run
+from test_runner import NoisyLine, Points, clean  # noqa: F401  registered classes
+
+import mmrepro
+from mmrepro.demo.settings import demo_config
+from mmrepro.state import strict
+from mmrepro.state.facts import collect_facts, flatten, read_settings
+from mmrepro.state.strict import CHANGES, HARMLESS, ResumeError, differences
+
+
+@pytest.fixture(scope='module')
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('base')
+    finish(small_run(folder))
+    return folder
+
+
+def resumed(base, tmp_path, **changes):
+    cfg = small_run(tmp_path)
+    cfg.merge_from_dict(changes)
+    cfg.resume, cfg.load_from = True, str(base / 'iter_3.pth')
+    return cfg
+
+
+REFUSED = {
+    'optim_wrapper.optimizer.lr': 0.2,
+    'train_dataloader.batch_size': 4,
+    'train_cfg.max_epochs': 3,
+    'randomness.step_seed': False,
+    'randomness.worker_seed': 'worker',
+    'model.type': 'mmengine.NoisyLine',
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_changes_bits_stops_with_a_table(name, base, tmp_path):
+    with pytest.raises(ResumeError) as caught:
+        Runner.from_cfg(resumed(base, tmp_path, **{name: REFUSED[name]}))
+    now = repr(REFUSED[name])
+    row = next(line for line in str(caught.value).splitlines() if name in line)
+    assert now in row and str(base / 'iter_3.pth') in str(caught.value)
+    assert 'resume_strict=False' in str(caught.value)
+
+
+def test_it_goes_on_when_the_user_says_so(base, tmp_path):
+    cfg = resumed(base, tmp_path, **{'optim_wrapper.optimizer.lr': 0.2,
+                                     'randomness.resume_strict': False})
+    runner = Runner.from_cfg(cfg)
+    assert any('optimizer.lr' in line for line in runner._differences)
+    runner.train()
+    assert runner.iter == 8
+
+
+HARMLESS_CHANGES = {
+    'train_dataloader.num_workers': 2,
+    'log_level': 'ERROR',
+    'default_hooks.checkpoint.interval': 5,
+    'env_cfg': dict(mp_cfg=dict(opencv_num_threads=2)),
+    'a_variable_of_a_base_config': 3,
+}
+
+
+def test_harmless_changes_are_said_in_one_line(base, tmp_path):
+    runner = Runner.from_cfg(resumed(base, tmp_path, **HARMLESS_CHANGES))
+    line, = runner._differences
+    assert '\n' not in line
+    for name in ('num_workers 0 -> 2', 'log_level', 'checkpoint.interval'):
+        assert name in line
+
+
+def test_the_same_run_says_nothing(base, tmp_path):
+    assert Runner.from_cfg(resumed(base, tmp_path))._differences == []
+
+
+def test_a_number_of_workers_matters_to_streams_of_workers():
+    name = 'config.train_dataloader.num_workers'
+    for mode, severity in (('sample', HARMLESS), ('worker', CHANGES), ('mmengine', CHANGES)):
+        facts = {'randomness.worker_seed': mode, name: 2}
+        row, = differences(facts, {**facts, name: 4})
+        assert row.severity == severity
+
+
+def test_validation_matters_when_training_reacts_to_it():
+    name = 'config.train_cfg.val_interval'
+    for hook, severity in (('EarlyStoppingHook', CHANGES), ('CheckInvalidLossHook', HARMLESS)):
+        facts = {'config.custom_hooks[0].type': hook, name: 1}
+        row, = differences(facts, {**facts, name: 2})
+        assert row.severity == severity
+
+
+def test_versions_and_hardware(base, tmp_path):
+    point = torch.load(base / 'iter_3.pth', weights_only=False)
+    point['meta']['mmrepro']['facts'].update({'version.torch': '1.0', 'hardware.cpu': 'abacus'})
+    torch.save(point, tmp_path / 'other.pth')
+    cfg = resumed(base, tmp_path)
+    cfg.load_from = str(tmp_path / 'other.pth')
+    with pytest.raises(ResumeError, match=r"hardware.cpu +'abacus'(.|\n)*version.torch +'1.0'"):
+        Runner.from_cfg(cfg)
+
+
+def test_other_data_are_found_once_they_are_loaded(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(Points, '__len__', lambda self: 16)
+    with pytest.raises(ResumeError, match='train_samples +8 +16'):
+        Runner.from_cfg(resumed(base, tmp_path)).train()
+
+
+def test_every_row_is_reached_and_the_last_takes_all():
+    assert strict.RULES[-1].pattern == '*'
+    assert {rule.only for rule in strict.RULES} - {''} == set(strict.CONDITIONS)
+
+
+def test_a_checkpoint_of_stock_mmengine_resumes(tmp_path):
+    mmrepro.deactivate()
+    stock = small_run(tmp_path / 'stock')
+    Runner.from_cfg(stock).train()
+    mmrepro.activate()
+    cfg = resumed(tmp_path / 'stock', tmp_path, **{'optim_wrapper.optimizer.lr': 0.2})
+    runner = Runner.from_cfg(cfg)
+    assert 'written without mmrepro' in runner._point.report
+    assert any('optimizer.lr' in line for line in runner._differences)
+    weights = torch.load(tmp_path / 'stock' / 'iter_3.pth', weights_only=False)
+    seen = {}
+
+    class First(mmrepro.hooks.seed.Hook):
+        priority = 0
+
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            if not seen:
+                seen.update(iter=runner.iter, batch_idx=batch_idx, weights=copy.deepcopy(
+                    runner.model.state_dict()))
+
+    runner.register_hook(First())
+    runner.train()
+    assert (seen['iter'], seen['batch_idx']) == (3, 3) and runner.iter == 8
+    for name, value in weights['state_dict'].items():
+        assert torch.equal(seen['weights'][name], value)
+
+
+def test_reading_a_config_runs_nothing(tmp_path):
+    marker = tmp_path / 'ran'
+    text = f"model = dict(type='A')\nbad = open({str(marker)!r}, 'w')\nimport os\nx = (1, -2)\n"
+    assert read_settings(text) == {'model': {'type': 'A'}, 'bad': f'open({str(marker)!r}, \'w\')',
+                                   'x': [1, -2]}
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize('name', ['yolox_s', 'deformable-detr_r50', 'rtmdet_tiny'])
+def test_text_and_config_give_the_same_settings(name):
+    cfg = demo_config(name)
+    assert flatten(read_settings(cfg.pretty_text)) == flatten(cfg.to_dict())
+
+
+def test_classes_and_functions_of_lazy_configs_have_no_addresses():
+    facts = collect_facts(Config(dict(model=dict(type=torch.nn.Linear), f=print)), {}, 1)
+    assert facts['config.f'] == 'builtins.print'
+    assert '0x' not in str(list(facts.values()))
