@@ -20,7 +20,7 @@ from .data.seek import continue_epochs, continue_iterations, seek, where
 from .dist import agreement, launch
 from .dist.seed import broadcast_seed
 from .hooks import ResumeHook, SeedHook, TurnSeedHook
-from .state import files, strict
+from .state import files, ranks, strict
 from .state.facts import collect_facts
 from .state.point import ResumePoint, find_point
 from .version import __version__
@@ -200,9 +200,17 @@ class ReproRunnerMixin:
         with files.local_loading():
             return super().load_checkpoint(filename, *args, **kwargs)
 
-    @master_only
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
-        """As MMEngine's; on a local disk the file appears whole, with a digest, or not at all."""
+        """As MMEngine's, but all ranks have to call it: those that differ hand their state over.
+
+        On a local disk the file appears whole, with a digest, or not at all.
+        """
+        if not self._repro.legacy:
+            self._other_ranks = ranks.gather(ranks.own_state(self))
+        self._write_checkpoint(out_dir, filename, *args, **kwargs)
+
+    @master_only
+    def _write_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
         if not files.is_local(out_dir, kwargs):
             super().save_checkpoint(out_dir, filename, *args, **kwargs)
             return

@@ -1,13 +1,13 @@
 """The digest of weights and optimizer state after every training iteration."""
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from typing import Any, Optional
 
-import torch
 from mmengine.hooks import Hook
+
+from ..state.digest import state_digest
 
 __all__ = ['PREFIX', 'DigestHook', 'state_digest']
 
@@ -31,32 +31,3 @@ class DigestHook(Hook):
             weights=state_digest(runner.model.state_dict()),
             optimizer=state_digest(runner.optim_wrapper.state_dict()))
         print(PREFIX + json.dumps(record), file=sys.stdout, flush=True)
-
-
-def state_digest(state: Any) -> str:
-    """SHA-256 over the bytes of everything in nested dicts, lists and tuples, keys sorted.
-
-    Tensors count with dtype and shape; other values with their ``repr``.
-    """
-    digest = hashlib.sha256()
-    _update(digest, state)
-    return digest.hexdigest()
-
-
-def _update(digest: Any, value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        tensor = value.detach().cpu().contiguous()
-        digest.update(f'tensor {tensor.dtype} {tuple(tensor.shape)}'.encode())
-        # as bytes, because numpy has no bfloat16
-        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
-    elif isinstance(value, dict):
-        digest.update(f'dict {len(value)}'.encode())
-        for key in sorted(value, key=repr):
-            digest.update(repr(key).encode())
-            _update(digest, value[key])
-    elif isinstance(value, (list, tuple)):
-        digest.update(f'list {len(value)}'.encode())
-        for item in value:
-            _update(digest, item)
-    else:
-        digest.update(repr(value).encode())

@@ -3,19 +3,16 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
+from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
 from ..data import placement_of
 from ..data.seek import seek, where
-from ..state import adapters
+from ..state import ranks
 
 __all__ = ['ResumeHook']
-
-
-def _unwrap(model: Any) -> Any:
-    return getattr(model, 'module', model)
 
 
 @HOOKS.register_module()
@@ -28,9 +25,11 @@ class ResumeHook(Hook):
         self._start: Optional[int] = None
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        checkpoint['mmrepro'] = dict(
-            attributes=adapters.collect(_unwrap(runner.model), runner.hooks),
-            gradients=self._gradients(runner))
+        state = ranks.own_state(runner)
+        checkpoint['mmrepro'] = dict(attributes=state['attributes'],
+                                     gradients=ranks.portable(state['gradients']),
+                                     buffers=ranks.portable(ranks.unsaved_buffers(runner)),
+                                     ranks=runner._other_ranks)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         if runner._resume:
@@ -41,13 +40,10 @@ class ResumeHook(Hook):
             return
         self._start = runner.iter
         state = self._state or {}
-        unknown = adapters.restore(_unwrap(runner.model), runner.hooks, state.get('attributes', {}))
+        unknown = ranks.restore(runner, state)
+        unknown += ranks.restore(runner, state.get('ranks', {}).get(get_rank(), {}))
         for place in unknown:
             runner.logger.warning(f'the checkpoint has state of {place}, which this run lacks')
-        for name, parameter in _unwrap(runner.model).named_parameters():
-            if name in state.get('gradients', {}):
-                gradient = state['gradients'][name]
-                parameter.grad = gradient.to(parameter.device, parameter.dtype)
 
     def before_train_epoch(self, runner: Any) -> None:
         loop, loader = runner.train_loop, runner.train_dataloader
@@ -60,14 +56,3 @@ class ResumeHook(Hook):
             # DistSamplerSeedHook has put the sampler back to its first pass
             seek(loader, *where(loader, self._start))
             self._start = None
-
-    @staticmethod
-    def _gradients(runner: Any) -> Dict[str, Any]:
-        """What gradient accumulation has summed up so far in an unfinished cycle."""
-        wrapper = runner.optim_wrapper
-        wrappers = wrapper.values() if hasattr(wrapper, 'values') else [wrapper]
-        if all(one._inner_count % one._accumulative_counts == 0 for one in wrappers):
-            return {}
-        return {name: parameter.grad.detach().cpu().clone()
-                for name, parameter in _unwrap(runner.model).named_parameters()
-                if parameter.grad is not None}
