@@ -19,7 +19,8 @@ from .data import adopt_loader, placement_of
 from .data.seek import continue_epochs, continue_iterations, seek, where
 from .dist import agreement, launch
 from .dist.seed import broadcast_seed
-from .hooks import ResumeHook, SeedHook, TurnSeedHook
+from .hooks import PreemptHook, ResumeHook, SeedHook, TurnSeedHook
+from .hooks.preempt import handling
 from .state import files, ranks, strict
 from .state.facts import collect_facts
 from .state.point import ResumePoint, find_point
@@ -141,6 +142,12 @@ class ReproRunnerMixin:
         self.register_hook(last, priority=last.priority)
         if not self._repro.legacy:
             self.register_hook(ResumeHook(), priority=ResumeHook.priority)
+        if not any(isinstance(hook, PreemptHook) for hook in self.hooks):
+            self.register_hook(PreemptHook(), priority=PreemptHook.priority)
+
+    def train(self) -> Any:
+        with handling(self):
+            return super().train()
 
     def wrap_model(self, model_wrapper_cfg: Optional[Dict], model: Any) -> Any:
         # a sum of two is the same in any order; of three it depends on DDP's buckets

@@ -1,0 +1,135 @@
+"""All ranks stop at the end of the same turn, although a signal reaches them at different times.
+
+A turn is an iteration or a validation batch. A turn costs one lock and no message: a thread of each
+rank looks at the store of the process group twice a second. Once a rank wants to stop, every
+thread names the turn that its main thread is in, beyond which the main thread does not go before
+all have answered; the latest of these turns is the last one. The threads answer also while the
+main threads wait for each other's gradients, so that this cannot hang.
+"""
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Callable, List, Optional
+
+import torch.distributed as dist
+
+from .agreement import DEFAULT_TIMEOUT, AgreementError
+
+__all__ = ['CommonStop']
+
+INTERVAL = 0.5  # seconds between two looks at the store
+ANSWER_INTERVAL = 0.02  # the same, once a rank wants to stop
+
+
+class CommonStop:
+    """Where all ranks stop. Every rank makes one, at the same point of its program.
+
+    Args:
+        wanted: Whether this rank wants to stop; called from another thread.
+        interval: Seconds between two looks at the store.
+        timeout: Seconds within which all ranks have to answer.
+    """
+
+    def __init__(self, wanted: Callable[[], bool], interval: float = INTERVAL,
+                 timeout: float = DEFAULT_TIMEOUT) -> None:
+        self._wanted, self._interval, self._timeout = wanted, interval, timeout
+        self._turns = 0
+        self._held: Optional[int] = None  # the turn beyond which this rank must not go yet
+        self._last: Optional[int] = None  # the turn that all ranks agreed on
+        self._error: Optional[str] = None
+        self._lock, self._decided, self._closed = (
+            threading.Lock(), threading.Event(), threading.Event())
+        self._thread: Optional[threading.Thread] = None
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            return
+        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        self._store = self._open()
+        self._thread = threading.Thread(target=self._watch, name='mmrepro stop', daemon=True)
+        self._thread.start()
+
+    def _open(self) -> dist.Store:
+        store = _own_connection()
+        store = dist.PrefixStore(f'mmrepro/stop/{self._world}', store)
+        # as in `settle`: tickets count how often all ranks have come
+        number = (store.add('tickets', 1) - 1) // self._world
+        return dist.PrefixStore(str(number), store)
+
+    def turn(self) -> bool:
+        """End a turn; whether it is the last one. All ranks take the same turns.
+
+        Raises:
+            AgreementError: a rank did not answer, or the store is lost.
+        """
+        if self._thread is None:
+            return self._wanted()
+        with self._lock:
+            self._turns += 1
+            if self._held is None or self._turns < self._held:
+                return False
+        self._decided.wait()
+        if self._error is not None:
+            raise AgreementError(self._error)
+        return self._turns >= self._last
+
+    def leave(self, timeout: float = 3600.) -> None:
+        """Wait until rank 0 has called this; rank 0 waits for all.
+
+        A rank that ends while rank 0 still writes would make a launcher end rank 0, and rank 0
+        may hold the store that the others need.
+        """
+        if self._thread is None:
+            return
+        names = [f'left{rank}' for rank in range(self._world)]
+        if self._rank:
+            self._store.wait(names[:1], timedelta(seconds=timeout))
+            self._store.set(names[self._rank], '')
+        else:
+            self._store.set(names[0], '')
+            self._store.wait(names, timedelta(seconds=timeout))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        try:
+            while not (self._wanted() or self._store.check(['wanted'])):
+                if self._closed.wait(self._interval):
+                    return
+            self._store.set('wanted', '')
+            with self._lock:
+                self._held = self._turns + 1
+            self._store.set(f'turn{self._rank}', str(self._held))
+            self._last = self._collect()
+        except (RuntimeError, OSError) as error:  # rank 0 has ended, and the store with it
+            self._error = f'rank {self._rank} has lost the store of the process group: {error}'
+        self._decided.set()
+
+    def _collect(self) -> Optional[int]:
+        names: List[str] = [f'turn{rank}' for rank in range(self._world)]
+        end = time.monotonic() + self._timeout
+        while not self._store.check(names):
+            if self._closed.wait(ANSWER_INTERVAL):
+                return None
+            if time.monotonic() > end:
+                missing = [rank for rank, name in enumerate(names) if not self._store.check([name])]
+                self._error = (f'these ranks did not say within {self._timeout:g} s where they can '
+                               f'stop: {", ".join(map(str, missing))}')
+                return None
+        return max(int(self._store.get(name)) for name in names)
+
+
+def _own_connection() -> dist.Store:
+    """A connection to the group's store that does not wait while another one does."""
+    store = dist.distributed_c10d._get_default_store()
+    if store is None:
+        raise AgreementError('the process group was made without a store (backend mpi): the ranks '
+                             'cannot agree where to stop. Use gloo or nccl, or turn pre-emption '
+                             "off: custom_hooks=[dict(type='PreemptHook', signals=())]")
+    if hasattr(store, 'clone'):
+        return store.clone()
+    return store  # an older torch: keys are short, and nothing here waits long before the end

@@ -1,0 +1,167 @@
+"""Leave when asked to: finish the iteration, write a checkpoint, end with exit code 75.
+
+Schedulers send SIGTERM or SIGUSR1 some time before they kill. MMEngine dies of both.
+"""
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, Optional, Sequence, Union
+
+from mmengine.dist import is_main_process
+from mmengine.hooks import EMAHook, Hook
+from mmengine.registry import HOOKS
+
+from ..dist.agreement import settle
+from ..dist.stop import CommonStop
+
+__all__ = ['EXIT_CODE', 'FILE_NAME', 'PreemptHook', 'Preempted', 'SIGNALS', 'handling']
+
+EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
+FILE_NAME = 'preempted.pth'
+
+# what announces an end -> by whom
+SIGNALS = {
+    'SIGTERM': 'Slurm, Kubernetes, torchrun and cloud machines, some seconds before SIGKILL',
+    'SIGUSR1': 'Slurm with --signal=USR1@SECONDS; users, who want a checkpoint now',
+}
+
+
+class Preempted(SystemExit):
+    """Ends the process with :data:`EXIT_CODE`, unless somebody catches it.
+
+    Attributes:
+        path: of the checkpoint.
+        iteration: iterations that were finished.
+    """
+
+    def __init__(self, code: int, path: str, iteration: int) -> None:
+        super().__init__(code)
+        self.path, self.iteration = path, iteration
+
+
+@HOOKS.register_module()
+class PreemptHook(Hook):
+    """Every reproducible runner has one; put another into ``custom_hooks`` to change it.
+
+    Args:
+        signals: names of signals; none turns pre-emption off.
+        exit_code: of the process.
+
+    Raises:
+        ValueError: for a name that is no signal, or SIGINT, whose meaning stays.
+    """
+    priority = 100
+
+    def __init__(self, signals: Sequence[str] = tuple(SIGNALS),
+                 exit_code: int = EXIT_CODE) -> None:
+        for name in signals:
+            if name not in signal.Signals.__members__ or name in ('SIGINT', 'SIGKILL', 'SIGSTOP'):
+                raise ValueError(f'PreemptHook(signals={signals!r}): {name!r} cannot announce an '
+                                 f'end; for example {", ".join(SIGNALS)}')
+        self.signals, self.exit_code = tuple(signals), exit_code
+        self._received: Optional[int] = None
+        self._before: Dict[int, Any] = {}
+        self._stop: Optional[CommonStop] = None
+        self._common_batches: Union[int, float] = float('inf')
+
+    # ------------------------------------------------------------------------- the signals
+
+    def _receive(self, number: int, frame: Any) -> None:
+        # nothing else is safe here: logging and locks may be in use right now. A second signal
+        # finds the same value.
+        self._received = number
+
+    def start(self, runner: Any) -> None:
+        """Replace the handlers; only the main thread of a process may do so."""
+        if not self.signals:
+            return
+        if threading.current_thread() is threading.main_thread():
+            self._received = None
+            for name in self.signals:
+                number = getattr(signal, name)
+                self._before[number] = signal.signal(number, self._receive)
+        else:
+            runner.logger.info('this is not the main thread: signals are left as they are')
+        self._stop = CommonStop(lambda: self._received is not None)
+
+    def end(self) -> None:
+        """Put the handlers back. May be called at any time."""
+        if self._stop is not None:
+            self._stop.close()
+            self._stop = None
+        for number, handler in self._before.items():
+            # None: not installed from Python, and Python cannot put it back
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before = {}
+
+    # ------------------------------------------------------------------------- the turns
+
+    def before_train(self, runner: Any) -> None:
+        self.start(runner)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: Any = None) -> None:
+        if self._stop is not None and self._stop.turn():
+            self._leave(runner, runner.iter + 1)
+
+    def before_val_epoch(self, runner: Any) -> None:
+        if self._stop is not None:
+            # ranks may have one batch more than others; turns are what all ranks have
+            own = len(runner.val_loop.dataloader)
+            self._common_batches = settle('validation', own, min)
+
+    def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                       outputs: Any = None) -> None:
+        if (self._stop is not None and batch_idx < self._common_batches and self._stop.turn()):
+            abandon_validation(runner)
+            self._leave(runner, runner.iter)
+
+    def _leave(self, runner: Any, iteration: int) -> None:
+        number = self._received
+        reason = signal.Signals(number).name if number is not None else 'another rank'
+        runner.logger.warning(f'pre-empted by {reason}: writing a checkpoint')
+        runner.save_checkpoint(runner.work_dir, FILE_NAME, by_epoch=False,
+                               meta=dict(epoch=runner.epoch, iter=iteration))
+        path = os.path.join(runner.work_dir, FILE_NAME)
+        if is_main_process():
+            _point_to(path)
+        runner.logger.warning(f'pre-empted after {iteration} iterations: {path}; continue with '
+                              f'--resume. Leaving with exit code {self.exit_code}')
+        runner.visualizer.close()
+        self._stop.leave()
+        raise Preempted(self.exit_code, path, iteration)
+
+
+def abandon_validation(runner: Any) -> None:
+    """Bring the model back to what is trained; validation starts again in the resumed run."""
+    for hook in runner.hooks:
+        if isinstance(hook, EMAHook):
+            # the averages stand in the model's place while it is validated
+            hook._swap_ema_parameters()
+
+
+def _point_to(path: str) -> None:
+    """Let ``last_checkpoint`` name ``path``; it names the old or the new one at any moment."""
+    pointer = os.path.join(os.path.dirname(path), 'last_checkpoint')
+    partial = f'{pointer}.partial'
+    with open(partial, 'w') as file:
+        file.write(path)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, pointer)
+
+
+@contextmanager
+def handling(runner: Any) -> Iterator[None]:
+    """In this block, ``runner`` trains; afterwards all handlers are back, however it ended."""
+    own = [hook for hook in runner._hooks if isinstance(hook, PreemptHook)]
+    # whatever hooks were registered meanwhile, an iteration is finished when they are
+    runner._hooks = [hook for hook in runner._hooks if hook not in own] + own
+    try:
+        yield
+    finally:
+        for hook in own:
+            hook.end()
