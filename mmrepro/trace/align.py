@@ -1,0 +1,172 @@
+"""Put two streams of records side by side and find the first thing that differs."""
+from __future__ import annotations
+
+from typing import Dict, Hashable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from .records import Record
+
+__all__ = ['Difference', 'Pair', 'align', 'first_difference', 'matches']
+
+# edits after which two sequences count as unrelated; memory grows with its square
+MAX_EDITS = 1500
+
+
+class Pair(NamedTuple):
+    """A record of each side, or None where a side has nothing like it; with their numbers."""
+    a: Optional[int]
+    b: Optional[int]
+
+
+class Difference(NamedTuple):
+    """The first thing that differs.
+
+    Attributes:
+        kind: 'output' (same inputs, other result), 'argument' (another value that is no tensor),
+            'input' (a tensor differs that no recorded operator made), 'generator' (same inputs,
+            drawn from a generator in another state), 'extra' or 'missing' (operators that only
+            side B, or only side A, ran), 'replaced' (A and B ran something else).
+        a, b: number of the record on each side, None where there is none.
+        which: number of the input or output that differs.
+        extra_a, extra_b: numbers of the records that the other side lacks, up to this place.
+        moved: for 'generator': the pair in whose course the generator parted.
+    """
+    kind: str
+    a: Optional[int]
+    b: Optional[int]
+    which: Tuple[int, ...] = ()
+    extra_a: Tuple[int, ...] = ()
+    extra_b: Tuple[int, ...] = ()
+    moved: Optional[Pair] = None
+
+
+def matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> List[Tuple[int, int]]:
+    """Pairs of equal elements of a longest common subsequence, in order.
+
+    E. W. Myers, "An O(ND) difference algorithm and its variations", 1986: the greedy variant.
+    Sequences that need more than :data:`MAX_EDITS` edits are aligned as far as that reaches.
+    """
+    start = 0
+    while start < min(len(a), len(b)) and a[start] == b[start]:
+        start += 1
+    head = [(i, i) for i in range(start)]
+    if start == min(len(a), len(b)):
+        return head
+    tail = [(start + i, start + j) for i, j in _middle(a[start:], b[start:])]
+    return head + tail
+
+
+def _middle(a: Sequence[Hashable], b: Sequence[Hashable]) -> List[Tuple[int, int]]:
+    reached = {1: 0}  # diagonal -> furthest place in a
+    history = []
+    for edits in range(min(len(a) + len(b), MAX_EDITS) + 1):
+        history.append(dict(reached))
+        for k in range(-edits, edits + 1, 2):
+            x = _start(reached, edits, k)
+            while x < len(a) and x - k < len(b) and a[x] == b[x - k]:
+                x += 1
+            reached[k] = x
+            if x >= len(a) and x - k >= len(b):
+                return _back(history, x, k)
+    inside = [k for k in range(-edits, edits + 1, 2)
+              if reached[k] <= len(a) and 0 <= reached[k] - k <= len(b)]
+    best = max(inside, key=lambda k: 2 * reached[k] - k)
+    return _back(history, reached[best], best)
+
+
+def _start(reached: Dict[int, int], edits: int, k: int) -> int:
+    """Where the diagonal ``k`` is entered: from above (an element of b) or from the left."""
+    if k == -edits or (k != edits and reached[k - 1] < reached[k + 1]):
+        return reached[k + 1]
+    return reached[k - 1] + 1
+
+
+def _back(history: List[Dict[int, int]], x: int, k: int) -> List[Tuple[int, int]]:
+    """The pairs of equal elements on the way to place ``x`` of diagonal ``k``."""
+    pairs = []
+    for edits in range(len(history) - 1, -1, -1):
+        reached = history[edits]
+        start = _start(reached, edits, k)
+        pairs += [(i, i - k) for i in range(x - 1, start - 1, -1)]
+        if edits:
+            down = start == reached.get(k + 1, -1) and (
+                k == -edits or (k != edits and reached[k - 1] < reached[k + 1]))
+            x, k = (start, k + 1) if down else (start - 1, k - 1)
+    return pairs[::-1]
+
+
+def align(a: Sequence[Record], b: Sequence[Record]) -> Iterator[Pair]:
+    """All records of both streams in order, side by side; what one side lacks comes alone."""
+    i = j = 0
+    for x, y in [*matches([r.key for r in a], [r.key for r in b]), (len(a), len(b))]:
+        yield from (Pair(n, None) for n in range(i, x))
+        yield from (Pair(None, n) for n in range(j, y))
+        if x < len(a) or y < len(b):
+            yield Pair(x, y)
+        i, j = x + 1, y + 1
+
+
+def first_difference(a: Sequence[Record], b: Sequence[Record]) -> Optional[Difference]:
+    """The first record whose inputs agree and whose result differs, or what comes before it.
+
+    Operators that one side alone runs are named when their result is what differs later, or when
+    nothing else differs.
+    """
+    extra_a: List[int] = []
+    extra_b: List[int] = []
+    for pair in align(a, b):
+        if pair.b is None:
+            extra_a.append(pair.a)
+        elif pair.a is None:
+            extra_b.append(pair.b)
+        else:
+            kind, which = _compare(a[pair.a], b[pair.b])
+            if kind:
+                return _explained(a, b, pair, kind, which, tuple(extra_a), tuple(extra_b))
+    if not extra_a and not extra_b:
+        return None
+    return _structural(tuple(extra_a), tuple(extra_b))
+
+
+def _compare(a: Record, b: Record) -> Tuple[str, Tuple[int, ...]]:
+    which = tuple(i for i, (x, y) in enumerate(zip(a.inputs, b.inputs)) if x != y and x and y)
+    if which:
+        return 'input', which
+    if a.arguments != b.arguments:
+        return 'argument', ()
+    which = tuple(i for i, (x, y) in enumerate(zip(a.outputs, b.outputs)) if x != y and x and y)
+    return ('output', which) if which else ('', ())
+
+
+def _structural(extra_a: Tuple[int, ...], extra_b: Tuple[int, ...]) -> Difference:
+    kind = 'replaced' if extra_a and extra_b else 'missing' if extra_a else 'extra'
+    return Difference(kind, extra_a[0] if extra_a else None, extra_b[0] if extra_b else None,
+                      extra_a=extra_a, extra_b=extra_b)
+
+
+def _explained(a: Sequence[Record], b: Sequence[Record], pair: Pair, kind: str,
+               which: Tuple[int, ...], extra_a: Tuple[int, ...],
+               extra_b: Tuple[int, ...]) -> Difference:
+    found = Difference(kind, pair.a, pair.b, which, extra_a, extra_b)
+    if kind == 'input':
+        wanted_a = {a[pair.a].inputs[i] for i in which}
+        wanted_b = {b[pair.b].inputs[i] for i in which}
+        made_a = tuple(n for n in extra_a if wanted_a & set(a[n].outputs))
+        made_b = tuple(n for n in extra_b if wanted_b & set(b[n].outputs))
+        if made_a or made_b:
+            # the operators that one side lacks made what differs: they are what came first
+            return _structural(extra_a, extra_b)
+    drawn = a[pair.a].drew and kind == 'output'
+    if drawn and a[pair.a].generators != b[pair.b].generators:
+        return found._replace(kind='generator', moved=_parting(a, b, pair))
+    return found
+
+
+def _parting(a: Sequence[Record], b: Sequence[Record], pair: Pair) -> Optional[Pair]:
+    """The last pair before ``pair`` at whose start the generators still agreed."""
+    last = None
+    for earlier in align(a[:pair.a], b[:pair.b]):
+        if earlier.a is None or earlier.b is None:
+            continue
+        if a[earlier.a].generators == b[earlier.b].generators:
+            last = earlier
+    return last

@@ -1,0 +1,83 @@
+"""What is recorded of an iteration, and the files that hold it."""
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+__all__ = ['GARBAGE', 'Record', 'read_records', 'write_records']
+
+ALWAYS = ('phase', 'path', 'name', 'stack')  # written even when empty
+GARBAGE = 'memory that nothing has written'  # label of such an input
+
+
+class Record(NamedTuple):
+    """One thing that happened in an iteration.
+
+    Attributes:
+        phase: data, forward, loss, backward, optimizer or hook.
+        path: of the module, parameter, transform or hook.
+        name: of the operator, transform or event.
+        shapes: of tensors given and returned, with their types.
+        arguments: everything given that is not a tensor, as text.
+        inputs: digests of the tensors given; '' for memory that holds nothing yet.
+        outputs: digests of the tensors returned and of those changed in place; '' for views.
+        labels: what the inputs are, where that is known: names of parameters and buffers.
+        generators: states of torch's, NumPy's and Python's generator before, as short hex.
+        stack: Python calls, innermost first: (file, line, function).
+        drew: whether the operator takes random numbers.
+        calls: sources outside of torch that were asked since the record before: clock, entropy.
+    """
+    phase: str
+    path: str
+    name: str
+    shapes: str = ''
+    arguments: str = ''
+    inputs: Tuple[str, ...] = ()
+    outputs: Tuple[str, ...] = ()
+    labels: Tuple[str, ...] = ()
+    generators: Tuple[str, ...] = ()
+    stack: Tuple[Tuple[str, int, str], ...] = ()
+    drew: bool = False
+    calls: Tuple[str, ...] = ()
+
+    @property
+    def key(self) -> Tuple[str, str, str, str]:
+        """What must agree for two records to be the same step of two runs."""
+        return self.phase, self.path, self.name, self.shapes
+
+
+def write_records(path: str, records: Sequence[Record]) -> None:
+    """One JSON object a line; a line with "stack" comes before the first record that has it."""
+    known: Dict[tuple, int] = {}
+    with open(path, 'w', encoding='utf-8') as file:
+        for record in records:
+            if record.stack not in known:
+                known[record.stack] = len(known)
+                file.write(json.dumps({'stack': record.stack}) + '\n')
+            line = record._replace(stack=known[record.stack])._asdict()
+            file.write(json.dumps({key: value for key, value in line.items()
+                                   if value or key in ALWAYS}) + '\n')
+
+
+def read_records(path: str) -> List[Record]:
+    """The records of a file of :func:`write_records`.
+
+    Raises:
+        ValueError: naming the file and the line that is damaged.
+    """
+    stacks: List[tuple] = []
+    records = []
+    with open(path, encoding='utf-8') as file:
+        for number, line in enumerate(file, 1):
+            try:
+                fields: Dict[str, Any] = json.loads(line)
+                if len(fields) == 1:
+                    stacks.append(tuple(tuple(call) for call in fields['stack']))
+                    continue
+                stack = stacks[fields.pop('stack')]
+            except (ValueError, KeyError, IndexError) as error:
+                raise ValueError(f'{path}, line {number}: not a record of mmrepro') from error
+            values = {key: tuple(value) if isinstance(value, list) else value
+                      for key, value in fields.items()}
+            records.append(Record(**values, stack=stack))
+    return records
