@@ -11,6 +11,7 @@ from torch.utils.data import get_worker_info
 
 from .. import seeds
 from .index import PlacedInt, PlacedTuple, plain
+from .signals import shield
 
 __all__ = ['BatchContext', 'KeyedFetch', 'WorkerInit', 'current_batch']
 
@@ -176,6 +177,8 @@ class WorkerInit:
 
     def __call__(self, worker_id: int) -> None:
         from ..patches import apply
+        if get_worker_info() is not None:
+            shield()
         apply(worker=True)
         seeds.set_root(self._placement.root)
         seeds.seed_all(self._placement.root, 'worker', self._rank, worker_id,

@@ -99,7 +99,7 @@ class PreemptHook(Hook):
 
     # ------------------------------------------------------------------------- the turns
 
-    def before_train(self, runner: Any) -> None:
+    def before_run(self, runner: Any) -> None:
         self.start(runner)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
