@@ -1,1 +1,1 @@
-"""Record what a run does, compare runs, and name the first thing that differs."""
+"""What a run leaves behind so that two runs can be compared: fingerprints and a manifest."""

@@ -1,0 +1,164 @@
+"""Read the files of a run, whole or torn: what is missing or odd becomes a note, not a crash."""
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any, Dict, List, NamedTuple
+
+__all__ = ['FOLDER', 'FORMAT', 'RankLog', 'Run', 'TraceError', 'fingerprint_name', 'read_rank',
+           'read_run']
+
+FOLDER = 'mmrepro'  # within the work directory
+FORMAT = 1
+MANIFEST = re.compile(r'manifest(?:\.(\d+))?\.json')
+FINGERPRINTS = re.compile(r'fingerprints\.rank(\d+)\.jsonl')
+START = b'{"kind":"start"'
+
+# kind: keys that readers rely on
+REQUIRED = {
+    'start': ('format', 'level', 'rank', 'world_size', 'iteration'),
+    'step': ('iteration', ),
+    'val': ('iteration', 'metrics'),
+    'end': ('iteration', ),
+}
+
+
+class TraceError(RuntimeError):
+    """A file of a run cannot be read; the message names file and line."""
+
+
+class RankLog(NamedTuple):
+    """The fingerprints of one rank.
+
+    Attributes:
+        path: the file.
+        starts: header lines, one for each start of the training.
+        steps: iteration -> record. An iteration that was trained twice counts as it was last.
+        vals: records of validations, in order.
+        ended: whether the last start came to its end.
+        notes: what a reader should know: a torn line, iterations that differ between two starts.
+    """
+    path: str
+    starts: List[Dict[str, Any]]
+    steps: Dict[int, Dict[str, Any]]
+    vals: List[Dict[str, Any]]
+    ended: bool
+    notes: List[str]
+
+
+class Run(NamedTuple):
+    """What one work directory holds: the manifests of all starts, the fingerprints of all ranks."""
+    work_dir: str
+    manifests: List[Dict[str, Any]]
+    ranks: Dict[int, RankLog]
+    notes: List[str]
+
+
+def fingerprint_name(rank: int) -> str:
+    return f'fingerprints.rank{rank}.jsonl'
+
+
+def read_run(work_dir: str) -> Run:
+    """Read ``work_dir/mmrepro``; ``work_dir`` may be that folder itself.
+
+    Raises:
+        TraceError: there is no such folder, it has no fingerprints, or a file is not what it
+            should be; a torn last line is no error.
+    """
+    work_dir = os.path.normpath(work_dir)
+    if os.path.basename(work_dir) == FOLDER and not os.path.isdir(os.path.join(work_dir, FOLDER)):
+        work_dir = os.path.dirname(work_dir) or '.'
+    folder = os.path.join(work_dir, FOLDER)
+    if not os.path.isdir(folder):
+        raise TraceError(f'{folder}: no such folder; a run writes it with '
+                         "custom_hooks=[dict(type='FingerprintHook')] in its config")
+    names = sorted(os.listdir(folder))
+    ranks = {int(match[1]): read_rank(os.path.join(folder, match[0]))
+             for match in filter(None, map(FINGERPRINTS.fullmatch, names))}
+    if not ranks:
+        raise TraceError(f'{folder}: has no file {fingerprint_name(0)}; the run ended before its '
+                         'training began, or the folder belongs to something else')
+    found = sorted((int(match[1] or 0), match[0])
+                   for match in filter(None, map(MANIFEST.fullmatch, names)))
+    manifests = [_read_json(os.path.join(folder, name)) for _, name in found]
+    notes = [f'rank {rank}: {note}' for rank, log in sorted(ranks.items()) for note in log.notes]
+    if not manifests:
+        notes.append(f'{folder}: has no manifest.json')
+    world_size = max((start['world_size'] for log in ranks.values() for start in log.starts),
+                     default=1)
+    missing = [rank for rank in range(world_size) if rank not in ranks]
+    if missing:
+        notes.append(f'{folder}: no fingerprints of rank {", ".join(map(str, missing))} of '
+                     f'{world_size}')
+    return Run(work_dir, manifests, dict(sorted(ranks.items())), notes)
+
+
+def _read_json(path: str) -> Dict[str, Any]:
+    with open(path, encoding='utf-8') as file:
+        try:
+            return json.load(file)
+        except ValueError as error:
+            raise TraceError(f'{path}: not JSON: {error}') from error
+
+
+def read_rank(path: str) -> RankLog:
+    """Read one ``fingerprints.rankN.jsonl``.
+
+    Raises:
+        TraceError: a line before the last is not JSON, or lacks a key; an unknown format.
+    """
+    log = RankLog(path, [], {}, [], False, [])
+    ended = False
+    with open(path, 'rb') as file:
+        lines = file.read().split(b'\n')
+    differing: List[int] = []
+    for number, line in enumerate(lines, 1):
+        # a killed process leaves the beginning of a line; a resumed run starts below it
+        torn = number == len(lines) or lines[number].startswith(START)
+        record = _record(path, number, line, torn, log.notes)
+        if record is None:
+            continue
+        ended = record['kind'] == 'end'
+        if record['kind'] == 'start':
+            log.starts.append(record)
+        elif record['kind'] == 'val':
+            log.vals.append(record)
+        elif record['kind'] == 'step':
+            before = log.steps.get(record['iteration'])
+            if before is not None and not _agree(before, record):
+                differing.append(record['iteration'])
+            log.steps[record['iteration']] = record
+    if differing:
+        log.notes.append(f'{len(differing)} of the iterations that were trained again after a '
+                         f'resume differ from the first time, the first is {differing[0]}')
+    if not log.starts:
+        log.notes.append(f'{path} has no start line')
+    return log._replace(ended=ended, steps=dict(sorted(log.steps.items())))
+
+
+def _record(path: str, number: int, line: bytes, torn: bool, notes: List[str]) -> Any:
+    """The record of a line; None for an empty line, or one that may be torn and is."""
+    if not line.strip():
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        if torn:
+            notes.append(f'{path}, line {number}: torn off, the process was killed while writing')
+            return None
+        raise TraceError(f'{path}, line {number}: not JSON: {line[:60]!r}') from None
+    kind = record.get('kind') if isinstance(record, dict) else None
+    lacking = [key for key in REQUIRED.get(kind, ()) if key not in record]
+    if kind is None or lacking:
+        what = f'lacks {", ".join(lacking)}' if lacking else "is no object with 'kind'"
+        raise TraceError(f'{path}, line {number}: {what}')
+    if kind == 'start' and record['format'] != FORMAT:
+        raise TraceError(f'{path}, line {number}: format {record["format"]!r} is not known to this '
+                         f'version of mmrepro, which reads format {FORMAT}')
+    return record
+
+
+def _agree(before: Dict[str, Any], after: Dict[str, Any]) -> bool:
+    """Whether two records of an iteration say the same, as far as both say it."""
+    return all(before[key] == after[key] for key in before if key in after)

@@ -1,0 +1,205 @@
+"""The arithmetic of digests: words, blocks, keys; on the CPU in NumPy, elsewhere in PyTorch.
+
+The digest of one tensor, in integers modulo 2^64 (every number here is part of the file format;
+a change is another :data:`mmrepro.trace.digest.SCHEME`):
+
+- ``x[j]`` is the 64-bit word at byte ``8 j`` of the elements in logical (row-major) order,
+  little-endian, with zeros behind the last. Words stand in blocks of :data:`BLOCK`.
+- The sum of block ``b`` is ``s[b] = sum_j x[j] * KEYS[0, j] + (x[j] >> 32) * KEYS[1, j]``, ``j``
+  counted within the block; the shift is that of unsigned numbers.
+- ``total = sum_b mix(s[b] + (b + 1) * GOLDEN)``, the digest ``mix(total ^ key(header))`` with
+  the header ``'float32 2x3'``, dtype and shape; ``key(text)`` is the first 8 bytes of the text's
+  BLAKE2b digest.
+
+Every 32-bit half of a word has a 64-bit key of its own: ``KEYS[0, j]`` the lower and ``2^32 KEYS[0,
+j] + KEYS[1, j]`` the upper one. So two fixed blocks that differ, in whatever way, have the same sum
+for at most one in 2^33 choices of the keys, usually for one in 2^64 (multiply-shift for vectors, in
+Thorup, "High Speed Hashing for Integers and Strings", arXiv:1504.06804). Sums of integers do not
+depend on the order of their terms: any blocking, any device gives the same value.
+"""
+from __future__ import annotations
+
+import functools
+from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+import torch
+
+__all__ = ['MASK', 'constant', 'device_digests', 'host_digests', 'mix', 'signed']
+
+BLOCK = 1024  # 64-bit words; a block and its keys stay in the first-level cache
+BLOCK_BYTES = 8 * BLOCK
+ROWS = 64  # blocks that one call of NumPy takes: more leave the cache, fewer cost calls
+DEVICE_BYTES = 1 << 26  # that a GPU works on at once: bounds the extra memory (three times this)
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: its multiples visit all residues
+MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # splitmix64's finaliser
+KEY_SEED = 0x6D6D726570726F31  # 'mmrepro1'
+
+MAX_CONSTANTS = 256  # layouts that are remembered; images of new sizes make new ones
+
+MASK = (1 << 64) - 1
+_HALF = np.uint64(32)
+_constants: Dict[tuple, torch.Tensor] = {}
+
+
+def mix_int(value: int) -> int:
+    """splitmix64's finaliser: a bijection in which every bit depends on every bit."""
+    for shift, factor in MIX:
+        value = ((value ^ (value >> shift)) * factor) & MASK
+    return value
+
+
+@functools.lru_cache(maxsize=1)
+def keys() -> np.ndarray:
+    """KEYS: ``[2, BLOCK]`` odd numbers, splitmix64's sequence from :data:`KEY_SEED`."""
+    numbers = [mix_int((KEY_SEED + (i + 1) * GOLDEN) & MASK) | 1 for i in range(2 * BLOCK)]
+    return np.array(numbers, np.uint64).reshape(2, BLOCK)
+
+
+# --- on the CPU: NumPy, because its loops over integers are the faster ones --------------------
+
+def _mix_array(values: np.ndarray) -> np.ndarray:
+    for shift, factor in MIX:
+        values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
+    return values
+
+
+def _block_sums(words: np.ndarray) -> np.ndarray:
+    """``[n]`` sums of ``[n, BLOCK]`` words; in pieces, so that the second look is in the cache."""
+    lower, upper = keys()
+    sums = np.empty(len(words), np.uint64)
+    shifted = np.empty((min(ROWS, len(words)), BLOCK), np.uint64)
+    for start in range(0, len(words), ROWS):
+        part = words[start:start + ROWS]
+        np.einsum('ij,j->i', part, lower, out=sums[start:start + ROWS])
+        np.right_shift(part, _HALF, out=shifted[:len(part)])
+        sums[start:start + ROWS] += np.einsum('ij,j->i', shifted[:len(part)], upper)
+    return sums
+
+
+def _mixed(sums: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    """What blocks number ``blocks`` with these sums contribute to ``total``."""
+    return _mix_array(sums + (blocks + np.uint64(1)) * np.uint64(GOLDEN))
+
+
+def host_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> torch.Tensor:
+    """Tensors in one dimension; what does not fill a block is collected and done at once."""
+    totals = np.zeros(len(tensors), np.uint64)
+    rests: List[Tuple[int, int, np.ndarray]] = []  # tensor, block, bytes
+    for number, tensor in enumerate(tensors):
+        data = tensor.view(torch.uint8).numpy()
+        whole = len(data) // BLOCK_BYTES
+        end = whole * BLOCK_BYTES
+        if whole:
+            sums = _block_sums(data[:end].view('<u8').reshape(whole, BLOCK))
+            totals[number] = _mixed(sums, np.arange(whole, dtype=np.uint64)).sum()
+        if end < len(data):
+            rests.append((number, whole, data[end:]))
+    if rests:
+        rows = np.zeros((len(rests), BLOCK_BYTES), np.uint8)
+        for row, (_, _, data) in zip(rows, rests):
+            row[:len(data)] = data
+        blocks = np.array([block for _, block, _ in rests], np.uint64)
+        totals[[number for number, _, _ in rests]] += _mixed(_block_sums(rows.view('<u8')), blocks)
+    values = _mix_array(totals ^ np.array(headers, np.uint64))
+    return torch.from_numpy(values.view(np.int64))
+
+
+# --- on other devices: PyTorch, many tensors in few kernels -------------------------------------
+
+def constant(place: tuple, make: Callable[[], np.ndarray]) -> torch.Tensor:
+    """A constant uint64 array as int64 on a device, copied there once, without waiting for it."""
+    if place not in _constants:
+        if len(_constants) >= MAX_CONSTANTS:
+            _constants.clear()
+        device = place[1]
+        host = torch.from_numpy(make().view(np.int64))
+        if device.type == 'cuda':
+            host = host.pin_memory()
+        _constants[place] = host.to(device, non_blocking=True)
+    return _constants[place]
+
+
+class _Piece(NamedTuple):
+    """Some whole blocks of one tensor, its last bytes filled up with zeros."""
+    number: int
+    first: int
+    data: torch.Tensor  # int32 or uint8
+
+
+def signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def mix(values: torch.Tensor) -> torch.Tensor:
+    for shift, factor in MIX:
+        values = (values ^ ((values >> shift) & ((1 << (64 - shift)) - 1))) * signed(factor)
+    return values
+
+
+def device_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> torch.Tensor:
+    """What :func:`tensor_digests` does on GPUs; gives the same on the CPU."""
+    device = tensors[0].device
+    totals = torch.zeros(len(tensors), dtype=torch.int64, device=device)
+    for batch in _batches(tensors):
+        totals = totals + _batch_totals(batch, len(tensors), device)
+    salts = constant(('headers', device, tuple(headers)), lambda: np.array(headers, np.uint64))
+    return mix(totals ^ salts)
+
+
+def _batches(tensors: Sequence[torch.Tensor]) -> Iterable[List[_Piece]]:
+    """Pieces of one dtype, DEVICE_BYTES together."""
+    waiting: Dict[torch.dtype, List[_Piece]] = {}
+    sizes: Dict[torch.dtype, int] = {}
+    for number, tensor in enumerate(tensors):
+        whole = tensor.view(torch.uint8)
+        size = whole.numel()
+        for start in range(0, size, DEVICE_BYTES):
+            data = whole[start:start + DEVICE_BYTES]
+            if data.numel() % 4 == 0 and data.storage_offset() % 4 == 0:
+                data = data.view(torch.int32)
+            batch = waiting.setdefault(data.dtype, [])
+            batch.append(_Piece(number, start // BLOCK_BYTES, data))
+            sizes[data.dtype] = sizes.get(data.dtype, 0) + data.numel() * data.element_size()
+            if sizes[data.dtype] >= DEVICE_BYTES:
+                yield waiting.pop(data.dtype)
+                del sizes[data.dtype]
+    yield from waiting.values()
+
+
+def _batch_totals(batch: Sequence[_Piece], count: int, device: torch.device) -> torch.Tensor:
+    """``[count]``: what these pieces contribute to the totals of all tensors."""
+    width = BLOCK_BYTES // batch[0].data.element_size()
+    zeros = torch.zeros(width, dtype=batch[0].data.dtype, device=device)
+    parts, layout = [], []
+    for piece in batch:
+        rest = -piece.data.numel() % width
+        parts += [piece.data, zeros[:rest]] if rest else [piece.data]
+        layout.append((piece.number, piece.first, -(-piece.data.numel() // width)))
+    words = torch.cat(parts).view(torch.int64).view(-1, BLOCK)
+    lower, upper = constant(('keys', device), keys)
+    sums = (words * lower).sum(1)
+    sums += (((words >> 32) & 0xFFFFFFFF) * upper).sum(1)
+    where = (device, tuple(layout), count)
+    steps = constant(('steps', *where), lambda: _block_steps(layout))
+    ends = constant(('ends', *where), lambda: _block_ends(layout, count))
+    # sums over the blocks of each tensor: adding by index would be refused as non-deterministic
+    running = torch.nn.functional.pad(mix(sums + steps).cumsum(0), (1, 0))[ends]
+    return running[1] - running[0]
+
+
+def _block_steps(layout: Sequence[Tuple[int, int, int]]) -> np.ndarray:
+    blocks = np.concatenate([np.arange(first, first + n) for _, first, n in layout])
+    return (blocks.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+
+
+def _block_ends(layout: Sequence[Tuple[int, int, int]], count: int) -> np.ndarray:
+    """``[2, count]``: where the blocks of every tensor start and end in a batch."""
+    ends = np.zeros((2, count), np.uint64)
+    position = 0
+    for number, _, n in layout:
+        if ends[0, number] == ends[1, number]:
+            ends[0, number] = position
+        position += n
+        ends[1, number] = position
+    return ends
