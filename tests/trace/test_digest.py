@@ -232,6 +232,7 @@ def test_nested_values_with_masks_cycles_and_arrays_of_objects():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 @pytest.mark.parametrize('dtype', DTYPES, ids=str)
 def test_cpu_and_cuda_agree_without_waiting(dtype):
     tensors = [of_bits(dtype, n) for n in (0, 1, 3, 1000, 20001)]
