@@ -1,0 +1,198 @@
+"""The rules, one row each. A new rule is a check and a row here, and a config in the tests."""
+from __future__ import annotations
+
+from typing import Tuple
+
+from . import data, machine, operators, settings
+from .finding import CHANGES, HINT, MAY, Rule
+
+__all__ = ['RULES']
+
+_CAUSES = 'docs/causes.md'
+_LIMITS = 'docs/limits.md'
+_STREAMS = 'docs/streams.md'
+_TWO_LINES = 'the two lines (see not-attached)'
+
+_SETUP = (
+    Rule('not-attached', CHANGES, settings.not_attached,
+         "MMEngine's own seeding leaves most causes in place: seeds of workers, resume, "
+         'validation, kernels', "custom_imports = dict(imports=['mmrepro'], "
+         'allow_failed_imports=False) and randomness = dict(seed=42, deterministic=True)',
+         f'{_CAUSES} A1-A8'),
+    Rule('lazy-import', CHANGES, settings.lazy_import,
+         'mmrepro is named but never imported, so the run is a stock one',
+         "runner_type = 'mmrepro.ReproRunner', or inherit from "
+         'mmrepro.configs._base_.reproducible', 'docs/quickstart.md'),
+    Rule('import-may-fail', HINT, settings.import_may_fail,
+         'where mmrepro is not installed the run goes on without it, with a warning only',
+         'custom_imports = dict(imports=[...], allow_failed_imports=False)', 'docs/quickstart.md'),
+    Rule('import-failed', MAY, settings.import_failed,
+         'what the module registers could not be looked at',
+         'install it, or put its folder on PYTHONPATH, and audit again', 'docs/audit.md'),
+    Rule('other-runner', CHANGES, settings.runner_type,
+         'its strategies shard states and reduce in orders that nobody here controls; refused',
+         "runner_type = 'mmrepro.ReproRunner'", f'{_LIMITS} FlexibleRunner'),
+    Rule('invalid-randomness', CHANGES, settings.invalid,
+         'the run is refused at its start', 'correct the key', f'{_STREAMS}'),
+    Rule('no-seed', CHANGES, settings.no_seed,
+         'every start draws another seed (it is written into log, config and checkpoint)',
+         'randomness = dict(seed=42, ...)', f'{_CAUSES} A7'),
+    Rule('legacy-keys', HINT, settings.legacy_keys,
+         "MMDetection 2.x's place for it; stock MMEngine ignores it there",
+         'move it into randomness = dict(...)', 'docs/quickstart.md'),
+)
+
+_KERNELS = (
+    Rule('not-deterministic', CHANGES, settings.not_deterministic,
+         'kernels may add in any order; losses agree to rounding at first, then drift apart',
+         'randomness = dict(..., deterministic=True)', f'{_CAUSES} A1'),
+    Rule('only-warns', MAY, settings.only_warns,
+         'an operator without a deterministic form runs anyway, and attention keeps backward '
+         'kernels that add in any order', 'randomness = dict(..., deterministic=True)',
+         f'{_LIMITS} warn'),
+    Rule('cudnn-benchmark', CHANGES, settings.cudnn_benchmark,
+         'cuDNN times its kernels and takes the fastest: another one in another run '
+         '(with deterministic=True the run is refused)',
+         'env_cfg = dict(cudnn_benchmark=False)', f'{_CAUSES} A1'),
+    Rule('precision', MAY, settings.precision,
+         'another GPU model, other bits and other accuracy',
+         f'{_TWO_LINES}, or torch.backends.cudnn.allow_tf32 = False', f'{_CAUSES} A1'),
+    Rule('torch-operator', CHANGES, operators.native_operators,
+         'torch has no deterministic form on CUDA: with deterministic=True it raises, without it '
+         'adds in any order', 'replace it as said', 'docs/audit.md operators'),
+    Rule('mmcv-operator', CHANGES, operators.mmcv_operators,
+         "a compiled kernel of mmcv that adds with atomics, or one that is missing",
+         f'{_TWO_LINES}: mmrepro answers for these operators; where it has no form, a '
+         'compiled mmcv runs it, in any order',
+         'docs/causes.md operators'),
+    Rule('mixed-precision', HINT, settings.mixed_precision,
+         'repeats on one machine; 16 bits make every other difference visible sooner, and with a '
+         'dynamic scale a skipped step follows from the first overflow',
+         'nothing, or OptimWrapper while you look for a difference', 'docs/my-runs-differ.md'),
+    Rule('compile', MAY, settings.compiled,
+         'inductor may choose kernels by timing them; mmrepro sets TORCHINDUCTOR_DETERMINISTIC, '
+         'which not every release honours', "compile without mode='max-autotune', or not at all",
+         f'{_LIMITS} other versions'),
+)
+
+_RANKS = (
+    Rule('gradient-order', CHANGES, settings.gradient_order,
+         'a sum of three or more ranks depends on how DDP lays out its buckets, which changes '
+         'after the first step and after a resume',
+         'randomness = dict(..., deterministic=True): sums in the order of ranks',
+         f'{_CAUSES} B9'),
+    Rule('unused-parameters', HINT, settings.unused_parameters,
+         'buckets then depend on which parameters a batch used',
+         'randomness = dict(..., deterministic=True)', f'{_CAUSES} B9'),
+    Rule('rank-statistics', MAY, machine.rank_statistics,
+         "checkpoints hold rank 0's statistics, so a resume changes those of the others",
+         "norm_cfg=dict(type='SyncBN'), or SyncBuffersHook in custom_hooks", f'{_CAUSES} A10'),
+    Rule('sync-bn-on-cpu', CHANGES, machine.no_sync_on_cpu,
+         'torch has it for accelerators only: refused', "norm_cfg=dict(type='BN')",
+         f'{_CAUSES} A10'),
+    Rule('accumulation', HINT, settings.accumulation,
+         'a run that is killed in the middle of a cycle loses the sums of the other ranks',
+         'save checkpoints at multiples of accumulative_counts', f'{_LIMITS} Resume'),
+    Rule('ranks-differ', MAY, data.ranks_differ,
+         'ranks can get different numbers of batches, as in MMDetection',
+         'AspectRatioBatchSampler over one data set', f'{_CAUSES} C11'),
+)
+
+_DATA = (
+    Rule('known-part', CHANGES, data.known_parts,
+         'mmrepro replaces or seeds this part; here it is stock',
+         f"{_TWO_LINES}; with worker_seed='mmengine' old habits stay",
+         _CAUSES),
+    Rule('stock-workers', MAY, data.stock_workers,
+         "MMEngine seeds workers by their number", _TWO_LINES, f'{_CAUSES} A3'),
+    Rule('stock-validation', HINT, data.stock_validation,
+         'validating at other times gives another run', _TWO_LINES, f'{_CAUSES} A5'),
+    Rule('stock-resume', CHANGES, settings.stock_resume,
+         "MMEngine saves no generators: a resumed run draws the first epoch's numbers again",
+         _TWO_LINES, f'{_CAUSES} A2'),
+    Rule('streams', HINT, settings.streams,
+         "samples then depend on the number of workers, or steps on what ran before",
+         "leave worker_seed and step_seed out: 'sample' and True", f'{_STREAMS} other modes'),
+    Rule('resume-not-strict', HINT, settings.not_strict_resume,
+         'a resume with other settings or versions goes on, and only says so',
+         'leave resume_strict out', 'docs/resume.md'),
+    Rule('iterable', CHANGES, data.iterable,
+         'samples without a position cannot be seeded one by one: refused',
+         "a map-style data set, or randomness = dict(..., worker_seed='worker')",
+         f'{_LIMITS} iterable'),
+    Rule('own-sampler', MAY, data.own_sampler,
+         'it is replayed from its seed argument; what it draws from global generators is not keyed',
+         'take a seed and build a generator from seed and epoch, as DefaultSampler does',
+         f'{_LIMITS} batch sampler'),
+    Rule('albumentations-alone', MAY, machine.albumentations_alone,
+         'only a Compose is seeded', "wrap it: dict(type='Albu', transforms=[...])",
+         f'{_CAUSES} C16'),
+)
+
+_ENVIRONMENT = (
+    Rule('variable', CHANGES, machine.contradicting_variables,
+         'contradicts the determinism that the config asks for; refused at the start of a run '
+         'with deterministic=True', 'unset it, or set an accepted value', f'{_CAUSES} A1'),
+    Rule('variable-missing', MAY, machine.missing_variables,
+         'cuBLAS sizes its workspace itself and picks kernels that share it between streams',
+         'export CUBLAS_WORKSPACE_CONFIG=:4096:8, or let mmrepro set it', f'{_CAUSES} A1'),
+    Rule('hash-seed', HINT, machine.hash_seed,
+         'sets of strings have another order in every process',
+         'export PYTHONHASHSEED=0, or let mmrepro keep their order', f'{_CAUSES} C1'),
+    Rule('threads', HINT, machine.threads,
+         'repeats here; a machine with another number of cores splits sums differently',
+         'randomness = dict(..., num_threads=N), or export OMP_NUM_THREADS=N',
+         f'{_LIMITS} other machines'),
+    Rule('no-device', HINT, machine.no_such_device,
+         'nothing was asked of a GPU', 'audit again on the machine that trains', 'docs/audit.md'),
+    Rule('not-built', HINT, machine.not_built,
+         'the model could not be built without memory, so its operators were not looked at',
+         'audit where all its packages are installed', 'docs/audit.md'),
+)
+
+# what the user's own files hold: transforms, data sets, modules, hooks, samplers
+_SOURCES = (
+    Rule('foreign-generator', CHANGES, machine.source_hits('foreign-generator'),
+         'no seed reaches it', "draw from numpy.random, random or torch's functions: each sample "
+         'and step has its own stream there', f'{_CAUSES} C16'),
+    Rule('kept-generator', MAY, machine.source_hits('kept-generator'),
+         'its state belongs to an object: in a data loader to a worker, at a resume to nobody',
+         'draw from the global generators, which belong to the sample or step; or build it anew '
+         'in each call from a seed drawn there', f'{_CAUSES} C16'),
+    Rule('reseeding', MAY, machine.source_hits('reseeding'),
+         'everything that draws afterwards draws the same numbers again',
+         'remove it; or put the old state back (getstate, setstate)', f'{_CAUSES} C5'),
+    Rule('clock', HINT, machine.seeds_from_clock,
+         'other in every run; harmless in names and logs', 'keep it out of data, seeds and losses',
+         f'{_CAUSES} harmless'),
+    Rule('set-order', MAY, machine.source_hits('set-order'),
+         'sets of integers are safe, others are not', 'sorted(...), or dict.fromkeys(...)',
+         f'{_CAUSES} C1'),
+    Rule('hash-order', MAY, machine.source_hits('hash-order'),
+         'hashes of strings differ from process to process', 'hashlib, or zlib.crc32',
+         f'{_CAUSES} C1'),
+    Rule('unsorted-listing', MAY, machine.source_hits('unsorted-listing'),
+         'another machine, or a copy of the folder, lists it in another order',
+         'sorted(...)', f'{_CAUSES} C7'),
+    Rule('completion-order', MAY, machine.source_hits('completion-order'),
+         'the first to be done comes first', 'map(), which keeps the order', f'{_CAUSES} C20'),
+    Rule('switches', CHANGES, machine.source_hits('switches'),
+         'turns a switch that determinism relies on, after mmrepro has set it',
+         'remove it; randomness = dict(...) has keys for threads, precision, cuDNN',
+         f'{_CAUSES} A1'),
+    Rule('uninitialised', HINT, machine.source_hits('uninitialised'),
+         'fine if it is filled before it is read',
+         'zeros; to find a read: randomness = dict(..., fill_uninitialized_memory=True)',
+         f'{_CAUSES} harmless'),
+    Rule('worker-state', MAY, machine.source_hits('worker-state'),
+         'the attribute belongs to a worker: depends on their number and on a resume',
+         'compute it from the sample, or once in __init__', f'{_CAUSES} B12'),
+    Rule('kept-state', MAY, machine.kept_state,
+         'a checkpoint does not hold it, so a resumed run starts over',
+         'register_buffer(...), or mmrepro.state.adapters.register(Class, "attribute")',
+         f'{_CAUSES} B11'),
+    Rule('unreadable', MAY, machine.unreadable,
+         'nothing was looked at in there', 'correct the file', 'docs/audit.md'),
+)
+
+RULES: Tuple[Rule, ...] = (*_SETUP, *_KERNELS, *_RANKS, *_DATA, *_ENVIRONMENT, *_SOURCES)

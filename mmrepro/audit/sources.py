@@ -1,0 +1,281 @@
+"""Reads the user's Python files without running them."""
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+from .patterns import CALLS, LISTINGS, SETTING_CALLS, SETTINGS
+
+__all__ = ['Hit', 'Source']
+
+_IGNORE = re.compile(r'#\s*mmrepro:\s*ignore(?:\[([\w, -]+)\])?')
+# builtins that look at a set without its order showing
+_ORDERLESS = {'len', 'sorted', 'set', 'frozenset', 'any', 'all', 'min', 'max', 'isinstance', 'bool'}
+# builtins that turn the order of a set into the order of something else
+_ORDERED = {'list', 'tuple', 'enumerate', 'iter', 'zip', 'map', 'next', 'reversed',
+            'numpy.array', 'numpy.asarray', 'torch.tensor', 'random.choice', 'random.sample',
+            'numpy.random.choice', 'numpy.random.permutation'}
+
+
+class Hit(NamedTuple):
+    """One line of somebody's code, and the rule that it is about."""
+    rule: str
+    line: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file and its syntax tree.
+
+    Attributes:
+        error: why there is no tree.
+    """
+    path: str
+    text: str
+    tree: ast.Module
+    error: str = ''
+
+    @classmethod
+    def read(cls, path: str) -> Source:
+        try:
+            with open(path, encoding='utf-8') as file:
+                text = file.read()
+            return cls(path, text, ast.parse(text, path))
+        except (OSError, SyntaxError, UnicodeDecodeError) as error:
+            return cls(path, '', ast.Module([], []), f'{type(error).__name__}: {error}')
+
+    def imports(self, package: str) -> bool:
+        """Whether the file imports ``package``, or from it."""
+        return any(full.partition('.')[0] == package for full in self.aliases.values())
+
+    @cached_property
+    def aliases(self) -> Dict[str, str]:
+        """Names in the file -> full dotted names of what they were imported from."""
+        names: Dict[str, str] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for item in node.names:
+                    first = item.name.partition('.')[0]
+                    names[item.asname or first] = item.name if item.asname else first
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                for item in node.names:
+                    names[item.asname or item.name] = f'{node.module}.{item.name}'
+        return names
+
+    def full_name(self, node: ast.AST) -> str:
+        """``np.random.seed`` as ``numpy.random.seed``; what is not a name becomes ``?``."""
+        tail: List[str] = []
+        while isinstance(node, ast.Attribute):
+            tail.append(node.attr)
+            node = node.value
+        head = self.aliases.get(node.id, node.id) if isinstance(node, ast.Name) else '?'
+        return '.'.join([head, *reversed(tail)])
+
+    def ignored(self, line: int, rule: str) -> bool:
+        """Whether the line says ``# mmrepro: ignore`` or ``# mmrepro: ignore[rule]``."""
+        lines = self.text.splitlines()
+        match = _IGNORE.search(lines[line - 1]) if 0 < line <= len(lines) else None
+        if match is None:
+            return False
+        return match[1] is None or rule in re.split(r'[,\s]+', match[1])
+
+    @cached_property
+    def hits(self) -> Tuple[Hit, ...]:
+        """All that the patterns find, in the order of lines."""
+        found = [*self._calls(), *self._listings(), *self._sets(), *self._settings(),
+                 *self._states()]
+        return tuple(sorted({hit for hit in found if not self.ignored(hit.line, hit.rule)},
+                            key=lambda hit: (hit.line, hit.rule)))
+
+    def code(self, node: ast.AST) -> str:
+        """The source of a node, in one short line."""
+        text = ' '.join((ast.get_source_segment(self.text, node) or '').split())
+        return text if len(text) <= 60 else f'{text[:57]}...'
+
+    @cached_property
+    def parents(self) -> Dict[ast.AST, ast.AST]:
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    def _function_of(self, node: ast.AST) -> ast.AST:
+        while node in self.parents and not isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            node = self.parents[node]
+        return node
+
+    def without_gradient(self, node: ast.AST) -> bool:
+        """Whether the node stands under ``with torch.no_grad()``, or in a function marked so."""
+        while node in self.parents:
+            node = self.parents[node]
+            marks = [item.context_expr for item in node.items] if isinstance(node, ast.With) \
+                else node.decorator_list if isinstance(node, ast.FunctionDef) else ()
+            for mark in marks:
+                name = self.full_name(mark.func if isinstance(mark, ast.Call) else mark)
+                if name in ('torch.no_grad', 'torch.inference_mode'):
+                    return True
+        return False
+
+    # ------------------------------------------------------------------ calls
+
+    def _calls(self) -> Iterator[Hit]:
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = self.full_name(node.func)
+            for row in CALLS:
+                if _matches(name, row.name) and row.seeded in (None, _has_value(node)) \
+                        and not self._harmless(row.rule, node):
+                    yield Hit(row.rule, node.lineno, f'{self.code(node)}: {row.what}')
+
+    def _harmless(self, rule: str, node: ast.Call) -> bool:
+        parent = self.parents.get(node)
+        if rule == 'uninitialised':
+            # `torch.empty(3).normal_()` and `nn.Parameter(torch.empty(3))` are filled by others
+            return isinstance(parent, ast.Attribute) or (
+                isinstance(parent, ast.Call) and 'Parameter' in self.full_name(parent.func))
+        if rule == 'hash-order':  # a class that says how it hashes
+            function = self._function_of(node)
+            return getattr(function, 'name', '') == '__hash__'
+        return False
+
+    # ------------------------------------------------------------------ listings
+
+    def _listings(self) -> Iterator[Hit]:
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = self.full_name(node.func)
+            if any(_matches(name, row) for row in LISTINGS) and not self._sorted(node):
+                yield Hit('unsorted-listing', node.lineno,
+                          f'{self.code(node)}: in the order of the file system')
+
+    def _sorted(self, node: ast.AST) -> bool:
+        """Whether the value goes through ``sorted`` or ``.sort()``, or its order is not seen."""
+        above: Optional[ast.AST] = node
+        while above is not None and not isinstance(above, ast.stmt):
+            if isinstance(above, ast.Call) and above is not node and \
+                    self.full_name(above.func) in _ORDERLESS:
+                return True
+            if isinstance(above, (ast.Compare, ast.SetComp)):
+                return True
+            above = self.parents.get(above)
+        targets = above.targets if isinstance(above, ast.Assign) else ()
+        names = {target.id for target in targets if isinstance(target, ast.Name)}
+        return bool(names) and any(name in self._sorted_names(node) for name in names)
+
+    def _sorted_names(self, node: ast.AST) -> Set[str]:
+        found = set()
+        for call in ast.walk(self._function_of(node)):
+            if not isinstance(call, ast.Call):
+                continue
+            if isinstance(call.func, ast.Attribute) and call.func.attr == 'sort':
+                found.add(self.full_name(call.func.value))
+            elif self.full_name(call.func).rpartition('.')[2] in ('sorted', 'natsorted'):
+                found.update(self.full_name(item) for item in call.args)
+        return found
+
+    # ------------------------------------------------------------------ sets
+
+    def _sets(self) -> Iterator[Hit]:
+        for scope in ast.walk(self.tree):
+            if not isinstance(scope, (ast.FunctionDef, ast.Module)):
+                continue
+            names = {target.id for node in _own(scope) if isinstance(node, ast.Assign)
+                     and self._is_set(node.value, set())
+                     for target in node.targets if isinstance(target, ast.Name)}
+            for node in _own(scope):
+                for used in self._order_seen(node):
+                    if self._is_set(used, names) and not self._under_orderless(node):
+                        yield Hit('set-order', used.lineno,
+                                  f'{self.code(used)}: iterated over; sets of strings or objects '
+                                  'have another order in every process')
+
+    def _is_set(self, node: ast.AST, names: Set[str]) -> bool:
+        if isinstance(node, (ast.Set, ast.SetComp)):
+            # constants that are numbers hash to themselves
+            return not (isinstance(node, ast.Set) and all(
+                isinstance(item, ast.Constant) and isinstance(item.value, (int, float))
+                for item in node.elts))
+        if isinstance(node, ast.BinOp) and isinstance(
+                node.op, (ast.Sub, ast.BitOr, ast.BitAnd, ast.BitXor)):
+            return self._is_set(node.left, names) or self._is_set(node.right, names)
+        if isinstance(node, ast.Call):
+            return self.full_name(node.func) in ('set', 'frozenset') and not (
+                node.args and isinstance(node.args[0], ast.Call)
+                and self.full_name(node.args[0].func) == 'range')
+        return isinstance(node, ast.Name) and node.id in names
+
+    def _order_seen(self, node: ast.AST) -> List[ast.AST]:
+        """What the node takes one by one."""
+        if isinstance(node, ast.For):
+            return [node.iter]
+        if isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)):
+            return [generator.iter for generator in node.generators]
+        if isinstance(node, ast.Call):
+            name = self.full_name(node.func)
+            if name in _ORDERED or name.endswith('.join'):
+                return list(node.args)
+            if isinstance(node.func, ast.Attribute) and node.func.attr == 'pop' and not node.args:
+                return [node.func.value]
+        if isinstance(node, ast.Starred):
+            return [node.value]
+        return []
+
+    def _under_orderless(self, node: ast.AST) -> bool:
+        parent = self.parents.get(node)
+        return isinstance(parent, ast.Call) and self.full_name(parent.func) in _ORDERLESS
+
+    # ------------------------------------------------------------------ switches
+
+    def _settings(self) -> Iterator[Hit]:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    if self.full_name(target) in SETTINGS and _undoes(
+                            SETTINGS[self.full_name(target)], node.value):
+                        yield Hit('switches', node.lineno, self.code(node))
+            elif isinstance(node, ast.Call) and self.full_name(node.func) in SETTING_CALLS:
+                first = next(iter([*node.args, *(word.value for word in node.keywords)]), None)
+                if _undoes(SETTING_CALLS[self.full_name(node.func)], first):
+                    yield Hit('switches', node.lineno, self.code(node))
+
+    # ------------------------------------------------------------------ state
+
+    def _states(self) -> Iterator[Hit]:
+        from .states import states
+        for cls in ast.walk(self.tree):
+            if isinstance(cls, ast.ClassDef):
+                for rule, node, what in states(cls):
+                    yield Hit(rule, node.lineno, f'{cls.name}.{what}')
+
+
+def _matches(name: str, pattern: str) -> bool:
+    if pattern.startswith('*.'):
+        return name.endswith(pattern[1:]) and name != pattern[2:]
+    if pattern.endswith('.*'):
+        return name.startswith(pattern[:-1])
+    return name == pattern
+
+
+def _has_value(node: ast.Call) -> bool:
+    values = [*node.args, *(word.value for word in node.keywords)]
+    return bool(values) and not all(
+        isinstance(value, ast.Constant) and value.value is None for value in values)
+
+
+def _undoes(wrong: Optional[bool], value: Optional[ast.AST]) -> bool:
+    if wrong is None or not isinstance(value, ast.Constant):
+        return True
+    return bool(value.value) is wrong
+
+
+def _own(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function, without those of functions inside it."""
+    stack = list(ast.iter_child_nodes(scope))
+    while stack:
+        node = stack.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef):
+            stack.extend(ast.iter_child_nodes(node))

@@ -1,0 +1,98 @@
+"""Finds state that a class keeps in plain attributes, where no checkpoint and no worker sees it."""
+from __future__ import annotations
+
+import ast
+from typing import Iterator, NamedTuple, Set, Tuple
+
+__all__ = ['KINDS', 'Kind', 'states']
+
+# methods of lists, dicts, deques and sets that change them
+_MUTATORS = {'append', 'appendleft', 'extend', 'insert', 'pop', 'popleft', 'popitem', 'update',
+             'clear', 'remove', 'add', 'setdefault'}
+
+
+class Kind(NamedTuple):
+    """A kind of class, and the methods of it that run again and again.
+
+    Attributes:
+        rule: name of the rule.
+        bases: endings of base class names, or of the registry in the decorator.
+        methods: beginnings of method names.
+    """
+    rule: str
+    bases: Tuple[str, ...]
+    methods: Tuple[str, ...]
+
+
+KINDS: Tuple[Kind, ...] = (
+    Kind('worker-state', ('Transform', 'TRANSFORMS', 'PIPELINES', 'Dataset', 'DATASETS'),
+         ('transform', '__call__', '__getitem__', 'get_data_info', 'prepare_data', 'get_indexes')),
+    Kind('model-state', ('Module', 'Model', 'Head', 'Detector', 'Backbone', 'Neck', 'Loss',
+                         'MODELS', 'Assigner', 'Sampler', 'TASK_UTILS'),
+         ('forward', 'loss', 'assign', 'sample', '_sample', 'extract_feat', 'get_targets')),
+    Kind('hook-state', ('Hook', 'HOOKS'), ('before_', 'after_')),
+)
+
+
+def states(cls: ast.ClassDef) -> Iterator[Tuple[str, ast.AST, str]]:
+    """Yields ``(rule, node, 'method: self.attribute')`` for each attribute that a step changes."""
+    names = {_last(base) for base in cls.bases}
+    names |= {_last(node) for deco in cls.decorator_list for node in ast.walk(deco)
+              if isinstance(node, (ast.Attribute, ast.Name))}
+    for kind in KINDS:
+        if not any(name.endswith(kind.bases) for name in names):
+            continue
+        safe = _buffers(cls)
+        for method in cls.body:
+            if isinstance(method, ast.FunctionDef) and method.name.startswith(kind.methods):
+                yield from _changes(method, kind.rule, safe)
+        return
+
+
+def _changes(method: ast.FunctionDef, rule: str,
+             safe: Set[str]) -> Iterator[Tuple[str, ast.AST, str]]:
+    said = set(safe)
+    for node in ast.walk(method):
+        name = _changed(node)
+        if name and name not in said:
+            said.add(name)
+            yield rule, node, f'{method.name} changes self.{name}'
+
+
+def _changed(node: ast.AST) -> str:
+    """Attribute of ``self`` whose value after the node depends on its value before."""
+    if isinstance(node, ast.AugAssign):
+        return _self_attribute(node.target)
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            name = _self_attribute(target)
+            if name and (isinstance(target, ast.Subscript) or name in {
+                    _self_attribute(inner) for inner in ast.walk(node.value)}):
+                return name
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) \
+            and node.func.attr in _MUTATORS:
+        return _self_attribute(node.func.value)
+    return ''
+
+
+def _self_attribute(node: ast.AST) -> str:
+    if isinstance(node, ast.Subscript):
+        return _self_attribute(node.value)
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) \
+            and node.value.id == 'self':
+        return node.attr
+    return ''
+
+
+def _buffers(cls: ast.ClassDef) -> Set[str]:
+    """Names that are registered as buffers or parameters: checkpoints hold them."""
+    return {call.args[0].value for call in ast.walk(cls)
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+            and call.func.attr in ('register_buffer', 'register_parameter') and call.args
+            and isinstance(call.args[0], ast.Constant)}
+
+
+def _last(node: ast.AST) -> str:
+    if isinstance(node, ast.Subscript):
+        return _last(node.value)
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, 'id', '')

@@ -1,0 +1,314 @@
+"""What is audited: a config, and what it names, seen without a run."""
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import os
+import sys
+import warnings
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+
+import torch
+from mmengine.config import Config
+from torch.overrides import TorchFunctionMode
+
+from ..config import LEGACY_KEYS, RandomnessConfig, RandomnessError
+
+__all__ = ['STOCK', 'Part', 'Subject', 'class_name']
+
+# Packages whose own code was read for docs/causes.md, or is none of ours to read.
+STOCK = ('mmengine', 'mmcv', 'mmdet', 'mmrepro', 'mmpretrain', 'mmcls', 'torch', 'torchvision',
+         'timm', 'transformers', 'numpy', 'builtins', 'albumentations')
+
+# part of a config -> registries of MMEngine in which its types are looked up, in this order
+REGISTRIES = ('MODELS', 'TASK_UTILS', 'TRANSFORMS', 'DATASETS', 'DATA_SAMPLERS', 'HOOKS',
+              'METRICS', 'EVALUATOR', 'LOOPS', 'OPTIM_WRAPPERS', 'OPTIM_WRAPPER_CONSTRUCTORS',
+              'OPTIMIZERS', 'PARAM_SCHEDULERS', 'VISUALIZERS', 'VISBACKENDS', 'MODEL_WRAPPERS',
+              'RUNNERS')
+TRAIN_KEYS = ('model', 'train_dataloader', 'train_cfg', 'optim_wrapper', 'custom_hooks',
+              'default_hooks', 'param_scheduler')
+_SCOPE_KEY = '_scope_'
+
+
+class Part(NamedTuple):
+    """A dict of the config that names a type.
+
+    Attributes:
+        key: place in the config, as in ``train_dataloader.dataset.pipeline[2]``.
+        name: the type's bare name.
+        node: the dict.
+    """
+    key: str
+    name: str
+    node: Mapping[str, Any]
+
+
+def class_name(kind: Any) -> str:
+    """Bare name of a config's ``type``: a string with or without a scope, or the class itself.
+
+    >>> class_name('mmdet.Resize'), class_name(int)
+    ('Resize', 'int')
+    """
+    return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(
+        kind, '__name__', type(kind).__name__)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A config and the machine it would run on.
+
+    Attributes:
+        cfg: the config, complete.
+        device: ``'cpu'`` or ``'cuda'``.
+        env: environment variables.
+        torch_version: ``(major, minor)``.
+        lazy: the file is a pure-Python config, whose ``custom_imports`` MMEngine does not run.
+        failed_import: message of the import of ``custom_imports`` that did not work.
+    """
+    cfg: Config
+    device: str = 'cpu'
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    torch_version: Tuple[int, int] = (2, 13)
+    lazy: bool = False
+    failed_import: str = ''
+
+    # ------------------------------------------------------------------ mmrepro's part in the run
+
+    @cached_property
+    def imports(self) -> Tuple[str, ...]:
+        """Modules in ``custom_imports``."""
+        given = (self.cfg.get('custom_imports') or {}).get('imports') or ()
+        return (given, ) if isinstance(given, str) else tuple(given)
+
+    @cached_property
+    def attached(self) -> bool:
+        """Whether mmrepro's runner would run this config."""
+        if class_name(self.cfg.get('runner_type') or '') == 'ReproRunner':
+            return True
+        if self.lazy:
+            return False
+        return any(name.partition('.')[0] == 'mmrepro' for name in self.imports) or any(
+            source.imports('mmrepro') for source in self.sources)
+
+    @cached_property
+    def _parsed(self) -> Tuple[RandomnessConfig, str]:
+        given = dict(self.cfg.get('randomness') or {})
+        for old, new in LEGACY_KEYS.items():
+            if old in self.cfg:
+                given.setdefault(new, self.cfg[old])
+        try:
+            return RandomnessConfig.parse(given), ''
+        except RandomnessError as error:
+            return RandomnessConfig(), str(error)
+
+    @property
+    def randomness(self) -> RandomnessConfig:
+        """The config's randomness; defaults where it is not valid."""
+        return self._parsed[0]
+
+    @property
+    def randomness_error(self) -> str:
+        return self._parsed[1]
+
+    @property
+    def keyed(self) -> bool:
+        """Samples have streams of their own, and MMDetection's parts are replaced."""
+        return self.attached and not self.randomness.legacy
+
+    @property
+    def strict(self) -> bool:
+        """Determinism is in force as mmrepro sets it."""
+        return self.attached and self.randomness.deterministic is True
+
+    def with_two_lines(self) -> Subject:
+        """The same config, if it had mmrepro's two lines."""
+        cfg = copy.deepcopy(self.cfg)
+        cfg.custom_imports = dict(imports=[*self.imports, 'mmrepro'], allow_failed_imports=False)
+        cfg.randomness = dict(seed=42, deterministic=True)
+        cfg.runner_type = 'mmrepro.ReproRunner'
+        other = replace(self, cfg=cfg)
+        other.__dict__.update({name: self.__dict__[name] for name in ('_built', 'sources')
+                               if name in self.__dict__})
+        return other
+
+    @property
+    def world_size(self) -> Optional[int]:
+        """Number of ranks if the launcher has said it already."""
+        text = self.env.get('WORLD_SIZE', '')
+        return int(text) if text.isdigit() else None
+
+    # ------------------------------------------------------------------ what the config names
+
+    @cached_property
+    def parts(self) -> List[Part]:
+        """Every dict with a ``type``, in the order of the file."""
+        # Config hides its dict, and lazy configs give classes: both come out as plain dicts here
+        return list(_parts(self.cfg._cfg_dict, ''))
+
+    def parts_in(self, *keys: str) -> List[Part]:
+        """Parts under one of the top-level keys."""
+        return [part for part in self.parts if part.key.partition('.')[0].partition('[')[0] in keys]
+
+    @property
+    def training(self) -> List[Part]:
+        """Parts that a training step depends on."""
+        return self.parts_in(*TRAIN_KEYS)
+
+    @cached_property
+    def scope(self) -> str:
+        return self.cfg.get('default_scope') or 'mmengine'
+
+    def class_of(self, part: Part) -> Optional[type]:
+        """The class that a part would be built from, or None if no registry knows it."""
+        kind = part.node['type']
+        if not isinstance(kind, str):
+            return kind if isinstance(kind, type) else None
+        return self._classes.get(kind)
+
+    @cached_property
+    def _classes(self) -> Dict[str, type]:
+        from mmengine import registry
+        if self.scope not in ('mmengine', 'mmrepro'):
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(f'{self.scope}.registry')
+        found: Dict[str, type] = {}
+        for part in self.parts:
+            kind = part.node['type']
+            if isinstance(kind, str) and kind not in found:
+                cls = _look_up(registry, kind, part.node.get(_SCOPE_KEY, self.scope))
+                if cls is not None:
+                    found[kind] = cls
+        return found
+
+    # ------------------------------------------------------------------ the model
+
+    @cached_property
+    def _built(self) -> Tuple[Optional[Any], str]:
+        if not self.cfg.get('model'):
+            return None, ''
+        from mmengine.registry import MODELS
+        error = ''
+        for place in (torch.device('meta'), _ParametersOnMeta()):
+            # nothing is downloaded: weights do not matter here
+            with _environment(HF_HUB_OFFLINE='1', TRANSFORMERS_OFFLINE='1'), \
+                    _scope(self.scope), place, warnings.catch_warnings():
+                warnings.simplefilter('ignore')
+                try:
+                    return MODELS.build(copy.deepcopy(self.cfg.model)), ''
+                except Exception as raised:  # whatever a constructor of anybody's raises
+                    error = f'{type(raised).__name__}: {raised}'.splitlines()[0][:200]
+        return None, error
+
+    @property
+    def model(self) -> Optional[Any]:
+        """The model on the meta device (no memory, no weights), or None."""
+        return self._built[0]
+
+    @property
+    def model_error(self) -> str:
+        """Why there is no model."""
+        return self._built[1]
+
+    # ------------------------------------------------------------------ the user's own code
+
+    @cached_property
+    def sources(self) -> Tuple[Any, ...]:
+        """The user's files: ``custom_imports``, and classes that the config names."""
+        from .sources import Source
+        paths: Dict[str, str] = {}
+        for name in self.imports:
+            for module in _loaded(name) or _found(name):
+                paths.setdefault(*module)
+        for part in self.parts:
+            cls = self.class_of(part)
+            module = sys.modules.get(getattr(cls, '__module__', ''))
+            path = getattr(module, '__file__', None)
+            if path and cls.__module__.partition('.')[0] not in STOCK:
+                paths.setdefault(path, cls.__module__)
+        return tuple(Source.read(path) for path in sorted(paths) if path.endswith('.py'))
+
+
+class _ParametersOnMeta(TorchFunctionMode):
+    """What parameters are made of takes no memory; small tensors have values.
+
+    Many constructors read numbers out of a tensor, as in ``torch.linspace(0, rate, depth)``, which
+    a model that is wholly on the meta device does not have.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn):
+            kwargs['device'] = 'meta'
+        return func(*args, **kwargs)
+
+
+def _parts(node: Any, key: str) -> Iterator[Part]:
+    if isinstance(node, Mapping):
+        if node.get('type') is not None:
+            yield Part(key, class_name(node['type']), node)
+        for name, value in node.items():
+            yield from _parts(value, f'{key}.{name}' if key else str(name))
+    elif isinstance(node, (list, tuple)):
+        for index, value in enumerate(node):
+            yield from _parts(value, f'{key}[{index}]')
+
+
+def _look_up(registry: Any, kind: str, scope: str) -> Optional[type]:
+    for name in REGISTRIES:
+        table = getattr(registry, name, None)
+        for spelled in (kind, ) if '.' in kind else (f'{scope}.{kind}', kind):
+            try:
+                cls = table.get(spelled) if table is not None else None
+            except (ImportError, AttributeError, KeyError, AssertionError):
+                cls = None  # a scope whose package is not installed
+            if isinstance(cls, type):
+                return cls
+    return None
+
+
+def _loaded(name: str) -> List[Tuple[str, str]]:
+    """``(path, module)`` of a module and what it imported below itself, if it is imported."""
+    if name.partition('.')[0] in STOCK or name not in sys.modules:
+        return []
+    package = f'{name}.'
+    modules = [(key, module) for key, module in sys.modules.items()
+               if key == name or key.startswith(package)]
+    return [(module.__file__, key) for key, module in modules
+            if getattr(module, '__file__', None)]
+
+
+def _found(name: str) -> List[Tuple[str, str]]:
+    """The file of a module that could not be imported, without importing it."""
+    if name.partition('.')[0] in STOCK:
+        return []
+    relative = name.replace('.', os.sep)
+    for folder in (os.getcwd(), *sys.path):
+        for tail in (f'{relative}.py', os.path.join(relative, '__init__.py')):
+            path = os.path.join(folder, tail)
+            if os.path.isfile(path):
+                return [(path, name)]
+    return []
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _scope(name: str) -> Iterator[None]:
+    from mmengine.registry import DefaultScope
+    with DefaultScope.overwrite_default_scope(name):
+        yield
