@@ -1,0 +1,11 @@
+"""A walk through MMDetection's zoo: which configs build, train and infer with mmcv-lite.
+
+``families`` lists one config or more per folder of the zoo, ``inputs`` makes what a detector
+trains on, ``step`` takes one config through two training steps and an inference, twice, and
+``walk`` does so for all of them, each in a child process with a limit, and writes the results.
+"""
+from __future__ import annotations
+
+from .families import FAMILIES, Member
+
+__all__ = ['FAMILIES', 'Member']

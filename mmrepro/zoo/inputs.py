@@ -1,0 +1,107 @@
+"""What a detector trains on, made of nothing: small pictures with boxes, masks and stuff."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ['images', 'tracks', 'unlabelled']
+
+# left, top, right, bottom as shares of the picture: small, tall, wide, large, overlapping
+BOXES = ((.05, .10, .25, .28), (.55, .05, .75, .60), (.10, .62, .60, .90), (.30, .15, .95, .95))
+UNKNOWN = 255  # label of pixels that no stuff class owns
+
+
+def _picture(size: int, index: int) -> Any:
+    """Smooth waves with a block per box, different in every picture; uint8 (3, size, size)."""
+    import torch
+    y, x = np.mgrid[:size, :size] / size
+    waves = [np.sin((3 + channel + index) * x + (5 + channel) * y) for channel in range(3)]
+    picture = 110 + 60 * np.stack(waves)
+    for number, (left, top, right, bottom) in enumerate(BOXES):
+        rows = slice(int(top * size), int(bottom * size))
+        columns = slice(int(left * size), int(right * size))
+        picture[(number + index) % 3, rows, columns] += 50
+    return torch.from_numpy(picture.clip(0, 255).astype(np.uint8))
+
+
+def _instances(size: int, index: int, classes: int) -> Any:
+    """Boxes, labels and elliptical masks of one picture; the second has one box fewer."""
+    import torch
+    from mmdet.structures.bbox import HorizontalBoxes
+    from mmdet.structures.mask import BitmapMasks
+    from mmengine.structures import InstanceData
+    boxes = np.array(BOXES[index % 2:], np.float32) * size
+    y, x = np.mgrid[:size, :size] + .5
+    masks = [((x - (a + c) / 2) / (c - a)) ** 2 + ((y - (b + d) / 2) / (d - b)) ** 2 < .25
+             for a, b, c, d in boxes]
+    return InstanceData(
+        bboxes=HorizontalBoxes(torch.from_numpy(boxes)),
+        labels=torch.arange(len(boxes)) % classes,
+        masks=BitmapMasks(np.stack(masks).astype(np.uint8), size, size),
+        instances_ids=torch.arange(len(boxes)) + 100)
+
+
+def _sample(size: int, index: int, classes: int, text: Any) -> Any:
+    import torch
+    from mmdet.structures import DetDataSample
+    from mmdet.structures.bbox import HorizontalBoxes
+    from mmengine.structures import InstanceData, PixelData
+    sample = DetDataSample(metainfo=dict(
+        img_id=index, img_shape=(size, size), ori_shape=(size, size), pad_shape=(size, size),
+        batch_input_shape=(size, size), img_path='none.png', scale_factor=(1., 1.), flip=False,
+        flip_direction=None, border=[0, size, 0, size], homography_matrix=np.eye(3),
+        **(dict(text=text, custom_entities=True, tokens_positive=-1) if text else {})))
+    sample.gt_instances = instances = _instances(size, index, classes)
+    sample.ignored_instances = InstanceData(
+        bboxes=HorizontalBoxes(torch.zeros(0, 4)), labels=torch.zeros(0, dtype=torch.long),
+        masks=instances.masks[:0])
+    stuff = np.full((1, size, size), UNKNOWN, np.uint8)
+    stuff[:, size // 2:] = 1
+    sample.gt_sem_seg = PixelData(sem_seg=torch.from_numpy(stuff))
+    return sample
+
+
+def images(size: int = 128, classes: int = 1, number: int = 2, text: Any = None) -> dict:
+    """What a data loader hands to a detector: ``inputs`` and ``data_samples`` of some pictures.
+
+    Args:
+        size: height and width in pixels.
+        classes: how many labels occur, from 0.
+        number: pictures in the batch.
+        text: class names joined by ' . ', for detectors that read; None otherwise.
+    """
+    return dict(inputs=[_picture(size, index) for index in range(number)],
+                data_samples=[_sample(size, index, classes, text) for index in range(number)])
+
+
+def with_proposals(batch: dict) -> dict:
+    """The same with proposals near the boxes, as Fast R-CNN reads them from a file."""
+    import torch
+    from mmengine.structures import InstanceData
+    for sample in batch['data_samples']:
+        boxes = sample.gt_instances.bboxes.tensor
+        size = sample.img_shape[0]
+        near = torch.cat([boxes, boxes + 3, boxes - 5, boxes.flip(0) + size / 4])
+        sample.proposals = InstanceData(bboxes=near.clamp(0, size), scores=near.new_ones(len(near)))
+    return batch
+
+
+def unlabelled(batch: dict) -> dict:
+    """A batch of semi-supervised training: labelled pictures, and others in two views."""
+    import copy
+    names = ('sup', 'unsup_teacher', 'unsup_student')
+    return dict(inputs={name: list(batch['inputs']) for name in names},
+                data_samples={name: copy.deepcopy(batch['data_samples']) for name in names})
+
+
+def tracks(batch: dict) -> dict:
+    """A batch of one video: the pictures are its key frame and its reference frames."""
+    import torch
+    from mmdet.structures import TrackDataSample
+    video = TrackDataSample()
+    video.video_data_samples = batch['data_samples']
+    for number, frame in enumerate(video.video_data_samples):
+        frame.set_metainfo(dict(frame_id=number, is_video_data=True))
+    video.set_metainfo(dict(key_frames_inds=[0], ref_frames_inds=[1]))
+    return dict(inputs=[torch.stack(batch['inputs'])], data_samples=[video])

@@ -1,0 +1,222 @@
+"""Take one config of the zoo through two training steps and an inference, twice."""
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any, Callable, Iterator
+
+from . import inputs
+from .families import Member
+
+__all__ = ['config_root', 'load', 'take']
+
+SEED = 20
+STEPS = 2
+SIZE = 128  # pixels; the deepest level of a P7 pyramid still has one
+BATCH_SIZES = ('BatchFixedSizePad', 'BatchSyncRandomResize', 'BatchResize')
+
+# Small pictures need fewer candidates; with the counts for 1333 pixels the heads see mostly
+# copies of the same few pixels, and the walk takes hours.
+FEWER = {
+    'num': 24,            # sampled anchors and RoIs per picture
+    'nms_pre': 200,       # candidates per level before NMS
+    'max_per_img': 16,    # proposals and detections
+    'num_points': 256,    # sampled points of a mask
+    'num_proposals': 24,  # learned boxes
+    'num_queries': 100,   # learned queries; no more than there are pixels on all levels
+}
+
+
+def config_root() -> str:
+    """The folder of configs that MMDetection ships in its wheel (or the checkout's own).
+
+    Raises:
+        FileNotFoundError: this MMDetection came without configs.
+    """
+    import mmdet
+    package = os.path.dirname(mmdet.__file__)
+    places = [os.path.join(package, '.mim', 'configs'),
+              os.path.join(os.path.dirname(package), 'configs')]
+    for place in places:
+        if os.path.isdir(os.path.join(place, '_base_')):
+            return place
+    raise FileNotFoundError(f'MMDetection has no configs in {" or ".join(places)}')
+
+
+def _nodes(node: Any) -> Iterator[dict]:
+    """Every dict inside ``node``, outermost first."""
+    if isinstance(node, dict):
+        yield node
+        for value in list(node.values()):
+            yield from _nodes(value)
+    elif isinstance(node, (list, tuple)):
+        for value in node:
+            yield from _nodes(value)
+
+
+def load(path: str) -> Any:
+    """The config file with nothing to download: weights start at random, from a seed."""
+    from mmengine.config import Config
+    cfg = Config.fromfile(os.path.join(config_root(), path))
+    for node in _nodes(cfg.model):
+        init = node.get('init_cfg')
+        if isinstance(init, dict) and init.get('type') == 'Pretrained':
+            node['init_cfg'] = None
+        for key in ('pretrained', 'teacher_ckpt'):
+            if isinstance(node.get(key), (str, bool)):
+                node[key] = None if key != 'pretrained' or isinstance(node[key], str) else False
+        for key, most in FEWER.items():
+            if isinstance(node.get(key), int):
+                node[key] = min(node[key], most)
+        if node.get('type') in BATCH_SIZES:
+            for key in ('size', 'random_size_range', 'scale'):
+                if key in node:
+                    node[key] = (SIZE, SIZE)
+    return cfg
+
+
+def _classes(model: Any) -> int:
+    """How many labels all heads know: the smallest ``num_classes``, at most two."""
+    found = [node['num_classes'] for node in _nodes(model)
+             if isinstance(node.get('num_classes'), int)]
+    return max(1, min([2, *found]))
+
+
+def _parts(cfg: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Parts of a config besides the model that may need a package of their own."""
+    from mmdet.registry import METRICS, TRANSFORMS
+    for key in ('train_dataloader', 'test_dataloader'):
+        for node in _nodes(cfg.get(key) or {}):
+            for step in node.get('pipeline') or ():
+                yield f'transform {step["type"]}', lambda step=step: TRANSFORMS.build(step)
+    for key in ('val_evaluator', 'test_evaluator'):
+        for node in _nodes(cfg.get(key) or {}):
+            if isinstance(node.get('type'), str) and 'ann_file' in node:
+                metric = {k: v for k, v in node.items() if k != 'ann_file'}
+                yield f'metric {node["type"]}', lambda metric=metric: METRICS.build(metric)
+
+
+def _batch(member: Member, cfg: Any) -> dict:
+    batch = inputs.images(SIZE, _classes(cfg.model), text='cat . dog .' if member.data == 'text'
+                          else None)
+    if member.data == 'proposals':
+        batch = inputs.with_proposals(batch)
+    if member.data == 'semi':
+        batch = inputs.unlabelled(batch)
+    if member.data == 'video':
+        batch = inputs.tracks(batch)
+    return batch
+
+
+def _digest(*values: Any) -> str:
+    """SHA-256 of tensors in order, with their names, types and shapes."""
+    import torch
+    state = hashlib.sha256()
+
+    def update(name: str, value: Any) -> None:
+        if hasattr(value, 'tensor'):
+            value = value.tensor
+        if isinstance(value, torch.Tensor):
+            value = value.detach()
+            state.update(f'{name}{value.dtype}{tuple(value.shape)}'.encode())
+            state.update(value.contiguous().numpy().tobytes())
+        elif isinstance(value, dict):
+            for key in sorted(value, key=str):
+                update(f'{name}.{key}', value[key])
+        elif isinstance(value, (list, tuple)):
+            for number, item in enumerate(value):
+                update(f'{name}.{number}', item)
+        elif hasattr(value, 'all_items'):
+            update(name, dict(value.all_items()))
+        elif value is not None and hasattr(value, 'tobytes'):
+            state.update(f'{name}{value.dtype}{value.shape}'.encode() + value.tobytes())
+
+    for number, value in enumerate(values):
+        update(str(number), value)
+    return state.hexdigest()
+
+
+def _once(member: Member, cfg: Any) -> dict:
+    """Build, train and infer from the seed. Returns losses, digests and what was detected."""
+    import copy
+
+    import torch
+    from mmdet.registry import MODELS
+    from mmengine.optim import OptimWrapper
+
+    from .. import seeds
+    seeds.seed_all(SEED, 'init')
+    model = MODELS.build(copy.deepcopy(cfg.model))
+    model.init_weights()
+    model.train()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = OptimWrapper(torch.optim.SGD(trained, lr=1e-4), clip_grad=dict(max_norm=1.))
+    losses = []
+    for step in range(STEPS):
+        seeds.seed_all(SEED, 'step', step)
+        logged = model.train_step(_batch(member, cfg), optimizer)
+        losses.append({name: float(value) for name, value in logged.items()})
+    seeds.seed_all(SEED, 'val', 0)
+    model.eval()
+    with torch.no_grad():
+        results = model.test_step(_batch(member, cfg))
+    return dict(losses=losses, weights=_digest(model.state_dict()), output=_digest(results),
+                parameters=sum(p.numel() for p in model.parameters()))
+
+
+def take(member: Member) -> dict:
+    """Walk one member. Raises whatever its config, model or training raises.
+
+    Returns:
+        dict(loss: of the second step, equal: whether both times gave the same bits,
+        operators: mmcv's compiled ones that were called, parameters: number of them).
+
+    Raises:
+        ValueError: a loss is infinite or not a number.
+    """
+    import torch
+    from mmdet.utils import register_all_modules
+
+    from .. import determinism
+    register_all_modules(init_default_scope=True)
+    torch.set_num_threads(1)
+    cfg = load(member.config)
+    for _, build in _parts(cfg):
+        build()
+    with determinism.deterministic(), _calls() as operators:
+        first, second = _once(member, cfg), _once(member, cfg)
+    loss = first['losses'][-1].get('loss')
+    if loss is None or not abs(loss) < float('inf'):
+        raise ValueError(f'the loss of step {STEPS} is {loss}: {first["losses"][-1]}')
+    different = [key for key in first if first[key] != second[key]]
+    return dict(loss=loss, equal=not different, different=different,
+                operators=sorted(operators), parameters=first['parameters'])
+
+
+class _calls:  # noqa: N801  a context manager that reads as a verb
+    """Collect the names of mmcv's compiled operators that are called inside."""
+
+    def __enter__(self) -> set:
+        import mmcv._ext as extension
+
+        from ..ops import TABLE
+        self._before, names = {}, set()
+        self._extension = extension
+        for name in TABLE:
+            if hasattr(extension, name):
+                self._before[name] = getattr(extension, name)
+                setattr(extension, name, self._noting(name, self._before[name], names))
+        return names
+
+    @staticmethod
+    def _noting(name: str, function: Callable, names: set) -> Callable:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            names.add(name)
+            return function(*args, **kwargs)
+        return noted
+
+    def __exit__(self, *error: Any) -> None:
+        for name, function in self._before.items():
+            setattr(self._extension, name, function)
+
+

@@ -1,0 +1,189 @@
+"""Walk the zoo: every member in a child process, with a time limit and its peak of memory."""
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import gc
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import time
+import traceback
+from typing import Any, Callable, Iterable, Sequence
+
+from .families import FAMILIES, PACKAGES, Member
+
+__all__ = ['OUTCOMES', 'main', 'members', 'visit', 'walk']
+
+# The outcomes a row can have, and what each one says.
+OUTCOMES = {
+    'ok': 'built, two training steps and an inference; twice, with the same bits',
+    'differs': 'as ok, but the second time gave other bits',
+    'needs': 'needs a package that is not installed here',
+    'tracker': 'puts boxes of a detector into tracks; has no training step of its own',
+    'failed': 'raised, or ran out of time',
+}
+LIMIT = 300  # seconds for one member; the slowest takes a fifth
+
+
+def members(patterns: Iterable[str] = ()) -> list[Member]:
+    """The members whose config or folder matches one of ``patterns``; all of them without any.
+
+    Raises:
+        ValueError: a pattern matches nothing.
+    """
+    patterns = list(patterns)
+    chosen = []
+    for pattern in patterns:
+        found = [m for m in FAMILIES if pattern == m.family or fnmatch.fnmatch(m.config, pattern)
+                 or os.path.basename(m.config) in (pattern, f'{pattern}.py')]
+        if not found:
+            raise ValueError(f'{pattern!r} matches no config of the walk; allowed: a folder, a '
+                             'config or a pattern such as "dcn*/*mask*"')
+        chosen += found
+    return list(dict.fromkeys(chosen)) if patterns else list(FAMILIES)
+
+
+def _missing(member: Member) -> list[str]:
+    import importlib.util
+    return [name for name in member.packages
+            if importlib.util.find_spec(PACKAGES[name].module) is None]
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost line of code of the error, without the path of this machine."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ''
+    frame = frames[-1]
+    _, _, name = frame.filename.rpartition('site-packages' + os.sep)
+    return f'{name or os.path.basename(frame.filename)}:{frame.lineno} {frame.line}'
+
+
+def _attempt(member: Member) -> dict:
+    from .step import take
+    missing = _missing(member)
+    if not member.data and not missing:
+        return dict(outcome='tracker')
+    try:
+        result = take(member)
+    except Exception as error:
+        if missing:
+            return dict(outcome='needs', packages=missing)
+        return dict(outcome='failed', error=f'{type(error).__name__}: {error}'[:400],
+                    cause=_cause(error), trace=traceback.format_exc())
+    if missing:
+        return dict(outcome='failed', error=f'works without {", ".join(missing)}', cause='its row')
+    return dict(outcome='ok' if result['equal'] else 'differs', **result)
+
+
+def _child(send: Any, member: Member) -> None:
+    import torch
+    torch.set_num_threads(1)
+    sys.stdout = sys.stderr = open(os.devnull, 'w')
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    result = _attempt(member)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    send.send(dict(result, seconds=round(time.perf_counter() - started, 1), peak_mib=peak // 1024))
+
+
+def visit(member: Member, limit: float = LIMIT) -> dict:
+    """Walk one member in a child of this process.
+
+    Returns:
+        The row: config, family, annotations, outcome (see OUTCOMES), seconds, peak_mib (of memory
+        on top of what the imports take), and what ``step.take`` returns, or error and cause.
+    """
+    facts = dict(config=member.config, family=member.family, annotations=member.annotations)
+    context = multiprocessing.get_context('fork')
+    receive, send = context.Pipe(duplex=False)
+    gc.collect()
+    process = context.Process(target=_child, args=(send, member))
+    process.start()
+    send.close()
+    try:
+        if receive.poll(limit):
+            return dict(facts, **receive.recv())
+        return dict(facts, outcome='failed', error=f'no result within {limit} s', cause='')
+    except EOFError:
+        process.join()
+        return dict(facts, outcome='failed', cause='',
+                    error=f'the process died with exit code {process.exitcode}')
+    finally:
+        process.join(5)
+        process.kill()
+        process.join()
+        receive.close()
+
+
+def warm() -> None:
+    """Import what every child needs, once."""
+    import mmcv.ops  # noqa: F401
+    import torch
+    from mmdet.utils import register_all_modules
+
+    import mmrepro  # noqa: F401
+    torch.set_num_threads(1)
+    register_all_modules(init_default_scope=True)
+
+
+def walk(chosen: Sequence[Member], limit: float = LIMIT,
+         tell: Callable[[dict], None] = lambda row: None) -> list[dict]:
+    """Visit members one after the other. ``tell`` hears of every row as it is done."""
+    warm()
+    rows = []
+    for member in chosen:
+        rows.append(visit(member, limit))
+        tell(rows[-1])
+    return rows
+
+
+def _print(row: dict) -> None:
+    what = row.get('error') or ', '.join(row.get('packages', ()))
+    print(f'{row["outcome"]:8} {row.get("seconds", 0):6.1f} s {row.get("peak_mib", 0):6} MiB  '
+          f'{row["config"]}  {what}', flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``tools/zoo.py``: walk, print, and write JSON. Returns 1 when anything failed or differed."""
+    parser = argparse.ArgumentParser(
+        prog='zoo.py', description='Build, train and infer every family of the MMDetection zoo.')
+    parser.add_argument('patterns', nargs='*', help='folders or configs; all without any')
+    parser.add_argument('--out', help='write the rows to this JSON file')
+    parser.add_argument('--limit', type=float, default=LIMIT, help='seconds for one config')
+    parser.add_argument('--list', action='store_true', help='print the configs and stop')
+    parser.add_argument('--trace', action='store_true', help='print the trace of every failure')
+    args = parser.parse_args(argv)
+    chosen = members(args.patterns)
+    if args.list:
+        print('\n'.join(member.config for member in chosen))
+        return 0
+
+    def tell(row: dict) -> None:
+        trace = row.pop('trace', '')
+        _print(row)
+        if args.trace and trace:
+            print(trace)
+
+    rows = walk(chosen, args.limit, tell)
+    if args.out:
+        with open(args.out, 'w') as file:
+            json.dump(dict(versions=versions(), rows=rows), file, indent=1)
+            file.write('\n')
+    return int(any(row['outcome'] in ('failed', 'differs') for row in rows))
+
+
+def versions() -> dict[str, str]:
+    """The versions that the walk depends on."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+    found = dict(python=platform.python_version())
+    for name in ('torch', 'numpy', 'mmengine', 'mmcv', 'mmcv-lite', 'mmdet'):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
