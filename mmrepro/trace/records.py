@@ -4,9 +4,10 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
-__all__ = ['GARBAGE', 'Record', 'read_records', 'write_records']
+__all__ = ['GARBAGE', 'SEPARATOR', 'Record', 'append_record', 'read_records', 'write_records']
 
 ALWAYS = ('phase', 'path', 'name', 'stack')  # written even when empty
+SEPARATOR = '; '  # between the values of Record.arguments
 GARBAGE = 'memory that nothing has written'  # label of such an input
 
 
@@ -25,6 +26,7 @@ class Record(NamedTuple):
         generators: states of torch's, NumPy's and Python's generator before, as short hex.
         stack: Python calls, innermost first: (file, line, function).
         drew: whether the operator takes random numbers.
+        own: generators that belong to a transform, as name=state.
         calls: sources outside of torch that were asked since the record before: clock, entropy.
     """
     phase: str
@@ -39,6 +41,7 @@ class Record(NamedTuple):
     stack: Tuple[Tuple[str, int, str], ...] = ()
     drew: bool = False
     calls: Tuple[str, ...] = ()
+    own: Tuple[str, ...] = ()
 
     @property
     def key(self) -> Tuple[str, str, str, str]:
@@ -54,13 +57,22 @@ def write_records(path: str, records: Sequence[Record]) -> None:
             if record.stack not in known:
                 known[record.stack] = len(known)
                 file.write(json.dumps({'stack': record.stack}) + '\n')
-            line = record._replace(stack=known[record.stack])._asdict()
-            file.write(json.dumps({key: value for key, value in line.items()
-                                   if value or key in ALWAYS}) + '\n')
+            file.write(_line(record._replace(stack=known[record.stack])))
+
+
+def append_record(path: str, record: Record) -> None:
+    """Add one record, with its Python calls in it, to a file that a killed process may leave."""
+    with open(path, 'a', encoding='utf-8') as file:
+        file.write(_line(record))
+
+
+def _line(record: Record) -> str:
+    return json.dumps({key: value for key, value in record._asdict().items()
+                       if value or key in ALWAYS}) + '\n'
 
 
 def read_records(path: str) -> List[Record]:
-    """The records of a file of :func:`write_records`.
+    """The records of a file of :func:`write_records` or :func:`append_record`.
 
     Raises:
         ValueError: naming the file and the line that is damaged.
@@ -71,13 +83,18 @@ def read_records(path: str) -> List[Record]:
         for number, line in enumerate(file, 1):
             try:
                 fields: Dict[str, Any] = json.loads(line)
-                if len(fields) == 1:
-                    stacks.append(tuple(tuple(call) for call in fields['stack']))
+                stack = fields.pop('stack')
+                if not fields:
+                    stacks.append(_calls(stack))
                     continue
-                stack = stacks[fields.pop('stack')]
+                stack = stacks[stack] if isinstance(stack, int) else _calls(stack)
             except (ValueError, KeyError, IndexError) as error:
                 raise ValueError(f'{path}, line {number}: not a record of mmrepro') from error
             values = {key: tuple(value) if isinstance(value, list) else value
                       for key, value in fields.items()}
             records.append(Record(**values, stack=stack))
     return records
+
+
+def _calls(stack: Any) -> tuple:
+    return tuple(tuple(call) for call in stack)

@@ -1,0 +1,115 @@
+"""Where an operator runs: phase and module, read off the Python stack and the autograd node."""
+from __future__ import annotations
+
+import bisect
+import sys
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+
+__all__ = ['Place', 'Places']
+
+LOSS_FUNCTIONS = ('loss_by_feat', 'loss_and_target', 'parse_losses', 'loss_single')
+OPTIMIZERS = (torch.optim.Optimizer, OptimWrapper, OptimWrapperDict)
+ENGINE = '/torch/autograd/graph.py'  # starts the backward pass; what called it says nothing of it
+TENSOR = '/torch/_tensor.py'  # Tensor.backward makes the first gradient
+PREPROCESSOR = 'data_preprocessor'  # MMEngine's name for the module that moves and pads batches
+STACK = 40  # frames kept
+# frames between the training code and the recorder, which say nothing
+SKIPPED = ('/torch/utils/_python_dispatch.py', '/torch/_ops.py', '/torch/_dynamo/',
+           '/torch/_compile.py', '/mmrepro/trace/')
+
+
+class Place(NamedTuple):
+    """Phase, path of the module or parameter, and the Python calls, innermost first."""
+    phase: str
+    path: str
+    stack: Tuple[Tuple[str, int, str], ...]
+
+
+class Places:
+    """Answers where the operator that is being dispatched comes from.
+
+    A backward operator belongs to the module whose forward made its autograd node: nodes carry a
+    sequence number that counts up, so it is enough to remember who ran when the number moved.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._modules = {id(module): name for name, module in model.named_modules()}
+        self._tensors: Dict[int, str] = {}
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            self._tensors[id(tensor)] = name
+        self._numbers: List[int] = []  # of the first node that belongs to ...
+        self._owners: List[Tuple[str, Tuple]] = []  # ... this path, made by these Python calls
+        self._next = torch.autograd._get_sequence_nr()
+
+    def label(self, tensor: torch.Tensor) -> str:
+        """Name of a parameter or buffer, of a gradient, or ''."""
+        return self._tensors.get(id(tensor), '')
+
+    def current(self) -> Place:
+        """The place of the operator in dispatch; call it once for each, before it runs."""
+        node = torch._C._current_autograd_node()
+        place, found = self._from_stack(node is not None)
+        if node is not None:
+            return place._replace(phase='backward') if found else self._of_node(node, place.stack)
+        number = torch.autograd._get_sequence_nr()
+        if number > self._next:
+            self._numbers.append(self._next)
+            self._owners.append((place.path, place.stack))
+            self._next = number
+        return place
+
+    def _of_node(self, node: Any, stack: Tuple) -> Place:
+        """Of an operator of the backward pass: the module and the Python calls of the forward."""
+        variable = getattr(node, 'variable', None)
+        if variable is not None:  # AccumulateGrad
+            return Place('backward', self.label(variable), stack)
+        index = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1
+        path, made_by = self._owners[index] if index >= 0 else ('', ())
+        return Place('backward', path, (*stack, (_class_file(node), 0, f'{node.name()}, made by'),
+                                        *made_by))
+
+    def _from_stack(self, in_backward: bool) -> Tuple[Place, bool]:
+        """The place by the Python calls, and whether a module of the model is among them."""
+        phase, path, stack = '', None, []
+        frame = sys._getframe(1)
+        while frame is not None and len(stack) < STACK:
+            code = frame.f_code
+            if in_backward and code.co_filename.endswith(ENGINE):
+                break
+            if not any(part in code.co_filename for part in SKIPPED):
+                stack.append((code.co_filename, frame.f_lineno, code.co_name))
+                if code.co_name == 'backward' and code.co_filename.endswith(TENSOR):
+                    phase = phase or 'backward'
+                if code.co_name in LOSS_FUNCTIONS:
+                    phase = phase or 'loss'
+                if code.co_argcount and code.co_varnames[0] == 'self':
+                    phase, path = self._of_owner(frame.f_locals.get('self'), code, phase, path)
+            frame = frame.f_back
+        if path is not None and path.split('.')[0] == PREPROCESSOR:
+            phase = phase or 'data'
+        return Place(phase or 'forward', path or '', tuple(stack)), path is not None
+
+    def _of_owner(self, owner: Any, code: Any, phase: str,
+                  path: Optional[str]) -> Tuple[str, Optional[str]]:
+        """Phase and path with what the object tells whose method runs; the innermost counts."""
+        if id(owner) in self._modules and isinstance(owner, torch.nn.Module):
+            if path is None:
+                path = self._modules[id(owner)]
+                if type(owner).__name__.endswith('Loss'):
+                    phase = phase or 'loss'
+        elif isinstance(owner, OPTIMIZERS):
+            phase = phase or 'optimizer'
+        elif isinstance(owner, Hook):
+            phase = 'hook'
+            path = f'{type(owner).__name__}.{code.co_name}' if path is None else path
+        return phase, path
+
+
+def _class_file(node: Any) -> str:
+    """File of a custom function's class; 'torch' for autograd's own nodes."""
+    function = getattr(type(node), '_forward_cls', None)
+    return getattr(sys.modules.get(function.__module__), '__file__', '') if function else 'torch'

@@ -1,0 +1,250 @@
+"""Record what every transform of the data pipeline makes of a sample, in the process that loads it.
+
+Transforms get a subclass of their own class, so that whoever asks for their type, name or
+attributes finds what was there.
+"""
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Tuple
+
+import numpy as np
+import torch
+from mmengine.structures import BaseDataElement
+
+from ..data.fetch import current_batch
+from . import generators
+from .records import Record, append_record, read_records
+
+__all__ = ['Samples', 'content_digest', 'leaves', 'read_samples']
+
+Position = Tuple[int, int]  # epoch, place in the order of samples
+
+_recorded: Dict[type, type] = {}
+# of the sample that this process loads: its name, transforms so far; samples loaded so far
+_current: Optional[str] = None
+_number = 0
+_loaded = 0
+
+
+class Samples:
+    """Where the transforms write to; it travels into worker processes with the data set.
+
+    Args:
+        folder: of the files, one for each process.
+        rank: of this process, for the names of the files.
+        wanted: epoch and place of the samples to record; None for all.
+    """
+
+    def __init__(self, folder: str, rank: int, wanted: Optional[FrozenSet[Position]]) -> None:
+        self.folder, self.rank, self.wanted = folder, rank, wanted
+
+    def instrument(self, dataset: Any) -> None:
+        """Record the transforms of this data set and of those that it wraps."""
+        for owner in _datasets(dataset):
+            for transform in _transforms(getattr(owner, 'pipeline', None)):
+                _change_class(transform, self, '__call__', _call)
+        _change_class(dataset, self, '__getitem__', _getitem)
+
+    def write(self, record: Record) -> None:
+        append_record(os.path.join(self.folder, f'samples.rank{self.rank}.{os.getpid()}.jsonl'),
+                      record)
+
+
+def read_samples(folder: str, rank: int) -> List[Record]:
+    """Records of all processes of a rank, ordered by the place of the sample."""
+    prefix = f'samples.rank{rank}.'
+    names = sorted(name for name in os.listdir(folder) if name.startswith(prefix))
+    records = [record for name in names for record in read_records(os.path.join(folder, name))]
+    # the order within a sample is that of the file
+    return sorted(records, key=lambda record: tuple(
+        int(number) for number in record.path.split('/')[0].split()[1].split('.')))
+
+
+def content_digest(value: Any) -> str:
+    """16 hex digits that follow from the content of nested data: equal bytes, equal digest.
+
+    Objects of unknown classes count by what their attributes hold, never by their address.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    _update(digest.update, value, 0)
+    return digest.hexdigest()
+
+
+def _update(update: Callable[[bytes], None], value: Any, depth: int) -> None:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous()
+        update(f'{value.dtype}{tuple(value.shape)}'.encode())
+        update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, (np.ndarray, np.generic)):
+        update(f'{value.dtype}{value.shape}'.encode())
+        if value.dtype == object:
+            _update(update, value.tolist(), depth + 1)
+        else:
+            update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, dict):
+        for key in sorted(value, key=repr):
+            update(repr(key).encode())
+            _update(update, value[key], depth + 1)
+    elif isinstance(value, (list, tuple)):
+        update(b'[%d' % len(value))
+        for item in value:
+            _update(update, item, depth + 1)
+    elif isinstance(value, (set, frozenset)):
+        _update(update, sorted(map(repr, value)), depth + 1)
+    elif isinstance(value, BaseDataElement):
+        _update(update, dict(value.all_items()), depth + 1)
+    elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        update(repr(value).encode())
+    elif depth < 8 and hasattr(value, '__dict__'):
+        update(type(value).__qualname__.encode())
+        _update(update, vars(value), depth + 1)
+    else:
+        update(type(value).__qualname__.encode())
+
+
+def leaves(batch: Any, name: str = '') -> Dict[str, torch.Tensor]:
+    """Tensors in nested data by their place; what is no tensor is left out."""
+    if isinstance(batch, torch.Tensor):
+        return {name: batch}
+    if isinstance(batch, BaseDataElement):
+        batch = dict(sorted(batch.all_items()))
+    if hasattr(batch, 'tensor') and isinstance(batch.tensor, torch.Tensor):
+        return {name: batch.tensor}
+    found: Dict[str, torch.Tensor] = {}
+    items = batch.items() if isinstance(batch, dict) else (
+        enumerate(batch) if isinstance(batch, (list, tuple)) else ())
+    for key, value in items:
+        found.update(leaves(value, f'{name}.{key}' if name else str(key)))
+    return found
+
+
+def _datasets(dataset: Any) -> Iterator[Any]:
+    yield dataset
+    for name in ('dataset', 'datasets'):
+        inner = getattr(dataset, name, None)
+        for one in inner if isinstance(inner, (list, tuple)) else [inner]:
+            if one is not None and hasattr(one, '__getitem__'):
+                yield from _datasets(one)
+
+
+def _transforms(pipeline: Any) -> Iterator[Any]:
+    """Transforms of a pipeline and those inside of them, innermost first."""
+    inner = getattr(pipeline, 'transforms', pipeline)
+    if isinstance(inner, (list, tuple)):
+        for one in inner:
+            yield from _transforms(one)
+            if callable(one) and not isinstance(one, type) and hasattr(one, '__dict__') and (
+                    type(one).__name__ != 'Compose'):
+                yield one
+
+
+def _change_class(thing: Any, samples: Samples, method: str, replacement: Callable) -> None:
+    """Let ``replacement`` stand for one method of one object."""
+    original = getattr(type(thing), '_mmrepro_recorded', type(thing))
+    if original not in _recorded:
+        _recorded[original] = type(original.__name__, (original,), {
+            method: replacement, '_mmrepro_recorded': original, '__module__': original.__module__,
+            '__qualname__': original.__qualname__, '__reduce_ex__': _reduce})
+    thing.__class__ = _recorded[original]
+    thing._mmrepro_samples = samples
+
+
+def _reduce(thing: Any, protocol: int) -> tuple:
+    """Pickles the object as one of its own class, to be changed again where it arrives."""
+    plain = object.__new__(type(thing)._mmrepro_recorded)
+    plain.__dict__.update(thing.__dict__)
+    return _again, (plain, '__call__' in vars(type(thing)))
+
+
+def _again(thing: Any, is_transform: bool) -> Any:
+    method, replacement = ('__call__', _call) if is_transform else ('__getitem__', _getitem)
+    _change_class(thing, thing._mmrepro_samples, method, replacement)
+    return thing
+
+
+def _place(samples: Samples, index: Any) -> Optional[str]:
+    """Name of the sample that is about to be loaded; None when it is not wanted."""
+    global _loaded
+    if _current is not None:  # a transform loads a partner to mix in
+        return f'{_current}/partner {index}'
+    _loaded += 1
+    batch = current_batch()
+    if batch is None:
+        return f'sample {_loaded}.{index}' if samples.wanted is None else None
+    _, (epoch, position, *_) = batch._entry(batch.current)
+    if samples.wanted is None or (epoch, position) in samples.wanted:
+        return f'sample {epoch}.{position}'
+    return None
+
+
+def _getitem(self: Any, index: Any) -> Any:
+    global _current, _number
+    original = type(self)._mmrepro_recorded.__getitem__
+    samples: Samples = self._mmrepro_samples
+    place = _place(samples, index)
+    if place is None:
+        return original(self, index)
+    outer, _current = _current, place
+    before = generators.states()
+    try:
+        if outer is None:
+            _number = 0
+        result = original(self, index)
+    finally:
+        _current = outer
+    keys, digests = _by_key(result)
+    samples.write(Record('data', f'{place}/end', type(self).__name__, shapes=f'-> {keys}',
+                         arguments=f'index={index}', outputs=digests, generators=before,
+                         drew=before != generators.states()))
+    return result
+
+
+def _call(self: Any, results: Any) -> Any:
+    global _number
+    original = type(self)._mmrepro_recorded.__call__
+    if _current is None:
+        return original(self, results)
+    samples: Samples = self._mmrepro_samples
+    number, _number = _number, _number + 1
+    given, inputs = _by_key(results)
+    before, own = generators.states(), _own(self)
+    watch = generators.Watch()
+    watch.start()
+    try:
+        result = original(self, results)
+    finally:
+        watch.stop()
+    returned, outputs = _by_key(result)
+    code = type(self)._mmrepro_recorded
+    samples.write(Record(
+        'data', f'{_current}/{number}', code.__name__, shapes=f'{given} -> {returned}',
+        inputs=inputs, outputs=outputs, labels=tuple(given.split()), generators=before,
+        drew=before != generators.states(), calls=watch.take(), own=own,
+        stack=(_where(code), )))
+    return result
+
+
+def _by_key(results: Any) -> Tuple[str, Tuple[str, ...]]:
+    """Names of what a sample holds, and the digest of each."""
+    if not isinstance(results, dict):
+        return 'all', (content_digest(results), )
+    keys = sorted(map(str, results))
+    named = {str(key): value for key, value in results.items()}
+    return ' '.join(keys), tuple(content_digest(named[key]) for key in keys)
+
+
+def _own(transform: Any) -> Tuple[str, ...]:
+    """Generators of the transform and of its module, which nobody seeds."""
+    module = sys.modules.get(type(transform)._mmrepro_recorded.__module__)
+    found = generators.own(vars(transform), vars(module) if module else {})
+    return tuple(f'{name}={state}' for name, state in found.items())
+
+
+def _where(cls: type) -> Tuple[str, int, str]:
+    method = next((vars(base)[name] for base in cls.__mro__ for name in ('transform', '__call__')
+                   if name in vars(base)), None)
+    code = getattr(method, '__code__', None)
+    return (code.co_filename, code.co_firstlineno, cls.__name__) if code else ('', 0, cls.__name__)

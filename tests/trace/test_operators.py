@@ -1,0 +1,213 @@
+"""What the recorder sees, where it says it happened, and that it changes nothing."""
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mmrepro.trace.operators import OperatorRecorder
+from mmrepro.trace.records import GARBAGE, read_records, write_records
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Neck(nn.Module):
+    def forward(self, x):
+        return Twice.apply(x)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.neck = Neck()
+        self.drop = nn.Dropout(0.5)
+        self.fc = nn.Linear(4, 1)
+        self.criterion = nn.MSELoss()
+
+    def forward(self, x):
+        x = self.drop(self.neck(self.norm(self.conv(x)).relu()))
+        return self.criterion(self.fc(x.mean((2, 3))), torch.zeros(len(x), 1))
+
+
+def step(recorder=None):
+    """Weights, gradients and generator states after one training step."""
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    x = torch.rand(2, 3, 8, 8)
+
+    def train():
+        net(x).backward()
+        optimizer.step()
+
+    if recorder is None:
+        train()
+    else:
+        recorder.append(OperatorRecorder(net))
+        with recorder[0]:
+            train()
+    return [*net.state_dict().values(), *(p.grad for p in net.parameters()),
+            torch.get_rng_state(), torch.tensor(random.getstate()[1]),
+            torch.from_numpy(np.random.get_state()[1].astype(np.int64))]
+
+
+@pytest.fixture(scope='module')
+def records():
+    recorder = []
+    step(recorder)
+    return recorder[0].records()
+
+
+def named(records, **wanted):
+    return [r for r in records if all(getattr(r, key) == value for key, value in wanted.items())]
+
+
+def test_recording_changes_no_bit_and_draws_nothing():
+    for plain, recorded in zip(step(), step([])):
+        assert plain.dtype == recorded.dtype and torch.equal(plain, recorded)
+
+
+def test_two_recordings_agree(records):
+    recorder = []
+    step(recorder)
+    again = recorder[0].records()
+    assert [r._replace(stack=()) for r in again] == [r._replace(stack=()) for r in records]
+
+
+@pytest.mark.parametrize('phase, path, operator', [
+    ('forward', 'conv', 'aten.convolution.default'),
+    ('forward', 'norm', 'aten.native_batch_norm.default'),
+    ('forward', 'neck', 'aten.mul.Tensor'),
+    ('loss', 'criterion', 'aten.mse_loss.default'),
+    ('backward', 'criterion', 'aten.mse_loss_backward.default'),
+    ('backward', 'neck', 'aten.mul.Tensor'),
+    ('backward', 'norm', 'aten.native_batch_norm_backward.default'),
+    ('backward', 'conv', 'aten.convolution_backward.default'),
+])
+def test_operators_belong_to_a_phase_and_a_module(records, phase, path, operator):
+    assert named(records, phase=phase, path=path, name=operator)
+
+
+def test_optimizer_operators_name_the_parameter(records):
+    changed = named(records, phase='optimizer', name='aten.addcdiv_.default')
+    assert [r.labels[0] for r in changed] == [name for name, _ in Net().named_parameters()]
+
+
+def test_the_line_of_a_custom_backward_is_the_innermost_call(records):
+    record, = named(records, phase='backward', path='neck', name='aten.mul.Tensor')
+    file, _, function = record.stack[0]
+    assert file == __file__ and function == 'backward'
+    assert any('TwiceBackward' in call[2] for call in record.stack)
+
+
+def test_what_is_written_in_place_counts_as_result(records):
+    record, = named(records, name='aten.native_batch_norm.default')
+    assert len(record.outputs) == 5  # result, saved mean and deviation, both running statistics
+    assert record.inputs[3:] != record.outputs[3:]
+    add, = named(records, name='aten.add_.Tensor', path='norm')
+    assert add.labels[0] == 'norm.num_batches_tracked' and add.inputs[0] != add.outputs[0]
+
+
+def test_random_operators_are_marked(records):
+    assert {r.name for r in records if r.drew} == {'aten.bernoulli_.float'}
+
+
+def recorded(function):
+    recorder = OperatorRecorder(nn.Linear(1, 1))
+    with recorder:
+        function()
+    return recorder.records()
+
+
+def test_memory_that_nothing_has_written_has_no_digest():
+    def read_garbage():
+        torch.empty(3) + 1
+        torch.empty(3).fill_(2) + 1
+
+    empty, bad, empty_again, fill, good = recorded(read_garbage)
+    assert empty.outputs == () and empty_again.outputs == ()
+    assert bad.labels == (GARBAGE,) and bad.inputs == ('',) and bad.outputs != ('',)
+    assert good.labels == ('',) and good.inputs == fill.outputs != ('',)
+
+
+def test_memory_that_is_filled_in_parts_is_garbage_no_longer_only_when_it_is_whole():
+    def fill_parts():
+        x = torch.empty(4)
+        x[:2] = 1
+        x[2:] = 2
+        return x * 1
+
+    records = recorded(fill_parts)
+    assert records[-1].labels == (GARBAGE,)  # not known to be whole: no digest, no false alarm
+
+
+def test_arguments_that_are_no_tensors_count():
+    first, second = recorded(lambda: torch.ones(2) * 0.1)[-1], recorded(
+        lambda: torch.ones(2) * 0.2)[-1]
+    assert first.arguments == 'other=0.1' and second.arguments == 'other=0.2'
+
+
+def test_values_from_outside_of_torch_enter_as_new_tensors():
+    record = recorded(lambda: torch.tensor(0.5))[0]
+    assert record.name == 'aten.lift_fresh.default' and record.inputs[0] == record.outputs[0] != ''
+
+
+def test_calls_to_the_clock_are_noted():
+    def ask():
+        torch.ones(1) * time.time()
+
+    *_, record = recorded(ask)
+    assert record.calls and 'clock: time' in record.calls[0] and __file__ in record.calls[0]
+
+
+class Deep(torch.autograd.Function):
+    """Its backward runs a backward; autograd gives another thread to what is deep."""
+
+    @staticmethod
+    def forward(ctx, x, depth):
+        ctx.depth = depth
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.depth:
+            with torch.enable_grad():
+                y = Deep.apply(torch.ones(1, requires_grad=True), ctx.depth - 1)
+            y.backward()
+            return grad, None
+        import threading
+        threads.add(threading.get_ident())
+        return grad * 3, None
+
+
+threads = set()
+
+
+def test_backward_in_another_thread_is_seen():
+    """As on an accelerator, whose backward runs in threads of its own."""
+    import threading
+    records = recorded(lambda: Deep.apply(torch.ones(1, requires_grad=True), 70).backward())
+    assert threads - {threading.get_ident()}, 'autograd used one thread: the test shows nothing'
+    assert [r for r in records if r.name == 'aten.mul.Tensor' and r.arguments == 'other=3']
+
+
+def test_files_hold_what_was_recorded(records, tmp_path):
+    path = str(tmp_path / 'records.jsonl')
+    write_records(path, records)
+    assert read_records(path) == records
+    with open(path, 'a') as file:
+        file.write('{"phase": "forw')
+    with pytest.raises(ValueError, match=f'{path}, line .*not a record'):
+        read_records(path)
