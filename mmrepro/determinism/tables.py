@@ -259,6 +259,16 @@ def _cudnn() -> Any:
     return torch.backends.cudnn
 
 
+def _has_native_operators() -> bool:
+    module = sys.modules.get('mmrepro.ops.native')
+    return module is not None and bool(module.installed())
+
+
+def _set_native_operators(wanted: bool) -> None:
+    from ..ops import native
+    (native.install if wanted else native.uninstall)()
+
+
 # Applied, and restored, from the top down. The old precision API stands before the new one, because
 # writing the old one also writes the new one, never the other way round. The global switch comes
 # last, when everything that it relies on is in place.
@@ -314,6 +324,9 @@ FLAGS = (
          *_attribute(lambda: torch.utils.deterministic, 'fill_uninitialized_memory'),
          lambda s: (s.fill_uninitialized_memory, ) if s.mode else (),
          'most of the price of determinism, and only of use to find reads of unset memory'),
+    Flag('mmrepro.native_operators', _has_native_operators, _set_native_operators,
+         _when_deterministic(True),
+         "torch's own kernels that would raise, or break ties as they like: docs/native-operators"),
     # Not torch.use_deterministic_algorithms: recent releases import inductor in there, 1.6 s.
     Flag('torch.deterministic_debug_mode',
          *_functions(lambda: torch, 'get_deterministic_debug_mode', 'set_deterministic_debug_mode'),

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from mmrepro.ops import native
 from mmrepro.ops.native import dispatch
 
+
 @pytest.fixture
 def on_cpu(monkeypatch):
     """Install every replacement for the CPU, those that are meant for CUDA alone as well.

@@ -5,8 +5,8 @@
 (grid_sample), ``scatters`` (max pooling and whatever adds at an index), ``scans`` (cumsum),
 ``orders`` (topk, sort and their kin, where ties go by index), ``losses``, ``seams``.
 
-Every function runs on any device and is tested on a CPU; the dispatcher calls it for CUDA, and those
-of ``orders`` for a CPU too.
+Every function runs on any device and is tested on a CPU; the dispatcher calls it for CUDA, and
+those of ``orders`` for a CPU too.
 """
 from __future__ import annotations
 

@@ -21,6 +21,9 @@ from mmrepro.ops.native.table import TABLE, Row
 
 __all__ = ['active', 'install', 'installed', 'installing', 'release', 'uninstall']
 
+# Dispatch keys of devices.
+_KEYS = {'cpu': 'CPU', 'cuda': 'CUDA', 'meta': 'Meta'}
+
 # What is in force: the library that owns the kernels, and the attributes with what they were.
 _library: Any = None
 _attributes: list[tuple[Any, str, Any]] = []
@@ -45,7 +48,7 @@ def _exists(operator: str) -> bool:
 
 
 def active(device: str, version: str = torch.__version__) -> list[Row]:
-    """Rows that replace something for ``device`` ('cpu' or 'cuda') on that release, if it exists."""
+    """Rows that replace something for ``device`` ('cpu' or 'cuda') on that release."""
     now = release(version)
     return [row for row in TABLE
             if row.target and device in row.devices and row.since <= now < row.until]
@@ -58,10 +61,16 @@ def _impl(library: Any, row: Row, key: str) -> None:
         library.impl(row.operator, row.load(), key)
 
 
-def _put(row: Row) -> None:
-    module_name, _, attribute = row.operator.rpartition('.')
+def _seam(name: str) -> tuple[bool, Any, str]:
+    """Whether ``module.attribute`` exists, the module, and the attribute's name."""
+    module_name, _, attribute = name.rpartition('.')
     module = importlib.import_module(module_name)
-    if hasattr(module, attribute):
+    return hasattr(module, attribute), module, attribute
+
+
+def _put(row: Row) -> None:
+    exists, module, attribute = _seam(row.operator)
+    if exists:
         _attributes.append((module, attribute, getattr(module, attribute)))
         setattr(module, attribute, row.load())
 
@@ -87,7 +96,7 @@ def install(devices: Iterable[str] | None = None) -> None:
                 if row.seam:
                     _put(row)
                 elif _exists(row.operator):
-                    _impl(_library, row, device.upper())
+                    _impl(_library, row, _KEYS[device])
     except BaseException:
         uninstall()
         raise

@@ -1,4 +1,4 @@
-"""What torch's Python calls instead of a kernel under the deterministic flag, without the detour."""
+"""What torch's Python calls instead of a kernel under the flag, without its detour."""
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 Each of them is a product of one sparse matrix per axis, so its backward is the product of the
 transposed matrices. The transpose is stored by *destination*: for each input position, the output
-positions that read it, in ascending order, with their weights. Every element of the gradient is then
-a sum in a fixed order, where torch's CUDA kernels add with atomics and raise. Only gathers,
+positions that read it, in ascending order, with their weights. Every element of the gradient is
+then a sum in a fixed order, where torch's CUDA kernels add with atomics and raise. Only gathers,
 products and sums of whole tensors are used, no matrix product, so the setting of TF32 does not
 reach the bits, and CPU and CUDA give the same ones.
 

@@ -1,4 +1,4 @@
-"""What torch's own kernels do under ``use_deterministic_algorithms(True)``, and what we do about it.
+"""What torch's own kernels do under the deterministic flag, and what we do about it.
 
 One row per operator and span of releases. ``torch`` says how torch behaves on CUDA:
 
@@ -8,9 +8,14 @@ One row per operator and span of releases. ``torch`` says how torch behaves on C
     ties     deterministic, but which of several equal values it takes is nobody's promise
     good     deterministic; left as it is
 
-Rows with a ``target`` are replaced, the others are left, and ``why`` says which and why. A name of
-the form ``module.attribute`` is a *seam*: torch takes its detour in Python, before the dispatcher is
-reached, so the detour itself is replaced. A new case is a new row. Nothing here imports torch.
+Rows with a ``target`` are replaced, the others are left, and ``why`` gives the reason. A name of
+the form ``module.attribute`` is a *seam*: torch takes its detour in Python, before the dispatcher
+is reached, so the detour itself is replaced. A new case is a new row. Nothing here imports torch.
+
+Where a span of releases begins or ends is known from pytorch/pytorch: cumsum #140887 (2.6),
+kthvalue #165762 (2.10), bilinear since 2.1, trilinear #154239 (2.9), replication padding #148633
+(2.8; 2-D since 2.1), scatter and scatter_reduce #98060 (2.1), max_pool3d #179104 (2.12). topk
+takes tied elements as threads arrive, without a word, until #186653.
 """
 from __future__ import annotations
 
@@ -113,7 +118,7 @@ _POOLING = (
     Row('max_pool2d_with_indices_backward', 'good', '', _GATHER, 'stem of every ResNet, SPP'),
     Row('max_pool3d_with_indices_backward', 'raises', 'scatters:max_pool_backward(3)', _FLAT),
     Row('torch._decomp.decompositions.max_pool3d_with_indices', 'slow',
-        'seams:max_pool3d_with_indices', _DETOUR, 'F.max_pool3d', since=(2, 9)),
+        'seams:max_pool3d_with_indices', _DETOUR, 'F.max_pool3d', since=(2, 12)),
     Row('fractional_max_pool2d_backward', 'raises', 'scatters:max_pool_backward(2)', _FLAT),
     Row('fractional_max_pool3d_backward', 'raises', 'scatters:max_pool_backward(3)', _FLAT),
     Row('max_unpool2d', 'raises', 'scatters:max_unpool(2)',
@@ -135,11 +140,14 @@ _PADDING = (
 )
 
 _ORDERS = (
-    Row('topk', 'ties', 'orders:topk', _TIES,
+    Row('topk', 'silent', 'orders:topk', _TIES,
         'RPN, ATSS, SimOTA, DETR queries, every dense head', devices=_BOTH),
     Row('sort', 'ties', 'orders:sort', _TIES,
         'candidates before NMS, PISA, rank losses', devices=_BOTH),
-    Row('kthvalue', 'raises', 'orders:kthvalue', _TIES, 'Dynamic R-CNN, CenterNet (update)'),
+    Row('kthvalue', 'raises', 'orders:kthvalue', _TIES, 'Dynamic R-CNN, CenterNet (update)',
+        until=(2, 10)),
+    Row('kthvalue', 'good', '', 'the lowest index of equal values',
+        'Dynamic R-CNN, CenterNet (update)', since=(2, 10)),
     Row('median.dim', 'raises', 'orders:median', _TIES),
     Row('nanmedian.dim', 'raises', 'orders:nanmedian', _TIES),
     Row('max.dim', 'good', '', 'the first of equal values, by its documentation',
@@ -180,9 +188,11 @@ _INDEXING = (
         'every anchor head and RoI head'),
     Row('index_add', 'good', '', 'an index_put under the flag'),
     Row('index_copy', 'good', '', 'an index_put under the flag'),
-    Row('scatter.src', 'good', '', 'an index_put under the flag'),
+    Row('scatter.src', 'raises', '', _UNUSED, until=(2, 1)),
+    Row('scatter.src', 'good', '', 'an index_put under the flag', since=(2, 1)),
+    Row('scatter_reduce.two', 'raises', '', _UNUSED, until=(2, 1)),
     Row('scatter_reduce.two', 'good', '',
-        'sum and mean under the flag; "prod" raises, and no detector uses it'),
+        'sum and mean under the flag; "prod" raises, and no detector uses it', since=(2, 1)),
     Row('embedding_dense_backward', 'good', '', 'sorted by destination', 'queries of DETRs'),
     Row('_embedding_bag_backward', 'good', '', 'mode "sum" is sorted by destination'),
     Row('roll', 'good', '', _GATHER, 'Swin'),
