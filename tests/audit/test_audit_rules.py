@@ -1,0 +1,269 @@
+"""Every rule of the audit has a config that triggers it; the shipped configs trigger none."""
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+
+import pytest
+from mmengine.config import Config
+
+from mmrepro.audit import CHANGES, HINT, MAY, RULES, AuditError, Subject, audit, exit_code, load
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SHIPPED = sorted(os.path.relpath(path, ROOT) for pattern in ('*.py', 'demo/*_demo.py')
+                 for path in glob.glob(os.path.join(ROOT, 'configs', pattern)))
+
+# what a machine has that starts runs with tools/train.py
+ENV = {'OMP_NUM_THREADS': '1', 'CUBLAS_WORKSPACE_CONFIG': ':4096:8', 'PYTHONHASHSEED': '0'}
+RANKS = {**ENV, 'WORLD_SIZE': '4'}
+
+
+def clean(**changes):
+    """A config without findings, changed."""
+    cfg = dict(
+        default_scope='mmdet',
+        custom_imports=dict(imports=['mmrepro'], allow_failed_imports=False),
+        randomness=dict(seed=1, deterministic=True),
+        train_dataloader=dict(num_workers=2, sampler=dict(type='DefaultSampler', shuffle=True),
+                              dataset=dict(type='CocoDataset', pipeline=[])),
+        optim_wrapper=dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1)))
+    cfg.update(changes)
+    return {key: value for key, value in cfg.items() if value is not None}
+
+
+def stock(**changes):
+    """The same without mmrepro."""
+    return clean(custom_imports=None, **changes)
+
+
+def subject(cfg, device='cpu', env=ENV, **kwargs):
+    return Subject(Config(cfg), device, env, **kwargs)
+
+
+def pipeline(*transforms):
+    return dict(num_workers=2, dataset=dict(type='CocoDataset', pipeline=list(transforms)))
+
+
+def optimizer(**kwargs):
+    return dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1), **kwargs)
+
+
+def conv(norm):
+    return dict(type='mmdet.FPN', in_channels=[2, 4], out_channels=4, num_outs=2,
+                norm_cfg=dict(type=norm, requires_grad=True))
+
+
+# rule -> (config, further arguments of `subject`, severity, where)
+TRIGGERS = {
+    'not-attached': (stock(), {}, CHANGES, 'custom_imports'),
+    'lazy-import': (clean(), dict(lazy=True), CHANGES, 'custom_imports'),
+    'import-may-fail': (clean(custom_imports=dict(imports=['mmrepro'])), {}, HINT,
+                        'custom_imports.allow_failed_imports'),
+    'import-failed': (clean(), dict(failed_import='nothing: ModuleNotFoundError'), MAY,
+                      'custom_imports'),
+    'other-runner': (clean(runner_type='FlexibleRunner'), {}, CHANGES, 'runner_type'),
+    'invalid-randomness': (clean(randomness=dict(sead=1)), {}, CHANGES, 'randomness'),
+    'no-seed': (clean(randomness=dict(deterministic=True)), {}, CHANGES, 'randomness.seed'),
+    'legacy-keys': (clean(randomness=dict(deterministic=True), seed=3), {}, HINT, 'seed'),
+    'not-deterministic': (clean(randomness=dict(seed=1)), dict(device='cuda'), CHANGES,
+                          'randomness.deterministic'),
+    'only-warns': (clean(randomness=dict(seed=1, deterministic='warn')), {}, MAY,
+                   'randomness.deterministic'),
+    'cudnn-benchmark': (clean(env_cfg=dict(cudnn_benchmark=True)), {}, CHANGES,
+                        'env_cfg.cudnn_benchmark'),
+    'precision': (stock(), dict(device='cuda'), MAY, 'randomness.float32_precision'),
+    'mixed-precision': (clean(optim_wrapper=dict(type='AmpOptimWrapper')), {}, HINT,
+                        'optim_wrapper.type'),
+    'compile': (clean(compile=dict(mode='max-autotune')), {}, MAY, 'compile.mode'),
+    'gradient-order': (stock(), dict(env=RANKS), CHANGES, 'WORLD_SIZE'),
+    'unused-parameters': (stock(find_unused_parameters=True), dict(env=RANKS), HINT,
+                          'find_unused_parameters'),
+    'rank-statistics': (clean(model=conv('BN')), dict(env=RANKS), MAY,
+                        'model.lateral_convs.0.bn'),
+    'sync-bn-on-cpu': (clean(model=conv('SyncBN')), dict(env=RANKS), CHANGES,
+                       'model.lateral_convs.0.bn'),
+    'accumulation': (clean(optim_wrapper=optimizer(accumulative_counts=4)), dict(env=RANKS),
+                     HINT, 'optim_wrapper.accumulative_counts'),
+    'ranks-differ': (clean(train_dataloader=dict(
+        batch_sampler=dict(type='MultiDataAspectRatioBatchSampler'))), dict(env=RANKS), MAY,
+        'train_dataloader.batch_sampler'),
+    'known-part': (stock(train_dataloader=pipeline(dict(type='Mosaic'),
+                                                   dict(type='CachedMosaic'))), {}, CHANGES,
+                   'train_dataloader.dataset.pipeline[1]'),
+    'stock-workers': (stock(), {}, MAY, 'train_dataloader.num_workers'),
+    'stock-validation': (stock(val_dataloader=dict(batch_size=1)), {}, HINT,
+                         'train_cfg.val_interval'),
+    'stock-resume': (stock(resume=True), {}, CHANGES, 'resume'),
+    'streams': (clean(randomness=dict(seed=1, deterministic=True, worker_seed='worker')), {},
+                HINT, 'randomness.worker_seed'),
+    'resume-not-strict': (clean(randomness=dict(seed=1, deterministic=True,
+                                                resume_strict=False)), {}, HINT,
+                          'randomness.resume_strict'),
+    'variable': (clean(), dict(env={**ENV, 'NCCL_ALGO': 'Tree'}, device='cuda'), CHANGES,
+                 'NCCL_ALGO'),
+    'variable-missing': (stock(), dict(env={}, device='cuda'), MAY, 'CUBLAS_WORKSPACE_CONFIG'),
+    'hash-seed': (stock(), dict(env={}), HINT, 'PYTHONHASHSEED'),
+    'threads': (clean(), dict(env={}), HINT, 'OMP_NUM_THREADS'),
+    'not-built': (clean(model=dict(type='mmdet.NoSuchModel')), {}, HINT, 'model'),
+    'torch-operator': (clean(model=dict(type='mmdet.BFP', in_channels=4, num_levels=2,
+                                        refine_level=1)), dict(device='cuda'), CHANGES,
+                       'mmdet/models/necks/bfp.py'),
+    'mmcv-operator': (clean(model=dict(type='mmcv.ops.PSAMask', psa_type='collect',
+                                       mask_size=(3, 3))), {}, CHANGES, 'model'),
+}
+
+
+def test_compiled_atomics_are_named_unless_ours_replace_them(monkeypatch):
+    from mmrepro.audit import operators
+    monkeypatch.setattr(operators, '_has_extension', lambda: True)
+    model = dict(type='mmcv.ops.RoIAlign', output_size=7)
+    assert found(subject(stock(model=model), 'cuda'), 'mmcv-operator')
+    assert not found(subject(stock(model=model), 'cpu'), 'mmcv-operator')
+    assert not found(subject(clean(model=model), 'cuda'), 'mmcv-operator')
+    assert not found(subject(clean(model=dict(type='mmcv.ops.PSAMask', psa_type='collect',
+                                              mask_size=(3, 3))), 'cuda'), 'mmcv-operator')
+
+
+@pytest.fixture(autouse=True)
+def with_cuda(monkeypatch):
+    import torch
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+
+
+def found(subject, rule):
+    return [finding for finding in audit(subject) if finding.rule == rule]
+
+
+@pytest.mark.parametrize('rule', TRIGGERS)
+def test_a_config_triggers_the_rule(rule, monkeypatch):
+    from mmrepro.audit import operators
+    cfg, arguments, severity, where = TRIGGERS[rule]
+    monkeypatch.setattr(operators, '_has_extension', lambda: False)
+    findings = found(subject(cfg, **arguments), rule)
+    assert findings and findings[0].severity == severity
+    assert where in findings[0].where
+
+
+@pytest.mark.parametrize('device', ['cpu', 'cuda'])
+def test_a_clean_config_has_no_findings(device):
+    assert audit(subject(clean(), device)) == []
+
+
+@pytest.mark.parametrize('path', SHIPPED)
+def test_no_false_alarm_on_a_shipped_config(path):
+    seen = load(os.path.join(ROOT, path), env=ENV)
+    assert seen.model is not None, seen.model_error
+    on_cuda = dataclasses.replace(seen, device='cuda')
+    on_cuda.__dict__['_built'] = seen._built  # building twice gives the same model
+    assert audit(seen) == [] and audit(on_cuda) == []
+
+
+def test_every_rule_is_tested():
+    from test_audit_sources import FILES
+    elsewhere = {'iterable', 'own-sampler', 'albumentations-alone', 'no-device', 'unreadable'}
+    assert {rule.name for rule in RULES} == {*TRIGGERS, *FILES, *elsewhere}
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+def test_every_part_that_a_patch_replaces_is_known_to_the_audit():
+    from mmrepro.audit.data import KNOWN
+    from mmrepro.patches.table import PATCHES
+    # drawing and structures: no part of a config's training names them
+    unnamed = {'C5', 'C6'}
+    assert {patch.cause for patch in PATCHES} - unnamed <= {row.cause for row in KNOWN}
+
+
+def test_links_lead_to_files():
+    for rule in RULES:
+        assert os.path.isfile(os.path.join(ROOT, rule.link.split()[0])), rule.name
+
+
+def test_a_set_of_tensors_is_found_in_a_model_config():
+    cfg = stock(model=dict(type='X', train_cfg=dict(sampler=dict(
+        type='InstanceBalancedPosSampler'))))
+    assert found(subject(cfg), 'known-part')[0].where == 'model.train_cfg.sampler'
+
+
+def test_an_iterable_data_set_is_refused():
+    from torch.utils.data import IterableDataset
+
+    class Endless(IterableDataset):
+        pass
+
+    cfg = clean(train_dataloader=dict(dataset=dict(type='Endless')))
+    seen = subject(cfg)
+    seen.__dict__['_classes'] = {'Endless': Endless}
+    assert found(seen, 'iterable')[0].where == 'train_dataloader.dataset'
+    cfg['randomness']['worker_seed'] = 'worker'
+    relaxed = subject(cfg)
+    relaxed.__dict__['_classes'] = {'Endless': Endless}
+    assert found(relaxed, 'iterable') == []
+
+
+def test_a_sampler_of_the_users_own_is_named():
+    from torch.utils.data import Sampler
+
+    class Own(Sampler):
+        pass
+
+    seen = subject(clean(train_dataloader=dict(sampler=dict(type='Own'))))
+    seen.__dict__['_classes'] = {'Own': Own}
+    assert found(seen, 'own-sampler')[0].severity == MAY
+
+
+def test_a_transform_of_albumentations_alone_is_named(monkeypatch):
+    import importlib.util
+
+    class Blur:
+        pass
+
+    Blur.__module__ = 'albumentations.augmentations.blur'
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, 'find_spec',
+                        lambda name, *_: name if name == 'albumentations' else real(name, *_))
+    seen = subject(clean(train_dataloader=pipeline(dict(type='Blur'))))
+    seen.__dict__['_classes'] = {'Blur': Blur}
+    assert found(seen, 'albumentations-alone')[0].where == 'train_dataloader.dataset.pipeline[0]'
+
+
+def test_a_missing_device_is_said(monkeypatch):
+    import torch
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    assert found(subject(clean(), 'cuda'), 'no-device')
+    assert not found(subject(clean(), 'cpu'), 'no-device')
+
+
+def test_operators_depend_on_the_release_of_torch():
+    cfg = clean(model=dict(type='torch.nn.ReplicationPad2d', padding=1))
+    names = [found(subject(cfg, 'cuda', torch_version=version), 'torch-operator')
+             for version in ((2, 0), (2, 1))]
+    assert names[0] and not names[1]
+    assert not found(subject(cfg, 'cpu', torch_version=(2, 0)), 'torch-operator')
+
+
+def test_pooling_to_one_cell_repeats():
+    for size, expected in ((1, 0), ((1, 1), 0), (7, 1)):
+        cfg = clean(model=dict(type='torch.nn.AdaptiveAvgPool2d', output_size=size))
+        assert len(found(subject(cfg, 'cuda'), 'torch-operator')) == expected
+
+
+def test_the_two_lines_take_away_what_they_cure():
+    cfg = stock(train_dataloader=pipeline(dict(type='CachedMosaic')), resume=True,
+                model=dict(type='torch.nn.AdaptiveMaxPool2d', output_size=7))
+    seen = subject(cfg, 'cuda')
+    assert len(audit(seen)) > 5
+    assert [finding.rule for finding in audit(seen.with_two_lines())] == ['torch-operator']
+
+
+def test_a_hint_is_no_failure():
+    findings = audit(subject(clean(optim_wrapper=dict(type='AmpOptimWrapper'))))
+    assert [finding.severity for finding in findings] == [HINT] and exit_code(findings) == 0
+    assert exit_code(audit(subject(stock()))) == 1
+
+
+def test_a_rule_can_be_left_out():
+    seen = subject(clean(optim_wrapper=dict(type='AmpOptimWrapper')))
+    assert audit(seen, ignore=['mixed-precision']) == []
+    with pytest.raises(AuditError, match='no-such-rule.*mixed-precision'):
+        audit(seen, ignore=['no-such-rule'])
