@@ -1,9 +1,9 @@
 """Put two streams of records side by side and find the first thing that differs."""
 from __future__ import annotations
 
-from typing import Dict, Hashable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Hashable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from .records import Record
+from .records import SEPARATOR, Record
 
 __all__ = ['Difference', 'Pair', 'align', 'first_difference', 'matches']
 
@@ -26,14 +26,14 @@ class Difference(NamedTuple):
             drawn from a generator in another state), 'extra' or 'missing' (operators that only
             side B, or only side A, ran), 'replaced' (A and B ran something else).
         a, b: number of the record on each side, None where there is none.
-        which: number of the input or output that differs.
+        which: numbers of the inputs or outputs that differ; of a state, their names.
         extra_a, extra_b: numbers of the records that the other side lacks, up to this place.
         moved: for 'generator': the pair in whose course the generator parted.
     """
     kind: str
     a: Optional[int]
     b: Optional[int]
-    which: Tuple[int, ...] = ()
+    which: Tuple[Any, ...] = ()
     extra_a: Tuple[int, ...] = ()
     extra_b: Tuple[int, ...] = ()
     moved: Optional[Pair] = None
@@ -127,7 +127,9 @@ def first_difference(a: Sequence[Record], b: Sequence[Record]) -> Optional[Diffe
     return _structural(tuple(extra_a), tuple(extra_b))
 
 
-def _compare(a: Record, b: Record) -> Tuple[str, Tuple[int, ...]]:
+def _compare(a: Record, b: Record) -> Tuple[str, Tuple[Any, ...]]:
+    if a.is_state:
+        return _compare_states(a, b)
     which = tuple(i for i, (x, y) in enumerate(zip(a.inputs, b.inputs)) if x != y and x and y)
     if which:
         return 'input', which
@@ -135,6 +137,21 @@ def _compare(a: Record, b: Record) -> Tuple[str, Tuple[int, ...]]:
         return 'argument', ()
     which = tuple(i for i, (x, y) in enumerate(zip(a.outputs, b.outputs)) if x != y and x and y)
     return ('output', which) if which else ('', ())
+
+
+def _compare_states(a: Record, b: Record) -> Tuple[str, Tuple[Any, ...]]:
+    """Names of tensors and numbers that differ, or that one side lacks."""
+    tensors = _differing(dict(zip(a.labels, a.outputs)), dict(zip(b.labels, b.outputs)))
+    numbers = _differing(*(dict.fromkeys(r.arguments.split(SEPARATOR)) for r in (a, b)))
+    if tensors or numbers:
+        # a number such as the learning rate is the reason of the tensor, never the other way round
+        return ('argument', numbers) if numbers else ('output', tensors)
+    return '', ()
+
+
+def _differing(a: Dict[str, Any], b: Dict[str, Any]) -> Tuple[str, ...]:
+    missing = object()
+    return tuple(name for name in {**a, **b} if a.get(name, missing) != b.get(name, missing))
 
 
 def _structural(extra_a: Tuple[int, ...], extra_b: Tuple[int, ...]) -> Difference:

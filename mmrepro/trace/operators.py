@@ -104,8 +104,7 @@ class OperatorRecorder(TorchDispatchMode):
     @property
     def at_note(self) -> bool:
         """Whether nothing was recorded since a state was."""
-        return bool(self._raw) and self._raw[-1].phase in ('start', 'hook') and (
-            not self._raw[-1].stack)
+        return bool(self._raw) and self._raw[-1].is_state
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (),
                            kwargs: Optional[dict] = None) -> Any:
@@ -129,6 +128,8 @@ class OperatorRecorder(TorchDispatchMode):
             if len(self._raw) == self._keep:
                 self.kept['outputs'] = [tensor.detach().to('cpu', copy=True)
                                         for tensor in [*returned, *changed]]
+            if place.phase == 'optimizer' and not place.path:
+                place = place._replace(path=next(filter(None, labels), ''))
             self._raw.append(Record(
                 place.phase, place.path, operator.name,
                 shapes=_shapes([tensor for tensor, _, _ in given], _tensors(result)),

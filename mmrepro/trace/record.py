@@ -14,7 +14,7 @@ from mmengine.hooks import Hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..state.ranks import unwrap
-from . import snapshot
+from . import boundary
 from .operators import OperatorRecorder
 from .records import Record, read_records, write_records
 from .samples import Samples, leaves, read_samples
@@ -137,7 +137,7 @@ class _Recording:
             return
         recorder = self._recorder
         self._state('start', '', 'state before the iteration')
-        recorder.attributes(snapshot.attributes(self._runner))
+        recorder.attributes(boundary.attributes(self._runner))
         recorder.note('data', 'batch', 'batch', leaves(batch))
         with recorder:
             yield
@@ -160,8 +160,8 @@ class _Recording:
 
     def _state(self, phase: str, path: str, name: str) -> None:
         with _disable_current_modes():
-            self._recorder.note(phase, path, name, snapshot.tensors(self._runner),
-                                snapshot.scalars(self._runner))
+            self._recorder.note(phase, path, name, boundary.tensors(self._runner),
+                                boundary.scalars(self._runner))
 
     def _wrap_hooks(self) -> None:
         for hook in self._runner.hooks:

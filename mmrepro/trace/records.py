@@ -6,6 +6,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 __all__ = ['GARBAGE', 'SEPARATOR', 'Record', 'append_record', 'read_records', 'write_records']
 
+STATE = 'state '  # names of records that are states begin so
 ALWAYS = ('phase', 'path', 'name', 'stack')  # written even when empty
 SEPARATOR = '; '  # between the values of Record.arguments
 GARBAGE = 'memory that nothing has written'  # label of such an input
@@ -42,6 +43,11 @@ class Record(NamedTuple):
     drew: bool = False
     calls: Tuple[str, ...] = ()
     own: Tuple[str, ...] = ()
+
+    @property
+    def is_state(self) -> bool:
+        """Whether this is the state at a boundary: names in ``labels``, digests in ``outputs``."""
+        return self.name.startswith(STATE)
 
     @property
     def key(self) -> Tuple[str, str, str, str]:

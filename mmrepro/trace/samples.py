@@ -189,6 +189,8 @@ def _getitem(self: Any, index: Any) -> Any:
         return original(self, index)
     outer, _current = _current, place
     before = generators.states()
+    samples.write(Record('data', f'{place}/begin', type(self).__name__,
+                         arguments=f'index={index}'))
     try:
         if outer is None:
             _number = 0
@@ -197,7 +199,7 @@ def _getitem(self: Any, index: Any) -> Any:
         _current = outer
     keys, digests = _by_key(result)
     samples.write(Record('data', f'{place}/end', type(self).__name__, shapes=f'-> {keys}',
-                         arguments=f'index={index}', outputs=digests, generators=before,
+                         outputs=digests, generators=before,
                          drew=before != generators.states()))
     return result
 
