@@ -10,10 +10,11 @@ import importlib
 import importlib.machinery
 import importlib.util
 import inspect
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
+from ..ops.native.table import TABLE as NATIVE_TABLE
 from ..ops.table import TABLE
-from .finding import CHANGES, MAY, Found
+from .finding import Found
 from .sources import Source
 from .subject import Subject
 
@@ -26,64 +27,63 @@ _INFERENCE = ('predict', '_predict', 'simple_test', 'aug_test', 'get_bboxes', '_
 
 
 class Native(NamedTuple):
-    """An operator of torch whose CUDA backward (or forward) adds in no fixed order.
+    """What in a model leads to operators of torch that may add in any order on CUDA.
 
     Attributes:
-        calls: last part of the names that lead to it, as functions or methods.
-        modules: classes of ``torch.nn`` that lead to it.
-        until: ``(major, minor)`` of the first release with a deterministic form; None: none has.
+        operators: rows of ``mmrepro.ops.native.TABLE``, which knows torch's releases and ours.
+        calls: last part of the names that lead to them, as functions or methods.
+        modules: classes of ``torch.nn`` or ``mmcv.ops`` that lead to them.
         only: condition on the call or module, a key of ``_CONDITIONS``; '' without one.
-        severity: see ``finding``.
-        instead: what to use.
+        instead: what to use where we have no form either; '' where we have.
     """
-    operator: str
+    operators: Tuple[str, ...]
     calls: Tuple[str, ...]
     modules: Tuple[str, ...]
-    until: Optional[Tuple[int, int]]
-    only: str
-    severity: str
-    instead: str
+    only: str = ''
+    instead: str = ''
 
 
+# topk and sort are in every detector, and differ in ties only: `not-deterministic` speaks of them
 NATIVE: Tuple[Native, ...] = (
-    Native('grid_sampler_2d backward', ('grid_sample', 'point_sample'), ('SimpleRoIAlign', ),
-           None, '', CHANGES, 'reads by index, as in mmrepro.ops.gather'),
-    Native('adaptive_avg_pool2d backward', ('adaptive_avg_pool2d', ), ('AdaptiveAvgPool2d', ),
-           None, 'size', CHANGES, 'F.avg_pool2d with a fixed window, or output size 1'),
-    Native('adaptive_max_pool2d backward', ('adaptive_max_pool2d', ), ('AdaptiveMaxPool2d', ),
-           None, '', CHANGES, 'F.max_pool2d with a fixed window'),
-    Native('bicubic interpolation backward', ('interpolate', ), ('Upsample', ),
-           None, 'bicubic', CHANGES, "mode='bilinear' (torch >= 2.1) or mode='nearest'"),
-    Native('bilinear interpolation backward', ('interpolate', ), ('Upsample', ),
-           (2, 1), 'bilinear', CHANGES, "torch >= 2.1, or mode='nearest'"),
-    Native('reflection_pad backward', ('pad', ), ('ReflectionPad1d', 'ReflectionPad2d'),
-           None, 'reflect', CHANGES, "mode='constant', or 'replicate' with torch >= 2.1"),
-    Native('replication_pad backward', ('pad', ), ('ReplicationPad1d', 'ReplicationPad2d'),
-           (2, 1), 'replicate', CHANGES, "torch >= 2.1, or mode='constant'"),
-    Native('cumsum', ('cumsum', ), (), (2, 6), '', MAY,
-           'torch >= 2.6, or sums of integers only'),
-    Native('kthvalue', ('kthvalue', ), (), None, '', MAY,
-           'torch.sort(...) and an index: ties then keep their order'),
-    Native('median with indices', ('median', ), (), None, 'dim', MAY,
-           'torch.sort(...) and an index'),
-    Native('histc', ('histc', ), (), None, '', MAY, 'torch.bincount of integers'),
-    Native('bincount with weights', ('bincount', ), (), None, 'weights', CHANGES,
-           'one-hot matrix product, or torch.segment_reduce of sorted values'),
-    Native('put_ with accumulate', ('put_', ), (), None, 'accumulate', CHANGES,
-           'index_add_ (torch >= 2.1)'),
-    Native('max_unpool2d', ('max_unpool2d', ), ('MaxUnpool2d', ), None, '', CHANGES,
-           'nearest interpolation'),
-    Native('fractional_max_pool2d backward', ('fractional_max_pool2d', ),
-           ('FractionalMaxPool2d', ), None, '', CHANGES, 'F.max_pool2d'),
-    Native('avg_pool3d backward', ('avg_pool3d', ), ('AvgPool3d', ), None, '', CHANGES,
-           'a convolution with constant weights'),
-    Native('adaptive_avg_pool3d backward', ('adaptive_avg_pool3d', ), ('AdaptiveAvgPool3d', ),
-           None, 'size', CHANGES, 'a mean over dimensions'),
-    Native('ctc_loss backward', ('ctc_loss', ), ('CTCLoss', ), None, '', CHANGES,
-           'ctc_loss on the CPU'),
-    Native('EmbeddingBag(mode=max) backward', (), ('EmbeddingBag', ), None, 'max', CHANGES,
-           "mode='sum' or 'mean'"),
+    Native(('grid_sampler_2d_backward', ), ('grid_sample', 'point_sample'), ('SimpleRoIAlign', )),
+    Native(('_adaptive_avg_pool2d_backward', ), ('adaptive_avg_pool2d', ),
+           ('AdaptiveAvgPool2d', ), 'size'),
+    Native(('_adaptive_avg_pool3d_backward', ), ('adaptive_avg_pool3d', ),
+           ('AdaptiveAvgPool3d', ), 'size'),
+    Native(('adaptive_max_pool2d_backward', ), ('adaptive_max_pool2d', ),
+           ('AdaptiveMaxPool2d', )),
+    Native(('adaptive_max_pool3d_backward', ), ('adaptive_max_pool3d', ),
+           ('AdaptiveMaxPool3d', )),
+    Native(('avg_pool3d_backward', ), ('avg_pool3d', ), ('AvgPool3d', )),
+    Native(('upsample_bicubic2d_backward', ), ('interpolate', ), ('Upsample', ), 'bicubic'),
+    Native(('reflection_pad2d_backward', ), ('pad', ), ('ReflectionPad1d', 'ReflectionPad2d'),
+           'reflect'),
+    Native(('max_unpool2d', ), ('max_unpool2d', ), ('MaxUnpool2d', )),
+    Native(('fractional_max_pool2d_backward', ), ('fractional_max_pool2d', ),
+           ('FractionalMaxPool2d', )),
+    Native(('cumsum', ), ('cumsum', ), ()),
+    Native(('kthvalue', ), ('kthvalue', ), ()),
+    Native(('median.dim', ), ('median', ), (), 'dim'),
+    Native(('bincount', ), ('bincount', ), (), 'weights'),
+    Native(('put_', ), ('put_', ), (), 'accumulate'),
+    Native(('histc', ), ('histc', ), (), '', 'torch.bincount of integers'),
+    Native(('_ctc_loss_backward', ), ('ctc_loss', ), ('CTCLoss', ), '', 'ctc_loss on the CPU'),
+    Native(('_embedding_bag', ), (), ('EmbeddingBag', ), 'max', "mode='sum' or 'mean'"),
 )
+
+
+def _trouble(native: Native, subject: Subject) -> str:
+    """What is wrong with the operators for this subject, or ''."""
+    rows = [row for row in NATIVE_TABLE if row.operator in native.operators
+            and row.since <= subject.torch_version < row.until
+            and row.torch in ('raises', 'silent')]
+    left = [row for row in rows if not (row.target and subject.strict)]
+    if not left:
+        return ''
+    name = left[0].operator
+    if subject.randomness.deterministic is True:
+        return f'{name} raises' + (f'; instead: {native.instead}' if native.instead else '')
+    return f'{name} adds in the order in which threads arrive'
 
 
 # ---------------------------------------------------------------------------- conditions
@@ -122,7 +122,7 @@ _CONDITIONS = {
     **{mode: (lambda call, mode=mode: _constant(_argument(call, 'mode', 3)) == mode
               or _constant(_argument(call, 'mode', 2)) == mode,
               lambda module, mode=mode: getattr(module, 'mode', mode) == mode)
-       for mode in ('bicubic', 'bilinear', 'reflect', 'replicate')},
+       for mode in ('bicubic', 'reflect')},
 }
 
 # ---------------------------------------------------------------------------- operators of torch
@@ -132,13 +132,12 @@ def native_operators(subject: Subject) -> Iterator[Found]:
     """Operators of torch that the model reaches, and that do not repeat on this device."""
     if subject.device == 'cpu' or subject.model is None:
         return
-    rows = [row for row in NATIVE if row.until is None or subject.torch_version < row.until]
+    rows = [(row, _trouble(row, subject)) for row in NATIVE]
+    rows = [(row, trouble) for row, trouble in rows if trouble]
     for path, module in subject.model.named_modules():
-        for row in rows:
+        for row, trouble in rows:
             if type(module).__name__ in row.modules and _CONDITIONS[row.only][1](module):
-                yield Found(f'model.{path}'.rstrip('.'),
-                            f'{type(module).__name__}: {row.operator}; instead: {row.instead}',
-                            row.severity)
+                yield Found(f'model.{path}'.rstrip('.'), f'{type(module).__name__}: {trouble}')
     for cls, path in _classes(subject.model).items():
         yield from _in_class(cls, path, rows)
 
@@ -156,7 +155,7 @@ def _classes(model: Any) -> Dict[type, str]:
 _sources: Dict[str, Source] = {}
 
 
-def _in_class(cls: type, path: str, rows: Any) -> Iterator[Found]:
+def _in_class(cls: type, path: str, rows: List[Tuple[Native, str]]) -> Iterator[Found]:
     source, tree = _source_of(cls)
     if tree is None:
         return
@@ -168,15 +167,13 @@ def _in_class(cls: type, path: str, rows: Any) -> Iterator[Found]:
             if not isinstance(call, ast.Call):
                 continue
             name = source.full_name(call.func).rpartition('.')[2]
-            for row in rows:
+            for row, trouble in rows:
                 if name in row.calls and _CONDITIONS[row.only][0](call) \
                         and not source.ignored(call.lineno, 'torch-operator') \
-                        and not (row.operator.endswith('backward')
+                        and not (row.operators[0].endswith('backward')
                                  and (inference or source.without_gradient(call))):
-                    yield Found(
-                        f'{source.path}:{call.lineno}',
-                        f'{cls.__name__} ({path}) calls {name}: {row.operator}; '
-                        f'instead: {row.instead}', row.severity)
+                    yield Found(f'{source.path}:{call.lineno}',
+                                f'{cls.__name__} ({path}) calls {name}: {trouble}')
 
 
 def _source_of(cls: type) -> Tuple[Optional[Source], Optional[ast.ClassDef]]:

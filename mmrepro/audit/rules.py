@@ -58,8 +58,8 @@ _KERNELS = (
          'another GPU model, other bits and other accuracy',
          f'{_TWO_LINES}, or torch.backends.cudnn.allow_tf32 = False', f'{_CAUSES} A1'),
     Rule('torch-operator', CHANGES, operators.native_operators,
-         'torch has no deterministic form on CUDA: with deterministic=True it raises, without it '
-         'adds in any order', 'replace it as said', 'docs/audit.md operators'),
+         'torch has no form of it on CUDA that repeats; with determinism it refuses to run',
+         f'{_TWO_LINES}: mmrepro has forms of nearly all of them', 'docs/audit.md operators'),
     Rule('mmcv-operator', CHANGES, operators.mmcv_operators,
          "a compiled kernel of mmcv that adds with atomics, or one that is missing",
          f'{_TWO_LINES}: mmrepro answers for these operators; where it has no form, a '
