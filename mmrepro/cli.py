@@ -26,6 +26,7 @@ VERBS = {
     'data': Verb('.demo.dataset', 'main', 'write the demonstration data set'),
     'train': Verb('.launch', 'train', 'train a detector'),
     'test': Verb('.launch', 'test', 'evaluate a detector'),
+    'chaos': Verb('.chaos.command', 'main', 'kill a run at random moments, resume, compare'),
     'audit': Verb('.audit.main', 'main', 'look for what would make runs of a config differ'),
 }
 
