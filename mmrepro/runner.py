@@ -19,7 +19,7 @@ from .data import adopt_loader, placement_of
 from .data.seek import continue_epochs, continue_iterations, seek, where
 from .dist import agreement, launch
 from .dist.seed import broadcast_seed
-from .hooks import PreemptHook, ResumeHook, SeedHook, TurnSeedHook
+from .hooks import OperatorGuardHook, PreemptHook, ResumeHook, SeedHook, TurnSeedHook
 from .hooks.preempt import handling
 from .state import files, ranks, strict
 from .state.facts import collect_facts
@@ -142,6 +142,9 @@ class ReproRunnerMixin:
         self.register_hook(last, priority=last.priority)
         if not self._repro.legacy:
             self.register_hook(ResumeHook(), priority=ResumeHook.priority)
+        if self._repro.deterministic and not any(
+                isinstance(hook, OperatorGuardHook) for hook in self.hooks):
+            self.register_hook(OperatorGuardHook(), priority=OperatorGuardHook.priority)
         if not any(isinstance(hook, PreemptHook) for hook in self.hooks):
             self.register_hook(PreemptHook(), priority=PreemptHook.priority)
 

@@ -1,0 +1,74 @@
+"""Watch some training steps for operators that nobody has vouched for."""
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence
+
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+from ..ops.guard import OperatorGuard
+
+__all__ = ['OperatorGuardHook', 'UnknownOperatorError']
+
+
+class UnknownOperatorError(RuntimeError):
+    """An operator ran that is not on the list, and ``on_unknown='error'``."""
+
+
+@HOOKS.register_module()
+class OperatorGuardHook(Hook):
+    """Name unknown custom operators on CUDA, once each.
+
+    Iterations 1, 2, 4, 8, ... of the run are watched: a step that takes another path later (masks,
+    a head that starts late) is still seen, and the cost vanishes. Registered by itself under
+    ``deterministic=True``; put it into ``custom_hooks`` to change its settings.
+
+    Args:
+        allow: Operators known to repeat, by the name under which they are reported.
+        on_unknown: 'warn' logs; 'error' raises :class:`UnknownOperatorError` after the step.
+        devices: Types of devices that count.
+
+    Raises:
+        ValueError: for another ``on_unknown``.
+    """
+    priority = 95  # behind everything that prepares the step
+
+    def __init__(self, allow: Sequence[str] = (), on_unknown: str = 'warn',
+                 devices: Sequence[str] = ('cuda',)) -> None:
+        if on_unknown not in ('warn', 'error'):
+            raise ValueError(f"on_unknown={on_unknown!r}: expected 'warn' or 'error'")
+        self._allow, self._devices = tuple(allow), tuple(devices)
+        self._error = on_unknown == 'error'
+        self._guard: Optional[OperatorGuard] = None
+        self._done = 0
+        self._step: Any = None
+
+    def before_train(self, runner: Any) -> None:
+        self._done = 0
+        present = {parameter.device.type for parameter in runner.model.parameters()}
+        if present & set(self._devices):
+            self._guard = OperatorGuard(
+                runner.model, self._devices, self._allow,
+                None if self._error else lambda found: runner.logger.warning(str(found)))
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        self._done += 1
+        if self._guard is not None and not self._done & (self._done - 1):
+            model, guard = runner.model, self._guard
+            step = model.train_step
+
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                with guard.watch():
+                    return step(*args, **kwargs)
+
+            self._step = watched
+            model.train_step = watched
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: Any = None) -> None:
+        if self._step is not None:
+            if vars(runner.model).get('train_step') is self._step:
+                del runner.model.train_step
+            self._step = None
+        if self._error and self._guard is not None and self._guard.findings:
+            raise UnknownOperatorError('\n'.join(map(str, self._guard.findings)))

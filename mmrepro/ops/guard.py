@@ -1,0 +1,268 @@
+"""Name operators of others that run on CUDA and that nobody has vouched for.
+
+``torch.use_deterministic_algorithms`` only knows torch's own kernels. A kernel that somebody else
+compiled adds with atomics as it likes, and no flag tells. The guard watches a training step and
+names, once each, with the module that called it:
+
+* operators of a ``torch.library`` namespace that is not on the list, seen at the dispatcher, in
+  forward and backward;
+* functions of compiled extensions that link against torch (pybind11 and the like), seen as the
+  interpreter calls them;
+* kernels written in Triton, seen when they are launched.
+
+Watching costs a few times the step, so it is done for few steps (see the hook). What it cannot see:
+kernels that are launched without torch and Triton (cupy, ctypes, numba); calls from inside compiled
+code; extension functions called by a backward pass on CUDA, because that runs on a thread of
+autograd's own (their forward was seen and named); and anything while another profiler is active.
+Of a model under ``torch.compile`` only the calls are watched: a mode at the dispatcher would have it
+run uncompiled, with other bits.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.machinery
+import mmap
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mmrepro.ops.table import TABLE
+
+__all__ = ['KNOWN', 'NAMESPACES', 'Finding', 'OperatorGuard', 'extensions']
+
+# Namespaces of torch.library that torch itself registers: either they alert under the
+# deterministic flag, or mmrepro.ops.native has a row for them.
+NAMESPACES = {
+    'aten': 'torch; alerts, and docs/native-operators.md has what does not',
+    'prim': 'torch; no kernels of its own',
+    'prims': 'torch; written in terms of aten',
+    'rngprims': 'torch; random numbers from a seed',
+    'quantized': 'torch; integers',
+    'quantized_decomposed': 'torch; integers',
+    'profiler': 'torch; marks, no numbers',
+    'debugprims': 'torch; marks, no numbers',
+    'higher_order': 'torch; control flow, whose operators are seen one by one',
+    'inductor': 'torch; compiled code, under the deterministic setting of inductor',
+    'c10d': 'torch; collectives, see docs/limits.md',
+    '_c10d_functional': 'torch; collectives, see docs/limits.md',
+    'c10d_functional': 'torch; collectives, see docs/limits.md',
+    'symm_mem': 'torch; collectives',
+    'mkldnn': 'oneDNN on a CPU',
+    'mkl': 'MKL on a CPU',
+    'mmrepro': 'ours',
+}
+
+# Single operators that are known to repeat, or to refuse by themselves.
+KNOWN = {
+    'torchvision::nms': 'ordered: a bit mask, read in order of the scores',
+    'torchvision::roi_align': 'forward is ordered',
+    'torchvision::_roi_align_backward': 'alerts under the deterministic flag',
+    'torchvision::roi_pool': 'forward is ordered',
+    'torchvision::_roi_pool_backward': 'alerts under the deterministic flag',
+    'torchvision::ps_roi_align': 'forward is ordered',
+    'torchvision::_ps_roi_align_backward': 'alerts under the deterministic flag',
+    'torchvision::ps_roi_pool': 'forward is ordered',
+    'torchvision::_ps_roi_pool_backward': 'alerts under the deterministic flag',
+}
+
+
+def _ordered_mmcv() -> dict[str, str]:
+    """Compiled mmcv functions whose whole file of kernels adds nothing with atomics."""
+    atomic = {row.source for row in TABLE.values() if row.compiled == 'atomics'}
+    return {f'mmcv._ext.{name}': 'ordered, as the table of mmrepro.ops says'
+            for name, row in TABLE.items() if row.source not in atomic}
+
+
+# A library that links against torch names one of these files.
+_MARKS = (b'libtorch', b'libc10', b'torch_python', b'c10.dll')
+
+
+class Finding(NamedTuple):
+    """One operator nobody has vouched for.
+
+    Attributes:
+        operator: ``namespace::name``, ``module.function`` or ``triton:module.kernel``.
+        kind: 'torch.library', 'extension' or 'triton'.
+        module: path and class of the torch module whose code called it first; '' outside of one.
+        place: file and line of the call.
+    """
+
+    operator: str
+    kind: str
+    module: str
+    place: str
+
+    def __str__(self) -> str:
+        caller = f'module {self.module}' if self.module else 'no module (a loss, a hook, backward)'
+        return (f'unknown operator {self.operator!r} ({self.kind}) ran on the device, called by '
+                f'{caller} at {self.place}: nobody has said that it gives equal bits on every '
+                'run. If it does, list it in custom_hooks=[dict(type=\'OperatorGuardHook\', '
+                f'allow=[{self.operator!r}])]; if not, two runs may differ from here on.')
+
+
+@functools.cache
+def _links_torch(path: str) -> bool:
+    """Whether a shared library names one of torch's libraries."""
+    try:
+        with open(path, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return any(data.find(mark) >= 0 for mark in _MARKS)
+    except (OSError, ValueError):  # gone since it was loaded, or empty
+        return False
+
+
+def extensions() -> set[str]:
+    """Names of loaded modules that are compiled against torch and are not torch's own."""
+    suffixes, own = tuple(importlib.machinery.EXTENSION_SUFFIXES), os.path.dirname(torch.__file__)
+    found = set()
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, '__file__', None)
+        if isinstance(path, str) and path.endswith(suffixes) and not path.startswith(own):
+            if name.partition('.')[0] != 'torch' and _links_torch(path):
+                found.add(name)
+    return found
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    return (getattr(module, '_compiled_call_impl', None) is not None
+            or type(module).__name__ == 'OptimizedModule')
+
+
+class _Dispatch(TorchDispatchMode):
+    def __init__(self, see: Callable[[Any, Any, Any], None]) -> None:
+        super().__init__()
+        self._see = see
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would import its compiler for this, seconds, at the first operator
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._see(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+class OperatorGuard:
+    """Watches steps and remembers what it has said.
+
+    Args:
+        model: gives modules their paths; None: classes only.
+        devices: types of devices that count.
+        allow: further operators that are known to repeat, by the name under which they are
+            reported; ``'namespace::*'`` and ``'module.*'`` for all of one.
+        report: called with each :class:`Finding`, once per operator.
+    """
+
+    def __init__(self, model: torch.nn.Module | None = None,
+                 devices: Iterable[str] = ('cuda',), allow: Iterable[str] = (),
+                 report: Callable[[Finding], None] | None = None) -> None:
+        self.findings: list[Finding] = []
+        self._paths = {} if model is None else {id(m): n for n, m in model.named_modules()}
+        self._compiled = model is not None and any(map(_is_compiled, model.modules()))
+        self._devices = tuple(devices)
+        self._allowed = {*KNOWN, *_ordered_mmcv(), *allow}
+        self._report = report
+        self._settled: set[Any] = set()  # operators that need no second look
+        self._extensions: set[str] = set()
+        self._launch: Any = None
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[OperatorGuard]:
+        """See everything that is called inside of the block, on this thread."""
+        self._extensions = extensions()
+        jit = sys.modules.get('triton.runtime.jit')
+        self._launch = None if jit is None else jit.JITFunction.run.__code__
+        # somebody else's profiler has the only place there is
+        profile = sys.getprofile() is None
+        with contextlib.nullcontext() if self._compiled else _Dispatch(self._operator):
+            if profile:
+                sys.setprofile(self._called)
+            try:
+                yield self
+            finally:
+                if profile:
+                    sys.setprofile(None)
+
+    # ------------------------------------------------------------------------------ seen
+
+    def _operator(self, func: Any, args: Any, kwargs: Any) -> None:
+        if func in self._settled:
+            return
+        namespace = func.namespace
+        name = f'{namespace}::{func._schema.name.rpartition("::")[2]}'
+        if namespace in NAMESPACES or self._is_allowed(name, f'{namespace}::*'):
+            self._settled.add(func)
+        elif self._on_device((args, kwargs)):
+            self._settled.add(func)
+            self._found(name, 'torch.library', sys._getframe(2))
+
+    def _called(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == 'c_call':
+            module = getattr(arg, '__module__', None)
+            if module in self._extensions:
+                name = f'{module}.{arg.__name__}'
+                if (name not in self._settled and self._on_device(list(frame.f_locals.values()))):
+                    self._settled.add(name)
+                    if not self._is_allowed(name, f'{module}.*'):
+                        self._found(name, 'extension', frame)
+        elif event == 'call' and frame.f_code is self._launch:
+            self._launched(frame)
+
+    def _launched(self, frame: FrameType) -> None:
+        function = getattr(frame.f_locals.get('self'), 'fn', None)
+        module = getattr(function, '__module__', '?')
+        name = f'triton:{module}.{getattr(function, "__name__", "?")}'
+        generated = str(module).startswith(('torch.', 'torch._inductor', 'torchinductor'))
+        if name not in self._settled and not generated:
+            self._settled.add(name)
+            if not self._is_allowed(name, f'triton:{module}.*'):
+                self._found(name, 'triton', frame.f_back or frame)
+
+    # ------------------------------------------------------------------------------ told
+
+    def _is_allowed(self, name: str, family: str) -> bool:
+        return name in self._allowed or family in self._allowed
+
+    def _on_device(self, values: Any, depth: int = 3) -> bool:
+        if isinstance(values, torch.Tensor):
+            return values.device.type in self._devices
+        if isinstance(values, dict):
+            values = list(values.values())
+        if depth and isinstance(values, (list, tuple)):
+            return any(self._on_device(value, depth - 1) for value in values)
+        return False
+
+    def _found(self, operator: str, kind: str, frame: FrameType) -> None:
+        finding = Finding(operator, kind, self._module(frame), _place(frame))
+        if all(one.operator != operator for one in self.findings):
+            self.findings.append(finding)
+            if self._report is not None:
+                self._report(finding)
+
+    def _module(self, frame: FrameType | None) -> str:
+        """The innermost torch module on the stack: 'path (Class)'."""
+        while frame is not None:
+            owner = frame.f_locals.get('self')
+            if isinstance(owner, torch.nn.Module):
+                return f'{self._paths.get(id(owner), "?")} ({type(owner).__name__})'
+            frame = frame.f_back
+        return ''
+
+
+# Frames that stand between an operator and the line that meant it.
+_PASSED = (os.path.dirname(torch.__file__) + os.sep, __file__)
+
+
+def _place(frame: FrameType | None) -> str:
+    first = frame
+    while frame is not None and frame.f_code.co_filename.startswith(_PASSED):
+        frame = frame.f_back
+    frame = frame or first
+    return f'{frame.f_code.co_filename}:{frame.f_lineno}'

@@ -1,0 +1,261 @@
+"""The guard names operators that nobody has vouched for; the CPU plays the device here."""
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from mmengine.runner import Runner
+
+from mmrepro import ops
+from mmrepro.hooks.guard import OperatorGuardHook, UnknownOperatorError
+from mmrepro.ops import guard as guards
+from mmrepro.ops.guard import OperatorGuard, extensions
+
+_library = torch.library.Library('strangers', 'DEF')
+_library.define('scale(Tensor x, float by) -> Tensor')
+_library.define('scale_back(Tensor grad, float by) -> Tensor')
+_library.impl('scale', lambda x, by: x * by, 'CPU')
+_library.impl('scale_back', lambda grad, by: grad * by, 'CPU')
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.ops.strangers.scale(x, 2.)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.ops.strangers.scale_back(grad, 2.)
+
+
+class Neck(torch.nn.Module):
+    def forward(self, x):
+        return Scale.apply(x) + Scale.apply(x)
+
+
+def model():
+    return torch.nn.ModuleDict(dict(body=torch.nn.Linear(2, 2), neck=Neck()))
+
+
+def step(parts):
+    parts['neck'](parts['body'](torch.ones(3, 2))).square().sum().backward()
+
+
+def test_an_operator_of_a_library_is_named_once_with_its_module():
+    parts, told = model(), []
+    guard = OperatorGuard(parts, ['cpu'], report=told.append)
+    for _ in range(2):
+        with guard.watch():
+            step(parts)
+    assert [(one.operator, one.kind) for one in guard.findings] == [
+        ('strangers::scale', 'torch.library'), ('strangers::scale_back', 'torch.library')]
+    assert guard.findings == told
+    assert guard.findings[0].module == 'neck (Neck)'
+    assert __file__ in guard.findings[0].place
+    text = str(guard.findings[0])
+    assert 'strangers::scale' in text and "allow=['strangers::scale']" in text and 'neck' in text
+
+
+@pytest.mark.parametrize('allow', [['strangers::*'], ['strangers::scale', 'strangers::scale_back']])
+def test_what_is_allowed_is_not_named(allow):
+    parts = model()
+    with OperatorGuard(parts, ['cpu'], allow).watch() as guard:
+        step(parts)
+    assert guard.findings == []
+
+
+def test_another_device_is_not_named():
+    parts = model()
+    with OperatorGuard(parts).watch() as guard:
+        step(parts)
+    assert guard.findings == []
+
+
+def test_torch_itself_is_not_named():
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(),
+                              torch.nn.MultiheadAttention(4, 2))
+    with OperatorGuard(net, ['cpu']).watch() as guard:
+        x = net[:3](torch.rand(2, 3, 8, 8)).flatten(2).permute(2, 0, 1)
+        net[3](x, x, x)[0].sort()[0].sum().backward()
+    assert guard.findings == []
+
+
+def test_a_compiled_model_is_not_run_uncompiled():
+    parts = model()
+    parts['neck']._compiled_call_impl = parts['neck'].forward  # what Module.compile() leaves
+    with OperatorGuard(parts, ['cpu']).watch() as guard:
+        step(parts)
+    assert guard.findings == []
+
+
+def test_watching_does_not_import_the_compiler():
+    """In a fresh process, because other tests may have."""
+    import subprocess
+    code = ('import sys, torch; from mmrepro.ops.guard import OperatorGuard\n'
+            'net = torch.nn.Linear(2, 2)\n'
+            'with OperatorGuard(net, ["cpu"]).watch(): net(torch.ones(1, 2)).sum().backward()\n'
+            'assert "torch._inductor" not in sys.modules')
+    subprocess.run([sys.executable, '-c', code], check=True, timeout=120)
+
+
+def test_watching_ends_with_the_block_and_leaves_a_profiler_alone():
+    def profiler(frame, event, arg):
+        return None
+
+    parts = model()
+    guard = OperatorGuard(parts, ['cpu'])
+    with pytest.raises(ZeroDivisionError), guard.watch():
+        assert sys.getprofile() is not None
+        1 / 0  # noqa: B018
+    assert sys.getprofile() is None
+    step(parts)
+    assert guard.findings == []
+    sys.setprofile(profiler)
+    try:
+        with guard.watch():
+            step(parts)
+            assert sys.getprofile() is profiler
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(None)
+    assert len(guard.findings) == 2  # the dispatcher still tells
+
+
+def test_a_function_of_an_extension_is_named(monkeypatch):
+    """Without a compiler, a builtin of another module plays the extension."""
+    import _bisect
+    monkeypatch.setattr(guards, 'extensions', lambda: {'_bisect'})
+
+    class Head(torch.nn.Module):
+        def forward(self, x):
+            at = _bisect.bisect_right([0., 1.], 0.5)
+            return x * at
+
+    head = Head()
+    with OperatorGuard(head, ['cpu']).watch() as guard:
+        _bisect.bisect_right([1], 1)  # no tensor in sight
+        assert guard.findings == []
+        head(torch.ones(2))
+    finding, = guard.findings
+    assert finding.operator == '_bisect.bisect_right' and finding.kind == 'extension'
+    assert finding.module == ' (Head)' and __file__ in finding.place
+
+
+def test_extensions_are_those_that_link_against_torch():
+    import numpy  # noqa: F401
+    found = extensions()
+    assert not any(name.startswith(('torch', 'numpy')) for name in found)
+    assert guards._links_torch(torch._C.__file__) or sys.platform == 'win32'
+
+
+def test_compiled_mmcv_is_an_extension(compiled):
+    """mmcv's kernels with atomics are named, those without are not."""
+    import mmcv.ops
+    assert 'mmcv._ext' in extensions()
+    x = torch.rand(1, 2, 8, 8, requires_grad=True)
+    rois = torch.tensor([[0., 1, 1, 5, 5]])
+    align = mmcv.ops.RoIAlign(2)
+    boxes = torch.tensor([[0., 0, 2, 2], [0, 0, 2, 2]])
+    with compiled(), OperatorGuard(align, ['cpu']).watch() as guard:
+        align(x, rois).sum().backward()
+        mmcv.ops.nms(boxes, torch.tensor([.5, .6]), .5)
+    assert [one.operator for one in guard.findings] == [
+        'mmcv._ext.roi_align_forward', 'mmcv._ext.roi_align_backward']
+    with ops.using('torch'), OperatorGuard(align, ['cpu']).watch() as guard:
+        align(x, rois).sum().backward()
+    assert guard.findings == []
+
+
+def test_a_triton_kernel_is_named(monkeypatch):
+    import types
+
+    class JITFunction:
+        def __init__(self, fn):
+            self.fn = fn
+
+        def run(self, x):
+            return x + 1
+
+    def my_kernel():
+        """Stands for a kernel."""
+
+    jit = types.SimpleNamespace(JITFunction=JITFunction)
+    monkeypatch.setitem(sys.modules, 'triton.runtime.jit', jit)
+    with OperatorGuard(None, ['cpu']).watch() as guard:
+        JITFunction(my_kernel).run(torch.ones(1))
+        JITFunction(my_kernel).run(torch.ones(1))
+    finding, = guard.findings
+    assert finding.operator == f'triton:{__name__}.my_kernel' and finding.kind == 'triton'
+
+
+# ---------------------------------------------------------------------------------- the hook
+
+
+@pytest.fixture
+def trained(tmp_path):
+    import test_runner
+    from mmengine.registry import MODELS
+
+    from mmrepro import determinism
+
+    @MODELS.register_module(name='StrangeLine', force=True)
+    class StrangeLine(test_runner.NoisyLine):
+        def forward(self, x, mode='tensor'):
+            out = super().forward(x, mode)
+            return {name: torch.ops.strangers.scale(value.detach(), 1.) * 0 + value
+                    for name, value in out.items()} if mode == 'loss' else out
+
+    def run(model='StrangeLine', **kwargs):
+        cfg = test_runner.config(tmp_path, **kwargs)
+        cfg.model.type = model
+        cfg.default_hooks.checkpoint = None
+        runner = Runner.from_cfg(cfg)
+        steps, told = [], []
+        train_step = runner.model.train_step
+        runner.logger.warning = told.append
+        monitor = OperatorGuard.watch
+
+        def counted(self):
+            steps.append(runner.iter)
+            return monitor(self)
+
+        OperatorGuard.watch = counted
+        try:
+            runner.train()
+        finally:
+            OperatorGuard.watch = monitor
+            determinism.disable()
+        assert runner.model.train_step == train_step
+        return runner, steps, [text for text in told if 'strangers' in str(text)]
+
+    return run
+
+
+def test_the_hook_watches_ever_rarer_and_changes_no_bit(trained):
+    runner, steps, told = trained(custom_hooks=[dict(type='OperatorGuardHook', devices=['cpu'])])
+    assert steps == [0, 1, 3, 7] and len(told) == 1
+    assert 'strangers::scale' in told[0] and '(StrangeLine)' in told[0]
+    plain, steps, told = trained('NoisyLine')
+    assert steps == [] and told == []
+    for a, b in zip(runner.model.parameters(), plain.model.parameters()):
+        assert torch.equal(a, b)
+
+
+def test_the_hook_can_refuse(trained):
+    hook = dict(type='OperatorGuardHook', devices=['cpu'], on_unknown='error')
+    with pytest.raises(UnknownOperatorError, match='strangers::scale'):
+        trained(custom_hooks=[hook])
+    trained(custom_hooks=[dict(hook, allow=['strangers::*'])])
+    with pytest.raises(ValueError, match="'warn' or 'error'"):
+        OperatorGuardHook(on_unknown='ignore')
+
+
+def test_deterministic_runs_have_the_hook_and_others_do_not(trained):
+    for deterministic, count in ((True, 1), ('warn', 1), (False, 0)):
+        runner = trained('NoisyLine', randomness=dict(seed=1, deterministic=deterministic))[0]
+        assert sum(isinstance(hook, OperatorGuardHook) for hook in runner.hooks) == count
+    own = [dict(type='OperatorGuardHook', allow=['a::b'])]
+    runner = trained('NoisyLine', randomness=dict(seed=1, deterministic=True), custom_hooks=own)[0]
+    hook, = [hook for hook in runner.hooks if isinstance(hook, OperatorGuardHook)]
+    assert hook._allow == ('a::b',)
