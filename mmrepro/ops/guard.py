@@ -14,8 +14,8 @@ Watching costs a few times the step, so it is done for few steps (see the hook).
 kernels that are launched without torch and Triton (cupy, ctypes, numba); calls from inside compiled
 code; extension functions called by a backward pass on CUDA, because that runs on a thread of
 autograd's own (their forward was seen and named); and anything while another profiler is active.
-Of a model under ``torch.compile`` only the calls are watched: a mode at the dispatcher would have it
-run uncompiled, with other bits.
+Of a model under ``torch.compile`` only the calls are watched: a mode at the dispatcher would have
+it run uncompiled, with other bits.
 """
 from __future__ import annotations
 

@@ -5,10 +5,8 @@ import sys
 
 import pytest
 import torch
-from mmengine.runner import Runner
 
 from mmrepro import ops
-from mmrepro.hooks.guard import OperatorGuardHook, UnknownOperatorError
 from mmrepro.ops import guard as guards
 from mmrepro.ops.guard import OperatorGuard, extensions
 
@@ -187,75 +185,3 @@ def test_a_triton_kernel_is_named(monkeypatch):
         JITFunction(my_kernel).run(torch.ones(1))
     finding, = guard.findings
     assert finding.operator == f'triton:{__name__}.my_kernel' and finding.kind == 'triton'
-
-
-# ---------------------------------------------------------------------------------- the hook
-
-
-@pytest.fixture
-def trained(tmp_path):
-    import test_runner
-    from mmengine.registry import MODELS
-
-    from mmrepro import determinism
-
-    @MODELS.register_module(name='StrangeLine', force=True)
-    class StrangeLine(test_runner.NoisyLine):
-        def forward(self, x, mode='tensor'):
-            out = super().forward(x, mode)
-            return {name: torch.ops.strangers.scale(value.detach(), 1.) * 0 + value
-                    for name, value in out.items()} if mode == 'loss' else out
-
-    def run(model='StrangeLine', **kwargs):
-        cfg = test_runner.config(tmp_path, **kwargs)
-        cfg.model.type = model
-        cfg.default_hooks.checkpoint = None
-        runner = Runner.from_cfg(cfg)
-        steps, told = [], []
-        train_step = runner.model.train_step
-        runner.logger.warning = told.append
-        monitor = OperatorGuard.watch
-
-        def counted(self):
-            steps.append(runner.iter)
-            return monitor(self)
-
-        OperatorGuard.watch = counted
-        try:
-            runner.train()
-        finally:
-            OperatorGuard.watch = monitor
-            determinism.disable()
-        assert runner.model.train_step == train_step
-        return runner, steps, [text for text in told if 'strangers' in str(text)]
-
-    return run
-
-
-def test_the_hook_watches_ever_rarer_and_changes_no_bit(trained):
-    runner, steps, told = trained(custom_hooks=[dict(type='OperatorGuardHook', devices=['cpu'])])
-    assert steps == [0, 1, 3, 7] and len(told) == 1
-    assert 'strangers::scale' in told[0] and '(StrangeLine)' in told[0]
-    plain, steps, told = trained('NoisyLine')
-    assert steps == [] and told == []
-    for a, b in zip(runner.model.parameters(), plain.model.parameters()):
-        assert torch.equal(a, b)
-
-
-def test_the_hook_can_refuse(trained):
-    hook = dict(type='OperatorGuardHook', devices=['cpu'], on_unknown='error')
-    with pytest.raises(UnknownOperatorError, match='strangers::scale'):
-        trained(custom_hooks=[hook])
-    trained(custom_hooks=[dict(hook, allow=['strangers::*'])])
-    with pytest.raises(ValueError, match="'warn' or 'error'"):
-        OperatorGuardHook(on_unknown='ignore')
-
-
-def test_deterministic_runs_have_the_hook_and_others_do_not(trained):
-    for deterministic, count in ((True, 1), ('warn', 1), (False, 0)):
-        runner = trained('NoisyLine', randomness=dict(seed=1, deterministic=deterministic))[0]
-        assert sum(isinstance(hook, OperatorGuardHook) for hook in runner.hooks) == count
-    own = [dict(type='OperatorGuardHook', allow=['a::b'])]
-    runner = trained('NoisyLine', randomness=dict(seed=1, deterministic=True), custom_hooks=own)[0]
-    hook, = [hook for hook in runner.hooks if isinstance(hook, OperatorGuardHook)]
-    assert hook._allow == ('a::b',)
