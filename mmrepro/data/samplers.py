@@ -7,9 +7,10 @@ before, so that MMDetection's batch samplers, which look into their sampler, see
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Iterator, List
+from typing import Any, Deque, Iterator, List
 
 import torch
 from torch.utils.data import BatchSampler, Sampler
@@ -21,6 +22,9 @@ from .orders import order_of
 __all__ = ['Placement', 'adopt_batch_sampler', 'adopt_sampler']
 
 
+MAX_DRAWN = 4096  # batches; loaders draw some ahead, and a run without fingerprints reads none
+
+
 @dataclass
 class Placement:
     """Where a data loader is; shared by its sampler, its batch sampler and its workers.
@@ -30,12 +34,14 @@ class Placement:
         skip: batches that the next pass leaves out at its beginning (already trained on).
         start: samples that the sampler leaves out at its beginning.
         generator: the loader's own generator, put in place at the start of each pass.
+        drawn: the batches of indices that this pass has drawn, oldest first; who reads takes away.
     """
     root: int
     skip: int = 0
     start: int = 0
     epoch: int = 0
     generator: torch.Generator = field(default_factory=torch.Generator)
+    drawn: Deque[tuple] = field(default_factory=lambda: deque(maxlen=MAX_DRAWN))
 
 
 # Methods of the adopted classes. Plain functions, because an object can only move to a subclass
@@ -82,7 +88,10 @@ def _batches(self: Any) -> Iterator[List[Any]]:
     if stock is BatchSampler and _is_placed(self.sampler):
         # consecutive samples make a batch: the sampler can jump
         placement.start, skip = skip * self.batch_size, 0
-    yield from itertools.islice(stock.__iter__(self), skip, None)
+    placement.drawn.clear()
+    for batch in itertools.islice(stock.__iter__(self), skip, None):
+        placement.drawn.append(tuple(batch))
+        yield batch
 
 
 def _batch_sampler_iter(self: Any) -> Iterator[List[Any]]:

@@ -1,7 +1,9 @@
 """What happens during a run."""
+from .fingerprint import FingerprintHook
 from .guard import OperatorGuardHook
 from .preempt import PreemptHook
 from .resume import ResumeHook
 from .seed import SeedHook, TurnSeedHook
 
-__all__ = ['OperatorGuardHook', 'PreemptHook', 'ResumeHook', 'SeedHook', 'TurnSeedHook']
+__all__ = ['FingerprintHook', 'OperatorGuardHook', 'PreemptHook', 'ResumeHook', 'SeedHook',
+           'TurnSeedHook']

@@ -7,15 +7,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
-from typing import Any, Iterable, List, Sequence, Tuple
+from typing import Any, Iterable, List, Mapping, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from . import words
 
-__all__ = ['SCHEME', 'combine', 'combine_digests', 'tensor_digest', 'tensor_digests', 'text_digest',
-           'to_hex', 'value_digest']
+__all__ = ['SCHEME', 'combine', 'combine_digests', 'combined_hex', 'hex_of', 'tensor_digest',
+           'tensor_digests', 'text_digest', 'to_hex', 'value_digest']
 
 SCHEME = 1
 
@@ -81,6 +81,18 @@ def combine_digests(names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
         (len(names) + 1) * words.GOLDEN & words.MASK))
 
 
+def combined_hex(digests: Mapping[str, int]) -> str:
+    """As :func:`combine`, of digests that are Python integers already."""
+    total = sum(words.mix_int((value & words.MASK) ^ _name_key(name))
+                for name, value in digests.items())
+    return hex_of(words.mix_int((total + (len(digests) + 1) * words.GOLDEN) & words.MASK))
+
+
+def hex_of(value: int) -> str:
+    """16 hexadecimal digits of a signed or unsigned 64-bit integer."""
+    return f'{value & words.MASK:016x}'
+
+
 def text_digest(text: str) -> torch.Tensor:
     """The digest of a text, 0-d on the CPU."""
     return torch.tensor(words.signed(text_key(text)))
@@ -93,7 +105,7 @@ def to_hex(values: Sequence[torch.Tensor]) -> List[str]:
         mine = [i for i, value in enumerate(values) if value.device == device]
         numbers = torch.stack([values[i] for i in mine]).tolist()
         for i, number in zip(mine, numbers):
-            texts[i] = f'{number & words.MASK:016x}'
+            texts[i] = hex_of(number)
     return texts
 
 
@@ -102,6 +114,8 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_meta or tensor.is_quantized:
         raise TypeError(f'a tensor of {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device} has '
                         'no bits to take a digest of; allowed: dense and sparse tensors with data')
+    if tensor.numel() == 0:  # its strides may be anything, which views refuse
+        return torch.zeros(0, dtype=torch.uint8, device=tensor.device)
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
 
 

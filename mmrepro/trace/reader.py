@@ -112,6 +112,7 @@ def read_rank(path: str) -> RankLog:
     ended = False
     with open(path, 'rb') as file:
         lines = file.read().split(b'\n')
+    earlier: Dict[int, Dict[str, Any]] = {}
     differing: List[int] = []
     for number, line in enumerate(lines, 1):
         # a killed process leaves the beginning of a line; a resumed run starts below it
@@ -122,19 +123,27 @@ def read_rank(path: str) -> RankLog:
         ended = record['kind'] == 'end'
         if record['kind'] == 'start':
             log.starts.append(record)
+            _go_back(log, record['iteration'], earlier)
         elif record['kind'] == 'val':
             log.vals.append(record)
         elif record['kind'] == 'step':
-            before = log.steps.get(record['iteration'])
-            if before is not None and not _agree(before, record):
-                differing.append(record['iteration'])
-            log.steps[record['iteration']] = record
+            iteration = record['iteration']
+            if iteration in earlier and not _agree(earlier.pop(iteration), record):
+                differing.append(iteration)
+            log.steps[iteration] = record
     if differing:
-        log.notes.append(f'{len(differing)} of the iterations that were trained again after a '
-                         f'resume differ from the first time, the first is {differing[0]}')
+        log.notes.append(f'{len(differing)} of the iterations that were trained again after a new '
+                         f'start differ from the first time, the first is {differing[0]}')
     if not log.starts:
         log.notes.append(f'{path} has no start line')
     return log._replace(ended=ended, steps=dict(sorted(log.steps.items())))
+
+
+def _go_back(log: RankLog, iteration: int, earlier: Dict[int, Dict[str, Any]]) -> None:
+    """A new start: what was trained from ``iteration`` on was lost and does not count."""
+    for lost in [i for i in log.steps if i >= iteration]:
+        earlier[lost] = log.steps.pop(lost)
+    log.vals[:] = [val for val in log.vals if 0 < val['iteration'] <= iteration]
 
 
 def _record(path: str, number: int, line: bytes, torn: bool, notes: List[str]) -> Any:

@@ -20,12 +20,13 @@ depend on the order of their terms: any blocking, any device gives the same valu
 from __future__ import annotations
 
 import functools
+import struct
 from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import torch
 
-__all__ = ['MASK', 'constant', 'device_digests', 'host_digests', 'mix', 'signed']
+__all__ = ['MASK', 'constant', 'device_digests', 'double_of', 'host_digests', 'mix', 'signed']
 
 BLOCK = 1024  # 64-bit words; a block and its keys stay in the first-level cache
 BLOCK_BYTES = 8 * BLOCK
@@ -47,6 +48,11 @@ def mix_int(value: int) -> int:
     for shift, factor in MIX:
         value = ((value ^ (value >> shift)) * factor) & MASK
     return value
+
+
+def double_of(value: int) -> float:
+    """The double with the bits of a signed 64-bit integer."""
+    return struct.unpack('<d', struct.pack('<q', value))[0]
 
 
 @functools.lru_cache(maxsize=1)

@@ -100,6 +100,7 @@ def test_memory_layout_does_not_matter():
     assert one(torch.randn(9)[1:].fill_(2)) == one(torch.full((8, ), 2.))
     assert one(torch.tensor([1 + 2j]).conj()) == one(torch.tensor([1 - 2j]))
     assert one(torch.nn.Parameter(tensor)) == one(tensor)
+    assert one(torch.empty_strided((0, 4), (0, 0))) == one(torch.zeros(0, 4))
 
 
 def test_dtype_and_shape_matter():

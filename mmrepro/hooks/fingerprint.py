@@ -1,0 +1,179 @@
+"""Write down, after every iteration, the bits that the training has come to."""
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, Optional
+
+import torch
+from mmengine.dist import get_rank, get_world_size
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+from ..data import placement_of
+from ..trace.collect import Snapshot, gradients_of, named_state, optimizers_of, unwrapped
+from ..trace.digest import SCHEME, value_digest
+from ..trace.modules import ModuleRecorder
+from ..trace.reader import FOLDER, FORMAT, fingerprint_name
+from ..trace.writer import Writer
+
+__all__ = ['LEVELS', 'FingerprintHook']
+
+LEVELS = ('step', 'parameter', 'module')
+STATES = ('gradients', 'parameters', 'buffers', 'optimizer')
+
+
+@HOOKS.register_module()
+class FingerprintHook(Hook):
+    """One line per iteration in ``WORK_DIR/mmrepro/fingerprints.rankN.jsonl``.
+
+    Args:
+        interval: a line for iterations 0, interval, 2 interval, ...
+        level: 'step': digests of the batch, losses, gradients, parameters, buffers, optimizer;
+            'parameter': also by name; 'module': also what goes in and out of every module, forward
+            and backward.
+
+    It changes no bit of the training and draws no random number. Gradients are those that the
+    optimizer sees (unscaled, clipped), and in iterations without a step those gathered so far.
+
+    Raises:
+        ValueError: for an interval or level that is not allowed.
+    """
+    # the batch as the loader delivered it, the state before other hooks touch it, and the line in
+    # the file before a checkpoint of that iteration is
+    priority = 1
+
+    def __init__(self, interval: int = 1, level: str = 'step') -> None:
+        if level not in LEVELS:
+            raise ValueError(f'FingerprintHook: level={level!r} is not allowed; allowed: '
+                             f'{", ".join(map(repr, LEVELS))}')
+        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+            raise ValueError(f'FingerprintHook: interval={interval!r} is not allowed; allowed: 1 '
+                             'or more')
+        self.interval, self.level = interval, level
+        self._writer: Optional[Writer] = None
+        self._step: Optional[Snapshot] = None
+        self._recorder: Any = None
+        self._handles: List[Any] = []
+        self._drawn: Optional[tuple] = None
+        self._names: Dict[int, str] = {}
+        self._seen: List[int] = []
+
+    def before_train(self, runner: Any) -> None:
+        model = unwrapped(runner.model)
+        self._names = {id(one): name for name, one in model.named_parameters()}
+        for optimizer in optimizers_of(runner.optim_wrapper).values():
+            if not hasattr(optimizer, 'register_step_pre_hook'):
+                raise TypeError(f'FingerprintHook: {type(optimizer).__name__} has no '
+                                'register_step_pre_hook: gradients cannot be seen before it')
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+        if self.level == 'module':
+            self._recorder = ModuleRecorder(model)
+        self._open(runner)
+
+    def _open(self, runner: Any) -> None:
+        folder = os.path.join(runner.work_dir, FOLDER)
+        manifest = None
+        self._writer = Writer(os.path.join(folder, fingerprint_name(get_rank())))
+        self._writer.write(dict(
+            kind='start', format=FORMAT, level=self.level, interval=self.interval,
+            rank=get_rank(), world_size=get_world_size(), scheme=SCHEME,
+            iteration=runner.iter, manifest=manifest))
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        # every batch is taken off, so that positions stay in step with an interval
+        placement = placement_of(runner.train_dataloader)
+        drawn = placement.drawn.popleft() if placement is not None and placement.drawn else None
+        self._step = None
+        if runner.iter % self.interval:
+            return
+        self._step, self._seen = Snapshot(), []
+        self._drawn = drawn
+        self._step.add_digests('data', ['data'], value_digest(data_batch).view(1))
+        if self._recorder is not None:
+            self._recorder.start(self._step)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._step is None:
+            return
+        parameters = [one for group in optimizer.param_groups for one in group['params']]
+        # one optimizer may step twice in an iteration, as in adversarial training
+        times = self._seen.count(id(optimizer))
+        self._seen.append(id(optimizer))
+        self._step.add('gradients', [
+            (f'{name}@{times}' if times else name, gradient)
+            for name, gradient in gradients_of(self._names, parameters)])
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: Optional[dict] = None) -> None:
+        step, self._step = self._step, None
+        if step is None:
+            return
+        finish = self._recorder.stop() if self._recorder is not None else lambda found: {}
+        model = unwrapped(runner.model)
+        if not self._seen:
+            step.add('gradients', gradients_of(self._names, list(model.parameters())))
+        step.add('parameters', [(name, one.data) for name, one in model.named_parameters()])
+        step.add('buffers', list(model.named_buffers()))
+        step.add('optimizer', named_state(self._names, runner.optim_wrapper))
+        losses = {name: value for name, value in (outputs or {}).items() if _is_number(value)}
+        step.add_numbers('losses', list(losses), list(losses.values()))
+        if self.level == 'parameter':
+            names, parameters = zip(*model.named_parameters())
+            step.add_numbers('norms', names, torch._foreach_norm([p.data for p in parameters]))
+        found = step.fetch()
+        self._writer.write({**self._record(runner, found), **finish(found)})
+
+    def _record(self, runner: Any, found: Any) -> Dict[str, Any]:
+        learning_rates = runner.optim_wrapper.get_lr()
+        record = dict(
+            kind='step', iteration=runner.iter, epoch=runner.epoch,
+            batch=dict(positions=_places(self._drawn), indices=_indices(self._drawn),
+                       data=found.by_name('data')['data']),
+            losses=found.floats('losses'),
+            lr={name: [float(value).hex() for value in values]
+                for name, values in learning_rates.items()},
+            **{kind: found.combined(kind) for kind in STATES})
+        if self.level == 'parameter':
+            record['by_name'] = {kind: found.by_name(kind) for kind in STATES}
+            record['norms'] = found.floats('norms')
+        return record
+
+    def after_val_epoch(self, runner: Any, metrics: Optional[Dict[str, float]] = None) -> None:
+        if self._writer is None or not metrics:
+            return
+        self._writer.write(dict(
+            kind='val', iteration=runner.iter, epoch=runner.epoch,
+            metrics={name: float(value).hex() for name, value in metrics.items()
+                     if _is_number(value)}))
+
+    def after_train(self, runner: Any) -> None:
+        self._writer.write(dict(kind='end', iteration=runner.iter))
+        self._close()
+
+    def _close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._recorder is not None:
+            self._recorder.remove()
+            self._recorder = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, (int, float)) or hasattr(value, '__float__')
+
+
+def _places(batch: Optional[tuple]) -> Optional[List[int]]:
+    places = [getattr(index, 'position', None) for index in batch or ()]
+    return places if places and None not in places else None
+
+
+def _indices(batch: Optional[tuple]) -> Optional[List[Any]]:
+    if not batch:
+        return None
+    return [list(index) if isinstance(index, tuple) else int(index) for index in batch]

@@ -1,0 +1,35 @@
+"""Append records to a fingerprint file so that a killed process leaves all but its last line."""
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict
+
+__all__ = ['Writer']
+
+
+class Writer:
+    """One JSON object per line, handed to the operating system at once.
+
+    A line that an earlier process left unfinished is ended first, so that it stays one bad line.
+    """
+
+    def __init__(self, path: str) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self.path = path
+        self._file = open(path, 'ab', buffering=0)
+        if os.path.getsize(path) and not _ends_line(path):
+            self._file.write(b'\n')
+
+    def write(self, record: Dict[str, Any]) -> None:
+        line = json.dumps(record, separators=(',', ':'), ensure_ascii=False, allow_nan=False)
+        self._file.write(line.encode() + b'\n')
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _ends_line(path: str) -> bool:
+    with open(path, 'rb') as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b'\n'
