@@ -41,6 +41,7 @@ class ReproRunnerMixin:
     _point: Optional[ResumePoint] = None
     _stream = 'sample'
     _differences: Sequence[str] = ()
+    _validated: Optional[int] = None  # iterations before the last validation that was completed
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         bound = inspect.signature(super().__init__).bind_partial(*args, **kwargs)
@@ -151,6 +152,11 @@ class ReproRunnerMixin:
     def train(self) -> Any:
         with handling(self):
             return super().train()
+
+    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
+        if fn_name == 'after_val_epoch':  # what hooks save from here on knows its metrics
+            self._validated = self.iter
+        super().call_hook(fn_name, **kwargs)
 
     def wrap_model(self, model_wrapper_cfg: Optional[Dict], model: Any) -> Any:
         # a sum of two is the same in any order; of three it depends on DDP's buckets

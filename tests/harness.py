@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List
 
 import numpy as np
 import torch
+import torch._dynamo  # noqa: F401  every optimizer does, for seconds: once, before processes are forked
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 600  # seconds; a child that hangs is an error, not a wait

@@ -28,7 +28,8 @@ def small(model, data_root):
     cfg = demo_config(model, data_root)
     _replace(cfg._cfg_dict)
     dataset = cfg.train_dataloader.dataset
-    (dataset.dataset if 'dataset' in dataset else dataset)['indices'] = IMAGES.get(model, 6)
+    for leaf in dataset.get('datasets', [dataset.get('dataset', dataset)]):
+        leaf['indices'] = IMAGES.get(model, 6)
     cfg.val_dataloader.dataset['indices'] = 2
     cfg.default_hooks.checkpoint = None
     cfg.log_level = 'ERROR'
@@ -38,6 +39,7 @@ def small(model, data_root):
 # widths and heights of the demo configs -> of the tests
 SMALLER = {
     (256, 192): (160, 120), (192, 192): (128, 128), (384, 384): (256, 256),
+    (128, 96): (96, 72),
     # Deformable DETR's choices
     (160, 256): (96, 160), (192, 256): (112, 160), (224, 256): (128, 160), (200, 400): (112, 240),
     (240, 400): (144, 240), (128, 192): (80, 120),

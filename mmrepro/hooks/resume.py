@@ -12,7 +12,25 @@ from ..data import placement_of
 from ..data.seek import seek, where
 from ..state import ranks
 
-__all__ = ['ResumeHook']
+__all__ = ['ResumeHook', 'validation_is_due']
+
+
+def validation_is_due(runner: Any) -> bool:
+    """Whether MMEngine's loops validate after the last iteration of ``runner``."""
+    loop = runner.train_loop
+    if runner.val_loop is None:
+        return False
+    if isinstance(loop, EpochBasedTrainLoop):
+        # in the middle of an epoch, and at the end of its batches, the loop comes to it by itself
+        if runner.iter != runner.epoch * len(runner.train_dataloader):
+            return False
+        now, last = loop.epoch, loop.max_epochs
+    elif isinstance(loop, IterBasedTrainLoop):
+        now, last = loop.iter, loop.max_iters
+    else:
+        return False
+    loop._decide_current_val_interval()
+    return now >= loop.val_begin and (now % loop.val_interval == 0 or now == last)
 
 
 @HOOKS.register_module()
@@ -29,7 +47,8 @@ class ResumeHook(Hook):
         checkpoint['mmrepro'] = dict(attributes=state['attributes'],
                                      gradients=ranks.portable(state['gradients']),
                                      buffers=ranks.portable(ranks.unsaved_buffers(runner)),
-                                     ranks=runner._other_ranks)
+                                     ranks=runner._other_ranks,
+                                     validated=runner._validated)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         if runner._resume:
@@ -44,6 +63,11 @@ class ResumeHook(Hook):
         unknown += ranks.restore(runner, state.get('ranks', {}).get(get_rank(), {}))
         for place in unknown:
             runner.logger.warning(f'the checkpoint has state of {place}, which this run lacks')
+        if 'validated' in state and state['validated'] != runner.iter and validation_is_due(runner):
+            # checkpoints are written before it; best checkpoints and early stopping depend on it
+            runner.logger.info(f'the run ended before the validation at iteration {runner.iter}: '
+                               'it comes first')
+            runner.val_loop.run()
 
     def before_train_epoch(self, runner: Any) -> None:
         loop, loader = runner.train_loop, runner.train_dataloader
