@@ -82,8 +82,10 @@ class _Job:
             2, 3).reshape(shape.groups, -1, shape.taps * (c // shape.groups)).to(self.product)
 
     def _by_pixel(self, tensor: Tensor, parts: int) -> Tensor:
-        n = len(tensor)
-        rows = tensor.reshape(n, tensor.shape[1], self.pixels).transpose(1, 2).to(self.dtype)
+        n, channels = tensor.shape[:2]
+        # more pixels than the output has: the kernel reads the front of an image's memory
+        front = tensor.flatten(1)[:, :channels * self.pixels]
+        rows = front.view(n, channels, self.pixels).transpose(1, 2).to(self.dtype)
         rows = rows.reshape(n, self.pixels, self.shape.deform_groups, self.shape.taps, parts)
         return rows.transpose(2, 3)
 
@@ -171,16 +173,31 @@ def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tens
     require(len(weight) % shape.groups == 0, name,
             f'the {len(weight)} output channels are not divisible by groups {shape.groups}')
     out = shape.output(h, w)
-    require(min(out) > 0 and h >= shape.kernel[0] and w >= shape.kernel[1], name,
+    fits = mask is not None or (h >= shape.kernel[0] and w >= shape.kernel[1])
+    require(min(out) > 0 and fits, name,
             f'input {describe(input)} is smaller than the kernel {shape.kernel}')
-    require_shape(name, 'offset', offset, (n, shape.deform_groups * 2 * shape.taps, *out))
     tensors = [('weight', weight), ('offset', offset)]
-    if mask is not None:
-        require_shape(name, 'mask', mask, (n, shape.deform_groups * shape.taps, *out))
+    if mask is None:
+        require_shape(name, 'offset', offset, (n, shape.deform_groups * 2 * shape.taps, *out))
+    else:
+        _require_enough(name, 'offset', offset, (n, shape.deform_groups * 2 * shape.taps, *out))
+        _require_enough(name, 'mask', mask, (n, shape.deform_groups * shape.taps, *out))
         tensors.append(('mask', mask))
     for what, tensor in tensors:
         require_dtype(name, what, tensor, (input.dtype,))
     return out
+
+
+def _require_enough(name: str, what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse fewer pixels than the output has, not more.
+
+    DyHead lends the offsets of a level to the next one, at half the size, and mmcv's kernel, which
+    looks at no shape, reads as many as it needs from the front of the memory of each image. Trained
+    weights rely on it.
+    """
+    enough = tensor.dim() == 4 and tensor.shape[:2] == shape[:2] and (
+        tensor.shape[2] * tensor.shape[3] >= shape[2] * shape[3])
+    require(enough, name, f'{what} must have shape {shape}, or more pixels, got {describe(tensor)}')
 
 
 def _forward(job: _Job, output: Tensor, bias: Tensor | None) -> None:
@@ -222,15 +239,21 @@ def _backward(job: _Job, grad_output: Tensor, grad_input: Tensor | None,
         job.weight_gradient(grad_weight, by_weight, scale)
     if grad_input is not None:
         job.input_gradient(grad_input, total)
-        grad_offset.copy_(_by_channel(by_offset, grad_offset))
+        _write_by_channel(by_offset, grad_offset)
     if grad_mask is not None:
-        grad_mask.copy_(_by_channel(by_mask.unsqueeze(-1), grad_mask))
+        _write_by_channel(by_mask.unsqueeze(-1), grad_mask)
 
 
-def _by_channel(rows: Tensor, like: Tensor) -> Tensor:
-    """(N, pixels, taps, deform_groups, parts) in the layout of offsets and masks."""
+def _write_by_channel(rows: Tensor, target: Tensor) -> None:
+    """Write (N, pixels, taps, deform_groups, parts) in the layout of offsets and masks."""
     n, pixels = rows.shape[:2]
-    return rows.transpose(2, 3).reshape(n, pixels, -1).transpose(1, 2).reshape(like.shape)
+    channels, height, width = target.shape[1:]
+    rows = rows.transpose(2, 3).reshape(n, pixels, channels).transpose(1, 2)
+    if pixels < height * width:  # see _require_enough
+        whole = rows.new_zeros(n, channels * height * width)
+        whole[:, :channels * pixels] = rows.reshape(n, channels * pixels)
+        rows = whole
+    target.copy_(rows.reshape(target.shape))
 
 
 def deform_conv_forward(input: Tensor, weight: Tensor, offset: Tensor, output: Tensor,

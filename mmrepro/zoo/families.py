@@ -29,12 +29,15 @@ class Member(NamedTuple):
             tracks and has nothing to train.
         packages: names in PACKAGES that it cannot do without.
         annotations: the format of the data set that it was written for.
+        size: height and width of its pictures in pixels; at 128 the last level of a P3 to P7
+            pyramid still has one.
     """
 
     config: str
     data: str = 'boxes'
     packages: tuple[str, ...] = ()
     annotations: str = 'COCO'
+    size: int = 128
 
     @property
     def family(self) -> str:
@@ -46,6 +49,7 @@ PACKAGES = {package.name: package for package in (
     Package('instaboostfast', 'instaboostfast', 'the transform InstaBoost'),
     Package('mmpretrain', 'mmpretrain', 'backbones of image classification'),
     Package('timm', 'timm', 'backbones of timm, through mmpretrain'),
+    Package('scikit-learn', 'sklearn', 'the Gaussian mixture of PAA'),
     Package('transformers', 'transformers', 'the language model BERT'),
     Package('panopticapi', 'panopticapi', 'the panoptic metric'),
     Package('lvis', 'lvis', 'the LVIS data set and metric'),
@@ -55,8 +59,9 @@ PACKAGES = {package.name: package for package in (
 
 
 def _family(folder: str, *names: str, data: str = 'boxes', packages: tuple[str, ...] = (),
-            annotations: str = 'COCO') -> tuple[Member, ...]:
-    return tuple(Member(f'{folder}/{name}.py', data, packages, annotations) for name in names)
+            annotations: str = 'COCO', size: int = 128) -> tuple[Member, ...]:
+    return tuple(Member(f'{folder}/{name}.py', data, packages, annotations, size)
+                 for name in names)
 
 
 _ONE_STAGE = (
@@ -67,7 +72,8 @@ _ONE_STAGE = (
              'centernet-update_r18_fpn_8xb8-amp-lsj-200e_coco'),
     *_family('centripetalnet', 'centripetalnet_hourglass104_16xb6-crop511-210e-mstest_coco'),
     *_family('cornernet', 'cornernet_hourglass104_8xb6-210e-mstest_coco'),
-    *_family('ddod', 'ddod_r50_fpn_1x_coco'),
+    # its deformable convolution refuses, in mmcv too, a level smaller than the kernel
+    *_family('ddod', 'ddod_r50_fpn_1x_coco', size=384),
     *_family('dyhead', 'atss_r50-caffe_fpn_dyhead_1x_coco', 'atss_r50_fpn_dyhead_1x_coco'),
     *_family('efficientnet', 'retinanet_effb3_fpn_8xb4-crop896-1x_coco'),
     *_family('fcos', 'fcos_r50-caffe_fpn_gn-head_1x_coco',
@@ -78,13 +84,13 @@ _ONE_STAGE = (
     *_family('fsaf', 'fsaf_r50_fpn_1x_coco'),
     *_family('gfl', 'gfl_r50_fpn_1x_coco', 'gfl_r101-dconv-c3-c5_fpn_ms-2x_coco'),
     *_family('ghm', 'retinanet_r50_fpn_ghm-1x_coco'),
-    *_family('lad', 'lad_r101-paa-r50_fpn_2xb8_coco_1x'),
+    *_family('lad', 'lad_r101-paa-r50_fpn_2xb8_coco_1x', packages=('scikit-learn',)),
     *_family('ld', 'ld_r18-gflv1-r101_fpn_1x_coco'),
     *_family('nas_fcos', 'nas-fcos_r50-caffe_fpn_nashead-gn-head_4xb4-1x_coco',
              'nas-fcos_r50-caffe_fpn_fcoshead-gn-head_4xb4-1x_coco'),
     *_family('nas_fpn', 'retinanet_r50_nasfpn_crop640-50e_coco',
              'retinanet_r50_fpn_crop640-50e_coco'),
-    *_family('paa', 'paa_r50_fpn_1x_coco'),
+    *_family('paa', 'paa_r50_fpn_1x_coco', packages=('scikit-learn',)),
     *_family('pvt', 'retinanet_pvt-t_fpn_1x_coco', 'retinanet_pvtv2-b0_fpn_1x_coco'),
     *_family('reppoints', 'reppoints-moment_r50_fpn_1x_coco',
              'reppoints-minmax_r50_fpn-gn_head-gn_1x_coco',

@@ -12,7 +12,6 @@ __all__ = ['config_root', 'load', 'take']
 
 SEED = 20
 STEPS = 2
-SIZE = 128  # pixels; the deepest level of a P7 pyramid still has one
 BATCH_SIZES = ('BatchFixedSizePad', 'BatchSyncRandomResize', 'BatchResize')
 
 # Small pictures need fewer candidates; with the counts for 1333 pixels the heads see mostly
@@ -54,11 +53,13 @@ def _nodes(node: Any) -> Iterator[dict]:
             yield from _nodes(value)
 
 
-def load(path: str) -> Any:
-    """The config file with nothing to download: weights start at random, from a seed."""
+def load(path: str, size: int = 128) -> Any:
+    """The config file with nothing to download, for pictures of ``size`` pixels."""
     from mmengine.config import Config
     cfg = Config.fromfile(os.path.join(config_root(), path))
     for node in _nodes(cfg.model):
+        if isinstance(node.get('teacher_config'), str):  # written from MMDetection's root
+            node['teacher_config'] = load(os.path.relpath(node['teacher_config'], 'configs'), size)
         init = node.get('init_cfg')
         if isinstance(init, dict) and init.get('type') == 'Pretrained':
             node['init_cfg'] = None
@@ -71,7 +72,7 @@ def load(path: str) -> Any:
         if node.get('type') in BATCH_SIZES:
             for key in ('size', 'random_size_range', 'scale'):
                 if key in node:
-                    node[key] = (SIZE, SIZE)
+                    node[key] = (size, size)
     return cfg
 
 
@@ -97,8 +98,8 @@ def _parts(cfg: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def _batch(member: Member, cfg: Any) -> dict:
-    batch = inputs.images(SIZE, _classes(cfg.model), text='cat . dog .' if member.data == 'text'
-                          else None)
+    text = 'cat . dog .' if member.data == 'text' else None
+    batch = inputs.images(member.size, _classes(cfg.model), text=text)
     if member.data == 'proposals':
         batch = inputs.with_proposals(batch)
     if member.data == 'semi':
@@ -180,7 +181,7 @@ def take(member: Member) -> dict:
     from .. import determinism
     register_all_modules(init_default_scope=True)
     torch.set_num_threads(1)
-    cfg = load(member.config)
+    cfg = load(member.config, member.size)
     for _, build in _parts(cfg):
         build()
     with determinism.deterministic(), _calls() as operators:

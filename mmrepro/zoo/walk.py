@@ -125,7 +125,7 @@ def warm() -> None:
     import torch
     from mmdet.utils import register_all_modules
 
-    import mmrepro  # noqa: F401
+    from . import step  # noqa: F401
     torch.set_num_threads(1)
     register_all_modules(init_default_scope=True)
 

@@ -1,4 +1,6 @@
 """Deformable convolution, with and without masks."""
+import contextlib
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -123,6 +125,49 @@ def results(version, case, tensors):
     return [out, *torch.autograd.grad(out, leaves(version, tensors), up)]
 
 
+def lent(wave):
+    """Offsets and a mask of twice the height and width, as DyHead hands to the next level."""
+    feature, weight, bias = wave(2, 4, 8, 9), wave(3, 4, 3, 3, phase=1), wave(3, phase=2)
+    offset, mask = wave(2, 18, 8, 10, phase=3) * 2, wave(2, 9, 8, 10, phase=4)
+    return [t.requires_grad_() for t in (feature, offset, mask, weight, bias)]
+
+
+def test_more_offsets_than_pixels_are_read_from_the_front(wave):
+    feature, offset, mask, weight, bias = tensors = lent(wave)
+    front = [t.flatten(1)[:, :t.shape[1] * 20].unflatten(1, (-1, 4, 5)) for t in (offset, mask)]
+    results = []
+    for used in ((offset, mask), front):
+        out = modulated_deform_conv2d(feature, *used, weight, bias, 2, 1)
+        upstream = wave(*out.shape, phase=5)
+        results.append([out, *torch.autograd.grad(out, tensors, upstream)])
+    assert results[0][0].shape == (2, 3, 4, 5)
+    for ours, expected in zip(*results):
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.compiled
+def test_more_offsets_than_pixels_agree_with_compiled_mmcv(wave, compiled):
+    tensors = lent(wave)
+    results = []
+    for provider in (contextlib.nullcontext, compiled):
+        with provider():
+            out = modulated_deform_conv2d(*tensors, 2, 1)
+            upstream = wave(*out.shape, phase=5)
+            results.append([out, *torch.autograd.grad(out, tensors, upstream)])
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_an_input_smaller_than_its_kernel(wave):
+    feature, offset, mask = wave(1, 2, 2, 2), wave(1, 18, 2, 2, phase=1), wave(1, 9, 2, 2, phase=2)
+    weight = wave(3, 2, 3, 3, phase=3)
+    expected = naive(feature, offset, mask, weight, None, *[(1, 1)] * 3, 1, 1)
+    torch.testing.assert_close(modulated_deform_conv2d(feature, offset, mask, weight, None, 1, 1),
+                               expected)
+    with pytest.raises(RuntimeError, match=r'\(1, 2, 2, 2\).*smaller than the kernel \(3, 3\)'):
+        deform_conv2d(feature, offset, weight, 1, 1)
+
+
 @pytest.mark.compiled
 @pytest.mark.parametrize('version', [1, 2])
 @pytest.mark.parametrize('case', CASES)
@@ -236,7 +281,7 @@ def test_a_pixel_that_is_not_read_does_not_reach_the_result():
     (dict(offset=torch.zeros(1, 18, 4, 3)), r'offset must have shape .*got \(1, 18, 4, 3\)'),
     (dict(mask=torch.zeros(1, 9, 4, 4).double()), 'mask must be float32'),
     (dict(weight=torch.zeros(2, 3, 3, 3)), r'weight must have shape \(N, 2, 3, 3\)'),
-    (dict(input=torch.zeros(1, 2, 2, 2)), 'is smaller than the kernel'),
+    (dict(input=torch.zeros(1, 2, 0, 2)), 'is smaller than the kernel'),
     (dict(stride=0), 'stride must be positive'),
 ])
 def test_what_convolution_refuses_is_named_with_its_shape(change, message):
