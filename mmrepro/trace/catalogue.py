@@ -207,7 +207,7 @@ CATALOGUE: Tuple[Row, ...] = (
         'generator to another place.',
         'Look in its code for a library with generators of its own, for threads, for memory that '
         'is not written, and for state that it keeps from one sample to the next.'),
-    Row('order of the data list',
+    Row('another entry in the data list',
         lambda c: c.phase == 'data' and c.kind == 'input' and c.record.path.endswith('/0'),
         'The same index names another entry: the data set has another content, or another order.',
         'Compare the annotation files (mmrepro compare shows their digests); sort directory '

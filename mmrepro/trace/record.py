@@ -4,6 +4,7 @@ Recording reads and never writes: it draws no random number and changes no bit o
 """
 from __future__ import annotations
 
+import json
 import os
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
@@ -13,6 +14,7 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..data import placement_of
 from ..state.ranks import unwrap
 from . import boundary
 from .operators import OperatorRecorder
@@ -40,13 +42,13 @@ class Plan(NamedTuple):
         folder: where the files go; it exists.
         stop: the run ends after this iteration, counted from 0.
         record: iteration to record; None for none.
-        wanted: epoch and place of the samples of that iteration; None records all samples.
+        wanted: places of the samples of that iteration, in any epoch; None records all samples.
         keep: rank -> number of an operator's record whose tensors are written as well.
     """
     folder: str
     stop: int
     record: Optional[int] = None
-    wanted: Optional[Tuple[Tuple[int, int], ...]] = None
+    wanted: Optional[Tuple[int, ...]] = None
     keep: Optional[Dict[int, int]] = None
 
 
@@ -63,11 +65,21 @@ def attach(runner: Any, plan: Plan) -> None:
 
 def read_stream(folder: str, rank: int) -> List[Record]:
     """All records of a side: samples of the batch first, then the iteration in its order."""
-    return read_samples(folder, rank) + read_records(_operators(folder, rank))
+    with open(_batch(folder, rank), encoding='utf-8') as file:
+        places = json.load(file)
+    samples = read_samples(folder, rank)
+    if places is not None:
+        wanted = {f'sample {epoch}.{position}' for epoch, position in places}
+        samples = [record for record in samples if record.path.split('/')[0] in wanted]
+    return samples + read_records(_operators(folder, rank))
 
 
 def _operators(folder: str, rank: int) -> str:
     return os.path.join(folder, f'operators.rank{rank}.jsonl')
+
+
+def _batch(folder: str, rank: int) -> str:
+    return os.path.join(folder, f'batch.rank{rank}.json')
 
 
 class _Attached(Hook):
@@ -92,7 +104,7 @@ class _Recording:
     def watch_loaders(self) -> None:
         """Record the transforms of the training data; before worker processes exist."""
         plan, runner = self._plan, self._runner
-        wanted = None if plan.wanted is None else frozenset(map(tuple, plan.wanted))
+        wanted = None if plan.wanted is None else frozenset(plan.wanted)
         samples = Samples(plan.folder, get_rank(), wanted)
         build_loop, build_loader = runner.build_train_loop, runner.build_dataloader
 
@@ -136,6 +148,7 @@ class _Recording:
             yield
             return
         recorder = self._recorder
+        self._write_batch()
         self._state('start', '', 'state before the iteration')
         recorder.attributes(boundary.attributes(self._runner))
         recorder.note('data', 'batch', 'batch', leaves(batch))
@@ -143,6 +156,14 @@ class _Recording:
             yield
         self._state('start', '', 'state after the iteration')
         self._finish()
+
+    def _write_batch(self) -> None:
+        """The places of the samples of this batch: workers have loaded others already."""
+        placement = placement_of(self._runner.train_dataloader)
+        drawn = placement.drawn[0] if placement is not None and placement.drawn else ()
+        places = [[index.epoch, index.position] for index in drawn if hasattr(index, 'position')]
+        with open(_batch(self._plan.folder, get_rank()), 'w', encoding='utf-8') as file:
+            json.dump(places or None, file)
 
     def _start(self) -> None:
         if self._recorder is None:

@@ -20,8 +20,6 @@ from .records import Record, append_record, read_records
 
 __all__ = ['Samples', 'content_digest', 'leaves', 'read_samples']
 
-Position = Tuple[int, int]  # epoch, place in the order of samples
-
 _recorded: Dict[type, type] = {}
 # of the sample that this process loads: its name, transforms so far; samples loaded so far
 _current: Optional[str] = None
@@ -35,10 +33,10 @@ class Samples:
     Args:
         folder: of the files, one for each process.
         rank: of this process, for the names of the files.
-        wanted: epoch and place of the samples to record; None for all.
+        wanted: places of the samples to record, in any epoch; None for all.
     """
 
-    def __init__(self, folder: str, rank: int, wanted: Optional[FrozenSet[Position]]) -> None:
+    def __init__(self, folder: str, rank: int, wanted: Optional[FrozenSet[int]]) -> None:
         self.folder, self.rank, self.wanted = folder, rank, wanted
 
     def instrument(self, dataset: Any) -> None:
@@ -175,7 +173,7 @@ def _place(samples: Samples, index: Any) -> Optional[str]:
     if batch is None:
         return f'sample {_loaded}.{index}' if samples.wanted is None else None
     _, (epoch, position, *_) = batch._entry(batch.current)
-    if samples.wanted is None or (epoch, position) in samples.wanted:
+    if samples.wanted is None or position in samples.wanted:
         return f'sample {epoch}.{position}'
     return None
 

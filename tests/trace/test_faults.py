@@ -1,0 +1,117 @@
+"""Planted faults: each has to be named, with its place and its cause."""
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from faults.planted import FAULTS
+from faults.tiny import tiny
+from harness import Child
+
+from mmrepro.trace.localise import Localiser
+from mmrepro.trace.sides import Side, jobs_of, run_here
+
+ITERATIONS = 6
+FAST = [name for name, fault in FAULTS.items() if fault.fast]
+SLOW = [name for name in FAULTS if name not in FAST]
+
+
+def run_planted(job, env, plant, side):
+    os.environ.update(env)
+    torch.set_num_threads(1)
+    if plant is not None:
+        plant(side)
+    run_here(job)
+
+
+class Forks:
+    """Starts a side in forked children of this warm process.
+
+    Side A without a fault is the same for many faults: it runs once.
+    """
+
+    def __init__(self, fault, cache):
+        self.fault, self.cache = fault, cache
+
+    def __call__(self, side, folder, plan):
+        plant = self.fault.plant if side.name in self.fault.sides else None
+        key = plant or (side.config, plan._replace(folder=''), side.ranks)
+        known = self.cache.get(repr(key))
+        if plant is None and known:
+            shutil.copytree(known, folder, dirs_exist_ok=True)
+            return
+        for job in jobs_of(side, folder, plan):
+            self.run(side, job, plant)
+        if plant is None:
+            self.cache[repr(key)] = folder
+
+    def run(self, side, job, plant):
+        if side.ranks == 1:
+            Child(run_planted, job, side.env, plant, side.name).result()
+            return
+        from test_training_on_ranks import free_port
+        env = dict(side.env, WORLD_SIZE=str(side.ranks), MASTER_ADDR='127.0.0.1',
+                   MASTER_PORT=str(free_port()), GLOO_SOCKET_IFNAME='lo')
+        children = [Child(run_planted, job, dict(env, RANK=str(rank), LOCAL_RANK=str(rank)), plant,
+                          side.name) for rank in range(side.ranks)]
+        for child in children:
+            child.result()
+
+
+@pytest.fixture(scope='session')
+def cache():
+    return {}
+
+
+def config_file(folder, randomness):
+    path = folder / 'config.py'
+    cfg = tiny(folder)
+    cfg.randomness.update(randomness)
+    cfg.env_cfg = dict(dist_cfg=dict(backend='gloo'))
+    cfg.dump(str(path))
+    return str(path)
+
+
+@pytest.fixture(scope='session')
+def configs(tmp_path_factory):
+    """Randomness -> path of the config with it."""
+    import torch._dynamo  # noqa: F401  the optimizer imports it: a second in every child
+    paths = {}
+
+    def path_of(randomness):
+        key = json.dumps(randomness)
+        if key not in paths:
+            paths[key] = config_file(tmp_path_factory.mktemp('config'), randomness)
+        return paths[key]
+
+    return path_of
+
+
+def search(name, folder, cache, configs):
+    fault = FAULTS[name]
+    path = configs(fault.randomness)
+    sides = (Side('A', path, ranks=fault.ranks),
+             Side('B', path, fault.env, fault.ranks, fault.resume_at))
+    return Localiser(sides, str(folder), Forks(fault, cache)).search(ITERATIONS)
+
+
+def check(name, outcome):
+    """Everything that the row expects."""
+    assert outcome.verdict == 'found', outcome.text()
+    expect = dict(FAULTS[name].expect)
+    mentions = expect.pop('mentions', '')
+    found = {key: getattr(outcome.finding, key) for key in expect}
+    assert found == expect, outcome.text()
+    assert mentions in outcome.text(), outcome.text()
+
+
+@pytest.mark.parametrize('name', FAST)
+def test_fault_is_named(name, tmp_path, cache, configs):
+    check(name, search(name, tmp_path, cache, configs))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('name', SLOW)
+def test_fault_is_named_too(name, tmp_path, cache, configs):
+    check(name, search(name, tmp_path, cache, configs))
