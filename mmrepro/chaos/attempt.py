@@ -17,6 +17,7 @@ __all__ = ['Attempt', 'Plan', 'TURNS']
 
 TURNS = ('train', 'val')  # events that count for the moment of an interruption
 GRACE = 60.  # seconds in which processes have to end by themselves, once one has
+LOOK = 0.1  # seconds after which we see that a process has ended; its workers may keep its pipes
 LIMIT = 1800.  # seconds without an event, after which a run counts as hung
 
 
@@ -86,8 +87,8 @@ class Attempt:
                 first_end = now
             if self._overdue(now, first_end):
                 self._kill()
-            due = strike_at - now if strike_at is not None and not self.struck else 1.
-            self._listen(max(due, 0.))
+            due = strike_at - now if strike_at is not None and not self.struck else LOOK
+            self._listen(min(max(due, 0.), LOOK))
             if strike_at is None and plan is not None and self._reached(plan):
                 gap = gaps['save' if KINDS[plan.kind].moment else 'turn']
                 strike_at = self._last[1] + plan.fraction * gap

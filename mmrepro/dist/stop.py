@@ -28,13 +28,14 @@ class CommonStop:
 
     Args:
         wanted: Whether this rank wants to stop; called from another thread.
-        interval: Seconds between two looks at the store.
+        interval: Seconds between two looks at the store; None: :data:`INTERVAL`.
         timeout: Seconds within which all ranks have to answer.
     """
 
-    def __init__(self, wanted: Callable[[], bool], interval: float = INTERVAL,
+    def __init__(self, wanted: Callable[[], bool], interval: Optional[float] = None,
                  timeout: float = DEFAULT_TIMEOUT) -> None:
-        self._wanted, self._interval, self._timeout = wanted, interval, timeout
+        self._wanted, self._timeout = wanted, timeout
+        self._interval = INTERVAL if interval is None else interval
         self._turns = 0
         self._held: Optional[int] = None  # the turn beyond which this rank must not go yet
         self._last: Optional[int] = None  # the turn that all ranks agreed on

@@ -1,0 +1,374 @@
+"""SIGTERM and SIGUSR1: a checkpoint at the end of the iteration, exit code 75, and nothing lost."""
+import multiprocessing
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from dist_pool import shared_pool
+from harness import Child, digest
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.registry import DATASETS, METRICS, MODELS
+from mmengine.runner import Runner
+from test_runner import DumpNothing
+from test_training_on_ranks import free_port
+
+from mmrepro.dist.agreement import AgreementError
+from mmrepro.dist.stop import CommonStop
+from mmrepro.hooks import PreemptHook
+from mmrepro.hooks.preempt import Preempted
+
+pytestmark = pytest.mark.filterwarnings('ignore')
+
+
+@MODELS.register_module(force=True)
+class Small(BaseModel):
+    """BatchNorm, and noise from the step's stream; validation tells of the weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(2, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1))
+
+    def forward(self, x, mode='tensor'):
+        out = self.layers(torch.stack(x).float())
+        if mode == 'loss':
+            return dict(loss=(out + torch.rand(1)).square().mean())
+        return [out.sum()]
+
+
+@DATASETS.register_module(force=True)
+class Cloudlet(torch.utils.data.Dataset):
+    metainfo = {}
+
+    def __init__(self, size=16):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, i):
+        return dict(x=torch.tensor([i, 1.]) + torch.rand(2))
+
+
+@METRICS.register_module(force=True)
+class SumOfOutputs(DumpNothing):
+    def process(self, data_batch, data_samples):
+        self.results.append(float(data_samples[0]))
+
+    def compute_metrics(self, results):
+        return dict(total=sum(results))
+
+
+def settings(work_dir, **changes):
+    cfg = Config(dict(
+        model=dict(type='Small'), work_dir=str(work_dir), log_level='ERROR',
+        train_dataloader=dict(batch_size=4, num_workers=0, dataset=dict(type='Cloudlet'),
+                              sampler=dict(type='DefaultSampler', shuffle=True)),
+        val_dataloader=dict(batch_size=2, num_workers=0, dataset=dict(type='Cloudlet', size=6),
+                            sampler=dict(type='DefaultSampler', shuffle=False)),
+        val_cfg=dict(), val_evaluator=dict(type='SumOfOutputs'),
+        train_cfg=dict(by_epoch=True, max_epochs=3),
+        optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.01), accumulative_counts=3),
+        param_scheduler=[dict(type='LinearLR', start_factor=0.1, by_epoch=False, end=9)],
+        custom_hooks=[dict(type='EMAHook', ema_type='ExponentialMovingAverage',
+                           update_buffers=True)],
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=-1, save_last=False)),
+        env_cfg=dict(dist_cfg=dict(backend='gloo')), randomness=dict(seed=5)))
+    cfg.train_cfg = changes.pop('train_cfg', cfg.train_cfg)
+    cfg.merge_from_dict(changes)
+    return cfg
+
+
+class Signals(Hook):
+    """Records what happens and, at one turn, sends signals to this process."""
+
+    def __init__(self, at=None, numbers=(signal.SIGTERM,), send=os.kill):
+        self.at, self.numbers, self._send = at, numbers, send
+        self.records = {}
+        self.turns = 0
+
+    def _turn(self):
+        if self.turns == self.at:
+            for number in self.numbers:
+                self._send(os.getpid(), number)
+        self.turns += 1
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.records['loss', runner.iter] = float(outputs['loss'].detach()).hex()
+        self._turn()
+
+    def before_val_iter(self, runner, batch_idx, data_batch=None):
+        self._turn()
+
+    def after_val_epoch(self, runner, metrics=None):
+        self.records['metric', runner.iter] = float(metrics['total']).hex()
+
+    def after_train(self, runner):
+        model = getattr(runner.model, 'module', runner.model)
+        average = next(hook for hook in runner.hooks if hasattr(hook, 'ema_model')).ema_model
+        self.records['end', runner.iter] = digest(
+            [model.state_dict(), average.state_dict(), runner.optim_wrapper.state_dict(),
+             [scheduler.state_dict() for scheduler in runner.param_schedulers]])
+
+
+def run(cfg, resume=False, hook=None):
+    """Train; returns the hook with its records, and Preempted if the run was."""
+    cfg.resume = resume
+    hook = hook or Signals()
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(hook, priority='LOWEST')
+    try:
+        runner.train()
+    except Preempted as preempted:
+        return hook, preempted
+    return hook, None
+
+
+LOOPS = {
+    'epochs': {},
+    'iterations': {'train_cfg': dict(by_epoch=False, max_iters=12, val_interval=4),
+                   'train_dataloader.sampler.type': 'InfiniteSampler'},
+}
+
+
+@pytest.mark.parametrize('loop', LOOPS)
+def test_at_every_turn_nothing_is_lost(loop, tmp_path):
+    """In an epoch, at its end, in a validation, in a cycle of gradient accumulation."""
+    whole, _ = run(settings(tmp_path / 'whole', **LOOPS[loop]))
+    assert whole.turns == 12 + 3 * 3
+    for turn in range(whole.turns):
+        cfg = settings(tmp_path / str(turn), **LOOPS[loop])
+        number = (signal.SIGTERM, signal.SIGUSR1)[turn % 2]
+        first, preempted = run(cfg, hook=Signals(turn, [number]))
+        second, rest = run(cfg, resume=True)
+        assert preempted.code == 75 and rest is None
+        assert first.turns == turn + 1, 'it left in the same turn'
+        iterations = [key for key in second.records if key[0] == 'loss']
+        assert len(iterations) == 12 - preempted.iteration, 'no iteration twice'
+        assert {**first.records, **second.records} == whole.records, f'signal in turn {turn}'
+
+
+def test_again_and_again(tmp_path):
+    whole, _ = run(settings(tmp_path / 'whole'))
+    found, preempted, resume = {}, True, False
+    while preempted:
+        hook, preempted = run(settings(tmp_path / 'pieces'), resume, Signals(3))
+        found.update(hook.records)
+        resume = True
+    assert found == whole.records
+    assert sorted(p.name for p in (tmp_path / 'pieces').glob('[!.]*.pth')) == ['preempted.pth']
+
+
+def test_the_checkpoint_is_the_last_one(tmp_path):
+    _, preempted = run(settings(tmp_path), hook=Signals(4))
+    assert preempted.path == str(tmp_path / 'preempted.pth')
+    assert (tmp_path / 'last_checkpoint').read_text() == preempted.path
+    assert not list(tmp_path.glob('*.partial')) + list(tmp_path.glob('.*.partial'))
+
+
+def test_more_signals_while_the_checkpoint_is_written_do_nothing(tmp_path):
+    class Impatient(Signals):
+        def before_save_checkpoint(self, runner, checkpoint):
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+                os.kill(os.getpid(), number)
+
+    whole, _ = run(settings(tmp_path / 'whole'))
+    first, preempted = run(settings(tmp_path), hook=Impatient(7))
+    second, _ = run(settings(tmp_path), resume=True)
+    assert preempted.iteration == 5
+    assert {**first.records, **second.records} == whole.records
+
+
+@pytest.mark.parametrize('end', ['done', 'pre-empted', 'error'])
+def test_handlers_are_what_they_were(end, tmp_path):
+    class Fails(Signals):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            raise ZeroDivisionError
+
+    def own(number, frame):
+        pass
+
+    hook = {'done': Signals(), 'pre-empted': Signals(2), 'error': Fails()}[end]
+    before = signal.signal(signal.SIGTERM, own), signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        if end == 'error':
+            with pytest.raises(ZeroDivisionError):
+                run(settings(tmp_path), hook=hook)
+        else:
+            run(settings(tmp_path), hook=hook)
+        assert signal.getsignal(signal.SIGTERM) is own
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before[0]), signal.signal(signal.SIGUSR1, before[1])
+    assert not [t for t in threading.enumerate() if t.name == 'mmrepro stop']
+
+
+def test_an_interrupt_from_the_keyboard_is_one(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(settings(tmp_path), hook=Signals(3, [signal.SIGINT]))
+
+
+def test_in_another_thread_signals_are_left_alone(tmp_path):
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    class Looks(Signals):
+        def after_train_iter(self, *args, **kwargs):
+            super().after_train_iter(*args, **kwargs)
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=run, args=(settings(tmp_path), False, Looks()))
+    thread.start()
+    thread.join()
+    assert len(seen) == 12 and set(seen) == {before}
+
+
+def test_a_hook_of_the_config_replaces_ours(tmp_path):
+    cfg = settings(tmp_path)
+    cfg.custom_hooks.append(dict(type='PreemptHook', signals=('SIGUSR2', ), exit_code=3))
+    _, preempted = run(cfg, hook=Signals(1, [signal.SIGUSR2]))
+    assert preempted.code == 3
+
+
+def test_it_can_be_turned_off(tmp_path):
+    cfg = settings(tmp_path)
+    cfg.custom_hooks.append(dict(type='PreemptHook', signals=()))
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        hook, preempted = run(cfg, hook=Signals(1, [signal.SIGUSR1]))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert preempted is None and hook.turns == 21
+
+
+@pytest.mark.parametrize('name', ['SIGKILL', 'SIGINT', 'TERM'])
+def test_signals_that_cannot_announce_an_end_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name!r} cannot announce an end"):
+        PreemptHook(signals=(name, ))
+
+
+def as_leader(function, *args):
+    """In a process group of its own, as jobs of schedulers are."""
+    os.setsid()
+    return function(*args)
+
+
+def signal_everybody(pid, number):
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    os.killpg(0, number)
+    for worker in workers:  # still there, and at work
+        assert worker.is_alive()
+
+
+def in_own_group(cfg, resume=False, at=None):
+    hook, preempted = run(cfg, resume, Signals(
+        at, (signal.SIGUSR1, signal.SIGTERM), signal_everybody))
+    return hook.records, preempted and preempted.iteration
+
+
+@pytest.mark.parametrize('persistent', [False, True])
+def test_workers_outlive_a_signal_to_all(persistent, tmp_path):
+    cfg = settings(tmp_path / 'cut', **{'train_dataloader.num_workers': 2,
+                                        'train_dataloader.persistent_workers': persistent})
+    whole, _ = run(settings(tmp_path / 'whole'))
+    first, iteration = Child(as_leader, in_own_group, cfg, False, 8).result()
+    second, _ = Child(as_leader, in_own_group, cfg, True).result()
+    assert iteration == 6 and {**first, **second} == whole.records
+
+
+def test_the_exit_code_is_75(tmp_path):
+    cfg = settings(tmp_path)
+    process = multiprocessing.get_context('fork').Process(target=leaves, args=(cfg, ))
+    process.start()
+    process.join()
+    assert process.exitcode == 75
+
+
+def leaves(cfg):
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(Signals(2), priority='LOWEST')
+    runner.train()
+
+
+# ------------------------------------------------------------------------------- several ranks
+
+
+def of_rank(rank, world, cfg, port, at, resume):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
+                      MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    cfg.launcher = 'pytorch'
+    try:
+        hook, preempted = run(cfg, resume, Signals(at.get(rank)))
+        return hook.records, preempted and preempted.iteration
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def on_ranks(world, cfg, at=None, resume=False):
+    port = free_port()
+    children = [Child(of_rank, rank, world, cfg, port, at or {}, resume)
+                for rank in range(world)]
+    return [child.result() for child in children]
+
+
+# rank -> turn in which its signal comes; an epoch has 4 iterations and 2 validation batches, and
+# of these batches rank 0 has one more
+MOMENTS = {'one rank': {1: 2}, 'at different times': {0: 4, 2: 3}, 'in a validation': {2: 5}}
+
+
+@pytest.mark.parametrize('moment', MOMENTS)
+def test_ranks_leave_after_the_same_iteration(moment, tmp_path, monkeypatch):
+    monkeypatch.setattr('mmrepro.dist.stop.INTERVAL', 0.01)
+    changes = {'train_cfg.max_epochs': 20, 'val_dataloader.dataset.size': 13,
+               'train_dataloader.batch_size': 2, 'train_dataloader.dataset.size': 24,
+               'randomness.deterministic': True}
+    whole = on_ranks(3, settings(tmp_path / 'whole', **changes))
+    cfg = settings(tmp_path / 'cut', **changes)
+    first = on_ranks(3, cfg, MOMENTS[moment])
+    second = on_ranks(3, cfg, resume=True)
+    assert len({iteration for _, iteration in first}) == 1 and first[0][1] is not None
+    for rank in range(3):
+        assert {**first[rank][0], **second[rank][0]} == whole[rank][0], f'rank {rank}'
+
+
+def turns_of(rank, world, wants):
+    """Ranks run apart as far as they like."""
+    state = dict(turns=0)
+    stop = CommonStop(lambda: rank == wants and state['turns'] >= 50, interval=0.01)
+    try:
+        while not stop.turn():
+            state['turns'] += 1
+        stop.leave()
+    finally:
+        stop.close()
+    return state['turns']
+
+
+@pytest.mark.parametrize('wants', [0, 2])
+def test_ranks_agree_on_a_turn(wants):
+    turns = shared_pool().run(turns_of, 3, wants)
+    assert len(set(turns)) == 1 and turns[0] >= 50
+
+
+def without_the_last(rank, world):
+    if rank == world - 1:
+        torch.distributed.barrier()
+        return None
+    stop = CommonStop(lambda: True, interval=0.01, timeout=0.5)
+    try:
+        while not stop.turn():
+            pass
+    finally:
+        stop.close()
+        torch.distributed.barrier()
+
+
+def test_a_rank_that_does_not_answer_is_named():
+    outcomes = shared_pool().outcomes(without_the_last, 3)
+    for fine, (error, _) in outcomes[:2]:
+        assert not fine and isinstance(error, AgreementError)
+        assert 'these ranks did not say within 0.5 s where they can stop: 2' in str(error)
