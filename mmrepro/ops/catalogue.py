@@ -1,0 +1,119 @@
+"""``mmrepro ops``: the operators, who answers for each, and whether that gives equal bits."""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from mmrepro.ops.provider import Entry, catalogue, provider
+from mmrepro.ops.table import FAMILIES, Family
+
+__all__ = ['as_json', 'as_text', 'main', 'page', 'render']
+
+# What the page says about the two kinds of compiled kernels.
+COMPILED = {
+    'atomics': '**no**: adds with atomics',
+    'ordered': 'yes',
+}
+BEGIN = '<!-- made by: mmrepro ops --markdown -->'
+END = '<!-- end of what mmrepro ops --markdown made -->'
+
+
+def _verdict(entry: Entry) -> str:
+    if entry.provider == 'none':
+        return '-'
+    return 'yes' if entry.deterministic else 'NO'
+
+
+def as_text(entries: Sequence[Entry], device: str) -> str:
+    """A line per operator, and counts."""
+    titles = ('operator', 'provider', f'same bits on {device}', 'used by')
+    lines = [titles] + [
+        (e.operator, e.provider, _verdict(e), e.users) for e in entries]
+    widths = [max(len(line[i]) for line in lines) for i in range(3)]
+    table = '\n'.join('  '.join(
+        [*(cell.ljust(width) for cell, width in zip(line, widths)), line[3]]) for line in lines)
+    missing = [e for e in entries if e.provider == 'none']
+    different = [e for e in entries if e.provider != 'none' and not e.deterministic]
+    summary = (f'{len(entries)} operators, provider {provider()!r}: '
+               f'{len(different)} not deterministic on {device}, {len(missing)} not available '
+                '(they import, and say what to install when called)')
+    return f'{table}\n\n{summary}'
+
+
+def as_json(entries: Sequence[Entry], device: str) -> dict[str, Any]:
+    """The same for programs: provider, device, and a dict per operator."""
+    return dict(provider=provider(), device=device,
+                operators=[entry._asdict() for entry in entries])
+
+
+def _cell(text: str) -> str:
+    return text.replace('|', '\\|')
+
+
+def _line(family: Family, reached: dict[str, list[str]]) -> str:
+    names = '<br>'.join(f'`{name}`' for name in family.names)
+    folders = sorted({folder for name in family.names for folder in reached.get(name, ())})
+    measured = f'<br>in the walk: {", ".join(folders)}' if folders else ''
+    return '| ' + ' | '.join((
+        names, f'`{family.source}`', _cell(family.users) + measured,
+        f'yes: {family.why}' if family.module else '**not available**',
+        COMPILED[family.compiled])) + ' |'
+
+
+def page(reached: dict[str, list[str]] | None = None) -> str:
+    """The tables of docs/operators.md, from the table of operators.
+
+    Args:
+        reached: operator -> folders of the zoo whose walk called it; see ``mmrepro.zoo``.
+    """
+    reached = reached or {}
+    head = ('| operator | in `mmcv/ops` | who uses it | mmrepro: same bits every time |'
+            " mmcv's CUDA kernel |\n|---|---|---|---|---|")
+    ours = '\n'.join(_line(f, reached) for f in FAMILIES if f.module)
+    without = '\n'.join(
+        f'| {", ".join(f"`{name}`" for name in f.names)} | `{f.source}` | {_cell(f.users)} |'
+        for f in FAMILIES if not f.module)
+    return (f'{BEGIN}\n\n## Operators in PyTorch\n\n{head}\n{ours}\n\n'
+            '## Without an implementation\n\nNo config of MMDetection builds them. They import, '
+            'and when called say that a compiled mmcv has them.\n\n'
+            f'| operator | in `mmcv/ops` | who uses it |\n|---|---|---|\n{without}\n\n{END}')
+
+
+def render(text: str, reached: dict[str, list[str]] | None = None) -> str:
+    """``text``, a page, with what stands between its two marks made anew.
+
+    Raises:
+        ValueError: the marks are not there.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f'the page has no {BEGIN if not begin else END}')
+    return before + page(reached) + after
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``mmrepro ops``. Returns 0."""
+    parser = argparse.ArgumentParser(
+        prog='mmrepro ops', description="mmcv's compiled operators: who answers for each, whether "
+        'it gives the same bits every time, and which detectors use it.')
+    parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu',
+                        help='where the operators would run; it need not be there')
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument('--json', action='store_true', help='for programs')
+    form.add_argument('--markdown', action='store_true', help='the tables of docs/operators.md')
+    args = parser.parse_args(argv)
+    if args.markdown:
+        print(page())
+        return 0
+    try:
+        entries = catalogue(args.device)
+    except ModuleNotFoundError as error:
+        print(f'mmrepro ops: {error}; install mmcv-lite or mmcv', file=sys.stderr)
+        return 2
+    print(json.dumps(as_json(entries, args.device), indent=1) if args.json
+          else as_text(entries, args.device))
+    return 0

@@ -1,0 +1,87 @@
+"""Results of the walk as text: the table of all configs, and what needs another package."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .families import PACKAGES
+
+__all__ = ['needs', 'reached_by', 'render', 'table']
+
+BEGIN = '<!-- made by: tools/zoo.py -->'
+END = '<!-- end of what tools/zoo.py made -->'
+
+# An outcome in the words of the table.
+WORDS = {'ok': 'yes', 'differs': '**other bits**', 'needs': 'needs', 'tracker': 'tracks only',
+         'failed': '**failed**'}
+
+
+def reached_by(rows: Iterable[dict]) -> dict[str, list[str]]:
+    """Operator of mmcv -> folders of the zoo in whose walk it was called, sorted."""
+    reached: dict[str, set[str]] = {}
+    for row in rows:
+        for operator in row.get('operators', ()):
+            reached.setdefault(operator, set()).add(row['family'])
+    return {operator: sorted(folders) for operator, folders in sorted(reached.items())}
+
+
+def _said(row: dict) -> str:
+    word = WORDS[row['outcome']]
+    if row['outcome'] == 'needs':
+        return f'{word} {", ".join(row["packages"])}'
+    return f'{word}: {row["error"]}' if row['outcome'] == 'failed' else word
+
+
+def table(results: dict[str, Any]) -> str:
+    """Every config of the walk as a Markdown page."""
+    versions = ', '.join(f'{name} {version}' for name, version in results['versions'].items())
+    rows = results['rows']
+    count = {word: sum(row['outcome'] == word for row in rows) for word in WORDS}
+    lines = [
+        f'| `{row["config"]}` | {row["annotations"]} | {_said(row)} | '
+        f'{row.get("parameters", 0) / 1e6 or 0:.1f} | {row.get("seconds", 0):.0f} | '
+        f'{row.get("peak_mib", 0)} | '
+        f'{", ".join(_short(row.get("operators", ())))} |' for row in rows]
+    return '\n'.join((
+        '# The walk through the zoo, config by config', '',
+        f'Written by `tools/zoo.py --out`; see [the zoo](../zoo.md). {versions}.', '',
+        f'{len(rows)} configs of {len({row["family"] for row in rows})} folders: {count["ok"]} '
+        f'build, train and infer with the same bits twice, {count["needs"]} need another package, '
+        f'{count["tracker"]} only track, {count["differs"]} gave other bits, {count["failed"]} '
+        'failed. Seconds (of one core that was shared with others) and MiB are for both times '
+        'together.', '',
+        '| config | annotations | works | million parameters | s | MiB | operators of mmcv |',
+        '|---|---|---|--:|--:|--:|---|', *lines, ''))
+
+
+def _short(operators: Sequence[str]) -> list[str]:
+    """Names without the halves: `roi_align` for its forward and its backward."""
+    names = [name.replace('_forward', '').partition('_backward')[0] for name in operators]
+    return list(dict.fromkeys(names))
+
+
+def needs(rows: Iterable[dict]) -> str:
+    """What needs another package, as a Markdown table."""
+    by_package: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if row['outcome'] == 'needs':
+            by_package.setdefault(tuple(row['packages']), []).append(row['config'])
+    lines = [
+        f'| {", ".join(f"`{name}`" for name in names)} | '
+        f'{"; ".join(PACKAGES[name].why for name in names)} | '
+        f'{"<br>".join(f"`{config}`" for config in configs)} |'
+        for names, configs in sorted(by_package.items())]
+    return '\n'.join(('| package | for | configs of the walk |', '|---|---|---|', *lines))
+
+
+def render(text: str, results: dict[str, Any]) -> str:
+    """``text``, a page, with what stands between its two marks made anew.
+
+    Raises:
+        ValueError: the marks are not there.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f'the page has no {BEGIN if not begin else END}')
+    return f'{before}{BEGIN}\n{needs(results["rows"])}\n{END}{after}'
