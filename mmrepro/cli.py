@@ -28,6 +28,8 @@ VERBS = {
     'test': Verb('.launch', 'test', 'evaluate a detector'),
     'chaos': Verb('.chaos.command', 'main', 'kill a run at random moments, resume, compare'),
     'audit': Verb('.audit.main', 'main', 'look for what would make runs of a config differ'),
+    'compare': Verb('.report.compare_main', 'main', 'where two runs part, and how it grows'),
+    'ops': Verb('.ops.catalogue', 'main', "list mmcv's operators: provider, deterministic, users"),
 }
 
 

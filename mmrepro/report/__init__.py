@@ -1,0 +1,1 @@
+"""Reports on runs: two of them compared, many seeds counted."""

@@ -1,0 +1,195 @@
+"""``mmrepro compare RUN_A RUN_B``."""
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from typing import Any, Dict, Optional, Sequence
+
+from ..cli import program_name
+from .compare import Comparison, compare_runs
+from .manifest import manifest_differences
+from .page import advice, page
+from .plots import draw
+from .runs import RunError, load_run
+from .style import MissingPlots
+from .weights import checkpoint_distances
+
+__all__ = ['compare', 'main', 'write']
+
+MAX_ROWS = 20  # of a table in the terminal
+
+
+def compare(path_a: str, path_b: str, weights: bool = True) -> Comparison:
+    """Read two runs and compare all that both have.
+
+    Args:
+        path_a, path_b: as for :func:`mmrepro.report.runs.load_run`.
+        weights: compare checkpoints as well.
+
+    Raises:
+        RunError: a path holds no run.
+    """
+    a, b = load_run(path_a), load_run(path_b)
+    if a.name == b.name:
+        a.name, b.name = a.path, b.path
+    found = compare_runs(a, b)
+    found.manifest = manifest_differences(a, b)
+    if weights:
+        found.weights = checkpoint_distances(a, b)
+    return found
+
+
+def write(found: Comparison, folder: str) -> Dict[str, str]:
+    """Write ``compare.html`` and the pictures; returns what was written, by name.
+
+    Raises:
+        MissingPlots: matplotlib is not installed; nothing is written then.
+    """
+    pictures = draw(found)
+    os.makedirs(folder, exist_ok=True)
+    written = {}
+    for name, data in pictures.items():
+        written[name] = os.path.join(folder, f'{name}.png')
+        with open(written[name], 'wb') as file:
+            file.write(data)
+    written['page'] = os.path.join(folder, 'compare.html')
+    with open(written['page'], 'w', encoding='utf-8') as file:
+        file.write(page(found, pictures))
+    return written
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Compare two runs; 0: nothing differs, 1: something does, 2: they cannot be compared."""
+    args = _parser().parse_args(argv)
+    try:
+        found = compare(args.run_a, args.run_b, weights=not args.no_weights)
+        written = write(found, args.out) if args.out else {}
+    except (RunError, MissingPlots, OSError) as error:
+        print(f'{program_name("compare")}: {error}', file=sys.stderr)
+        return 2
+    code = 2 if not found.common else int(not found.equal)
+    if args.json:
+        print(json.dumps(as_dict(found, code, written), indent=2))
+        return code
+    from rich.console import Console
+    show(found, Console(highlight=False))
+    for path in written.values():
+        print(f'wrote {path}')
+    if not written:
+        print('--out DIR writes plots and a page')
+    return code
+
+
+def as_dict(found: Comparison, code: int, written: Dict[str, str]) -> Dict[str, Any]:
+    """Plain data for ``--json``; numbers that JSON lacks are null."""
+    first = found.first
+    return dict(
+        exit_code=code, equal=found.equal, exact=found.exact, verdict=found.verdict(),
+        runs=[dict(path=run.path, kind=run.kind, iterations=len(run.iterations),
+                   starts=run.starts) for run in (found.a, found.b)],
+        common=len(found.common), differing=found.differing,
+        only=[len(extra) for extra in found.only],
+        first=None if first is None else dict(
+            iteration=first.iteration, epoch=first.epoch, rank=first.rank,
+            field=first.field.field, names=list(first.field.names), module=first.module,
+            fields=[field._asdict() for field in first.fields]),
+        manifest=[row._asdict() for row in found.manifest],
+        parted=found.parted,
+        weights=[row._asdict() for row in found.weights],
+        losses={name: _last(column) for name, column in found.losses.items()},
+        notes=found.notes, written=written)
+
+
+def _last(column: Any) -> Dict[str, Any]:
+    steps, one, other = column
+    return dict(iteration=steps[-1], a=_finite(one[-1]), b=_finite(other[-1]),
+                largest_difference=_finite(max((abs(b - a) for a, b in zip(one, other)
+                                                if math.isfinite(b - a)), default=math.nan)))
+
+
+def _finite(value: float) -> Optional[float]:
+    return value if math.isfinite(value) else None
+
+
+def show(found: Comparison, console: Any) -> None:
+    """Print the comparison."""
+    from rich.table import Table
+    from rich.text import Text
+    runs = Table('', 'directory', 'read from', 'iterations', 'starts', box=None)
+    for letter, run in (('A', found.a), ('B', found.b)):
+        runs.add_row(letter, run.path, run.kind, str(len(run.iterations)), str(run.starts))
+    console.print(runs)
+    for note in found.notes:
+        console.print(Text(f'note: {note}', 'yellow'))
+    if found.manifest:
+        made = Table('made of', 'A', 'B', 'severity', 'consequence', box=None)
+        serious = [row for row in found.manifest if row.severity != 'harmless']
+        for row in serious[:MAX_ROWS]:
+            made.add_row(row.name, _cut(row.then), _cut(row.now), row.severity, row.consequence)
+        console.print()
+        if serious:
+            console.print(made)
+        more = len(found.manifest) - len(serious[:MAX_ROWS])
+        if more:
+            console.print(Text(f'{more} more differences, {len(found.manifest) - len(serious)} of '
+                               'them harmless', 'dim'))
+    if found.first is not None:
+        fields = Table(f'iteration {found.first.iteration}', 'A', 'B', '', box=None)
+        for field in found.first.fields:
+            fields.add_row(field.field, field.a, field.b, 'same' if field.same else 'differs',
+                           style='' if field.same else 'bold red')
+        console.print()
+        console.print(fields)
+        if found.first.module:
+            console.print(Text(found.first.module))
+    _show_growth(found, console)
+    console.print(Text(f'\n{found.verdict()}', 'bold green' if found.equal else 'bold red'))
+    for item in advice(found):
+        console.print(f'  {item}')
+
+
+def _show_growth(found: Comparison, console: Any) -> None:
+    from rich.table import Table
+    rows = [row for row in found.weights if row.distance or row.note]
+    if found.first is not None and found.losses:
+        losses = Table('loss', 'last common', 'A', 'B', 'largest difference', box=None)
+        for name, (steps, one, other) in list(found.losses.items())[:MAX_ROWS]:
+            gap = max((abs(b - a) for a, b in zip(one, other)), default=0.)
+            losses.add_row(name, str(steps[-1]), f'{one[-1]:.9g}', f'{other[-1]:.9g}',
+                           f'{gap:.3g}')
+        console.print()
+        console.print(losses)
+    if rows:
+        weights = Table('checkpoint', 'distance', 'relative', 'note', box=None)
+        for row in rows:
+            weights.add_row(row.name, '-' if row.distance is None else f'{row.distance:.6g}',
+                            '-' if row.relative is None else f'{row.relative:.3g}', row.note)
+        console.print()
+        console.print(weights)
+
+
+def _cut(value: Any, width: int = 40) -> str:
+    text = str(value)
+    return text if len(text) <= width else f'{text[:width - 1]}…'
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=program_name('compare'),
+        description='Where do two runs part, and how does the difference grow? Runs need not have '
+        'been made for this: with FingerprintHook in both, bits are compared; without it, what '
+        'MMEngine logged.',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog='example:\n  %(prog)s work_dirs/monday work_dirs/tuesday --out comparison\n\n'
+        'exit code: 0 nothing differs, 1 something does, 2 nothing to compare or wrong usage')
+    parser.add_argument('run_a', help='a work directory, a time-stamped folder of MMEngine, or a '
+                        'scalars.json')
+    parser.add_argument('run_b', help='the other one')
+    parser.add_argument('--out', metavar='DIR', help='write plots (PNG) and compare.html here')
+    parser.add_argument('--json', action='store_true', help='write JSON to the standard output')
+    parser.add_argument('--no-weights', action='store_true',
+                        help='leave checkpoints unread (they are large)')
+    return parser

@@ -1,0 +1,178 @@
+"""How sure a metric is after a few seeds, and whether two configs differ by more than their noise.
+
+The distributions come from SciPy (a dependency of MMDetection), the sign-flip test is written out.
+"""
+from __future__ import annotations
+
+import itertools
+import math
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+__all__ = ['Paired', 'Summary', 'paired', 'sign_flip', 'summary']
+
+CONFIDENCE = 0.95
+LEVEL = 0.05  # of the tests
+# Below, no arrangement of signs is rarer than LEVEL: 2 / 2**6 is the first that is.
+MIN_PAIRS = 6
+EXACT_PAIRS = 16  # 2**16 arrangements take a fraction of a second
+SAMPLES = 100_000  # of the sign-flip test beyond that
+POWER = 0.8
+
+
+class Summary(NamedTuple):
+    """A sample of ``n`` values.
+
+    Attributes:
+        std: with n - 1 in the denominator; None for one value.
+        low, high: 95 % confidence interval of the mean, by Student's t; None for one value.
+    """
+    n: int
+    mean: float
+    std: Optional[float]
+    low: Optional[float]
+    high: Optional[float]
+
+
+class Paired(NamedTuple):
+    """B against A, pair by pair (the same seed).
+
+    Attributes:
+        difference: summary of B - A.
+        t, t_p: paired t test, two-sided; None where the differences do not vary.
+        wilcoxon_p: Wilcoxon's signed-rank test, two-sided; None if all differences are 0.
+        flip_p: exact sign-flip permutation test of the mean difference, two-sided.
+        smallest_p: the smallest p that the sign-flip test can give with so many pairs.
+        detectable: difference that a t test with so many pairs finds 4 times out of 5; None where
+            the differences do not vary.
+        correlation: of A and B over the pairs; None where one of them does not vary.
+        verdict: in words.
+        larger: the difference is larger than the noise of the seed.
+    """
+    difference: Summary
+    t: Optional[float]
+    t_p: Optional[float]
+    wilcoxon_p: Optional[float]
+    flip_p: float
+    smallest_p: float
+    detectable: Optional[float]
+    correlation: Optional[float]
+    verdict: str
+    larger: bool
+
+
+def summary(values: Sequence[float]) -> Summary:
+    """Mean, standard deviation and 95 % confidence interval of the mean.
+
+    Raises:
+        ValueError: no values, or one that is not finite.
+
+    >>> round(summary([1., 2., 3.]).high, 3)
+    4.484
+    """
+    _check(values)
+    n, mean = len(values), math.fsum(values) / len(values)
+    if n == 1:
+        return Summary(1, mean, None, None, None)
+    from scipy.stats import t
+    std = math.sqrt(math.fsum((value - mean)**2 for value in values) / (n - 1))
+    half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * std / math.sqrt(n)
+    return Summary(n, mean, std, mean - half, mean + half)
+
+
+def sign_flip(differences: Sequence[float]) -> float:
+    """P of a mean at least as far from 0, if the sign of each difference were a fair coin.
+
+    All arrangements for up to ``EXACT_PAIRS`` differences, ``SAMPLES`` random ones beyond (of a
+    fixed generator, the observed arrangement counted in).
+    """
+    _check(differences)
+    observed = abs(math.fsum(differences))
+    # sums of the same numbers with other signs differ in the last bits only by rounding
+    limit = observed - 1e-12 * math.fsum(map(abs, differences))
+    if len(differences) <= EXACT_PAIRS:
+        hits = sum(abs(math.fsum(s * d for s, d in zip(signs, differences))) >= limit
+                   for signs in itertools.product((1, -1), repeat=len(differences)))
+        return hits / 2**len(differences)
+    import numpy as np
+    signs = np.random.RandomState(0).randint(0, 2, (SAMPLES, len(differences))) * 2 - 1
+    hits = int((np.abs(signs @ np.asarray(differences)) >= limit).sum())
+    return (hits + 1) / (SAMPLES + 1)
+
+
+def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
+    """Compare two configs over the same seeds.
+
+    Raises:
+        ValueError: other numbers of values, none at all, or one that is not finite.
+    """
+    _check(a)
+    _check(b)
+    if len(a) != len(b):
+        raise ValueError(f'{len(a)} values of A and {len(b)} of B: pairs are needed')
+    differences = [y - x for x, y in zip(a, b)]
+    found = summary(differences)
+    t, t_p, detectable = _t_test(found)
+    flip = sign_flip(differences)
+    smallest = 2 / 2**found.n if found.n <= EXACT_PAIRS else 1 / (SAMPLES + 1)
+    verdict, larger = _verdict(found, t_p, flip, smallest, detectable)
+    return Paired(found, t, t_p, _wilcoxon(differences), flip, smallest, detectable,
+                  _correlation(a, b), verdict, larger)
+
+
+def _t_test(found: Summary) -> Tuple[Optional[float], Optional[float], Optional[float]]:
+    if not found.std:  # one pair, or differences that are all the same
+        return None, None, None
+    from scipy.stats import t
+    error = found.std / math.sqrt(found.n)
+    value = found.mean / error
+    freedom = found.n - 1
+    # Cohen's approximation with t quantiles: reached with probability POWER
+    detectable = float(t.ppf(1 - LEVEL / 2, freedom) + t.ppf(POWER, freedom)) * error
+    return value, 2 * float(t.sf(abs(value), freedom)), detectable
+
+
+def _wilcoxon(differences: List[float]) -> Optional[float]:
+    if not any(differences):
+        return None
+    from scipy.stats import wilcoxon
+    return float(wilcoxon(differences).pvalue)
+
+
+def _correlation(a: Sequence[float], b: Sequence[float]) -> Optional[float]:
+    mean_a, mean_b = math.fsum(a) / len(a), math.fsum(b) / len(b)
+    square_a = math.fsum((x - mean_a)**2 for x in a)
+    square_b = math.fsum((y - mean_b)**2 for y in b)
+    if not square_a or not square_b:
+        return None
+    both = math.fsum((x - mean_a) * (y - mean_b) for x, y in zip(a, b))
+    return both / math.sqrt(square_a * square_b)
+
+
+def _verdict(found: Summary, t_p: Optional[float], flip: float, smallest: float,
+             detectable: Optional[float]) -> Tuple[str, bool]:
+    """Words, and whether the difference is larger than the noise."""
+    if found.n == 1:
+        return 'one seed says nothing about noise: run at least 3, better 6 or more', False
+    if not found.std:
+        return ('no difference in any seed' if not found.mean else
+                f'the same difference of {found.mean:+.4g} for every seed: nothing varies, which '
+                'no test expects; are the metrics rounded?'), bool(found.mean) and found.n >= 3
+    better = 'larger' if found.mean > 0 else 'smaller'
+    few = '' if found.n >= MIN_PAIRS else (
+        f'; with {found.n} seeds the test without assumptions cannot go below p = {smallest:.3g}, '
+        'so this rests on differences being normal: 6 or more seeds settle it')
+    if t_p < LEVEL and (flip < LEVEL or found.n < MIN_PAIRS):
+        return f'B is {better}, by more than the noise of the seed (p = {t_p:.2g}){few}', True
+    if t_p < LEVEL:
+        return (f'the tests disagree (t: p = {t_p:.2g}, sign flips: p = {flip:.2g}): not enough to '
+                'call it a difference'), False
+    return (f'not larger than the noise of the seed (p = {t_p:.2g}); with {found.n} seeds a '
+            f'difference has to be about {detectable:.2g} to be seen'), False
+
+
+def _check(values: Sequence[float]) -> None:
+    if not values:
+        raise ValueError('no values')
+    odd = [value for value in values if not math.isfinite(value)]
+    if odd:
+        raise ValueError(f'{odd[0]} is not a finite number')

@@ -1,0 +1,118 @@
+"""Statistics against values from elsewhere."""
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from scipy import stats as scipy_stats
+
+from mmrepro.report.stats import paired, sign_flip, summary
+
+# Student (1908), "The probable error of a mean", Biometrika 6: hours of sleep gained by ten
+# patients under two drugs. R's `sleep`; t.test(extra ~ group, paired = TRUE) prints
+# t = -4.0621, df = 9, p-value = 0.002833, mean difference -1.58, interval -2.4598858 -0.7001142
+SLEEP_1 = (0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0)
+SLEEP_2 = (1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4)
+
+
+def test_a_published_paired_t_test():
+    found = paired(SLEEP_1, SLEEP_2)
+    assert found.t == pytest.approx(4.0621, abs=5e-5)
+    assert found.t_p == pytest.approx(0.002833, abs=5e-7)
+    assert found.difference.mean == pytest.approx(1.58)
+    assert found.difference.low == pytest.approx(0.7001142, abs=5e-8)
+    assert found.difference.high == pytest.approx(2.4598858, abs=5e-8)
+    assert found.larger and 'larger' in found.verdict
+
+
+def test_the_order_of_the_two_turns_the_sign_only():
+    one, other = paired(SLEEP_1, SLEEP_2), paired(SLEEP_2, SLEEP_1)
+    assert other.t == -one.t and other.t_p == one.t_p and other.flip_p == one.flip_p
+    assert 'smaller' in other.verdict
+
+
+def test_interval_by_students_t():
+    # t quantile 0.975 with 4 degrees of freedom is 2.776445 (any table)
+    found = summary([2., 4., 4., 4., 6.])
+    assert (found.n, found.mean, found.std) == (5, 4., math.sqrt(2))
+    assert found.high - found.mean == pytest.approx(2.776445 * math.sqrt(2) / math.sqrt(5))
+    assert found.mean - found.low == pytest.approx(found.high - found.mean)
+
+
+def test_sign_flips_by_hand():
+    # +++ and --- are as extreme as 1, 2, 3: 2 of 8
+    assert sign_flip([1., 2., 3.]) == 2 / 8
+    # sums of +-1 +-2 +-3 with size >= 4: 6, 4 (-1 flipped) and their opposites
+    assert sign_flip([-1., 2., 3.]) == 4 / 8
+    assert sign_flip([0., 0.]) == 1.
+
+
+def test_sign_flips_agree_with_scipy():
+    differences = [b - a for a, b in zip(SLEEP_1, SLEEP_2)]
+    theirs = scipy_stats.permutation_test(
+        (differences, ), lambda x, axis: x.mean(axis), permutation_type='samples',
+        n_resamples=2**11, vectorized=True)
+    assert sign_flip(differences) == theirs.pvalue
+
+
+def test_many_pairs_are_sampled_and_repeat():
+    differences = [math.sin(i) + 0.1 for i in range(20)]
+    assert sign_flip(differences) == sign_flip(differences)
+    exact = sum(abs(math.fsum(s * d for s, d in zip(signs, differences[:12])))
+                >= abs(math.fsum(differences[:12])) - 1e-9
+                for signs in itertools.product((1, -1), repeat=12)) / 2**12
+    assert sign_flip(differences[:12]) == exact
+    t_p = paired([0.] * 20, differences).t_p
+    assert sign_flip(differences) == pytest.approx(t_p, abs=.05)
+
+
+def test_wilcoxon_is_scipys():
+    assert paired(SLEEP_1, SLEEP_2).wilcoxon_p == scipy_stats.wilcoxon(SLEEP_1, SLEEP_2).pvalue
+
+
+@pytest.mark.parametrize('n, smallest', [(2, .5), (5, .0625), (6, .03125)])
+def test_few_seeds_are_called_few(n, smallest):
+    found = paired([.3 + .001 * i for i in range(n)], [.4 + .0013 * i for i in range(n)])
+    assert found.smallest_p == smallest and found.flip_p == smallest
+    assert ('6 or more seeds' in found.verdict) == (n < 6)
+
+
+def test_noise_is_called_noise():
+    found = paired([.30, .31, .29, .30, .32, .30], [.31, .30, .30, .29, .32, .31])
+    assert not found.larger and 'not larger than the noise' in found.verdict
+    assert found.detectable > abs(found.difference.mean)
+
+
+def test_tests_that_disagree_are_no_difference():
+    found = paired([0.] * 6, [1., 1.1, .9, 1.05, .95, -.1])
+    # the sum is 4.9; with the sign of -.1 turned it is 5.1: 4 arrangements of 64 reach it
+    assert found.flip_p == 4 / 64 and found.t_p < .01
+    assert not found.larger and 'disagree' in found.verdict
+
+
+def test_one_seed_and_no_variation():
+    one = paired([.3], [.4])
+    assert one.t_p is None and not one.larger and 'one seed' in one.verdict
+    same = paired([.3, .4, .5], [.3, .4, .5])
+    assert same.verdict == 'no difference in any seed' and same.wilcoxon_p is None
+    # a shift by a power of two is exact in binary
+    shift = paired([.25, .5, 1.], [.5, .75, 1.25])
+    assert shift.t_p is None and 'nothing varies' in shift.verdict
+
+
+@pytest.mark.parametrize('values', [[], [math.nan], [1., math.inf]])
+def test_values_that_are_none_are_refused(values):
+    with pytest.raises(ValueError, match='no values|not a finite number'):
+        summary(values)
+
+
+def test_pairs_must_be_pairs():
+    with pytest.raises(ValueError, match='2 values of A and 1 of B'):
+        paired([1., 2.], [1.])
+
+
+def test_correlation():
+    assert paired([1., 2., 3.], [2., 4., 6.]).correlation == pytest.approx(1)
+    assert paired([1., 2., 3.], [3., 2., 1.]).correlation == pytest.approx(-1)
+    assert paired([1., 1., 1.], [3., 2., 1.]).correlation is None
