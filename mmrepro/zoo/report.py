@@ -39,7 +39,7 @@ def table(results: dict[str, Any]) -> str:
     count = {word: sum(row['outcome'] == word for row in rows) for word in WORDS}
     lines = [
         f'| `{row["config"]}` | {row["annotations"]} | {_said(row)} | '
-        f'{row.get("parameters", 0) / 1e6 or 0:.1f} | {row.get("seconds", 0):.0f} | '
+        f'{row.get("parameters", 0) / 1e6:.1f} | {row.get("seconds", 0):.0f} | '
         f'{row.get("peak_mib", 0)} | '
         f'{", ".join(_short(row.get("operators", ())))} |' for row in rows]
     return '\n'.join((
@@ -48,8 +48,7 @@ def table(results: dict[str, Any]) -> str:
         f'{len(rows)} configs of {len({row["family"] for row in rows})} folders: {count["ok"]} '
         f'build, train and infer with the same bits twice, {count["needs"]} need another package, '
         f'{count["tracker"]} only track, {count["differs"]} gave other bits, {count["failed"]} '
-        'failed. Seconds (of one core that was shared with others) and MiB are for both times '
-        'together.', '',
+        'failed. Seconds of one core are for both times together.', '',
         '| config | annotations | works | million parameters | s | MiB | operators of mmcv |',
         '|---|---|---|--:|--:|--:|---|', *lines, ''))
 

@@ -61,7 +61,7 @@ def load(path: str, size: int = 128) -> Any:
         if isinstance(node.get('teacher_config'), str):  # written from MMDetection's root
             node['teacher_config'] = load(os.path.relpath(node['teacher_config'], 'configs'), size)
         init = node.get('init_cfg')
-        if isinstance(init, dict) and init.get('type') == 'Pretrained':
+        if isinstance(init, dict) and 'checkpoint' in init:
             node['init_cfg'] = None
         for key in ('pretrained', 'teacher_ckpt'):
             if isinstance(node.get(key), (str, bool)):

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import resource
 import sys
-import time
 import traceback
 from typing import Any, Callable, Iterable, Sequence
 
@@ -25,7 +24,7 @@ OUTCOMES = {
     'tracker': 'puts boxes of a detector into tracks; has no training step of its own',
     'failed': 'raised, or ran out of time',
 }
-LIMIT = 300  # seconds for one member; the slowest takes a fifth
+LIMIT = 300  # seconds by the clock for one member; the slowest takes a fifth of a free core
 
 
 def members(patterns: Iterable[str] = ()) -> list[Member]:
@@ -83,19 +82,21 @@ def _child(send: Any, member: Member) -> None:
     import torch
     torch.set_num_threads(1)
     sys.stdout = sys.stderr = open(os.devnull, 'w')
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_SELF)
     result = _attempt(member)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    send.send(dict(result, seconds=round(time.perf_counter() - started, 1), peak_mib=peak // 1024))
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    send.send(dict(result, seconds=round(seconds, 1),
+                   peak_mib=(after.ru_maxrss - before.ru_maxrss) // 1024))
 
 
 def visit(member: Member, limit: float = LIMIT) -> dict:
     """Walk one member in a child of this process.
 
     Returns:
-        The row: config, family, annotations, outcome (see OUTCOMES), seconds, peak_mib (of memory
-        on top of what the imports take), and what ``step.take`` returns, or error and cause.
+        The row: config, family, annotations, outcome (see OUTCOMES), seconds (of one core),
+        peak_mib (of memory on top of what the imports take), and what ``step.take`` returns, or
+        error and cause.
     """
     facts = dict(config=member.config, family=member.family, annotations=member.annotations)
     context = multiprocessing.get_context('fork')
@@ -147,6 +148,13 @@ def _print(row: dict) -> None:
           f'{row["config"]}  {what}', flush=True)
 
 
+def _write(path: str, results: dict) -> None:
+    """One line per row: a diff shows which configs changed."""
+    rows = ',\n'.join(json.dumps(row) for row in results['rows'])
+    with open(path, 'w') as file:
+        file.write(f'{{"versions": {json.dumps(results["versions"])},\n"rows": [\n{rows}\n]}}\n')
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """``tools/zoo.py``: walk, print, and write JSON. Returns 1 when anything failed or differed."""
     parser = argparse.ArgumentParser(
@@ -170,9 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     rows = walk(chosen, args.limit, tell)
     if args.out:
-        with open(args.out, 'w') as file:
-            json.dump(dict(versions=versions(), rows=rows), file, indent=1)
-            file.write('\n')
+        _write(args.out, dict(versions=versions(), rows=rows))
     return int(any(row['outcome'] in ('failed', 'differs') for row in rows))
 
 
