@@ -12,6 +12,7 @@ from mmengine.registry import HOOKS
 from ..data import placement_of
 from ..trace.collect import Snapshot, gradients_of, named_state, optimizers_of, unwrapped
 from ..trace.digest import SCHEME, value_digest
+from ..trace.manifest import write_manifest
 from ..trace.modules import ModuleRecorder
 from ..trace.reader import FOLDER, FORMAT, fingerprint_name
 from ..trace.writer import Writer
@@ -72,7 +73,7 @@ class FingerprintHook(Hook):
 
     def _open(self, runner: Any) -> None:
         folder = os.path.join(runner.work_dir, FOLDER)
-        manifest = None
+        manifest = write_manifest(runner, folder) if get_rank() == 0 else None
         self._writer = Writer(os.path.join(folder, fingerprint_name(get_rank())))
         self._writer.write(dict(
             kind='start', format=FORMAT, level=self.level, interval=self.interval,

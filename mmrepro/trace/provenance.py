@@ -1,0 +1,195 @@
+"""What a manifest has beside the facts of a checkpoint: command, packages, machine, code, files."""
+from __future__ import annotations
+
+import fnmatch
+import glob
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+
+import torch
+
+__all__ = ['code', 'environment', 'file_record', 'machine', 'packages', 'started_as',
+           'training_data', 'weights']
+
+# Variables that reach kernels, libraries, launchers; all others, secrets among them, stay out.
+RECORDED_VARIABLES = (
+    'PYTHONHASHSEED', 'PYTHONOPTIMIZE', '*_NUM_THREADS', 'KMP_*', 'GOMP_*', 'MKL_*', 'ONEDNN_*',
+    'DNNL_*', 'ATEN_*', 'CUDA_*', 'CUBLAS*', 'CUDNN_*', 'NVIDIA_TF32_OVERRIDE',
+    'NVIDIA_VISIBLE_DEVICES', 'NVTE_*', 'NCCL_*', 'TORCH_*', 'TORCHINDUCTOR_*', 'TORCHDYNAMO_*',
+    'PYTORCH_*', 'TRITON_*', 'FLASH_ATTENTION_*', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'SLURM_NTASKS',
+    'OPENCV_*', 'MMREPRO_*')
+# Even then: names that look as if they held one.
+SECRET = re.compile(r'KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE', re.IGNORECASE)
+HIDDEN = '(not recorded)'
+
+MAX_DIFF = 1 << 20  # bytes of uncommitted changes that are kept; the digest is of all
+MAX_LISTED = 200000  # images whose names are read one by one: beyond, it takes minutes
+_CHUNK = 1 << 20
+
+
+def environment(env: Mapping[str, str] = os.environ) -> Dict[str, str]:
+    """Variables that may matter; never one whose name looks like a secret's."""
+    return {name: env[name] for name in sorted(env) if not SECRET.search(name) and any(
+        fnmatch.fnmatchcase(name, pattern) for pattern in RECORDED_VARIABLES)}
+
+
+def command(argv: Sequence[str]) -> List[str]:
+    """The command line, without the values of arguments that look like secrets."""
+    found, hide = [], False
+    for word in argv:
+        name, equals, _ = word.partition('=')
+        if hide and not word.startswith('-'):
+            word = HIDDEN
+        elif SECRET.search(name) and equals:
+            word = f'{name}={HIDDEN}'
+        hide = bool(SECRET.search(word)) and word.startswith('--') and not equals
+        found.append(word)
+    return found
+
+
+def packages() -> Dict[str, str]:
+    """Everything that is installed, with its version."""
+    found = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata['Name']
+        if name:
+            found[name.lower().replace('_', '-')] = distribution.version
+    return dict(sorted(found.items()))
+
+
+def machine() -> Dict[str, Any]:
+    """The parts that facts lack: counts, names of all GPUs, NCCL, how torch was built."""
+    found: Dict[str, Any] = dict(
+        platform=platform.platform(), cores=os.cpu_count(), torch_config=torch.__config__.show(),
+        torch_git=torch.version.git_version, torch_parallel=torch.__config__.parallel_info(),
+        gpus=[], nccl=None)
+    if torch.cuda.is_available():
+        found['gpus'] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+            found['nccl'] = '.'.join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def code(*places: Optional[str]) -> Dict[str, Any]:
+    """The git repositories that hold these files or folders: commit, changes, new files."""
+    found: Dict[str, Any] = {}
+    for place in places:
+        folder = place if place and os.path.isdir(place) else os.path.dirname(place or '')
+        root = _git(folder or '.', 'rev-parse', '--show-toplevel')
+        if not root or root.strip() in found:
+            continue
+        root = root.strip()
+        diff = _git(root, 'diff', 'HEAD', '--no-ext-diff', '--no-color') or ''
+        new = _git(root, 'ls-files', '--others', '--exclude-standard') or ''
+        found[root] = dict(
+            commit=(_git(root, 'rev-parse', 'HEAD') or '').strip() or None,
+            diff=diff[:MAX_DIFF], diff_sha256=hashlib.sha256(diff.encode()).hexdigest(),
+            untracked=new.splitlines()[:1000])
+    return found
+
+
+def _git(folder: str, *arguments: str) -> Optional[str]:
+    """What git prints, or None where there is no git or no repository."""
+    try:
+        done = subprocess.run(['git', '-C', folder, *arguments], capture_output=True, timeout=60,
+                              env={**os.environ, 'GIT_OPTIONAL_LOCKS': '0'})
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors='replace') if done.returncode == 0 else None
+
+
+def file_record(path: str) -> Dict[str, Any]:
+    """Size and SHA-256 of a file; of one that cannot be read, why."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, 'rb') as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+        return dict(size=os.path.getsize(path), sha256=digest.hexdigest())
+    except OSError as error:
+        return dict(error=error.strerror or str(error))
+
+
+def training_data(dataset: Any) -> Dict[str, Any]:
+    """Annotation files and image list of a built data set, whatever wraps it."""
+    annotations: Dict[str, Any] = {}
+    images = hashlib.sha256()
+    count = 0
+    for innermost in _innermost(dataset):
+        path = getattr(innermost, 'ann_file', None)
+        if isinstance(path, str) and path:
+            annotations[path] = file_record(path)
+        names = _image_names(innermost)
+        for name in names:
+            count += 1
+            images.update(name.encode() + b'\n')
+    return dict(samples=len(dataset), annotations=annotations,
+                images=dict(count=count, sha256=images.hexdigest()) if count else None)
+
+
+def _innermost(dataset: Any) -> Iterator[Any]:
+    if hasattr(dataset, 'datasets'):
+        for part in dataset.datasets:
+            yield from _innermost(part)
+    elif hasattr(dataset, 'dataset'):
+        yield from _innermost(dataset.dataset)
+    else:
+        yield dataset
+
+
+def _image_names(dataset: Any) -> List[str]:
+    """Paths of the images in their order, from the data root on."""
+    if not hasattr(dataset, 'get_data_info') or len(dataset) > MAX_LISTED:
+        return []
+    root = getattr(dataset, 'data_root', None) or ''
+    infos = (dataset.get_data_info(i) for i in range(len(dataset)))
+    paths = [info.get('img_path') for info in infos]
+    return [os.path.relpath(path, root) if root and os.path.isabs(path) == os.path.isabs(root)
+            else path for path in paths if isinstance(path, str)]
+
+
+def weights(config: Mapping[str, Any]) -> Dict[str, Any]:
+    """Checkpoints that a config starts from: `load_from` and every `init_cfg`."""
+    found = {}
+    for name in dict.fromkeys(_checkpoints(config)):
+        path = _local(name)
+        found[name] = file_record(path) if path else dict(error='no local file')
+    return found
+
+
+def _checkpoints(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        if isinstance(node.get('load_from'), str):
+            yield node['load_from']
+        start = node.get('init_cfg')
+        for one in start if isinstance(start, (list, tuple)) else [start]:
+            if isinstance(one, Mapping) and isinstance(one.get('checkpoint'), str):
+                yield one['checkpoint']
+        node = node.values()
+    elif not isinstance(node, (list, tuple)):
+        return
+    for value in node:
+        yield from _checkpoints(value)
+
+
+def _local(name: str) -> Optional[str]:
+    """The file: itself, or what torch has downloaded for it."""
+    if '://' not in name:
+        return name
+    folder = os.path.join(torch.hub.get_dir(), 'checkpoints')
+    stem = name.rsplit('/', 1)[-1]
+    stems = [stem] if '.' in stem else [f'{stem}-*.pth', f'{stem}.pth']
+    files = sorted(file for pattern in stems for file in glob.glob(os.path.join(folder, pattern)))
+    return files[0] if len(files) == 1 else None
+
+
+def started_as() -> Dict[str, Any]:
+    """The command, for people and for ``replay``."""
+    arguments = list(getattr(sys, 'orig_argv', [sys.executable, *sys.argv]))
+    return dict(command=command(arguments), cwd=os.getcwd())
