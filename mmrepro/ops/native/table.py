@@ -122,9 +122,9 @@ _POOLING = (
     Row('fractional_max_pool2d_backward', 'raises', 'scatters:max_pool_backward(2)', _FLAT),
     Row('fractional_max_pool3d_backward', 'raises', 'scatters:max_pool_backward(3)', _FLAT),
     Row('max_unpool2d', 'raises', 'scatters:max_unpool(2)',
-        'the last source of a place stays, as on a CPU'),
+        'the last source of a place stays (torch raises on a CPU too)', devices=_BOTH),
     Row('max_unpool3d', 'raises', 'scatters:max_unpool(3)',
-        'the last source of a place stays, as on a CPU'),
+        'the last source of a place stays (torch raises on a CPU too)', devices=_BOTH),
 )
 
 _PADDING = (
