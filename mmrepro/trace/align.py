@@ -173,7 +173,7 @@ def _explained(a: Sequence[Record], b: Sequence[Record], pair: Pair, kind: str,
             # the operators that one side lacks made what differs: they are what came first
             return _structural(extra_a, extra_b)
     drawn = a[pair.a].drew and kind == 'output'
-    if drawn and a[pair.a].generators != b[pair.b].generators:
+    if drawn and _drawn_from(a[pair.a], a[pair.a]) != _drawn_from(b[pair.b], a[pair.a]):
         return found._replace(kind='generator', moved=_parting(a, b, pair))
     return found
 
@@ -182,8 +182,15 @@ def _parting(a: Sequence[Record], b: Sequence[Record], pair: Pair) -> Optional[P
     """The last pair before ``pair`` at whose start the generators still agreed."""
     last = None
     for earlier in align(a[:pair.a], b[:pair.b]):
-        if earlier.a is None or earlier.b is None:
+        if earlier.a is None or earlier.b is None or not a[earlier.a].generators:
             continue
-        if a[earlier.a].generators == b[earlier.b].generators:
+        if _drawn_from(a[earlier.a], a[pair.a]) == _drawn_from(b[earlier.b], a[pair.a]):
             last = earlier
     return last
+
+
+def _drawn_from(record: Record, drawing: Record) -> Tuple[str, ...]:
+    """States of the generators that ``drawing`` draws from: operators know torch's alone."""
+    if drawing.phase == 'data':
+        return record.generators
+    return record.generators[:1] + record.generators[3:]

@@ -146,7 +146,7 @@ def _moved(case: Case) -> List[str]:
     if mover is None:
         return ['the generators parted before the first record of this iteration']
     where = ' '.join(filter(None, (mover.phase, mover.path, mover.name)))
-    return [f'generators of {", ".join(case.generators())} parted in or right before: {where}']
+    return [f'the generator parted in or right before: {where}']
 
 
 def _outside(case: Case) -> List[str]:

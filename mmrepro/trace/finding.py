@@ -44,7 +44,7 @@ class Finding(NamedTuple):
         sample: index and place, when it began in the data pipeline.
         mover: phase, path and name of what moved a generator, for 'generator'.
         extra: operators that one side alone runs, at most 20, as 'A: ...' or 'B: ...'.
-        record_a, record_b: numbers in the recordings.
+        record_a, record_b: numbers in the recordings of the iteration; None for samples.
     """
     iteration: int
     rank: int
@@ -120,7 +120,8 @@ def find(iteration: int, rank: int, a: Sequence[Record],
         iteration, rank, difference.kind, record.phase, record.path, record.name, record.shapes,
         _differing(case), record.stack, row.name, row.cause, row.cure, tuple(evidence),
         _sample(case), ' '.join(filter(None, (mover.phase, mover.path, mover.name)))
-        if mover else '', _one_sided(difference, a, b), difference.a, difference.b)
+        if mover else '', _one_sided(difference, a, b), _number(difference.a, a),
+        _number(difference.b, b))
 
 
 def find_on_ranks(iteration: int, folder_a: str, folder_b: str,
@@ -130,6 +131,12 @@ def find_on_ranks(iteration: int, folder_a: str, folder_b: str,
              for rank in ranks]
     present = [one for one in found if one is not None]
     return min(present, key=lambda one: (PHASES.index(one.phase), one.rank), default=None)
+
+
+def _number(place: Optional[int], stream: Sequence[Record]) -> Optional[int]:
+    """Of a record among those of its iteration, which come after the samples."""
+    samples = sum(record.path.startswith('sample ') for record in stream)
+    return None if place is None or place < samples else place - samples
 
 
 def _differing(case: Case) -> Tuple[str, ...]:

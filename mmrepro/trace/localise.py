@@ -128,8 +128,8 @@ class Localiser:
 
     def _values(self, finding: Finding, parting: Parting) -> Optional[Values]:
         """How far apart the results of the named operator are: one more run."""
-        if finding.kind not in ('output', 'generator') or not finding.stack or (
-                finding.phase == 'data'):
+        if finding.kind not in ('output', 'generator') or finding.record_a is None or (
+                not finding.stack):
             return None
         self.say(f'running again for the values of {finding.operator}')
         folders = []

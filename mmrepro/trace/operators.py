@@ -101,6 +101,10 @@ class OperatorRecorder(TorchDispatchMode):
         """Add values of Python attributes, which explain a difference and are none themselves."""
         self._raw.append(Record('start', '', 'attributes', labels=tuple(values)))
 
+    def within_hook(self, path: str) -> None:
+        """What runs from here on belongs to this hook; to none when '' is given."""
+        self._places.hook = path
+
     @property
     def at_note(self) -> bool:
         """Whether nothing was recorded since a state was."""

@@ -6,7 +6,6 @@ import sys
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
-from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 
 __all__ = ['Place', 'Places']
@@ -44,6 +43,7 @@ class Places:
         self._numbers: List[int] = []  # of the first node that belongs to ...
         self._owners: List[Tuple[str, Tuple]] = []  # ... this path, made by these Python calls
         self._next = torch.autograd._get_sequence_nr()
+        self.hook = ''  # class and method of the hook that runs
 
     def label(self, tensor: torch.Tensor) -> str:
         """Name of a parameter or buffer, of a gradient, or ''."""
@@ -87,13 +87,15 @@ class Places:
                 if code.co_name in LOSS_FUNCTIONS:
                     phase = phase or 'loss'
                 if code.co_argcount and code.co_varnames[0] == 'self':
-                    phase, path = self._of_owner(frame.f_locals.get('self'), code, phase, path)
+                    phase, path = self._of_owner(frame.f_locals.get('self'), phase, path)
             frame = frame.f_back
         if path is not None and path.split('.')[0] == PREPROCESSOR:
             phase = phase or 'data'
+        if self.hook and not in_backward:
+            phase, path = 'hook', path or self.hook
         return Place(phase or 'forward', path or '', tuple(stack)), path is not None
 
-    def _of_owner(self, owner: Any, code: Any, phase: str,
+    def _of_owner(self, owner: Any, phase: str,
                   path: Optional[str]) -> Tuple[str, Optional[str]]:
         """Phase and path with what the object tells whose method runs; the innermost counts."""
         if id(owner) in self._modules and isinstance(owner, torch.nn.Module):
@@ -103,9 +105,6 @@ class Places:
                     phase = phase or 'loss'
         elif isinstance(owner, OPTIMIZERS):
             phase = phase or 'optimizer'
-        elif isinstance(owner, Hook):
-            phase = 'hook'
-            path = f'{type(owner).__name__}.{code.co_name}' if path is None else path
         return phase, path
 
 

@@ -198,7 +198,9 @@ class _Recording:
             path = f'{type(hook).__name__}.{name}'
             if not self._recorder.at_note:
                 self._state('hook', path, 'state before the hook')
+            self._recorder.within_hook(path)
             result = method(*args, **kwargs)
+            self._recorder.within_hook('')
             self._state('hook', path, 'state after the hook')
             return result
 

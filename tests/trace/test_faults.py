@@ -76,7 +76,14 @@ def config_file(folder, randomness):
 @pytest.fixture(scope='session')
 def configs(tmp_path_factory):
     """Randomness -> path of the config with it."""
-    import torch._dynamo  # noqa: F401  the optimizer imports it: a second in every child
+    # what a training imports, so that no child has to: seconds each
+    import gc
+
+    import mmdet.datasets  # noqa: F401
+    import mmdet.models  # noqa: F401
+    import mmdet.utils  # noqa: F401
+    import torch._dynamo  # noqa: F401
+    gc.freeze()
     paths = {}
 
     def path_of(randomness):
@@ -88,12 +95,12 @@ def configs(tmp_path_factory):
     return path_of
 
 
-def search(name, folder, cache, configs):
+def search(name, folder, cache, configs, values=False):
     fault = FAULTS[name]
     path = configs(fault.randomness)
     sides = (Side('A', path, ranks=fault.ranks),
              Side('B', path, fault.env, fault.ranks, fault.resume_at))
-    return Localiser(sides, str(folder), Forks(fault, cache)).search(ITERATIONS)
+    return Localiser(sides, str(folder), Forks(fault, cache)).search(ITERATIONS, values)
 
 
 def check(name, outcome):

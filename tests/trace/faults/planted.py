@@ -180,7 +180,7 @@ def uninitialised_memory(side):
     @replaced(tiny.Head, 'forward', since=0)
     def careless(original, self, x):
         bias = torch.empty(3)
-        bias.numpy()[:] = dict(A=0.25, B=0.5)[side]  # what happened to be there
+        bias.numpy()[:] = dict(A=(1, 0, 0), B=(0, 1, 0))[side]  # what happened to be there
         return original(self, x) + bias
 
 
@@ -260,7 +260,7 @@ SEQUENTIAL = dict(step_seed=False)
 
 @fault(fast=True, randomness=SEQUENTIAL, phase='forward', path='head.drop', kind='generator',
        operator='aten.bernoulli_.float', cause='other draws before',
-       mover='hook QuietHook.before_train_iter state after the hook')
+       mover='hook QuietHook.before_train_iter aten.randperm.default')
 def a_hook_that_draws_random_numbers(side):
     @replaced(tiny.QuietHook, 'before_train_iter')
     def draw(original, self, *args, **kwargs):
@@ -383,7 +383,7 @@ def another_label_in_the_annotations(side):
     def other(original, self):
         entries = original(self)
         for entry in entries[4:]:
-            entry['label'] = 2 - entry['label']
+            entry['label'] = (entry['label'] + 1) % 3
         return entries
 
 

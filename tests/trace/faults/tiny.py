@@ -130,7 +130,8 @@ def tiny(work_dir, **changes):
         work_dir=str(work_dir), experiment_name='tiny',
         train_dataloader=dict(
             batch_size=2, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=True),
-            dataset=dict(type='TinyData', pipeline=[
+            # packing the entries collects garbage, which is most of the time of a child
+            dataset=dict(type='TinyData', serialize_data=False, pipeline=[
                 dict(type=name) for name in ('TinyLoad', 'TinyFlip', 'TinyJitter', 'TinyPack')])),
         train_cfg=dict(by_epoch=True, max_epochs=2),
         optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1, momentum=0.9)),
