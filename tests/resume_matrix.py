@@ -2,11 +2,11 @@
 
     python tests/resume_matrix.py --out docs/results/resume_matrix.json [--configs yolox ...]
 
-Each run takes twelve iterations. The uninterrupted run writes no checkpoint; a second one writes one
+Each run takes twelve iterations. The uninterrupted run writes no checkpoint; a second one does
 after every iteration, and is compared as well. From each of these checkpoints a fresh process
-resumes and runs to the end. Compared, as bytes, for every iteration and rank: the batch, the losses,
-and after the step the weights, buffers, optimizer state, averages and learning rates; at the end
-the logged lines.
+resumes and runs to the end. Compared, as bytes, for every iteration and rank: the batch, the
+losses, and after the step the gradients, weights, buffers, optimizer state, averages and learning
+rates; at the end the logged lines. Networks with a ResNet have one of depth 18.
 
 Every point with every number of ranks, the ways of loading in turn; with ``--all`` every point of
 one rank with every way of loading. ``--out`` continues a file that stands, row by row.
@@ -59,7 +59,7 @@ def _shallow_teacher(cfg: Any) -> None:
 
 # name: (demo config, changes, images of the data set, batch of all ranks by number of ranks)
 CONFIGS = {
-    'faster-rcnn': ('faster-rcnn_r50_fpn', (), 6, {1: 2, 2: 2, 3: 3}),
+    'faster-rcnn': ('faster-rcnn_r50_fpn', (shallow, ), 6, {1: 2, 2: 2, 3: 3}),
     'yolox': ('yolox_s', (_switch_late, _best), 12, {1: 4, 2: 4, 3: 6}),
     'rtmdet': ('rtmdet_tiny', (_switch_late, _best), 12, {1: 4, 2: 4, 3: 6}),
     'deformable-detr': ('deformable-detr_r50', (), 6, {1: 2, 2: 2, 3: 3}),

@@ -1,7 +1,7 @@
 """Make a resumed run the uninterrupted one: data position, gradients, state in attributes."""
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterator, Optional
 
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
@@ -13,6 +13,12 @@ from ..data.seek import seek, where
 from ..state import ranks
 
 __all__ = ['ResumeHook', 'validation_is_due']
+
+
+def _all_states(schedulers: Any) -> Iterator[Dict[str, Any]]:
+    """State dicts of one list of schedulers, or of a list by optimizer."""
+    for one in schedulers.values() if isinstance(schedulers, dict) else [schedulers]:
+        yield from one
 
 
 def validation_is_due(runner: Any) -> bool:
@@ -48,7 +54,12 @@ class ResumeHook(Hook):
                                      gradients=ranks.portable(state['gradients']),
                                      buffers=ranks.portable(ranks.unsaved_buffers(runner)),
                                      ranks=runner._other_ranks,
+                                     counts=ranks.counts(runner),
                                      validated=runner._validated)
+        for state in _all_states(checkpoint.get('param_schedulers', [])):
+            # OneCycle's has a function in it, which its class has anyway; a checkpoint is data
+            for name in [name for name, value in state.items() if callable(value)]:
+                del state[name]
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         if runner._resume:

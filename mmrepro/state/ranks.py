@@ -15,7 +15,7 @@ from ..dist.agreement import settle
 from . import adapters
 from .digest import state_digest
 
-__all__ = ['gather', 'own_state', 'portable', 'restore', 'unsaved_buffers']
+__all__ = ['counts', 'gather', 'own_state', 'portable', 'restore', 'unsaved_buffers', 'wrappers']
 
 # the parts of a rank's state; gradients are too large to be digested at every checkpoint
 PARTS = ('attributes', 'gradients', 'buffers')
@@ -81,6 +81,12 @@ def restore(runner: Any, state: Dict[str, Dict[str, Any]]) -> List[str]:
             buffers[name].copy_(value)
         else:
             unknown.append(f'buffer {name}')
+    optimizers = wrappers(runner)
+    for name, count in state.get('counts', {}).items():
+        if name in optimizers:
+            optimizers[name]._inner_count = count
+        else:
+            unknown.append(f'optimizer {name}')
     return unknown
 
 
@@ -106,11 +112,24 @@ def unsaved_buffers(runner: Any) -> Dict[str, torch.Tensor]:
     return {name: value for name, value in _buffers(runner) if name not in saved}
 
 
-def _gradients(runner: Any) -> Dict[str, torch.Tensor]:
-    """What gradient accumulation has summed up so far in an unfinished cycle."""
+def wrappers(runner: Any) -> Dict[str, Any]:
+    """The optimizers of a run by name; '' where there is one."""
     wrapper = runner.optim_wrapper
-    wrappers = wrapper.values() if hasattr(wrapper, 'values') else [wrapper]
-    if all(one._inner_count % one._accumulative_counts == 0 for one in wrappers):
+    return dict(wrapper.items()) if hasattr(wrapper, 'items') else {'': wrapper}
+
+
+def counts(runner: Any) -> Dict[str, int]:
+    """Losses that each optimizer has seen, the place in its accumulation cycle.
+
+    MMEngine derives them from the iteration for one optimizer, and does not for several.
+    """
+    return {name: one._inner_count for name, one in wrappers(runner).items()}
+
+
+def _gradients(runner: Any) -> Dict[str, torch.Tensor]:
+    """What is summed up for the next step: unfinished cycles, losses of other optimizers."""
+    first, *others = wrappers(runner).values()
+    if not others and first._inner_count % first._accumulative_counts == 0:
         return {}
     return {name: parameter.grad.detach()
             for name, parameter in unwrap(runner.model).named_parameters()
