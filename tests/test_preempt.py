@@ -280,6 +280,25 @@ def test_workers_outlive_a_signal_to_all(persistent, tmp_path):
     assert iteration == 6 and {**first, **second} == whole.records
 
 
+def signal_workers(pid, number):
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid, number)
+
+
+def signalled_workers(cfg):
+    hook, _ = run(cfg, hook=Signals(1, (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2),
+                                    signal_workers))
+    return hook.records
+
+
+def test_workers_leave_signals_to_the_trainer(tmp_path):
+    """All later epochs need them."""
+    cfg = settings(tmp_path / 'signalled', **{'train_dataloader.num_workers': 2,
+                                              'train_dataloader.persistent_workers': True})
+    whole, _ = run(settings(tmp_path / 'whole'))
+    assert Child(signalled_workers, cfg).result() == whole.records
+
+
 def test_the_exit_code_is_75(tmp_path):
     cfg = settings(tmp_path)
     process = multiprocessing.get_context('fork').Process(target=leaves, args=(cfg, ))
