@@ -29,6 +29,7 @@ VERBS = {
     'chaos': Verb('.chaos.command', 'main', 'kill a run at random moments, resume, compare'),
     'audit': Verb('.audit.main', 'main', 'look for what would make runs of a config differ'),
     'compare': Verb('.report.compare_main', 'main', 'where two runs part, and how it grows'),
+    'localise': Verb('.trace.command', 'main', 'name the first thing that differs in two runs'),
     'seeds': Verb('.report.seeds_main', 'main', 'train several seeds: mean, spread, paired test'),
     'ops': Verb('.ops.catalogue', 'main', "list mmcv's operators: provider, deterministic, users"),
 }

@@ -6,13 +6,16 @@ import os
 import socket
 import subprocess
 import sys
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
+from .reader import FOLDER, fingerprint_name
 from .record import Plan, Stopped, attach
 
 __all__ = ['Job', 'Side', 'SideFailed', 'run_here', 'start']
 
 CHECKPOINT = 'localise.pth'  # of a side that is interrupted and resumed
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TICK = 1.0  # seconds between two looks at the progress
 LOG_TAIL = 30  # lines of a failed run's log that are shown
 
 
@@ -86,23 +89,37 @@ def jobs_of(side: Side, work_dir: str, plan: Plan) -> List[Job]:
     return [first, last._replace(checkpoint=os.path.join(work_dir, CHECKPOINT))]
 
 
-def start(side: Side, work_dir: str, plan: Plan) -> None:
-    """Run a side in fresh processes and wait.
+def start(side: Side, work_dir: str, plan: Plan,
+          count: Callable[[int, int], None] = lambda done, of: None) -> None:
+    """Run a side in fresh processes and wait; ``count`` is told how many iterations are done.
 
     Raises:
         SideFailed: when a process ends with an error.
     """
     os.makedirs(work_dir, exist_ok=True)
+    fingerprints = os.path.join(work_dir, FOLDER, fingerprint_name(0))
     for number, job in enumerate(jobs_of(side, work_dir, plan)):
         path = os.path.join(work_dir, f'job.{number}.json')
         with open(path, 'w', encoding='utf-8') as file:
             json.dump(job._asdict(), file)
-        _run_processes(side, path, [os.path.join(work_dir, f'output.{number}.rank{rank}.txt')
-                                    for rank in range(side.ranks)])
+        _run_processes(
+            side, path, [os.path.join(work_dir, f'output.{number}.rank{rank}.txt')
+                         for rank in range(side.ranks)],
+            lambda: count(_lines_of(fingerprints), plan.stop + 1))
 
 
-def _run_processes(side: Side, job: str, logs: Sequence[str]) -> None:
-    env = {**os.environ, **side.env}
+def _lines_of(path: str) -> int:
+    """Iterations in a file of fingerprints that is being written."""
+    if not os.path.exists(path):
+        return 0
+    with open(path, 'rb') as file:
+        return sum(line.startswith(b'{"kind":"step"') for line in file)
+
+
+def _run_processes(side: Side, job: str, logs: Sequence[str], tick: Callable[[], None]) -> None:
+    # a checkout that is not installed has to be found by the child as well
+    paths = filter(None, [ROOT, os.environ.get('PYTHONPATH')])
+    env = {**os.environ, 'PYTHONPATH': os.pathsep.join(paths), **side.env}
     if side.ranks > 1:
         env.update(WORLD_SIZE=str(side.ranks), MASTER_ADDR='127.0.0.1',
                    MASTER_PORT=str(_free_port()))
@@ -112,13 +129,21 @@ def _run_processes(side: Side, job: str, logs: Sequence[str]) -> None:
             own = {**env, 'RANK': str(rank), 'LOCAL_RANK': str(rank)} if side.ranks > 1 else env
             running.append(subprocess.Popen([sys.executable, '-m', __name__, job], env=own,
                                             stdout=file, stderr=subprocess.STDOUT))
-    codes = [process.wait() for process in running]
+    codes = [_wait(process, tick) for process in running]
     for code, log in zip(codes, logs):
         if code:
             with open(log, encoding='utf-8', errors='replace') as file:
                 tail = ''.join(file.readlines()[-LOG_TAIL:])
             raise SideFailed(f'{tail}\nside {side.name} failed with exit code {code}; all of its '
                              f'output is in {log}')
+
+
+def _wait(process: subprocess.Popen, tick: Callable[[], None]) -> int:
+    while True:
+        try:
+            return process.wait(TICK)
+        except subprocess.TimeoutExpired:
+            tick()
 
 
 def _free_port() -> int:
