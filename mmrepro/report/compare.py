@@ -10,7 +10,7 @@ from .runs import RunView, number
 
 __all__ = ['Comparison', 'First', 'Field', 'compare_runs']
 
-MAX_NAMES = 8  # parameters that a first difference names; the rest is counted
+MAX_NAMES = 3  # parameters that a first difference names; the rest is counted
 
 # Fields of an iteration in the order in which they come into being: the first that differs is the
 # nearest to the cause.
@@ -163,15 +163,10 @@ def _first_exact(a: RunView, b: RunView, notes: List[str]) -> Tuple[Optional[Fir
     if levels[0] != levels[1]:
         notes.append(f'recorded at other levels, A {_words(levels[0])}, B {_words(levels[1])}: '
                      'what both have is compared')
-    firsts, differing = [], set()
-    for rank in ranks:
-        one, other = a.ranks[rank].steps, b.ranks[rank].steps
-        for iteration in sorted(set(one) & set(other)):
-            if _same(one[iteration], other[iteration]):
-                continue
-            if iteration not in differing and not (firsts and firsts[-1][1] == rank):
-                firsts.append((iteration, rank))
-            differing.add(iteration)
+    differing = {rank: [i for i in sorted(set(a.ranks[rank].steps) & set(b.ranks[rank].steps))
+                        if not _same(a.ranks[rank].steps[i], b.ranks[rank].steps[i])]
+                 for rank in ranks}
+    firsts = [(found[0], rank) for rank, found in differing.items() if found]
     if not firsts:
         return None, 0
     candidates = [First(iteration, a.ranks[rank].steps[iteration].get('epoch'), rank,
@@ -179,7 +174,8 @@ def _first_exact(a: RunView, b: RunView, notes: List[str]) -> Tuple[Optional[Fir
                         _module(a.ranks[rank].steps[iteration], b.ranks[rank].steps[iteration]))
                   for iteration, rank in firsts if iteration == min(firsts)[0]]
     # of several ranks, the one whose difference is the nearest to the cause
-    return min(candidates, key=lambda first: first.fields.index(first.field)), len(differing)
+    nearest = min(candidates, key=lambda first: ORDER.index(first.field.field))
+    return nearest, len({i for found in differing.values() for i in found})
 
 
 def _words(levels: Any) -> str:

@@ -148,7 +148,7 @@ def show(found: Comparison, console: Any) -> None:
     _show_growth(found, console)
     console.print(Text(f'\n{found.verdict()}', 'bold green' if found.equal else 'bold red'))
     for item in advice(found):
-        console.print(f'  {item}')
+        console.print(Text(f'  {item}'))
 
 
 def _show_growth(found: Comparison, console: Any) -> None:

@@ -3,25 +3,33 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from ..state.facts import flatten
-from ..state.strict import CHANGES, HARMLESS, Difference, differences
+from ..state.strict import Difference, differences
+from ..trace.manifest import CHANGES, HARMLESS, Manifest, compare_manifests
 from .runs import RunView
 
-__all__ = ['CHANGES', 'HARMLESS', 'SEVERITIES', 'manifest_differences']
+__all__ = ['CHANGES', 'HARMLESS', 'is_known', 'manifest_differences']
 
-SEVERITIES = (CHANGES, 'may change bits', HARMLESS)
+# all that MMEngine alone writes down
+SETTINGS = ('config.', 'randomness.')
+
+
+def is_known(run: RunView) -> bool:
+    """Whether anything was recorded of what the run was made of."""
+    return bool(run.manifest or run.facts)
 
 
 def manifest_differences(a: RunView, b: RunView) -> List[Difference]:
-    """Facts that differ, those that change bits first.
+    """What differs, that which changes bits first: manifests if both runs have one, else settings.
 
-    Runs without manifest are compared by the settings that MMEngine wrote down, and only if both
-    have something.
+    Of a run that was started several times, the manifest of the last start.
     """
-    if not (a.manifest or a.facts) or not (b.manifest or b.facts):
+    if not (is_known(a) and is_known(b)):
         return []
-    return differences(_facts(a), _facts(b))
+    if a.manifest and b.manifest:
+        return compare_manifests(Manifest(a.path, a.manifest), Manifest(b.path, b.manifest))
+    return differences(_settings(a), _settings(b))
 
 
-def _facts(run: RunView) -> Dict[str, Any]:
-    return run.facts if not run.manifest else flatten(run.manifest)
+def _settings(run: RunView) -> Dict[str, Any]:
+    facts = Manifest(run.path, run.manifest).facts if run.manifest else run.facts
+    return {name: value for name, value in facts.items() if name.startswith(SETTINGS)}

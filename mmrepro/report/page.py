@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterable, List, Sequence
 
 from ..version import __version__
 from .compare import Comparison
+from .manifest import is_known
 from .plots import PLOTS
 
 __all__ = ['document', 'page', 'picture', 'table']
@@ -32,6 +33,7 @@ table { border-collapse: collapse; width: 100%; font-size: 14px }
 th { text-align: left; color: var(--soft); font-weight: 600; white-space: nowrap }
 th, td { padding: 5px 14px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top }
 tr:last-child td { border-bottom: 0 }
+td.code { min-width: 130px }
 td.code, code { font-family: ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace;
   font-size: 12.5px; overflow-wrap: anywhere }
 img { width: 100%; height: auto; background: #fff; border-radius: 6px; display: block }
@@ -120,7 +122,7 @@ def _first(found: Comparison) -> str:
 
 def _manifest(found: Comparison) -> str:
     if not found.manifest:
-        known = (found.a.manifest or found.a.facts) and (found.b.manifest or found.b.facts)
+        known = is_known(found.a) and is_known(found.b)
         text = 'No difference in what was recorded.' if known else \
             'Nothing was recorded of what one of the runs was made of.'
         return f'<section><h2>What the runs were made of</h2><p>{text}</p></section>'

@@ -47,8 +47,8 @@ def loss_curves(found: Comparison) -> Optional[bytes]:
             axes.set_visible(False)
         for axes, name in zip(grid.flat, names):
             steps, one, other = found.losses[name]
-            axes.plot(steps, one, color=A, linewidth=2.6, alpha=.75, label=f'A  {found.a.name}')
-            axes.plot(steps, other, color=B, linewidth=1.3, linestyle=(0, (4, 2)),
+            axes.plot(steps, one, color=A, linewidth=3.2, label=f'A  {found.a.name}')
+            axes.plot(steps, other, color=B, linewidth=1.4, linestyle=(0, (4, 2)),
                       label=f'B  {found.b.name}')
             _mark_first(axes, found)
             axes.set_title(name)
@@ -219,19 +219,27 @@ def _edges(steps: List[int]) -> List[float]:
     return [first, *middles, last]
 
 
-def _blocks(names: List[str], most: int = 24) -> Tuple[List[float], List[str]]:
-    """Labels for stretches of parameters: the longest prefixes that make few enough stretches."""
-    for depth in range(4, 0, -1):
-        places: List[float] = []
-        labels: List[str] = []
-        last, start = None, 0
-        for index, name in enumerate([*names, None]):
-            prefix = None if name is None else '.'.join(name.split('.')[:depth])
-            if prefix != last:
-                if last is not None:
-                    places.append((start + index) / 2)
-                    labels.append(last)
-                last, start = prefix, index
-        if len(labels) <= most:
-            return places, labels
-    return places[::max(1, len(places) // most)], labels[::max(1, len(labels) // most)]
+def _blocks(names: List[str], most: int = 26) -> Tuple[List[float], List[str]]:
+    """Places and labels for stretches of parameters with a common prefix, at most about ``most``.
+
+    A stretch is split further as long as its parts are large enough for a label each.
+    """
+    found: List[Tuple[float, str]] = []
+    least = len(names) / most
+
+    def split(start: int, end: int, depth: int) -> None:
+        cuts = [start] + [i for i in range(start + 1, end)
+                          if _prefix(names[i], depth + 1) != _prefix(names[i - 1], depth + 1)]
+        parts = list(zip(cuts, [*cuts[1:], end]))
+        if end - start > 1 and (end - start) / len(parts) >= least and depth < 8:
+            for low, high in parts:
+                split(low, high, depth + 1)
+        else:
+            found.append(((start + end) / 2, _prefix(names[start], max(depth, 1))))
+
+    split(0, len(names), 0)
+    return [place for place, _ in found], [label for _, label in found]
+
+
+def _prefix(name: str, depth: int) -> str:
+    return '.'.join(name.split('.')[:depth])

@@ -124,7 +124,7 @@ def load_run(path: str, name: str = '') -> RunView:
     if not view.ranks and not view.scalars:
         what = f'{path}: neither {FOLDER}/fingerprints.rank0.jsonl nor */{LOGS}'
         raise RunError('; '.join([what, *view.notes]))
-    if not view.facts:
+    if not view.manifest:
         _read_config(view, logs)
     view.checkpoints = {os.path.basename(file): file
                         for file in sorted(glob.glob(os.path.join(work_dir, '*.pth')))}

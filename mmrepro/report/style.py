@@ -19,8 +19,6 @@ _STYLE = {
     'grid.color': '#e4e7eb', 'grid.linewidth': 0.8, 'axes.axisbelow': True,
     'axes.spines.top': False, 'axes.spines.right': False, 'legend.frameon': False,
     'legend.fontsize': 9, 'lines.linewidth': 1.6, 'axes.formatter.useoffset': False,
-    # the names of parameters and losses are shown as they are
-    'text.parse_math': False,
 }
 
 
