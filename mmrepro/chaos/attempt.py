@@ -1,6 +1,7 @@
 """One start of a training run, watched until its processes have ended."""
 from __future__ import annotations
 
+import glob
 import multiprocessing
 import os
 import signal
@@ -17,6 +18,7 @@ __all__ = ['Attempt', 'Plan', 'TURNS']
 
 TURNS = ('train', 'val')  # events that count for the moment of an interruption
 GRACE = 60.  # seconds in which processes have to end by themselves, once one has
+APPEAR = 2.  # seconds to wait for a half-written checkpoint, once one is to be written
 LOOK = 0.1  # seconds after which we see that a process has ended; its workers may keep its pipes
 LIMIT = 1800.  # seconds without an event, after which a run counts as hung
 
@@ -27,8 +29,8 @@ class Plan(NamedTuple):
     Attributes:
         kind: a key of :data:`KINDS`.
         turns: iterations and validation batches before it.
-        fraction: of the time that such a turn takes (or, while writing, the writing takes), which
-            passes after that, 0 to 1.
+        fraction: of the time that such a turn takes, which passes after that, 0 to 1. While a
+            checkpoint is written: below 0.5 right when its file appears, else that much later.
     """
     kind: str
     turns: int
@@ -51,6 +53,7 @@ class Attempt:
         port = _free_port() if ranks > 1 else None
         self.events: List[List[Event]] = [[] for _ in range(ranks)]
         self.struck = False
+        self._folder = os.path.dirname(config)
         self.seconds_to_end: Optional[float] = None
         self.ended_by_us: List[int] = []
         self._times: Dict[str, List[float]] = dict(turn=[], save=[])
@@ -90,8 +93,7 @@ class Attempt:
             due = strike_at - now if strike_at is not None and not self.struck else LOOK
             self._listen(min(max(due, 0.), LOOK))
             if strike_at is None and plan is not None and self._reached(plan):
-                gap = gaps['save' if KINDS[plan.kind].moment else 'turn']
-                strike_at = self._last[1] + plan.fraction * gap
+                strike_at = self._moment(plan, gaps)
         self._end()
         return self
 
@@ -114,6 +116,16 @@ class Attempt:
             return False
         moment = KINDS[plan.kind].moment
         return not moment or events[-1].kind == moment
+
+    def _moment(self, plan: Plan, gaps: Dict[str, float]) -> float:
+        if not KINDS[plan.kind].moment:
+            return self._last[1] + plan.fraction * gaps['turn']
+        before = set(glob.glob(os.path.join(self._folder, '.*.partial')))
+        end = time.monotonic() + APPEAR
+        while time.monotonic() < end:  # without a pause: the file is there for milliseconds
+            if set(glob.glob(os.path.join(self._folder, '.*.partial'))) - before:
+                break
+        return time.monotonic() + max(plan.fraction - 0.5, 0.) * gaps['save']
 
     def _listen(self, seconds: float) -> None:
         open_ones = [c for c in self._connections if not c.closed]
