@@ -26,11 +26,13 @@ VERBS = {
     'data': Verb('.demo.dataset', 'main', 'write the demonstration data set'),
     'train': Verb('.launch', 'train', 'train a detector'),
     'test': Verb('.launch', 'test', 'evaluate a detector'),
+    'verify': Verb('.trace.verify', 'main', 'the same bits whatever must not matter: a certificate'),
     'chaos': Verb('.chaos.command', 'main', 'kill a run at random moments, resume, compare'),
     'audit': Verb('.audit.main', 'main', 'look for what would make runs of a config differ'),
     'compare': Verb('.report.compare_main', 'main', 'where two runs part, and how it grows'),
     'localise': Verb('.trace.command', 'main', 'name the first thing that differs in two runs'),
     'seeds': Verb('.report.seeds_main', 'main', 'train several seeds: mean, spread, paired test'),
+    'state': Verb('.state.probe', 'main', 'name state that a config loses when it resumes'),
     'ops': Verb('.ops.catalogue', 'main', "list mmcv's operators: provider, deterministic, users"),
 }
 

@@ -1,0 +1,103 @@
+"""Make a training small without changing its code path: smaller images, fewer of them."""
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Iterator, List, Tuple
+
+__all__ = ['MissingData', 'check_data', 'few_images', 'innermost', 'shrink']
+
+LONGEST = 256  # pixels of an image's longer side
+IMAGES = 8
+VAL_IMAGES = 4
+MAX_BATCH = 2
+STEP = 32  # sizes stay multiples: strides of backbones, padding
+
+# keys of transforms and preprocessors whose value is a size, or a list of sizes, in pixels
+SIZES = ('scale', 'scales', 'img_scale', 'img_scales', 'size', 'crop_size', 'random_size_range',
+         'image_size')
+
+
+class MissingData(RuntimeError):
+    """The data set of a config is not on this disk."""
+
+
+def shrink(cfg: Any) -> int:
+    """Bring the images of pipelines and preprocessor down to LONGEST; returns that of before."""
+    nodes = [cfg.get('train_dataloader'), cfg.get('val_dataloader'), cfg.get('custom_hooks'),
+             cfg.model.get('data_preprocessor')]
+    places = [place for node in nodes if node for place in _sizes(node)]
+    longest = max((max(size) for _, _, size in places), default=0)
+    if longest > LONGEST:
+        for node, key, size in places:
+            node[key] = type(size)(max(STEP, round(side * LONGEST / longest / STEP) * STEP)
+                                   for side in size)
+    _drop_downloads(cfg._cfg_dict)
+    cfg.train_dataloader.batch_size = min(cfg.train_dataloader.get('batch_size', 1), MAX_BATCH)
+    return longest
+
+
+def _sizes(node: Any, within: str = '') -> Iterator[Tuple[Any, Any, Any]]:
+    """(container, key, pair of sides) for every size in the config."""
+    items = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, value in list(items):
+        named = key in SIZES if isinstance(key, str) else within in SIZES
+        if named and _is_pair(value):
+            yield node, key, value
+        elif isinstance(value, (dict, list, tuple)) and not isinstance(value, str):
+            # a tuple cannot be changed in place; those of sizes were yielded above
+            if isinstance(value, tuple) and isinstance(node, (dict, list)):
+                value = node[key] = list(value)
+            yield from _sizes(value, key if isinstance(key, str) else within)
+
+
+def _is_pair(value: Any) -> bool:
+    return (isinstance(value, (list, tuple)) and len(value) == 2
+            and all(isinstance(side, int) and side >= 64 for side in value))
+
+
+def _drop_downloads(node: Any) -> None:
+    """Start from random weights: pretrained ones would be downloaded, and change nothing here."""
+    for value in list(node.values() if isinstance(node, dict) else node):
+        if isinstance(value, (dict, list, tuple)):
+            _drop_downloads(value)
+    if isinstance(node, dict):
+        start = node.get('init_cfg')
+        if isinstance(start, dict) and start.get('type') == 'Pretrained':
+            node['init_cfg'] = None
+        if 'load_from' in node and 'model' in node:
+            node['load_from'] = None
+
+
+def innermost(dataset: Any) -> List[Any]:
+    """The data sets that read files, of a config's data set with whatever wraps it."""
+    if isinstance(dataset.get('datasets'), (list, tuple)):
+        return [one for part in dataset['datasets'] for one in innermost(part)]
+    return innermost(dataset['dataset']) if 'dataset' in dataset else [dataset]
+
+
+def few_images(cfg: Any, phase: str, count: int) -> None:
+    """Only the first ``count`` images of every data set of 'train' or 'val'."""
+    for dataset in innermost(cfg[f'{phase}_dataloader']['dataset']):
+        dataset['indices'] = count
+
+
+def check_data(cfg: Any, phases: Tuple[str, ...], exists: Callable[[str], bool] = os.path.exists
+               ) -> None:
+    """
+    Raises:
+        MissingData: names the annotation file or folder that does not exist.
+    """
+    for phase in phases:
+        for dataset in innermost(cfg[f'{phase}_dataloader']['dataset']):
+            root = dataset.get('data_root') or ''
+            prefix = dataset.get('data_prefix') or {}
+            places = [dataset.get('ann_file') or '',
+                      *(prefix.values() if isinstance(prefix, dict) else [prefix])]
+            for place in filter(None, places):
+                path = place if os.path.isabs(place) else os.path.join(root, place)
+                if '://' not in path and not exists(path):
+                    raise MissingData(
+                        f'{path} does not exist, and {phase}_dataloader of the config reads it. '
+                        'Get the data set, or change data_root with --cfg-options; or take the '
+                        'demonstration data set instead, which works for configs made for COCO: '
+                        '--demo-data')
