@@ -89,12 +89,18 @@ def sync_bn_forward_output(input: Tensor, mean: Tensor, var: Tensor, weight: Ten
         require(tensor.shape == input.shape or (name == 'norm' and not tensor.numel()), operator,
                 f'{name} {describe(tensor)} is not like input {describe(input)}')
     deviation = (var + eps).sqrt()
-    result = (_work(input) - _wide(mean)).div_(_wide(deviation))
-    if norm.numel():
+    data = _work(input)
+    # in the buffer for the result where it has the right type: every pass over it costs
+    own = norm if norm.numel() and norm.dtype == data.dtype else None
+    result = torch.sub(data, _wide(mean), out=own).div_(_wide(deviation))
+    if norm.numel() and own is None:
         norm.copy_(result)
-    if weight.numel():
-        result.mul_(_wide(weight)).add_(_wide(bias))
-    output.copy_(result)
+    if not weight.numel():
+        output.copy_(result)
+    elif output.dtype == data.dtype:
+        torch.addcmul(_wide(bias), result, _wide(weight), out=output)
+    else:
+        output.copy_(torch.addcmul(_wide(bias), result, _wide(weight)))
     if std.numel():
         std.copy_(deviation)
     if running_mean.numel():
@@ -127,6 +133,8 @@ def sync_bn_backward_data(grad_output: Tensor, weight: Tensor, grad_weight: Tens
         require(tensor.shape == grad_output.shape, operator,
                 f'{name} {describe(tensor)} is not like grad_output {describe(grad_output)}')
     count = grad_output.shape[0] * grad_output.shape[2]
-    shared = (_wide(grad_weight) * norm).add_(_wide(grad_bias)).div_(count)
-    result = torch.sub(_work(grad_output), shared, out=shared)
-    grad_input.copy_(result.mul_(_wide(weight)).div_(_wide(std)))
+    # (gradient - (grad_weight * norm + grad_bias) / count) * weight / std, in two passes
+    scale = weight / std
+    result = torch.mul(norm, _wide(grad_weight * scale / -count))
+    result.add_(_wide(grad_bias * scale / -count))
+    grad_input.copy_(result.addcmul_(_work(grad_output), _wide(scale)))

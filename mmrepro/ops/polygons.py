@@ -257,9 +257,13 @@ def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor
     outputs, inputs = input.shape[:2]
     values = input.detach().reshape(outputs * inputs, entries)
     table = output.view(outputs, rotations, inputs, entries)
+    # the indices that S2A-Net makes are permutations: then nothing keeps its value
+    whole = not source.is_cuda and bool((source >= 0).all())
     for rotation in range(rotations):
-        picked = values[:, source[rotation].clamp(min=0)].view(outputs, inputs, entries)
-        table[:, rotation] = torch.where(source[rotation] >= 0, picked, table[:, rotation])
+        picked = values.index_select(1, source[rotation].clamp(min=0))
+        picked = picked.view(outputs, inputs, entries)
+        table[:, rotation] = picked if whole else torch.where(
+            source[rotation] >= 0, picked, table[:, rotation])
 
 
 def active_rotated_filter_backward(grad_out: Tensor, indices: Tensor, grad_in: Tensor) -> None:
