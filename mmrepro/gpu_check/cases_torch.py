@@ -1,0 +1,232 @@
+"""One row per entry of ``mmrepro.ops.native.TABLE``: torch's own operators, replaced or left."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmrepro.gpu_check.problem import Case, Problem, Sizes
+
+__all__ = ['CASES']
+
+_VOLUME = (16, 64, 64)
+
+
+def _of_map(run: Callable[[Tensor], Any], axes: int = 2, channels: int = 256
+            ) -> Callable[[Sizes], Problem]:
+    """A function of one feature map (or volume, or line), with its gradient."""
+    def make(s: Sizes) -> Problem:
+        sizes = {1: (4096,), 2: (100, 168), 3: _VOLUME}[axes]
+        counts = [max(8, size // s.by) for size in sizes]
+        width = s.channels(channels) // (4 if axes == 3 else 1)
+        return Problem(dict(x=s.normal(2, width, *counts)), {}, lambda x: run(x))
+    return make
+
+
+def _resize(mode: str, axes: int, **options: Any) -> Callable[[Sizes], Problem]:
+    # nearest takes another pixel where float32 and float64 round to two sides of an integer
+    factor = 2 if mode == 'nearest' else 2.3 if axes < 3 else 1.6
+    return _of_map(lambda x: F.interpolate(x, scale_factor=factor, mode=mode, **options), axes, 64)
+
+
+def _grid(axes: int, align: bool = False) -> Callable[[Sizes], Problem]:
+    def make(s: Sizes) -> Problem:
+        x = s.feature(256, 100, 168) if axes == 2 else s.normal(1, 16, 8, 12, 14)
+        points = (s.count(400), s.count(100)) if axes == 2 else (4, s.count(100), 16)
+        # all samples near few pixels
+        grid = s.normal(1, *points, axes) * 0.05 + s.uniform(1, 1, points[-1], axes) * 1.6 - 0.8
+        return Problem(dict(x=x, grid=grid if axes == 2 else grid.view(1, *points, axes)), {},
+                       lambda x, grid: F.grid_sample(x, grid, align_corners=align))
+    return make
+
+
+def _few_values(s: Sizes, *shape: int) -> Tensor:
+    """Many equal numbers."""
+    return (s.normal(*shape) * 10).round() / 10
+
+
+def _selection(run: Callable[[Tensor], Any], *shape: int) -> Callable[[Sizes], Problem]:
+    return lambda s: Problem(dict(x=_few_values(s, *(s.count(n) for n in shape))), {},
+                             lambda x: run(x), double=False)
+
+
+def _stable_topk(x: Tensor) -> Any:
+    values, indices = torch.sort(x, descending=True, stable=True)
+    k = x.shape[-1] // 4
+    return values[..., :k], indices[..., :k]
+
+
+def _indexed(run: Callable[[Tensor, Tensor, Tensor], Any]) -> Callable[[Sizes], Problem]:
+    """Many rows onto few: (x, source, index)."""
+    def make(s: Sizes) -> Problem:
+        rows, width = s.count(20000), s.channels(256)
+        index = torch.randint(0, 50, (rows,), generator=s.random)
+        return Problem(dict(x=s.normal(64, width), source=s.normal(rows, width)),
+                       dict(index=index), lambda x, source, index: run(x, source, index))
+    return make
+
+
+def _wide(index: Tensor, source: Tensor) -> Tensor:
+    return index[:, None].expand_as(source)
+
+
+def _labels(run: Callable[[Tensor, Tensor], Any], shape: Sequence[int]
+            ) -> Callable[[Sizes], Problem]:
+    def make(s: Sizes) -> Problem:
+        sizes = [max(8, n // s.by) for n in shape]
+        labels = torch.randint(0, 20, (2, *sizes), generator=s.random)
+        return Problem(dict(logits=s.normal(2, 20, *sizes)), dict(labels=labels),
+                       lambda logits, labels: run(logits.log_softmax(1), labels))
+    return make
+
+
+def _embedded(run: Callable[[Tensor, Tensor], Any]) -> Callable[[Sizes], Problem]:
+    return lambda s: Problem(dict(table=s.normal(50, 256)),
+                             dict(index=torch.randint(0, 50, (s.count(4000), 8),
+                                                      generator=s.random)),
+                             lambda table, index: run(table, index))
+
+
+def _weighted_counts(s: Sizes) -> Problem:
+    index = torch.randint(0, 50, (s.count(20000),), generator=s.random)
+    return Problem({}, dict(index=index, weights=s.normal(len(index))),
+                   lambda index, weights: torch.bincount(index, weights))
+
+
+def _put(s: Sizes) -> Problem:
+    index = torch.randint(0, 50, (s.count(20000),), generator=s.random)
+    return Problem({}, dict(x=s.normal(64), index=index, source=s.normal(len(index))),
+                   lambda x, index, source: x.clone().put_(index, source, accumulate=True))
+
+
+def _unpool(axes: int) -> Callable[[Sizes], Problem]:
+    def make(s: Sizes) -> Problem:
+        shape = (s.count(64),) * 2 if axes == 2 else (4, s.count(32), s.count(32))
+        area = 1
+        for size in shape:
+            area *= 2 * size
+        # every destination is named many times; the last one stays
+        index = torch.randint(0, max(1, area // 8), (1, 16, *shape), generator=s.random)
+        pool = (F.max_unpool2d, F.max_unpool3d)[axes - 2]
+        return Problem(dict(x=s.normal(1, 16, *shape)), dict(index=index),
+                       lambda x, index: pool(x, index, 2).detach())
+    return make
+
+
+def _fractional(axes: int) -> Callable[[Sizes], Problem]:
+    def make(s: Sizes) -> Problem:
+        pool = (F.fractional_max_pool2d, F.fractional_max_pool3d)[axes - 2]
+        shape = [max(12, n // s.by) for n in ((100, 168) if axes == 2 else _VOLUME)]
+        return Problem(dict(x=s.normal(1, 16, *shape)), dict(samples=s.uniform(1, 16, axes)),
+                       lambda x, samples: pool(x, 3, output_ratio=(0.7,) * axes,
+                                               _random_samples=samples))
+    return make
+
+
+def _ctc(s: Sizes) -> Problem:
+    length = s.count(64)
+    return Problem(dict(x=s.normal(length, 4, 20)),
+                   dict(target=torch.randint(1, 20, (4, 6), generator=s.random)),
+                   lambda x, target: F.ctc_loss(x.log_softmax(2), target, [length] * 4, [6] * 4))
+
+
+def _scaled(x: Tensor) -> Tensor:
+    return F.pad(x, (3, 2) * (x.dim() - 2), 'replicate')
+
+
+def _reflected(x: Tensor) -> Tensor:
+    return F.pad(x, (3, 2) * (x.dim() - 2), 'reflect')
+
+
+CASES: dict[str, Case] = {
+    'linear resize': Case(('upsample_linear1d_backward',), _resize('linear', 1)),
+    'bilinear resize': Case(('upsample_bilinear2d_backward',
+                             'torch._decomp.decompositions._upsample_linear_vec',
+                             'torch._decomp.decompositions.upsample_bilinear2d_vec'),
+                            _resize('bilinear', 2)),
+    'trilinear resize': Case(('upsample_trilinear3d_backward',), _resize('trilinear', 3)),
+    'bicubic resize': Case(('upsample_bicubic2d_backward',), _resize('bicubic', 2)),
+    'bilinear resize, antialiased': Case(('_upsample_bilinear2d_aa_backward',),
+                                         _resize('bilinear', 2, antialias=True)),
+    'bicubic resize, antialiased': Case(('_upsample_bicubic2d_aa_backward',),
+                                        _resize('bicubic', 2, antialias=True)),
+    'nearest resize': Case(('upsample_nearest2d_backward',), _resize('nearest', 2)),
+    'nearest resize, 1-D': Case(('upsample_nearest1d_backward',), _resize('nearest', 1)),
+    'nearest resize, 3-D': Case(('upsample_nearest3d_backward',), _resize('nearest', 3)),
+    'adaptive average pool': Case(('_adaptive_avg_pool2d_backward',),
+                                  _of_map(lambda x: F.adaptive_avg_pool2d(x, 7))),
+    'adaptive average pool, 3-D': Case(('_adaptive_avg_pool3d_backward',),
+                                       _of_map(lambda x: F.adaptive_avg_pool3d(x, 3), 3)),
+    'average pool': Case(('avg_pool2d_backward',), _of_map(lambda x: F.avg_pool2d(x, 3, 2, 1))),
+    'average pool, 3-D': Case(('avg_pool3d_backward',),
+                              _of_map(lambda x: F.avg_pool3d(x, 3, 2, 1), 3)),
+    'adaptive max pool': Case(('adaptive_max_pool2d_backward',),
+                              _of_map(lambda x: F.adaptive_max_pool2d(x, 30))),
+    'adaptive max pool, 3-D': Case(('adaptive_max_pool3d_backward',),
+                                   _of_map(lambda x: F.adaptive_max_pool3d(x, 6), 3)),
+    'max pool': Case(('max_pool2d_with_indices_backward',),
+                     _of_map(lambda x: F.max_pool2d(x, 5, 1, 2))),
+    'max pool, 3-D': Case(('max_pool3d_with_indices_backward',
+                           'torch._decomp.decompositions.max_pool3d_with_indices'),
+                          _of_map(lambda x: F.max_pool3d(x, 3, 1, 1), 3)),
+    'fractional max pool': Case(('fractional_max_pool2d_backward',), _fractional(2)),
+    'fractional max pool, 3-D': Case(('fractional_max_pool3d_backward',), _fractional(3)),
+    'max unpool': Case(('max_unpool2d',), _unpool(2)),
+    'max unpool, 3-D': Case(('max_unpool3d',), _unpool(3)),
+    'reflection pad, 1-D': Case(('reflection_pad1d_backward',), _of_map(_reflected, 1)),
+    'reflection pad': Case(('reflection_pad2d_backward',), _of_map(_reflected)),
+    'reflection pad, 3-D': Case(('reflection_pad3d_backward',), _of_map(_reflected, 3)),
+    'replication pad, 1-D': Case(('replication_pad1d_backward',), _of_map(_scaled, 1)),
+    'replication pad': Case(('replication_pad2d_backward',
+                             'torch._decomp.decompositions._replication_pad'), _of_map(_scaled)),
+    'replication pad, 3-D': Case(('replication_pad3d_backward',), _of_map(_scaled, 3)),
+    'topk': Case(('topk',), _selection(lambda x: torch.topk(x, x.shape[-1] // 4), 16, 20000),
+                 reference=_stable_topk),
+    'sort': Case(('sort',), _selection(lambda x: torch.sort(x, descending=True), 16, 20000),
+                 reference=lambda x: torch.sort(x, descending=True, stable=True)),
+    'kthvalue': Case(('kthvalue',), _selection(lambda x: torch.kthvalue(x, 5)[0], 64, 2000)),
+    'median': Case(('median.dim',), _selection(lambda x: torch.median(x, -1)[0], 64, 2000)),
+    'nanmedian': Case(('nanmedian.dim',), _selection(lambda x: torch.nanmedian(x, -1)[0], 64,
+                                                     2000)),
+    'maximum': Case(('max.dim', 'argmax'), _selection(
+        lambda x: (*torch.max(x, -1), torch.argmax(x, 0)), 64, 2000)),
+    'cumsum': Case(('cumsum', 'cumsum_'), _of_map(lambda x: x.cumsum(2) + x.clone().cumsum_(3))),
+    'NLL per pixel': Case(('nll_loss2d_forward', 'nll_loss2d_backward'),
+                          _labels(F.nll_loss, (200, 336))),
+    'NLL': Case(('nll_loss_forward',), _labels(
+        lambda x, labels: F.nll_loss(x.flatten(0, 1).t()[:, :20].contiguous(),
+                                     labels.flatten()[:x.shape[2]]), (20000,))),
+    'bincount with weights': Case(('bincount',), _weighted_counts),
+    'put': Case(('put_',), _put),
+    'histogram': Case(('histc',), lambda s: Problem(
+        {}, dict(x=s.normal(4096)), lambda x: torch.histc(x, 20)), expect='raises'),
+    'CTC': Case(('_ctc_loss_backward',), _ctc, expect='raises'),
+    'embedding bag, max': Case(('_embedding_bag',), _embedded(
+        lambda table, index: F.embedding_bag(index, table, mode='max')), expect='raises'),
+    'embedding bag': Case(('_embedding_bag_backward',), _embedded(
+        lambda table, index: F.embedding_bag(index, table, mode='sum'))),
+    'embedding': Case(('embedding_dense_backward',), _embedded(
+        lambda table, index: F.embedding(index, table))),
+    'grid sample': Case(('grid_sampler_2d_backward',), _grid(2)),
+    'grid sample, 3-D': Case(('grid_sampler_3d_backward',), _grid(3)),
+    'grid sample by cuDNN': Case(('cudnn_grid_sampler_backward',), _grid(2, True)),
+    'scatter_add': Case(('scatter_add',), _indexed(
+        lambda x, source, index: x.scatter_add(0, _wide(index, source), source))),
+    'scatter_reduce': Case(('scatter_reduce.two',), _indexed(
+        lambda x, source, index: x.scatter_reduce(0, _wide(index, source), source, 'mean'))),
+    'index_put': Case(('index_put',), _indexed(
+        lambda x, source, index: x.index_put((index,), source, accumulate=True))),
+    'index_add': Case(('index_add',), _indexed(
+        lambda x, source, index: x.index_add(0, index, source))),
+    'index_copy': Case(('index_copy',), _indexed(
+        lambda x, source, index: x.index_copy(0, index.unique(), source[:len(index.unique())]))),
+    'scatter': Case(('scatter.src',), _indexed(
+        lambda x, source, index: x.scatter(0, _wide(index.unique(), x[:len(index.unique())]),
+                                           source[:len(index.unique())]))),
+    'gather': Case(('scatter_add',), _indexed(
+        lambda x, source, index: x.gather(0, _wide(index, source)) + source)),
+    'roll': Case(('roll',), _of_map(lambda x: torch.roll(x, (3, 5), (2, 3)))),
+}

@@ -1,0 +1,223 @@
+"""Train a detector twice in deterministic mode and compare every bit; then once without, for time.
+
+The models are MMDetection's own configs with random weights; the pictures are made in memory. After
+every iteration the losses, the gradients and the weights are digested on the device; the digests
+are fetched at the end, so that looking does not make the run wait.
+"""
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from mmrepro import determinism, ops, seeds
+
+__all__ = ['DETECTORS', 'Detector', 'check', 'first_difference', 'train']
+
+SEED = 7
+# Iterations before the clock starts: the first ones choose kernels and fill the allocator.
+WARM = 4
+
+
+class Detector(NamedTuple):
+    """A config below MMDetection's folder, and why it is in the list."""
+
+    config: str
+    why: str
+
+
+DETECTORS: dict[str, Detector] = {
+    'Faster R-CNN': Detector('faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py', 'RoIAlign, NMS, topk'),
+    'Mask R-CNN': Detector('mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py', 'RoIAlign of masks'),
+    'Cascade R-CNN': Detector('cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco.py',
+                              'three heads on the same boxes'),
+    'YOLOX': Detector('yolox/yolox_s_8xb8-300e_coco.py', 'SimOTA, max pooling'),
+    'RTMDet-Ins': Detector('rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py',
+                           'dynamic convolutions, bilinear resize'),
+    'SOLOv2': Detector('solov2/solov2_r50_fpn_1x_coco.py', 'bilinear resize everywhere'),
+    'Deformable DETR': Detector('deformable_detr/deformable-detr_r50_16xb2-50e_coco.py',
+                                'deformable attention, cumsum'),
+    'DINO': Detector('dino/dino-4scale_r50_8xb2-12e_coco.py', 'topk of queries, gather'),
+    'Mask2Former': Detector('mask2former/mask2former_r50_8xb2-lsj-50e_coco.py', 'grid_sample'),
+    'PointRend': Detector('point_rend/point-rend_r50-caffe_fpn_ms-1x_coco.py',
+                          'grid_sample of features'),
+    'DCNv2': Detector('dcnv2/faster-rcnn_r50-mdconv-c3-c5_fpn_1x_coco.py',
+                      'modulated deformable convolution'),
+    'CARAFE': Detector('carafe/mask-rcnn_r50_fpn-carafe_1x_coco.py', 'CARAFE in neck and head'),
+    'HTC': Detector('htc/htc_r50_fpn_1x_coco.py', 'adaptive average pooling, semantic branch'),
+}
+
+
+class Run(NamedTuple):
+    """One run.
+
+    Attributes:
+        labels: per iteration, what each digest is of: ('loss', name), ('gradient of', name) ...
+        digests: per iteration, (labels,) int64.
+        losses: the total of each iteration.
+        seconds: per iteration after the first few, the median.
+    """
+
+    labels: list[list[tuple[str, str]]]
+    digests: list[torch.Tensor]
+    losses: list[float]
+    seconds: float
+
+
+def build(config: str, device: str, size: int, small: bool) -> Any:
+    """The model with weights from the seed.
+
+    Args:
+        config: below MMDetection's folder of configs.
+        small: with fewer candidates, for a CPU.
+    """
+    from mmdet.registry import MODELS
+    from mmengine.config import Config
+
+    from mmrepro.zoo.step import config_root, load
+    cfg = load(config, size) if small else Config.fromfile(f'{config_root()}/{config}')
+    _without_downloads(cfg.model)
+    seeds.seed_all(SEED, 'init')
+    model = MODELS.build(copy.deepcopy(cfg.model))
+    model.init_weights()
+    return model.to(device).train()
+
+
+def _without_downloads(node: Any) -> None:
+    """No pretrained weights; batches keep the size of their pictures."""
+    if isinstance(node, dict):
+        init = node.get('init_cfg')
+        if isinstance(init, dict) and init.get('type') == 'Pretrained':
+            node['init_cfg'] = None
+        if 'batch_augments' in node:
+            node['batch_augments'] = None
+        for value in list(node.values()):
+            _without_downloads(value)
+    elif isinstance(node, (list, tuple)):
+        for value in node:
+            _without_downloads(value)
+
+
+def train(detector: Detector, device: str, size: int, iterations: int, small: bool,
+          digest: bool = True, pictures: int = 2) -> Run:
+    """Some iterations from the seed. Raises what the model raises."""
+    from mmengine.optim import OptimWrapper
+
+    from mmrepro.zoo.inputs import images
+    model = build(detector.config, device, size, small)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    wrapper = OptimWrapper(torch.optim.AdamW(trained.values(), lr=1e-5),
+                           clip_grad=dict(max_norm=1., error_if_nonfinite=False))
+    grads: dict[str, torch.Tensor] = {}
+    if digest:
+        _keep_gradients(wrapper, trained, grads)
+    labels, rows, losses, durations = [], [], [], []
+    for step in range(iterations):
+        seeds.seed_all(SEED, 'step', step)
+        batch = images(size, 2, pictures)
+        _wait(device)
+        start = time.perf_counter()
+        logged = model.train_step(batch, wrapper)
+        _wait(device)
+        durations.append(time.perf_counter() - start)
+        losses.append(float(logged['loss']))
+        if digest:
+            row = [*_tagged('loss', logged), *_tagged('gradient of', grads),
+                   *_tagged('weight', trained)]
+            labels.append([(kind, name) for kind, name, _ in row])
+            rows.append(_digests([tensor for _, _, tensor in row], device))
+    late = sorted(durations[min(WARM, iterations // 2):])
+    return Run(labels, [row.cpu() for row in rows], losses, late[len(late) // 2])
+
+
+def _keep_gradients(wrapper: Any, trained: dict[str, torch.nn.Parameter],
+                    grads: dict[str, torch.Tensor]) -> None:
+    """Remember each step's gradients before they are clipped and cleared."""
+    step = wrapper.step
+
+    def remembered(**kwargs: Any) -> None:
+        grads.clear()
+        grads.update((name, p.grad.detach().clone()) for name, p in trained.items()
+                     if p.grad is not None)
+        step(**kwargs)
+
+    wrapper.step = remembered
+
+
+def _tagged(kind: str, tensors: dict[str, Any]) -> list[tuple[str, str, torch.Tensor]]:
+    return [(kind, name, tensor.detach()) for name, tensor in tensors.items()
+            if isinstance(tensor, torch.Tensor)]
+
+
+def _digests(tensors: list[torch.Tensor], device: str) -> torch.Tensor:
+    from mmrepro.trace.digest import tensor_digests
+    return tensor_digests([tensor.to(device) for tensor in tensors])
+
+
+def _wait(device: str) -> None:
+    if device == 'cuda':
+        torch.cuda.synchronize()
+
+
+def first_difference(one: Run, other: Run) -> str:
+    """The first iteration and thing that differs, or '' for equal bits.
+
+    Within an iteration losses come first. Among gradients the last parameter of the model is
+    named, because backward reaches it first.
+    """
+    for step, labels in enumerate(one.labels):
+        place = f'iteration {step + 1}'
+        if labels != other.labels[step]:
+            extra = sorted({' '.join(one) for one in set(labels) ^ set(other.labels[step])})
+            return f'{place}: only one run has {", ".join(extra[:5])}'
+        unequal = (one.digests[step] != other.digests[step]).tolist()
+        for kind in dict.fromkeys(kind for kind, _ in labels):
+            off = [name for (k, name), bad in zip(labels, unequal) if bad and k == kind]
+            if off:
+                first = off[-1] if kind == 'gradient of' else off[0]
+                total = sum(k == kind for k, _ in labels)
+                more = f' and {len(off) - 1} of {total} others' if len(off) > 1 else ''
+                return f'{place}: {kind} {first}{more}'
+    return ''
+
+
+def _peak(device: str) -> float | None:
+    if device != 'cuda':
+        return None
+    peak = torch.cuda.max_memory_allocated() / 2 ** 30
+    torch.cuda.reset_peak_memory_stats()
+    return round(peak, 2)
+
+
+def check(detector: Detector, device: str, size: int, iterations: int = 20, small: bool = False,
+          compiled: bool = False, again: Callable[[], bool] = lambda: True) -> dict[str, Any]:
+    """One row of the report.
+
+    Args:
+        compiled: take mmcv's compiled kernels for the default.
+        again: asked before the run without determinism; False leaves it out.
+    """
+    row: dict[str, Any] = dict(config=detector.config, size=size, iterations=iterations)
+    with determinism.deterministic(), ops.using('torch'):
+        _peak(device)
+        one = train(detector, device, size, iterations, small)
+        row['peak_gib'] = _peak(device)
+        other = train(detector, device, size, iterations, small)
+    row['difference'] = first_difference(one, other)
+    row['equal'] = not row['difference']
+    row['loss'] = [one.losses[0], one.losses[-1]]
+    row['finite'] = all(abs(loss) < float('inf') for loss in one.losses)
+    row['ms'] = min(one.seconds, other.seconds) * 1e3
+    if again():
+        determinism.disable()
+        with ops.using('compiled' if compiled else 'torch'):
+            _peak(device)
+            plain = train(detector, device, size, max(2, iterations // 2), small, digest=False)
+            row['default'] = 'compiled mmcv' if compiled else 'operators of mmrepro'
+            row['default_ms'] = plain.seconds * 1e3
+            row['default_peak_gib'] = _peak(device)
+            row['ratio'] = row['ms'] / row['default_ms']
+    return row
