@@ -1,7 +1,7 @@
 """Put two streams of records side by side and find the first thing that differs."""
 from __future__ import annotations
 
-from typing import Any, Dict, Hashable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Hashable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .records import SEPARATOR, Record
 
@@ -115,9 +115,9 @@ def first_difference(a: Sequence[Record], b: Sequence[Record]) -> Optional[Diffe
     extra_b: List[int] = []
     for pair in align(a, b):
         if pair.b is None:
-            extra_a.append(pair.a)
+            extra_a += [] if a[pair.a].is_state else [pair.a]
         elif pair.a is None:
-            extra_b.append(pair.b)
+            extra_b += [] if b[pair.b].is_state else [pair.b]
         else:
             kind, which = _compare(a[pair.a], b[pair.b])
             if kind:
@@ -164,18 +164,35 @@ def _explained(a: Sequence[Record], b: Sequence[Record], pair: Pair, kind: str,
                which: Tuple[int, ...], extra_a: Tuple[int, ...],
                extra_b: Tuple[int, ...]) -> Difference:
     found = Difference(kind, pair.a, pair.b, which, extra_a, extra_b)
-    if kind == 'input':
-        wanted_a = {a[pair.a].inputs[i] for i in which}
-        wanted_b = {b[pair.b].inputs[i] for i in which}
-        made_a = tuple(n for n in extra_a if wanted_a & set(a[n].outputs))
-        made_b = tuple(n for n in extra_b if wanted_b & set(b[n].outputs))
-        if made_a or made_b:
-            # the operators that one side lacks made what differs: they are what came first
-            return _structural(extra_a, extra_b)
+    made_a = _makers(a, extra_a, _differing_digests(a[pair.a], kind, which))
+    made_b = _makers(b, extra_b, _differing_digests(b[pair.b], kind, which))
+    if made_a or made_b:
+        # the operators that one side lacks made what differs: they are what came first
+        return _structural(made_a, made_b)
     drawn = a[pair.a].drew and kind == 'output'
     if drawn and _drawn_from(a[pair.a], a[pair.a]) != _drawn_from(b[pair.b], a[pair.a]):
         return found._replace(kind='generator', moved=_parting(a, b, pair))
     return found
+
+
+def _differing_digests(record: Record, kind: str, which: Tuple[Any, ...]) -> Set[str]:
+    """Digests of what came into a record, or is the state there, and differs."""
+    if kind == 'input':
+        return {record.inputs[i] for i in which}
+    if record.is_state and kind == 'output':
+        return {digest for name, digest in zip(record.labels, record.outputs) if name in which}
+    return set()
+
+
+def _makers(stream: Sequence[Record], extra: Tuple[int, ...],
+            wanted: Set[str]) -> Tuple[int, ...]:
+    """Those of the extra records that made what is wanted, and those that made their inputs."""
+    made = []
+    for number in reversed(extra):
+        if wanted & set(stream[number].outputs):
+            made.append(number)
+            wanted = wanted | set(filter(None, stream[number].inputs))
+    return tuple(reversed(made))
 
 
 def _parting(a: Sequence[Record], b: Sequence[Record], pair: Pair) -> Optional[Pair]:

@@ -259,6 +259,12 @@ CATALOGUE: Tuple[Row, ...] = (
         'The operator draws from a generator that something moved before.',
         'Let what moved it draw from a generator of its own, or seed the step '
         '(randomness.step_seed=True).', _moved),
+    Row('state lost at resume',
+        lambda c: _is_outside(c) and c.differs('resumed') and not (
+            c.calls('entropy') or c.calls('clock')),
+        'A value is another one in the run that was resumed: a checkpoint did not hold it.',
+        'Keep it in a buffer (register_buffer) or register the attribute with '
+        'mmrepro.state.adapters.register(Class, "attribute").', _outside),
     Row('entropy', lambda c: _is_outside(c) and c.calls('entropy') or (
         _is_outside(c) and c.calls('a generator is seeded')),
         'A value came in that was drawn from the operating system\'s entropy.',

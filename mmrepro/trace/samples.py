@@ -217,12 +217,14 @@ def _call(self: Any, results: Any) -> Any:
         result = original(self, results)
     finally:
         watch.stop()
+    own = {**_own(self), **own}  # a transform may make its generator in the first call
     returned, outputs = _by_key(result)
     code = type(self)._mmrepro_recorded
     samples.write(Record(
         'data', f'{_current}/{number}', code.__name__, shapes=f'{given} -> {returned}',
         inputs=inputs, outputs=outputs, labels=tuple(given.split()), generators=before,
-        drew=before != generators.states(), calls=watch.take(), own=own,
+        drew=before != generators.states(), calls=watch.take(),
+        own=tuple(f'{name}={state}' for name, state in own.items()),
         stack=(_where(code), )))
     return result
 
@@ -236,11 +238,10 @@ def _by_key(results: Any) -> Tuple[str, Tuple[str, ...]]:
     return ' '.join(keys), tuple(content_digest(named[key]) for key in keys)
 
 
-def _own(transform: Any) -> Tuple[str, ...]:
+def _own(transform: Any) -> Dict[str, str]:
     """Generators of the transform and of its module, which nobody seeds."""
     module = sys.modules.get(type(transform)._mmrepro_recorded.__module__)
-    found = generators.own(vars(transform), vars(module) if module else {})
-    return tuple(f'{name}={state}' for name, state in found.items())
+    return generators.own(vars(transform), vars(module) if module else {})
 
 
 def _where(cls: type) -> Tuple[str, int, str]:

@@ -104,3 +104,42 @@ def test_a_generator_that_was_moved_before():
     found = first_difference(stream(False), stream(True))
     assert (found.kind, found.a) == ('generator', 2)
     assert (found.moved.a, found.moved.b) == (1, 1)
+
+
+def test_of_several_extra_operators_the_first_that_matters_is_named():
+    longer = [op('print', ['00'], ['aa']), SAME[0], op('randn', [], ['bb']),
+              op('noise', ['11', 'bb'], ['1f']), op('two', ['1f'], ['2f']),
+              op('three', ['2f'], ['3f'])]
+    found = first_difference(SAME, longer)
+    assert (found.kind, found.b, found.extra_b) == ('extra', 2, (2, 3))
+
+
+def state(outputs, numbers=''):
+    return Record('hook', 'EMAHook.after_train_iter', 'state after the hook', arguments=numbers,
+                  labels=('parameter a', 'parameter b'), outputs=outputs)
+
+
+def test_a_state_names_the_tensors_that_differ():
+    found = first_difference([state(('1', '2'))], [state(('1', 'f'))])
+    assert (found.kind, found.which) == ('output', ('parameter b',))
+
+
+def test_a_state_that_lacks_a_tensor_differs():
+    found = first_difference([state(('1', '2'))], [state(('1',))._replace(labels=('parameter a',))])
+    assert found.which == ('parameter b',)
+
+
+def test_a_number_of_a_state_comes_before_its_tensors():
+    found = first_difference([state(('1', '2'), 'lr=0.1; m=0')], [state(('1', 'f'), 'lr=0.2; m=0')])
+    assert (found.kind, found.which) == ('argument', ('lr=0.1', 'lr=0.2'))
+
+
+def test_a_state_that_one_side_alone_notes_is_no_difference():
+    assert first_difference(SAME, [*SAME, state(('1', '2'))]) is None
+
+
+def test_an_operator_in_a_hook_that_made_the_state_is_named():
+    a = [state(('1', '2'))]
+    b = [op('mul_', ['2'], ['f']), state(('1', 'f'))]
+    found = first_difference(a, b)
+    assert (found.kind, found.b) == ('extra', 0)

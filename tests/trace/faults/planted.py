@@ -237,7 +237,7 @@ def a_number_in_an_attribute(side):
 
 
 @fault(sides='AB', iteration=0, phase='forward', path='head', cause='entropy',
-       mentions='default_rng')
+       mentions='urandom')
 def numpys_default_rng_in_a_module(side):
     @replaced(tiny.Head, 'forward', since=0)
     def noisy(original, self, x):
@@ -314,7 +314,7 @@ def momentum_that_is_lost_at_resume(side):
 # --- the data -------------------------------------------------------------------------------------
 
 @fault(fast=True, sides='AB', iteration=0, phase='data', operator='TinyJitter', kind='output',
-       cause='entropy in a transform', mentions='default_rng')
+       cause='entropy in a transform', mentions='urandom')
 def numpys_default_rng_in_a_transform(side):
     @replaced(tiny.TinyJitter, 'transform', since=0)
     def unseeded(original, self, results):
@@ -349,7 +349,7 @@ class Word(str):
     the real one."""
 
     def __hash__(self):
-        return sum(map(ord, self)) * (17 if os.environ.get('PYTHONHASHSEED') == '7' else 1)
+        return sum(map(ord, self)) // (3 if os.environ.get('PYTHONHASHSEED') == '7' else 1)
 
 
 @fault(sides='AB', env=dict(PYTHONHASHSEED='7'), iteration=0, phase='data', operator='TinyLoad',
@@ -359,7 +359,7 @@ def the_order_of_a_set(side):
     def unordered(original, self, results):
         results = original(self, results)
         words = list({Word('car'), Word('dog'), Word('house'), Word('tree'), Word('zebra')})
-        results['img'] = results['img'] + len(words[0]) * words.index('dog')
+        results['img'] = results['img'] + sum(i * len(word) for i, word in enumerate(words))
         return results
 
 
