@@ -22,7 +22,8 @@ MEANING = {
     'batch.data': 'what is in the batch: reading, augmentation, collation',
     'losses': 'the forward pass: model, batch or weights',
     'lr': 'the schedule or the optimizer',
-    'gradients': 'the backward pass, or the sum over ranks',
+    'gradients': 'the backward pass, the sum over ranks, or weights that something changed in '
+                 'between',
     'parameters': 'the optimizer step',
     'buffers': 'running statistics, counters',
     'optimizer': 'the state of the optimizer',

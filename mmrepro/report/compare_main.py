@@ -6,13 +6,17 @@ import json
 import math
 import os
 import sys
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from mmengine.config import Config
+
+from ..audit.run import find_config
 from ..cli import program_name
 from .compare import Comparison, compare_runs
 from .manifest import manifest_differences
 from .page import advice, page
 from .plots import draw
+from .publish import publish
 from .runs import RunError, load_run
 from .style import MissingPlots
 from .weights import checkpoint_distances
@@ -67,7 +71,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         found = compare(args.run_a, args.run_b, weights=not args.no_weights)
         written = write(found, args.out) if args.out else {}
-    except (RunError, MissingPlots, OSError) as error:
+        if args.publish:
+            written.update(_publish(found, args))
+    # AuditError, of a bad path of a config, and RunError are ValueErrors
+    except (ValueError, MissingPlots, OSError) as error:
         print(f'{program_name("compare")}: {error}', file=sys.stderr)
         return 2
     code = 2 if not found.common else int(not found.equal)
@@ -81,6 +88,27 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if not written:
         print('--out DIR writes plots and a page')
     return code
+
+
+def scalars(found: Comparison) -> List[Tuple[str, float, int]]:
+    """``(tag, value, step)``: the verdict, and the difference of every loss at every iteration."""
+    rows = [('mmrepro/compare/equal', float(found.equal), 0)]
+    if found.first is not None:
+        rows.append(('mmrepro/compare/first_difference', float(found.first.iteration), 0))
+    for name, (steps, one, other) in found.losses.items():
+        rows += [(f'mmrepro/compare/{name}_difference', b - a, i)
+                 for i, a, b in zip(steps, one, other) if math.isfinite(b - a)]
+    return rows
+
+
+def _publish(found: Comparison, args: argparse.Namespace) -> Dict[str, str]:
+    cfg = Config.fromfile(find_config(args.publish), import_custom_modules=False)
+    folder = args.out or found.b.path
+    names = publish(cfg, folder, 'mmrepro/compare', scalars(found), draw(found))
+    if not names:
+        raise RunError(f'--publish {args.publish}: its visualizer has no backend beside the local '
+                       "one; add for example dict(type='TensorboardVisBackend') to vis_backends")
+    return {name: f'scalars and pictures to {name}, {folder}' for name in names}
 
 
 def as_dict(found: Comparison, code: int, written: Dict[str, str]) -> Dict[str, Any]:
@@ -189,6 +217,8 @@ def _parser() -> argparse.ArgumentParser:
                         'scalars.json')
     parser.add_argument('run_b', help='the other one')
     parser.add_argument('--out', metavar='DIR', help='write plots (PNG) and compare.html here')
+    parser.add_argument('--publish', metavar='CONFIG', help="also send the result to TensorBoard, "
+                        "Weights & Biases and so on: the backends of this config's visualizer")
     parser.add_argument('--json', action='store_true', help='write JSON to the standard output')
     parser.add_argument('--no-weights', action='store_true',
                         help='leave checkpoints unread (they are large)')

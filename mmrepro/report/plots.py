@@ -79,9 +79,9 @@ def loss_differences(found: Comparison) -> Optional[bytes]:
         for axes in (linear, log):
             _mark_first(axes, found)
             axes.set_xlabel('iteration')
-        linear.set_title('difference, linear')
+        linear.set_title('difference, linear', pad=14)
         linear.set_ylabel('loss of B − loss of A')
-        log.set_title('size of the difference, log scale')
+        log.set_title('size of the difference, log scale', pad=14)
         log.set_ylabel('|loss of B − loss of A|')
         if positive:
             log.set_yscale('log')
@@ -238,7 +238,11 @@ def _blocks(names: List[str], most: int = 26) -> Tuple[List[float], List[str]]:
             found.append(((start + end) / 2, _prefix(names[start], max(depth, 1))))
 
     split(0, len(names), 0)
-    return [place for place, _ in found], [label for _, label in found]
+    kept = found[:1]
+    for one in found[1:]:
+        if one[0] - kept[-1][0] >= .7 * least:  # labels of small neighbours would overlap
+            kept.append(one)
+    return [place for place, _ in kept], [label for _, label in kept]
 
 
 def _prefix(name: str, depth: int) -> str:
