@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from .reader import FOLDER, RankLog, fingerprint_name, read_rank
 
 __all__ = ['Fresh', 'Plan', 'TrainingFailed', 'add_fingerprints', 'fingerprints_of',
-           'is_fingerprint', 'settings_for', 'wait']
+           'is_fingerprint', 'settings_for']
 
 LOG_TAIL = 30  # lines of a failed run's output that are shown
 POLL = 0.2  # seconds between two looks at a process
@@ -22,11 +21,14 @@ class TrainingFailed(RuntimeError):
 
 
 class Plan(NamedTuple):
-    """A training: command line arguments of :mod:`mmrepro.trace.child`, and its environment."""
+    """A training: command line arguments of :mod:`mmrepro.trace.child`, and its environment.
+
+    A variable whose value is None is taken out of the environment.
+    """
     config: str
     work_dir: str
     arguments: Sequence[str] = ()
-    env: Mapping[str, str] = {}
+    env: Mapping[str, Optional[str]] = {}
     killed: bool = False  # the process is meant to be killed
     ranks: int = 1
     cwd: Optional[str] = None
@@ -45,11 +47,12 @@ class Fresh:
         if plan.ranks > 1:
             module = ['-m', 'torch.distributed.run', '--standalone',
                       f'--nproc_per_node={plan.ranks}', *module]
+        env = {**os.environ, **plan.env, 'PYTHONPATH': path}
         with open(self.log, 'ab') as output:
             self.process = subprocess.Popen(
                 [sys.executable, *module, plan.config, *plan.arguments], stdout=output,
                 stderr=subprocess.STDOUT, cwd=plan.cwd, start_new_session=True,
-                env={**os.environ, **plan.env, 'PYTHONPATH': path})
+                env={name: value for name, value in env.items() if value is not None})
 
     def poll(self) -> bool:
         """Whether it has ended.
@@ -72,22 +75,6 @@ class Fresh:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-
-
-def wait(running: Sequence[Fresh], watch: Any = lambda: None) -> None:
-    """Wait for all; ``watch`` is called now and then. On any error all are ended.
-
-    Raises:
-        TrainingFailed: one of them ended with an error.
-    """
-    try:
-        while not all([one.poll() for one in running]):
-            watch()
-            time.sleep(POLL)
-    finally:
-        for one in running:
-            one.stop()
-    watch()
 
 
 def fingerprints_of(work_dir: str, rank: int = 0) -> Optional[RankLog]:

@@ -24,6 +24,7 @@ from .fresh import (
     fingerprints_of,
     settings_for,
 )
+from .progress import Line
 from .reader import FOLDER, TraceError
 
 __all__ = ['VARIATIONS', 'Result', 'certificate', 'main', 'verify']
@@ -250,7 +251,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error(f'{args.config}: {error}')
     threads = int(settings_for()['OMP_NUM_THREADS'])
     jobs = args.jobs or (1 if _has_gpu() else max(1, min(2, (os.cpu_count() or 1) // threads)))
-    progress = _Line(sys.stderr)
+    progress = Line(sys.stderr)
     started = time.monotonic()
     try:
         results = verify(cfg, args.work_dir, names, args.iters, jobs, args.level, progress.say)
@@ -349,25 +350,6 @@ def _names(args: argparse.Namespace, parser: argparse.ArgumentParser) -> List[st
 def _has_gpu() -> bool:
     import torch
     return torch.cuda.is_available()
-
-
-class _Line:
-    """One line that is written over on a terminal, one below the other in a file."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream, self._width = stream, 0
-
-    def say(self, text: str) -> None:
-        if self._stream.isatty():
-            self._stream.write(f'\r{text:<{self._width}}')
-            self._width = len(text)
-        else:
-            self._stream.write(f'{text}\n')
-        self._stream.flush()
-
-    def end(self) -> None:
-        if self._stream.isatty() and self._width:
-            self._stream.write('\n')
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,0 +1,16 @@
+"""Train again from a run's manifest; compare, and stop at the first difference.
+
+    python tools/replay.py RUN [--iters 3]
+"""
+import os
+import sys
+
+# a checkout works without being installed, and is preferred to an installed mmrepro
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if os.path.isfile(os.path.join(ROOT, 'mmrepro', '__init__.py')):
+    sys.path.insert(0, ROOT)
+
+from mmrepro.trace.replay import main  # noqa: E402
+
+if __name__ == '__main__':
+    sys.exit(main())
