@@ -26,6 +26,8 @@ expression="${expression# and }"
 
 say "pytest -m \"$expression\""
 # one thread per operator: tests compare bits between processes, and two cores are shared
-OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" "$python" -m pytest -q -m "$expression" "$@"
+# and files are dealt out to two processes, each of which starts its own ranks and workers
+OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" "$python" -m pytest -q -n 2 --dist loadfile \
+    -m "$expression" "$@"
 say "ruff"
 "$python" -m ruff check .
