@@ -213,7 +213,7 @@ CASES: dict[str, Case] = {
     'grid sample': Case(('grid_sampler_2d_backward',), _grid(2)),
     'grid sample, 3-D': Case(('grid_sampler_3d_backward',), _grid(3)),
     'grid sample by cuDNN': Case(('cudnn_grid_sampler_backward',), _grid(2, True)),
-    'scatter_add': Case(('scatter_add',), _indexed(
+    'scatter_add': Case(('scatter_add', 'scatter_add_'), _indexed(
         lambda x, source, index: x.scatter_add(0, _wide(index, source), source))),
     'scatter_reduce': Case(('scatter_reduce.two',), _indexed(
         lambda x, source, index: x.scatter_reduce(0, _wide(index, source), source, 'mean'))),

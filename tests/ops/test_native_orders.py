@@ -190,6 +190,9 @@ def test_scatter_add(wave, shape, dim):
     torch.testing.assert_close(scatters.scatter_add(x, dim, index, source),
                                x.scatter_add(dim, index, source), rtol=1e-14, atol=1e-14)
     assert torch.equal(scatters.scatter_add(x, dim, index[:0], source), x)
+    again = x.clone()
+    assert scatters.scatter_add_(again, dim, index, source) is again
+    assert torch.equal(again, scatters.scatter_add(x, dim, index, source))
 
 
 @pytest.mark.parametrize('weighted', [True, False])

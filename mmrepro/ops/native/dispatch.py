@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import re
 import warnings
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,10 @@ __all__ = ['active', 'install', 'installed', 'installing', 'release', 'uninstall
 
 # Dispatch keys of devices.
 _KEYS = {'cpu': 'CPU', 'cuda': 'CUDA', 'meta': 'Meta'}
+
+# Releases that replace operators from Python themselves ask whether that may be replaced.
+_OVERRIDE = {'allow_override': True} if 'allow_override' in inspect.signature(
+    torch.library.Library.impl).parameters else {}
 
 # What is in force: the library that owns the kernels, and the attributes with what they were.
 _library: Any = None
@@ -58,7 +63,7 @@ def _impl(library: Any, row: Row, key: str) -> None:
     with warnings.catch_warnings():
         # torch says once that a kernel is overridden, which is what we are here for
         warnings.simplefilter('ignore', UserWarning)
-        library.impl(row.operator, row.load(), key)
+        library.impl(row.operator, row.load(), key, **_OVERRIDE)
 
 
 def _seam(name: str) -> tuple[bool, Any, str]:

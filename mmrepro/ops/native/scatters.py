@@ -13,7 +13,8 @@ from torch import Tensor
 
 from mmrepro.ops.gather import compute_dtype
 
-__all__ = ['add_at', 'bincount', 'max_pool_backward', 'max_unpool', 'put_', 'scatter_add']
+__all__ = ['add_at', 'bincount', 'max_pool_backward', 'max_unpool', 'put_', 'scatter_add',
+           'scatter_add_']
 
 
 def add_at(size: int, place: Tensor, values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -141,3 +142,8 @@ def scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     values = src[tuple(slice(size) for size in index.shape)]
     out.view(-1).index_put_((place.reshape(-1),), values.reshape(-1), accumulate=True)
     return out
+
+
+def scatter_add_(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """``aten::scatter_add_``."""
+    return self.copy_(scatter_add(self, dim, index, src))

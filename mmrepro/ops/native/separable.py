@@ -211,7 +211,8 @@ def resize_backward(kind: str) -> Callable[..., Tensor]:
 
     def backward(grad: Tensor, output_size: Sequence[int], input_size: Sequence[int],
                  align_corners: bool, *scales: float | None) -> Tensor:
-        given = scales or (None,) * len(output_size)
+        # the dispatcher leaves out trailing arguments that have their default
+        given = (*scales, *(None,) * (len(output_size) - len(scales)))
         return _transpose(grad, input_size[2:],
                           [(build, (bool(align_corners), scale)) for scale in given])
 

@@ -181,8 +181,11 @@ _GRIDS = (
 )
 
 _INDEXING = (
+    # Sources do not agree on whether 2.0 is in order for more than one dimension: taken as not.
     Row('scatter_add', 'raises', 'scatters:scatter_add', _FLAT,
         'FreeAnchor, CornerNet, two-stage DETRs (backward of gather)', until=(2, 1)),
+    Row('scatter_add_', 'raises', 'scatters:scatter_add_', _FLAT,
+        'backward of gather', until=(2, 1)),
     Row('scatter_add', 'good', '', 'a sorted index_put under the flag', since=(2, 1)),
     Row('index_put', 'good', '', 'sorted by destination on CUDA, serial on a CPU under the flag',
         'every anchor head and RoI head'),
