@@ -17,6 +17,9 @@ __all__ = ['collect_facts', 'flatten', 'read_settings', 'settings_of']
 # MMEngine writes these into the config by itself, or they say where and not what
 NOT_SETTINGS = ('randomness', 'resume', 'load_from', 'work_dir', 'launcher', 'experiment_name')
 
+# custom hooks that write down what happens and change nothing
+WATCHERS = ('FingerprintHook', )
+
 # beside those that ranks compare: they decode and transform the images
 PACKAGES = {
     'cv2': ('opencv-python', 'opencv-python-headless'),
@@ -105,8 +108,18 @@ def _literal(node: ast.expr) -> Any:
 
 def settings_of(config: Mapping[str, Any]) -> Dict[str, Any]:
     """A config's settings, as plain dicts and lists, as ``{'config.model.type': ...}``."""
-    flat = flatten({key: value for key, value in config.items() if key not in NOT_SETTINGS})
+    kept = {key: value for key, value in config.items() if key not in NOT_SETTINGS}
+    hooks = kept.pop('custom_hooks', None)
+    if isinstance(hooks, (list, tuple)):
+        hooks = [hook for hook in hooks if not _only_watches(hook)]
+    flat = flatten({**kept, 'custom_hooks': hooks} if hooks else kept)
     return {f'config.{name}': value for name, value in flat.items()}
+
+
+def _only_watches(hook: Any) -> bool:
+    kind = hook.get('type') if isinstance(hook, Mapping) else None
+    name = getattr(kind, '__name__', None) or str(kind).rsplit('.', 1)[-1]
+    return name in WATCHERS
 
 
 @functools.cache
