@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from mmrepro.ops import native
-from mmrepro.ops.native import dispatch
+from mmrepro.ops.native import dispatch, grids
 
 
 @pytest.fixture
@@ -144,3 +144,110 @@ def test_grid_sample(on_cpu, wave, axes, mode, padding, align):
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
     assert torch.equal(only[1], found[1]) and torch.equal(where[1], found[2])
+
+
+def test_cudnns_grid_sample(wave):
+    x, grid, grad = wave(2, 3, 4, 5), wave(2, 3, 6, 2, phase=1.) * 1.5, wave(2, 3, 3, 6, phase=2.)
+    leaves = [x.requires_grad_(), grid.requires_grad_()]
+    out = F.grid_sample(*leaves, align_corners=True)
+    expected = torch.autograd.grad(out, leaves, grad)
+    for a, b in zip(grids.cudnn_grid_sample_backward(x.detach(), grid.detach(), grad), expected):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_images_in_groups_give_the_same_bits(wave, monkeypatch):
+    """The groups that bound the memory do not show."""
+    x, grid, grad = wave(5, 2, 6, 7), wave(5, 4, 4, 2, phase=1.), wave(5, 2, 4, 4, phase=2.)
+    whole = grids.grid_sample_backward(grad, x, grid, 0, 0, False)
+    monkeypatch.setattr(grids, 'chunk_taps', lambda device: 100)
+    for a, b in zip(grids.grid_sample_backward(grad, x, grid, 0, 0, False), whole):
+        assert torch.equal(a, b)
+
+
+def test_a_sample_that_is_not_a_number_reads_nothing(wave):
+    x, grid = wave(1, 2, 4, 4), wave(1, 2, 3, 2, phase=1.)
+    grid[0, 0, 0, 0] = float('nan')
+    grid[0, 1, 1, 1] = float('inf')
+    grad_x, _ = grids.grid_sample_backward(wave(1, 2, 2, 3, phase=2.), x, grid, 0, 0, False)
+    assert grad_x.isfinite().all()
+    whole, _ = grids.grid_sample_backward(
+        wave(1, 2, 2, 3, phase=2.).masked_fill_(~grid.isfinite().all(-1)[:, None], 0), x,
+        grid.nan_to_num(0, 0), 0, 0, False)
+    torch.testing.assert_close(grad_x, whole)
+
+
+@pytest.mark.parametrize('name', POOLS)
+def test_an_infinite_gradient_stays_where_it_belongs(on_cpu, wave, name):
+    """A loss scale that overflows makes infinities; 0 times one of them must not spread as NaN."""
+    pool, shape = POOLS[name]
+    x = wave(*shape).float()
+    upstream = torch.zeros_like(pool(x))
+    upstream.view(-1)[upstream.numel() // 2] = float('inf')
+    expected = gradients(pool, [x], upstream)[1]
+    with on_cpu():
+        found = gradients(pool, [x], upstream)[1]
+    assert torch.equal(found.isinf(), expected.isinf()) and not found.isnan().any()
+
+
+@pytest.mark.parametrize('name', ['adaptive_avg2d', 'adaptive_max2d', 'avg3d, padded',
+                                  'reflect 2d', 'replicate 2d'])
+def test_gradcheck(on_cpu, wave, name):
+    pool, shape = POOLS[name]
+    x = wave(*[1] * (len(shape) > 3), 1, *shape[-(len(shape) - 2):]).requires_grad_()
+    with on_cpu():
+        assert torch.autograd.gradcheck(pool, (x,))
+
+
+@pytest.mark.parametrize('mode', ['bilinear', 'bicubic'])
+def test_gradcheck_of_sampling_and_resize(on_cpu, wave, mode):
+    x, grid = wave(1, 2, 4, 5).requires_grad_(), wave(1, 2, 3, 2, phase=1.).requires_grad_()
+    with on_cpu():
+        assert torch.autograd.gradcheck(
+            lambda x, grid: F.grid_sample(x, grid, mode, align_corners=False), (x, grid))
+        assert torch.autograd.gradcheck(
+            lambda x: F.interpolate(x, size=(7, 3), mode=mode), (x,))
+
+
+def test_the_same_bits_for_any_number_of_threads(on_cpu, wave, same_bytes):
+    x = wave(2, 32, 60, 60, dtype=torch.float32)
+    grid = wave(2, 50, 50, 2, phase=1., dtype=torch.float32) * 0.1
+
+    def everything():
+        with on_cpu():
+            return [part for function in (
+                lambda x: F.interpolate(x, scale_factor=1.7, mode='bilinear'),
+                lambda x: F.adaptive_avg_pool2d(x, 7), lambda x: F.adaptive_max_pool2d(x, 50),
+                lambda x: F.grid_sample(x, grid, align_corners=False),
+                lambda x: F.pad(x, (3, 4, 5, 6), 'reflect'), lambda x: x.cumsum(2))
+                for part in gradients(function, [x])[1:]]
+
+    same_bytes(everything)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('name', ['SOLOv2', 'Mask2Former', 'HTC', 'PointRend'])
+def test_a_detector_trains_with_every_replacement(on_cpu, monkeypatch, name):
+    """What CUDA would run, on the CPU: the same losses, nearly the same gradients, equal bits."""
+    from mmdet.utils import register_all_modules
+
+    from mmrepro.gpu_check import detectors
+    register_all_modules(init_default_scope=True)
+    runs, seen = [], []
+    keep = detectors._keep_gradients
+
+    def kept(wrapper, trained, grads):
+        seen.append(grads)
+        keep(wrapper, trained, grads)
+
+    monkeypatch.setattr(detectors, '_keep_gradients', kept)
+    detector = detectors.DETECTORS[name]
+    runs.append(detectors.train(detector, 'cpu', 96, 1, True))
+    with on_cpu():
+        for _ in range(2):
+            runs.append(detectors.train(detector, 'cpu', 96, 1, True))
+    assert detectors.first_difference(*runs[1:]) == ''
+    assert runs[0].losses == runs[1].losses
+    assert detectors.first_difference(*runs[:2]) != '', 'no replacement was reached'
+    for parameter, grad in seen[0].items():
+        off = (grad - seen[1][parameter]).norm() / grad.norm().clamp(min=1e-6)
+        assert off < 1e-3, (parameter, float(off))
