@@ -147,7 +147,12 @@ def _read_fingerprints(view: RunView) -> None:
             last = max(log.steps, default=None)
             view.notes.append(f'rank {rank} did not come to its end; its last iteration is {last}')
     if run.manifests:
-        view.manifest = run.manifests[-1]
+        newest = run.manifests[-1]
+        lacking = [key for key in ('config', 'facts') if key not in newest]
+        if lacking:
+            view.notes.append(f'{view.path}: its manifest lacks {", ".join(lacking)}: not compared')
+        else:
+            view.manifest = newest
 
 
 def _logs(folder: str) -> List[str]:

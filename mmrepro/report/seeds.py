@@ -5,6 +5,7 @@ written when the seed is done, and makes it count as done the next time.
 """
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from mmengine.config import Config
 
+from ..hooks.preempt import EXIT_CODE as PREEMPTED
 from ..seeds import MAX_SEED
 from .runs import RunError, load_run
 
@@ -120,13 +122,16 @@ def run_job(job: Job, start: Callable[..., int] = subprocess.call) -> Dict[str, 
     os.makedirs(job.folder, exist_ok=True)
     command = [sys.executable, '-m', 'mmrepro.cli', 'train', job.config, '--seed', str(job.seed),
                '--work-dir', job.folder]
-    if os.path.isfile(os.path.join(job.folder, 'last_checkpoint')):
+    if glob.glob(os.path.join(glob.escape(job.folder), '*.pth')):
         command.append('--resume')
     if job.options:
         command += ['--cfg-options', *job.options]
     log = os.path.join(job.folder, LOG)
     with open(log, 'a', encoding='utf-8') as file:
         code = start(command, stdout=file, stderr=subprocess.STDOUT, env=_environment())
+    if code == PREEMPTED:
+        raise SeedsError(f'{job.label}, seed {job.seed}: pre-empted, with a checkpoint; the same '
+                         'command continues')
     if code:
         raise SeedsError(f'{job.label}, seed {job.seed}: training ended with code {code}; '
                          f'the end of {log}:\n{_tail(log)}')

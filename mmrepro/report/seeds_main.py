@@ -43,6 +43,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except (ValueError, MissingPlots, OSError) as error:
         print(f'{program_name("seeds")}: {error}', file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        _say('stopped; the same command continues')
+        return 2
     code = int(found.test is not None and not found.test.larger)
     if args.json:
         print(json.dumps(dict(exit_code=code, written=written, **found.as_dict()), indent=2))

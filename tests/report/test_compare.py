@@ -147,6 +147,14 @@ def test_what_runs_were_made_of_comes_by_severity(pair):
         ('version.python', 'harmless')]
 
 
+def test_a_manifest_that_is_none_is_said(pair):
+    a, b = pair()
+    with open(os.path.join(b, 'mmrepro', 'manifest.json'), 'w') as file:
+        file.write('{}')
+    found = compare(a, b)
+    assert found.equal and any('lacks config, facts' in note for note in found.notes)
+
+
 def test_a_manifest_and_a_stock_config_are_compared_by_settings(tmp_path):
     write_run(tmp_path / 'a', facts={'version.torch': '2'})
     write_log(tmp_path / 'a')

@@ -82,8 +82,8 @@ def test_a_finished_seed_is_not_run_again_and_an_unfinished_one_is_resumed(
     run(path, '--seeds', '0..1', '--work-dir', out)
     folder = os.path.join(out, 'base', 'seed_2')
     os.makedirs(folder)
-    with open(os.path.join(folder, 'last_checkpoint'), 'w') as file:
-        file.write('epoch_1.pth')
+    with open(os.path.join(folder, 'epoch_1.pth'), 'w'):
+        pass
     started.clear()
     run(path, '--seeds', '0..3', '--work-dir', out)
     assert [command[command.index('--seed') + 1] for command in started] == ['2', '3']
@@ -122,6 +122,21 @@ def test_a_training_that_fails_stops_with_the_end_of_its_log(config, tmp_path):
     with pytest.raises(SeedsError, match='seed 0: training ended with code 1(.|\n)*out of memory'):
         run_job(job, start)
     assert result_of(job) is None
+
+
+def test_a_training_that_is_pre_empted_can_be_continued(config, tmp_path):
+    job, = jobs_of(config(), 'base', [0], str(tmp_path))
+    with pytest.raises(SeedsError, match='pre-empted.*same command continues'):
+        run_job(job, lambda *args, **kwargs: 75)
+
+
+def test_an_interrupt_is_no_traceback(config, tmp_path, monkeypatch, capsys):
+    def interrupted(job):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(seeds_main, 'run_job', interrupted)
+    assert run(config(), '--seeds', '0', '--work-dir', str(tmp_path / 'o')) == 2
+    assert 'the same command continues' in capsys.readouterr().err
 
 
 def test_a_training_without_metrics_is_said(config, tmp_path):
