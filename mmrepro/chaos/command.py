@@ -36,9 +36,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     randomness = config.randomness
     restart_if_incomplete(os.environ, randomness.get('deterministic', False),
                           randomness.get('num_threads'))
-    # once here, instead of in every process that is forked; the first optimizer asks for the last
-    import mmdet.apis  # noqa: F401
-    import torch._dynamo
+    import mmdet.apis  # noqa: F401  once here, instead of in every process that is forked
+    import torch
     method = args.start_method or ('fork' if torch.version.cuda is None else 'spawn')
     started = time.time()
     campaign = Campaign(config, Settings(os.path.abspath(args.work_dir), args.kills, args.seed,
