@@ -40,6 +40,7 @@ def publish(cfg: Any, folder: str, name: str,
     backends = backends_of(cfg)
     if not backends:
         return []
+    import mmengine.visualization  # noqa: F401  registers the backends
     from mmengine.registry import VISBACKENDS
     built = []
     for backend in backends:
