@@ -62,7 +62,7 @@ def _sample(size: int, index: int, classes: int, text: Any) -> Any:
     return sample
 
 
-def images(size: int = 128, classes: int = 1, number: int = 2, text: Any = None) -> dict:
+def images(size: int = 64, classes: int = 1, number: int = 2, text: Any = None) -> dict:
     """What a data loader hands to a detector: ``inputs`` and ``data_samples`` of some pictures.
 
     Args:

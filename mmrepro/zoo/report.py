@@ -13,6 +13,7 @@ END = '<!-- end of what tools/zoo.py made -->'
 
 # An outcome in the words of the table.
 WORDS = {'ok': 'yes', 'differs': '**other bits**', 'needs': 'needs', 'tracker': 'tracks only',
+         'broken': 'no',
          'failed': '**failed**'}
 
 
@@ -29,7 +30,7 @@ def _said(row: dict) -> str:
     word = WORDS[row['outcome']]
     if row['outcome'] == 'needs':
         return f'{word} {", ".join(row["packages"])}'
-    return f'{word}: {row["error"]}' if row['outcome'] == 'failed' else word
+    return f'{word}: {row["error"]}' if 'error' in row else word
 
 
 def table(results: dict[str, Any]) -> str:
@@ -47,8 +48,9 @@ def table(results: dict[str, Any]) -> str:
         f'Written by `tools/zoo.py --out`; see [the zoo](../zoo.md). {versions}.', '',
         f'{len(rows)} configs of {len({row["family"] for row in rows})} folders: {count["ok"]} '
         f'build, train and infer with the same bits twice, {count["needs"]} need another package, '
-        f'{count["tracker"]} only track, {count["differs"]} gave other bits, {count["failed"]} '
-        'failed. Seconds of one core are for both times together.', '',
+        f'{count["tracker"]} only track, {count["broken"]} raise an error of MMDetection itself, '
+        f'{count["differs"]} gave other bits, {count["failed"]} failed. Seconds of one core are '
+        'for both times together.', '',
         '| config | annotations | works | million parameters | s | MiB | operators of mmcv |',
         '|---|---|---|--:|--:|--:|---|', *lines, ''))
 

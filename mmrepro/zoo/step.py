@@ -22,7 +22,7 @@ FEWER = {
     'max_per_img': 16,    # proposals and detections
     'num_points': 256,    # sampled points of a mask
     'num_proposals': 24,  # learned boxes
-    'num_queries': 100,   # learned queries; no more than there are pixels on all levels
+    'num_queries': 30,    # learned queries; no more than there are pixels on all levels
 }
 
 
@@ -53,7 +53,7 @@ def _nodes(node: Any) -> Iterator[dict]:
             yield from _nodes(value)
 
 
-def load(path: str, size: int = 128) -> Any:
+def load(path: str, size: int = 64) -> Any:
     """The config file with nothing to download, for pictures of ``size`` pixels."""
     from mmengine.config import Config
     cfg = Config.fromfile(os.path.join(config_root(), path))
@@ -143,6 +143,7 @@ def _once(member: Member, cfg: Any) -> dict:
 
     import torch
     from mmdet.registry import MODELS
+    from mmengine.logging import MessageHub
     from mmengine.optim import OptimWrapper
 
     from .. import seeds
@@ -153,6 +154,7 @@ def _once(member: Member, cfg: Any) -> dict:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = OptimWrapper(torch.optim.SGD(trained, lr=1e-4), clip_grad=dict(max_norm=1.))
     losses = []
+    MessageHub.get_current_instance().update_info('epoch', 0)  # the runner's loop does; TOOD asks
     for step in range(STEPS):
         seeds.seed_all(SEED, 'step', step)
         logged = model.train_step(_batch(member, cfg), optimizer)

@@ -21,6 +21,7 @@ OUTCOMES = {
     'ok': 'built, two training steps and an inference; twice, with the same bits',
     'differs': 'as ok, but the second time gave other bits',
     'needs': 'needs a package that is not installed here',
+    'broken': 'raises an error of MMDetection itself, which mmrepro has no part in',
     'tracker': 'puts boxes of a detector into tracks; has no training step of its own',
     'failed': 'raised, or ran out of time',
 }
@@ -71,10 +72,13 @@ def _attempt(member: Member) -> dict:
     except Exception as error:
         if missing:
             return dict(outcome='needs', packages=missing)
+        if member.broken and member.broken in str(error):
+            return dict(outcome='broken', error=member.broken, cause=_cause(error))
         return dict(outcome='failed', error=f'{type(error).__name__}: {error}'[:400],
                     cause=_cause(error), trace=traceback.format_exc())
-    if missing:
-        return dict(outcome='failed', error=f'works without {", ".join(missing)}', cause='its row')
+    if missing or member.broken:
+        what = f'works without {", ".join(missing)}' if missing else f'no longer: {member.broken}'
+        return dict(outcome='failed', error=what, cause='its row')
     return dict(outcome='ok' if result['equal'] else 'differs', **result)
 
 
@@ -148,11 +152,21 @@ def _print(row: dict) -> None:
           f'{row["config"]}  {what}', flush=True)
 
 
-def _write(path: str, results: dict) -> None:
-    """One line per row: a diff shows which configs changed."""
-    rows = ',\n'.join(json.dumps(row) for row in results['rows'])
-    with open(path, 'w') as file:
-        file.write(f'{{"versions": {json.dumps(results["versions"])},\n"rows": [\n{rows}\n]}}\n')
+def _known(path: str) -> dict[str, dict]:
+    """Rows of an earlier walk, by config; none without a file."""
+    if not os.path.exists(path):
+        return {}
+    with open(path) as file:
+        return {row['config']: row for row in json.load(file)['rows']}
+
+
+def _write(path: str, rows: dict[str, dict]) -> None:
+    """In the order of the families, one line per row: a diff shows which configs changed."""
+    ordered = [rows[member.config] for member in FAMILIES if member.config in rows]
+    lines = ',\n'.join(json.dumps(row) for row in ordered)
+    with open(f'{path}.part', 'w') as file:
+        file.write(f'{{"versions": {json.dumps(versions())},\n"rows": [\n{lines}\n]}}\n')
+    os.replace(f'{path}.part', path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -160,8 +174,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog='zoo.py', description='Build, train and infer every family of the MMDetection zoo.')
     parser.add_argument('patterns', nargs='*', help='folders or configs; all without any')
-    parser.add_argument('--out', help='write the rows to this JSON file')
-    parser.add_argument('--limit', type=float, default=LIMIT, help='seconds for one config')
+    parser.add_argument('--out', help='write the rows to this JSON file; others in it stay')
+    parser.add_argument('--missing', action='store_true', help='only what --out does not hold')
+    parser.add_argument('--limit', type=float, default=LIMIT,
+                        help='seconds for one config')
     parser.add_argument('--list', action='store_true', help='print the configs and stop')
     parser.add_argument('--trace', action='store_true', help='print the trace of every failure')
     args = parser.parse_args(argv)
@@ -170,16 +186,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         print('\n'.join(member.config for member in chosen))
         return 0
 
+    rows = _known(args.out) if args.out else {}
+
     def tell(row: dict) -> None:
         trace = row.pop('trace', '')
         _print(row)
         if args.trace and trace:
             print(trace)
+        rows[row['config']] = row
+        if args.out:  # after every row: hours of walking may be cut short
+            _write(args.out, rows)
 
-    rows = walk(chosen, args.limit, tell)
-    if args.out:
-        _write(args.out, dict(versions=versions(), rows=rows))
-    return int(any(row['outcome'] in ('failed', 'differs') for row in rows))
+    if args.missing:
+        chosen = [member for member in chosen if member.config not in rows]
+    rows_now = walk(chosen, args.limit, tell)
+    return int(any(row['outcome'] in ('failed', 'differs') for row in rows_now))
 
 
 def versions() -> dict[str, str]:
