@@ -10,7 +10,7 @@ import pytest
 
 from mmrepro import cli
 from mmrepro.ops import TABLE, catalogue
-from mmrepro.ops.catalogue import main, page, render
+from mmrepro.ops.command import main, page, render
 from mmrepro.zoo import reached_by
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
