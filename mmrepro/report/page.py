@@ -165,8 +165,8 @@ def advice(found: Comparison) -> List[str]:
     if not found.exact:
         items.append("Record fingerprints: custom_hooks=[dict(type='FingerprintHook')]")
     elif found.first is not None and not changing:
-        items.append('mmrepro localise CONFIG names the operator, transform or hook behind the '
-                     'first difference')
+        items.append(f'mmrepro localise {found.a.path} {found.b.path} names the operator, '
+                     'transform or hook behind it')
     if found.exact and not found.parted and found.first is not None:
         items.append("dict(type='FingerprintHook', level='parameter') shows in which parameters "
                      'it begins')

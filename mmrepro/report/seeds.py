@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from mmengine.config import Config
 
+from ..determinism import missing_at_start
 from ..hooks.preempt import EXIT_CODE as PREEMPTED
 from ..seeds import MAX_SEED
 from .runs import RunError, load_run
@@ -43,6 +44,7 @@ class Job(NamedTuple):
         options: ``KEY=VALUE`` changes, as in ``train``.
         digest: of the effective settings, without the seed.
         folder: work directory.
+        variables: those that the process has to start with; without them it would start twice.
     """
     label: str
     config: str
@@ -50,6 +52,7 @@ class Job(NamedTuple):
     digest: str
     seed: int
     folder: str
+    variables: Tuple[Tuple[str, str], ...] = ()
 
 
 def parse_seeds(text: str) -> List[int]:
@@ -87,8 +90,11 @@ def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
     randomness.pop('seed', None)
     text = Config(settings).pretty_text + repr(sorted(randomness.items()))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    missing = missing_at_start(os.environ, mode=(cfg.get('randomness') or {}).get(
+        'deterministic', False), num_threads=(cfg.get('randomness') or {}).get('num_threads'))
     return [Job(label, config, tuple(options), digest, seed,
-                os.path.join(work_dir, label, f'seed_{seed}')) for seed in seeds]
+                os.path.join(work_dir, label, f'seed_{seed}'), tuple(sorted(missing.items())))
+            for seed in seeds]
 
 
 def result_of(job: Job) -> Optional[Dict[str, Any]]:
@@ -128,7 +134,7 @@ def run_job(job: Job, start: Callable[..., int] = subprocess.call) -> Dict[str, 
         command += ['--cfg-options', *job.options]
     log = os.path.join(job.folder, LOG)
     with open(log, 'a', encoding='utf-8') as file:
-        code = start(command, stdout=file, stderr=subprocess.STDOUT, env=_environment())
+        code = start(command, stdout=file, stderr=subprocess.STDOUT, env={**_environment(), **dict(job.variables)})
     if code == PREEMPTED:
         raise SeedsError(f'{job.label}, seed {job.seed}: pre-empted, with a checkpoint; the same '
                          'command continues')
