@@ -134,7 +134,7 @@ def run_job(job: Job, start: Callable[..., int] = subprocess.call) -> Dict[str, 
         command += ['--cfg-options', *job.options]
     log = os.path.join(job.folder, LOG)
     with open(log, 'a', encoding='utf-8') as file:
-        code = start(command, stdout=file, stderr=subprocess.STDOUT, env={**_environment(), **dict(job.variables)})
+        code = start(command, stdout=file, stderr=subprocess.STDOUT, env=_environment(job))
     if code == PREEMPTED:
         raise SeedsError(f'{job.label}, seed {job.seed}: pre-empted, with a checkpoint; the same '
                          'command continues')
@@ -153,11 +153,12 @@ def run_job(job: Job, start: Callable[..., int] = subprocess.call) -> Dict[str, 
     return result
 
 
-def _environment() -> Dict[str, str]:
+def _environment(job: Job) -> Dict[str, str]:
     """As this process's, with this very mmrepro first on the path."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     paths = [root, *filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))]
-    return {**os.environ, 'PYTHONPATH': os.pathsep.join(dict.fromkeys(paths))}
+    return {**os.environ, **dict(job.variables),
+            'PYTHONPATH': os.pathsep.join(dict.fromkeys(paths))}
 
 
 def _tail(path: str, lines: int = 12) -> str:
