@@ -146,7 +146,8 @@ def test_ties_go_to_the_first_pixel_and_nan_never_wins():
 def test_gradient_of_roi_pool(wave):
     feature = wave(2, 2, 6, 5).requires_grad_()
     rois = torch.tensor(ROIS, dtype=torch.float64) * torch.tensor([1, .5, .5, .5, .5])
-    assert torch.autograd.gradcheck(lambda f: roi_pool(f, rois, (2, 3), SCALE), feature)
+    assert torch.autograd.gradcheck(lambda f: roi_pool(f, rois, (2, 3), SCALE), feature,
+                                    fast_mode=True)
 
 
 def test_gradients_of_precise_pooling_of_features_and_of_boxes(wave):
@@ -156,7 +157,8 @@ def test_gradients_of_precise_pooling_of_features_and_of_boxes(wave):
                          [0, 20.2, 20.3, 24.7, 25.1]], dtype=torch.float64)
     box = rois[:, 1:].clone().requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda f, b: prroi_pool(f, torch.cat((rois[:, :1], b), 1), (2, 3), SCALE), (feature, box))
+        lambda f, b: prroi_pool(f, torch.cat((rois[:, :1], b), 1), (2, 3), SCALE), (feature, box),
+        fast_mode=True)
 
 
 def test_precise_pooling_through_mmcv(wave):
@@ -208,7 +210,8 @@ def test_gradients_of_deformable_pooling(wave, ratio):
     rois = torch.tensor([[0, 2.3, 2.1, 9.2, 8.7], [1, 3.2, 3.4, 6.1, 9.3]], dtype=torch.float64)
     offset = wave(2, 2, 2, 3, phase=1).requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda f, o: deform_roi_pool(f, rois, o, (2, 3), 1., ratio, 0.1), (feature, offset))
+        lambda f, o: deform_roi_pool(f, rois, o, (2, 3), 1., ratio, 0.1), (feature, offset),
+        fast_mode=True)
 
 
 def test_gradient_of_an_offset_beyond_the_edge_is_that_of_mmcv(wave):
