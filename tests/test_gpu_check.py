@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import numpy as np
@@ -199,6 +200,16 @@ def test_the_command_writes_both_files(tmp_path, capsys):
     assert '| YOLOX | equal |' in text and '| roll | equal |' in text
     assert str(tmp_path) not in text + json.dumps(result)
     assert 'YOLOX' in capsys.readouterr().out
+
+
+def test_cublas_is_told_before_cuda_starts(tmp_path, monkeypatch):
+    """Afterwards the policy would refuse: it might have been read already."""
+    monkeypatch.delenv('CUBLAS_WORKSPACE_CONFIG', raising=False)
+    monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
+    arguments = ['--out', str(tmp_path), '--device', 'cpu', '--quick', '--only', 'torch/roll']
+    assert main.main(arguments) == 0
+    monkeypatch.setenv('CUBLAS_WORKSPACE_CONFIG', ':16:8')
+    assert main.main(arguments) == 0 and os.environ['CUBLAS_WORKSPACE_CONFIG'] == ':16:8'
 
 
 def test_without_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):

@@ -12,7 +12,7 @@ from torch import Tensor
 from mmrepro import determinism, ops
 from mmrepro.gpu_check.problem import Case, Problem, Sizes, tensors_of
 
-__all__ = ['LIMIT', 'check', 'has_compiled_kernels', 'once']
+__all__ = ['LIMIT', 'check', 'default', 'has_compiled_kernels', 'once']
 
 # Largest relative error (of the whole tensor, in the 2-norm) that counts as agreement: float32 sums
 # of thousands of terms lie below 1e-5; another formula lies far above.
@@ -97,6 +97,11 @@ def _repeat(problem: Problem, device: str, times: int, seconds: float
     return turn, list(differed), calm[len(calm) // 2] * 1e3 if calm else float('nan')
 
 
+def default() -> Any:
+    """A block without determinism, at the same precision: TF32 would hide what the flags cost."""
+    return determinism.deterministic(False, float32_precision='highest')
+
+
 @contextlib.contextmanager
 def _provider(name: str) -> Iterator[None]:
     with ops.using(name):
@@ -130,8 +135,8 @@ def check(case: Case, device: str, small: bool, times: int = 50, seconds: float 
     reference = reference.to('cpu', torch.float64 if reference.double else None)
     if case.reference is not None:
         reference = reference._replace(run=case.reference)
-    determinism.disable()
-    expected = once(reference)
+    with default(), _provider('torch'):
+        expected = once(reference)
     with determinism.deterministic(), _provider('torch'):
         found = once(little)
         errors = {name: _error(found[name], tensor) for name, tensor in expected.items()}
@@ -145,8 +150,8 @@ def check(case: Case, device: str, small: bool, times: int = 50, seconds: float 
     if compiled or not mmcv:
         row['default'] = 'compiled mmcv' if mmcv else 'torch'
         try:
-            with _provider('compiled' if mmcv else ops.provider()):
-                turns, differs, row['default_ms'] = _repeat(problem, device, 10, seconds / 2)
+            with default(), _provider('compiled' if mmcv else ops.provider()):
+                _, differs, row['default_ms'] = _repeat(problem, device, 10, seconds / 2)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             row['default_error'] = _first_line(error)
         else:
