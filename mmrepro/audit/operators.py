@@ -183,7 +183,9 @@ def _source_of(cls: type) -> Tuple[Optional[Source], Optional[ast.ClassDef]]:
         file = None
     if file is None:
         return None, None
-    source = _sources.setdefault(file, Source.read(file))
+    if file not in _sources:
+        _sources[file] = Source.read(file)
+    source = _sources[file]
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
             return source, node

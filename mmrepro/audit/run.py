@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import itertools
 import os
 import re
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -119,17 +120,18 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def report(findings: Sequence[Finding], console: Any) -> None:
-    """Print the findings to a ``rich.console.Console``."""
+    """Print the findings to a ``rich.console.Console``, one block per rule."""
     from rich.text import Text
     colours = dict(zip(SEVERITIES, ('bold red', 'yellow', 'cyan')))
-    rule = None
-    for finding in findings:
-        if finding.rule != rule:
-            if rule is not None:
-                console.print()
-            rule = finding.rule
-            console.print(Text(f'{finding.severity}  ', colours[finding.severity])
-                          + Text(rule, 'bold') + Text(f': {finding.why}'))
-            console.print(Text(f'    cure  {finding.cure}', 'green'))
-            console.print(Text(f'    read  {finding.link}', 'dim'))
-        console.print(Text(f'    at    {finding.where}  ', 'bold') + Text(finding.what))
+    blocks = itertools.groupby(findings, key=lambda finding: (finding.severity, finding.rule))
+    for index, ((severity, rule), block) in enumerate(blocks):
+        places = list(block)
+        if index:
+            console.print()
+        console.print(Text.assemble((f'{severity}  ', colours[severity]), (rule, 'bold'),
+                                    f': {places[0].why}'))
+        for finding in places:
+            console.print(Text.assemble('    at    ', (finding.where, 'bold'),
+                                        f'  {finding.what}'))
+        console.print(Text.assemble('    cure  ', (places[0].cure, 'green')))
+        console.print(Text(f'    read  {places[0].link}', 'dim'))
