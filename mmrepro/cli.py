@@ -34,6 +34,7 @@ VERBS = {
     'localise': Verb('.trace.command', 'main', 'name the first thing that differs in two runs'),
     'seeds': Verb('.report.seeds_main', 'main', 'train several seeds: mean, spread, paired test'),
     'state': Verb('.state.probe', 'main', 'name state that a config loses when it resumes'),
+    'gpu_check': Verb('.gpu_check.main', 'main', 'does training repeat on this GPU, at what cost'),
     'ops': Verb('.ops.command', 'main', "list mmcv's operators: provider, deterministic, users"),
 }
 

@@ -21,8 +21,9 @@ _GROUPS = ('mmcv', 'torch', 'detectors')
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    from mmrepro.cli import program_name
     parser = argparse.ArgumentParser(
-        prog='gpu_check', description='Find out whether training repeats bit for bit on this '
+        prog=program_name('gpu_check'), description='Find out whether training repeats bit for bit on this '
         'device, operator by operator and detector by detector, and what it costs.')
     parser.add_argument('--out', required=True, help='folder for gpu_check.json and gpu_check.md')
     parser.add_argument('--device', choices=('cuda', 'cpu'), default='cuda')
