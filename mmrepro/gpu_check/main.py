@@ -22,9 +22,12 @@ _GROUPS = ('mmcv', 'torch', 'detectors')
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     from mmrepro.cli import program_name
+    name = program_name('gpu_check')
     parser = argparse.ArgumentParser(
-        prog=program_name('gpu_check'), description='Find out whether training repeats bit for bit on this '
-        'device, operator by operator and detector by detector, and what it costs.')
+        prog=name, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description='Find out whether training repeats bit for bit on this device, operator by\n'
+        'operator and detector by detector, and what it costs.',
+        epilog=f'example:\n  {name} --out DIR --only detectors/DINO')
     parser.add_argument('--out', required=True, help='folder for gpu_check.json and gpu_check.md')
     parser.add_argument('--device', choices=('cuda', 'cpu'), default='cuda')
     parser.add_argument('--quick', action='store_true',
