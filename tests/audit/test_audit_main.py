@@ -81,3 +81,28 @@ def test_a_config_of_the_zoo_has_a_name(capsys):
 def test_rules_can_be_listed(capsys):
     assert main(['--rules']) == 0
     assert 'foreign-generator' in capsys.readouterr().out
+
+
+LAZY = """
+from mmengine.config import read_base
+from mmengine.dataset import DefaultSampler
+from mmdet.datasets.transforms import CachedMosaic
+
+{base}
+custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)
+randomness = dict(seed=1, deterministic=True, num_threads=1)
+train_dataloader = dict(num_workers=2, sampler=dict(type=DefaultSampler),
+                        dataset=dict(pipeline=[dict(type=CachedMosaic, img_scale=(2, 2))]))
+"""
+
+
+def test_a_pure_python_config_names_classes_and_needs_the_runner_type(write, capsys):
+    bare = write(LAZY.format(base=''))
+    assert main([bare, '--device', 'cpu', '--json']) == 1
+    said = {f['rule']: f for f in json.loads(capsys.readouterr().out)['findings']}
+    assert 'lazy-import' in said and 'not-attached' not in said
+    assert said['known-part']['where'] == 'train_dataloader.dataset.pipeline[0]'
+    full = write(LAZY.format(
+        base='with read_base():\n    from mmrepro.configs._base_.reproducible import *'))
+    assert main([full, '--device', 'cpu', '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['findings'] == []
