@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten
 from . import generators, places
 from .digest import tensor_digest, to_hex
 from .records import GARBAGE, SEPARATOR, Record
+from .unwritten import Unwritten
 
 __all__ = ['OperatorRecorder']
 
@@ -65,7 +66,7 @@ class OperatorRecorder(TorchDispatchMode):
         self._known: Dict[Any, _Operator] = {}
         self._raw: List[Record] = []
         self._digests: List[torch.Tensor] = []
-        self._garbage: Dict[int, int] = {}  # address of a storage -> bytes
+        self._unwritten = Unwritten()
         self._watch = generators.Watch()
         # a CPU part and a device part of one backward pass may run at the same time
         self._lock = threading.Lock()
@@ -118,17 +119,21 @@ class OperatorRecorder(TorchDispatchMode):
         operator = self._operator(func)
         with self._lock:
             place = self._places.current()
+            if place is None:
+                return func(*args, **kwargs)
             states = generators.states()
             calls = self._watch.take()
             given, arguments = self._given(func, operator, args, kwargs)
-            labels = [GARBAGE if digest is None and self._is_garbage(tensor)
+            labels = [GARBAGE if digest is None and tensor in self._unwritten
                       else self._places.label(tensor) for tensor, _, digest in given]
         # outside of the lock: an operator may wait for another thread
         result = func(*args, **kwargs)
         with self._lock:
             returned = [] if operator.view else _tensors(result)
             changed = [tensor for tensor, name, _ in given if name in operator.written]
-            outputs = self._returned(operator, returned, changed)
+            overwritten = changed if operator.overwrites else [
+                tensor for tensor, name, _ in given if name == 'out']
+            outputs = self._returned(operator, returned, changed, overwritten)
             if len(self._raw) == self._keep:
                 self.kept['outputs'] = [tensor.detach().to('cpu', copy=True)
                                         for tensor in [*returned, *changed]]
@@ -168,7 +173,7 @@ class OperatorRecorder(TorchDispatchMode):
                 if isinstance(leaf, torch.Tensor):
                     only_written = name in operator.written and (
                         operator.overwrites or name == 'out')
-                    unknown = only_written or operator.view or self._is_garbage(leaf)
+                    unknown = only_written or operator.view or leaf in self._unwritten
                     given.append((leaf, name, None if unknown else self._digest(leaf)))
                 elif isinstance(leaf, torch.Generator):
                     text.append(f'{name}=generator {generators.of_torch(leaf)}')
@@ -178,35 +183,28 @@ class OperatorRecorder(TorchDispatchMode):
         return given, _shortened(SEPARATOR.join(text))
 
     def _returned(self, operator: _Operator, returned: List[torch.Tensor],
-                  changed: List[torch.Tensor]) -> Tuple[Optional[int], ...]:
+                  changed: List[torch.Tensor],
+                  overwritten: List[torch.Tensor]) -> Tuple[Optional[int], ...]:
         if operator.uninitialised:
             for tensor in returned:
-                if tensor.numel():
-                    storage = tensor.untyped_storage()
-                    self._garbage[storage.data_ptr()] = storage.nbytes()
+                self._unwritten.made(tensor)
             return ()
-        for tensor in changed:
-            storage = tensor.untyped_storage()
-            if operator.overwrites and tensor.numel() * tensor.element_size() >= storage.nbytes():
-                self._garbage.pop(storage.data_ptr(), None)
         seen = {id(tensor) for tensor in changed}
         fresh = [tensor for tensor in returned if id(tensor) not in seen]
         for tensor in fresh:
-            # memory that was freed with garbage in it belongs to a result now
-            self._garbage.pop(_address(tensor), None)
-        return tuple(None if self._is_garbage(tensor) else self._digest(tensor)
+            # memory that was freed unwritten belongs to a result now
+            self._unwritten.result(tensor)
+        for tensor in overwritten:
+            self._unwritten.overwritten(tensor)
+        return tuple(None if tensor in self._unwritten else self._digest(tensor)
                      for tensor in [*fresh, *changed])
 
-    def _is_garbage(self, tensor: torch.Tensor) -> bool:
-        return bool(self._garbage) and _address(tensor) in self._garbage
-
     def _digest(self, tensor: torch.Tensor) -> int:
+        if tensor.numel() == 1:
+            # strides of a single element may be anything, also what cannot be seen as bytes
+            tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
         self._digests.append(tensor_digest(tensor))
         return len(self._digests) - 1
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _tensors(value: Any) -> List[torch.Tensor]:

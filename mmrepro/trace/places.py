@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import bisect
 import sys
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 import torch
 from mmengine.optim import OptimWrapper, OptimWrapperDict
@@ -14,6 +14,7 @@ LOSS_FUNCTIONS = ('loss_by_feat', 'loss_and_target', 'parse_losses', 'loss_singl
 OPTIMIZERS = (torch.optim.Optimizer, OptimWrapper, OptimWrapperDict)
 ENGINE = '/torch/autograd/graph.py'  # starts the backward pass; what called it says nothing of it
 TENSOR = '/torch/_tensor.py'  # Tensor.backward makes the first gradient
+OWN = '/mmrepro/hooks/'  # what runs below a method of these is not part of the training
 PREPROCESSOR = 'data_preprocessor'  # MMEngine's name for the module that moves and pads batches
 STACK = 40  # frames kept
 # frames between the training code and the recorder, which say nothing
@@ -37,9 +38,9 @@ class Places:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules = {id(module): name for name, module in model.named_modules()}
-        self._tensors: Dict[int, str] = {}
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            self._tensors[id(tensor)] = name
+        named = [*model.named_parameters(), *model.named_buffers()]
+        self._tensors = {id(tensor): name for name, tensor in named}
+        self._alive = model, named  # an id belongs to whoever comes next when its object is gone
         self._numbers: List[int] = []  # of the first node that belongs to ...
         self._owners: List[Tuple[str, Tuple]] = []  # ... this path, made by these Python calls
         self._next = torch.autograd._get_sequence_nr()
@@ -49,10 +50,15 @@ class Places:
         """Name of a parameter or buffer, of a gradient, or ''."""
         return self._tensors.get(id(tensor), '')
 
-    def current(self) -> Place:
-        """The place of the operator in dispatch; call it once for each, before it runs."""
+    def current(self) -> Optional[Place]:
+        """The place of the operator in dispatch; call it once for each, before it runs.
+
+        None for what mmrepro's own hooks compute: digests of the state, which are no training.
+        """
         node = torch._C._current_autograd_node()
         place, found = self._from_stack(node is not None)
+        if place is None:
+            return None
         if node is not None:
             return place._replace(phase='backward') if found else self._of_node(node, place.stack)
         number = torch.autograd._get_sequence_nr()
@@ -72,7 +78,7 @@ class Places:
         return Place('backward', path, (*stack, (_class_file(node), 0, f'{node.name()}, made by'),
                                         *made_by))
 
-    def _from_stack(self, in_backward: bool) -> Tuple[Place, bool]:
+    def _from_stack(self, in_backward: bool) -> Tuple[Optional[Place], bool]:
         """The place by the Python calls, and whether a module of the model is among them."""
         phase, path, stack = '', None, []
         frame = sys._getframe(1)
@@ -80,6 +86,8 @@ class Places:
             code = frame.f_code
             if in_backward and code.co_filename.endswith(ENGINE):
                 break
+            if OWN in code.co_filename:
+                return None, False
             if not any(part in code.co_filename for part in SKIPPED):
                 stack.append((code.co_filename, frame.f_lineno, code.co_name))
                 if code.co_name == 'backward' and code.co_filename.endswith(TENSOR):

@@ -28,6 +28,7 @@ HOOK_METHODS = (
     'before_train_epoch', 'before_train_iter', 'after_train_iter', 'after_train_epoch',
     'before_val', 'before_val_epoch', 'after_val_epoch', 'after_val', 'before_save_checkpoint',
     '_before_epoch', '_before_iter', '_after_iter', '_after_epoch')
+OWN = 'mmrepro.'  # package of the hooks that draw and write nothing of the training's
 ATTACHED_PRIORITY = 0  # before_train has to come before anything that could train
 
 
@@ -187,7 +188,7 @@ class _Recording:
     def _wrap_hooks(self) -> None:
         for hook in self._runner.hooks:
             for name in HOOK_METHODS:
-                if not isinstance(hook, _Attached) and _overrides(hook, name):
+                if not type(hook).__module__.startswith(OWN) and _overrides(hook, name):
                     setattr(hook, name, self._wrap(hook, name, getattr(hook, name)))
                     self._wrapped.append((hook, name))
 

@@ -73,7 +73,8 @@ def content_digest(value: Any) -> str:
 
 def _update(update: Callable[[bytes], None], value: Any, depth: int) -> None:
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().contiguous()
+        # contiguous() keeps the strides of a single element, whatever they are
+        value = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         update(f'{value.dtype}{tuple(value.shape)}'.encode())
         update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, (np.ndarray, np.generic)):

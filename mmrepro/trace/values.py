@@ -49,7 +49,7 @@ def compare_kept(folder_a: str, folder_b: str, rank: int) -> Optional[Values]:
 
 def compare_tensors(a: torch.Tensor, b: torch.Tensor) -> Optional[Values]:
     """None when the tensors, of one shape and type, have the same bytes."""
-    a, b = a.contiguous(), b.contiguous()
+    a, b = (t.clone(memory_format=torch.contiguous_format) for t in (a, b))
     if a.numel() == 0:
         return None
     bytes_a, bytes_b = (t.view(-1).view(torch.uint8).view(t.numel(), -1) for t in (a, b))

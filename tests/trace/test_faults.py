@@ -13,6 +13,7 @@ from mmrepro.trace.localise import Localiser
 from mmrepro.trace.sides import Side, jobs_of, run_here
 
 ITERATIONS = 6
+DETECTOR_ITERATIONS = 2
 FAST = [name for name, fault in FAULTS.items() if fault.fast]
 SLOW = [name for name in FAULTS if name not in FAST]
 
@@ -95,12 +96,22 @@ def configs(tmp_path_factory):
     return path_of
 
 
-def search(name, folder, cache, configs, values=False):
+def detector_config(model, data_root, folder):
+    from test_invariance import small
+    cfg = small(model, data_root)
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    cfg.dump(str(folder / 'config.py'))
+    return str(folder / 'config.py')
+
+
+def search(name, folder, cache, configs, data_root, values=False):
     fault = FAULTS[name]
-    path = configs(fault.randomness)
+    iterations = DETECTOR_ITERATIONS if fault.model else ITERATIONS
+    path = detector_config(fault.model, data_root, folder) if fault.model else configs(
+        fault.randomness)
     sides = (Side('A', path, ranks=fault.ranks),
              Side('B', path, fault.env, fault.ranks, fault.resume_at))
-    return Localiser(sides, str(folder), Forks(fault, cache)).search(ITERATIONS, values)
+    return Localiser(sides, str(folder), Forks(fault, cache)).search(iterations, values)
 
 
 def check(name, outcome):
@@ -114,11 +125,11 @@ def check(name, outcome):
 
 
 @pytest.mark.parametrize('name', FAST)
-def test_fault_is_named(name, tmp_path, cache, configs):
-    check(name, search(name, tmp_path, cache, configs))
+def test_fault_is_named(name, tmp_path, cache, configs, data_root):
+    check(name, search(name, tmp_path, cache, configs, data_root))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize('name', SLOW)
-def test_fault_is_named_too(name, tmp_path, cache, configs):
-    check(name, search(name, tmp_path, cache, configs))
+def test_fault_is_named_too(name, tmp_path, cache, configs, data_root):
+    check(name, search(name, tmp_path, cache, configs, data_root))

@@ -1,10 +1,16 @@
 """What the recorder sees, where it says it happened, and that it changes nothing."""
+import json
 import random
+import subprocess
+import sys
+import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from harness import ROOT, environment
 from torch import nn
 
 from mmrepro.trace.operators import OperatorRecorder
@@ -142,15 +148,31 @@ def test_memory_that_nothing_has_written_has_no_digest():
     assert good.labels == ('',) and good.inputs == fill.outputs != ('',)
 
 
-def test_memory_that_is_filled_in_parts_is_garbage_no_longer_only_when_it_is_whole():
-    def fill_parts():
-        x = torch.empty(4)
+def test_memory_that_is_filled_in_parts_counts_when_it_is_whole():
+    def fill_parts(size):
+        x = torch.empty(size)
         x[:2] = 1
-        x[2:] = 2
+        x[2:4] = 2
+        x[:3] + 0
         return x * 1
 
-    records = recorded(fill_parts)
-    assert records[-1].labels == (GARBAGE,)  # not known to be whole: no digest, no false alarm
+    *_, part, whole = recorded(lambda: fill_parts(4))
+    assert part.labels == whole.labels == ('',) and whole.inputs != ('',)
+    *_, part, whole = recorded(lambda: fill_parts(5))
+    assert part.labels == ('',) and part.inputs != ('',)
+    assert whole.labels == (GARBAGE,) and whole.inputs == ('',)
+
+
+def test_memory_that_is_filled_by_indices_gives_no_false_alarm():
+    """Its digest is not known, and what is computed from it is."""
+    def fill_by_index():
+        x = torch.empty(4)
+        x[torch.tensor([0, 2, 1, 3])] = 1.
+        return x * 2
+
+    last = recorded(fill_by_index)[-1]
+    assert last.labels == (GARBAGE,) and last.outputs == recorded(
+        lambda: torch.full((4,), 1.) * 2)[-1].outputs
 
 
 def test_arguments_that_are_no_tensors_count():
@@ -187,7 +209,6 @@ class Deep(torch.autograd.Function):
                 y = Deep.apply(torch.ones(1, requires_grad=True), ctx.depth - 1)
             y.backward()
             return grad, None
-        import threading
         threads.add(threading.get_ident())
         return grad * 3, None
 
@@ -195,12 +216,27 @@ class Deep(torch.autograd.Function):
 threads = set()
 
 
-def test_backward_in_another_thread_is_seen():
-    """As on an accelerator, whose backward runs in threads of its own."""
-    import threading
+def recorded_in_threads():
+    """Names of the operators of a deep backward, and how many other threads it ran in."""
     records = recorded(lambda: Deep.apply(torch.ones(1, requires_grad=True), 70).backward())
-    assert threads - {threading.get_ident()}, 'autograd used one thread: the test shows nothing'
-    assert [r for r in records if r.name == 'aten.mul.Tensor' and r.arguments == 'other=3']
+    return dict(threads=len(threads - {threading.get_ident()}),
+                operators=[[r.phase, r.name, r.arguments] for r in records])
+
+
+def test_backward_in_another_thread_is_seen():
+    """As on an accelerator, whose backward runs in threads of its own.
+
+    In a fresh process: one in which autograd has started threads cannot fork any more.
+    """
+    code = ('import json, sys; sys.path[:0] = sys.argv[1:]; import test_operators as t; '
+            'print(json.dumps(t.recorded_in_threads()))')
+    folders = [str(ROOT / 'tests'), str(Path(__file__).parent)]
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code, *folders],
+                          env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found['threads'], 'autograd used one thread: the test shows nothing'
+    assert ['backward', 'aten.mul.Tensor', 'other=3'] in found['operators']
 
 
 def test_files_hold_what_was_recorded(records, tmp_path):

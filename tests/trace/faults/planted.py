@@ -30,6 +30,8 @@ class Fault:
         randomness, config: changes for both sides.
         env: of side B.
         ranks, resume_at: of both sides, of side B.
+        fast: belongs to every run of the tests.
+        model: a real detector of tests/test_invariance.py in place of the tiny network.
     """
     plant: Callable[[str], None]
     expect: Dict[str, Any]
@@ -39,17 +41,19 @@ class Fault:
     ranks: int = 1
     resume_at: Optional[int] = None
     fast: bool = False
+    model: Optional[str] = None
 
 
 FAULTS: Dict[str, Fault] = {}
 
 
-def fault(fast=False, sides='B', randomness=None, env=None, ranks=1, resume_at=None, **expect):
+def fault(fast=False, sides='B', randomness=None, env=None, ranks=1, resume_at=None, model=None,
+          **expect):
     """Register a plant under its name."""
     def register(plant):
         expect.setdefault('iteration', FROM)
         FAULTS[plant.__name__] = Fault(plant, expect, sides, randomness or {}, env or {}, ranks,
-                                       resume_at, fast)
+                                       resume_at, fast, model)
         return plant
     return register
 
@@ -77,11 +81,12 @@ def replaced(owner, name, since=FROM, per_iteration=1):
 NATIVE = {
     'relu': lambda x: torch.clamp(x, min=0),
     'threshold_backward': lambda grad, x, limit: grad * (x > limit),
+    '_embedding_bag_forward_only': torch.ops.aten._embedding_bag,
 }
 _libraries = []
 
 
-def noisy_kernel(operator, since=FROM):
+def noisy_kernel(operator, since=FROM, per_iteration=1, only=lambda: True):
     """Let torch's own CPU kernel return another result, from an iteration on.
 
     Nothing above the kernel can tell; so it is with atomic additions on a device.
@@ -90,9 +95,10 @@ def noisy_kernel(operator, since=FROM):
 
     def kernel(*args):
         found = NATIVE[operator](*args)
-        calls[0] += 1
-        if calls[0] > since:
-            found.view(-1)[0] += 1e-5
+        if only():
+            calls[0] += 1
+            if calls[0] > since * per_iteration:
+                (found[0] if isinstance(found, tuple) else found).view(-1)[0] += 1e-5
         return found
 
     library = torch.library.Library('aten', 'IMPL')
@@ -424,3 +430,58 @@ def the_collation(side):
 def noise_on_one_rank(side):
     if os.environ['RANK'] == '1':
         noisy_kernel('relu', since=1)
+
+
+# --- real detectors -------------------------------------------------------------------------------
+
+FASTER = 'faster-rcnn_r50_fpn'
+
+
+@fault(model=FASTER, iteration=1, phase='backward', kind='output',
+       path='roi_head.bbox_roi_extractor.roi_layers.0', mentions='RoIAlignFunctionBackward',
+       operator='aten._embedding_bag_forward_only.default')
+def detector_noise_in_the_backward_of_roi_align(side):
+    from mmengine.model import BaseModel
+    steps = []
+
+    @replaced(BaseModel, 'train_step', since=0)
+    def counted(original, self, *args, **kwargs):
+        steps.append(1)
+        return original(self, *args, **kwargs)
+
+    noisy_kernel('_embedding_bag_forward_only', since=0, only=lambda: len(steps) > 1 and (
+        torch._C._current_autograd_node() is not None))
+
+
+@fault(model=FASTER, sides='AB', iteration=0, phase='data', operator='RandomFlip', kind='output',
+       cause='entropy in a transform', mentions='urandom')
+def detector_an_unseeded_flip(side):
+    from mmdet.datasets.transforms import RandomFlip
+
+    @replaced(RandomFlip, '_choose_direction', since=0)
+    def unseeded(original, self):
+        return 'horizontal' if random.SystemRandom().random() < 0.5 else None
+
+
+@fault(model=FASTER, sides='AB', iteration=0, phase='loss', kind='argument',
+       cause='generator of its own', operator='aten.randperm.generator')
+def detector_a_sampler_with_a_generator_of_its_own(side):
+    from mmdet.models.task_modules.samplers import RandomSampler
+    generator = torch.Generator()
+    generator.seed()
+
+    @replaced(RandomSampler, 'random_choice', since=0)
+    def own(original, self, gallery, num):
+        return gallery[torch.randperm(len(gallery), generator=generator)[:num]]
+
+
+@fault(model=FASTER, iteration=1, phase='forward', kind='input', cause='value from outside',
+       path='neck.lateral_convs.0.conv', operator='aten.convolution.default')
+def detector_features_changed_through_numpy(side):
+    from mmdet.models.backbones import ResNet
+
+    @replaced(ResNet, 'forward', since=1)
+    def careless(original, self, x):
+        found = original(self, x)
+        found[0].detach().numpy()[0, 0, 0, 0] += 1
+        return found
