@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from faults import results
 from faults.planted import FAULTS
 from faults.tiny import tiny
 from harness import Child
@@ -114,6 +115,12 @@ def search(name, folder, cache, configs, data_root, values=False):
     return Localiser(sides, str(folder), Forks(fault, cache)).search(iterations, values)
 
 
+@pytest.fixture(scope='session')
+def outcomes():
+    """name -> outcome of every fault that was searched for."""
+    return {}
+
+
 def check(name, outcome):
     """Everything that the row expects."""
     assert outcome.verdict == 'found', outcome.text()
@@ -125,11 +132,23 @@ def check(name, outcome):
 
 
 @pytest.mark.parametrize('name', FAST)
-def test_fault_is_named(name, tmp_path, cache, configs, data_root):
-    check(name, search(name, tmp_path, cache, configs, data_root))
+def test_fault_is_named(name, tmp_path, cache, configs, data_root, outcomes):
+    outcomes[name] = search(name, tmp_path, cache, configs, data_root)
+    check(name, outcomes[name])
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize('name', SLOW)
-def test_fault_is_named_too(name, tmp_path, cache, configs, data_root):
-    check(name, search(name, tmp_path, cache, configs, data_root))
+def test_fault_is_named_too(name, tmp_path, cache, configs, data_root, outcomes):
+    outcomes[name] = search(name, tmp_path, cache, configs, data_root)
+    check(name, outcomes[name])
+
+
+@pytest.mark.nightly
+def test_the_table_of_outcomes(outcomes, tmp_path):
+    """After all others of this file; MMREPRO_RESULTS names the folder to keep it in."""
+    assert set(outcomes) == set(FAULTS), 'the table needs all faults: run the whole file'
+    folder = os.environ.get('MMREPRO_RESULTS', str(tmp_path))
+    results.write(folder, outcomes, FAULTS)
+    with open(os.path.join(folder, 'planted_faults.json')) as file:
+        assert len(json.load(file)['faults']) == len(FAULTS) > 20
