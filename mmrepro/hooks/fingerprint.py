@@ -30,8 +30,8 @@ class FingerprintHook(Hook):
     Args:
         interval: a line for iterations 0, interval, 2 interval, ...
         level: 'step': digests of the batch, losses, gradients, parameters, buffers, optimizer;
-            'parameter': also by name; 'module': also what goes in and out of every module, forward
-            and backward.
+            'parameter': also by name, and norms; 'module': by name, and what goes in and out of
+            every module, forward and backward.
 
     It changes no bit of the training and draws no random number. Gradients are those that the
     optimizer sees (unscaled, clipped), and in iterations without a step those gathered so far.
@@ -134,8 +134,9 @@ class FingerprintHook(Hook):
             lr={name: [float(value).hex() for value in values]
                 for name, values in learning_rates.items()},
             **{kind: found.combined(kind) for kind in STATES})
-        if self.level == 'parameter':
+        if self.level != 'step':
             record['by_name'] = {kind: found.by_name(kind) for kind in STATES}
+        if self.level == 'parameter':
             record['norms'] = found.floats('norms')
         return record
 

@@ -1,7 +1,8 @@
 """Digests of what goes in and out of every module, forward and backward.
 
 Backward, a module's record is about the nodes of the autograd graph that its forward has made: 'in'
-are the gradients that reach its outputs, 'out' those that it hands on to its inputs and parameters.
+are the gradients that reach its outputs, 'out' those that it hands on to its inputs; gradients of
+parameters are in the line by name.
 The nodes are only watched. PyTorch's full backward hooks would put nodes of their own into the
 graph, refuse in-place operators behind a module, and might change the order in which gradients are
 summed.
@@ -98,9 +99,9 @@ class ModuleRecorder:
 class _Watch:
     """The hooks of one module.
 
-    What a container takes and gives its parts have mostly been asked for already: it may use a
-    digest again while the tensor's version is the same. Leaves always look at the bits, because
-    writes through ``.data`` do not change the version.
+    What goes into a module, and what comes out of a container, was mostly looked at before: the
+    digest is used again while it is the same tensor of the same version. A write through ``.data``
+    between two modules leaves the version; it shows in what the next module makes of the tensor.
     """
 
     def __init__(self, recorder: ModuleRecorder, path: str, leaf: bool) -> None:
@@ -112,7 +113,7 @@ class _Watch:
             return
         record = self._recorder.record(self._path, 'forward')
         inputs = tensors_in((args, kwargs))
-        self._recorder.put(record, 0, inputs, not self._leaf)
+        self._recorder.put(record, 0, inputs, True)
         # an in-place module replaces what its input's node is
         self._open.append((record, [tensor.grad_fn for tensor in inputs]))
 
@@ -127,22 +128,24 @@ class _Watch:
 
     def _watch_backward(self, entries: Sequence[Any], sources: Sequence[Any]) -> None:
         entries = [node for node in dict.fromkeys(entries) if node is not None]
-        exits = _exits(entries, set(filter(None, sources)))
+        inputs = set(filter(None, sources))
+        exits = _exits(entries, inputs)
         if exits is None:
             return
         shared: Dict[str, list] = {}
         for node in dict.fromkeys([*entries, *exits]):
-            node.register_hook(_NodeHook(self._recorder, self._path, shared, node in entries,
-                                         node in exits))
+            keep = [after is not None and (after in inputs or bool(after.next_functions))
+                    for after, _ in node.next_functions] if node in exits else []
+            node.register_hook(_NodeHook(self._recorder, self._path, shared, node in entries, keep))
 
 
 class _NodeHook:
     """Called with a node's gradients: those it hands on, and those it got."""
 
     def __init__(self, recorder: ModuleRecorder, path: str, shared: Dict[str, list], entry: bool,
-                 leaving: bool) -> None:
+                 keep: Sequence[bool]) -> None:
         self._recorder, self._path, self._shared = recorder, path, shared
-        self._entry, self._leaving = entry, leaving
+        self._entry, self._keep = entry, keep
 
     def __call__(self, handed_on: tuple, got: tuple) -> None:
         if not self._recorder.active:
@@ -151,9 +154,11 @@ class _NodeHook:
             self._shared['record'] = self._recorder.record(self._path, 'backward')
         record = self._shared['record']
         if self._entry and record[3][0] is None:
-            self._recorder.put(record, 0, [one for one in got if one is not None], False)
-        if self._leaving and record[3][1] is None:
-            self._recorder.put(record, 1, [one for one in handed_on if one is not None], False)
+            self._recorder.put(record, 0, [one for one in got if one is not None], True)
+        if any(self._keep) and record[3][1] is None:
+            # those of parameters, which end in leaves of the graph, are left out
+            self._recorder.put(record, 1, [
+                one for one, keep in zip(handed_on, self._keep) if keep and one is not None], False)
 
 
 def _exits(entries: Sequence[Any], sources: set) -> Optional[List[Any]]:

@@ -20,7 +20,10 @@ depend on the order of their terms: any blocking, any device gives the same valu
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
@@ -30,6 +33,7 @@ __all__ = ['MASK', 'constant', 'device_digests', 'double_of', 'host_digests', 'm
 
 BLOCK = 1024  # 64-bit words; a block and its keys stay in the first-level cache
 BLOCK_BYTES = 8 * BLOCK
+MIN_SHARE = 128  # blocks: 1 MiB, for less a thread is not worth waking
 ROWS = 64  # blocks that one call of NumPy takes: more leave the cache, fewer cost calls
 DEVICE_BYTES = 1 << 26  # that a GPU works on at once: bounds the extra memory (three times this)
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: its multiples visit all residues
@@ -70,43 +74,80 @@ def _mix_array(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def _block_sums(words: np.ndarray) -> np.ndarray:
+def _block_sums(words: np.ndarray, sums: np.ndarray) -> None:
     """``[n]`` sums of ``[n, BLOCK]`` words; in pieces, so that the second look is in the cache."""
     lower, upper = keys()
-    sums = np.empty(len(words), np.uint64)
     shifted = np.empty((min(ROWS, len(words)), BLOCK), np.uint64)
     for start in range(0, len(words), ROWS):
         part = words[start:start + ROWS]
         np.einsum('ij,j->i', part, lower, out=sums[start:start + ROWS])
         np.right_shift(part, _HALF, out=shifted[:len(part)])
         sums[start:start + ROWS] += np.einsum('ij,j->i', shifted[:len(part)], upper)
-    return sums
 
 
-def _mixed(sums: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """What blocks number ``blocks`` with these sums contribute to ``total``."""
-    return _mix_array(sums + (blocks + np.uint64(1)) * np.uint64(GOLDEN))
+def _many_block_sums(words: np.ndarray, sums: np.ndarray) -> None:
+    """As :func:`_block_sums`, on as many threads as torch's operators take."""
+    threads = torch.get_num_threads()
+    if threads == 1 or len(words) < 2 * MIN_SHARE:
+        _block_sums(words, sums)
+        return
+    share = max(MIN_SHARE, -(-len(words) // threads))
+    list(_pool(threads).map(_block_sums, *(
+        [array[start:start + share] for start in range(0, len(words), share)]
+        for array in (words, sums))))
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix='mmrepro-digest')
+
+
+# threads do not survive a fork: a worker of a data loader makes its own
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+_steps = np.zeros(0, np.uint64)
+
+
+def _steps_to(count: int) -> np.ndarray:
+    """``[count]``: what is added to the sums of blocks 0, 1, ..."""
+    global _steps
+    if len(_steps) < count:
+        _steps = np.arange(1, max(count, 1024) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    return _steps[:count]
 
 
 def host_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> torch.Tensor:
-    """Tensors in one dimension; what does not fill a block is collected and done at once."""
-    totals = np.zeros(len(tensors), np.uint64)
-    rests: List[Tuple[int, int, np.ndarray]] = []  # tensor, block, bytes
-    for number, tensor in enumerate(tensors):
-        data = tensor.view(torch.uint8).numpy()
+    """Digests of tensors in one dimension. Blocks that are not full are collected, done at once."""
+    datas = [tensor.view(torch.uint8).numpy() for tensor in tensors]
+    counts = [-(-len(data) // BLOCK_BYTES) for data in datas]
+    starts = [0, *itertools.accumulate(counts)]
+    sums = np.empty(starts[-1], np.uint64)
+    places, rests = [], []
+    for data, start in zip(datas, starts):
         whole = len(data) // BLOCK_BYTES
         end = whole * BLOCK_BYTES
         if whole:
-            sums = _block_sums(data[:end].view('<u8').reshape(whole, BLOCK))
-            totals[number] = _mixed(sums, np.arange(whole, dtype=np.uint64)).sum()
+            _many_block_sums(data[:end].view('<u8').reshape(whole, BLOCK),
+                             sums[start:start + whole])
         if end < len(data):
-            rests.append((number, whole, data[end:]))
+            places.append(start + whole)
+            rests.append(data[end:])
     if rests:
         rows = np.zeros((len(rests), BLOCK_BYTES), np.uint8)
-        for row, (_, _, data) in zip(rows, rests):
+        for row, data in zip(rows, rests):
             row[:len(data)] = data
-        blocks = np.array([block for _, block, _ in rests], np.uint64)
-        totals[[number for number, _, _ in rests]] += _mixed(_block_sums(rows.view('<u8')), blocks)
+        found = np.empty(len(rests), np.uint64)
+        _block_sums(rows.view('<u8'), found)
+        sums[places] = found
+    if len(tensors) == 1:
+        totals = _mix_array(sums + _steps_to(len(sums))).sum(keepdims=True)
+    else:
+        steps = np.concatenate([_steps_to(count) for count in counts])
+        running = np.zeros(len(sums) + 1, np.uint64)
+        np.cumsum(_mix_array(sums + steps), out=running[1:])
+        totals = running[starts[1:]] - running[starts[:-1]]
     values = _mix_array(totals ^ np.array(headers, np.uint64))
     return torch.from_numpy(values.view(np.int64))
 

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from harness import Child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.structures import InstanceData
@@ -76,6 +77,17 @@ def test_pieces_on_the_host_do_not_matter(rows, monkeypatch):
     expected = one(tensor)
     monkeypatch.setattr(words, 'ROWS', rows)
     assert one(tensor) == expected
+
+
+def test_threads_do_not_matter_before_and_after_a_fork(monkeypatch):
+    tensor = torch.randn(999999)
+    expected = one(tensor)
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: 3)
+    monkeypatch.setattr(words, 'MIN_SHARE', 7)
+    assert one(tensor) == expected
+    # a child has the pool of its parent, but none of its threads
+    assert Child(one, tensor).result() == expected
+    assert words._pool(3)._threads
 
 
 GOLDEN = {  # part of the file format: these never change within a scheme
