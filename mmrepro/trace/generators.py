@@ -1,6 +1,7 @@
 """States of random generators, and calls that ask the world outside: clock, entropy, listings."""
 from __future__ import annotations
 
+import os
 import random
 import sys
 import zlib
@@ -33,7 +34,8 @@ WATCHED = {
 # they ask the clock all the time, for logs and timers
 IGNORED_CALLERS = ('/logging/', '/mmengine/logging/', '/mmengine/hooks/', '/mmengine/utils/',
                    '/threading.py', '/queue.py', '/selectors.py', '/abc.py', '/torch/autograd/',
-                   '/torch/_', '/torch/utils/_', '/torch/nn/modules/module.py', '/mmrepro/',
+                   '/torch/_', '/torch/utils/_', '/torch/nn/modules/module.py',
+                   os.path.join(os.path.dirname(os.path.dirname(__file__)), ''),
                    '/multiprocessing/', '/tempfile.py', '/copy.py', '/weakref.py')
 CALLS_KEPT = 50  # between two records; more say no more
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import bisect
+import os
 import sys
 from typing import Any, List, NamedTuple, Optional, Tuple
 
@@ -10,16 +11,19 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 
 __all__ = ['Place', 'Places']
 
+# not by its name: the folder of a checkout may have it, too
+PACKAGE = os.path.dirname(os.path.dirname(__file__))
 LOSS_FUNCTIONS = ('loss_by_feat', 'loss_and_target', 'parse_losses', 'loss_single')
 OPTIMIZERS = (torch.optim.Optimizer, OptimWrapper, OptimWrapperDict)
 ENGINE = '/torch/autograd/graph.py'  # starts the backward pass; what called it says nothing of it
 TENSOR = '/torch/_tensor.py'  # Tensor.backward makes the first gradient
-OWN = '/mmrepro/hooks/'  # what runs below a method of these is not part of the training
+# what runs below a method of these is not part of the training
+OWN = os.path.join(PACKAGE, 'hooks', '')
 PREPROCESSOR = 'data_preprocessor'  # MMEngine's name for the module that moves and pads batches
 STACK = 40  # frames kept
 # frames between the training code and the recorder, which say nothing
 SKIPPED = ('/torch/utils/_python_dispatch.py', '/torch/_ops.py', '/torch/_dynamo/',
-           '/torch/_compile.py', '/mmrepro/trace/')
+           '/torch/_compile.py', os.path.join(PACKAGE, 'trace', ''))
 
 
 class Place(NamedTuple):
