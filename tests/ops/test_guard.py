@@ -13,6 +13,8 @@ from mmrepro.ops.guard import OperatorGuard, extensions
 _library = torch.library.Library('strangers', 'DEF')
 _library.define('scale(Tensor x, float by) -> Tensor')
 _library.define('scale_back(Tensor grad, float by) -> Tensor')
+_library.define('scale.twice(Tensor x) -> Tensor')
+_library.impl('scale.twice', lambda x: x * 2, 'CPU')
 _library.impl('scale', lambda x, by: x * by, 'CPU')
 _library.impl('scale_back', lambda grad, by: grad * by, 'CPU')
 
@@ -53,6 +55,14 @@ def test_an_operator_of_a_library_is_named_once_with_its_module():
     assert __file__ in guard.findings[0].place
     text = str(guard.findings[0])
     assert 'strangers::scale' in text and "allow=['strangers::scale']" in text and 'neck' in text
+
+
+def test_overloads_of_one_name_are_one_finding():
+    x = torch.ones(2)
+    with OperatorGuard(None, ['cpu']).watch() as guard:
+        torch.ops.strangers.scale(x, 1.)
+        torch.ops.strangers.scale(x)
+    assert [one.operator for one in guard.findings] == ['strangers::scale']
 
 
 @pytest.mark.parametrize('allow', [['strangers::*'], ['strangers::scale', 'strangers::scale_back']])
