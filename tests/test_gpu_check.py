@@ -74,6 +74,15 @@ def compiled():
     return lambda: ops.using('compiled')
 
 
+@pytest.mark.nightly
+def test_every_row_of_torch_agrees_with_what_cuda_would_run(monkeypatch):
+    rows = [row._replace(devices=('cpu',), until=(99, 0)) for row in native.TABLE if row.target]
+    monkeypatch.setattr(native.dispatch, 'TABLE', rows)
+    for name, case in cases_torch.CASES.items():
+        row = check(case, mmcv=False, seconds=.2)
+        assert row['equal'] and row.get('agrees', True), (name, row)
+
+
 def test_a_difference_and_an_error_are_named():
     calls = iter(range(99))
 
