@@ -15,11 +15,13 @@ from ..trace.digest import SCHEME, value_digest
 from ..trace.manifest import write_manifest
 from ..trace.modules import ModuleRecorder
 from ..trace.reader import FOLDER, FORMAT, fingerprint_name
+from ..trace.stream import OperatorLines
 from ..trace.writer import Writer
 
 __all__ = ['LEVELS', 'FingerprintHook']
 
-LEVELS = ('step', 'parameter', 'module')
+LEVELS = ('step', 'parameter', 'module', 'operator')
+RECORDERS = {'module': ModuleRecorder, 'operator': OperatorLines}
 STATES = ('gradients', 'parameters', 'buffers', 'optimizer')
 
 
@@ -31,7 +33,8 @@ class FingerprintHook(Hook):
         interval: a line for iterations 0, interval, 2 interval, ...
         level: 'step': digests of the batch, losses, gradients, parameters, buffers, optimizer;
             'parameter': also by name, and norms; 'module': by name, and what goes in and out of
-            every module, forward and backward.
+            every module, forward and backward; 'operator': by name, and what goes in and out of
+            every operator (several times the time of an iteration).
 
     It changes no bit of the training and draws no random number. Gradients are those that the
     optimizer sees (unscaled, clipped), and in iterations without a step those gathered so far.
@@ -67,8 +70,8 @@ class FingerprintHook(Hook):
                 raise TypeError(f'FingerprintHook: {type(optimizer).__name__} has no '
                                 'register_step_pre_hook: gradients cannot be seen before it')
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
-        if self.level == 'module':
-            self._recorder = ModuleRecorder(model)
+        if self.level in RECORDERS:
+            self._recorder = RECORDERS[self.level](model)
         self._open(runner)
 
     def _open(self, runner: Any) -> None:

@@ -6,9 +6,11 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 __all__ = ['Difference', 'differing_fields', 'first_difference']
 
 # cause before effect: what comes first may explain what comes after
-FIELDS = ('epoch', 'batch.positions', 'batch.indices', 'batch.data', 'modules', 'losses', 'buffers',
-          'gradients', 'lr', 'optimizer', 'parameters')
+FIELDS = ('epoch', 'batch.positions', 'batch.indices', 'batch.data', 'operators', 'modules',
+          'losses', 'buffers', 'gradients', 'lr', 'optimizer', 'parameters')
 DETAILED = ('losses', 'lr')  # fields whose parts are named
+STREAMS = {'operators': 4, 'modules': 3}  # field: entries that say which call it is
+MAX_NAMES = 3  # of parameters; the rest is counted
 
 Record = Mapping[str, Any]
 
@@ -21,8 +23,7 @@ class Difference(NamedTuple):
     second: Any
 
     def text(self) -> str:
-        return (f'iteration {self.iteration}: {self.field} differ'
-                f'{"" if self.field.endswith("s") else "s"}: {_short(self.first)} and '
+        return (f'iteration {self.iteration}, {self.field}: {_short(self.first)} and '
                 f'{_short(self.second)}')
 
 
@@ -55,23 +56,38 @@ def differing_fields(first: Record, second: Record) -> List[Tuple[str, Any, Any]
         if field in DETAILED:
             found += [(f'{field}.{name}', a.get(name), b.get(name))
                       for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
-        elif field == 'modules':
-            found.append(_module(a, b))
+        elif field in STREAMS:
+            found.append(_in_stream(field, a, b))
         else:
-            found.append((field, a, b))
+            found.append((field + _names(field, first, second), a, b))
     return found
 
 
-def _module(first: List[list], second: List[list]) -> Tuple[str, Any, Any]:
+def _names(field: str, first: Record, second: Record) -> str:
+    """Whose, where both records have digests by name."""
+    a, b = _get(first, f'by_name.{field}'), _get(second, f'by_name.{field}')
+    if not a or not b:
+        return ''
+    names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
+    more = f' and {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else ''
+    return f' of {", ".join(names[:MAX_NAMES])}{more}' if names else ''
+
+
+def _in_stream(field: str, first: List[list], second: List[list]) -> Tuple[str, Any, Any]:
+    """The first call whose input or output differs, or that only one of them has."""
+    width = STREAMS[field]
     for a, b in zip(first, second):
-        if a != b:
-            path, phase, call = a[:3]
-            if a[:3] == b[:3]:
-                side = 'input' if a[3] != b[3] else 'output'
-                place = 3 if a[3] != b[3] else 4
-                return f'{phase} of {path}, call {call}: {side}', a[place], b[place]
-            return 'modules in their order', ' '.join(map(str, a[:3])), ' '.join(map(str, b[:3]))
-    return 'number of module calls', len(first), len(second)
+        if a[:width] != b[:width]:
+            return f'{field} in their order', _call(a[:width]), _call(b[:width])
+        for place, side in ((width, 'input'), (width + 1, 'output')):
+            if a[place] != b[place]:
+                return f'{side} of {_call(a[:width])}', a[place], b[place]
+    return f'number of {field}', len(first), len(second)
+
+
+def _call(names: List[Any]) -> str:
+    *what, number = names
+    return f'{" ".join(filter(None, map(str, what)))} (call {number})'
 
 
 def first_difference(first: Dict[int, Record], second: Dict[int, Record]) -> Optional[Difference]:

@@ -67,6 +67,7 @@ def runs(tmp_path_factory):
         none={}, step=dict(custom_hooks=[hook()]),
         parameter=dict(custom_hooks=[hook(level='parameter')], optim_wrapper=momentum),
         module=dict(custom_hooks=[hook(level='module')]),
+        operator=dict(custom_hooks=[hook(level='operator')]),
         interval=dict(custom_hooks=[hook(interval=3)]),
         adam=dict(custom_hooks=[hook(level='parameter')],
                   optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.1),
@@ -108,14 +109,15 @@ def test_digests_are_of_the_state_after_the_step(runs):
     assert last['by_name']['parameters']['line.weight'] == expected
 
 
-@pytest.mark.parametrize('level', ['step', 'module'])
+@pytest.mark.parametrize('level', ['step', 'module', 'operator'])
 def test_the_training_is_the_same_bits_with_and_without_it(runs, level):
     assert runs[level][1] == runs['none'][1]
 
 
 def test_levels_agree_on_what_they_share(runs):
-    for a, b in zip(lines(runs['step'][0])[1:-1], lines(runs['module'][0])[1:-1]):
-        assert {key: b[key] for key in a} == a
+    for level in ('module', 'operator'):
+        for a, b in zip(lines(runs['step'][0])[1:-1], lines(runs[level][0])[1:-1]):
+            assert {key: b[key] for key in a} == a
 
 
 def test_parameter_level_names_everything(runs):
@@ -137,6 +139,17 @@ def test_module_level_has_all_calls_in_order(runs):
         ['line', 'backward', 0]]
     assert all(len(digest) == 16 for record in modules[2:] for digest in record[3:])
     assert modules[2][3] != modules[2][4]
+
+
+def test_operator_level_has_the_operators_of_all_phases(runs):
+    for line in lines(runs['operator'][0])[1:-1]:
+        records = line['operators']
+        phases = {record[0] for record in records}
+        assert {'forward', 'backward', 'optimizer'} <= phases
+        (linear, ) = [r for r in records if r[:3] == ['forward', 'line', 'aten.addmm.default']]
+        assert len(linear[4]) == len(linear[5]) == 16 and linear[3] == 0 and '[2,2]' in linear[6]
+    first, second = (lines(runs['operator'][0])[i]['operators'] for i in (1, 2))
+    assert [r[:4] for r in first] == [r[:4] for r in second] and first != second
 
 
 def test_an_interval(runs):
