@@ -2,9 +2,10 @@
 
     python benchmarks/ops_bench.py --json ops.json            # sizes of R50-FPN at 800 x 1333
     python benchmarks/ops_bench.py --quick --only 'roi_align'  # small sizes, a few seconds
+    python benchmarks/ops_bench.py --page ops.json            # the tables of docs/benchmarks.md
 
 For every case the two providers take turns and the best time of each counts, so that whatever else
-the machine does hits both alike. Memory is measured in a process of its own: the peak of the
+the machine does hits both alike. Memory is measured in a forked child: the peak of the
 resident set over what it was with inputs made, less the outputs; as a multiple of the inputs' and
 outputs' own size. What mmcv's Python allocates around a kernel (buffers, argmax) counts as extra
 for both. Without a compiled mmcv (or a CPU kernel) the ratio stays empty, unless mmcv has
@@ -15,10 +16,10 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import multiprocessing
 import os
 import platform
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -300,7 +301,7 @@ def reset_peak() -> None:
 
 def memory(name: str, quick: bool, provider: str) -> dict[str, float]:
     """Peak extra memory of one forward and one backward, in bytes and as a multiple."""
-    # The same calls on small tensors load what has to be loaded, threads and libraries included.
+    # The same calls on small tensors load what has to be loaded, libraries included.
     with ops.using(provider):
         once(small := CASES[name](Sizes(True)), small.run)
         case = CASES[name](Sizes(quick))
@@ -322,16 +323,30 @@ def memory(name: str, quick: bool, provider: str) -> dict[str, float]:
     return result
 
 
-def child(name: str, quick: bool, provider: str, threads: int) -> dict[str, float] | None:
-    """:func:`memory` in a process of its own; None where the provider has no kernel."""
-    if not Path('/proc/self/clear_refs').exists():
+def in_child(function: Callable[..., dict], *args: Any) -> dict[str, float] | None:
+    """What ``function`` returns in a forked child, whose peak of memory is its own.
+
+    None on systems that cannot forget a peak. One thread only: threads do not survive a fork.
+    """
+    if not Path('/proc/self/clear_refs').exists() or torch.get_num_threads() != 1:
         return None
-    command = [sys.executable, __file__, '--child', name, '--provider', provider, '--threads',
-               str(threads), *(['--quick'] if quick else [])]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
-    if done.returncode:
-        return None
-    return json.loads(done.stdout.splitlines()[-1])
+    context = multiprocessing.get_context('fork')
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: send.send(function(*args)))
+    process.start()
+    send.close()
+    try:
+        return receive.recv()
+    except EOFError:
+        raise RuntimeError(f'{function.__name__}{args} failed in its child') from None
+    finally:
+        process.join()
+
+
+def keep(path: Path, report: dict[str, Any]) -> None:
+    """Write the keys of ``report`` to a JSON file and leave the others in it alone."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**known, **report}, indent=1) + '\n')
 
 
 def ratio(numerator: float, denominator: float | None) -> str:
@@ -359,6 +374,24 @@ HEAD = ('| operator | forward ms | mmcv | ratio | backward ms | mmcv | ratio '
         '|---|---|---|---|---|---|---|---|---|---|')
 
 
+def box_row(entry: dict[str, Any]) -> str:
+    """A line of the page for a case of ops_bench_boxes.py."""
+    memories = [entry.get(f'{who}_memory') for who in ('ours', 'theirs')]
+    cells = [entry['operator'], entry['size'], f'{entry["ours_ms"]:.2f}',
+             f'{entry["theirs_ms"]:.2f}', f'{entry["ratio"]:.2f}',
+             *(f'{m["times"]:.1f} ({m["mib"]:.1f})' if m else '' for m in memories),
+             '' if entry['peer'].startswith('mmcv') else entry['peer']]
+    return '| ' + ' | '.join(cells) + ' |'
+
+
+def page(report: dict[str, Any]) -> str:
+    """Both benchmarks as Markdown tables, from what ``--json`` and ``--out`` wrote."""
+    boxes = ('| operator | size | ms | mmcv | ratio | extra memory x (MiB) | mmcv '
+             '| compared with |\n|---|---|---|---|---|---|---|---|')
+    return '\n'.join((HEAD, *map(row, report.get('cases', ())), '', boxes,
+                      *map(box_row, report.get('boxes', ()))))
+
+
 def machine(threads: int) -> dict[str, Any]:
     import mmcv
     cpu = next((line.split(':')[1].strip() for line in Path('/proc/cpuinfo').read_text().split('\n')
@@ -379,13 +412,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument('--threads', type=int, default=1)
     parser.add_argument('--no-memory', action='store_true')
     parser.add_argument('--json', help='where to write the figures')
-    parser.add_argument('--child', help=argparse.SUPPRESS)
-    parser.add_argument('--provider', help=argparse.SUPPRESS)
+    parser.add_argument('--page', metavar='FILE', help='print the tables of this JSON and stop')
     args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
-    if args.child:
-        print(json.dumps(memory(args.child, args.quick, args.provider)))
+    if args.page:
+        print(page(json.loads(Path(args.page).read_text())))
         return 0
+    torch.set_num_threads(args.threads)
     report = {'machine': machine(args.threads), 'quick': args.quick, 'cases': []}
     print(f'{report["machine"]}\n\n{HEAD}', flush=True)
     for name, make in CASES.items():
@@ -397,11 +429,11 @@ def main(argv: list[str] | None = None) -> int:
         if not args.no_memory:
             for provider in ('torch', 'compiled'):
                 if provider in entry['seconds']:
-                    entry['memory'][provider] = child(name, args.quick, provider, args.threads)
+                    entry['memory'][provider] = in_child(memory, name, args.quick, provider)
         report['cases'].append(entry)
         print(row(entry), flush=True)
     if args.json:
-        Path(args.json).write_text(json.dumps(report, indent=1) + '\n')
+        keep(Path(args.json), report)
     return 0
 
 

@@ -7,18 +7,20 @@ an R50-FPN at 800 x 1333: proposals before the RPN's NMS (training and testing),
 the heads, anchors of RetinaNet. Times are the least of N rounds in which both take turns, and with
 one thread they are processor time, so that other work on the machine does not count. The ratio
 (ours / theirs, below 1 is faster) is what to compare. What mmcv compiles for CUDA only is compared
-with plain torch, and 'agree' then says nothing where the two compute different things.
+with plain torch, and 'agree' then says nothing where the two compute different things. Memory is
+the peak of the resident set in a forked child, over what it was before the call, less the outputs;
+as a multiple of the inputs' and outputs' own size, and in MiB.
 """
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from ops_bench import in_child, keep, reset_peak, resident
 from torch import Tensor
 
 SIZE = (1333, 800)
@@ -35,6 +37,7 @@ class Case(NamedTuple):
     peer: str
     ours: Callable[[], object]
     theirs: Callable[[], object]
+    inputs: tuple[Tensor, ...]
 
 
 def boxes_at(count: int, side: float, crowded: bool, random: torch.Generator) -> Tensor:
@@ -82,7 +85,7 @@ def under(provider: str, function: Callable, *args, **kwargs) -> Callable[[], ob
 def both(name: str, size: str, function: Callable, *args, **kwargs) -> Case:
     """mmcv's Python function, with our operators behind it and with the compiled ones."""
     return Case(name, size, 'mmcv (C++)', under('torch', function, *args, **kwargs),
-                under('compiled', function, *args, **kwargs))
+                under('compiled', function, *args, **kwargs), tuple(flat(args)))
 
 
 def suppression() -> Iterator[Case]:
@@ -132,7 +135,8 @@ def overlaps() -> Iterator[Case]:
     def backward() -> None:
         active_rotated_filter(filters, indices).sum().backward()
 
-    yield both('active_rotated_filter', 'forward and backward', backward)
+    yield both('active_rotated_filter', 'forward and backward', backward)._replace(
+        inputs=(filters, indices))
 
 
 def plain_focal_loss(scores: Tensor, target: Tensor) -> Tensor:
@@ -160,20 +164,20 @@ def without_peer() -> Iterator[Case]:
     yield Case('sigmoid_focal_loss', '50000 x 80, forward and backward', 'plain torch',
                under('torch', focal(lambda: sigmoid_focal_loss(scores, target, 2.0, 0.25, None,
                                                                'sum'))),
-               focal(lambda: plain_focal_loss(scores, target)))
+               focal(lambda: plain_focal_loss(scores, target)), (scores, target))
     feature, weight = torch.randn(1, 256, 50, 68), torch.randn(256, 256, 3, 3)
     bias = torch.zeros(256)
     mask = torch.rand(1, 50, 68) < 0.05
     yield Case('masked_conv2d', '256 channels, 50 x 68, 5 % of the places', 'F.conv2d everywhere',
                under('torch', masked_conv2d, feature, mask, weight, bias, 1),
-               lambda: F.conv2d(feature, weight, bias, padding=1))
+               lambda: F.conv2d(feature, weight, bias, padding=1), (feature, mask, weight))
     images = torch.randn(2, 256, 50, 68, requires_grad=True)
     layer = torch.nn.BatchNorm2d(256)
     yield Case('sync_bn', '2 x 256 x 50 x 68, forward and backward', 'F.batch_norm',
                under('torch', lambda: SyncBatchNormFunction.apply(
                    images, layer.running_mean, layer.running_var, layer.weight, layer.bias, 0.1,
                    1e-5, None, 1, 'default').sum().backward()),
-               lambda: layer(images).sum().backward())
+               lambda: layer(images).sum().backward(), (images,))
 
 
 def least(functions: list[Callable], repeat: int) -> list[float]:
@@ -189,6 +193,19 @@ def least(functions: list[Callable], repeat: int) -> list[float]:
             function()
             best[index] = min(best[index], clock() - start)
     return [1e3 * value for value in best]
+
+
+def memory(function: Callable, inputs: tuple[Tensor, ...]) -> dict[str, float]:
+    """Peak extra memory of a call in MiB, and as a multiple of inputs and outputs."""
+    function()  # a fresh child has not touched the code of the libraries yet
+    reset_peak()
+    before = resident('VmRSS')
+    out = flat(function())
+    gradients = [t.grad for t in inputs if t.grad is not None]
+    given = sum(t.numel() * t.element_size() for t in (*inputs, *out, *gradients))
+    own = sum(t.numel() * t.element_size() for t in (*out, *gradients))
+    extra = max(0, resident('VmHWM') - before - own)
+    return {'mib': extra / 2**20, 'times': extra / given}
 
 
 def agree(ours: object, theirs: object) -> str:
@@ -219,20 +236,23 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     rows = []
-    print('| operator | size | compared with | ours, ms | theirs, ms | ratio | agree |')
-    print('|---|---|---|---:|---:|---:|---|')
+    print('| operator | size | compared with | ours, ms | theirs, ms | ratio '
+          '| extra memory x (MiB) | theirs | agree |')
+    print('|---|---|---|---:|---:|---:|---:|---:|---|')
     for case in (*suppression(), *overlaps(), *without_peer()):
         if args.only not in case.name:
             continue
         same = agree(case.ours(), case.theirs())
         ours, theirs = least([case.ours, case.theirs], args.repeat)
+        peaks = [in_child(memory, call, case.inputs) for call in (case.ours, case.theirs)]
         rows.append({'operator': case.name, 'size': case.size, 'peer': case.peer, 'ours_ms': ours,
-                     'theirs_ms': theirs, 'ratio': ours / theirs, 'agree': same})
+                     'theirs_ms': theirs, 'ratio': ours / theirs, 'agree': same,
+                     'ours_memory': peaks[0], 'theirs_memory': peaks[1]})
+        shown = ' | '.join(f'{p["times"]:.1f} ({p["mib"]:.1f})' if p else '' for p in peaks)
         print(f'| {case.name} | {case.size} | {case.peer} | {ours:.2f} | {theirs:.2f} '
-              f'| {ours / theirs:.2f} | {same} |', flush=True)
+              f'| {ours / theirs:.2f} | {shown} | {same} |', flush=True)
     if args.out:
-        about = {'torch': torch.__version__, 'threads': args.threads, 'repeat': args.repeat}
-        args.out.write_text(json.dumps({'about': about, 'rows': rows}, indent=1) + '\n')
+        keep(args.out, {'boxes': rows})
 
 
 if __name__ == '__main__':

@@ -13,15 +13,21 @@ import torch
 from torch import Tensor
 
 from mmrepro.ops.contract import describe, require, require_dtype, require_shape
-from mmrepro.ops.overlaps import columns, near_pairs, overlaps
+from mmrepro.ops.overlaps import columns, near_blocks
 
 __all__ = ['GAUSSIAN', 'LINEAR', 'NAIVE', 'softnms']
 
 # What overlapping does to a score, as mmcv numbers it.
 NAIVE, LINEAR, GAUSSIAN = 0, 1, 2
 
-# Beyond this share of all pairs it is cheaper to compare each chosen box with all others.
-_LISTED_SHARE = 0.15
+# Beyond this number of pairs close to each other a list of them takes too much memory.
+_LISTED_LIMIT = 1 << 20
+
+# Of all pairs; the Gaussian acts on all that touch, and its factors are dear to list beyond that.
+_TOUCHING_SHARE = 0.15
+
+# Indices below this are sorted by radix as 16-bit numbers, ten times faster than by comparison.
+_SHORT = 1 << 16
 
 # Boxes that a chosen one affects, and the factors of their scores.
 Neighbours = Callable[[int], 'tuple[np.ndarray, np.ndarray]']
@@ -52,18 +58,24 @@ class _Decay:
 def _listed(cols: Tensor, decay: _Decay, offset: int) -> Neighbours | None:
     """Neighbours looked up in a list of all pairs, if there are few enough."""
     threshold = 0.0 if decay.method == GAUSSIAN else float(decay.threshold)
-    parts = near_pairs(cols, threshold, offset, _LISTED_SHARE)
-    if parts is None:
+    if decay.method != GAUSSIAN and threshold == 0:
+        return None  # then boxes that do not touch act on each other too
+    limit = _LISTED_LIMIT
+    if decay.method == GAUSSIAN:
+        limit = min(limit, int(_TOUCHING_SHARE * cols.shape[1] ** 2 / 2))
+    blocks = near_blocks(cols, threshold, offset, limit)
+    if blocks is None:
         return None
     found = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]
-    for first, second in parts:
-        pair = (cols.index_select(1, torch.from_numpy(index)) for index in (first, second))
-        overlap = overlaps(*pair, offset).numpy()
+    for rows, columns_, overlap in blocks:
+        overlap = overlap.ravel()
         acts = np.flatnonzero(decay.acts(overlap))
-        found.append((first[acts], second[acts], decay.factor(overlap[acts])))
+        row, column = np.divmod(acts, len(columns_))
+        found.append((rows[row], columns_[column], decay.factor(overlap[acts])))
     first, second, factor = (np.concatenate(column) for column in zip(*found))
     source = np.concatenate([first, second])
-    by_source = np.argsort(source, kind='stable')
+    short = source.astype(np.uint16) if cols.shape[1] <= _SHORT else source
+    by_source = np.argsort(short, kind='stable')
     target = np.concatenate([second, first])[by_source]
     factor = np.concatenate([factor, factor])[by_source]
     ends = np.cumsum(np.bincount(source, minlength=cols.shape[1])).tolist()
@@ -76,7 +88,7 @@ def _listed(cols: Tensor, decay: _Decay, offset: int) -> Neighbours | None:
 
 
 def _compared(cols: Tensor, decay: _Decay, offset: int) -> Neighbours:
-    """Neighbours found by comparing with every box; the same bits as :func:`overlaps`."""
+    """Neighbours found by comparing with every box; the same bits as the list."""
     table = cols.numpy().copy()
     # with x1 and y1 negated, one minimum gives both corners of an intersection
     table[:2] *= -1
@@ -140,6 +152,9 @@ def _run(order: _Order, neighbours: Neighbours, least: np.float32) -> None:
     place = 0
     while place < order.count:
         targets, factor = neighbours(order.choose(place))
+        if place and not len(targets):
+            place += 1
+            continue
         touched = order.where[targets]
         ahead = touched > place
         touched = touched[ahead]

@@ -224,8 +224,9 @@ def test_soft_nms_listed_and_compared_agree(monkeypatch):
     boxes, scores = draw(300, 5, 60, 200.)
     for method in ('naive', 'linear', 'gaussian'):
         results = []
-        for share in (0., 1.):
-            monkeypatch.setattr(soft, '_LISTED_SHARE', share)
+        for share in (0, 1):
+            monkeypatch.setattr(soft, '_LISTED_LIMIT', share << 20)
+            monkeypatch.setattr(soft, '_TOUCHING_SHARE', share)
             results.append(soft_nms(boxes, scores, 0.3, 0.5, 0.01, method))
         assert torch.equal(results[0][0], results[1][0])
         assert torch.equal(results[0][1], results[1][1])
