@@ -1,6 +1,7 @@
 """Tables, plot and page of many seeds."""
 from __future__ import annotations
 
+from html import escape
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from .page import document, picture, table
@@ -80,7 +81,8 @@ def plot(found: Study) -> bytes:
             axes.scatter([place] * len(values), values, color=colour, s=34, zorder=3,
                          edgecolor='white', linewidth=.6, label='one seed' if not place else None)
             _interval(axes, place + (.16 if place else -.16), one, colour)
-        axes.set_xticks(range(len(labels)), labels)
+        names = [f'{letter}  {label}' for letter, label in zip('AB', labels)] if two else labels
+        axes.set_xticks(range(len(labels)), names)
         axes.set_xlim(-.5, len(labels) - .5)
         axes.grid(False, axis='x')
         axes.set_ylabel(f'{found.metric}, {found.pick} validation')
@@ -152,7 +154,7 @@ def _tests(found: Study) -> List[List[str]]:
     one = test.difference
     interval = '-' if one.low is None else f'{one.low:+.4f} to {one.high:+.4f}'
     return [
-        ['mean of B - A', f'{one.mean:+.4f}', f'95 % interval {interval}'],
+        ['mean of B − A', f'{one.mean:+.4f}', f'95 % interval {interval}'],
         ['paired t test', f'p = {_text(test.t_p)}', 'differences are normal'],
         ['sign flips', f'p = {test.flip_p:.4g}', 'no assumption on their shape; smallest possible: '
          f'{test.smallest_p:.3g}'],
@@ -189,7 +191,8 @@ def show(found: Study, console: Any) -> None:
 def page(found: Study, drawn: bytes) -> str:
     """One self-contained HTML page."""
     head, rows = _rows(found)
-    parts = [f'<h1>{len(found.seeds)} seeds</h1>']
+    title = f'{" and ".join(found.values)}, {len(found.seeds)} seeds'
+    parts = [f'<h1>{escape(title)}</h1>']
     if found.test is not None:
         kind = 'same' if found.test.larger else 'other'
         parts.append(f'<div class="verdict {kind}">{found.test.verdict}</div>')
@@ -201,4 +204,4 @@ def page(found: Study, drawn: bytes) -> str:
     notes = ''.join(f'<li>{line}</li>' for line in caution(found))
     if notes:
         parts.append(f'<section><h2>Notes</h2><ul>{notes}</ul></section>')
-    return document(f'{found.metric} over {len(found.seeds)} seeds', parts)
+    return document(title, parts)
