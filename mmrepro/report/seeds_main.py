@@ -24,6 +24,7 @@ from .seeds import (
     run_job,
     value_of,
 )
+from .stats import MissingStatistics
 from .style import MissingPlots
 
 __all__ = ['main']
@@ -40,7 +41,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         found = _study(args, seeds, jobs, results)
         written = [] if args.no_plots else _write(args, found)
     # SeedsError and AuditError are ValueErrors
-    except (ValueError, MissingPlots, OSError) as error:
+    except (ValueError, MissingPlots, MissingStatistics, OSError) as error:
         print(f'{program_name("seeds")}: {error}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:

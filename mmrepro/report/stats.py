@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
-__all__ = ['Paired', 'Summary', 'paired', 'sign_flip', 'summary']
+__all__ = ['MissingStatistics', 'Paired', 'Summary', 'paired', 'sign_flip', 'summary']
 
 CONFIDENCE = 0.95
 LEVEL = 0.05  # of the tests
@@ -17,6 +17,10 @@ MIN_PAIRS = 6
 EXACT_PAIRS = 16  # 2**16 arrangements take a fraction of a second
 SAMPLES = 100_000  # of the sign-flip test beyond that
 POWER = 0.8
+
+
+class MissingStatistics(RuntimeError):
+    """SciPy is not installed."""
 
 
 class Summary(NamedTuple):
@@ -73,7 +77,7 @@ def summary(values: Sequence[float]) -> Summary:
     n, mean = len(values), math.fsum(values) / len(values)
     if n == 1:
         return Summary(1, mean, None, None, None)
-    from scipy.stats import t
+    t = _scipy().t
     std = math.sqrt(math.fsum((value - mean)**2 for value in values) / (n - 1))
     half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * std / math.sqrt(n)
     return Summary(n, mean, std, mean - half, mean + half)
@@ -122,7 +126,7 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
 def _t_test(found: Summary) -> Tuple[Optional[float], Optional[float], Optional[float]]:
     if not found.std:  # one pair, or differences that are all the same
         return None, None, None
-    from scipy.stats import t
+    t = _scipy().t
     error = found.std / math.sqrt(found.n)
     value = found.mean / error
     freedom = found.n - 1
@@ -134,8 +138,7 @@ def _t_test(found: Summary) -> Tuple[Optional[float], Optional[float], Optional[
 def _wilcoxon(differences: List[float]) -> Optional[float]:
     if not any(differences):
         return None
-    from scipy.stats import wilcoxon
-    return float(wilcoxon(differences).pvalue)
+    return float(_scipy().wilcoxon(differences).pvalue)
 
 
 def _correlation(a: Sequence[float], b: Sequence[float]) -> Optional[float]:
@@ -168,6 +171,15 @@ def _verdict(found: Summary, t_p: Optional[float], flip: float, smallest: float,
                 'call it a difference'), False
     return (f'not larger than the noise of the seed (p = {t_p:.2g}); with {found.n} seeds a '
             f'difference has to be about {detectable:.2g} to be seen'), False
+
+
+def _scipy() -> Any:
+    try:
+        import scipy.stats
+    except ModuleNotFoundError as error:
+        raise MissingStatistics('confidence intervals and tests need SciPy, which MMDetection '
+                                'brings: pip install scipy') from error
+    return scipy.stats
 
 
 def _check(values: Sequence[float]) -> None:

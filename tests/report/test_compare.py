@@ -188,10 +188,11 @@ def test_configs_of_stock_runs_are_compared(pair):
 
 def test_a_resumed_log_replaces_what_was_lost(tmp_path):
     write_log(tmp_path / 'a', 20)
-    write_log(tmp_path / 'b', 15, off=11)
-    write_log(tmp_path / 'b', 20, stamp='20260102_000000', first=10)
+    write_log(tmp_path / 'b', 20, off=11)
+    write_log(tmp_path / 'b', 15, stamp='20260102_000000', first=10)
     found = compare(str(tmp_path / 'a'), str(tmp_path / 'b'))
-    assert found.equal and found.b.starts == 2
+    # iterations 15 to 19 of the first start were lost, and were not trained again
+    assert found.equal and found.b.starts == 2 and found.common == list(range(15))
 
 
 def test_a_log_alone_and_a_folder_of_one_start_are_runs(tmp_path):

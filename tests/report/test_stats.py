@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 
 import pytest
 from scipy import stats as scipy_stats
 
-from mmrepro.report.stats import paired, sign_flip, summary
+from mmrepro.report.stats import MissingStatistics, paired, sign_flip, summary
 
 # Student (1908), "The probable error of a mean", Biometrika 6: hours of sleep gained by ten
 # patients under two drugs. R's `sleep`; t.test(extra ~ group, paired = TRUE) prints
@@ -105,6 +106,12 @@ def test_one_seed_and_no_variation():
 def test_values_that_are_none_are_refused(values):
     with pytest.raises(ValueError, match='no values|not a finite number'):
         summary(values)
+
+
+def test_without_scipy_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'scipy.stats', None)
+    with pytest.raises(MissingStatistics, match='pip install scipy'):
+        summary([1., 2.])
 
 
 def test_pairs_must_be_pairs():
