@@ -8,7 +8,7 @@ from .records import SEPARATOR, Record
 __all__ = ['Difference', 'Pair', 'align', 'first_difference', 'matches']
 
 # edits after which two sequences count as unrelated; memory grows with its square
-MAX_EDITS = 1500
+MAX_EDITS = 600
 
 
 class Pair(NamedTuple):
