@@ -4,9 +4,10 @@
 
 Each run takes twelve iterations. The uninterrupted run writes no checkpoint; a second one does
 after every iteration, and is compared as well. From each of these checkpoints a fresh process
-resumes and runs to the end. Compared, as bytes, for every iteration and rank: the batch, the
-losses, and after the step the gradients, weights, buffers, optimizer state, averages and learning
-rates; at the end the logged lines. Networks with a ResNet have one of depth 18.
+resumes and runs to the end; several ranks run four iterations at most. Compared, as bytes, for
+every iteration and rank: the batch, the losses, and after the step the gradients, weights, buffers,
+optimizer state, averages and learning rates; at the end the logged lines. Networks with a ResNet
+have one of depth 18, Deformable DETR three layers of each kind.
 
 Every point with every number of ranks, the ways of loading in turn; with ``--all`` every point of
 one rank with every way of loading. ``--out`` continues a file that stands, row by row.
@@ -35,6 +36,7 @@ from test_resume import accumulating, dynamic, log_lines, shallow
 from test_training_on_ranks import free_port
 
 ITERATIONS = 12
+SEVERAL = 4  # iterations that several ranks run after they resumed
 TIMEOUT = 900  # seconds
 # workers, persistent
 LOADING = ((0, False), (2, False), (2, True), (4, False), (4, True))
@@ -53,6 +55,12 @@ def _best(cfg: Any) -> None:
     cfg.default_hooks.checkpoint.save_best = 'auto'
 
 
+def _shallow_detr(cfg: Any) -> None:
+    cfg.model.backbone.depth, cfg.model.neck.in_channels = 18, [128, 256, 512]
+    for part in (cfg.model.encoder, cfg.model.decoder):
+        part.num_layers = 3
+
+
 def _shallow_teacher(cfg: Any) -> None:
     shallow(type(cfg)(dict(model=cfg.model.detector)))
 
@@ -62,7 +70,7 @@ CONFIGS = {
     'faster-rcnn': ('faster-rcnn_r50_fpn', (shallow, ), 6, {1: 2, 2: 2, 3: 3}),
     'yolox': ('yolox_s', (_switch_late, _best), 12, {1: 4, 2: 4, 3: 6}),
     'rtmdet': ('rtmdet_tiny', (_switch_late, _best), 12, {1: 4, 2: 4, 3: 6}),
-    'deformable-detr': ('deformable-detr_r50', (), 6, {1: 2, 2: 2, 3: 3}),
+    'deformable-detr': ('deformable-detr_r50', (_shallow_detr, ), 6, {1: 2, 2: 2, 3: 3}),
     'dynamic-rcnn': ('faster-rcnn_r50_fpn', (dynamic, shallow), 6, {1: 2, 2: 2, 3: 3}),
     'soft-teacher': ('soft-teacher_faster-rcnn_r50', (_shallow_teacher, ), 6, {1: 3, 2: 6, 3: 9}),
     'accumulation': ('retinanet_r50_fpn', (accumulating, shallow), 6, {1: 2, 2: 2, 3: 3}),
@@ -95,7 +103,11 @@ def _averages(runner: Any) -> Any:
     return [hook.ema_model.state_dict() for hook in runner.hooks if hasattr(hook, 'ema_model')]
 
 
-def _recorder(lines: List[Dict[str, Any]]) -> Any:
+class Enough(BaseException):
+    """The iterations that were asked for are done."""
+
+
+def _recorder(lines: List[Dict[str, Any]], until: int) -> Any:
     from mmengine.hooks import Hook
 
     class Recorder(Hook):
@@ -115,6 +127,8 @@ def _recorder(lines: List[Dict[str, Any]]) -> Any:
                                   for name, parameter in model.named_parameters()}),
                 optimizer=digest(runner.optim_wrapper.state_dict()),
                 averages=digest(_averages(runner))))
+            if runner.iter + 1 == until < ITERATIONS:
+                raise Enough
 
         def after_val_epoch(self, runner, metrics=None):
             lines.append(dict(iteration=runner.iter, metrics={
@@ -123,7 +137,7 @@ def _recorder(lines: List[Dict[str, Any]]) -> Any:
     return Recorder()
 
 
-def _rank(rank: int, ranks: int, port: int, cfg: Any, out: str) -> None:
+def _rank(rank: int, ranks: int, port: int, cfg: Any, out: str, until: int) -> None:
     """One process of one run; writes what it saw, or its error, to ``out``."""
     from mmengine.runner import Runner
     torch.set_num_threads(1)
@@ -134,8 +148,11 @@ def _rank(rank: int, ranks: int, port: int, cfg: Any, out: str) -> None:
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
                               MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
         runner = Runner.from_cfg(cfg)
-        runner.register_hook(_recorder(lines), priority=100)
-        runner.train()
+        runner.register_hook(_recorder(lines, until), priority=100)
+        try:
+            runner.train()
+        except Enough:
+            pass
         result: Any = dict(lines=lines)
     except BaseException:
         result = dict(error=traceback.format_exc())
@@ -143,7 +160,8 @@ def _rank(rank: int, ranks: int, port: int, cfg: Any, out: str) -> None:
     os._exit(0)  # as a killed run does, without waiting for its workers
 
 
-def run(cfg: Any, ranks: int, work_dir: Path, loading: tuple, resume: str = '') -> Dict[str, Any]:
+def run(cfg: Any, ranks: int, work_dir: Path, loading: tuple, resume: str = '',
+        until: int = ITERATIONS) -> Dict[str, Any]:
     """Train in fresh processes; returns what every rank saw and the logged lines.
 
     Raises:
@@ -157,7 +175,7 @@ def run(cfg: Any, ranks: int, work_dir: Path, loading: tuple, resume: str = '') 
     work_dir.mkdir(parents=True)
     context, port = multiprocessing.get_context('fork'), free_port()
     outs = [work_dir / f'rank{rank}.json' for rank in range(ranks)]
-    processes = [context.Process(target=_rank, args=(rank, ranks, port, cfg, str(out)))
+    processes = [context.Process(target=_rank, args=(rank, ranks, port, cfg, str(out), until))
                  for rank, out in enumerate(outs)]
     for process in processes:
         process.start()
@@ -173,11 +191,14 @@ def run(cfg: Any, ranks: int, work_dir: Path, loading: tuple, resume: str = '') 
     return dict(ranks=[result['lines'] for result in results], logged=log_lines(work_dir))
 
 
-def first_difference(expected: Dict[str, Any], found: Dict[str, Any], point: int) -> str:
-    """'' when ``found`` is what ``expected`` has from iteration ``point`` on."""
+def first_difference(expected: Dict[str, Any], found: Dict[str, Any], point: int,
+                     until: int = ITERATIONS) -> str:
+    """'' when ``found`` is what ``expected`` has from iteration ``point`` to before ``until``."""
     for rank, (before, after) in enumerate(zip(expected['ranks'], found['ranks'])):
-        before = [line for line in before if line['iteration'] >= point]
-        if 'metrics' in before[0] and before[0] != after[0]:
+        # the validation that follows the last iteration is there when it ended the run
+        before = [line for line in before if point <= line['iteration'] < until
+                  or 'metrics' in line and line['iteration'] == until == ITERATIONS]
+        if before and after and 'metrics' in before[0] and before[0] != after[0]:
             del before[0]  # the run that wrote the checkpoint had validated already
         if len(before) != len(after):
             return f'rank {rank}: {len(after)} lines instead of {len(before)}'
@@ -218,12 +239,13 @@ def fill(table: List[Dict[str, Any]], data_root: str, folder: Path, done: Any) -
             if (row['config'], row['ranks']) != (name, ranks):
                 continue
             start, point = time.monotonic(), row['point']
+            until = ITERATIONS if ranks == 1 else min(point + SEVERAL, ITERATIONS)
             found = run(cfg_without_checkpoints(cfg), ranks,
                         place / '-'.join(map(str, row.values())),
                         (row['workers'], row['persistent']),
-                        str(place / 'saving' / f'iter_{point}.pth'))
-            done(dict(row, difference=first_difference(expected, found, point),
-                      seconds=round(time.monotonic() - start, 1)))
+                        str(place / 'saving' / f'iter_{point}.pth'), until)
+            done(dict(row, difference=first_difference(expected, found, point, until),
+                      iterations=until - point, seconds=round(time.monotonic() - start, 1)))
         shutil.rmtree(place)
 
 

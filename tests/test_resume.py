@@ -42,6 +42,8 @@ def dynamic(cfg):
     cfg.model.backbone.init_cfg = None
     cfg.model.roi_head.bbox_head.num_classes = 6
     cfg.model.train_cfg.rcnn.dynamic_rcnn.update_iter_interval = 2
+    cfg.model.train_cfg.rcnn.sampler.num = 128
+    cfg.model.train_cfg.rpn_proposal.nms_pre = cfg.model.train_cfg.rpn_proposal.max_per_img = 300
 
 
 def _mmdet(path):
