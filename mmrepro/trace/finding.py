@@ -13,6 +13,13 @@ __all__ = ['Finding', 'find', 'find_on_ranks']
 
 # where two ranks differ first at different places, the earlier phase is where it began
 PHASES = ('start', 'data', 'forward', 'loss', 'backward', 'optimizer', 'hook')
+# names of records of a state -> where that is
+STATES = {
+    'state before the iteration': 'before its first hook',
+    'state after the iteration': 'after its last hook',
+    'state before the hook': 'before {}',
+    'state after the hook': 'in {}',
+}
 CALLS_SHOWN = 8
 # files whose lines say nothing to a user: the way from the model to the operator
 LIBRARY = ('/torch/nn/modules/module.py', '/torch/nn/functional.py', '/torch/autograd/',
@@ -68,13 +75,15 @@ class Finding(NamedTuple):
     def as_dict(self) -> Dict[str, Any]:
         return self._asdict()
 
+    def _place(self) -> str:
+        if self.operator in STATES:
+            return STATES[self.operator].format(self.path)
+        return ', '.join(filter(None, (self.phase, self.sample or self.path, self.operator)))
+
     def text(self) -> str:
         """Some twenty lines for a terminal."""
-        where = [f'iteration {self.iteration}', self.phase]
-        if self.path:
-            where.append(f'{self.sample or self.path}')
-        rows = [('where', ', '.join(where) + f', {self.operator}'
-                 + (f' (rank {self.rank})' if self.rank else ''))]
+        rank = f' (rank {self.rank})' if self.rank else ''
+        rows = [('where', f'iteration {self.iteration}, {self._place()}{rank}')]
         rows.append(('what', KINDS[self.kind]))
         if self.shapes and self.phase != 'data':
             rows.append(('shapes', self.shapes))
