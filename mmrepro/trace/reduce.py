@@ -44,8 +44,7 @@ def _sizes(node: Any, within: str = '') -> Iterator[Tuple[Any, Any, Any]]:
         if named and _is_pair(value):
             yield node, key, value
         elif isinstance(value, (dict, list, tuple)) and not isinstance(value, str):
-            # a tuple cannot be changed in place; those of sizes were yielded above
-            if isinstance(value, tuple) and isinstance(node, (dict, list)):
+            if named and isinstance(value, tuple):  # of sizes: they are exchanged in place
                 value = node[key] = list(value)
             yield from _sizes(value, key if isinstance(key, str) else within)
 
