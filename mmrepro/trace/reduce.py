@@ -44,8 +44,8 @@ def _sizes(node: Any, within: str = '') -> Iterator[Tuple[Any, Any, Any]]:
         if named and _is_pair(value):
             yield node, key, value
         elif isinstance(value, (dict, list, tuple)) and not isinstance(value, str):
-            if named and isinstance(value, tuple):  # of sizes: they are exchanged in place
-                value = node[key] = list(value)
+            if named and isinstance(value, tuple) and any(map(_is_pair, value)):
+                value = node[key] = list(value)  # its sizes are exchanged in place
             yield from _sizes(value, key if isinstance(key, str) else within)
 
 
