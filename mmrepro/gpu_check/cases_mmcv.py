@@ -67,10 +67,12 @@ def _turned(name: str, *arguments: Any) -> Callable[[Sizes], Problem]:
 
 def _rotated_feature_align(s: Sizes) -> Problem:
     feature = _map(s)
-    boxes = s.turned(512)[:1, :].expand(feature[0, 0].numel(), 5) + s.normal(
-        feature[0, 0].numel(), 5)
-    return Problem(dict(feature=feature),
-                   dict(boxes=boxes.view(1, *feature.shape[2:], 5).contiguous()),
+    pixels = feature[0, 0].numel()
+    # mmcv reads y before x, so the places lie where both orders are inside of the map
+    middle = min(feature.shape[2:]) * _STRIDE / 2
+    boxes = torch.cat((middle + s.normal(pixels, 2) * 2, 30 + s.uniform(pixels, 2) * middle / 4,
+                       s.uniform(pixels, 1)), 1)
+    return Problem(dict(feature=feature), dict(boxes=boxes.view(1, *feature.shape[2:], 5)),
                    lambda feature, boxes: _op('rotated_feature_align')(feature, boxes,
                                                                        1 / _STRIDE, 5))
 

@@ -73,7 +73,7 @@ def _operators(args: argparse.Namespace, result: dict[str, Any], budget: Any, co
                 result[group][name] = _row(lambda case=case, group=group: operators.check(
                     case, args.device, args.quick, times, seconds, compiled, group == 'mmcv'),
                     part, args.device)
-                _say(group, name, result[group][name])
+                _tell(args, result, group, name)
 
 
 def _detectors(args: argparse.Namespace, result: dict[str, Any], budget: Any, compiled: bool
@@ -86,30 +86,33 @@ def _detectors(args: argparse.Namespace, result: dict[str, Any], budget: Any, co
             result['detectors'][name] = _row(lambda detector=detector: detectors.check(
                 detector, args.device, size, iterations, args.quick or args.device == 'cpu',
                 compiled, budget.allows), budget, args.device)
-            _say('detectors', name, result['detectors'][name])
+            _tell(args, result, 'detectors', name)
 
 
-def _say(group: str, name: str, row: dict[str, Any]) -> None:
-    from mmrepro.gpu_check.report import verdict
-    print(f'{group:9} {name:30} {row["seconds"] if "seconds" in row else 0:6.1f} s  '
-          f'{verdict(row)}', flush=True)
+def _tell(args: argparse.Namespace, result: dict[str, Any], group: str, name: str) -> None:
+    """Print a row and write all so far: a check that is cut short has not been for nothing."""
+    from mmrepro.gpu_check import report
+    row = result[group][name]
+    print(f'{group:9} {name:30} {row.get("seconds", 0.):6.1f} s  {report.verdict(row)}', flush=True)
+    result['summary'] = _summary(result)
+    report.write(result, args.out)
 
 
-def _summary(result: dict[str, Any], seconds: float) -> dict[str, Any]:
+def _summary(result: dict[str, Any]) -> dict[str, Any]:
     rows = [row for group in _GROUPS for row in result[group].values()]
     judged = [row for row in rows if 'equal' in row]
     good = [row for row in judged if row['equal'] and row.get('agrees', True)
             and row.get('finite', True)]
     return dict(equal=len(good), unequal=len(judged) - len(good),
                 failed=sum('error_text' in row for row in rows),
-                left_out=sum('left_out' in row for row in rows), seconds=seconds)
+                left_out=sum('left_out' in row for row in rows),
+                seconds=round(sum(row.get('seconds', 0.) for row in rows), 1))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the check. Returns 0 if every row gave equal bits, 1 if one did not or failed, 2 for a
     device that is not there."""
     args = _parse(arguments)
-    start = time.monotonic()
     from mmrepro.gpu_check.budget import Budget
     budget = Budget(args.seconds)
     import torch
@@ -126,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result: dict[str, Any] = dict(
         command=' '.join(['gpu_check', *_public(arguments)]), machine=machine.describe(args.device),
         stand_ins=list(missing), summary={}, detectors={}, mmcv={}, torch={})
+    result['summary'] = _summary(result)
     compiled = operators.has_compiled_kernels()
     from mmdet.utils import register_all_modules
     from mmengine.logging import MMLogger
@@ -133,9 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     MMLogger.get_instance('mmengine', log_level='ERROR')  # else a line per initialised weight
     for part in (_operators, _detectors):
         part(args, result, budget, compiled)
-        result['summary'] = _summary(result, time.monotonic() - start)
-        files = report.write(result, args.out)
-    print('\n'.join(map(str, files)))
+    print('\n'.join(map(str, report.write(result, args.out))))
     return 1 if result['summary']['unequal'] or result['summary']['failed'] else 0
 
 

@@ -10,10 +10,11 @@ names, once each, with the module that called it:
   interpreter calls them;
 * kernels written in Triton, seen when they are launched.
 
-Watching costs a few times the step, so it is done for few steps (see the hook). What it cannot see:
-kernels that are launched without torch and Triton (cupy, ctypes, numba); calls from inside compiled
-code; extension functions called by a backward pass on CUDA, because that runs on a thread of
-autograd's own (their forward was seen and named); and anything while another profiler is active.
+Watching costs about a tenth of a second a step, so it is done for few (see the hook). What it
+cannot see: kernels that are launched without torch and Triton (cupy, ctypes, numba); calls from
+inside compiled code; extension functions called by a backward pass on CUDA, because that runs on a
+thread of autograd's own (their forward was seen and named); and anything while another profiler is
+active.
 Of a model under ``torch.compile`` only the calls are watched: a mode at the dispatcher would have
 it run uncompiled, with other bits.
 """
