@@ -170,11 +170,12 @@ class ReproRunnerMixin:
             for line in self._compare_with_point({**self._point.facts, 'train_samples':
                                                   self._facts['train_samples']}):
                 self.logger.warning(line)
-        if self._point is not None and placement_of(loop.dataloader) is not None:
-            if isinstance(loop, EpochBasedTrainLoop):
+        if placement_of(loop.dataloader) is not None:
+            if isinstance(loop, IterBasedTrainLoop):
+                continue_iterations(loop, *((self._point.iteration, self._point.place)
+                                            if self._point is not None else (0, None)))
+            elif self._point is not None and isinstance(loop, EpochBasedTrainLoop):
                 continue_epochs(loop)
-            elif isinstance(loop, IterBasedTrainLoop):
-                continue_iterations(loop, self._point.iteration)
         return loop
 
     def build_val_loop(self, loop: Any) -> Any:
@@ -209,7 +210,7 @@ class ReproRunnerMixin:
         adopt_loader(loader, config, self._stream, get_rank(), user_init)
         if self._point is not None and self._stream == 'sample':
             # an iteration-based loop forks its workers, which begin at once, in its __init__
-            seek(loader, *where(loader, self._point.iteration))
+            seek(loader, *where(loader, self._point.iteration, self._point.place))
         return loader
 
     def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> Dict:

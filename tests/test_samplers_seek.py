@@ -19,6 +19,7 @@ from mmdet.datasets.samplers import (
     TrackAspectRatioBatchSampler,
     TrackImgSampler,
 )
+from mmengine.config import Config
 from mmengine.dataset import (
     BaseDataset,
     ClassBalancedDataset,
@@ -26,6 +27,10 @@ from mmengine.dataset import (
     InfiniteSampler,
     RepeatDataset,
 )
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
 from torch.utils.data import BatchSampler, DataLoader
 
 import mmrepro.data.samplers
@@ -230,3 +235,64 @@ def test_every_sampler_and_batch_sampler_that_is_shipped_has_a_case():
                registry.module_dict.items() if cls.__module__.startswith(('mmdet.', 'mmengine.'))}
     covered = {name.split(',')[0] for name in CASES}
     assert {name.replace('BatchSampler', '').replace('Sampler', '') for name in shipped} <= covered
+
+
+# ------------------------------------------------------ epochs that are not as long as they say
+
+
+@MODELS.register_module(force=True)
+class Summing(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, batch, mode='tensor'):
+        return dict(loss=sum(float(noise) + name[0] for name, noise in batch) * self.weight.sum())
+
+
+def train_on(case, work_dir, train_cfg, resume_at=None):
+    """Names and noise of all samples, batch by batch."""
+    seen = []
+
+    class Look(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            seen.append((runner.epoch, batch_idx, data_batch['batch']))
+
+    dataset, sampler, batches = VARYING[case]
+    sampler = sampler(dataset())
+    loader = DataLoader(sampler.dataset, batch_sampler=batches(sampler),
+                        collate_fn=lambda samples: dict(batch=samples))
+    runner = Runner.from_cfg(Config(dict(
+        model=dict(type='Summing'), work_dir=str(work_dir), log_level='ERROR',
+        default_hooks=dict(checkpoint=dict(
+            type='CheckpointHook', interval=1000 if resume_at else 1, by_epoch=False)),
+        train_dataloader=loader, train_cfg=train_cfg, randomness=dict(seed=3),
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=1e-6)),
+        resume=resume_at is not None,
+        load_from=resume_at and str(work_dir / f'iter_{resume_at}.pth'))))
+    runner.register_hook(Look())
+    runner.train()
+    return seen
+
+
+VARYING = {
+    # drops a remainder of just one batch, and counts it
+    'AspectRatio, drop last': (
+        lambda: Pictures(24), DefaultSampler,
+        lambda sampler: AspectRatioBatchSampler(sampler, 4, drop_last=True)),
+    # each epoch draws other shares of its data sets
+    'MultiDataAspectRatio': (
+        concat, lambda data: MultiDataSampler(data, [1, 2]),
+        lambda sampler: MultiDataAspectRatioBatchSampler(sampler, [2, 4], 2, False)),
+}
+
+
+@pytest.mark.parametrize('case', VARYING)
+@pytest.mark.parametrize('train_cfg', [
+    dict(by_epoch=True, max_epochs=3), dict(by_epoch=False, max_iters=26, val_interval=100)],
+    ids=['epochs', 'iterations'])
+def test_epochs_may_differ_in_length(case, train_cfg, tmp_path, monkeypatch):
+    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
+    whole = train_on(case, tmp_path, train_cfg)
+    for point in range(3, len(whole), 4):
+        assert train_on(case, tmp_path, train_cfg, point) == whole[point:], point

@@ -1,18 +1,28 @@
 """Continue in the middle of the data: samplers are moved, no sample is loaded."""
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
+from mmengine.dist import get_world_size
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from torch.utils.data import DataLoader
 
 from .loader import placement_of
 
-__all__ = ['continue_epochs', 'continue_iterations', 'seek', 'where']
+__all__ = ['CountedIterator', 'Place', 'continue_epochs', 'continue_iterations', 'seek', 'where']
+
+Place = Tuple[int, int]  # pass over the data, batches of it that are done
 
 
-def where(loader: DataLoader, iteration: int) -> Tuple[int, int]:
-    """(pass, batches to leave out) at which ``iteration`` begins, in an iteration-based loop."""
+def where(loader: DataLoader, iteration: int, place: Optional[Place] = None) -> Place:
+    """Where ``iteration`` begins, in an iteration-based loop.
+
+    Args:
+        place: kept by the run that is resumed. Some batch samplers do not make as many batches as
+            they say, or not always the same number.
+    """
+    if place is not None and get_world_size() == 1:  # ranks may be in different passes
+        return place
     sampler = loader.batch_sampler.sampler
     if not hasattr(sampler, 'epoch'):
         return 0, iteration  # an endless sampler has one pass
@@ -35,11 +45,14 @@ def continue_epochs(loop: EpochBasedTrainLoop) -> None:
     loop.run_iter = run_iter
 
 
-class _Ahead:
-    """An iterator that stands where MMEngine means to advance it to."""
+class CountedIterator:
+    """The iterator of an iteration-based loop, which knows its place.
 
-    def __init__(self, iterator: Any, iteration: int) -> None:
-        self._iterator, self._pending = iterator, iteration
+    In a resumed run it stands already where MMEngine means to advance it to.
+    """
+
+    def __init__(self, iterator: Any, iteration: int, place: Place) -> None:
+        self._iterator, self._pending, self.place = iterator, iteration, place
 
     def __iter__(self) -> Any:
         return self
@@ -49,10 +62,20 @@ class _Ahead:
             # IterBasedTrainLoop.run loads and drops every batch that was trained on before
             self._pending -= 1
             return None
-        return next(self._iterator)
+        data = next(self._iterator)
+        before, batches = self.place
+        self.place = (before, batches + 1) if self._iterator._epoch == before else (
+            self._iterator._epoch, 1)
+        return data
+
+    def skip_iter(self, iterations: int) -> None:
+        """What onedl-mmengine calls to advance."""
+        self._pending = 0
 
 
-def continue_iterations(loop: IterBasedTrainLoop, iteration: int) -> None:
+def continue_iterations(loop: IterBasedTrainLoop, iteration: int,
+                        place: Optional[Place]) -> None:
     """Make MMEngine's "Advance dataloader N steps" a matter of N counts."""
-    loop.dataloader_iterator._epoch = where(loop.dataloader, iteration)[0]
-    loop.dataloader_iterator = _Ahead(loop.dataloader_iterator, iteration)
+    place = where(loop.dataloader, iteration, place) if iteration else (0, 0)
+    loop.dataloader_iterator._epoch = place[0]
+    loop.dataloader_iterator = CountedIterator(loop.dataloader_iterator, iteration, place)

@@ -1,7 +1,7 @@
 """Make a resumed run the uninterrupted one: data position, gradients, state in attributes."""
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
@@ -9,7 +9,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
 from ..data import placement_of
-from ..data.seek import seek, where
+from ..data.seek import CountedIterator, Place, seek, where
 from ..state import ranks
 
 __all__ = ['ResumeHook', 'validation_is_due']
@@ -21,6 +21,14 @@ def _all_states(schedulers: Any) -> Iterator[Dict[str, Any]]:
         yield from one
 
 
+def place_in_epoch(runner: Any) -> Place:
+    """Where a resumed epoch-based loop begins."""
+    place = runner._point.place if runner._point is not None else None
+    epoch = runner.epoch
+    done = runner.iter - epoch * len(runner.train_dataloader)
+    return place if place is not None and place[0] == epoch else (epoch, done)
+
+
 def validation_is_due(runner: Any) -> bool:
     """Whether MMEngine's loops validate after the last iteration of ``runner``."""
     loop = runner.train_loop
@@ -28,7 +36,7 @@ def validation_is_due(runner: Any) -> bool:
         return False
     if isinstance(loop, EpochBasedTrainLoop):
         # in the middle of an epoch, and at the end of its batches, the loop comes to it by itself
-        if runner.iter != runner.epoch * len(runner.train_dataloader):
+        if place_in_epoch(runner)[1]:
             return False
         now, last = loop.epoch, loop.max_epochs
     elif isinstance(loop, IterBasedTrainLoop):
@@ -47,6 +55,17 @@ class ResumeHook(Hook):
     def __init__(self) -> None:
         self._state: Optional[Dict[str, Any]] = None
         self._start: Optional[int] = None
+        self._began: Optional[Tuple[int, int]] = None  # an epoch, the iteration at which it began
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        self._began = runner.epoch, runner.iter - batch_idx
+
+    def _place(self, runner: Any, meta: Dict[str, Any]) -> Place:
+        iterator = getattr(runner.train_loop, 'dataloader_iterator', None)
+        if isinstance(iterator, CountedIterator):
+            return iterator.place
+        epoch, began = self._began or (None, 0)
+        return meta['epoch'], meta['iter'] - began if meta['epoch'] == epoch else 0
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         state = ranks.own_state(runner)
@@ -56,6 +75,7 @@ class ResumeHook(Hook):
                                      ranks=runner._other_ranks,
                                      counts=ranks.counts(runner),
                                      validated=runner._validated)
+        checkpoint['meta']['place'] = list(self._place(runner, checkpoint['meta']))
         for state in _all_states(checkpoint.get('param_schedulers', [])):
             # OneCycle's has a function in it, which its class has anyway; a checkpoint is data
             for name in [name for name, value in state.items() if callable(value)]:
@@ -85,9 +105,9 @@ class ResumeHook(Hook):
         if self._start is None or placement_of(loader) is None:
             return
         if isinstance(loop, EpochBasedTrainLoop):
-            seek(loader, runner.epoch, runner.iter - runner.epoch * len(loader))
+            seek(loader, *place_in_epoch(runner))
             self._start = None
         elif isinstance(loop, IterBasedTrainLoop):
             # DistSamplerSeedHook has put the sampler back to its first pass
-            seek(loader, *where(loader, self._start))
+            seek(loader, *where(loader, self._start, runner._point and runner._point.place))
             self._start = None

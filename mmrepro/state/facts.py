@@ -5,6 +5,7 @@ import ast
 import functools
 import hashlib
 import platform
+import re
 import sys
 from typing import Any, Dict, Mapping
 
@@ -27,6 +28,9 @@ PACKAGES = {
     'albumentations': ('albumentations', ),
     'pycocotools': ('pycocotools', ),
 }
+
+
+ADDRESS = re.compile(' at 0x[0-9a-f]+')
 
 
 def flatten(settings: Any, name: str = '') -> Dict[str, Any]:
@@ -54,7 +58,7 @@ def _plain(value: Any) -> Any:
         return repr([_plain(item) for item in value])
     if callable(value):  # its repr holds an address
         return f'{value.__module__}.{value.__qualname__}'
-    return repr(value)
+    return ADDRESS.sub('', repr(value))  # a data loader, say, that was built by hand
 
 
 def collect_facts(config: Any, randomness: Mapping[str, Any], world_size: int) -> Dict[str, Any]:

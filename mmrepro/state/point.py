@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 from ..config import RandomnessConfig, RandomnessError
 from .facts import read_settings, settings_of
@@ -24,6 +24,7 @@ class ResumePoint:
         facts: settings, versions and hardware of that run, see :mod:`mmrepro.state.facts`; of
             stock MMEngine's, the settings.
         report: what was chosen and passed over, for the log.
+        place: (pass over the data, batches of it that are done); None when unknown.
     """
     path: str
     epoch: int
@@ -32,6 +33,7 @@ class ResumePoint:
     written_by: Dict[str, Any]
     facts: Dict[str, Any]
     report: str
+    place: Optional[Tuple[int, int]] = None
 
     def seeded(self, given: RandomnessConfig) -> RandomnessConfig:
         """``given`` with the seed of the run that is resumed.
@@ -78,7 +80,7 @@ def find_point(load_from: Optional[str], work_dir: str) -> Optional[ResumePoint]
                      'data order and random numbers are those of mmrepro from here on')
     facts = written_by.get('facts') or _stock_facts(meta)
     return ResumePoint(path, meta['epoch'], meta['iter'], meta.get('seed'), written_by, facts,
-                       '\n'.join(lines))
+                       '\n'.join(lines), tuple(meta['place']) if 'place' in meta else None)
 
 
 def _stock_facts(meta: Dict[str, Any]) -> Dict[str, Any]:
