@@ -5,8 +5,9 @@ import json
 import os
 
 import pytest
+from mmengine.config import Config
 
-from mmrepro.zoo import FAMILIES, Member, families, step, walk
+from mmrepro.zoo import FAMILIES, Member, families, report, step, walk
 
 NOT_DETECTORS = {
     '_base_',  # parts that the others inherit
@@ -43,7 +44,7 @@ def test_a_detector_trains_and_infers_with_the_same_bits(warm):
 def test_what_needs_a_package_names_it(warm, monkeypatch):
     package = families.Package('mmrepro-no-such-package', 'mmrepro_no_such_package', 'this test')
     monkeypatch.setitem(families.PACKAGES, package.name, package)
-    monkeypatch.setattr(step, 'take', lambda member: 1 / 0)
+    monkeypatch.setattr(step, 'take', lambda *_: 1 / 0)
     row = walk.visit(Member('any.py', packages=(package.name,)))
     assert (row['outcome'], row['packages']) == ('needs', [package.name])
 
@@ -51,15 +52,15 @@ def test_what_needs_a_package_names_it(warm, monkeypatch):
 def test_a_needed_package_that_is_not_needed_is_a_failure(warm, monkeypatch):
     package = families.Package('mmrepro-no-such-package', 'mmrepro_no_such_package', 'this test')
     monkeypatch.setitem(families.PACKAGES, package.name, package)
-    monkeypatch.setattr(step, 'take', lambda member: dict(equal=True))
+    monkeypatch.setattr(step, 'take', lambda *_: dict(equal=True))
     row = walk.visit(Member('any.py', packages=(package.name,)))
     assert (row['outcome'], row['error']) == ('failed', f'works without {package.name}')
 
 
 @pytest.mark.parametrize('take, error', [
-    (lambda member: 1 / 0, 'ZeroDivisionError: division by zero'),
-    (lambda member: os._exit(3), 'the process died with exit code 3'),
-    (lambda member: [None for _ in iter(int, 1)], 'no result within 0.2 s'),
+    (lambda *_: 1 / 0, 'ZeroDivisionError: division by zero'),
+    (lambda *_: os._exit(3), 'the process died with exit code 3'),
+    (lambda *_: [None for _ in iter(int, 1)], 'no result within 0.2 s'),
 ])
 def test_a_failure_says_what_happened(warm, monkeypatch, take, error):
     monkeypatch.setattr(step, 'take', take)
@@ -67,8 +68,21 @@ def test_a_failure_says_what_happened(warm, monkeypatch, take, error):
     assert (row['outcome'], row['error']) == ('failed', error)
 
 
+@pytest.mark.parametrize('step_, masks, stuff', [
+    (dict(type='LoadAnnotations', with_bbox=True), False, False),
+    (dict(type='LoadAnnotations', with_mask=True), True, False),
+    (dict(type='LoadAnnotations', with_mask=True, with_seg=True), True, True),
+    (dict(type='LoadPanopticAnnotations'), True, True)])
+def test_samples_hold_what_the_pipeline_loads(step_, masks, stuff):
+    cfg = dict(train_dataloader=dict(dataset=dict(dataset=dict(pipeline=[step_]))))
+    cfg = Config(dict(cfg, model=dict(head=dict(num_classes=1))))
+    for sample in step._batch(Member('any.py'), cfg)['data_samples']:
+        assert ('masks' in sample.gt_instances, 'gt_sem_seg' in sample) == (masks, stuff)
+        assert sample.gt_instances.labels.max() == 0
+
+
 def test_different_bits_are_not_ok(warm, monkeypatch):
-    monkeypatch.setattr(step, 'take', lambda member: dict(equal=False, different=['weights']))
+    monkeypatch.setattr(step, 'take', lambda *_: dict(equal=False, different=['weights']))
     assert walk.visit(Member('any.py'))['outcome'] == 'differs'
 
 
@@ -83,7 +97,7 @@ def test_members_are_found_by_folder_config_and_pattern():
 
 
 def test_the_tool_writes_rows_and_tells_failure_by_its_exit_code(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(walk, 'visit', lambda member, limit: dict(
+    monkeypatch.setattr(walk, 'visit', lambda member, *_: dict(
         config=member.config, outcome='failed' if 'mask' in member.config else 'ok', trace='deep'))
     out = tmp_path / 'zoo.json'
     assert walk.main(['carafe', '--out', str(out)]) == 1
@@ -94,8 +108,85 @@ def test_the_tool_writes_rows_and_tells_failure_by_its_exit_code(monkeypatch, tm
     assert 'carafe/mask-rcnn_r50_fpn-carafe_1x_coco.py' in capsys.readouterr().out
 
 
+def _types(node):
+    if isinstance(node, dict):
+        if node.get('type') is not None:
+            yield getattr(node['type'], '__name__', node['type'])
+        node = node.values()
+    if not isinstance(node, str) and hasattr(node, '__iter__'):
+        for value in node:
+            yield from _types(value)
+
+
+@pytest.mark.nightly
+def test_the_members_name_every_class_of_the_zoo(warm):
+    root, found = step.config_root(), {}
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = os.path.relpath(os.path.join(folder, name), root)
+            if name.endswith('.py') and path.partition(os.sep)[0] not in NOT_DETECTORS:
+                try:
+                    cfg = Config.fromfile(os.path.join(root, path), import_custom_modules=False)
+                except (FileNotFoundError, ModuleNotFoundError):
+                    continue  # MMDetection's own wrong paths; another package's base config
+                found[path] = set(_types(cfg.get('model')))
+    assert len(found) > 600
+    covered = set().union(*(found.get(member.config, set()) for member in FAMILIES))
+    assert {t: path for path, types in found.items() for t in types if t not in covered} == {}
+
+
 @pytest.mark.nightly
 def test_every_family_of_the_zoo():
     rows = walk.walk(FAMILIES)
     bad = [row for row in rows if row['outcome'] in ('failed', 'differs')]
     assert [(row['config'], row.get('error')) for row in bad] == []
+
+
+RESULTS = dict(versions=dict(torch='2'), rows=[
+    dict(config='a/x.py', family='a', annotations='COCO', outcome='ok', equal=True,
+         seconds=3.2, peak_mib=7, parameters=1234567,
+         operators=['nms', 'roi_align_backward', 'roi_align_forward']),
+    dict(config='b/y.py', family='b', annotations='MOT', outcome='needs', packages=['lvis']),
+    dict(config='b/z.py', family='b', annotations='COCO', outcome='failed', error='E: no')])
+
+
+def test_results_in_words():
+    text = report.table(RESULTS)
+    assert 'of 2 folders: 1 build, train and infer (1 of them twice' in text
+    assert '1 failed' in text
+    assert f'3 of the {len(FAMILIES)} configs' in text
+    assert '| `a/x.py` | COCO | yes | 1.2 | 3 | 7 | nms, roi_align |' in text
+    assert '| `b/y.py` | MOT | needs lvis |' in text and '**failed**: E: no' in text
+    assert report.reached_by(RESULTS['rows'])['nms'] == ['a']
+    page = report.render(f'# Zoo\n{report.BEGIN}old{report.END}\nend', RESULTS)
+    assert page.startswith('# Zoo\n') and page.endswith('end') and 'old' not in page
+    assert '| `lvis` | the LVIS data set and metric | `b/y.py` |' in page
+    with pytest.raises(ValueError, match='made by: tools/zoo.py'):
+        report.render('# Zoo', RESULTS)
+
+
+def test_pages_agree_with_the_stored_results():
+    docs = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'docs')
+    with open(os.path.join(docs, 'results', 'zoo_cpu.json')) as file:
+        results = json.load(file)
+    with open(os.path.join(docs, 'results', 'zoo_cpu.md')) as file:
+        assert file.read() == report.table(results)
+    with open(os.path.join(docs, 'zoo.md')) as file:
+        text = file.read()
+    assert report.render(text, results) == text
+
+
+def test_an_interrupted_walk_goes_on(monkeypatch, tmp_path):
+    visited = []
+    monkeypatch.setattr(walk, 'visit', lambda member, *_: visited.append(member) or dict(
+        config=member.config, outcome='ok'))
+    out = str(tmp_path / 'zoo.json')
+    walk.main(['carafe', '--out', out])
+    walk.main(['carafe', 'atss', '--out', out, '--missing'])
+    assert [member.family for member in visited] == ['carafe', 'carafe', 'atss', 'atss']
+    monkeypatch.setattr(walk, 'visit', lambda member, *_: dict(
+        config=member.config, outcome='failed'))
+    assert walk.main(['pvt', '--out', out]) == walk.main(['pvt', '--out', out, '--missing']) == 1
+    rows = json.loads(open(out).read())['rows']
+    assert [row['config'] for row in rows] == [
+        m.config for m in FAMILIES if m.family in ('atss', 'carafe', 'pvt')]

@@ -66,6 +66,9 @@ def _family(folder: str, *names: str, data: str = 'boxes', packages: tuple[str, 
                  for name in names)
 
 
+# mmcv's plain deformable convolution refuses a level smaller than its kernel: C5 needs 3 pixels.
+_DCN = 96
+
 # BaseDenseHead asks every head for its loss_cls since 3.1, and SSD's has none.
 _SSD = "'SSDHead' object has no attribute 'loss_cls'"
 _PISA_SSD = "'PISASSDHead' object has no attribute 'loss_cls'"
@@ -78,8 +81,7 @@ _ONE_STAGE = (
              'centernet-update_r18_fpn_8xb8-amp-lsj-200e_coco'),
     *_family('centripetalnet', 'centripetalnet_hourglass104_16xb6-crop511-210e-mstest_coco'),
     *_family('cornernet', 'cornernet_hourglass104_8xb6-210e-mstest_coco'),
-    # its deformable convolution refuses, in mmcv too, a level smaller than the kernel
-    *_family('ddod', 'ddod_r50_fpn_1x_coco', size=384),
+    *_family('ddod', 'ddod_r50_fpn_1x_coco', size=384),  # and its P7
     *_family('dyhead', 'atss_r50-caffe_fpn_dyhead_1x_coco', 'atss_r50_fpn_dyhead_1x_coco'),
     *_family('efficientnet', 'retinanet_effb3_fpn_8xb4-crop896-1x_coco'),
     *_family('fcos', 'fcos_r50-caffe_fpn_gn-head_1x_coco',
@@ -88,7 +90,8 @@ _ONE_STAGE = (
     *_family('foveabox', 'fovea_r50_fpn_4xb4-1x_coco', 'fovea_r50_fpn_gn-head-align_4xb4-2x_coco'),
     *_family('free_anchor', 'freeanchor_r50_fpn_1x_coco'),
     *_family('fsaf', 'fsaf_r50_fpn_1x_coco'),
-    *_family('gfl', 'gfl_r50_fpn_1x_coco', 'gfl_r101-dconv-c3-c5_fpn_ms-2x_coco'),
+    *_family('gfl', 'gfl_r50_fpn_1x_coco'),
+    *_family('gfl', 'gfl_r101-dconv-c3-c5_fpn_ms-2x_coco', size=_DCN),
     *_family('ghm', 'retinanet_r50_fpn_ghm-1x_coco'),
     *_family('lad', 'lad_r101-paa-r50_fpn_2xb8_coco_1x', packages=('scikit-learn',)),
     *_family('ld', 'ld_r18-gflv1-r101_fpn_1x_coco'),
@@ -100,8 +103,8 @@ _ONE_STAGE = (
     *_family('pvt', 'retinanet_pvt-t_fpn_1x_coco', 'retinanet_pvtv2-b0_fpn_1x_coco'),
     *_family('reppoints', 'reppoints-moment_r50_fpn_1x_coco',
              'reppoints-minmax_r50_fpn-gn_head-gn_1x_coco',
-             'reppoints-bbox_r50_fpn-gn_head-gn-grid_1x_coco',
-             'reppoints-moment_r101-dconv-c3-c5_fpn-gn_head-gn_2x_coco'),
+             'reppoints-bbox_r50_fpn-gn_head-gn-grid_1x_coco'),
+    *_family('reppoints', 'reppoints-moment_r101-dconv-c3-c5_fpn-gn_head-gn_2x_coco', size=_DCN),
     *_family('retinanet', 'retinanet_r18_fpn_1x_coco', 'retinanet_r50_fpn_amp-1x_coco',
              'retinanet_x101-32x4d_fpn_1x_coco'),
     # SSD has no padding in its last levels: they fit one size of pictures
@@ -132,20 +135,21 @@ _TWO_STAGE = (
              'cascade-rpn_r50-caffe_fpn_1x_coco'),
     *_family('cascade_rpn', 'cascade-rpn_fast-rcnn_r50-caffe_fpn_1x_coco', data='proposals'),
     *_family('convnext', 'mask-rcnn_convnext-t-p4-w7_fpn_amp-ms-crop-3x_coco',
+             'cascade-mask-rcnn_convnext-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco',
              packages=('mmpretrain',)),
     *_family('dcn', 'faster-rcnn_r50-dconv-c3-c5_fpn_1x_coco', 'faster-rcnn_r50_fpn_dpool_1x_coco',
              'mask-rcnn_r50-dconv-c3-c5_fpn_1x_coco',
              'cascade-rcnn_r50-dconv-c3-c5_fpn_1x_coco',
-             'faster-rcnn_x101-32x4d-dconv-c3-c5_fpn_1x_coco'),
+             'faster-rcnn_x101-32x4d-dconv-c3-c5_fpn_1x_coco', size=_DCN),
     *_family('dcnv2', 'faster-rcnn_r50-mdconv-c3-c5_fpn_1x_coco',
              'faster-rcnn_r50-mdconv-group4-c3-c5_fpn_1x_coco',
              'faster-rcnn_r50_fpn_mdpool_1x_coco', 'mask-rcnn_r50-mdconv-c3-c5_fpn_1x_coco'),
     *_family('detectors', 'cascade-rcnn_r50-rfp_1x_coco', 'cascade-rcnn_r50-sac_1x_coco',
-             'detectors_htc-r50_1x_coco'),
+             'detectors_htc-r50_1x_coco', size=_DCN),
     *_family('double_heads', 'dh-faster-rcnn_r50_fpn_1x_coco'),
     *_family('dynamic_rcnn', 'dynamic-rcnn_r50_fpn_1x_coco'),
-    *_family('empirical_attention', 'faster-rcnn_r50-attn0010_fpn_1x_coco',
-             'faster-rcnn_r50-attn1111-dcn_fpn_1x_coco'),
+    *_family('empirical_attention', 'faster-rcnn_r50-attn0010_fpn_1x_coco'),
+    *_family('empirical_attention', 'faster-rcnn_r50-attn1111-dcn_fpn_1x_coco', size=_DCN),
     *_family('fast_rcnn', 'fast-rcnn_r50_fpn_1x_coco', data='proposals'),
     *_family('faster_rcnn', 'faster-rcnn_r18_fpn_8xb8-amp-lsj-200e_coco',
              'faster-rcnn_r50_fpn_1x_coco', 'faster-rcnn_r50-caffe_c4-1x_coco',
@@ -157,8 +161,9 @@ _TWO_STAGE = (
     *_family('fpg', 'faster-rcnn_r50_fpg_crop640-50e_coco', 'mask-rcnn_r50_fpg_crop640-50e_coco',
              'retinanet_r50_fpg_crop640_50e_coco'),
     *_family('gcnet', 'mask-rcnn_r50-gcb-r4-c3-c5_fpn_1x_coco',
-             'mask-rcnn_r50-syncbn-gcb-r4-c3-c5_fpn_1x_coco',
-             'cascade-mask-rcnn_x101-32x4d-syncbn-dconv-c3-c5-r4-gcb-c3-c5_fpn_1x_coco'),
+             'mask-rcnn_r50-syncbn-gcb-r4-c3-c5_fpn_1x_coco'),
+    *_family('gcnet', 'cascade-mask-rcnn_x101-32x4d-syncbn-dconv-c3-c5-r4-gcb-c3-c5_fpn_1x_coco',
+             size=_DCN),
     *_family('gn', 'mask-rcnn_r50_fpn_gn-all_2x_coco'),
     *_family('gn+ws', 'faster-rcnn_r50_fpn_gn-ws-all_1x_coco',
              'faster-rcnn_x50-32x4d_fpn_gn-ws-all_1x_coco', 'mask-rcnn_r50_fpn_gn-ws-all_2x_coco'),
@@ -279,6 +284,11 @@ _OTHER_DATA = (
              annotations='MOT'),
     *_family('strongsort', 'yolox_x_8xb4-80e_crowdhuman-mot17halftrain_test-mot17halfval',
              annotations='MOT'),
+    *_family('bytetrack', 'bytetrack_yolox_x_8xb4-80e_crowdhuman-mot17halftrain_test-mot17halfval',
+             data='', annotations='MOT'),
+    *_family('strongsort',
+             'strongsort_yolox_x_8xb4-80e_crowdhuman-mot17halftrain_test-mot17halfval',
+             data='', annotations='MOT'),
     *_family('ocsort', 'ocsort_yolox_x_8xb4-amp-80e_crowdhuman-mot17halftrain_test-mot17halfval',
              data='', annotations='MOT'),
     *_family('deepsort', 'deepsort_faster-rcnn_r50_fpn_8xb2-4e_mot17halftrain_test-mot17halfval',

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .families import PACKAGES
+from .families import FAMILIES, PACKAGES
 
 __all__ = ['needs', 'reached_by', 'render', 'table']
 
@@ -30,6 +30,8 @@ def _said(row: dict) -> str:
     word = WORDS[row['outcome']]
     if row['outcome'] == 'needs':
         return f'{word} {", ".join(row["packages"])}'
+    if row.get('equal', True) is None:
+        return f'{word}, once'
     return f'{word}: {row["error"]}' if 'error' in row else word
 
 
@@ -38,6 +40,7 @@ def table(results: dict[str, Any]) -> str:
     versions = ', '.join(f'{name} {version}' for name, version in results['versions'].items())
     rows = results['rows']
     count = {word: sum(row['outcome'] == word for row in rows) for word in WORDS}
+    twice = sum(bool(row.get('equal')) for row in rows)
     lines = [
         f'| `{row["config"]}` | {row["annotations"]} | {_said(row)} | '
         f'{row.get("parameters", 0) / 1e6:.1f} | {row.get("seconds", 0):.0f} | '
@@ -46,11 +49,12 @@ def table(results: dict[str, Any]) -> str:
     return '\n'.join((
         '# The walk through the zoo, config by config', '',
         f'Written by `tools/zoo.py --out`; see [the zoo](../zoo.md). {versions}.', '',
-        f'{len(rows)} configs of {len({row["family"] for row in rows})} folders: {count["ok"]} '
-        f'build, train and infer with the same bits twice, {count["needs"]} need another package, '
+        f'{len(rows)} of the {len(FAMILIES)} configs in the list, of '
+        f'{len({row["family"] for row in rows})} folders: {count["ok"]} build, train and infer '
+        f'({twice} of them twice, with the same bits), {count["needs"]} need another package, '
         f'{count["tracker"]} only track, {count["broken"]} raise an error of MMDetection itself, '
-        f'{count["differs"]} gave other bits, {count["failed"]} failed. Seconds of one core are '
-        'for both times together.', '',
+        f'{count["differs"]} gave other bits, {count["failed"]} failed. Seconds are of one core, '
+        'of all times together.', '',
         '| config | annotations | works | million parameters | s | MiB | operators of mmcv |',
         '|---|---|---|--:|--:|--:|---|', *lines, ''))
 

@@ -18,7 +18,7 @@ __all__ = ['OUTCOMES', 'main', 'members', 'visit', 'walk']
 
 # The outcomes a row can have, and what each one says.
 OUTCOMES = {
-    'ok': 'built, two training steps and an inference; twice, with the same bits',
+    'ok': 'built, two training steps and an inference; twice with the same bits, unless --once',
     'differs': 'as ok, but the second time gave other bits',
     'needs': 'needs a package that is not installed here',
     'broken': 'raises an error of MMDetection itself, which mmrepro has no part in',
@@ -62,13 +62,13 @@ def _cause(error: BaseException) -> str:
     return f'{name or os.path.basename(frame.filename)}:{frame.lineno} {frame.line}'
 
 
-def _attempt(member: Member) -> dict:
+def _attempt(member: Member, once: bool) -> dict:
     from .step import take
     missing = _missing(member)
     if not member.data and not missing:
         return dict(outcome='tracker')
     try:
-        result = take(member)
+        result = take(member, once)
     except Exception as error:
         if missing:
             return dict(outcome='needs', packages=missing)
@@ -79,22 +79,22 @@ def _attempt(member: Member) -> dict:
     if missing or member.broken:
         what = f'works without {", ".join(missing)}' if missing else f'no longer: {member.broken}'
         return dict(outcome='failed', error=what, cause='its row')
-    return dict(outcome='ok' if result['equal'] else 'differs', **result)
+    return dict(outcome='differs' if result['equal'] is False else 'ok', **result)
 
 
-def _child(send: Any, member: Member) -> None:
+def _child(send: Any, member: Member, once: bool) -> None:
     import torch
     torch.set_num_threads(1)
     sys.stdout = sys.stderr = open(os.devnull, 'w')
     before = resource.getrusage(resource.RUSAGE_SELF)
-    result = _attempt(member)
+    result = _attempt(member, once)
     after = resource.getrusage(resource.RUSAGE_SELF)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     send.send(dict(result, seconds=round(seconds, 1),
                    peak_mib=(after.ru_maxrss - before.ru_maxrss) // 1024))
 
 
-def visit(member: Member, limit: float = LIMIT) -> dict:
+def visit(member: Member, limit: float = LIMIT, once: bool = False) -> dict:
     """Walk one member in a child of this process.
 
     Returns:
@@ -106,7 +106,7 @@ def visit(member: Member, limit: float = LIMIT) -> dict:
     context = multiprocessing.get_context('fork')
     receive, send = context.Pipe(duplex=False)
     gc.collect()
-    process = context.Process(target=_child, args=(send, member))
+    process = context.Process(target=_child, args=(send, member, once))
     process.start()
     send.close()
     try:
@@ -135,13 +135,13 @@ def warm() -> None:
     register_all_modules(init_default_scope=True)
 
 
-def walk(chosen: Sequence[Member], limit: float = LIMIT,
+def walk(chosen: Sequence[Member], limit: float = LIMIT, once: bool = False,
          tell: Callable[[dict], None] = lambda row: None) -> list[dict]:
     """Visit members one after the other. ``tell`` hears of every row as it is done."""
     warm()
     rows = []
     for member in chosen:
-        rows.append(visit(member, limit))
+        rows.append(visit(member, limit, once))
         tell(rows[-1])
     return rows
 
@@ -175,7 +175,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog='zoo.py', description='Build, train and infer every family of the MMDetection zoo.')
     parser.add_argument('patterns', nargs='*', help='folders or configs; all without any')
     parser.add_argument('--out', help='write the rows to this JSON file; others in it stay')
-    parser.add_argument('--missing', action='store_true', help='only what --out does not hold')
+    parser.add_argument('--missing', action='store_true',
+                        help='only what --out does not hold yet, or as failed, or walked once')
+    parser.add_argument('--once', action='store_true',
+                        help='no second time to compare the bits with: half the time')
     parser.add_argument('--limit', type=float, default=LIMIT,
                         help='seconds for one config')
     parser.add_argument('--list', action='store_true', help='print the configs and stop')
@@ -198,8 +201,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             _write(args.out, rows)
 
     if args.missing:
-        chosen = [member for member in chosen if member.config not in rows]
-    rows_now = walk(chosen, args.limit, tell)
+        done = {config for config, row in rows.items() if row['outcome'] != 'failed'
+                and (args.once or row.get('equal', True) is not None)}
+        chosen = [member for member in chosen if member.config not in done]
+    rows_now = walk(chosen, args.limit, args.once, tell)
     return int(any(row['outcome'] in ('failed', 'differs') for row in rows_now))
 
 
