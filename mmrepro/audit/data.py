@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Iterator, NamedTuple, Tuple
 
 from .finding import MAY, Found
-from .subject import Subject
+from .subject import STOCK, Subject
 
 Hits = Iterator[Found]
 
@@ -101,6 +101,7 @@ def own_sampler(s: Subject) -> Hits:
     for part in s.parts_in('train_dataloader'):
         cls = s.class_of(part)
         if part.key == 'train_dataloader.sampler' and cls is not None \
+                and cls.__module__.partition('.')[0] not in STOCK \
                 and f'{cls.__module__}.{cls.__qualname__}' not in ORDERS:
             yield Found(part.key, f'{part.name}: an order that mmrepro does not know')
 

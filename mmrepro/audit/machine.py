@@ -53,11 +53,13 @@ def threads(s: Subject) -> Hits:
 
 
 def no_such_device(s: Subject) -> Hits:
-    if s.device == 'cpu':
-        return
-    import torch
-    if not torch.cuda.is_available():
+    if s.device != 'cpu' and not _has_cuda():
         yield Found('--device cuda', 'no CUDA device here: judged by the tables alone')
+
+
+def _has_cuda() -> bool:
+    import torch
+    return torch.cuda.is_available()
 
 
 def not_built(s: Subject) -> Hits:

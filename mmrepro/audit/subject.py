@@ -193,7 +193,7 @@ class Subject:
         error = ''
         for place in (torch.device('meta'), _ParametersOnMeta()):
             # nothing is downloaded: weights do not matter here
-            with _environment(HF_HUB_OFFLINE='1', TRANSFORMERS_OFFLINE='1'), \
+            with _environment(HF_HUB_OFFLINE='1', TRANSFORMERS_OFFLINE='1'), _no_checkpoints(), \
                     _scope(self.scope), place, warnings.catch_warnings():
                 warnings.simplefilter('ignore')
                 try:
@@ -305,6 +305,19 @@ def _environment(**values: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _no_checkpoints() -> Iterator[None]:
+    """Constructors that load a teacher's weights, often from a URL, load nothing."""
+    from mmengine.runner import checkpoint
+    before = checkpoint._load_checkpoint, checkpoint._load_checkpoint_to_model
+    checkpoint._load_checkpoint = lambda *args, **kwargs: {}
+    checkpoint._load_checkpoint_to_model = lambda model, loaded, *args, **kwargs: loaded
+    try:
+        yield
+    finally:
+        checkpoint._load_checkpoint, checkpoint._load_checkpoint_to_model = before
 
 
 @contextlib.contextmanager

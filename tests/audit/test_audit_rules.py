@@ -8,7 +8,18 @@ import os
 import pytest
 from mmengine.config import Config
 
-from mmrepro.audit import CHANGES, HINT, MAY, RULES, AuditError, Subject, audit, exit_code, load
+from mmrepro.audit import (
+    CHANGES,
+    HINT,
+    MAY,
+    RULES,
+    AuditError,
+    Subject,
+    audit,
+    exit_code,
+    load,
+    machine,
+)
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SHIPPED = sorted(os.path.relpath(path, ROOT) for pattern in ('*.py', 'demo/*_demo.py')
@@ -127,8 +138,8 @@ def test_compiled_atomics_are_named_unless_ours_replace_them(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def with_cuda(monkeypatch):
-    import torch
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    # not torch's own: MMEngine's logger asks it for the number of the device
+    monkeypatch.setattr(machine, '_has_cuda', lambda: True)
 
 
 def found(subject, rule):
@@ -212,6 +223,31 @@ def test_a_sampler_of_the_users_own_is_named():
     assert found(seen, 'own-sampler')[0].severity == MAY
 
 
+def test_the_samplers_of_mmdetection_are_not():
+    cfg = clean(train_dataloader=dict(sampler=dict(type='TrackImgsSampler')))
+    assert not found(subject(cfg), 'own-sampler')
+
+
+def test_a_model_is_built_without_its_teachers_weights():
+    from mmengine.model import BaseModel
+    from mmengine.registry import MODELS
+    from mmengine.runner import load_checkpoint
+
+    @MODELS.register_module(force=True)
+    class Taught(BaseModel):
+        def __init__(self):
+            super().__init__()
+            load_checkpoint(self, 'https://nowhere.invalid/teacher.pth')
+
+        def forward(self):
+            pass
+
+    seen = subject(clean(model=dict(type='mmengine.Taught')))
+    assert type(seen.model) is Taught, seen.model_error
+    with pytest.raises(OSError):
+        load_checkpoint(seen.model, '/nowhere/teacher.pth')
+
+
 def test_a_transform_of_albumentations_alone_is_named(monkeypatch):
     import importlib.util
 
@@ -228,8 +264,7 @@ def test_a_transform_of_albumentations_alone_is_named(monkeypatch):
 
 
 def test_a_missing_device_is_said(monkeypatch):
-    import torch
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    monkeypatch.setattr(machine, '_has_cuda', lambda: False)
     assert found(subject(clean(), 'cuda'), 'no-device')
     assert not found(subject(clean(), 'cpu'), 'no-device')
 
