@@ -49,6 +49,8 @@ def states() -> Tuple[str, ...]:
     inner = numpy_state['state']
     key = inner.get('key')
     numpy_bytes = repr(inner).encode() if key is None else key.tobytes() + b'%d' % inner['pos']
+    # the second of two normal numbers waits for its turn
+    numpy_bytes += repr((numpy_state.get('has_gauss'), numpy_state.get('gauss'))).encode()
     found = [_short(torch.default_generator.get_state().numpy().tobytes()),
              _short(numpy_bytes), _of_python(random.getstate())]
     if torch.cuda.is_initialized():
@@ -80,7 +82,8 @@ def own(*namespaces: Mapping[str, Any]) -> Dict[str, str]:
 
 
 def _of_python(state: tuple) -> str:
-    return _short(repr(state[1][-1]).encode() + b'%d' % (hash(state[1]) & (2 ** 64 - 1)))
+    # the hash of numbers is the same in every process; the last is a normal number that waits
+    return _short(b'%d' % (hash(state[1]) & (2 ** 64 - 1)) + repr(state[2]).encode())
 
 
 def _short(data: bytes) -> str:

@@ -13,6 +13,7 @@ import torch
 from harness import ROOT, environment
 from torch import nn
 
+from mmrepro.trace import generators
 from mmrepro.trace.operators import OperatorRecorder
 from mmrepro.trace.records import GARBAGE, read_records, write_records
 
@@ -247,3 +248,13 @@ def test_files_hold_what_was_recorded(records, tmp_path):
         file.write('{"phase": "forw')
     with pytest.raises(ValueError, match=f'{path}, line .*not a record'):
         read_records(path)
+
+
+def test_states_of_generators_show_every_draw():
+    seen = [generators.states()]
+    for draw in (lambda: torch.rand(1), lambda: np.random.rand(), lambda: np.random.randn(),
+                 lambda: np.random.randn(), lambda: random.random(), lambda: random.gauss(0, 1),
+                 lambda: random.gauss(0, 1)):
+        draw()
+        seen.append(generators.states())
+    assert len(set(seen)) == len(seen) and generators.states() == seen[-1]
