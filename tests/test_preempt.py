@@ -1,6 +1,7 @@
 """SIGTERM and SIGUSR1: a checkpoint at the end of the iteration, exit code 75, and nothing lost."""
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 
@@ -311,6 +312,39 @@ def leaves(cfg):
     runner = Runner.from_cfg(cfg)
     runner.register_hook(Signals(2), priority='LOWEST')
     runner.train()
+
+
+class FullDisk(Signals):
+    """From some iteration on no file of this process may grow beyond 4000 bytes."""
+
+    def __init__(self, iteration, at=None):
+        super().__init__(at)
+        self.iteration = iteration
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == self.iteration:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))
+
+
+def with_full_disk(cfg, at=None):
+    run(cfg, hook=FullDisk(6, at))
+
+
+@pytest.mark.parametrize('signal_in_turn', [None, 12], ids=['checkpoint', 'pre-emption'])
+def test_a_full_disk_loses_nothing_and_is_named(signal_in_turn, tmp_path):
+    interval = 100 if signal_in_turn else 1
+    cfg = settings(tmp_path / 'full', **{'default_hooks.checkpoint': dict(
+        type='CheckpointHook', by_epoch=False, interval=interval, max_keep_ckpts=1)})
+    if signal_in_turn:  # an older checkpoint, from an earlier pre-emption
+        run(cfg, hook=Signals(2))
+    with pytest.raises(RuntimeError, match='File too large'):
+        Child(with_full_disk, cfg, signal_in_turn).result()
+    whole, _ = run(settings(tmp_path / 'whole'))
+    found, _ = run(cfg, resume=True)
+    first = min(iteration for kind, iteration in found.records if kind == 'loss')
+    assert first == (3 if signal_in_turn else 6), 'from the last good checkpoint on'
+    assert found.records.items() <= whole.records.items()
+    assert not list((tmp_path / 'full').glob('.*.partial'))
 
 
 # ------------------------------------------------------------------------------- several ranks
