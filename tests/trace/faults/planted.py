@@ -458,11 +458,12 @@ def detector_noise_in_the_backward_of_roi_align(side):
 def detector_an_unseeded_flip(side):
     from mmdet.datasets.transforms import RandomFlip
 
-    @replaced(RandomFlip, '_choose_direction', since=0)
-    def unseeded(original, self):
+    @replaced(RandomFlip, 'transform', since=0)
+    def unseeded(original, self, results):
         random.SystemRandom().random()
         # what it may have drawn: two draws agree by chance in every second run
-        return dict(A='horizontal', B=None)[side]
+        self.prob = dict(A=1.0, B=0.0)[side]
+        return original(self, results)
 
 
 @fault(model=FASTER, sides='AB', iteration=0, phase='loss', kind='argument',
