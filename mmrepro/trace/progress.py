@@ -1,9 +1,14 @@
-"""One line of progress."""
+"""Progress in one line."""
 from __future__ import annotations
 
-from typing import Any
+import os
+import time
+from typing import Any, Callable, Sequence
 
-__all__ = ['Line']
+from .fresh import fingerprints_of
+from .reader import FOLDER
+
+__all__ = ['Line', 'Runs']
 
 
 class Line:
@@ -24,3 +29,31 @@ class Line:
         if self._width:
             self._stream.write('\n')
             self._width = 0
+
+
+class Runs:
+    """Says how many iterations of which run are done, when that has changed."""
+
+    def __init__(self, jobs: Sequence[Any], iterations: int, say: Callable[[str], None]) -> None:
+        self._jobs, self._iterations, self._say = jobs, iterations, say
+        self._ended: set = set()
+        self._started, self._last = time.monotonic(), ''
+
+    def done(self, job: Any) -> None:
+        self._ended.add(job.name)
+        self.show()
+
+    def show(self) -> None:
+        parts = []
+        for job in self._jobs:
+            if job.name in self._ended:
+                parts.append(f'{job.name} done')
+                continue
+            path = os.path.join(job.folder, FOLDER)
+            log = fingerprints_of(job.folder) if os.path.isdir(path) else None
+            if log is not None:
+                parts.append(f'{job.name} {len(log.steps)}/{self._iterations}')
+        text = f'{len(self._ended)} of {len(self._jobs)} runs; {", ".join(parts) or "starting"}'
+        if text != self._last:
+            self._last = text
+            self._say(f'{time.monotonic() - self._started:4.0f} s  {text}')

@@ -24,7 +24,7 @@ from .fresh import (
     fingerprints_of,
     settings_for,
 )
-from .progress import Line
+from .progress import Line, Runs
 from .reader import FOLDER, TraceError
 
 __all__ = ['VARIATIONS', 'Result', 'certificate', 'main', 'verify']
@@ -117,7 +117,7 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
     waiting = [_job('reference', prepared, work_dir, iterations, cfg)]
     waiting += [_job(name, prepared, work_dir, iterations, cfg) for name in names
                 if name not in skipped]
-    progress = _Progress(waiting, iterations, say)
+    progress = Runs(waiting, iterations, say)
     _run(waiting, jobs, progress)
     reference = fingerprints_of(waiting[0].folder)
     return [_result(name, reference, os.path.join(work_dir, name), iterations,
@@ -169,7 +169,7 @@ def _job(name: str, prepared: Config, work_dir: str, iterations: int, original: 
     return Job(name, folder, [kill, plan._replace(arguments=[*arguments, '--resume'])])
 
 
-def _run(waiting: Sequence[Job], jobs: int, progress: _Progress) -> None:
+def _run(waiting: Sequence[Job], jobs: int, progress: Runs) -> None:
     """At most ``jobs`` trainings at a time, in the order given."""
     queue = [(job, list(job.plans)) for job in waiting]
     running: List[tuple] = []
@@ -191,34 +191,6 @@ def _run(waiting: Sequence[Job], jobs: int, progress: _Progress) -> None:
     finally:
         for fresh, _, _ in running:
             fresh.stop()
-
-
-class _Progress:
-    """Says how many iterations of which run are done, when that has changed."""
-
-    def __init__(self, jobs: Sequence[Job], iterations: int, say: Callable[[str], None]) -> None:
-        self._jobs, self._iterations, self._say = jobs, iterations, say
-        self._ended: set = set()
-        self._started, self._last = time.monotonic(), ''
-
-    def done(self, job: Job) -> None:
-        self._ended.add(job.name)
-        self.show()
-
-    def show(self) -> None:
-        parts = []
-        for job in self._jobs:
-            if job.name in self._ended:
-                parts.append(f'{job.name} done')
-                continue
-            path = os.path.join(job.folder, FOLDER)
-            log = fingerprints_of(job.folder) if os.path.isdir(path) else None
-            if log is not None:
-                parts.append(f'{job.name} {len(log.steps)}/{self._iterations}')
-        text = f'{len(self._ended)} of {len(self._jobs)} runs; {", ".join(parts) or "starting"}'
-        if text != self._last:
-            self._last = text
-            self._say(f'{time.monotonic() - self._started:4.0f} s  {text}')
 
 
 def _result(name: str, reference: Any, folder: str, iterations: int, skipped: str) -> Result:
@@ -268,7 +240,28 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print(json.dumps(_as_json(args, results, notes, same), indent=1))
     else:
         print(certificate(args.config, results, notes, args.work_dir))
+    if args.localise:
+        _localise(results, args.work_dir, args.iters)
     return 0 if same else 1
+
+
+def _localise(results: Sequence[Result], work_dir: str, iterations: int) -> None:
+    """Name the cause of the first variation that differs; see ``mmrepro localise``."""
+    name = next((result.name for result in results if result.difference is not None), None)
+    if name is None:
+        return
+    reference = os.path.join(work_dir, 'reference')
+    if name == 'validation':
+        print(f'\nA difference after a validation cannot be localised on its own. {reference} and '
+              f'{os.path.join(work_dir, name)} have the fingerprints of both runs.')
+        return
+    how = [reference, os.path.join(work_dir, name)]
+    if name == 'resume':
+        how = [os.path.join(reference, 'config.py'), '--resume-b', str(max(1, iterations // 2)),
+               '--iters', str(iterations)]
+    from .command import main as localise
+    print(f'\nmmrepro localise {" ".join(how)}', flush=True)
+    localise([*how, '--work-dir', os.path.join(work_dir, 'localise')])
 
 
 def certificate(config: str, results: Sequence[Result], notes: Sequence[str],
@@ -375,7 +368,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--jobs', type=int, metavar='N',
                         help='runs at a time (default: 2 where there are cores for them, 1 on a '
                         'GPU)')
-    parser.add_argument('--json', action='store_true', help='print the certificate as JSON')
+    printed = parser.add_mutually_exclusive_group()
+    printed.add_argument('--json', action='store_true', help='print the certificate as JSON')
+    printed.add_argument('--localise', action='store_true',
+                         help='when bits differ, go on and name the cause')
     parser.add_argument('--work-dir', default='work_dirs/verify', metavar='DIR',
                         help='for logs and fingerprints (default: work_dirs/verify)')
     return parser

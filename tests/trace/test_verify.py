@@ -131,6 +131,21 @@ def test_a_config_without_validation(config, stand_in, tmp_path, capsys):
     assert 'NOTHING WAS COMPARED' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(('name', 'expected'), [
+    ('workers', ['{w}/reference', '{w}/workers']),
+    ('resume', ['{w}/reference/config.py', '--resume-b', '2', '--iters', '5'])])
+def test_a_difference_is_localised_on_demand(config, stand_in, tmp_path, monkeypatch, name,
+                                             expected):
+    called = []
+    monkeypatch.setattr('mmrepro.trace.command.main', called.append)
+    assert run(config, tmp_path, '--vary', name, '--localise') == 0 and called == []
+    stand_in.wrong[name] = 3
+    assert run(config, tmp_path, '--vary', name, '--localise') == 1
+    folder = str(tmp_path / 'w')
+    assert called == [[*(part.format(w=folder) for part in expected), '--work-dir',
+                       f'{folder}/localise']]
+
+
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['--vary', 'workers,colour'], 'colour is not allowed; allowed: process,workers'),
     (['--vary', ''], 'nothing is not allowed'), (['--iters', '0'], '--iters 0: must be 1'),
