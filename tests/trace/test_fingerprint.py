@@ -252,5 +252,5 @@ def test_a_detectors_lines(detector):
     assert not any(path.startswith('backbone.layer1') for path in backward)
     # below the first layer that is trained nobody asks for a gradient
     assert {record[0] for record in modules if record[1] == 'backward' and not record[4]} <= {
-        'backbone.layer2.0.conv1', 'backbone.layer2.0.downsample.0'}
+        'backbone.layer2.0.conv1', 'backbone.layer2.0.downsample.0', 'neck.lateral_convs.0.conv'}
     assert all(record[3] for record in modules if record[1] == 'backward')
