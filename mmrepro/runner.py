@@ -23,6 +23,7 @@ from .hooks import OperatorGuardHook, PreemptHook, ResumeHook, SeedHook, TurnSee
 from .hooks.preempt import handling
 from .state import files, ranks, strict
 from .state.facts import collect_facts
+from .state.layout import remember_layouts
 from .state.point import ResumePoint, find_point
 from .version import __version__
 
@@ -56,6 +57,7 @@ class ReproRunnerMixin:
             given = self._point.seeded(given)
             kwargs_of['load_from'] = self._point.path
         self._repro = given
+        remember_layouts()
         super().__init__(**kwargs_of, **extra, randomness=given.as_dict())
         if self._point is not None:
             self.logger.info('\n'.join([self._point.report, *self._differences]))

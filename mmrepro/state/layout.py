@@ -1,0 +1,38 @@
+"""Lay out the text of a config once: MMEngine does at start, twice, and for every checkpoint.
+
+YAPF takes seconds for the config of a detector. They count when a scheduler has announced the end of
+a run and a checkpoint has to be written in time.
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict, Tuple
+
+import mmengine.config.config as stock
+
+__all__ = ['remember_layouts']
+
+MAX_TEXTS = 4  # a run has one or two
+
+
+def remember_layouts() -> None:
+    """Let MMEngine's formatter remember what it made of a text. May be called again."""
+    format_code = getattr(stock, 'FormatCode', None)
+    if format_code is not None and not hasattr(format_code, 'texts'):
+        stock.FormatCode = _remembering(format_code)
+
+
+def _remembering(format_code: Callable) -> Callable:
+    texts: Dict[Tuple[str, str], Any] = {}
+
+    @functools.wraps(format_code)
+    def remembering(text: str, **style: Any) -> Any:
+        key = text, repr(sorted(style.items()))
+        if key not in texts:
+            while len(texts) >= MAX_TEXTS:
+                del texts[next(iter(texts))]
+            texts[key] = format_code(text, **style)
+        return texts[key]
+
+    remembering.texts = texts
+    return remembering
