@@ -1,7 +1,7 @@
 """Lay out the text of a config once: MMEngine does at start, twice, and for every checkpoint.
 
-YAPF takes seconds for the config of a detector. They count when a scheduler has announced the end of
-a run and a checkpoint has to be written in time.
+YAPF takes seconds for the config of a detector. They count when a scheduler has announced the
+end of a run and a checkpoint has to be written in time.
 """
 from __future__ import annotations
 
