@@ -115,8 +115,9 @@ def main() -> None:
                 content = json.load(file)
         content['x'.join(map(str, args.size))] = dict(
             ratios={mode: round(ratio, 3) for mode, ratio in ratios.items()},
-            cpu_seconds={mode: round(found['cpu'], 3) for mode, found in middle.items()}, rounds=args.rounds, threads=1, batch_size=2,
-            torch=torch.__version__, cpu=torch.backends.cpu.get_cpu_capability())
+            cpu_seconds={mode: round(found['cpu'], 3) for mode, found in middle.items()},
+            rounds=args.rounds, threads=1, batch_size=2, torch=torch.__version__,
+            cpu=torch.backends.cpu.get_cpu_capability())
         with open(args.out, 'w') as file:
             json.dump(content, file, indent=1)
             file.write('\n')
