@@ -81,6 +81,18 @@ def test_samples_hold_what_the_pipeline_loads(step_, masks, stuff):
         assert sample.gt_instances.labels.max() == 0
 
 
+def test_a_model_with_mmcvs_synchronised_norm_gets_a_process_group():
+    import torch
+    from mmcv.ops import SyncBatchNorm
+    cfg = Config(dict(model=dict(head=dict(norm_cfg=dict(type='MMSyncBN')))))
+    with step._one_rank(cfg):
+        x = torch.arange(24.).view(2, 3, 2, 2)
+        for layer in (SyncBatchNorm(3), torch.nn.SyncBatchNorm(3)):
+            assert layer(x).mean().abs() < 1e-6
+    with step._one_rank(Config(dict(model=dict(norm_cfg=dict(type='BN'))))):
+        assert not torch.distributed.is_initialized()
+
+
 def test_different_bits_are_not_ok(warm, monkeypatch):
     monkeypatch.setattr(step, 'take', lambda *_: dict(equal=False, different=['weights']))
     assert walk.visit(Member('any.py'))['outcome'] == 'differs'

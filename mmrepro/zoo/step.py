@@ -1,6 +1,7 @@
 """Take one config of the zoo through two training steps and an inference, twice."""
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from typing import Any, Callable, Iterator
@@ -208,7 +209,7 @@ def take(member: Member, once: bool = False) -> dict:
     cfg = load(member.config, member.size)
     for _, build in _parts(cfg):
         build()
-    with determinism.deterministic(), _calls() as operators:
+    with determinism.deterministic(), _one_rank(cfg), _calls() as operators:
         first = _once(member, cfg)
         second = first if once else _once(member, cfg)
     loss = first['losses'][-1].get('loss')
@@ -217,6 +218,23 @@ def take(member: Member, once: bool = False) -> dict:
     different = [key for key in first if first[key] != second[key]]
     return dict(loss=loss, equal=None if once else not different, different=different,
                 operators=sorted(operators), parameters=first['parameters'])
+
+
+@contextlib.contextmanager
+def _one_rank(cfg: Any) -> Iterator[None]:
+    """A process group of this process alone, if the model asks for one: MMSyncBN does."""
+    if not any(node.get('type') == 'MMSyncBN' for node in _nodes(cfg.model)):
+        yield
+        return
+    import torch.distributed as dist
+
+    from ..ops import norm_ranks
+    dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with norm_ranks.enabled():
+            yield
+    finally:
+        dist.destroy_process_group()
 
 
 class _calls:  # noqa: N801  a context manager that reads as a verb
