@@ -83,7 +83,8 @@ def _parser() -> argparse.ArgumentParser:
         prog=program_name('chaos'), formatter_class=argparse.RawDescriptionHelpFormatter,
         description='Train once undisturbed. Then train again and again, interrupt at random '
         'moments,\nresume, and compare every iteration with the undisturbed run.',
-        epilog=f'interruptions:\n{kinds}')
+        epilog=f'example:\n  %(prog)s CONFIG --kills 30 --seed 1 --cfg-options '
+        f'train_cfg.max_epochs=3\n\ninterruptions:\n{kinds}')
     parser.add_argument('config', help='path of the config')
     parser.add_argument('--kills', type=int, default=10, metavar='N',
                         help='interruptions in all (default: 10)')
