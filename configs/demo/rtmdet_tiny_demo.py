@@ -5,6 +5,7 @@ size = _base_.demo_size
 # MMDetection trains it with SyncBN, which a CPU does not have
 norm_cfg = dict(type='BN')
 model = dict(
+    use_syncbn=False,  # the detector converts itself where there are several ranks
     backbone=dict(norm_cfg=norm_cfg, init_cfg=None),  # nothing is downloaded
     neck=dict(norm_cfg=norm_cfg),
     bbox_head=dict(norm_cfg=norm_cfg, num_classes=len(_base_.demo_classes)))
