@@ -1,7 +1,7 @@
 """Likely causes of a difference and their cures: one row each, the first that fits counts."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from .align import Difference
 from .generators import NAMES
@@ -161,8 +161,6 @@ def _outside(case: Case) -> List[str]:
 def _is_outside(case: Case) -> bool:
     return case.kind in ('input', 'argument')
 
-
-STATE_OF = ('parameter', 'buffer', 'optimizer', 'gradient')
 
 CATALOGUE: Tuple[Row, ...] = (
     # --- the data pipeline -------------------------------------------------------------------
@@ -330,8 +328,3 @@ def explain(case: Case) -> Tuple[Row, List[str]]:
     """The first row that fits, and the evidence for it."""
     row = next(row for row in CATALOGUE if row.when(case))
     return row, list(dict.fromkeys(row.evidence(case)))
-
-
-def table() -> Dict[str, str]:
-    """name -> cause, for the documentation."""
-    return {row.name: row.cause for row in CATALOGUE}

@@ -99,10 +99,11 @@ def test_a_generator_that_was_moved_before():
     def stream(moved):
         return [op('one', ['00'], ['11'], generators=('g0',)),
                 op('two', ['11'], ['22'], generators=('g0',)),
+                op('three', ['22'], ['22'], generators=('g1' if moved else 'g0',)),
                 op('dropout', ['22'], ['44' if moved else '33'], drew=True,
                    generators=('g1' if moved else 'g0',))]
     found = first_difference(stream(False), stream(True))
-    assert (found.kind, found.a) == ('generator', 2)
+    assert (found.kind, found.a) == ('generator', 3)
     assert (found.moved.a, found.moved.b) == (1, 1)
 
 
