@@ -72,8 +72,11 @@ class _Function(torch.autograd.Function):
         normal = (data - mean[:, None]).mul_(scale[:, None])
         ctx.save_for_backward(normal, scale, weight, count)
         ctx.group = group
-        result = normal if weight is None else normal * weight[:, None] + bias[:, None]
-        return result.to(input.dtype).view(input.shape)
+        # a tensor of its own: a view could not be changed in place, as relu_ does next
+        result = torch.empty(input.shape, dtype=input.dtype)
+        result.view(normal.shape).copy_(
+            normal if weight is None else normal * weight[:, None] + bias[:, None])
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple:

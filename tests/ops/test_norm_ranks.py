@@ -95,6 +95,8 @@ def other_kinds(rank, world):
         plain = torch.nn.SyncBatchNorm(4, affine=False, track_running_stats=False)
         plain(x).square().sum().backward()
         results['plain'] = [plain(x.detach()), x.grad]
+        changed = torch.nn.functional.relu_(plain(x.detach().requires_grad_()))
+        changed.sum().backward()
         half = torch.nn.SyncBatchNorm(4)(draw(2, 4, 3, seed=rank).bfloat16())
         results['half'] = half.detach()
         average = torch.nn.SyncBatchNorm(4, momentum=None)
