@@ -4,7 +4,7 @@
 
 Each run takes twelve iterations. The uninterrupted run writes no checkpoint; a second one does
 after every iteration, and is compared as well. From each of these checkpoints a fresh process
-resumes and runs to the end; several ranks run four iterations at most. Compared, as bytes, for
+resumes and runs to the end; several ranks run three iterations at most. Compared, as bytes, for
 every iteration and rank: the batch, the losses, and after the step the gradients, weights, buffers,
 optimizer state, averages and learning rates; at the end the logged lines. Networks with a ResNet
 have one of depth 18, Deformable DETR three layers of each kind.
@@ -36,7 +36,7 @@ from test_resume import accumulating, dynamic, log_lines, shallow
 from test_training_on_ranks import free_port
 
 ITERATIONS = 12
-SEVERAL = 4  # iterations that several ranks run after they resumed
+SEVERAL = 3  # iterations that several ranks run after they resumed
 TIMEOUT = 900  # seconds
 # workers, persistent
 LOADING = ((0, False), (2, False), (2, True), (4, False), (4, True))

@@ -149,3 +149,23 @@ def test_a_rank_that_does_not_save_is_named(tmp_path):
     cfg.default_hooks.checkpoint = None
     first, _ = on_ranks(2, copy.deepcopy(cfg), tmp_path, function=only_rank_0_saves)
     assert 'AgreementError' in first and 'did not come within 3 s: 1' in first
+
+
+def test_every_rank_writes_its_fingerprints_and_continues_them(tmp_path):
+    from mmrepro.trace.reader import read_run
+    cfg = settings(tmp_path / 'run')
+    cfg.custom_hooks = [dict(type='FingerprintHook')]
+    on_ranks(2, cfg, tmp_path / 'run')
+    first, second = (read_run(str(tmp_path / 'run')).ranks[rank].steps for rank in (0, 1))
+    assert list(first) == list(second) == list(range(12))
+    for one, other in zip(first.values(), second.values()):
+        assert one['parameters'] == other['parameters'] and one['gradients'] == other['gradients']
+        assert one['optimizer'] == other['optimizer']
+        assert not set(one['batch']['positions']) & set(other['batch']['positions'])
+        assert one['buffers'] != other['buffers'], 'BatchNorm is not synchronised here'
+    cfg.resume, cfg.load_from = True, str(tmp_path / 'run' / 'iter_5.pth')
+    on_ranks(2, cfg, tmp_path / 'run')
+    again = read_run(str(tmp_path / 'run')).ranks
+    assert (again[0].steps, again[1].steps) == (first, second)
+    assert [len(again[rank].starts) for rank in (0, 1)] == [2, 2]
+    assert not any('differ' in note for rank in (0, 1) for note in again[rank].notes)
