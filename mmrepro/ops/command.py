@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from mmrepro.cli import program_name
 from mmrepro.ops.provider import Entry, catalogue, provider
 from mmrepro.ops.table import FAMILIES, Family
 
@@ -98,8 +99,10 @@ def render(text: str, reached: dict[str, list[str]] | None = None) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """``mmrepro ops``. Returns 0."""
     parser = argparse.ArgumentParser(
-        prog='mmrepro ops', description="mmcv's compiled operators: who answers for each, whether "
-        'it gives the same bits every time, and which detectors use it.')
+        prog=program_name('ops'), description="mmcv's compiled operators: who answers for each, "
+        'whether it gives the same bits every time, and which detectors use it.',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog='example:\n  %(prog)s --device cuda --json')
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu',
                         help='where the operators would run; it need not be there')
     form = parser.add_mutually_exclusive_group()

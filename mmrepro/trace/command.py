@@ -23,7 +23,7 @@ VARIABLE = re.compile(r'[A-Z][A-Z0-9_]*')  # a key written so is one of the envi
 KEPT_VARIABLES = re.compile(r'PYTHONHASHSEED|OMP_.*|MKL_.*|CUBLAS_.*|CUDNN_.*|NCCL_.*|TORCH_.*|'
                             r'PYTORCH_.*|ATEN_.*|ONEDNN_.*|KMP_.*')
 
-EPILOG = '''examples:
+EPILOG = '''example:
   %(prog)s configs/demo/faster-rcnn_r50_fpn_demo.py
       two runs of one config, in fresh processes
   %(prog)s CONFIG --b OMP_NUM_THREADS=2 train_dataloader.num_workers=4
