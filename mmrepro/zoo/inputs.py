@@ -50,7 +50,8 @@ def _sample(size: int, index: int, classes: int, text: Any) -> Any:
     sample = DetDataSample(metainfo=dict(
         img_id=index, img_shape=(size, size), ori_shape=(size, size), pad_shape=(size, size),
         batch_input_shape=(size, size), img_path='none.png', scale_factor=(1., 1.), flip=False,
-        flip_direction=None, border=[0, size, 0, size], homography_matrix=np.eye(3, dtype=np.float32),
+        flip_direction=None, border=[0, size, 0, size],
+        homography_matrix=np.eye(3, dtype=np.float32),
         **(dict(text=text, custom_entities=True, tokens_positive=-1) if text else {})))
     sample.gt_instances = instances = _instances(size, index, classes)
     sample.ignored_instances = InstanceData(
