@@ -110,9 +110,10 @@ def _loaded(cfg: Any) -> set[str]:
     return loaded
 
 
-def _batch(member: Member, cfg: Any) -> dict:
+def _batch(member: Member, cfg: Any, number: int = 2) -> dict:
+    """Pictures as the member trains on them; one alone as every test loader gives it."""
     text = 'cat . dog .' if member.data == 'text' else None
-    batch = inputs.images(member.size, _classes(cfg.model), text=text)
+    batch = inputs.images(member.size, _classes(cfg.model), number, text)
     loaded = _loaded(cfg)
     for sample in batch['data_samples']:
         if 'masks' not in loaded:
@@ -121,7 +122,7 @@ def _batch(member: Member, cfg: Any) -> dict:
             del sample.gt_sem_seg
     if member.data == 'proposals':
         batch = inputs.with_proposals(batch)
-    if member.data == 'semi':
+    if member.data == 'semi' and number > 1:
         batch = inputs.unlabelled(batch)
     if member.data == 'video':
         batch = inputs.tracks(batch)
@@ -182,7 +183,7 @@ def _once(member: Member, cfg: Any) -> dict:
     seeds.seed_all(SEED, 'val', 0)
     model.eval()
     with torch.no_grad():
-        results = model.test_step(_batch(member, cfg))
+        results = model.test_step(_batch(member, cfg, number=1))
     return dict(losses=losses, weights=_digest(model.state_dict()), output=_digest(results),
                 parameters=sum(p.numel() for p in model.parameters()))
 
