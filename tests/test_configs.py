@@ -15,6 +15,7 @@ EXAMPLES = {
     'rtmdet_tiny_8xb32-300e_coco': 'rtmdet',
     'deformable-detr_r50_16xb2-50e_coco': 'deformable_detr',
 }
+ONLY_DEMOS = ('soft-teacher', )  # of methods whose training takes days
 DEMOS = sorted(os.path.basename(p) for p in glob.glob(os.path.join(ROOT, 'configs/demo/*_demo.py')))
 MIXINS = {
     'reproducible': dict(deterministic=True),
@@ -102,7 +103,9 @@ def test_a_demo_config_reads_the_demo_data_and_downloads_nothing(name):
 
 
 def test_every_example_model_has_a_demo():
-    assert [name.split('_')[0] for name in DEMOS] == sorted(n.split('_')[0] for n in EXAMPLES)
+    demos = [name.split('_')[0] for name in DEMOS]
+    assert set(demos) - set(ONLY_DEMOS) == {name.split('_')[0] for name in EXAMPLES}
+    assert len(demos) == len(EXAMPLES) + len(ONLY_DEMOS)
 
 
 @pytest.mark.parametrize('name', DEMOS)

@@ -173,7 +173,7 @@ def test_an_mmengine_run_trains_and_validates_under_torchrun(tmp_path):
                PYTHONPATH=os.pathsep.join(sys.path))
     done = subprocess.run(
         [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2',
-         __file__, str(tmp_path)], env=env, capture_output=True, text=True, timeout=120)
+         __file__, str(tmp_path)], env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     results = [json.loads(tmp_path.joinpath(f'result{rank}').read_text()) for rank in range(2)]
     for rank, result in enumerate(results):

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
 from typing import Any, Callable, Iterator
 
 from . import inputs
@@ -242,15 +243,20 @@ class _calls:  # noqa: N801  a context manager that reads as a verb
     """Collect the names of mmcv's compiled operators that are called inside."""
 
     def __enter__(self) -> set:
-        import mmcv._ext as extension
+        import mmcv.ops
 
         from ..ops import TABLE
-        self._before, names = {}, set()
-        self._extension = extension
-        for name in TABLE:
-            if hasattr(extension, name):
-                self._before[name] = getattr(extension, name)
-                setattr(extension, name, self._noting(name, self._before[name], names))
+        names: set = set()
+        # each file of mmcv.ops holds the extension that it found when it was imported
+        extensions = {id(module.ext_module): module.ext_module
+                      for module in list(sys.modules.values())
+                      if getattr(module, '__name__', '').startswith(mmcv.ops.__name__)
+                      and hasattr(module, 'ext_module')}
+        self._before = [(extension, name, getattr(extension, name))
+                        for extension in extensions.values() for name in TABLE
+                        if hasattr(extension, name)]
+        for extension, name, function in self._before:
+            setattr(extension, name, self._noting(name, function, names))
         return names
 
     @staticmethod
@@ -261,7 +267,7 @@ class _calls:  # noqa: N801  a context manager that reads as a verb
         return noted
 
     def __exit__(self, *error: Any) -> None:
-        for name, function in self._before.items():
-            setattr(self._extension, name, function)
+        for extension, name, function in self._before:
+            setattr(extension, name, function)
 
 
