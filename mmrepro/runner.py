@@ -43,6 +43,7 @@ class ReproRunnerMixin:
     _stream = 'sample'
     _differences: Sequence[str] = ()
     _validated: Optional[int] = None  # iterations before the last validation that was completed
+    _metrics: Optional[Dict[str, Any]] = None  # of a validation that not all hooks have seen yet
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         bound = inspect.signature(super().__init__).bind_partial(*args, **kwargs)
@@ -156,9 +157,10 @@ class ReproRunnerMixin:
             return super().train()
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
-        if fn_name == 'after_val_epoch':  # what hooks save from here on knows its metrics
-            self._validated = self.iter
+        if fn_name == 'after_val_epoch':  # what hooks save in there knows its metrics
+            self._validated, self._metrics = self.iter, kwargs.get('metrics')
         super().call_hook(fn_name, **kwargs)
+        self._metrics = None
 
     def wrap_model(self, model_wrapper_cfg: Optional[Dict], model: Any) -> Any:
         # a sum of two is the same in any order; of three it depends on DDP's buckets

@@ -158,6 +158,33 @@ def test_a_validation_that_was_killed_comes_first(by_epoch, killed_in, tmp_path)
     assert names[0] == names[1] and names[0]
 
 
+class KilledAfter(Hook):
+    """Ends the process in the first iteration after the validation at ``iteration``."""
+
+    def __init__(self, iteration):
+        self.iteration = iteration
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == self.iteration:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize('by_epoch, after', [(True, 4), (True, 8), (True, 16), (False, 12)])
+def test_early_stopping_knows_the_metrics_of_the_best_checkpoint(by_epoch, after, tmp_path):
+    """MMEngine writes the checkpoint again for a new best, before EarlyStoppingHook has a look."""
+    def run(cfg, *hooks):
+        runner = Runner.from_cfg(cfg)
+        for hook in hooks:
+            runner.register_hook(hook)
+        runner.train()
+        return everything(runner)
+
+    expected = run(validated(tmp_path / 'whole', by_epoch))
+    with pytest.raises(KeyboardInterrupt):
+        run(validated(tmp_path / 'killed', by_epoch), KilledAfter(after))
+    assert run(validated(tmp_path / 'killed', by_epoch, resume=True)) == expected
+
+
 def test_a_validation_that_was_completed_is_not_repeated(tmp_path):
     cfg = validated(tmp_path, True)
     cfg.train_cfg.max_epochs = 2

@@ -1,10 +1,10 @@
 """Make a resumed run the uninterrupted one: data position, gradients, state in attributes."""
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from mmengine.dist import get_rank
-from mmengine.hooks import Hook
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
@@ -47,6 +47,13 @@ def validation_is_due(runner: Any) -> bool:
     return now >= loop.val_begin and (now % loop.val_interval == 0 or now == last)
 
 
+def behind_checkpoints(runner: Any) -> List[Hook]:
+    """The hooks that are called after the last CheckpointHook."""
+    places = [number for number, hook in enumerate(runner.hooks)
+              if isinstance(hook, CheckpointHook)]
+    return runner.hooks[places[-1] + 1:] if places else []
+
+
 @HOOKS.register_module()
 class ResumeHook(Hook):
     """Runs after all other hooks, so that none of them moves the data again."""
@@ -74,6 +81,7 @@ class ResumeHook(Hook):
                                      buffers=ranks.portable(ranks.unsaved_buffers(runner)),
                                      ranks=runner._other_ranks,
                                      counts=ranks.counts(runner),
+                                     metrics=runner._metrics,
                                      validated=runner._validated)
         checkpoint['meta']['place'] = list(self._place(runner, checkpoint['meta']))
         for state in _all_states(checkpoint.get('param_schedulers', [])):
@@ -94,6 +102,10 @@ class ResumeHook(Hook):
         unknown += ranks.restore(runner, state.get('ranks', {}).get(get_rank(), {}))
         for place in unknown:
             runner.logger.warning(f'the checkpoint has state of {place}, which this run lacks')
+        if state.get('metrics') is not None:
+            # it was written for a new best score; EarlyStoppingHook had not seen the metrics yet
+            for hook in behind_checkpoints(runner):
+                hook.after_val_epoch(runner, metrics=state['metrics'])
         if 'validated' in state and state['validated'] != runner.iter and validation_is_due(runner):
             # checkpoints are written before it; best checkpoints and early stopping depend on it
             runner.logger.info(f'the run ended before the validation at iteration {runner.iter}: '
