@@ -5,6 +5,7 @@ import copy
 import inspect
 import os
 import sys
+from collections import Counter
 from functools import cache
 from typing import Any, Dict, List, Optional, Sequence, Union
 
@@ -29,6 +30,7 @@ from .version import __version__
 
 __all__ = ['ReproRunner', 'ReproRunnerMixin', 'prepare_cfg', 'reproducible_class']
 
+_STARTED: Counter = Counter()  # runners of this process by the second in which they started
 # methods that the mixin replaces: a Runner subclass with its own has to say how they combine
 _OWN = ('set_randomness', 'build_dataloader')
 
@@ -81,6 +83,7 @@ class ReproRunnerMixin:
         self._enable_policy(self._repro)
         launch.ensure_process_group(self._launcher, **launch.group_options(env_cfg))
         super().setup_env(env_cfg)
+        self._timestamp = _unused(self._timestamp)
 
     def _enable_policy(self, config: RandomnessConfig) -> None:
         self._policy = determinism.enable(
@@ -157,10 +160,15 @@ class ReproRunnerMixin:
             return super().train()
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
-        if fn_name == 'after_val_epoch':  # what hooks save in there knows its metrics
-            self._validated, self._metrics = self.iter, kwargs.get('metrics')
-        super().call_hook(fn_name, **kwargs)
-        self._metrics = None
+        if fn_name != 'after_val_epoch':
+            super().call_hook(fn_name, **kwargs)
+            return
+        # every checkpoint that a hook saves in there knows the metrics
+        self._validated, self._metrics = self.iter, kwargs.get('metrics')
+        try:
+            super().call_hook(fn_name, **kwargs)
+        finally:
+            self._metrics = None
 
     def wrap_model(self, model_wrapper_cfg: Optional[Dict], model: Any) -> Any:
         # a sum of two is the same in any order; of three it depends on DDP's buckets
@@ -278,6 +286,18 @@ def reproducible_class(cls: type) -> type:
                 'mmrepro replaces. Derive it from mmrepro.ReproRunnerMixin first and Runner '
                 'second, and call super() in these methods')
     return type(f'Repro{cls.__name__}', (ReproRunnerMixin, cls), {'__module__': cls.__module__})
+
+
+def _unused(timestamp: str) -> str:
+    """``timestamp`` for the first runner of a second, ``timestamp_1`` for the next of the process.
+
+    MMEngine keeps loggers, visualisers and message hubs by a name that ends in the timestamp. A
+    run that starts in the same second as another would go on with the other's best score and
+    write its log into the other's folder.
+    """
+    earlier = _STARTED[timestamp]
+    _STARTED[timestamp] += 1
+    return f'{timestamp}_{earlier}' if earlier else timestamp
 
 
 def prepare_cfg(cfg: Any) -> Any:

@@ -2,12 +2,13 @@
 import pytest
 import torch
 from mmengine.evaluator import BaseMetric
-from mmengine.hooks import Hook
+from mmengine.hooks import EarlyStoppingHook, Hook
 from mmengine.model import BaseModel
 from mmengine.registry import HOOKS, METRICS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.runner import Runner
 from test_runner import Points, config  # noqa: F401  registered classes
 
+from mmrepro.state.adapters import collect, restore
 from mmrepro.state.digest import state_digest
 
 
@@ -139,7 +140,6 @@ def trained(cfg):
     return everything(runner)
 
 
-@pytest.mark.nightly  # failed once in six runs beside other tests; the cause is not known yet
 @pytest.mark.parametrize('by_epoch', [True, False])
 @pytest.mark.parametrize('killed_in', [0, 2, 4])
 def test_a_validation_that_was_killed_comes_first(by_epoch, killed_in, tmp_path):
@@ -170,7 +170,8 @@ class KilledAfter(Hook):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize('by_epoch, after', [(True, 4), (True, 8), (True, 16), (False, 12)])
+@pytest.mark.parametrize('by_epoch, after', [(True, 4), (True, 8), (True, 12), (True, 16),
+                                             (False, 8), (False, 12), (False, 16)])
 def test_early_stopping_knows_the_metrics_of_the_best_checkpoint(by_epoch, after, tmp_path):
     """MMEngine writes the checkpoint again for a new best, before EarlyStoppingHook has a look."""
     def run(cfg, *hooks):
@@ -184,6 +185,20 @@ def test_early_stopping_knows_the_metrics_of_the_best_checkpoint(by_epoch, after
     with pytest.raises(KeyboardInterrupt):
         run(validated(tmp_path / 'killed', by_epoch), KilledAfter(after))
     assert run(validated(tmp_path / 'killed', by_epoch, resume=True)) == expected
+
+
+def test_a_hook_finds_its_state_when_other_hooks_come(tmp_path):
+    """Adding a hook that watches must not cost EarlyStoppingHook its memory."""
+    kept = []
+    for first in ([], [KilledAfter(-1)], [KilledAfter(-1), KilledAfter(-2)]):
+        stopping = [EarlyStoppingHook('error', 'less'), EarlyStoppingHook('loss', 'less')]
+        kept.append(collect(torch.nn.Identity(), [*first, *stopping]))
+        stopping[1].wait_count = 2
+        state = collect(torch.nn.Identity(), stopping)
+        again = [*first, EarlyStoppingHook('error', 'less'), EarlyStoppingHook('loss', 'less')]
+        assert restore(torch.nn.Identity(), again, state) == []
+        assert [hook.wait_count for hook in again[-2:]] == [0, 2]
+    assert kept[0] == kept[1] == kept[2] and len(kept[0]) == 2
 
 
 def test_a_validation_that_was_completed_is_not_repeated(tmp_path):

@@ -2,6 +2,7 @@
 import copy
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -73,6 +74,16 @@ def trained(cfg):
     runner = Runner.from_cfg(cfg)
     runner.train()
     return runner.model.line.weight.detach().clone()
+
+
+def test_runs_of_the_same_second_share_nothing(tmp_path, monkeypatch):
+    """MMEngine keeps hubs, loggers and visualisers by name and second."""
+    monkeypatch.setattr(time, 'time', lambda: 1.7e9)
+    first, second = (Runner.from_cfg(config(tmp_path / 'run')) for _ in range(2))
+    first.message_hub.update_info('best_score', 1.)
+    assert 'best_score' not in second.message_hub.runtime_info
+    assert first.logger is not second.logger and first.visualizer is not second.visualizer
+    assert first._log_dir != second._log_dir
 
 
 def test_from_cfg_builds_a_reproducible_runner(tmp_path):

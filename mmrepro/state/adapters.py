@@ -6,12 +6,13 @@ the method resolution order, in models (modules, and objects that modules hold) 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 from torch import nn
 
-__all__ = ['ADAPTERS', 'Adapter', 'collect', 'register', 'restore']
+__all__ = ['ADAPTERS', 'Adapter', 'collect', 'hook_places', 'register', 'restore']
 
 
 class Adapter(NamedTuple):
@@ -74,9 +75,18 @@ def _known(model: nn.Module, hooks: List[Any]) -> Iterator[Tuple[str, Any, Adapt
             yield f'model:{path}', module, _adapter(module)
         for name, part in _parts(module):
             yield f'model:{path}:{name}', part, _adapter(part)
-    for index, hook in enumerate(hooks):
+    for place, hook in hook_places(hooks):
         if _adapter(hook) is not None:
-            yield f'hook:{type(hook).__name__}:{index}', hook, _adapter(hook)
+            yield place, hook, _adapter(hook)
+
+
+def hook_places(hooks: List[Any]) -> Iterator[Tuple[str, Any]]:
+    """Hooks by class and number in their class: the same when hooks of other classes come or go."""
+    numbers: Counter = Counter()
+    for hook in hooks:
+        name = type(hook).__name__
+        yield f'hook:{name}:{numbers[name]}', hook
+        numbers[name] += 1
 
 
 def _owner(obj: Any, path: str) -> Tuple[Any, str]:

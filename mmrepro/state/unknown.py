@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from .adapters import hook_places
 from .digest import state_digest
 from .ranks import unwrap
 
@@ -66,9 +67,9 @@ def snapshot(runner: Any) -> Dict[str, Dict[str, str]]:
                if name not in _MACHINERY and not name.endswith(('_hooks', '_hooks_with_kwargs',
                                                                 '_hooks_always_called'))}
         found[f'model:{path}'] = {'<class>': type(module).__name__, **dict(_values(own, '', seen))}
-    for number, hook in enumerate(runner.hooks):
+    for place, hook in hook_places(runner.hooks):
         if type(hook).__name__ not in WITHOUT_STATE:
-            found[f'hook:{type(hook).__name__}:{number}'] = {
+            found[place] = {
                 '<class>': type(hook).__name__, **dict(_values(vars(hook), '', seen))}
     return found
 
