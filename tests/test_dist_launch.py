@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -154,8 +155,11 @@ def wrap(rank, world, wrapper, expected):
 
 
 def wrap_sync_batch_norm(rank, world):
+    torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 2), nn.SyncBatchNorm(2))
-    wrap_model(None, None, None, model)
+    wrap_model(types.SimpleNamespace(cfg={}), lambda config, model: model, None, model)
+    out = model(torch.arange(3.) * (rank + 1) + torch.eye(3))
+    return model[1].running_mean, model[1].running_var, out.mean(0).detach()
 
 
 # ------------------------------------------------------------------------ tests
@@ -196,10 +200,13 @@ def test_every_wrapper_of_mmengine_works_on_the_cpu(pool, wrapper, expected, hoo
     assert pool.run(wrap, 3, wrapper, expected) == [hooked] * 3
 
 
-def test_sync_batch_norm_is_refused_by_name(pool):
-    for fine, result in pool.outcomes(wrap_sync_batch_norm, 2):
-        assert not fine and isinstance(result[0], RuntimeError)
-        assert '1 is a SyncBatchNorm' in str(result[0]) and "type='BN'" in str(result[0])
+def test_sync_batch_norm_has_the_statistics_of_all_ranks(pool):
+    first, second = pool.run(wrap_sync_batch_norm, 2)
+    for one, other in zip(first[:2], second[:2]):
+        assert one.numpy().tobytes() == other.numpy().tobytes()
+    # each rank's own mean is not zero, that of both is
+    assert first[2].abs().min() > 1e-3
+    assert torch.allclose(first[2] + second[2], torch.zeros(2), atol=1e-6)
 
 
 def test_no_launcher_means_no_group():

@@ -309,6 +309,29 @@ def test_without_scikit_learn_nothing_takes_its_place(monkeypatch):
     assert paa_head.skm is None
 
 
+# --------------------------------------------------------------------------- C18: SSD
+def test_ssd_infers():
+    from mmdet.models.dense_heads import SSDHead
+    from mmengine.config import ConfigDict
+    from mmengine.registry import DefaultScope
+
+    def predict():
+        head = SSDHead(num_classes=2, in_channels=(4,), anchor_generator=dict(
+            type='SSDAnchorGenerator', scale_major=False, input_size=32, basesize_ratio_range=(
+                0.2, 0.9), strides=[8], ratios=[[2]], min_sizes=[8], max_sizes=[16]),
+            test_cfg=ConfigDict(nms_pre=20, score_thr=0.01, max_per_img=5,
+                                nms=dict(type='nms', iou_threshold=0.5)))
+        outs = head([torch.ones(1, 4, 4, 4)])
+        return head.predict_by_feat(*outs, batch_img_metas=[dict(
+            img_shape=(32, 32), scale_factor=(1., 1.))])
+
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        with pytest.raises(AttributeError, match='loss_cls'):
+            predict()
+        patches.apply()
+        assert len(predict()[0]) == 5
+
+
 # --------------------------------------------------------------------------- C17: corruptions
 def corrupted(monkeypatch, name: str, corrupt) -> bytes:
     from mmdet.datasets.transforms import transforms

@@ -2,7 +2,7 @@ _base_ = ['mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py', '../_base_/reproducibl
 
 size = _base_.demo_size
 
-# MMDetection trains it with SyncBN, which a CPU does not have
+# MMDetection trains it with SyncBN over 8 ranks; statistics of each rank suit a demonstration
 norm_cfg = dict(type='BN')
 model = dict(
     use_syncbn=False,  # the detector converts itself where there are several ranks

@@ -84,16 +84,6 @@ def rank_statistics(s: Subject) -> Hits:
             return
 
 
-def no_sync_on_cpu(s: Subject) -> Hits:
-    if s.device != 'cpu' or (s.world_size or 1) < 2 or s.model is None:
-        return
-    from torch.nn import SyncBatchNorm
-    for path, module in s.model.named_modules():
-        if isinstance(module, SyncBatchNorm):
-            yield Found(f'model.{path}', f'SyncBatchNorm, {s.world_size} ranks on the CPU')
-            return
-
-
 def albumentations_alone(s: Subject) -> Hits:
     """A transform of albumentations outside of a ``Compose``: nothing seeds it."""
     if importlib.util.find_spec('albumentations') is None:

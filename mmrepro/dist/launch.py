@@ -166,12 +166,9 @@ def wrap_model(runner: Any,
         model_wrapper_cfg: The config's; it is not changed.
         model: The model.
         ordered: Fix the order of gradient sums, see :mod:`mmrepro.dist.reduce`.
-
-    Raises:
-        RuntimeError: on the CPU, for a model with SyncBatchNorm, which torch has for accelerators.
     """
     if dist.is_initialized() and not has_accelerator():
-        _refuse_sync_batch_norm(model)
+        _synchronise_batch_norm(model)
         model_wrapper_cfg = _without_devices(runner, model_wrapper_cfg, model)
     wrapped = build(model_wrapper_cfg, model)
     if ordered:
@@ -196,9 +193,8 @@ def _without_devices(runner: Any, wrapper: Optional[Dict], model: nn.Module) -> 
     return wrapper
 
 
-def _refuse_sync_batch_norm(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.SyncBatchNorm):
-            raise RuntimeError(
-                f'{name} is a SyncBatchNorm, which torch does not have for the CPU. Use '
-                "norm_cfg=dict(type='BN'), whose statistics belong to each rank, or one process.")
+def _synchronise_batch_norm(model: nn.Module) -> None:
+    """Let torch's layer, which it has for accelerators only, train on ranks without one."""
+    if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
+        from ..ops import norm_ranks
+        norm_ranks.enable()

@@ -5,7 +5,9 @@ import functools
 from types import ModuleType
 from typing import Any, Optional
 
-__all__ = ['SeededMixture', 'seeded_mixture']
+from .wrapping import around
+
+__all__ = ['SeededMixture', 'seeded_mixture', 'without_loss_of_its_own']
 
 
 class SeededMixture:
@@ -26,3 +28,11 @@ class SeededMixture:
 def seeded_mixture(stock: Optional[ModuleType]) -> Optional[SeededMixture]:
     """The replacement for ``skm``, which is None without scikit-learn."""
     return None if stock is None else SeededMixture(stock)
+
+
+@around
+def without_loss_of_its_own(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """The replacement for the constructor of a head that has no ``loss_cls`` to be asked for."""
+    stock(self, *args, **kwargs)
+    if not hasattr(self, 'loss_cls'):
+        self.loss_cls = None

@@ -107,4 +107,8 @@ PATCHES: Tuple[Patch, ...] = (
           'mmrepro.patches.corruptions:seeded_from_sample',
           'C17', "impulse noise draws from scikit-image's unseeded generator, compiled glass blur "
           "from Numba's", True),
+    Patch('mmdet.models.dense_heads.ssd_head:SSDHead.__init__',
+          'mmrepro.patches.heads:without_loss_of_its_own',
+          'C18', 'since 3.1 inference asks every head for its loss_cls; SSD has none and ends with '
+          'an AttributeError', False),
 )

@@ -30,8 +30,6 @@ class Member(NamedTuple):
         packages: names in PACKAGES that it cannot do without.
         annotations: the format of the data set that it was written for.
         size: height and width of its pictures in pixels.
-        broken: what its training or inference raises in MMDetection itself, whoever answers for
-            the operators; '' for nothing.
     """
 
     config: str
@@ -39,7 +37,6 @@ class Member(NamedTuple):
     packages: tuple[str, ...] = ()
     annotations: str = 'COCO'
     size: int = 64
-    broken: str = ''
 
     @property
     def family(self) -> str:
@@ -62,17 +59,14 @@ PACKAGES = {package.name: package for package in (
 
 
 def _family(folder: str, *names: str, data: str = 'boxes', packages: tuple[str, ...] = (),
-            annotations: str = 'COCO', size: int = 64, broken: str = '') -> tuple[Member, ...]:
-    return tuple(Member(f'{folder}/{name}.py', data, packages, annotations, size, broken)
+            annotations: str = 'COCO', size: int = 64) -> tuple[Member, ...]:
+    return tuple(Member(f'{folder}/{name}.py', data, packages, annotations, size)
                  for name in names)
 
 
 # mmcv's plain deformable convolution refuses a level smaller than its kernel: C5 needs 3 pixels.
 _DCN = 96
 
-# BaseDenseHead asks every head for its loss_cls since 3.1, and SSD's has none.
-_SSD = "'SSDHead' object has no attribute 'loss_cls'"
-_PISA_SSD = "'PISASSDHead' object has no attribute 'loss_cls'"
 
 _ONE_STAGE = (
     *_family('atss', 'atss_r50_fpn_1x_coco', 'atss_r18_fpn_8xb8-amp-lsj-200e_coco'),
@@ -109,9 +103,8 @@ _ONE_STAGE = (
     *_family('retinanet', 'retinanet_r18_fpn_1x_coco', 'retinanet_r50_fpn_amp-1x_coco',
              'retinanet_x101-32x4d_fpn_1x_coco'),
     # SSD has no padding in its last levels: they fit one size of pictures
-    *_family('ssd', 'ssd300_coco', size=300, broken=_SSD),
-    *_family('ssd', 'ssdlite_mobilenetv2-scratch_8xb24-600e_coco', size=320,
-             broken=_SSD),
+    *_family('ssd', 'ssd300_coco', size=300),
+    *_family('ssd', 'ssdlite_mobilenetv2-scratch_8xb24-600e_coco', size=320),
     *_family('tood', 'tood_r50_fpn_1x_coco', 'tood_r50_fpn_anchor-based_1x_coco',
              'tood_r101-dconv-c3-c5_fpn_ms-2x_coco'),
     *_family('vfnet', 'vfnet_r50_fpn_1x_coco', 'vfnet_r50-mdconv-c3-c5_fpn_ms-2x_coco',
@@ -177,14 +170,14 @@ _TWO_STAGE = (
     *_family('hrnet', 'faster-rcnn_hrnetv2p-w18-1x_coco', 'fcos_hrnetv2p-w18-gn-head_4xb4-1x_coco',
              'htc_hrnetv2p-w18_20e_coco'),
     *_family('legacy_1.x', 'cascade-mask-rcnn_r50_fpn_1x_coco_v1', 'retinanet_r50_fpn_1x_coco_v1'),
-    *_family('legacy_1.x', 'ssd300_coco_v1', size=300, broken=_SSD),
+    *_family('legacy_1.x', 'ssd300_coco_v1', size=300),
     *_family('libra_rcnn', 'libra-faster-rcnn_r50_fpn_1x_coco', 'libra-retinanet_r50_fpn_1x_coco'),
     *_family('libra_rcnn', 'libra-fast-rcnn_r50_fpn_1x_coco', data='proposals'),
     *_family('misc', 'd2_mask-rcnn_r50-caffe_fpn_ms-90k_coco', packages=('detectron2',)),
     *_family('pafpn', 'faster-rcnn_r50_pafpn_1x_coco'),
     *_family('pisa', 'faster-rcnn_r50_fpn_pisa_1x_coco', 'mask-rcnn_r50_fpn_pisa_1x_coco',
              'retinanet-r50_fpn_pisa_1x_coco'),
-    *_family('pisa', 'ssd300_pisa_coco', size=300, broken=_PISA_SSD),
+    *_family('pisa', 'ssd300_pisa_coco', size=300),
     *_family('regnet', 'faster-rcnn_regnetx-400MF_fpn_ms-3x_coco',
              'mask-rcnn_regnetx-3.2GF-mdconv-c3-c5_fpn_1x_coco'),
     *_family('res2net', 'faster-rcnn_res2net-101_fpn_2x_coco'),

@@ -205,8 +205,9 @@ def take(member: Member, once: bool = False) -> dict:
     import torch
     from mmdet.utils import register_all_modules
 
-    from .. import determinism
+    from .. import determinism, patches
     register_all_modules(init_default_scope=True)
+    patches.apply()
     torch.set_num_threads(1)
     cfg = load(member.config, member.size)
     for _, build in _parts(cfg):

@@ -92,8 +92,6 @@ TRIGGERS = {
                           'find_unused_parameters'),
     'rank-statistics': (clean(model=conv('BN')), dict(env=RANKS), MAY,
                         'model.lateral_convs.0.bn'),
-    'sync-bn-on-cpu': (clean(model=conv('SyncBN')), dict(env=RANKS), CHANGES,
-                       'model.lateral_convs.0.bn'),
     'accumulation': (clean(optim_wrapper=optimizer(accumulative_counts=4)), dict(env=RANKS),
                      HINT, 'optim_wrapper.accumulative_counts'),
     'ranks-differ': (clean(train_dataloader=dict(
@@ -180,8 +178,8 @@ def test_every_rule_is_tested():
 def test_every_part_that_a_patch_replaces_is_known_to_the_audit():
     from mmrepro.audit.data import KNOWN
     from mmrepro.patches.table import PATCHES
-    # drawing and structures: no part of a config's training names them
-    unnamed = {'C5', 'C6'}
+    # drawing: no part of a config's training names it; C18 is about a crash, not about bits
+    unnamed = {'C5', 'C6', 'C18'}
     assert {patch.cause for patch in PATCHES} - unnamed <= {row.cause for row in KNOWN}
 
 
