@@ -134,8 +134,8 @@ class _Watch:
             return
         shared: Dict[str, list] = {}
         for node in dict.fromkeys([*entries, *exits]):
-            keep = [after is not None and (after in inputs or bool(after.next_functions))
-                    for after, _ in node.next_functions] if node in exits else []
+            keep = [_leads_on(after, inputs) for after, _ in node.next_functions
+                    ] if node in exits else []
             node.register_hook(_NodeHook(self._recorder, self._path, shared, node in entries, keep))
 
 
@@ -159,6 +159,16 @@ class _NodeHook:
             # those of parameters, which end in leaves of the graph, are left out
             self._recorder.put(record, 1, [
                 one for one, keep in zip(handed_on, self._keep) if keep and one is not None], False)
+
+
+def _leads_on(node: Any, sources: set) -> bool:
+    """Whether a gradient goes on to another module, and does not end in a parameter of this one.
+
+    A linear layer's weight comes out of a node that transposes it.
+    """
+    while node is not None and node not in sources and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    return node is not None and (node in sources or bool(node.next_functions))
 
 
 def _exits(entries: Sequence[Any], sources: set) -> Optional[List[Any]]:

@@ -23,18 +23,20 @@ import functools
 import itertools
 import os
 import struct
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import torch
 
-__all__ = ['MASK', 'constant', 'device_digests', 'double_of', 'host_digests', 'mix', 'signed']
+__all__ = ['MASK', 'constant', 'device_digests', 'double_of', 'host_digest',
+           'host_digests', 'mix', 'signed']
 
 BLOCK = 1024  # 64-bit words; a block and its keys stay in the first-level cache
 BLOCK_BYTES = 8 * BLOCK
 MIN_SHARE = 128  # blocks: 1 MiB, for less a thread is not worth waking
-ROWS = 64  # blocks that one call of NumPy takes: more leave the cache, fewer cost calls
+ROWS = 128  # blocks that one call of NumPy takes: more leave the cache, fewer cost calls
 DEVICE_BYTES = 1 << 26  # that a GPU works on at once: bounds the extra memory (three times this)
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: its multiples visit all residues
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # splitmix64's finaliser
@@ -69,20 +71,33 @@ def keys() -> np.ndarray:
 # --- on the CPU: NumPy, because its loops over integers are the faster ones --------------------
 
 def _mix_array(values: np.ndarray) -> np.ndarray:
+    """Changes ``values`` and returns it."""
     for shift, factor in MIX:
-        values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
+        values ^= values >> np.uint64(shift)
+        values *= np.uint64(factor)
     return values
+
+
+class _Scratch(threading.local):
+    """Memory for the upper halves of ROWS blocks: new memory for every call costs page faults."""
+
+    def __init__(self) -> None:
+        self.upper = np.empty((ROWS, BLOCK), np.uint64)
+
+
+_scratch = _Scratch()
 
 
 def _block_sums(words: np.ndarray, sums: np.ndarray) -> None:
     """``[n]`` sums of ``[n, BLOCK]`` words; in pieces, so that the second look is in the cache."""
     lower, upper = keys()
-    shifted = np.empty((min(ROWS, len(words)), BLOCK), np.uint64)
+    scratch = _scratch.upper
     for start in range(0, len(words), ROWS):
         part = words[start:start + ROWS]
-        np.einsum('ij,j->i', part, lower, out=sums[start:start + ROWS])
-        np.right_shift(part, _HALF, out=shifted[:len(part)])
-        sums[start:start + ROWS] += np.einsum('ij,j->i', shifted[:len(part)], upper)
+        target, shifted = sums[start:start + ROWS], scratch[:len(part)]
+        np.right_shift(part, _HALF, out=shifted)
+        np.einsum('ij,j->i', part, lower, out=target)
+        target += np.einsum('ij,j->i', shifted, upper)
 
 
 def _many_block_sums(words: np.ndarray, sums: np.ndarray) -> None:
@@ -118,6 +133,28 @@ def _steps_to(count: int) -> np.ndarray:
     return _steps[:count]
 
 
+def _sums_of(data: np.ndarray) -> np.ndarray:
+    """The sums of all blocks of one tensor's bytes."""
+    whole, rest = divmod(len(data), BLOCK_BYTES)
+    sums = np.empty(whole + (rest > 0), np.uint64)
+    if whole:
+        _many_block_sums(data[:len(data) - rest].view('<u8').reshape(whole, BLOCK), sums[:whole])
+    if rest:
+        row = np.zeros((1, BLOCK_BYTES), np.uint8)
+        row[0, :rest] = data[len(data) - rest:]
+        _block_sums(row.view('<u8'), sums[whole:])
+    return sums
+
+
+def host_digest(tensor: torch.Tensor, header: int) -> torch.Tensor:
+    """The ``[1]`` digest of one tensor in one dimension."""
+    sums = _sums_of(tensor.view(torch.uint8).numpy())
+    sums += _steps_to(len(sums))
+    total = int(_mix_array(sums).sum())
+    # torch.tensor looks at every number for longer than all of the above takes
+    return torch.from_numpy(np.array([mix_int(total ^ header)], np.uint64).view(np.int64))
+
+
 def host_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> torch.Tensor:
     """Digests of tensors in one dimension. Blocks that are not full are collected, done at once."""
     datas = [tensor.view(torch.uint8).numpy() for tensor in tensors]
@@ -141,13 +178,10 @@ def host_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> tor
         found = np.empty(len(rests), np.uint64)
         _block_sums(rows.view('<u8'), found)
         sums[places] = found
-    if len(tensors) == 1:
-        totals = _mix_array(sums + _steps_to(len(sums))).sum(keepdims=True)
-    else:
-        steps = np.concatenate([_steps_to(count) for count in counts])
-        running = np.zeros(len(sums) + 1, np.uint64)
-        np.cumsum(_mix_array(sums + steps), out=running[1:])
-        totals = running[starts[1:]] - running[starts[:-1]]
+    sums += np.concatenate([_steps_to(count) for count in counts])
+    running = np.zeros(len(sums) + 1, np.uint64)
+    np.cumsum(_mix_array(sums), out=running[1:])
+    totals = running[starts[1:]] - running[starts[:-1]]
     values = _mix_array(totals ^ np.array(headers, np.uint64))
     return torch.from_numpy(values.view(np.int64))
 

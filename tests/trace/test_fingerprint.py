@@ -137,7 +137,9 @@ def test_module_level_has_all_calls_in_order(runs):
     assert [record[:3] for record in modules] == [
         ['data_preprocessor', 'forward', 0], ['(model)', 'forward', 0], ['line', 'forward', 0],
         ['line', 'backward', 0]]
-    assert all(len(digest) == 16 for record in modules[2:] for digest in record[3:])
+    assert all(len(digest) == 16 for digest in (*modules[2][3:], modules[3][3]))
+    # points need no gradient, and that of the weight is not the layer's output
+    assert modules[3][4] is None
     assert modules[2][3] != modules[2][4]
 
 
