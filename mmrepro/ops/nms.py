@@ -13,7 +13,14 @@ from torch import Tensor
 
 from mmrepro.ops.boxes import QUADRI, ROTATED, Shape, overlap_matrix
 from mmrepro.ops.contract import describe, require, require_dtype, require_shape
-from mmrepro.ops.overlaps import BLOCK, columns, dense_conflicts, keep_cpu
+from mmrepro.ops.overlaps import (
+    BLOCK,
+    FEW,
+    columns,
+    dense_conflicts,
+    keep_cpu,
+    keep_few,
+)
 from mmrepro.ops.soft import softnms
 from mmrepro.ops.suppress import greedy, rank
 
@@ -27,8 +34,9 @@ _REACHES = {'cpu': torch.ge, 'cuda': torch.gt}
 def _check(operator: str, boxes: Tensor, scores: Tensor, width: int) -> None:
     require_shape(operator, 'boxes', boxes, (None, width))
     require_dtype(operator, 'boxes', boxes, (torch.float32,))
-    require(scores.dim() == 1 and len(scores) == len(boxes), operator,
-            f'one score per box: boxes {describe(boxes)}, scores {describe(scores)}')
+    if scores.shape != boxes.shape[:1]:
+        require(False, operator,
+                f'one score per box: boxes {describe(boxes)}, scores {describe(scores)}')
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
@@ -49,9 +57,13 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     if boxes.numel() == 0:
         return torch.empty(0, dtype=torch.long, device=boxes.device)
     _check('nms', boxes, scores, 4)
+    threshold = float(np.float32(iou_threshold))
+    if len(boxes) <= FEW and not boxes.is_cuda and scores.dtype == torch.float32:
+        kept = keep_few(boxes.detach().numpy(), scores.detach().numpy(), threshold, offset)
+        if kept is not None:
+            return torch.from_numpy(kept)
     order = rank(scores)
     cols = columns(boxes.detach()[order], offset)
-    threshold = float(np.float32(iou_threshold))
     if cols.is_cuda:
         kept = greedy(len(order), dense_conflicts(cols, threshold, offset), cols.device,
                       BLOCK['cuda'])

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from mmrepro.ops.suppress import Conflicts, greedy, greedy_pairs, resolve
 
-__all__ = ['BLOCK', 'columns', 'dense_conflicts', 'exceeds', 'keep_cpu', 'near_blocks', 'overlaps']
+__all__ = ['BLOCK', 'FEW', 'columns', 'dense_conflicts', 'exceeds', 'keep_cpu',
+           'keep_few', 'near_blocks', 'overlaps']
 
 # Elements of a temporary matrix, by device: near the L2 cache on a CPU, few launches on CUDA.
 _TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
@@ -22,8 +23,11 @@ _TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
 # Boxes decided at a time, by device: early drops pay on a CPU, synchronisations cost on CUDA.
 BLOCK = {'cpu': 256, 'cuda': 1024}
 
-# A listed pair costs about five dense ones, and the sweep ends early, so listing must skip most.
-_LISTED_SHARE = 0.1
+# A listed pair costs several dense ones; a dense sweep, looking at all pairs of what it keeps.
+_LISTED_SHARE = 0.5
+
+# Up to this many boxes calls cost more than pairs: see keep_few.
+FEW = 256
 
 # A dense sweep has a fixed cost per group that only large groups earn back.
 _DENSE_GROUP = 256
@@ -48,6 +52,15 @@ _TINY_AREA = 1e-30
 def columns(boxes: Tensor, offset: int) -> Tensor:
     """Rows x1, y1, x2, y2, area (5, N) of boxes (N, 4); width and height count ``offset`` more."""
     cols = boxes.new_empty((5, len(boxes)))
+    if not cols.is_cuda:
+        table = cols.numpy()
+        table[:4] = boxes.numpy().T
+        with np.errstate(all='ignore'):
+            size = table[2:4] - table[:2]
+            if offset:
+                size += np.float32(offset)
+            np.multiply(size[0], size[1], out=table[4])
+        return cols
     cols[:4] = boxes.T
     size = (cols[2:4] - cols[:2]).add_(offset)
     torch.mul(size[0], size[1], out=cols[4])
@@ -180,6 +193,57 @@ def near_blocks(cols: Tensor, threshold: float, offset: int, limit: int) -> Bloc
         return None
     order = _ByLeftEdge(cols.numpy(), threshold, offset)
     return order.blocks(cols, offset) if order.count.sum() <= limit else None
+
+
+def keep_few(boxes: np.ndarray, scores: np.ndarray, threshold: float,
+             offset: int) -> np.ndarray | None:
+    """Indices that survive, best first, of few boxes (N, 4): as few calls as can be, all NumPy's.
+
+    Same arithmetic as :func:`overlaps`, on the pairs whose extents along x meet. NaN meets nothing,
+    or counts for nothing if it does. None if a score is NaN or the threshold negative.
+    """
+    order = (-scores).argsort(kind='stable')
+    if threshold < 0 or scores[order[-1]] != scores[order[-1]]:
+        return None
+    by_left = boxes[:, 0].argsort()
+    cols = np.empty((5, len(order)), np.float32)
+    boxes.T.take(by_left, 1, cols[:4], 'clip')
+    place = np.arange(len(order))
+    # twice the offset, because a width is rounded after it is added
+    ends = cols[0].searchsorted(cols[2] + 2 * offset if offset else cols[2], 'right')
+    count = ends - place
+    count -= 1
+    np.maximum(count, 0, out=count)
+    ends -= count.cumsum()
+    first, second = place.repeat(count), ends.repeat(count)
+    second += np.arange(len(first))
+    with np.errstate(all='ignore'):
+        size = cols[2:4] - cols[:2]
+        if offset:
+            size += np.float32(offset)
+        np.multiply(size[0], size[1], out=cols[4])
+        # with x1 and y1 negated, one minimum gives both corners of an intersection
+        np.negative(cols[:2], out=cols[:2])
+        one, other = cols.take(first, 1), cols.take(second, 1)
+        union = one[4] + other[4]
+        meet = np.minimum(one[:4], other[:4], out=one[:4])
+        size = meet[2:]
+        size += meet[:2]
+        if offset:
+            size += np.float32(offset)
+        np.maximum(size, 0, out=size)
+        inter = np.multiply(size[0], size[1], out=size[0])
+        union -= inter
+        inter /= union
+    hit = (inter > np.float32(threshold)).nonzero()[0]
+    if not len(hit):
+        return order
+    rank = np.empty_like(order)
+    rank[order] = place
+    rank = rank.take(by_left)
+    first, second = rank.take(first.take(hit)), rank.take(second.take(hit))
+    kept = greedy_pairs(len(order), np.minimum(first, second), np.maximum(first, second))
+    return order.take(kept)
 
 
 def keep_cpu(cols: Tensor, threshold: float, offset: int) -> Tensor:

@@ -21,6 +21,12 @@ Conflicts = Callable[[Tensor, Tensor], Tensor]
 # On CUDA one round of the fixed point costs microseconds and one look at it a synchronisation.
 _ROUNDS_PER_LOOK = 4
 
+# Up to this many pairs per box Python drops one by one faster than NumPy drops all of a box.
+_SINGLY = 16
+
+# Python sorts up to this many pairs faster than NumPy, which has more calls to make.
+_FEW_PAIRS = 64
+
 
 def rank(scores: Tensor) -> Tensor:
     """Indices of ``scores`` (N,), best first; equal scores by lower index, NaN before all others.
@@ -110,9 +116,21 @@ def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,
 
 def greedy_pairs(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Ranks that survive, given all conflicting pairs of ranks (``first`` < ``second``)."""
+    if len(first) <= _SINGLY * count:
+        pairs = zip(first.tolist(), second.tolist())
+        if len(first) > _FEW_PAIRS:
+            by_first = first.argsort(kind='stable')
+            pairs = zip(first.take(by_first).tolist(), second.take(by_first).tolist())
+        else:
+            pairs = sorted(pairs)
+        kept = bytearray(b'\1') * count
+        for better, worse in pairs:
+            if kept[better]:
+                kept[worse] = 0
+        return np.frombuffer(kept, bool).nonzero()[0]
+    by_first = first.argsort(kind='stable')
+    second = second.take(by_first)
     kept = np.ones(count, bool)
-    by_first = np.argsort(first, kind='stable')
-    second = second[by_first]
     starts = np.concatenate([[0], np.cumsum(np.bincount(first, minlength=count))])
     for row in np.flatnonzero(np.diff(starts)).tolist():
         if kept[row]:
