@@ -26,11 +26,14 @@ UNINITIALISED = ('aten.empty', 'aten.new_empty', 'aten.empty_like', 'aten.empty_
                  'aten.new_empty_strided', 'aten.empty_permuted', 'aten.resize_')
 # operators that write to all of their first argument without reading it
 OVERWRITES = ('aten.fill_', 'aten.zero_', 'aten.copy_', 'aten.normal_', 'aten.uniform_',
-              'aten.bernoulli_', 'aten.random_', 'aten.exponential_', 'aten.set_')
+              'aten.bernoulli_', 'aten.random_', 'aten.exponential_')
 # by their schema they leave these arguments alone; in training they update them
 MUTATED = {'aten.native_batch_norm': ('running_mean', 'running_var'),
            'aten.cudnn_batch_norm': ('running_mean', 'running_var'),
            'aten.miopen_batch_norm': ('running_mean', 'running_var')}
+# by their schema they write; what they write is which memory a tensor shows. A copy of a storage
+# (copy.deepcopy of a tensor) shows new memory so before it is filled
+VIEWS = ('aten.set_', )
 SILENT = ('profiler',)  # namespaces of operators that compute nothing
 # arguments of other types count by the name of their type: their text holds addresses
 PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout,
@@ -154,7 +157,7 @@ class OperatorRecorder(TorchDispatchMode):
                            if argument.alias_info is not None and argument.alias_info.is_write)
             aliases = [r.alias_info for r in schema.returns if r.alias_info is not None]
             packet = name.rsplit('.', 1)[0]
-            writes += MUTATED.get(packet, ())
+            writes = () if packet in VIEWS else writes + MUTATED.get(packet, ())
             self._known[func] = _Operator(
                 name, bool(aliases) and not writes and packet not in NEW,
                 packet in UNINITIALISED, packet in OVERWRITES, writes,

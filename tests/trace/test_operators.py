@@ -1,4 +1,5 @@
 """What the recorder sees, where it says it happened, and that it changes nothing."""
+import copy
 import json
 import random
 import subprocess
@@ -176,6 +177,18 @@ def test_memory_that_is_filled_by_indices_gives_no_false_alarm():
     last = recorded(fill_by_index)[-1]
     assert last.labels == (GARBAGE,) and last.outputs == recorded(
         lambda: torch.full((4,), 1.) * 2)[-1].outputs
+
+
+def test_a_deep_copy_shows_new_memory_and_gives_no_false_alarm():
+    x = torch.arange(64.)
+    with OperatorRecorder(Net()) as recorder:
+        y = copy.deepcopy(x)
+        z = y + 1
+    assert torch.equal(z, x + 1)
+    found = recorder.records()
+    shown = [record for record in found if record.name.startswith('aten.set_')]
+    assert shown and not any(any(record.inputs) or record.outputs for record in shown)
+    assert found[-1].name == 'aten.add.Tensor' and all(found[-1].inputs)  # it is filled by then
 
 
 def test_arguments_that_are_no_tensors_count():
