@@ -15,7 +15,7 @@ from torch import Tensor
 from mmrepro.ops.suppress import Conflicts, greedy, greedy_pairs, resolve
 
 __all__ = ['BLOCK', 'FEW', 'columns', 'dense_conflicts', 'exceeds', 'keep_cpu',
-           'keep_few', 'near_blocks', 'overlaps']
+           'keep_few', 'overlaps']
 
 # Elements of a temporary matrix, by device: near the L2 cache on a CPU, few launches on CUDA.
 _TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
@@ -31,12 +31,6 @@ FEW = 256
 
 # A dense sweep has a fixed cost per group that only large groups earn back.
 _DENSE_GROUP = 256
-
-# Rows of a dense block of neighbours: with a thousand columns it stays in the L2 cache.
-_BLOCK_ROWS = 32
-
-# Indices of rows, indices of columns, overlaps (rows, columns) float32.
-Blocks = Iterator['tuple[np.ndarray, np.ndarray, np.ndarray]']
 
 # Never list more pairs than this: 64 MiB of indices.
 _LISTED_LIMIT = 1 << 22
@@ -154,19 +148,6 @@ class _ByLeftEdge:
                 yield self._pairs(start, stop, ends[start:stop] - done)
             start = stop
 
-    def blocks(self, cols: Tensor, offset: int) -> Blocks:
-        """See :func:`near_blocks`."""
-        table = cols.index_select(1, torch.from_numpy(self.ranks))
-        ends = self.count + np.arange(1, len(self.count) + 1)
-        for start in range(0, len(ends), _BLOCK_ROWS):
-            stop = min(start + _BLOCK_ROWS, len(ends))
-            last = int(ends[start:stop].max())
-            overlap = overlaps(table[:, start:stop, None], table[:, None, start:last],
-                               offset).numpy()
-            square = overlap[:, :stop - start]
-            square[:] = np.triu(square, 1)
-            yield self.ranks[start:stop], self.ranks[start:last], overlap
-
     def _pairs(self, start: int, stop: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         counts = self.count[start:stop]
         place = np.arange(start, stop)
@@ -177,22 +158,6 @@ class _ByLeftEdge:
         near = np.flatnonzero(near)
         first = np.repeat(place, counts).take(near)
         return self.ranks.take(first), self.ranks.take(second.take(near))
-
-
-def near_blocks(cols: Tensor, threshold: float, offset: int, limit: int) -> Blocks | None:
-    """Overlaps of all pairs that may reach ``threshold``, in dense blocks; None if that is no gain.
-
-    A block holds the indices of its rows and columns and their overlaps, with 0 for a pair that
-    another place holds. No pair outside of the blocks overlaps by ``threshold``, or, for 0, at all.
-
-    Args:
-        limit: of the number of pairs; beyond it comparing box by box takes less memory.
-    """
-    ordinary = _ordinary(cols.numpy()) and bool((cols[4] > 0).all())
-    if not ordinary or 0 < threshold < _LEAST or threshold < 0:
-        return None
-    order = _ByLeftEdge(cols.numpy(), threshold, offset)
-    return order.blocks(cols, offset) if order.count.sum() <= limit else None
 
 
 def keep_few(boxes: np.ndarray, scores: np.ndarray, threshold: float,

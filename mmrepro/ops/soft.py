@@ -11,23 +11,16 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold_
 
 from mmrepro.ops.contract import describe, require, require_dtype, require_shape
-from mmrepro.ops.overlaps import columns, near_blocks
+from mmrepro.ops.overlaps import columns
+from mmrepro.ops.soft_blocks import Places, decide, ordinary
 
 __all__ = ['GAUSSIAN', 'LINEAR', 'NAIVE', 'softnms']
 
 # What overlapping does to a score, as mmcv numbers it.
 NAIVE, LINEAR, GAUSSIAN = 0, 1, 2
-
-# Beyond this number of pairs close to each other a list of them takes too much memory.
-_LISTED_LIMIT = 1 << 20
-
-# Of all pairs; the Gaussian acts on all that touch, and its factors are dear to list beyond that.
-_TOUCHING_SHARE = 0.15
-
-# Indices below this are sorted by radix as 16-bit numbers, ten times faster than by comparison.
-_SHORT = 1 << 16
 
 # Boxes that a chosen one affects, and the factors of their scores.
 Neighbours = Callable[[int], 'tuple[np.ndarray, np.ndarray]']
@@ -54,42 +47,24 @@ class _Decay:
         exponent = -(overlap * overlap) / self.sigma
         return np.exp(exponent, dtype=np.float64).astype(np.float32)
 
-
-def _listed(cols: Tensor, decay: _Decay, offset: int) -> Neighbours | None:
-    """Neighbours looked up in a list of all pairs, if there are few enough."""
-    threshold = 0.0 if decay.method == GAUSSIAN else float(decay.threshold)
-    if decay.method != GAUSSIAN and threshold == 0:
-        return None  # then boxes that do not touch act on each other too
-    limit = _LISTED_LIMIT
-    if decay.method == GAUSSIAN:
-        limit = min(limit, int(_TOUCHING_SHARE * cols.shape[1] ** 2 / 2))
-    blocks = near_blocks(cols, threshold, offset, limit)
-    if blocks is None:
-        return None
-    found = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]
-    for rows, columns_, overlap in blocks:
-        overlap = overlap.ravel()
-        acts = np.flatnonzero(decay.acts(overlap))
-        row, column = np.divmod(acts, len(columns_))
-        found.append((rows[row], columns_[column], decay.factor(overlap[acts])))
-    first, second, factor = (np.concatenate(column) for column in zip(*found))
-    source = np.concatenate([first, second])
-    short = source.astype(np.uint16) if cols.shape[1] <= _SHORT else source
-    by_source = np.argsort(short, kind='stable')
-    target = np.concatenate([second, first])[by_source]
-    factor = np.concatenate([factor, factor])[by_source]
-    ends = np.cumsum(np.bincount(source, minlength=cols.shape[1])).tolist()
-
-    def neighbours(chosen: int) -> tuple[np.ndarray, np.ndarray]:
-        part = slice(ends[chosen - 1] if chosen else 0, ends[chosen])
-        return target[part], factor[part]
-
-    return neighbours
+    def apply(self, overlap: np.ndarray) -> np.ndarray:
+        """Factors in place of overlaps, 1 where they do not act; none may be NaN."""
+        if self.method == LINEAR:
+            # the greatest number below the threshold: torch keeps what is above
+            below = float(np.nextafter(self.threshold, np.float32(-np.inf)))
+            threshold_(torch.from_numpy(overlap), below, 0.)
+            return np.subtract(np.float32(1), overlap, out=overlap)
+        flat = overlap.reshape(-1)
+        acts = self.acts(flat).nonzero()[0]
+        factor = self.factor(flat.take(acts))
+        flat.fill(1)
+        flat[acts] = factor
+        return overlap
 
 
-def _compared(cols: Tensor, decay: _Decay, offset: int) -> Neighbours:
-    """Neighbours found by comparing with every box; the same bits as the list."""
-    table = cols.numpy().copy()
+def _compared(cols: np.ndarray, decay: _Decay, offset: int) -> Neighbours:
+    """Neighbours found by comparing with every box."""
+    table = cols.copy()
     # with x1 and y1 negated, one minimum gives both corners of an intersection
     table[:2] *= -1
     corners, area, step = table[:4], table[4], np.float32(offset)
@@ -170,6 +145,21 @@ def _run(order: _Order, neighbours: Neighbours, least: np.float32) -> None:
         place += 1
 
 
+def _soft(cols: np.ndarray, scores: np.ndarray, decay: _Decay, least: np.float32,
+          offset: int) -> tuple[Tensor, np.ndarray]:
+    """Boxes that stay, in the order in which they are chosen, and their scores."""
+    with np.errstate(all='ignore'):
+        if not ordinary(cols, scores, decay.sigma, least):
+            order = _Order(scores)
+            _run(order, _compared(cols, decay, offset), least)
+            return torch.from_numpy(order.at[:order.count]), order.score[:order.count]
+        found = None
+        if len(np.unique(scores)) == len(scores):
+            found = decide(cols, scores, decay, least, offset, None)
+        chosen, final = found or decide(cols, scores, decay, least, offset, Places(len(scores)))
+    return torch.tensor(chosen), np.array(final, np.float32)
+
+
 def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, sigma: float,
             min_score: float, method: int, offset: int) -> Tensor:
     """Lower the scores of overlapped boxes; drop those that fall below ``min_score``.
@@ -198,12 +188,8 @@ def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, s
     for name, tensor in (('boxes', boxes), ('scores', scores), ('dets', dets)):
         require_dtype('softnms', name, tensor, (torch.float32,))
         require(not tensor.is_cuda, 'softnms', f'{name} must be on the CPU, {describe(tensor)}')
-    cols, decay = columns(boxes.detach(), offset), _Decay(method, iou_threshold, sigma)
-    order = _Order(scores.detach().numpy())
-    with np.errstate(all='ignore'):
-        _run(order, _listed(cols, decay, offset) or _compared(cols, decay, offset),
-             np.float32(min_score))
-    kept = torch.from_numpy(order.at[:order.count])
-    dets[:order.count, :4] = boxes.detach()[kept]
-    dets[:order.count, 4] = torch.from_numpy(order.score[:order.count])
+    kept, final = _soft(columns(boxes.detach(), offset).numpy(), scores.detach().numpy(),
+                        _Decay(method, iou_threshold, sigma), np.float32(min_score), offset)
+    dets[:len(kept), :4] = boxes.detach()[kept]
+    dets[:len(kept), 4] = torch.from_numpy(final)
     return kept

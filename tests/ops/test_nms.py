@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mmcv.ops import batched_nms, nms, nms_match, nms_quadri, nms_rotated, soft_nms
 
 from mmrepro.ops import nms as kernels
-from mmrepro.ops import overlaps, suppress
+from mmrepro.ops import overlaps, soft, soft_blocks, suppress
 from mmrepro.ops.boxes import ROTATED, overlap_matrix
 
 pytestmark = pytest.mark.usefixtures('torch_operators')
@@ -219,17 +219,28 @@ def compiled_soft():
     return call
 
 
-def test_soft_nms_listed_and_compared_agree(monkeypatch):
-    from mmrepro.ops import soft
+@pytest.mark.parametrize('levels', [3, 40, 1 << 20])
+@pytest.mark.parametrize('method', ['naive', 'linear', 'gaussian'])
+def test_soft_nms_in_blocks_is_the_plain_loop(monkeypatch, method, levels):
+    """Few levels make ties, 40 some of them, many none but what the decay makes."""
     boxes, scores = draw(300, 5, 60, 200.)
-    for method in ('naive', 'linear', 'gaussian'):
-        results = []
-        for share in (0, 1):
-            monkeypatch.setattr(soft, '_LISTED_LIMIT', share << 20)
-            monkeypatch.setattr(soft, '_TOUCHING_SHARE', share)
-            results.append(soft_nms(boxes, scores, 0.3, 0.5, 0.01, method))
-        assert torch.equal(results[0][0], results[1][0])
-        assert torch.equal(results[0][1], results[1][1])
+    scores = (scores * levels).ceil() / levels
+    in_blocks = soft_nms(boxes, scores, 0.3, 0.5, 0.01, method)
+    for rows in (1, 7):
+        monkeypatch.setattr(soft_blocks, '_ROWS', rows)
+        for a, b in zip(soft_nms(boxes, scores, 0.3, 0.5, 0.01, method), in_blocks):
+            assert torch.equal(a, b)
+    monkeypatch.setattr(soft, 'ordinary', lambda *_: False)
+    for a, b in zip(soft_nms(boxes, scores, 0.3, 0.5, 0.01, method), in_blocks):
+        assert torch.equal(a, b)
+
+
+def test_soft_nms_follows_the_working_order_once_a_tie_appears():
+    """The last box comes to the front and the first behind the second, which falls to its score."""
+    boxes = torch.tensor([[50., 0, 60, 10], [0, 0, 10, 5], [0, 0, 10, 10]])
+    scores = torch.tensor([0.25, 0.5, 1.])
+    dets, kept = soft_nms(boxes, scores)
+    assert dets[:, 4].tolist() == [1., 0.25, 0.25] and kept.tolist() == [2, 1, 0]
 
 
 def test_soft_nms_of_nothing_and_refusals():

@@ -1,0 +1,161 @@
+"""Soft suppression in blocks: overlaps of the best boxes at once, then one product per box.
+
+A box that is chosen multiplies the scores of the others. The products are taken one by one, in the
+order in which boxes are chosen, so scores have the bits of the plain loop; but which boxes come
+next is easy to guess (those with the best scores now), and so a row of factors is there before it
+is needed. What was chosen or fell too low leaves at the next block.
+"""
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+__all__ = ['Places', 'decide', 'ordinary']
+
+# Rows of factors made at once: fewer make more calls, more are guessed in vain.
+_ROWS = 32
+
+# Elements of those rows, unless that makes very few: the temporaries stay near the cache.
+_ELEMENTS = 1 << 17
+_LEAST_ROWS = 4
+
+# The score of a chosen box: below every limit, and times a factor still below.
+_TAKEN = np.float32(-1)
+
+
+class Decay(Protocol):
+    """From overlaps (K, N) float32 to factors, in place."""
+
+    def apply(self, overlap: np.ndarray) -> np.ndarray: ...
+
+
+class Places:
+    """The working order by which mmcv breaks ties: boxes ``at`` places, places ``where`` they are.
+
+    A chosen box changes places with the first undecided one; a dropped one is replaced by the last.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.at, self.where = list(range(count)), list(range(count))
+        self.count = count
+
+    def choose(self, box: int, place: int) -> None:
+        other, old = self.at[place], self.where[box]
+        self.at[place], self.at[old] = box, other
+        self.where[box], self.where[other] = place, old
+
+    def drop(self, boxes: list[int]) -> None:
+        gone = set(boxes)
+        left = self.count - len(gone)
+        holes = sorted(place for place in map(self.where.__getitem__, boxes) if place < left)
+        last = [box for box in reversed(self.at[left:self.count]) if box not in gone]
+        for hole, box in zip(holes, last):
+            self.at[hole], self.where[box] = box, hole
+        self.count = left
+
+    def first(self, boxes: list[int]) -> int:
+        return min(range(len(boxes)), key=lambda i: self.where[boxes[i]])
+
+
+def ordinary(cols: np.ndarray, scores: np.ndarray, sigma: float, least: float) -> bool:
+    """Whether scores can only fall, and only below ``least`` when they are dropped.
+
+    Then no NaN appears, no factor is greater than 1, and :func:`decide` is the plain loop.
+    """
+    return bool(least > 0 and sigma > 0 and np.isfinite(cols).all() and (cols[4] > 0).all()
+                and np.isfinite(scores).all())
+
+
+def _overlaps(table: np.ndarray, rows: np.ndarray, offset: int) -> np.ndarray:
+    """Overlaps of ``rows`` with all, (K, N); x1 and y1 are negated in ``table`` (5, N).
+
+    With them negated one minimum gives both corners of an intersection, and the same bits.
+    """
+    a, b = torch.from_numpy(table)[:, None], torch.from_numpy(table.take(rows, 1))[:, :, None]
+    meet = torch.minimum(a[:4], b[:4])
+    size = meet[2:].add_(meet[:2])
+    if offset:
+        size.add_(offset)
+    size.clamp_(min=0)
+    union = torch.add(a[4], b[4], out=meet[0]).numpy()
+    inter = torch.mul(size[0], size[1], out=size[0]).numpy()
+    union -= inter
+    inter /= union
+    return inter
+
+
+def _guess(score: np.ndarray, names: np.ndarray, needed: int | None,
+           places: Places | None) -> np.ndarray:
+    """Which boxes to make factors for: the best, ``needed`` among them."""
+    count = min(_ROWS, max(_LEAST_ROWS, _ELEMENTS // len(score)))
+    if len(score) <= count:
+        return np.arange(len(score))
+    best = score.argpartition(-count)[-count:]
+    if places is not None:
+        # of equal scores those that the working order puts first
+        best = (score >= score[best].min()).nonzero()[0]
+        where = np.array(places.where)[names[best]]
+        best = best[np.lexsort((where, -score[best]))[:count]]
+    if needed is not None and needed not in best:
+        best = np.append(best, needed)
+    return best
+
+
+def _first_best(score: np.ndarray, names: np.ndarray, value: np.float32, places: Places) -> int:
+    equal = (score == value).nonzero()[0]
+    return int(equal[places.first(names[equal].tolist())])
+
+
+def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32, offset: int,
+           places: Places | None) -> tuple[list[int], list[np.float32]] | None:
+    """Boxes in the order in which they are chosen, and their scores then.
+
+    Args:
+        cols: (5, N) float32, x1, y1, x2, y2, area.
+        scores: (N,) float32.
+        least: boxes whose score falls below it are dropped, except the best of all.
+        places: follows the working order, which ties need. Without it a tie gives None.
+    """
+    table, score, names = cols.copy(), scores.copy(), np.arange(len(scores))
+    np.negative(table[:2], out=table[:2])
+    chosen: list[int] = []
+    final: list[np.float32] = []
+    needed = None
+    while True:
+        if chosen:
+            keep = (score >= least).nonzero()[0]
+            if needed is not None:
+                needed = int(keep.searchsorted(needed))
+            table, score, names = table.take(keep, 1), score.take(keep), names.take(keep)
+        rows = _guess(score, names, needed, places)
+        factors = dict(zip(rows.tolist(), decay.apply(_overlaps(table, rows, offset))))
+        known = np.zeros(len(score), bool)
+        while True:
+            best = int(score.argmax())
+            value = score[best]
+            if chosen and value < least:
+                return chosen, final
+            score[best] = _TAKEN
+            if score[score.argmax()] == value:
+                if places is None:
+                    return None
+                score[best] = value
+                best = _first_best(score, names, value, places)
+                score[best] = _TAKEN
+            factor = factors.get(best)
+            if factor is None:
+                score[best], needed = value, best
+                break
+            chosen.append(int(names[best]))
+            final.append(value)
+            np.multiply(score, factor, out=score)
+            if places is not None:
+                places.choose(chosen[-1], len(chosen) - 1)
+                known[best] = True
+                low = score < least
+                fresh = (low != known).nonzero()[0]
+                if len(fresh):
+                    places.drop(names[fresh].tolist())
+                    known = low
