@@ -232,15 +232,26 @@ def _decimal(value: Any) -> str:
 def _module(a: Dict[str, Any], b: Dict[str, Any]) -> str:
     """With level 'module': the first call whose inputs agree and whose outputs do not."""
     one, other = a.get('modules') or (), b.get('modules') or ()
-    first = ''
+    first, found = '', None
     for mine, theirs in zip(one, other):
         if mine[:3] != theirs[:3]:
-            return f'the order of modules differs at {mine[0]}'
-        if mine != theirs and mine[3] == theirs[3]:
-            return f'{mine[1]} of {mine[0]}: equal inputs, other outputs'
-        if mine != theirs and not first:
-            first = f'{mine[1]} of {mine[0]} has other inputs already'
-    return first
+            if found is None:
+                return f'the order of modules differs at {mine[0]}'
+            break
+        if mine == theirs:
+            continue
+        if mine[3] != theirs[3]:
+            first = first or f'{mine[1]} of {mine[0]} has other inputs already'
+        elif found is None and (mine[1] == 'forward' or not first):
+            # what goes backward depends on the forward pass as well
+            found = mine
+        elif found is not None and mine[1] == found[1] and _inside(mine[0], found[0]):
+            found = mine
+    return f'{found[1]} of {found[0]}: equal inputs, other outputs' if found else first
+
+
+def _inside(path: str, container: str) -> bool:
+    return container == '(model)' != path or path.startswith(f'{container}.')
 
 
 def _first_logged(a: RunView, b: RunView, common: List[int]) -> Tuple[Optional[First], int]:

@@ -136,6 +136,28 @@ def test_modules_point_at_the_call_whose_inputs_agree():
     assert _module(a, a) == '' and _module(a, {}) == ''
 
 
+def test_of_modules_within_each_other_the_innermost_is_named():
+    from mmrepro.report.compare import _module
+
+    def run(*outputs):
+        names = ['(model)', 'neck', 'neck.conv', 'neck.other', 'head']
+        return dict(modules=[[name, 'forward', 0, f'in {name}', out]
+                             for name, out in zip(names, outputs)])
+    same = run(*'abcde')
+    assert 'of neck.conv:' in _module(same, run(*'AB', 'C', 'de'))
+    assert 'of neck:' in _module(same, run(*'AB', *'cde'))
+    assert 'of (model):' in _module(same, run('A', *'bcde'))
+
+
+def test_backward_is_not_blamed_for_what_forward_did():
+    from mmrepro.report.compare import _module
+    a = dict(modules=[['head', 'forward', 0, 'i', 'o'], ['head', 'backward', 0, 'g', 'h']])
+    b = dict(modules=[['head', 'forward', 0, 'I', 'O'], ['head', 'backward', 0, 'g', 'H']])
+    assert _module(a, b) == 'forward of head has other inputs already'
+    b['modules'][0] = a['modules'][0]
+    assert _module(a, b) == 'backward of head: equal inputs, other outputs'
+
+
 def test_what_runs_were_made_of_comes_by_severity(pair):
     found = compare(*pair(
         a=dict(facts={'randomness.seed': 1, 'version.python': '3.11'},
