@@ -96,7 +96,7 @@ def _guess(score: np.ndarray, names: np.ndarray, needed: int | None,
     if places is not None:
         # of equal scores those that the working order puts first
         best = (score >= score[best].min()).nonzero()[0]
-        where = np.array(places.where)[names[best]]
+        where = [places.where[box] for box in names[best].tolist()]
         best = best[np.lexsort((where, -score[best]))[:count]]
     if needed is not None and needed not in best:
         best = np.append(best, needed)
@@ -131,7 +131,7 @@ def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32
             table, score, names = table.take(keep, 1), score.take(keep), names.take(keep)
         rows = _guess(score, names, needed, places)
         factors = dict(zip(rows.tolist(), decay.apply(_overlaps(table, rows, offset))))
-        known = np.zeros(len(score), bool)
+        known, fallen = np.zeros(len(score), bool), 0
         while True:
             best = int(score.argmax())
             value = score[best]
@@ -155,7 +155,8 @@ def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32
                 places.choose(chosen[-1], len(chosen) - 1)
                 known[best] = True
                 low = score < least
-                fresh = (low != known).nonzero()[0]
-                if len(fresh):
+                fallen += 1
+                if np.count_nonzero(low) != fallen:
+                    fresh = (low != known).nonzero()[0]
                     places.drop(names[fresh].tolist())
-                    known = low
+                    known, fallen = low, fallen + len(fresh)
