@@ -65,6 +65,7 @@ def attributes(runner: Any) -> List[str]:
     found = [f'threads={torch.get_num_threads()}',
              f'deterministic={torch.are_deterministic_algorithms_enabled()}',
              f'resumed={runner._resume}',
+             f'validated={any(getattr(hook, "validated", False) for hook in runner.hooks)}',
              *(f'environment {name}={os.environ.get(name)}' for name in VARIABLES)]
     for path, module in unwrap(runner.model).named_modules():
         own = vars(module)

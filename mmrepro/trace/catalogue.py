@@ -1,11 +1,11 @@
 """Likely causes of a difference and their cures: one row each, the first that fits counts."""
 from __future__ import annotations
 
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from .align import Difference
 from .generators import NAMES
-from .records import GARBAGE, SEPARATOR, Record
+from .records import ATTRIBUTE, GARBAGE, GLOBAL, SEPARATOR, Record
 
 __all__ = ['CATALOGUE', 'Case', 'Row', 'explain']
 
@@ -13,6 +13,8 @@ __all__ = ['CATALOGUE', 'Case', 'Row', 'explain']
 ATOMIC = ('scatter', 'index_add', 'index_put', 'put_', 'upsample', 'grid_sampler', 'cumsum',
           'max_pool', 'avg_pool', 'bincount', 'embedding', 'kthvalue', 'histc', 'nll_loss2d',
           'ctc_loss', 'reflection_pad', 'replication_pad', 'roi_', 'deform')
+
+UNTOLD = ('process id', 'resumed', 'validated')  # rows ask for them; they are no evidence
 
 
 class Case:
@@ -56,7 +58,7 @@ class Case:
             values.append(dict(text.split('=', 1) for text in texts))
         a, b = values
         return [f'{name}: {a.get(name)} / {b.get(name)}' for name in {**a, **b}
-                if a.get(name) != b.get(name) and name not in ('process id', 'resumed')]
+                if a.get(name) != b.get(name) and name not in UNTOLD]
 
     def attribute(self, name: str) -> Tuple[Optional[str], Optional[str]]:
         """One value of both sides."""
@@ -133,12 +135,32 @@ def _is_transform(case: Case) -> bool:
         not case.record.path.endswith(('/begin', '/end')))
 
 
+def _is_entry(case: Case) -> bool:
+    """What the data list has at this index differs: the first transform is given it."""
+    return case.phase == 'data' and case.kind == 'input' and case.record.path.endswith('/0')
+
+
+def _hash_seeds(case: Case) -> List[str]:
+    return [text for text in case.attributes() if 'HASHSEED' in text]
+
+
 def _own(case: Case) -> List[str]:
     """Generators of a transform that differ, or that nobody can seed."""
+    return [f'{name}: state {a} / {b}' for name, a, b in _owned(case)
+            if not name.startswith((ATTRIBUTE, GLOBAL)) and (a != b or a == 'operating system')]
+
+
+def _kept(case: Case) -> List[str]:
+    """Plain values that a transform keeps and that differ."""
+    return [f'{name}: {a} / {b}' for name, a, b in _owned(case)
+            if name.startswith((ATTRIBUTE, GLOBAL)) and a != b]
+
+
+def _owned(case: Case) -> Iterator[Tuple[str, Optional[str], Optional[str]]]:
+    """Name, value of A, value of B."""
     a = dict(text.split('=', 1) for text in (case.a.own if case.a else ()))
     b = dict(text.split('=', 1) for text in (case.b.own if case.b else ()))
-    return [f'{name}: state {a.get(name)} / {b.get(name)}' for name in {**a, **b}
-            if a.get(name) != b.get(name) or a.get(name) == 'operating system']
+    return ((name, a.get(name), b.get(name)) for name in {**a, **b})
 
 
 def _moved(case: Case) -> List[str]:
@@ -193,20 +215,30 @@ CATALOGUE: Tuple[Row, ...] = (
         'The transform gives another result under another PYTHONHASHSEED: it uses the order of a '
         'set, or hash() of a text.',
         'Sort the set, use dict.fromkeys() to keep the order of insertion, or fix PYTHONHASHSEED.',
-        lambda c: [t for t in c.attributes() if 'HASHSEED' in t]),
+        lambda c: [*_hash_seeds(c), *_kept(c)]),
     Row('global generator in a transform',
         lambda c: _is_transform(c) and c.kind == 'output' and c.generators(),
         'The transform starts with global generators in another state.',
         'The streams of the two sides differ: compare randomness.seed and worker_seed, and what '
         'the data set draws before its pipeline.',
         lambda c: [f'in another state: {", ".join(c.generators())}']),
+    Row('state of its own in a transform',
+        lambda c: _is_transform(c) and c.kind == 'output' and _kept(c),
+        'The transform keeps a value from one sample to the next. Every worker process has one of '
+        'its own, and a resumed run begins anew.',
+        'Let it follow from the sample alone, or from the iteration or epoch.', _kept),
     Row('noise in a transform', lambda c: _is_transform(c) and c.kind == 'output',
         'The transform gives another result for the same input, without having moved a global '
         'generator to another place.',
         'Look in its code for a library with generators of its own, for threads, for memory that '
         'is not written, and for state that it keeps from one sample to the next.'),
-    Row('another entry in the data list',
-        lambda c: c.phase == 'data' and c.kind == 'input' and c.record.path.endswith('/0'),
+    Row('hash order of the data list',
+        lambda c: _is_entry(c) and c.differs('environment PYTHONHASHSEED'),
+        'The same index names another entry under another PYTHONHASHSEED: the data set is ordered '
+        'by a set, or by hash() of a text.',
+        'Sort the set, use dict.fromkeys() to keep the order of insertion, or fix PYTHONHASHSEED.',
+        lambda c: [*_hash_seeds(c), f'differing entries: {", ".join(c.labels())}']),
+    Row('another entry in the data list', _is_entry,
         'The same index names another entry: the data set has another content, or another order.',
         'Compare the annotation files (mmrepro compare shows their digests); sort directory '
         'listings and sets when the data list is made.',
@@ -226,6 +258,21 @@ CATALOGUE: Tuple[Row, ...] = (
         'Keep it in a buffer (register_buffer) or register the attribute with '
         'mmrepro.state.adapters.register(Class, "attribute").',
         lambda c: [*c.state_names()[:8], *c.arguments()[:8]]),
+    Row('state that a validation leaves',
+        lambda c: c.phase == 'start' and c.differs('validated'),
+        'After a validation the training goes on in another state.',
+        'Look at what the model keeps in evaluation mode, and at hooks around the validation.',
+        lambda c: [*c.state_names()[:8], *c.arguments()[:8]]),
+    Row('clock in a hook',
+        lambda c: c.record.name == 'state after the hook' and c.calls('clock'),
+        'The hook read the clock, and what it left behind differs.',
+        'Take the value from the iteration or the settings.',
+        lambda c: [*c.calls('clock'), *c.arguments()[:8], *c.state_names()[:8]]),
+    Row('entropy in a hook',
+        lambda c: c.record.name == 'state after the hook' and c.calls('entropy'),
+        'The hook drew from the operating system\'s entropy, and what it left behind differs.',
+        'Seed the generator, or draw from a global one.',
+        lambda c: [*c.calls('entropy'), *c.arguments()[:8], *c.state_names()[:8]]),
     Row('another setting',
         lambda c: c.record.is_state and c.kind == 'argument',
         'A number beside the weights differs: learning rate, momentum, scheduler or loss scale.',
@@ -263,6 +310,12 @@ CATALOGUE: Tuple[Row, ...] = (
         'A value is another one in the run that was resumed: a checkpoint did not hold it.',
         'Keep it in a buffer (register_buffer) or register the attribute with '
         'mmrepro.state.adapters.register(Class, "attribute").', _outside),
+    Row('state that a validation leaves',
+        lambda c: _is_outside(c) and c.differs('validated') and not (
+            c.calls('entropy') or c.calls('clock')),
+        'A value is another one after a validation.',
+        'Look at what the model keeps in evaluation mode, and at hooks around the validation.',
+        _outside),
     Row('entropy', lambda c: _is_outside(c) and c.calls('entropy') or (
         _is_outside(c) and c.calls('a generator is seeded')),
         'A value came in that was drawn from the operating system\'s entropy.',

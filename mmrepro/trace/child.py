@@ -25,9 +25,10 @@ class Enough(BaseException):
 class TurnHook(Hook):
     """Ends, kills or validates after an iteration, counted from 1."""
     priority = PRIORITY
+    validated = False  # so far
 
-    def __init__(self, iterations: Optional[int], kill_after: Optional[int],
-                 validate_after: Optional[int]) -> None:
+    def __init__(self, iterations: Optional[int] = None, kill_after: Optional[int] = None,
+                 validate_after: Optional[int] = None) -> None:
         self._iterations, self._kill, self._validate = iterations, kill_after, validate_after
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
@@ -36,6 +37,7 @@ class TurnHook(Hook):
         if done == self._validate:
             runner.val_loop.run()
             runner.model.train()
+            self.validated = True
         if done == self._iterations:
             raise Enough
 

@@ -15,7 +15,7 @@ from .localise import Localiser, Outcome, first_iteration
 from .reader import Run, TraceError, read_run
 from .sides import Side, SideFailed, start
 
-__all__ = ['main']
+__all__ = ['main', 'outcome_of']
 
 DEFAULT_ITERATIONS = 20
 VARIABLE = re.compile(r'[A-Z][A-Z0-9_]*')  # a key written so is one of the environment
@@ -30,6 +30,8 @@ EPILOG = '''example:
       the config as it is, against the config with other settings
   %(prog)s CONFIG --resume-b 5
       an uninterrupted run against one that is resumed before iteration 5
+  %(prog)s CONFIG --validate-b 5
+      an uninterrupted run against one that validates before iteration 5
   %(prog)s work_dirs/first work_dirs/second
       two runs that had FingerprintHook in their config
 
@@ -40,6 +42,20 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Returns the exit code."""
     parser = _parser()
     args = parser.parse_args(argv)
+    outcome = _outcome(args, parser)
+    if outcome is None:
+        return 1
+    print(json.dumps(outcome.as_dict(), indent=1) if args.json else outcome.text())
+    return 0 if outcome.verdict == 'equal' else 1
+
+
+def outcome_of(argv: Sequence[str]) -> Optional[Outcome]:
+    """What the command finds, unprinted; None when a training failed, which it says."""
+    parser = _parser()
+    return _outcome(parser.parse_args(argv), parser)
+
+
+def _outcome(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Optional[Outcome]:
     say = _Progress()
     try:
         work_dir = _new_folder(args.work_dir or os.path.join('work_dirs', 'localise'))
@@ -47,15 +63,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             outcome = _of_config(args, parser, work_dir, say)
         else:
             outcome = _of_runs(args, work_dir, say)
+    except ImportError as error:
+        parser.error(f'{args.config}: {error}')
     except (TraceError, ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     except SideFailed as error:
         say.end()
         print(error, file=sys.stderr)
-        return 1
+        return None
     say.end()
-    print(json.dumps(outcome.as_dict(), indent=1) if args.json else outcome.text())
-    return 0 if outcome.verdict == 'equal' else 1
+    return outcome
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,6 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--b', nargs='+', default=[], metavar='KEY=VALUE', help='... on side B')
     parser.add_argument('--resume-b', type=int, metavar='ITERATION',
                         help='end side B before this iteration and resume it')
+    parser.add_argument('--validate-b', type=int, metavar='ITERATION',
+                        help='let side B validate before this iteration')
     parser.add_argument('--ranks', type=int, default=1, metavar='N',
                         help='processes of each side (default: 1)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={},
@@ -92,7 +111,8 @@ def _of_config(args: argparse.Namespace, parser: argparse.ArgumentParser, work_d
     if not os.path.isfile(args.config):
         parser.error(f'{args.config}: no such config; to compare two runs, give both of their '
                      'work directories')
-    for name, least in (('iters', 1), ('ranks', 1), ('resume_b', 1)):
+    for name, least in (('iters', 1), ('ranks', 1), ('resume_b', 1),
+                        ('validate_b', 1)):
         value = getattr(args, name)
         if value is not None and value < least:
             parser.error(f'--{name.replace("_", "-")} {value}: must be {least} or more')
@@ -101,9 +121,12 @@ def _of_config(args: argparse.Namespace, parser: argparse.ArgumentParser, work_d
         options, env = _split(given, parser)
         cfg = Config.fromfile(args.config)
         cfg.merge_from_dict({**args.cfg_options, **options})
+        if args.validate_b and cfg.get('val_cfg') is None:
+            parser.error(f'--validate-b {args.validate_b}: {args.config} has no val_cfg')
         path = os.path.join(work_dir, f'config_{name}.py')
         cfg.dump(path)
-        sides.append(Side(name, path, env, args.ranks, args.resume_b if name == 'B' else None))
+        turns = dict(resume_at=args.resume_b, validate_at=args.validate_b) if name == 'B' else {}
+        sides.append(Side(name, path, env, args.ranks, **turns))
     return Localiser(tuple(sides), work_dir, _launch(say), say).search(
         args.iters, not args.no_values)
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
-__all__ = ['GARBAGE', 'SEPARATOR', 'Record', 'append_record', 'read_records', 'write_records']
+__all__ = ['ATTRIBUTE', 'GARBAGE', 'GLOBAL', 'SEPARATOR', 'Record', 'append_record', 'read_records',
+           'write_records']
 
 STATE = 'state '  # names of records that are states begin so
 ALWAYS = ('phase', 'path', 'name', 'stack')  # written even when empty
 SEPARATOR = '; '  # between the values of Record.arguments
 GARBAGE = 'memory that nothing has written'  # label of such an input
+
+
+# what names in Record.own begin with when they are no generators
+ATTRIBUTE, GLOBAL = 'self.', 'global '
 
 
 class Record(NamedTuple):
@@ -27,7 +32,7 @@ class Record(NamedTuple):
         generators: states of torch's, NumPy's and Python's generator before, as short hex.
         stack: Python calls, innermost first: (file, line, function).
         drew: whether the operator takes random numbers.
-        own: generators that belong to a transform, as name=state.
+        own: generators that belong to a transform, and its plain values, as name=state.
         calls: sources outside of torch that were asked since the record before: clock, entropy.
     """
     phase: str

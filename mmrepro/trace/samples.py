@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from contextlib import contextmanager
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Tuple
 
 import numpy as np
@@ -16,10 +17,11 @@ from mmengine.structures import BaseDataElement
 
 from ..data.fetch import current_batch
 from . import generators
-from .records import Record, append_record, read_records
+from .records import ATTRIBUTE, GLOBAL, Record, append_record, read_records
 
 __all__ = ['Samples', 'content_digest', 'leaves', 'read_samples']
 
+VALUE_TEXT = 80  # characters of a plain value that a transform keeps
 _recorded: Dict[type, type] = {}
 # of the sample that this process loads: its name, transforms so far; samples loaded so far
 _current: Optional[str] = None
@@ -43,8 +45,8 @@ class Samples:
         """Record the transforms of this data set and of those that it wraps."""
         for owner in _datasets(dataset):
             for transform in _transforms(getattr(owner, 'pipeline', None)):
-                _change_class(transform, self, '__call__', _call)
-        _change_class(dataset, self, '__getitem__', _getitem)
+                _change_class(transform, self, _TRANSFORM)
+        _change_class(dataset, self, _DATASET)
 
     def write(self, record: Record) -> None:
         append_record(os.path.join(self.folder, f'samples.rank{self.rank}.{os.getpid()}.jsonl'),
@@ -140,12 +142,13 @@ def _transforms(pipeline: Any) -> Iterator[Any]:
                 yield one
 
 
-def _change_class(thing: Any, samples: Samples, method: str, replacement: Callable) -> None:
-    """Let ``replacement`` stand for one method of one object."""
+def _change_class(thing: Any, samples: Samples, methods: Dict[str, Callable]) -> None:
+    """Let recording methods stand for those that the class of one object has."""
     original = getattr(type(thing), '_mmrepro_recorded', type(thing))
     if original not in _recorded:
+        own = {name: method for name, method in methods.items() if hasattr(original, name)}
         _recorded[original] = type(original.__name__, (original,), {
-            method: replacement, '_mmrepro_recorded': original, '__module__': original.__module__,
+            **own, '_mmrepro_recorded': original, '__module__': original.__module__,
             '__qualname__': original.__qualname__, '__reduce_ex__': _reduce})
     thing.__class__ = _recorded[original]
     thing._mmrepro_samples = samples
@@ -159,8 +162,7 @@ def _reduce(thing: Any, protocol: int) -> tuple:
 
 
 def _again(thing: Any, is_transform: bool) -> Any:
-    method, replacement = ('__call__', _call) if is_transform else ('__getitem__', _getitem)
-    _change_class(thing, thing._mmrepro_samples, method, replacement)
+    _change_class(thing, thing._mmrepro_samples, _TRANSFORM if is_transform else _DATASET)
     return thing
 
 
@@ -204,30 +206,54 @@ def _getitem(self: Any, index: Any) -> Any:
 
 
 def _call(self: Any, results: Any) -> Any:
-    global _number
     original = type(self)._mmrepro_recorded.__call__
     if _current is None:
         return original(self, results)
-    samples: Samples = self._mmrepro_samples
-    number, _number = _number, _number + 1
     given, inputs = _by_key(results)
-    before, own = generators.states(), _own(self)
-    watch = generators.Watch()
+    with _noted(self) as note:
+        result = original(self, results)
+        returned, outputs = _by_key(result)
+        note.update(name=type(self)._mmrepro_recorded.__name__, shapes=f'{given} -> {returned}',
+                    inputs=inputs, outputs=outputs, labels=tuple(given.split()))
+    return result
+
+
+def _indexes(self: Any, dataset: Any) -> Any:
+    """Of the samples that a transform mixes in; the data set asks for them beforehand."""
+    original = type(self)._mmrepro_recorded.get_indexes
+    if _current is None:
+        return original(self, dataset)
+    with _noted(self, 'get_indexes') as note:
+        result = original(self, dataset)
+        note.update(name=f'{type(self)._mmrepro_recorded.__name__}.get_indexes',
+                    shapes='-> indexes', outputs=(str(result), ))
+    return result
+
+
+@contextmanager
+def _noted(transform: Any, method: str = 'transform') -> Iterator[Dict[str, Any]]:
+    """Write down what a transform did inside, and which generators and calls it used."""
+    global _number
+    samples: Samples = transform._mmrepro_samples
+    number, _number = _number, _number + 1
+    before, own = generators.states(), _own(transform)
+    watch, note = generators.Watch(), {}
     watch.start()
     try:
-        result = original(self, results)
+        yield note
     finally:
         watch.stop()
-    own = {**_own(self), **own}  # a transform may make its generator in the first call
-    returned, outputs = _by_key(result)
-    code = type(self)._mmrepro_recorded
+    own = {**_own(transform), **own}  # a transform may make its generator in the first call
+    name = note.pop('name')
     samples.write(Record(
-        'data', f'{_current}/{number}', code.__name__, shapes=f'{given} -> {returned}',
-        inputs=inputs, outputs=outputs, labels=tuple(given.split()), generators=before,
+        'data', f'{_current}/{number}', name, **note, generators=before,
         drew=before != generators.states(), calls=watch.take(),
-        own=tuple(f'{name}={state}' for name, state in own.items()),
-        stack=(_where(code), )))
-    return result
+        own=tuple(f'{key}={state}' for key, state in own.items()),
+        stack=(_where(type(transform)._mmrepro_recorded, method), )))
+
+
+_TRANSFORM = {'__call__': _call, 'get_indexes': _indexes}
+_DATASET = {'__getitem__': _getitem}
 
 
 def _by_key(results: Any) -> Tuple[str, Tuple[str, ...]]:
@@ -240,13 +266,23 @@ def _by_key(results: Any) -> Tuple[str, Tuple[str, ...]]:
 
 
 def _own(transform: Any) -> Dict[str, str]:
-    """Generators of the transform and of its module, which nobody seeds."""
+    """Generators of the transform, its class and module, which nobody seeds; and plain values
+    there, named :data:`ATTRIBUTE` or :data:`GLOBAL` and their name.
+    """
+    attributes: Dict[str, Any] = {}
+    for base in reversed(type(transform).__mro__):
+        attributes.update(vars(base))
+    attributes.update(vars(transform))
     module = sys.modules.get(type(transform)._mmrepro_recorded.__module__)
-    return generators.own(vars(transform), vars(module) if module else {})
+    namespaces = {ATTRIBUTE: attributes, GLOBAL: vars(module) if module else {}}
+    return {**generators.own(*namespaces.values()),
+            **{f'{prefix}{name}': repr(value)[:VALUE_TEXT]
+               for prefix, namespace in namespaces.items() for name, value in namespace.items()
+               if isinstance(value, (bool, int, float, str)) and not name.startswith('__')}}
 
 
-def _where(cls: type) -> Tuple[str, int, str]:
-    method = next((vars(base)[name] for base in cls.__mro__ for name in ('transform', '__call__')
+def _where(cls: type, method: str) -> Tuple[str, int, str]:
+    method = next((vars(base)[name] for base in cls.__mro__ for name in (method, '__call__')
                    if name in vars(base)), None)
     code = getattr(method, '__code__', None)
     return (code.co_filename, code.co_firstlineno, cls.__name__) if code else ('', 0, cls.__name__)

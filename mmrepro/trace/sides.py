@@ -33,6 +33,7 @@ class Side(NamedTuple):
         ranks: processes.
         resume_at: the run is ended before this iteration and continued in another process.
         checkpoint: the run continues from this file.
+        validate_at: the run validates before this iteration.
     """
     name: str
     config: str
@@ -40,6 +41,7 @@ class Side(NamedTuple):
     ranks: int = 1
     resume_at: Optional[int] = None
     checkpoint: Optional[str] = None
+    validate_at: Optional[int] = None
 
 
 class Job(NamedTuple):
@@ -50,6 +52,7 @@ class Job(NamedTuple):
     checkpoint: Optional[str] = None
     save: bool = False
     launcher: str = 'none'
+    validate_at: Optional[int] = None
 
 
 def run_here(job: Job) -> None:
@@ -58,6 +61,7 @@ def run_here(job: Job) -> None:
 
     from ..hooks.fingerprint import FingerprintHook
     from ..launch import _runner
+    from .child import TurnHook
     cfg = Config.fromfile(job.config)
     cfg.work_dir, cfg.launcher = job.work_dir, job.launcher
     if job.checkpoint is not None:
@@ -65,6 +69,8 @@ def run_here(job: Job) -> None:
     runner = _runner(cfg)
     if not any(isinstance(hook, FingerprintHook) for hook in runner.hooks):
         runner.register_hook(FingerprintHook(), priority=FingerprintHook.priority)
+    if job.validate_at is not None:
+        runner.register_hook(TurnHook(validate_after=job.validate_at), priority=TurnHook.priority)
     attach(runner, Plan(*job.plan))
     try:
         runner.train()
@@ -78,7 +84,8 @@ def run_here(job: Job) -> None:
 def jobs_of(side: Side, work_dir: str, plan: Plan) -> List[Job]:
     """The jobs that run a side one after the other: two when it is interrupted."""
     launcher = 'pytorch' if side.ranks > 1 else 'none'
-    last = Job(side.config, work_dir, plan, side.checkpoint, launcher=launcher)
+    last = Job(side.config, work_dir, plan, side.checkpoint, launcher=launcher,
+               validate_at=side.validate_at)
     if side.resume_at is None or side.resume_at > plan.stop:
         return [last]
     first = last._replace(save=True, plan=plan._replace(stop=side.resume_at - 1))

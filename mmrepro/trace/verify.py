@@ -70,6 +70,8 @@ VARIATIONS = {
     'resume': Variation('killed and resumed', _keep_checkpoint, kill=True),
     'validation': Variation('with a validation in between', validate=True),
 }
+# variations that are no other config: options of mmrepro localise for the same
+TURNS = {'resume': '--resume-b', 'validation': '--validate-b'}
 
 
 class Result(NamedTuple):
@@ -219,7 +221,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error(f'{args.config}: no such config')
     try:
         cfg, notes = _load(args, names)
-    except (reduce.MissingData, OSError, KeyError, SyntaxError, ModuleNotFoundError) as error:
+    except (reduce.MissingData, OSError, KeyError, SyntaxError, ImportError) as error:
         parser.error(f'{args.config}: {error}')
     threads = int(settings_for()['OMP_NUM_THREADS'])
     jobs = args.jobs or (1 if _has_gpu() else max(1, min(2, (os.cpu_count() or 1) // threads)))
@@ -236,32 +238,31 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                  f'{time.monotonic() - started:.0f} s')
     same = all(result.equal or result.skipped for result in results) and any(
         result.equal for result in results)
+    if not args.json:
+        print(certificate(args.config, results, notes, args.work_dir), flush=True)
+    found = _localise(results, args.work_dir, args.iters) if args.localise else None
     if args.json:
-        print(json.dumps(_as_json(args, results, notes, same), indent=1))
-    else:
-        print(certificate(args.config, results, notes, args.work_dir))
-    if args.localise:
-        _localise(results, args.work_dir, args.iters)
+        localised = found.as_dict() if found else None
+        print(json.dumps(dict(_as_json(args, results, notes, same), localise=localised), indent=1))
+    elif found:
+        print(found.text())
     return 0 if same else 1
 
 
-def _localise(results: Sequence[Result], work_dir: str, iterations: int) -> None:
+def _localise(results: Sequence[Result], work_dir: str, iterations: int) -> Any:
     """Name the cause of the first variation that differs; see ``mmrepro localise``."""
     name = next((result.name for result in results if result.difference is not None), None)
     if name is None:
-        return
-    reference = os.path.join(work_dir, 'reference')
-    if name == 'validation':
-        print(f'\nA difference after a validation cannot be localised on its own. {reference} and '
-              f'{os.path.join(work_dir, name)} have the fingerprints of both runs.')
-        return
-    how = [reference, os.path.join(work_dir, name)]
-    if name == 'resume':
-        how = [os.path.join(reference, 'config.py'), '--resume-b', str(max(1, iterations // 2)),
-               '--iters', str(iterations)]
-    from .command import main as localise
-    print(f'\nmmrepro localise {" ".join(how)}', flush=True)
-    localise([*how, '--work-dir', os.path.join(work_dir, 'localise')])
+        return None
+    folders = {which: os.path.join(work_dir, which) for which in ('reference', name)}
+    how = list(folders.values())
+    if name in TURNS:
+        # the reference has no validation that one of the sides could run
+        config = os.path.join(folders['reference' if name == 'resume' else name], 'config.py')
+        how = [config, TURNS[name], str(max(1, iterations // 2)), '--iters', str(iterations)]
+    from .command import outcome_of
+    print(f'\nmmrepro localise {" ".join(how)}', file=sys.stderr, flush=True)
+    return outcome_of([*how, '--work-dir', os.path.join(work_dir, 'localise')])
 
 
 def certificate(config: str, results: Sequence[Result], notes: Sequence[str],
@@ -368,10 +369,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--jobs', type=int, metavar='N',
                         help='runs at a time (default: 2 where there are cores for them, 1 on a '
                         'GPU)')
-    printed = parser.add_mutually_exclusive_group()
-    printed.add_argument('--json', action='store_true', help='print the certificate as JSON')
-    printed.add_argument('--localise', action='store_true',
-                         help='when bits differ, go on and name the cause')
+    parser.add_argument('--json', action='store_true', help='print the certificate as JSON')
+    parser.add_argument('--localise', action='store_true',
+                        help='when bits differ, go on and name the cause')
     parser.add_argument('--work-dir', default='work_dirs/verify', metavar='DIR',
                         help='for logs and fingerprints (default: work_dirs/verify)')
     return parser

@@ -7,7 +7,7 @@ import pytest
 import torch
 from faults import results
 from faults.planted import FAULTS
-from faults.tiny import tiny
+from faults.tiny import tiny, validating
 from harness import Child
 
 from mmrepro.trace.localise import Localiser
@@ -66,10 +66,12 @@ def cache():
     return {}
 
 
-def config_file(folder, randomness):
+def config_file(folder, randomness, validate):
     path = folder / 'config.py'
     cfg = tiny(folder)
     cfg.randomness.update(randomness)
+    if validate:
+        validating(cfg)
     cfg.env_cfg = dict(dist_cfg=dict(backend='gloo'))
     cfg.dump(str(path))
     return str(path)
@@ -89,11 +91,11 @@ def configs(tmp_path_factory, data_root):
     paths = {}
 
     def path_of(fault):
-        key = json.dumps([fault.randomness, fault.model])
+        key = json.dumps([fault.randomness, fault.model, bool(fault.validate_at)])
         if key not in paths:
             folder = tmp_path_factory.mktemp('config')
             paths[key] = detector_config(fault.model, data_root, folder) if fault.model \
-                else config_file(folder, fault.randomness)
+                else config_file(folder, fault.randomness, fault.validate_at)
         return paths[key]
 
     return path_of
@@ -115,7 +117,8 @@ def search(name, folder, cache, configs, values=False):
     iterations = DETECTOR_ITERATIONS if fault.model else ITERATIONS
     path = configs(fault)
     sides = (Side('A', path, ranks=fault.ranks),
-             Side('B', path, fault.env, fault.ranks, fault.resume_at))
+             Side('B', path, fault.env, fault.ranks, fault.resume_at,
+                  validate_at=fault.validate_at))
     return Localiser(sides, str(folder), Forks(fault, cache)).search(iterations, values)
 
 

@@ -1,6 +1,8 @@
 """The search: where two runs part, what runs again, what is said when nothing is found."""
 import json
 import os
+import pickle
+import random
 import subprocess
 import sys
 
@@ -15,6 +17,7 @@ from mmrepro.trace.localise import Localiser, first_iteration
 from mmrepro.trace.reader import RankLog, Run
 from mmrepro.trace.record import Plan, Stopped, attach, read_stream
 from mmrepro.trace.records import Record, write_records
+from mmrepro.trace.samples import Samples, read_samples
 from mmrepro.trace.sides import Side, SideFailed, jobs_of, start
 from mmrepro.trace.values import compare_tensors
 
@@ -157,6 +160,46 @@ def test_samples_are_recorded_in_worker_processes(tmp_path, start_method):
     assert samples[0] == samples[1] and len(samples[0]) == 12
 
 
+class Mixing:
+    """As MMDetection's Mosaic: the data set asks it for partners, then calls it."""
+    partners = random.Random()
+
+    def __init__(self):
+        self.own = random.Random(1)
+
+    def get_indexes(self, dataset):
+        return [self.own.randint(0, len(dataset) - 1) for _ in range(3)]
+
+    def __call__(self, results):
+        return results
+
+
+class Mixed(torch.utils.data.Dataset):
+    def __init__(self):
+        self.pipeline = [Mixing()]
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        mixing = self.pipeline[0]
+        return mixing(dict(partners=mixing.get_indexes(self)))
+
+
+@pytest.mark.parametrize('travels', [False, True])
+def test_the_indexes_of_partners_are_recorded(tmp_path, travels):
+    dataset = Mixed()
+    Samples(str(tmp_path), 0, None).instrument(dataset)
+    if travels:
+        dataset = pickle.loads(pickle.dumps(dataset))
+    found = dataset[7]
+    indexes, mixed = read_samples(str(tmp_path), 0)[1:3]
+    assert (indexes.name, mixed.name) == ('Mixing.get_indexes', 'Mixing')
+    assert indexes.outputs == (str(found['partners']), )
+    assert [text.split('=')[0] for text in indexes.own] == ['partners', 'own']
+    assert indexes.stack[0][2] == 'Mixing' and indexes.stack[0][1] < mixed.stack[0][1]
+
+
 def test_values_tell_rounding_from_more():
     a = torch.rand(4, 5)
     b = a.clone()
@@ -177,12 +220,18 @@ def test_values_tell_rounding_from_more():
     (['CONFIG', '--b', 'nonsense'], 'must be KEY=VALUE'),
     (['CONFIG', '--iters', '0'], '--iters 0: must be 1 or more'),
     (['CONFIG', '--resume-b', '0'], '--resume-b 0: must be 1 or more'),
+    (['CONFIG', '--validate-b', '0'], '--validate-b 0: must be 1 or more'),
+    (['CONFIG', '--validate-b', '3'], 'has no val_cfg'),
+    (['IMPORTS'], 'Failed to import custom modules'),
     (['no/run', 'no/other'], 'no such folder'),
 ])
 def test_wrong_usage_is_explained(arguments, message, tmp_path, capsys):
     path = str(tmp_path / 'config.py')
     tiny(tmp_path).dump(path)
-    arguments = [path if text == 'CONFIG' else text for text in arguments]
+    imports = tmp_path / 'imports.py'
+    imports.write_text("custom_imports = dict(imports=['no_such_module_of_mine'])\n")
+    files = dict(CONFIG=path, IMPORTS=str(imports))
+    arguments = [files.get(text, text) for text in arguments]
     with pytest.raises(SystemExit) as error:
         command.main([*arguments, '--work-dir', str(tmp_path / 'out')])
     assert error.value.code == 2 and message in capsys.readouterr().err

@@ -12,6 +12,7 @@ from mmrepro.demo.settings import demo_config
 from mmrepro.trace import reduce
 from mmrepro.trace import verify as module
 from mmrepro.trace.fresh import Fresh, Plan, TrainingFailed, add_fingerprints
+from mmrepro.trace.localise import Outcome
 from mmrepro.trace.writer import Writer
 
 CONFIG = 'faster-rcnn_r50_fpn'
@@ -133,17 +134,27 @@ def test_a_config_without_validation(config, stand_in, tmp_path, capsys):
 
 @pytest.mark.parametrize(('name', 'expected'), [
     ('workers', ['{w}/reference', '{w}/workers']),
-    ('resume', ['{w}/reference/config.py', '--resume-b', '2', '--iters', '5'])])
-def test_a_difference_is_localised_on_demand(config, stand_in, tmp_path, monkeypatch, name,
-                                             expected):
+    ('resume', ['{w}/reference/config.py', '--resume-b', '2', '--iters', '5']),
+    ('validation', ['{w}/validation/config.py', '--validate-b', '2', '--iters', '5'])])
+def test_a_difference_is_localised_on_demand(config, stand_in, tmp_path, monkeypatch,
+                                             capsys, name, expected):
     called = []
-    monkeypatch.setattr('mmrepro.trace.command.main', called.append)
+    outcome = Outcome('equal', 5)
+
+    def outcome_of(argv):
+        called.append(argv)
+        return outcome
+
+    monkeypatch.setattr('mmrepro.trace.command.outcome_of', outcome_of)
     assert run(config, tmp_path, '--vary', name, '--localise') == 0 and called == []
     stand_in.wrong[name] = 3
     assert run(config, tmp_path, '--vary', name, '--localise') == 1
     folder = str(tmp_path / 'w')
     assert called == [[*(part.format(w=folder) for part in expected), '--work-dir',
                        f'{folder}/localise']]
+    assert capsys.readouterr().out.endswith('SAME BITS: 5 iterations agree\n')
+    assert run(config, tmp_path, '--vary', name, '--localise', '--json') == 1
+    assert json.loads(capsys.readouterr().out)['localise']['verdict'] == 'equal'
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [

@@ -29,7 +29,7 @@ class Fault:
         sides: 'B', or 'AB' when both runs have the fault, as runs of one code have.
         randomness, config: changes for both sides.
         env: of side B.
-        ranks, resume_at: of both sides, of side B.
+        ranks, resume_at, validate_at: of both sides, of side B, of side B.
         fast: belongs to every run of the tests.
         model: a real detector of tests/test_invariance.py in place of the tiny network.
     """
@@ -42,18 +42,19 @@ class Fault:
     resume_at: Optional[int] = None
     fast: bool = False
     model: Optional[str] = None
+    validate_at: Optional[int] = None
 
 
 FAULTS: Dict[str, Fault] = {}
 
 
 def fault(fast=False, sides='B', randomness=None, env=None, ranks=1, resume_at=None, model=None,
-          **expect):
+          validate_at=None, **expect):
     """Register a plant under its name."""
     def register(plant):
         expect.setdefault('iteration', FROM)
         FAULTS[plant.__name__] = Fault(plant, expect, sides, randomness or {}, env or {}, ranks,
-                                       resume_at, fast, model)
+                                       resume_at, fast, model, validate_at)
         return plant
     return register
 
@@ -296,6 +297,23 @@ def another_schedule(side):
         original(self, *args, gamma=0.25, **kwargs)
 
 
+@fault(fast=True, sides='AB', iteration=0, phase='hook', path='QuietHook.before_train_iter',
+       kind='argument', cause='clock in a hook', mentions=('in by_the_clock', ' lr='))
+def a_hook_that_reads_the_clock(side):
+    @replaced(tiny.QuietHook, 'before_train_iter', since=0)
+    def by_the_clock(original, self, runner, *args, **kwargs):
+        runner.optim_wrapper.param_groups[0]['lr'] = 0.1 + time.time_ns() % 1000003 * 1e-9
+
+
+@fault(sides='AB', iteration=0, phase='hook', path='QuietHook.before_train_iter',
+       cause='entropy in a hook', mentions=('in by_chance', ' lr='))
+def a_hook_that_draws_from_the_operating_system(side):
+    @replaced(tiny.QuietHook, 'before_train_iter', since=0)
+    def by_chance(original, self, runner, *args, **kwargs):
+        runner.optim_wrapper.param_groups[0]['lr'] = 0.1 + os.urandom(8)[0] * 1e-3 + sum(
+            os.urandom(8)) * 1e-6
+
+
 # --- state ----------------------------------------------------------------------------------------
 
 @fault(sides='AB', resume_at=FROM, phase='forward', path='head', kind='argument',
@@ -313,6 +331,26 @@ def momentum_that_is_lost_at_resume(side):
     @replaced(torch.optim.SGD, 'load_state_dict', since=0)
     def forget(original, self, state):
         original(self, dict(state, state={}))
+
+
+@fault(fast=True, sides='AB', validate_at=FROM, phase='forward', path='head', kind='argument',
+       cause='state that a validation leaves', mentions='head.scale')
+def an_attribute_that_a_validation_changes(side):
+    @replaced(tiny.Head, 'forward', since=0)
+    def remembering(original, self, x):
+        if not self.training:
+            self.scale = 1.25
+        return original(self, x)
+
+
+@fault(sides='AB', validate_at=FROM, phase='start', kind='output',
+       cause='state that a validation leaves', mentions='buffer head.temperature')
+def a_buffer_that_a_validation_changes(side):
+    @replaced(tiny.Head, 'forward', since=0)
+    def remembering(original, self, x):
+        if not self.training:
+            self.temperature += 0.25
+        return original(self, x)
 
 
 # --- the data -------------------------------------------------------------------------------------
@@ -365,6 +403,26 @@ def the_order_of_a_set(side):
         words = list({Word('car'), Word('dog'), Word('house'), Word('tree'), Word('zebra')})
         results['img'] = results['img'] + sum(i * len(word) for i, word in enumerate(words))
         return results
+
+
+@fault(fast=True, sides='AB', env=dict(PYTHONHASHSEED='7'), iteration=0, phase='data',
+       operator='TinyLoad', kind='input', cause='hash order of the data list',
+       mentions=('number', 'environment PYTHONHASHSEED'))
+def a_data_list_in_the_order_of_a_set(side):
+    @replaced(tiny.TinyData, 'load_data_list', since=0)
+    def unordered(original, self):
+        entries = {Word(chr(97 + entry['number']) * 5): entry for entry in original(self)}
+        return [entries[name] for name in set(entries)]
+
+
+@fault(fast=True, sides='AB', resume_at=FROM, phase='data', operator='TinyJitter', kind='output',
+       cause='state of its own in a transform', mentions='self.seen: 5 /')
+def a_transform_that_counts(side):
+    @replaced(tiny.TinyJitter, 'transform', since=0)
+    def counting(original, self, results):
+        self.seen = getattr(self, 'seen', -1) + 1
+        results['img'] = results['img'] * (1 - self.seen / 100)
+        return original(self, results)
 
 
 @fault(sides='AB', iteration=0, phase='data', operator='TinyLoad', kind='output',
