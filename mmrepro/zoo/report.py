@@ -13,6 +13,7 @@ END = '<!-- end of what tools/zoo.py made -->'
 
 # An outcome in the words of the table.
 WORDS = {'ok': 'yes', 'differs': '**other bits**', 'needs': 'needs', 'tracker': 'tracks only',
+         'broken': 'no',
          'failed': '**failed**'}
 
 
@@ -51,7 +52,7 @@ def table(results: dict[str, Any]) -> str:
         f'{len(rows)} of the {len(FAMILIES)} configs in the list, of '
         f'{len({row["family"] for row in rows})} folders: {count["ok"]} build, train and infer '
         f'({twice} of them twice, with the same bits), {count["needs"]} need another package, '
-        f'{count["tracker"]} only track, '
+        f'{count["tracker"]} only track, {count["broken"]} raise an error of MMDetection itself, '
         f'{count["differs"]} gave other bits, {count["failed"]} failed. Seconds are of one core, '
         'of all times together.', '',
         '| config | annotations | works | million parameters | s | MiB | operators of mmcv |',

@@ -21,6 +21,7 @@ OUTCOMES = {
     'ok': 'built, two training steps and an inference; twice with the same bits, unless --once',
     'differs': 'as ok, but the second time gave other bits',
     'needs': 'needs a package that is not installed here',
+    'broken': 'raises an error of MMDetection itself, which mmrepro has no part in',
     'tracker': 'puts boxes of a detector into tracks; has no training step of its own',
     'failed': 'raised, or ran out of time',
 }
@@ -71,11 +72,13 @@ def _attempt(member: Member, once: bool) -> dict:
     except Exception as error:
         if missing:
             return dict(outcome='needs', packages=missing)
+        if member.broken and member.broken in str(error):
+            return dict(outcome='broken', error=member.broken, cause=_cause(error))
         return dict(outcome='failed', error=f'{type(error).__name__}: {error}'[:400],
                     cause=_cause(error), trace=traceback.format_exc())
-    if missing:
-        return dict(outcome='failed', error=f'works without {", ".join(missing)}',
-                    cause='its row')
+    if missing or member.broken:
+        what = f'works without {", ".join(missing)}' if missing else f'no longer: {member.broken}'
+        return dict(outcome='failed', error=what, cause='its row')
     return dict(outcome='differs' if result['equal'] is False else 'ok', **result)
 
 
