@@ -146,7 +146,9 @@ def _change_class(thing: Any, samples: Samples, methods: Dict[str, Callable]) ->
     """Let recording methods stand for those that the class of one object has."""
     original = getattr(type(thing), '_mmrepro_recorded', type(thing))
     if original not in _recorded:
-        own = {name: method for name, method in methods.items() if hasattr(original, name)}
+        # not hasattr(): mmcv's cache_randomness cannot be asked for on a class
+        own = {name: method for name, method in methods.items()
+               if any(name in vars(base) for base in original.__mro__)}
         _recorded[original] = type(original.__name__, (original,), {
             **own, '_mmrepro_recorded': original, '__module__': original.__module__,
             '__qualname__': original.__qualname__, '__reduce_ex__': _reduce})
@@ -220,11 +222,11 @@ def _call(self: Any, results: Any) -> Any:
 
 def _indexes(self: Any, dataset: Any) -> Any:
     """Of the samples that a transform mixes in; the data set asks for them beforehand."""
-    original = type(self)._mmrepro_recorded.get_indexes
+    original = super(type(self), self).get_indexes
     if _current is None:
-        return original(self, dataset)
+        return original(dataset)
     with _noted(self, 'get_indexes') as note:
-        result = original(self, dataset)
+        result = original(dataset)
         note.update(name=f'{type(self)._mmrepro_recorded.__name__}.get_indexes',
                     shapes='-> indexes', outputs=(str(result), ))
     return result

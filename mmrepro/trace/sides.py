@@ -60,13 +60,12 @@ def run_here(job: Job) -> None:
     from mmengine.config import Config
 
     from ..hooks.fingerprint import FingerprintHook
-    from ..launch import _runner
-    from .child import TurnHook
+    from .child import TurnHook, build_runner
     cfg = Config.fromfile(job.config)
     cfg.work_dir, cfg.launcher = job.work_dir, job.launcher
     if job.checkpoint is not None:
         cfg.resume, cfg.load_from = True, job.checkpoint
-    runner = _runner(cfg)
+    runner = build_runner(cfg)
     if not any(isinstance(hook, FingerprintHook) for hook in runner.hooks):
         runner.register_hook(FingerprintHook(), priority=FingerprintHook.priority)
     if job.validate_at is not None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from faults.tiny import tiny
 from harness import ROOT, Child, digest, environment
+from mmcv.transforms.utils import cache_randomness
 from mmengine.runner import Runner
 
 from mmrepro.trace import command
@@ -167,6 +168,7 @@ class Mixing:
     def __init__(self):
         self.own = random.Random(1)
 
+    @cache_randomness
     def get_indexes(self, dataset):
         return [self.own.randint(0, len(dataset) - 1) for _ in range(3)]
 
