@@ -14,10 +14,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
+sys.path[:0] = [str(ROOT), str(HERE.parent)]
+
+from mmrepro.demo import write_dataset  # noqa: E402
+from mmrepro.trace.finding import Finding, useful_calls  # noqa: E402
+
 FASTER, YOLOX = 'faster-rcnn_r50_fpn', 'yolox_s'
 LOCALISE = ('localise', '--iters', '1', '--no-values')
 
@@ -151,14 +156,18 @@ def config_of(fault: Fault, folder: Path) -> str:
     return 'config.py'
 
 
-def search(name: str, folder: Path) -> Dict[str, Any]:
-    """Run the command on a fault, in ``folder``; the result that it prints as JSON.
+def search(name: str, root: Path) -> Dict[str, Any]:
+    """Run the command on a fault, in a folder of ``root``, which has data/demo; what it prints.
 
     Raises:
         RuntimeError: the command printed no result.
     """
     fault = FAULTS[name]
     verb, *options = fault.command
+    folder = root / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / 'data').symlink_to(root / 'data')
     command = [sys.executable, str(ROOT / 'tools' / f'{verb}.py'), config_of(fault, folder),
                *options, '--json', '--work-dir', 'runs']
     env = dict(os.environ, PYTHONPATH='.', OMP_NUM_THREADS='1', MKL_NUM_THREADS='1')
@@ -169,23 +178,59 @@ def search(name: str, folder: Path) -> Dict[str, Any]:
     return dict(json.loads(done.stdout), exit_code=done.returncode)
 
 
+def row_of(name: str, found: Dict[str, Any]) -> Dict[str, Any]:
+    """What goes into the table: what was named, and in ``wrong`` what should have been."""
+    from faults.results import versions
+    fault = FAULTS[name]
+    outcome = found if fault.command[0] == 'localise' else found.get('localise')
+    finding = (outcome or {}).get('finding')
+    row = dict(model=fault.model, command=f'mmrepro {" ".join(fault.command)}',
+               found=finding is not None, versions=versions())
+    if finding is None:
+        wrong = [] if fault.expect is None and found['exit_code'] == 0 else [
+            f'nothing was named: {json.dumps(found)}']
+    else:
+        wrong = _wrong(fault.expect, finding, found['exit_code'])
+        calls = useful_calls([tuple(call) for call in finding['stack']])
+        row.update({key: finding[key] for key in ('iteration', 'phase', 'path', 'operator', 'kind',
+                                                  'cause', 'mover', 'evidence')})
+        row['line'] = ':'.join(map(str, (os.path.basename(calls[0][0]), calls[0][1]))) \
+            if calls else ''
+    return dict(row, right=not wrong, wrong=wrong)
+
+
+def _wrong(expect: Any, finding: Dict[str, Any], exit_code: int) -> List[str]:
+    finding = {key: tuple(map(tuple, value)) if key == 'stack' else tuple(value) if isinstance(
+        value, list) else value for key, value in finding.items()}
+    if expect is None:
+        return [f'nothing was planted that matters: {finding}']
+    expect, text = dict(expect), Finding(**finding).text()
+    mentions = expect.pop('mentions', ())
+    wrong = [f'{key}: {finding[key]!r}, not {value!r}' for key, value in expect.items()
+             if finding[key] != value]
+    wrong += [f'{part!r} is not in:\n{text}' for part in mentions if part not in text]
+    return wrong + ([] if exit_code == 1 else [f'exit code {exit_code}'])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('names', nargs='*', metavar='NAME', help=', '.join(FAULTS))
+    parser.add_argument('--results', metavar='DIR', help='the folder of planted_faults.json')
     parser.add_argument('--folder', default='work_dirs/planted', help='where the runs write')
     args = parser.parse_args()
+    folder = Path(args.folder).resolve()
+    write_dataset(str(folder / 'data' / 'demo'))
+    right = True
     for name in args.names or FAULTS:
-        folder = Path(args.folder).resolve() / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        data = folder.parent / 'data'
-        if data.is_dir():
-            (folder / 'data').symlink_to(data)
-        print(name, json.dumps(search(name, folder), indent=1))
-    return 0
+        row = row_of(name, search(name, folder))
+        print(name, json.dumps(row, indent=1), flush=True)
+        right = right and row['right']
+        if args.results:
+            from faults import results
+            results.write(args.results, name, row)
+    return 0 if right else 1
 
 
 if __name__ == '__main__':
-    sys.path.insert(0, str(ROOT))
     sys.exit(main())
