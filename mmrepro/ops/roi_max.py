@@ -104,51 +104,50 @@ def align_forward(feature: Tensor, boxes: Boxes, output: Tensor, argmax_y: Tenso
             out.index_copy_(0, order[a:b], piece)
 
 
-def _sample_of(at: Tensor, start: Tensor, size: Tensor, grid: Tensor,
-               stored: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Which sample along one axis lies at a stored position, and whether one does: (B, C) each.
+def _samples_at(at: Tensor, start: Tensor, size: Tensor, grid: Tensor, stored: torch.dtype,
+                number: torch.dtype) -> Tensor:
+    """Which sample along one axis lies at a stored position, counted from 1; 0 if none does.
 
     Args:
-        at: (B, C) positions. start, size, grid: (B, 1) of the bin, and its samples.
-        stored: dtype that the positions went through.
+        at: (K, C, P) positions. start: (K, P) of the bins. size, grid: (K,) of a bin, its samples.
+        stored: dtype that the positions went through. number: of the result (K, C, P).
     """
-    step = size / grid
-    ordinal = ((at - start) / step).floor_().nan_to_num_(nan=0.)
-    ordinal = torch.minimum(ordinal.clamp_(min=0), grid - 1)
-    there = gather.through(start + (ordinal + 0.5) * size / grid, stored)
-    return ordinal, at == there
+    found = torch.zeros(at.shape, dtype=number, device=at.device)
+    for ordinal in range(int(grid.amax())):
+        there = gather.through(start + ((ordinal + 0.5) * size / grid)[:, None], stored)
+        there.masked_fill_((grid <= ordinal)[:, None], float('nan'))
+        hit = gather.equal(at, there[:, None]).to(number)
+        torch.maximum(found, hit.mul_(ordinal + 1), out=found)
+    return found
 
 
 def _winners(boxes: Boxes, argmax_y: Tensor, argmax_x: Tensor, order: Tensor) -> Tensor:
-    """Which sample won, (K*P, C) int32 by bin of the sorted boxes: its ordinal + 1.
+    """Which sample won, (K*P, C) by bin of the sorted boxes: its ordinal + 1.
 
     0 is none, -1 is none of ours (see :func:`_spread_strays`). In low precision neighbours can
     share a stored position; then it is one of them.
     """
     ph, pw = argmax_y.shape[2:]
     dtype, device = boxes.y.dtype, boxes.y.device
-    winner = torch.empty((len(order) * ph * pw, argmax_y.shape[1]), dtype=torch.int32,
-                         device=device)
+    counts = boxes.grid.y * boxes.grid.x
+    number = torch.int8 if int(counts[0]) < torch.iinfo(torch.int8).max else torch.int32
+    winner = torch.empty((len(order) * ph * pw, argmax_y.shape[1]), dtype=number, device=device)
     top = boxes.y[:, None] + torch.arange(ph, dtype=dtype, device=device) * boxes.bin_h[:, None]
     left = boxes.x[:, None] + torch.arange(pw, dtype=dtype, device=device) * boxes.bin_w[:, None]
-
-    def by_bin(values: Tensor, *shape: int) -> Tensor:
-        return values.to(dtype).view(*shape).expand(-1, ph, pw).reshape(-1, 1)
-
+    top, left = top.repeat_interleave(pw, 1), left.repeat(1, ph)
     for a, b in _chunks(argmax_y):
         some = boxes.part(a, b)
-        at_y = gather.bags(argmax_y.index_select(0, order[a:b]))
-        at_x = gather.bags(argmax_x.index_select(0, order[a:b]))
-        grid_y, grid_x = (by_bin(g, -1, 1, 1) for g in some.grid[:2])
-        iy, fits_y = _sample_of(at_y, by_bin(top[a:b], -1, ph, 1), by_bin(some.bin_h, -1, 1, 1),
-                                grid_y, argmax_y.dtype)
-        ix, fits_x = _sample_of(at_x, by_bin(left[a:b], -1, 1, pw), by_bin(some.bin_w, -1, 1, 1),
-                                grid_x, argmax_x.dtype)
-        number = iy.mul_(grid_x).add_(ix).add_(1).to(torch.int32)
-        found = (fits_y & fits_x).to(torch.int32)
+        at_y, at_x = (at.index_select(0, order[a:b]).flatten(2).to(dtype)
+                      for at in (argmax_y, argmax_x))
+        iy = _samples_at(at_y, top[a:b], some.bin_h, some.grid.y, argmax_y.dtype, number)
+        ix = _samples_at(at_x, left[a:b], some.bin_w, some.grid.x, argmax_x.dtype, number)
+        ours = torch.minimum(iy, ix).clamp_(max=1)
+        ordinal = iy.sub_(1).mul_(some.grid.x.to(number)[:, None, None]).add_(ix)
+        ordinal.mul_(ours).add_(ours.sub_(1))
         # mmcv marks "no sample" with y = -1, and so drops a winner that lies exactly there.
-        some = (at_y != -1).to(torch.int32)
-        winner[a * ph * pw:b * ph * pw] = (number * found + found - 1) * some
+        nowhere = gather.equal(at_y, at_y.new_full((1,), -1)).to(number)
+        ordinal.mul_(nowhere.neg_().add_(1))
+        winner[a * ph * pw:b * ph * pw] = gather.bags(ordinal)
     return winner
 
 
