@@ -52,8 +52,8 @@ def train(argv: Optional[Sequence[str]] = None) -> int:
         _scale_learning_rate(cfg)
     if args.resume is not None:
         cfg.resume = True
-        cfg.load_from = None if args.resume == 'auto' else args.resume
-    _runner(cfg).train()
+        cfg.load_from = None if args.resume == 'auto' else _checkpoint(args.resume, parser)
+    _runner(cfg, parser).train()
     return 0
 
 
@@ -71,13 +71,13 @@ def test(argv: Optional[Sequence[str]] = None) -> int:
     if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
         parser.error(f'--out {args.out}: the name must end in .pkl or .pickle')
     cfg = _load(args, parser)
-    cfg.load_from = args.checkpoint
+    cfg.load_from = _checkpoint(args.checkpoint, parser)
     if args.show or args.show_dir:
         from mmdet.engine.hooks.utils import trigger_visualization_hook
         cfg = trigger_visualization_hook(cfg, args)
     if args.tta:
         _augment_test(cfg)
-    runner = _runner(cfg)
+    runner = _runner(cfg, parser)
     if args.out is not None:
         from mmdet.evaluation import DumpDetResults
         runner.test_evaluator.metrics.append(DumpDetResults(out_file_path=args.out))
@@ -194,14 +194,29 @@ def _load(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Config:
     return cfg
 
 
-def _runner(cfg: Config) -> Any:
+def _checkpoint(path: str, parser: argparse.ArgumentParser) -> str:
+    if '://' not in path and not os.path.exists(path):
+        parser.error(f'{path}: no such checkpoint')
+    return path
+
+
+def _runner(cfg: Config, parser: argparse.ArgumentParser) -> Any:
     from mmdet.utils import setup_cache_size_limit_of_dynamo
     from mmengine.registry import RUNNERS
     from mmengine.runner import Runner
 
+    from .config import RandomnessError
+    from .determinism import DeterminismError
+    from .state.files import CheckpointError
+    from .state.strict import ResumeError
+
     # as MMDetection's own script does: the default makes torch.compile give up on detectors
     setup_cache_size_limit_of_dynamo()
-    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    try:
+        return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    except (RandomnessError, DeterminismError, CheckpointError, ResumeError) as error:
+        # it names setting or file, value and what is allowed: a traceback would only hide that
+        parser.error(str(error))
 
 
 def _scale_learning_rate(cfg: Config) -> None:

@@ -39,7 +39,10 @@ class Runner:
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ('a.pth', 'weights.pth'):
+        (tmp_path / name).touch()
     path = tmp_path / 'my_config.py'
     path.write_text(CONFIG)
     return str(path)
@@ -49,7 +52,8 @@ def config(tmp_path):
 def built(monkeypatch):
     """What train() and test() build, without building a detector or starting again."""
     runners = []
-    monkeypatch.setattr(launch, '_runner', lambda cfg: runners.append(Runner(cfg)) or runners[-1])
+    monkeypatch.setattr(launch, '_runner',
+                        lambda cfg, parser: runners.append(Runner(cfg)) or runners[-1])
     monkeypatch.setattr(launch, 'restart_if_incomplete', lambda *_: None)
     monkeypatch.setenv('LOCAL_RANK', '0')
     return runners
@@ -123,6 +127,23 @@ def test_a_missing_config_is_named(built, capsys):
     with pytest.raises(SystemExit):
         launch.train(['no/such.py'])
     assert 'no/such.py: no such config' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('verb, arguments', [('train', ['--resume', 'no.pth']),
+                                             ('test', ['no.pth'])])
+def test_a_missing_checkpoint_is_named(config, built, capsys, verb, arguments):
+    with pytest.raises(SystemExit):
+        getattr(launch, verb)([config, *arguments])
+    assert 'no.pth: no such checkpoint' in capsys.readouterr().err
+    assert built == []
+
+
+def test_a_setting_that_is_refused_is_named_without_a_traceback(config, monkeypatch, capsys):
+    monkeypatch.setattr(launch, 'restart_if_incomplete', lambda *_: None)
+    with pytest.raises(SystemExit) as error:
+        launch.train([config, '--cfg-options', 'randomness.sede=3'])
+    assert error.value.code == 2
+    assert "unknown key 'sede' (value 3); did you mean 'seed'?" in capsys.readouterr().err
 
 
 def test_resume_without_a_value_takes_the_latest(config, built):
@@ -241,7 +262,7 @@ def test_a_real_restart_keeps_the_process_and_its_arguments(tmp_path):
 ])
 def test_the_config_decides_what_must_be_set(config, monkeypatch, lines, mode, num_threads):
     asked = []
-    monkeypatch.setattr(launch, '_runner', Runner)
+    monkeypatch.setattr(launch, '_runner', lambda cfg, parser: Runner(cfg))
     monkeypatch.setattr(launch, 'restart_if_incomplete', lambda *args: asked.append(args))
     with open(config, 'a', encoding='utf-8') as file:
         file.write(f'{lines}\n')
