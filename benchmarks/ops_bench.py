@@ -207,7 +207,15 @@ def carafe(s: Sizes) -> Case:
     feature = s.feature(256, 50, 84).requires_grad_()
     h, w = feature.shape[2:]
     masks = s.uniform(1, 25, 2 * h, 2 * w).requires_grad_()
-    return Case([feature, masks], lambda: carafe(feature, masks, 5, 1, 2))
+
+    def unfolded() -> torch.Tensor:
+        patches = torch.nn.functional.unfold(feature, 5, padding=2).view(256, 25, h * w)
+        around = masks.view(25, h, 2, w, 2).permute(1, 3, 0, 2, 4).reshape(h * w, 25, 4)
+        mixed = torch.bmm(patches.permute(2, 0, 1), around)
+        return mixed.view(h, w, 256, 2, 2).permute(2, 0, 3, 1, 4).reshape(1, 256, 2 * h, 2 * w)
+
+    return Case([feature, masks], lambda: carafe(feature, masks, 5, 1, 2), unfolded,
+                "torch's unfold and bmm")
 
 
 CASES: dict[str, Callable[[Sizes], Case]] = {

@@ -114,10 +114,15 @@ def _samples_at(at: Tensor, start: Tensor, size: Tensor, grid: Tensor, stored: t
     """
     found = torch.zeros(at.shape, dtype=number, device=at.device)
     for ordinal in range(int(grid.amax())):
-        there = gather.through(start + ((ordinal + 0.5) * size / grid)[:, None], stored)
-        there.masked_fill_((grid <= ordinal)[:, None], float('nan'))
-        hit = gather.equal(at, there[:, None]).to(number)
-        torch.maximum(found, hit.mul_(ordinal + 1), out=found)
+        there = gather.through(start + ((ordinal + 0.5) * size / grid)[:, None], stored)[:, None]
+        rows = (grid > ordinal).nonzero()[:, 0].tolist()
+        # few boxes have many samples: then one by one, the others would cost as much
+        parts = rows if 2 * len(rows) < len(at) else [slice(None)]
+        if len(parts) == 1:
+            there.masked_fill_((grid <= ordinal)[:, None, None], float('nan'))
+        for part in parts:
+            hit = gather.equal(at[part], there[part]).view(torch.int8).to(number)
+            torch.maximum(found[part], hit.mul_(ordinal + 1), out=found[part])
     return found
 
 
@@ -158,26 +163,25 @@ def align_backward(grad_output: Tensor, boxes: Boxes, argmax_y: Tensor, argmax_x
     The channels that a sample won are spread together: one sort per sample, instead of one entry
     per element and corner.
     """
-    n, _, h, w = grad_input.shape
     boxes, order = _sorted(boxes)
     winner = _winners(boxes, argmax_y, argmax_x, order)
     grad = torch.empty(winner.shape, dtype=boxes.y.dtype, device=winner.device)
     for a, b in _chunks(grad_output):
         part = slice(a * len(grad) // len(order), b * len(grad) // len(order))
         grad[part] = gather.bags(grad_output.index_select(0, order[a:b]))
-    total = grad.new_zeros((n * h * w, grad_input.shape[1]))
+    sink = gather.Sink(grad_input)
     source, waiting, used = torch.empty_like(grad), [], 0
     for visit in _visits(boxes, grad_input.shape, grad_output.shape[2:]):
         # Late visits are of few boxes: several of them go together, up to the size of the first.
         if used + len(visit.y) > len(source):
-            total += _spread_visits(waiting, source[:used], n * h * w)
+            _spread_visits(sink, waiting, source[:used])
             waiting, used = [], 0
         gather.keep(grad[:len(visit.y)], winner[:len(visit.y)], visit.ordinal + 1, source[used:])
         waiting.append(visit)
         used += len(visit.y)
     if waiting:
-        total += _spread_visits(waiting, source[:used], n * h * w)
-    gather.add_rows(grad_input, total)
+        _spread_visits(sink, waiting, source[:used])
+    sink.close()
     if int(winner.amin()) < 0:
         stray = winner == -1
         at_y = gather.bags(argmax_y.index_select(0, order))[stray]
@@ -185,9 +189,8 @@ def align_backward(grad_output: Tensor, boxes: Boxes, argmax_y: Tensor, argmax_x
         _spread_strays(grad[stray], at_y, at_x, stray, boxes.image, grad_input)
 
 
-def _spread_visits(visits: list[_Visit], source: Tensor, size: int) -> Tensor:
-    return gather.spread(source, torch.cat([v.row for v in visits]),
-                         torch.cat([v.weight for v in visits]), size)
+def _spread_visits(sink: gather.Sink, visits: list[_Visit], source: Tensor) -> None:
+    sink.spread(source, torch.cat([v.row for v in visits]), torch.cat([v.weight for v in visits]))
 
 
 def _spread_strays(grad: Tensor, at_y: Tensor, at_x: Tensor, stray: Tensor, image: Tensor,
