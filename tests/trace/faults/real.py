@@ -112,7 +112,7 @@ FAULTS: Dict[str, Fault] = {
         "type='JitterLoss'))))",
         dict(iteration=0, phase='loss', path='roi_head.bbox_head.loss_bbox', kind='argument',
              operator='aten.mul.Tensor', cause='entropy',
-             mentions=('entropy_loss.py:13 in forward', 'urandom'))),
+             mentions=('entropy_loss.py:12 in forward', 'urandom'))),
     'memory_that_a_head_never_wrote': Fault(
         'unwritten_head', "model = dict(roi_head=dict(bbox_head=dict(type='CarelessHead')))",
         dict(iteration=0, phase='forward', path='roi_head.bbox_head', kind='output',
@@ -120,24 +120,25 @@ FAULTS: Dict[str, Fault] = {
     'a_learning_rate_by_the_clock': Fault(
         'clock_lr', "custom_hooks = [dict(type='TimedLRHook')]",
         dict(iteration=0, phase='hook', path='TimedLRHook.before_train_iter', kind='argument',
-             cause='clock in a hook', mentions=('clock_lr.py:15 in before_train_iter', ' lr='))),
+             cause='clock in a hook', mentions=('clock_lr.py:14 in before_train_iter', ' lr='))),
     'a_transform_that_counts_in_every_worker': Fault(
         'counting_transform', PIPELINE.format(
             change="train_pipeline.insert(3, dict(type='Curriculum'))"),
         dict(phase='data', operator='Curriculum', kind='output',
              cause='state of its own in a transform',
-             mentions=('counting_transform.py:11 in Curriculum', 'seen')),
+             mentions=('counting_transform.py:10 in Curriculum', 'seen')),
         ('verify', '--localise', '--vary', 'workers', '--iters', '3')),
     'a_head_that_remembers_a_validation': Fault(
         'remembering_head', "model = dict(roi_head=dict(bbox_head=dict(type='SharpHead')))",
         dict(iteration=1, phase='forward', path='roi_head.bbox_head', kind='argument',
              operator='aten.div.Tensor', cause='state that a validation leaves',
-             mentions=('remembering_head.py:15 in forward', 'temperature')),
+             mentions=('remembering_head.py:14 in forward', 'temperature')),
         ('verify', '--localise', '--vary', 'validation', '--iters', '3')),
     'a_mosaic_with_partners_of_its_own': Fault(
         'own_mosaic', PIPELINE.format(change="train_pipeline[0]['type'] = 'OwnMosaic'"),
-        dict(iteration=0, phase='data', kind='argument', cause='order of samples'),
-        model=YOLOX),
+        dict(iteration=0, phase='data', operator='OwnMosaic.get_indexes', kind='output',
+             cause='generator of its own in a transform',
+             mentions=('own_mosaic.py:12 in OwnMosaic', 'partners: state')), model=YOLOX),
     'a_batch_size_in_pixels_with_a_generator_of_its_own': Fault(
         'own_batch_size',
         "model = dict(data_preprocessor=dict(batch_augments=[dict(type='OwnRandomResize', "
