@@ -68,13 +68,20 @@ def ordinary(cols: np.ndarray, scores: np.ndarray, sigma: float, least: float) -
                 and np.isfinite(scores).all())
 
 
-def _overlaps(table: np.ndarray, rows: np.ndarray, offset: int) -> np.ndarray:
-    """Overlaps of ``rows`` with all, (K, N); x1 and y1 are negated in ``table`` (5, N).
+def _room(count: int) -> torch.Tensor:
+    """One buffer for all blocks: fresh memory would cost as much as filling it."""
+    return torch.empty(4 * (count + min(_ROWS * count, max(_LEAST_ROWS * count, _ELEMENTS))))
+
+
+def _overlaps(table: np.ndarray, rows: np.ndarray, offset: int, room: torch.Tensor) -> np.ndarray:
+    """Overlaps of ``rows`` with all, (K, N), in ``room``; x1 and y1 are negated in ``table``.
 
     With them negated one minimum gives both corners of an intersection, and the same bits.
     """
     a, b = torch.from_numpy(table)[:, None], torch.from_numpy(table.take(rows, 1))[:, :, None]
-    meet = torch.minimum(a[:4], b[:4])
+    shape = 4, len(rows), table.shape[1]
+    meet = room[:shape[0] * shape[1] * shape[2]].view(shape)
+    torch.minimum(a[:4], b[:4], out=meet)
     size = meet[2:].add_(meet[:2])
     if offset:
         size.add_(offset)
@@ -122,7 +129,7 @@ def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32
     np.negative(table[:2], out=table[:2])
     chosen: list[int] = []
     final: list[np.float32] = []
-    needed = None
+    needed, room = None, _room(len(scores))
     while True:
         if chosen:
             keep = (score >= least).nonzero()[0]
@@ -130,7 +137,7 @@ def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32
                 needed = int(keep.searchsorted(needed))
             table, score, names = table.take(keep, 1), score.take(keep), names.take(keep)
         rows = _guess(score, names, needed, places)
-        factors = dict(zip(rows.tolist(), decay.apply(_overlaps(table, rows, offset))))
+        factors = dict(zip(rows.tolist(), decay.apply(_overlaps(table, rows, offset, room))))
         known, fallen = np.zeros(len(score), bool), 0
         while True:
             best = int(score.argmax())
