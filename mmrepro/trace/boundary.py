@@ -68,11 +68,20 @@ def attributes(runner: Any) -> List[str]:
              f'validated={any(getattr(hook, "validated", False) for hook in runner.hooks)}',
              *(f'environment {name}={os.environ.get(name)}' for name in VARIABLES)]
     for path, module in unwrap(runner.model).named_modules():
-        own = vars(module)
+        own = {**_of_classes(type(module)), **vars(module)}
         found += [f'{path}.{name}={value!r}' for name, value in sorted(own.items())
                   if _is_plain(value) and not name.startswith('_')]
         found += [f'{path}.{name}=generator {state}'
                   for name, state in generators.own(own).items()]
+    return found
+
+
+def _of_classes(cls: type) -> Dict[str, Any]:
+    """What classes hold that are not torch's: where an attribute is until an instance sets it."""
+    found: Dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if not base.__module__.startswith('torch.'):
+            found.update(vars(base))
     return found
 
 

@@ -136,7 +136,8 @@ def find(iteration: int, rank: int, a: Sequence[Record],
 def find_on_ranks(iteration: int, folder_a: str, folder_b: str,
                   ranks: Sequence[int]) -> Optional[Finding]:
     """The first difference on any rank: the one in the earliest phase."""
-    found = [find(iteration, rank, read_stream(folder_a, rank), read_stream(folder_b, rank))
+    found = [find(iteration, rank, read_stream(folder_a, rank, folder_b),
+                  read_stream(folder_b, rank, folder_a))
              for rank in ranks]
     present = [one for one in found if one is not None]
     return min(present, key=lambda one: (PHASES.index(one.phase), one.rank), default=None)

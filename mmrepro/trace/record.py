@@ -64,13 +64,21 @@ def attach(runner: Any, plan: Plan) -> None:
         recording.watch_loaders()
 
 
-def read_stream(folder: str, rank: int) -> List[Record]:
-    """All records of a side: samples of the batch first, then the iteration in its order."""
-    with open(_batch(folder, rank), encoding='utf-8') as file:
-        places = json.load(file)
+def read_stream(folder: str, rank: int, *others: str) -> List[Record]:
+    """All records of a side: samples of the batch first, then the iteration in its order.
+
+    Args:
+        others: folders of other sides, the samples of whose batches count as well: where a
+            transform turns a sample down, the batch has another, and the one turned down may be
+            what differs.
+    """
+    places = []
+    for one in (folder, *others):
+        with open(_batch(one, rank), encoding='utf-8') as file:
+            places.append(json.load(file))
     samples = read_samples(folder, rank)
-    if places is not None:
-        wanted = {f'sample {epoch}.{position}' for epoch, position in places}
+    if all(places):
+        wanted = {f'sample {epoch}.{position}' for some in places for epoch, position in some}
         samples = [record for record in samples if record.path.split('/')[0] in wanted]
     return samples + read_records(_operators(folder, rank))
 

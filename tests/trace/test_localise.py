@@ -5,6 +5,7 @@ import pickle
 import random
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from harness import ROOT, Child, digest, environment
 from mmcv.transforms.utils import cache_randomness
 from mmengine.runner import Runner
 
-from mmrepro.trace import command
+from mmrepro.trace import boundary, command
+from mmrepro.trace.finding import find_on_ranks
 from mmrepro.trace.localise import Localiser, first_iteration
 from mmrepro.trace.reader import RankLog, Run
 from mmrepro.trace.record import Plan, Stopped, attach, read_stream
@@ -200,6 +202,34 @@ def test_the_indexes_of_partners_are_recorded(tmp_path, travels):
     assert indexes.outputs == (str(found['partners']), )
     assert [text.split('=')[0] for text in indexes.own] == ['partners', 'own']
     assert indexes.stack[0][2] == 'Mixing' and indexes.stack[0][1] < mixed.stack[0][1]
+
+
+class Warm(torch.nn.Linear):
+    calls = 0
+    noise = torch.Generator()
+
+
+def test_attributes_that_only_the_class_has_are_seen():
+    runner = types.SimpleNamespace(model=torch.nn.Sequential(Warm(1, 1)), _resume=False, hooks=[])
+    before = boundary.attributes(runner)
+    assert '0.calls=0' in before and any(t.startswith('0.noise=generator ') for t in before)
+    runner.model[0].calls += 1
+    assert set(before) ^ set(boundary.attributes(runner)) == {'0.calls=0', '0.calls=1'}
+
+
+def test_a_sample_that_one_side_turned_down_counts(tmp_path):
+    for side, places in dict(a=[[0, 1], [0, 2]], b=[[0, 0], [0, 2]]).items():
+        folder = tmp_path / side
+        folder.mkdir()
+        (folder / 'batch.rank0.json').write_text(json.dumps(places))
+        write_records(str(folder / 'samples.rank0.1.jsonl'), [
+            Record('data', f'sample 0.{i}/0', 'Load', inputs=(f'{side}{i}',), outputs=('x',))
+            for i in (0, 1, 2, 3)[:4 if side == 'a' else 3]])
+        write_records(str(folder / 'operators.rank0.jsonl'), [])
+    paths = [record.path for record in read_stream(str(tmp_path / 'a'), 0, str(tmp_path / 'b'))]
+    assert paths == ['sample 0.0/0', 'sample 0.1/0', 'sample 0.2/0']
+    found = find_on_ranks(0, str(tmp_path / 'a'), str(tmp_path / 'b'), [0])
+    assert (found.path, found.kind) == ('sample 0.0/0', 'input')
 
 
 def test_values_tell_rounding_from_more():
