@@ -164,8 +164,10 @@ def _explained(a: Sequence[Record], b: Sequence[Record], pair: Pair, kind: str,
                which: Tuple[int, ...], extra_a: Tuple[int, ...],
                extra_b: Tuple[int, ...]) -> Difference:
     found = Difference(kind, pair.a, pair.b, which, extra_a, extra_b)
-    made_a = _makers(a, extra_a, _differing_digests(a[pair.a], kind, which))
-    made_b = _makers(b, extra_b, _differing_digests(b[pair.b], kind, which))
+    made_a = _makers(a, _of_sample(a, extra_a, a[pair.a]),
+                     _differing_digests(a[pair.a], kind, which))
+    made_b = _makers(b, _of_sample(b, extra_b, b[pair.b]),
+                     _differing_digests(b[pair.b], kind, which))
     if made_a or made_b:
         # the operators that one side lacks made what differs: they are what came first
         return _structural(made_a, made_b)
@@ -182,6 +184,18 @@ def _differing_digests(record: Record, kind: str, which: Tuple[Any, ...]) -> Set
     if record.is_state and kind == 'output':
         return {digest for name, digest in zip(record.labels, record.outputs) if name in which}
     return set()
+
+
+def _of_sample(stream: Sequence[Record], extra: Tuple[int, ...],
+               record: Record) -> Tuple[int, ...]:
+    """Of the extra records those that can have made what a transform was given: of its sample.
+
+    Samples have much in common, heights and file names among it; one does not make another.
+    """
+    sample = record.path.split('/')[0]
+    if not sample.startswith('sample '):
+        return extra
+    return tuple(n for n in extra if stream[n].path.split('/')[0] == sample)
 
 
 def _makers(stream: Sequence[Record], extra: Tuple[int, ...],

@@ -247,6 +247,13 @@ CATALOGUE: Tuple[Row, ...] = (
         'What the transform was given differs, and no recorded transform made it so.',
         'Look for state that is shared between samples: caches, lists that are changed in place.',
         lambda c: [f'differing: {", ".join(c.labels())}']),
+    Row('other samples in the batch',
+        lambda c: c.phase == 'data' and c.record.name == 'batch' and (
+            c.found.extra_a or c.found.extra_b),
+        'The sides put other samples into this batch, and those that both loaded are the same: '
+        'the sampler groups by what the data list says, or a transform turned a sample down.',
+        'Compare the annotation files and the order of the data list; sort sets and listings.',
+        _hash_seeds),
     Row('collating the batch', lambda c: c.phase == 'data' and c.record.name == 'batch',
         'The samples agree as far as they were recorded, and the batch differs.',
         'Look at collate_fn, pin_memory, and hooks that change the batch.',

@@ -15,7 +15,7 @@ from mmcv.transforms.utils import cache_randomness
 from mmengine.runner import Runner
 
 from mmrepro.trace import boundary, command
-from mmrepro.trace.finding import find_on_ranks
+from mmrepro.trace.finding import find, find_on_ranks
 from mmrepro.trace.localise import Localiser, first_iteration
 from mmrepro.trace.reader import RankLog, Run
 from mmrepro.trace.record import Plan, Stopped, attach, read_stream
@@ -230,6 +230,16 @@ def test_a_sample_that_one_side_turned_down_counts(tmp_path):
     assert paths == ['sample 0.0/0', 'sample 0.1/0', 'sample 0.2/0']
     found = find_on_ranks(0, str(tmp_path / 'a'), str(tmp_path / 'b'), [0])
     assert (found.path, found.kind) == ('sample 0.0/0', 'input')
+
+
+def test_another_sample_of_the_batch_made_nothing_of_this_one():
+    def load(place, name):
+        return Record('data', f'sample 0.{place}/0', 'Load', inputs=(name, 'height'),
+                      outputs=(name, 'height', 'img'))
+
+    a, b = [load(1, 'x'), load(2, 'y')], [load(0, 'y'), load(2, 'z')]
+    found = find(0, 0, a, b)
+    assert (found.path, found.kind) == ('sample 0.2/0', 'input')
 
 
 def test_values_tell_rounding_from_more():
