@@ -66,7 +66,8 @@ def write(folder, name, row):
         some = {key: one for key, one in rows.items() if ('command' in one) == chosen}
         if some:
             text += head.format(
-                count=len(some), waiting=len(set(real) - set(some)), right=sum(one.get('right', True) for one in some.values()),
+                count=len(some), waiting=len(set(real) - set(some)),
+                right=sum(one.get('right', True) for one in some.values()),
                 versions='; '.join(sorted({one['versions'] for one in some.values()})))
             text += ''.join(map(line, some, some.values()))
     (folder / 'planted_faults.md').write_text(text)
