@@ -309,7 +309,7 @@ def test_without_scikit_learn_nothing_takes_its_place(monkeypatch):
     assert paa_head.skm is None
 
 
-# --------------------------------------------------------------------------- C18: SSD
+# --------------------------------------------------------------------------- C21: SSD
 def test_ssd_infers():
     from mmdet.models.dense_heads import SSDHead
     from mmengine.config import ConfigDict
@@ -330,6 +330,22 @@ def test_ssd_infers():
             predict()
         patches.apply()
         assert len(predict()[0]) == 5
+
+
+# --------------------------------------------------------------------------- C22: TridentNet
+def test_trident_convolutions_do_not_start_from_old_memory():
+    from mmdet.models.backbones.trident_resnet import TridentConv
+
+    def start():
+        # what was there before: the allocator hands the same memory out again
+        torch.full((8, 8, 3, 3), 7.)
+        seed_all(7)
+        return TridentConv(8, 8, 3).weight.detach().clone()
+
+    patches.apply()
+    first, second = start(), start()
+    assert torch.equal(first, second)
+    assert 0.1 < first.std() < 0.3 and not (first == 7).any()  # sqrt(2 / (8 * 9)) = 0.17
 
 
 # --------------------------------------------------------------------------- C17: corruptions

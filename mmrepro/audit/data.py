@@ -39,6 +39,7 @@ KNOWN: Tuple[Known, ...] = (
     Known(('MultiBranch', ), 'C13', 'groups of a batch come in the order of hashed strings'),
     Known(('PAAHead', 'LADHead'), 'C14', 'a mixture fit that may move the global generator'),
     Known(('Albu', ), 'C16', 'albumentations >= 1.4.21 draws from generators of its own'),
+    Known(('TridentResNet', ), 'C22', 'without pretrained weights it starts from old memory'),
     Known(('Corrupt', ), 'C17', "scikit-image's unseeded generator"),
     Known(('CustomSampleSizeSampler', ), 'B13', 'its cycle starts again after a resume'),
     Known(('ScoreHLRSampler', ), 'C15', "positives from the accelerator's generator, negatives "

@@ -56,6 +56,7 @@ PACKAGES = {package.name: package for package in (
     Package('detectron2', 'detectron2', "the wrapper of Detectron2's models"),
     Package('panopticapi', 'panopticapi', 'the panoptic metric'),
     Package('lvis', 'lvis', 'the LVIS data set and metric'),
+    Package('torchvision', 'torchvision', "its RoIAlign, which the config asks for"),
     Package('cityscapesscripts', 'cityscapesscripts', 'the Cityscapes metric'),
     Package('trackeval', 'trackeval', 'the tracking metrics'),
 )}
@@ -73,6 +74,10 @@ _DCN = 96
 # The config was written for MMDetection 2: RPN passes its heads no num_classes, and the stages have
 # arguments that are gone.
 _CASCADE_RPN = "CascadeRPNHead.__init__() missing 1 required positional argument: 'num_classes'"
+
+# On a CPU, masks are pasted into what their boxes cover of the picture. Boxes of untrained weights
+# can all lie outside, which leaves a range that runs backwards.
+_PASTE = 'upper bound and lower bound inconsistent with step sign'
 
 _ONE_STAGE = (
     *_family('atss', 'atss_r50_fpn_1x_coco', 'atss_r18_fpn_8xb8-amp-lsj-200e_coco'),
@@ -218,7 +223,7 @@ _MASKS = (
              'mask-rcnn_r50-caffe_fpn_poly-1x_coco_v1'),
     *_family('ms_rcnn', 'ms-rcnn_r50_fpn_1x_coco'),
     *_family('point_rend', 'point-rend_r50-caffe_fpn_ms-1x_coco'),
-    *_family('queryinst', 'queryinst_r50_fpn_1x_coco'),
+    *_family('queryinst', 'queryinst_r50_fpn_1x_coco', broken=_PASTE),
     *_family('scnet', 'scnet_r50_fpn_1x_coco'),
     *_family('solo', 'solo_r18_fpn_8xb8-lsj-200e_coco', 'decoupled-solo_r50_fpn_1x_coco',
              'decoupled-solo-light_r50_fpn_3x_coco'),
@@ -269,7 +274,8 @@ _OTHER_DATA = (
              'fcos_r50_fpn_8x4_sample1e-3_mstrain_v3det_2x',
              'dino-4scale_r50_8xb2_sample1e-3_v3det_36e'),
     *_family('crowddet', 'crowddet-rcnn_r50_fpn_8xb2-30e_crowdhuman',
-             'crowddet-rcnn_refine_r50_fpn_8xb2-30e_crowdhuman', annotations='CrowdHuman'),
+             'crowddet-rcnn_refine_r50_fpn_8xb2-30e_crowdhuman', annotations='CrowdHuman',
+             packages=('torchvision',)),
     *_family('openimages', 'faster-rcnn_r50_fpn_32xb2-1x_openimages', annotations='OpenImages'),
     *_family('pascal_voc', 'faster-rcnn_r50_fpn_1x_voc0712', annotations='Pascal VOC'),
     *_family('wider_face', 'retinanet_r50_fpn_1x_widerface', annotations='WIDER Face'),

@@ -104,5 +104,8 @@ def tracks(batch: dict) -> dict:
     video.video_data_samples = batch['data_samples']
     for number, frame in enumerate(video.video_data_samples):
         frame.set_metainfo(dict(frame_id=number, is_video_data=True))
+        # LoadTrackAnnotations leaves arrays, and the preprocessor of videos converts nothing
+        for part in (frame.gt_instances, frame.ignored_instances):
+            part.bboxes = part.bboxes.tensor
     video.set_metainfo(dict(key_frames_inds=[0], ref_frames_inds=[1]))
     return dict(inputs=[torch.stack(batch['inputs'])], data_samples=[video])

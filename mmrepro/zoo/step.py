@@ -23,7 +23,7 @@ FEWER = {
     'nms_pre': 200,       # candidates per level before NMS
     'max_per_img': 16,    # proposals and detections
     'num_points': 256,    # sampled points of a mask
-    'num_proposals': 24,  # learned boxes
+    'num_proposals': 16,  # learned boxes; QueryInst wants as many detections
     'num_queries': 30,    # learned queries; no more than there are pixels on all levels
 }
 
@@ -94,8 +94,8 @@ def _parts(cfg: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
                 yield f'transform {step["type"]}', lambda step=step: TRANSFORMS.build(step)
     for key in ('val_evaluator', 'test_evaluator'):
         for node in _nodes(cfg.get(key) or {}):
-            if isinstance(node.get('type'), str) and 'ann_file' in node:
-                metric = {k: v for k, v in node.items() if k != 'ann_file'}
+            if isinstance(node.get('type'), str) and node['type'].endswith('Metric'):
+                metric = {**node, 'ann_file': None} if 'ann_file' in node else node
                 yield f'metric {node["type"]}', lambda metric=metric: METRICS.build(metric)
 
 
