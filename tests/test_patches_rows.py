@@ -309,7 +309,7 @@ def test_without_scikit_learn_nothing_takes_its_place(monkeypatch):
     assert paa_head.skm is None
 
 
-# --------------------------------------------------------------------------- C21: SSD
+# --------------------------------------------------------------------------- C23: SSD
 def test_ssd_infers():
     from mmdet.models.dense_heads import SSDHead
     from mmengine.config import ConfigDict

@@ -109,7 +109,7 @@ PATCHES: Tuple[Patch, ...] = (
           "from Numba's", True),
     Patch('mmdet.models.dense_heads.ssd_head:SSDHead.__init__',
           'mmrepro.patches.heads:without_loss_of_its_own',
-          'C21', 'since 3.1 inference asks every head for its loss_cls; SSD has none and ends with '
+          'C23', 'since 3.1 inference asks every head for its loss_cls; SSD has none and ends with '
           'an AttributeError', False),
     Patch('mmdet.models.backbones.trident_resnet:TridentConv.__init__',
           'mmrepro.patches.backbones:initialised',
