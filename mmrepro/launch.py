@@ -16,7 +16,8 @@ from mmengine.config import Config, ConfigDict, DictAction
 
 from .cli import program_name
 
-__all__ = ['RESTARTED', 'apply_randomness', 'restart_if_incomplete', 'test', 'train']
+__all__ = ['RESTARTED', 'apply_randomness', 'build_runner', 'restart_if_incomplete', 'test',
+           'train']
 
 # set in the environment of a process that has started itself again; it does so once
 RESTARTED = 'MMREPRO_RESTARTED'
@@ -200,20 +201,24 @@ def _checkpoint(path: str, parser: argparse.ArgumentParser) -> str:
     return path
 
 
-def _runner(cfg: Config, parser: argparse.ArgumentParser) -> Any:
+def build_runner(cfg: Config) -> Any:
+    """The runner that ``cfg`` asks for, as MMDetection's own script builds it."""
     from mmdet.utils import setup_cache_size_limit_of_dynamo
     from mmengine.registry import RUNNERS
     from mmengine.runner import Runner
 
+    # as MMDetection's own script does: the default makes torch.compile give up on detectors
+    setup_cache_size_limit_of_dynamo()
+    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+
+
+def _runner(cfg: Config, parser: argparse.ArgumentParser) -> Any:
     from .config import RandomnessError
     from .determinism import DeterminismError
     from .state.files import CheckpointError
     from .state.strict import ResumeError
-
-    # as MMDetection's own script does: the default makes torch.compile give up on detectors
-    setup_cache_size_limit_of_dynamo()
     try:
-        return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+        return build_runner(cfg)
     except (RandomnessError, DeterminismError, CheckpointError, ResumeError) as error:
         # it names setting or file, value and what is allowed: a traceback would only hide that
         parser.error(str(error))

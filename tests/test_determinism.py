@@ -94,6 +94,16 @@ def test_disable_restores_every_flag_and_variable():
         torch.backends.cudnn.benchmark = False
 
 
+def test_a_variable_that_others_changed_meanwhile_stays():
+    env = {'PYTHONHASHSEED': '3'}
+    determinism.enable(env=env)
+    env['PYTHONHASHSEED'] = '7'
+    determinism.enable(env=env)  # takes the first back
+    assert env['PYTHONHASHSEED'] == '7'
+    determinism.disable()
+    assert env == {'PYTHONHASHSEED': '7'}
+
+
 def test_enable_again_starts_from_the_state_before_the_first():
     env, before = {}, flags()
     first = determinism.enable(env=env, float32_precision='high')

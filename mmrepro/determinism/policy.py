@@ -163,8 +163,8 @@ def deterministic(mode: Mode = True,
                   **settings: Any) -> Iterator[Report]:
     """``enable`` for the length of a block. Takes the same arguments.
 
-    On the way out, also by an exception, every flag and variable of the tables is as it was on the
-    way in. Blocks nest; the innermost one counts.
+    On the way out, also by an exception, every flag of the tables, and every variable that the
+    policy may set, is as it was on the way in. Blocks nest; the innermost one counts.
     """
     global _active
     outer, entry = _active, _save(env)
@@ -297,7 +297,9 @@ def _apply(flag: Flag, s: Settings) -> None:
 
 
 def _save(env: MutableMapping[str, str]) -> _Saved:
-    return _Saved(env, {row.name: env.get(row.name) for row in ENV},
+    # of the variables those that the policy may set: another one that changes in the meantime was
+    # changed by somebody else
+    return _Saved(env, {row.name: env.get(row.name) for row in ENV if row.default is not None},
                   {flag.name: _read(flag.get) for flag in FLAGS})
 
 
@@ -316,7 +318,8 @@ def _restore(saved: _Saved) -> None:
 
 
 def _changes(saved: _Saved) -> Tuple[Change, ...]:
-    pairs = [(row, saved.variables[row.name], saved.env.get(row.name)) for row in ENV]
+    pairs = [(row, saved.variables[row.name], saved.env.get(row.name))
+             for row in ENV if row.name in saved.variables]
     pairs += [(flag, saved.flags[flag.name], _read(flag.get)) for flag in FLAGS]
     return tuple(Change(row.name, before, after, row.why)
                  for row, before, after in pairs if before != after)

@@ -157,10 +157,10 @@ def _first_difference(run: Dict[str, Any], resumed: Dict[str, Any]) -> str:
 
 def train_and_see(path: str) -> None:
     """One run; ``path`` is a job of :func:`probe`."""
-    from ..launch import _runner
+    from ..launch import build_runner
     with open(path, encoding='utf-8') as file:
         job = json.load(file)
-    runner = _runner(Config.fromfile(job.pop('config')))
+    runner = build_runner(Config.fromfile(job.pop('config')))
     runner.register_hook(ProbeHook(**job), priority=ProbeHook.priority)
     try:
         runner.train()

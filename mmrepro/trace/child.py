@@ -13,7 +13,7 @@ from typing import Any, Optional, Sequence
 from mmengine.config import Config
 from mmengine.hooks import Hook
 
-__all__ = ['Enough', 'TurnHook', 'build_runner', 'main']
+__all__ = ['Enough', 'TurnHook', 'main']
 
 PRIORITY = 100  # after the checkpoint of the iteration is written
 
@@ -46,15 +46,6 @@ class TurnHook(Hook):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def build_runner(cfg: Config) -> Any:
-    """As `mmrepro train` does; its errors come as they are, into the output that is shown."""
-    from mmdet.utils import setup_cache_size_limit_of_dynamo
-    from mmengine.registry import RUNNERS
-    from mmengine.runner import Runner
-    setup_cache_size_limit_of_dynamo()
-    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
-
-
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config')
@@ -64,7 +55,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument('--resume', action='store_true')
     args = parser.parse_args(argv)
 
-    from ..launch import restart_if_incomplete
+    from ..launch import build_runner, restart_if_incomplete
     cfg = Config.fromfile(args.config)
     randomness = cfg.get('randomness') or {}
     restart_if_incomplete(os.environ, randomness.get('deterministic', False),

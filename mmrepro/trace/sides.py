@@ -60,7 +60,8 @@ def run_here(job: Job) -> None:
     from mmengine.config import Config
 
     from ..hooks.fingerprint import FingerprintHook
-    from .child import TurnHook, build_runner
+    from ..launch import build_runner
+    from .child import TurnHook
     cfg = Config.fromfile(job.config)
     cfg.work_dir, cfg.launcher = job.work_dir, job.launcher
     if job.checkpoint is not None:
