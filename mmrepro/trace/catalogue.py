@@ -4,8 +4,8 @@ from __future__ import annotations
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from .align import Difference
-from .generators import NAMES
-from .records import ATTRIBUTE, GARBAGE, GLOBAL, SEPARATOR, Record
+from .generators import FROM, NAMES
+from .records import ATTRIBUTE, GARBAGE, GLOBAL, SEPARATOR, Record, useful_calls
 
 __all__ = ['CATALOGUE', 'Case', 'Row', 'explain']
 
@@ -49,6 +49,23 @@ class Case:
     def calls(self, what: str) -> List[str]:
         """Calls of this kind that went right before, or, for a transform, in its course."""
         return [call for call in self.any('calls') if call.startswith(what)]
+
+    def earlier_calls(self, what: str) -> List[str]:
+        """Calls of this kind that the function made before which now passes the value on.
+
+        Found by its file and name, among the records of the same module in the same phase.
+        """
+        found = []
+        for stream, number in zip(self.streams, (self.found.a, self.found.b)):
+            if number is None or not stream[number].stack:
+                continue
+            record, (file, _, function) = stream[number], useful_calls(stream[number].stack)[0]
+            for earlier in stream[:number + 1]:
+                if (earlier.phase, earlier.path) == (record.phase, record.path):
+                    found += [call for call in earlier.calls if call.startswith(what) and any(
+                        _is_in(place, file, function)
+                        for place in call.split(': ', 1)[1].split(FROM))]
+        return list(dict.fromkeys(found))
 
     def attributes(self) -> List[str]:
         """Differing settings and attributes: ``name: value of A / value of B``."""
@@ -111,6 +128,12 @@ class Case:
         """Names of the inputs that differ."""
         return [self.record.labels[i] for i in self.found.which
                 if isinstance(i, int) and i < len(self.record.labels) and self.record.labels[i]]
+
+
+def _is_in(place: str, file: str, function: str) -> bool:
+    """Whether ``[name at ]file:line in function`` is in this function."""
+    start, _, name = place.rpartition(' in ')
+    return name == function and start.rpartition(':')[0].rpartition(' at ')[2] == file
 
 
 class Row(NamedTuple):
@@ -352,6 +375,14 @@ CATALOGUE: Tuple[Row, ...] = (
         lambda c: _is_outside(c) and c.differs('environment PYTHONHASHSEED'),
         'A value came in from Python that is another one under another PYTHONHASHSEED: the order '
         'of a set, or hash() of a text.', 'Sort the set, or fix PYTHONHASHSEED.', _outside),
+    Row('entropy', lambda c: _is_outside(c) and c.earlier_calls('entropy'),
+        'The function that this value comes from had asked for the operating system\'s entropy.',
+        'Seed the generator, or draw from a global one.',
+        lambda c: [*_outside(c), *c.earlier_calls('entropy')]),
+    Row('clock', lambda c: _is_outside(c) and c.earlier_calls('clock'),
+        'The function that this value comes from had read the clock.',
+        'Take the value from the iteration or the settings.',
+        lambda c: [*_outside(c), *c.earlier_calls('clock')]),
     Row('number from Python', lambda c: c.kind == 'argument',
         'The operator was given another number by Python code.',
         'Follow the Python calls: which value does this line compute, and from what?', _outside),

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from .align import Difference, first_difference
 from .catalogue import Case, explain
 from .record import read_stream
-from .records import Record
+from .records import Record, useful_calls
 
 __all__ = ['Finding', 'find', 'find_on_ranks']
 
@@ -21,9 +21,6 @@ STATES = {
     'state after the hook': 'in {}',
 }
 CALLS_SHOWN = 8
-# files whose lines say nothing to a user: the way from the model to the operator
-LIBRARY = ('/torch/nn/modules/module.py', '/torch/nn/functional.py', '/torch/autograd/',
-           '/torch/utils/_contextlib.py', '/torch/optim/optimizer.py', '/runpy.py', '<frozen')
 
 KINDS = {
     'output': 'inputs agree, the result differs',
@@ -89,7 +86,7 @@ class Finding(NamedTuple):
             rows.append(('shapes', self.shapes))
         rows += _several('differs', self.differs[:6])
         rows += _several('calls', [f'{_short(file)}:{line} in {name}' if line else name
-                                   for file, line, name in useful_calls(self.stack)])
+                                   for file, line, name in useful_calls(self.stack)[:CALLS_SHOWN]])
         rows += _several('one side', self.extra[:6])
         rows += [('cause', f'{self.cause}: {self.sentence}')]
         rows += _several('evidence', self.evidence[:8])
@@ -99,12 +96,6 @@ class Finding(NamedTuple):
 
 def _several(name: str, values: Sequence[str]) -> List[Tuple[str, str]]:
     return [(name if i == 0 else '', value) for i, value in enumerate(values)]
-
-
-def useful_calls(stack: Sequence[Tuple[str, int, str]]) -> List[Tuple[str, int, str]]:
-    """The innermost calls outside of torch's machinery."""
-    calls = [call for call in stack if not any(part in call[0] for part in LIBRARY)]
-    return (calls or list(stack))[:CALLS_SHOWN]
 
 
 def _short(file: str) -> str:

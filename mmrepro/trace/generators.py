@@ -1,6 +1,7 @@
 """States of random generators, and calls that ask the world outside: clock, entropy, listings."""
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -37,7 +38,10 @@ IGNORED_CALLERS = ('/logging/', '/mmengine/logging/', '/mmengine/hooks/', '/mmen
                    '/torch/_', '/torch/utils/_', '/torch/nn/modules/module.py',
                    os.path.join(os.path.dirname(os.path.dirname(__file__)), ''),
                    '/multiprocessing/', '/tempfile.py', '/copy.py', '/weakref.py')
+# thin doors of the standard library: who asked is behind them
+DOORS = ('/random.py', '/secrets.py', '/glob.py', '/os.py', '/uuid.py')
 CALLS_KEPT = 50  # between two records; more say no more
+FROM = ' from '  # in a call: between the line that asked and the line that called its function
 
 
 def states() -> Tuple[str, ...]:
@@ -123,10 +127,24 @@ class Watch:
         name = getattr(function, '__qualname__', None)
         if name not in WATCHED:
             return
-        while frame is not None and frame.f_code.co_filename.endswith(
-                ('/random.py', '/secrets.py', '/glob.py', '/os.py')):
+        while frame is not None and frame.f_code.co_filename.endswith(DOORS):
             frame = frame.f_back
-        file = frame.f_code.co_filename if frame is not None else ''
-        if frame is not None and not any(part in file for part in IGNORED_CALLERS):
-            self._calls.append(f'{WATCHED[name]}: {name} at {file}:{frame.f_lineno} '
-                               f'in {frame.f_code.co_name}')
+        if frame is None or any(part in frame.f_code.co_filename for part in IGNORED_CALLERS):
+            return
+        if not _is_aside(frame):
+            caller = f'{FROM}{_place(frame.f_back)}' if frame.f_back is not None else ''
+            self._calls.append(f'{WATCHED[name]}: {name} at {_place(frame)}{caller}')
+
+
+def _place(frame: Any) -> str:
+    return f'{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}'
+
+
+def _is_aside(frame: Any) -> bool:
+    """Whether garbage collection called: it comes anywhere, and no value comes of it."""
+    collecting = {getattr(callback, '__code__', None) for callback in gc.callbacks}
+    while frame is not None:
+        if frame.f_code in collecting or frame.f_code.co_name == '__del__':
+            return True
+        frame = frame.f_back
+    return False

@@ -5,7 +5,7 @@ import json
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 __all__ = ['ATTRIBUTE', 'GARBAGE', 'GLOBAL', 'SEPARATOR', 'Record', 'append_record', 'read_records',
-           'write_records']
+           'useful_calls', 'write_records']
 
 STATE = 'state '  # names of records that are states begin so
 ALWAYS = ('phase', 'path', 'name', 'stack')  # written even when empty
@@ -15,6 +15,9 @@ GARBAGE = 'memory that nothing has written'  # label of such an input
 
 # what names in Record.own begin with when they are no generators
 ATTRIBUTE, GLOBAL = 'self.', 'global '
+# files whose lines say nothing to a user: the way from the model to the operator
+LIBRARY = ('/torch/nn/modules/module.py', '/torch/nn/functional.py', '/torch/autograd/',
+           '/torch/utils/_contextlib.py', '/torch/optim/optimizer.py', '/runpy.py', '<frozen')
 
 
 class Record(NamedTuple):
@@ -109,3 +112,9 @@ def read_records(path: str) -> List[Record]:
 
 def _calls(stack: Any) -> tuple:
     return tuple(tuple(call) for call in stack)
+
+
+def useful_calls(stack: Sequence[Tuple[str, int, str]]) -> List[Tuple[str, int, str]]:
+    """The innermost calls outside of torch's machinery."""
+    calls = [call for call in stack if not any(part in call[0] for part in LIBRARY)]
+    return calls or list(stack)

@@ -1,6 +1,8 @@
 """What the recorder sees, where it says it happened, and that it changes nothing."""
 import copy
+import gc
 import json
+import os
 import random
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from harness import ROOT, environment
 from torch import nn
 
 from mmrepro.trace import generators
+from mmrepro.trace.finding import find
 from mmrepro.trace.operators import OperatorRecorder
 from mmrepro.trace.records import GARBAGE, read_records, write_records
 
@@ -208,6 +211,52 @@ def test_calls_to_the_clock_are_noted():
 
     *_, record = recorded(ask)
     assert record.calls and 'clock: time' in record.calls[0] and __file__ in record.calls[0]
+
+
+class Timed:
+    def __del__(self):
+        time.time()
+
+
+def test_calls_that_garbage_collection_makes_are_not_noted():
+    """They come anywhere, on one side and not on the other, and no value comes of them."""
+    def stamp(phase, info):
+        time.perf_counter()
+
+    def collecting():
+        ring = Timed()
+        ring.ring = ring
+        del ring
+        gc.collect()
+        return torch.ones(2)
+
+    gc.callbacks.append(stamp)
+    try:
+        record = named(recorded(collecting), name='aten.ones.default')[0]
+    finally:
+        gc.callbacks.remove(stamp)
+    assert record.calls == ()
+
+
+def jitter():
+    return 1 + os.urandom(1)[0] / 1000
+
+
+def weighted():
+    factor = jitter()
+    return torch.ones(3).sum() * factor
+
+
+def test_a_call_counts_for_what_its_function_computes_later():
+    first, second = recorded(weighted), recorded(weighted)
+    second[-1] = second[-1]._replace(arguments='other=2.0', outputs=('ff', ))
+    finding = find(0, 0, first, second)
+    assert (finding.operator, finding.cause) == ('aten.mul.Tensor', 'entropy')
+    assert any('urandom' in text and 'in jitter' in text for text in finding.evidence)
+    # another function's call is no evidence
+    apart = [r._replace(stack=((r.stack[0][0], 1, 'elsewhere'), )) for r in second]
+    assert find(0, 0, [r._replace(stack=apart[0].stack) for r in first],
+                apart).cause == 'number from Python'
 
 
 class Deep(torch.autograd.Function):

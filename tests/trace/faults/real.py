@@ -21,7 +21,8 @@ ROOT = HERE.parents[2]
 sys.path[:0] = [str(ROOT), str(HERE.parent)]
 
 from mmrepro.demo import write_dataset  # noqa: E402
-from mmrepro.trace.finding import Finding, useful_calls  # noqa: E402
+from mmrepro.trace.finding import Finding  # noqa: E402
+from mmrepro.trace.records import useful_calls  # noqa: E402
 
 FASTER, YOLOX = 'faster-rcnn_r50_fpn', 'yolox_s'
 LOCALISE = ('localise', '--iters', '1', '--no-values')
