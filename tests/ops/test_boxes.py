@@ -76,14 +76,15 @@ def test_bbox_overlaps_of_nothing_views_and_many():
     assert torch.equal(bbox_overlaps(a[650:651], b), expected[650:651])
 
 
-def test_bbox_overlaps_in_half_rounds_every_step_as_mmcvs_cuda_kernel_does():
-    a, b = draw(50).half(), draw(50, 1).half()
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_bbox_overlaps_in_half_rounds_every_step_as_mmcvs_cuda_kernel_does(dtype):
+    a, b = draw(50).to(dtype), draw(50, 1).to(dtype)
     ours = bbox_overlaps(a, b, aligned=True)
     x1, y1, x2, y2 = (getattr(torch, f)(p, q) for f, p, q in zip(
         ('maximum', 'maximum', 'minimum', 'minimum'), a.T, b.T))
     both = (x2 - x1).clamp(min=0) * (y2 - y1).clamp(min=0)
     own, other = ((c[:, 2] - c[:, 0]) * (c[:, 3] - c[:, 1]) for c in (a, b))
-    assert ours.dtype == torch.float16 and torch.equal(ours, both / (own + other - both))
+    assert ours.dtype == dtype and torch.equal(ours, both / (own + other - both))
 
 
 def test_bbox_overlaps_differentiates_on_the_cpu_as_mmcvs_does():
