@@ -224,6 +224,17 @@ def test_validation_leaves_a_sequential_main_stream_alone(tmp_path):
     assert torch.equal(with_validation(True), with_validation(False))
 
 
+@pytest.mark.parametrize('worker_seed', ['sample', 'worker'])
+def test_a_sequential_main_stream_does_not_see_who_loads(worker_seed, tmp_path):
+    states = []
+    for workers in (0, 1):
+        cfg = config(tmp_path, randomness=dict(seed=3, step_seed=False, worker_seed=worker_seed))
+        cfg.train_dataloader.num_workers = workers
+        trained(cfg)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
 def test_iteration_based_training_repeats(tmp_path):
     runs = []
     for workers in (0, 2):

@@ -125,9 +125,11 @@ class KeyedFetch:
                     f'the batch sampler passed {index!r} of type {type(index).__name__} without '
                     'its place; it must pass on what the sampler yields. Use '
                     "randomness.worker_seed='mmengine' for this data loader")
-        if self.per_sample:
-            return self._keyed(batch)
-        return self._sequential(batch) if get_worker_info() else self._in_main_process(batch)
+        if get_worker_info():
+            return self._keyed(batch) if self.per_sample else self._sequential(batch)
+        # what the main process draws does not depend on whether it loads the samples itself
+        with seeds.isolate_rng():
+            return self._keyed(batch) if self.per_sample else self._as_worker_zero(batch)
 
     def _keyed(self, batch: Sequence[Any]) -> List[Any]:
         global _current
@@ -146,13 +148,11 @@ class KeyedFetch:
             self._epoch = epoch
         return [self.dataset[plain(index)] for index in batch]
 
-    def _in_main_process(self, batch: Sequence[Any]) -> List[Any]:
-        # Without workers the stream of "worker 0" is kept apart from the main process's own.
-        with seeds.isolate_rng():
-            if self._main_state is not None:
-                seeds.restore_rng(self._main_state)
-            items = self._sequential(batch)
-            self._main_state = seeds.capture_rng(accelerators=False)
+    def _as_worker_zero(self, batch: Sequence[Any]) -> List[Any]:
+        if self._main_state is not None:
+            seeds.restore_rng(self._main_state)
+        items = self._sequential(batch)
+        self._main_state = seeds.capture_rng(accelerators=False)
         return items
 
 

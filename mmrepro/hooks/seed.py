@@ -32,6 +32,19 @@ class TurnSeedHook(_Seeds):
     def __init__(self, config: RandomnessConfig, rank: int) -> None:
         super().__init__(config, rank)
         self._before_val: Optional[tuple] = None
+        self._resumed: Optional[tuple] = None
+
+    @property
+    def sequence(self) -> Optional[tuple]:
+        """With ``step_seed=False``, where training is in the generators' one long sequence."""
+        if self._config.step_seed or self._config.legacy:
+            return None
+        return seeds.capture_rng() if self._before_val is None else self._before_val
+
+    @sequence.setter
+    def sequence(self, state: Optional[tuple]) -> None:
+        # it counts from the first iteration on: until then loaders are built, hooks may draw
+        self._resumed = state
 
     def before_train_epoch(self, runner: Any) -> None:
         # MMEngine leaves this to DistSamplerSeedHook, which a config may have removed
@@ -42,6 +55,9 @@ class TurnSeedHook(_Seeds):
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if self._config.step_seed:
             self._seed('hook', runner.iter)
+        elif self._resumed is not None:
+            seeds.restore_rng(self._resumed)
+            self._resumed = None
 
     def before_val(self, runner: Any) -> None:
         if not self._config.step_seed and not self._config.legacy:

@@ -38,6 +38,8 @@ ADAPTERS: Dict[str, Adapter] = {
         ('floor_thr', ), 'the first call changes the lower threshold for all others'),
     'EarlyStoppingHook': Adapter(
         ('wait_count', 'best_score'), 'patience starts again'),
+    'TurnSeedHook': Adapter(
+        ('sequence', ), 'with step_seed=False, steps draw from one sequence of the whole run'),
 }
 
 
