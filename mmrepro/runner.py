@@ -31,6 +31,7 @@ from .version import __version__
 __all__ = ['ReproRunner', 'ReproRunnerMixin', 'prepare_cfg', 'reproducible_class']
 
 _STARTED: Counter = Counter()  # runners of this process by the second in which they started
+
 # methods that the mixin replaces: a Runner subclass with its own has to say how they combine
 _OWN = ('set_randomness', 'build_dataloader')
 

@@ -5,7 +5,8 @@ import os
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .align import Difference, first_difference
-from .catalogue import Case, explain
+from .case import Case
+from .catalogue import explain
 from .record import read_stream
 from .records import Record, useful_calls
 

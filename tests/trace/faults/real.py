@@ -144,7 +144,9 @@ FAULTS: Dict[str, Fault] = {
         'own_batch_size',
         "model = dict(data_preprocessor=dict(batch_augments=[dict(type='OwnRandomResize', "
         'random_size_range=(160, 224), size_divisor=32, interval=2)]))',
-        dict(iteration=2, phase='data', path='data_preprocessor.batch_augments.0'),
+        dict(iteration=2, phase='data', path='data_preprocessor.batch_augments.0',
+             cause='generator of its own',
+             mentions=('data_preprocessor.batch_augments.0.generator: generator', )),
         ('localise', '--iters', '4'), YOLOX),
 }
 
