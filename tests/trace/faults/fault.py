@@ -1,0 +1,99 @@
+"""The row of a planted fault, and what plants are made of.
+
+A plant runs in the process that trains, before anything is built, and changes what it likes there.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Optional
+
+import torch
+
+FROM = 3  # the iteration from which on most faults show
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row.
+
+    Attributes:
+        plant: called with the name of the side.
+        expect: attributes of the finding that have to be equal; `mentions`, one or several, have
+            to be parts of its text.
+        sides: 'B', or 'AB' when both runs have the fault, as runs of one code have.
+        randomness, config: changes for both sides.
+        env: of side B.
+        ranks, resume_at, validate_at: of both sides, of side B, of side B.
+        fast: belongs to every run of the tests.
+        model: a real detector of tests/test_invariance.py in place of the tiny network.
+    """
+    plant: Callable[[str], None]
+    expect: Dict[str, Any]
+    sides: str = 'B'
+    randomness: Dict[str, Any] = field(default_factory=dict)
+    env: Dict[str, str] = field(default_factory=dict)
+    ranks: int = 1
+    resume_at: Optional[int] = None
+    fast: bool = False
+    model: Optional[str] = None
+    validate_at: Optional[int] = None
+
+
+FAULTS: Dict[str, Fault] = {}
+
+
+def fault(fast=False, sides='B', randomness=None, env=None, ranks=1, resume_at=None, model=None,
+          validate_at=None, **expect):
+    """Register a plant under its name."""
+    def register(plant):
+        expect.setdefault('iteration', FROM)
+        FAULTS[plant.__name__] = Fault(plant, expect, sides, randomness or {}, env or {}, ranks,
+                                       resume_at, fast, model, validate_at)
+        return plant
+    return register
+
+
+def replaced(owner, name, since=FROM, per_iteration=1):
+    """Decorator: the function stands for a method, from an iteration on.
+
+    It is given the original first. ``per_iteration``: calls of the method in an iteration.
+    """
+    def decorate(function):
+        original, calls = getattr(owner, name), [0]
+
+        def method(*args, **kwargs):
+            calls[0] += 1
+            if calls[0] <= since * per_iteration:
+                return original(*args, **kwargs)
+            return function(original, *args, **kwargs)
+
+        setattr(owner, name, method)
+        return function
+    return decorate
+
+
+# the same functions by other operators: what stands for torch's own kernel
+NATIVE = {
+    'relu': lambda x: torch.clamp(x, min=0),
+    'threshold_backward': lambda grad, x, limit: grad * (x > limit),
+}
+_libraries = []
+
+
+def noisy_kernel(operator, since=FROM):
+    """Let torch's own CPU kernel return another result, from an iteration on.
+
+    Nothing above the kernel can tell; so it is with atomic additions on a device.
+    """
+    calls = [0]
+
+    def kernel(*args):
+        found = NATIVE[operator](*args)
+        calls[0] += 1
+        if calls[0] > since:
+            found.view(-1)[0] += 1e-5
+        return found
+
+    library = torch.library.Library('aten', 'IMPL')
+    library.impl(operator, kernel, 'CPU')
+    _libraries.append(library)

@@ -1,0 +1,180 @@
+"""Faults in operators, and values that come in from outside of torch."""
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import torch
+from faults import tiny
+from faults.fault import FROM, fault, noisy_kernel, replaced
+from torch import nn
+
+# --- operators ------------------------------------------------------------------------------------
+
+@fault(fast=True, phase='forward', path='backbone.2', operator='aten.relu.default', kind='output',
+       cause='operator')
+def noise_in_a_forward_kernel(side):
+    noisy_kernel('relu')
+
+
+@fault(fast=True, phase='backward', path='backbone.2',
+       operator='aten.threshold_backward.default', kind='output', cause='operator')
+def noise_in_a_backward_kernel(side):
+    noisy_kernel('threshold_backward')
+
+
+@fault(fast=True, phase='backward', path='neck', operator='aten.mul.Tensor', kind='argument',
+       cause='entropy', mentions='in noisy')
+def noise_in_a_custom_backward(side):
+    @replaced(tiny.Doubled, 'backward')
+    def noisy(original, ctx, grad):
+        return grad * (2 + random.SystemRandom().random() * 1e-3)
+    tiny.Doubled.backward = staticmethod(tiny.Doubled.backward)
+
+
+@fault(phase='forward', path='neck', operator='aten.add.Tensor', kind='extra',
+       cause='extra operator')
+def noise_in_a_modules_forward(side):
+    @replaced(tiny.Double, 'forward')
+    def noisy(original, self, x):
+        return original(self, x) + 1e-4
+
+
+@fault(phase='loss', path='head.loss', operator='aten.mul.Tensor', kind='extra',
+       cause='extra operator')
+def noise_in_the_loss(side):
+    @replaced(tiny.TinyLoss, 'forward')
+    def noisy(original, self, logits, label):
+        return original(self, logits, label) * 1.0001
+
+
+@fault(phase='forward', path='neck', operator='aten.mul_.Tensor', kind='extra',
+       cause='extra operator')
+def an_operator_in_place(side):
+    @replaced(tiny.Double, 'forward')
+    def noisy(original, self, x):
+        return original(self, x).mul_(1.001)
+
+
+@fault(fast=True, phase='forward', path='backbone.2', operator='aten.relu.default', kind='output',
+       cause='operator')
+def an_extra_operator_that_is_harmless_and_noise_behind_it(side):
+    @replaced(tiny.Tiny, 'forward', since=0)
+    def talkative(original, self, inputs, label, mode='tensor'):
+        inputs.abs().max().item()
+        return original(self, inputs, label, mode=mode)
+    noisy_kernel('relu')
+
+
+@fault(phase='forward', path='backbone.2', kind='replaced', cause='extra operator')
+def another_operator(side):
+    @replaced(nn.ReLU, 'forward')
+    def smooth(original, self, x):
+        return nn.functional.gelu(x)
+
+
+@fault(phase='optimizer', path='backbone.0.weight', operator='aten.add_.Tensor', kind='argument',
+       cause='number from Python')
+def noise_in_the_optimizer(side):
+    import torch.optim.sgd as sgd
+
+    @replaced(sgd, '_single_tensor_sgd')
+    def noisy(original, *args, lr, **kwargs):
+        return original(*args, lr=lr * 1.001, **kwargs)
+
+
+@fault(fast=True, sides='AB', iteration=0, phase='forward', path='head', operator='aten.add.Tensor',
+       kind='output', cause='uninitialised memory')
+def uninitialised_memory(side):
+    @replaced(tiny.Head, 'forward', since=0)
+    def careless(original, self, x):
+        bias = torch.empty(3)
+        bias.numpy()[:] = dict(A=(1, 0, 0), B=(0, 1, 0))[side]  # what happened to be there
+        return original(self, x) + bias
+
+
+@fault(sides='AB', iteration=0, phase='forward', path='head.drop', kind='argument',
+       cause='generator of its own', operator='aten.bernoulli_.float')
+def dropout_with_a_generator_of_its_own(side):
+    generator = torch.Generator()
+    generator.seed()
+
+    @replaced(nn.Dropout, 'forward', since=0)
+    def own(original, self, x):
+        return x * torch.empty_like(x).bernoulli_(0.5, generator=generator)
+
+
+@fault(sides='AB', iteration=0, phase='forward', path='neck', operator='aten.sum.default',
+       kind='output', cause='threads')
+def a_sum_that_depends_on_threads(side):
+    torch.set_num_threads(dict(A=1, B=2)[side])
+
+    @replaced(tiny.Double, 'forward', since=0)
+    def summing(original, self, x):
+        return original(self, x) + torch.linspace(-1, 1.1, 300007).sin().sum() * 1e-3
+
+
+# --- values from outside of torch -----------------------------------------------------------------
+
+@fault(fast=True, sides='AB', iteration=0, phase='forward', path='head', kind='argument',
+       operator='aten.mul.Tensor', cause='clock', mentions='in late')
+def a_value_that_depends_on_the_time(side):
+    @replaced(tiny.Head, 'forward', since=0)
+    def late(original, self, x):
+        return original(self, x) * (time.time() % 1)
+
+
+@fault(phase='forward', path='head', kind='input', operator='aten.mul.Tensor',
+       cause='buffer or parameter changed outside of operators', mentions='head.temperature')
+def a_buffer_that_is_changed(side):
+    @replaced(tiny.Head, 'forward')
+    def careless(original, self, x):
+        self.temperature.numpy()[0] = 1.5
+        return original(self, x)
+
+
+@fault(phase='forward', path='head', kind='argument', operator='aten.mul.Tensor',
+       cause='value in an attribute', mentions='head.scale')
+def a_number_in_an_attribute(side):
+    @replaced(tiny.Tiny, 'train_step')
+    def scaling(original, self, *args, **kwargs):
+        return original(self, *args, **kwargs)
+
+    @replaced(tiny.QuietHook, 'after_train_iter', since=FROM - 1)
+    def change(original, self, runner, *args, **kwargs):
+        runner.model.head.scale = 1.01
+
+
+@fault(sides='AB', iteration=0, phase='forward', path='head', cause='entropy',
+       mentions='urandom')
+def numpys_default_rng_in_a_module(side):
+    @replaced(tiny.Head, 'forward', since=0)
+    def noisy(original, self, x):
+        noise = np.random.default_rng().normal(size=4).astype(np.float32)
+        return original(self, x + torch.from_numpy(noise))
+
+
+@fault(phase='data', path='data_preprocessor', kind='argument', operator='aten.mul.Tensor')
+def the_data_preprocessor(side):
+    @replaced(tiny.TinyPreprocessor, 'forward')
+    def other(original, self, data, training=False):
+        data = super(tiny.TinyPreprocessor, self).forward(data, training)
+        return dict(inputs=torch.stack(data['inputs']) * 0.501, label=torch.stack(data['label']))
+
+
+# --- real detectors -------------------------------------------------------------------------------
+
+FASTER = 'faster-rcnn_r50_fpn'
+
+
+@fault(model=FASTER, sides='AB', iteration=0, phase='loss', kind='argument',
+       cause='generator of its own', operator='aten.randperm.generator')
+def detector_a_sampler_with_a_generator_of_its_own(side):
+    from mmdet.models.task_modules.samplers import RandomSampler
+    generator = torch.Generator()
+    generator.seed()
+
+    @replaced(RandomSampler, 'random_choice', since=0)
+    def own(original, self, gallery, num):
+        return gallery[torch.randperm(len(gallery), generator=generator)[:num]]
