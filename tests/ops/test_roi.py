@@ -261,6 +261,13 @@ def test_a_pixel_that_is_not_read_does_not_reach_the_result():
     assert out.flatten().tolist() == [0] * 4 + [1] * 4
 
 
+def test_nan_loses_against_negative_values():
+    feature = torch.full((1, 1, 9, 9), -3.)
+    feature[0, 0, 6] = float('nan')
+    out = roi_align(feature, torch.tensor([[0., 0, 0, 8, 8]]), 1, 1., 2, 'max', False)
+    assert out.tolist() == [[[[-3.]]]]
+
+
 def test_positions_of_a_maximum_that_another_kernel_rounded_keep_their_gradient(wave):
     from mmrepro.ops.roi import roi_align_backward, roi_align_forward
     feature, rois = wave(1, 3, 8, 8), torch.tensor([[0., 1, 1, 7, 6]], dtype=torch.float64)
