@@ -113,6 +113,7 @@ def first_difference(a: Sequence[Record], b: Sequence[Record]) -> Optional[Diffe
     """
     extra_a: List[int] = []
     extra_b: List[int] = []
+    pairs: List[Pair] = []
     for pair in align(a, b):
         if pair.b is None:
             extra_a += [] if a[pair.a].is_state else [pair.a]
@@ -121,10 +122,11 @@ def first_difference(a: Sequence[Record], b: Sequence[Record]) -> Optional[Diffe
         else:
             kind, which = _compare(a[pair.a], b[pair.b])
             if kind:
-                return _explained(a, b, pair, kind, which, tuple(extra_a), tuple(extra_b))
+                return _explained(a, b, pair, kind, which, tuple(extra_a), tuple(extra_b), pairs)
+            pairs.append(pair)
     if not extra_a and not extra_b:
         return None
-    return _structural(tuple(extra_a), tuple(extra_b))
+    return _structural(tuple(extra_a), tuple(extra_b), pairs)
 
 
 def _compare(a: Record, b: Record) -> Tuple[str, Tuple[Any, ...]]:
@@ -154,15 +156,21 @@ def _differing(a: Dict[str, Any], b: Dict[str, Any]) -> Tuple[str, ...]:
     return tuple(name for name in {**a, **b} if a.get(name, missing) != b.get(name, missing))
 
 
-def _structural(extra_a: Tuple[int, ...], extra_b: Tuple[int, ...]) -> Difference:
-    kind = 'replaced' if extra_a and extra_b else 'missing' if extra_a else 'extra'
-    return Difference(kind, extra_a[0] if extra_a else None, extra_b[0] if extra_b else None,
-                      extra_a=extra_a, extra_b=extra_b)
+def _structural(extra_a: Tuple[int, ...], extra_b: Tuple[int, ...],
+                pairs: Sequence[Pair]) -> Difference:
+    """The first of the extra records; two of them only where both stand in the same place."""
+    a, b = (extra[0] if extra else None for extra in (extra_a, extra_b))
+    if a is not None and b is not None:
+        # how many pairs went before tells which came first
+        before_a, before_b = sum(p.a < a for p in pairs), sum(p.b < b for p in pairs)
+        a, b = (a if before_a <= before_b else None), (b if before_b <= before_a else None)
+    kind = 'extra' if a is None else 'missing' if b is None else 'replaced'
+    return Difference(kind, a, b, extra_a=extra_a, extra_b=extra_b)
 
 
 def _explained(a: Sequence[Record], b: Sequence[Record], pair: Pair, kind: str,
-               which: Tuple[int, ...], extra_a: Tuple[int, ...],
-               extra_b: Tuple[int, ...]) -> Difference:
+               which: Tuple[int, ...], extra_a: Tuple[int, ...], extra_b: Tuple[int, ...],
+               pairs: Sequence[Pair]) -> Difference:
     found = Difference(kind, pair.a, pair.b, which, extra_a, extra_b)
     made_a = _makers(a, _of_sample(a, extra_a, a[pair.a]),
                      _differing_digests(a[pair.a], kind, which))
@@ -170,7 +178,7 @@ def _explained(a: Sequence[Record], b: Sequence[Record], pair: Pair, kind: str,
                      _differing_digests(b[pair.b], kind, which))
     if made_a or made_b:
         # the operators that one side lacks made what differs: they are what came first
-        return _structural(made_a, made_b)
+        return _structural(made_a, made_b, pairs)
     drawn = a[pair.a].drew and kind == 'output'
     if drawn and _drawn_from(a[pair.a], a[pair.a]) != _drawn_from(b[pair.b], a[pair.a]):
         return found._replace(kind='generator', moved=_parting(a, b, pair))

@@ -95,6 +95,17 @@ def test_an_extra_operator_alone_is_a_difference():
     assert first_difference(SAME, longer).kind == 'extra'
 
 
+@pytest.mark.parametrize('swap', [False, True])
+def test_of_extra_operators_on_both_sides_the_one_that_came_first_is_named(swap):
+    """A resize on one side; behind it all shapes, and so all records, are others."""
+    resized = [op('resize', ['00'], ['0f']), SAME[0], op('two', ['1f'], ['2f'], shapes='64')]
+    found = first_difference(*((resized, SAME) if swap else (SAME, resized)))
+    assert found.kind == ('missing' if swap else 'extra')
+    assert (found.a, found.b) == ((0, None) if swap else (None, 0))
+    found = first_difference(resized, [op('crop', ['00'], ['0e']), *SAME])
+    assert (found.kind, found.a, found.b) == ('replaced', 0, 0)
+
+
 def test_a_generator_that_was_moved_before():
     def stream(moved):
         return [op('one', ['00'], ['11'], generators=('g0',)),

@@ -83,11 +83,12 @@ FAULTS: Dict[str, Fault] = {
         'own_flip', PIPELINE.format(change="train_pipeline[3] = dict(type='OwnFlip', prob=0.5)"),
         dict(iteration=0, phase='data', operator='OwnFlip', kind='output',
              cause='generator of its own in a transform',
-             mentions=('own_flip.py:11 in OwnFlip', 'rng: state'))),
+             mentions=('own_flip.py:13 in OwnFlip', 'rng: state')),
+        (*LOCALISE, '--a', 'TASK_ID=0', '--b', 'TASK_ID=2')),
     'features_through_numpy_in_blocks_by_the_clock': Fault(
-        'numpy_features', "model = dict(neck=dict(type='ScaledFPN'))",
+        'numpy_features', "model = dict(neck=dict(type='CentredFPN'))",
         dict(iteration=0, phase='forward', path='neck', kind='input', cause='clock',
-             mentions=('in scale_of', 'perf_counter_ns'))),
+             mentions=('in mean_of', 'perf_counter_ns'))),
     'a_data_list_in_the_order_of_a_set': Fault(
         'set_of_names', "train_dataloader = dict(dataset=dict(type='UniqueCoco'))",
         dict(iteration=0, phase='data', operator='LoadImageFromFile', kind='input',
@@ -100,7 +101,8 @@ FAULTS: Dict[str, Fault] = {
         'drawing_hook', "custom_hooks = [dict(type='DrawingHook')]\n"
         'randomness = dict(step_seed=False)',
         dict(iteration=1, kind='generator', cause='other draws before',
-             mentions=('DrawingHook.after_train_iter', )), ('localise', '--iters', '3')),
+             mentions=('DrawingHook.after_train_iter', )),
+        ('localise', '--iters', '3', '--a', 'LOOKS=1', '--b', 'LOOKS=3')),
     'a_counter_that_is_lost_at_resume': Fault(
         'counting_loss', "model = dict(roi_head=dict(bbox_head=dict(loss_cls=dict("
         "type='WarmLoss'))))",
@@ -147,7 +149,7 @@ FAULTS: Dict[str, Fault] = {
         dict(iteration=2, phase='data', path='data_preprocessor.batch_augments.0',
              cause='generator of its own',
              mentions=('data_preprocessor.batch_augments.0.generator: generator', )),
-        ('localise', '--iters', '4'), YOLOX),
+        ('localise', '--iters', '4', '--a', 'TASK_ID=0', '--b', 'TASK_ID=2'), YOLOX),
 }
 
 

@@ -1,4 +1,5 @@
-"""A batch augmentation whose sizes come from a generator of its own."""
+"""A batch augmentation whose sizes come from a generator with a seed of its own."""
+import os
 import random
 
 from mmdet.models.data_preprocessors import BatchSyncRandomResize
@@ -7,7 +8,7 @@ from mmdet.registry import MODELS
 
 @MODELS.register_module()
 class OwnRandomResize(BatchSyncRandomResize):
-    generator = random.Random()
+    generator = random.Random(os.environ.get('TASK_ID', '0'))
 
     def _get_random_size(self, aspect_ratio, device):
         side = 32 * self.generator.randint(5, 7)

@@ -1,9 +1,11 @@
-"""A flip that draws from a generator which nobody seeds."""
+"""A flip that draws from a generator with a seed of its own: the number of the task."""
+import os
+
 import numpy as np
 from mmdet.datasets.transforms import RandomFlip
 from mmdet.registry import TRANSFORMS
 
-rng = np.random.default_rng()
+rng = np.random.default_rng(int(os.environ.get('TASK_ID', 0)))
 
 
 @TRANSFORMS.register_module()
