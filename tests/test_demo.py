@@ -158,6 +158,15 @@ def test_state_digest_sees_every_bit_and_the_dtype():
     assert len({base, *map(state_digest, others)}) == len(others) + 1
 
 
+def test_state_digest_sees_every_element_of_a_long_array():
+    array = np.zeros(5000)
+    other = array.copy()
+    other[2500] = 1e-9
+    digests = {state_digest(value) for value in (array, other, array.astype('f4'),
+                                                 array.reshape(50, 100))}
+    assert len(digests) == 4 and state_digest(array) == state_digest(array[::1].copy())
+
+
 def test_state_digest_reads_any_dtype_and_layout():
     matrix = torch.arange(6.0).reshape(2, 3)
     assert state_digest(matrix.t()) == state_digest(matrix.t().contiguous())

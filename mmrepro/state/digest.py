@@ -4,6 +4,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import numpy as np
 import torch
 
 __all__ = ['state_digest']
@@ -12,7 +13,7 @@ __all__ = ['state_digest']
 def state_digest(state: Any) -> str:
     """SHA-256 over the bytes of everything in nested dicts, lists and tuples, keys sorted.
 
-    Tensors count with dtype and shape; other values with their ``repr``.
+    Tensors and arrays count with dtype and shape; other values with their ``repr``.
     """
     digest = hashlib.sha256()
     _update(digest, state)
@@ -25,6 +26,10 @@ def _update(digest: Any, value: Any) -> None:
         digest.update(f'tensor {tensor.dtype} {tuple(tensor.shape)}'.encode())
         # as bytes, because numpy has no bfloat16
         digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        # the repr of a long array leaves most of it out
+        digest.update(f'array {value.dtype} {value.shape}'.encode())
+        digest.update(value.tobytes())
     elif isinstance(value, dict):
         digest.update(f'dict {len(value)}'.encode())
         for key in sorted(value, key=repr):
