@@ -13,6 +13,7 @@ from mmengine.config import Config, DictAction
 from ..cli import program_name
 from .localise import Localiser, Outcome, first_iteration
 from .reader import Run, TraceError, read_run
+from .show import show
 from .sides import Side, SideFailed, start
 
 __all__ = ['main', 'outcome_of']
@@ -45,7 +46,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     outcome = _outcome(args, parser)
     if outcome is None:
         return 1
-    print(json.dumps(outcome.as_dict(), indent=1) if args.json else outcome.text())
+    if args.json:
+        print(json.dumps(outcome.as_dict(), indent=1))
+    else:
+        show(outcome.text())
     return 0 if outcome.verdict == 'equal' else 1
 
 

@@ -19,6 +19,7 @@ from .manifest import ORDER, Manifest, compare_manifests, read_manifest
 from .progress import Line
 from .provenance import environment
 from .reader import FOLDER, RankLog, TraceError, read_run
+from .show import show
 
 __all__ = ['Outcome', 'compare_vals', 'main', 'prepare', 'replay']
 
@@ -199,7 +200,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     def report(found: List[Any]) -> None:
         progress.end()
         if not args.json:
-            print(_environment_text(found), flush=True)
+            show(_environment_text(found))
 
     try:
         outcome = replay(args.run, work_dir, args.iters, progress.say, report)
@@ -218,7 +219,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             difference=outcome.difference._asdict() if outcome.difference else None,
             environment=[one._asdict() for one in outcome.environment]), indent=1, default=str))
     else:
-        print(_verdict(args.run, outcome))
+        show(_verdict(args.run, outcome))
     return 0 if outcome.difference is None else 1
 
 

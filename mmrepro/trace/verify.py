@@ -26,6 +26,7 @@ from .fresh import (
 )
 from .progress import Line, Runs
 from .reader import FOLDER, TraceError
+from .show import show
 
 __all__ = ['VARIATIONS', 'Result', 'certificate', 'main', 'verify']
 
@@ -239,13 +240,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     same = all(result.equal or result.skipped for result in results) and any(
         result.equal for result in results)
     if not args.json:
-        print(certificate(args.config, results, notes, args.work_dir), flush=True)
+        show(certificate(args.config, results, notes, args.work_dir))
     found = _localise(results, args.work_dir, args.iters) if args.localise else None
     if args.json:
         localised = found.as_dict() if found else None
         print(json.dumps(dict(_as_json(args, results, notes, same), localise=localised), indent=1))
     elif found:
-        print(found.text())
+        show(found.text())
     return 0 if same else 1
 
 
