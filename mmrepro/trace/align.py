@@ -126,7 +126,7 @@ def first_difference(a: Sequence[Record], b: Sequence[Record]) -> Optional[Diffe
             pairs.append(pair)
     if not extra_a and not extra_b:
         return None
-    return _structural(tuple(extra_a), tuple(extra_b), pairs)
+    return _structural(a, b, tuple(extra_a), tuple(extra_b), pairs)
 
 
 def _compare(a: Record, b: Record) -> Tuple[str, Tuple[Any, ...]]:
@@ -156,16 +156,27 @@ def _differing(a: Dict[str, Any], b: Dict[str, Any]) -> Tuple[str, ...]:
     return tuple(name for name in {**a, **b} if a.get(name, missing) != b.get(name, missing))
 
 
-def _structural(extra_a: Tuple[int, ...], extra_b: Tuple[int, ...],
-                pairs: Sequence[Pair]) -> Difference:
-    """The first of the extra records; two of them only where both stand in the same place."""
-    a, b = (extra[0] if extra else None for extra in (extra_a, extra_b))
-    if a is not None and b is not None:
+def _structural(a: Sequence[Record], b: Sequence[Record], extra_a: Tuple[int, ...],
+                extra_b: Tuple[int, ...], pairs: Sequence[Pair]) -> Difference:
+    """The first of the extra records; two of them only where one stands for the other."""
+    first_a, first_b = (extra[0] if extra else None for extra in (extra_a, extra_b))
+    if first_a is not None and first_b is not None:
         # how many pairs went before tells which came first
-        before_a, before_b = sum(p.a < a for p in pairs), sum(p.b < b for p in pairs)
-        a, b = (a if before_a <= before_b else None), (b if before_b <= before_a else None)
-    kind = 'extra' if a is None else 'missing' if b is None else 'replaced'
-    return Difference(kind, a, b, extra_a=extra_a, extra_b=extra_b)
+        before_a = sum(pair.a < first_a for pair in pairs)
+        before_b = sum(pair.b < first_b for pair in pairs)
+        # in one place: the other side does the same later, on other shapes
+        later_a = before_a == before_b and _step(a[first_a]) in {_step(b[n]) for n in extra_b}
+        later_b = before_a == before_b and _step(b[first_b]) in {_step(a[n]) for n in extra_a}
+        if before_b < before_a or later_a and not later_b:
+            first_a = None
+        elif before_a < before_b or later_b and not later_a:
+            first_b = None
+    kind = 'extra' if first_a is None else 'missing' if first_b is None else 'replaced'
+    return Difference(kind, first_a, first_b, extra_a=extra_a, extra_b=extra_b)
+
+
+def _step(record: Record) -> Tuple[str, str, str]:
+    return record.phase, record.path, record.name
 
 
 def _explained(a: Sequence[Record], b: Sequence[Record], pair: Pair, kind: str,
@@ -178,7 +189,7 @@ def _explained(a: Sequence[Record], b: Sequence[Record], pair: Pair, kind: str,
                      _differing_digests(b[pair.b], kind, which))
     if made_a or made_b:
         # the operators that one side lacks made what differs: they are what came first
-        return _structural(made_a, made_b, pairs)
+        return _structural(a, b, made_a, made_b, pairs)
     drawn = a[pair.a].drew and kind == 'output'
     if drawn and _drawn_from(a[pair.a], a[pair.a]) != _drawn_from(b[pair.b], a[pair.a]):
         return found._replace(kind='generator', moved=_parting(a, b, pair))

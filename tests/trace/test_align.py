@@ -102,6 +102,10 @@ def test_of_extra_operators_on_both_sides_the_one_that_came_first_is_named(swap)
     found = first_difference(*((resized, SAME) if swap else (SAME, resized)))
     assert found.kind == ('missing' if swap else 'extra')
     assert (found.a, found.b) == ((0, None) if swap else (None, 0))
+    other = [op('one', ['00'], ['1f'], shapes='32'), SAME[1]]
+    resized = [op('resize', ['00'], ['0f']), op('one', ['0f'], ['1e'], shapes='64'), SAME[1]]
+    found = first_difference(*((resized, other) if swap else (other, resized)))
+    assert (found.a, found.b) == ((0, None) if swap else (None, 0)), 'in one place'
     found = first_difference(resized, [op('crop', ['00'], ['0e']), *SAME])
     assert (found.kind, found.a, found.b) == ('replaced', 0, 0)
 
