@@ -3,6 +3,7 @@ import os
 
 import pytest
 from faults import real, results
+from faults.planted import FAULTS
 
 from mmrepro.demo import write_dataset
 
@@ -20,6 +21,11 @@ def test_fault_in_a_real_detector_is_named(name, root, tmp_path):
     row = real.row_of(name, real.search(name, root))
     results.write(os.environ.get('MMREPRO_RESULTS', str(tmp_path)), name, row)
     assert row['right'], '\n'.join(row['wrong'])
+
+
+def test_the_two_tables_have_no_name_in_common():
+    """They share a file of results."""
+    assert not set(real.FAULTS) & set(FAULTS)
 
 
 def test_every_planted_file_belongs_to_a_row():

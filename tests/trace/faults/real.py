@@ -89,7 +89,7 @@ FAULTS: Dict[str, Fault] = {
         'numpy_features', "model = dict(neck=dict(type='CentredFPN'))",
         dict(iteration=0, phase='forward', path='neck', kind='input', cause='clock',
              mentions=('in mean_of', 'perf_counter_ns'))),
-    'a_data_list_in_the_order_of_a_set': Fault(
+    'a_data_list_in_the_order_of_a_set_of_names': Fault(
         'set_of_names', "train_dataloader = dict(dataset=dict(type='UniqueCoco'))",
         dict(iteration=0, phase='data', operator='LoadImageFromFile', kind='input',
              cause='hash order of the data list', mentions=('img_path', 'PYTHONHASHSEED')),
