@@ -17,6 +17,8 @@ from mmrepro import patches, seeds
 
 @pytest.fixture(autouse=True)
 def stock():
+    from mmengine.registry import init_default_scope
+    init_default_scope('mmdet')  # a runner of another test may have left another one
     patches.revert()
     yield
     patches.revert()

@@ -148,7 +148,7 @@ class Attempt:
             before, then = self._last
             if before == 'save':
                 self._times['save'].append(now - then)
-            elif before in TURNS and event.kind in TURNS:
+            elif before in (*TURNS, 'turned') and event.kind in TURNS:
                 self._times['turn'].append(now - then)
             self._last = event.kind, now
 

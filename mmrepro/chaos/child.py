@@ -19,7 +19,8 @@ class Event(NamedTuple):
     """What a rank reports.
 
     Attributes:
-        kind: 'begin' of training, 'train' for an iteration, 'val' for a validation batch, 'metrics'
+        kind: 'begin' of training, 'train' for an iteration, 'turned' behind all of its
+            hooks, 'val' for a validation batch, 'metrics'
             of a validation, 'save' before a checkpoint is written, 'end' of training.
         iteration: that was finished, counted from 1; at which training begins or is validated.
         content: what must be equal in every run, as text and numbers.
@@ -42,9 +43,8 @@ class Seat(NamedTuple):
                     MASTER_ADDR='127.0.0.1', MASTER_PORT=str(self.port))
 
 
-class _Reporter(Hook):
-    """Sends an :class:`Event` at every turn."""
-    priority = 100
+class _Sender(Hook):
+    """What both hooks need."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -53,13 +53,29 @@ class _Reporter(Hook):
         workers = tuple(process.pid for process in multiprocessing.active_children())
         self._connection.send(Event(kind, iteration, content, workers))
 
-    def before_train(self, runner: Any) -> None:
-        self._send('begin', runner.iter)
+
+class _StepReporter(_Sender):
+    """Sends every step before a checkpoint can hold it: a run that is killed behind the checkpoint
+    does not do this step again.
+    """
+    priority = 0
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
         losses = {name: float(value.detach()).hex() for name, value in sorted(outputs.items())}
         self._send('train', runner.iter + 1, losses)
+
+
+class _Reporter(_Sender):
+    """Sends an :class:`Event` at every other turn."""
+    priority = 100
+
+    def before_train(self, runner: Any) -> None:
+        self._send('begin', runner.iter)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: Any = None) -> None:
+        self._send('turned', runner.iter + 1)
 
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
@@ -103,5 +119,6 @@ def train(config: str, seat: Seat, connection: Any, log: str) -> None:
         os.environ.update(seat.environment())
         cfg.launcher = 'pytorch'
     runner = Runner.from_cfg(cfg)
-    runner.register_hook(_Reporter(connection), priority=_Reporter.priority)
+    for kind in (_StepReporter, _Reporter):
+        runner.register_hook(kind(connection), priority=kind.priority)
     runner.train()

@@ -7,6 +7,7 @@ group, and ``wrap_model`` names one to DistributedDataParallel. Both can be avoi
 """
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import subprocess
@@ -149,8 +150,15 @@ def ensure_process_group(launcher: str,
     if backend in _NOT_FOR_CPU:
         backend = 'gloo'
     dist.init_process_group(backend, **options)
+    # its threads have to end before the interpreter does: it aborts when they do not
+    atexit.register(_leave_group)
     _logger.info('no accelerator: %s ranks over %s', dist.get_world_size(), backend)
     return True
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def wrap_model(runner: Any,
