@@ -162,7 +162,20 @@ def wrap_sync_batch_norm(rank, world):
     return model[1].running_mean, model[1].running_var, out.mean(0).detach()
 
 
+def leave(rank, world):
+    from mmrepro.dist.launch import _leave_group
+    found = []
+    for sys.last_value in (RuntimeError(), None):  # as the interpreter sets it behind an error
+        _leave_group()
+        found.append(dist.is_initialized())
+    return found
+
+
 # ------------------------------------------------------------------------ tests
+
+
+def test_a_group_is_left_at_the_end_but_not_behind_an_error(pool):
+    assert pool.run(leave, 2) == [[True, False]] * 2
 
 
 @pytest.mark.parametrize('launcher', list(LAUNCHED))

@@ -11,6 +11,7 @@ import atexit
 import logging
 import os
 import subprocess
+import sys
 from datetime import timedelta
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Union
 
@@ -157,7 +158,8 @@ def ensure_process_group(launcher: str,
 
 
 def _leave_group() -> None:
-    if dist.is_initialized():
+    # behind an error a collective may be under way, and leaving would wait for the other ranks
+    if dist.is_initialized() and getattr(sys, 'last_value', None) is None:
         dist.destroy_process_group()
 
 
