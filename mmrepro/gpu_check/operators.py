@@ -166,13 +166,13 @@ def _first_line(error: BaseException) -> str:
 
 def _refusal(row: dict[str, Any], problem: Problem, device: str) -> dict[str, Any]:
     """torch has to name what it cannot do; on a CPU it can."""
+    row['refused'] = False
     try:
         with determinism.deterministic():
             once(problem)
     except RuntimeError as error:
-        row['refused'] = 'deterministic' in str(error)
-        row['message'] = _first_line(error)
-    else:
-        row['refused'] = False
+        if 'deterministic' not in str(error):
+            raise
+        row['refused'], row['message'] = True, _first_line(error)
     row['equal'] = row['refused'] or device == 'cpu'
     return row

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from mmrepro.cli import program_name
 from mmrepro.ops.provider import Entry, catalogue, provider
 from mmrepro.ops.table import FAMILIES, Family
@@ -103,8 +105,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         'whether it gives the same bits every time, and which detectors use it.',
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog='example:\n  %(prog)s --device cuda --json')
-    parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu',
-                        help='where the operators would run; it need not be there')
+    parser.add_argument('--device', choices=('cpu', 'cuda'),
+                        default='cuda' if torch.cuda.is_available() else 'cpu',
+                        help='where the operators would run; it need not be there (here: '
+                        '%(default)s)')
     form = parser.add_mutually_exclusive_group()
     form.add_argument('--json', action='store_true', help='for programs')
     form.add_argument('--markdown', action='store_true', help='the tables of docs/operators.md')

@@ -9,9 +9,9 @@ from .records import ATTRIBUTE, GARBAGE, GLOBAL
 __all__ = ['CATALOGUE', 'Row', 'explain']
 
 # operators whose CUDA kernels add up in the order in which threads arrive, unless told otherwise
-ATOMIC = ('scatter', 'index_add', 'index_put', 'put_', 'upsample', 'grid_sampler', 'cumsum',
-          'max_pool', 'avg_pool', 'bincount', 'embedding', 'kthvalue', 'histc', 'nll_loss2d',
-          'ctc_loss', 'reflection_pad', 'replication_pad', 'roi_', 'deform')
+ATOMIC = ('convolution_backward', 'scatter', 'index_add', 'index_put', 'put_', 'upsample',
+          'grid_sampler', 'cumsum', 'max_pool', 'avg_pool', 'bincount', 'embedding', 'kthvalue',
+          'histc', 'nll_loss2d', 'ctc_loss', 'reflection_pad', 'replication_pad', 'roi_', 'deform')
 
 
 class Row(NamedTuple):

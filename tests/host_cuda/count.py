@@ -1,0 +1,87 @@
+"""What each operator of mmcv costs on a GPU before its kernels run: calls, waits, memory.
+
+    python tests/host_cuda/count.py            # with the device of this folder
+
+For inputs of a detector's size (those of ``gpu_check``): operators of torch that run on the device,
+forward and backward; how often the host waits for the device; the peak of memory above inputs,
+outputs and gradients. Kernels of torch may launch several of the device and take a workspace.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import re
+
+os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
+
+import pretend
+import torch
+
+from mmrepro import determinism, ops
+from mmrepro.gpu_check import cases_mmcv
+from mmrepro.gpu_check.problem import Sizes, tensors_of
+
+# No kernel: another shape of the same memory, or memory that nobody fills.
+FREE = re.compile(r'aten::(_?(un)?safe_)?(alias|as_strided|chunk|detach|diagonal|empty\w*|expand|'
+                  r'narrow|new_empty|permute|_?reshape\w*|select|slice|split\w*|squeeze_?|t|t_|'
+                  r'transpose_?|unbind|unfold|unsqueeze_?|view\w*|lift\w*)$')
+WAITS = ('aten::_local_scalar_dense', 'aten::nonzero', 'aten::masked_select', 'aten::_unique2',
+         'between host and device')
+
+
+def measure(function):
+    """(result, calls, waits, peak of bytes above what was there)."""
+    pretend.forget_calls()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = function()
+    peak = torch.cuda.max_memory_allocated() - before
+    found = pretend.all_calls()
+    return (result, sum(n for name, n in found.items() if not FREE.match(name)),
+            sum(found.get(name, 0) for name in WAITS), peak, found)
+
+
+def size(tensors) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def row(problem) -> tuple[list, list[dict]]:
+    """The columns of a problem, and every operator that ran, forward and backward."""
+    inputs = [*problem.leaves.values(), *problem.fixed.values()]
+    problem.run(**problem.leaves, **problem.fixed)  # constants that are made once
+    result, calls, waits, peak, forward = measure(
+        lambda: problem.run(**problem.leaves, **problem.fixed))
+    outputs = [t for t in tensors_of(result) if t.is_cuda]
+    owned = size(inputs) + size(outputs)
+    columns = [calls, '', waits, '', f'{owned / 2**20:.1f}',
+               f'{(peak - size(outputs)) / 2**20:.1f}', '']
+    steep = [t for t in outputs if t.requires_grad]
+    if not problem.leaves or not steep:
+        return columns, [forward]
+    upstream = [torch.ones_like(t) for t in steep]
+    grads, calls, waits, peak, backward = measure(lambda: torch.autograd.grad(
+        steep, list(problem.leaves.values()), upstream, allow_unused=True))
+    columns[1], columns[3] = calls, waits
+    columns[6] = f'{(peak - size(g for g in grads if g is not None)) / 2**20:.1f}'
+    return columns, [forward, backward]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--only', default='')
+    parser.add_argument('--names', action='store_true', help='every operator and its calls')
+    args = parser.parse_args()
+    print('| operator | calls f | b | waits f | b | owned MiB | extra MiB f | b |')
+    print('|---|---:|---:|---:|---:|---:|---:|---:|')
+    for name, case in cases_mmcv.CASES.items():
+        if re.search(args.only, name):
+            with ops.using('torch'), determinism.deterministic():
+                columns, found = row(case.make(Sizes(False)).to('cuda'))
+            print('|', ' | '.join(map(str, (name, *columns))), '|', flush=True)
+            if args.names:
+                print(*found, sep='\n')
+
+
+if __name__ == '__main__':
+    torch.set_num_threads(1)
+    main()

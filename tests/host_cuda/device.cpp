@@ -1,0 +1,357 @@
+// A CUDA device made of the memory and the kernels of the host.
+//
+// Tensors on it are torch's: device cuda:0, dispatch key CUDA, so Python code, autograd, autocast and
+// kernels that are put in front of torch's for CUDA take the way they take on a GPU. What arrives at
+// the dispatch key without a kernel is run by the kernel of the CPU on tensors that share the memory.
+// Like a GPU it refuses tensors of two devices in one call, has its own random numbers, and its
+// kernels have a behaviour (see pretend.py): torch refuses them in deterministic mode, or their last
+// bits drift from call to call.
+//
+// What it cannot show: what the kernels of a GPU compute, in which order, and how fast.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/Dispatch.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/FakeGuardImpl.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <cmath>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace at {  // where the registry of hooks wants to be used
+namespace {
+
+Generator& device_generator() {
+  static Generator generator = at::detail::createCPUGenerator();
+  return generator;
+}
+
+// What torch asks a CUDA library, as far as autograd, checkpoints and random numbers need answers.
+struct CUDAHooks : CUDAHooksInterface {
+  CUDAHooks(CUDAHooksArgs) {}
+  void init() const override {}
+  bool hasCUDA() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return 1; }
+  c10::DeviceIndex current_device() const override { return 0; }
+  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
+  int getNumGPUs() const override { return 1; }
+  Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  const Generator& getDefaultGenerator(DeviceIndex) const override { return device_generator(); }
+  Generator getNewGenerator(DeviceIndex) const override { return at::detail::createCPUGenerator(); }
+  std::string showConfig() const override { return "  - CUDA made of the host\n"; }
+};
+REGISTER_CUDA_HOOKS(CUDAHooks);
+
+}  // namespace
+}  // namespace at
+
+namespace {
+
+const c10::Device kDevice(c10::DeviceType::CUDA, 0);
+const c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
+
+// ---- memory -----------------------------------------------------------------------------------
+
+// Bytes in tensors of the device: now, and at most since the peak was set back.
+std::atomic<int64_t> bytes_now{0}, bytes_peak{0};
+
+struct Held {
+  c10::DataPtr host;
+  int64_t bytes;
+};
+
+void release(void* pointer) {
+  auto* held = static_cast<Held*>(pointer);
+  bytes_now -= held->bytes;
+  delete held;
+}
+
+c10::DataPtr on_device(c10::DataPtr host, size_t bytes) {
+  void* data = host.get();
+  const int64_t now = bytes_now += static_cast<int64_t>(bytes);
+  for (int64_t peak = bytes_peak; now > peak && !bytes_peak.compare_exchange_weak(peak, now);) {
+  }
+  return {data, new Held{std::move(host), static_cast<int64_t>(bytes)}, &release, kDevice};
+}
+
+struct HostAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    return on_device(c10::GetCPUAllocator()->allocate(bytes), bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
+} allocator;
+
+at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                 std::optional<at::Device>, std::optional<bool>,
+                 std::optional<at::MemoryFormat> format) {
+  return at::detail::empty_generic(size, &allocator, kKeys, c10::dtype_or_default(dtype), format);
+}
+
+at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
+                         std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                         std::optional<at::Device>, std::optional<bool>) {
+  return at::detail::empty_strided_generic(size, stride, &allocator, kKeys,
+                                           c10::dtype_or_default(dtype));
+}
+
+at::Tensor& set_part(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
+                     at::IntArrayRef stride) {
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(source));
+  if (stride.empty() && !size.empty()) {
+    impl->set_sizes_contiguous(size);
+  } else {
+    impl->set_sizes_and_strides(size, stride);
+  }
+  impl->set_storage_offset(offset);
+  return self;
+}
+
+at::Tensor& set_whole(at::Tensor& self, at::Storage source) {
+  const auto count = static_cast<int64_t>(source.nbytes() / self.dtype().itemsize());
+  return set_part(self, std::move(source), 0, {count}, {1});
+}
+
+// cuDNN's and MIOpen's forms are not there.
+bool no_library(const at::Tensor&, const at::Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) {
+  return false;
+}
+
+// ---- one call ---------------------------------------------------------------------------------
+
+// Operators that take tensors of two devices on a GPU too: copies, and indices from the host.
+const std::set<std::string> kMixed{
+    "aten::copy_", "aten::_copy_from", "aten::index", "aten::_unsafe_index", "aten::index_put",
+    "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put",
+    "aten::_has_compatible_shallow_copy_type"};
+
+// Tensors of the device and their twins on the host, for the length of a call.
+class Call {
+ public:
+  explicit Call(const std::string& name) : name_(name) {}
+
+  at::Tensor lend(const at::Tensor& tensor) {
+    if (!tensor.defined()) return tensor;
+    if (!tensor.is_cuda()) {
+      host_seen_ = true;
+      if (tensor.dim()) stranger_ = tensor;  // a number from the host may go with anything
+      return tensor;
+    }
+    device_seen_ = true;
+    c10::Storage shared;
+    for (const auto& twin : twins_) {
+      if (twin.device.is_same(tensor)) return twin.host;
+      if (twin.device.storage().is_alias_of(tensor.storage())) shared = twin.host.storage();
+    }
+    const auto& storage = tensor.storage();
+    if (!shared)
+      shared = c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
+                            c10::DataPtr(storage.mutable_data(), c10::Device(c10::kCPU)),
+                            c10::GetCPUAllocator(), /*resizable=*/true);
+    auto host = at::detail::make_tensor<c10::TensorImpl>(
+        std::move(shared), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+    host.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+    host.unsafeGetTensorImpl()->set_storage_offset(tensor.storage_offset());
+    host._set_conj(tensor.is_conj());
+    host._set_neg(tensor.is_neg());
+    twins_.push_back({tensor, host, storage.mutable_data()});
+    return host;
+  }
+
+  // A copy between the two: the host waits for the device.
+  bool waits() const { return name_ == "aten::copy_" && device_seen_ && host_seen_; }
+
+  void refuse_mixture() const {
+    TORCH_CHECK(!device_seen_ || !stranger_.defined() || kMixed.count(name_),
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                "cuda:0 and cpu! (", name_, ", of the host: shape ",
+                stranger_.defined() ? stranger_.sizes() : at::IntArrayRef(), ")");
+  }
+
+  // What was resized on the host has its new memory and shape on the device.
+  void settle() {
+    for (auto& twin : twins_) {
+      const auto& here = twin.device.storage();
+      const auto& there = twin.host.storage();
+      if (there.data() != twin.data && there.data() != here.data()) {
+        const auto bytes = there.nbytes();
+        c10::DataPtr borrowed(there.mutable_data(), c10::Device(c10::kCPU));
+        auto memory = there.unsafeGetStorageImpl()->set_data_ptr(std::move(borrowed));
+        here.unsafeGetStorageImpl()->set_data_ptr_noswap(on_device(std::move(memory), bytes));
+        here.unsafeGetStorageImpl()->set_nbytes(bytes);
+      }
+      auto* impl = twin.device.unsafeGetTensorImpl();
+      if (impl->sizes() != twin.host.sizes() || impl->strides() != twin.host.strides() ||
+          impl->storage_offset() != twin.host.storage_offset()) {
+        impl->set_sizes_and_strides(twin.host.sizes(), twin.host.strides());
+        impl->set_storage_offset(twin.host.storage_offset());
+      }
+    }
+  }
+
+  at::Tensor take(const at::Tensor& result) const {
+    if (!result.defined() || result.is_cuda()) return result;
+    c10::Storage storage;
+    for (const auto& twin : twins_) {
+      if (twin.host.is_same(result)) return twin.device;
+      if (twin.host.storage().is_alias_of(result.storage())) storage = twin.device.storage();
+    }
+    if (!storage) {
+      // memory that the kernel made lives as long as its tensor of the host
+      c10::DataPtr held(result.storage().mutable_data(), new at::Tensor(result),
+                        [](void* tensor) { delete static_cast<at::Tensor*>(tensor); },
+                        c10::Device(c10::kCPU));
+      storage = c10::Storage(c10::Storage::use_byte_size_t(), result.storage().nbytes(),
+                             on_device(std::move(held), result.storage().nbytes()), &allocator,
+                             /*resizable=*/true);
+    }
+    auto out = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), kKeys, result.dtype());
+    out.unsafeGetTensorImpl()->set_sizes_and_strides(result.sizes(), result.strides());
+    out.unsafeGetTensorImpl()->set_storage_offset(result.storage_offset());
+    return out;
+  }
+
+ private:
+  struct Twin {
+    at::Tensor device, host;
+    void* data;
+  };
+  std::string name_;
+  std::vector<Twin> twins_;
+  at::Tensor stranger_;
+  bool device_seen_ = false, host_seen_ = false;
+};
+
+template <typename Change>
+void change_tensors(c10::IValue& value, Change change) {
+  if (value.isTensor()) {
+    value = change(value.toTensor());
+  } else if (value.isTensorList()) {
+    std::vector<at::Tensor> changed;
+    for (const at::Tensor& tensor : value.toTensorVector()) changed.push_back(change(tensor));
+    value = c10::List<at::Tensor>(changed);
+  } else if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> changed;
+    for (std::optional<at::Tensor> tensor : value.toOptionalTensorList())
+      changed.push_back(tensor ? std::optional<at::Tensor>(change(*tensor)) : std::nullopt);
+    value = changed;
+  }
+}
+
+// ---- behaviour of kernels ---------------------------------------------------------------------
+
+// Bits of a behaviour.
+enum { kRefusedByTorch = 1, kDriftsUnderFlag = 2, kDriftsWithoutFlag = 4, kDriftsWithoutCudnnFlag = 8 };
+std::map<std::string, int> behaviour;
+std::map<std::string, int> calls;
+
+void drift(const at::Tensor& tensor) {
+  // seeded by the system, as the order in which threads arrive is
+  static thread_local std::minstd_rand dice{std::random_device{}()};
+  if (!tensor.defined() || !tensor.is_non_overlapping_and_dense()) return;
+  if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble) return;
+  AT_DISPATCH_FLOATING_TYPES(tensor.scalar_type(), "drift", [&] {
+    auto* data = tensor.data_ptr<scalar_t>();
+    for (int64_t i = 0; i < tensor.numel(); ++i)
+      if (dice() & 256) data[i] = std::nextafter(data[i], scalar_t(0));
+  });
+}
+
+bool drifts(int how) {
+  const auto& context = at::globalContext();
+  return how & kDriftsUnderFlag || (how & kDriftsWithoutFlag && !context.deterministicAlgorithms()) ||
+         (how & kDriftsWithoutCudnnFlag && !context.deterministicCuDNN() &&
+          !context.deterministicAlgorithms());
+}
+
+void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const auto& arguments = schema.arguments();
+  const size_t start = stack->size() - arguments.size();
+  const auto known = behaviour.find(schema.name());
+  const int how = known == behaviour.end() ? 0 : known->second;
+  ++calls[schema.name()];
+  if (how & kRefusedByTorch) at::globalContext().alertNotDeterministic(schema.name());
+
+  Call call(schema.name());
+  bool to_host = false;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    auto& value = (*stack)[start + i];
+    change_tensors(value, [&](const at::Tensor& tensor) { return call.lend(tensor); });
+    if (value.isDevice()) {
+      to_host = value.toDevice().is_cpu();
+      value = c10::Device(c10::kCPU);
+    }
+    if (value.isNone() && arguments[i].name() == "generator") value = at::device_generator();
+  }
+  call.refuse_mixture();
+  if (call.waits()) ++calls["between host and device"];
+  op.callBoxed(stack);
+  call.settle();
+  for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
+    auto& value = (*stack)[i];
+    if (drifts(how) && value.isTensor()) drift(value.toTensor());
+    if (!to_host) change_tensors(value, [&](const at::Tensor& tensor) { return call.take(tensor); });
+  }
+}
+
+// ---- registration -----------------------------------------------------------------------------
+
+c10::impl::FakeGuardImpl<c10::DeviceType::CUDA> guard;
+const bool guarded = [] {
+  c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::DeviceType::CUDA)].store(&guard);
+  return true;
+}();
+
+TORCH_LIBRARY(host_cuda, m) {
+  m.def("adopt(Generator? generator) -> ()", [](std::optional<at::Generator> generator) {
+    at::device_generator() = *generator;
+  });
+}
+
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  m.impl("empty.memory_format", TORCH_FN(empty));
+  m.impl("empty_strided", TORCH_FN(empty_strided));
+  m.impl("set_.source_Storage", TORCH_FN(set_whole));
+  m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_part));
+  m.impl("_use_cudnn_ctc_loss", TORCH_FN(no_library));
+  m.impl("_use_miopen_ctc_loss", TORCH_FN(no_library));
+  // these have a form for all devices that goes on to kernels of each
+  for (const char* name : {"copy_", "convolution", "convolution_backward"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+TORCH_LIBRARY_IMPL(_, CUDA, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+}  // namespace
+
+extern "C" void set_behaviour(const char* name, int how) { behaviour[name] = how; }
+extern "C" int count_calls(const char* name) { return calls.count(name) ? calls[name] : 0; }
+extern "C" void forget_calls() { calls.clear(); }
+extern "C" const char* all_calls() {
+  static std::string lines;
+  lines.clear();
+  for (const auto& [name, count] : calls) lines += name + "\t" + std::to_string(count) + "\n";
+  return lines.c_str();
+}
+extern "C" int64_t memory_now() { return bytes_now; }
+extern "C" int64_t memory_peak() { return bytes_peak; }
+extern "C" void reset_memory_peak() { bytes_peak = bytes_now.load(); }

@@ -1,0 +1,145 @@
+"""Puts the device of ``device.cpp`` under ``torch.cuda``, and gives its kernels their behaviour.
+
+Import it before anything asks for CUDA. ``MMREPRO_HOST_CUDA`` is the path of the built library.
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import types
+import warnings
+
+# before torch, whose first question about CUDA decides for good
+_library = ctypes.CDLL(os.environ['MMREPRO_HOST_CUDA'])
+_library.all_calls.restype = ctypes.c_char_p
+_library.memory_now.restype = _library.memory_peak.restype = ctypes.c_int64
+
+import torch  # noqa: E402
+import torch.storage  # noqa: E402
+
+# Bits of a behaviour, as in device.cpp.
+REFUSED, DRIFTS, DRIFTS_WITHOUT_FLAG, DRIFTS_WITHOUT_CUDNN_FLAG = 1, 2, 4, 8
+_RAISES = REFUSED | DRIFTS_WITHOUT_FLAG
+
+# Which CUDA kernels of torch 2.13 add with atomics, and whether torch says so: its documentation of
+# torch.use_deterministic_algorithms (version 2.13) and the calls of alertNotDeterministic in
+# aten/src/ATen/native/cuda. Written down apart from mmrepro's own table, which it is to check.
+BEHAVIOUR = {
+    '_adaptive_avg_pool2d_backward': _RAISES,
+    '_adaptive_avg_pool3d_backward': _RAISES,
+    '_ctc_loss_backward': _RAISES,
+    '_upsample_bicubic2d_aa_backward': _RAISES,
+    '_upsample_bilinear2d_aa_backward': _RAISES,
+    'adaptive_max_pool2d_backward': _RAISES,
+    'adaptive_max_pool3d_backward': DRIFTS,
+    'avg_pool3d_backward': _RAISES,
+    'bincount': _RAISES,
+    'convolution_backward': DRIFTS_WITHOUT_CUDNN_FLAG,
+    'cudnn_grid_sampler_backward': DRIFTS,
+    'fractional_max_pool2d_backward': _RAISES,
+    'fractional_max_pool3d_backward': _RAISES,
+    'grid_sampler_2d_backward': _RAISES,
+    'grid_sampler_3d_backward': _RAISES,
+    'histc': _RAISES,
+    'index_add': DRIFTS_WITHOUT_FLAG,
+    'index_add_': DRIFTS_WITHOUT_FLAG,
+    'max_pool3d_with_indices_backward': _RAISES,
+    'max_unpool2d': _RAISES,
+    'max_unpool3d': _RAISES,
+    'median': _RAISES,
+    'nanmedian': _RAISES,
+    'nll_loss2d_forward': _RAISES,
+    'put_': _RAISES,
+    'reflection_pad1d_backward': _RAISES,
+    'reflection_pad2d_backward': _RAISES,
+    'reflection_pad3d_backward': _RAISES,
+    'replication_pad1d_backward': _RAISES,
+    'replication_pad2d_backward': _RAISES,
+    'replication_pad3d_backward': _RAISES,
+    'scatter_add': DRIFTS_WITHOUT_FLAG,
+    'scatter_add_': DRIFTS_WITHOUT_FLAG,
+    'upsample_bicubic2d_backward': _RAISES,
+    'upsample_bilinear2d_backward': _RAISES,
+    'upsample_linear1d_backward': _RAISES,
+    'upsample_trilinear3d_backward': _RAISES,
+}
+
+
+def calls(name: str) -> int:
+    """How often the device's own kernel of an operator of ``aten`` ran."""
+    return _library.count_calls(f'aten::{name}'.encode())
+
+
+def all_calls() -> dict[str, int]:
+    """The same for all operators that ran since :func:`forget_calls`."""
+    lines = _library.all_calls().decode().splitlines()
+    return {name: int(count) for name, count in (line.split('\t') for line in lines)}
+
+
+def forget_calls() -> None:
+    """Count from zero."""
+    _library.forget_calls()
+
+
+def _nothing(*args, **kwargs):
+    return None
+
+
+def _device_storage(size: int) -> torch.UntypedStorage:
+    return torch.empty(size, dtype=torch.uint8, device='cuda').untyped_storage()
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _clone(self):
+    """UntypedStorage.clone, whose constructor knows devices that were compiled in only."""
+    return _bytes(self).clone().untyped_storage()
+
+
+_to_elsewhere = torch.storage._to
+
+
+def _to(self, device, non_blocking=False):
+    if torch.device(device).type != 'cuda' or self.device.type == 'cuda':
+        return _to_elsewhere(self, device, non_blocking)
+    moved = _device_storage(self.nbytes())
+    _bytes(moved).copy_(_bytes(self))
+    return moved
+
+
+def _put() -> None:
+    for name, how in BEHAVIOUR.items():
+        _library.set_behaviour(f'aten::{name}'.encode(), how)
+    generator = torch.Generator()
+    torch.ops.host_cuda.adopt(generator)
+    properties = types.SimpleNamespace(name='host', major=9, minor=0, total_memory=1 << 34,
+                                       multi_processor_count=1)
+    replaced = {
+        '_exchange_device': lambda index: 0, '_lazy_init': _nothing,
+        '_maybe_exchange_device': lambda index: 0, 'Stream': _nothing,
+        'default_generators': (generator, ),
+        'device_count': lambda: 1, 'empty_cache': _nothing,
+        'get_device_name': lambda *args: 'host', 'get_device_properties': lambda *args: properties,
+        'is_available': lambda: True, 'is_initialized': lambda: True,
+        'max_memory_allocated': lambda *args, **kwargs: _library.memory_peak(),
+        'memory_allocated': lambda *args, **kwargs: _library.memory_now(),
+        'reset_peak_memory_stats': lambda *args: _library.reset_memory_peak(),
+        'stream': lambda stream: contextlib.nullcontext(), 'synchronize': _nothing,
+    }
+    for name, value in replaced.items():
+        setattr(torch.cuda, name, value)
+        if hasattr(torch.cuda.random, name):  # imported there by name
+            setattr(torch.cuda.random, name, value)
+    torch.backends.cuda.is_built = lambda: True
+    torch._C._cuda_getDevice = lambda: 0
+    torch._C._cuda_getDriverVersion = lambda: 13000
+    torch.UntypedStorage.clone = _clone
+    torch.storage._to = _to
+    # detectors of MMDetection 3.3 name autocast as torch did before
+    warnings.filterwarnings('ignore', 'torch.cuda.amp', FutureWarning)
+
+
+_put()

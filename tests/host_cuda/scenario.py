@@ -1,0 +1,73 @@
+"""Whole trainings on the device of this folder, in one process that forks a child per run.
+
+    python tests/host_cuda/scenario.py MODEL DATA_ROOT WORK_DIR [--amp]
+
+Writes WORK_DIR/results.json: a digest of batches, losses and end state per run, and how often some
+kernels of the device ran. ``loose`` runs have ``deterministic=False``.
+"""
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+from pathlib import Path
+
+import pretend
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import conftest  # noqa: E402, F401  one thread per operator
+from harness import run_all, train  # noqa: E402
+from test_invariance import small  # noqa: E402
+
+# Where a run is resumed: inside an epoch.
+POINT = 2
+# The device's own kernels that a deterministic run may not reach.
+UNORDERED = sorted(name for name, how in pretend.BEHAVIOUR.items() if how & pretend.REFUSED)
+
+
+def _run(cfg, work_dir):
+    """What :func:`harness.train` returns, and which kernels ran; on the device indeed."""
+    def look(runner):
+        assert next(runner.model.parameters()).is_cuda, 'the model is not on the device'
+    found = train(cfg, work_dir, prepare=look)
+    found['kernels'] = {name: pretend.calls(name) for name in UNORDERED if pretend.calls(name)}
+    found['dropouts'] = pretend.calls('native_dropout')
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument('model')
+    parser.add_argument('data_root')
+    parser.add_argument('work_dir', type=Path)
+    parser.add_argument('--amp', action='store_true')
+    args = parser.parse_args()
+
+    cfg = small(args.model, args.data_root)
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    cfg.train_cfg.max_epochs = 2
+    if args.amp:
+        cfg.optim_wrapper.merge(dict(type='AmpOptimWrapper', loss_scale='dynamic'))
+    workers = copy.deepcopy(cfg)
+    workers.train_dataloader.merge(dict(num_workers=2, persistent_workers=True))
+    saving = copy.deepcopy(cfg)
+    saving.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False,
+                                           max_keep_ckpts=-1)
+    resumed = copy.deepcopy(cfg)
+    resumed.resume, resumed.load_from = True, str(args.work_dir / 'saving' / f'iter_{POINT}.pth')
+    loose = copy.deepcopy(cfg)
+    loose.randomness.deterministic = False
+
+    def job(changed, name):
+        return _run, (changed, args.work_dir / name), {}
+    results = run_all({'saving': job(saving, 'saving'), 'workers': job(workers, 'workers')})
+    results.update(run_all({'resumed': job(resumed, 'resumed')}))
+    results.update(run_all({'loose': job(loose, 'loose'), 'loose again': job(loose, 'again')}))
+    (args.work_dir / 'results.json').write_text(json.dumps(results))
+
+
+if __name__ == '__main__':
+    torch.set_num_threads(1)
+    main()

@@ -1,0 +1,158 @@
+"""The way that code takes on a GPU, on a CUDA device made of the host (see host_cuda/device.cpp).
+
+Tensors say ``cuda:0``, kernels that are put in front of torch's for CUDA answer, tensors of two
+devices do not mix, the device has random numbers of its own, torch refuses there what it refuses on
+a GPU, and what adds with atomics there drifts. Not shown: what a GPU's kernels compute, how fast.
+"""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / 'host_cuda'))
+import build  # noqa: E402
+from harness import environment  # noqa: E402
+
+FOLDER = Path(__file__).parent / 'host_cuda'
+
+
+@pytest.fixture(scope='session')
+def on_device(tmp_path_factory):
+    """Run Python in a process that has the device; returns the finished process."""
+    if build.compiler() is None:
+        pytest.skip('no C++ compiler to build the device with')
+    library = build.build(tmp_path_factory.mktemp('host_cuda'))
+
+    def run(*arguments, cwd=None):
+        return subprocess.run([sys.executable, '-W', 'ignore', *map(str, arguments)], cwd=cwd,
+                              env=build.environment(library, environment()), text=True,
+                              capture_output=True, timeout=1200)
+    return run
+
+
+def check(on_device, out, only, *before):
+    """(exit code, rows by name) of ``gpu_check --quick``; ``before`` are lines to run first."""
+    script = ('import sys', *before, 'from mmrepro.gpu_check.main import main',
+              'sys.exit(main(sys.argv[1:]))')
+    done = on_device('-c', '\n'.join(script), '--quick', '--out', out, '--only', only)
+    assert (out / 'gpu_check.json').exists(), done.stderr[-4000:]
+    result = json.loads((out / 'gpu_check.json').read_text())
+    rows = {name: row for group in ('mmcv', 'torch', 'detectors')
+            for name, row in result[group].items()}
+    return done.returncode, rows
+
+
+def test_the_device_behaves(on_device):
+    """The controls: it refuses, drifts and draws as a GPU does, so the tests below can fail."""
+    done = on_device('-c', '''
+import torch, torch.nn.functional as F
+def step():
+    x = torch.linspace(-1, 1, 64, device='cuda').view(1, 1, 8, 8).requires_grad_()
+    F.interpolate(x, scale_factor=2.5, mode='bicubic').pow(2).sum().backward()
+    return x.grad.cpu()
+assert not torch.equal(step(), step()), 'additions by atomics drift'
+torch.use_deterministic_algorithms(True)
+for call in (step, lambda: torch.ones(3, device='cuda') + torch.ones(3),
+             lambda: torch.ones(3, device='cuda').numpy()):
+    try:
+        call()
+    except (RuntimeError, TypeError) as error:
+        print(error)
+torch.manual_seed(1)
+a = torch.rand(3, device='cuda')
+torch.rand(5)
+b = torch.rand(3, device='cuda')
+torch.manual_seed(1)
+torch.rand(5)
+assert torch.equal(torch.cat((a, b)), torch.rand(6, device='cuda'))
+grown = torch.empty(0, device='cuda')
+torch.add(a, b, out=grown)
+assert grown.is_cuda and torch.equal(grown.cpu(), a.cpu() + b.cpu())
+view = grown.view(3, 1)[1:]
+view.fill_(7)
+assert grown.tolist()[1:] == [7, 7] and view.data_ptr() == grown.data_ptr() + 4
+''')
+    assert done.returncode == 0, done.stderr[-4000:]
+    words = done.stdout
+    assert 'upsample_bicubic2d_backward does not have a deterministic implementation' in words
+    assert 'cuda:0 and cpu' in words and "can't convert cuda:0" in words
+
+
+# torch refuses the mode "max" of an embedding bag inside of a kernel that other modes need as well
+ALL_BUT = r'^mmcv/|^torch/(?!embedding bag, max$)'
+
+
+def test_every_operator(on_device, tmp_path):
+    code, rows = check(on_device, tmp_path, ALL_BUT)
+    bad = {name: row for name, row in rows.items()
+           if not row.get('equal') or not row.get('agrees', True) or 'error_text' in row}
+    assert code == 0 and not bad, bad
+    assert len(rows) > 80
+
+
+def test_without_replacements_the_check_fails(on_device, tmp_path):
+    code, rows = check(
+        on_device, tmp_path, r'^torch/(bicubic resize|grid sample|adaptive max pool, 3-D)$',
+        'import mmrepro', 'from mmrepro.ops.native import dispatch',
+        'dispatch.active = lambda device: []')
+    assert code == 1
+    for name in ('bicubic resize', 'grid sample'):
+        assert 'does not have a deterministic' in rows[name]['error_text']
+    assert rows['adaptive max pool, 3-D']['differs'] == ['gradient of x']
+
+
+# those that resize while they train, sample points and pool adaptively reach what torch refuses
+@pytest.mark.parametrize('only', [
+    'YOLOX|SOLOv2',
+    pytest.param('Faster|Mask R|Cascade|RTMDet|PointRend|DCN|CARAFE', marks=pytest.mark.nightly),
+    pytest.param('DETR|DINO|Mask2Former|HTC', marks=pytest.mark.nightly),
+])
+def test_detectors(on_device, tmp_path, only):
+    code, rows = check(on_device, tmp_path, f'^detectors/.*({only})')
+    assert code == 0 and rows, rows
+    assert all(row['equal'] and row['finite'] for row in rows.values()), rows
+
+
+@pytest.mark.parametrize('model, options', [
+    ('yolox_s', ()),
+    ('deformable-detr_r50', ()),
+    pytest.param('faster-rcnn_r50_fpn', ('--amp', ), marks=pytest.mark.nightly),
+    pytest.param('rtmdet_tiny', ('--amp', ), marks=pytest.mark.nightly),
+    pytest.param('soft-teacher_faster-rcnn_r50', (), marks=pytest.mark.nightly),
+])
+def test_training_repeats_and_resumes(on_device, data_root, tmp_path, model, options):
+    done = on_device(FOLDER / 'scenario.py', model, data_root, tmp_path, *options)
+    assert done.returncode == 0, done.stderr[-4000:]
+    runs = json.loads((tmp_path / 'results.json').read_text())
+    bits = {name: {key: run[key] for key in ('data', 'loss', 'weights', 'optimizer')}
+            for name, run in runs.items()}
+    assert len(bits['saving']['loss']) > 4
+    assert bits['workers'] == bits['saving']
+    point = len(bits['saving']['loss']) - len(bits['resumed']['loss'])
+    assert point > 0
+    rest = {key: value[point:] if isinstance(value, list) else value
+            for key, value in bits['saving'].items()}
+    assert bits['resumed'] == rest
+    assert not any(runs[name]['kernels'] for name in ('saving', 'workers', 'resumed'))
+    # the same without the promise: what users see on a GPU
+    assert bits['loose']['weights'] != bits['loose again']['weights']
+    if model == 'deformable-detr_r50':
+        assert runs['saving']['dropouts'], 'nothing was drawn on the device'
+
+
+@pytest.mark.nightly
+def test_the_kernel_is_named(on_device, data_root, tmp_path):
+    """Without deterministic=True the first kernel that adds as threads arrive is found."""
+    from mmrepro.demo.settings import demo_config
+    cfg = demo_config('yolox_s', data_root)
+    cfg.randomness.deterministic = False
+    cfg.dump(tmp_path / 'config.py')
+    done = on_device('-m', 'mmrepro.cli', 'localise', tmp_path / 'config.py', '--iters', 1,
+                     '--work-dir', tmp_path / 'work', '--no-values', cwd=tmp_path)
+    assert done.returncode == 1, done.stderr[-4000:]
+    assert 'aten.convolution_backward.default' in done.stdout
+    assert 'order of additions on the device' in done.stdout
