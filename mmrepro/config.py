@@ -29,6 +29,7 @@ _CHOICES: Dict[str, Tuple[Any, ...]] = {
     'deterministic': (False, 'warn', True),
     'worker_seed': ('sample', 'worker', 'mmengine'),
     'step_seed': _BOOL,
+    'operators': (None, 'torch', 'triton'),
     'cudnn_enabled': (None, *_BOOL),
     'cudnn_benchmark': (None, *_BOOL),
     'float32_precision': (None, 'highest', 'high', 'medium'),
@@ -50,6 +51,9 @@ class RandomnessConfig:
             the global sample stream; 'worker': rank, worker and epoch; 'mmengine': MMEngine's own
             formula, for repeating an old run.
         step_seed: put the generators at the start of their stream before each training step.
+        operators: who answers for mmcv's operators. 'torch': mmrepro's, in PyTorch; 'triton': the
+            same, with single kernels in Triton on CUDA where there are some; None: 'torch' with
+            ``deterministic``, else whatever mmcv has.
         cudnn_enabled: use cuDNN; None leaves it as it is.
         cudnn_benchmark: search for the fastest convolution, whose choice may differ from run to
             run; None does what ``env_cfg.cudnn_benchmark`` says. Excludes ``deterministic=True``.
@@ -67,6 +71,7 @@ class RandomnessConfig:
     deterministic: Union[bool, str] = False
     worker_seed: str = 'sample'
     step_seed: bool = True
+    operators: Optional[str] = None
     cudnn_enabled: Optional[bool] = None
     cudnn_benchmark: Optional[bool] = None
     float32_precision: Optional[str] = None

@@ -139,8 +139,8 @@ class ReproRunnerMixin:
         """Make MMDetection and mmcv keep the contract, when the run uses them."""
         if 'mmdet' in sys.modules or self.cfg.get('default_scope') == 'mmdet':
             patches.apply(legacy=self._repro.legacy)
-            if self._repro.deterministic:
-                ops.use('torch')
+            if self._repro.operators or self._repro.deterministic:
+                ops.use(self._repro.operators or 'torch')
 
     def register_hooks(self, *args: Any, **kwargs: Any) -> None:
         super().register_hooks(*args, **kwargs)

@@ -9,8 +9,9 @@ from mmrepro.config import RandomnessConfig, RandomnessError, upgrade_legacy_key
 def test_defaults():
     assert RandomnessConfig.parse({}).as_dict() == dict(
         seed=None, diff_rank_seed=False, deterministic=False, worker_seed='sample',
-        step_seed=True, cudnn_enabled=None, cudnn_benchmark=None, float32_precision=None,
-        fill_uninitialized_memory=False, num_threads=None, resume_strict=True)
+        step_seed=True, operators=None, cudnn_enabled=None, cudnn_benchmark=None,
+        float32_precision=None, fill_uninitialized_memory=False, num_threads=None,
+        resume_strict=True)
     assert RandomnessConfig.parse(None) == RandomnessConfig()
 
 

@@ -54,16 +54,16 @@ def test_operators_of_mmcv_agree_and_repeat(name):
 
 @pytest.mark.parametrize('name', ['bilinear resize', 'grid sample', 'topk', 'max unpool', 'gather'])
 def test_operators_of_torch_agree_and_repeat(name):
-    row = check(cases_torch.CASES[name], mmcv=False)
+    row = check(cases_torch.CASES[name], against='flags')
     assert row['agrees'] and row['equal'] and row['default'] == 'torch', row
 
 
 def test_compiled_kernels_are_the_default_where_they_are(compiled):
     with compiled():
         pass
-    row = check(cases_mmcv.CASES['RoIAlign'], compiled=True)
+    row = check(cases_mmcv.CASES['RoIAlign'], against='compiled')
     assert row['default'] == 'compiled mmcv' and row['default_ms'] > 0 and row['equal']
-    row = check(cases_mmcv.CASES['RoIPool'], compiled=True)
+    row = check(cases_mmcv.CASES['RoIPool'], against='compiled')
     assert 'RuntimeError' in row['default_error'] and row['equal']  # mmcv has no such CPU kernel
 
 
@@ -79,7 +79,7 @@ def test_every_row_of_torch_agrees_with_what_cuda_would_run(monkeypatch):
     rows = [row._replace(devices=('cpu',), until=(99, 0)) for row in native.TABLE if row.target]
     monkeypatch.setattr(native.dispatch, 'TABLE', rows)
     for name, case in cases_torch.CASES.items():
-        row = check(case, mmcv=False, seconds=.2)
+        row = check(case, against='flags', seconds=.2)
         assert row['equal'] and row.get('agrees', True), (name, row)
 
 

@@ -135,7 +135,7 @@ def test_an_editable_installation_links_to_the_checkout(tmp_path):
     assert (mim / '.gitignore').read_text() == '*\n'
 
 
-@pytest.mark.parametrize('name', ['lock.txt', 'tests.txt'])
+@pytest.mark.parametrize('name', ['lock.txt', 'tests.txt', 'triton.txt'])
 def test_locked_versions_are_exact(name):
     for line in _pins(name):
         assert re.fullmatch(r'[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.]*', line), line
@@ -148,7 +148,8 @@ def test_the_lock_compiles_nothing_and_leaves_torchvision_out():
 
 
 def test_the_lock_satisfies_the_package():
-    versions = dict(line.split('==') for line in [*_pins('lock.txt'), *_pins('tests.txt')])
+    versions = dict(line.split('==') for name in ('lock.txt', 'tests.txt', 'triton.txt')
+                    for line in _pins(name))
     parser = _setup()
     wanted = parser['options']['install_requires'].split('\n')
     for extra in parser['options.extras_require'].values():

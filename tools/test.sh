@@ -14,6 +14,12 @@ if [ "${1:-}" = --nightly ]; then
 fi
 make_environment lock.txt tests.txt
 python="$VENV/bin/python"
+# CUDA builds of torch come with the one release that they work with; there are wheels for Linux only
+if [ "$(uname -sm)" = "Linux x86_64" ] && ! "$python" -c 'import triton' 2> /dev/null; then
+    say "installing triton.txt into $VENV"
+    "$python" -m pip install --disable-pip-version-check --only-binary :all: --no-deps \
+        -r requirements/triton.txt
+fi
 
 # tests that this machine cannot run are left out by name, and it is said
 expression=""

@@ -81,6 +81,8 @@ def start_fields(config_text: str,
     fields.update((f'randomness.{name}', value) for name, value in randomness.items())
     fields['config'] = config_text
     fields['operators'] = provider
+    if provider == 'triton':
+        fields['version.triton'] = ops.fused.version()
     fields.update((f'version.{name}', value) for name, value in _versions().items())
     fields.update(determinism.snapshot())
     fields.update(extra)

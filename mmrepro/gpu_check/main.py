@@ -17,7 +17,7 @@ __all__ = ['main']
 _OPERATORS = 0.35
 # Pixels of pictures: about those of a usual schedule on a GPU, few where every second counts.
 _SIZE, _QUICK_SIZE = 640, 128
-_GROUPS = ('mmcv', 'torch', 'detectors')
+_GROUPS = ('mmcv', 'triton', 'torch', 'detectors')
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -67,13 +67,28 @@ def _operators(args: argparse.Namespace, result: dict[str, Any], budget: Any, co
     from mmrepro.gpu_check import cases_mmcv, cases_torch, operators
     part = budget.part(_OPERATORS)
     times, seconds = (4, .2) if args.quick else (50, 1.5)
-    for group, cases in (('mmcv', cases_mmcv.CASES), ('torch', cases_torch.CASES)):
+    kernel = 'compiled' if compiled else None
+    groups = {'mmcv': (cases_mmcv.CASES, 'torch', kernel),
+              'triton': (_with_kernels(args.device), 'triton', kernel or 'torch'),
+              'torch': (cases_torch.CASES, 'torch', 'flags')}
+    for group, (cases, provider, against) in groups.items():
         for name, case in cases.items():
             if re.search(args.only, f'{group}/{name}'):
-                result[group][name] = _row(lambda case=case, group=group: operators.check(
-                    case, args.device, args.quick, times, seconds, compiled, group == 'mmcv'),
+                result[group][name] = _row(
+                    lambda case=case, provider=provider, against=against: operators.check(
+                        case, args.device, args.quick, times, seconds, provider, against),
                     part, args.device)
                 _tell(args, result, group, name)
+
+
+def _with_kernels(device: str) -> dict[str, Any]:
+    """Rows of mmcv's operators that have a kernel in Triton, where that can run."""
+    from mmrepro.gpu_check import cases_mmcv
+    from mmrepro.ops import fused
+    if fused.requirement() or not fused.runs_on(device):
+        return {}
+    return {name: case for name, case in cases_mmcv.CASES.items()
+            if any(operator in fused.FUSED for operator in case.covers)}
 
 
 def _detectors(args: argparse.Namespace, result: dict[str, Any], budget: Any, compiled: bool
@@ -128,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ops.install()
     result: dict[str, Any] = dict(
         command=' '.join(['gpu_check', *_public(arguments)]), machine=machine.describe(args.device),
-        stand_ins=list(missing), summary={}, detectors={}, mmcv={}, torch={})
+        stand_ins=list(missing), summary={}, **{group: {} for group in _GROUPS})
     result['summary'] = _summary(result)
     compiled = operators.has_compiled_kernels()
     from mmdet.utils import register_all_modules

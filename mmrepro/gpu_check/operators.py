@@ -12,11 +12,15 @@ from torch import Tensor
 from mmrepro import determinism, ops
 from mmrepro.gpu_check.problem import Case, Problem, Sizes, tensors_of
 
-__all__ = ['LIMIT', 'check', 'default', 'has_compiled_kernels', 'once']
+__all__ = ['DEFAULTS', 'LIMIT', 'check', 'default', 'has_compiled_kernels', 'once']
 
 # Largest relative error (of the whole tensor, in the 2-norm) that counts as agreement: float32 sums
 # of thousands of terms lie below 1e-5; another formula lies far above.
 LIMIT = 1e-3
+
+
+# What times are compared with: another provider, or the same one without the flags.
+DEFAULTS = {'compiled': 'compiled mmcv', 'torch': 'PyTorch form', 'flags': 'torch'}
 
 
 def once(problem: Problem, seed: int = 0) -> dict[str, Tensor]:
@@ -116,7 +120,7 @@ def has_compiled_kernels() -> bool:
 
 
 def check(case: Case, device: str, small: bool, times: int = 50, seconds: float = 2.,
-          compiled: bool = False, mmcv: bool = True) -> dict[str, Any]:
+          provider: str = 'torch', against: str | None = None) -> dict[str, Any]:
     """One row of the report.
 
     Args:
@@ -124,8 +128,8 @@ def check(case: Case, device: str, small: bool, times: int = 50, seconds: float 
         device: 'cuda' or 'cpu'.
         small: small inputs for repetition and time too.
         times: repetitions; fewer if they take longer than ``seconds``.
-        compiled: take mmcv's compiled kernels for the default.
-        mmcv: the row is about an operator of mmcv, which without compiled kernels has no default.
+        provider: of mmcv's operators, in deterministic mode.
+        against: the default to compare times with, a key of :data:`DEFAULTS`; None: there is none.
     """
     row: dict[str, Any] = dict(covers=list(case.covers))
     reference = case.make(Sizes(True))
@@ -137,7 +141,7 @@ def check(case: Case, device: str, small: bool, times: int = 50, seconds: float 
         reference = reference._replace(run=case.reference)
     with default(), _provider('torch'):
         expected = once(reference)
-    with determinism.deterministic(), _provider('torch'):
+    with determinism.deterministic(), _provider(provider):
         found = once(little)
         errors = {name: _error(found[name], tensor) for name, tensor in expected.items()}
         row['error'] = max(errors.values(), default=0.)
@@ -147,10 +151,10 @@ def check(case: Case, device: str, small: bool, times: int = 50, seconds: float 
         problem = little if small else case.make(Sizes(False)).to(device)
         row['times'], row['differs'], row['ms'] = _repeat(problem, device, times, seconds)
         row['equal'] = not row['differs']
-    if compiled or not mmcv:
-        row['default'] = 'compiled mmcv' if mmcv else 'torch'
+    if against:
+        row['default'] = DEFAULTS[against]
         try:
-            with default(), _provider('compiled' if mmcv else ops.provider()):
+            with default(), _provider(ops.provider() if against == 'flags' else against):
                 _, differs, row['default_ms'] = _repeat(problem, device, 10, seconds / 2)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             row['default_error'] = _first_line(error)

@@ -78,6 +78,8 @@ def table(result: dict[str, Any]) -> str:
              'of small inputs against float64 on a CPU, relative, in the 2-norm.', '']
     lines += _detectors(result['detectors'])
     lines += _operators('Operators of mmcv', result['mmcv'])
+    if result['triton']:
+        lines += _operators('Operators of mmcv, kernels in Triton', result['triton'])
     lines += _operators("torch's own operators", result['torch'])
     if result['stand_ins']:
         lines += [f'Stand-ins for missing packages: {", ".join(result["stand_ins"])}.', '']

@@ -19,7 +19,7 @@ from torch import Tensor
 from mmrepro.ops import gather, sampling
 from mmrepro.ops.contract import describe, require, require_dtype, require_shape
 
-__all__ = ['ms_deform_attn_backward', 'ms_deform_attn_forward']
+__all__ = ['check', 'groups', 'ms_deform_attn_backward', 'ms_deform_attn_forward']
 
 
 class _Levels(NamedTuple):
@@ -31,8 +31,9 @@ class _Levels(NamedTuple):
     keys: int
 
 
-def _check(value: Tensor, shapes: Tensor, starts: Tensor, locations: Tensor,
+def check(value: Tensor, shapes: Tensor, starts: Tensor, locations: Tensor,
            weights: Tensor, im2col_step: int) -> _Levels:
+    """The levels, after the checks of shapes and dtypes that mmcv's kernels lack."""
     name = 'ms_deform_attn'
     require_shape(name, 'value', value, (None,) * 4)
     require_shape(name, 'value_spatial_shapes', shapes, (None, 2))
@@ -78,7 +79,7 @@ def _rows(value: Tensor) -> Tensor:
     return rows
 
 
-def _groups(batch: int, queries: int, heads: int, taps: int,
+def groups(batch: int, queries: int, heads: int, taps: int,
             budget: int) -> Iterator[tuple[int, slice]]:
     """Images and heads to work on together; ``taps`` is of one query and head."""
     size = max(1, min(heads, budget // max(1, queries * taps)))
@@ -113,7 +114,7 @@ def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
     Raises:
         RuntimeError: shapes or dtypes that do not fit.
     """
-    levels = _check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
+    levels = check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
                     attention_weights, im2col_step)
     b, _, heads, depth = value.shape
     queries, taps = sampling_locations.shape[1], attention_weights.shape[3:].numel() * 4
@@ -121,7 +122,7 @@ def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
     if output.numel() == 0:
         return output.view(b, queries, heads * depth)
     dtype, budget = gather.compute_dtype(value), gather.chunk_taps(value.device)
-    for image, group in _groups(b, queries, heads, taps, budget):
+    for image, group in groups(b, queries, heads, taps, budget):
         rows = _rows(value[image, :, group])
         for part in _parts(queries, taps * (group.stop - group.start), budget):
             row, corners = _corners(sampling_locations[image, part, group].to(dtype), levels)
@@ -144,7 +145,7 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
         grad_value, grad_sampling_loc, grad_attn_weight: zeros of the shapes of value,
             sampling_locations and attention_weights.
     """
-    levels = _check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
+    levels = check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
                     attention_weights, im2col_step)
     b, keys, heads, depth = value.shape
     queries, taps = sampling_locations.shape[1], attention_weights.shape[3:].numel() * 4
@@ -152,7 +153,7 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
     if grad_output.numel() == 0 or value.numel() == 0:
         return
     grads = grad_output.reshape(b, queries, heads, depth)
-    for image, group in _groups(b, queries, heads, taps, gather.chunk_taps(value.device)):
+    for image, group in groups(b, queries, heads, taps, gather.chunk_taps(value.device)):
         rows = _rows(value[image, :, group])
         grad = grads[image, :, group].to(rows.dtype).reshape(-1, depth)
         row, weight = _sample_gradients(

@@ -220,7 +220,7 @@ class OperatorGuard:
         function = getattr(frame.f_locals.get('self'), 'fn', None)
         module = getattr(function, '__module__', '?')
         name = f'triton:{module}.{getattr(function, "__name__", "?")}'
-        generated = str(module).startswith(('torch.', 'torch._inductor', 'torchinductor'))
+        generated = str(module).startswith(('torch.', 'torchinductor', 'mmrepro.'))
         if name not in self._settled and not generated:
             self._settled.add(name)
             if not self._is_allowed(name, f'triton:{module}.*'):

@@ -31,7 +31,7 @@ __all__ = ['nms', 'nms_match', 'nms_quadri', 'nms_rotated', 'softnms']
 _REACHES = {'cpu': torch.ge, 'cuda': torch.gt}
 
 
-def _check(operator: str, boxes: Tensor, scores: Tensor, width: int) -> None:
+def check(operator: str, boxes: Tensor, scores: Tensor, width: int) -> None:
     require_shape(operator, 'boxes', boxes, (None, width))
     require_dtype(operator, 'boxes', boxes, (torch.float32,))
     if scores.shape != boxes.shape[:1]:
@@ -56,7 +56,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     """
     if boxes.numel() == 0:
         return torch.empty(0, dtype=torch.long, device=boxes.device)
-    _check('nms', boxes, scores, 4)
+    check('nms', boxes, scores, 4)
     threshold = float(np.float32(iou_threshold))
     if len(boxes) <= FEW and not boxes.is_cuda and scores.dtype == torch.float32:
         kept = keep_few(boxes.detach().numpy(), scores.detach().numpy(), threshold, offset)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from mmrepro.ops.fused import FUSED, fused, requirement
 from mmrepro.ops.table import TABLE, implementation
 
 __all__ = ['PROVIDERS', 'Entry', 'catalogue', 'install', 'installed', 'provider', 'provider_of',
@@ -26,8 +27,9 @@ __all__ = ['PROVIDERS', 'Entry', 'catalogue', 'install', 'installed', 'provider'
 
 EXTENSION = 'mmcv._ext'
 
-# 'torch' is ours; 'compiled' is whatever mmcv was built with.
-PROVIDERS = ('torch', 'compiled')
+# 'torch' is ours; 'triton' is ours with single kernels on CUDA where there are some; 'compiled' is
+# whatever mmcv was built with.
+PROVIDERS = ('torch', 'triton', 'compiled')
 
 # The mark on the module that we make, so that it is never mistaken for a compiled one.
 _MARK = '__mmrepro_operators__'
@@ -35,12 +37,15 @@ _MARK = '__mmrepro_operators__'
 # Compiled functions that ours replaced, by name; None while the compiled module is as it came.
 _replaced: dict[str, Callable] | None = None
 
+# Whether operators that have a kernel in Triton use it on CUDA.
+_fused = False
+
 
 class Entry(NamedTuple):
     """One line of the catalogue.
 
-    ``provider`` is 'torch', 'compiled' or 'none'; ``deterministic`` is about that provider on the
-    device asked for, and ``why`` gives its reason.
+    ``provider`` is 'torch', 'triton', 'compiled' or 'none'; ``deterministic`` is about that
+    provider on the device asked for, and ``why`` gives its reason.
     """
 
     operator: str
@@ -79,11 +84,11 @@ def _late(name: str) -> Callable:
     """A function that finds its implementation on the first call, and keeps it."""
 
     @functools.cache
-    def resolve() -> Callable:
-        return implementation(name) or _missing(name)
+    def resolve(kernel: bool) -> Callable:
+        return kernel and fused(name) or implementation(name) or _missing(name)
 
     def operator(*args: Any, **kwargs: Any) -> Any:
-        return resolve()(*args, **kwargs)
+        return resolve(_fused)(*args, **kwargs)
 
     operator.__name__ = operator.__qualname__ = name
     operator.__doc__ = f'`{name}` in PyTorch; loaded on the first call.'
@@ -185,28 +190,35 @@ def _replace(module: ModuleType) -> None:
     names = [name for name in ours if ours[name] is not None and hasattr(module, name)]
     _replaced = {name: getattr(module, name) for name in names}
     for name in names:
-        setattr(module, name, ours[name])
+        setattr(module, name, _fused and fused(name) or ours[name])
 
 
 def provider() -> str:
-    """'torch' or 'compiled': who answers at present. Imports mmcv if nothing has yet."""
+    """One of :data:`PROVIDERS`: who answers at present. Imports mmcv if nothing has yet."""
     module = _extension()
-    return 'compiled' if _replaced is None and not hasattr(module, _MARK) else 'torch'
+    if _replaced is None and not hasattr(module, _MARK):
+        return 'compiled'
+    return 'triton' if _fused else 'torch'
 
 
 def use(name: str) -> None:
-    """Let ``name`` ('torch' or 'compiled') answer for mmcv's operators from now on.
+    """Let ``name``, one of :data:`PROVIDERS`, answer for mmcv's operators from now on.
 
     With a compiled mmcv, 'torch' replaces the operators that we have and leaves the others
-    compiled; 'compiled' puts all back. With mmcv-lite 'torch' is what you have.
+    compiled; 'compiled' puts all back. With mmcv-lite 'torch' is what you have. 'triton' is as
+    'torch', but CUDA tensors go to the kernels of :mod:`mmrepro.ops.fused` where there are some.
 
     Raises:
-        ValueError: ``name`` is neither.
-        RuntimeError: 'compiled' with mmcv-lite, which has nothing compiled.
+        ValueError: ``name`` is none of them.
+        RuntimeError: 'compiled' with mmcv-lite, which has nothing compiled; 'triton' without
+            the package, or with one that is too old.
     """
+    global _fused
     if name not in PROVIDERS:
         raise ValueError(f'unknown operator provider {name!r}; allowed: {", ".join(PROVIDERS)}')
-    if name == 'torch':
+    if name == 'triton' and requirement():
+        raise RuntimeError(requirement())
+    if name != 'compiled':
         install()
     module = _extension()
     if hasattr(module, _MARK):
@@ -215,9 +227,11 @@ def use(name: str) -> None:
                 "operator provider 'compiled' was asked for, but this mmcv has no compiled "
                 'operators (it is mmcv-lite): install a compiled mmcv, or use '
                 "'torch'")
+        _fused = name == 'triton'
         return
     _restore()
-    if name == 'torch':
+    _fused = name == 'triton'
+    if name != 'compiled':
         _replace(module)
 
 
@@ -232,8 +246,12 @@ def using(name: str) -> Iterator[None]:
         use(before)
 
 
-def provider_of(operator: str) -> str:
-    """Who answers for one operator at present: 'torch', 'compiled' or 'none'.
+def provider_of(operator: str, device: str = 'cpu') -> str:
+    """Who answers for one operator at present: 'torch', 'triton', 'compiled' or 'none'.
+
+    Args:
+        operator: its name in ``mmcv._ext``.
+        device: 'cpu' or 'cuda', where the tensors are.
 
     Raises:
         KeyError: mmcv has no operator of that name.
@@ -241,10 +259,11 @@ def provider_of(operator: str) -> str:
     if operator not in TABLE:
         raise KeyError(f'unknown operator {operator!r}; `mmrepro.ops.TABLE` has the names')
     module = _extension()
+    ours = 'triton' if _fused and operator in FUSED and device != 'cpu' else 'torch'
     if _replaced is not None and operator in _replaced:
-        return 'torch'
+        return ours
     if hasattr(module, _MARK):
-        return 'torch' if implementation(operator) is not None else 'none'
+        return ours if implementation(operator) is not None else 'none'
     return 'compiled' if hasattr(module, operator) else 'none'
 
 
@@ -257,8 +276,8 @@ def catalogue(device: str = 'cpu') -> list[Entry]:
     """
     entries = []
     for row in TABLE.values():
-        who = provider_of(row.name)
-        if who == 'torch':
+        who = provider_of(row.name, device)
+        if who in ('torch', 'triton'):
             same, why = True, row.why
         elif who == 'none':
             same, why = False, 'not available here: raises when called'

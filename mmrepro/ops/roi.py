@@ -18,7 +18,7 @@ from torch import Tensor
 from mmrepro.ops import gather, roi_max, sampling
 from mmrepro.ops.contract import describe, require, require_dtype, require_shape
 
-__all__ = ['Boxes', 'check_rois', 'roi_align_backward', 'roi_align_forward']
+__all__ = ['Boxes', 'check_rois', 'edges_of', 'roi_align_backward', 'roi_align_forward']
 
 
 class Boxes(NamedTuple):
@@ -59,16 +59,22 @@ def check_rois(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Te
     return image
 
 
-def _boxes(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
-           sampling_ratio: int, aligned: bool) -> Boxes:
-    image = check_rois('roi_align', feature, rois, 5)
+def edges_of(rois: Tensor, bins: tuple[int, int], scale: float, aligned: bool
+             ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Where boxes begin, y and x, and the height and width of their bins; pixels of the map."""
     edges = rois[:, 1:].to(gather.compute_dtype(rois)) * gather.single(scale)
     edges = edges - (0.5 if aligned else 0.)
     x, y, x2, y2 = edges.unbind(1)
     width, height = x2 - x, y2 - y
     if not aligned:
         width, height = width.clamp(min=1), height.clamp(min=1)
-    bin_h, bin_w = height / bins[0], width / bins[1]
+    return y, x, height / bins[0], width / bins[1]
+
+
+def _boxes(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
+           sampling_ratio: int, aligned: bool) -> Boxes:
+    image = check_rois('roi_align', feature, rois, 5)
+    y, x, bin_h, bin_w = edges_of(rois, bins, scale, aligned)
     return Boxes(image, y, x, bin_h, bin_w, sampling.grid_of(bin_h, bin_w, sampling_ratio))
 
 

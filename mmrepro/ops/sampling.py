@@ -17,7 +17,7 @@ from torch import Tensor
 from mmrepro.ops.contract import require
 
 __all__ = ['AxisTaps', 'Corners', 'Grid', 'Taps', 'axis_taps', 'bin_samples', 'clamped_corners',
-           'grid_of', 'padded_corners', 'plane_taps', 'product_taps']
+           'grid_of', 'padded_corners', 'plane_taps', 'product_taps', 'samples_per_bin']
 
 # More samples than this along one side of one bin is a broken box, not a large one: mmcv would try
 # to visit the square of it for every bin and channel.
@@ -99,6 +99,14 @@ class Grid(NamedTuple):
     most_x: int
 
 
+def samples_per_bin(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Tensor:
+    """(2, K) int64: the numbers of :func:`grid_of`, unchecked but never above 2 * MAX_GRID."""
+    if sampling_ratio > 0:
+        return torch.full((2, len(bin_h)), sampling_ratio, device=bin_h.device)
+    sizes = torch.stack((bin_h, bin_w)).ceil()
+    return torch.where(sizes.isfinite(), sizes, 0.).clamp(0, 2. * MAX_GRID).to(torch.int64)
+
+
 def grid_of(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Grid:
     """How many samples a bin gets: ``sampling_ratio``, or one per started pixel where that is <= 0.
 
@@ -107,11 +115,9 @@ def grid_of(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Grid:
     Raises:
         RuntimeError: a bin would get more than :data:`MAX_GRID` samples along one side.
     """
+    grid = samples_per_bin(bin_h, bin_w, sampling_ratio)
     if sampling_ratio > 0:
-        full = torch.full_like(bin_h, sampling_ratio, dtype=torch.int64)
-        return Grid(full, full, sampling_ratio, sampling_ratio)
-    sizes = torch.stack((bin_h, bin_w)).ceil()
-    grid = torch.where(sizes.isfinite(), sizes, 0.).clamp(0, 2. * MAX_GRID).to(torch.int64)
+        return Grid(grid[0], grid[1], sampling_ratio, sampling_ratio)
     most = grid.amax(1).tolist() if grid.numel() else [0, 0]
     require(max(most) <= MAX_GRID, 'sampling_ratio=0',
             f'a bin asks for {max(most)} or more samples along one side (allowed: {MAX_GRID}); its '

@@ -59,6 +59,7 @@ CONDITIONS = {
 RULES = (
     Rule('randomness.seed', CHANGES, 'other order of data, other random numbers'),
     Rule('randomness.resume_strict', HARMLESS, ''),
+    Rule('randomness.operators', HARMLESS, 'who provides operators is compared by itself'),
     Rule('randomness.*', CHANGES, 'other random numbers or other kernels'),
     Rule('scheme', CHANGES, 'random numbers are derived in another way'),
     Rule('world_size', CHANGES, 'other batches per rank, another order of the sums of gradients'),

@@ -25,8 +25,21 @@ from mmrepro.gpu_check.problem import Sizes, tensors_of
 FREE = re.compile(r'aten::(_?(un)?safe_)?(alias|as_strided|chunk|detach|diagonal|empty\w*|expand|'
                   r'narrow|new_empty|permute|_?reshape\w*|select|slice|split\w*|squeeze_?|t|t_|'
                   r'transpose_?|unbind|unfold|unsqueeze_?|view\w*|lift\w*)$')
+# Launches of kernels in Triton are counted under this name; the kernels do not run.
+TRITON = 'triton'
 WAITS = ('aten::_local_scalar_dense', 'aten::nonzero', 'aten::masked_select', 'aten::_unique2',
          'between host and device')
+
+
+launches = [0]
+
+
+def count_launches() -> None:
+    from triton.runtime.jit import JITFunction
+
+    def run(self, *args, **kwargs):
+        launches[0] += 1
+    JITFunction.run = run
 
 
 def measure(function):
@@ -37,6 +50,7 @@ def measure(function):
     result = function()
     peak = torch.cuda.max_memory_allocated() - before
     found = pretend.all_calls()
+    found[TRITON], launches[0] = launches[0], 0
     return (result, sum(n for name, n in found.items() if not FREE.match(name)),
             sum(found.get(name, 0) for name in WAITS), peak, found)
 
@@ -69,13 +83,16 @@ def row(problem) -> tuple[list, list[dict]]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('--only', default='')
+    parser.add_argument('--provider', choices=('torch', 'triton'), default='torch')
     parser.add_argument('--names', action='store_true', help='every operator and its calls')
     args = parser.parse_args()
+    if args.provider == 'triton':
+        count_launches()
     print('| operator | calls f | b | waits f | b | owned MiB | extra MiB f | b |')
     print('|---|---:|---:|---:|---:|---:|---:|---:|')
     for name, case in cases_mmcv.CASES.items():
         if re.search(args.only, name):
-            with ops.using('torch'), determinism.deterministic():
+            with ops.using(args.provider), determinism.deterministic():
                 columns, found = row(case.make(Sizes(False)).to('cuda'))
             print('|', ' | '.join(map(str, (name, *columns))), '|', flush=True)
             if args.names:

@@ -10,7 +10,6 @@
 // What it cannot show: what the kernels of a GPU compute, in which order, and how fast.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
-#include <ATen/Dispatch.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -19,7 +18,6 @@
 #include <torch/library.h>
 
 #include <atomic>
-#include <cmath>
 #include <map>
 #include <random>
 #include <set>
@@ -264,13 +262,19 @@ std::map<std::string, int> calls;
 void drift(const at::Tensor& tensor) {
   // seeded by the system, as the order in which threads arrive is
   static thread_local std::minstd_rand dice{std::random_device{}()};
-  if (!tensor.defined() || !tensor.is_non_overlapping_and_dense()) return;
-  if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble) return;
-  AT_DISPATCH_FLOATING_TYPES(tensor.scalar_type(), "drift", [&] {
-    auto* data = tensor.data_ptr<scalar_t>();
+  if (!tensor.defined() || !tensor.is_non_overlapping_and_dense() || !tensor.is_floating_point())
+    return;
+  // One less in the bits of a number, without its sign, is the next number towards zero.
+  const auto step = [&](auto* bits, auto sign) {
     for (int64_t i = 0; i < tensor.numel(); ++i)
-      if (dice() & 256) data[i] = std::nextafter(data[i], scalar_t(0));
-  });
+      if (dice() & 256 && bits[i] & ~sign) --bits[i];
+  };
+  void* data = tensor.mutable_data_ptr();
+  switch (tensor.element_size()) {
+    case 2: step(static_cast<uint16_t*>(data), uint16_t(1u << 15)); break;
+    case 4: step(static_cast<uint32_t*>(data), uint32_t(1) << 31); break;
+    case 8: step(static_cast<uint64_t*>(data), uint64_t(1) << 63); break;
+  }
 }
 
 bool drifts(int how) {

@@ -47,7 +47,8 @@ def main() -> None:
 
     cfg = small(args.model, args.data_root)
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
-    cfg.train_cfg.max_epochs = 2
+    length = 'max_epochs' if 'max_epochs' in cfg.train_cfg else 'max_iters'
+    cfg.train_cfg[length] = 2 if length == 'max_epochs' else 6
     if args.amp:
         cfg.optim_wrapper.merge(dict(type='AmpOptimWrapper', loss_scale='dynamic'))
     workers = copy.deepcopy(cfg)

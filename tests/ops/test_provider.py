@@ -1,3 +1,5 @@
+import ast
+import importlib
 import inspect
 import os
 import re
@@ -11,6 +13,7 @@ import pytest
 
 from mmrepro import ops
 from mmrepro.ops import table
+from mmrepro.ops.fused import FUSED
 from mmrepro.ops.provider import _MARK
 
 LITE = hasattr(mmcv._ext, _MARK)
@@ -18,6 +21,13 @@ LITE = hasattr(mmcv._ext, _MARK)
 # Names and parameters of mmcv 2.1.0's binding; MMREPRO_WRITE_GOLDEN writes it anew.
 SIGNATURES = Path(__file__).parent / 'golden' / 'signatures.txt'
 WRITE = os.environ.get('MMREPRO_WRITE_GOLDEN')
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    """Other tests of this process may have left mmcv as it came."""
+    ops.install()
+    importlib.import_module('mmcv._ext')
 
 
 def run(code):
@@ -45,8 +55,6 @@ def test_installing_imports_neither_torch_nor_mmcv():
 
 
 def test_every_name_that_mmcv_asks_for_has_one_row():
-    import ast
-
     import mmcv.ops
     asked = {}
     for path in Path(mmcv.ops.__file__).parent.glob('*.py'):
@@ -83,7 +91,7 @@ def test_environment_report_of_mmcv_works():
 
 
 def test_unknown_names_are_errors_that_list_what_is_allowed():
-    with pytest.raises(ValueError, match='torch, compiled'):
+    with pytest.raises(ValueError, match='torch, triton, compiled'):
         ops.use('cuda')
     with pytest.raises(KeyError, match='no_such_operator'):
         ops.provider_of('no_such_operator')
@@ -202,3 +210,13 @@ def test_our_functions_take_the_arguments_of_mmcv():
         if ours is None or name in MISNAMED:
             continue
         assert list(inspect.signature(ours).parameters) == stored[name], name
+
+
+def test_kernels_take_the_arguments_of_the_form_that_they_stand_for():
+    assert set(FUSED) <= set(table.TABLE)
+    for name, module in FUSED.items():
+        source = Path(table.__file__).parent / 'fused' / f'{module}.py'
+        functions = {node.name: node for node in ast.parse(source.read_text()).body
+                     if isinstance(node, ast.FunctionDef)}
+        names = [argument.arg for argument in functions[name].args.args]
+        assert names == list(inspect.signature(table.implementation(name)).parameters)
