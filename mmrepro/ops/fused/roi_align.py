@@ -158,19 +158,20 @@ def _filters(start: Tensor, size: Tensor, grid: Tensor, bins: int, length: int
 
 
 def _prepare(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
-             sampling_ratio: int, aligned: bool) -> tuple[Tensor, tuple, tuple]:
-    """Images, and the filters along y and x."""
+             sampling_ratio: int, aligned: bool, check: bool) -> tuple[Tensor, tuple, tuple]:
+    """Images, and the filters along y and x.
+
+    ``check`` is for the forward: the host waits for its answer, and a backward has the RoIs of its
+    forward.
+    """
     y, x, bin_h, bin_w = roi.edges_of(rois, bins, scale, aligned)
-    grid = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)
+    if check:
+        roi.check_rois('roi_align', feature, rois, 5)
+        grid = sampling.grid_of(bin_h, bin_w, sampling_ratio)[:2]
+    else:
+        grid = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)
     return (rois[:, 0].to(torch.int32), _filters(y, bin_h, grid[0], bins[0], feature.shape[2]),
             _filters(x, bin_w, grid[1], bins[1], feature.shape[3]))
-
-
-def _check(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
-           sampling_ratio: int, aligned: bool) -> None:
-    """Forward only: the host waits for the answer, and a backward has the RoIs of its forward."""
-    roi.check_rois('roi_align', feature, rois, 5)
-    sampling.grid_of(*roi.edges_of(rois, bins, scale, aligned)[2:], sampling_ratio)
 
 
 def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor,
@@ -182,10 +183,9 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
         roi.roi_align_forward(input, rois, output, argmax_y, argmax_x, aligned_height,
                               aligned_width, spatial_scale, sampling_ratio, pool_mode, aligned)
         return
-    _check(input, rois, (aligned_height, aligned_width), spatial_scale, sampling_ratio, aligned)
     with torch.cuda.device_of(input):
         image, ys, xs = _prepare(input, rois, (aligned_height, aligned_width), spatial_scale,
-                                 sampling_ratio, aligned)
+                                 sampling_ratio, aligned, check=True)
         (_, channels, height, width), target = input.shape, output.contiguous()
         block = min(_CHANNELS, triton.next_power_of_2(channels))
         _mean_kernel[(len(rois) * aligned_height, triton.cdiv(channels, block))](
@@ -207,7 +207,7 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
         return
     with torch.cuda.device_of(grad_input):
         image, ys, xs = _prepare(grad_input, rois, (aligned_height, aligned_width), spatial_scale,
-                                 sampling_ratio, aligned)
+                                 sampling_ratio, aligned, check=False)
         edges = torch.stack((ys[1].amin(1), ys[2].amax(1), xs[1].amin(1), xs[2].amax(1)))
         (images, channels, height, width), target = grad_input.shape, grad_input.contiguous()
         block = min(_BACK_CHANNELS, triton.next_power_of_2(channels))
