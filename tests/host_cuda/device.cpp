@@ -28,7 +28,8 @@ namespace at {  // where the registry of hooks wants to be used
 namespace {
 
 Generator& device_generator() {
-  static Generator generator = at::detail::createCPUGenerator();
+  // never destroyed, like all that threads of autograd may ask for while the process ends
+  static auto& generator = *new Generator(at::detail::createCPUGenerator());
   return generator;
 }
 
@@ -93,7 +94,8 @@ struct HostAllocator final : c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     std::memcpy(to, from, bytes);
   }
-} allocator;
+};
+auto& allocator = *new HostAllocator;
 
 at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                  std::optional<at::Device>, std::optional<bool>,
@@ -134,7 +136,7 @@ bool no_library(const at::Tensor&, const at::Tensor&, at::IntArrayRef, at::IntAr
 // ---- one call ---------------------------------------------------------------------------------
 
 // Operators that take tensors of two devices on a GPU too: copies, and indices from the host.
-const std::set<std::string> kMixed{
+const auto& kMixed = *new std::set<std::string>{
     "aten::copy_", "aten::_copy_from", "aten::index", "aten::_unsafe_index", "aten::index_put",
     "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put",
     "aten::_has_compatible_shallow_copy_type"};
@@ -256,8 +258,8 @@ void change_tensors(c10::IValue& value, Change change) {
 
 // Bits of a behaviour.
 enum { kRefusedByTorch = 1, kDriftsUnderFlag = 2, kDriftsWithoutFlag = 4, kDriftsWithoutCudnnFlag = 8 };
-std::map<std::string, int> behaviour;
-std::map<std::string, int> calls;
+auto& behaviour = *new std::map<std::string, int>;
+auto& calls = *new std::map<std::string, int>;
 
 void drift(const at::Tensor& tensor) {
   // seeded by the system, as the order in which threads arrive is
@@ -317,9 +319,9 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 // ---- registration -----------------------------------------------------------------------------
 
-c10::impl::FakeGuardImpl<c10::DeviceType::CUDA> guard;
 const bool guarded = [] {
-  c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::DeviceType::CUDA)].store(&guard);
+  c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::DeviceType::CUDA)].store(
+      new c10::impl::FakeGuardImpl<c10::DeviceType::CUDA>);
   return true;
 }();
 
