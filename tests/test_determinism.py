@@ -360,10 +360,11 @@ from mmrepro import determinism
 def effective():
     return {n: v for n, v in determinism.snapshot({}).items() if n.endswith('.fp32_precision')}
 b = torch.backends
+refused = 0
 for owner, value in ((b, 'ieee'), (b.cudnn.conv, 'ieee'), (b.cuda.matmul, 'tf32'), (b, 'tf32')):
     owner.fp32_precision = value
     before = effective()
-    assert 'unreadable' in determinism.snapshot({}).values()  # torch now refuses its old API
+    refused += 'unreadable' in determinism.snapshot({}).values()  # torch now refuses its old API
     for precision, allowed in (('highest', {'ieee', 'none'}), ('high', {'tf32'})):
         determinism.enable(float32_precision=precision, env={})
         assert {v for n, v in effective().items() if 'mkldnn' not in n} <= allowed, effective()
@@ -376,6 +377,7 @@ for owner, value in ((b, 'ieee'), (b.cudnn.conv, 'ieee'), (b.cuda.matmul, 'tf32'
     b.cudnn.allow_tf32 = True
     for leaf in (b.cuda.matmul, b.mkldnn.matmul, b.mkldnn.conv, b.mkldnn.rnn, b):
         leaf.fp32_precision = 'none'
+assert refused  # of 2.11 not every time
 """
 
 

@@ -50,7 +50,8 @@ def main() -> None:
     length = 'max_epochs' if 'max_epochs' in cfg.train_cfg else 'max_iters'
     cfg.train_cfg[length] = 2 if length == 'max_epochs' else 6
     if args.amp:
-        cfg.optim_wrapper.merge(dict(type='AmpOptimWrapper', loss_scale='dynamic'))
+        # from a scale at which steps are taken: none is, as long as gradients are infinite
+        cfg.optim_wrapper.merge(dict(type='AmpOptimWrapper', loss_scale=dict(init_scale=64.)))
     workers = copy.deepcopy(cfg)
     workers.train_dataloader.merge(dict(num_workers=2, persistent_workers=True))
     saving = copy.deepcopy(cfg)
