@@ -28,7 +28,11 @@ def interpreted():
     if fused.version() is None:
         pytest.skip('no triton here')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('TRITON_INTERPRET', '1')  # read where a kernel is defined
+        patch.setenv('TRITON_INTERPRET', '1')  # read where a kernel is defined, Triton's own too
+        for name in list(sys.modules):
+            if name.partition('.')[0] == 'triton' and not name.startswith('triton._C') or (
+                    name.startswith('mmrepro.ops.fused.')):
+                patch.delitem(sys.modules, name)
         import mmrepro.ops.fused.attention
         import mmrepro.ops.fused.nms
         import mmrepro.ops.fused.roi_align
