@@ -108,8 +108,9 @@ def test_without_replacements_the_check_fails(on_device, tmp_path):
 
 # those that resize while they train, sample points and pool adaptively reach what torch refuses
 @pytest.mark.parametrize('only', [
-    'YOLOX|SOLOv2',
-    pytest.param('Faster|Mask R|Cascade|RTMDet|PointRend|DCN|CARAFE', marks=pytest.mark.nightly),
+    'SOLOv2',
+    pytest.param('YOLOX|Faster|Mask R|Cascade|RTMDet|PointRend|DCN|CARAFE',
+                 marks=pytest.mark.nightly),
     pytest.param('DETR|DINO|Mask2Former|HTC', marks=pytest.mark.nightly),
 ])
 def test_detectors(on_device, tmp_path, only):
@@ -119,8 +120,8 @@ def test_detectors(on_device, tmp_path, only):
 
 
 @pytest.mark.parametrize('model, options', [
-    ('yolox_s', ()),
     ('deformable-detr_r50', ()),
+    pytest.param('yolox_s', (), marks=pytest.mark.nightly),
     pytest.param('faster-rcnn_r50_fpn', (), marks=pytest.mark.nightly),
     # half precision takes minutes on a CPU
     pytest.param('yolox_s', ('--amp', ), marks=pytest.mark.nightly),

@@ -56,12 +56,6 @@ def close(found, expected):
     assert float((found - expected).abs().max()) <= limit
 
 
-@pytest.fixture(params=CLOSE, ids=lambda dtype: str(dtype).removeprefix('torch.'))
-def dtype(request):
-    close.dtype = request.param
-    return request.param
-
-
 def boxes(wave, number, width, height, dtype):
     """(K, 5) RoIs: some regular ones; outside of the map, empty, inside out, and not a number."""
     middle = (wave(number, 2) + 1) / 2 * torch.tensor([width, height])
@@ -82,9 +76,12 @@ def align(module, feature, rois, grad, *arguments):
     return result, gradient
 
 
-@pytest.mark.parametrize('sampling_ratio', [0, 1, 2])
-@pytest.mark.parametrize('aligned', [True, False])
+@pytest.mark.parametrize('dtype, sampling_ratio, aligned', [
+    *((torch.float64, ratio, aligned) for ratio in (0, 1, 2) for aligned in (True, False)),
+    (torch.float32, 0, True), (torch.float32, 2, False), (torch.float16, 0, True),
+    (torch.bfloat16, 2, True)])
 def test_roi_align(interpreted, wave, dtype, sampling_ratio, aligned):
+    close.dtype = dtype
     feature, rois = wave(2, 5, 9, 13, dtype=dtype), boxes(wave, 6, 100., 70., dtype)
     grad = wave(6, 5, 3, 2, phase=2., dtype=dtype)
     arguments = (1 / 8, sampling_ratio, 1, aligned)
@@ -140,7 +137,7 @@ def test_roi_align_refuses_what_the_reference_refuses(interpreted, wave):
                   wave(1, 3, 2, 2, dtype=torch.float32), 1., 0, 1, True)
 
 
-@pytest.mark.parametrize('number', [1, 2, 31, 32, 33, 65, 300])
+@pytest.mark.parametrize('number', [1, 2, 31, 32, 33, 150])
 @pytest.mark.parametrize('offset', [0, 1])
 def test_nms_keeps_the_same_boxes(interpreted, wave, number, offset):
     middle, size = wave(number, 2) * 60, (wave(number, 2, phase=1.) + 1.1) * 20
@@ -161,7 +158,7 @@ def test_nms_at_the_threshold_to_the_last_bit(interpreted):
     base = torch.tensor([[0., 0, 7.3, 10.]])
     from mmrepro.ops.overlaps import columns, overlaps
     found = 0
-    for i in range(0, 400, 13):
+    for i in range(0, 400, 26):
         pair = torch.cat((base, box[i:i + 1]))
         cols = columns(pair, 0)
         at = float(overlaps(cols[:, :1], cols[:, 1:], 0))
@@ -170,7 +167,7 @@ def test_nms_at_the_threshold_to_the_last_bit(interpreted):
             expected = nms.nms(pair, scores, threshold, 0)
             found += len(expected)
             assert torch.equal(interpreted.nms.nms(pair, scores, threshold, 0), expected)
-    assert found == 31 * 3, 'at the threshold both stay, one ulp below one goes'
+    assert found == 16 * 3, 'at the threshold both stay, one ulp below one goes'
 
 
 def attend(module, *inputs, grad):
@@ -181,8 +178,10 @@ def attend(module, *inputs, grad):
     return out, *grads
 
 
+@pytest.mark.parametrize('dtype', CLOSE)
 @pytest.mark.parametrize('batch, queries, heads, depth, points', [(2, 5, 3, 6, 2), (1, 9, 2, 8, 4)])
 def test_attention(interpreted, wave, dtype, batch, queries, heads, depth, points):
+    close.dtype = dtype
     shapes, starts = torch.tensor([[5, 7], [3, 4], [1, 1]]), torch.tensor([0, 35, 47])
     place = (wave(batch, queries, heads, 3, points, 2) * 0.8 + 0.5).to(dtype)
     place[0, 0, 0, 0, 0, 0] = float('nan')
