@@ -118,6 +118,17 @@ def test_roi_align_of_a_box_that_is_no_number(interpreted, wave):
         close(found, expected)
 
 
+def test_an_infinite_gradient_stays_where_it_belongs(interpreted, wave):
+    """Pixels beside a bin are computed together with those in it, and get nothing of it."""
+    feature, grad = wave(1, 3, 9, 13), wave(1, 3, 2, 2)
+    grad[0, 1, 0, 1] = float('inf')
+    rois = torch.tensor([[0., 9, 9, 70, 49]], dtype=torch.float64)
+    found, expected = (align(module, feature, rois, grad, 1 / 8, 2, 1, True)[1]
+                       for module in (interpreted.roi_align, roi))
+    assert torch.equal(found.isinf(), expected.isinf()) and 0 < int(found.isinf().sum()) < 40
+    assert not found.isnan().any()
+
+
 def test_what_roi_align_passes_on(interpreted, wave):
     feature, rois = wave(1, 3, 9, 13), torch.tensor([[0., 8, 8, 40, 60]], dtype=torch.float64)
     results = []
@@ -178,7 +189,7 @@ def attend(module, *inputs, grad):
     return out, *grads
 
 
-@pytest.mark.parametrize('dtype', CLOSE)
+@pytest.mark.parametrize('dtype', CLOSE, ids=str)
 @pytest.mark.parametrize('batch, queries, heads, depth, points', [(2, 5, 3, 6, 2), (1, 9, 2, 8, 4)])
 def test_attention(interpreted, wave, dtype, batch, queries, heads, depth, points):
     close.dtype = dtype
