@@ -176,7 +176,7 @@ def add_rows(out: Tensor, rows: Tensor) -> None:
 def bags(feature: Tensor) -> Tensor:
     """(K, C, ...) as (K*P, C) rows in compute precision: :func:`put_rows` backwards.
 
-    Integers stay what they are.
+    Integers stay what they are. The rows of a single one (K = 1) may be a view with other strides.
     """
     k, c = feature.shape[:2]
     places = feature.reshape(k, c, feature[0, 0].numel() if k and c else 0).transpose(1, 2)

@@ -12,6 +12,8 @@ import sys
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mmrepro import ops
 from mmrepro.config import RandomnessConfig, RandomnessError
@@ -91,8 +93,8 @@ def test_roi_align(interpreted, wave, dtype, sampling_ratio, aligned):
 
 
 def test_roi_align_of_other_layouts(interpreted, wave):
-    """More channels than a program has, one bin, a map of one line, tensors that are not
-    contiguous, and infinite features and gradients that no sample reads."""
+    """One bin, a map of one line, more channels than a program has, tensors that are
+    not contiguous, and infinite features and gradients that no sample reads."""
     close.dtype = torch.float64
     feature = wave(1, 9, 40, 70).permute(0, 3, 1, 2)
     rois = torch.tensor([[0., 8, 8, 40, 60], [0, 30, 0, 66, 70]], dtype=torch.float64)
@@ -115,6 +117,45 @@ def test_roi_align_of_a_box_that_is_no_number(interpreted, wave):
     for ratio in (0, 2):
         found = align(interpreted.roi_align, feature, rois, grad, 1 / 8, ratio, 1, True)[0]
         expected = align(roi, feature, rois, grad, 1 / 8, ratio, 1, True)[0]
+        close(found, expected)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, database=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_roi_align_of_any_shape(interpreted, wave, data):
+    def number(low, high):
+        return data.draw(st.integers(low, high))
+    close.dtype = torch.float64
+    images, rois, channels = number(1, 2), number(1, 3), number(1, 5)
+    bins = number(1, 3), number(1, 3)
+    feature = wave(images, channels, number(1, 9), number(1, 20))
+    middle, size = wave(rois, 2) * 30 + 20, wave(rois, 2, phase=1.) * 30 + 20
+    box = torch.cat((torch.arange(rois)[:, None] % images, middle - size, middle + size), 1)
+    arguments = (data.draw(st.sampled_from([1., 1 / 4, 1 / 16])), number(0, 2), 1,
+                 data.draw(st.booleans()))
+    grad = wave(rois, channels, *bins, phase=2.)
+    for found, expected in zip(align(interpreted.roi_align, feature, box, grad, *arguments),
+                               align(roi, feature, box, grad, *arguments)):
+        close(found, expected)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, database=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_attention_of_any_shape(interpreted, wave, data):
+    def number(low, high):
+        return data.draw(st.integers(low, high))
+    close.dtype = torch.float64
+    shapes = torch.tensor([[number(1, 4), number(1, 4)] for _ in range(number(1, 3))])
+    keys = shapes.prod(1)
+    batch, queries, heads, points = number(1, 2), number(1, 4), number(1, 3), number(1, 3)
+    bags = batch, queries, heads, len(shapes), points
+    inputs = (wave(batch, int(keys.sum()), heads, number(1, 5)), shapes, keys.cumsum(0) - keys,
+              wave(*bags, 2) * 0.9 + 0.5, wave(*bags, phase=1.))
+    grad = wave(batch, queries, heads * inputs[0].shape[3], phase=2.)
+    for found, expected in zip(attend(interpreted.attention, *inputs, grad=grad),
+                               attend(attention, *inputs, grad=grad)):
         close(found, expected)
 
 

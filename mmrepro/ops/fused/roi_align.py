@@ -213,8 +213,8 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
         block = min(_BACK_CHANNELS, triton.next_power_of_2(channels))
         grid = images * height, triton.cdiv(width, _PIXELS), triton.cdiv(channels, block)
         _spread_kernel[grid](
-            gather.bags(grad_output), image, *ys, *xs, edges, target, len(rois), channels, height,
-            width, PH=aligned_height, PW=aligned_width, CHANNELS=block, PIXELS=_PIXELS, LOOK=_LOOK,
-            enable_fp_fusion=False)
+            gather.bags(grad_output).contiguous(), image, *ys, *xs, edges, target, len(rois),
+            channels, height, width, PH=aligned_height, PW=aligned_width, CHANNELS=block,
+            PIXELS=_PIXELS, LOOK=_LOOK, enable_fp_fusion=False)
         if target is not grad_input:
             grad_input.copy_(target)
