@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / 'host_cuda'))
-import build  # noqa: E402
+import host_device  # noqa: E402
 from harness import environment  # noqa: E402
 
 FOLDER = Path(__file__).parent / 'host_cuda'
@@ -23,15 +23,15 @@ FOLDER = Path(__file__).parent / 'host_cuda'
 @pytest.fixture(scope='session')
 def on_device(tmp_path_factory):
     """Run Python in a process that has the device; returns the finished process."""
-    if build.compiler() is None:
+    if host_device.compiler() is None:
         pytest.skip('no C++ compiler to build the device with')
-    library = build.build(tmp_path_factory.mktemp('host_cuda'))
+    library = host_device.build(tmp_path_factory.mktemp('host_cuda'))
 
     def run(*arguments, cwd=None, **variables):
         return subprocess.run(
             [sys.executable, '-W', 'ignore', *map(str, arguments)], cwd=cwd, text=True,
-            env=build.environment(library, {**environment(), **variables}), capture_output=True,
-            timeout=1200)
+            env=host_device.environment(library, {**environment(), **variables}),
+            capture_output=True, timeout=1200)
     return run
 
 
