@@ -23,15 +23,8 @@ _TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
 # Boxes decided at a time, by device: early drops pay on a CPU, synchronisations cost on CUDA.
 BLOCK = {'cpu': 256, 'cuda': 1024}
 
-# A listed pair costs about ten dense ones, and a dense sweep looks at what it keeps against all:
-# it is cheaper where the share of boxes that stay is below this times the share of pairs listed.
-_DENSE_PER_LISTED = 5
-
-# How many stay is estimated from conflicts among so many of the best, if enough pairs are listed
-# for the answer to matter: of n boxes with a share p of their pairs in conflict, about 2 / p.
-_SAMPLE = 128
-_LISTED_SHARE = 0.05
-_STAY = 2
+# A listed pair costs several dense ones; a dense sweep, looking at all pairs of what it keeps.
+_LISTED_SHARE = 0.5
 
 # Up to this many boxes calls cost more than pairs: see keep_few.
 FEW = 256
@@ -132,27 +125,17 @@ class _ByLeftEdge:
         reach = np.maximum.accumulate(x2 + offset)
         self.group = np.concatenate([[0], np.cumsum(x1[1:] > reach[:-1])])
 
-    def take_crowded_groups(self, conflicts: Conflicts) -> list[np.ndarray]:
+    def take_crowded_groups(self) -> list[np.ndarray]:
         """Remove the groups that are better swept densely; their ranks, ascending."""
         size = np.bincount(self.group)
         listed = np.bincount(self.group, weights=self.count)
-        ends = np.cumsum(size)
-
-        def ranks(group: int) -> np.ndarray:
-            return np.sort(self.ranks[ends[group] - size[group]:ends[group]])
-
         large = size >= _DENSE_GROUP
-        share = 2 * listed / (size * size)
-        crowded = large & (share > _LISTED_SHARE)
-        for group in np.flatnonzero(crowded):
-            some = torch.from_numpy(ranks(group)[:_SAMPLE])
-            hits = np.count_nonzero(np.triu(conflicts(some, some).numpy(), 1))
-            stay = _STAY * (len(some) * (len(some) - 1) / 2) / max(hits, 0.5)
-            crowded[group] = stay < _DENSE_PER_LISTED * share[group] * size[group]
+        crowded = large & (listed > _LISTED_SHARE * size * size / 2)
         if listed[~crowded].sum() > _LISTED_LIMIT:
             crowded = large
         self.count[crowded[self.group]] = 0
-        return [ranks(group) for group in np.flatnonzero(crowded)]
+        ends = np.cumsum(size)
+        return [np.sort(self.ranks[ends[g] - size[g]:ends[g]]) for g in np.flatnonzero(crowded)]
 
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Pairs of ranks whose intervals are close on both axes, a bounded number at a time."""
@@ -233,12 +216,12 @@ def keep_cpu(cols: Tensor, threshold: float, offset: int) -> Tensor:
     count = cols.shape[1]
     if count <= BLOCK['cpu']:
         return resolve(exceeds(cols[:, :, None], cols[:, None], threshold, offset)).nonzero()[:, 0]
-    everything = dense_conflicts(cols, threshold, offset)
     if threshold < _LEAST or not _ordinary(cols.numpy()):
+        everything = dense_conflicts(cols, threshold, offset)
         return greedy(count, everything, cols.device, BLOCK['cpu'])
     order = _ByLeftEdge(cols.numpy(), threshold, offset)
     dropped = np.zeros(count, bool)
-    for ranks in order.take_crowded_groups(everything):
+    for ranks in order.take_crowded_groups():
         group = cols.index_select(1, torch.from_numpy(ranks))
         dropped[ranks] = True
         stays = greedy(len(ranks), dense_conflicts(group, threshold, offset), cols.device,

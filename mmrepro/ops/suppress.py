@@ -22,7 +22,7 @@ Conflicts = Callable[[Tensor, Tensor], Tensor]
 _ROUNDS_PER_LOOK = 4
 
 # Up to this many pairs per box Python drops one by one faster than NumPy drops all of a box.
-_SINGLY = 5
+_SINGLY = 16
 
 # Python sorts up to this many pairs faster than NumPy, which has more calls to make.
 _FEW_PAIRS = 64

@@ -95,9 +95,8 @@ def test_every_way_to_sweep_gives_the_same_boxes(monkeypatch):
         conflicts = overlaps.dense_conflicts(cols, float(np.float32(0.4)), 0)
         found = {'blocks': suppress.greedy(400, conflicts, device, 64),
                  'one block': suppress.greedy(400, conflicts, device, 400)}
-        monkeypatch.setattr(overlaps, '_LISTED_SHARE', 0.)
-        for name, dense in (('listed', 0.), ('dense', np.inf)):
-            monkeypatch.setattr(overlaps, '_DENSE_PER_LISTED', dense)
+        for name, share in (('listed', 1.), ('dense', 0.)):
+            monkeypatch.setattr(overlaps, '_LISTED_SHARE', share)
             found[name] = overlaps.keep_cpu(cols, float(np.float32(0.4)), 0)
         monkeypatch.setattr(suppress, 'resolve', suppress._resolve_rounds)
         found['rounds'] = suppress.greedy(400, conflicts, device, 64)
@@ -105,21 +104,6 @@ def test_every_way_to_sweep_gives_the_same_boxes(monkeypatch):
         order = suppress.rank(scores)
         for name, kept in found.items():
             assert order[kept].tolist() == expected, (crowd, name)
-
-
-def test_piles_are_swept_densely_and_scattered_boxes_are_listed():
-    """Which way is taken, by an estimate of how many boxes stay; the boxes are the same."""
-    generator = torch.Generator().manual_seed(0)
-    for objects, size, dense in ((15, 120., 1), (1000, 60., 0)):
-        middle = torch.rand(objects, 2, generator=generator) * torch.tensor([900., 500.])
-        middle = middle[torch.arange(1000) % objects] + torch.randn(1000, 2, generator=generator)
-        extent = size * torch.exp(torch.randn(1000, 2, generator=generator) * 0.1)
-        boxes = torch.cat((middle - extent / 2, middle + extent / 2), 1)
-        cols = overlaps.columns(boxes, 0)
-        order = overlaps._ByLeftEdge(cols.numpy(), 0.5, 0)
-        assert (2 * order.count.sum() / 1000 ** 2 > overlaps._LISTED_SHARE)
-        groups = order.take_crowded_groups(overlaps.dense_conflicts(cols, 0.5, 0))
-        assert len(groups) == dense, objects
 
 
 def test_a_chain_in_which_every_other_box_stays_is_settled_in_rounds():
