@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -404,6 +405,42 @@ def test_setting():
     with pytest.raises(RandomnessError, match="operators='cuda' is not allowed; allowed: None, "
                                               "'torch', 'triton'"):
         RandomnessConfig.parse(dict(operators='cuda'))
+
+
+@pytest.mark.parametrize('operators, deterministic, expected', [
+    ('triton', False, 'triton'), ('triton', True, 'triton'), ('torch', False, 'torch'),
+    (None, True, 'torch'), (None, False, None)])
+def test_a_run_asks_for_its_provider(monkeypatch, operators, deterministic, expected):
+    from mmrepro import runner
+    asked = []
+    monkeypatch.setattr(runner.ops, 'use', asked.append)
+    monkeypatch.setattr(runner.patches, 'apply', lambda **settings: None)
+    randomness = RandomnessConfig.parse(dict(operators=operators, deterministic=deterministic))
+    runner.ReproRunnerMixin._prepare_packages(
+        types.SimpleNamespace(cfg=dict(default_scope='mmdet'), _repro=randomness))
+    assert asked == ([expected] if expected else [])
+
+
+def test_a_resume_compares_the_version_of_triton(monkeypatch):
+    from mmrepro.dist.agreement import start_fields
+    from mmrepro.state.strict import CHANGES, differences
+    found = []
+    for version in ('3.6.0', '3.9.0'):
+        monkeypatch.setattr(fused, 'version', lambda version=version: version)
+        found.append(start_fields('', {}, provider='triton'))
+    assert [(one.name, one.severity) for one in differences(*found)] == [
+        ('version.triton', CHANGES)]
+    assert 'version.triton' not in start_fields('', {}, provider='torch')
+
+
+def test_the_check_of_a_gpu_has_rows_for_kernels(monkeypatch):
+    from mmrepro.gpu_check.main import _with_kernels
+    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
+    monkeypatch.setattr(fused, 'requirement', lambda: '')
+    assert {'RoIAlign', 'NMS', 'MSDeformAttn'} <= set(_with_kernels('cuda'))
+    assert 'RoIPool' not in _with_kernels('cuda') and not _with_kernels('cpu')
+    monkeypatch.setattr(fused, 'requirement', lambda: 'no triton')
+    assert not _with_kernels('cuda')
 
 
 def test_the_guard_knows_our_kernels(interpreted):

@@ -22,6 +22,20 @@ _BAGS = 8
 
 
 @triton.jit
+def _corner(place, exists, height, width, REAL: tl.constexpr):
+    """Of samples at x, y from 0 to 1: inside or not, row and column of the first of the four pixels
+    around each, and how far the sample lies below and right of it."""
+    half = tl.full([], 0.5, REAL)
+    x = tl.load(place, mask=exists, other=0.).to(REAL) * width - half
+    y = tl.load(place + 1, mask=exists, other=0.).to(REAL) * height - half
+    # NaN is outside
+    inside = exists & (y > -1) & (x > -1) & (y < height) & (x < width)
+    y, x = tl.where(inside, y, 0.), tl.where(inside, x, 0.)
+    y0, x0 = tl.floor(y), tl.floor(x)
+    return inside, y0.to(tl.int64), x0.to(tl.int64), y - y0, x - x0
+
+
+@triton.jit
 def _attend_kernel(value_of, shapes, starts, place_of, share_of, output, bags, queries, heads, keys,
                    depth, LEVELS: tl.constexpr, POINTS: tl.constexpr, BAGS: tl.constexpr,
                    DEPTH: tl.constexpr, REAL: tl.constexpr):
@@ -32,21 +46,13 @@ def _attend_kernel(value_of, shapes, starts, place_of, share_of, output, bags, q
     lane = tl.arange(0, DEPTH)
     image, head = long // (queries * heads), long % heads
     total = tl.zeros([BAGS, DEPTH], dtype=REAL)
-    half = tl.full([], 0.5, REAL)
     for level in range(0, LEVELS):
         height, width = tl.load(shapes + 2 * level), tl.load(shapes + 2 * level + 1)
         first = image * keys + tl.load(starts + level)
         for point in range(0, POINTS):
             sample = (long * LEVELS + level) * POINTS + point
-            x = tl.load(place_of + 2 * sample, mask=exists, other=0.).to(REAL) * width - half
-            y = tl.load(place_of + 2 * sample + 1, mask=exists, other=0.).to(REAL) * height - half
             share = tl.load(share_of + sample, mask=exists, other=0.).to(REAL)
-            # NaN is outside
-            inside = exists & (y > -1) & (x > -1) & (y < height) & (x < width)
-            y, x = tl.where(inside, y, 0.), tl.where(inside, x, 0.)
-            y0, x0 = tl.floor(y), tl.floor(x)
-            fy, fx = y - y0, x - x0
-            top, left = y0.to(tl.int64), x0.to(tl.int64)
+            inside, top, left, fy, fx = _corner(place_of + 2 * sample, exists, height, width, REAL)
             for corner in tl.static_range(4):
                 row, column = top + corner // 2, left + corner % 2
                 wy = fy if corner // 2 else 1 - fy
@@ -84,20 +90,13 @@ def _slope_kernel(value_of, shapes, starts, place_of, share_of, grad_of, grad_pl
     lane = tl.arange(0, DEPTH)
     here = exists[:, None] & (lane < depth)[None, :]
     grad = tl.load(grad_of + bag[:, None] * depth + lane[None, :], mask=here, other=0.).to(REAL)
-    half = tl.full([], 0.5, REAL)
     for level in range(0, LEVELS):
         height, width = tl.load(shapes + 2 * level), tl.load(shapes + 2 * level + 1)
         start = tl.load(starts + level)
         for point in range(0, POINTS):
             sample = (bag * LEVELS + level) * POINTS + point
-            x = tl.load(place_of + 2 * sample, mask=exists, other=0.).to(REAL) * width - half
-            y = tl.load(place_of + 2 * sample + 1, mask=exists, other=0.).to(REAL) * height - half
             share = tl.load(share_of + sample, mask=exists, other=0.).to(REAL)
-            inside = exists & (y > -1) & (x > -1) & (y < height) & (x < width)
-            y, x = tl.where(inside, y, 0.), tl.where(inside, x, 0.)
-            y0, x0 = tl.floor(y), tl.floor(x)
-            fy, fx = y - y0, x - x0
-            top, left = y0.to(tl.int64), x0.to(tl.int64)
+            inside, top, left, fy, fx = _corner(place_of + 2 * sample, exists, height, width, REAL)
             amount = tl.zeros([BAGS], dtype=REAL)
             slope_y = tl.zeros([BAGS], dtype=REAL)
             slope_x = tl.zeros([BAGS], dtype=REAL)
