@@ -70,19 +70,22 @@ def border_align_forward(input: Tensor, boxes: Tensor, output: Tensor, argmax_id
     if output.numel() == 0:
         return
     rows = gather.rows_of(input).view(-1, input.shape[1] // 4)
-    best = winner = None
-    for i, (row, weight) in enumerate(_visits(input.shape, boxes, pool_size, True)):
-        value = gather.read(rows, row, weight)
-        if best is None:
-            best, winner = value, torch.zeros_like(value, dtype=torch.int32)
-            continue
-        # The first sample stays if it is NaN, as nothing is greater; later ones never win as NaN.
-        value.nan_to_num_(nan=float('-inf'), posinf=float('inf'), neginf=float('-inf'))
-        wins = (value > best).to(torch.int32).mul_(i)
-        torch.maximum(winner, wins, out=winner)
-        torch.maximum(best, value, out=best)
-    gather.put_rows(output, best)
-    gather.put_rows(argmax_idx, winner)
+    step = gather.chunk_rows(input.device, input.shape[0] * input.shape[1])
+    for a in range(0, boxes.shape[1], step):
+        part = slice(a, a + step)
+        best = winner = None
+        for i, (row, weight) in enumerate(_visits(input.shape, boxes[:, part], pool_size, True)):
+            value = gather.read(rows, row, weight)
+            if best is None:
+                best, winner = value, torch.zeros_like(value, dtype=torch.int32)
+                continue
+            # The first sample stays if it is NaN, as nothing is greater; later ones never win.
+            value.nan_to_num_(nan=float('-inf'), posinf=float('inf'), neginf=float('-inf'))
+            wins = (value > best).to(torch.int32).mul_(i)
+            torch.maximum(winner, wins, out=winner)
+            torch.maximum(best, value, out=best)
+        gather.put_rows(output[:, :, part], best)
+        gather.put_rows(argmax_idx[:, :, part], winner)
 
 
 def border_align_backward(grad_output: Tensor, boxes: Tensor, argmax_idx: Tensor,

@@ -45,7 +45,9 @@ def _check(name: str, features: tuple[int, ...], masks: Tensor, dtype: torch.dty
 
 def _runs(shape: _Shape, *owned: Tensor) -> Iterator[tuple[int, int, int]]:
     """Image and rows of source pixels to work on together."""
-    taps = shape.width * shape.scale ** 2 * shape.groups * shape.kernel ** 2
+    bags = shape.width * shape.scale ** 2 * shape.groups
+    # a bag holds its channels besides its taps
+    taps = bags * (shape.kernel ** 2 + shape.channels // shape.groups * 4 // gather.TAP_BYTES)
     step = max(1, gather.tap_budget(*owned) // max(1, taps))
     for image in range(shape.images):
         for a in range(0, shape.height, step):
@@ -81,8 +83,9 @@ def _forward(shape: _Shape, rows: Tensor, masks: Tensor, output: Tensor) -> None
     for image, a, b in _runs(shape, rows, masks, output):
         index = _index(shape, image, a, b, rows.device)
         result = gather.read(rows, index, _weights(shape, masks, image, a, b))
-        part = output[image, :, a * shape.scale:b * shape.scale]
-        part.copy_(result.view(-1, shape.channels).t().reshape(part.shape))
+        # rows of an image lie behind each other, so this is a view
+        part = output[image, :, a * shape.scale:b * shape.scale].flatten(1)
+        part.copy_(result.view(-1, shape.channels).t())
 
 
 def _backward(shape: _Shape, rows: Tensor, masks: Tensor, grad_output: Tensor,

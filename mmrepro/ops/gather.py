@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ['COMPUTE', 'Sink', 'Source', 'add_rows', 'bags', 'chunk_taps', 'compute_dtype', 'cut',
-           'dots', 'equal', 'keep', 'put_rows', 'read', 'rows_of', 'single', 'spread',
-           'spread_onto', 'tap_budget', 'through']
+__all__ = ['COMPUTE', 'Sink', 'Source', 'add_rows', 'bags', 'chunk_rows', 'chunk_taps',
+           'compute_dtype', 'cut', 'dots', 'equal', 'keep', 'put_rows', 'put_some', 'read',
+           'rows_of', 'single', 'spread', 'spread_onto', 'tap_budget', 'through']
 
 # Sums are made in at least float32: half and bfloat16 lose taps that are small beside the sum.
 COMPUTE = {torch.float64: torch.float64, torch.float32: torch.float32,
@@ -35,8 +35,8 @@ CHUNK_SHARE = 0.5
 # bites. Where chunks are made of whole bags and rows, as everywhere here, the size of a chunk does
 # not show in the bits unless the text of the operator says so.
 CHUNK_TAPS = {'cpu': 1 << 18, 'cuda': 1 << 22}
-# Elements to mask at once, so that the mask stays in the cache.
-KEEP_CHUNK = 1 << 18
+# Elements to compare or mask at once: what stays in a CPU's cache, and what is worth a GPU's calls.
+CHUNK_ELEMENTS = {'cpu': 1 << 18, 'cuda': 1 << 23}
 # What a tap costs at its peak: row, weight, sorted row, permutation, permuted weight and source.
 TAP_BYTES = 48
 
@@ -163,6 +163,13 @@ def put_rows(out: Tensor, rows: Tensor) -> None:
     if places:
         source = rows.view(k, places, c).transpose(1, 2)
         out.copy_(source.reshape(out.shape) if out.dim() != 3 else source)
+
+
+def put_some(out: Tensor, which: Tensor, rows: Tensor) -> None:
+    """:func:`put_rows` into the items ``which`` of ``out``; none may occur twice."""
+    piece = torch.empty_like(out[:len(which)])
+    put_rows(piece, rows)
+    out.index_copy_(0, which, piece)
 
 
 def add_rows(out: Tensor, rows: Tensor) -> None:
@@ -294,7 +301,7 @@ def keep(values: Tensor, owner: Tensor, who: int | Tensor, out: Tensor) -> None:
         values, owner: (B, C). who: a number or (B, 1). out: (at least B, C), dtype of values.
     """
     bits = torch.int64 if values.dtype == torch.float64 else torch.int32
-    step = max(1, KEEP_CHUNK // max(1, values.shape[1]))
+    step = chunk_rows(values.device, values.shape[1])
     if not isinstance(who, Tensor):
         who = owner.new_full((1, 1), who)
     for a in range(0, len(values), step):
@@ -343,6 +350,11 @@ def cut(costs: list[int], budget: int, widths: list[int] | None = None) -> list[
 def chunk_taps(device: torch.device) -> int:
     """Taps to work on at once where nothing else limits them."""
     return CHUNK_TAPS['cpu' if device.type == 'cpu' else 'cuda']
+
+
+def chunk_rows(device: torch.device, width: int) -> int:
+    """Rows of ``width`` elements to compare or mask at once; at least one."""
+    return max(1, CHUNK_ELEMENTS['cpu' if device.type == 'cpu' else 'cuda'] // max(1, width))
 
 
 def tap_budget(*tensors: Tensor) -> int:

@@ -25,9 +25,6 @@ __all__ = ['align_backward', 'align_forward']
 # What the maximum over nothing is, and where the search starts: mmcv's -FLT_MAX.
 LOWEST = torch.finfo(torch.float32).min
 
-# Elements of the output to compare at once, so that the comparison stays in the cache.
-CHUNK = 1 << 18
-
 
 class _Visit(NamedTuple):
     """Sample number ``ordinal`` of the first B / P boxes: taps (B, 4) and position (B, 1)."""
@@ -70,7 +67,7 @@ def _sorted(boxes: Boxes) -> tuple[Boxes, Tensor]:
 
 
 def _chunks(output: Tensor) -> Iterator[tuple[int, int]]:
-    step = max(1, CHUNK // output[0].numel())
+    step = gather.chunk_rows(output.device, output[0].numel())
     for a in range(0, len(output), step):
         yield a, min(a + step, len(output))
 
@@ -99,9 +96,7 @@ def align_forward(feature: Tensor, boxes: Boxes, output: Tensor, argmax_y: Tenso
         which = winner.to(torch.int64)
         for out, result in ((output, best), (argmax_y, torch.cat(at_y, 1).gather(1, which)),
                             (argmax_x, torch.cat(at_x, 1).gather(1, which))):
-            piece = torch.empty_like(out[a:b])
-            gather.put_rows(piece, result)
-            out.index_copy_(0, order[a:b], piece)
+            gather.put_some(out, order[a:b], result)
 
 
 def _samples_at(at: Tensor, start: Tensor, size: Tensor, grid: Tensor, stored: torch.dtype,

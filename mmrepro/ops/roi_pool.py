@@ -26,9 +26,6 @@ __all__ = ['roi_pool_backward', 'roi_pool_forward']
 # What a bin without a greater pixel gets: mmcv's -FLT_MAX.
 LOWEST = torch.finfo(torch.float32).min
 
-# Elements of the output to compare at once, so that the comparison stays in the cache.
-CHUNK = 1 << 18
-
 
 class _Bins(NamedTuple):
     """Bins sorted by their number of pixels, most first: all (B,) int64.
@@ -42,9 +39,6 @@ class _Bins(NamedTuple):
     columns: Tensor
     first: Tensor
     base: Tensor
-
-    def part(self, a: int, b: int) -> _Bins:
-        return _Bins(*(t[a:b] for t in self))
 
 
 def _edges(start: Tensor, size: Tensor, bins: int, limit: int) -> tuple[Tensor, Tensor]:
@@ -105,27 +99,30 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
     if output.numel() == 0:
         return
     rows = gather.rows_of(input)
-    bins = _bins(input.shape, rois, image, pooled, spatial_scale)
-    channels = input.shape[1]
-    best_of = rows.new_empty((len(bins.order), channels))
-    winner_of = torch.empty_like(best_of, dtype=torch.int32)
-    step = max(1, CHUNK // channels)
-    for a in range(0, len(bins.order), step):
-        part = bins.part(a, a + step)
-        best = rows.new_full((len(part.order), channels), LOWEST)
-        best[part.count == 0] = 0
-        winner = torch.zeros_like(best, dtype=torch.int32)
-        for number, pixel in enumerate(_visits(part, input.shape[3]), 1):
-            value = rows.index_select(0, part.base[:len(pixel)] + pixel).nan_to_num_(
-                nan=LOWEST, posinf=float('inf'), neginf=float('-inf'))
-            some = slice(0, len(pixel))
-            wins = (value > best[some]).to(torch.int32).mul_(number)
-            torch.maximum(best[some], value, out=best[some])
-            torch.maximum(winner[some], wins, out=winner[some])
-        best_of.index_copy_(0, part.order, best)
-        winner_of.index_copy_(0, part.order, _positions(winner, part, input.shape[3]))
-    gather.put_rows(output, best_of)
-    gather.put_rows(argmax, winner_of)
+    # boxes of a size go together, so that few bins of a chunk wait for the largest
+    order = torch.sort((rois[:, 3:] - rois[:, 1:3]).prod(1), descending=True, stable=True).indices
+    step = gather.chunk_rows(output.device, output[0].numel())
+    for which in order.split(step):
+        bins = _bins(input.shape, rois.index_select(0, which), image.index_select(0, which),
+                     pooled, spatial_scale)
+        best, winner = _greatest(rows, bins, input.shape[3])
+        for out, result in ((output, best), (argmax, _positions(winner, bins, input.shape[3]))):
+            gather.put_some(out, which, torch.empty_like(result).index_copy_(0, bins.order, result))
+
+
+def _greatest(rows: Tensor, bins: _Bins, width: int) -> tuple[Tensor, Tensor]:
+    """The greatest pixel of every bin and its visit number from 1, or 0: (B, C) each."""
+    best = rows.new_full((len(bins.order), rows.shape[1]), LOWEST)
+    best[bins.count == 0] = 0
+    winner = torch.zeros_like(best, dtype=torch.int32)
+    for number, pixel in enumerate(_visits(bins, width), 1):
+        value = rows.index_select(0, bins.base[:len(pixel)] + pixel).nan_to_num_(
+            nan=LOWEST, posinf=float('inf'), neginf=float('-inf'))
+        some = slice(0, len(pixel))
+        wins = (value > best[some]).to(torch.int32).mul_(number)
+        torch.maximum(best[some], value, out=best[some])
+        torch.maximum(winner[some], wins, out=winner[some])
+    return best, winner
 
 
 def _positions(winner: Tensor, bins: _Bins, width: int) -> Tensor:
@@ -138,6 +135,25 @@ def _positions(winner: Tensor, bins: _Bins, width: int) -> Tensor:
     return position * (1 - lost) - lost
 
 
+def _numbers(argmax: Tensor, bins: _Bins, width: int) -> Tensor:
+    """Visit numbers (B, C) in the order of ``bins`` of positions; 0 where none of ours won."""
+    most = int(bins.count[0]) if len(bins.count) else 0
+    number = torch.int8 if most < torch.iinfo(torch.int8).max else torch.int32
+    winner = torch.empty(argmax.shape, dtype=number, device=argmax.device)
+    count, columns, first = (one.to(torch.int32)[:, None]
+                             for one in (bins.count, bins.columns.clamp(min=1), bins.first))
+    step = gather.chunk_rows(argmax.device, argmax.shape[1])
+    for a in range(0, len(argmax), step):
+        part = slice(a, a + step)
+        at = argmax.index_select(0, bins.order[part]).sub_(first[part])
+        row = torch.div(at, width, rounding_mode='floor')
+        column = at.sub_(row * width)
+        ours = (row >= 0) & (column < columns[part])
+        found = row.mul_(columns[part]).add_(column).add_(1)
+        winner[part] = found.mul_(ours & (found <= count[part]))
+    return winner
+
+
 def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_input: Tensor,
                       pooled_height: int, pooled_width: int, spatial_scale: float) -> None:
     """Add the gradient of :func:`roi_pool_forward` to ``grad_input`` (N, C, H, W)."""
@@ -148,17 +164,17 @@ def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_in
         return
     n, _, h, w = grad_input.shape
     bins = _bins(grad_input.shape, rois, image, pooled, spatial_scale)
+    winner = _numbers(gather.bags(argmax), bins, w)
     grad = gather.bags(grad_output).index_select(0, bins.order)
-    winner = gather.bags(argmax).index_select(0, bins.order)
     total = grad.new_zeros((n * h * w, grad.shape[1]))
     source, rows, used = torch.empty_like(grad), [], 0
-    for pixel in _visits(bins, w):
+    for number, pixel in enumerate(_visits(bins, w), 1):
         # Late visits are of few bins: several of them go together, up to the size of the first.
         if used + len(pixel) > len(source):
             total += _spread(source[:used], rows, len(total))
             rows, used = [], 0
         some = slice(0, len(pixel))
-        gather.keep(grad[some], winner[some], pixel.to(torch.int32)[:, None], source[used:])
+        gather.keep(grad[some], winner[some], number, source[used:])
         rows.append((bins.base[some] + pixel).to(torch.int32))
         used += len(pixel)
     if used:

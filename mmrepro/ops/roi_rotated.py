@@ -84,19 +84,24 @@ def _orientations(rois: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return start.nan_to_num(0).to(torch.int64) % count, turn - start
 
 
-def _turn(features: Tensor, start: Tensor, past: Tensor, count: int, back: bool) -> Tensor:
-    """Blend neighbouring orientations of (K, C, ...): the transpose of it if ``back``."""
-    grouped = features.flatten(2).unflatten(1, (features.shape[1] // count, count))
+def _turn(features: Tensor, out: Tensor, orientations: tuple[Tensor, Tensor], count: int,
+          back: bool) -> None:
+    """Blend neighbouring orientations of (K, C, ...) into ``out``, or the transpose if ``back``.
+
+    ``out`` may be ``features``: every RoI is read before it is written.
+    """
     ordinal = torch.arange(count, device=features.device)
-    shift = start[:, None] if back else -start[:, None]
-    near = (ordinal + shift) % count
-    far = (near - 1 if back else near + 1) % count
-    past = past.to(features.dtype)[:, None, None, None]
-
-    def pick(which: Tensor) -> Tensor:
-        return grouped.gather(2, which[:, None, :, None].expand(grouped.shape))
-
-    return (pick(near) * (1 - past) + pick(far) * past).view(features.shape)
+    dtype, groups = gather.COMPUTE[features.dtype], (features.shape[1] // count, count)
+    step = gather.chunk_rows(features.device, features[:1].numel())
+    for a in range(0, len(features), step):
+        start, past = (one[a:a + step, None] for one in orientations)
+        near = (ordinal + (start if back else -start)) % count
+        far = (near - 1 if back else near + 1) % count
+        some = features[a:a + step].to(dtype).flatten(2).unflatten(1, groups)
+        past = past.to(dtype)[:, :, None, None]
+        turned = (some.gather(2, near[:, None, :, None].expand(some.shape)) * (1 - past)
+                  + some.gather(2, far[:, None, :, None].expand(some.shape)) * past)
+        out[a:a + step] = turned.view(out[a:a + step].shape)
 
 
 def _check_orientations(channels: int, count: int) -> None:
@@ -115,10 +120,11 @@ def riroi_align_rotated_forward(features: Tensor, rois: Tensor, output: Tensor, 
     _check_orientations(features.shape[1], num_orientations)
     means = _rotated('riroi_align_rotated', features, rois, (pooled_height, pooled_width),
                      spatial_scale, num_samples, 0., True, clockwise)
-    straight = torch.zeros_like(output, dtype=gather.COMPUTE[output.dtype])
+    # in low precision both steps must not round, otherwise the output is turned in place
+    straight = output if output.dtype == gather.COMPUTE[output.dtype] else torch.empty_like(
+        output, dtype=gather.COMPUTE[output.dtype])
     mean_forward(means, features, straight)
-    turned = _turn(straight, *_orientations(rois, num_orientations), num_orientations, False)
-    output.copy_(turned)
+    _turn(straight, output, _orientations(rois, num_orientations), num_orientations, False)
 
 
 def riroi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Tensor,
@@ -129,8 +135,8 @@ def riroi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Te
     _check_orientations(bottom_grad.shape[1], num_orientations)
     means = _rotated('riroi_align_rotated', bottom_grad, rois, (pooled_height, pooled_width),
                      spatial_scale, num_samples, 0., True, clockwise)
-    grad = top_grad.to(gather.COMPUTE[top_grad.dtype])
-    straight = _turn(grad, *_orientations(rois, num_orientations), num_orientations, True)
+    straight = torch.empty_like(top_grad, dtype=gather.COMPUTE[top_grad.dtype])
+    _turn(top_grad, straight, _orientations(rois, num_orientations), num_orientations, True)
     mean_backward(means, straight, bottom_grad)
 
 

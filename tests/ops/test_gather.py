@@ -131,7 +131,7 @@ def test_keep_is_exact_for_what_is_not_finite(monkeypatch):
         values = torch.tensor([inf, nan, -2., inf, nan], dtype=dtype)[:, None]
         owner = torch.tensor([1, 1, 7, 7, 7], dtype=torch.int32)[:, None]
         for chunk in (1, 100):
-            monkeypatch.setattr(gather, 'KEEP_CHUNK', chunk)
+            monkeypatch.setattr(gather, 'CHUNK_ELEMENTS', {'cpu': chunk})
             out = torch.full((6, 1), 5., dtype=dtype)
             gather.keep(values, owner, 7, out)
             assert out[[0, 1, 2, 3, 5], 0].tolist() == [0, 0, -2, inf, 5] and out[4].isnan()

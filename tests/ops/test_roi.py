@@ -159,7 +159,7 @@ def test_chunks_are_invisible_in_the_forward_and_rounding_in_the_backward(wave, 
     whole_grad, = torch.autograd.grad(whole, feature, wave(*whole.shape))
     monkeypatch.setattr(gather, 'CHUNK_TAPS', {'cpu': 1})
     monkeypatch.setattr(gather, 'CHUNK_SHARE', 0)
-    monkeypatch.setattr(roi_max, 'CHUNK', 1)
+    monkeypatch.setattr(gather, 'CHUNK_ELEMENTS', {'cpu': 1})
     parts = roi_align(feature, rois, (3, 2), 0.75, 0, mode, True)
     parts_grad, = torch.autograd.grad(parts, feature, wave(*whole.shape))
     assert torch.equal(whole, parts)

@@ -268,7 +268,7 @@ def test_chunks_change_rounding_at_most(wave, monkeypatch, name):
     whole = run(name, *inputs(wave))
     monkeypatch.setattr(gather, 'CHUNK_TAPS', {'cpu': 1})
     monkeypatch.setattr(gather, 'CHUNK_SHARE', 0)
-    monkeypatch.setattr(pool, 'CHUNK', 1, raising=False)
+    monkeypatch.setattr(gather, 'CHUNK_ELEMENTS', {'cpu': 1})
     for one, other in zip(whole, run(name, *inputs(wave))):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 

@@ -13,6 +13,7 @@ from mmcv.ops import (
 )
 
 from mmrepro import ops
+from mmrepro.ops import gather
 
 pytestmark = pytest.mark.usefixtures('torch_operators')
 
@@ -181,6 +182,18 @@ def test_the_same_bytes_every_time(inputs, same_bytes, name):
     boxes['turned'] = boxes['turned'].repeat(40, 1)
     boxes['curved'] = boxes['curved'].repeat(40, 1)
     same_bytes(lambda: run(name, feature, boxes))
+
+
+@pytest.mark.parametrize('name', OPERATORS)
+def test_chunks_are_invisible_in_the_forward_and_rounding_in_the_backward(inputs, monkeypatch,
+                                                                          name):
+    whole = run(name, *inputs())
+    monkeypatch.setattr(gather, 'CHUNK_TAPS', {'cpu': 1})
+    monkeypatch.setattr(gather, 'CHUNK_SHARE', 0)
+    monkeypatch.setattr(gather, 'CHUNK_ELEMENTS', {'cpu': 1})
+    parts = run(name, *inputs())
+    assert torch.equal(whole[0], parts[0])
+    torch.testing.assert_close(whole[1], parts[1], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
