@@ -36,7 +36,7 @@ CHUNK_SHARE = 0.5
 # not show in the bits unless the text of the operator says so.
 CHUNK_TAPS = {'cpu': 1 << 18, 'cuda': 1 << 22}
 # Elements to compare or mask at once: what stays in a CPU's cache, and what is worth a GPU's calls.
-CHUNK_ELEMENTS = {'cpu': 1 << 18, 'cuda': 1 << 23}
+CHUNK_ELEMENTS = {'cpu': 1 << 18, 'cuda': 1 << 22}
 # What a tap costs at its peak: row, weight, sorted row, permutation, permuted weight and source.
 TAP_BYTES = 48
 
