@@ -1,27 +1,21 @@
-"""NMS, overlaps, losses and the like against mmcv's compiled CPU kernels, side by side in one run.
+"""NMS, overlaps, losses and the like: sizes of an R50-FPN at 800 x 1333.
 
-    python benchmarks/ops_bench_boxes.py [--repeat N] [--only TEXT] [--out FILE]
-
-Needs a compiled mmcv next to mmrepro. Prints a Markdown table and writes JSON. Sizes are those of
-an R50-FPN at 800 x 1333: proposals before the RPN's NMS (training and testing), detections after
-the heads, anchors of RetinaNet. Times are the least of N rounds in which both take turns, and with
-one thread they are processor time, so that other work on the machine does not count. The ratio
-(ours / theirs, below 1 is faster) is what to compare. What mmcv compiles for CUDA only is compared
-with plain torch, and 'agree' then says nothing where the two compute different things. Memory is
-the peak of the resident set in a forked child, over what it was before the call, less the outputs;
-as a multiple of the inputs' and outputs' own size, and in MiB.
+Proposals before the RPN's NMS (training and testing), detections after the heads, anchors of
+RetinaNet. What mmcv compiles for CUDA only is compared with plain torch, and 'agree' then says
+nothing where the two compute different things.
 """
 from __future__ import annotations
 
-import argparse
+import re
 import time
-from pathlib import Path
-from typing import Callable, Iterator, NamedTuple
+from typing import Any, Callable, Iterator, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from ops_bench import in_child, keep, reset_peak, resident
+from measure import bytes_of, clock, in_child, reset_peak, resident
 from torch import Tensor
+
+from mmrepro import ops
 
 SIZE = (1333, 800)
 STRIDES = (4, 8, 16, 32, 64)
@@ -72,8 +66,6 @@ def rotated(count: int, room: float) -> Tensor:
 
 def under(provider: str, function: Callable, *args, **kwargs) -> Callable[[], object]:
     """``function`` with mmcv's operators answered by ``provider``."""
-    from mmrepro import ops
-
     def call() -> object:
         if ops.provider() != provider:
             ops.use(provider)
@@ -180,13 +172,15 @@ def without_peer() -> Iterator[Case]:
                lambda: layer(images).sum().backward(), (images,))
 
 
-def least(functions: list[Callable], repeat: int) -> list[float]:
-    """Milliseconds of each, the least of ``repeat`` rounds in which all take turns."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+def least(functions: list[Callable], repeats: int, seconds: float) -> list[float]:
+    """Milliseconds of each, the least of the rounds in which all take turns."""
     best = [float('inf')] * len(functions)
     for function in functions:
         function()
-    for _ in range(repeat):
+    begin = time.perf_counter()
+    for turn in range(repeats):
+        if turn > 1 and time.perf_counter() - begin > seconds:
+            break
         for index, function in enumerate(functions):
             function()
             start = clock()
@@ -202,10 +196,8 @@ def memory(function: Callable, inputs: tuple[Tensor, ...]) -> dict[str, float]:
     before = resident('VmRSS')
     out = flat(function())
     gradients = [t.grad for t in inputs if t.grad is not None]
-    given = sum(t.numel() * t.element_size() for t in (*inputs, *out, *gradients))
-    own = sum(t.numel() * t.element_size() for t in (*out, *gradients))
-    extra = max(0, resident('VmHWM') - before - own)
-    return {'mib': extra / 2**20, 'times': extra / given}
+    extra = max(0, resident('VmHWM') - before - bytes_of(*out, *gradients))
+    return {'mib': extra / 2**20, 'times': extra / bytes_of(*inputs, *out, *gradients)}
 
 
 def agree(ours: object, theirs: object) -> str:
@@ -226,34 +218,16 @@ def flat(value: object) -> list[Tensor]:
     return [t for part in value for t in flat(part)] if isinstance(value, (list, tuple)) else []
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--repeat', type=int, default=7)
-    parser.add_argument('--only', default='', help='operators whose name contains this')
-    parser.add_argument('--threads', type=int, default=1)
-    parser.add_argument('--out', type=Path)
-    args = parser.parse_args()
+def measured(only: str, quick: bool, repeats: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """What the page shows of every case whose name or size holds the expression ``only``."""
     torch.manual_seed(0)
-    torch.set_num_threads(args.threads)
-    rows = []
-    print('| operator | size | compared with | ours, ms | theirs, ms | ratio '
-          '| extra memory x (MiB) | theirs | agree |')
-    print('|---|---|---|---:|---:|---:|---:|---:|---|')
-    for case in (*suppression(), *overlaps(), *without_peer()):
-        if args.only not in case.name:
+    with_peer = (*suppression(), *overlaps()) if 'compiled' == ops.provider() else ()
+    for case in (*with_peer, *without_peer()):
+        if not re.search(only, f'{case.name} {case.size}'):
             continue
         same = agree(case.ours(), case.theirs())
-        ours, theirs = least([case.ours, case.theirs], args.repeat)
+        ours, theirs = least([case.ours, case.theirs], 1 if quick else repeats, seconds)
         peaks = [in_child(memory, call, case.inputs) for call in (case.ours, case.theirs)]
-        rows.append({'operator': case.name, 'size': case.size, 'peer': case.peer, 'ours_ms': ours,
-                     'theirs_ms': theirs, 'ratio': ours / theirs, 'agree': same,
-                     'ours_memory': peaks[0], 'theirs_memory': peaks[1]})
-        shown = ' | '.join(f'{p["times"]:.1f} ({p["mib"]:.1f})' if p else '' for p in peaks)
-        print(f'| {case.name} | {case.size} | {case.peer} | {ours:.2f} | {theirs:.2f} '
-              f'| {ours / theirs:.2f} | {shown} | {same} |', flush=True)
-    if args.out:
-        keep(args.out, {'boxes': rows})
-
-
-if __name__ == '__main__':
-    main()
+        yield {'operator': case.name, 'size': case.size, 'peer': case.peer, 'ours_ms': ours,
+               'theirs_ms': theirs, 'ratio': ours / theirs, 'agree': same,
+               'ours_memory': peaks[0], 'theirs_memory': peaks[1]}

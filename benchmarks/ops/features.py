@@ -1,34 +1,14 @@
-"""Operators in PyTorch against mmcv's compiled ones: time and memory, side by side in one run.
-
-    python benchmarks/ops_bench.py --json ops.json            # sizes of R50-FPN at 800 x 1333
-    python benchmarks/ops_bench.py --quick --only 'roi_align'  # small sizes, a few seconds
-    python benchmarks/ops_bench.py --page ops.json            # the tables of docs/benchmarks.md
-
-For every case the two providers take turns and the best time of each counts, so that whatever else
-the machine does hits both alike. Memory is measured in a forked child: the peak of the
-resident set over what it was with inputs made, less the outputs; as a multiple of the inputs' and
-outputs' own size. What mmcv's Python allocates around a kernel (buffers, argmax) counts as extra
-for both. Without a compiled mmcv (or a CPU kernel) the ratio stays empty, unless mmcv has
-a Python form for the CPU, which then stands in and is named.
-"""
+"""Operators on feature maps: sizes of an R50-FPN at 800 x 1333."""
 from __future__ import annotations
 
-import argparse
-import ctypes
-import json
-import multiprocessing
-import os
-import platform
 import re
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from measure import bytes_of, clock, in_child, reset_peak, resident
 
-import mmrepro  # noqa: F401  gives mmcv-lite its operators
 from mmrepro import ops
 
 # Smaller by this in height, width and number of boxes with --quick.
@@ -246,15 +226,6 @@ CASES: dict[str, Callable[[Sizes], Case]] = {
 }
 
 
-def bytes_of(*tensors: torch.Tensor) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def clock() -> float:
-    """Seconds; of this process alone where it has one thread, so that others do not count."""
-    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
-
-
 def once(case: Case, run: Callable[[], torch.Tensor]) -> tuple[float, float]:
     """Seconds of one forward and one backward."""
     start = clock()
@@ -295,18 +266,6 @@ def timings(case: Case, repeats: int, seconds: float) -> dict[str, list[float]]:
     return best
 
 
-def resident(field: str) -> int:
-    """VmRSS or VmHWM of this process in bytes (Linux)."""
-    text = Path('/proc/self/status').read_text()
-    return int(re.search(rf'{field}:\s+(\d+) kB', text).group(1)) * 1024
-
-
-def reset_peak() -> None:
-    """Give freed memory back, so that using it again shows, and forget the peak."""
-    ctypes.CDLL(None).malloc_trim(0)
-    Path('/proc/self/clear_refs').write_text('5')
-
-
 def memory(name: str, quick: bool, provider: str) -> dict[str, float]:
     """Peak extra memory of one forward and one backward, in bytes and as a multiple."""
     # The same calls on small tensors load what has to be loaded, libraries included.
@@ -331,119 +290,14 @@ def memory(name: str, quick: bool, provider: str) -> dict[str, float]:
     return result
 
 
-def in_child(function: Callable[..., dict], *args: Any) -> dict[str, float] | None:
-    """What ``function`` returns in a forked child, whose peak of memory is its own.
-
-    None on systems that cannot forget a peak. One thread only: threads do not survive a fork.
-    """
-    if not Path('/proc/self/clear_refs').exists() or torch.get_num_threads() != 1:
-        return None
-    context = multiprocessing.get_context('fork')
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=lambda: send.send(function(*args)))
-    process.start()
-    send.close()
-    try:
-        return receive.recv()
-    except EOFError:
-        raise RuntimeError(f'{function.__name__}{args} failed in its child') from None
-    finally:
-        process.join()
-
-
-def keep(path: Path, report: dict[str, Any]) -> None:
-    """Write the keys of ``report`` to a JSON file and leave the others in it alone."""
-    known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**known, **report}, indent=1) + '\n')
-
-
-def ratio(numerator: float, denominator: float | None) -> str:
-    return f'{numerator / denominator:.2f}' if denominator else ''
-
-
-def row(entry: dict[str, Any]) -> str:
-    times, memories = entry['seconds'], entry['memory']
-    ours, other = times['torch'], times.get('compiled') or times.get('peer')
-    cells = [entry['case']]
-    for i in (0, 1):
-        shown = entry['backward'] or i == 0
-        cells += [f'{ours[i] * 1e3:.1f}' if shown else '',
-                  f'{other[i] * 1e3:.1f}' if other and shown else '',
-                  ratio(ours[i], other[i]) if other and shown else '']
-    for name in ('torch', 'compiled'):
-        found = memories.get(name) or {}
-        cells.append(' / '.join(f'{found[k]:.1f}' for k in ('forward', 'backward') if k in found))
-    cells.append('' if 'compiled' in times or not other else entry['peer'])
-    return '| ' + ' | '.join(cells) + ' |'
-
-
-HEAD = ('| operator | forward ms | mmcv | ratio | backward ms | mmcv | ratio '
-        '| extra memory x (f / b) | mmcv | compared with |\n'
-        '|---|---|---|---|---|---|---|---|---|---|')
-
-
-def box_row(entry: dict[str, Any]) -> str:
-    """A line of the page for a case of ops_bench_boxes.py."""
-    memories = [entry.get(f'{who}_memory') for who in ('ours', 'theirs')]
-    cells = [entry['operator'], entry['size'], f'{entry["ours_ms"]:.2f}',
-             f'{entry["theirs_ms"]:.2f}', f'{entry["ratio"]:.2f}',
-             *(f'{m["times"]:.1f} ({m["mib"]:.1f})' if m else '' for m in memories),
-             '' if entry['peer'].startswith('mmcv') else entry['peer']]
-    return '| ' + ' | '.join(cells) + ' |'
-
-
-def page(report: dict[str, Any]) -> str:
-    """Both benchmarks as Markdown tables, from what ``--json`` and ``--out`` wrote."""
-    boxes = ('| operator | size | ms | mmcv | ratio | extra memory x (MiB) | mmcv '
-             '| compared with |\n|---|---|---|---|---|---|---|---|')
-    return '\n'.join((HEAD, *map(row, report.get('cases', ())), '', boxes,
-                      *map(box_row, report.get('boxes', ()))))
-
-
-def machine(threads: int) -> dict[str, Any]:
-    import mmcv
-    cpu = next((line.split(':')[1].strip() for line in Path('/proc/cpuinfo').read_text().split('\n')
-                if line.startswith('model name')), platform.processor()) if Path(
-                    '/proc/cpuinfo').exists() else platform.processor()
-    return {'cpu': cpu, 'cores': os.cpu_count(), 'threads': threads, 'torch': torch.__version__,
-            'mmcv': mmcv.__version__, 'compiled': ops.provider() == 'compiled',
-            'python': platform.python_version(),
-            'capability': torch.backends.cpu.get_cpu_capability()}
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--only', default='', help='regular expression of cases')
-    parser.add_argument('--quick', action='store_true', help=f'sizes divided by {QUICK}')
-    parser.add_argument('--repeats', type=int, default=7)
-    parser.add_argument('--seconds', type=float, default=8., help='per case, after two turns')
-    parser.add_argument('--threads', type=int, default=1)
-    parser.add_argument('--no-memory', action='store_true')
-    parser.add_argument('--json', help='where to write the figures')
-    parser.add_argument('--page', metavar='FILE', help='print the tables of this JSON and stop')
-    args = parser.parse_args(argv)
-    if args.page:
-        print(page(json.loads(Path(args.page).read_text())))
-        return 0
-    torch.set_num_threads(args.threads)
-    report = {'machine': machine(args.threads), 'quick': args.quick, 'cases': []}
-    print(f'{report["machine"]}\n\n{HEAD}', flush=True)
+def measured(only: str, quick: bool, repeats: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """What the page shows of every case whose name holds the regular expression ``only``."""
     for name, make in CASES.items():
-        if not re.search(args.only, name):
+        if not re.search(only, name):
             continue
-        case = make(Sizes(args.quick))
-        entry = {'case': name, 'seconds': timings(case, args.repeats, args.seconds),
-                 'memory': {}, 'peer': case.peer_name, 'backward': bool(case.leaves)}
-        if not args.no_memory:
-            for provider in ('torch', 'compiled'):
-                if provider in entry['seconds']:
-                    entry['memory'][provider] = in_child(memory, name, args.quick, provider)
-        report['cases'].append(entry)
-        print(row(entry), flush=True)
-    if args.json:
-        keep(Path(args.json), report)
-    return 0
-
-
-if __name__ == '__main__':
-    sys.exit(main())
+        case = make(Sizes(quick))
+        times = timings(case, repeats, seconds)
+        peaks = {who: in_child(memory, name, quick, who)
+                 for who in ('torch', 'compiled') if who in times}
+        yield {'case': name, 'seconds': times, 'memory': peaks, 'peer': case.peer_name,
+               'backward': bool(case.leaves)}
