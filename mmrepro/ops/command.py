@@ -13,15 +13,13 @@ from mmrepro.cli import program_name
 from mmrepro.ops.provider import Entry, catalogue, provider
 from mmrepro.ops.table import FAMILIES, Family
 
-__all__ = ['as_json', 'as_text', 'main', 'page', 'render']
+__all__ = ['as_json', 'as_text', 'main', 'page']
 
 # What the page says about the two kinds of compiled kernels.
 COMPILED = {
     'atomics': '**no**: adds with atomics',
     'ordered': 'yes',
 }
-BEGIN = '<!-- made by: mmrepro ops --markdown -->'
-END = '<!-- end of what mmrepro ops --markdown made -->'
 
 
 def _verdict(entry: Entry) -> str:
@@ -79,23 +77,10 @@ def page(reached: dict[str, list[str]] | None = None) -> str:
     without = '\n'.join(
         f'| {", ".join(f"`{name}`" for name in f.names)} | `{f.source}` | {_cell(f.users)} |'
         for f in FAMILIES if not f.module)
-    return (f'{BEGIN}\n\n## Operators in PyTorch\n\n{head}\n{ours}\n\n'
+    return (f'\n## Operators in PyTorch\n\n{head}\n{ours}\n\n'
             '## Without an implementation\n\nNo config of MMDetection builds them. They import, '
             'and when called say that a compiled mmcv has them.\n\n'
-            f'| operator | in `mmcv/ops` | who uses it |\n|---|---|---|\n{without}\n\n{END}')
-
-
-def render(text: str, reached: dict[str, list[str]] | None = None) -> str:
-    """``text``, a page, with what stands between its two marks made anew.
-
-    Raises:
-        ValueError: the marks are not there.
-    """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f'the page has no {BEGIN if not begin else END}')
-    return before + page(reached) + after
+            f'| operator | in `mmcv/ops` | who uses it |\n|---|---|---|\n{without}\n')
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,10 +6,7 @@ from typing import Any
 
 from .families import FAMILIES, PACKAGES
 
-__all__ = ['needs', 'reached_by', 'render', 'table']
-
-BEGIN = '<!-- made by: tools/zoo.py -->'
-END = '<!-- end of what tools/zoo.py made -->'
+__all__ = ['needs', 'reached_by', 'table']
 
 # An outcome in the words of the table.
 WORDS = {'ok': 'yes', 'differs': '**other bits**', 'needs': 'needs', 'tracker': 'tracks only',
@@ -77,16 +74,3 @@ def needs(rows: Iterable[dict]) -> str:
         f'{"<br>".join(f"`{config}`" for config in configs)} |'
         for names, configs in sorted(by_package.items())]
     return '\n'.join(('| package | for | configs of the walk |', '|---|---|---|', *lines))
-
-
-def render(text: str, results: dict[str, Any]) -> str:
-    """``text``, a page, with what stands between its two marks made anew.
-
-    Raises:
-        ValueError: the marks are not there.
-    """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f'the page has no {BEGIN if not begin else END}')
-    return f'{before}{BEGIN}\n{needs(results["rows"])}\n{END}{after}'

@@ -153,11 +153,3 @@ def test_half_precision_sums_in_float32(wave):
     backward = row.load()
     expected = backward(grad.float(), x.float()).half()
     assert torch.equal(backward(grad, x), expected)
-
-
-def test_the_page_shows_the_table():
-    from pathlib import Path
-
-    from mmrepro.ops.native import page
-    text = (Path(__file__).parents[2] / 'docs' / 'native-operators.md').read_text()
-    assert '\n'.join(page.lines()) in text, 'run `python -m mmrepro.ops.native.page`'
