@@ -22,6 +22,8 @@ def _check(feature: Tensor, boxes: Tensor, pool_size: int) -> None:
     require_shape(name, 'boxes', boxes, (len(feature), None, 4))
     require_dtype(name, 'input', feature)
     require_dtype(name, 'boxes', boxes, (feature.dtype,))
+    require(feature.shape[2] * feature.shape[3] > 0 or boxes.numel() == 0, name,
+            f'boxes {tuple(boxes.shape)} on input {tuple(feature.shape)}, which has no pixels')
     require(feature.shape[1] % 4 == 0, name,
             f'the channels of input {tuple(feature.shape)} are not divisible by 4')
     require(pool_size > 0, name, f'pool_size must be positive, got {pool_size}')

@@ -79,6 +79,8 @@ def _weights(shape: _Shape, masks: Tensor, image: int, a: int, b: int) -> Tensor
 
 
 def _forward(shape: _Shape, rows: Tensor, masks: Tensor, output: Tensor) -> None:
+    if output.numel() == 0:
+        return
     rows = rows.view(-1, shape.channels // shape.groups)
     for image, a, b in _runs(shape, rows, masks, output):
         index = _index(shape, image, a, b, rows.device)
@@ -91,6 +93,10 @@ def _forward(shape: _Shape, rows: Tensor, masks: Tensor, output: Tensor) -> None
 def _backward(shape: _Shape, rows: Tensor, masks: Tensor, grad_output: Tensor,
               grad_features: Tensor, grad_masks: Tensor) -> None:
     """Write both gradients."""
+    if grad_output.numel() == 0:
+        grad_features.zero_()
+        grad_masks.zero_()
+        return
     rows = rows.view(-1, shape.channels // shape.groups)
     total = torch.zeros_like(rows[:shape.images * shape.height * shape.width * shape.groups])
     for image, a, b in _runs(shape, rows, masks, grad_output):

@@ -53,9 +53,11 @@ def check_rois(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Te
     image = rois[:, 0].nan_to_num(-1).to(torch.int64)
     if image.numel():
         low, high = torch.stack(image.aminmax()).tolist()
+        there = f'images 0 to {len(feature) - 1}' if len(feature) else 'no images'
         require(low >= 0 and high < len(feature), operator,
-                f'rois name images {low} to {high}, but input {describe(feature)} has images 0 to '
-                f'{len(feature) - 1}')
+                f'rois name images {low} to {high}, but input {describe(feature)} has {there}')
+        require(feature.shape[2] > 0 and feature.shape[3] > 0, operator,
+                f'{len(rois)} rois on input {describe(feature)}, which has no pixels')
     return image
 
 

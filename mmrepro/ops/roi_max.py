@@ -185,7 +185,9 @@ def align_backward(grad_output: Tensor, boxes: Boxes, argmax_y: Tensor, argmax_x
 
 
 def _spread_visits(sink: gather.Sink, visits: list[_Visit], source: Tensor) -> None:
-    sink.spread(source, torch.cat([v.row for v in visits]), torch.cat([v.weight for v in visits]))
+    # a sample at NaN has weights that are NaN and has won nothing; 0 times NaN must not spread
+    weight = torch.cat([visit.weight for visit in visits]).nan_to_num_(nan=0.)
+    sink.spread(source, torch.cat([visit.row for visit in visits]), weight)
 
 
 def _spread_strays(grad: Tensor, at_y: Tensor, at_x: Tensor, stray: Tensor, image: Tensor,

@@ -98,7 +98,8 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
     image = check_rois('roi_pool', input, rois, 5)
     if output.numel() == 0:
         return
-    rows = gather.rows_of(input)
+    # of -0 and 0 either may be the greater one, by where a vector of the processor ends
+    rows = gather.rows_of(input).add_(0.)
     # boxes of a size go together, so that few bins of a chunk wait for the largest
     order = torch.sort((rois[:, 3:] - rois[:, 1:3]).prod(1), descending=True, stable=True).indices
     step = gather.chunk_rows(output.device, output[0].numel())
