@@ -110,6 +110,10 @@ def test_carafe_in_low_precision_sums_in_float32(wave, dtype):
 def test_carafe_takes_what_is_empty_or_strided(wave):
     features, masks = wave(2, 4, 3, 4), wave(2, 9, 6, 8, phase=1)
     assert carafe(features[:0], masks[:0], 3, 1, 2).shape == (0, 4, 6, 8)
+    none = masks.clone().requires_grad_()
+    out = carafe(features[:, :0], none, 3, 1, 2)
+    assert out.shape == (2, 0, 6, 8)
+    assert torch.autograd.grad(out.sum(), none)[0].count_nonzero() == 0
     strided = features.contiguous(memory_format=torch.channels_last)
     turned = masks.transpose(2, 3).contiguous().transpose(2, 3)
     assert torch.equal(carafe(strided, turned, 3, 1, 2), carafe(features, masks, 3, 1, 2))

@@ -293,3 +293,20 @@ def test_what_roi_align_refuses_is_named_with_its_shape(feature, rois, message):
     out = torch.zeros(1, 2, 2, 2, dtype=feature.dtype)
     with pytest.raises(RuntimeError, match=message):
         roi_align_forward(feature, rois, out, out, out, 2, 2, 1., 0, 1, True)
+
+
+@pytest.mark.parametrize('lost', [float('nan'), float('inf'), -float('inf')])
+def test_a_box_that_is_nowhere_sends_no_gradient_to_pixels_that_it_did_not_win(lost):
+    feature = torch.arange(30.).view(1, 1, 5, 6).requires_grad_()
+    grads = [torch.autograd.grad(roi_align(feature, torch.tensor(boxes), 1, 1., 2, 'max').sum(),
+                                 feature)[0]
+             for boxes in ([[0, 1, 1, 4, 4.]], [[0, 1, 1, lost, 4], [0, 1, 1, 4, 4]])]
+    assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize('mode', ['avg', 'max'])
+def test_a_map_without_pixels_is_refused_where_a_box_reads_it(mode):
+    rois = torch.tensor([[0, 0, 0, 4, 4.]])
+    with pytest.raises(RuntimeError, match=r'1 rois on input \(1, 4, 0, 6\).*has no pixels'):
+        roi_align(torch.zeros(1, 4, 0, 6), rois, 2, 1., 2, mode)
+    assert roi_align(torch.zeros(1, 4, 0, 6), rois[:0], 2, 1., 2, mode).shape == (0, 4, 2, 2)

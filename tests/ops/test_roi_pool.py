@@ -308,3 +308,14 @@ def test_what_is_refused_is_named_with_its_shape(wave, name):
     if name == 'deform':
         with pytest.raises(RuntimeError, match=r'offset must have shape \(8, 2, 3, 2\)'):
             OPERATORS[name](feature, rois, offset[:, :1])
+    with pytest.raises(RuntimeError, match='images 0 to 1.*no images'):
+        OPERATORS[name](feature[:0], rois, offset)
+    with pytest.raises(RuntimeError, match=r'8 rois on input \(2, 3, 0, 13\).*has no pixels'):
+        OPERATORS[name](feature[:, :, :0], rois, offset)
+
+
+def test_a_zero_has_no_sign_wherever_a_vector_ends(wave):
+    """The maximum of -0 and 0 is either, by the place in a vector; equal boxes must not differ."""
+    feature = torch.where(wave(1, 17, 16, 16) < 0, -0., 0.)
+    out = roi_pool(feature, torch.tensor([[0, 2., 2, 9, 9]]).repeat(101, 1), 7, 1.)
+    assert out.count_nonzero() == 0 and not out.signbit().any()

@@ -236,6 +236,8 @@ def test_what_is_refused_is_named_with_its_shape(inputs):
             OPERATORS[name](feature, {**boxes, **box})
     with pytest.raises(RuntimeError, match='8 channels are not divisible by num_orientations 3'):
         riroi_align_rotated(feature, boxes['turned'], 2, 1., 2, 3)
+    with pytest.raises(RuntimeError, match=r'on input \(2, 8, 0, 13\), which has no pixels'):
+        border_align(feature[:, :, :0], boxes['sides'], 2)
 
 
 def test_a_malformed_size_is_read_as_on_cuda(inputs):
