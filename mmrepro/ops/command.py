@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         entries = catalogue(args.device)
     except ModuleNotFoundError as error:
-        print(f'mmrepro ops: {error}; install mmcv-lite or mmcv', file=sys.stderr)
+        print(f'mmrepro ops: {error}; install "mmcv-lite<2.2" or mmcv', file=sys.stderr)
         return 2
     print(json.dumps(as_json(entries, args.device), indent=1) if args.json
           else as_text(entries, args.device))
