@@ -8,7 +8,8 @@ from typing import Any, Dict, List, Mapping, MutableMapping, Optional, Tuple, Un
 
 from .seeds import MAX_SEED, SCHEME, check_seed
 
-__all__ = ['LEGACY_KEYS', 'RandomnessConfig', 'RandomnessError', 'upgrade_legacy_keys']
+__all__ = ['LEGACY_KEYS', 'RandomnessConfig', 'RandomnessError', 'refuse_misspelt',
+           'upgrade_legacy_keys']
 
 
 class RandomnessError(ValueError):
@@ -166,6 +167,19 @@ def _checked_int(name: str, value: Any, low: int, high: int) -> None:
     if not low <= value <= high:
         raise RandomnessError(f'randomness.{name}={value!r} is out of range; allowed is None or '
                               f'an int from {low} to {high}')
+
+
+def refuse_misspelt(cfg: Mapping[str, Any]) -> None:
+    """Nobody reads a top-level ``randomnes``: the run would train with another seed, silently.
+
+    Raises:
+        RandomnessError: for a key that is nearly, but not, ``randomness``.
+    """
+    for key in cfg:
+        if key != 'randomness' and difflib.get_close_matches(key.lower(), ['randomness'],
+                                                             cutoff=0.85):
+            raise RandomnessError(f'the config has a key {key!r} (value {cfg[key]!r}) that nothing '
+                                  "reads; did you mean 'randomness'?")
 
 
 def upgrade_legacy_keys(cfg: MutableMapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections import Counter
 from functools import cache
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence, Set, Union
 
 from mmengine.dist import get_rank, get_world_size, is_distributed, master_only
 from mmengine.registry import RUNNERS
@@ -15,7 +15,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
 from . import determinism, ops, patches, seeds
-from .config import RandomnessConfig, RandomnessError, upgrade_legacy_keys
+from .config import RandomnessConfig, RandomnessError, refuse_misspelt, upgrade_legacy_keys
 from .data import adopt_loader, placement_of
 from .data.seek import continue_epochs, continue_iterations, seek, where
 from .dist import agreement, launch
@@ -45,7 +45,10 @@ class ReproRunnerMixin:
     _point: Optional[ResumePoint] = None
     _stream = 'sample'
     _differences: Sequence[str] = ()
+    _passed: Sequence[str] = ()  # checkpoints that were not good enough to resume from
+    _complete = True  # a run can go on from the checkpoint that is being written
     _validated: Optional[int] = None  # iterations before the last validation that was completed
+    _steps = 0  # of training, in this process
     _metrics: Optional[Dict[str, Any]] = None  # of a validation that not all hooks have seen yet
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -55,14 +58,20 @@ class ReproRunnerMixin:
         extra = kwargs_of.pop('kwargs', {})
         given = RandomnessConfig.parse(kwargs_of.pop('randomness', None))
         if kwargs_of.get('resume'):
-            self._point = find_point(kwargs_of.get('load_from'), kwargs_of['work_dir'])
+            self._point, self._passed = find_point(
+                kwargs_of.get('load_from'), kwargs_of['work_dir'], given.resume_strict)
+            if self._point is None and kwargs_of.get('load_from') is None:
+                kwargs_of['resume'] = False  # MMEngine would take what was passed over
         if self._point is not None:
             # before the model, the loaders and their workers are built from another seed
             given = self._point.seeded(given)
             kwargs_of['load_from'] = self._point.path
         self._repro = given
+        self._said: Set[str] = set()
         remember_layouts()
         super().__init__(**kwargs_of, **extra, randomness=given.as_dict())
+        for line in self._passed:
+            self.logger.warning(line)
         if self._point is not None:
             self.logger.info('\n'.join([self._point.report, *self._differences]))
         self.logger.info(f'mmrepro {__version__}\n{self._repro.table()}\n\n{self._policy}')
@@ -117,9 +126,12 @@ class ReproRunnerMixin:
         if config.legacy:
             from mmengine.runner.utils import set_random_seed
             self._seed = set_random_seed(config.seed, diff_rank_seed=config.diff_rank_seed)
-        else:
-            seeds.seed_all(config.seed, 'init', 'model',
-                           *((get_rank(),) if config.diff_rank_seed else ()))
+        self._seed_init()
+
+    def _seed_init(self) -> None:
+        if not self._repro.legacy:
+            seeds.seed_all(self._repro.seed, 'init', 'model',
+                           *((get_rank(),) if self._repro.diff_rank_seed else ()))
 
     def _compare_with_point(self, facts: Dict[str, Any]) -> List[str]:
         """Lines for the log on what is other than in the run that is resumed.
@@ -156,11 +168,59 @@ class ReproRunnerMixin:
         if not any(isinstance(hook, PreemptHook) for hook in self.hooks):
             self.register_hook(PreemptHook(), priority=PreemptHook.priority)
 
+    def _hold(self) -> None:
+        """Put the settings of this runner in force: another one may have been built since.
+
+        Flags and the root seed belong to the process, and the last runner that was built set them.
+        """
+        if determinism.in_force() is not self._policy:
+            self._enable_policy(self._repro)
+            seeds.set_root(self._repro.seed)
+            self._prepare_packages()
+
+    def _check_flags(self) -> None:
+        """Refuse a step under flags that somebody else has changed.
+
+        Raises:
+            DeterminismError: under ``deterministic=True``; otherwise it is a warning, once.
+        """
+        found = determinism.drifted()
+        if not found:
+            return
+        text = '\n'.join(
+            f'{flag.name} is {flag.after!r}; this run has set {flag.before!r} and needs it '
+            f'({flag.why}). A hook, a module or a data set has changed it; it must put it back'
+            for flag in found)
+        if self._repro.deterministic is True:
+            raise determinism.DeterminismError(text)
+        if text not in self._said:
+            self._said.add(text)
+            self.logger.warning(text)
+
     def train(self) -> Any:
+        self._hold()
         with handling(self):
             return super().train()
 
+    def val(self) -> Any:
+        self._hold()
+        return super().val()
+
+    def test(self) -> Any:
+        self._hold()
+        return super().test()
+
+    def build_model(self, model: Any) -> Any:
+        # what the logger and the visualisers draw before must not show in the initial weights
+        self._seed_init()
+        return super().build_model(model)
+
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
+        self._hold()  # a hook may have built a runner of its own
+        if fn_name == 'before_train_iter':
+            self._steps += 1
+            if not self._steps & (self._steps - 1):  # 1, 2, 4, ...: what hooks do late is seen too
+                self._check_flags()
         if fn_name != 'after_val_epoch':
             super().call_hook(fn_name, **kwargs)
             return
@@ -247,7 +307,7 @@ class ReproRunnerMixin:
         partial = os.path.join(out_dir, f'.{filename}.partial')
         try:
             super().save_checkpoint(out_dir, os.path.basename(partial), *args, **kwargs)
-            files.replace_with(partial, os.path.join(out_dir, filename))
+            files.replace_with(partial, os.path.join(out_dir, filename), self._complete)
         finally:
             if os.path.exists(partial):
                 os.remove(partial)
@@ -260,6 +320,7 @@ class ReproRunnerMixin:
             'randomness': self._repro.as_dict(),
             'world_size': get_world_size(),
             'facts': self._facts,
+            'schedules': bool(self.param_schedulers),
         }
 
 
@@ -304,6 +365,7 @@ def _unused(timestamp: str) -> str:
 def prepare_cfg(cfg: Any) -> Any:
     """A copy of the config with MMDetection 2.x's keys moved to where they belong."""
     cfg = copy.deepcopy(cfg)
+    refuse_misspelt(cfg)
     upgrade_legacy_keys(cfg)
     return cfg
 

@@ -11,11 +11,12 @@ from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, RUNNERS
+from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, RUNNERS, VISBACKENDS
 from mmengine.runner import FlexibleRunner, Runner
+from mmengine.visualization import LocalVisBackend
 
 import mmrepro
-from mmrepro import determinism
+from mmrepro import determinism, seeds
 from mmrepro.config import RandomnessError
 from mmrepro.runner import ReproRunner, reproducible_class
 
@@ -263,3 +264,71 @@ class DrawingHook(Hook):
 def test_a_hook_that_draws_before_the_step_does_not_move_it(tmp_path):
     with_hook = trained(config(tmp_path, custom_hooks=[dict(type='DrawingHook')]))
     assert torch.equal(with_hook, trained(config(tmp_path)))
+
+
+@pytest.mark.parametrize('key', ['randomnes', 'Randomness', 'randomess', 'randomnesss'])
+def test_a_misspelt_randomness_is_refused(tmp_path, key):
+    with pytest.raises(RandomnessError, match=rf"'{key}' .*seed.*did you mean 'randomness'"):
+        Runner.from_cfg(config(tmp_path, **{key: dict(seed=7)}))
+
+
+@VISBACKENDS.register_module(force=True)
+class DrawingBackend(LocalVisBackend):
+    def add_config(self, config, **kwargs):
+        torch.rand(5)
+
+
+def test_what_visualisers_draw_does_not_move_the_initial_weights(tmp_path):
+    drawn = config(tmp_path / 'a', visualizer=dict(type='Visualizer', vis_backends=[
+        dict(type='DrawingBackend', save_dir=str(tmp_path / 'vis'))]))
+    assert torch.equal(trained(drawn), trained(config(tmp_path / 'b')))
+
+
+def test_a_runner_trains_under_its_own_settings_whoever_was_built_since(tmp_path):
+    cfg = config(tmp_path / 'a', randomness=dict(seed=3, deterministic=True))
+    first = Runner.from_cfg(cfg)
+    Runner.from_cfg(config(tmp_path / 'b', randomness=dict(seed=9)))
+    assert not torch.are_deterministic_algorithms_enabled()
+    first.train()
+    assert torch.are_deterministic_algorithms_enabled() and seeds.root() == 3
+    assert determinism.in_force() is first._policy
+
+
+@HOOKS.register_module(force=True)
+class BuildsARunner(Hook):
+    """Evaluates with a runner of its own, as distillation and self-training do."""
+
+    def __init__(self, work_dir):
+        self.work_dir, self.flags = work_dir, []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        Runner.from_cfg(config(self.work_dir, randomness=dict(seed=9)))
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.flags.append((torch.are_deterministic_algorithms_enabled(), seeds.root()))
+
+
+def test_a_runner_that_a_hook_builds_leaves_the_run_alone(tmp_path):
+    settings = dict(randomness=dict(seed=3, deterministic=True))
+    runner = Runner.from_cfg(config(tmp_path / 'a', **settings))
+    hook = BuildsARunner(tmp_path / 'inner')
+    runner.register_hook(hook, priority='VERY_LOW')
+    runner.train()
+    assert hook.flags == [(True, 3)] * 8
+    assert torch.equal(runner.model.line.weight,
+                       trained(config(tmp_path / 'b', **settings)))
+
+
+@HOOKS.register_module(force=True)
+class SwitchesOff(Hook):
+    priority = 'VERY_HIGH'
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_flag_that_somebody_changed_stops_the_run(tmp_path):
+    hooks = dict(custom_hooks=[dict(type='SwitchesOff')])
+    with pytest.raises(determinism.DeterminismError, match='deterministic.*must put it back'):
+        trained(config(tmp_path / 'a', randomness=dict(seed=3, deterministic=True), **hooks))
+    trained(config(tmp_path / 'b', **hooks))  # nothing was promised, so nothing is broken

@@ -21,6 +21,7 @@ from .policy import (
                      disable,
                      drifted,
                      enable,
+                     in_force,
                      is_enabled,
                      missing_at_start,
                      snapshot,
@@ -29,5 +30,6 @@ from .tables import ENV, FLAGS, PRECISIONS, Settings
 
 __all__ = [
     'ENV', 'FLAGS', 'PRECISIONS', 'Change', 'DeterminismError', 'Report', 'Settings',
-    'deterministic', 'disable', 'drifted', 'enable', 'is_enabled', 'missing_at_start', 'snapshot'
+    'deterministic', 'disable', 'drifted', 'enable', 'in_force', 'is_enabled', 'missing_at_start',
+    'snapshot'
 ]

@@ -156,6 +156,11 @@ def is_enabled() -> Mode:
     return False if _active is None else _active.report.settings.mode
 
 
+def in_force() -> Optional[Report]:
+    """What the ``enable`` that counts has returned; None if nothing is in force."""
+    return None if _active is None else _active.report
+
+
 @contextmanager
 def deterministic(mode: Mode = True,
                   *,
