@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import seeds
 
-__all__ = ['ORDERS', 'Order', 'order_of']
+__all__ = ['ORDERS', 'Order', 'is_endless', 'order_of']
 
 Place = Tuple[Any, int, int]
 Order = Callable[[Any, int, int], Iterator[Place]]
@@ -163,10 +163,11 @@ def custom_sample_size(sampler: Any, root: int, start: int) -> Iterator[Place]:
 
 def _stock(sampler: Any, root: int) -> Iterator[Any]:
     """A sampler's own order, with a seed of this epoch's own in the place of ``seed + epoch``."""
-    epoch = getattr(sampler, 'epoch', 0)
+    epoch = sampler._placement.epoch
     if isinstance(getattr(sampler, 'seed', None), int):
         name = type(sampler).__base__.__name__
-        sampler.seed = (seeds.derive(root, 'sampler', name, epoch).torch >> 1) - epoch
+        sampler.seed = (seeds.derive(root, 'sampler', name, epoch).torch >> 1) - getattr(
+            sampler, 'epoch', 0)
     return type(sampler).__base__.__iter__(sampler)
 
 
@@ -181,10 +182,14 @@ def strided_stock(sampler: Any, root: int, start: int) -> Iterator[Place]:
     """Any other sampler: its own order, taken to be strided over the ranks."""
     from mmengine.dist import get_dist_info
     rank, world_size = get_dist_info()
-    epoch = getattr(sampler, 'epoch', 0)
+    epoch = sampler._placement.epoch
     for local, index in enumerate(itertools.islice(_stock(sampler, root), start, None), start):
         yield index, epoch, local * world_size + rank
 
+
+# One pass without end. Any other sampler is taken to come to an end, as `len()` says.
+ENDLESS = ('mmengine.dataset.sampler.InfiniteSampler',
+           'mmdet.datasets.samplers.multi_source_sampler.MultiSourceSampler')
 
 # stock class (exactly, not a subclass: a subclass may order otherwise) -> order
 ORDERS: Dict[str, Order] = {
@@ -198,6 +203,15 @@ ORDERS: Dict[str, Order] = {
 }
 
 
+def _name(cls: type) -> str:
+    return f'{cls.__module__}.{cls.__qualname__}'
+
+
+def is_endless(sampler: Any) -> bool:
+    """Whether a sampler is one of :data:`ENDLESS` or derived from it."""
+    return any(_name(cls) in ENDLESS for cls in type(sampler).__mro__)
+
+
 def order_of(cls: type) -> Order:
     """The order function for a stock sampler class."""
-    return ORDERS.get(f'{cls.__module__}.{cls.__qualname__}', strided_stock)
+    return ORDERS.get(_name(cls), strided_stock)

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, Sampler
 
 from .. import seeds
 from .index import place
-from .orders import order_of
+from .orders import is_endless, order_of
 
 __all__ = ['Placement', 'adopt_batch_sampler', 'adopt_sampler']
 
@@ -33,6 +33,7 @@ class Placement:
         root: root seed.
         skip: batches that the next pass leaves out at its beginning (already trained on).
         start: samples that the sampler leaves out at its beginning.
+        epoch: pass over the data. Kept here, because few samplers know theirs.
         generator: the loader's own generator, put in place at the start of each pass.
         drawn: the batches of indices that this pass has drawn, oldest first; who reads takes away.
     """
@@ -63,8 +64,8 @@ def _sampler_set_epoch(self: Any, epoch: int) -> None:
     stock = type(self).__base__
     if hasattr(stock, 'set_epoch'):
         stock.set_epoch(self, epoch)
-    if not hasattr(self, 'epoch'):
-        return  # endless samplers know no epoch
+    if is_endless(self):
+        return
     if epoch != self._placement.epoch:
         # what a resumed run leaves out belongs to the epoch in which it was interrupted
         self._placement.skip = 0

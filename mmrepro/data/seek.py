@@ -8,6 +8,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from torch.utils.data import DataLoader
 
 from .loader import placement_of
+from .orders import is_endless
 
 __all__ = ['CountedIterator', 'Place', 'continue_epochs', 'continue_iterations', 'seek', 'where']
 
@@ -24,8 +25,10 @@ def where(loader: DataLoader, iteration: int, place: Optional[Place] = None) -> 
     if place is not None and get_world_size() == 1:  # ranks may be in different passes
         return place
     sampler = loader.batch_sampler.sampler
-    if not hasattr(sampler, 'epoch'):
-        return 0, iteration  # an endless sampler has one pass
+    if is_endless(sampler) or not hasattr(sampler, '__len__'):
+        return 0, iteration  # one pass
+    if place is not None and place[0] == 0 and place[1] >= 2 * len(loader):
+        return 0, iteration  # a user's own endless sampler, which has a length all the same
     return divmod(iteration, len(loader))
 
 
