@@ -12,9 +12,12 @@ import warnings
 from copy import deepcopy
 from typing import Any, Dict, List, Mapping, NoReturn, Optional, Sequence
 
-from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.config import Config, ConfigDict
 
+from .arguments import Options, Parser
 from .cli import program_name
+from .errors import one_line
+from .trace.fresh import LEVELS, add_fingerprints
 
 __all__ = ['RESTARTED', 'apply_randomness', 'build_runner', 'restart_if_incomplete', 'test',
            'train']
@@ -44,6 +47,10 @@ def train(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         '--resume', nargs='?', const='auto', metavar='CHECKPOINT',
         help='resume from this checkpoint; without a value, from the latest in the work directory')
+    parser.add_argument(
+        '--fingerprint', nargs='?', type=_level, const=LEVELS[0], metavar='|'.join(LEVELS),
+        help='write digests of every iteration, for compare and localise; changes no bit of the '
+        'training (default of the level: step; see docs/fingerprints.md)')
     args = parser.parse_args(argv)
     cfg = _load(args, parser)
     if args.amp:
@@ -54,7 +61,11 @@ def train(argv: Optional[Sequence[str]] = None) -> int:
     if args.resume is not None:
         cfg.resume = True
         cfg.load_from = None if args.resume == 'auto' else _checkpoint(args.resume, parser)
-    _runner(cfg, parser).train()
+    if args.fingerprint is not None:
+        add_fingerprints(cfg, args.fingerprint)
+    runner = _runner(cfg, parser)
+    with one_line(parser, cfg):
+        runner.train()
     return 0
 
 
@@ -82,7 +93,8 @@ def test(argv: Optional[Sequence[str]] = None) -> int:
     if args.out is not None:
         from mmdet.evaluation import DumpDetResults
         runner.test_evaluator.metrics.append(DumpDetResults(out_file_path=args.out))
-    runner.test()
+    with one_line(parser, cfg):
+        runner.test()
     return 0
 
 
@@ -129,7 +141,7 @@ def _execute(env: Dict[str, str]) -> NoReturn:
 
 def _parser(verb: str, description: str, checkpoint: bool = False) -> argparse.ArgumentParser:
     example = 'CONFIG CHECKPOINT' if checkpoint else 'CONFIG'
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name(verb), description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f'example:\n  %(prog)s {example} --seed 42 --deterministic --cfg-options '
@@ -140,7 +152,7 @@ def _parser(verb: str, description: str, checkpoint: bool = False) -> argparse.A
     parser.add_argument('--work-dir', metavar='DIR',
                         help="where logs and checkpoints go (default: the config's work_dir, or "
                         './work_dirs/NAME_OF_CONFIG)')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
+    parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE',
                         help='change settings of the config: a.b=1 c="[1,2]" (no white space '
                         'inside a value)')
     parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none',
@@ -167,6 +179,14 @@ def _deterministic(text: str) -> Any:
     return values[text.lower()]
 
 
+def _level(text: str) -> str:
+    if text not in LEVELS:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not allowed; allowed: {", ".join(LEVELS)}, or no value (put the config '
+            'first)')
+    return text
+
+
 def _load(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Config:
     """The config with the command line in it; may start this process again."""
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
@@ -183,6 +203,7 @@ def _load(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Config:
                          f'randomness.{key} says {other!r}; give one of them')
     cfg.merge_from_dict(options)
     apply_randomness(cfg, asked)
+    _check_hooks(cfg, parser)
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir
     elif cfg.get('work_dir') is None:
@@ -193,6 +214,15 @@ def _load(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Config:
     mode = randomness.get('deterministic', cfg.get('deterministic', False))
     restart_if_incomplete(os.environ, mode, randomness.get('num_threads'))
     return cfg
+
+
+def _check_hooks(cfg: Config, parser: argparse.ArgumentParser) -> None:
+    for hook in cfg.get('custom_hooks') or ():
+        if isinstance(hook, str):
+            parser.error(
+                f'custom_hooks holds {hook!r}, which is no hook; --cfg-options cannot write '
+                'dict(...). For fingerprints, give --fingerprint to train; another hook belongs '
+                'into the config: custom_hooks = _base_.custom_hooks + [dict(type=...)]')
 
 
 def _checkpoint(path: str, parser: argparse.ArgumentParser) -> str:
@@ -213,15 +243,8 @@ def build_runner(cfg: Config) -> Any:
 
 
 def _runner(cfg: Config, parser: argparse.ArgumentParser) -> Any:
-    from .config import RandomnessError
-    from .determinism import DeterminismError
-    from .state.files import CheckpointError
-    from .state.strict import ResumeError
-    try:
+    with one_line(parser, cfg, building=True):
         return build_runner(cfg)
-    except (RandomnessError, DeterminismError, CheckpointError, ResumeError) as error:
-        # it names setting or file, value and what is allowed: a traceback would only hide that
-        parser.error(str(error))
 
 
 def _scale_learning_rate(cfg: Config) -> None:

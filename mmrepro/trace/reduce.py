@@ -4,7 +4,8 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, Iterator, List, Tuple
 
-__all__ = ['MissingData', 'check_data', 'few_images', 'innermost', 'shrink']
+__all__ = ['MissingData', 'check_data', 'few_images', 'innermost',
+           'missing_file', 'shrink']
 
 LONGEST = 256  # pixels of an image's longer side
 IMAGES = 8
@@ -87,16 +88,37 @@ def check_data(cfg: Any, phases: Tuple[str, ...], exists: Callable[[str], bool] 
         MissingData: names the annotation file or folder that does not exist.
     """
     for phase in phases:
-        for dataset in innermost(cfg[f'{phase}_dataloader']['dataset']):
-            root = dataset.get('data_root') or ''
-            prefix = dataset.get('data_prefix') or {}
-            places = [dataset.get('ann_file') or '',
-                      *(prefix.values() if isinstance(prefix, dict) else [prefix])]
-            for place in filter(None, places):
-                path = place if os.path.isabs(place) else os.path.join(root, place)
-                if '://' not in path and not exists(path):
-                    raise MissingData(
-                        f'{path} does not exist, and {phase}_dataloader of the config reads it. '
-                        'Get the data set, or change data_root with --cfg-options; or take the '
-                        'demonstration data set instead, which works for configs made for COCO: '
-                        '--demo-data')
+        for path in _files(cfg, phase):
+            if not exists(path):
+                raise MissingData(
+                    f'{_missing(path, phase)}. Get the data set, or change data_root with '
+                    '--cfg-options; or take the demonstration data set instead, which works for '
+                    'configs made for COCO: --demo-data')
+
+
+def missing_file(cfg: Any, path: str) -> str:
+    """Which part of a config reads ``path``, which does not exist; '' if none does."""
+    for phase in ('train', 'val', 'test'):
+        if os.path.abspath(path) in map(os.path.abspath, _files(cfg, phase)) \
+                and not os.path.exists(path):
+            return _missing(path, phase)
+    return ''
+
+
+def _missing(path: str, phase: str) -> str:
+    return f'{path} does not exist, and {phase}_dataloader of the config reads it'
+
+
+def _files(cfg: Any, phase: str) -> Iterator[str]:
+    """Annotation files and folders of images that a loader of the config reads from a disk."""
+    loader = cfg.get(f'{phase}_dataloader')
+    data = loader.get('dataset') if isinstance(loader, dict) else None
+    for dataset in innermost(data) if isinstance(data, dict) else ():
+        root = dataset.get('data_root') or ''
+        prefix = dataset.get('data_prefix') or {}
+        places = [dataset.get('ann_file') or '',
+                  *(prefix.values() if isinstance(prefix, dict) else [prefix])]
+        for place in filter(None, places):
+            path = place if os.path.isabs(place) else os.path.join(root, place)
+            if '://' not in path:
+                yield path

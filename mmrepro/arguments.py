@@ -1,0 +1,92 @@
+"""What the command lines of all verbs share: errors of one line, settings, a reader that leaves."""
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+from typing import Any, Callable, NoReturn, Optional, Sequence
+
+from mmengine.config import DictAction
+
+__all__ = ['Options', 'Parser', 'READER_LEFT', 'quiet_when_reader_leaves', 'setting']
+
+READER_LEFT = 141  # what shells report of a program that ends by SIGPIPE: 128 + 13
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, and exits with code 2; the usage is in ``--help``."""
+    _parsing = False
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._parsing = True
+        try:
+            return super().parse_args(args, namespace)
+        finally:
+            self._parsing = False
+
+    def error(self, message: str) -> NoReturn:
+        hint = f' (see {self.prog} --help)' if self._parsing else ''
+        self.exit(2, f'{self.prog}: {message}{hint}\n')
+
+
+class Options(DictAction):
+    """MMEngine's ``--cfg-options``, with a word for what is not ``KEY=VALUE``."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        for text in values:
+            try:
+                setting(text)
+            except ValueError as error:
+                raise argparse.ArgumentError(self, str(error)) from error
+        super().__call__(parser, namespace, values, option)
+
+
+def setting(text: str) -> tuple:
+    """Key and value of ``KEY=VALUE``; the value is read as MMEngine reads it.
+
+    Raises:
+        ValueError: ``text`` has another form, or the value's brackets are not balanced.
+
+    >>> setting('train_cfg.max_epochs=3')
+    ('train_cfg.max_epochs', 3)
+    """
+    key, equals, value = text.partition('=')
+    if not equals or not key:
+        raise ValueError(f'{text!r} must be KEY=VALUE')
+    try:
+        return key, DictAction._parse_iterable(value)
+    except AssertionError as error:
+        raise ValueError(f'{text!r}: the brackets of the value are not balanced') from error
+    except RecursionError as error:  # a comma inside of other brackets than ( ) and [ ] of a list
+        raise ValueError(f'{text!r}: the value is not a number, a word or a list of them; what '
+                         'has dict(...) in it belongs into the config') from error
+
+
+def quiet_when_reader_leaves(main: Callable[..., int]) -> Callable[..., int]:
+    """For a verb that reports: no traceback when it is piped to ``head``.
+
+    Only if the standard output is what broke: a pipe to a worker process may break as well.
+    """
+    @functools.wraps(main)
+    def wrapper(argv: Optional[Sequence[str]] = None) -> int:
+        try:
+            code = main(argv)
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:
+            if not _output_is_broken():
+                raise
+            # what is left in the buffer would raise once more when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return READER_LEFT
+    return wrapper
+
+
+def _output_is_broken() -> bool:
+    try:
+        sys.stdout.write('\n')
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    return False

@@ -1,0 +1,119 @@
+"""Which errors of a training reach the user as one line, because the line says everything.
+
+All others keep their traceback.
+"""
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import Any, Iterator, NamedTuple, Optional
+
+from .trace.reduce import missing_file
+
+__all__ = ['KNOWN', 'Known', 'known', 'one_line']
+
+
+class Known(NamedTuple):
+    """An error that names setting or file, value and what is allowed.
+
+    Attributes:
+        error: full name of the class.
+        module: beginning of the name of the module that raises it; '' for any.
+        function: that raises it; '' for any.
+    """
+    error: str
+    module: str = ''
+    function: str = ''
+
+
+KNOWN = (
+    # a setting
+    Known('mmrepro.config.RandomnessError'),
+    # a setting that contradicts determinism
+    Known('mmrepro.determinism.policy.DeterminismError'),
+    # damaged, or holds what could run code
+    Known('mmrepro.state.files.CheckpointError'),
+    # a `load_from` that is not there
+    Known('builtins.FileNotFoundError', 'mmrepro.state.files', 'load'),
+    # resumed with other settings, versions or hardware
+    Known('mmrepro.state.strict.ResumeError'),
+    # an argument of one of our hooks, which refuse theirs in the constructor
+    Known('builtins.ValueError', 'mmrepro.hooks.', '__init__'),
+    # a provider of operators that is not installed
+    Known('builtins.RuntimeError', 'mmrepro.ops.provider', 'use'),
+)
+
+
+def known(error: BaseException, cfg: Any, building: bool = False) -> str:
+    """What to tell the user instead of a traceback; '' for an error that is not known.
+
+    Args:
+        error: that a training or an evaluation ended with.
+        cfg: its config.
+        building: it ended while the runner was built.
+    """
+    for one in _chain(error):
+        frame = _raised_in(one)
+        names = {f'{cls.__module__}.{cls.__qualname__}' for cls in type(one).__mro__}
+        for row in KNOWN:
+            if row.error in names and _place(frame, row):
+                return _told(one, frame)
+        if isinstance(one, OSError) and isinstance(one.filename, str):
+            missing = missing_file(cfg, one.filename)
+            if missing and isinstance(one, FileNotFoundError):
+                return f'{missing}. Get the data set, or change data_root with --cfg-options'
+            if building and _is_refused(one, cfg.get('work_dir')):
+                return f'work_dir {cfg.work_dir} cannot be made or written to: {one.strerror}'
+    return ''
+
+
+@contextmanager
+def one_line(parser: Any, cfg: Any, building: bool = False) -> Iterator[None]:
+    """Let known errors of this block end the program with one line and exit code 2."""
+    try:
+        yield
+    except Exception as error:
+        text = known(error, cfg, building)
+        if not text:
+            raise
+        parser.error(text)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those that it repeats: some versions of MMEngine raise the same type anew."""
+    inner: Optional[BaseException] = error
+    while inner is not None and type(inner) is type(error):
+        yield inner
+        inner = inner.__cause__ or inner.__context__
+
+
+def _raised_in(error: BaseException) -> Any:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace and trace.tb_frame
+
+
+def _place(frame: Any, row: Known) -> bool:
+    if frame is None:
+        return not row.module
+    return frame.f_globals.get('__name__', '').startswith(row.module) and (
+        not row.function or frame.f_code.co_name == row.function)
+
+
+def _told(error: BaseException, frame: Any) -> str:
+    """The message; that of a constructor with the name of its class."""
+    text = str(error)
+    if frame is None or frame.f_code.co_name != '__init__':
+        return text
+    name = type(frame.f_locals.get('self')).__name__
+    return text if name in text else f'{name}: {text}'
+
+
+def _is_refused(error: OSError, folder: Optional[str]) -> bool:
+    """Whether the error is that ``folder`` cannot be made, or nothing can be written into it."""
+    if not folder or (os.path.isdir(folder) and not isinstance(error, PermissionError)):
+        return False
+    inner, outer = (os.path.join(os.path.abspath(one), '') for one in (error.filename, folder))
+    # of folders that are to be made, the first that fails is named
+    return inner.startswith(outer) or outer.startswith(inner)

@@ -1,0 +1,208 @@
+"""Errors that say everything reach the user as one line; all others keep their traceback."""
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+from mmengine.config import Config
+from mmengine.runner import Runner
+
+import mmrepro  # noqa: F401  attaches itself
+from mmrepro import errors, launch
+from mmrepro.arguments import READER_LEFT, Parser, quiet_when_reader_leaves, setting
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+# what can be built without a detector, or is refused before one is
+CONFIG = """
+work_dir = {work!r}
+default_scope = None
+model = dict(type='NoisyLine')
+train_dataloader = dict(batch_size=2, num_workers=0, dataset=dict(type='Points'),
+                        sampler=dict(type='DefaultSampler', shuffle=True))
+train_cfg = dict(by_epoch=False, max_iters=1)
+optim_wrapper = dict(optimizer=dict(type='SGD', lr=.1))
+default_hooks = dict(checkpoint=dict(type='CheckpointHook', interval=-1, save_last=False))
+randomness = dict(seed=1)
+"""
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    import test_runner  # noqa: F401  registers NoisyLine and Points
+    monkeypatch.setattr(launch, 'restart_if_incomplete', lambda *_: None)
+    monkeypatch.setattr(launch, 'build_runner', Runner.from_cfg)
+    monkeypatch.setenv('LOCAL_RANK', '0')
+    path = tmp_path / 'config.py'
+    path.write_text(CONFIG.format(work=str(tmp_path / 'work')))
+    return path
+
+
+def refused(capsys, function, *arguments):
+    with pytest.raises(SystemExit) as error:
+        function(list(map(str, arguments)))
+    assert error.value.code == 2
+    text = capsys.readouterr().err
+    said = [line for line in text.splitlines() if line.startswith('mmrepro ')]
+    assert len(said) == 1 and 'Traceback' not in text and 'usage' not in text
+    return said[0]
+
+
+@pytest.mark.parametrize('hook, message', [
+    ("dict(type='FingerprintHook', level='deep')",
+     "FingerprintHook: level='deep' is not allowed; allowed: 'step', 'parameter'"),
+    ("dict(type='PreemptHook', signals=('SIGFOO', ))", "'SIGFOO' cannot announce an end"),
+    ("dict(type='OperatorGuardHook', on_unknown='shout')", "OperatorGuardHook: on_unknown='shout'"),
+    ("\"dict(type='FingerprintHook')\"", '--fingerprint'),
+])
+def test_a_hook_that_is_refused(config, capsys, hook, message):
+    with open(config, 'a', encoding='utf-8') as file:
+        file.write(f'custom_hooks = [{hook}]\n')
+    assert message in refused(capsys, launch.train, config)
+
+
+@pytest.mark.parametrize('option, message', [
+    ('nonsense', "'nonsense' must be KEY=VALUE"),
+    ('a.b=[1,(2]', 'brackets'),
+    ("custom_hooks=[dict(type='FingerprintHook')]", '--fingerprint'),
+    ("custom_hooks=[dict(type='FingerprintHook',level='module')]", 'belongs into the config'),
+])
+def test_an_option_that_cannot_be_read(config, capsys, option, message):
+    assert message in refused(capsys, launch.train, config, '--cfg-options', option)
+
+
+@pytest.mark.parametrize('below', ['', 'deeper'])
+def test_a_work_dir_that_cannot_be_made(config, capsys, below, tmp_path):
+    (tmp_path / 'file').touch()
+    folder = tmp_path / 'file' / below
+    assert f'work_dir {folder} cannot be made or written to' in refused(
+        capsys, launch.train, config, '--work-dir', folder)
+
+
+def test_a_damaged_checkpoint(config, capsys, tmp_path):
+    from mmrepro.state.files import CheckpointError, load
+    with open(config, 'a', encoding='utf-8') as file:
+        file.write(f'load_from = {str(tmp_path / "bad.pth")!r}\n')
+    (tmp_path / 'bad.pth').write_bytes(b'PK\3\4' + bytes(100))
+    with pytest.raises(CheckpointError):
+        load(str(tmp_path / 'bad.pth'))
+    assert 'bad.pth' in refused(capsys, launch.train, config)
+    (tmp_path / 'bad.pth').unlink()
+    assert 'bad.pth does not exist' in refused(capsys, launch.train, config)
+
+
+def test_annotations_that_are_missing(config, capsys, tmp_path):
+    pytest.importorskip('mmdet')
+    data = dict(type='mmdet.CocoDataset', data_root=str(tmp_path), ann_file='no/such.json')
+    with open(config, 'a', encoding='utf-8') as file:
+        file.write(f'train_dataloader["dataset"] = {data!r}\n')
+    said = refused(capsys, launch.train, config)
+    assert f'{tmp_path}/no/such.json does not exist, and train_dataloader' in said
+    assert 'data_root' in said
+
+
+def test_a_provider_that_is_not_installed(monkeypatch):
+    provider = importlib.import_module('mmrepro.ops.provider')
+    monkeypatch.setattr(provider, 'requirement', lambda: 'triton is not installed')
+    with pytest.raises(RuntimeError) as error:
+        provider.use('triton')
+    assert errors.known(error.value, Config()) == 'triton is not installed'
+
+
+def _own_hook():
+    raise ValueError('of somebody else')
+
+
+@pytest.mark.parametrize('fail', [
+    _own_hook, lambda: open('/no/such/image.png'), lambda: {}['key'],
+    lambda: setting(None)])
+def test_any_other_error_keeps_its_traceback(fail):
+    cfg = Config(dict(work_dir='/somewhere/else', train_dataloader=dict(
+        dataset=dict(type='CocoDataset', ann_file='/no/such.json'))))
+    with pytest.raises(Exception) as error, errors.one_line(Parser(prog='p'), cfg, True):
+        fail()
+    assert not isinstance(error.value, SystemExit)
+
+
+def test_disk_errors_of_the_training_keep_their_traceback(tmp_path):
+    denied = PermissionError(13, 'Permission denied', str(tmp_path / 'work' / 'iter_1.pth'))
+    full = OSError(28, 'No space left on device', denied.filename)
+    cfg = Config(dict(work_dir=str(tmp_path / 'work')))
+    assert errors.known(denied, cfg) == errors.known(full, cfg) == ''
+    (tmp_path / 'work').mkdir()
+    assert errors.known(denied, cfg, building=True)
+    assert not errors.known(full, cfg, building=True)
+
+
+def test_every_known_error_exists():
+    for row in errors.KNOWN:
+        module, _, name = row.error.rpartition('.')
+        assert issubclass(getattr(importlib.import_module(module), name), Exception)
+
+
+# ---------------------------------------------------------------------------- fingerprints
+
+@pytest.mark.parametrize('given, level', [([], 'step'), (['module'], 'module')])
+def test_fingerprints_are_added_to_the_hooks_of_the_config(config, monkeypatch, given, level):
+    from mmrepro.hooks.fingerprint import LEVELS
+    from mmrepro.trace.fresh import LEVELS as KNOWN
+    assert KNOWN == LEVELS
+    seen = []
+
+    class Built:
+        def train(self):
+            pass
+
+    monkeypatch.setattr(launch, 'build_runner', lambda cfg: seen.append(cfg) or Built())
+    with open(config, 'a', encoding='utf-8') as file:
+        file.write("custom_hooks = [dict(type='EMAHook'), dict(type='FingerprintHook')]\n")
+    launch.train([str(config), '--fingerprint', *given])
+    assert [hook.type for hook in seen[0].custom_hooks] == ['EMAHook', 'FingerprintHook']
+    assert seen[0].custom_hooks[1].level == level
+
+
+def test_a_level_that_is_none_is_refused(config, capsys):
+    said = refused(capsys, launch.train, '--fingerprint', config)
+    assert 'allowed: step, parameter, module, operator' in said and 'config first' in said
+
+
+def test_nothing_heavy_is_imported_before_the_process_may_start_again():
+    code = ("import sys, mmrepro.launch; launch = mmrepro.launch; launch._parser('train', ''); "
+            "print('torch' in sys.modules)")
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True,
+                          text=True, check=True, env={**os.environ, 'PYTHONPATH': ROOT})
+    assert done.stdout.split() == ['False']
+
+
+# ---------------------------------------------------------------------------- one line, and pipes
+
+def test_usage_is_shown_when_asked_for_only(config, capsys):
+    assert refused(capsys, launch.train, '--seed', 3) == (
+        'mmrepro train: the following arguments are required: config (see mmrepro train --help)')
+    assert refused(capsys, launch.train, 'no.py') == 'mmrepro train: no.py: no such config'
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path):
+    code = ('import sys; from mmrepro.arguments import quiet_when_reader_leaves\n'
+            '@quiet_when_reader_leaves\n'
+            'def main(argv=None):\n'
+            '    print("line\\n" * 100000)\n'
+            '    return 0\n'
+            'sys.exit(main())')
+    process = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, env={**os.environ, 'PYTHONPATH': ROOT})
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b'' and process.wait() == READER_LEFT
+
+
+def test_another_pipe_that_breaks_is_an_error(capsys):
+    @quiet_when_reader_leaves
+    def main(argv=None):
+        raise BrokenPipeError('to a worker')
+
+    with pytest.raises(BrokenPipeError):
+        main()
