@@ -14,6 +14,9 @@ from ..state import ranks
 
 __all__ = ['ResumeHook', 'validation_is_due']
 
+# settings of CheckpointHook that take from its files what a resumed run needs
+LEFT_OUT = ('save_optimizer', 'save_param_scheduler')
+
 
 def _all_states(schedulers: Any) -> Iterator[Dict[str, Any]]:
     """State dicts of one list of schedulers, or of a list by optimizer."""
@@ -63,6 +66,16 @@ class ResumeHook(Hook):
         self._state: Optional[Dict[str, Any]] = None
         self._start: Optional[int] = None
         self._began: Optional[Tuple[int, int]] = None  # an epoch, the iteration at which it began
+
+    def before_run(self, runner: Any) -> None:
+        for hook in runner.hooks:
+            left_out = [name for name in LEFT_OUT if getattr(hook, name, True) is False
+                        and isinstance(hook, CheckpointHook)]
+            if left_out:
+                runner.logger.warning(
+                    f'{" and ".join(f"{name}=False" for name in left_out)} of CheckpointHook: a '
+                    'run can not be resumed from such checkpoints; automatic resume passes over '
+                    'them. Only a checkpoint that a signal made has all of it')
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         self._began = runner.epoch, runner.iter - batch_idx

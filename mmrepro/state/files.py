@@ -12,7 +12,7 @@ import pickle
 import struct
 import zipfile
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 
@@ -20,7 +20,7 @@ __all__ = ['CheckpointError', 'LAST_GOOD', 'allow_list', 'check_file', 'is_local
            'local_loading', 'newest_good', 'replace_with', 'safe_loading', 'seal']
 
 MARK = b'mmrepro sha256 '
-LAST_GOOD = '.last_good.pth'  # hard link to the newest complete checkpoint
+LAST_GOOD = '.last_good.pth'  # hard link to the newest checkpoint that a run can go on from
 
 _END = struct.Struct('<4s4H2LH')  # end of central directory; the last field is the comment's length
 _END_MAGIC = b'PK\x05\x06'
@@ -106,15 +106,20 @@ def _sync_folder(path: str) -> None:
         os.close(descriptor)
 
 
-def replace_with(partial: str, path: str) -> None:
+def replace_with(partial: str, path: str, complete: bool = True) -> None:
     """Seal ``partial`` and put it in the place of ``path`` in one step.
 
     A hard link keeps the newest complete file alive, because MMEngine's CheckpointHook removes the
     old checkpoint before it writes the new one.
+
+    Args:
+        complete: a run can go on from it; the best checkpoints of MMEngine have no optimizer.
     """
     seal(partial)
     os.replace(partial, path)
     _sync_folder(path)
+    if not complete:
+        return
     keep = os.path.join(os.path.dirname(path), LAST_GOOD)
     link = f'{keep}.{os.getpid()}'
     try:
@@ -191,13 +196,18 @@ def _is_legacy_format(path: str) -> bool:
         return file.read(2) == b'\x80\x02'
 
 
-def newest_good(folder: str) -> Tuple[Optional[str], List[str]]:
+def newest_good(folder: str, refuse: Callable[[str], Optional[str]] = check_file
+                ) -> Tuple[Optional[str], List[str]]:
     """The newest complete checkpoint of a work directory, and what was passed over and why.
 
-    ``last_checkpoint`` goes first; then every ``*.pth`` that is a resumable checkpoint, newest
-    first.
+    ``last_checkpoint`` goes first; then every ``*.pth`` beside it and in the folder that it names
+    (CheckpointHook's ``out_dir``), newest first.
+
+    Args:
+        refuse: what is wrong with a file, or None.
     """
     candidates: List[str] = []
+    folders = [folder]
     pointer = os.path.join(folder, 'last_checkpoint')
     if os.path.exists(pointer):
         with open(pointer) as file:
@@ -205,20 +215,21 @@ def newest_good(folder: str) -> Tuple[Optional[str], List[str]]:
         if named:
             candidates.append(named if os.path.isabs(named) or os.path.exists(named) else
                               os.path.join(folder, os.path.basename(named)))
-    if os.path.isdir(folder):
-        found = [os.path.join(folder, name) for name in os.listdir(folder)
-                 if name.endswith('.pth') and not name.startswith('best_')]
-        candidates += sorted(found, key=lambda path: (-os.stat(path).st_mtime_ns, path))
+            folders.append(os.path.dirname(named) or folder)
+    found = [os.path.join(place, name) for place in folders if os.path.isdir(place)
+             for name in os.listdir(place)
+             if name.endswith('.pth') and not name.startswith('best_')]
+    candidates += sorted(found, key=lambda path: (-os.stat(path).st_mtime_ns, path))
     passed: List[str] = []
     seen = set()
     for path in candidates:
         if os.path.abspath(path) in seen:
             continue
         seen.add(os.path.abspath(path))
-        problem = check_file(path)
+        problem = refuse(path)
         if problem is None:
             return path, passed
-        passed.append(f'{path} {problem}')
+        passed.append(f'passed over: {path} {problem}')
     return None, passed
 
 

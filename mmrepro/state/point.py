@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from ..config import RandomnessConfig, RandomnessError
-from .facts import read_settings, settings_of
-from .files import load, newest_good
+from .complete import lacks, stock_facts, why_not
+from .files import CheckpointError, load, newest_good
+from .strict import ResumeError
 
 __all__ = ['ResumePoint', 'find_point']
 
@@ -23,7 +24,7 @@ class ResumePoint:
         written_by: what mmrepro wrote of that run; empty for a checkpoint of stock MMEngine.
         facts: settings, versions and hardware of that run, see :mod:`mmrepro.state.facts`; of
             stock MMEngine's, the settings.
-        report: what was chosen and passed over, for the log.
+        report: what was chosen, for the log.
         place: (pass over the data, batches of it that are done); None when unknown.
     """
     path: str
@@ -51,41 +52,55 @@ class ResumePoint:
         return given.with_seed(self.seed)
 
 
-def find_point(load_from: Optional[str], work_dir: str) -> Optional[ResumePoint]:
+def find_point(load_from: Optional[str], work_dir: str,
+               strict: bool) -> Tuple[Optional[ResumePoint], List[str]]:
     """The checkpoint that ``resume=True`` means.
 
     Args:
         load_from: named by the user, or None for the newest complete one in ``work_dir``.
+        strict: ``resume_strict``; otherwise a named file may lack the optimizer.
 
     Returns:
-        None when there is nothing to resume from: the run begins at the beginning.
+        None when there is nothing to resume from: the run begins at the beginning. And lines for
+        the log: what was passed over and why.
 
     Raises:
-        FileNotFoundError, CheckpointError: the named file is missing or damaged.
+        FileNotFoundError, CheckpointError: the named file is missing, damaged, or something else.
+        ResumeError: the named file holds weights, but not what a run goes on from.
     """
-    lines = []
-    path = load_from
+    path, passed = load_from, []
     if path is None:
-        path, passed = newest_good(work_dir)
-        lines += [f'passed over: {reason}' for reason in passed]
+        path, passed = newest_good(work_dir, why_not)
         if path is None:
-            return None
+            if passed:
+                passed.append('nothing is left to resume from: the run begins at the beginning')
+            return None, passed
     elif '://' in path:
-        return None  # MMEngine fetches it; its seed is not known beforehand
-    meta = load(path, map_location='meta')['meta']
-    lines.insert(0, f'resuming from {path}: epoch {meta["epoch"]}, iteration {meta["iter"]}')
+        return None, passed  # MMEngine fetches it; its seed is not known beforehand
+    content = load(path, map_location='meta')
+    problem = lacks(content)
+    if problem is not None:
+        passed.append(_judged(path, content, problem, strict))
+    meta = content['meta']
+    lines = [f'resuming from {path}: epoch {meta["epoch"]}, iteration {meta["iter"]}']
     written_by = meta.get('mmrepro', {})
     if not written_by:
         lines.append('it was written without mmrepro: weights, optimizer and schedules continue; '
                      'data order and random numbers are those of mmrepro from here on')
-    facts = written_by.get('facts') or _stock_facts(meta)
+    facts = written_by.get('facts') or stock_facts(meta)
     return ResumePoint(path, meta['epoch'], meta['iter'], meta.get('seed'), written_by, facts,
-                       '\n'.join(lines), tuple(meta['place']) if 'place' in meta else None)
+                       '\n'.join(lines),
+                       tuple(meta['place']) if 'place' in meta else None), passed
 
 
-def _stock_facts(meta: Dict[str, Any]) -> Dict[str, Any]:
-    """The settings that stock MMEngine keeps as text of a config file."""
-    text = meta.get('cfg')
-    if not isinstance(text, str) or not text.strip():
-        return {}
-    return settings_of(read_settings(text))
+def _judged(path: str, content: Any, problem: str, strict: bool) -> str:
+    """A line for the log about a named file that a run cannot go on from exactly."""
+    if not isinstance(content, dict) or not {'meta', 'message_hub'} <= {*content}:
+        raise CheckpointError(f'{path} {problem}. Weights are loaded with load_from=..., '
+                              'resume=False')
+    if strict:
+        raise ResumeError(
+            f'{path} {problem}: it can be loaded, not resumed. Begin a new run from these '
+            'weights: load_from=..., resume=False; or name a checkpoint that has all of it; or '
+            'go on with another result: randomness.resume_strict=False')
+    return f'{path} {problem}: the result is not that of the uninterrupted run'
