@@ -171,7 +171,10 @@ def test_results_in_words():
     assert '| `b/y.py` | MOT | needs lvis |' in text and '**failed**: E: no' in text
     assert report.reached_by(RESULTS['rows'])['nms'] == ['a']
     page = report.needs(RESULTS['rows'])
-    assert '| `lvis` | the LVIS data set and metric | `b/y.py` |' in page
+    assert '| `lvis` | the LVIS data set and metric | `b/y.py` | not tried |' in page
+    tried = [dict(RESULTS['rows'][0], config='b/y.py', **{'with': dict(torch='2.13', lvis='0.5')})]
+    page = report.needs(RESULTS['rows'], tried)
+    assert '| `b/y.py` | yes: torch 2.13, lvis 0.5 |' in page
 
 
 def test_an_interrupted_walk_goes_on(monkeypatch, tmp_path):

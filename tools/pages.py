@@ -35,7 +35,8 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
      lambda: command.page(report.reached_by(result('zoo_cpu.json')['rows']))),
     ('native-operators.md', 'python -m mmrepro.ops.native.page',
      lambda: '\n'.join(native.lines())),
-    ('zoo.md', 'tools/zoo.py', lambda: report.needs(result('zoo_cpu.json')['rows'])),
+    ('zoo.md', 'tools/zoo.py', lambda: report.needs(result('zoo_cpu.json')['rows'],
+                                                    result('zoo_packages.json')['rows'])),
     ('results/zoo_cpu.md', '', lambda: report.table(result('zoo_cpu.json'))),
     ('benchmarks.md', 'python benchmarks/ops --page',
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'ops' / 'page.py'))['page'](

@@ -62,15 +62,19 @@ def _short(operators: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def needs(rows: Iterable[dict]) -> str:
-    """What needs another package, as a Markdown table."""
-    by_package: dict[tuple[str, ...], list[str]] = {}
-    for row in rows:
-        if row['outcome'] == 'needs':
-            by_package.setdefault(tuple(row['packages']), []).append(row['config'])
+def needs(rows: Iterable[dict], tried: Iterable[dict] = ()) -> str:
+    """What needs another package, as a Markdown table.
+
+    Args:
+        rows: of a walk without these packages.
+        tried: of walks with some of them.
+    """
+    found = {row['config']: f'{_said(row)}: ' + ', '.join(
+        f'{name} {version}' for name, version in row['with'].items()) for row in tried}
+    missing = sorted((tuple(row['packages']), row['config']) for row in rows
+                     if row['outcome'] == 'needs')
     lines = [
         f'| {", ".join(f"`{name}`" for name in names)} | '
-        f'{"; ".join(PACKAGES[name].why for name in names)} | '
-        f'{"<br>".join(f"`{config}`" for config in configs)} |'
-        for names, configs in sorted(by_package.items())]
-    return '\n'.join(('| package | for | configs of the walk |', '|---|---|---|', *lines))
+        f'{"; ".join(PACKAGES[name].why for name in names)} | `{config}` | '
+        f'{found.get(config, "not tried")} |' for names, config in missing]
+    return '\n'.join(('| package | for | config | works with it |', '|---|---|---|---|', *lines))

@@ -98,11 +98,13 @@ def visit(member: Member, limit: float = LIMIT, once: bool = False) -> dict:
     """Walk one member in a child of this process.
 
     Returns:
-        The row: config, family, annotations, outcome (see OUTCOMES), seconds (of one core),
-        peak_mib (of memory on top of what the imports take), and what ``step.take`` returns, or
-        error and cause.
+        The row: config, family, annotations, 'with' (versions, for one that needs a package),
+        outcome (see OUTCOMES), seconds (of one core), peak_mib (of memory on top of what the
+        imports take), and what ``step.take`` returns, or error and cause.
     """
     facts = dict(config=member.config, family=member.family, annotations=member.annotations)
+    if member.packages and not _missing(member):
+        facts['with'] = versions(('torch', *member.packages))
     context = multiprocessing.get_context('fork')
     receive, send = context.Pipe(duplex=False)
     gc.collect()
@@ -208,12 +210,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(row['outcome'] in ('failed', 'differs') for row in rows_now))
 
 
-def versions() -> dict[str, str]:
-    """The versions that the walk depends on."""
+def versions(names: Sequence[str] = ('python', 'torch', 'numpy', 'mmengine', 'mmcv', 'mmcv-lite',
+                                    'mmdet')) -> dict[str, str]:
+    """The versions that the walk depends on; without those that are not installed."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
-    found = dict(python=platform.python_version())
-    for name in ('torch', 'numpy', 'mmengine', 'mmcv', 'mmcv-lite', 'mmdet'):
+    found = dict(python=platform.python_version()) if 'python' in names else {}
+    for name in names:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
