@@ -112,7 +112,7 @@ class Comparison:
         if self.exact:
             return f'SAME BITS: {span}'
         return (f'SAME LOGS: {span} as MMEngine logged them; bits were not recorded '
-                '(FingerprintHook records them)')
+                '(mmrepro train --fingerprint records them)')
 
 
 def compare_runs(a: RunView, b: RunView) -> Comparison:

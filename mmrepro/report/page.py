@@ -163,13 +163,13 @@ def advice(found: Comparison) -> List[str]:
         items.append(f'First make these equal, they change bits: {", ".join(changing[:6])}'
                      + (f' and {len(changing) - 6} more' if len(changing) > 6 else ''))
     if not found.exact:
-        items.append("Record fingerprints: custom_hooks=[dict(type='FingerprintHook')]")
+        items.append('Record fingerprints: mmrepro train CONFIG --fingerprint')
     elif found.first is not None and not changing:
         items.append(f'mmrepro localise {found.a.path} {found.b.path} names the operator, '
                      'transform or hook behind it')
     if found.exact and not found.parted and found.first is not None:
-        items.append("dict(type='FingerprintHook', level='parameter') shows in which parameters "
-                     'it begins')
+        items.append('mmrepro train CONFIG --fingerprint parameter shows in which parameters it '
+                     'begins')
     if not found.equal:
         items.append('docs/my-runs-differ.md leads from symptom to cure')
     return items

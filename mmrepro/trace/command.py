@@ -34,7 +34,7 @@ EPILOG = '''example:
   %(prog)s CONFIG --validate-b 5
       an uninterrupted run against one that validates before iteration 5
   %(prog)s work_dirs/first work_dirs/second
-      two runs that had FingerprintHook in their config
+      two runs that were trained with --fingerprint
 
 exit code: 0 no difference, 1 a difference (or a run that failed), 2 wrong usage'''
 

@@ -72,7 +72,7 @@ def read_run(work_dir: str) -> Run:
     folder = os.path.join(work_dir, FOLDER)
     if not os.path.isdir(folder):
         raise TraceError(f'{folder}: no such folder; a run writes it with '
-                         "custom_hooks=[dict(type='FingerprintHook')] in its config")
+                         'mmrepro train --fingerprint, or FingerprintHook in its config')
     names = sorted(os.listdir(folder))
     ranks = {int(match[1]): read_rank(os.path.join(folder, match[0]))
              for match in filter(None, map(FINGERPRINTS.fullmatch, names))}

@@ -260,7 +260,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog='example:\n  mmrepro replay work_dirs/faster-rcnn_r50_fpn_demo --iters 3')
     parser.add_argument('run', metavar='RUN',
-                        help='work directory of a run that was trained with FingerprintHook')
+                        help='work directory of a run that was trained with --fingerprint')
     parser.add_argument('--iters', type=int, metavar='N',
                         help='repeat the first N iterations (default: all that were recorded)')
     parser.add_argument('--work-dir', metavar='DIR',
