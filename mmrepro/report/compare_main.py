@@ -208,8 +208,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program_name('compare'),
         description='Where do two runs part, and how does the difference grow? Runs need not have '
-        'been made for this: with FingerprintHook in both, bits are compared; without it, what '
-        'MMEngine logged.',
+        'been made for this: with fingerprints (train --fingerprint) in both, bits are '
+        'compared; without, what MMEngine logged.',
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog='example:\n  %(prog)s work_dirs/monday work_dirs/tuesday --out comparison\n\n'
         'exit code: 0 nothing differs, 1 something does, 2 nothing to compare or wrong usage')

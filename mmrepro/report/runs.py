@@ -33,6 +33,8 @@ class RunView:
         scalars: iteration -> what MMEngine logged in training, as floats.
         logged_vals: step -> metrics that MMEngine logged; its step is the epoch, or the iteration
             of an iteration-based run.
+        manifest: of the last start.
+        began: manifest of the start that the others continue, the same one for a run of one start.
         facts: name -> value: manifest, or settings from the config that MMEngine dumped.
         checkpoints: file name -> path.
         starts: how often the run was started.
@@ -45,6 +47,7 @@ class RunView:
     logged_vals: Dict[int, Dict[str, float]] = field(default_factory=dict)
     facts: Dict[str, Any] = field(default_factory=dict)
     manifest: Dict[str, Any] = field(default_factory=dict)
+    began: Dict[str, Any] = field(default_factory=dict)
     checkpoints: Dict[str, str] = field(default_factory=dict)
     starts: int = 0
     notes: List[str] = field(default_factory=list)
@@ -153,6 +156,9 @@ def _read_fingerprints(view: RunView) -> None:
             view.notes.append(f'{view.path}: its manifest lacks {", ".join(lacking)}: not compared')
         else:
             view.manifest = newest
+            # a folder may have been trained in anew: the last start that resumed nothing
+            view.began = next((one for one in reversed(run.manifests)
+                               if not one.get('resumed_from')), run.manifests[0])
 
 
 def _logs(folder: str) -> List[str]:

@@ -59,7 +59,7 @@ def test_level_step_names_no_parameters_and_says_how_to_get_them(pair):
     found = compare(*pair(a=dict(level='step'), b=dict(level='step', since=7)))
     assert found.first.field.field == 'parameters' and found.first.field.names == ()
     assert found.parted == {} and found.norms == ([], [], [])
-    assert any("level='parameter'" in line for line in page.advice(found))
+    assert any('--fingerprint parameter' in line for line in page.advice(found))
 
 
 def test_levels_that_differ_compare_what_both_have(pair):
@@ -169,6 +169,45 @@ def test_what_runs_were_made_of_comes_by_severity(pair):
         ('version.python', 'harmless')]
 
 
+WEIGHTS = dict(initial_weights='start', weights={'/p/r50.pth': dict(sha256='0')}, iteration=0,
+               resumed_from=None)
+LATER = dict(initial_weights='later', weights={}, iteration=10, resumed_from='/a/iter_10.pth')
+
+
+def _start_again(folder, **changes):
+    """A later start of a run, as a process that resumes writes it down."""
+    place = os.path.join(folder, 'mmrepro')
+    with open(os.path.join(place, 'manifest.json')) as file:
+        content = json.load(file)
+    number = len([name for name in os.listdir(place) if name.startswith('manifest')])
+    with open(os.path.join(place, f'manifest.{number}.json'), 'w') as file:
+        json.dump({**content, **changes}, file)
+
+
+def test_a_run_that_was_resumed_began_from_the_same_weights(pair):
+    a, b = pair(dict(manifest=WEIGHTS), dict(manifest=WEIGHTS))
+    _start_again(b, **LATER)
+    found = compare(a, b)
+    assert found.equal and found.manifest == []
+    # trained anew in the same folder, from other weights
+    _start_again(b, **dict(WEIGHTS, initial_weights='other'))
+    _start_again(b, **LATER)
+    assert [row.name for row in compare(a, b).manifest] == ['initial_weights']
+
+
+def test_a_run_that_was_resumed_elsewhere_is_not_said_to_start_from_other_weights(pair):
+    found = compare(*pair(dict(manifest=WEIGHTS), dict(manifest=LATER)))
+    assert {row.name: row.severity for row in found.manifest} == {
+        'resumed_from': 'may change bits', 'iteration': 'harmless'}
+
+
+def test_other_weights_at_the_start_are_said(pair):
+    found = compare(*pair(dict(manifest=WEIGHTS),
+                          dict(manifest=dict(WEIGHTS, initial_weights='other'))))
+    assert [(row.name, row.severity) for row in found.manifest] == [
+        ('initial_weights', 'changes bits')]
+
+
 def test_a_manifest_that_is_none_is_said(pair):
     a, b = pair()
     with open(os.path.join(b, 'mmrepro', 'manifest.json'), 'w') as file:
@@ -193,7 +232,7 @@ def test_stock_runs_are_compared_by_their_logs(pair):
     assert not found.exact and not found.equal
     assert (found.first.iteration, found.first.field.field) == (5, 'scalars.loss')
     assert any('no fingerprints' in note for note in found.notes)
-    assert any('FingerprintHook' in line for line in page.advice(found))
+    assert any('--fingerprint' in line for line in page.advice(found))
 
 
 def test_equal_logs_are_no_proof_of_equal_bits(pair):
