@@ -11,6 +11,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from ..data import placement_of
 from ..data.seek import CountedIterator, Place, seek, where
 from ..state import ranks
+from ..state.complete import check_readable
 
 __all__ = ['ResumeHook', 'validation_is_due']
 
@@ -101,6 +102,7 @@ class ResumeHook(Hook):
             # OneCycle's has a function in it, which its class has anyway; a checkpoint is data
             for name in [name for name, value in state.items() if callable(value)]:
                 del state[name]
+        check_readable(checkpoint)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         if runner._resume:

@@ -9,7 +9,7 @@ from mmengine.registry import HOOKS
 from .. import seeds
 from ..config import RandomnessConfig
 from ..data import placement_of
-from ..state.complete import check_readable, lacks
+from ..state.complete import lacks
 
 __all__ = ['SeedHook', 'TurnSeedHook']
 
@@ -107,5 +107,4 @@ class SeedHook(_Seeds):
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         checkpoint['meta']['mmrepro'] = runner.repro_meta()
-        check_readable(checkpoint)
         runner._complete = lacks(checkpoint) is None
