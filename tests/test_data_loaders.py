@@ -6,18 +6,25 @@ import pytest
 import torch
 from harness import digest
 from mmengine.config import Config
-from mmengine.dataset import pseudo_collate
+from mmengine.dataset import DefaultSampler, pseudo_collate
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import METRICS, MODELS
 from mmengine.runner import Runner
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
+    RandomSampler,
     Sampler,
     SequentialSampler,
+    SubsetRandomSampler,
     WeightedRandomSampler,
 )
+
+from mmrepro import seeds
+from mmrepro.config import RandomnessConfig
+from mmrepro.data import adopt_loader
 
 SIZE, BATCH = 14, 4  # four batches an epoch, the last one of two
 
@@ -84,6 +91,10 @@ def loader(sampler=InOrder, workers=0, dataset=Noisy, collate=pseudo_collate, **
                       collate_fn=collate, **kwargs)
 
 
+def adopted(made, stream='sample', **kwargs):
+    return adopt_loader(made, RandomnessConfig(seed=3, **kwargs), stream, rank=0)
+
+
 def config(make, work_dir, loop='epochs', resume_at=None, validation=True):
     """The run of a loader that ``make`` builds; checkpoints of every iteration."""
     cfg = dict(
@@ -114,26 +125,131 @@ def train(make, work_dir, *args, prepare=lambda runner: None, **kwargs):
     return seen, digest(runner.model.state_dict())
 
 
-def assert_resumes(make, work_dir, whole, loop, points=(2, 4, 5, 9)):
-    for point in points:
-        seen, weights = train(make, work_dir, loop, point)
-        assert (seen, weights) == (whole[0][point:], whole[1]), f'resumed at {point}'
+class OwnGenerator(InOrder):
+    """As ``RandomSampler(generator=...)``; drawn from across epochs."""
+
+    def __init__(self, dataset):
+        super().__init__(dataset)
+        self.generator = torch.Generator().manual_seed(7)
+
+    def __iter__(self):
+        return iter(torch.randperm(len(self), generator=self.generator).tolist())
 
 
-def weighted(dataset):
-    return WeightedRandomSampler([1. + i % 3 for i in range(SIZE)], SIZE)
+class GlobalGenerators(InOrder):
+    """Draws from the main process, one index at a time."""
+
+    def __iter__(self):
+        for i in np.random.permutation(len(self)).tolist():
+            yield (i + random.randrange(SIZE) + int(torch.randint(SIZE, ()))) % SIZE
 
 
-SAMPLERS = {'in order': InOrder, 'sequential': SequentialSampler}
+class NumPySeed(InOrder):
+    """NumPy takes 32 bits."""
+
+    def __init__(self, dataset):
+        super().__init__(dataset)
+        self.seed, self.epoch = 5, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter(np.random.RandomState(self.seed + self.epoch).permutation(len(self)).tolist())
+
+
+class CountsItself(InOrder):
+    """Knows its epoch, and is told of none."""
+
+    def __init__(self, dataset):
+        super().__init__(dataset)
+        self.epoch = 0
+
+    def __iter__(self):
+        first, self.epoch = self.epoch, self.epoch + 1
+        return iter([(first + i) % SIZE for i in range(SIZE)])
+
+
+SAMPLERS = {
+    'in order': InOrder,
+    'sequential': SequentialSampler,
+    'random': RandomSampler,
+    'random, with a generator': lambda data: RandomSampler(
+        data, True, 15, torch.Generator().manual_seed(7)),
+    'weighted': lambda data: WeightedRandomSampler([1. + i % 3 for i in range(SIZE)], SIZE),
+    'weighted, each once': lambda data: WeightedRandomSampler([1.] * SIZE, SIZE, False),
+    'subset': lambda data: SubsetRandomSampler(range(SIZE)),
+    'own generator': OwnGenerator,
+    'global generators': GlobalGenerators,
+    'seed for NumPy': NumPySeed,
+    'counts itself': CountsItself,
+}
 
 
 @pytest.mark.parametrize('loop', LOOPS)
 @pytest.mark.parametrize('name', SAMPLERS)
 def test_any_finite_sampler_has_epochs(name, loop, tmp_path):
-    """Each epoch draws anew, and a resumed run goes on where the other was."""
+    """Each epoch draws anew, validation moves nothing, a resumed run goes on where it was."""
     def make(workers=0):
         return loader(SAMPLERS[name], workers)
 
     whole = train(make, tmp_path, loop)
     assert len(set(whole[0])) == 12, 'an epoch repeats the draws of another'
-    assert_resumes(make, tmp_path, whole, loop)
+    assert train(make, tmp_path / 'other', loop, validation=False) == whole
+    for point in (2, 4, 9) if loop == 'epochs' else (5, ):
+        seen, weights = train(make, tmp_path, loop, point)
+        assert (seen, weights) == (whole[0][point:], whole[1]), f'resumed at {point}'
+
+
+@pytest.mark.parametrize('name', ['random', 'own generator', 'global generators'])
+def test_an_order_is_shuffled_anew_each_epoch(name):
+    made = adopted(loader(SAMPLERS[name]))
+    orders = []
+    for epoch in range(3):
+        made.batch_sampler.sampler.set_epoch(epoch)
+        orders.append([int(i) for batch in made.batch_sampler for i in batch])
+    assert len({tuple(order) for order in orders}) == 3
+    assert name == 'global generators' or all(sorted(o) == list(range(SIZE)) for o in orders)
+
+
+def test_a_weighted_order_keeps_its_weights():
+    weights = [0., 1., 3.] + [0.] * (SIZE - 3)
+    made = adopted(loader(lambda data: WeightedRandomSampler(weights, 4000)))
+    counts = np.bincount([int(i) for i in made.batch_sampler.sampler], minlength=SIZE)
+    assert counts[0] == 0 and counts[3:].sum() == 0 and 2900 < counts[2] < 3100
+
+
+def test_an_order_leaves_the_generators_of_the_main_process_alone():
+    made = adopted(loader(GlobalGenerators))
+    seeds.seed_all(0, 'step', 0)
+    before = repr(seeds.capture_rng())
+    list(made.batch_sampler)
+    assert repr(seeds.capture_rng()) == before
+
+
+class Picky(BatchSampler):
+    """A batch sampler that draws the size of its batches."""
+
+    def __iter__(self):
+        rest = list(self.sampler)
+        while rest:
+            count = random.randint(1, 4)
+            yield rest[:count]
+            rest = rest[count:]
+
+
+def test_a_batch_sampler_that_draws_has_a_stream_of_its_own(tmp_path):
+    def make():
+        dataset = Noisy()
+        return DataLoader(dataset, collate_fn=pseudo_collate, batch_sampler=Picky(
+            DefaultSampler(dataset), BATCH, False))
+
+    whole = train(make, tmp_path)
+    assert train(make, tmp_path / 'other', validation=False) == whole
+    seen, weights = train(make, tmp_path, 'epochs', 3)
+    assert (seen, weights) == (whole[0][3:], whole[1])
+
+
+def test_a_sampler_that_cannot_be_adopted_is_named():
+    with pytest.raises(TypeError, match=r'the sampler \[3, 1\] of type list cannot'):
+        adopted(DataLoader(Noisy(), sampler=[3, 1]))

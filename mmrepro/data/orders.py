@@ -10,13 +10,16 @@ Permutations come from ``numpy.random.RandomState``, whose streams NumPy has fro
 from __future__ import annotations
 
 import itertools
+import math
+import numbers
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
 from .. import seeds
+from . import generators
 
-__all__ = ['ORDERS', 'Order', 'is_endless', 'order_of']
+__all__ = ['ORDERS', 'Order', 'is_endless', 'isolated_order', 'order_of']
 
 Place = Tuple[Any, int, int]
 Order = Callable[[Any, int, int], Iterator[Place]]
@@ -161,14 +164,42 @@ def custom_sample_size(sampler: Any, root: int, start: int) -> Iterator[Place]:
     return _strided(indices, sampler, sampler.epoch, start)
 
 
+_BITS = 30  # of a seed; NumPy's take 32, MMEngine's samplers add the epoch
+
+
 def _stock(sampler: Any, root: int) -> Iterator[Any]:
-    """A sampler's own order, with a seed of this epoch's own in the place of ``seed + epoch``."""
-    epoch = sampler._placement.epoch
-    if isinstance(getattr(sampler, 'seed', None), int):
-        name = type(sampler).__base__.__name__
-        sampler.seed = (seeds.derive(root, 'sampler', name, epoch).torch >> 1) - getattr(
-            sampler, 'epoch', 0)
-    return type(sampler).__base__.__iter__(sampler)
+    """A sampler's own order, every generator that it may draw from at the start of this epoch's
+    stream: the global ones, its own, and what it makes of ``seed + epoch``."""
+    epoch, stock = sampler._placement.epoch, type(sampler).__base__
+    key = ('sampler', stock.__name__, epoch)
+    own = getattr(sampler, 'epoch', 0)
+    if isinstance(own, int) and own != epoch and not hasattr(stock, 'set_epoch'):
+        sampler.epoch = own = epoch  # it counts its passes itself; a resumed one begins at zero
+    seed = getattr(sampler, 'seed', None)
+    if isinstance(seed, numbers.Integral) and not isinstance(seed, bool):
+        seed = (1 << _BITS) + (seeds.derive(root, *key).torch >> (64 - _BITS))
+        sampler.seed = seed - own if isinstance(own, int) else seed
+    return isolated_order(sampler, lambda: stock.__iter__(sampler), _BLOCK, root, *key)
+
+
+def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int, root: int,
+                   *key: seeds.Key) -> Iterator[Any]:
+    """What ``order()`` yields from generators of its own; ``block`` items are drawn at a time."""
+    inside, found = None, generators.find(sampler, type(sampler).__base__.__name__, data=False)
+    items: Iterator[Any] = iter(())
+    while True:
+        with seeds.isolate_rng():
+            if inside is None:
+                seeds.seed_all(root, *key)
+                generators.reseed(found, root, *key)
+                items = order()
+            else:
+                seeds.restore_rng(inside)
+            chunk = list(itertools.islice(items, block))
+            inside = seeds.capture_rng()
+        yield from chunk
+        if len(chunk) < block:
+            return
 
 
 def contiguous(sampler: Any, root: int, start: int) -> Iterator[Place]:
@@ -176,6 +207,47 @@ def contiguous(sampler: Any, root: int, start: int) -> Iterator[Place]:
     first = sampler.num_samples * sampler.rank
     for local, index in enumerate(itertools.islice(_stock(sampler, root), start, None), start):
         yield index, sampler.epoch, first + local
+
+
+def _whole(indices: Sequence[int], sampler: Any, start: int) -> Iterator[Place]:
+    """Every rank takes all of an epoch's indices, as torch's samplers have it."""
+    from mmengine.dist import get_dist_info
+    rank, world_size = get_dist_info()
+    for local in range(start, len(indices)):
+        yield indices[local], sampler._placement.epoch, local * world_size + rank
+
+
+def torch_sequential(sampler: Any, root: int, start: int) -> Iterator[Place]:
+    """torch ``SequentialSampler``."""
+    return _whole(range(len(sampler.data_source)), sampler, start)
+
+
+def torch_random(sampler: Any, root: int, start: int) -> Iterator[Place]:
+    """torch ``RandomSampler``, which ``DataLoader(shuffle=True)`` makes."""
+    state = seeds.random_state(root, 'sampler', 'RandomSampler', sampler._placement.epoch)
+    size, count = len(sampler.data_source), sampler.num_samples
+    if sampler.replacement:
+        return _whole(state.randint(0, size, count, np.int64).tolist(), sampler, start)
+    indices: List[int] = []
+    while len(indices) < count:
+        indices += state.permutation(size).tolist()
+    return _whole(indices[:count], sampler, start)
+
+
+def torch_weighted(sampler: Any, root: int, start: int) -> Iterator[Place]:
+    """torch ``WeightedRandomSampler``."""
+    state = seeds.random_state(root, 'sampler', 'WeightedRandomSampler', sampler._placement.epoch)
+    weights = sampler.weights.double().numpy()
+    indices = state.choice(len(weights), sampler.num_samples, sampler.replacement,
+                           weights / math.fsum(weights))
+    return _whole(indices.tolist(), sampler, start)
+
+
+def torch_subset(sampler: Any, root: int, start: int) -> Iterator[Place]:
+    """torch ``SubsetRandomSampler``."""
+    order = _permutation(root, len(sampler.indices), 'SubsetRandomSampler',
+                         sampler._placement.epoch)
+    return _whole([sampler.indices[i] for i in order], sampler, start)
 
 
 def strided_stock(sampler: Any, root: int, start: int) -> Iterator[Place]:
@@ -200,6 +272,10 @@ ORDERS: Dict[str, Order] = {
     'mmdet.datasets.samplers.multi_source_sampler.GroupMultiSourceSampler': group_multi_source,
     'mmdet.datasets.samplers.custom_sample_size_sampler.CustomSampleSizeSampler':
         custom_sample_size,
+    'torch.utils.data.sampler.SequentialSampler': torch_sequential,
+    'torch.utils.data.sampler.RandomSampler': torch_random,
+    'torch.utils.data.sampler.WeightedRandomSampler': torch_weighted,
+    'torch.utils.data.sampler.SubsetRandomSampler': torch_subset,
 }
 
 

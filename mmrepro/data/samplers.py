@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, Sampler
 
 from .. import seeds
 from .index import place
-from .orders import is_endless, order_of
+from .orders import is_endless, isolated_order, order_of
 
 __all__ = ['Placement', 'adopt_batch_sampler', 'adopt_sampler']
 
@@ -79,6 +79,24 @@ _LEFTOVERS = {
 }
 
 
+# batch samplers that draw nothing
+_DRAW_NOTHING = (
+    'torch.utils.data.sampler.BatchSampler',
+    'mmdet.datasets.samplers.batch_sampler.AspectRatioBatchSampler',
+    'mmdet.datasets.samplers.batch_sampler.TrackAspectRatioBatchSampler',
+    'mmdet.datasets.samplers.batch_sampler.MultiDataAspectRatioBatchSampler',
+)
+
+
+def _stock_batches(self: Any) -> Iterator[List[Any]]:
+    """Batches of the class's own making, from generators of their own where they may draw."""
+    placement, stock = self._placement, type(self).__base__
+    if f'{stock.__module__}.{stock.__qualname__}' in _DRAW_NOTHING:
+        return stock.__iter__(self)
+    return isolated_order(self, lambda: iter(stock.__iter__(self)), 1, placement.root, 'sampler',
+                          stock.__name__, placement.epoch)
+
+
 def _batches(self: Any) -> Iterator[List[Any]]:
     """Begins at batch ``skip``, and forgets what an abandoned pass left over."""
     placement, stock = self._placement, type(self).__base__
@@ -90,7 +108,7 @@ def _batches(self: Any) -> Iterator[List[Any]]:
         # consecutive samples make a batch: the sampler can jump
         placement.start, skip = skip * self.batch_size, 0
     placement.drawn.clear()
-    for batch in itertools.islice(stock.__iter__(self), skip, None):
+    for batch in itertools.islice(_stock_batches(self), skip, None):
         placement.drawn.append(tuple(batch))
         yield batch
 
@@ -126,7 +144,13 @@ def _placed(cls: type, batches: bool) -> type:
 
 def _adopt(obj: Any, batches: bool, placement: Placement) -> Any:
     if not _is_placed(obj):
-        obj.__class__ = _placed(type(obj), batches)
+        try:
+            obj.__class__ = _placed(type(obj), batches)
+        except TypeError as error:
+            raise TypeError(
+                f'the sampler {obj!r} of type {type(obj).__name__} cannot be given a keyed order '
+                f'({error}); it must be an object of a Python class with __iter__ and __len__, '
+                'without __slots__') from None
     obj._placement = placement
     return obj
 
