@@ -1,4 +1,4 @@
-"""The one activation point: ``Runner.from_cfg`` builds a reproducible runner.
+"""The one activation point: ``Runner.from_cfg`` and ``Runner(...)`` build reproducible runners.
 
 Importing ``mmrepro`` calls :func:`activate`. It imports neither torch nor mmengine: when
 ``mmengine.runner`` is not there yet, its classes are changed at the moment of their import.
@@ -25,30 +25,49 @@ def _repro_from_cfg(original: classmethod) -> classmethod:
     return classmethod(from_cfg)
 
 
+def _reproducible(cls: type) -> type:
+    from .runner import reproducible_class
+    return reproducible_class(cls)
+
+
+def _refuse(cls: type) -> type:
+    from .config import RandomnessError
+    raise RandomnessError(
+        f'{cls.__name__} takes its seeds from its strategy (DeepSpeed, FSDP, ColossalAI), '
+        'whose sharded states and reductions mmrepro cannot vouch for. Use '
+        "runner_type='Runner', or remove mmrepro from custom_imports")
+
+
 def _refuse_from_cfg(original: classmethod) -> classmethod:
     def from_cfg(cls: type, cfg: Any) -> Any:
         """Refused while mmrepro is active."""
-        from .config import RandomnessError
-        raise RandomnessError(
-            f'{cls.__name__} takes its seeds from its strategy (DeepSpeed, FSDP, ColossalAI), '
-            'whose sharded states and reductions mmrepro cannot vouch for. Use '
-            "runner_type='Runner', or remove mmrepro from custom_imports")
+        _refuse(cls)
 
     return classmethod(from_cfg)
 
 
-# module that defines the class: (class, what becomes of its from_cfg)
+def _new(wanted: Callable[[type], type]) -> Callable:
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        # stays when mmrepro is deactivated: a class that once had a `__new__` cannot lose it
+        return object.__new__(wanted(cls) if is_active() else cls)
+
+    return __new__
+
+
+# module that defines the class: (class, what becomes of its from_cfg, the class to make instead)
 TARGETS: Dict[str, tuple] = {
-    'mmengine.runner.runner': ('Runner', _repro_from_cfg),
-    'mmengine.runner._flexible_runner': ('FlexibleRunner', _refuse_from_cfg),
+    'mmengine.runner.runner': ('Runner', _repro_from_cfg, _reproducible),
+    'mmengine.runner._flexible_runner': ('FlexibleRunner', _refuse_from_cfg, _refuse),
 }
 
 _originals: Dict[str, classmethod] = {}
 
 
 def _change(module: ModuleType) -> None:
-    name, make = TARGETS[module.__name__]
+    name, make, wanted = TARGETS[module.__name__]
     cls = getattr(module, name)
+    if '__new__' not in vars(cls):
+        cls.__new__ = _new(wanted)
     if module.__name__ not in _originals:
         _originals[module.__name__] = cls.__dict__['from_cfg']
         cls.from_cfg = make(_originals[module.__name__])
@@ -90,7 +109,7 @@ _finder = _Finder()
 
 
 def activate() -> None:
-    """Let ``Runner.from_cfg`` build reproducible runners and provide ``mmcv._ext``; idempotent."""
+    """Let ``Runner`` be reproducible however it is built, and provide ``mmcv._ext``; idempotent."""
     ops.install()
     for name in TARGETS:
         if name in sys.modules:
@@ -115,5 +134,5 @@ def deactivate() -> None:
 
 
 def is_active() -> bool:
-    """Whether ``Runner.from_cfg`` builds reproducible runners."""
+    """Whether runners that are built are reproducible ones."""
     return _finder in sys.meta_path

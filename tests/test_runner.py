@@ -93,6 +93,23 @@ def test_from_cfg_builds_a_reproducible_runner(tmp_path):
     assert runner.seed == 3 and runner.repro.seed == 3
 
 
+def test_a_runner_that_is_called_is_reproducible_too(tmp_path):
+    """MMEngine's own introduction builds runners like this."""
+    class Own(Runner):
+        pass
+
+    for cls in (Runner, Own):
+        cfg = config(tmp_path, randomness=dict(seed=3))
+        called = cls(**{key: cfg[key] for key in cfg})
+        assert isinstance(called, mmrepro.ReproRunnerMixin) and isinstance(called, cls)
+        called.train()
+        assert torch.equal(called.model.line.weight, trained(config(tmp_path)))
+    with pytest.raises(RandomnessError, match='FlexibleRunner takes its seeds'):
+        FlexibleRunner(model=dict(type='NoisyLine'), work_dir=str(tmp_path))
+    mmrepro.deactivate()
+    assert type(Runner(model=torch.nn.Linear(1, 1), work_dir=str(tmp_path))) is Runner
+
+
 def test_deactivate_brings_back_the_stock_runner(tmp_path):
     mmrepro.deactivate()
     assert not mmrepro.is_active()
