@@ -24,7 +24,10 @@ __all__ = ['Job', 'SeedsError', 'choose_metric', 'jobs_of', 'parse_seeds', 'resu
            'value_of']
 
 RESULT = 'result.json'
+MOST = 10_000  # seeds in a range; more are a slip of the hand
 LOG = 'seed.log'
+# MMDetection's metrics log this, and report no number
+NOTHING_FOUND = 'The testing results of the whole dataset is empty'
 # one of these, if the run has it and nobody says which
 USUAL = ('coco/bbox_mAP', 'coco/segm_mAP', 'pascal_voc/mAP')
 # settings that say where and how fast, not what
@@ -69,11 +72,13 @@ def parse_seeds(text: str) -> List[int]:
         low, dots, high = part.strip().partition('..')
         if not low.isdigit() or (dots and not high.isdigit()):
             raise SeedsError(f'--seeds {text}: {part!r} is not allowed; allowed: 3, 0..4, 0,1,5..7')
-        last = int(high) if dots else int(low)
-        if not int(low) <= last <= MAX_SEED or last - int(low) >= 10_000:
-            raise SeedsError(f'--seeds {text}: {part!r} is not allowed; the last seed is not below '
-                             f'the first, at most {MAX_SEED}, and at most 10000 of them')
-        seeds += range(int(low), last + 1)
+        first, last = int(low), int(high or low)
+        wrong = (f'it counts down; write {last}..{first}' if last < first else
+                 f'a seed is at most {MAX_SEED}' if last > MAX_SEED else
+                 f'at most {MOST} seeds' if last - first >= MOST else '')
+        if wrong:
+            raise SeedsError(f'--seeds {text}: {part.strip()!r} is not allowed: {wrong}')
+        seeds += range(first, last + 1)
     double = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if double:
         raise SeedsError(f'--seeds {text}: {double[0]} comes twice')
@@ -144,13 +149,23 @@ def run_job(job: Job, start: Callable[..., int] = subprocess.call) -> Dict[str, 
     metrics = metrics_of(job.folder)
     if not metrics:
         raise SeedsError(f'{job.label}, seed {job.seed}: the run has no validation metrics '
-                         f'(log: {log}); set val_dataloader, val_evaluator and val_interval')
+                         f'(log: {log}); {_why_none(log)}')
     result = dict(seed=job.seed, config=job.config, config_digest=job.digest, metrics=metrics)
     path = os.path.join(job.folder, RESULT)
     with open(f'{path}.partial', 'w', encoding='utf-8') as file:
         json.dump(result, file, indent=1)
     os.replace(f'{path}.partial', path)
     return result
+
+
+def _why_none(log: str) -> str:
+    with open(log, encoding='utf-8', errors='replace') as file:
+        found_nothing = any(NOTHING_FOUND in line for line in file)
+    if found_nothing:
+        return ('it was validated, and the detector found nothing at all, for which there is no '
+                'metric. Train longer, begin from pretrained weights, or look at the learning rate '
+                'and at score_thr of model.test_cfg')
+    return 'set val_dataloader, val_evaluator and val_interval'
 
 
 def _environment(job: Job) -> Dict[str, str]:

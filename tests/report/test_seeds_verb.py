@@ -10,7 +10,15 @@ from fake import write_log
 
 from mmrepro import cli
 from mmrepro.report import seeds, seeds_main, seeds_report
-from mmrepro.report.seeds import SeedsError, jobs_of, parse_seeds, result_of, run_job, value_of
+from mmrepro.report.seeds import (
+    NOTHING_FOUND,
+    SeedsError,
+    jobs_of,
+    parse_seeds,
+    result_of,
+    run_job,
+    value_of,
+)
 
 CONFIG = """
 custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)
@@ -60,6 +68,15 @@ def test_seeds_are_lists_and_ranges(text, expected):
 @pytest.mark.parametrize('text', ['', 'a', '1..', '4..1', '1,1', '0..3,2', '-1', '0..4294967296'])
 def test_other_seeds_are_refused(text):
     with pytest.raises(SeedsError, match='--seeds'):
+        parse_seeds(text)
+
+
+@pytest.mark.parametrize('text, message', [
+    ('0, 5..1', r"'5\.\.1' is not allowed: it counts down; write 1\.\.5"),
+    ('4294967296', 'a seed is at most 4294967295'),
+    ('0..10000', 'at most 10000 seeds')])
+def test_a_range_that_is_refused_says_why(text, message):
+    with pytest.raises(SeedsError, match=message):
         parse_seeds(text)
 
 
@@ -143,6 +160,25 @@ def test_a_training_without_metrics_is_said(config, tmp_path):
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
     with pytest.raises(SeedsError, match='no validation metrics'):
         run_job(job, lambda *args, **kwargs: 0)
+
+
+def test_a_detector_that_finds_nothing_is_said(config, tmp_path):
+    job, = jobs_of(config(), 'base', [0], str(tmp_path))
+
+    def start(command, stdout, **kwargs):
+        stdout.write(f'mmengine - ERROR - {NOTHING_FOUND}.\n')
+        return 0
+
+    with pytest.raises(SeedsError, match='found nothing at all.*Train longer') as error:
+        run_job(job, start)
+    assert 'set val_dataloader' not in str(error.value)
+
+
+def test_mmdetection_says_so_in_these_words():
+    import inspect
+
+    from mmdet.evaluation import CocoMetric
+    assert NOTHING_FOUND in inspect.getsource(CocoMetric)
 
 
 def test_a_damaged_result_is_said(config, started, tmp_path):
