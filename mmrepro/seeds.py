@@ -43,7 +43,7 @@ STREAMS = {
     'init': 'building the model, initial weights',
     'sampler': 'permutations and source choice of the samplers',
     'sample': 'everything inside one dataset[i]',
-    'hook': 'hooks that run before the step of an iteration',
+    'hook': 'hooks before the step of an iteration, and where an epoch begins and ends',
     'step': 'everything in the main process during one training step',
     'val': 'validation, by training iteration and batch',
     'test': 'testing, by batch',

@@ -40,6 +40,9 @@ class TurnSeedHook(_Seeds):
         """With ``step_seed=False``, where training is in the generators' one long sequence."""
         if self._config.step_seed or self._config.legacy:
             return None
+        if self._resumed is not None:
+            # no iteration was made yet: a validation that comes first is not in the sequence
+            return self._resumed
         return seeds.capture_rng() if self._before_val is None else self._before_val
 
     @sequence.setter
@@ -52,6 +55,13 @@ class TurnSeedHook(_Seeds):
         loader = runner.train_dataloader
         if placement_of(loader) is not None and runner.train_loop.max_epochs > 1:
             loader.batch_sampler.sampler.set_epoch(runner.epoch)
+        if self._config.step_seed:
+            # a run that resumes within the epoch comes here as well, and hooks keep what they draw
+            self._seed('hook', 'epoch', runner.epoch)
+
+    def after_train_epoch(self, runner: Any) -> None:
+        if self._config.step_seed:
+            self._seed('hook', 'end of epoch', runner.epoch)
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if self._config.step_seed:

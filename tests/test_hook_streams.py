@@ -1,0 +1,108 @@
+"""What hooks draw is a function of the place, whatever ran before and wherever a run resumed."""
+import os
+import signal
+
+import pytest
+import torch
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from test_preempt import Cloudlet, Small, settings  # noqa: F401  registered classes
+
+from mmrepro.hooks.preempt import Preempted
+
+PLACES = ('before_train_epoch', 'after_train_epoch')
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    """MMEngine sleeps two seconds between passes over the data of an iteration-based loop."""
+    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
+
+
+class Scales(Hook):
+    """Draws at one place of an epoch, and scales all batches that follow by it."""
+
+    def __init__(self, place):
+        self.scale = torch.ones(1)
+        setattr(self, place, self._draw)
+
+    def _draw(self, runner):
+        self.scale = torch.rand(1) + 0.5
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        data_batch['x'] = [x * self.scale for x in data_batch['x']]
+
+
+def trained(cfg, *hooks):
+    runner = Runner.from_cfg(cfg)
+    for hook in hooks:
+        runner.register_hook(hook)
+    runner.train()
+    return {name: value.numpy().tobytes() for name, value in runner.model.state_dict().items()}
+
+
+def each_iteration(work_dir, **changes):
+    cfg = settings(work_dir, **changes)
+    cfg.default_hooks.checkpoint = dict(
+        type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)
+    return cfg
+
+
+def without_validation(cfg):
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    return cfg
+
+
+@pytest.mark.parametrize('place', PLACES)
+def test_validation_does_not_matter_to_what_hooks_draw_at_epochs(place, tmp_path):
+    with_it = trained(settings(tmp_path / 'a'), Scales(place))
+    without = trained(without_validation(settings(tmp_path / 'b')), Scales(place))
+    assert with_it == without
+
+
+@pytest.mark.parametrize('by_epoch', [True, False])
+def test_a_hook_draws_the_same_where_an_epoch_goes_on(by_epoch, tmp_path):
+    loop = {} if by_epoch else dict(
+        train_cfg=dict(by_epoch=False, max_iters=12, val_interval=100))
+    expected = trained(each_iteration(tmp_path, **loop), Scales('before_train_epoch'))
+    for point in (2, 4, 5):
+        cfg = each_iteration(tmp_path / str(point), **loop)
+        cfg.resume, cfg.load_from = True, str(tmp_path / f'iter_{point}.pth')
+        assert trained(cfg, Scales('before_train_epoch')) == expected, point
+
+
+def test_the_end_of_an_epoch_draws_the_same_right_after_a_resume(tmp_path):
+    """The checkpoint of an epoch's last iteration: what comes at its end comes in the resumed run."""
+    expected = trained(each_iteration(tmp_path), Scales('after_train_epoch'))
+    cfg = each_iteration(tmp_path / 'resumed')
+    cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_4.pth')
+    assert trained(cfg, Scales('after_train_epoch')) == expected
+
+
+class InValidation(Hook):
+    def __init__(self, act):
+        self.act = act
+
+    def before_val_iter(self, runner, batch_idx, data_batch=None):
+        self.act()
+
+
+def killed():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize('step_seed', [True, False])
+def test_a_signal_in_the_validation_that_comes_first_keeps_the_sequence(step_seed, tmp_path):
+    """Killed while it validates; the next process is told to leave while it does so again."""
+    def cfg(name, **changes):
+        return settings(tmp_path / name, **{
+            'randomness.step_seed': step_seed,
+            'default_hooks.checkpoint.interval': 1, **changes})
+
+    expected = trained(cfg('whole'))
+    with pytest.raises(KeyboardInterrupt):
+        trained(cfg('killed'), InValidation(killed))
+    with pytest.raises(Preempted):
+        trained(cfg('killed', resume=True),
+                InValidation(lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    assert trained(cfg('killed', resume=True)) == expected
