@@ -261,6 +261,7 @@ class ReproRunnerMixin:
         if isinstance(loader, DataLoader) and not self._repro.legacy:
             # the loop takes a loader object as it is, and may fork its workers at once
             adopt_loader(loader, self._repro, stream, get_rank(), loader.worker_init_fn)
+            self._seek(loader, stream)
         self._stream = stream
         try:
             return build(loop)
@@ -278,13 +279,19 @@ class ReproRunnerMixin:
         # For samplers that mmrepro does not know. The same on all ranks, also with
         # diff_rank_seed: ranks that shuffle differently would share samples.
         sampler_seed = seeds.derive(config.seed, 'sampler', 'build').torch >> 33
-        loader = super().build_dataloader(dataloader, sampler_seed, False)
+        with seeds.isolate_rng():
+            # data sets may draw while they are built, whatever was drawn until now
+            seeds.seed_all(config.seed, 'dataset', 'build', self._stream)
+            loader = super().build_dataloader(dataloader, sampler_seed, False)
         user_init = loader.worker_init_fn if 'worker_init_fn' in dataloader else None
         adopt_loader(loader, config, self._stream, get_rank(), user_init)
-        if self._point is not None and self._stream == 'sample':
+        self._seek(loader, self._stream)
+        return loader
+
+    def _seek(self, loader: DataLoader, stream: str) -> None:
+        if self._point is not None and stream == 'sample':
             # an iteration-based loop forks its workers, which begin at once, in its __init__
             seek(loader, *where(loader, self._point.iteration, self._point.place))
-        return loader
 
     def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> Dict:
         with files.local_loading():

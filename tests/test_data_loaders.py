@@ -4,14 +4,12 @@ import random
 import numpy as np
 import pytest
 import torch
-from harness import digest
-from mmengine.config import Config
-from mmengine.dataset import DefaultSampler, pseudo_collate
+from harness import Child, digest
+from mmengine.dataset import DefaultSampler, InfiniteSampler, pseudo_collate
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.registry import METRICS, MODELS
-from mmengine.runner import Runner
+from mmengine.registry import DATASETS, METRICS, MODELS
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -25,6 +23,7 @@ from torch.utils.data import (
 from mmrepro import seeds
 from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader
+from mmrepro.runner import ReproRunner
 
 SIZE, BATCH = 14, 4  # four batches an epoch, the last one of two
 
@@ -95,7 +94,7 @@ def adopted(made, stream='sample', **kwargs):
     return adopt_loader(made, RandomnessConfig(seed=3, **kwargs), stream, rank=0)
 
 
-def config(make, work_dir, loop='epochs', resume_at=None, validation=True):
+def settings(make, work_dir, loop='epochs', resume_at=None, validation=True):
     """The run of a loader that ``make`` builds; checkpoints of every iteration."""
     cfg = dict(
         model=dict(type='Mean'), work_dir=str(work_dir), log_level='ERROR',
@@ -107,7 +106,7 @@ def config(make, work_dir, loop='epochs', resume_at=None, validation=True):
         load_from=resume_at and str(work_dir / f'iter_{resume_at}.pth'))
     if validation:
         cfg.update(val_dataloader=loader(), val_cfg=dict(), val_evaluator=dict(type='Drawing'))
-    return Config(cfg)
+    return cfg
 
 
 def train(make, work_dir, *args, prepare=lambda runner: None, **kwargs):
@@ -118,7 +117,7 @@ def train(make, work_dir, *args, prepare=lambda runner: None, **kwargs):
         def before_train_iter(self, runner, batch_idx, data_batch=None):
             seen.append(digest(data_batch))
 
-    runner = Runner.from_cfg(config(make, work_dir, *args, **kwargs))
+    runner = ReproRunner(**settings(make, work_dir, *args, **kwargs))
     runner.register_hook(Look())
     prepare(runner)
     runner.train()
@@ -253,3 +252,41 @@ def test_a_batch_sampler_that_draws_has_a_stream_of_its_own(tmp_path):
 def test_a_sampler_that_cannot_be_adopted_is_named():
     with pytest.raises(TypeError, match=r'the sampler \[3, 1\] of type list cannot'):
         adopted(DataLoader(Noisy(), sampler=[3, 1]))
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_a_loader_object_goes_on_where_it_was(workers, tmp_path):
+    """An iteration-based loop forks its workers, which load at once, while it is built."""
+    def make(workers=0):
+        return loader(lambda data: InfiniteSampler(data, seed=1), workers)
+
+    def resumed():  # workers of endless loaders end with the process that started them
+        return train(lambda: make(workers), tmp_path, 'iterations', 5)
+
+    whole = train(make, tmp_path, 'iterations')
+    seen, weights = Child(resumed).result()
+    assert (seen, weights) == (whole[0][5:], whole[1])
+
+
+@DATASETS.register_module(force=True)
+class DrawsAtOnce(Noisy):
+    """Draws when it is made."""
+
+    def __init__(self):
+        self.shift = random.random() + np.random.rand() + float(torch.rand(()))
+
+    def __getitem__(self, i):
+        return dict(x=super().__getitem__(i)['x'] + self.shift)
+
+
+def test_what_a_data_set_draws_at_once_depends_on_the_seed_only(tmp_path):
+    def make():
+        return dict(batch_size=BATCH, num_workers=0, dataset=dict(type='DrawsAtOnce'),
+                    sampler=dict(type='DefaultSampler', shuffle=True))
+
+    whole = train(make, tmp_path)
+    for prepare in (lambda runner: runner.val(),
+                    lambda runner: (random.random(), np.random.rand(), torch.rand(1))):
+        assert train(make, tmp_path / 'other', prepare=prepare) == whole
+    seen, weights = train(make, tmp_path, 'epochs', 5)
+    assert (seen, weights) == (whole[0][5:], whole[1])
