@@ -1,6 +1,7 @@
 """The command ``mmrepro <verb>``."""
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -57,11 +58,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if arguments and arguments[0] in ('-h', '--help', '--version'):
         print(__version__ if arguments[0] == '--version' else usage())
         return 0
-    if not arguments or arguments[0] not in VERBS:
-        given = f'unknown verb {arguments[0]!r}\n' if arguments else ''
-        print(f'{given}{usage()}', file=sys.stderr)
+    if not arguments:
+        print(usage(), file=sys.stderr)
         return 2
-    name, rest = arguments[0], arguments[1:]
+    name, rest = arguments[0].replace('-', '_'), arguments[1:]
+    if name not in VERBS:
+        near = difflib.get_close_matches(name, VERBS, n=1)
+        hint = f'did you mean {near[0]!r}?' if near else f'verbs: {", ".join(VERBS)}'
+        print(f'mmrepro: unknown verb {arguments[0]!r}; {hint} (see mmrepro --help)',
+              file=sys.stderr)
+        return 2
     return VERBS[name].load()(rest)
 
 

@@ -280,8 +280,24 @@ def test_verbs_are_listed_and_unknown_ones_refused(capsys):
     out = capsys.readouterr().out
     assert all(verb in out for verb in cli.VERBS)
     assert cli.main(['trian']) == 2
-    assert "unknown verb 'trian'" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "mmrepro: unknown verb 'trian'; did you mean 'train'? (see mmrepro --help)\n")
+    assert cli.main(['nothing-like-it']) == 2
+    assert 'verbs: demo, data, train' in capsys.readouterr().err
     assert cli.main([]) == 2
+    assert 'usage: mmrepro VERB' in capsys.readouterr().err
+
+
+def test_a_verb_may_be_written_with_a_hyphen(capsys):
+    with pytest.raises(SystemExit) as error:
+        cli.main(['gpu-check', '--help'])
+    assert error.value.code == 0 and 'mmrepro gpu_check' in capsys.readouterr().out
+
+
+def test_the_package_can_be_run():
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-m', 'mmrepro', '--help'],
+                          capture_output=True, text=True, cwd=ROOT, check=True)
+    assert 'usage: mmrepro VERB' in done.stdout
 
 
 @pytest.mark.parametrize('verb', cli.VERBS)

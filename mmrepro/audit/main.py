@@ -7,8 +7,7 @@ import json
 import sys
 from typing import Dict, List, Optional, Sequence
 
-from mmengine.config import DictAction
-
+from ..arguments import Options, Parser, quiet_when_reader_leaves
 from ..cli import program_name
 from .finding import AuditError, Finding
 from .rules import RULES
@@ -17,6 +16,7 @@ from .run import audit, exit_code, load, report, summary
 __all__ = ['main']
 
 
+@quiet_when_reader_leaves
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Audit a config; 0: nothing changes bits, 1: something does, 2: it cannot be audited."""
     args = _parser().parse_args(argv)
@@ -66,7 +66,7 @@ def _device() -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name('audit'),
         description='Look for what would make two runs of a config differ. Nothing is trained: '
         'the config, the types that it names, your own source files, the model (built without '
@@ -81,6 +81,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--ignore', nargs='+', metavar='RULE', help='leave these rules out')
     parser.add_argument('--rules', action='store_true', help='list the rules, and stop')
     parser.add_argument('--json', action='store_true', help='write JSON to the standard output')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
+    parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE',
                         help='change settings of the config, as in train')
     return parser

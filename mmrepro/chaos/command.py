@@ -8,8 +8,9 @@ import sys
 import time
 from typing import List, Optional, Sequence
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
+from ..arguments import Options, Parser
 from ..cli import program_name
 from .campaign import Campaign, Settings, summary
 from .kinds import KINDS, allowed
@@ -79,7 +80,7 @@ def _kinds(parser: argparse.ArgumentParser, names: Optional[str], ranks: int,
 def _parser() -> argparse.ArgumentParser:
     kinds = '\n'.join(f'  {name:<{max(map(len, KINDS))}}  {kind.why}'
                       for name, kind in KINDS.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name('chaos'), formatter_class=argparse.RawDescriptionHelpFormatter,
         description='Train once undisturbed. Then train again and again, interrupt at random '
         'moments,\nresume, and compare every iteration with the undisturbed run.',
@@ -104,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--start-method', choices=('fork', 'spawn'),
                         help='of processes (default: fork, which saves the imports; spawn where '
                         'torch has CUDA)')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
+    parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE',
                         help='change settings of the config')
     return parser
 

@@ -18,11 +18,13 @@ import cv2
 import numpy as np
 from pycocotools import mask as coco_mask
 
+from ..arguments import Parser
 from ..cli import program_name
-from .photos import BACKGROUNDS, CLASSES, PHOTOS, Outline, read_photo, resize
+from .photos import BACKGROUNDS, CLASSES, PHOTOS, Outline, photo_dir, read_photo, resize
 
 __all__ = [
-    'CLASSES', 'SPLITS', 'annotation_file', 'check_coco', 'data_digest', 'main', 'write_dataset'
+    'CLASSES', 'SPLITS', 'annotation_file', 'check_coco', 'data_digest', 'main', 'refusal',
+    'write_dataset'
 ]
 
 SPLITS = ('train2017', 'val2017')
@@ -47,6 +49,10 @@ MIN_AREA = 200  # pixels; what is left of a smaller object could not be recognis
 MIN_VISIBLE = 0.5  # a paste that hides more of an earlier object is drawn again
 MAX_OVERHANG = 0.25  # fraction of a cut-out that may lie outside of the image
 TRIES = 20
+
+
+# argument, least and most. Seeds as those of a training; a million images is a slip of the hand
+LIMITS = (('seed', 0, 2**32 - 1), ('train', 1, 1_000_000), ('val', 1, 1_000_000))
 
 
 class Instance(NamedTuple):
@@ -87,6 +93,7 @@ def write_dataset(out: str, seed: int = 0, num_train: int = 24, num_val: int = 8
         FileExistsError: when ``out`` holds annotations that this function did not write.
         ModuleNotFoundError: when scikit-image, which ships the photographs, is missing.
     """
+    photo_dir()  # before anything is written
     for split in SPLITS:
         _refuse_foreign(annotation_file(out, split))
     os.makedirs(os.path.join(out, 'annotations'), exist_ok=True)
@@ -268,9 +275,16 @@ def _pick(rng: random.Random, choices: Sequence[Any]) -> Any:
     return choices[int(rng.random() * len(choices))]
 
 
+def refusal(error: Exception, out: str) -> str:
+    """One line for what kept :func:`write_dataset` from writing to ``out``."""
+    # errors of the operating system have a number; ours say everything
+    reason = getattr(error, 'strerror', None)
+    return str(error) if reason is None else f'{out} cannot be written: {reason}'
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """The command line: write the data set, print where it is and its digest."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name('data'),
         description='Write a small COCO-format detection data set made of real photographs.',
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -280,9 +294,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument('--train', type=int, default=24, metavar='N', help='training images')
     parser.add_argument('--val', type=int, default=8, metavar='N', help='validation images')
     args = parser.parse_args(argv)
+    for name, low, high in LIMITS:
+        value = getattr(args, name)
+        if not low <= value <= high:
+            parser.error(f'--{name} {value}: must be {low} to {high}')
     try:
         digest = write_dataset(args.out, args.seed, args.train, args.val)
-    except FileExistsError as error:
-        parser.error(str(error))
+    except (OSError, ModuleNotFoundError) as error:
+        parser.error(refusal(error, args.out))
     print(f'{args.out}: {args.train} training and {args.val} validation images, digest {digest}')
     return 0

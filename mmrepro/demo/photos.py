@@ -100,7 +100,8 @@ def photo_dir() -> str:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "the demonstration data set is made of scikit-image's sample photographs; install them "
-            "with: pip install 'mmrepro[demo]'") from error
+            "with: pip install 'mmrepro[demo]', or from a checkout: pip install '.[demo]'"
+        ) from error
     return os.path.join(os.path.dirname(skimage.__file__), 'data')
 
 

@@ -12,8 +12,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from mmengine.config import Config
 
+from ..arguments import Parser
 from ..cli import program_name
-from .dataset import check_coco, write_dataset
+from .dataset import check_coco, refusal, write_dataset
 from .digest import PREFIX
 from .settings import shipped, use_coco_classes, use_data
 
@@ -43,7 +44,7 @@ class RunFailed(RuntimeError):
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Exit code 0 when every iteration agrees, 1 when one differs or a run fails."""
+    """Exit code 0: every iteration agrees; 1: one differs, or a run failed; 2: wrong usage."""
     # mmengine imports it for every base of another package; nothing that the reader could change
     warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
     args = _parse(argv)
@@ -51,7 +52,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.coco is not None:
         root = args.coco
     else:
-        digest = write_dataset(root)
+        try:
+            digest = write_dataset(root)
+        except (OSError, ModuleNotFoundError) as error:
+            print(f'{program_name("demo")}: {refusal(error, root)}', file=sys.stderr)
+            return 2
     print(f'data: {root}' + (f', digest {digest[:16]}' if digest else ''))
     records: List[List[Record]] = []
     for run in RUNS:
@@ -154,7 +159,7 @@ def _progress(record: Record, started: float) -> None:
 
 
 def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name('demo'), description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog='example:\n  mmrepro demo --epochs 3')

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from mmengine.config import Config
 
+from ..arguments import Parser, quiet_when_reader_leaves
 from ..audit.run import find_config
 from ..cli import program_name
 from .compare import Comparison, compare_runs
@@ -65,6 +66,7 @@ def write(found: Comparison, folder: str) -> Dict[str, str]:
     return written
 
 
+@quiet_when_reader_leaves
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Compare two runs; 0: nothing differs, 1: something does, 2: they cannot be compared."""
     args = _parser().parse_args(argv)
@@ -205,7 +207,7 @@ def _cut(value: Any, width: int = 40) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name('compare'),
         description='Where do two runs part, and how does the difference grow? Runs need not have '
         'been made for this: with fingerprints (train --fingerprint) in both, bits are '

@@ -8,8 +8,9 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Sequence
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
+from ..arguments import Options, Parser, quiet_when_reader_leaves
 from ..audit.run import find_config
 from ..cli import program_name
 from . import seeds_report
@@ -30,6 +31,7 @@ from .style import MissingPlots
 __all__ = ['main']
 
 
+@quiet_when_reader_leaves
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Train seeds and report; 0: done (and, with --compare, B differs by more than noise), 1: it
     does not, 2: wrong usage or a failed training."""
@@ -127,8 +129,8 @@ def _write(args: argparse.Namespace, found: seeds_report.Study) -> List[str]:
     return written + [f'scalars and the plot to {name}' for name in backends]
 
 
-class _Options(DictAction):
-    """As MMEngine's, and keeps the words, which the trainings get as they are."""
+class _Options(Options):
+    """As in `train`, and keeps the words, which the trainings get as they are."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
         namespace.options_as_given = tuple(values)
@@ -136,7 +138,7 @@ class _Options(DictAction):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name('seeds'),
         description='Train a config with several seeds, each in a fresh process, and report the '
         'spread of a metric. With --compare, train another config with the same seeds and test '

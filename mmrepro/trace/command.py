@@ -8,8 +8,9 @@ import re
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
+from ..arguments import Options, Parser, quiet_when_reader_leaves, setting
 from ..cli import program_name
 from .localise import Localiser, Outcome, first_iteration
 from .reader import Run, TraceError, read_run
@@ -39,6 +40,7 @@ EPILOG = '''example:
 exit code: 0 no difference, 1 a difference (or a run that failed), 2 wrong usage'''
 
 
+@quiet_when_reader_leaves
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Returns the exit code."""
     parser = _parser()
@@ -80,7 +82,7 @@ def _outcome(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Optio
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name('localise'), description='Name the first thing that differs between two '
         'runs: iteration, phase, module, operator, and the likely cause.',
         formatter_class=argparse.RawDescriptionHelpFormatter, epilog=EPILOG)
@@ -100,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
                         help='let side B validate before this iteration')
     parser.add_argument('--ranks', type=int, default=1, metavar='N',
                         help='processes of each side (default: 1)')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={},
+    parser.add_argument('--cfg-options', nargs='+', action=Options, default={},
                         metavar='KEY=VALUE', help='settings for both sides')
     parser.add_argument('--no-values', action='store_true',
                         help='do not run once more for how far the results are apart')
@@ -183,12 +185,13 @@ def _split(given: List[str], parser: argparse.ArgumentParser) -> Tuple[Dict[str,
     env: Dict[str, str] = {}
     for text in given:
         key, equals, value = text.partition('=')
-        if not equals or not key:
-            parser.error(f'{text!r}: must be KEY=VALUE')
-        if VARIABLE.fullmatch(key):
+        if equals and VARIABLE.fullmatch(key):
             env[key] = value
-        else:
-            options[key] = DictAction._parse_iterable(value)
+            continue
+        try:
+            key, options[key] = setting(text)
+        except ValueError as error:
+            parser.error(str(error))
     return options, env
 
 

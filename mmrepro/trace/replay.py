@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from mmengine.config import Config
 
+from ..arguments import Parser, quiet_when_reader_leaves
 from ..cli import program_name
 from .difference import Difference, first_difference
 from .fresh import POLL, Fresh, Plan, TrainingFailed, fingerprints_of
@@ -187,6 +188,7 @@ def _environment(manifest: Manifest, work_dir: str) -> Optional[List[Any]]:
 
 # --- the command ----------------------------------------------------------------------------------
 
+@quiet_when_reader_leaves
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Exit code 0: the same bits; 1: a difference, or the training failed; 2: wrong usage."""
     warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
@@ -255,7 +257,7 @@ def _verdict(run: str, outcome: Outcome) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name('replay'), description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog='example:\n  mmrepro replay work_dirs/faster-rcnn_r50_fpn_demo --iters 3')

@@ -11,8 +11,9 @@ import time
 import warnings
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.config import Config, ConfigDict
 
+from ..arguments import Options, Parser, quiet_when_reader_leaves
 from ..cli import program_name
 from . import reduce
 from .difference import Difference, first_difference
@@ -212,6 +213,7 @@ def _result(name: str, reference: Any, folder: str, iterations: int, skipped: st
 
 # --- the command ----------------------------------------------------------------------------------
 
+@quiet_when_reader_leaves
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Exit code 0: all equal; 1: a difference, or a training failed; 2: wrong usage."""
     warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
@@ -348,7 +350,7 @@ def _has_gpu() -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name('verify'), description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog='variations:\n' + '\n'.join(
@@ -365,7 +367,7 @@ def _parser() -> argparse.ArgumentParser:
                         help='how much the fingerprints say (default: step)')
     parser.add_argument('--demo-data', nargs='?', const=DEMO_DATA, metavar='DIR',
                         help=f'train on the demonstration data set, written to DIR ({DEMO_DATA})')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
+    parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE',
                         help='change settings of the config')
     parser.add_argument('--jobs', type=int, metavar='N',
                         help='runs at a time (default: 2 where there are cores for them, 1 on a '
