@@ -143,9 +143,13 @@ class RandomnessConfig:
             'no: deterministic=False lets kernels add in any order')
         keyed = {'sample': 'yes', 'worker': 'no: streams belong to workers',
                  'mmengine': "no: MMEngine's own streams"}[self.worker_seed]
+        resumes = {'sample': 'yes, from any iteration',
+                   'worker': 'from the end of an epoch only: streams belong to workers',
+                   'mmengine': "no: MMEngine's own streams"}[self.worker_seed]
         return [
             ('same bits on the same machine, versions and config', same_bits),
             ('same data for any num_workers, persistent_workers, prefetch_factor', keyed),
+            ('a resumed run is the uninterrupted one', resumes),
             ('validation and logging leave training alone',
              'yes' if self.step_seed else 'validation only: step_seed=False'
              if not self.legacy else 'no: step_seed=False'),

@@ -72,7 +72,7 @@ def test_a_hook_draws_the_same_where_an_epoch_goes_on(by_epoch, tmp_path):
 
 
 def test_the_end_of_an_epoch_draws_the_same_right_after_a_resume(tmp_path):
-    """The checkpoint of an epoch's last iteration: what comes at its end comes in the resumed run."""
+    """The checkpoint of an epoch's last iteration: its end comes in the resumed run."""
     expected = trained(each_iteration(tmp_path), Scales('after_train_epoch'))
     cfg = each_iteration(tmp_path / 'resumed')
     cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_4.pth')

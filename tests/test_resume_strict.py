@@ -161,3 +161,45 @@ def test_classes_and_functions_of_lazy_configs_have_no_addresses():
     facts = collect_facts(Config(dict(model=dict(type=torch.nn.Linear), f=print)), {}, 1)
     assert facts['config.f'] == 'builtins.print'
     assert '0x' not in str(list(facts.values()))
+
+
+STREAMS = {
+    # name: (randomness, train_cfg, checkpoint -> whether it is refused)
+    'of workers': (dict(worker_seed='worker'), dict(by_epoch=True, max_epochs=3),
+                   {'iter_4': False, 'iter_5': True, 'iter_8': False}),
+    'of workers, passes': (dict(worker_seed='worker'),
+                           dict(by_epoch=False, max_iters=12, val_interval=100),
+                           {'iter_4': False, 'iter_5': True}),
+    'of MMEngine': (dict(worker_seed='mmengine', step_seed=False),
+                    dict(by_epoch=True, max_epochs=3), {'epoch_1': True, 'iter_5': True}),
+    'of MMEngine, steps': (dict(worker_seed='mmengine'), dict(by_epoch=True, max_epochs=3),
+                           {'epoch_1': False, 'iter_4': True, 'iter_5': True}),
+}
+
+
+@pytest.mark.parametrize('name', STREAMS)
+def test_a_place_that_streams_cannot_be_brought_to_is_refused(name, tmp_path, monkeypatch):
+    """Batches in one stream per worker and epoch: the rest of an epoch cannot be drawn alone."""
+    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
+    randomness, loop, points = STREAMS[name]
+
+    def run(folder, **changes):
+        cfg = small_run(folder, train_cfg=loop, **changes)
+        cfg.randomness = dict(seed=3, resume_strict=cfg.randomness.get('resume_strict', True),
+                              **randomness)
+        cfg.train_dataloader.num_workers = 2 if 'workers' in name else 0
+        if 'epoch_1' in points:
+            cfg.custom_hooks = [dict(type='CheckpointHook', interval=1, priority='LOWEST')]
+        return cfg
+
+    expected = finish(run(tmp_path))
+    for point, refused in points.items():
+        from_point = dict(resume=True, load_from=str(tmp_path / f'{point}.pth'))
+        if not refused:
+            assert finish(run(tmp_path / point, **from_point)) == expected, point
+            continue
+        with pytest.raises(ResumeError, match=f'worker_seed={randomness["worker_seed"]!r}.*'
+                                              'resume_strict=False'):
+            finish(run(tmp_path / point, **from_point))
+        assert finish(run(tmp_path / point, **from_point, **{
+            'randomness.resume_strict': False})) != expected, point

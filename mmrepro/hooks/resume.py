@@ -9,11 +9,13 @@ from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
 from ..data import placement_of
+from ..data.orders import is_endless
 from ..data.seek import CountedIterator, Place, seek, where
 from ..state import ranks
 from ..state.complete import check_readable
+from ..state.strict import ResumeError
 
-__all__ = ['ResumeHook', 'validation_is_due']
+__all__ = ['ResumeHook', 'check_streams', 'validation_is_due']
 
 # settings of CheckpointHook that take from its files what a resumed run needs
 LEFT_OUT = ('save_optimizer', 'save_param_scheduler')
@@ -49,6 +51,48 @@ def validation_is_due(runner: Any) -> bool:
         return False
     loop._decide_current_val_interval()
     return now >= loop.val_begin and (now % loop.val_interval == 0 or now == last)
+
+
+def lies_within_a_pass(runner: Any) -> bool:
+    """Whether a resumed run begins after some batches of a pass over the data, not at its end."""
+    loop, loader = runner.train_loop, runner.train_dataloader
+    ends = placement_of(loader) is not None  # MMEngine by itself begins a pass again at its end
+    if isinstance(loop, IterBasedTrainLoop):
+        done = where(loader, runner.iter, runner._point and runner._point.place)[1]
+        ends = ends and not is_endless(loader.batch_sampler.sampler)
+    else:
+        done = place_in_epoch(runner)[1]
+    return done > 0 and not (ends and done == len(loader))
+
+
+def check_streams(runner: Any) -> None:
+    """Refuse a place that the streams of data loading cannot be brought to.
+
+    Raises:
+        ResumeError: under ``resume_strict``; otherwise it is a warning.
+    """
+    config = runner.repro
+    if not runner._resume or runner.iter == 0 or config.worker_seed == 'sample':
+        return
+    of_loop = config.legacy and isinstance(runner.train_loop, IterBasedTrainLoop)
+    if config.legacy and (not config.step_seed or of_loop):
+        why = "MMEngine's own streams are sequences, and no checkpoint holds their place"
+        instead = ''
+    elif lies_within_a_pass(runner):
+        why = ('its streams begin with each pass over the data, and the checkpoint lies within '
+               'one: what is left of it would be drawn anew')
+        instead = 'Resume from a checkpoint of the end of an epoch; or '
+    else:
+        return
+    text = (f'randomness.worker_seed={config.worker_seed!r}, and the run resumes at iteration '
+            f'{runner.iter}: {why}. ')
+    stock = runner._point is not None and not runner._point.written_by
+    if config.resume_strict and not stock:
+        raise ResumeError(
+            f"{text}{instead or 'Either '}go on with another result: "
+            "randomness.resume_strict=False; or begin a new run with worker_seed='sample', which "
+            'resumes from any iteration')
+    runner.logger.warning(f'{text}The result is not that of the uninterrupted run')
 
 
 def behind_checkpoints(runner: Any) -> List[Hook]:

@@ -10,6 +10,7 @@ from .. import seeds
 from ..config import RandomnessConfig
 from ..data import placement_of
 from ..state.complete import lacks
+from .resume import check_streams
 
 __all__ = ['SeedHook', 'TurnSeedHook']
 
@@ -49,6 +50,9 @@ class TurnSeedHook(_Seeds):
     def sequence(self, state: Optional[tuple]) -> None:
         # it counts from the first iteration on: until then loaders are built, hooks may draw
         self._resumed = state
+
+    def before_train(self, runner: Any) -> None:
+        check_streams(runner)
 
     def before_train_epoch(self, runner: Any) -> None:
         # MMEngine leaves this to DistSamplerSeedHook, which a config may have removed
