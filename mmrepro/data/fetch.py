@@ -5,15 +5,21 @@ between MMEngine's hooks and the data set they poke at.
 """
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
+import torch
 from torch.utils.data import get_worker_info
 
 from .. import seeds
+from . import generators, parts
+from .generators import Generators
 from .index import PlacedInt, PlacedTuple, plain
 from .signals import shield
 
-__all__ = ['BatchContext', 'KeyedFetch', 'WorkerInit', 'current_batch']
+__all__ = ['BatchContext', 'KeyedCollate', 'KeyedFetch', 'WorkerInit', 'current_batch',
+           'keyed_collate']
 
 # Samples beside the batch's own, chosen at random, that cached transforms may mix in; a mosaic
 # takes three partners and stock's condition for a mosaic is five cached results.
@@ -42,8 +48,10 @@ class BatchContext:
     function of the places of the batch's samples, so that any worker gives the same result.
     """
 
-    def __init__(self, dataset: Any, root: int, stream: str, batch: Sequence[Any]) -> None:
+    def __init__(self, dataset: Any, root: int, stream: str, batch: Sequence[Any],
+                 own: Optional[Generators] = None) -> None:
         self.dataset = dataset
+        self._own = own or {}
         self._root, self._stream = root, stream
         self._entries: List[Tuple[Any, tuple]] = [
             (plain(index), (index.epoch, index.position)) for index in batch]
@@ -67,6 +75,7 @@ class BatchContext:
         index, key = self._entry(offset)
         self.current = offset
         seeds.seed_all(self._root, self._stream, *key)
+        generators.reseed(self._own, self._root, self._stream, *key)
         return self.dataset[index]
 
     def reached(self, transform: object, results: Any) -> None:
@@ -85,7 +94,7 @@ class BatchContext:
         if key not in self._states:
             before = self.current, self._wanted
             self._wanted = transform
-            with seeds.isolate_rng(accelerators=False):
+            with seeds.isolate_rng(accelerators=False), generators.isolated(self._own):
                 try:
                     self.load(offset)
                 except _Captured:
@@ -100,6 +109,31 @@ class BatchContext:
         return self._states[key]
 
 
+@contextmanager
+def _as_in_a_worker(own: Generators) -> Iterator[None]:
+    """For loading in the main process.
+
+    What that draws elsewhere does not depend on whether it loads samples itself; and torch gives
+    a worker one thread, where sums are other sums than those of several.
+    """
+    threads = torch.get_num_threads()
+    with seeds.isolate_rng(), generators.isolated(own):
+        if threads == 1:
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+class _Fetched(list):
+    """The samples of a batch, on their way to the collate function."""
+    fetch: KeyedFetch
+    place: Tuple[int, int]  # epoch and position of the first
+
+
 class KeyedFetch:
     """``dataset.__getitems__``: loads the samples of a batch, each from its own stream.
 
@@ -110,13 +144,35 @@ class KeyedFetch:
         per_sample: start a stream for each sample; otherwise a stream belongs to the worker and
             the epoch (``worker_seed='worker'``).
         rank: of this process.
+        marked: say which batch it is, for :class:`KeyedCollate`.
     """
 
-    def __init__(self, dataset: Any, root: int, stream: str, per_sample: bool, rank: int) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Any, root: int, stream: str, per_sample: bool, rank: int,
+                 marked: bool = False) -> None:
+        self.dataset, self._marked = dataset, marked
         self.root, self.stream, self.per_sample, self.rank = root, stream, per_sample, rank
         self._epoch: Optional[int] = None
         self._main_state: Optional[tuple] = None
+        self._own: Generators = {}
+        self._pipelines: Optional[list] = None
+
+    def __getstate__(self) -> Dict[str, Any]:
+        # a process finds the generators of its own data set
+        return {**self.__dict__, '_own': {}, '_pipelines': None}
+
+    def own_generators(self) -> Generators:
+        """Generators that the data set and its transforms keep; hooks may switch pipelines.
+
+        Raises:
+            RandomnessError: for one that cannot be seeded.
+        """
+        now = parts.pipelines(self.dataset)
+        before = self._pipelines
+        if before is None or len(now) != len(before) or any(
+                a is not b for one, other in zip(now, before) for a, b in zip(one, other)):
+            self._own = generators.find(self.dataset, type(self.dataset).__name__, (KeyedFetch, ))
+            self._pipelines = now
+        return self._own
 
     def __call__(self, batch: Sequence[Any]) -> List[Any]:
         for index in batch:
@@ -125,15 +181,25 @@ class KeyedFetch:
                     f'the batch sampler passed {index!r} of type {type(index).__name__} without '
                     'its place; it must pass on what the sampler yields. Use '
                     "randomness.worker_seed='mmengine' for this data loader")
+        items = self._samples(batch)
+        if not self._marked:
+            return items
+        items = _Fetched(items)
+        items.fetch, items.place = self, (batch[0].epoch, batch[0].position)
+        return items
+
+    def _samples(self, batch: Sequence[Any]) -> List[Any]:
+        own = self.own_generators()
         if get_worker_info():
             return self._keyed(batch) if self.per_sample else self._sequential(batch)
-        # what the main process draws does not depend on whether it loads the samples itself
-        with seeds.isolate_rng():
-            return self._keyed(batch) if self.per_sample else self._as_worker_zero(batch)
+        with _as_in_a_worker(own if self.per_sample else {}):
+            return self._keyed(batch) if self.per_sample else self._as_worker_zero(
+                self._sequential, batch)
 
     def _keyed(self, batch: Sequence[Any]) -> List[Any]:
         global _current
-        outer, _current = _current, BatchContext(self.dataset, self.root, self.stream, batch)
+        outer, _current = _current, BatchContext(self.dataset, self.root, self.stream, batch,
+                                                 self._own)
         try:
             return [_current.load(EXTRA_SAMPLES + i) for i in range(len(batch))]
         finally:
@@ -144,16 +210,81 @@ class KeyedFetch:
         if epoch != self._epoch:
             # also with persistent workers, every epoch draws anew
             info = get_worker_info()
-            seeds.seed_all(self.root, 'worker', self.rank, info.id if info else 0, epoch)
+            key = ('worker', self.rank, info.id if info else 0, epoch)
+            seeds.seed_all(self.root, *key)
+            generators.reseed(self._own, self.root, *key)
             self._epoch = epoch
         return [self.dataset[plain(index)] for index in batch]
 
-    def _as_worker_zero(self, batch: Sequence[Any]) -> List[Any]:
+    def _as_worker_zero(self, function: Callable, items: Any) -> Any:
         if self._main_state is not None:
             seeds.restore_rng(self._main_state)
-        items = self._sequential(batch)
+        result = function(items)
         self._main_state = seeds.capture_rng(accelerators=False)
-        return items
+        return result
+
+    def collate(self, function: Callable, own: Generators, place: Tuple[int, int],
+                items: List[Any]) -> Any:
+        """Call a collate function that may draw, in the stream of its batch or worker."""
+        if self.per_sample:
+            function = partial(self._keyed_collate, function, own, place)
+        if get_worker_info():
+            return function(items)
+        with _as_in_a_worker(own if self.per_sample else {}):
+            return function(items) if self.per_sample else self._as_worker_zero(function, items)
+
+    def _keyed_collate(self, function: Callable, own: Generators, place: Tuple[int, int],
+                       items: List[Any]) -> Any:
+        key = (self.stream, *place, 'collate')
+        seeds.seed_all(self.root, *key)
+        generators.reseed(own, self.root, *key)
+        return function(items)
+
+
+# collate functions that draw nothing
+_DRAW_NOTHING = (
+    'mmengine.dataset.utils.pseudo_collate',
+    'mmengine.dataset.utils.default_collate',
+    'torch.utils.data._utils.collate.default_collate',
+    'torch.utils.data._utils.collate.default_convert',
+)
+
+
+def keyed_collate(function: Callable) -> Callable:
+    """``function``, or what calls it in a stream of its own when it may draw."""
+    inner = function
+    while isinstance(inner, partial):  # MMEngine makes one of a config
+        inner = inner.func
+    name = f'{getattr(inner, "__module__", "")}.{getattr(inner, "__qualname__", "")}'
+    return function if isinstance(function, KeyedCollate) or name in _DRAW_NOTHING \
+        else KeyedCollate(function)
+
+
+class KeyedCollate:
+    """A loader's ``collate_fn`` around the user's own.
+
+    Raises:
+        RandomnessError: the function keeps a generator that cannot be seeded.
+    """
+
+    def __init__(self, function: Callable) -> None:
+        self.function = function
+        self._own = self._find()
+
+    def _find(self) -> Generators:
+        return generators.find(self.function, 'collate_fn', (KeyedFetch, ))
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {'function': self.function}
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        self.function = state['function']
+        self._own = self._find()
+
+    def __call__(self, items: List[Any]) -> Any:
+        if not isinstance(items, _Fetched):
+            return self.function(items)  # called by hand
+        return items.fetch.collate(self.function, self._own, items.place, list(items))
 
 
 class WorkerInit:

@@ -142,6 +142,8 @@ def find(thing: Any, name: str, but: tuple = (), data: bool = True) -> Generator
         RandomnessError: for one that cannot be seeded.
     """
     found: Generators = {}
+    if isinstance(thing, _LEAVES):
+        return found
     queue, seen = deque([(name, thing)]), {id(thing): thing}
     for _ in range(MAX_OBJECTS):
         if not queue:

@@ -6,7 +6,7 @@ from typing import Any, Callable, Optional
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..config import RandomnessConfig, RandomnessError
-from .fetch import KeyedFetch, WorkerInit
+from .fetch import KeyedCollate, KeyedFetch, WorkerInit, keyed_collate
 from .samplers import Placement, adopt_batch_sampler, adopt_sampler
 from .spawn import use_own_start_method
 
@@ -32,8 +32,9 @@ def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank
         user_init: the user's own ``worker_init_fn``, called after ours.
 
     Raises:
-        RandomnessError: for a loader that has no positions (iterable data sets, no batching), or
-            whose data set another loader with another purpose uses.
+        RandomnessError: for a loader that has no positions (iterable data sets, no batching, a
+            batch sampler without a sampler), whose data set another loader with another purpose
+            uses, or that holds a generator that cannot be seeded.
     """
     dataset = loader.dataset
     if isinstance(dataset, IterableDataset):
@@ -48,11 +49,20 @@ def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank
         raise RandomnessError(
             f'one data set object serves two data loaders (streams {before.stream!r} and '
             f'{stream!r}); build it twice, for example from its config')
+    if not hasattr(loader.batch_sampler, 'sampler'):
+        name = type(loader.batch_sampler).__name__
+        raise RandomnessError(
+            f'the batch sampler {name} has no attribute `sampler`: MMEngine sets the epoch on it, '
+            f'and the positions of samples come from it. Let {name} take a sampler, keep it as '
+            f'`self.sampler`, and make its batches of what it yields; or {_LEGACY}')
     placement = Placement(config.seed)
     adopt_sampler(loader.batch_sampler.sampler, placement)
     adopt_batch_sampler(loader.batch_sampler, placement)
-    dataset.__getitems__ = KeyedFetch(dataset, config.seed, stream, config.worker_seed == 'sample',
-                                      rank)
+    loader.collate_fn = keyed_collate(loader.collate_fn)
+    fetch = KeyedFetch(dataset, config.seed, stream, config.worker_seed == 'sample', rank,
+                       isinstance(loader.collate_fn, KeyedCollate))
+    fetch.own_generators()  # one that cannot be seeded is an error now, not in a worker
+    dataset.__getitems__ = fetch
     loader.worker_init_fn = WorkerInit(placement, rank, user_init)
     # the loader draws its base seed from here instead of from the main process's stream
     loader.generator = placement.generator

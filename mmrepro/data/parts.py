@@ -1,0 +1,110 @@
+"""The tree of data sets behind a loader: which of them an index comes from, which of them holds a
+transform."""
+from __future__ import annotations
+
+import bisect
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+
+from torch.utils.data import Subset
+
+__all__ = ['Node', 'Path', 'holder', 'nodes', 'path_of', 'pipelines']
+
+Path = Tuple[int, ...]  # the part taken at each ConcatDataset, from the outermost on
+
+# wrappers whose index is that of the data set in this attribute
+SAME_INDEX = {'MultiImageMixDataset': 'dataset', '_SlicedDataset': '_dataset'}
+
+
+class Node(NamedTuple):
+    """A data set in the tree.
+
+    Attributes:
+        path: to the part that it belongs to.
+        part: the outermost data set with this path.
+        dataset: itself.
+    """
+    path: Path
+    part: Any
+    dataset: Any
+
+
+def _wrapped(dataset: Any) -> Optional[Any]:
+    """The one data set that a wrapper wraps, if its indices can be followed."""
+    for cls in type(dataset).__mro__:
+        if cls.__name__ in SAME_INDEX:
+            return getattr(dataset, SAME_INDEX[cls.__name__])
+    if hasattr(dataset, '_get_ori_dataset_idx') or isinstance(dataset, Subset):
+        return dataset.dataset
+    return None
+
+
+def _is_concat(dataset: Any) -> bool:
+    return hasattr(dataset, 'datasets') and hasattr(dataset, 'cumulative_sizes')
+
+
+def nodes(dataset: Any, path: Path = (), part: Any = None) -> Iterator[Node]:
+    """All data sets of the tree, the outermost first."""
+    part = dataset if part is None else part
+    yield Node(path, part, dataset)
+    if _is_concat(dataset):
+        for number, inner in enumerate(dataset.datasets):
+            yield from nodes(inner, (*path, number))
+    elif _wrapped(dataset) is not None:
+        yield from nodes(_wrapped(dataset), path, part)
+
+
+def path_of(dataset: Any, index: Any) -> Path:
+    """The path that ``dataset[index]`` takes."""
+    path: List[int] = []
+    while dataset is not None:
+        if _is_concat(dataset):
+            sizes = dataset.cumulative_sizes
+            number = bisect.bisect_right(sizes, index)
+            index -= sizes[number - 1] if number else 0
+            path.append(number)
+            dataset = dataset.datasets[number]
+            continue
+        if hasattr(dataset, '_get_ori_dataset_idx'):
+            index = dataset._get_ori_dataset_idx(index)
+        elif isinstance(dataset, Subset):
+            index = dataset.indices[index]
+        dataset = _wrapped(dataset)
+    return tuple(path)
+
+
+def pipelines(dataset: Any) -> List[Tuple[Any, Any]]:
+    """What a hook replaces when it switches the augmentations of any data set in the tree."""
+    found = []
+    for node in nodes(dataset):
+        pipeline = getattr(node.dataset, 'pipeline', None)
+        found.append((pipeline, getattr(pipeline, 'transforms', None)))
+    return found
+
+
+def _holds(thing: Any, transform: object, depth: int = 8) -> bool:
+    """Whether a transform is ``transform``, or is made of it."""
+    if thing is transform:
+        return True
+    if isinstance(thing, dict):
+        thing = list(thing.values())
+    elif not isinstance(thing, (list, tuple)):
+        thing = [value for value in getattr(thing, '__dict__', {}).values()
+                 if callable(value) or isinstance(value, (list, tuple, dict))]
+    return depth > 0 and any(_holds(one, transform, depth - 1) for one in thing)
+
+
+def holder(dataset: Any, transform: object) -> Tuple[Path, Any]:
+    """Path and part of the data sets in whose pipeline ``transform`` is.
+
+    Of several that share one object, the smallest part with all of them; of none that can be
+    found, all.
+    """
+    tree = list(nodes(dataset))
+    paths = [node.path for node in tree
+             if _holds(getattr(node.dataset, 'pipeline', None), transform)]
+    path: Path = ()
+    if paths:
+        path = paths[0]
+        while any(other[:len(path)] != path for other in paths):
+            path = path[:-1]
+    return path, next(node.part for node in tree if node.path == path)
