@@ -5,7 +5,7 @@ import importlib.util
 from typing import Iterator
 
 from ..determinism.tables import ENV, Settings
-from .finding import CHANGES, MAY, Found
+from .finding import CHANGES, HINT, MAY, Found
 from .subject import Subject
 
 Hits = Iterator[Found]
@@ -80,7 +80,7 @@ def rank_statistics(s: Subject) -> Hits:
         if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm) \
                 and module.weight is not None and module.weight.requires_grad:
             yield Found(f'model.{path}', f'{type(module).__name__} with its own statistics on '
-                        f'each of {s.world_size} ranks')
+                        f'each of {s.world_size} ranks', HINT if s.keyed else None)
             return
 
 

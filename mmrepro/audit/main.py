@@ -15,6 +15,12 @@ from .run import audit, exit_code, load, report, summary
 
 __all__ = ['main']
 
+# how else a config that does not attach mmrepro could be trained -> in the report
+OTHERS = {
+    'with_mmrepro_train': 'under mmrepro train, which attaches itself',
+    'with_two_lines': 'with the two lines of mmrepro',
+}
+
 
 @quiet_when_reader_leaves
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -33,7 +39,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         with contextlib.redirect_stdout(sys.stderr):
             subject = load(args.config, args.device or _device(), options=args.cfg_options)
             findings = audit(subject, args.ignore or ())
-            rest = None if subject.attached else audit(subject.with_two_lines(), args.ignore or ())
+            others = {} if subject.attached else {
+                name: audit(other, args.ignore or ()) for name, other in (
+                    ('with_mmrepro_train', subject.under_our_train()),
+                    ('with_two_lines', subject.with_two_lines()))}
     except AuditError as error:
         print(f'{program_name("audit")}: {error}', file=sys.stderr)
         return 2
@@ -41,18 +50,19 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.json:
         print(json.dumps(dict(config=args.config, device=subject.device, exit_code=code,
                               attached=subject.attached,
-                              with_two_lines=None if rest is None else _dicts(rest),
-                              findings=_dicts(findings)), indent=2))
+                              **{name: _dicts(others[name]) if others else None
+                                 for name in OTHERS}, findings=_dicts(findings)), indent=2))
         return code
     console = Console(highlight=False, soft_wrap=True)
     report(findings, console)
     verdict = 'NOT REPRODUCIBLE' if code else 'NO CAUSE FOUND THAT CHANGES BITS'
+    if code and not subject.attached:
+        verdict += " under MMDetection's own tools/train.py"
     console.print(f'\n{verdict}: {summary(findings)} ({args.config}, {subject.device}, '
                   f'torch {".".join(map(str, subject.torch_version))})')
-    if rest is not None:
-        names = list(dict.fromkeys(finding.rule for finding in rest))
-        console.print(f'with the two lines of mmrepro: {summary(rest)}'
-                      f'{" (" if names else ""}{", ".join(names)}{")" if names else ""}')
+    for name, rest in others.items():
+        rules = ', '.join(dict.fromkeys(finding.rule for finding in rest))
+        console.print(f'{OTHERS[name]}: {summary(rest)}{f" ({rules})" if rules else ""}')
     return code
 
 

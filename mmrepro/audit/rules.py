@@ -15,8 +15,9 @@ _TWO_LINES = 'the two lines (see not-attached)'
 
 _SETUP = (
     Rule('not-attached', CHANGES, settings.not_attached,
-         "MMEngine's own seeding leaves most causes in place: seeds of workers, resume, "
-         'validation, kernels', "custom_imports = dict(imports=['mmrepro'], "
+         "under MMDetection's own tools/train.py, MMEngine's seeding leaves most causes in place: "
+         'seeds of workers, resume, validation, kernels (mmrepro train attaches itself)',
+         "custom_imports = dict(imports=['mmrepro'], "
          'allow_failed_imports=False) and randomness = dict(seed=42, deterministic=True)',
          f'{_CAUSES} A1-A8'),
     Rule('lazy-import', CHANGES, settings.lazy_import,
@@ -37,6 +38,10 @@ _SETUP = (
     Rule('no-seed', CHANGES, settings.no_seed,
          'every start draws another seed (it is written into log, config and checkpoint)',
          'randomness = dict(seed=42, ...)', f'{_CAUSES} A7'),
+    Rule('misspelt-key', MAY, settings.misspelt,
+         'nothing reads this key: the run goes on with what the base or a default says',
+         'correct the name; if it is a variable of your own, rename it or --ignore misspelt-key',
+         'docs/audit.md'),
     Rule('legacy-keys', HINT, settings.legacy_keys,
          "MMDetection 2.x's place for it; stock MMEngine ignores it there",
          'move it into randomness = dict(...)', 'docs/quickstart.md'),
@@ -85,11 +90,12 @@ _RANKS = (
          'buckets then depend on which parameters a batch used',
          'randomness = dict(..., deterministic=True)', f'{_CAUSES} B9'),
     Rule('rank-statistics', MAY, machine.rank_statistics,
-         "checkpoints hold rank 0's statistics, so a resume changes those of the others",
+         'every rank has statistics of its own part of the data: the model that is evaluated has '
+         "rank 0's, and a resume of stock MMEngine gives them to all",
          "norm_cfg=dict(type='SyncBN'), or SyncBuffersHook in custom_hooks", f'{_CAUSES} A10'),
     Rule('accumulation', HINT, settings.accumulation,
-         'a run that is killed in the middle of a cycle loses the sums of the other ranks',
-         'save checkpoints at multiples of accumulative_counts', f'{_LIMITS} Resume'),
+         'a run that is killed in the middle of a cycle loses the sums',
+         f'{_TWO_LINES}, or checkpoints at multiples of accumulative_counts', f'{_CAUSES} B3'),
     Rule('ranks-differ', MAY, data.ranks_differ,
          'ranks can get different numbers of batches, as in MMDetection',
          'AspectRatioBatchSampler over one data set', f'{_CAUSES} C11'),

@@ -1,6 +1,7 @@
 """Checks of the config's settings. Each yields what it found; the table is in ``rules.py``."""
 from __future__ import annotations
 
+import difflib
 from typing import Any, Iterator
 
 from ..config import LEGACY_KEYS
@@ -11,6 +12,19 @@ Hits = Iterator[Found]
 
 # runners and loops that are built in another way than Runner.from_cfg
 _OTHER_RUNNERS = ('FlexibleRunner', )
+
+# keys whose absence makes another run, whatever else the config says
+DECISIVE = ('randomness', 'custom_imports', 'env_cfg', 'resume', 'load_from')
+# what training reads of a config's top level. Without tta_pipeline, which train_pipeline is near
+KEYS = (*DECISIVE, 'model', 'work_dir', 'train_dataloader', 'val_dataloader', 'test_dataloader',
+        'train_cfg', 'val_cfg', 'test_cfg', 'auto_scale_lr', 'optim_wrapper', 'param_scheduler',
+        'val_evaluator', 'test_evaluator', 'default_hooks', 'custom_hooks', 'data_preprocessor',
+        'launcher', 'log_processor', 'log_level', 'visualizer', 'default_scope',
+        'experiment_name', 'runner_type', 'model_wrapper_cfg', 'find_unused_parameters',
+        'sync_bn', 'compile')
+# of difflib: two letters changed in eight; below it, names of variables in MMDetection's own
+# configs (conv_cfg) come near to keys
+SIMILAR = 0.82
 
 
 def not_attached(s: Subject) -> Hits:
@@ -83,6 +97,16 @@ def not_strict_resume(s: Subject) -> Hits:
         yield Found('randomness.resume_strict', 'False')
 
 
+def misspelt(s: Subject) -> Hits:
+    """A key of a config that nothing reads, next to one that is read."""
+    for key in s.cfg:
+        near = [] if key in KEYS else difflib.get_close_matches(key, KEYS, n=1, cutoff=SIMILAR)
+        # val_evaluator_small and preprocessor are variables of the config's own
+        if near and not (key.startswith(f'{near[0]}_') or near[0].endswith(f'_{key}')):
+            yield Found(key, f'{_short(s.cfg[key])}; did you mean {near[0]}?',
+                        CHANGES if near[0] in DECISIVE else None)
+
+
 def legacy_keys(s: Subject) -> Hits:
     for old in LEGACY_KEYS:
         if s.cfg.get(old) is not None:
@@ -146,9 +170,11 @@ def gradient_order(s: Subject) -> Hits:
 
 
 def accumulation(s: Subject) -> Hits:
+    if s.keyed:
+        return
     for part in s.parts_in('optim_wrapper'):
         count = part.node.get('accumulative_counts', 1)
-        if isinstance(count, int) and count > 1 and (s.world_size or 1) > 1:
+        if isinstance(count, int) and count > 1:
             yield Found(f'{part.key}.accumulative_counts', str(count))
 
 

@@ -129,7 +129,16 @@ class Subject:
         cfg.custom_imports = dict(imports=[*self.imports, 'mmrepro'], allow_failed_imports=False)
         cfg.randomness = dict(seed=42, deterministic=True)
         cfg.runner_type = 'mmrepro.ReproRunner'
-        other = replace(self, cfg=cfg)
+        return self._with(cfg)
+
+    def under_our_train(self) -> Subject:
+        """The same config, started by `mmrepro train`, which attaches itself."""
+        cfg = copy.deepcopy(self.cfg)
+        cfg.custom_imports = dict(imports=[*self.imports, 'mmrepro'], allow_failed_imports=False)
+        return self._with(cfg, lazy=False)
+
+    def _with(self, cfg: Config, **changes: Any) -> Subject:
+        other = replace(self, cfg=cfg, **changes)
         other.__dict__.update({name: self.__dict__[name] for name in ('_built', 'sources')
                                if name in self.__dict__})
         return other

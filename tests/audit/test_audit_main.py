@@ -29,7 +29,10 @@ def test_the_exit_code_is_the_verdict(write, capsys):
     assert 'NO CAUSE FOUND' in capsys.readouterr().out
     assert main([write('randomness = dict(seed=1)\n'), '--device', 'cpu']) == 1
     out = capsys.readouterr().out
-    assert 'NOT REPRODUCIBLE' in out and 'with the two lines of mmrepro: 0 that change bits' in out
+    assert "NOT REPRODUCIBLE under MMDetection's own tools/train.py" in out
+    assert ('attaches itself: 0 that change bits, 1 that may, 0 hints (not-deterministic)'
+            in ' '.join(out.split()))
+    assert 'with the two lines of mmrepro: 0 that change bits' in out
 
 
 def test_json_says_the_same(write, capsys):
@@ -38,6 +41,8 @@ def test_json_says_the_same(write, capsys):
     assert said['exit_code'] == 1 and said['attached'] is False
     assert said['findings'][0]['rule'] == 'not-attached'
     assert set(said['findings'][0]) == {'rule', 'severity', 'where', 'what', 'why', 'cure', 'link'}
+    assert [f['rule'] for f in said['with_mmrepro_train'] if f['severity'] != 'hint'] == [
+        'no-seed', 'not-deterministic']
     assert [f['rule'] for f in said['with_two_lines'] if f['severity'] != 'hint'] == []
 
 

@@ -76,6 +76,7 @@ TRIGGERS = {
     'other-runner': (clean(runner_type='FlexibleRunner'), {}, CHANGES, 'runner_type'),
     'invalid-randomness': (clean(randomness=dict(sead=1)), {}, CHANGES, 'randomness'),
     'no-seed': (clean(randomness=dict(deterministic=True)), {}, CHANGES, 'randomness.seed'),
+    'misspelt-key': (clean(randomness=None, randomnes=dict(seed=7)), {}, CHANGES, 'randomnes'),
     'legacy-keys': (clean(randomness=dict(deterministic=True), seed=3), {}, HINT, 'seed'),
     'not-deterministic': (clean(randomness=dict(seed=1)), dict(device='cuda'), CHANGES,
                           'randomness.deterministic'),
@@ -90,10 +91,10 @@ TRIGGERS = {
     'gradient-order': (stock(), dict(env=RANKS), CHANGES, 'WORLD_SIZE'),
     'unused-parameters': (stock(find_unused_parameters=True), dict(env=RANKS), HINT,
                           'find_unused_parameters'),
-    'rank-statistics': (clean(model=conv('BN')), dict(env=RANKS), MAY,
+    'rank-statistics': (stock(model=conv('BN')), dict(env=RANKS), MAY,
                         'model.lateral_convs.0.bn'),
-    'accumulation': (clean(optim_wrapper=optimizer(accumulative_counts=4)), dict(env=RANKS),
-                     HINT, 'optim_wrapper.accumulative_counts'),
+    'accumulation': (stock(optim_wrapper=optimizer(accumulative_counts=4)), {}, HINT,
+                     'optim_wrapper.accumulative_counts'),
     'ranks-differ': (clean(train_dataloader=dict(
         batch_sampler=dict(type='MultiDataAspectRatioBatchSampler'))), dict(env=RANKS), MAY,
         'train_dataloader.batch_sampler'),
@@ -311,6 +312,47 @@ def test_what_is_not_differentiated_is_not_named():
     lines = [source.text.splitlines()[int(found.where.rpartition(':')[2]) - 1].strip()
              for found in operators._in_class(Mask2FormerHead, 'model', rows)]
     assert lines == ['mask_point_preds = point_sample(']
+
+
+@pytest.mark.parametrize('key, near, severity', [
+    ('radomness', 'randomness', CHANGES), ('custom_import', 'custom_imports', CHANGES),
+    ('envcfg', 'env_cfg', CHANGES), ('load_form', 'load_from', CHANGES),
+    ('param_schedulers', 'param_scheduler', MAY)])
+def test_a_misspelt_key_is_named_with_the_one_that_is_meant(key, near, severity):
+    (finding, ) = found(subject(clean(**{key: 7})), 'misspelt-key')
+    assert (finding.where, finding.severity) == (key, severity)
+    assert finding.what == f'7; did you mean {near}?'
+
+
+@pytest.mark.parametrize('key', [
+    'val_evaluator_abs', 'preprocessor', 'conv_cfg', 'train_pipeline', 'backend_args', 'vis_backends', 'seed',
+    'randomness_note', 'dataset_type', 'img_scale', 'max_epochs', 'base_lr'])
+def test_a_variable_of_the_config_is_no_misspelt_key(key):
+    assert not found(subject(clean(**{key: 7})), 'misspelt-key')
+
+
+def test_every_argument_of_the_runner_is_a_known_key():
+    import inspect
+
+    from mmengine.runner import Runner
+
+    from mmrepro.audit.settings import KEYS
+    assert {*inspect.signature(Runner.__init__).parameters} - {'self', 'cfg'} <= {*KEYS}
+
+
+def test_a_resume_gives_ranks_and_cycles_their_state_back():
+    ranks = subject(clean(model=conv('BN')), env=RANKS)
+    assert [finding.severity for finding in found(ranks, 'rank-statistics')] == [HINT]
+    cycle = clean(optim_wrapper=optimizer(accumulative_counts=4))
+    assert not found(subject(cycle, env=RANKS), 'accumulation')
+
+
+def test_our_train_attaches_itself():
+    for seen in (subject(stock()), subject(clean(), lazy=True)):
+        assert not seen.attached and exit_code(audit(seen)) == 1
+        assert audit(seen.under_our_train()) == []
+    unseeded = subject(stock(randomness=None)).under_our_train()
+    assert [finding.rule for finding in audit(unseeded)] == ['no-seed', 'not-deterministic']
 
 
 def test_the_two_lines_take_away_what_they_cure():
