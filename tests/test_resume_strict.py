@@ -11,7 +11,7 @@ from test_runner import NoisyLine, Points, clean  # noqa: F401  registered class
 import mmrepro
 from mmrepro.demo.settings import demo_config
 from mmrepro.state import strict
-from mmrepro.state.facts import collect_facts, flatten, read_settings
+from mmrepro.state.facts import collect_facts, flatten, read_settings, settings_of
 from mmrepro.state.strict import CHANGES, HARMLESS, ResumeError, differences
 
 
@@ -93,6 +93,30 @@ def test_validation_matters_when_training_reacts_to_it():
         facts = {'config.custom_hooks[0].type': hook, name: 1}
         row, = differences(facts, {**facts, name: 2})
         assert row.severity == severity
+
+
+AVERAGING = {
+    # hook: severity by (ranks, by_epoch)
+    'mmdet.SyncNormHook': {(1, True): HARMLESS, (2, True): CHANGES, (2, False): CHANGES},
+    'SyncBuffersHook': {(1, False): HARMLESS, (2, True): HARMLESS, (2, False): CHANGES},
+    'NumClassCheckHook': {(2, False): HARMLESS},
+}
+
+
+@pytest.mark.parametrize('hook', AVERAGING)
+def test_validation_matters_where_ranks_average_statistics_at_it(hook):
+    for (ranks, by_epoch), severity in AVERAGING[hook].items():
+        facts = settings_of(dict(
+            custom_hooks=[dict(type=hook)], val_cfg=dict(type='ValLoop'),
+            val_dataloader=dict(batch_size=1),
+            train_cfg=dict(by_epoch=by_epoch, max_epochs=3, val_interval=1)))
+        facts['world_size'] = ranks
+        for name in ('config.train_cfg.val_interval', 'config.val_cfg.type',
+                     'config.train_cfg.dynamic_intervals[0]'):
+            row, = differences(facts, {**facts, name: 2})
+            assert row.severity == severity, (name, ranks, by_epoch)
+        row, = differences(facts, {**facts, 'config.val_dataloader.batch_size': 2})
+        assert row.severity == HARMLESS
 
 
 def test_versions_and_hardware(base, tmp_path):

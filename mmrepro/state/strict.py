@@ -48,11 +48,25 @@ def _reacts_to_metrics(facts: Mapping[str, Any]) -> bool:
         for value in facts.values())
 
 
+def _averages_at_validation(facts: Mapping[str, Any]) -> bool:
+    """Running statistics of the ranks are averaged before each validation, and train on so."""
+    if facts.get('world_size', 1) == 1:
+        return False
+    hooks = {str(value).rsplit('.', 1)[-1] for name, value in facts.items()
+             if name.startswith(('config.custom_hooks', 'config.default_hooks'))
+             and name.endswith('type')}
+    # SyncBuffersHook averages at the end of every epoch, where a loop has epochs
+    by_epoch = facts.get('config.train_cfg.by_epoch') is True or str(
+        facts.get('config.train_cfg.type')).endswith('EpochBasedTrainLoop')
+    return 'SyncNormHook' in hooks or ('SyncBuffersHook' in hooks and not by_epoch)
+
+
 CONDITIONS = {
     'cuda': lambda facts: facts.get('hardware.gpu') is not None,
     'ranks': lambda facts: facts.get('world_size', 1) > 1,
     'worker streams': lambda facts: facts.get('randomness.worker_seed', 'sample') != 'sample',
     'metrics': _reacts_to_metrics,
+    'validation': lambda facts: _reacts_to_metrics(facts) or _averages_at_validation(facts),
 }
 
 # The first row that matches counts.
@@ -98,10 +112,11 @@ RULES = (
         'prefetch_factor', 'pin_memory', 'timeout', 'multiprocessing_context')),
     Rule('config.train_cfg.max_*', CHANGES,
          'the run ends elsewhere; schedules and hooks that count from the end move'),
-    Rule('config.train_cfg.val_*', CHANGES, 'training reacts to metrics', 'metrics'),
-    Rule('config.train_cfg.dynamic_intervals*', CHANGES, 'training reacts to metrics', 'metrics'),
+    *(Rule(f'config.{name}*', CHANGES, 'training reacts to metrics, or ranks average the '
+           'statistics of normalisation at each validation', 'validation')
+      for name in ('train_cfg.val_', 'train_cfg.dynamic_intervals', 'val_cfg')),
     *(Rule(f'config.val_{name}*', CHANGES, 'training reacts to metrics', 'metrics')
-      for name in ('dataloader', 'evaluator', 'cfg')),
+      for name in ('dataloader', 'evaluator')),
     *(Rule(f'config.default_hooks.{name}*', HARMLESS, 'what is written, not what is computed')
       for name in ('checkpoint', 'logger', 'timer', 'visualization')),
     Rule('config.env_cfg.mp_cfg*', HARMLESS, 'how workers start'),
