@@ -11,6 +11,7 @@ from mmengine.runner import Runner
 from test_resume_state import LossOnPoints, TwoPlayers, everything, trained, validated  # noqa: F401
 from test_runner import Points, config  # noqa: F401  registered classes
 
+from mmrepro.config import RandomnessError
 from mmrepro.state import files
 from mmrepro.state.complete import check_readable, has_schedules, lacks
 from mmrepro.state.files import CheckpointError
@@ -150,6 +151,19 @@ def test_other_files_are_passed_over_by_name(content, tmp_path):
     assert 'export.pth is no checkpoint of a run' in runner._passed[0]
     with pytest.raises(CheckpointError, match='export.pth is no checkpoint of a run'):
         Runner.from_cfg(again(settings(tmp_path), tmp_path / 'export.pth'))
+
+
+def test_two_averages_of_weights_are_refused_by_name(tmp_path):
+    """MMEngine keeps one of them in a checkpoint, and swaps them with each other."""
+    cfg = settings(tmp_path)
+    cfg.custom_hooks = [dict(type='EMAHook', momentum=0.1),
+                        dict(type='EMAHook', ema_type='StochasticWeightAverage')]
+    runner = Runner.from_cfg(cfg)
+    with pytest.raises(RandomnessError, match=r"EMAHook\(.*'momentum': 0.1.* and "
+                                              r"EMAHook\(.*StochasticWeightAverage.*"
+                                              'One EMAHook is allowed'):
+        runner.train()
+    assert runner.iter == 0
 
 
 UNREADABLE = {

@@ -4,10 +4,11 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from mmengine.dist import get_rank
-from mmengine.hooks import CheckpointHook, Hook
+from mmengine.hooks import CheckpointHook, EMAHook, Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
+from ..config import RandomnessError
 from ..data import placement_of
 from ..data.orders import is_endless
 from ..data.seek import CountedIterator, Place, seek, where
@@ -95,6 +96,28 @@ def check_streams(runner: Any) -> None:
     runner.logger.warning(f'{text}The result is not that of the uninterrupted run')
 
 
+def check_hooks(runner: Any) -> None:
+    """Say at the start what no checkpoint will hold.
+
+    Raises:
+        RandomnessError: for more than one EMAHook.
+    """
+    averages = [f'{type(hook).__name__}({hook.ema_cfg})' for hook in runner.hooks
+                if isinstance(hook, EMAHook)]
+    if len(averages) > 1:
+        raise RandomnessError(
+            f'{" and ".join(averages)}: checkpoints have one place for averages of weights '
+            '(ema_state_dict), and a validation leaves one in the place of the model, which all '
+            'of them swap with theirs. One EMAHook is allowed')
+    for hook in runner.hooks:
+        if isinstance(hook, CheckpointHook):
+            left_out = [f'{name}=False' for name in LEFT_OUT if not getattr(hook, name)]
+            if left_out:
+                runner.logger.warning(
+                    f'{" and ".join(left_out)} of CheckpointHook: a run can not be resumed from '
+                    'such checkpoints, and automatic resume passes over them')
+
+
 def behind_checkpoints(runner: Any) -> List[Hook]:
     """The hooks that are called after the last CheckpointHook."""
     places = [number for number, hook in enumerate(runner.hooks)
@@ -111,16 +134,6 @@ class ResumeHook(Hook):
         self._state: Optional[Dict[str, Any]] = None
         self._start: Optional[int] = None
         self._began: Optional[Tuple[int, int]] = None  # an epoch, the iteration at which it began
-
-    def before_run(self, runner: Any) -> None:
-        for hook in runner.hooks:
-            left_out = [name for name in LEFT_OUT if getattr(hook, name, True) is False
-                        and isinstance(hook, CheckpointHook)]
-            if left_out:
-                runner.logger.warning(
-                    f'{" and ".join(f"{name}=False" for name in left_out)} of CheckpointHook: a '
-                    'run can not be resumed from such checkpoints; automatic resume passes over '
-                    'them. Only a checkpoint that a signal made has all of it')
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         self._began = runner.epoch, runner.iter - batch_idx
@@ -153,6 +166,7 @@ class ResumeHook(Hook):
             self._state = checkpoint.get('mmrepro')
 
     def before_train(self, runner: Any) -> None:
+        check_hooks(runner)
         if not runner._resume or runner.iter == 0:
             return
         self._start = runner.iter
