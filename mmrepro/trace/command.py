@@ -28,7 +28,7 @@ KEPT_VARIABLES = re.compile(r'PYTHONHASHSEED|OMP_.*|MKL_.*|CUBLAS_.*|CUDNN_.*|NC
 EPILOG = '''example:
   %(prog)s configs/demo/faster-rcnn_r50_fpn_demo.py
       two runs of one config, in fresh processes
-  %(prog)s CONFIG --b OMP_NUM_THREADS=2 train_dataloader.num_workers=4
+  %(prog)s CONFIG --b OMP_NUM_THREADS=1 train_dataloader.num_workers=4
       the config as it is, against the config with other settings
   %(prog)s CONFIG --resume-b 5
       an uninterrupted run against one that is resumed before iteration 5
@@ -132,7 +132,7 @@ def _of_config(args: argparse.Namespace, parser: argparse.ArgumentParser, work_d
         path = os.path.join(work_dir, f'config_{name}.py')
         cfg.dump(path)
         turns = dict(resume_at=args.resume_b, validate_at=args.validate_b) if name == 'B' else {}
-        sides.append(Side(name, path, env, args.ranks, **turns))
+        sides.append(Side(name, path, env, args.ranks, settings=options, **turns))
     return Localiser(tuple(sides), work_dir, _launch(say), say).search(
         args.iters, not args.no_values)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from .effect import effects
 from .finding import Finding, find_on_ranks
 from .reader import Run, read_run
 from .record import Plan
@@ -105,7 +106,7 @@ class Localiser:
         """The first difference of two runs whose fingerprints exist."""
         compared, parting = first_iteration(run_a, run_b)
         notes = tuple(f'{side.name}: {note}' for side, run in zip(self.sides, (run_a, run_b))
-                      for note in run.notes)
+                      for note in run.notes) + tuple(effects(self.sides, (run_a, run_b)))
         if parting is None:
             return Outcome('equal', compared, notes=notes)
         ranks, first = sorted(parting.fields), parting

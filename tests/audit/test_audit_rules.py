@@ -325,8 +325,8 @@ def test_a_misspelt_key_is_named_with_the_one_that_is_meant(key, near, severity)
 
 
 @pytest.mark.parametrize('key', [
-    'val_evaluator_abs', 'preprocessor', 'conv_cfg', 'train_pipeline', 'backend_args', 'vis_backends', 'seed',
-    'randomness_note', 'dataset_type', 'img_scale', 'max_epochs', 'base_lr'])
+    'val_evaluator_abs', 'preprocessor', 'conv_cfg', 'train_pipeline', 'backend_args',
+    'vis_backends', 'seed', 'randomness_note', 'dataset_type', 'img_scale', 'base_lr'])
 def test_a_variable_of_the_config_is_no_misspelt_key(key):
     assert not found(subject(clean(**{key: 7})), 'misspelt-key')
 
