@@ -132,7 +132,7 @@ def _of_config(args: argparse.Namespace, parser: argparse.ArgumentParser, work_d
         path = os.path.join(work_dir, f'config_{name}.py')
         cfg.dump(path)
         turns = dict(resume_at=args.resume_b, validate_at=args.validate_b) if name == 'B' else {}
-        sides.append(Side(name, path, env, args.ranks, settings=options, **turns))
+        sides.append(Side(name, path, env, args.ranks, asked={**options, **env}, **turns))
     return Localiser(tuple(sides), work_dir, _launch(say), say).search(
         args.iters, not args.no_values)
 

@@ -26,7 +26,7 @@ def effects(sides: Sequence[Side], runs: Sequence[Run]) -> List[str]:
     if not all(run.manifests for run in runs):
         return []
     facts = [Manifest(run.work_dir, run.manifests[-1]).facts for run in runs]
-    asked = {name: value for side in sides for name, value in {**side.settings, **side.env}.items()}
+    asked = {name: value for side in sides for name, value in side.asked.items()}
     lines = []
     for name, value in asked.items():
         threads = name in ASK_FOR_THREADS
@@ -57,7 +57,7 @@ def _winner(name: str, sides: Sequence[Side]) -> str:
 
 def _common(name: str, sides: Sequence[Side], facts: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a variable or setting was the same on both sides, as far as is known."""
-    if not any(name in side.settings for side in sides):
+    if any(name in side.env for side in sides):
         return _variable(name, sides[0]) == _variable(name, sides[1])
     first, second = (_part(name, one) for one in facts)
     return bool(first) and first == second

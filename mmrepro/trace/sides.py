@@ -30,7 +30,8 @@ class Side(NamedTuple):
         name: 'A' or 'B'.
         config: path of a config that needs no others.
         env: variables to set.
-        settings: of the config, what was asked for by name; it is in the config already.
+        asked: settings and variables that were asked for on this side; they are in `config` and
+            `env` already.
         ranks: processes.
         resume_at: the run is ended before this iteration and continued in another process.
         checkpoint: the run continues from this file.
@@ -43,7 +44,7 @@ class Side(NamedTuple):
     resume_at: Optional[int] = None
     checkpoint: Optional[str] = None
     validate_at: Optional[int] = None
-    settings: Dict[str, Any] = {}
+    asked: Dict[str, Any] = {}
 
 
 class Job(NamedTuple):

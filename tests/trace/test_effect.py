@@ -12,7 +12,8 @@ def run_with(threads=2, config='lr = 1\n', **facts):
 
 
 def sides(env=None, settings=None):
-    return Side('A', 'a.py'), Side('B', 'b.py', env or {}, settings=settings or {})
+    env = env or {}
+    return Side('A', 'a.py'), Side('B', 'b.py', env, asked={**env, **(settings or {})})
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +62,6 @@ def test_other_variables(monkeypatch):
 def test_nothing_is_said_without_manifests_or_variations():
     assert effects(sides(dict(OMP_NUM_THREADS='2')), (Run('a', [], {}, []), run_with())) == []
     assert effects(sides(), (run_with(), run_with())) == []
+    # variables of two runs that are repeated; nobody varied them
+    repeated = [Side(name, 'a.py', dict(PYTHONHASHSEED='0')) for name in 'AB']
+    assert effects(repeated, (run_with(), run_with())) == []

@@ -294,6 +294,7 @@ def test_settings_and_variables_are_told_apart(tmp_path, monkeypatch):
                       'train_dataloader.num_workers=4', '--resume-b', '3', '--ranks', '2'])
     a, b = seen
     assert a.env == {} and b.env == dict(OMP_NUM_THREADS='2')
+    assert b.asked == {**b.env, 'train_dataloader.num_workers': 4} and a.asked == {}
     assert (a.resume_at, b.resume_at, a.ranks, b.ranks) == (None, 3, 2, 2)
     from mmengine.config import Config
     assert Config.fromfile(a.config).train_dataloader.num_workers == 0
