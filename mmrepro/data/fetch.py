@@ -5,9 +5,10 @@ between MMEngine's hooks and the data set they poke at.
 """
 from __future__ import annotations
 
+import bisect
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch.utils.data import get_worker_info
@@ -18,7 +19,7 @@ from .generators import Generators
 from .index import PlacedInt, PlacedTuple, plain
 from .signals import shield
 
-__all__ = ['BatchContext', 'KeyedCollate', 'KeyedFetch', 'WorkerInit', 'current_batch',
+__all__ = ['BatchContext', 'BatchPart', 'KeyedCollate', 'KeyedFetch', 'WorkerInit', 'current_batch',
            'keyed_collate']
 
 # Samples beside the batch's own, chosen at random, that cached transforms may mix in; a mosaic
@@ -40,12 +41,49 @@ class _Captured(BaseException):
     """
 
 
+# Which sample of a batch: its number behind EXTRA_SAMPLES, or the number of an extra sample of all
+# data sets, or (path of a part, number) for one of a part's own
+Handle = Union[int, Tuple[parts.Path, int]]
+
+
+class BatchPart:
+    """The samples of a batch that reach one transform: those of the data sets that hold it.
+
+    Attributes:
+        path: to the part of the data that holds the transform, see :mod:`mmrepro.data.parts`.
+    """
+
+    def __init__(self, batch: BatchContext, path: parts.Path) -> None:
+        self.path, self._batch = path, batch
+        self._members = [EXTRA_SAMPLES + i for i, one in enumerate(batch.paths())
+                         if one[:len(path)] == path]
+
+    def handle(self, offset: int) -> Handle:
+        """Extra samples of the part first, then its samples of the batch."""
+        if offset >= EXTRA_SAMPLES:
+            return self._members[offset - EXTRA_SAMPLES]
+        return (self.path, offset) if self.path else offset
+
+    def current(self) -> int:
+        """The offset of the sample that is being loaded, or would be if it were one of these."""
+        current = self._batch.current
+        if isinstance(current, tuple) and current[0] == self.path:
+            return current[1]
+        if not isinstance(current, int):
+            return EXTRA_SAMPLES
+        if current < EXTRA_SAMPLES:
+            return EXTRA_SAMPLES if self.path else current
+        return EXTRA_SAMPLES + bisect.bisect_left(self._members, current)
+
+
 class BatchContext:
     """The samples of one batch, each addressable up to any transform of its pipeline.
 
     Entries ``0 .. EXTRA_SAMPLES - 1`` are samples chosen at random for this batch, which are loaded
     only when something asks for them; then come the samples of the batch. All of it is a
     function of the places of the batch's samples, so that any worker gives the same result.
+    Where data sets are joined, a transform mixes samples of the data set that it belongs to, and
+    the extra samples are of that data set.
     """
 
     def __init__(self, dataset: Any, root: int, stream: str, batch: Sequence[Any],
@@ -55,28 +93,47 @@ class BatchContext:
         self._root, self._stream = root, stream
         self._entries: List[Tuple[Any, tuple]] = [
             (plain(index), (index.epoch, index.position)) for index in batch]
-        self._extra: Optional[List[Tuple[Any, tuple]]] = None
-        self.current = 0
+        self._extra: Dict[parts.Path, List[Tuple[Any, tuple]]] = {}
+        self._datasets: Dict[parts.Path, Any] = {(): dataset}
+        self._parts: Dict[int, BatchPart] = {}
+        self._paths: Optional[List[parts.Path]] = None
+        self.current: Handle = 0
         self._wanted: Optional[object] = None
-        self._states: Dict[Tuple[int, int], Any] = {}
+        self._states: Dict[Tuple[int, Handle], Any] = {}
 
-    def _entry(self, offset: int) -> Tuple[Any, tuple]:
-        if offset >= EXTRA_SAMPLES:
-            return self._entries[offset - EXTRA_SAMPLES]
-        if self._extra is None:
+    def paths(self) -> List[parts.Path]:
+        """Which part of the data each sample of the batch comes from."""
+        if self._paths is None:
+            self._paths = [parts.path_of(self.dataset, index) for index, _ in self._entries]
+        return self._paths
+
+    def part(self, transform: object) -> BatchPart:
+        """The samples that reach ``transform``."""
+        if id(transform) not in self._parts:
+            path, self._datasets[path] = parts.holder(self.dataset, transform)
+            self._parts[id(transform)] = BatchPart(self, path)
+        return self._parts[id(transform)]
+
+    def _entry(self, handle: Handle) -> Tuple[Any, tuple]:
+        if isinstance(handle, int) and handle >= EXTRA_SAMPLES:
+            return self._entries[handle - EXTRA_SAMPLES]
+        path, number = handle if isinstance(handle, tuple) else ((), handle)
+        if path not in self._extra:
+            size = len(self._datasets[path])
             _, first = self._entries[0]
-            draw = seeds.python_generator(self._root, self._stream, *first, 'extra')
-            self._extra = [(draw.randrange(len(self.dataset)), (*first, 'extra', k))
-                           for k in range(EXTRA_SAMPLES)]
-        return self._extra[offset]
+            key = (*first, 'extra', *path)
+            draw = seeds.python_generator(self._root, self._stream, *key)
+            self._extra[path] = [(draw.randrange(size), (*key, k)) for k in range(EXTRA_SAMPLES)]
+        return self._extra[path][number]
 
-    def load(self, offset: int) -> Any:
-        """The sample at ``offset``, from the start of its own stream."""
-        index, key = self._entry(offset)
-        self.current = offset
+    def load(self, handle: Handle) -> Any:
+        """A sample, from the start of its own stream."""
+        index, key = self._entry(handle)
+        dataset = self._datasets[handle[0]] if isinstance(handle, tuple) else self.dataset
+        self.current = handle
         seeds.seed_all(self._root, self._stream, *key)
         generators.reseed(self._own, self._root, self._stream, *key)
-        return self.dataset[index]
+        return dataset[index]
 
     def reached(self, transform: object, results: Any) -> None:
         """Called by a transform with the state of the current sample; the first call counts."""
@@ -84,19 +141,19 @@ class BatchContext:
         if self._wanted is transform:
             raise _Captured
 
-    def state(self, transform: object, offset: int) -> Any:
-        """What ``transform`` was given, or would be, for the sample at ``offset``.
+    def state(self, transform: object, handle: Handle) -> Any:
+        """What ``transform`` was given, or would be, for a sample.
 
         Raises:
             RuntimeError: when that sample's pipeline does not reach the transform.
         """
-        key = (id(transform), offset)
+        key = (id(transform), handle)
         if key not in self._states:
             before = self.current, self._wanted
             self._wanted = transform
             with seeds.isolate_rng(accelerators=False), generators.isolated(self._own):
                 try:
-                    self.load(offset)
+                    self.load(handle)
                 except _Captured:
                     pass
                 finally:
@@ -104,8 +161,8 @@ class BatchContext:
         if key not in self._states:
             raise RuntimeError(
                 f'{type(transform).__name__} mixes samples, but the pipeline of sample '
-                f'{self._entry(offset)[0]} does not reach it; put it into the pipeline of every '
-                'data set, or none')
+                f'{self._entry(handle)[0]} does not reach it; put it into the pipeline itself, '
+                'not into a choice or a chance, and join data sets by ConcatDataset')
         return self._states[key]
 
 

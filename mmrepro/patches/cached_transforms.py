@@ -27,7 +27,9 @@ class _Partners:
     def __init__(self, transform: Any, batch: BatchContext) -> None:
         self._transform, self._batch = transform, batch
         kind = next(cls.__name__ for cls in type(transform).__mro__ if cls.__name__ in PARTNERS)
-        self._offsets = partners(kind, batch.current, transform.max_cached_images)
+        part = batch.part(transform)
+        self._handles = [part.handle(offset) for offset in partners(
+            kind, part.current(), transform.max_cached_images)]
         self._own: List[Any] = []
 
     def append(self, results: Any) -> None:
@@ -35,16 +37,16 @@ class _Partners:
         self._own.append(results)
 
     def __len__(self) -> int:
-        return len(self._offsets) + len(self._own)
+        return len(self._handles) + len(self._own)
 
     def __getitem__(self, index: int) -> Any:
-        if index < len(self._offsets):
-            return self._batch.state(self._transform, self._offsets[index])
-        return self._own[index - len(self._offsets)]
+        if index < len(self._handles):
+            return self._batch.state(self._transform, self._handles[index])
+        return self._own[index - len(self._handles)]
 
 
 def partners(kind: str, current: int, max_cached_images: int) -> List[int]:
-    """Offsets in the batch of the samples that sample ``current`` may mix in."""
+    """Offsets of the samples of the batch's part that sample ``current`` may mix in."""
     first = max(EXTRA_SAMPLES - PARTNERS[kind], current - (max_cached_images - 1))
     last = max(current, EXTRA_SAMPLES)
     # `- 1`: stock drops a result when its cache, the current one included, is over-full
