@@ -20,6 +20,7 @@ from .plots import draw
 from .publish import publish
 from .runs import RunError, load_run
 from .style import MissingPlots
+from .terminal import console, table
 from .weights import checkpoint_distances
 
 __all__ = ['compare', 'main', 'write']
@@ -83,8 +84,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.json:
         print(json.dumps(as_dict(found, code, written), indent=2))
         return code
-    from rich.console import Console
-    show(found, Console(highlight=False))
+    show(found, console(), args.all)
     for path in written.values():
         print(f'wrote {path}')
     if not written:
@@ -144,30 +144,32 @@ def _finite(value: float) -> Optional[float]:
     return value if math.isfinite(value) else None
 
 
-def show(found: Comparison, console: Any) -> None:
-    """Print the comparison."""
-    from rich.table import Table
+def show(found: Comparison, console: Any, everything: bool = False) -> None:
+    """Print the comparison; ``everything``: also what is harmless, and rows of any number."""
     from rich.text import Text
-    runs = Table('', 'directory', 'read from', 'iterations', 'starts', box=None)
+    runs = table('', 'directory', 'read from', 'iterations', 'starts')
     for letter, run in (('A', found.a), ('B', found.b)):
         runs.add_row(letter, run.path, run.kind, str(len(run.iterations)), str(run.starts))
     console.print(runs)
     for note in found.notes:
         console.print(Text(f'note: {note}', 'yellow'))
     if found.manifest:
-        made = Table('made of', 'A', 'B', 'severity', 'consequence', box=None)
+        made = table('made of', 'A', 'B', 'severity', 'consequence')
         serious = [row for row in found.manifest if row.severity != 'harmless']
-        for row in serious[:MAX_ROWS]:
+        shown = found.manifest if everything else serious[:MAX_ROWS]
+        for row in shown:
             made.add_row(row.name, _cut(row.then), _cut(row.now), row.severity, row.consequence)
         console.print()
-        if serious:
+        if shown:
             console.print(made)
-        more = len(found.manifest) - len(serious[:MAX_ROWS])
+        more = len(found.manifest) - len(shown)
         if more:
-            console.print(Text(f'{more} more differences, {len(found.manifest) - len(serious)} of '
-                               'them harmless', 'dim'))
+            harmless = len(found.manifest) - len(serious)
+            console.print(Text(f'{more} more difference{"" if more == 1 else "s"} in what they '
+                               f'were made of, {"all" if harmless == more else harmless} '
+                               'harmless; --all lists them', 'dim'))
     if found.first is not None:
-        fields = Table(f'iteration {found.first.iteration}', 'A', 'B', '', box=None)
+        fields = table(f'iteration {found.first.iteration}', 'A', 'B', '')
         for field in found.first.fields:
             fields.add_row(field.field, field.a, field.b, 'same' if field.same else 'differs',
                            style='' if field.same else 'bold red')
@@ -182,10 +184,9 @@ def show(found: Comparison, console: Any) -> None:
 
 
 def _show_growth(found: Comparison, console: Any) -> None:
-    from rich.table import Table
     rows = [row for row in found.weights if row.distance or row.note]
     if found.first is not None and found.losses:
-        losses = Table('loss', 'last common', 'A', 'B', 'largest difference', box=None)
+        losses = table('loss', 'last common', 'A', 'B', 'largest difference')
         for name, (steps, one, other) in list(found.losses.items())[:MAX_ROWS]:
             gap = max((abs(b - a) for a, b in zip(one, other)), default=0.)
             losses.add_row(name, str(steps[-1]), f'{one[-1]:.9g}', f'{other[-1]:.9g}',
@@ -193,7 +194,7 @@ def _show_growth(found: Comparison, console: Any) -> None:
         console.print()
         console.print(losses)
     if rows:
-        weights = Table('checkpoint', 'distance', 'relative', 'note', box=None)
+        weights = table('checkpoint', 'distance', 'relative', 'note')
         for row in rows:
             weights.add_row(row.name, '-' if row.distance is None else f'{row.distance:.6g}',
                             '-' if row.relative is None else f'{row.relative:.3g}', row.note)
@@ -221,6 +222,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--out', metavar='DIR', help='write plots (PNG) and compare.html here')
     parser.add_argument('--publish', metavar='CONFIG', help="also send the result to TensorBoard, "
                         "Weights & Biases and so on: the backends of this config's visualizer")
+    parser.add_argument('--all', action='store_true',
+                        help='list every difference in what the runs were made of, harmless or not')
     parser.add_argument('--json', action='store_true', help='write JSON to the standard output')
     parser.add_argument('--no-weights', action='store_true',
                         help='leave checkpoints unread (they are large)')

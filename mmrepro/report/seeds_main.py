@@ -27,6 +27,7 @@ from .seeds import (
 )
 from .stats import MissingStatistics
 from .style import MissingPlots
+from .terminal import console
 
 __all__ = ['main']
 
@@ -53,8 +54,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.json:
         print(json.dumps(dict(exit_code=code, written=written, **found.as_dict()), indent=2))
         return code
-    from rich.console import Console
-    seeds_report.show(found, Console(highlight=False))
+    seeds_report.show(found, console())
     for path in written:
         print(f'wrote {path}')
     return code

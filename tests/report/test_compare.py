@@ -412,6 +412,33 @@ def test_the_terminal_shows_the_verdict(pair, capsys):
     assert 'DIFFERENT: iteration 5' in out and "localise" in out
 
 
+def test_harmless_differences_are_counted_and_listed_on_demand(pair, capsys):
+    a, b = pair(a=dict(facts={'version.python': '3.11', 'version.mmrepro': '1'}),
+                b=dict(facts={'version.python': '3.12', 'version.mmrepro': '2'}))
+    assert main([a, b]) == 0
+    out = capsys.readouterr().out
+    assert '2 more differences in what they were made of, all harmless; --all lists them' in out
+    assert 'version.python' not in out
+    main([a, b, '--all'])
+    out = capsys.readouterr().out
+    assert 'version.python' in out and 'version.mmrepro' in out and 'more diff' not in out
+
+
+@pytest.mark.parametrize('columns', [None, '60'])
+def test_names_are_whole(pair, capsys, monkeypatch, columns):
+    name = 'config.model.roi_head.bbox_head.loss_bbox.a_name_that_is_longer_than_the_column'
+    monkeypatch.delenv('COLUMNS', raising=False)
+    if columns:
+        monkeypatch.setenv('COLUMNS', columns)
+    main([*pair(a=dict(manifest={name: 1}), b=dict(manifest={name: 2})), '--all'])
+    out = capsys.readouterr().out
+    if columns:  # wrapped: every part of it is somewhere
+        assert '…' not in out and max(map(len, out.splitlines())) <= 60
+        assert 'config.model' in out and 'column' in out
+    else:
+        assert name in out
+
+
 def test_two_runs_of_one_name_are_told_apart(tmp_path):
     a, b = (write_run(tmp_path / name / 'run') for name in 'ab')
     found = compare(a, b)
