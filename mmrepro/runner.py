@@ -60,7 +60,7 @@ class ReproRunnerMixin:
         if kwargs_of.get('resume'):
             self._point, self._passed = find_point(
                 kwargs_of.get('load_from'), kwargs_of['work_dir'], given.resume_strict)
-            if self._point is None and kwargs_of.get('load_from') is None:
+            if self._point is None and not files.is_remote(kwargs_of):
                 kwargs_of['resume'] = False  # MMEngine would take what was passed over
         if self._point is not None:
             # before the model, the loaders and their workers are built from another seed

@@ -189,3 +189,41 @@ def test_what_no_resume_could_read_is_refused_when_it_is_written(name, tmp_path)
 def test_what_can_be_read_is_written():
     check_readable(dict(a=torch.ones(1), b=[np.float64(1), np.ones(2), collections.Counter('a')],
                         c=collections.OrderedDict(a=torch.Size([1])), d={1, 2}, e=torch.float32))
+
+
+def test_what_lies_far_away_is_for_mmengine_to_fetch(tmp_path, monkeypatch):
+    """``last_checkpoint`` names a remote file: none of the local ones is taken instead."""
+    cfg = settings(tmp_path, interval=1)
+    cfg.train_cfg.max_epochs = 2
+    expected = trained(cfg)
+    monkeypatch.setattr(Runner, 'load_checkpoint', lambda self, name, **kwargs: fetched(self, name))
+    content = {name: files.load(str(path)) for name, path in (
+        ('s3://kept/epoch_1.pth', tmp_path / 'epoch_1.pth'),
+        ('s3://kept/best.pth', next(tmp_path.glob('best_*'))))}
+
+    def fetched(runner, name):
+        checkpoint = content[name]
+        runner.call_hook('after_load_checkpoint', checkpoint=checkpoint)
+        runner.model.load_state_dict(checkpoint['state_dict'])
+        return checkpoint
+
+    for name in content:
+        (tmp_path / 'last_checkpoint').write_text(name)
+        runner = Runner.from_cfg(again(cfg))
+        assert runner._resume and runner._point is None
+        if 'best' in name:
+            with pytest.raises(ResumeError, match='holds no optimizer'):
+                runner.train()
+        else:
+            runner.train()
+            assert everything(runner) == expected
+
+
+@pytest.mark.parametrize('pointer', ['', 'epoch_7.pth'])
+def test_a_pointer_to_nothing_is_a_new_run(pointer, tmp_path):
+    (tmp_path / 'last_checkpoint').write_text(pointer)
+    cfg = again(settings(tmp_path))
+    cfg.train_cfg.max_epochs = 1
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    assert runner.iter == 4

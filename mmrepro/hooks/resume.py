@@ -13,7 +13,7 @@ from ..data import placement_of
 from ..data.orders import is_endless
 from ..data.seek import CountedIterator, Place, seek, where
 from ..state import ranks
-from ..state.complete import check_readable
+from ..state.complete import check_readable, judge
 from ..state.strict import ResumeError
 
 __all__ = ['ResumeHook', 'check_streams', 'validation_is_due']
@@ -164,6 +164,9 @@ class ResumeHook(Hook):
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         if runner._resume:
             self._state = checkpoint.get('mmrepro')
+            if runner._point is None:  # MMEngine has fetched it from a remote place
+                for line in judge('the checkpoint', checkpoint, runner.repro.resume_strict):
+                    runner.logger.warning(line)
 
     def before_train(self, runner: Any) -> None:
         check_hooks(runner)

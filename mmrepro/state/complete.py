@@ -3,14 +3,16 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any, Iterator, Mapping, Optional, Tuple
+from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
 import torch
+from mmengine.logging import HistoryBuffer
 
 from .facts import read_settings, settings_of
 from .files import CheckpointError, check_file, load, safe_loading
+from .strict import ResumeError
 
-__all__ = ['check_readable', 'has_schedules', 'lacks', 'stock_facts', 'why_not']
+__all__ = ['check_readable', 'has_schedules', 'judge', 'lacks', 'stock_facts', 'why_not']
 
 # What MMEngine's ``Runner.resume`` reads, and what a run does without it: another one.
 PARTS = {
@@ -48,6 +50,27 @@ def lacks(content: Any) -> Optional[str]:
     return f'holds {" and ".join(missing)}' if missing else None
 
 
+def judge(path: str, content: Any, strict: bool) -> List[str]:
+    """Lines for the log about a file that somebody named to resume from.
+
+    Raises:
+        CheckpointError: no run has written it.
+        ResumeError: ``strict``, and a run could not go on exactly.
+    """
+    problem = lacks(content)
+    if problem is None:
+        return []
+    if not isinstance(content, dict) or not {'meta', 'message_hub'} <= {*content}:
+        raise CheckpointError(f'{path} {problem}. Weights are loaded with load_from=..., '
+                              'resume=False')
+    if strict:
+        raise ResumeError(
+            f'{path} {problem}: it can be loaded, not resumed. Begin a new run from these '
+            'weights: load_from=..., resume=False; or name a checkpoint that has all of it; or '
+            'go on with another result: randomness.resume_strict=False')
+    return [f'{path} {problem}: the result is not that of the uninterrupted run']
+
+
 def why_not(path: str) -> Optional[str]:
     """What keeps a run from going on from the file ``path``, or None; it is read for that."""
     problem = check_file(path)
@@ -78,7 +101,7 @@ def check_readable(checkpoint: Mapping[str, Any]) -> None:
 
 def _without_tensors(value: Any) -> Any:
     # plain containers only: what a class of its own makes of its contents has to be tried
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) or type(value) is HistoryBuffer:  # large, and data only
         return None
     if type(value) is dict:
         return {key: _without_tensors(item) for key, item in value.items()}

@@ -16,8 +16,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 
-__all__ = ['CheckpointError', 'LAST_GOOD', 'allow_list', 'check_file', 'is_local', 'load',
-           'local_loading', 'newest_good', 'replace_with', 'safe_loading', 'seal']
+__all__ = ['CheckpointError', 'LAST_GOOD', 'allow_list', 'check_file', 'is_local', 'is_remote',
+           'load', 'local_loading', 'newest_good', 'replace_with', 'safe_loading', 'seal']
 
 MARK = b'mmrepro sha256 '
 LAST_GOOD = '.last_good.pth'  # hard link to the newest checkpoint that a run can go on from
@@ -196,6 +196,24 @@ def _is_legacy_format(path: str) -> bool:
         return file.read(2) == b'\x80\x02'
 
 
+def pointed(folder: str) -> str:
+    """What ``last_checkpoint`` of a work directory names; '' for nothing."""
+    pointer = os.path.join(folder, 'last_checkpoint')
+    if not os.path.exists(pointer):
+        return ''
+    with open(pointer) as file:
+        return file.read().strip()
+
+
+def is_remote(settings: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint that a run with these settings resumes from is for MMEngine to fetch.
+
+    Args:
+        settings: ``load_from`` and ``work_dir``.
+    """
+    return '://' in (settings.get('load_from') or pointed(settings['work_dir']))
+
+
 def newest_good(folder: str, refuse: Callable[[str], Optional[str]] = check_file
                 ) -> Tuple[Optional[str], List[str]]:
     """The newest complete checkpoint of a work directory, and what was passed over and why.
@@ -208,14 +226,11 @@ def newest_good(folder: str, refuse: Callable[[str], Optional[str]] = check_file
     """
     candidates: List[str] = []
     folders = [folder]
-    pointer = os.path.join(folder, 'last_checkpoint')
-    if os.path.exists(pointer):
-        with open(pointer) as file:
-            named = file.read().strip()
-        if named:
-            candidates.append(named if os.path.isabs(named) or os.path.exists(named) else
-                              os.path.join(folder, os.path.basename(named)))
-            folders.append(os.path.dirname(named) or folder)
+    named = pointed(folder)
+    if named:
+        candidates.append(named if os.path.isabs(named) or os.path.exists(named) else
+                          os.path.join(folder, os.path.basename(named)))
+        folders.append(os.path.dirname(named) or folder)
     found = [os.path.join(place, name) for place in folders if os.path.isdir(place)
              for name in os.listdir(place)
              if name.endswith('.pth') and not name.startswith('best_')]

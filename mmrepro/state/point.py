@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..config import RandomnessConfig, RandomnessError
-from .complete import lacks, stock_facts, why_not
-from .files import CheckpointError, load, newest_good
-from .strict import ResumeError
+from .complete import judge, stock_facts, why_not
+from .files import is_remote, load, newest_good
 
 __all__ = ['ResumePoint', 'find_point']
 
@@ -69,18 +68,16 @@ def find_point(load_from: Optional[str], work_dir: str,
         ResumeError: the named file holds weights, but not what a run goes on from.
     """
     path, passed = load_from, []
+    if is_remote(dict(load_from=path, work_dir=work_dir)):
+        return None, passed  # MMEngine fetches it; its seed is not known beforehand
     if path is None:
         path, passed = newest_good(work_dir, why_not)
         if path is None:
             if passed:
                 passed.append('nothing is left to resume from: the run begins at the beginning')
             return None, passed
-    elif '://' in path:
-        return None, passed  # MMEngine fetches it; its seed is not known beforehand
     content = load(path, map_location='meta')
-    problem = lacks(content)
-    if problem is not None:
-        passed.append(_judged(path, content, problem, strict))
+    passed += judge(path, content, strict)
     meta = content['meta']
     lines = [f'resuming from {path}: epoch {meta["epoch"]}, iteration {meta["iter"]}']
     written_by = meta.get('mmrepro', {})
@@ -91,16 +88,3 @@ def find_point(load_from: Optional[str], work_dir: str,
     return ResumePoint(path, meta['epoch'], meta['iter'], meta.get('seed'), written_by, facts,
                        '\n'.join(lines),
                        tuple(meta['place']) if 'place' in meta else None), passed
-
-
-def _judged(path: str, content: Any, problem: str, strict: bool) -> str:
-    """A line for the log about a named file that a run cannot go on from exactly."""
-    if not isinstance(content, dict) or not {'meta', 'message_hub'} <= {*content}:
-        raise CheckpointError(f'{path} {problem}. Weights are loaded with load_from=..., '
-                              'resume=False')
-    if strict:
-        raise ResumeError(
-            f'{path} {problem}: it can be loaded, not resumed. Begin a new run from these '
-            'weights: load_from=..., resume=False; or name a checkpoint that has all of it; or '
-            'go on with another result: randomness.resume_strict=False')
-    return f'{path} {problem}: the result is not that of the uninterrupted run'
