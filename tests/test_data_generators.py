@@ -201,8 +201,8 @@ class CannotBeSeeded(Noisy):
 
 
 @pytest.mark.parametrize('dataset, message', [
-    (FromTheSystem, r'FromTheSystem.pipeline\[0\] is a random.SystemRandom'),
-    (CannotBeSeeded, 'CannotBeSeeded.generator is a Generator that cannot be seeded')])
+    (FromTheSystem, r'dataset.pipeline\[0\] is a random.SystemRandom'),
+    (CannotBeSeeded, 'dataset.generator is a Generator that cannot be seeded')])
 def test_a_generator_that_cannot_be_seeded_is_refused(dataset, message):
     with pytest.raises(RandomnessError, match=message):
         adopted(loader(shuffled, dataset=dataset))
@@ -288,6 +288,6 @@ def test_own_generators_start_where_the_sample_does():
     index = next(iter(made.batch_sampler))[2]
     made.dataset.__getitems__([index])
     seeds.seed_all(3, 'sample', index.epoch, index.position)
-    generators.reseed(generators.find(made.dataset, 'Own', (KeyedFetch, )), 3, 'sample', 0, 2)
+    generators.reseed(generators.find(made.dataset, 'dataset', (KeyedFetch, )), 3, 'sample', 0, 2)
     expected = made.dataset[2]
     assert digest(made.dataset.__getitems__([index])) == digest([expected])

@@ -227,7 +227,7 @@ class KeyedFetch:
         before = self._pipelines
         if before is None or len(now) != len(before) or any(
                 a is not b for one, other in zip(now, before) for a, b in zip(one, other)):
-            self._own = generators.find(self.dataset, type(self.dataset).__name__, (KeyedFetch, ))
+            self._own = generators.find(self.dataset, 'dataset', (KeyedFetch, ))
             self._pipelines = now
         return self._own
 

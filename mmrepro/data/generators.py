@@ -142,7 +142,8 @@ def find(thing: Any, name: str, but: tuple = (), data: bool = True) -> Generator
         RandomnessError: for one that cannot be seeded.
     """
     found: Generators = {}
-    if isinstance(thing, _LEAVES):
+    passed_by = (*_LEAVES, *but)
+    if isinstance(thing, passed_by):
         return found
     queue, seen = deque([(name, thing)]), {id(thing): thing}
     for _ in range(MAX_OBJECTS):
@@ -150,7 +151,7 @@ def find(thing: Any, name: str, but: tuple = (), data: bool = True) -> Generator
             break
         path, one = queue.popleft()
         for inner, value in _inside(one, path):
-            if id(value) in seen or isinstance(value, (*_LEAVES, *but)):
+            if id(value) in seen or isinstance(value, passed_by):
                 continue
             seen[id(value)] = value  # kept: a freed object would lend its id to another
             if isinstance(value, _CLASSES):

@@ -185,7 +185,8 @@ def _stock(sampler: Any, root: int) -> Iterator[Any]:
 def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int, root: int,
                    *key: seeds.Key) -> Iterator[Any]:
     """What ``order()`` yields from generators of its own; ``block`` items are drawn at a time."""
-    inside, found = None, generators.find(sampler, type(sampler).__base__.__name__, data=False)
+    name, ours = type(sampler).__base__.__name__, type(sampler._placement)
+    inside, found = None, generators.find(sampler, name, (ours, ), data=False)
     items: Iterator[Any] = iter(())
     while True:
         with seeds.isolate_rng():
