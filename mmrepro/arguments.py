@@ -29,6 +29,14 @@ class Parser(argparse.ArgumentParser):
         hint = f' (see {self.prog} --help)' if self._parsing else ''
         self.exit(2, f'{self.prog}: {message}{hint}\n')
 
+    def make_folder(self, path: str, option: str = '--work-dir') -> str:
+        """Make the folder that an option names, unless it is there; returns ``path``."""
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            self.error(f'{option} {path}: cannot be made: {error.strerror}')
+        return path
+
 
 class Options(DictAction):
     """MMEngine's ``--cfg-options``, with a word for what is not ``KEY=VALUE``."""

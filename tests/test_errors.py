@@ -11,7 +11,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 import mmrepro  # noqa: F401  attaches itself
-from mmrepro import errors, launch
+from mmrepro import cli, errors, launch
 from mmrepro.arguments import READER_LEFT, Parser, quiet_when_reader_leaves, setting
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -80,6 +80,14 @@ def test_a_work_dir_that_cannot_be_made(config, capsys, below, tmp_path):
     folder = tmp_path / 'file' / below
     assert f'work_dir {folder} cannot be made or written to' in refused(
         capsys, launch.train, config, '--work-dir', folder)
+
+
+@pytest.mark.parametrize('verb', ['verify', 'localise', 'chaos', 'demo'])
+def test_a_folder_for_results_that_cannot_be_made(verb, config, capsys, tmp_path):
+    (tmp_path / 'file').touch()
+    given = [] if verb == 'demo' else [config]
+    assert f'--work-dir {tmp_path}/file/w: cannot be made: Not a directory' in refused(
+        capsys, cli.VERBS[verb].load(), *given, '--work-dir', tmp_path / 'file' / 'w')
 
 
 def test_a_damaged_checkpoint(config, capsys, tmp_path):

@@ -28,6 +28,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if os.path.isdir(args.work_dir) and os.listdir(args.work_dir):
         parser.error(f'--work-dir {args.work_dir}: is not empty, and a run that finds '
                      'checkpoints resumes')
+    parser.make_folder(args.work_dir)
     config = Config.fromfile(args.config)
     config.merge_from_dict(args.cfg_options or {})
     prepare(config, args.interval)
@@ -77,7 +78,7 @@ def _kinds(parser: argparse.ArgumentParser, names: Optional[str], ranks: int,
     return chosen
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     kinds = '\n'.join(f'  {name:<{max(map(len, KINDS))}}  {kind.why}'
                       for name, kind in KINDS.items())
     parser = Parser(

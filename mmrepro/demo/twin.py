@@ -188,4 +188,5 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         args.config = shipped(DEFAULT_CONFIG)
     elif not os.path.isfile(args.config):
         parser.error(f'--config {args.config}: no such file')
+    parser.make_folder(args.work_dir)
     return args

@@ -61,10 +61,11 @@ def outcome_of(argv: Sequence[str]) -> Optional[Outcome]:
     return _outcome(parser.parse_args(argv), parser)
 
 
-def _outcome(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Optional[Outcome]:
+def _outcome(args: argparse.Namespace, parser: Parser) -> Optional[Outcome]:
     say = _Progress()
     try:
-        work_dir = _new_folder(args.work_dir or os.path.join('work_dirs', 'localise'))
+        work_dir = parser.make_folder(
+            _new_folder(args.work_dir or os.path.join('work_dirs', 'localise')))
         if args.other is None:
             outcome = _of_config(args, parser, work_dir, say)
         else:
@@ -81,7 +82,7 @@ def _outcome(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Optio
     return outcome
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
         prog=program_name('localise'), description='Name the first thing that differs between two '
         'runs: iteration, phase, module, operator, and the likely cause.',
@@ -200,7 +201,6 @@ def _new_folder(wanted: str) -> str:
     while os.path.isdir(folder) and os.listdir(folder):
         number += 1
         folder = f'{wanted}.{number}'
-    os.makedirs(folder, exist_ok=True)
     return folder
 
 

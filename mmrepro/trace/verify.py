@@ -230,6 +230,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     jobs = args.jobs or (1 if _has_gpu() else max(1, min(2, (os.cpu_count() or 1) // threads)))
     progress = Line(sys.stderr)
     started = time.monotonic()
+    parser.make_folder(args.work_dir)
     try:
         results = verify(cfg, args.work_dir, names, args.iters, jobs, args.level, progress.say)
     except (TrainingFailed, TraceError) as error:
@@ -349,7 +350,7 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
         prog=program_name('verify'), description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
