@@ -112,8 +112,8 @@ RULES = (
         'prefetch_factor', 'pin_memory', 'timeout', 'multiprocessing_context')),
     Rule('config.train_cfg.max_*', CHANGES,
          'the run ends elsewhere; schedules and hooks that count from the end move'),
-    *(Rule(f'config.{name}*', CHANGES, 'training reacts to metrics, or ranks average the '
-           'statistics of normalisation at each validation', 'validation')
+    *(Rule(f'config.{name}*', CHANGES, 'training reacts to metrics, or to averages of BatchNorm '
+           'over ranks', 'validation')
       for name in ('train_cfg.val_', 'train_cfg.dynamic_intervals', 'val_cfg')),
     *(Rule(f'config.val_{name}*', CHANGES, 'training reacts to metrics', 'metrics')
       for name in ('dataloader', 'evaluator')),
