@@ -113,11 +113,7 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
         TrainingFailed: a training ended with an error.
     """
     prepared = _prepared(cfg, iterations, level)
-    skipped = {}
-    if 'validation' in names and cfg.get('val_cfg') is None:
-        skipped['validation'] = 'the config has no validation'
-    if 'resume' in names and iterations < 2:
-        skipped['resume'] = 'it takes two iterations to be killed between them'
+    skipped = _skipped(cfg, names, iterations)
     waiting = [_job('reference', prepared, work_dir, iterations, cfg)]
     waiting += [_job(name, prepared, work_dir, iterations, cfg) for name in names
                 if name not in skipped]
@@ -126,6 +122,19 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
     reference = fingerprints_of(waiting[0].folder)
     return [_result(name, reference, os.path.join(work_dir, name), iterations,
                     skipped.get(name, '')) for name in names]
+
+
+def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> Dict[str, str]:
+    """Variations that this config cannot have, and why."""
+    skipped = {}
+    if 'validation' in names and cfg.get('val_cfg') is None:
+        skipped['validation'] = 'the config has no validation'
+    streams = (cfg.get('randomness') or {}).get('worker_seed', 'sample')
+    if 'resume' in names and iterations < 2:
+        skipped['resume'] = 'it takes two iterations to be killed between them'
+    elif 'resume' in names and streams != 'sample':
+        skipped['resume'] = f'with worker_seed={streams!r} no run resumes within an epoch'
+    return skipped
 
 
 def _prepared(cfg: Config, iterations: int, level: str) -> Config:

@@ -222,3 +222,12 @@ def test_real_processes(data_root, tmp_path):
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [one['equal'] for one in json.loads(done.stdout)['variations']] == [True] * 5
+
+
+@pytest.mark.parametrize('randomness, skipped', [
+    (None, False), (dict(seed=1), False), (dict(worker_seed='worker'), True),
+    (dict(worker_seed='mmengine', step_seed=False), True)])
+def test_a_run_that_does_not_resume_within_an_epoch_is_not_asked_to(randomness, skipped):
+    cfg = Config(dict(val_cfg=dict(), randomness=randomness))
+    found = module._skipped(cfg, ['resume', 'workers', 'validation'], 6)
+    assert ('resume' in found) is skipped and len(found) == skipped
