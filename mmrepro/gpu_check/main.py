@@ -21,9 +21,10 @@ _GROUPS = ('mmcv', 'triton', 'torch', 'detectors')
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    from mmrepro.arguments import Parser
     from mmrepro.cli import program_name
     name = program_name('gpu_check')
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=name, formatter_class=argparse.RawDescriptionHelpFormatter,
         description='Find out whether training repeats bit for bit on this device, operator by\n'
         'operator and detector by detector, and what it costs.',

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mmrepro.arguments import Parser, quiet_when_reader_leaves
 from mmrepro.cli import program_name
 from mmrepro.ops.provider import Entry, catalogue, provider
 from mmrepro.ops.table import FAMILIES, Family
@@ -83,9 +84,10 @@ def page(reached: dict[str, list[str]] | None = None) -> str:
             f'| operator | in `mmcv/ops` | who uses it |\n|---|---|---|\n{without}\n')
 
 
+@quiet_when_reader_leaves
 def main(argv: Sequence[str] | None = None) -> int:
     """``mmrepro ops``. Returns 0."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name('ops'), description="mmcv's compiled operators: who answers for each, "
         'whether it gives the same bits every time, and which detectors use it.',
         formatter_class=argparse.RawDescriptionHelpFormatter,
