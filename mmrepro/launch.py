@@ -17,7 +17,8 @@ from mmengine.config import Config, ConfigDict
 from .arguments import Options, Parser
 from .cli import program_name
 from .errors import one_line
-from .trace.fresh import LEVELS, add_fingerprints
+from .trace.fresh import add_fingerprints
+from .trace.reader import LEVELS
 
 __all__ = ['RESTARTED', 'apply_randomness', 'build_runner', 'restart_if_incomplete', 'test',
            'train']

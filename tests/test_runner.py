@@ -349,3 +349,36 @@ def test_a_flag_that_somebody_changed_stops_the_run(tmp_path):
     with pytest.raises(determinism.DeterminismError, match='deterministic.*must put it back'):
         trained(config(tmp_path / 'a', randomness=dict(seed=3, deterministic=True), **hooks))
     trained(config(tmp_path / 'b', **hooks))  # nothing was promised, so nothing is broken
+
+
+def test_a_flag_that_somebody_changed_is_a_warning_where_warnings_were_asked_for(tmp_path):
+    runner = Runner.from_cfg(config(tmp_path, custom_hooks=[dict(type='SwitchesOff')],
+                                    randomness=dict(seed=3, deterministic='warn')))
+    said = []
+    runner.logger.warning = said.append
+    runner.train()
+    assert sum('must put it back' in text for text in said) == 1
+
+
+@DATASETS.register_module(force=True)
+class SeesFlags(Points):
+    seen = []
+
+    def __init__(self):
+        self.seen.append((torch.are_deterministic_algorithms_enabled(), seeds.root()))
+
+
+@pytest.mark.parametrize('what', ['train', 'val', 'test'])
+def test_data_sets_are_built_under_the_settings_of_their_own_runner(tmp_path, what):
+    loader = dict(batch_size=2, dataset=dict(type='SeesFlags'), num_workers=0,
+                  sampler=dict(type='DefaultSampler', shuffle=False))
+    parts = {f'{what}_dataloader': loader}
+    if what != 'train':
+        parts.update({f'{what}_cfg': dict(), f'{what}_evaluator': dict(type='DumpNothing')})
+    cfg = config(tmp_path / 'a', randomness=dict(seed=3, deterministic=True))
+    cfg.merge_from_dict(parts)
+    runner = Runner.from_cfg(cfg)
+    Runner.from_cfg(config(tmp_path / 'b', randomness=dict(seed=9)))
+    SeesFlags.seen.clear()
+    getattr(runner, what)()
+    assert SeesFlags.seen == [(True, 3)]

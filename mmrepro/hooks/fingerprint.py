@@ -14,13 +14,12 @@ from ..trace.collect import Snapshot, gradients_of, named_state, optimizers_of, 
 from ..trace.digest import SCHEME, value_digest
 from ..trace.manifest import write_manifest
 from ..trace.modules import ModuleRecorder
-from ..trace.reader import FOLDER, FORMAT, fingerprint_name
+from ..trace.reader import FOLDER, FORMAT, LEVELS, fingerprint_name
 from ..trace.stream import OperatorLines
 from ..trace.writer import Writer
 
-__all__ = ['LEVELS', 'FingerprintHook']
+__all__ = ['FingerprintHook']
 
-LEVELS = ('step', 'parameter', 'module', 'operator')
 RECORDERS = {'module': ModuleRecorder, 'operator': OperatorLines}
 STATES = ('gradients', 'parameters', 'buffers', 'optimizer')
 

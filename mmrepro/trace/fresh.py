@@ -9,12 +9,9 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from .reader import FOLDER, RankLog, fingerprint_name, read_rank
 
-__all__ = ['Fresh', 'LEVELS', 'Plan', 'TrainingFailed', 'add_fingerprints', 'fingerprints_of',
+__all__ = ['Fresh', 'Plan', 'TrainingFailed', 'add_fingerprints', 'fingerprints_of',
            'is_fingerprint', 'settings_for']
 
-# of FingerprintHook; its module imports torch, which a command line must not: a variable that
-# has to be set before Python starts starts the process again
-LEVELS = ('step', 'parameter', 'module', 'operator')
 LOG_TAIL = 30  # lines of a failed run's output that are shown
 POLL = 0.2  # seconds between two looks at a process
 

@@ -6,11 +6,13 @@ import os
 import re
 from typing import Any, Dict, List, NamedTuple
 
-__all__ = ['FOLDER', 'FORMAT', 'RankLog', 'Run', 'TraceError', 'fingerprint_name', 'read_rank',
-           'read_run']
+__all__ = ['FOLDER', 'FORMAT', 'LEVELS', 'RankLog', 'Run', 'TraceError', 'fingerprint_name',
+           'read_rank', 'read_run']
 
 FOLDER = 'mmrepro'  # within the work directory
 FORMAT = 1
+# how much is written; here because command lines name them before torch may be imported
+LEVELS = ('step', 'parameter', 'module', 'operator')
 MANIFEST = re.compile(r'manifest(?:\.(\d+))?\.json')
 FINGERPRINTS = re.compile(r'fingerprints\.rank(\d+)\.jsonl')
 START = b'{"kind":"start"'
