@@ -180,8 +180,9 @@ def refuse_misspelt(cfg: Mapping[str, Any]) -> None:
         RandomnessError: for a key that is nearly, but not, ``randomness``.
     """
     for key in cfg:
-        if key != 'randomness' and difflib.get_close_matches(key.lower(), ['randomness'],
-                                                             cutoff=0.85):
+        # randomness_fast and the like are variables of the config's own
+        if key != 'randomness' and not key.startswith('randomness_') and \
+                difflib.get_close_matches(key.lower(), ['randomness'], cutoff=0.85):
             raise RandomnessError(f'the config has a key {key!r} (value {cfg[key]!r}) that nothing '
                                   "reads; did you mean 'randomness'?")
 

@@ -287,6 +287,7 @@ def test_a_hook_that_draws_before_the_step_does_not_move_it(tmp_path):
 def test_a_misspelt_randomness_is_refused(tmp_path, key):
     with pytest.raises(RandomnessError, match=rf"'{key}' .*seed.*did you mean 'randomness'"):
         Runner.from_cfg(config(tmp_path, **{key: dict(seed=7)}))
+    Runner.from_cfg(config(tmp_path, randomness_b=dict(seed=7)))  # a variable of the config's own
 
 
 @VISBACKENDS.register_module(force=True)
