@@ -8,7 +8,7 @@ import os
 from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple, Optional
 
-from .trace.reduce import missing_file
+from .runs.reduction import missing_file
 
 __all__ = ['KNOWN', 'Known', 'known', 'one_line']
 
@@ -32,11 +32,11 @@ KNOWN = (
     # a setting that contradicts determinism
     Known('mmrepro.determinism.policy.DeterminismError'),
     # damaged, or holds what could run code
-    Known('mmrepro.state.files.CheckpointError'),
+    Known('mmrepro.checkpoint.files.CheckpointError'),
     # a `load_from` that is not there
-    Known('builtins.FileNotFoundError', 'mmrepro.state.files', 'load'),
+    Known('builtins.FileNotFoundError', 'mmrepro.checkpoint.files', 'load'),
     # resumed with other settings, versions or hardware
-    Known('mmrepro.state.strict.ResumeError'),
+    Known('mmrepro.facts.compatibility.ResumeError'),
     # an argument of one of our hooks, which refuse theirs in the constructor
     Known('builtins.ValueError', 'mmrepro.hooks.', '__init__'),
     # a provider of operators that is not installed

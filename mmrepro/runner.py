@@ -15,17 +15,18 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
 from . import determinism, ops, patches, seeds
+from .checkpoint import files, rank_state
+from .checkpoint.format_cache import remember_layouts
+from .checkpoint.resume_point import ResumePoint, find_point
 from .config import RandomnessConfig, RandomnessError, refuse_misspelt, upgrade_legacy_keys
 from .data import adopt_loader, placement_of
-from .data.seek import continue_epochs, continue_iterations, seek, where
-from .dist import agreement, launch
-from .dist.seed import broadcast_seed
+from .data.cursor import continue_epochs, continue_iterations, seek, where
+from .distributed import agreement, process_group
+from .distributed.root_seed import broadcast_seed
+from .facts import compatibility
+from .facts.collect import collect_facts
 from .hooks import OperatorGuardHook, PreemptHook, ResumeHook, SeedHook, TurnSeedHook
 from .hooks.preempt import handling
-from .state import files, ranks, strict
-from .state.facts import collect_facts
-from .state.layout import remember_layouts
-from .state.point import ResumePoint, find_point
 from .version import __version__
 
 __all__ = ['ReproRunner', 'ReproRunnerMixin', 'prepare_cfg', 'reproducible_class']
@@ -91,7 +92,7 @@ class ReproRunnerMixin:
         self._cudnn_benchmark = env_cfg.get('cudnn_benchmark')
         # before the first collective operation starts CUDA, which reads its variables once
         self._enable_policy(self._repro)
-        launch.ensure_process_group(self._launcher, **launch.group_options(env_cfg))
+        process_group.ensure_process_group(self._launcher, **process_group.group_options(env_cfg))
         super().setup_env(env_cfg)
         self._timestamp = _unused(self._timestamp)
 
@@ -145,7 +146,7 @@ class ReproRunnerMixin:
         if not self._point.written_by:  # stock MMEngine: settings are all that is known
             facts = {name: value for name, value in facts.items() if name.startswith('config.')}
         exact = self._repro.resume_strict and bool(self._point.written_by)
-        return strict.check(self._point.path, then, facts, exact)
+        return compatibility.check(self._point.path, then, facts, exact)
 
     def _prepare_packages(self) -> None:
         """Make MMDetection and mmcv keep the contract, when the run uses them."""
@@ -234,7 +235,7 @@ class ReproRunnerMixin:
     def wrap_model(self, model_wrapper_cfg: Optional[Dict], model: Any) -> Any:
         # a sum of two is the same in any order; of three it depends on DDP's buckets
         ordered = self._repro.deterministic is True and get_world_size() > 2
-        return launch.wrap_model(self, super().wrap_model, model_wrapper_cfg, model, ordered)
+        return process_group.wrap_model(self, super().wrap_model, model_wrapper_cfg, model, ordered)
 
     def build_train_loop(self, loop: Any) -> Any:
         loop = self._build_loop(super().build_train_loop, loop, 'sample', self._train_dataloader)
@@ -303,7 +304,7 @@ class ReproRunnerMixin:
         On a local disk the file appears whole, with a digest, or not at all.
         """
         if not self._repro.legacy:
-            self._other_ranks = ranks.gather(ranks.own_state(self))
+            self._other_ranks = rank_state.gather(rank_state.own_state(self))
         self._write_checkpoint(out_dir, filename, *args, **kwargs)
 
     @master_only

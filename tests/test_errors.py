@@ -11,8 +11,9 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 import mmrepro  # noqa: F401  attaches itself
-from mmrepro import cli, errors, launch
-from mmrepro.arguments import READER_LEFT, Parser, quiet_when_reader_leaves, setting
+from mmrepro import cli, errors
+from mmrepro.cli.arguments import READER_LEFT, Parser, quiet_when_reader_leaves, setting
+from mmrepro.runs import start
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -33,8 +34,8 @@ randomness = dict(seed=1)
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     import test_runner  # noqa: F401  registers NoisyLine and Points
-    monkeypatch.setattr(launch, 'restart_if_incomplete', lambda *_: None)
-    monkeypatch.setattr(launch, 'build_runner', Runner.from_cfg)
+    monkeypatch.setattr(start, 'restart_if_incomplete', lambda *_: None)
+    monkeypatch.setattr(start, 'build_runner', Runner.from_cfg)
     monkeypatch.setenv('LOCAL_RANK', '0')
     path = tmp_path / 'config.py'
     path.write_text(CONFIG.format(work=str(tmp_path / 'work')))
@@ -61,7 +62,7 @@ def refused(capsys, function, *arguments):
 def test_a_hook_that_is_refused(config, capsys, hook, message):
     with open(config, 'a', encoding='utf-8') as file:
         file.write(f'custom_hooks = [{hook}]\n')
-    assert message in refused(capsys, launch.train, config)
+    assert message in refused(capsys, start.train, config)
 
 
 @pytest.mark.parametrize('option, message', [
@@ -71,7 +72,7 @@ def test_a_hook_that_is_refused(config, capsys, hook, message):
     ("custom_hooks=[dict(type='FingerprintHook',level='module')]", 'belongs into the config'),
 ])
 def test_an_option_that_cannot_be_read(config, capsys, option, message):
-    assert message in refused(capsys, launch.train, config, '--cfg-options', option)
+    assert message in refused(capsys, start.train, config, '--cfg-options', option)
 
 
 @pytest.mark.parametrize('below', ['', 'deeper'])
@@ -79,7 +80,7 @@ def test_a_work_dir_that_cannot_be_made(config, capsys, below, tmp_path):
     (tmp_path / 'file').touch()
     folder = tmp_path / 'file' / below
     assert f'work_dir {folder} cannot be made or written to' in refused(
-        capsys, launch.train, config, '--work-dir', folder)
+        capsys, start.train, config, '--work-dir', folder)
 
 
 @pytest.mark.parametrize('verb', ['verify', 'localise', 'chaos', 'demo'])
@@ -91,15 +92,15 @@ def test_a_folder_for_results_that_cannot_be_made(verb, config, capsys, tmp_path
 
 
 def test_a_damaged_checkpoint(config, capsys, tmp_path):
-    from mmrepro.state.files import CheckpointError, load
+    from mmrepro.checkpoint.files import CheckpointError, load
     with open(config, 'a', encoding='utf-8') as file:
         file.write(f'load_from = {str(tmp_path / "bad.pth")!r}\n')
     (tmp_path / 'bad.pth').write_bytes(b'PK\3\4' + bytes(100))
     with pytest.raises(CheckpointError):
         load(str(tmp_path / 'bad.pth'))
-    assert 'bad.pth' in refused(capsys, launch.train, config)
+    assert 'bad.pth' in refused(capsys, start.train, config)
     (tmp_path / 'bad.pth').unlink()
-    assert 'bad.pth does not exist' in refused(capsys, launch.train, config)
+    assert 'bad.pth does not exist' in refused(capsys, start.train, config)
 
 
 def test_annotations_that_are_missing(config, capsys, tmp_path):
@@ -107,7 +108,7 @@ def test_annotations_that_are_missing(config, capsys, tmp_path):
     data = dict(type='mmdet.CocoDataset', data_root=str(tmp_path), ann_file='no/such.json')
     with open(config, 'a', encoding='utf-8') as file:
         file.write(f'train_dataloader["dataset"] = {data!r}\n')
-    said = refused(capsys, launch.train, config)
+    said = refused(capsys, start.train, config)
     assert f'{tmp_path}/no/such.json does not exist, and train_dataloader' in said
     assert 'data_root' in said
 
@@ -161,21 +162,21 @@ def test_fingerprints_are_added_to_the_hooks_of_the_config(config, monkeypatch, 
         def train(self):
             pass
 
-    monkeypatch.setattr(launch, 'build_runner', lambda cfg: seen.append(cfg) or Built())
+    monkeypatch.setattr(start, 'build_runner', lambda cfg: seen.append(cfg) or Built())
     with open(config, 'a', encoding='utf-8') as file:
         file.write("custom_hooks = [dict(type='EMAHook'), dict(type='FingerprintHook')]\n")
-    launch.train([str(config), '--fingerprint', *given])
+    start.train([str(config), '--fingerprint', *given])
     assert [hook.type for hook in seen[0].custom_hooks] == ['EMAHook', 'FingerprintHook']
     assert seen[0].custom_hooks[1].level == level
 
 
 def test_a_level_that_is_none_is_refused(config, capsys):
-    said = refused(capsys, launch.train, '--fingerprint', config)
+    said = refused(capsys, start.train, '--fingerprint', config)
     assert 'allowed: step, parameter, module, operator' in said and 'config first' in said
 
 
 def test_nothing_heavy_is_imported_before_the_process_may_start_again():
-    code = ("import sys, mmrepro.launch; launch = mmrepro.launch; launch._parser('train', ''); "
+    code = ("import sys, mmrepro.runs.start; mmrepro.runs.start._parser('train', ''); "
             "print('torch' in sys.modules)")
     done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True,
                           text=True, check=True, env={**os.environ, 'PYTHONPATH': ROOT})
@@ -185,13 +186,13 @@ def test_nothing_heavy_is_imported_before_the_process_may_start_again():
 # ---------------------------------------------------------------------------- one line, and pipes
 
 def test_usage_is_shown_when_asked_for_only(config, capsys):
-    assert refused(capsys, launch.train, '--seed', 3) == (
+    assert refused(capsys, start.train, '--seed', 3) == (
         'mmrepro train: the following arguments are required: config (see mmrepro train --help)')
-    assert refused(capsys, launch.train, 'no.py') == 'mmrepro train: no.py: no such config'
+    assert refused(capsys, start.train, 'no.py') == 'mmrepro train: no.py: no such config'
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path):
-    code = ('import sys; from mmrepro.arguments import quiet_when_reader_leaves\n'
+    code = ('import sys; from mmrepro.cli.arguments import quiet_when_reader_leaves\n'
             '@quiet_when_reader_leaves\n'
             'def main(argv=None):\n'
             '    print("line\\n" * 100000)\n'

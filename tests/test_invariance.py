@@ -24,7 +24,7 @@ IMAGES = dict(zip(MODELS, (6, 12, 12, 6)))  # three iterations an epoch
 
 def small(model, data_root):
     """The demo config of a model, with smaller images and fewer of them."""
-    from mmrepro.demo.settings import demo_config
+    from mmrepro.demo.demo_config import demo_config
     cfg = demo_config(model, data_root)
     _replace(cfg._cfg_dict)
     dataset = cfg.train_dataloader.dataset
@@ -202,7 +202,7 @@ def test_each_on_its_own(runs, tmp_path):
 def test_fresh_processes_spawned_workers_and_hash_seeds(runs, data_root, tmp_path):
     """Another process, another PYTHONHASHSEED, workers that import everything afresh."""
     model, _, results = runs
-    script = ROOT / 'tests' / 'train_fresh.py'
+    script = ROOT / 'tests' / 'support' / 'train_fresh.py'
     processes = []
     for hash_seed, start in (('0', 'fork'), ('7', 'spawn')):
         out = tmp_path / f'{hash_seed}.json'
@@ -229,7 +229,8 @@ def test_compiled_mmcv_or_not(data_root, tmp_path):
     env = environment()
     env['PYTHONPATH'] = os.pathsep.join([compiled, env['PYTHONPATH']])
     done = subprocess.run(
-        [sys.executable, str(ROOT / 'tests' / 'train_fresh.py'), model, data_root, 'fork',
+        [sys.executable, str(ROOT / 'tests' / 'support' / 'train_fresh.py'), model,
+         data_root, 'fork',
          str(tmp_path / 'compiled'), str(out)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())

@@ -10,7 +10,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 if os.path.isfile(os.path.join(ROOT, 'mmrepro', '__init__.py')):
     sys.path.insert(0, ROOT)
 
-from mmrepro.report.compare_main import main  # noqa: E402
+from mmrepro.cli.compare import main  # noqa: E402
 
 if __name__ == '__main__':
     sys.exit(main())

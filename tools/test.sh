@@ -3,7 +3,7 @@
 #
 #   bash tools/test.sh                       everything but the tests that take minutes
 #   bash tools/test.sh --nightly             those too
-#   bash tools/test.sh tests/test_demo.py    arguments go to pytest
+#   bash tools/test.sh tests/demo/test_demo.py    arguments go to pytest
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tools/environment.sh

@@ -244,7 +244,7 @@ class Source:
     # ------------------------------------------------------------------ state
 
     def _states(self) -> Iterator[Hit]:
-        from .states import states
+        from .kept_state import states
         for cls in ast.walk(self.tree):
             if isinstance(cls, ast.ClassDef):
                 for rule, node, what in states(cls):

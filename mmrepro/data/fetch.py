@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import get_worker_info
 
 from .. import seeds
-from . import generators, parts
+from . import dataset_tree, generators
 from .generators import Generators
-from .index import PlacedInt, PlacedTuple, plain
-from .signals import shield
+from .positions import PlacedInt, PlacedTuple, plain
+from .worker_signals import shield
 
 __all__ = ['BatchContext', 'BatchPart', 'KeyedCollate', 'KeyedFetch', 'WorkerInit', 'current_batch',
            'keyed_collate']
@@ -43,17 +43,18 @@ class _Captured(BaseException):
 
 # Which sample of a batch: its number behind EXTRA_SAMPLES, or the number of an extra sample of all
 # data sets, or (path of a part, number) for one of a part's own
-Handle = Union[int, Tuple[parts.Path, int]]
+Handle = Union[int, Tuple[dataset_tree.Path, int]]
 
 
 class BatchPart:
     """The samples of a batch that reach one transform: those of the data sets that hold it.
 
     Attributes:
-        path: to the part of the data that holds the transform, see :mod:`mmrepro.data.parts`.
+        path: to the part of the data that holds the transform, see
+            :mod:`mmrepro.data.dataset_tree`.
     """
 
-    def __init__(self, batch: BatchContext, path: parts.Path) -> None:
+    def __init__(self, batch: BatchContext, path: dataset_tree.Path) -> None:
         self.path, self._batch = path, batch
         self._members = [EXTRA_SAMPLES + i for i, one in enumerate(batch.paths())
                          if one[:len(path)] == path]
@@ -93,24 +94,24 @@ class BatchContext:
         self._root, self._stream = root, stream
         self._entries: List[Tuple[Any, tuple]] = [
             (plain(index), (index.epoch, index.position)) for index in batch]
-        self._extra: Dict[parts.Path, List[Tuple[Any, tuple]]] = {}
-        self._datasets: Dict[parts.Path, Any] = {(): dataset}
+        self._extra: Dict[dataset_tree.Path, List[Tuple[Any, tuple]]] = {}
+        self._datasets: Dict[dataset_tree.Path, Any] = {(): dataset}
         self._parts: Dict[int, BatchPart] = {}
-        self._paths: Optional[List[parts.Path]] = None
+        self._paths: Optional[List[dataset_tree.Path]] = None
         self.current: Handle = 0
         self._wanted: Optional[object] = None
         self._states: Dict[Tuple[int, Handle], Any] = {}
 
-    def paths(self) -> List[parts.Path]:
+    def paths(self) -> List[dataset_tree.Path]:
         """Which part of the data each sample of the batch comes from."""
         if self._paths is None:
-            self._paths = [parts.path_of(self.dataset, index) for index, _ in self._entries]
+            self._paths = [dataset_tree.path_of(self.dataset, index) for index, _ in self._entries]
         return self._paths
 
     def part(self, transform: object) -> BatchPart:
         """The samples that reach ``transform``."""
         if id(transform) not in self._parts:
-            path, self._datasets[path] = parts.holder(self.dataset, transform)
+            path, self._datasets[path] = dataset_tree.holder(self.dataset, transform)
             self._parts[id(transform)] = BatchPart(self, path)
         return self._parts[id(transform)]
 
@@ -223,7 +224,7 @@ class KeyedFetch:
         Raises:
             RandomnessError: for one that cannot be seeded.
         """
-        now = parts.pipelines(self.dataset)
+        now = dataset_tree.pipelines(self.dataset)
         before = self._pipelines
         if before is None or len(now) != len(before) or any(
                 a is not b for one, other in zip(now, before) for a, b in zip(one, other)):

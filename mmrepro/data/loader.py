@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..config import RandomnessConfig, RandomnessError
 from .fetch import KeyedCollate, KeyedFetch, WorkerInit, keyed_collate
 from .samplers import Placement, adopt_batch_sampler, adopt_sampler
-from .spawn import use_own_start_method
+from .start_methods import use_own_start_method
 
 __all__ = ['adopt_loader', 'placement_of']
 

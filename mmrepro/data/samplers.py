@@ -1,8 +1,9 @@
 """Give samplers and batch samplers their places: same objects, same attributes, keyed order.
 
 A built sampler is *adopted*: its class becomes a subclass of its own class whose ``__iter__`` is
-the keyed order of :mod:`mmrepro.data.orders`. Attributes, ``isinstance`` and ``set_epoch`` work as
-before, so that MMDetection's batch samplers, which look into their sampler, see no difference.
+the keyed order of :mod:`mmrepro.data.sampling_orders`. Attributes, ``isinstance`` and
+``set_epoch`` work as before, so that MMDetection's batch samplers, which look into their sampler,
+see no difference.
 """
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from .. import seeds
-from .index import place
-from .orders import is_endless, isolated_order, order_of
+from .positions import place
+from .sampling_orders import is_endless, isolated_order, order_of
 
 __all__ = ['Placement', 'adopt_batch_sampler', 'adopt_sampler']
 

@@ -18,8 +18,8 @@ import cv2
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from ..arguments import Parser
 from ..cli import program_name
+from ..cli.arguments import Parser
 from .photos import BACKGROUNDS, CLASSES, PHOTOS, Outline, photo_dir, read_photo, resize
 
 __all__ = [

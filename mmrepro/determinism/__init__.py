@@ -14,17 +14,17 @@ Every function that touches the environment takes it as an argument:
 ({}, False)
 """
 from .policy import (
-                     Change,
-                     DeterminismError,
-                     Report,
-                     deterministic,
-                     disable,
-                     drifted,
-                     enable,
-                     in_force,
-                     is_enabled,
-                     missing_at_start,
-                     snapshot,
+    Change,
+    DeterminismError,
+    Report,
+    deterministic,
+    disable,
+    drifted,
+    enable,
+    in_force,
+    is_enabled,
+    missing_at_start,
+    snapshot,
 )
 from .tables import ENV, FLAGS, PRECISIONS, Settings
 

@@ -260,13 +260,13 @@ def _cudnn() -> Any:
 
 
 def _has_native_operators() -> bool:
-    module = sys.modules.get('mmrepro.ops.native')
+    module = sys.modules.get('mmrepro.ops.aten')
     return module is not None and bool(module.installed())
 
 
 def _set_native_operators(wanted: bool) -> None:
-    from ..ops import native
-    (native.install if wanted else native.uninstall)()
+    from ..ops import aten
+    (aten.install if wanted else aten.uninstall)()
 
 
 # Applied, and restored, from the top down. The old precision API stands before the new one, because

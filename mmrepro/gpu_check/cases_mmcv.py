@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmrepro.gpu_check.problem import Case, Problem, Sizes
+from .operator_cases import Case, Problem, Sizes
 
 __all__ = ['CASES']
 

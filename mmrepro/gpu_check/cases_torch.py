@@ -1,4 +1,4 @@
-"""One row per entry of ``mmrepro.ops.native.TABLE``: torch's own operators, replaced or left."""
+"""One row per entry of ``mmrepro.ops.aten.TABLE``: torch's own operators, replaced or left."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmrepro.gpu_check.problem import Case, Problem, Sizes
+from .operator_cases import Case, Problem, Sizes
 
 __all__ = ['CASES']
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mmrepro import determinism, ops, seeds
-from mmrepro.gpu_check.operators import default
+from .. import determinism, ops, seeds
+from .operator_check import default
 
 __all__ = ['DETECTORS', 'Detector', 'check', 'first_difference', 'train']
 
@@ -80,7 +80,7 @@ def build(config: str, device: str, size: int, small: bool) -> Any:
     from mmdet.registry import MODELS
     from mmengine.config import Config
 
-    from mmrepro.zoo.step import config_root, load
+    from .zoo_configs import config_root, load
     cfg = load(config, size) if small else Config.fromfile(f'{config_root()}/{config}')
     if small and 'num_grids' in cfg.model.get('mask_head', {}):
         cfg.model.mask_head.num_grids = SMALL_GRIDS
@@ -111,7 +111,7 @@ def train(detector: Detector, device: str, size: int, iterations: int, small: bo
     """Some iterations from the seed. Raises what the model raises."""
     from mmengine.optim import OptimWrapper
 
-    from mmrepro.zoo.inputs import images
+    from .detector_inputs import images
     model = build(detector.config, device, size, small)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     wrapper = OptimWrapper(torch.optim.AdamW(trained.values(), lr=1e-5),
@@ -158,7 +158,7 @@ def _tagged(kind: str, tensors: dict[str, Any]) -> list[tuple[str, str, torch.Te
 
 
 def _digests(tensors: list[torch.Tensor], device: str) -> torch.Tensor:
-    from mmrepro.trace.digest import tensor_digests
+    from ..fingerprint.digest import tensor_digests
     return tensor_digests([tensor.to(device) for tensor in tensors])
 
 

@@ -1,6 +1,6 @@
 """What happens during a run."""
 from .fingerprint import FingerprintHook
-from .guard import OperatorGuardHook
+from .operator_guard import OperatorGuardHook
 from .preempt import PreemptHook
 from .resume import ResumeHook
 from .seed import SeedHook, TurnSeedHook

@@ -10,13 +10,13 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from ..data import placement_of
-from ..trace.collect import Snapshot, gradients_of, named_state, optimizers_of, unwrapped
-from ..trace.digest import SCHEME, value_digest
-from ..trace.manifest import write_manifest
-from ..trace.modules import ModuleRecorder
-from ..trace.reader import FOLDER, FORMAT, LEVELS, fingerprint_name
-from ..trace.stream import OperatorLines
-from ..trace.writer import Writer
+from ..fingerprint.digest import SCHEME, value_digest
+from ..fingerprint.manifest import write_manifest
+from ..fingerprint.module_recorder import ModuleRecorder
+from ..fingerprint.operator_stream import OperatorLines
+from ..fingerprint.reader import FOLDER, FORMAT, LEVELS, fingerprint_name
+from ..fingerprint.snapshot import Snapshot, gradients_of, named_state, optimizers_of, unwrapped
+from ..fingerprint.writer import Writer
 
 __all__ = ['FingerprintHook']
 

@@ -14,8 +14,8 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
-from ..dist.agreement import settle
-from ..dist.stop import CommonStop
+from ..distributed.agreement import settle
+from ..distributed.common_stop import CommonStop
 
 __all__ = ['EXIT_CODE', 'FILE_NAME', 'PreemptHook', 'Preempted', 'SIGNALS', 'handling']
 

@@ -8,13 +8,13 @@ from mmengine.hooks import CheckpointHook, EMAHook, Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
+from ..checkpoint import rank_state
+from ..checkpoint.completeness import check_readable, judge
 from ..config import RandomnessError
 from ..data import placement_of
-from ..data.orders import is_endless
-from ..data.seek import CountedIterator, Place, seek, where
-from ..state import ranks
-from ..state.complete import check_readable, judge
-from ..state.strict import ResumeError
+from ..data.cursor import CountedIterator, Place, seek, where
+from ..data.sampling_orders import is_endless
+from ..facts.compatibility import ResumeError
 
 __all__ = ['ResumeHook', 'check_streams', 'validation_is_due']
 
@@ -146,12 +146,12 @@ class ResumeHook(Hook):
         return meta['epoch'], meta['iter'] - began if meta['epoch'] == epoch else 0
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        state = ranks.own_state(runner)
+        state = rank_state.own_state(runner)
         checkpoint['mmrepro'] = dict(attributes=state['attributes'],
-                                     gradients=ranks.portable(state['gradients']),
-                                     buffers=ranks.portable(ranks.unsaved_buffers(runner)),
+                                     gradients=rank_state.portable(state['gradients']),
+                                     buffers=rank_state.portable(rank_state.unsaved_buffers(runner)),
                                      ranks=runner._other_ranks,
-                                     counts=ranks.counts(runner),
+                                     counts=rank_state.counts(runner),
                                      metrics=runner._metrics,
                                      validated=runner._validated)
         checkpoint['meta']['place'] = list(self._place(runner, checkpoint['meta']))
@@ -174,8 +174,8 @@ class ResumeHook(Hook):
             return
         self._start = runner.iter
         state = self._state or {}
-        unknown = ranks.restore(runner, state)
-        unknown += ranks.restore(runner, state.get('ranks', {}).get(get_rank(), {}))
+        unknown = rank_state.restore(runner, state)
+        unknown += rank_state.restore(runner, state.get('ranks', {}).get(get_rank(), {}))
         for place in unknown:
             runner.logger.warning(f'the checkpoint has state of {place}, which this run lacks')
         if state.get('metrics') is not None:

@@ -7,9 +7,9 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from .. import seeds
+from ..checkpoint.completeness import lacks
 from ..config import RandomnessConfig
 from ..data import placement_of
-from ..state.complete import lacks
 from .resume import check_streams
 
 __all__ = ['SeedHook', 'TurnSeedHook']

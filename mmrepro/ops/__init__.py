@@ -6,17 +6,8 @@ until an operator is called.
 """
 from __future__ import annotations
 
-from mmrepro.ops.provider import (
-    catalogue,
-    install,
-    installed,
-    provider,
-    provider_of,
-    uninstall,
-    use,
-    using,
-)
-from mmrepro.ops.table import TABLE
+from .operator_table import TABLE
+from .provider import catalogue, install, installed, provider, provider_of, uninstall, use, using
 
 __all__ = ['TABLE', 'catalogue', 'install', 'installed', 'provider', 'provider_of', 'uninstall',
            'use', 'using']

@@ -33,12 +33,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmrepro.ops.table import TABLE
+from .operator_table import TABLE
 
 __all__ = ['KNOWN', 'NAMESPACES', 'Finding', 'OperatorGuard', 'extensions']
 
 # Namespaces of torch.library that torch itself registers: either they alert under the
-# deterministic flag, or mmrepro.ops.native has a row for them.
+# deterministic flag, or mmrepro.ops.aten has a row for them.
 NAMESPACES = {
     'aten': 'torch; alerts, and docs/native-operators.md has what does not',
     'prim': 'torch; no kernels of its own',

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from mmrepro.ops.fused import FUSED, fused, requirement
-from mmrepro.ops.table import TABLE, implementation
+from .operator_table import TABLE, implementation
+from .triton import FUSED, fused, requirement
 
 __all__ = ['PROVIDERS', 'Entry', 'catalogue', 'install', 'installed', 'provider', 'provider_of',
            'uninstall', 'use', 'using']
@@ -206,7 +206,7 @@ def use(name: str) -> None:
 
     With a compiled mmcv, 'torch' replaces the operators that we have and leaves the others
     compiled; 'compiled' puts all back. With mmcv-lite 'torch' is what you have. 'triton' is as
-    'torch', but CUDA tensors go to the kernels of :mod:`mmrepro.ops.fused` where there are some.
+    'torch', but CUDA tensors go to the kernels of :mod:`mmrepro.ops.triton` where there are some.
 
     Raises:
         ValueError: ``name`` is none of them.

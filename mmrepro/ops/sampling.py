@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmrepro.ops.contract import require
+from .contract import require
 
 __all__ = ['AxisTaps', 'Corners', 'Grid', 'Taps', 'axis_taps', 'bin_samples', 'clamped_corners',
            'grid_of', 'padded_corners', 'plane_taps', 'product_taps', 'samples_per_bin']

@@ -1,7 +1,7 @@
 """Replacements for the places inside MMDetection that break reproducibility.
 
-The table is :data:`~mmrepro.patches.table.PATCHES`; :func:`apply` and :func:`revert` put the rows
-in force and take them out again. Nothing is imported from MMDetection before :func:`apply` is
+The table is :data:`~mmrepro.patches.replacements.PATCHES`; :func:`apply` and :func:`revert` put the
+rows in force and take them out again. Nothing is imported from MMDetection before :func:`apply` is
 called.
 
 A worker started with *spawn* imports MMDetection afresh, without any row in force. :func:`apply` is
@@ -17,7 +17,7 @@ import warnings
 from types import ModuleType
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-from .table import PATCHES, Patch
+from .replacements import PATCHES, Patch
 
 __all__ = ['PATCHES', 'Patch', 'apply', 'applied', 'revert', 'rows']
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 from html import escape
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from .page import document, picture, table
+from .html import document, picture, table
+from .plot_style import DIFFERENCE, INK, SOFT, A, B, figure, png
 from .stats import MIN_PAIRS, Paired, Summary, paired, summary
-from .style import DIFFERENCE, INK, SOFT, A, B, figure, png
 
 __all__ = ['Study', 'page', 'plot', 'scalars', 'show', 'study']
 

@@ -16,9 +16,9 @@ from mmrepro.audit import (
     AuditError,
     Subject,
     audit,
+    environment_rules,
     exit_code,
     load,
-    machine,
 )
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -125,8 +125,8 @@ TRIGGERS = {
 
 
 def test_compiled_atomics_are_named_unless_ours_replace_them(monkeypatch):
-    from mmrepro.audit import operators
-    monkeypatch.setattr(operators, '_has_extension', lambda: True)
+    from mmrepro.audit import operator_rules
+    monkeypatch.setattr(operator_rules, '_has_extension', lambda: True)
     model = dict(type='mmcv.ops.RoIAlign', output_size=7)
     assert found(subject(stock(model=model), 'cuda'), 'mmcv-operator')
     assert not found(subject(stock(model=model), 'cpu'), 'mmcv-operator')
@@ -138,7 +138,7 @@ def test_compiled_atomics_are_named_unless_ours_replace_them(monkeypatch):
 @pytest.fixture(autouse=True)
 def with_cuda(monkeypatch):
     # not torch's own: MMEngine's logger asks it for the number of the device
-    monkeypatch.setattr(machine, '_has_cuda', lambda: True)
+    monkeypatch.setattr(environment_rules, '_has_cuda', lambda: True)
 
 
 def found(subject, rule):
@@ -147,9 +147,9 @@ def found(subject, rule):
 
 @pytest.mark.parametrize('rule', TRIGGERS)
 def test_a_config_triggers_the_rule(rule, monkeypatch):
-    from mmrepro.audit import operators
+    from mmrepro.audit import operator_rules
     cfg, arguments, severity, where = TRIGGERS[rule]
-    monkeypatch.setattr(operators, '_has_extension', lambda: False)
+    monkeypatch.setattr(operator_rules, '_has_extension', lambda: False)
     findings = found(subject(cfg, **arguments), rule)
     assert findings and findings[0].severity == severity
     assert where in findings[0].where
@@ -177,8 +177,8 @@ def test_every_rule_is_tested():
 
 
 def test_every_part_that_a_patch_replaces_is_known_to_the_audit():
-    from mmrepro.audit.data import KNOWN
-    from mmrepro.patches.table import PATCHES
+    from mmrepro.audit.data_rules import KNOWN
+    from mmrepro.patches.replacements import PATCHES
     # drawing: no part of a config's training names it; C23 is about a crash, not about bits
     unnamed = {'C5', 'C6', 'C23'}
     assert {patch.cause for patch in PATCHES} - unnamed <= {row.cause for row in KNOWN}
@@ -263,7 +263,7 @@ def test_a_transform_of_albumentations_alone_is_named(monkeypatch):
 
 
 def test_a_missing_device_is_said(monkeypatch):
-    monkeypatch.setattr(machine, '_has_cuda', lambda: False)
+    monkeypatch.setattr(environment_rules, '_has_cuda', lambda: False)
     assert found(subject(clean(), 'cuda'), 'no-device')
     assert not found(subject(clean(), 'cpu'), 'no-device')
 
@@ -288,8 +288,8 @@ def test_operators_that_nobody_replaces_are_named_always():
 
 
 def test_every_operator_of_the_audit_is_a_row_of_the_native_table():
-    from mmrepro.audit.operators import NATIVE
-    from mmrepro.ops.native.table import TABLE
+    from mmrepro.audit.operator_rules import NATIVE
+    from mmrepro.ops.aten.kernel_table import TABLE
     known = {row.operator for row in TABLE}
     assert {name for row in NATIVE for name in row.operators} <= known
     # and what torch refuses has a row here, or is reached by nothing that a class could call
@@ -306,11 +306,11 @@ def test_pooling_to_one_cell_repeats():
 def test_what_is_not_differentiated_is_not_named():
     from mmdet.models import Mask2FormerHead
 
-    from mmrepro.audit import operators
-    source, _ = operators._source_of(Mask2FormerHead)
-    rows = [(operators.NATIVE[0], 'x')]
+    from mmrepro.audit import operator_rules
+    source, _ = operator_rules._source_of(Mask2FormerHead)
+    rows = [(operator_rules.NATIVE[0], 'x')]
     lines = [source.text.splitlines()[int(found.where.rpartition(':')[2]) - 1].strip()
-             for found in operators._in_class(Mask2FormerHead, 'model', rows)]
+             for found in operator_rules._in_class(Mask2FormerHead, 'model', rows)]
     assert lines == ['mask_point_preds = point_sample(']
 
 
@@ -336,7 +336,7 @@ def test_every_argument_of_the_runner_is_a_known_key():
 
     from mmengine.runner import Runner
 
-    from mmrepro.audit.settings import KEYS
+    from mmrepro.audit.setting_rules import KEYS
     assert {*inspect.signature(Runner.__init__).parameters} - {'self', 'cfg'} <= {*KEYS}
 
 

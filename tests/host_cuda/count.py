@@ -19,7 +19,7 @@ import torch
 
 from mmrepro import determinism, ops
 from mmrepro.gpu_check import cases_mmcv
-from mmrepro.gpu_check.problem import Sizes, tensors_of
+from mmrepro.gpu_check.operator_cases import Sizes, tensors_of
 
 # No kernel: another shape of the same memory, or memory that nobody fills.
 FREE = re.compile(r'aten::(_?(un)?safe_)?(alias|as_strided|chunk|detach|diagonal|empty\w*|expand|'

@@ -16,7 +16,8 @@ from pathlib import Path
 import pretend
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / 'support')]
 import conftest  # noqa: E402, F401  one thread per operator
 from harness import run_all, train  # noqa: E402
 from test_invariance import small  # noqa: E402

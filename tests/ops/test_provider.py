@@ -12,9 +12,9 @@ import mmcv._ext
 import pytest
 
 from mmrepro import ops
-from mmrepro.ops import table
-from mmrepro.ops.fused import FUSED
+from mmrepro.ops import operator_table
 from mmrepro.ops.provider import _MARK
+from mmrepro.ops.triton import FUSED
 
 LITE = hasattr(mmcv._ext, _MARK)
 
@@ -61,7 +61,7 @@ def test_every_name_that_mmcv_asks_for_has_one_row():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, 'attr', '') == 'load_ext':
                 asked.update(dict.fromkeys(ast.literal_eval(node.args[1]), path.name))
-    assert asked == {name: row.source for name, row in table.TABLE.items()}
+    assert asked == {name: row.source for name, row in operator_table.TABLE.items()}
 
 
 @pytest.mark.skipif(not LITE, reason='a compiled mmcv answers for itself')
@@ -125,28 +125,29 @@ def test_uninstalling_leaves_no_trace():
 def test_a_broken_implementation_is_not_hidden(monkeypatch, tmp_path):
     (tmp_path / 'broken_operators.py').write_text('import no_such_module_at_all\n')
     monkeypatch.syspath_prepend(tmp_path)
-    row = table.TABLE['knn_forward']._replace(target='broken_operators:knn_forward')
-    monkeypatch.setitem(table.TABLE, 'knn_forward', row)
+    row = operator_table.TABLE['knn_forward']._replace(target='broken_operators:knn_forward')
+    monkeypatch.setitem(operator_table.TABLE, 'knn_forward', row)
     with pytest.raises(ModuleNotFoundError, match='no_such_module_at_all'):
-        table.implementation('knn_forward')
+        operator_table.implementation('knn_forward')
 
 
 def test_a_row_whose_module_or_function_is_missing_is_not_implemented(monkeypatch):
     for target in ('mmrepro.ops.no_such_file:knn_forward', 'mmrepro.ops.gather:knn_forward', ''):
-        row = table.TABLE['knn_forward']._replace(target=target)
-        monkeypatch.setitem(table.TABLE, 'knn_forward', row)
-        assert table.implementation('knn_forward') is None
+        row = operator_table.TABLE['knn_forward']._replace(target=target)
+        monkeypatch.setitem(operator_table.TABLE, 'knn_forward', row)
+        assert operator_table.implementation('knn_forward') is None
 
 
 def test_two_rows_for_one_name_are_refused(monkeypatch):
-    monkeypatch.setattr(table, 'FAMILIES', (*table.FAMILIES, table.FAMILIES[0]))
+    families = operator_table.FAMILIES
+    monkeypatch.setattr(operator_table, 'FAMILIES', (*families, families[0]))
     with pytest.raises(ValueError, match='two rows'):
-        table._rows()
+        operator_table._rows()
 
 
 def test_catalogue_has_a_line_per_operator_and_knows_the_device():
     entries = {entry.operator: entry for entry in ops.catalogue('cpu')}
-    assert list(entries) == list(table.TABLE)
+    assert list(entries) == list(operator_table.TABLE)
     with ops.using('torch'):
         ours = {entry.operator: entry for entry in ops.catalogue('cuda')}
         assert ours['roi_align_backward'].provider == 'torch'
@@ -157,12 +158,12 @@ def test_catalogue_has_a_line_per_operator_and_knows_the_device():
 
 @pytest.mark.compiled
 def test_compiled_operators_are_replaced_one_by_one_and_put_back(compiled):
-    names = [name for name in table.TABLE]
+    names = [name for name in operator_table.TABLE]
     before = {name: getattr(mmcv._ext, name) for name in names}
     assert ops.provider() == 'compiled'
     with pytest.raises(KeyError, match='on purpose'), ops.using('torch'):
         assert ops.provider() == 'torch'
-        assert mmcv._ext.roi_align_forward.__module__ == 'mmrepro.ops.roi'
+        assert mmcv._ext.roi_align_forward.__module__ == 'mmrepro.ops.mmcv.roi_align'
         assert ops.provider_of('roi_align_forward') == 'torch'
         # What we do not have stays compiled.
         assert ops.provider_of('knn_forward') == 'compiled'
@@ -193,7 +194,7 @@ MISNAMED = {'roi_align_rotated_backward'}
 def test_stored_signatures_are_those_of_compiled_mmcv(compiled):
     found = []
     with compiled():
-        for name in table.TABLE:
+        for name in operator_table.TABLE:
             names = parameters(name, getattr(mmcv._ext, name).__doc__)
             found.append(' '.join([name, *names]))
     if WRITE:
@@ -204,19 +205,19 @@ def test_stored_signatures_are_those_of_compiled_mmcv(compiled):
 def test_our_functions_take_the_arguments_of_mmcv():
     lines = [line.split() for line in SIGNATURES.read_text().splitlines()]
     stored = {name: names for name, *names in lines}
-    assert set(stored) == set(table.TABLE)
-    for name in table.TABLE:
-        ours = table.implementation(name)
+    assert set(stored) == set(operator_table.TABLE)
+    for name in operator_table.TABLE:
+        ours = operator_table.implementation(name)
         if ours is None or name in MISNAMED:
             continue
         assert list(inspect.signature(ours).parameters) == stored[name], name
 
 
 def test_kernels_take_the_arguments_of_the_form_that_they_stand_for():
-    assert set(FUSED) <= set(table.TABLE)
+    assert set(FUSED) <= set(operator_table.TABLE)
     for name, module in FUSED.items():
-        source = Path(table.__file__).parent / 'fused' / f'{module}.py'
+        source = Path(operator_table.__file__).parent / 'triton' / f'{module}.py'
         functions = {node.name: node for node in ast.parse(source.read_text()).body
                      if isinstance(node, ast.FunctionDef)}
         names = [argument.arg for argument in functions[name].args.args]
-        assert names == list(inspect.signature(table.implementation(name)).parameters)
+        assert names == list(inspect.signature(operator_table.implementation(name)).parameters)

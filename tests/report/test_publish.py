@@ -2,14 +2,14 @@
 from __future__ import annotations
 
 import pytest
-from fake import write_run
+from fake_runs import write_run
 from mmengine.config import Config
 from mmengine.registry import VISBACKENDS
 from mmengine.visualization import BaseVisBackend
 
-from mmrepro.report.compare_main import compare, main, scalars
+from mmrepro.cli.compare import compare, main, scalars
+from mmrepro.report.plot_style import figure, png
 from mmrepro.report.publish import backends_of, publish
-from mmrepro.report.style import figure, png
 
 SENT = []
 
@@ -65,8 +65,8 @@ def test_scalars_and_pictures_arrive(tmp_path):
 
 
 def test_compare_publishes_its_verdict(tmp_path, monkeypatch, capsys):
-    from mmrepro.report import compare_main
-    monkeypatch.setattr(compare_main, 'draw', lambda found: {})
+    from mmrepro.cli import compare
+    monkeypatch.setattr(compare, 'draw', lambda found: {})
     a, b = write_run(tmp_path / 'a'), write_run(tmp_path / 'b', since=5, noise=1e-6)
     config = tmp_path / 'config.py'
     config.write_text(CONFIG)

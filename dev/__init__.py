@@ -1,0 +1,1 @@
+"""What only developers of mmrepro run; not part of the wheel."""

@@ -1,0 +1,86 @@
+"""Make the tables of the docs anew from what they show: code's own tables and measured figures.
+
+    python dev/generate_docs.py            # write
+    python dev/generate_docs.py --check    # say which are out of date, and exit with 1
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# a checkout works without being installed, and is preferred to an installed mmrepro
+if os.path.isfile(ROOT / 'mmrepro' / '__init__.py'):
+    sys.path.insert(0, str(ROOT))
+
+from dev import kernel_table_report as native  # noqa: E402
+from dev.zoo import sweep_report  # noqa: E402
+from mmrepro.cli import ops  # noqa: E402
+
+DOCS = ROOT / 'docs'
+
+
+def result(name: str) -> dict:
+    return json.loads((DOCS / 'results' / name).read_text())
+
+
+# A page, or a part of one between two comments, the command that it names, and what makes it.
+PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
+    ('operators.md', 'mmrepro ops --markdown',
+     lambda: ops.page(sweep_report.reached_by(result('zoo_cpu.json')['rows']))),
+    ('native-operators.md', 'python -m dev.kernel_table_report',
+     lambda: '\n'.join(native.lines())),
+    ('zoo.md', 'dev/zoo/__main__.py', lambda: sweep_report.needs(result('zoo_cpu.json')['rows'],
+                                                    result('zoo_packages.json')['rows'])),
+    ('results/zoo_cpu.md', '', lambda: sweep_report.table(result('zoo_cpu.json'))),
+    ('benchmarks.md', 'python benchmarks/ops --page',
+     lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'ops' / 'page.py'))['page'](
+         result('ops_cpu.json'))),
+)
+
+
+def replaced(text: str, maker: str, made: str) -> str:
+    """``text``, a page, with ``made`` between the comments that name its maker.
+
+    Raises:
+        ValueError: the comments are not there.
+    """
+    begin, end = f'<!-- made by: {maker} -->', f'<!-- end of what {maker} made -->'
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f'the page has no {begin if not found else end}')
+    return f'{before}{begin}\n{made}\n{end}{after}'
+
+
+def stale(write: bool) -> list[str]:
+    """Pages that do not show what they should; with ``write`` they do afterwards."""
+    found = []
+    for name, maker, make in PARTS:
+        path = DOCS / name
+        text = path.read_text()
+        new = replaced(text, maker, make()) if maker else make()
+        if new != text:
+            found.append(name)
+            if write:
+                path.write_text(new)
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--check', action='store_true', help='write nothing')
+    args = parser.parse_args(argv)
+    found = stale(not args.check)
+    for name in found:
+        print(f'docs/{name}: {"out of date" if args.check else "made anew"}')
+    return 1 if found and args.check else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,312 @@
+"""Resume points x workers x ranks of seven configs: is the resumed run the uninterrupted one?
+
+    python dev/resume_matrix.py --out docs/results/resume_matrix.json [--configs yolox ...]
+
+Each run takes twelve iterations. The uninterrupted run writes no checkpoint; a second one does
+after every iteration, and is compared as well. From each of these checkpoints a fresh process
+resumes. Compared, as bytes, for every iteration and rank: the batch, the losses, and after the step
+the gradients, weights, buffers, optimizer state, averages and learning rates; at the end the logged
+lines. Networks with a ResNet have one of depth 18, heads with fully connected layers have 64
+channels there, Deformable DETR has three layers of each kind.
+
+Every point with every number of ranks, the ways of loading in turn: there one rank runs to the end,
+several run two iterations. ``--all`` adds every other way of loading at every point, for two
+iterations. ``--out`` continues a file that stands, row by row.
+"""
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any, Container, Dict, List
+
+TESTS = Path(__file__).resolve().parents[1] / 'tests'
+sys.path[:0] = [str(TESTS / name) for name in ('.', 'support', 'checkpoint', 'distributed')]
+import conftest  # noqa: E402, F401  one thread per operator
+import torch  # noqa: E402
+from harness import digest  # noqa: E402
+from test_invariance import small  # noqa: E402
+from test_resume import accumulating, dynamic, log_lines, shallow  # noqa: E402
+from test_training_on_ranks import free_port  # noqa: E402
+
+ITERATIONS = 12
+AFTER = 2  # iterations that a resumed run takes which does not go to the end
+TIMEOUT = 900  # seconds
+# workers, persistent
+LOADING = ((0, False), (2, False), (2, True), (4, False), (4, True))
+
+
+def _switch_late(cfg: Any) -> None:
+    """The augmentations close in the second half of the run, in the middle of the matrix."""
+    for hook in cfg.custom_hooks:
+        if hook['type'] == 'YOLOXModeSwitchHook':
+            hook['num_last_epochs'] = 2
+        if hook['type'] == 'PipelineSwitchHook':
+            hook['switch_epoch'] = 2
+
+
+def _best(cfg: Any) -> None:
+    cfg.default_hooks.checkpoint.save_best = 'auto'
+
+
+def _shallow_detr(cfg: Any) -> None:
+    cfg.model.backbone.depth, cfg.model.neck.in_channels = 18, [128, 256, 512]
+    for part in (cfg.model.encoder, cfg.model.decoder):
+        part.num_layers = 3
+
+
+def _light(cfg: Any) -> None:
+    """Most weights of a two-stage detector are in two layers; taking digests of them is slow."""
+    shallow(cfg)
+    if 'roi_head' in cfg.model:
+        cfg.model.roi_head.bbox_head.fc_out_channels = 64
+
+
+def _light_teacher(cfg: Any) -> None:
+    _light(type(cfg)(dict(model=cfg.model.detector)))
+
+
+# name: (demo config, changes, images of the data set, batch of all ranks by number of ranks)
+CONFIGS = {
+    'faster-rcnn': ('faster-rcnn_r50_fpn', (_light, ), 6, {1: 2, 2: 2, 3: 3}),
+    'yolox': ('yolox_s', (_switch_late, _best), 12, {1: 4, 2: 4, 3: 6}),
+    'rtmdet': ('rtmdet_tiny', (_switch_late, _best), 12, {1: 4, 2: 4, 3: 6}),
+    'deformable-detr': ('deformable-detr_r50', (_shallow_detr, ), 6, {1: 2, 2: 2, 3: 3}),
+    'dynamic-rcnn': ('faster-rcnn_r50_fpn', (dynamic, _light), 6, {1: 2, 2: 2, 3: 3}),
+    'soft-teacher': ('soft-teacher_faster-rcnn_r50', (_light_teacher, ), 6, {1: 3, 2: 6, 3: 9}),
+    'accumulation': ('retinanet_r50_fpn', (accumulating, _light), 6, {1: 2, 2: 2, 3: 3}),
+}
+
+
+def settings(name: str, ranks: int, data_root: str) -> Any:
+    """The config of a row: twelve iterations, whatever the number of ranks."""
+    model, changes, images, batches = CONFIGS[name]
+    cfg = small(model, data_root)
+    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False,
+                                        max_keep_ckpts=-1)
+    for change in changes:
+        change(cfg)
+    loader = cfg.train_dataloader
+    loader.batch_size = batches[ranks] // ranks
+    if cfg.train_cfg.get('max_epochs'):
+        cfg.train_cfg.max_epochs = ITERATIONS * batches[ranks] // images
+        cfg.train_cfg.val_interval = 2
+    for leaf in loader.dataset.get('datasets', [loader.dataset.get('dataset', loader.dataset)]):
+        leaf['indices'] = images
+    if ranks > 1:
+        cfg.find_unused_parameters = True
+        cfg.launcher = 'pytorch'
+        cfg.env_cfg.dist_cfg = dict(backend='gloo', timeout=TIMEOUT)
+    return cfg
+
+
+def _averages(runner: Any) -> Any:
+    return [hook.ema_model.state_dict() for hook in runner.hooks if hasattr(hook, 'ema_model')]
+
+
+class Enough(BaseException):
+    """The iterations that were asked for are done."""
+
+
+def _recorder(lines: List[Dict[str, Any]], until: int) -> Any:
+    from mmengine.hooks import Hook
+
+    class Recorder(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            self.data = digest(data_batch)
+
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            model = getattr(runner.model, 'module', runner.model)
+            lines.append(dict(
+                iteration=runner.iter, epoch=runner.epoch, data=self.data,
+                losses={name: float(value.detach()).hex()
+                        for name, value in sorted(outputs.items())},
+                lr={name: [float(one).hex() for one in values]
+                    for name, values in runner.optim_wrapper.get_lr().items()},
+                weights=digest(model.state_dict()),
+                gradients=digest({name: parameter.grad
+                                  for name, parameter in model.named_parameters()}),
+                optimizer=digest(runner.optim_wrapper.state_dict()),
+                averages=digest(_averages(runner))))
+            if runner.iter + 1 == until < ITERATIONS:
+                raise Enough
+
+        def after_val_epoch(self, runner, metrics=None):
+            lines.append(dict(iteration=runner.iter, metrics={
+                name: repr(value) for name, value in sorted(metrics.items())}))
+
+    return Recorder()
+
+
+def _rank(rank: int, ranks: int, port: int, cfg: Any, out: str, until: int) -> None:
+    """One process of one run; writes what it saw, or its error, to ``out``."""
+    from mmengine.runner import Runner
+    torch.set_num_threads(1)
+    lines: List[Dict[str, Any]] = []
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # pycocotools prints tables
+    try:
+        if ranks > 1:
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
+                              MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+        runner = Runner.from_cfg(cfg)
+        runner.register_hook(_recorder(lines, until), priority=100)
+        try:
+            runner.train()
+        except Enough:
+            pass
+        result: Any = dict(lines=lines)
+    except BaseException:
+        result = dict(error=traceback.format_exc())
+    Path(out).write_text(json.dumps(result))
+    os._exit(0)  # as a killed run does, without waiting for its workers
+
+
+def run(cfg: Any, ranks: int, work_dir: Path, loading: tuple, resume: str = '',
+        until: int = ITERATIONS) -> Dict[str, Any]:
+    """Train in fresh processes; returns what every rank saw and the logged lines.
+
+    Raises:
+        RuntimeError: with the text of the error of the first rank that failed.
+    """
+    cfg = copy.deepcopy(cfg)
+    cfg.work_dir = str(work_dir)
+    cfg.train_dataloader.merge(dict(num_workers=loading[0], persistent_workers=loading[1]))
+    if resume:
+        cfg.resume, cfg.load_from = True, resume
+    work_dir.mkdir(parents=True)
+    context, port = multiprocessing.get_context('fork'), free_port()
+    outs = [work_dir / f'rank{rank}.json' for rank in range(ranks)]
+    processes = [context.Process(target=_rank, args=(rank, ranks, port, cfg, str(out), until))
+                 for rank, out in enumerate(outs)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(TIMEOUT)
+        if process.is_alive():
+            process.kill()
+    results = [json.loads(out.read_text()) if out.exists() else dict(error='no result')
+               for out in outs]
+    for rank, result in enumerate(results):
+        if 'error' in result:
+            raise RuntimeError(f'rank {rank}: {result["error"]}')
+    return dict(ranks=[result['lines'] for result in results], logged=log_lines(work_dir))
+
+
+def first_difference(expected: Dict[str, Any], found: Dict[str, Any], point: int,
+                     until: int = ITERATIONS) -> str:
+    """'' when ``found`` is what ``expected`` has from iteration ``point`` to before ``until``."""
+    for rank, (before, after) in enumerate(zip(expected['ranks'], found['ranks'])):
+        # the validation that follows the last iteration is there when it ended the run
+        before = [line for line in before if point <= line['iteration'] < until
+                  or 'metrics' in line and line['iteration'] == until == ITERATIONS]
+        if before and after and 'metrics' in before[0] and before[0] != after[0]:
+            del before[0]  # the run that wrote the checkpoint had validated already
+        if len(before) != len(after):
+            return f'rank {rank}: {len(after)} lines instead of {len(before)}'
+        for one, other in zip(before, after):
+            for key in one:
+                if one[key] != other.get(key):
+                    return f'rank {rank}, iteration {one["iteration"]}: {key}'
+    for step, values in found['logged'].items():
+        if expected['logged'][step] != values:
+            return f'logged line of step {step}'
+    return ''
+
+
+def rows(configs: List[str], numbers: List[int], all_loading: bool = False
+         ) -> List[Dict[str, Any]]:
+    """What is to be run: config, ranks, point, workers, persistent."""
+    table = [dict(config=name, ranks=ranks, point=point, workers=workers, persistent=persistent)
+             for ranks in numbers for name in configs for point in range(1, ITERATIONS)
+             for workers, persistent in LOADING]
+    return table if all_loading else [row for row in table if _has_turn(row)]
+
+
+def _has_turn(row: Dict[str, Any]) -> bool:
+    turn = (row['point'] + row['ranks']) % len(LOADING)
+    return LOADING[turn] == (row['workers'], row['persistent'])
+
+
+def fill(table: List[Dict[str, Any]], data_root: str, folder: Path, done: Any,
+         compared: Container[tuple] = ()) -> None:
+    """Run the rows in ``table``; ``done(row)`` is called with 'difference' and 'seconds' added.
+
+    ``compared``: (config, ranks) whose run with checkpoints was compared with the one without.
+    """
+    import mmdet.datasets
+    import mmdet.models  # noqa: F401  once, before the processes are forked
+    gc.freeze()  # what is imported is never garbage: every process would look it through
+    groups = list(dict.fromkeys((row['config'], row['ranks']) for row in table))
+    for name, ranks in groups:
+        cfg, place = settings(name, ranks, data_root), folder / f'{name}-{ranks}'
+        expected = saving = run(cfg, ranks, place / 'saving', LOADING[1])
+        assert len([line for line in saving['ranks'][0] if 'data' in line]) == ITERATIONS
+        if (name, ranks) not in compared:
+            plain = copy.deepcopy(cfg)
+            plain.default_hooks.checkpoint = None
+            expected = run(plain, ranks, place / 'base', LOADING[0])
+            done(dict(config=name, ranks=ranks, point=0, workers=LOADING[1][0],
+                      persistent=LOADING[1][1], difference=first_difference(expected, saving, 0)))
+        for row in table:
+            if (row['config'], row['ranks']) != (name, ranks):
+                continue
+            start, point = time.monotonic(), row['point']
+            until = ITERATIONS if ranks == 1 and _has_turn(row) else min(
+                point + AFTER, ITERATIONS)
+            found = run(cfg_without_checkpoints(cfg), ranks,
+                        place / '-'.join(map(str, row.values())),
+                        (row['workers'], row['persistent']),
+                        str(place / 'saving' / f'iter_{point}.pth'), until)
+            done(dict(row, difference=first_difference(expected, found, point, until),
+                      iterations=until - point, seconds=round(time.monotonic() - start, 1)))
+            shutil.rmtree(place / '-'.join(map(str, row.values())))
+        shutil.rmtree(place)
+
+
+def cfg_without_checkpoints(cfg: Any) -> Any:
+    cfg = copy.deepcopy(cfg)
+    cfg.default_hooks.checkpoint.interval = 100
+    return cfg
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--out', required=True)
+    parser.add_argument('--configs', nargs='+', choices=list(CONFIGS), default=list(CONFIGS))
+    parser.add_argument('--ranks', nargs='+', type=int, default=[1, 2, 3])
+    parser.add_argument('--all', action='store_true')
+    args = parser.parse_args()
+    from mmrepro.demo.dataset import write_dataset
+    out = Path(args.out)
+    report = json.loads(out.read_text()) if out.exists() else dict(
+        torch=torch.__version__, iterations=ITERATIONS, rows=[])
+    keys = ('config', 'ranks', 'point', 'workers', 'persistent')
+    stands = {tuple(row[key] for key in keys) for row in report['rows']}
+    table = [row for row in rows(args.configs, args.ranks, args.all)
+             if tuple(row.values()) not in stands]
+
+    def done(row: Dict[str, Any]) -> None:
+        report['rows'].append(row)
+        partial = out.with_suffix('.partial')
+        partial.write_text(json.dumps(report, indent=0) + '\n')
+        partial.replace(out)
+        print(*(row[key] for key in keys), row['difference'] or 'equal', flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_dataset(os.path.join(folder, 'data'))
+        fill(table, os.path.join(folder, 'data'), Path(folder), done,
+             {(name, ranks) for name, ranks, point, *_ in stands if point == 0})
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,137 @@
+"""Runs the rules, and says what they found."""
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import itertools
+import os
+import re
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from mmengine.config import Config
+
+from .findings import CHANGES, SEVERITIES, AuditError, Finding
+from .rules import RULES
+from .subject import Subject
+
+__all__ = ['audit', 'exit_code', 'find_config', 'load', 'report', 'summary']
+
+
+def find_config(name: str) -> str:
+    """The path of a config: a path, or ``package::path`` inside an installed OpenMMLab package.
+
+    Raises:
+        AuditError: there is no such file; near names are said.
+    """
+    if '::' not in name:
+        if not os.path.isfile(name):
+            raise AuditError(f'{name}: no such config{_near(name)}')
+        return name
+    package, _, relative = name.partition('::')
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise AuditError(f'{name}: the package {package!r} is not installed')
+    folder = os.path.join(list(spec.submodule_search_locations)[0], '.mim', 'configs')
+    path = os.path.join(folder, relative if relative.endswith('.py') else f'{relative}.py')
+    if not os.path.isfile(path):
+        raise AuditError(f'{name}: no such config in {folder}{_near(path)}')
+    return path
+
+
+def _near(path: str) -> str:
+    folder = os.path.dirname(path) or '.'
+    names = [name for name in os.listdir(folder)] if os.path.isdir(folder) else []
+    near = difflib.get_close_matches(os.path.basename(path), names, n=3)
+    return f'; near: {", ".join(near)}' if near else ''
+
+
+def load(path: str, device: str = 'cpu', env: Optional[Mapping[str, str]] = None,
+         options: Optional[Mapping[str, Any]] = None) -> Subject:
+    """Read a config; the modules in its ``custom_imports`` are imported, nothing is run.
+
+    Args:
+        path: as for :func:`find_config`.
+        device: ``'cpu'`` or ``'cuda'``.
+        env: environment variables; the process's by default.
+        options: changes, as ``--cfg-options`` gives them.
+
+    Raises:
+        AuditError: the file is missing or is not a config.
+    """
+    import torch
+    path, failed = find_config(path), ''
+    # what MMEngine's parser raises depends on what is wrong; any of it is about the file
+    try:
+        cfg = Config.fromfile(path, import_custom_modules=False)
+        lazy = Config._is_lazy_import(path)
+    except Exception as error:
+        raise AuditError(f'{path} is not a config that MMEngine can read: '
+                         f'{type(error).__name__}: {error}') from error
+    if options:
+        cfg.merge_from_dict(dict(options))
+    if cfg.get('custom_imports'):
+        failed = _import(cfg.custom_imports)
+    version = tuple(int(part) for part in re.findall(r'\d+', torch.__version__)[:2])
+    return Subject(cfg, device, os.environ if env is None else env, version, lazy, failed)
+
+
+def _import(imports: Mapping[str, Any]) -> str:
+    """Import the user's modules; what went wrong, or ''."""
+    given = imports.get('imports') or ()
+    for name in (given, ) if isinstance(given, str) else given:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a module of anybody's, which may raise anything
+            return f'{name}: {type(error).__name__}: {error}'.splitlines()[0]
+    return ''
+
+
+def audit(subject: Subject, ignore: Collection[str] = ()) -> List[Finding]:
+    """All findings, those that change bits first.
+
+    Raises:
+        AuditError: ``ignore`` names a rule that does not exist.
+    """
+    unknown = set(ignore) - {rule.name for rule in RULES}
+    if unknown:
+        raise AuditError(f'--ignore {" ".join(sorted(unknown))}: no such rule; rules: '
+                         f'{", ".join(rule.name for rule in RULES)}')
+    found: Dict[Tuple[str, str, str], Finding] = {}
+    for rule in RULES:
+        if rule.name in ignore:
+            continue
+        for where, what, severity in rule.check(subject):
+            found.setdefault((rule.name, where, what), Finding(
+                rule.name, severity or rule.severity, where, what, rule.why, rule.cure, rule.link))
+    return sorted(found.values(), key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """1 if anything changes bits, else 0."""
+    return int(any(finding.severity == CHANGES for finding in findings))
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """``'2 that change bits, 1 that may, 0 hints'``."""
+    counts = [sum(finding.severity == severity for finding in findings)
+              for severity in SEVERITIES]
+    return (f'{counts[0]} that change{"s" if counts[0] == 1 else ""} bits, {counts[1]} that may, '
+            f'{counts[2]} hint{"" if counts[2] == 1 else "s"}')
+
+
+def report(findings: Sequence[Finding], console: Any) -> None:
+    """Print the findings to a ``rich.console.Console``, one block per rule."""
+    from rich.text import Text
+    colours = dict(zip(SEVERITIES, ('bold red', 'yellow', 'cyan')))
+    blocks = itertools.groupby(findings, key=lambda finding: (finding.severity, finding.rule))
+    for index, ((severity, rule), block) in enumerate(blocks):
+        places = list(block)
+        if index:
+            console.print()
+        console.print(Text.assemble((f'{severity}  ', colours[severity]), (rule, 'bold'),
+                                    f': {places[0].why}'))
+        for finding in places:
+            console.print(Text.assemble('    at    ', (finding.where, 'bold'),
+                                        f'  {finding.what}'))
+        console.print(Text.assemble('    cure  ', (places[0].cure, 'green')))
+        console.print(Text(f'    read  {places[0].link}', 'dim'))

@@ -1,0 +1,134 @@
+"""Checks of environment variables, packages and the model. The rules are in ``rules.py``."""
+from __future__ import annotations
+
+import importlib.util
+from typing import Iterator
+
+from ..determinism.tables import ENV, Settings
+from .findings import CHANGES, HINT, MAY, Found
+from .subject import Subject
+
+Hits = Iterator[Found]
+
+# variables that the policy sets by itself, early enough for a run that it is attached to
+_CUDA_ONLY = ('CUBLAS_WORKSPACE_CONFIG', 'NCCL_ALGO', 'NVIDIA_TF32_OVERRIDE',
+              'TORCH_ALLOW_TF32_CUBLAS_OVERRIDE', 'NVTE_ALLOW_NONDETERMINISTIC_ALGO',
+              'FLASH_ATTENTION_DETERMINISTIC')
+
+
+def contradicting_variables(s: Subject) -> Hits:
+    """Variables that the policy would refuse, or warn of."""
+    mode = s.randomness.deterministic
+    if not mode:
+        return
+    settings = Settings(mode, s.randomness.float32_precision)
+    for row in ENV:
+        value, accepted = s.env.get(row.name), row.accepted(settings)
+        if value is None or not accepted or (s.device == 'cpu' and row.name in _CUDA_ONLY
+                                             and not s.attached):
+            continue
+        fine = row.matches(value) if row.matches is not None else value in accepted
+        if not fine:
+            yield Found(row.name, f'{value!r}; accepted: {" | ".join(accepted)}')
+
+
+def missing_variables(s: Subject) -> Hits:
+    """Variables that nobody sets where mmrepro is not there to do it."""
+    if s.attached or s.device == 'cpu':
+        return
+    if 'CUBLAS_WORKSPACE_CONFIG' not in s.env:
+        yield Found('CUBLAS_WORKSPACE_CONFIG', 'not set')
+
+
+def hash_seed(s: Subject) -> Hits:
+    if s.attached or s.env.get('PYTHONHASHSEED', 'random') != 'random':
+        return
+    yield Found('PYTHONHASHSEED', 'not set')
+
+
+def threads(s: Subject) -> Hits:
+    if s.device == 'cpu' and s.randomness.num_threads is None \
+            and 'OMP_NUM_THREADS' not in s.env:
+        yield Found('OMP_NUM_THREADS', 'not set: as many threads as this machine has cores')
+
+
+def no_such_device(s: Subject) -> Hits:
+    if s.device != 'cpu' and not _has_cuda():
+        yield Found('--device cuda', 'no CUDA device here: judged by the tables alone')
+
+
+def _has_cuda() -> bool:
+    import torch
+    return torch.cuda.is_available()
+
+
+def not_built(s: Subject) -> Hits:
+    if s.model_error:
+        yield Found('model', s.model_error)
+
+
+def rank_statistics(s: Subject) -> Hits:
+    """BatchNorm that each rank keeps for itself; only once the launcher says how many."""
+    if (s.world_size or 1) < 2 or s.model is None or s.cfg.get('sync_bn'):
+        return
+    from torch.nn import SyncBatchNorm
+    from torch.nn.modules.batchnorm import _BatchNorm
+    hooks = {part.name for part in s.parts_in('custom_hooks', 'default_hooks')}
+    if hooks & {'SyncBuffersHook', 'SyncNormHook'}:
+        return
+    for path, module in s.model.named_modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm) \
+                and module.weight is not None and module.weight.requires_grad:
+            yield Found(f'model.{path}', f'{type(module).__name__} with its own statistics on '
+                        f'each of {s.world_size} ranks', HINT if s.keyed else None)
+            return
+
+
+def albumentations_alone(s: Subject) -> Hits:
+    """A transform of albumentations outside of a ``Compose``: nothing seeds it."""
+    if importlib.util.find_spec('albumentations') is None:
+        return
+    for part in s.training:
+        cls = s.class_of(part)
+        if cls is not None and cls.__module__.startswith('albumentations.') \
+                and '.transforms[' not in part.key:
+            yield Found(part.key, part.name)
+
+
+def source_hits(rule: str, beyond: str = '') -> object:
+    """A check that reports what the user's own files hold about ``rule``."""
+
+    def check(s: Subject) -> Hits:
+        for source in s.sources:
+            for hit in source.hits:
+                if hit.rule == rule:
+                    yield Found(f'{source.path}:{hit.line}', hit.what)
+
+    return check
+
+
+def seeds_from_clock(s: Subject) -> Hits:
+    """A clock that ends up in a seed is worse than one in a log."""
+    for source in s.sources:
+        for hit in source.hits:
+            if hit.rule == 'clock':
+                line = source.text.splitlines()[hit.line - 1]
+                yield Found(f'{source.path}:{hit.line}', hit.what,
+                            CHANGES if 'seed' in line.lower() else MAY
+                            if 'uuid' in line else None)
+
+
+def kept_state(s: Subject) -> Hits:
+    """Attributes of modules and hooks that change, unless an adapter keeps them."""
+    from ..checkpoint.adapters import ADAPTERS
+    for source in s.sources:
+        for hit in source.hits:
+            if hit.rule in ('model-state', 'hook-state') \
+                    and hit.what.partition('.')[0] not in ADAPTERS:
+                yield Found(f'{source.path}:{hit.line}', hit.what)
+
+
+def unreadable(s: Subject) -> Hits:
+    for source in s.sources:
+        if source.error:
+            yield Found(source.path, source.error)

@@ -1,0 +1,262 @@
+"""Operators of a model that have no deterministic path on a device and a release of torch.
+
+A model's operators are found from its modules: a module of ``mmcv.ops`` stands for the compiled
+operators of its file, and the source of every other class is searched for calls.
+"""
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.machinery
+import importlib.util
+import inspect
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+from ..ops.aten.kernel_table import TABLE as NATIVE_TABLE
+from ..ops.operator_table import TABLE
+from .findings import Found
+from .sources import Source
+from .subject import Subject
+
+__all__ = ['NATIVE', 'Native', 'mmcv_operators', 'native_operators']
+
+# beginnings of methods in which nothing is differentiated: inference, and targets
+_INFERENCE = ('predict', '_predict', 'simple_test', 'aug_test', 'get_bboxes', '_get_bboxes',
+              'get_results', 'get_seg_masks', '_bbox_post', 'show', 'init_weights', '_load_from',
+              'resize_rel_pos', 'inference', '_do_paste', 'get_target', '_get_target')
+
+
+class Native(NamedTuple):
+    """What in a model leads to operators of torch that may add in any order on CUDA.
+
+    Attributes:
+        operators: rows of ``mmrepro.ops.aten.TABLE``, which knows torch's releases and ours.
+        calls: last part of the names that lead to them, as functions or methods.
+        modules: classes of ``torch.nn`` or ``mmcv.ops`` that lead to them.
+        only: condition on the call or module, a key of ``_CONDITIONS``; '' without one.
+        instead: what to use where we have no form either; '' where we have.
+    """
+    operators: Tuple[str, ...]
+    calls: Tuple[str, ...]
+    modules: Tuple[str, ...]
+    only: str = ''
+    instead: str = ''
+
+
+# topk and sort are in every detector, and differ in ties only: `not-deterministic` speaks of them
+NATIVE: Tuple[Native, ...] = (
+    Native(('grid_sampler_2d_backward', ), ('grid_sample', 'point_sample'), ('SimpleRoIAlign', )),
+    Native(('_adaptive_avg_pool2d_backward', ), ('adaptive_avg_pool2d', ),
+           ('AdaptiveAvgPool2d', ), 'size'),
+    Native(('_adaptive_avg_pool3d_backward', ), ('adaptive_avg_pool3d', ),
+           ('AdaptiveAvgPool3d', ), 'size'),
+    Native(('adaptive_max_pool2d_backward', ), ('adaptive_max_pool2d', ),
+           ('AdaptiveMaxPool2d', )),
+    Native(('adaptive_max_pool3d_backward', ), ('adaptive_max_pool3d', ),
+           ('AdaptiveMaxPool3d', )),
+    Native(('avg_pool3d_backward', ), ('avg_pool3d', ), ('AvgPool3d', )),
+    Native(('upsample_bicubic2d_backward', ), ('interpolate', ), ('Upsample', ), 'bicubic'),
+    Native(('reflection_pad2d_backward', ), ('pad', ), ('ReflectionPad1d', 'ReflectionPad2d'),
+           'reflect'),
+    Native(('max_unpool2d', ), ('max_unpool2d', ), ('MaxUnpool2d', )),
+    Native(('fractional_max_pool2d_backward', ), ('fractional_max_pool2d', ),
+           ('FractionalMaxPool2d', )),
+    Native(('cumsum', ), ('cumsum', ), ()),
+    Native(('kthvalue', ), ('kthvalue', ), ()),
+    Native(('median.dim', ), ('median', ), (), 'dim'),
+    Native(('bincount', ), ('bincount', ), (), 'weights'),
+    Native(('put_', ), ('put_', ), (), 'accumulate'),
+    Native(('histc', ), ('histc', ), (), '', 'torch.bincount of integers'),
+    Native(('_ctc_loss_backward', ), ('ctc_loss', ), ('CTCLoss', ), '', 'ctc_loss on the CPU'),
+    Native(('_embedding_bag', ), (), ('EmbeddingBag', ), 'max', "mode='sum' or 'mean'"),
+)
+
+
+def _trouble(native: Native, subject: Subject) -> str:
+    """What is wrong with the operators for this subject, or ''."""
+    rows = [row for row in NATIVE_TABLE if row.operator in native.operators
+            and row.since <= subject.torch_version < row.until
+            and row.torch in ('raises', 'silent')]
+    left = [row for row in rows if not (row.target and subject.strict)]
+    if not left:
+        return ''
+    name = left[0].operator
+    if subject.randomness.deterministic is True:
+        return f'{name} raises' + (f'; instead: {native.instead}' if native.instead else '')
+    return f'{name} adds in the order in which threads arrive'
+
+
+# ---------------------------------------------------------------------------- conditions
+
+
+def _constant(node: Optional[ast.AST]) -> Any:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _argument(call: ast.Call, name: str, position: int) -> Optional[ast.AST]:
+    for word in call.keywords:
+        if word.arg == name:
+            return word.value
+    return call.args[position] if len(call.args) > position else None
+
+
+def _size_of_call(call: ast.Call) -> bool:
+    node = _argument(call, 'output_size', 1)
+    values = node.elts if isinstance(node, (ast.Tuple, ast.List)) else [node]
+    return not all(_constant(value) == 1 for value in values)
+
+
+def _size_of_module(module: Any) -> bool:
+    size = module.output_size
+    return any(n != 1 for n in (size if isinstance(size, (tuple, list)) else (size, )))
+
+
+# name -> (condition on a call, condition on a module)
+_CONDITIONS = {
+    '': (lambda call: True, lambda module: True),
+    'size': (_size_of_call, _size_of_module),
+    'dim': (lambda call: bool(call.args or call.keywords), None),
+    'weights': (lambda call: _argument(call, 'weights', 1) is not None, None),
+    'accumulate': (lambda call: _argument(call, 'accumulate', 2) is not None, None),
+    'max': (None, lambda module: module.mode == 'max'),
+    **{mode: (lambda call, mode=mode: _constant(_argument(call, 'mode', 3)) == mode
+              or _constant(_argument(call, 'mode', 2)) == mode,
+              lambda module, mode=mode: getattr(module, 'mode', mode) == mode)
+       for mode in ('bicubic', 'reflect')},
+}
+
+# ---------------------------------------------------------------------------- operators of torch
+
+
+def native_operators(subject: Subject) -> Iterator[Found]:
+    """Operators of torch that the model reaches, and that do not repeat on this device."""
+    if subject.device == 'cpu' or subject.model is None:
+        return
+    rows = [(row, _trouble(row, subject)) for row in NATIVE]
+    rows = [(row, trouble) for row, trouble in rows if trouble]
+    for path, module in subject.model.named_modules():
+        for row, trouble in rows:
+            if type(module).__name__ in row.modules and _CONDITIONS[row.only][1](module):
+                yield Found(f'model.{path}'.rstrip('.'), f'{type(module).__name__}: {trouble}')
+    for cls, path in _classes(subject.model).items():
+        yield from _in_class(cls, path, rows)
+
+
+def _classes(model: Any) -> Dict[type, str]:
+    """Classes of the modules, and those that they inherit from, with a first module of each."""
+    found: Dict[type, str] = {}
+    for path, module in model.named_modules():
+        for cls in type(module).__mro__:
+            if cls.__module__.partition('.')[0] not in ('torch', 'builtins', 'abc', 'mmengine'):
+                found.setdefault(cls, f'model.{path}'.rstrip('.'))
+    return found
+
+
+_sources: Dict[str, Source] = {}
+
+
+def _in_class(cls: type, path: str, rows: List[Tuple[Native, str]]) -> Iterator[Found]:
+    source, tree = _source_of(cls)
+    if tree is None:
+        return
+    for method in tree.body:
+        if not isinstance(method, ast.FunctionDef):
+            continue
+        inference = method.name.startswith(_INFERENCE)
+        for call in ast.walk(method):
+            if not isinstance(call, ast.Call):
+                continue
+            name = source.full_name(call.func).rpartition('.')[2]
+            for row, trouble in rows:
+                if name in row.calls and _CONDITIONS[row.only][0](call) \
+                        and not source.ignored(call.lineno, 'torch-operator') \
+                        and not (row.operators[0].endswith('backward')
+                                 and (inference or source.without_gradient(call))):
+                    yield Found(f'{source.path}:{call.lineno}',
+                                f'{cls.__name__} ({path}) calls {name}: {trouble}')
+
+
+def _source_of(cls: type) -> Tuple[Optional[Source], Optional[ast.ClassDef]]:
+    try:
+        file = inspect.getsourcefile(cls)
+    except TypeError:  # made in C
+        file = None
+    if file is None:
+        return None, None
+    if file not in _sources:
+        _sources[file] = Source.read(file)
+    source = _sources[file]
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
+            return source, node
+    return source, None
+
+
+# ---------------------------------------------------------------------------- operators of mmcv
+
+
+def mmcv_operators(subject: Subject) -> Iterator[Found]:
+    """Operators of mmcv that the model reaches, and that are missing or add with atomics."""
+    if subject.model is None:
+        return
+    compiled = importlib.util.find_spec('mmcv') is not None and _has_extension()
+    for source, path in sorted(_mmcv_sources(subject.model).items()):
+        rows = [row for row in TABLE.values() if row.source == source]
+        lacking = [row.name for row in rows if not row.target]
+        atomics = [row.name for row in rows if row.compiled == 'atomics']
+        if lacking and not compiled:
+            yield Found(path, f'mmcv.ops.{source[:-3]} ({", ".join(lacking)}) has no form in '
+                        'PyTorch, and this mmcv has none compiled: it raises when it is called')
+        elif atomics and compiled and subject.device != 'cpu' and not subject.strict:
+            yield Found(path, f'mmcv.ops.{source[:-3]} ({", ".join(atomics)}) adds floats in the '
+                        'order in which threads arrive')
+        elif [name for name in lacking if name in atomics] and subject.device != 'cpu':
+            yield Found(path, f'mmcv.ops.{source[:-3]} ({", ".join(lacking)}) has no form in '
+                        'PyTorch; the compiled one adds floats in the order of threads')
+
+
+def _has_extension() -> bool:
+    """Whether mmcv came with compiled operators; ours do not count."""
+    import mmcv
+    finder = importlib.machinery.PathFinder
+    return finder.find_spec('mmcv._ext', mmcv.__path__) is not None
+
+
+def _mmcv_sources(model: Any) -> Dict[str, str]:
+    """``{'roi_align.py': a module that needs it}``."""
+    found: Dict[str, str] = {}
+    for path, module in model.named_modules():
+        place = f'model.{path}'.rstrip('.')
+        for file in _files_of(type(module)):
+            found.setdefault(file, place)
+    return found
+
+
+_files: Dict[type, Set[str]] = {}
+
+
+def _files_of(cls: type) -> Set[str]:
+    if cls not in _files:
+        files = set()
+        for base in cls.__mro__:
+            if base.__module__.startswith('mmcv.ops.'):
+                files.add(base.__module__.rpartition('.')[2] + '.py')
+            elif base.__module__.partition('.')[0] not in ('torch', 'builtins', 'mmengine'):
+                files |= _imported_operators(base)
+        _files[cls] = files
+    return _files[cls]
+
+
+def _imported_operators(cls: type) -> Set[str]:
+    """Files of the functions of ``mmcv.ops`` that the class's own code names."""
+    source, tree = _source_of(cls)
+    if tree is None or not source.imports('mmcv'):
+        return set()
+    names = {source.full_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    files = set()
+    for name in names:
+        if name.startswith('mmcv.ops.'):
+            owner = getattr(importlib.import_module('mmcv.ops'), name.split('.')[2], None)
+            module = getattr(owner, '__module__', '') or ''
+            files.add(module.rpartition('.')[2] + '.py')
+    return files

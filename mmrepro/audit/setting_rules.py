@@ -1,0 +1,188 @@
+"""Checks of the config's settings. Each yields what it found; the table is in ``rules.py``."""
+from __future__ import annotations
+
+import difflib
+from typing import Any, Iterator
+
+from ..config import LEGACY_KEYS
+from .findings import CHANGES, HINT, MAY, Found
+from .subject import Subject, class_name
+
+Hits = Iterator[Found]
+
+# runners and loops that are built in another way than Runner.from_cfg
+_OTHER_RUNNERS = ('FlexibleRunner', )
+
+# keys whose absence makes another run, whatever else the config says
+DECISIVE = ('randomness', 'custom_imports', 'env_cfg', 'resume', 'load_from')
+# what training reads of a config's top level. Without tta_pipeline, which train_pipeline is near
+KEYS = (*DECISIVE, 'model', 'work_dir', 'train_dataloader', 'val_dataloader', 'test_dataloader',
+        'train_cfg', 'val_cfg', 'test_cfg', 'auto_scale_lr', 'optim_wrapper', 'param_scheduler',
+        'val_evaluator', 'test_evaluator', 'default_hooks', 'custom_hooks', 'data_preprocessor',
+        'launcher', 'log_processor', 'log_level', 'visualizer', 'default_scope',
+        'experiment_name', 'runner_type', 'model_wrapper_cfg', 'find_unused_parameters',
+        'sync_bn', 'compile')
+# of difflib: two letters changed in eight; below it, names of variables in MMDetection's own
+# configs (conv_cfg) come near to keys
+SIMILAR = 0.82
+
+
+def not_attached(s: Subject) -> Hits:
+    if s.attached or not_run(s):
+        return
+    yield Found('custom_imports', f'imports={list(s.imports)!r} has no mmrepro')
+
+
+def not_run(s: Subject) -> bool:
+    """A pure-Python config whose ``custom_imports`` name mmrepro in vain."""
+    return s.lazy and not s.attached and 'mmrepro' in s.imports
+
+
+def lazy_import(s: Subject) -> Hits:
+    if not_run(s):
+        yield Found('custom_imports', 'a pure-Python config: MMEngine does not run its '
+                    'custom_imports')
+
+
+def import_may_fail(s: Subject) -> Hits:
+    imports = s.cfg.get('custom_imports') or {}
+    # MMEngine's default is True
+    if any(name.partition('.')[0] == 'mmrepro' for name in s.imports) \
+            and imports.get('allow_failed_imports', True):
+        yield Found('custom_imports.allow_failed_imports',
+                    f'{imports.get("allow_failed_imports", "missing, which means True")}')
+
+
+def import_failed(s: Subject) -> Hits:
+    if s.failed_import:
+        yield Found('custom_imports', s.failed_import)
+
+
+def no_seed(s: Subject) -> Hits:
+    if s.randomness.seed is None and not s.randomness_error:
+        given = s.cfg.get('randomness')
+        yield Found('randomness.seed', 'missing' if not given or 'seed' not in given else 'None')
+
+
+def invalid(s: Subject) -> Hits:
+    if s.randomness_error and (s.attached or 'randomness' not in s.cfg):
+        yield Found('randomness', s.randomness_error)
+    elif s.randomness_error:
+        yield Found('randomness', s.randomness_error, MAY)
+
+
+def not_deterministic(s: Subject) -> Hits:
+    if not s.randomness.deterministic and not s.randomness_error:
+        # on one thread, CPU kernels add in one order
+        severity = CHANGES if s.device != 'cpu' else MAY
+        yield Found('randomness.deterministic', 'False', severity)
+
+
+def only_warns(s: Subject) -> Hits:
+    if s.randomness.deterministic == 'warn':
+        yield Found('randomness.deterministic', "'warn'")
+
+
+def streams(s: Subject) -> Hits:
+    randomness = s.randomness
+    if s.attached and randomness.worker_seed != 'sample':
+        yield Found('randomness.worker_seed', repr(randomness.worker_seed),
+                    MAY if randomness.legacy else None)
+    if s.attached and not randomness.step_seed:
+        yield Found('randomness.step_seed', 'False')
+
+
+def not_strict_resume(s: Subject) -> Hits:
+    if s.attached and not s.randomness.resume_strict:
+        yield Found('randomness.resume_strict', 'False')
+
+
+def misspelt(s: Subject) -> Hits:
+    """A key of a config that nothing reads, next to one that is read."""
+    for key in s.cfg:
+        near = [] if key in KEYS else difflib.get_close_matches(key, KEYS, n=1, cutoff=SIMILAR)
+        # val_evaluator_small and preprocessor are variables of the config's own
+        if near and not (key.startswith(f'{near[0]}_') or near[0].endswith(f'_{key}')):
+            yield Found(key, f'{_short(s.cfg[key])}; did you mean {near[0]}?',
+                        CHANGES if near[0] in DECISIVE else None)
+
+
+def legacy_keys(s: Subject) -> Hits:
+    for old in LEGACY_KEYS:
+        if s.cfg.get(old) is not None:
+            yield Found(old, repr(s.cfg[old]))
+
+
+def cudnn_benchmark(s: Subject) -> Hits:
+    by_env = (s.cfg.get('env_cfg') or {}).get('cudnn_benchmark', False)
+    by_us = s.attached and s.randomness.cudnn_benchmark
+    key = 'randomness.cudnn_benchmark' if by_us else 'env_cfg.cudnn_benchmark'
+    if s.attached and s.randomness.cudnn_benchmark is False:
+        return
+    if by_us or by_env:
+        # with deterministic=True the run is refused on every device
+        serious = s.device != 'cpu' or s.strict
+        yield Found(key, 'True', CHANGES if serious else HINT)
+
+
+def precision(s: Subject) -> Hits:
+    if s.device != 'cpu' and not s.attached:
+        yield Found('randomness.float32_precision', 'not set: convolutions use TF32 where the '
+                    'GPU has it, and float32 where not')
+
+
+def runner_type(s: Subject) -> Hits:
+    kind = s.cfg.get('runner_type')
+    if kind is not None and class_name(kind) in _OTHER_RUNNERS:
+        yield Found('runner_type', class_name(kind))
+
+
+def mixed_precision(s: Subject) -> Hits:
+    for part in s.parts_in('optim_wrapper'):
+        if part.name in ('AmpOptimWrapper', 'ApexOptimWrapper'):
+            yield Found(f'{part.key}.type', part.name)
+
+
+def compiled(s: Subject) -> Hits:
+    given = s.cfg.get('compile')
+    if not given:
+        return
+    mode = given.get('mode') if isinstance(given, dict) else None
+    tunes = isinstance(mode, str) and mode.startswith('max-autotune')
+    if tunes:
+        yield Found('compile.mode', repr(mode), None if s.strict else CHANGES)
+    else:
+        yield Found('compile', _short(given), HINT)
+
+
+def unused_parameters(s: Subject) -> Hits:
+    wrapper = s.cfg.get('model_wrapper_cfg') or {}
+    for key, given in (('find_unused_parameters', s.cfg.get('find_unused_parameters')),
+                       ('model_wrapper_cfg.find_unused_parameters',
+                        wrapper.get('find_unused_parameters'))):
+        if given and (s.world_size or 1) > 2 and not s.strict:
+            yield Found(key, 'True')
+
+
+def gradient_order(s: Subject) -> Hits:
+    if (s.world_size or 1) > 2 and not s.strict:
+        yield Found('WORLD_SIZE', f'{s.world_size} ranks')
+
+
+def accumulation(s: Subject) -> Hits:
+    if s.keyed:
+        return
+    for part in s.parts_in('optim_wrapper'):
+        count = part.node.get('accumulative_counts', 1)
+        if isinstance(count, int) and count > 1:
+            yield Found(f'{part.key}.accumulative_counts', str(count))
+
+
+def stock_resume(s: Subject) -> Hits:
+    if s.cfg.get('resume') and not s.keyed:
+        yield Found('resume', 'True')
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f'{text[:57]}...'

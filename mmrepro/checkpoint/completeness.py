@@ -1,0 +1,142 @@
+"""Whether a run can go on from what a checkpoint holds, and whether it can be read again at all."""
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any, Iterator, List, Mapping, Optional, Tuple
+
+import torch
+from mmengine.logging import HistoryBuffer
+
+from ..facts.collect import read_settings, settings_of
+from ..facts.compatibility import ResumeError
+from .files import CheckpointError, check_file, load, safe_loading
+
+__all__ = ['check_readable', 'has_schedules', 'judge', 'lacks', 'stock_facts', 'why_not']
+
+# What MMEngine's ``Runner.resume`` reads, and what a run does without it: another one.
+PARTS = {
+    'message_hub': 'no message hub (the best score, the logged values)',
+    'optimizer': 'no optimizer (its momenta, its learning rates)',
+    'param_schedulers': 'no schedules (the course of the learning rate)',
+}
+
+
+def stock_facts(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings that stock MMEngine keeps as text of a config file."""
+    text = meta.get('cfg')
+    if not isinstance(text, str) or not text.strip():
+        return {}
+    return settings_of(read_settings(text))
+
+
+def has_schedules(meta: Mapping[str, Any]) -> bool:
+    """Whether the run that wrote a checkpoint with this ``meta`` had ``param_scheduler``."""
+    written_by = meta.get('mmrepro', {})
+    if 'schedules' in written_by:
+        return written_by['schedules']
+    facts = written_by.get('facts') or stock_facts(meta)
+    return any(name.startswith('config.param_scheduler') and value not in (None, '[]', '{}')
+               for name, value in facts.items())
+
+
+def lacks(content: Any) -> Optional[str]:
+    """What keeps a run from going on from a checkpoint's ``content``, or None."""
+    meta = content.get('meta') if isinstance(content, Mapping) else None
+    if not isinstance(meta, Mapping) or not {'epoch', 'iter'} <= {*meta}:
+        return 'is no checkpoint of a run: it has no meta with epoch and iter'
+    wanted = [part for part in PARTS if part != 'param_schedulers' or has_schedules(meta)]
+    missing = [PARTS[part] for part in wanted if part not in content]
+    return f'holds {" and ".join(missing)}' if missing else None
+
+
+def judge(path: str, content: Any, strict: bool) -> List[str]:
+    """Lines for the log about a file that somebody named to resume from.
+
+    Raises:
+        CheckpointError: no run has written it.
+        ResumeError: ``strict``, and a run could not go on exactly.
+    """
+    problem = lacks(content)
+    if problem is None:
+        return []
+    if not isinstance(content, dict) or not {'meta', 'message_hub'} <= {*content}:
+        raise CheckpointError(f'{path} {problem}. Weights are loaded with load_from=..., '
+                              'resume=False')
+    if strict:
+        raise ResumeError(
+            f'{path} {problem}: it can be loaded, not resumed. Begin a new run from these '
+            'weights: load_from=..., resume=False; or name a checkpoint that has all of it; or '
+            'go on with another result: randomness.resume_strict=False')
+    return [f'{path} {problem}: the result is not that of the uninterrupted run']
+
+
+def why_not(path: str) -> Optional[str]:
+    """What keeps a run from going on from the file ``path``, or None; it is read for that."""
+    problem = check_file(path)
+    if problem is not None:
+        return problem
+    try:
+        return lacks(load(path, map_location='meta'))
+    except CheckpointError as error:
+        return str(error).replace(f'checkpoint {path} ', '', 1)
+
+
+def check_readable(checkpoint: Mapping[str, Any]) -> None:
+    """Raise where a resume would: when it is too late to save something else.
+
+    Raises:
+        CheckpointError: names a value that :func:`mmrepro.checkpoint.files.load` refuses.
+    """
+    skeleton = _without_tensors(checkpoint)
+    if _loads(skeleton):
+        return
+    place, value = _culprit('checkpoint', skeleton)
+    raise CheckpointError(
+        f'{place} is a {type(value).__module__}.{type(value).__qualname__} ({_short(value)}): no '
+        'run could resume from this checkpoint, which has to be data only. Save it as numbers, '
+        'strings, tensors, arrays, lists and dicts; or, if you trust it, name its class in '
+        'torch.serialization.add_safe_globals, in a module that the config imports')
+
+
+def _without_tensors(value: Any) -> Any:
+    # plain containers only: what a class of its own makes of its contents has to be tried
+    if isinstance(value, torch.Tensor) or type(value) is HistoryBuffer:  # large, and data only
+        return None
+    if type(value) is dict:
+        return {key: _without_tensors(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_without_tensors(item) for item in value)
+    return value
+
+
+def _loads(value: Any) -> bool:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    try:
+        with safe_loading():
+            torch.load(file, map_location='cpu', weights_only=True)
+    except pickle.UnpicklingError:
+        return False
+    return True
+
+
+def _culprit(place: str, value: Any) -> Tuple[str, Any]:
+    """The innermost part that does not load."""
+    for inner, part in _parts(value):
+        if not _loads(part):
+            return _culprit(f'{place}{inner}', part)
+    return place, value
+
+
+def _parts(value: Any) -> Iterator[Tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f'[{key!r}]', item) for key, item in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f'[{number}]', item) for number, item in enumerate(value))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f'{text[:59]}…'

@@ -1,0 +1,271 @@
+"""Checkpoint files: written whole or not at all, loaded without running code.
+
+A sealed file ends in a ZIP archive comment, ``mmrepro sha256 <64 hex digits>`` over all bytes
+before it (APPNOTE.TXT 4.3.16); torch and ``zipfile`` read it as before.
+"""
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import pickle
+import struct
+import zipfile
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+
+import torch
+
+__all__ = ['CheckpointError', 'LAST_GOOD', 'allow_list', 'check_file', 'is_local', 'is_remote',
+           'load', 'local_loading', 'newest_good', 'replace_with', 'safe_loading', 'seal']
+
+MARK = b'mmrepro sha256 '
+LAST_GOOD = '.last_good.pth'  # hard link to the newest checkpoint that a run can go on from
+
+_END = struct.Struct('<4s4H2LH')  # end of central directory; the last field is the comment's length
+_END_MAGIC = b'PK\x05\x06'
+_COMMENT = len(MARK) + 64
+_CHUNK = 1 << 22
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that is damaged, or that is not only data."""
+
+
+def _digest(path: str, size: int) -> bytes:
+    state = hashlib.sha256()
+    with open(path, 'rb') as file:
+        while size > 0:
+            block = file.read(min(_CHUNK, size))
+            if not block:
+                break
+            state.update(block)
+            size -= len(block)
+    return state.hexdigest().encode()
+
+
+def seal(path: str) -> None:
+    """Append the digest to a checkpoint that torch has just written, and bring it to the disk.
+
+    Raises:
+        CheckpointError: when the file is not in torch's ZIP format.
+    """
+    size = os.path.getsize(path)
+    body = size - _END.size
+    with open(path, 'r+b') as file:
+        file.seek(max(body, 0))
+        end = file.read()
+        if len(end) != _END.size or end[:4] != _END_MAGIC:
+            raise CheckpointError(f'{path} is not in the ZIP format of torch.save')
+        file.seek(body)
+        file.write(_END.pack(*_END.unpack(end)[:-1], _COMMENT))
+        file.flush()
+        comment = MARK + _digest(path, size)
+        file.write(comment)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check_file(path: str) -> Optional[str]:
+    """What is wrong with a checkpoint file, or None. A file without digest counts as readable."""
+    try:
+        size = os.path.getsize(path)
+    except OSError as error:
+        return f'cannot be read ({error.strerror})'
+    if size == 0:
+        return 'is empty'
+    tail_size = _END.size + _COMMENT
+    with open(path, 'rb') as file:
+        file.seek(max(0, size - tail_size))
+        tail = file.read()
+    if len(tail) == tail_size and tail.startswith(_END_MAGIC):
+        good = tail[_END.size:] == MARK + _digest(path, size - _COMMENT)
+        return None if good else 'is damaged (its digest does not match its contents)'
+    return _check_archive(path, tail)
+
+
+def _check_archive(path: str, tail: bytes) -> Optional[str]:
+    """As :func:`check_file`, for an archive without digest: every record has a CRC."""
+    start = tail.rfind(_END_MAGIC)
+    whole = start >= 0 and len(tail) - start >= _END.size
+    if not whole or _END.unpack_from(tail, start)[-1] != len(tail) - start - _END.size:
+        return 'is truncated or not a checkpoint (no end record)'
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except (zipfile.BadZipFile, OSError) as error:
+        return f'is truncated or not a checkpoint ({error})'
+    return None if broken is None else f'is damaged (in {broken})'
+
+
+def _sync_folder(path: str) -> None:
+    descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_with(partial: str, path: str, complete: bool = True) -> None:
+    """Seal ``partial`` and put it in the place of ``path`` in one step.
+
+    A hard link keeps the newest complete file alive, because MMEngine's CheckpointHook removes the
+    old checkpoint before it writes the new one.
+
+    Args:
+        complete: a run can go on from it; the best checkpoints of MMEngine have no optimizer.
+    """
+    seal(partial)
+    os.replace(partial, path)
+    _sync_folder(path)
+    if not complete:
+        return
+    keep = os.path.join(os.path.dirname(path), LAST_GOOD)
+    link = f'{keep}.{os.getpid()}'
+    try:
+        os.link(path, link)
+    except OSError:  # a file system without hard links: the file itself has to do
+        return
+    os.replace(link, keep)
+
+
+def _statistic(owner: Any, name: str) -> Any:
+    """Stands for ``getattr`` in a checkpoint: HistoryBuffer saves its methods, nothing else does.
+
+    Raises:
+        UnpicklingError: for any other attribute.
+    """
+    from mmengine.logging import HistoryBuffer
+    # the class registers its own four when the first buffer is made, users' own come on import
+    known = {'min', 'max', 'current', 'mean', *HistoryBuffer._statistics_methods}
+    if owner is HistoryBuffer and name in known:
+        return getattr(owner, name)
+    raise pickle.UnpicklingError(f'it asks for attribute {name!r} of {owner!r}')
+
+
+@functools.cache
+def allow_list() -> Tuple[Any, ...]:
+    """What a checkpoint of MMEngine holds beside tensors; each only builds data."""
+    import collections
+
+    import numpy as np
+    from mmengine.logging import HistoryBuffer
+    core = getattr(np, '_core', None) or np.core
+    dtypes = [type(np.dtype(name)) for name in
+              ('bool', 'uint8', 'int8', 'int16', 'uint16', 'int32', 'uint32', 'int64', 'uint64',
+               'float16', 'float32', 'float64', 'U1', 'S1', 'O')]
+    # protocol 2 names builtins as Python 2 did
+    statistics = [(_statistic, f'{module}.getattr') for module in ('builtins', '__builtin__')]
+    return (*statistics, HistoryBuffer, collections.deque, np.ndarray, np.dtype,
+            core.multiarray._reconstruct, core.multiarray.scalar, *dtypes)
+
+
+@contextmanager
+def safe_loading() -> Iterator[None]:
+    """Let ``torch.load(weights_only=True)`` take what MMEngine saves, in this block."""
+    with torch.serialization.safe_globals(list(allow_list())):
+        yield
+
+
+def load(path: str, map_location: Any = 'cpu') -> Dict[str, Any]:
+    """Load a checkpoint; it cannot run code.
+
+    Raises:
+        FileNotFoundError: no such file.
+        CheckpointError: damaged, or it holds objects that are not on the allow-list.
+    """
+    path = os.path.expanduser(path)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f'checkpoint {path} does not exist')
+    problem = check_file(path)
+    # files older than torch's ZIP format have no structure to check beforehand
+    if problem is not None and not _is_legacy_format(path):
+        raise CheckpointError(f'checkpoint {path} {problem}')
+    try:
+        with safe_loading():
+            return torch.load(path, map_location=map_location, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f'checkpoint {path} holds something that is not data and could run code; it was not '
+            f'loaded. If you trust it: mmrepro.checkpoint.files.allow_list() has what is accepted, '
+            f'torch.serialization.add_safe_globals adds to it.\n{error}') from error
+
+
+def _is_legacy_format(path: str) -> bool:
+    with open(path, 'rb') as file:
+        return file.read(2) == b'\x80\x02'
+
+
+def pointed(folder: str) -> str:
+    """What ``last_checkpoint`` of a work directory names; '' for nothing."""
+    pointer = os.path.join(folder, 'last_checkpoint')
+    if not os.path.exists(pointer):
+        return ''
+    with open(pointer) as file:
+        return file.read().strip()
+
+
+def is_remote(settings: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint that a run with these settings resumes from is for MMEngine to fetch.
+
+    Args:
+        settings: ``load_from`` and ``work_dir``.
+    """
+    return '://' in (settings.get('load_from') or pointed(settings['work_dir']))
+
+
+def newest_good(folder: str, refuse: Callable[[str], Optional[str]] = check_file
+                ) -> Tuple[Optional[str], List[str]]:
+    """The newest complete checkpoint of a work directory, and what was passed over and why.
+
+    ``last_checkpoint`` goes first; then every ``*.pth`` beside it and in the folder that it names
+    (CheckpointHook's ``out_dir``), newest first.
+
+    Args:
+        refuse: what is wrong with a file, or None.
+    """
+    candidates: List[str] = []
+    folders = [folder]
+    named = pointed(folder)
+    if named:
+        candidates.append(named if os.path.isabs(named) or os.path.exists(named) else
+                          os.path.join(folder, os.path.basename(named)))
+        folders.append(os.path.dirname(named) or folder)
+    found = [os.path.join(place, name) for place in folders if os.path.isdir(place)
+             for name in os.listdir(place)
+             if name.endswith('.pth') and not name.startswith('best_')]
+    candidates += sorted(found, key=lambda path: (-os.stat(path).st_mtime_ns, path))
+    passed: List[str] = []
+    seen = set()
+    for path in candidates:
+        if os.path.abspath(path) in seen:
+            continue
+        seen.add(os.path.abspath(path))
+        problem = refuse(path)
+        if problem is None:
+            return path, passed
+        passed.append(f'passed over: {path} {problem}')
+    return None, passed
+
+
+def is_local(folder: str, options: Mapping[str, Any]) -> bool:
+    """Whether MMEngine would write to a local disk."""
+    if options.get('backend_args') or options.get('file_client_args'):
+        return False
+    return '://' not in folder
+
+
+@contextmanager
+def local_loading() -> Iterator[None]:
+    """Let MMEngine's loader of local files be :func:`load`, in this block."""
+    from mmengine.runner.checkpoint import CheckpointLoader
+    before = CheckpointLoader._schemes['']
+
+    def load_from_local(filename: str, map_location: Any) -> Dict[str, Any]:
+        return load(filename, map_location)
+
+    CheckpointLoader._schemes[''] = load_from_local
+    try:
+        yield
+    finally:
+        CheckpointLoader._schemes[''] = before

@@ -1,0 +1,142 @@
+"""State that differs between ranks: rank 0 writes the checkpoint, the others hand theirs over.
+
+Buffers that no collective operation keeps equal (BatchNorm without synchronisation, SeesawLoss,
+GHM), attributes, and gradients in the middle of an accumulation cycle.
+"""
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..distributed.agreement import settle
+from . import adapters
+from .state_digest import state_digest
+
+__all__ = ['counts', 'gather', 'own_state', 'portable', 'restore', 'unsaved_buffers', 'wrappers']
+
+# the parts of a rank's state; gradients are too large to be digested at every checkpoint
+PARTS = ('attributes', 'gradients', 'buffers')
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside of DistributedDataParallel."""
+    return getattr(model, 'module', model)
+
+
+def own_state(runner: Any) -> Dict[str, Dict[str, Any]]:
+    """What of this rank no ``state_dict`` of rank 0 holds: ``{part: {place: value}}``.
+
+    Tensors are not copied.
+    """
+    return dict(attributes=adapters.collect(unwrap(runner.model), runner.hooks),
+                gradients=_gradients(runner),
+                buffers=dict(_buffers(runner)))
+
+
+def gather(state: Dict[str, Dict[str, Any]]) -> Dict[int, Dict[str, Dict[str, Any]]]:
+    """What ranks have other than rank 0. A collective operation; only rank 0 gets a result.
+
+    Returns:
+        dict: ``{rank: {part: {place: value}}}`` without rank 0; empty where all ranks are equal.
+
+    Raises:
+        AgreementError: a rank did not come, because it did not save a checkpoint; names it.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return {}
+    digests = {f'{part}/{place}': 'gradient' if part == 'gradients' else state_digest(value)
+               for part in PARTS for place, value in state[part].items()}
+    different = settle('checkpoint', [digests], _different)
+    if not different:
+        return {}
+    mine = {part: portable({place: value for place, value in state[part].items()
+                            if f'{part}/{place}' in different}) for part in PARTS}
+    found = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(mine, found)
+    return {} if found is None else dict(enumerate(found[1:], 1))
+
+
+def _different(ranks: List[List[Dict[str, str]]]) -> List[str]:
+    digests = [rank[0] for rank in ranks]
+    places = sorted({place for rank in digests for place in rank})
+    return [place for place in places
+            if len({rank.get(place) for rank in digests}) > 1 or place.startswith('gradients/')]
+
+
+def restore(runner: Any, state: Dict[str, Dict[str, Any]]) -> List[str]:
+    """Put a rank's state back; returns places that this run does not have."""
+    model = unwrap(runner.model)
+    unknown = adapters.restore(model, runner.hooks, state.get('attributes', {}))
+    parameters, buffers = dict(model.named_parameters()), dict(_buffers(runner))
+    for name, value in state.get('gradients', {}).items():
+        if name in parameters:
+            parameters[name].grad = value.to(parameters[name].device, parameters[name].dtype)
+        else:
+            unknown.append(f'gradient of {name}')
+    for name, value in state.get('buffers', {}).items():
+        if name in buffers:
+            buffers[name].copy_(value)
+        else:
+            unknown.append(f'buffer {name}')
+    optimizers = wrappers(runner)
+    for name, count in state.get('counts', {}).items():
+        if name in optimizers:
+            optimizers[name]._inner_count = count
+        else:
+            unknown.append(f'optimizer {name}')
+    return unknown
+
+
+def _modules(runner: Any) -> Iterator[Tuple[str, nn.Module]]:
+    """The model, and its averages in hooks."""
+    yield 'model', unwrap(runner.model)
+    for hook in runner.hooks:
+        average = getattr(hook, 'ema_model', None)
+        if isinstance(average, nn.Module):
+            yield 'ema', average
+
+
+def _buffers(runner: Any) -> Iterator[Tuple[str, torch.Tensor]]:
+    """In state dicts and not."""
+    for prefix, module in _modules(runner):
+        yield from module.named_buffers(prefix)
+
+
+def unsaved_buffers(runner: Any) -> Dict[str, torch.Tensor]:
+    """Buffers with ``persistent=False``: in no state dict, but some layers count in them."""
+    saved = {f'{prefix}.{name}' for prefix, module in _modules(runner)
+             for name in module.state_dict()}
+    return {name: value for name, value in _buffers(runner) if name not in saved}
+
+
+def wrappers(runner: Any) -> Dict[str, Any]:
+    """The optimizers of a run by name; '' where there is one."""
+    wrapper = runner.optim_wrapper
+    return dict(wrapper.items()) if hasattr(wrapper, 'items') else {'': wrapper}
+
+
+def counts(runner: Any) -> Dict[str, int]:
+    """Losses that each optimizer has seen, the place in its accumulation cycle.
+
+    MMEngine derives them from the iteration for one optimizer, and does not for several.
+    """
+    return {name: one._inner_count for name, one in wrappers(runner).items()}
+
+
+def _gradients(runner: Any) -> Dict[str, torch.Tensor]:
+    """What is summed up for the next step: unfinished cycles, losses of other optimizers."""
+    first, *others = wrappers(runner).values()
+    if not others and first._inner_count % first._accumulative_counts == 0:
+        return {}
+    return {name: parameter.grad.detach()
+            for name, parameter in unwrap(runner.model).named_parameters()
+            if parameter.grad is not None}
+
+
+def portable(state: Dict[str, Any]) -> Dict[str, Any]:
+    """The same, with tensors on the CPU."""
+    return {place: value.detach().cpu() if isinstance(value, torch.Tensor) else value
+            for place, value in state.items()}

@@ -1,0 +1,115 @@
+"""The command ``mmrepro chaos``."""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import List, Optional, Sequence
+
+from mmengine.config import Config
+
+from ..verify.chaos.campaign import Campaign, Settings, summary
+from ..verify.chaos.campaign_table import table
+from ..verify.chaos.kinds import KINDS, allowed
+from . import program_name
+from .arguments import Options, Parser
+
+__all__ = ['main', 'prepare']
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Exit code 0 when all interrupted runs were the uninterrupted one, 1 when not."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if not os.path.isfile(args.config):
+        parser.error(f'{args.config}: no such config')
+    if os.path.isdir(args.work_dir) and os.listdir(args.work_dir):
+        parser.error(f'--work-dir {args.work_dir}: is not empty, and a run that finds '
+                     'checkpoints resumes')
+    parser.make_folder(args.work_dir)
+    config = Config.fromfile(args.config)
+    config.merge_from_dict(args.cfg_options or {})
+    prepare(config, args.interval)
+    workers = config.train_dataloader.get('num_workers', 0)
+    kinds = _kinds(parser, args.kinds, args.ranks, workers)
+    from ..runs.start import restart_if_incomplete
+    randomness = config.randomness
+    restart_if_incomplete(os.environ, randomness.get('deterministic', False),
+                          randomness.get('num_threads'))
+    import mmdet.apis  # noqa: F401  once here, instead of in every process that is forked
+    import torch
+    method = args.start_method or ('fork' if torch.version.cuda is None else 'spawn')
+    started = time.time()
+    campaign = Campaign(config, Settings(os.path.abspath(args.work_dir), args.kills, args.seed,
+                                         args.ranks, workers, kinds, args.span, method))
+    equal = campaign.run()
+    outcome = dict(summary(campaign, started), config=args.config,
+                   options={key: str(value) for key, value in (args.cfg_options or {}).items()})
+    if args.json is not None:
+        with open(args.json, 'w') as file:
+            json.dump(outcome, file, indent=1)
+    print(f'\n{table(outcome)}')
+    return 0 if equal else 1
+
+
+def prepare(config: Config, interval: int) -> None:
+    """Let ``config`` write a checkpoint every ``interval`` iterations, and fix its seed."""
+    hooks = config.setdefault('default_hooks', {})
+    own = dict(hooks.get('checkpoint') or dict(type='CheckpointHook'))
+    own.update(by_epoch=False, interval=interval)
+    own.setdefault('max_keep_ckpts', 2)
+    hooks['checkpoint'] = own
+    randomness = dict(config.get('randomness') or {})
+    if randomness.get('seed') is None:  # otherwise every run would draw one
+        randomness['seed'] = 0
+    config.randomness = randomness
+
+
+def _kinds(parser: argparse.ArgumentParser, names: Optional[str], ranks: int,
+           workers: int) -> List[str]:
+    possible = allowed(ranks, workers)
+    chosen = [name.strip() for name in names.split(',')] if names else possible
+    for name in chosen:
+        if name not in possible:
+            parser.error(f'--kinds {name!r}: with {ranks} rank(s) and {workers} worker(s), '
+                         f'possible are {", ".join(map(repr, possible))}')
+    return chosen
+
+
+def _parser() -> Parser:
+    kinds = '\n'.join(f'  {name:<{max(map(len, KINDS))}}  {kind.why}'
+                      for name, kind in KINDS.items())
+    parser = Parser(
+        prog=program_name('chaos'), formatter_class=argparse.RawDescriptionHelpFormatter,
+        description='Train once undisturbed. Then train again and again, interrupt at random '
+        'moments,\nresume, and compare every iteration with the undisturbed run.',
+        epilog=f'example:\n  %(prog)s CONFIG --kills 30 --seed 1 --cfg-options '
+        f'train_cfg.max_epochs=3\n\ninterruptions:\n{kinds}')
+    parser.add_argument('config', help='path of the config')
+    parser.add_argument('--kills', type=int, default=10, metavar='N',
+                        help='interruptions in all (default: 10)')
+    parser.add_argument('--seed', type=int, default=0, metavar='S',
+                        help='of kinds and moments; the training has its own (default: 0)')
+    parser.add_argument('--ranks', type=int, default=1, metavar='R',
+                        help='processes of each run (default: 1)')
+    parser.add_argument('--interval', type=int, default=3, metavar='N',
+                        help='iterations between checkpoints (default: 3)')
+    parser.add_argument('--span', type=int, default=8, metavar='N',
+                        help='most iterations and validation batches from a start to an '
+                        'interruption (default: 8)')
+    parser.add_argument('--kinds', metavar='A,B', help='only these (default: all possible)')
+    parser.add_argument('--work-dir', default='work_dirs/chaos', metavar='DIR',
+                        help='an empty folder (default: work_dirs/chaos)')
+    parser.add_argument('--json', metavar='FILE', help='write the outcome here as well')
+    parser.add_argument('--start-method', choices=('fork', 'spawn'),
+                        help='of processes (default: fork, which saves the imports; spawn where '
+                        'torch has CUDA)')
+    parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE',
+                        help='change settings of the config')
+    return parser
+
+
+if __name__ == '__main__':
+    sys.exit(main())

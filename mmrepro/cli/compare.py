@@ -1,0 +1,230 @@
+"""``mmrepro compare RUN_A RUN_B``."""
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from mmengine.config import Config
+
+from ..audit.auditing import find_config
+from ..report.comparison import Comparison, compare_runs
+from ..report.comparison_plots import draw
+from ..report.html import advice, page
+from ..report.plot_style import MissingPlots
+from ..report.publish import publish
+from ..report.run_view import RunError, load_run
+from ..report.settings_differences import manifest_differences
+from ..report.terminal import console, table
+from ..report.weight_distances import checkpoint_distances
+from . import program_name
+from .arguments import Parser, quiet_when_reader_leaves
+
+__all__ = ['compare', 'main', 'write']
+
+MAX_ROWS = 20  # of a table in the terminal
+
+
+def compare(path_a: str, path_b: str, weights: bool = True) -> Comparison:
+    """Read two runs and compare all that both have.
+
+    Args:
+        path_a, path_b: as for :func:`mmrepro.report.run_view.load_run`.
+        weights: compare checkpoints as well.
+
+    Raises:
+        RunError: a path holds no run.
+    """
+    a, b = load_run(path_a), load_run(path_b)
+    if a.name == b.name:
+        a.name, b.name = a.path, b.path
+    found = compare_runs(a, b)
+    found.manifest = manifest_differences(a, b)
+    if weights:
+        found.weights = checkpoint_distances(a, b)
+    return found
+
+
+def write(found: Comparison, folder: str) -> Dict[str, str]:
+    """Write ``compare.html`` and the pictures; returns what was written, by name.
+
+    Raises:
+        MissingPlots: matplotlib is not installed; nothing is written then.
+    """
+    pictures = draw(found)
+    os.makedirs(folder, exist_ok=True)
+    written = {}
+    for name, data in pictures.items():
+        written[name] = os.path.join(folder, f'{name}.png')
+        with open(written[name], 'wb') as file:
+            file.write(data)
+    written['page'] = os.path.join(folder, 'compare.html')
+    with open(written['page'], 'w', encoding='utf-8') as file:
+        file.write(page(found, pictures))
+    return written
+
+
+@quiet_when_reader_leaves
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Compare two runs; 0: nothing differs, 1: something does, 2: they cannot be compared."""
+    args = _parser().parse_args(argv)
+    try:
+        found = compare(args.run_a, args.run_b, weights=not args.no_weights)
+        written = write(found, args.out) if args.out else {}
+        if args.publish:
+            written.update(_publish(found, args))
+    # AuditError, of a bad path of a config, and RunError are ValueErrors
+    except (ValueError, MissingPlots, OSError) as error:
+        print(f'{program_name("compare")}: {error}', file=sys.stderr)
+        return 2
+    code = 2 if not found.common else int(not found.equal)
+    if args.json:
+        print(json.dumps(as_dict(found, code, written), indent=2))
+        return code
+    show(found, console(), args.all)
+    for path in written.values():
+        print(f'wrote {path}')
+    if not written:
+        print('--out DIR writes plots and a page')
+    return code
+
+
+def scalars(found: Comparison) -> List[Tuple[str, float, int]]:
+    """``(tag, value, step)``: the verdict, and the difference of every loss at every iteration."""
+    rows = [('mmrepro/compare/equal', float(found.equal), 0)]
+    if found.first is not None:
+        rows.append(('mmrepro/compare/first_difference', float(found.first.iteration), 0))
+    for name, (steps, one, other) in found.losses.items():
+        rows += [(f'mmrepro/compare/{name}_difference', b - a, i)
+                 for i, a, b in zip(steps, one, other) if math.isfinite(b - a)]
+    return rows
+
+
+def _publish(found: Comparison, args: argparse.Namespace) -> Dict[str, str]:
+    cfg = Config.fromfile(find_config(args.publish), import_custom_modules=False)
+    folder = args.out or found.b.path
+    names = publish(cfg, folder, 'mmrepro/compare', scalars(found), draw(found))
+    if not names:
+        raise RunError(f'--publish {args.publish}: its visualizer has no backend beside the local '
+                       "one; add for example dict(type='TensorboardVisBackend') to vis_backends")
+    return {name: f'scalars and pictures to {name}, {folder}' for name in names}
+
+
+def as_dict(found: Comparison, code: int, written: Dict[str, str]) -> Dict[str, Any]:
+    """Plain data for ``--json``; numbers that JSON lacks are null."""
+    first = found.first
+    return dict(
+        exit_code=code, equal=found.equal, exact=found.exact, verdict=found.verdict(),
+        runs=[dict(path=run.path, kind=run.kind, iterations=len(run.iterations),
+                   starts=run.starts) for run in (found.a, found.b)],
+        common=len(found.common), differing=found.differing,
+        only=[len(extra) for extra in found.only],
+        first=None if first is None else dict(
+            iteration=first.iteration, epoch=first.epoch, rank=first.rank,
+            field=first.field.field, names=list(first.field.names), module=first.module,
+            fields=[field._asdict() for field in first.fields]),
+        manifest=[row._asdict() for row in found.manifest],
+        parted=found.parted,
+        weights=[row._asdict() for row in found.weights],
+        losses={name: _last(column) for name, column in found.losses.items()},
+        notes=found.notes, written=written)
+
+
+def _last(column: Any) -> Dict[str, Any]:
+    steps, one, other = column
+    return dict(iteration=steps[-1], a=_finite(one[-1]), b=_finite(other[-1]),
+                largest_difference=_finite(max((abs(b - a) for a, b in zip(one, other)
+                                                if math.isfinite(b - a)), default=math.nan)))
+
+
+def _finite(value: float) -> Optional[float]:
+    return value if math.isfinite(value) else None
+
+
+def show(found: Comparison, console: Any, everything: bool = False) -> None:
+    """Print the comparison; ``everything``: also what is harmless, and rows of any number."""
+    from rich.text import Text
+    runs = table('', 'directory', 'read from', 'iterations', 'starts')
+    for letter, run in (('A', found.a), ('B', found.b)):
+        runs.add_row(letter, run.path, run.kind, str(len(run.iterations)), str(run.starts))
+    console.print(runs)
+    for note in found.notes:
+        console.print(Text(f'note: {note}', 'yellow'))
+    if found.manifest:
+        made = table('made of', 'A', 'B', 'severity', 'consequence')
+        serious = [row for row in found.manifest if row.severity != 'harmless']
+        shown = found.manifest if everything else serious[:MAX_ROWS]
+        for row in shown:
+            made.add_row(row.name, _cut(row.then), _cut(row.now), row.severity, row.consequence)
+        console.print()
+        if shown:
+            console.print(made)
+        more = len(found.manifest) - len(shown)
+        if more:
+            harmless = len(found.manifest) - len(serious)
+            console.print(Text(f'{more} more difference{"" if more == 1 else "s"} in what they '
+                               f'were made of, {"all" if harmless == more else harmless} '
+                               'harmless; --all lists them', 'dim'))
+    if found.first is not None:
+        fields = table(f'iteration {found.first.iteration}', 'A', 'B', '')
+        for field in found.first.fields:
+            fields.add_row(field.field, field.a, field.b, 'same' if field.same else 'differs',
+                           style='' if field.same else 'bold red')
+        console.print()
+        console.print(fields)
+        if found.first.module:
+            console.print(Text(found.first.module))
+    _show_growth(found, console)
+    console.print(Text(f'\n{found.verdict()}', 'bold green' if found.equal else 'bold red'))
+    for item in advice(found):
+        console.print(Text(f'  {item}'))
+
+
+def _show_growth(found: Comparison, console: Any) -> None:
+    rows = [row for row in found.weights if row.distance or row.note]
+    if found.first is not None and found.losses:
+        losses = table('loss', 'last common', 'A', 'B', 'largest difference')
+        for name, (steps, one, other) in list(found.losses.items())[:MAX_ROWS]:
+            gap = max((abs(b - a) for a, b in zip(one, other)), default=0.)
+            losses.add_row(name, str(steps[-1]), f'{one[-1]:.9g}', f'{other[-1]:.9g}',
+                           f'{gap:.3g}')
+        console.print()
+        console.print(losses)
+    if rows:
+        weights = table('checkpoint', 'distance', 'relative', 'note')
+        for row in rows:
+            weights.add_row(row.name, '-' if row.distance is None else f'{row.distance:.6g}',
+                            '-' if row.relative is None else f'{row.relative:.3g}', row.note)
+        console.print()
+        console.print(weights)
+
+
+def _cut(value: Any, width: int = 40) -> str:
+    text = str(value)
+    return text if len(text) <= width else f'{text[:width - 1]}…'
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=program_name('compare'),
+        description='Where do two runs part, and how does the difference grow? Runs need not have '
+        'been made for this: with fingerprints (train --fingerprint) in both, bits are '
+        'compared; without, what MMEngine logged.',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog='example:\n  %(prog)s work_dirs/monday work_dirs/tuesday --out comparison\n\n'
+        'exit code: 0 nothing differs, 1 something does, 2 nothing to compare or wrong usage')
+    parser.add_argument('run_a', help='a work directory, a time-stamped folder of MMEngine, or a '
+                        'scalars.json')
+    parser.add_argument('run_b', help='the other one')
+    parser.add_argument('--out', metavar='DIR', help='write plots (PNG) and compare.html here')
+    parser.add_argument('--publish', metavar='CONFIG', help="also send the result to TensorBoard, "
+                        "Weights & Biases and so on: the backends of this config's visualizer")
+    parser.add_argument('--all', action='store_true',
+                        help='list every difference in what the runs were made of, harmless or not')
+    parser.add_argument('--json', action='store_true', help='write JSON to the standard output')
+    parser.add_argument('--no-weights', action='store_true',
+                        help='leave checkpoints unread (they are large)')
+    return parser

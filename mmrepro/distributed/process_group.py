@@ -1,0 +1,210 @@
+"""Distributed runs on a torch without an accelerator, started as MMEngine's runs are.
+
+Stock MMEngine asks for CUDA twice: ``init_dist`` selects a device before it makes the process
+group, and ``wrap_model`` names one to DistributedDataParallel. Both can be avoided from outside:
+``Runner.setup_env`` leaves a process group alone that exists already, and a wrapper config may say
+``device_ids=None``. With an accelerator, everything here leaves the work to MMEngine.
+"""
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Union
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .ordered_reduction import fix_gradient_order
+
+__all__ = ['LAUNCHERS', 'ensure_process_group', 'group_options', 'has_accelerator',
+           'launch_variables', 'wrap_model']
+
+_logger = logging.getLogger('mmrepro')
+
+DEFAULT_PORT = 29500  # MMEngine's and torch's
+_NOT_FOR_CPU = {None, 'nccl'}  # what configs say when they do not mean the CPU
+
+
+class Launcher(NamedTuple):
+    """Which variables a launcher sets. ``nodes`` tells that one machine holds all ranks."""
+
+    rank: str
+    world_size: str
+    local_rank: str
+    one_node: Callable[[Mapping[str, str]], bool]
+    first_host: Callable[[Mapping[str, str]], str]
+
+
+def _unknown_host(env: Mapping[str, str]) -> str:
+    raise KeyError('MASTER_ADDR is not set, and the ranks are on several machines. Set it to the '
+                   'host name of the machine of rank 0.')
+
+
+def _slurm_host(env: Mapping[str, str]) -> str:
+    command = ['scontrol', 'show', 'hostnames', env['SLURM_NODELIST']]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError) as error:
+        raise KeyError(f'MASTER_ADDR is not set, and {" ".join(command)!r} does not tell the first '
+                       f'host ({error}). Set MASTER_ADDR.') from error
+
+
+LAUNCHERS = {
+    # torchrun; it sets the address itself
+    'pytorch': Launcher('RANK', 'WORLD_SIZE', 'LOCAL_RANK', lambda env: False, _unknown_host),
+    # srun
+    'slurm': Launcher('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_LOCALID',
+                      lambda env: env.get('SLURM_NNODES') == '1', _slurm_host),
+    # Open MPI's mpirun
+    'mpi': Launcher(
+        'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK',
+        lambda env: env.get('OMPI_COMM_WORLD_LOCAL_SIZE') == env['OMPI_COMM_WORLD_SIZE'],
+        _unknown_host),
+}
+
+
+def has_accelerator() -> bool:
+    """Whether MMEngine would put a model on something that torch.distributed can drive."""
+    from mmengine.device import get_device
+    return get_device() not in ('cpu', 'mps')
+
+
+def group_options(env_cfg: Mapping[str, Any]) -> Dict[str, Any]:
+    """The arguments of :func:`ensure_process_group` in a config's ``env_cfg``."""
+    dist_cfg = env_cfg.get('dist_cfg') or {}
+    return {name: dist_cfg[name] for name in ('backend', 'timeout', 'port') if name in dist_cfg}
+
+
+def launch_variables(launcher: str,
+                     env: Mapping[str, str],
+                     port: Optional[int] = None) -> Dict[str, str]:
+    """torch's five variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT).
+
+    Args:
+        launcher: ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
+        env: What the launcher set.
+        port: ``dist_cfg.port`` of the config, which goes before MASTER_PORT with ``'slurm'``, as in
+            MMEngine.
+
+    Raises:
+        ValueError: an unknown launcher.
+        KeyError: a variable of the launcher, or the address of rank 0, is missing.
+    """
+    if launcher not in LAUNCHERS:
+        raise ValueError(f'launcher={launcher!r}: expected one of {", ".join(LAUNCHERS)}')
+    row = LAUNCHERS[launcher]
+    for name in (row.rank, row.world_size):
+        if name not in env:
+            raise KeyError(f'{name} is not set: this process was not started by the launcher '
+                           f'{launcher!r}')
+    address = env.get('MASTER_ADDR')
+    if address is None:
+        address = '127.0.0.1' if row.one_node(env) else row.first_host(env)
+    if launcher != 'slurm' or port is None:
+        port = int(env.get('MASTER_PORT', DEFAULT_PORT))
+    return {
+        'RANK': env[row.rank],
+        'WORLD_SIZE': env[row.world_size],
+        'LOCAL_RANK': env.get(row.local_rank, env[row.rank]),
+        'MASTER_ADDR': address,
+        'MASTER_PORT': str(port),
+    }
+
+
+def ensure_process_group(launcher: str,
+                         backend: Optional[str] = None,
+                         timeout: Union[float, timedelta, None] = None,
+                         port: Optional[int] = None) -> bool:
+    """Make the process group where MMEngine cannot. Call it before ``Runner.setup_env``.
+
+    Without an accelerator it sets torch's variables in ``os.environ`` and makes the group over
+    gloo; with one, or with a group that exists, or with launcher ``'none'``, it does nothing.
+
+    Args:
+        launcher: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
+        backend: A backend for the CPU; None and ``'nccl'``, which MMDetection's configs say, mean
+            gloo.
+        timeout: Seconds, for every collective operation and for ranks that come late.
+        port: See :func:`launch_variables`.
+
+    Returns:
+        bool: whether it made the group.
+    """
+    if launcher == 'none' or dist.is_initialized():
+        return False
+    if has_accelerator():
+        if launcher == 'mpi':  # MMEngine's wrap_model needs it, and its init_dist forgets it
+            name = LAUNCHERS['mpi'].local_rank
+            os.environ.setdefault('LOCAL_RANK', os.environ.get(name, '0'))
+        return False
+    os.environ.update(launch_variables(launcher, os.environ, port))
+    options: Dict[str, Any] = {}
+    if timeout is not None:
+        options['timeout'] = timeout if isinstance(timeout, timedelta) else timedelta(
+            seconds=timeout)
+    if backend in _NOT_FOR_CPU:
+        backend = 'gloo'
+    dist.init_process_group(backend, **options)
+    # its threads have to end before the interpreter does: it aborts when they do not
+    atexit.register(_leave_group)
+    _logger.info('no accelerator: %s ranks over %s', dist.get_world_size(), backend)
+    return True
+
+
+def _leave_group() -> None:
+    # behind an error a collective may be under way, and leaving would wait for the other ranks
+    if dist.is_initialized() and getattr(sys, 'last_value', None) is None:
+        dist.destroy_process_group()
+
+
+def wrap_model(runner: Any,
+               build: Callable[[Optional[Dict], nn.Module], nn.Module],
+               model_wrapper_cfg: Optional[Dict],
+               model: nn.Module,
+               ordered: bool = False) -> nn.Module:
+    """``Runner.wrap_model`` that also works on the CPU.
+
+    Args:
+        runner: Its ``cfg`` is read.
+        build: The original method, bound.
+        model_wrapper_cfg: The config's; it is not changed.
+        model: The model.
+        ordered: Fix the order of gradient sums, see :mod:`mmrepro.distributed.ordered_reduction`.
+    """
+    if dist.is_initialized() and not has_accelerator():
+        _synchronise_batch_norm(model)
+        model_wrapper_cfg = _without_devices(runner, model_wrapper_cfg, model)
+    wrapped = build(model_wrapper_cfg, model)
+    if ordered:
+        fix_gradient_order(wrapped)
+    return wrapped
+
+
+def _without_devices(runner: Any, wrapper: Optional[Dict], model: nn.Module) -> Optional[Dict]:
+    from mmengine.model import is_model_wrapper
+    from mmengine.registry import MODEL_WRAPPERS
+    if is_model_wrapper(model):
+        return wrapper
+    if wrapper is None:  # what MMEngine builds then
+        wrapper = dict(broadcast_buffers=False,
+                       find_unused_parameters=runner.cfg.get('find_unused_parameters', False))
+    wrapper = dict(wrapper)
+    wrapper.setdefault('type', 'MMDistributedDataParallel')
+    kind = wrapper['type']
+    cls = MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
+    if isinstance(cls, type) and issubclass(cls, DistributedDataParallel):
+        wrapper['device_ids'] = None
+    return wrapper
+
+
+def _synchronise_batch_norm(model: nn.Module) -> None:
+    """Let torch's layer, which it has for accelerators only, train on ranks without one."""
+    if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
+        from ..ops.aten import sync_bn
+        sync_bn.enable()

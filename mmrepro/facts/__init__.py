@@ -1,0 +1,1 @@
+"""What a run effectively is: settings, versions and hardware, collected and compared."""

@@ -1,0 +1,152 @@
+"""What a run was made of: settings, versions, hardware. Checkpoints keep it, a resume compares."""
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import platform
+import re
+import sys
+from typing import Any, Dict, Mapping
+
+import torch
+
+from ..distributed.agreement import package_version, start_fields
+
+__all__ = ['collect_facts', 'flatten', 'read_settings', 'settings_of']
+
+# MMEngine writes these into the config by itself, or they say where and not what
+NOT_SETTINGS = ('randomness', 'resume', 'load_from', 'work_dir', 'launcher', 'experiment_name')
+
+# custom hooks that write down what happens and change nothing
+WATCHERS = ('FingerprintHook', )
+
+# beside those that ranks compare: they decode and transform the images
+PACKAGES = {
+    'cv2': ('opencv-python', 'opencv-python-headless'),
+    'PIL': ('pillow', ),
+    'albumentations': ('albumentations', ),
+    'pycocotools': ('pycocotools', ),
+}
+
+
+ADDRESS = re.compile(' at 0x[0-9a-f]+')
+
+
+def flatten(settings: Any, name: str = '') -> Dict[str, Any]:
+    """Nested dicts and lists as ``{'a.b[0].c': value}``; values are what JSON can hold.
+
+    >>> flatten({'a': {'b': [dict(c=1), 2]}, 'd': (3, 4)})
+    {'a.b[0].c': 1, 'a.b[1]': 2, 'd': '[3, 4]'}
+    """
+    if isinstance(settings, Mapping) and settings:
+        parts = ((f'{name}.{key}' if name else str(key), value)
+                 for key, value in settings.items())
+    elif isinstance(settings, (list, tuple)) and any(
+            isinstance(item, (Mapping, list, tuple)) for item in settings):
+        parts = ((f'{name}[{index}]', value) for index, value in enumerate(settings))
+    else:
+        return {name: _plain(settings)}
+    return {path: value for key, part in parts for path, value in flatten(part, key).items()}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        # a config file turns tuples into lists and back
+        return repr([_plain(item) for item in value])
+    if callable(value):  # its repr holds an address
+        return f'{value.__module__}.{value.__qualname__}'
+    return ADDRESS.sub('', repr(value))  # a data loader, say, that was built by hand
+
+
+def collect_facts(config: Any, randomness: Mapping[str, Any], world_size: int) -> Dict[str, Any]:
+    """All that may decide about bits, as ``{name: string, number, boolean or None}``.
+
+    Args:
+        config: the effective config, an ``mmengine.Config``.
+        randomness: the effective values, the seed included.
+        world_size: number of ranks.
+    """
+    facts = start_fields('', randomness)
+    del facts['config']
+    facts['world_size'] = world_size
+    facts.update(_hardware())
+    for module, distributions in PACKAGES.items():
+        if module in sys.modules:
+            facts[f'version.{module}'] = package_version(module, distributions)
+    facts.update(settings_of(config.to_dict()))
+    return facts
+
+
+def read_settings(text: str) -> Dict[str, Any]:
+    """The settings in the text of a config that MMEngine wrote (``Config.pretty_text``).
+
+    Nothing is run, other than by ``Config.fromstring``: the text may come from anywhere. Whatever
+    is not a literal or a ``dict(...)`` of literals stays text.
+
+    >>> read_settings("a = dict(b=[1, -2.5], c=None)\\nd = open('x')")
+    {'a': {'b': [1, -2.5], 'c': None}, 'd': "open('x')"}
+
+    Raises:
+        SyntaxError: ``text`` is not Python.
+    """
+    return {statement.targets[0].id: _literal(statement.value)
+            for statement in ast.parse(text).body
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)}
+
+
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_literal(item) for item in node.elts]
+    if isinstance(node, ast.Dict) and all(node.keys):
+        return {_literal(key): _literal(value) for key, value in zip(node.keys, node.values)}
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == 'dict' and not node.args:
+        return {word.arg: _literal(word.value) for word in node.keywords}
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
+
+
+def settings_of(config: Mapping[str, Any]) -> Dict[str, Any]:
+    """A config's settings, as plain dicts and lists, as ``{'config.model.type': ...}``."""
+    kept = {key: value for key, value in config.items() if key not in NOT_SETTINGS}
+    hooks = kept.pop('custom_hooks', None)
+    if isinstance(hooks, (list, tuple)):
+        hooks = [hook for hook in hooks if not _only_watches(hook)]
+    flat = flatten({**kept, 'custom_hooks': hooks} if hooks else kept)
+    return {f'config.{name}': value for name, value in flat.items()}
+
+
+def _only_watches(hook: Any) -> bool:
+    kind = hook.get('type') if isinstance(hook, Mapping) else None
+    name = getattr(kind, '__name__', None) or str(kind).rsplit('.', 1)[-1]
+    return name in WATCHERS
+
+
+@functools.cache
+def _hardware() -> Dict[str, Any]:
+    found = {
+        'hardware.cpu': _cpu_name(),
+        'hardware.cpu_instructions': torch.backends.cpu.get_cpu_capability(),
+        # compilers and libraries; the same version can come in several builds
+        'version.torch_build': hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
+        'hardware.gpu': None,
+    }
+    if torch.cuda.is_available():
+        found['hardware.gpu'] = torch.cuda.get_device_name()
+        found['version.cudnn'] = torch.backends.cudnn.version()
+        found['version.driver'] = torch._C._cuda_getDriverVersion()
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        with open('/proc/cpuinfo') as file:
+            lines = [line.split(':', 1)[1].strip() for line in file
+                     if line.startswith('model name')]
+    except OSError:  # other systems have no such file
+        lines = []
+    return lines[0] if lines else f'{platform.machine()} {platform.processor()}'.strip()

@@ -1,0 +1,220 @@
+"""A 64-bit digest of a tensor's bits, computed where the tensor lives; digests of nested values.
+
+The arithmetic is in :mod:`mmrepro.fingerprint.hash_arithmetic`.
+"""
+from __future__ import annotations
+
+import functools
+import hashlib
+import struct
+from typing import Any, Iterable, List, Mapping, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from . import hash_arithmetic as arithmetic
+
+__all__ = ['SCHEME', 'combine', 'combine_digests', 'combined_hex', 'hex_of', 'tensor_digest',
+           'tensor_digests', 'text_digest', 'to_hex', 'value_digest']
+
+SCHEME = 1
+
+
+def text_key(text: str) -> int:
+    """A number below 2^64 from text: the first 8 bytes of its BLAKE2b digest."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little')
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _header_key(dtype: torch.dtype, shape: Tuple[int, ...]) -> int:
+    return text_key(f'{str(dtype)[6:]} {"x".join(map(str, shape))}')
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _name_key(name: str) -> int:
+    return text_key(f'name {name}')
+
+
+def tensor_digest(tensor: torch.Tensor) -> torch.Tensor:
+    """The digest as a 0-d int64 tensor on the tensor's device, without synchronising with it.
+
+    Any dtype, shape and memory layout; what counts is dtype, shape and the bits of the elements.
+
+    Raises:
+        TypeError: for tensors without bytes of their own (meta, quantised).
+    """
+    return tensor_digests([tensor])[0]
+
+
+def tensor_digests(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``[n]`` int64: the digest of each, in few kernels. All tensors live on one device."""
+    if not tensors:
+        return torch.zeros(0, dtype=torch.int64)
+    device = tensors[0].device
+    headers, data, sparse = [], [], {}
+    for number, tensor in enumerate(tensors):
+        if tensor.layout != torch.strided:
+            sparse[number] = _sparse_digest(tensor)
+            tensor = torch.empty(0, device=device)
+        headers.append(_header_key(tensor.dtype, tuple(tensor.shape)))
+        data.append(_plain(tensor))
+    if device.type != 'cpu':
+        digests = arithmetic.device_digests(data, headers)
+    elif len(data) == 1:  # no time for general code: between modules it comes to this
+        digests = arithmetic.host_digest(data[0], headers[0])
+    else:
+        digests = arithmetic.host_digests(data, headers)
+    for number, value in sparse.items():
+        digests[number] = value
+    return digests
+
+
+def combine(items: Iterable[Tuple[str, torch.Tensor]]) -> torch.Tensor:
+    """One 0-d digest of named digests (0-d, on one device); their order does not count."""
+    items = list(items)
+    values = torch.stack([value for _, value in items]) if items else torch.zeros(
+        0, dtype=torch.int64)
+    return combine_digests([name for name, _ in items], values)
+
+
+def combine_digests(names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
+    """As :func:`combine`, of ``[n]`` digests."""
+    place = ('names', values.device, tuple(names))
+    salts = arithmetic.constant(
+        place, lambda: np.array([_name_key(name) for name in names], np.uint64))
+    return arithmetic.mix(arithmetic.mix(values ^ salts).sum() + arithmetic.signed(
+        (len(names) + 1) * arithmetic.GOLDEN & arithmetic.MASK))
+
+
+def combined_hex(digests: Mapping[str, int]) -> str:
+    """As :func:`combine`, of digests that are Python integers already."""
+    total = sum(arithmetic.mix_int((value & arithmetic.MASK) ^ _name_key(name))
+                for name, value in digests.items())
+    return hex_of(arithmetic.mix_int(
+        (total + (len(digests) + 1) * arithmetic.GOLDEN) & arithmetic.MASK))
+
+
+def hex_of(value: int) -> str:
+    """16 hexadecimal digits of a signed or unsigned 64-bit integer."""
+    return f'{value & arithmetic.MASK:016x}'
+
+
+def text_digest(text: str) -> torch.Tensor:
+    """The digest of a text, 0-d on the CPU."""
+    return torch.tensor(arithmetic.signed(text_key(text)))
+
+
+def to_hex(values: Sequence[torch.Tensor]) -> List[str]:
+    """16 hexadecimal digits for each 0-d digest; one copy from each device for all of them."""
+    texts = [''] * len(values)
+    for device in {value.device for value in values}:
+        mine = [i for i, value in enumerate(values) if value.device == device]
+        numbers = torch.stack([values[i] for i in mine]).tolist()
+        for i, number in zip(mine, numbers):
+            texts[i] = hex_of(number)
+    return texts
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements as contiguous memory, one dimension."""
+    if tensor.is_meta or tensor.is_quantized:
+        raise TypeError(f'a tensor of {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device} has '
+                        'no bits to take a digest of; allowed: dense and sparse tensors with data')
+    if tensor.numel() == 0:  # its strides may be anything, which views refuse
+        return torch.zeros(0, dtype=torch.uint8, device=tensor.device)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+
+
+def _sparse_digest(tensor: torch.Tensor) -> torch.Tensor:
+    parts = {
+        torch.sparse_coo: lambda t: (t._indices(), t._values()),
+        torch.sparse_csr: lambda t: (t.crow_indices(), t.col_indices(), t.values()),
+        torch.sparse_csc: lambda t: (t.ccol_indices(), t.row_indices(), t.values()),
+    }
+    if tensor.layout not in parts:
+        raise TypeError(f'no digest of {tensor.layout}; allowed: strided, '
+                        f'{", ".join(map(str, parts))}')
+    found = parts[tensor.layout](tensor.detach())
+    names = [f'{tensor.layout} {tuple(tensor.shape)} {i}' for i in range(len(found))]
+    return combine_digests(names, torch.stack([tensor_digest(part) for part in found]))
+
+
+# --- nested values ------------------------------------------------------------------------------
+
+def value_digest(value: Any) -> torch.Tensor:
+    """A 0-d digest of nested data: dicts (their order does not count), sequences, tensors, arrays,
+    MMEngine's data elements, MMDetection's boxes and masks, numbers, text, other objects by their
+    attributes. On the CPU, unless a tensor in it lives elsewhere.
+
+    Raises:
+        TypeError: for an object without attributes whose ``repr`` is an address.
+    """
+    text: List[str] = []
+    tensors: List[torch.Tensor] = []
+    _describe(value, text, tensors, ())
+    result = text_digest(''.join(text))
+    for device in sorted({tensor.device for tensor in tensors}, key=str):
+        mine = [(i, tensor) for i, tensor in enumerate(tensors) if tensor.device == device]
+        digests = tensor_digests([tensor for _, tensor in mine])
+        names = ['before', *(str(i) for i, _ in mine)]
+        before = result.pin_memory() if device.type == 'cuda' and not result.is_cuda else result
+        before = before.to(device, non_blocking=True).view(1)
+        result = combine_digests(names, torch.cat([before, digests]))
+    return result
+
+
+def _describe(value: Any, text: List[str], tensors: List[torch.Tensor], within: tuple) -> None:
+    """Append what ``value`` is to ``text``, in the order of a walk; tensors to ``tensors``."""
+    kind = type(value)
+    if id(value) in within:
+        text.append('(above)')
+    elif isinstance(value, torch.Tensor):
+        text.append('T,')
+        tensors.append(value)
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        text.append(f'A {value.dtype} {value.shape},')
+        tensors.append(_from_numpy(value))
+    elif isinstance(value, np.generic):
+        text.append(f'{value.dtype}:{value.tobytes().hex()},')
+    elif value is None or isinstance(value, (bool, int, str, bytes)):
+        text.append(f'{kind.__name__}:{value!r},')
+    elif isinstance(value, float):
+        # the bits, because NaNs differ and repr does not say so
+        text.append(f'float:{struct.pack(">d", value).hex()},')
+    else:
+        _describe_container(value, text, tensors, (*within, id(value)))
+
+
+def _describe_container(value: Any, text: List[str], tensors: List[torch.Tensor],
+                        within: tuple) -> None:
+    if isinstance(value, dict):
+        items = sorted(value.items(), key=lambda item: repr(item[0]))
+        text.append(f'dict{len(items)}')
+    elif isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray)):
+        items = list(enumerate(value))
+        text.append(f'list{len(items)}')
+    elif isinstance(value, (set, frozenset)):
+        items = list(enumerate(sorted(value, key=repr)))
+        text.append(f'set{len(items)}')
+    elif hasattr(value, 'all_items'):  # mmengine's data elements
+        items = sorted(value.all_items())
+        text.append(type(value).__name__)
+    elif hasattr(value, '__dict__'):
+        items = sorted(vars(value).items())
+        text.append(type(value).__qualname__)
+    else:
+        shown = repr(value)
+        if ' at 0x' in shown:
+            raise TypeError(f'no digest of {shown}: it has no attributes to look at')
+        items = []
+        text.append(f'{type(value).__qualname__}:{shown}')
+    for name, item in items:
+        text.append(f'{{{name!r}=')
+        _describe(item, text, tensors, within)
+        text.append('}')
+
+
+def _from_numpy(array: np.ndarray) -> torch.Tensor:
+    """The bytes of an array, because torch has not all dtypes."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return torch.from_numpy((flat if flat.flags.writeable else flat.copy()).view(np.uint8))

@@ -1,0 +1,286 @@
+"""The arithmetic of digests: words, blocks, keys; on the CPU in NumPy, elsewhere in PyTorch.
+
+The digest of one tensor, in integers modulo 2^64 (every number here is part of the file format;
+a change is another :data:`mmrepro.fingerprint.digest.SCHEME`):
+
+- ``x[j]`` is the 64-bit word at byte ``8 j`` of the elements in logical (row-major) order,
+  little-endian, with zeros behind the last. Words stand in blocks of :data:`BLOCK`.
+- The sum of block ``b`` is ``s[b] = sum_j x[j] * KEYS[0, j] + (x[j] >> 32) * KEYS[1, j]``, ``j``
+  counted within the block; the shift is that of unsigned numbers.
+- ``total = sum_b mix(s[b] + (b + 1) * GOLDEN)``, the digest ``mix(total ^ key(header))`` with
+  the header ``'float32 2x3'``, dtype and shape; ``key(text)`` is the first 8 bytes of the text's
+  BLAKE2b digest.
+
+Every 32-bit half of a word has a 64-bit key of its own: ``KEYS[0, j]`` the lower and ``2^32 KEYS[0,
+j] + KEYS[1, j]`` the upper one. So two fixed blocks that differ, in whatever way, have the same sum
+for at most one in 2^33 choices of the keys, usually for one in 2^64 (multiply-shift for vectors, in
+Thorup, "High Speed Hashing for Integers and Strings", arXiv:1504.06804). Sums of integers do not
+depend on the order of their terms: any blocking, any device gives the same value.
+"""
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+import torch
+
+__all__ = ['MASK', 'constant', 'device_digests', 'double_of', 'host_digest',
+           'host_digests', 'mix', 'signed']
+
+BLOCK = 1024  # 64-bit words; a block and its keys stay in the first-level cache
+BLOCK_BYTES = 8 * BLOCK
+MIN_SHARE = 128  # blocks: 1 MiB, for less a thread is not worth waking
+ROWS = 128  # blocks that one call of NumPy takes: more leave the cache, fewer cost calls
+DEVICE_BYTES = 1 << 26  # that a GPU works on at once: bounds the extra memory (three times this)
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: its multiples visit all residues
+MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # splitmix64's finaliser
+KEY_SEED = 0x6D6D726570726F31  # 'mmrepro1'
+
+MAX_CONSTANTS = 256  # layouts that are remembered; images of new sizes make new ones
+
+MASK = (1 << 64) - 1
+_HALF = np.uint64(32)
+_constants: Dict[tuple, torch.Tensor] = {}
+
+
+def mix_int(value: int) -> int:
+    """splitmix64's finaliser: a bijection in which every bit depends on every bit."""
+    for shift, factor in MIX:
+        value = ((value ^ (value >> shift)) * factor) & MASK
+    return value
+
+
+def double_of(value: int) -> float:
+    """The double with the bits of a signed 64-bit integer."""
+    return struct.unpack('<d', struct.pack('<q', value))[0]
+
+
+@functools.lru_cache(maxsize=1)
+def keys() -> np.ndarray:
+    """KEYS: ``[2, BLOCK]`` odd numbers, splitmix64's sequence from :data:`KEY_SEED`."""
+    numbers = [mix_int((KEY_SEED + (i + 1) * GOLDEN) & MASK) | 1 for i in range(2 * BLOCK)]
+    return np.array(numbers, np.uint64).reshape(2, BLOCK)
+
+
+# --- on the CPU: NumPy, because its loops over integers are the faster ones --------------------
+
+def _mix_array(values: np.ndarray) -> np.ndarray:
+    """Changes ``values`` and returns it."""
+    for shift, factor in MIX:
+        values ^= values >> np.uint64(shift)
+        values *= np.uint64(factor)
+    return values
+
+
+class _Scratch(threading.local):
+    """Memory for the upper halves of ROWS blocks: new memory for every call costs page faults."""
+
+    def __init__(self) -> None:
+        self.upper = np.empty((ROWS, BLOCK), np.uint64)
+
+
+_scratch = _Scratch()
+
+
+def _block_sums(words: np.ndarray, sums: np.ndarray) -> None:
+    """``[n]`` sums of ``[n, BLOCK]`` words; in pieces, so that the second look is in the cache."""
+    lower, upper = keys()
+    scratch = _scratch.upper
+    for start in range(0, len(words), ROWS):
+        part = words[start:start + ROWS]
+        target, shifted = sums[start:start + ROWS], scratch[:len(part)]
+        np.right_shift(part, _HALF, out=shifted)
+        np.einsum('ij,j->i', part, lower, out=target)
+        target += np.einsum('ij,j->i', shifted, upper)
+
+
+def _many_block_sums(words: np.ndarray, sums: np.ndarray) -> None:
+    """As :func:`_block_sums`, on as many threads as torch's operators take."""
+    threads = torch.get_num_threads()
+    if threads == 1 or len(words) < 2 * MIN_SHARE:
+        _block_sums(words, sums)
+        return
+    share = max(MIN_SHARE, -(-len(words) // threads))
+    list(_pool(threads).map(_block_sums, *(
+        [array[start:start + share] for start in range(0, len(words), share)]
+        for array in (words, sums))))
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix='mmrepro-digest')
+
+
+# threads do not survive a fork: a worker of a data loader makes its own
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+_steps = np.zeros(0, np.uint64)
+
+
+def _steps_to(count: int) -> np.ndarray:
+    """``[count]``: what is added to the sums of blocks 0, 1, ..."""
+    global _steps
+    if len(_steps) < count:
+        _steps = np.arange(1, max(count, 1024) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    return _steps[:count]
+
+
+def _sums_of(data: np.ndarray) -> np.ndarray:
+    """The sums of all blocks of one tensor's bytes."""
+    whole, rest = divmod(len(data), BLOCK_BYTES)
+    sums = np.empty(whole + (rest > 0), np.uint64)
+    if whole:
+        _many_block_sums(data[:len(data) - rest].view('<u8').reshape(whole, BLOCK), sums[:whole])
+    if rest:
+        row = np.zeros((1, BLOCK_BYTES), np.uint8)
+        row[0, :rest] = data[len(data) - rest:]
+        _block_sums(row.view('<u8'), sums[whole:])
+    return sums
+
+
+def host_digest(tensor: torch.Tensor, header: int) -> torch.Tensor:
+    """The ``[1]`` digest of one tensor in one dimension."""
+    sums = _sums_of(tensor.view(torch.uint8).numpy())
+    sums += _steps_to(len(sums))
+    total = int(_mix_array(sums).sum())
+    # torch.tensor looks at every number for longer than all of the above takes
+    return torch.from_numpy(np.array([mix_int(total ^ header)], np.uint64).view(np.int64))
+
+
+def host_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> torch.Tensor:
+    """Digests of tensors in one dimension. Blocks that are not full are collected, done at once."""
+    datas = [tensor.view(torch.uint8).numpy() for tensor in tensors]
+    counts = [-(-len(data) // BLOCK_BYTES) for data in datas]
+    starts = [0, *itertools.accumulate(counts)]
+    sums = np.empty(starts[-1], np.uint64)
+    places, rests = [], []
+    for data, start in zip(datas, starts):
+        whole = len(data) // BLOCK_BYTES
+        end = whole * BLOCK_BYTES
+        if whole:
+            _many_block_sums(data[:end].view('<u8').reshape(whole, BLOCK),
+                             sums[start:start + whole])
+        if end < len(data):
+            places.append(start + whole)
+            rests.append(data[end:])
+    if rests:
+        rows = np.zeros((len(rests), BLOCK_BYTES), np.uint8)
+        for row, data in zip(rows, rests):
+            row[:len(data)] = data
+        found = np.empty(len(rests), np.uint64)
+        _block_sums(rows.view('<u8'), found)
+        sums[places] = found
+    sums += np.concatenate([_steps_to(count) for count in counts])
+    running = np.zeros(len(sums) + 1, np.uint64)
+    np.cumsum(_mix_array(sums), out=running[1:])
+    totals = running[starts[1:]] - running[starts[:-1]]
+    values = _mix_array(totals ^ np.array(headers, np.uint64))
+    return torch.from_numpy(values.view(np.int64))
+
+
+# --- on other devices: PyTorch, many tensors in few kernels -------------------------------------
+
+def constant(place: tuple, make: Callable[[], np.ndarray]) -> torch.Tensor:
+    """A constant uint64 array as int64 on a device, copied there once, without waiting for it."""
+    if place not in _constants:
+        if len(_constants) >= MAX_CONSTANTS:
+            _constants.clear()
+        device = place[1]
+        host = torch.from_numpy(make().view(np.int64))
+        if device.type == 'cuda':
+            host = host.pin_memory()
+        _constants[place] = host.to(device, non_blocking=True)
+    return _constants[place]
+
+
+class _Piece(NamedTuple):
+    """Some whole blocks of one tensor, its last bytes filled up with zeros."""
+    number: int
+    first: int
+    data: torch.Tensor  # int32 or uint8
+
+
+def signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def mix(values: torch.Tensor) -> torch.Tensor:
+    for shift, factor in MIX:
+        values = (values ^ ((values >> shift) & ((1 << (64 - shift)) - 1))) * signed(factor)
+    return values
+
+
+def device_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> torch.Tensor:
+    """What :func:`tensor_digests` does on GPUs; gives the same on the CPU."""
+    device = tensors[0].device
+    totals = torch.zeros(len(tensors), dtype=torch.int64, device=device)
+    for batch in _batches(tensors):
+        totals = totals + _batch_totals(batch, len(tensors), device)
+    salts = constant(('headers', device, tuple(headers)), lambda: np.array(headers, np.uint64))
+    return mix(totals ^ salts)
+
+
+def _batches(tensors: Sequence[torch.Tensor]) -> Iterable[List[_Piece]]:
+    """Pieces of one dtype, DEVICE_BYTES together."""
+    waiting: Dict[torch.dtype, List[_Piece]] = {}
+    sizes: Dict[torch.dtype, int] = {}
+    for number, tensor in enumerate(tensors):
+        whole = tensor.view(torch.uint8)
+        size = whole.numel()
+        for start in range(0, size, DEVICE_BYTES):
+            data = whole[start:start + DEVICE_BYTES]
+            if data.numel() % 4 == 0 and data.storage_offset() % 4 == 0:
+                data = data.view(torch.int32)
+            batch = waiting.setdefault(data.dtype, [])
+            batch.append(_Piece(number, start // BLOCK_BYTES, data))
+            sizes[data.dtype] = sizes.get(data.dtype, 0) + data.numel() * data.element_size()
+            if sizes[data.dtype] >= DEVICE_BYTES:
+                yield waiting.pop(data.dtype)
+                del sizes[data.dtype]
+    yield from waiting.values()
+
+
+def _batch_totals(batch: Sequence[_Piece], count: int, device: torch.device) -> torch.Tensor:
+    """``[count]``: what these pieces contribute to the totals of all tensors."""
+    width = BLOCK_BYTES // batch[0].data.element_size()
+    zeros = torch.zeros(width, dtype=batch[0].data.dtype, device=device)
+    parts, layout = [], []
+    for piece in batch:
+        rest = -piece.data.numel() % width
+        parts += [piece.data, zeros[:rest]] if rest else [piece.data]
+        layout.append((piece.number, piece.first, -(-piece.data.numel() // width)))
+    words = torch.cat(parts).view(torch.int64).view(-1, BLOCK)
+    lower, upper = constant(('keys', device), keys)
+    sums = (words * lower).sum(1)
+    sums += (((words >> 32) & 0xFFFFFFFF) * upper).sum(1)
+    where = (device, tuple(layout), count)
+    steps = constant(('steps', *where), lambda: _block_steps(layout))
+    ends = constant(('ends', *where), lambda: _block_ends(layout, count))
+    # sums over the blocks of each tensor: adding by index would be refused as non-deterministic
+    running = torch.nn.functional.pad(mix(sums + steps).cumsum(0), (1, 0))[ends]
+    return running[1] - running[0]
+
+
+def _block_steps(layout: Sequence[Tuple[int, int, int]]) -> np.ndarray:
+    blocks = np.concatenate([np.arange(first, first + n) for _, first, n in layout])
+    return (blocks.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+
+
+def _block_ends(layout: Sequence[Tuple[int, int, int]], count: int) -> np.ndarray:
+    """``[2, count]``: where the blocks of every tensor start and end in a batch."""
+    ends = np.zeros((2, count), np.uint64)
+    position = 0
+    for number, _, n in layout:
+        if ends[0, number] == ends[1, number]:
+            ends[0, number] = position
+        position += n
+        ends[1, number] = position
+    return ends

@@ -1,0 +1,199 @@
+"""``manifest.json``: all that a run was made of, and what follows where two runs differ in it."""
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import hashlib
+import json
+import os
+import tempfile
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+
+from mmengine.dist import get_world_size
+
+from ..facts.collect import collect_facts, flatten, read_settings, settings_of
+from ..facts.compatibility import CHANGES, HARMLESS, Difference, differences
+from . import provenance
+from .digest import combine, tensor_digests, to_hex
+from .reader import FOLDER, TraceError
+
+__all__ = ['CHANGES', 'HARMLESS', 'MAY', 'Difference', 'Manifest', 'compare_manifests',
+           'make_manifest', 'read_manifest', 'severity_of', 'write_manifest']
+
+FORMAT = 1
+MAY = 'may change bits'
+ORDER = (CHANGES, MAY, HARMLESS)
+
+# What facts do not cover; the first row that matches counts: pattern, severity, consequence.
+RULES = (
+    ('initial_weights', CHANGES, 'the training starts from other weights'),
+    ('data.samples', CHANGES, 'the training data are not the same'),
+    ('data.annotations.*.sha256', CHANGES, 'the training data are not the same'),
+    ('data.annotations.*', MAY, 'another annotation file'),
+    ('data.images.*', CHANGES, 'other images, or in another order'),
+    ('data.*', MAY, 'the training data may not be the same'),
+    ('weights.*.sha256', CHANGES, 'the training starts from other weights'),
+    ('weights.*', MAY, 'the training may start from other weights'),
+    ('resumed_from*', MAY, 'the run begins in the middle'),
+    ('machine.torch_git', MAY, 'another build of torch'),
+    ('machine.torch_config', MAY, 'another build of torch'),
+    ('machine.nccl', MAY, 'another order of the sums over ranks'),
+    ('machine.gpus*', MAY, 'other kernels'),
+    ('machine.torch_parallel', HARMLESS, 'the number of threads is compared by itself'),
+    ('machine.*', HARMLESS, 'nothing reads it'),
+    ('code.*.commit', MAY, 'another version of the code'),
+    ('code.*.diff_sha256', MAY, 'the code was changed'),
+    ('code.*', HARMLESS, 'what changed is compared by its digest'),
+    ('environment.PYTHONHASHSEED', HARMLESS, 'no order comes from hashes'),
+    ('environment.*_NUM_THREADS', HARMLESS, 'the number of threads is compared by itself'),
+    ('environment.MMREPRO_*', HARMLESS, 'how the process was started'),
+    ('environment.CUDA_VISIBLE_DEVICES', HARMLESS, 'which GPU, not what kind'),
+    ('environment.*_DIR', HARMLESS, 'where files lie'),
+    ('environment.*', MAY, 'libraries may choose other kernels'),
+    ('packages.torch*', MAY, 'another implementation'),
+    ('packages.nvidia-*', MAY, 'other kernels'),
+    ('packages.*', HARMLESS, 'packages that compute are compared by what is imported'),
+    ('*', HARMLESS, 'says when and how, not what'),
+)
+
+
+class Manifest(NamedTuple):
+    """A manifest that was read: its file, and the JSON in it."""
+    path: str
+    content: Dict[str, Any]
+
+    @property
+    def config_text(self) -> str:
+        return self.content['config']['text']
+
+    @property
+    def facts(self) -> Dict[str, Any]:
+        """As a checkpoint keeps them: settings of the config are ``config.*``."""
+        return {**self.content['facts'], **settings_of(read_settings(self.config_text))}
+
+
+def make_manifest(runner: Any) -> Dict[str, Any]:
+    """The manifest of a runner that is about to train, as what JSON can hold."""
+    text = runner.cfg.pretty_text
+    repro = getattr(runner, '_repro', None)
+    randomness = dict(repro.as_dict() if repro else runner.cfg.get('randomness') or {})
+    facts = collect_facts(runner.cfg, randomness, get_world_size())
+    return dict(
+        kind='manifest', format=FORMAT,
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
+        **provenance.started_as(),
+        config=dict(text=text, sha256=hashlib.sha256(text.encode()).hexdigest(),
+                    file=runner.cfg.filename),
+        work_dir=os.path.abspath(runner.work_dir),
+        randomness=randomness,
+        world_size=get_world_size(),
+        iteration=runner.iter,
+        resumed_from=runner._load_from if runner._resume else None,
+        facts={name: value for name, value in facts.items() if not name.startswith('config.')},
+        initial_weights=_initial_weights(runner.model),
+        data=provenance.training_data(runner.train_dataloader.dataset),
+        weights=provenance.weights(dict(runner.cfg.to_dict(), load_from=None if runner._resume
+                                        else runner.cfg.get('load_from'))),
+        machine=provenance.machine(),
+        environment=provenance.environment(),
+        packages=provenance.packages(),
+        code=provenance.code(os.getcwd(), runner.cfg.filename, __file__))
+
+
+def _initial_weights(model: Any) -> str:
+    model = getattr(model, 'module', model)
+    named = [*model.named_parameters(), *model.named_buffers()]
+    by_device: Dict[Any, list] = {}
+    for name, tensor in named:
+        by_device.setdefault(tensor.device, []).append((name, tensor.detach()))
+    values = []
+    for items in by_device.values():
+        digests = tensor_digests([tensor for _, tensor in items]).cpu()
+        values += zip([name for name, _ in items], digests)
+    return to_hex([combine(values)])[0]
+
+
+def write_manifest(runner: Any, folder: str) -> str:
+    """Write the manifest of this start into ``folder``; returns the name of the file.
+
+    The first start writes ``manifest.json``, later ones ``manifest.1.json`` and so on.
+    """
+    os.makedirs(folder, exist_ok=True)
+    number = 0
+    while os.path.exists(os.path.join(folder, _name(number))):
+        number += 1
+    with tempfile.NamedTemporaryFile('w', dir=folder, suffix='.partial', encoding='utf-8',
+                                     delete=False) as file:
+        json.dump(make_manifest(runner), file, indent=1, default=str)
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, os.path.join(folder, _name(number)))
+    return _name(number)
+
+
+def _name(number: int) -> str:
+    return f'manifest.{number}.json' if number else 'manifest.json'
+
+
+def read_manifest(path: str, name: Optional[str] = None) -> Manifest:
+    """Read a manifest: a file, or that of a work directory's first start.
+
+    Args:
+        path: a ``manifest.json``, a work directory, or the folder ``mmrepro`` in it.
+        name: of the file in the folder, for a later start.
+
+    Raises:
+        TraceError: names the file, and what is wrong with it.
+    """
+    if os.path.isdir(path):
+        inner = os.path.join(path, FOLDER)
+        path = os.path.join(inner if os.path.isdir(inner) else path, name or _name(0))
+    try:
+        with open(path, encoding='utf-8') as file:
+            content = json.load(file)
+    except OSError as error:
+        raise TraceError(f'{path}: {error.strerror}; FingerprintHook writes it when a training '
+                         'starts') from error
+    except ValueError as error:
+        raise TraceError(f'{path}: not JSON: {error}') from error
+    if not isinstance(content, dict) or content.get('kind') != 'manifest':
+        raise TraceError(f'{path}: not a manifest of mmrepro')
+    if content.get('format') != FORMAT:
+        raise TraceError(f'{path}: format {content.get("format")!r} is not known to this version '
+                         f'of mmrepro, which reads format {FORMAT}')
+    return Manifest(path, content)
+
+
+def severity_of(name: str) -> tuple:
+    """(severity, consequence) of a field beside the facts."""
+    return next((severity, why) for pattern, severity, why in RULES
+                if fnmatch.fnmatchcase(name, pattern))
+
+
+# in another form among the facts, or not comparable
+_ELSEWHERE = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size')
+
+
+def compare_manifests(first: Manifest, second: Manifest) -> List[Difference]:
+    """What differs, by severity: CHANGES, then MAY, then HARMLESS; by name within."""
+    found = differences(first.facts, second.facts)
+    before, after = _fields(first.content), _fields(second.content)
+    for name in sorted({*before, *after}):
+        if before.get(name, _ABSENT) != after.get(name, _ABSENT):
+            severity, consequence = severity_of(name)
+            found.append(Difference(name, before.get(name, _ABSENT), after.get(name, _ABSENT),
+                                    severity, consequence))
+    return sorted(found, key=lambda one: (ORDER.index(one.severity), one.name))
+
+
+_ABSENT = '(not set)'
+
+
+def _fields(content: Mapping[str, Any]) -> Dict[str, Any]:
+    """Everything beside the facts, flat. Files and repositories count by their last name."""
+    content = {name: value for name, value in content.items() if name not in _ELSEWHERE}
+    for name, key in (('code', os.path.basename), ('weights', os.path.basename)):
+        content[name] = {key(path): value for path, value in content.get(name, {}).items()}
+    data = dict(content.get('data') or {})
+    data['annotations'] = {os.path.basename(path): value
+                           for path, value in data.get('annotations', {}).items()}
+    return flatten({**content, 'data': data})

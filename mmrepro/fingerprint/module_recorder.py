@@ -1,0 +1,205 @@
+"""Digests of what goes in and out of every module, forward and backward.
+
+Backward, a module's record is about the nodes of the autograd graph that its forward has made: 'in'
+are the gradients that reach its outputs, 'out' those that it hands on to its inputs; gradients of
+parameters are in the line by name.
+The nodes are only watched. PyTorch's full backward hooks would put nodes of their own into the
+graph, refuse in-place operators behind a module, and might change the order in which gradients are
+summed.
+"""
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from .digest import combine_digests, hex_of, tensor_digests
+from .snapshot import Snapshot
+
+__all__ = ['ModuleRecorder', 'tensors_in']
+
+KIND = 'modules'
+MAX_NODES = 200  # of one module's part of the graph; larger parts are containers' and not watched
+
+
+class ModuleRecorder:
+    """Watches a model; :meth:`start` and :meth:`stop` bound what is recorded."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._snapshot: Optional[Snapshot] = None
+        self._records: List[list] = []
+        self._calls: Counter = Counter()
+        self._count = 0
+        self._known: Dict[int, Tuple[Any, int, torch.Tensor]] = {}
+        self._handles = []
+        for path, module in model.named_modules():
+            watch = _Watch(self, path or '(model)', leaf=not any(True for _ in module.children()))
+            self._handles += [module.register_forward_pre_hook(watch.before, with_kwargs=True),
+                              module.register_forward_hook(watch.after, with_kwargs=True)]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def start(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._records, self._known = [], {}
+        self._calls.clear()
+
+    def stop(self) -> Any:
+        """A function that makes the line's part of what was fetched."""
+        records, self._snapshot, self._known = self._records, None, {}
+
+        def finish(found: Any) -> Dict[str, Any]:
+            digests = found.digests.get(KIND, {})
+            return {KIND: [[*head, *(None if key is None else hex_of(digests[key])
+                                     for key in keys)] for *head, keys in records]}
+        return finish
+
+    @property
+    def active(self) -> bool:
+        return self._snapshot is not None
+
+    def record(self, path: str, phase: str) -> list:
+        """A new record in the order of execution; its digests are filled in by :meth:`put`."""
+        self._calls[path, phase] += 1
+        record = [path, phase, self._calls[path, phase] - 1, [None, None]]
+        self._records.append(record)
+        return record
+
+    def put(self, record: list, side: int, tensors: Sequence[torch.Tensor], reuse: bool) -> None:
+        """Side 0 is in, 1 is out."""
+        if not tensors:
+            return
+        values = [self._digest(tensor, reuse) for tensor in tensors]
+        if len(values) > 1:
+            by_device = {value.device for value in values}
+            if len(by_device) > 1:
+                values = [value.cpu() for value in values]
+            value = combine_digests([str(i) for i in range(len(values))], torch.stack(values))
+        else:
+            value = values[0]
+        self._count += 1
+        key = str(self._count)
+        record[3][side] = key
+        self._snapshot.add_digests(KIND, [key], value.view(1))
+
+    def _digest(self, tensor: torch.Tensor, reuse: bool) -> torch.Tensor:
+        known = self._known.get(id(tensor))
+        if reuse and known and known[0]() is tensor and known[1] == tensor._version:
+            return known[2]
+        value = tensor_digests([tensor.detach()])[0]
+        self._known[id(tensor)] = (weakref.ref(tensor), tensor._version, value)
+        return value
+
+
+class _Watch:
+    """The hooks of one module.
+
+    What goes into a module, and what comes out of a container, was mostly looked at before: the
+    digest is used again while it is the same tensor of the same version. A write through ``.data``
+    between two modules leaves the version; it shows in what the next module makes of the tensor.
+    """
+
+    def __init__(self, recorder: ModuleRecorder, path: str, leaf: bool) -> None:
+        self._recorder, self._path, self._leaf = recorder, path, leaf
+        self._open: List[Tuple[list, list]] = []
+
+    def before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        if not self._recorder.active:
+            return
+        record = self._recorder.record(self._path, 'forward')
+        inputs = tensors_in((args, kwargs))
+        self._recorder.put(record, 0, inputs, True)
+        # an in-place module replaces what its input's node is
+        self._open.append((record, [tensor.grad_fn for tensor in inputs]))
+
+    def after(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        if not self._recorder.active or not self._open:
+            return
+        record, sources = self._open.pop()
+        outputs = tensors_in(output)
+        self._recorder.put(record, 1, outputs, not self._leaf)
+        if self._leaf:
+            self._watch_backward([tensor.grad_fn for tensor in outputs], sources)
+
+    def _watch_backward(self, entries: Sequence[Any], sources: Sequence[Any]) -> None:
+        entries = [node for node in dict.fromkeys(entries) if node is not None]
+        inputs = set(filter(None, sources))
+        exits = _exits(entries, inputs)
+        if exits is None:
+            return
+        shared: Dict[str, list] = {}
+        for node in dict.fromkeys([*entries, *exits]):
+            keep = [_leads_on(after, inputs) for after, _ in node.next_functions
+                    ] if node in exits else []
+            node.register_hook(_NodeHook(self._recorder, self._path, shared, node in entries, keep))
+
+
+class _NodeHook:
+    """Called with a node's gradients: those it hands on, and those it got."""
+
+    def __init__(self, recorder: ModuleRecorder, path: str, shared: Dict[str, list], entry: bool,
+                 keep: Sequence[bool]) -> None:
+        self._recorder, self._path, self._shared = recorder, path, shared
+        self._entry, self._keep = entry, keep
+
+    def __call__(self, handed_on: tuple, got: tuple) -> None:
+        if not self._recorder.active:
+            return
+        if 'record' not in self._shared:
+            self._shared['record'] = self._recorder.record(self._path, 'backward')
+        record = self._shared['record']
+        if self._entry and record[3][0] is None:
+            self._recorder.put(record, 0, [one for one in got if one is not None], True)
+        if any(self._keep) and record[3][1] is None:
+            # those of parameters, which end in leaves of the graph, are left out
+            self._recorder.put(record, 1, [
+                one for one, keep in zip(handed_on, self._keep) if keep and one is not None], False)
+
+
+def _leads_on(node: Any, sources: set) -> bool:
+    """Whether a gradient goes on to another module, and does not end in a parameter of this one.
+
+    A linear layer's weight comes out of a node that transposes it.
+    """
+    while node is not None and node not in sources and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    return node is not None and (node in sources or bool(node.next_functions))
+
+
+def _exits(entries: Sequence[Any], sources: set) -> Optional[List[Any]]:
+    """Nodes of the part between ``sources`` and ``entries`` that hand gradients out of it."""
+    found, waiting, seen = [], list(entries), set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node in sources:
+            continue
+        seen.add(node)
+        if len(seen) > MAX_NODES:
+            return None
+        following = [after for after, _ in node.next_functions if after is not None]
+        inner = [after for after in following
+                 if after not in sources and after.next_functions]
+        if len(inner) < len(following):
+            found.append(node)
+        waiting += inner
+    return found
+
+
+def tensors_in(value: Any) -> List[torch.Tensor]:
+    """Tensors in nested tuples, lists, dicts and data elements, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif hasattr(value, 'all_items'):
+        value = [item for _, item in value.all_items()]
+    elif isinstance(getattr(value, 'tensor', None), torch.Tensor):  # MMDetection's boxes
+        return [value.tensor]
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [tensor for item in value for tensor in tensors_in(item)]

@@ -1,0 +1,229 @@
+"""Record every operator of a piece of training: where it ran, on what bits, with what result.
+
+A ``TorchDispatchMode`` sees each operator below autograd, with plain tensors. Autograd's
+engine carries active modes into the threads that run a backward pass (``at::ThreadLocalState``: the
+calling thread on a CPU, one thread for each device otherwise), so one recorder sees forward,
+backward and optimizer in the order in which they ran.
+"""
+from __future__ import annotations
+
+import threading
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten
+
+from . import call_sites, generator_states
+from .digest import tensor_digest, to_hex
+from .records import GARBAGE, SEPARATOR, Record
+from .uninitialized import Unwritten
+
+__all__ = ['OperatorRecorder']
+
+# operators whose result is whatever the memory held: no digest, and the memory is remembered
+UNINITIALISED = ('aten.empty', 'aten.new_empty', 'aten.empty_like', 'aten.empty_strided',
+                 'aten.new_empty_strided', 'aten.empty_permuted', 'aten.resize_')
+# operators that write to all of their first argument without reading it
+OVERWRITES = ('aten.fill_', 'aten.zero_', 'aten.copy_', 'aten.normal_', 'aten.uniform_',
+              'aten.bernoulli_', 'aten.random_', 'aten.exponential_')
+# by their schema they leave these arguments alone; in training they update them
+MUTATED = {'aten.native_batch_norm': ('running_mean', 'running_var'),
+           'aten.cudnn_batch_norm': ('running_mean', 'running_var'),
+           'aten.miopen_batch_norm': ('running_mean', 'running_var')}
+# by their schema they write; what they write is which memory a tensor shows. A copy of a storage
+# (copy.deepcopy of a tensor) shows new memory so before it is filled
+VIEWS = ('aten.set_', )
+SILENT = ('profiler',)  # namespaces of operators that compute nothing
+# arguments of other types count by the name of their type: their text holds addresses
+PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout,
+         torch.memory_format)
+# by their schema they return a view; what they return is new to torch
+NEW = ('aten.lift_fresh', 'aten.lift')
+ARGUMENT_TEXT = 400  # characters of the arguments that are not tensors; the rest counts by its hash
+
+
+class _Operator(NamedTuple):
+    """What a schema says: read once for each operator."""
+    name: str
+    view: bool
+    uninitialised: bool
+    overwrites: bool
+    written: Tuple[str, ...]
+    seeded: bool
+
+
+class OperatorRecorder(TorchDispatchMode):
+    """Records operators while it is active; ``records()`` returns them.
+
+    Args:
+        model: whose module and parameter names are used.
+        keep: number of a record whose tensors are copied into ``kept``.
+    """
+
+    def __init__(self, model: torch.nn.Module, keep: Optional[int] = None) -> None:
+        super().__init__()
+        self._keep = keep
+        self.kept: Dict[str, List[torch.Tensor]] = {}
+        self._places = call_sites.Places(model)
+        self._known: Dict[Any, _Operator] = {}
+        self._raw: List[Record] = []
+        self._digests: List[torch.Tensor] = []
+        self._unwritten = Unwritten()
+        self._watch = generator_states.Watch()
+        # a CPU part and a device part of one backward pass may run at the same time
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> OperatorRecorder:
+        self._watch.start()
+        return super().__enter__()
+
+    def __exit__(self, *args: Any) -> None:
+        super().__exit__(*args)
+        self._watch.stop()
+
+    def records(self) -> List[Record]:
+        """All records so far; one copy from the device for all digests."""
+        texts = to_hex(self._digests)
+
+        def text(places: Tuple[Optional[int], ...]) -> Tuple[str, ...]:
+            return tuple('' if place is None else texts[place] for place in places)
+
+        return [record._replace(inputs=text(record.inputs), outputs=text(record.outputs))
+                for record in self._raw]
+
+    def note(self, phase: str, path: str, name: str, tensors: Mapping[str, torch.Tensor],
+             scalars: Sequence[str] = ()) -> None:
+        """Add a record that is no operator: a state at a boundary, its tensors as the outputs."""
+        with self._lock, _disable_current_modes():
+            self._raw.append(Record(
+                phase, path, name, outputs=tuple(map(self._digest, tensors.values())),
+                arguments=SEPARATOR.join(scalars), labels=tuple(tensors),
+                generators=generator_states.states(), calls=self._watch.take()))
+
+    def attributes(self, values: Sequence[str]) -> None:
+        """Add values of Python attributes, which explain a difference and are none themselves."""
+        self._raw.append(Record('start', '', 'attributes', labels=tuple(values)))
+
+    def within_hook(self, path: str) -> None:
+        """What runs from here on belongs to this hook; to none when '' is given."""
+        self._places.hook = path
+
+    @property
+    def at_note(self) -> bool:
+        """Whether nothing was recorded since a state was."""
+        return bool(self._raw) and self._raw[-1].is_state
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (),
+                           kwargs: Optional[dict] = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace in SILENT:
+            return func(*args, **kwargs)
+        operator = self._operator(func)
+        with self._lock:
+            place = self._places.current()
+            if place is None:
+                return func(*args, **kwargs)
+            states = generator_states.states()
+            calls = self._watch.take()
+            given, arguments = self._given(func, operator, args, kwargs)
+            labels = [GARBAGE if digest is None and tensor in self._unwritten
+                      else self._places.label(tensor) for tensor, _, digest in given]
+        # outside of the lock: an operator may wait for another thread
+        result = func(*args, **kwargs)
+        with self._lock:
+            returned = [] if operator.view else _tensors(result)
+            changed = [tensor for tensor, name, _ in given if name in operator.written]
+            overwritten = changed if operator.overwrites else [
+                tensor for tensor, name, _ in given if name == 'out']
+            outputs = self._returned(operator, returned, changed, overwritten)
+            if len(self._raw) == self._keep:
+                self.kept['outputs'] = [tensor.detach().to('cpu', copy=True)
+                                        for tensor in [*returned, *changed]]
+            if place.phase == 'optimizer' and not place.path:
+                place = place._replace(path=next(filter(None, labels), ''))
+            self._raw.append(Record(
+                place.phase, place.path, operator.name,
+                shapes=_shapes([tensor for tensor, _, _ in given], _tensors(result)),
+                arguments=arguments, inputs=tuple(digest for _, _, digest in given),
+                outputs=outputs, labels=tuple(labels),
+                generators=states, stack=place.stack, drew=operator.seeded, calls=calls))
+        return result
+
+    def _operator(self, func: Any) -> _Operator:
+        if func not in self._known:
+            schema, name = func._schema, str(func)
+            writes = tuple(argument.name for argument in schema.arguments
+                           if argument.alias_info is not None and argument.alias_info.is_write)
+            aliases = [r.alias_info for r in schema.returns if r.alias_info is not None]
+            packet = name.rsplit('.', 1)[0]
+            writes = () if packet in VIEWS else writes + MUTATED.get(packet, ())
+            self._known[func] = _Operator(
+                name, bool(aliases) and not writes and packet not in NEW,
+                packet in UNINITIALISED, packet in OVERWRITES, writes,
+                torch.Tag.nondeterministic_seeded in func.tags)
+        return self._known[func]
+
+    def _given(self, func: Any, operator: _Operator, args: tuple,
+               kwargs: dict) -> Tuple[List[Tuple[torch.Tensor, str, Optional[int]]], str]:
+        """Tensors given, each with the name of its argument and digest; all else as text."""
+        names = [argument.name for argument in func._schema.arguments]
+        named = [*zip(names, args), *kwargs.items()]
+        given, text = [], []
+        for name, value in named:
+            leaves, _ = tree_flatten(value)
+            for leaf in leaves:
+                if isinstance(leaf, torch.Tensor):
+                    only_written = name in operator.written and (
+                        operator.overwrites or name == 'out')
+                    unknown = only_written or operator.view or leaf in self._unwritten
+                    given.append((leaf, name, None if unknown else self._digest(leaf)))
+                elif isinstance(leaf, torch.Generator):
+                    text.append(f'{name}=generator {generator_states.of_torch(leaf)}')
+                elif leaf is not None:
+                    plain = isinstance(leaf, PLAIN)
+                    text.append(f'{name}={leaf if plain else type(leaf).__name__}')
+        return given, _shortened(SEPARATOR.join(text))
+
+    def _returned(self, operator: _Operator, returned: List[torch.Tensor],
+                  changed: List[torch.Tensor],
+                  overwritten: List[torch.Tensor]) -> Tuple[Optional[int], ...]:
+        if operator.uninitialised:
+            for tensor in returned:
+                self._unwritten.made(tensor)
+            return ()
+        seen = {id(tensor) for tensor in changed}
+        fresh = [tensor for tensor in returned if id(tensor) not in seen]
+        for tensor in fresh:
+            # memory that was freed unwritten belongs to a result now
+            self._unwritten.result(tensor)
+        for tensor in overwritten:
+            self._unwritten.overwritten(tensor)
+        return tuple(None if tensor in self._unwritten else self._digest(tensor)
+                     for tensor in [*fresh, *changed])
+
+    def _digest(self, tensor: torch.Tensor) -> int:
+        if tensor.numel() == 1:
+            # strides of a single element may be anything, also what cannot be seen as bytes
+            tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
+        self._digests.append(tensor_digest(tensor))
+        return len(self._digests) - 1
+
+
+def _tensors(value: Any) -> List[torch.Tensor]:
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def _shapes(given: List[torch.Tensor], returned: Any) -> str:
+    def text(tensors: Any) -> str:
+        return ' '.join(f'{str(t.dtype)[6:]}{list(t.shape)}'.replace(', ', ',') for t in tensors)
+
+    return f'{text(given)} -> {text(returned)}' if returned else text(given)
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= ARGUMENT_TEXT:
+        return text
+    # not hash(): it differs from process to process
+    import zlib
+    return f'{text[:ARGUMENT_TEXT]}... {zlib.crc32(text.encode()):08x}'

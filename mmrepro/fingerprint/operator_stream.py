@@ -1,0 +1,61 @@
+"""The operators of an iteration as a part of its fingerprint."""
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Dict, List, Optional, Sequence
+
+import torch
+
+from .digest import combined_hex
+from .operator_recorder import OperatorRecorder
+from .records import Record
+
+__all__ = ['OperatorLines']
+
+KIND = 'operators'
+
+
+class OperatorLines:
+    """Watches a model; :meth:`start` and :meth:`stop` bound what is recorded."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._recorder: Optional[OperatorRecorder] = None
+
+    def start(self, snapshot: Any) -> None:
+        # names of parameters are found by their identity, which a hook may have changed
+        self._recorder = OperatorRecorder(self._model)
+        self._recorder.__enter__()
+
+    def stop(self) -> Any:
+        """A function that makes the line's part."""
+        recorder = self._recorder
+        self.remove()
+        return lambda found: {KIND: lines(recorder.records())}
+
+    def remove(self) -> None:
+        if self._recorder is not None:
+            self._recorder.__exit__(None, None, None)
+            self._recorder = None
+
+
+def lines(records: Sequence[Record]) -> List[list]:
+    """[phase, path, operator, call, in, out, shapes] of every operator, in order."""
+    calls: Counter = Counter()
+    found = []
+    for record in records:
+        place = record.phase, record.path, record.name
+        found.append([*place, calls[place], _one(record.inputs, record.arguments),
+                      _one(record.outputs), record.shapes])
+        calls[place] += 1
+    return found
+
+
+def _one(digests: Sequence[str], arguments: str = '') -> Optional[str]:
+    """One digest of several, and of arguments that are no tensors; None for no tensors at all."""
+    if not digests:
+        return None
+    named: Dict[str, int] = {f'{i} {"" if digest else "unwritten"}': int(digest or '0', 16)
+                             for i, digest in enumerate(digests)}
+    named[arguments] = 0
+    return combined_hex(named)

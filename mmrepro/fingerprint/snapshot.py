@@ -1,0 +1,121 @@
+"""Digests of a step, gathered on their devices and fetched with one copy from each."""
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Tuple
+
+import torch
+
+from . import digest
+from . import hash_arithmetic as arithmetic
+
+__all__ = ['Snapshot', 'gradients_of', 'named_state', 'optimizers_of', 'unwrapped']
+
+Named = Sequence[Tuple[str, torch.Tensor]]
+
+
+class Snapshot:
+    """What one iteration adds, piece by piece; nothing waits for a device before :meth:`fetch`."""
+
+    def __init__(self) -> None:
+        self._pending: List[Tuple[tuple, torch.Tensor]] = []
+        self._keys: Dict[tuple, List[str]] = {}
+
+    def add(self, kind: str, named: Named) -> None:
+        """Digests of named tensors, on any devices."""
+        for device in {tensor.device for _, tensor in named}:
+            mine = [(name, tensor) for name, tensor in named if tensor.device == device]
+            self.add_digests(kind, [name for name, _ in mine],
+                             digest.tensor_digests([tensor for _, tensor in mine]))
+
+    def add_digests(self, kind: str, names: Sequence[str], values: torch.Tensor) -> None:
+        self._put(('digest', kind), names, values)
+
+    def add_numbers(self, kind: str, names: Sequence[str], values: Sequence[Any]) -> None:
+        """Tensors of one floating-point element each, or Python numbers."""
+        for name, value in zip(names, values):
+            number = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
+            self._put(('number', kind), [name], number.reshape(1).double().view(torch.int64))
+
+    def _put(self, kind: tuple, names: Sequence[str], values: torch.Tensor) -> None:
+        place = (*kind, len(self._keys))
+        self._keys[place] = list(names)
+        self._pending.append((place, values))
+
+    def fetch(self) -> Fetched:
+        """Everything that was added, as Python numbers."""
+        found: Dict[tuple, List[int]] = {}
+        for device in {values.device for _, values in self._pending}:
+            mine = [(place, values) for place, values in self._pending if values.device == device]
+            numbers = torch.cat([values for _, values in mine]).tolist()
+            for place, values in mine:
+                found[place], numbers = numbers[:len(values)], numbers[len(values):]
+        result = Fetched({}, {})
+        for place, names in self._keys.items():
+            target = result.digests if place[0] == 'digest' else result.numbers
+            target.setdefault(place[1], {}).update(zip(names, found[place]))
+        return result
+
+
+class Fetched:
+    """Digests (64 bits, as signed integers) and numbers (the bits of a double) by kind and name."""
+
+    def __init__(self, digests: Dict[str, Dict[str, int]], numbers: Dict[str, Dict[str, int]]):
+        self.digests, self.numbers = digests, numbers
+
+    def combined(self, kind: str) -> str:
+        """One digest of all of a kind: what :func:`mmrepro.fingerprint.digest.combine` gives."""
+        return digest.combined_hex(self.digests.get(kind, {}))
+
+    def by_name(self, kind: str) -> Dict[str, str]:
+        return {name: digest.hex_of(value)
+                for name, value in sorted(self.digests.get(kind, {}).items())}
+
+    def floats(self, kind: str) -> Dict[str, str]:
+        """Exact hexadecimal floats, in the order in which they were added."""
+        return {name: arithmetic.double_of(value).hex()
+                for name, value in self.numbers.get(kind, {}).items()}
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside of DistributedDataParallel."""
+    return getattr(model, 'module', model)
+
+
+def optimizers_of(optim_wrapper: Any) -> Dict[str, Any]:
+    """``{name: torch optimizer}``; the name is '' for a single one."""
+    if hasattr(optim_wrapper, 'optim_wrappers'):
+        return {name: one.optimizer for name, one in optim_wrapper.optim_wrappers.items()}
+    return {'': optim_wrapper.optimizer}
+
+
+def gradients_of(names: Dict[int, str], parameters: Sequence[torch.Tensor]) -> Named:
+    """The gradients that exist; ``names`` is by ``id`` of the parameter."""
+    return [(names.get(id(one), f'unnamed {i}'), one.grad) for i, one in enumerate(parameters)
+            if one.grad is not None]
+
+
+def named_state(names: Dict[int, str], optim_wrapper: Any) -> Named:
+    """The state of all optimizers; numbers and text as tensors of their own digest."""
+    found = []
+    for prefix, optimizer in optimizers_of(optim_wrapper).items():
+        for number, (parameter, state) in enumerate(optimizer.state.items()):
+            name = names.get(id(parameter), f'unnamed {number}')
+            for key, value in state.items():
+                if not isinstance(value, torch.Tensor):
+                    value = digest.value_digest(value)
+                found.append((f'{prefix}:{name}.{key}' if prefix else f'{name}.{key}', value))
+    return found + _scalers(optim_wrapper)
+
+
+def _scalers(optim_wrapper: Any) -> Named:
+    """The state of automatic mixed precision, which decides about skipped steps."""
+    wrappers = getattr(optim_wrapper, 'optim_wrappers', {'': optim_wrapper})
+    found = []
+    for prefix, wrapper in wrappers.items():
+        scaler = getattr(wrapper, 'loss_scaler', None)
+        for key in ('_scale', '_growth_tracker'):
+            value = getattr(scaler, key, None)
+            if isinstance(value, torch.Tensor):
+                found.append((f'{prefix}:loss_scaler.{key}' if prefix else f'loss_scaler.{key}',
+                              value))
+    return found

@@ -1,0 +1,49 @@
+"""What the numbers were measured on: hardware and versions, nothing that names a host or a user."""
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+from typing import Any
+
+import torch
+
+from ..version import __version__
+
+__all__ = ['describe']
+
+_PACKAGES = ('numpy', 'opencv-python', 'opencv-python-headless', 'mmengine', 'mmcv', 'mmcv-lite',
+             'mmdet', 'triton', 'torchvision')
+
+
+def _cpu() -> str:
+    try:
+        with open('/proc/cpuinfo') as file:
+            found = re.search(r'model name\s*:\s*(.+)', file.read())
+    except OSError:
+        found = None
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def describe(device: str) -> dict[str, Any]:
+    """Names of the processor and, on CUDA, of the GPU, and versions of what ran."""
+    versions = {name: _version(name) for name in _PACKAGES}
+    facts: dict[str, Any] = dict(
+        device=device, cpu=_cpu(), cores=os.cpu_count(), threads=torch.get_num_threads(),
+        system=platform.system(), python=platform.python_version(), torch=torch.__version__,
+        mmrepro=__version__, **{name: text for name, text in versions.items() if text})
+    if device == 'cuda':
+        gpu = torch.cuda.get_device_properties(0)
+        facts.update(gpu=gpu.name, capability=f'{gpu.major}.{gpu.minor}',
+                     memory_gib=round(gpu.total_memory / 2 ** 30, 1),
+                     multiprocessors=gpu.multi_processor_count, cuda=torch.version.cuda,
+                     cudnn=torch.backends.cudnn.version())
+    return facts

@@ -1,0 +1,1 @@
+"""Name the first thing that differs between two runs."""

@@ -1,0 +1,268 @@
+"""Backward of operators that resample every axis on its own: resize, average pooling, padding.
+
+Each of them is a product of one sparse matrix per axis, so its backward is the product of the
+transposed matrices. The transpose is stored by *destination*: for each input position, the output
+positions that read it, in ascending order, with their weights. Every element of the gradient is
+then a sum in a fixed order, where torch's CUDA kernels add with atomics and raise. Only gathers,
+products and sums of whole tensors are used, no matrix product, so the setting of TF32 does not
+reach the bits, and CPU and CUDA give the same ones.
+
+Sources of the formulas: ``aten/src/ATen/native/UpSample.h`` (positions and weights),
+``AdaptivePooling.h`` (windows), ``cuda/AveragePool3d.cu`` (divisors) and ``PaddingSupport.h``.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..gather import compute_dtype
+
+__all__ = ['PADS', 'RESIZES', 'adaptive_avg_pool_backward', 'avg_pool3d_backward', 'pad_backward',
+           'resize_backward', 'transpose_axis']
+
+# Constant of the cubic filter: torch keeps OpenCV's for plain and Pillow's for antialiased resize.
+_CUBIC, _CUBIC_ANTIALIASED = -0.75, -0.5
+
+
+class _Reads(NamedTuple):
+    """What each output position of one axis reads: (output, input, weight), one row per read."""
+
+    target: np.ndarray
+    source: np.ndarray
+    weight: np.ndarray
+
+
+class _Axis(NamedTuple):
+    """The transpose: (T, inputs) output positions and weights, and whether some are padding."""
+
+    index: Tensor
+    weight: Tensor
+    padded: bool
+
+
+def _reads(positions: np.ndarray, weights: np.ndarray) -> _Reads:
+    """From (outputs, taps) positions and weights, without taps of weight 0."""
+    target = np.repeat(np.arange(len(positions)), positions.shape[1])
+    source, weight = positions.reshape(-1), weights.reshape(-1)
+    live = weight != 0
+    return _Reads(target[live], source[live], weight[live])
+
+
+# ------------------------------------------------------------------------------------- filters
+
+
+def _scale(size: int, outputs: int, align: bool, given: float | None) -> float:
+    if align:
+        return (size - 1) / (outputs - 1) if outputs > 1 else 0.
+    return 1 / given if given is not None and given > 0 else size / outputs
+
+
+def _linear(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
+    scale, at = _scale(size, outputs, align, given), np.arange(outputs, dtype=np.float64)
+    at = scale * at if align else np.maximum(scale * (at + 0.5) - 0.5, 0)
+    low = np.minimum(at.astype(np.int64), size - 1)
+    high = np.minimum(low + 1, size - 1)
+    part = np.clip(at - low, 0, 1)
+    return _reads(np.stack((low, high), 1), np.stack((1 - part, part), 1))
+
+
+def _cubic_weights(x: np.ndarray, a: float) -> np.ndarray:
+    x = np.abs(x)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((x - 5) * x + 8) * x * a - 4 * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0.))
+
+
+def _cubic(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
+    scale, at = _scale(size, outputs, align, given), np.arange(outputs, dtype=np.float64)
+    at = scale * at if align else scale * (at + 0.5) - 0.5
+    low = np.floor(at)
+    position = low[:, None] + np.arange(-1, 3)
+    weights = _cubic_weights(at[:, None] - position, _CUBIC)
+    return _reads(np.clip(position, 0, size - 1).astype(np.int64), weights)
+
+
+def _antialiased(reach: int, weigh: Callable[[np.ndarray], np.ndarray]) -> Callable[..., _Reads]:
+    def filter_(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
+        scale = _scale(size, outputs, align, given)
+        stretch = max(scale, 1.)
+        centre = scale * (np.arange(outputs, dtype=np.float64) + 0.5)
+        first = np.maximum((centre - reach * stretch + 0.5).astype(np.int64), 0)
+        last = np.minimum((centre + reach * stretch + 0.5).astype(np.int64), size)
+        position = first[:, None] + np.arange(max(1, int((last - first).max(initial=0))))
+        weights = weigh((position - centre[:, None] + 0.5) / stretch)
+        weights = np.where(position < last[:, None], weights, 0.)
+        total = weights.sum(1, keepdims=True)
+        return _reads(position, weights / np.where(total == 0, 1., total))
+
+    return filter_
+
+
+# Per-axis filter of each kind of resize. Nearest is not here: torch's own is a gather already.
+RESIZES: dict[str, Callable[..., _Reads]] = {
+    'linear': _linear,
+    'cubic': _cubic,
+    'linear_aa': _antialiased(1, lambda x: np.maximum(1 - np.abs(x), 0)),
+    'cubic_aa': _antialiased(2, lambda x: _cubic_weights(x, _CUBIC_ANTIALIASED)),
+}
+
+
+def _adaptive(size: int, outputs: int) -> _Reads:
+    out = np.arange(outputs)
+    first, last = out * size // outputs, -(-(out + 1) * size // outputs)
+    return _windows(first, last, 1. / np.maximum(last - first, 1))
+
+
+def _windows(first: np.ndarray, last: np.ndarray, weight: np.ndarray) -> _Reads:
+    position = first[:, None] + np.arange(max(1, int((last - first).max(initial=0))))
+    return _reads(position, np.where(position < last[:, None], weight[:, None], 0.))
+
+
+def _pool(size: int, outputs: int, kernel: int, stride: int, padding: int,
+          count_padding: bool, divide: bool) -> _Reads:
+    first = np.arange(outputs) * stride - padding
+    last = np.minimum(first + kernel, size + padding)
+    padded = last - first
+    first, last = np.maximum(first, 0), np.minimum(last, size)
+    divisor = padded if count_padding else last - first
+    return _windows(first, last, 1. / np.maximum(divisor, 1) if divide else np.ones(outputs))
+
+
+def _reflect(size: int, outputs: int, before: int) -> _Reads:
+    at = np.abs(np.arange(outputs) - before)
+    at = np.where(at >= size, 2 * (size - 1) - at, at)
+    return _reads(at[:, None], np.ones((outputs, 1)))
+
+
+def _replicate(size: int, outputs: int, before: int) -> _Reads:
+    at = np.clip(np.arange(outputs) - before, 0, size - 1)
+    return _reads(at[:, None], np.ones((outputs, 1)))
+
+
+PADS: dict[str, Callable[..., _Reads]] = {'reflection': _reflect, 'replication': _replicate}
+
+# --------------------------------------------------------------------------------- the transpose
+
+
+@functools.lru_cache(maxsize=256)
+def _axis(build: Callable[..., _Reads], size: int, outputs: int, arguments: tuple,
+          device: torch.device, dtype: torch.dtype) -> _Axis:
+    """The transposed filter on a device. Detectors repeat few shapes, so it is kept."""
+    reads = build(size, outputs, *arguments)
+    order = np.lexsort((reads.target, reads.source))
+    source = reads.source[order]
+    counts = np.bincount(source, minlength=size)
+    taps = int(counts.max(initial=0))
+    slot = np.arange(len(source)) - np.repeat(np.cumsum(counts) - counts, counts)
+    index = np.full((taps, size), outputs, np.int64)
+    weight = np.zeros((taps, size), np.float64)
+    index[slot, source], weight[slot, source] = reads.target[order], reads.weight[order]
+    return _Axis(torch.from_numpy(index).to(device), torch.from_numpy(weight).to(device, dtype),
+                 bool((counts < taps).any()))
+
+
+def transpose_axis(grad: Tensor, dim: int, axis: _Axis) -> Tensor:
+    """``out[i] = sum over t of weight[t, i] * grad[index[t, i]]`` along ``dim``, t ascending."""
+    shape = [1] * grad.dim()
+    shape[dim] = -1
+    if axis.padded:
+        # Padding reads zeros of its own: 0 times an infinite gradient would be NaN.
+        nothing = list(grad.shape)
+        nothing[dim] = 1
+        grad = torch.cat((grad, grad.new_zeros(nothing)), dim)
+    total = None
+    for index, weight in zip(axis.index, axis.weight):
+        part = grad.index_select(dim, index).mul_(weight.view(shape))
+        total = part if total is None else total.add_(part)
+    if total is None:
+        size = list(grad.shape)
+        size[dim] = axis.index.shape[1]
+        return grad.new_zeros(size)
+    return total
+
+
+def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[tuple[Callable, tuple]]
+               ) -> Tensor:
+    """All axes: the last ``len(sizes)`` dimensions of ``grad``, in order."""
+    dtype = compute_dtype(grad)
+    result = grad.to(dtype)
+    first = grad.dim() - len(sizes)
+    for i, (size, (build, arguments)) in enumerate(zip(sizes, builds)):
+        axis = _axis(build, int(size), grad.shape[first + i], arguments, grad.device, dtype)
+        result = transpose_axis(result, first + i, axis)
+    return result.to(grad.dtype)
+
+
+# ---------------------------------------------------------------------------------- operators
+
+
+def resize_backward(kind: str) -> Callable[..., Tensor]:
+    """Backward of ``aten::upsample_*``: (grad, output_size, input_size, align_corners, *scales).
+
+    Args:
+        kind: a key of :data:`RESIZES`.
+    """
+    build = RESIZES[kind]
+
+    def backward(grad: Tensor, output_size: Sequence[int], input_size: Sequence[int],
+                 align_corners: bool, *scales: float | None) -> Tensor:
+        # the dispatcher leaves out trailing arguments that have their default
+        given = (*scales, *(None,) * (len(output_size) - len(scales)))
+        return _transpose(grad, input_size[2:],
+                          [(build, (bool(align_corners), scale)) for scale in given])
+
+    backward.__name__ = f'resize_{kind}_backward'
+    return backward
+
+
+def adaptive_avg_pool_backward(spatial: int) -> Callable[..., Tensor]:
+    """Backward of ``aten::_adaptive_avg_pool2d`` or ``3d``: (grad, input), with or without images.
+
+    Args:
+        spatial: axes that are pooled, 2 or 3.
+    """
+
+    def backward(grad: Tensor, self: Tensor) -> Tensor:
+        return _transpose(grad, self.shape[-spatial:], [(_adaptive, ())] * spatial)
+
+    return backward
+
+
+def avg_pool3d_backward(grad: Tensor, self: Tensor, kernel: Sequence[int], stride: Sequence[int],
+                        padding: Sequence[int], ceil_mode: bool, count_include_pad: bool,
+                        divisor_override: int | None) -> Tensor:
+    """Backward of ``aten::avg_pool3d``; the divisor is a product of one factor per axis."""
+    kernel, padding = _three(kernel), _three(padding)
+    stride = _three(stride) if len(stride) else kernel
+    divide = divisor_override is None
+    builds = [(_pool, (k, s, p, bool(count_include_pad), divide))
+              for k, s, p in zip(kernel, stride, padding)]
+    result = _transpose(grad, self.shape[-3:], builds)
+    return result if divide else result / divisor_override
+
+
+def _three(values: Sequence[int]) -> tuple[int, ...]:
+    return tuple(values) * 3 if len(values) == 1 else tuple(values)
+
+
+def pad_backward(kind: str) -> Callable[..., Tensor]:
+    """Backward of ``aten::reflection_pad*`` and ``replication_pad*``: (grad, input, padding).
+
+    Args:
+        kind: a key of :data:`PADS`. ``padding`` counts from the last axis, two numbers an axis,
+            negative ones crop.
+    """
+    build = PADS[kind]
+
+    def backward(grad: Tensor, self: Tensor, padding: Sequence[int]) -> Tensor:
+        axes = len(padding) // 2
+        befores = [int(padding[2 * (axes - 1 - i)]) for i in range(axes)]
+        return _transpose(grad, self.shape[-axes:], [(build, (before,)) for before in befores])
+
+    backward.__name__ = f'{kind}_pad_backward'
+    return backward

@@ -1,0 +1,160 @@
+"""torch's SyncBatchNorm for ranks on the CPU, which torch itself refuses ("expected ... on GPU").
+
+The statistics are those of the batch of all ranks. Each rank sends its mean, its sum of squared
+distances and its count; all ranks merge them in the order of ranks by the formula of Chan, Golub
+and LeVeque (1979), so that all of them have the same bits, every time. The gradients are torch's:
+of the input over all ranks, of weight and bias of this rank only, which DDP then averages.
+
+mmcv's MMSyncBN needs nothing of this: it is made of its operators and ``all_reduce``.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import SyncBatchNorm
+
+from ..mmcv.batch_norm import _total, _work
+
+__all__ = ['enable', 'disable', 'enabled', 'sync_batch_norm']
+
+_stock: Callable | None = None
+
+
+def _gather(values: Tensor, group: Any) -> Tensor:
+    """(W, ...) of all ranks, in the order of ranks."""
+    parts = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, values.contiguous(), group=group)
+    return torch.stack(parts)
+
+
+def _statistics(data: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean (C,), biased variance (C,) and count (1,) of (N, C, S) over the ranks of ``group``."""
+    channels = data.shape[1]
+    count = data.new_full((1,), data.shape[0] * data.shape[2])
+    mean = _total(data) / count.clamp(min=1)
+    distance = data - mean[:, None]
+    squares = _total(distance.mul_(distance))
+    ranks = _gather(torch.cat((mean, squares, count)), group)
+    mean, squares, count = torch.zeros_like(mean), torch.zeros_like(squares), count.new_zeros(1)
+    for rank_mean, rank_squares, rank_count in (
+            part.split([channels, channels, 1]) for part in ranks):
+        both = count + rank_count
+        share = rank_count / both.clamp(min=1)
+        apart = rank_mean - mean
+        squares = squares + rank_squares + apart * apart * count * share
+        mean = mean + apart * share
+        count = both
+    return mean, squares / count.clamp(min=1), count
+
+
+class _Function(torch.autograd.Function):
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None,
+                running_mean: Tensor | None, running_var: Tensor | None, eps: float,
+                momentum: float, group: Any) -> Tensor:
+        data = _work(input.flatten(2) if input.dim() > 2 else input[..., None])
+        mean, variance, count = _statistics(data, group)
+        if count <= 1:
+            raise ValueError('SyncBatchNorm expected more than 1 value per channel over all ranks '
+                             f'when training, got input {tuple(input.shape)} on this one')
+        if running_mean is not None:
+            unbiased = variance * count / (count - 1)
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+        scale = (variance + eps).rsqrt()
+        normal = (data - mean[:, None]).mul_(scale[:, None])
+        ctx.save_for_backward(normal, scale, weight, count)
+        ctx.group = group
+        # a tensor of its own: a view could not be changed in place, as relu_ does next
+        result = torch.empty(input.shape, dtype=input.dtype)
+        result.view(normal.shape).copy_(
+            normal if weight is None else normal * weight[:, None] + bias[:, None])
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple:
+        normal, scale, weight, count = ctx.saved_tensors
+        gradient = _work(grad_output.reshape(normal.shape))
+        sums = torch.cat((_total(gradient), _total(gradient * normal)))
+        channels = len(scale)
+        grad_bias, grad_weight = sums.split(channels)
+        grad_input = None
+        if ctx.needs_input_grad[0]:
+            total = sums
+            if dist.get_world_size(ctx.group) > 1:
+                ranks = _gather(sums, ctx.group)
+                total = functools.reduce(torch.add, ranks.unbind())
+            mean, mean_normal = (total / count).split(channels)
+            grad_input = gradient - mean[:, None] - normal * mean_normal[:, None]
+            grad_input *= (scale if weight is None else scale * weight)[:, None]
+            grad_input = grad_input.to(grad_output.dtype).view(grad_output.shape)
+        if weight is None:
+            grad_weight = grad_bias = None
+        else:
+            grad_weight, grad_bias = grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
+        return grad_input, grad_weight, grad_bias, None, None, None, None, None
+
+
+def sync_batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None,
+                    running_mean: Tensor | None, running_var: Tensor | None, eps: float = 1e-5,
+                    momentum: float = 0.1, group: Any = None) -> Tensor:
+    """Batch norm of (N, C, ...) with the statistics of all ranks of ``group``, for the CPU.
+
+    A rank may come with N = 0. Statistics and gradients of parameters are float32 for half and
+    bfloat16.
+
+    Raises:
+        ValueError: all ranks together have one value per channel.
+    """
+    return _Function.apply(input, weight, bias, running_mean, running_var, eps, momentum,
+                           group or dist.group.WORLD)
+
+
+def _forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
+    """torch's for everything that torch can do; ours for training on ranks without a device."""
+    if input.device.type != 'cpu' or not self.training or not dist.is_initialized():
+        return _stock(self, input)
+    self._check_input_dim(input)
+    self._check_non_zero_input_channels(input)
+    factor, tracked = self.momentum or 0., self.track_running_stats
+    if tracked:
+        self.num_batches_tracked.add_(1)
+        if self.momentum is None:  # the average of all batches so far
+            factor = 1. / int(self.num_batches_tracked)
+    return sync_batch_norm(input, self.weight, self.bias, self.running_mean if tracked else None,
+                           self.running_var if tracked else None, self.eps, factor,
+                           self.process_group)
+
+
+def enable() -> None:
+    """Let every ``torch.nn.SyncBatchNorm`` train on ranks on the CPU. Idempotent."""
+    global _stock
+    if _stock is None:
+        _stock = SyncBatchNorm.forward
+        SyncBatchNorm.forward = _forward
+
+
+def disable() -> None:
+    """Undo :func:`enable`."""
+    global _stock
+    if _stock is not None:
+        SyncBatchNorm.forward, _stock = _stock, None
+
+
+@contextlib.contextmanager
+def enabled() -> Iterator[None]:
+    """:func:`enable` for the length of a ``with`` block; what was before comes back."""
+    before = _stock is not None
+    enable()
+    try:
+        yield
+    finally:
+        if not before:
+            disable()

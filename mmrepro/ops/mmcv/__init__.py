@@ -1,0 +1,1 @@
+"""The operators of ``mmcv._ext`` in PyTorch, one module per family."""

@@ -1,0 +1,140 @@
+"""Synchronised batch normalisation (MMSyncBN): the parts between the collectives.
+
+Formulas of mmcv 2.1.0 (csrc/common/cuda/sync_bn_cuda_kernel.cuh), which has them on CUDA only.
+Statistics and gradients of parameters are float32 whatever the input (float64 for float64), and
+each is a plain torch reduction: within a row, then over the batch, the same for any thread count.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..contract import describe, require, require_dtype, require_shape
+
+__all__ = ['sync_bn_backward_data', 'sync_bn_backward_param', 'sync_bn_forward_mean',
+           'sync_bn_forward_output', 'sync_bn_forward_var']
+
+
+def _check(operator: str, data: Tensor, **per_channel: Tensor) -> None:
+    require_shape(operator, 'input', data, (None, None, None))
+    require_dtype(operator, 'input', data)
+    for name, tensor in per_channel.items():
+        require(tensor.shape == data.shape[1:2], operator,
+                f'{name} must have one value per channel of {describe(data)}, '
+                f'got {describe(tensor)}')
+
+
+def _work(data: Tensor) -> Tensor:
+    return data if data.dtype == torch.float64 else data.float()
+
+
+def _total(data: Tensor) -> Tensor:
+    """Sum over batch and space (N, C, S) to (C,), the same for any number of threads.
+
+    torch gives a row to one thread, except if there is only one row: then there must be two.
+    """
+    single = data.shape[0] * data.shape[1] == 1
+    rows = data.expand(2, -1, -1).sum(2)[:1] if single else data.sum(2)
+    return rows.sum(0)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values[:, None]
+
+
+def sync_bn_forward_mean(input: Tensor, mean: Tensor) -> None:
+    """Write the mean over batch and space of (N, C, S) to ``mean`` (C,).
+
+    Raises:
+        RuntimeError: shapes do not match.
+    """
+    _check('sync_bn_forward_mean', input, mean=mean)
+    mean.copy_(_total(_work(input)) / (input.shape[0] * input.shape[2]))
+
+
+def sync_bn_forward_var(input: Tensor, mean: Tensor, var: Tensor) -> None:
+    """Write the mean squared distance of (N, C, S) from ``mean`` (C,) to ``var`` (C,)."""
+    _check('sync_bn_forward_var', input, mean=mean, var=var)
+    distance = _work(input) - _wide(mean)
+    var.copy_(_total(distance.mul_(distance)) / (input.shape[0] * input.shape[2]))
+
+
+def sync_bn_forward_output(input: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor,
+                           running_mean: Tensor, running_var: Tensor, norm: Tensor, std: Tensor,
+                           output: Tensor, eps: float, momentum: float | Tensor,
+                           group_size: int) -> None:
+    """Normalise, scale and shift; update the running statistics.
+
+    Args:
+        input: (N, C, S).
+        mean, var: (C,), of all ranks.
+        weight, bias: (C,), or empty.
+        running_mean, running_var: (C,), updated in place; or empty.
+        norm: (N, C, S), receives the normalised input; or empty.
+        std: (C,), receives ``sqrt(var + eps)``; or empty.
+        output: (N, C, S).
+        eps: added to the variance.
+        momentum: weight of the new statistics; a number or a tensor of one element.
+        group_size: ranks; the running variance is unbiased by ``N * S * group_size``.
+
+    Raises:
+        RuntimeError: shapes do not match.
+    """
+    operator = 'sync_bn_forward_output'
+    given = {name: tensor for name, tensor in (
+        ('weight', weight), ('bias', bias), ('running_mean', running_mean),
+        ('running_var', running_var), ('std', std)) if tensor.numel()}
+    _check(operator, input, mean=mean, var=var, **given)
+    for name, tensor in (('norm', norm), ('output', output)):
+        require(tensor.shape == input.shape or (name == 'norm' and not tensor.numel()), operator,
+                f'{name} {describe(tensor)} is not like input {describe(input)}')
+    deviation = (var + eps).sqrt()
+    data = _work(input)
+    # in the buffer for the result where it has the right type: every pass over it costs
+    own = norm if norm.numel() and norm.dtype == data.dtype else None
+    result = torch.sub(data, _wide(mean), out=own).div_(_wide(deviation))
+    if norm.numel() and own is None:
+        norm.copy_(result)
+    if not weight.numel():
+        output.copy_(result)
+    elif output.dtype == data.dtype:
+        torch.addcmul(_wide(bias), result, _wide(weight), out=output)
+    else:
+        output.copy_(torch.addcmul(_wide(bias), result, _wide(weight)))
+    if std.numel():
+        std.copy_(deviation)
+    if running_mean.numel():
+        count = input.shape[0] * input.shape[2] * group_size
+        unbiased = var * count / (count - 1) if count > 1 else var
+        running_mean.copy_(momentum * mean + (1 - momentum) * running_mean)
+        running_var.copy_(momentum * unbiased + (1 - momentum) * running_var)
+
+
+def sync_bn_backward_param(grad_output: Tensor, norm: Tensor, grad_weight: Tensor,
+                           grad_bias: Tensor) -> None:
+    """Write the gradients of weight and bias (C,), from (N, C, S) and the normalised input."""
+    operator = 'sync_bn_backward_param'
+    _check(operator, grad_output, grad_weight=grad_weight, grad_bias=grad_bias)
+    require(norm.shape == grad_output.shape, operator,
+            f'norm {describe(norm)} is not like grad_output {describe(grad_output)}')
+    gradient = _work(grad_output)
+    grad_weight.copy_(_total(gradient * norm))
+    grad_bias.copy_(_total(gradient))
+
+
+def sync_bn_backward_data(grad_output: Tensor, weight: Tensor, grad_weight: Tensor,
+                          grad_bias: Tensor, norm: Tensor, std: Tensor,
+                          grad_input: Tensor) -> None:
+    """Write the gradient of the input (N, C, S), given those of the parameters over all ranks."""
+    operator = 'sync_bn_backward_data'
+    _check(operator, grad_output, weight=weight, grad_weight=grad_weight, grad_bias=grad_bias,
+           std=std)
+    for name, tensor in (('norm', norm), ('grad_input', grad_input)):
+        require(tensor.shape == grad_output.shape, operator,
+                f'{name} {describe(tensor)} is not like grad_output {describe(grad_output)}')
+    count = grad_output.shape[0] * grad_output.shape[2]
+    # (gradient - (grad_weight * norm + grad_bias) / count) * weight / std, in two passes
+    scale = weight / std
+    result = torch.mul(norm, _wide(grad_weight * scale / -count))
+    result.add_(_wide(grad_bias * scale / -count))
+    grad_input.copy_(result.addcmul_(_work(grad_output), _wide(scale)))

@@ -1,0 +1,375 @@
+"""Overlaps of boxes: bbox_overlaps, box_iou_rotated, box_iou_quadri, and the vertex sort.
+
+Semantics are mmcv 2.1.0's (csrc/pytorch/cpu/bbox_overlaps_cpu.cpp, common/
+box_iou_rotated_utils.hpp, common/cuda/diff_iou_rotated_cuda_kernel.cuh). Results are written to
+the output tensor that mmcv's Python allocates.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..contract import describe, require, require_dtype, require_shape
+from .convex import clip_area, hull, shoelace
+
+__all__ = ['bbox_overlaps', 'box_iou_quadri', 'box_iou_rotated',
+           'diff_iou_rotated_sort_vertices_forward', 'overlap_matrix', 'QUADRI', 'ROTATED']
+
+# Elements of a temporary matrix, by device: near the L2 cache on a CPU, few launches on CUDA.
+_TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
+
+# Pairs of polygons at a time: each takes about a kilobyte of temporaries.
+_PAIRS = {'cpu': 1 << 12, 'cuda': 1 << 18}
+
+# mmcv's: boxes of less area overlap nothing.
+_NO_AREA = 1e-14
+
+# The sort of vertices: mmcv's tolerance, the length of a result, where edge crossings begin.
+_SAME = 1e-8
+_CYCLE = 9
+_CROSSINGS = 8
+
+
+def _check_pair(operator: str, boxes1: Tensor, boxes2: Tensor, ious: Tensor, width: int,
+                aligned: bool) -> None:
+    require_shape(operator, 'boxes1', boxes1, (None, width))
+    require_shape(operator, 'boxes2', boxes2, (None, width))
+    rows, cols = len(boxes1), len(boxes2)
+    # texts are made when they are needed: they take longer than a few boxes do
+    if aligned and rows != cols:
+        require(False, operator, 'aligned boxes come in pairs: '
+                f'boxes1 {describe(boxes1)}, boxes2 {describe(boxes2)}')
+    if ious.numel() != (rows if aligned else rows * cols):
+        require(False, operator, f'ious {describe(ious)} does not hold {rows} x {cols} overlaps '
+                                 f'(aligned={aligned})')
+
+
+def _fits_numpy(boxes: Tensor) -> bool:
+    return not (boxes.is_cuda or boxes.dtype == torch.bfloat16
+                or boxes.requires_grad and torch.is_grad_enabled())
+
+
+def _host_overlap(a: np.ndarray, b: np.ndarray, mode: int, offset: int) -> np.ndarray:
+    """As :func:`_overlap`, of (4, ...) arrays x1, y1, x2, y2: calls that cost half of torch's."""
+    with np.errstate(all='ignore'):
+        areas = []
+        for box in (a, b):
+            size = box[2:] - box[:2]
+            size += box.dtype.type(offset)
+            areas.append(size[0] * size[1])
+        size = np.minimum(a[2:], b[2:])
+        size -= np.maximum(a[:2], b[:2])
+        size += size.dtype.type(offset)
+        np.maximum(size, size.dtype.type(0), out=size)
+        inter = np.multiply(size[0], size[1], out=size[0])
+        whole = areas[0] + areas[1] - inter if mode == 0 else areas[0]
+        return np.divide(inter, whole, out=inter)
+
+
+class _Boxes(NamedTuple):
+    """Corners (2, ...) with x before y, and areas (...)."""
+
+    low: Tensor
+    high: Tensor
+    area: Tensor
+
+    @classmethod
+    def of(cls, boxes: Tensor, offset: int) -> _Boxes:
+        low, high = boxes.T.contiguous().split(2)  # a column by itself is not contiguous
+        size = (high - low).add_(offset)
+        return cls(low, high, size[0] * size[1])
+
+    def rows(self, part: slice) -> _Boxes:
+        return _Boxes(self.low[:, part, None], self.high[:, part, None], self.area[part, None])
+
+
+def _overlap(a: _Boxes, b: _Boxes, mode: int, offset: int) -> Tensor:
+    """Overlaps of boxes, broadcast; mmcv's order of operations."""
+    size = torch.minimum(a.high, b.high).sub_(torch.maximum(a.low, b.low)).add_(offset)
+    size.clamp_(min=0)
+    inter = size[0] * size[1]
+    return inter / ((a.area + b.area).sub_(inter) if mode == 0 else a.area)
+
+
+def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, aligned: bool,
+                  offset: int) -> None:
+    """Write the overlaps of axis-aligned boxes to ``ious``.
+
+    Args:
+        bboxes1: (M, 4) x1 y1 x2 y2, any floating dtype; computed in that dtype, as mmcv does. (Its
+            CPU kernel refuses float16, which its CUDA kernel takes.)
+        bboxes2: (N, 4).
+        ious: (M, N), or (M,) if ``aligned``.
+        mode: 0 for intersection over union, 1 for intersection over the first box.
+        aligned: box i with box i only.
+        offset: 0 or 1; widths and heights are ``x2 - x1 + offset``.
+
+    Raises:
+        RuntimeError: shapes do not match.
+    """
+    _check_pair('bbox_overlaps', bboxes1, bboxes2, ious, 4, aligned)
+    if ious.numel() <= _TILE['cpu'] and _fits_numpy(bboxes1) and _fits_numpy(bboxes2):
+        first, second = (np.ascontiguousarray(boxes.detach().numpy().T)
+                         for boxes in (bboxes1, bboxes2))
+        if not aligned:
+            first, second = first[:, :, None], second[:, None]
+        ious.copy_(torch.from_numpy(_host_overlap(first, second, mode, offset)).view_as(ious))
+        return
+    a, b = _Boxes.of(bboxes1, offset), _Boxes.of(bboxes2, offset)
+    if aligned:
+        ious.copy_(_overlap(a, b, mode, offset).view_as(ious))
+        return
+    table = ious.view(len(bboxes1), len(bboxes2))
+    step = max(1, _TILE[ious.device.type] // max(1, len(bboxes2)))
+    b = _Boxes(*(value.unsqueeze(-2) for value in b))
+    for start in range(0, len(bboxes1), step):
+        part = slice(start, start + step)
+        table[part].copy_(_overlap(a.rows(part), b, mode, offset))
+
+
+def _rotated_corners(boxes: Tensor) -> tuple[Tensor, Tensor]:
+    """Corners (4, P) of boxes (5, P) x, y, w, h, angle in radians, in positive order."""
+    x, y, w, h, angle = boxes
+    cos, sin = angle.cos() / 2, angle.sin() / 2
+    px = torch.stack([-sin * h - cos * w, sin * h - cos * w])
+    py = torch.stack([cos * h - sin * w, -cos * h - sin * w])
+    return x + torch.cat([px, -px]), y + torch.cat([py, -py])
+
+
+def _ratio(inter: Tensor, area1: Tensor, area2: Tensor, mode: int) -> Tensor:
+    nothing = (area1 < _NO_AREA) | (area2 < _NO_AREA)
+    return torch.where(nothing, 0, inter / (area1 + area2 - inter if mode == 0 else area1))
+
+
+def _rotated_pair(a: Tensor, b: Tensor, mode: int) -> Tensor:
+    """Overlap of rotated boxes (5, P) with (5, P), in float64."""
+    area1, area2 = a[2] * a[3], b[2] * b[3]
+    centre = (a[:2] + b[:2]) / 2
+    a, b = (torch.cat([box[:2] - centre, box[2:]]) for box in (a, b))
+    inter = clip_area(*_rotated_corners(a), *_rotated_corners(b)).nan_to_num(0)
+    return _ratio(inter.clamp(min=0), area1, area2, mode)
+
+
+def _rotated_frame(boxes: Tensor) -> Tensor:
+    x, y = _rotated_corners(boxes)
+    return torch.stack([x.amin(0), y.amin(0), x.amax(0), y.amax(0)])
+
+
+def _quadri_pair(a: Tensor, b: Tensor, mode: int) -> Tensor:
+    """mmcv's overlap of quadrilaterals (8, P) with (8, P), in float64.
+
+    It takes for the intersection the convex hull of edge crossings and of those corners that lie
+    between the other's first and last edge, which is exact for rectangles and near for the rest.
+    """
+    ax, ay, bx, by = a[0::2], a[1::2], b[0::2], b[1::2]
+    middle_x, middle_y = (ax + bx).sum(0) / 8, (ay + by).sum(0) / 8
+    ax, ay, bx, by = ax - middle_x, ay - middle_y, bx - middle_x, by - middle_y
+    vx, vy, ex, ey = (value.roll(-1, 0) - value for value in (ax, ay, bx, by))
+    det = ex[None] * vy[:, None] - vx[:, None] * ey[None]
+    gap_x, gap_y = bx[None] - ax[:, None], by[None] - ay[:, None]
+    t = (ex[None] * gap_y - gap_x * ey[None]) / det
+    u = (vx[:, None] * gap_y - gap_x * vy[:, None]) / det
+    meet = (det.abs() > _NO_AREA) & (t >= 0) & (t <= 1) & (u >= 0) & (u <= 1)
+    x = torch.cat([(ax[:, None] + vx[:, None] * t).flatten(0, 1), ax, bx])
+    y = torch.cat([(ay[:, None] + vy[:, None] * t).flatten(0, 1), ay, by])
+    within = [_between(ax, ay, bx, by, ex, ey), _between(bx, by, ax, ay, vx, vy)]
+    valid = torch.cat([meet.flatten(0, 1), *within])
+    # of 24 candidates a handful exists, and the hull costs their number squared
+    few = valid.byte().argsort(dim=0, descending=True, stable=True)
+    few = few[:max(1, int(valid.sum(0).max()))]
+    x, y, valid = (value.gather(0, few) for value in (x, y, valid))
+    x, y = torch.where(valid, x, 0), torch.where(valid, y, 0)
+    index, _ = hull(x, y, valid)
+    inter = shoelace(x.gather(0, index), y.gather(0, index))
+    return _ratio(inter, _fan_area(ax, ay), _fan_area(bx, by), mode)
+
+
+def _between(px: Tensor, py: Tensor, qx: Tensor, qy: Tensor, ex: Tensor, ey: Tensor) -> Tensor:
+    """Whether points (4, P) project onto both the first and the last edge of polygons (4, P)."""
+    dx, dy = px - qx[0], py - qy[0]
+    first = dx * ex[0] + dy * ey[0]
+    last = -(dx * ex[3] + dy * ey[3])
+    return ((first >= 0) & (first <= ex[0] * ex[0] + ey[0] * ey[0])
+            & (last >= 0) & (last <= ex[3] * ex[3] + ey[3] * ey[3]))
+
+
+def _fan_area(x: Tensor, y: Tensor) -> Tensor:
+    dx, dy = x[1:] - x[0], y[1:] - y[0]
+    return (dx[:-1] * dy[1:] - dx[1:] * dy[:-1]).abs().sum(0) / 2
+
+
+def _quadri_frame(boxes: Tensor) -> Tensor:
+    """Bounds of a quadrilateral and of the region in which :func:`_between` finds points."""
+    x, y = boxes[0::2], boxes[1::2]
+    ux, uy, vx, vy = x[1] - x[0], y[1] - y[0], x[3] - x[0], y[3] - y[0]
+    det = ux * vy - uy * vx
+    across_x, across_y = (ux * ux + uy * uy) * vy / det, -(ux * ux + uy * uy) * vx / det
+    along_x, along_y = -(vx * vx + vy * vy) * uy / det, (vx * vx + vy * vy) * ux / det
+    x = torch.cat([x, x[:1] + torch.stack([across_x, along_x, across_x + along_x])])
+    y = torch.cat([y, y[:1] + torch.stack([across_y, along_y, across_y + along_y])])
+    frame = torch.stack([x.amin(0), y.amin(0), x.amax(0), y.amax(0)])
+    everywhere = frame.new_tensor([-torch.inf, -torch.inf, torch.inf, torch.inf])[:, None]
+    return torch.where(frame.isfinite().all(0), frame, everywhere)
+
+
+class Shape(NamedTuple):
+    """A kind of box: bounds (4, N) and areas (N,) of columns (C, N), overlaps of pairs."""
+
+    width: int
+    frame: Callable[[Tensor], Tensor]
+    area: Callable[[Tensor], Tensor]
+    pair: Callable[[Tensor, Tensor, int], Tensor]
+
+
+ROTATED = Shape(5, _rotated_frame, lambda boxes: boxes[2] * boxes[3], _rotated_pair)
+QUADRI = Shape(8, _quadri_frame, lambda boxes: _fan_area(boxes[0::2], boxes[1::2]), _quadri_pair)
+
+
+def _close(a: Tensor, b: Tensor) -> Tensor:
+    """Whether frames (4, ...) touch; where they do not, nothing overlaps. NaN touches nothing."""
+    return (a[0] <= b[2]) & (b[0] <= a[2]) & (a[1] <= b[3]) & (b[1] <= a[3])
+
+
+def overlap_matrix(shape: Shape, a: Tensor, b: Tensor, mode: int) -> Tensor:
+    """Overlaps (M, N), float64, of float64 columns (C, M) with (C, N).
+
+    Only pairs whose bounds touch are measured, a bounded number at a time.
+    """
+    rows, cols = a.shape[1], b.shape[1]
+    out = torch.zeros(rows, cols, dtype=a.dtype, device=a.device)
+    area_a, area_b = shape.area(a), shape.area(b)
+    if bool(area_a.isnan().any()) or bool(area_b.isnan().any()):
+        # what has no area has no overlap with anything either: NaN, as mmcv's division gives
+        out += _ratio(out, area_a[:, None], area_b[None], mode)
+    frame_a, frame_b = shape.frame(a), shape.frame(b)
+    step = max(1, _TILE[out.device.type] // max(1, cols))
+    pairs = _PAIRS[out.device.type]
+    for start in range(0, rows, step):
+        near = _close(frame_a[:, start:start + step, None], frame_b[:, None])
+        first, second = near.nonzero(as_tuple=True)
+        for i, j in zip((first + start).split(pairs), second.split(pairs)):
+            out[i, j] = shape.pair(a.index_select(1, i), b.index_select(1, j), mode)
+    return out
+
+
+def _iou(operator: str, shape: Shape, boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode: int,
+         aligned: bool) -> None:
+    for name, tensor in (('boxes1', boxes1), ('boxes2', boxes2), ('ious', ious)):
+        require_dtype(operator, name, tensor, (torch.float32,))
+    _check_pair(operator, boxes1, boxes2, ious, shape.width, aligned)
+    if ious.numel() == 0:
+        return
+    a, b = (boxes.detach().double().T.contiguous() for boxes in (boxes1, boxes2))
+    if aligned:
+        flat = ious.view(-1)
+        for part in torch.arange(len(flat), device=ious.device).split(_PAIRS[ious.device.type]):
+            flat[part] = shape.pair(a[:, part], b[:, part], mode).to(ious.dtype)
+        return
+    rows = max(1, _TILE[ious.device.type] // max(1, len(boxes2)))
+    table = ious.view(len(boxes1), len(boxes2))
+    for start in range(0, len(boxes1), rows):
+        part = slice(start, start + rows)
+        table[part].copy_(overlap_matrix(shape, a[:, part], b, mode))
+
+
+def box_iou_rotated(boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode_flag: int,
+                    aligned: bool) -> None:
+    """Write the overlaps of rotated boxes to ``ious``; computed in float64.
+
+    Args:
+        boxes1: (M, 5) float32: centre x, y, width, height, angle in radians.
+        boxes2: (N, 5) float32.
+        ious: float32, M * N or, if ``aligned``, M elements.
+        mode_flag: 0 for intersection over union, 1 for intersection over the first box.
+        aligned: box i with box i only.
+
+    Raises:
+        RuntimeError: shapes do not match, or a tensor is not float32.
+    """
+    _iou('box_iou_rotated', ROTATED, boxes1, boxes2, ious, mode_flag, aligned)
+
+
+def box_iou_quadri(boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode_flag: int,
+                   aligned: bool) -> None:
+    """Write the overlaps of quadrilaterals (M, 8) and (N, 8), x1 y1 ... x4 y4, to ``ious``.
+
+    As :func:`box_iou_rotated`; of quadrilaterals that are no rectangles mmcv's approximation.
+    """
+    _iou('box_iou_quadri', QUADRI, boxes1, boxes2, ious, mode_flag, aligned)
+
+
+def _precedes(x1: Tensor, y1: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
+    """mmcv's order of vertices around the origin; no strict order near the axis, as there."""
+    same = ((x1 - x2).abs() < _SAME) & ((y2 - y1).abs() < _SAME)
+    norm1, norm2 = ((x * x + y * y).double().add(_SAME).float()
+                    for x, y in ((x1, y1), (x2, y2)))
+    diff = x1.abs() * x1 / norm1 - x2.abs() * x2 / norm2
+    above, below = (y1 > 0) & (y2 > 0), (y1 < 0) & (y2 < 0)
+    order = ((y1 > 0) & (y2 < 0)) | (above & (diff > _SAME)) | (below & (diff < _SAME))
+    return order & ~same
+
+
+def _sort_cycle(x: Tensor, y: Tensor, mask: Tensor, number: Tensor) -> Tensor:
+    """Vertices (K, P) of P polygons to indices (9, P); see the operator."""
+    count = len(x)
+    start = torch.full_like(number, count)
+    late_x = torch.cat([x, torch.ones_like(x[:1])])
+    late_y = torch.cat([y, torch.full_like(y[:1], -_SAME)])
+    before = _precedes(x[:, None], y[:, None], late_x[None], late_y[None])
+    free = (~mask[_CROSSINGS:]).byte().argmax(0) + _CROSSINGS
+    cycle = free.repeat(_CYCLE, 1)
+    previous = None
+    for place in range(_CYCLE):
+        allowed = mask
+        if previous is not None:
+            allowed = mask & before.gather(0, previous.expand(1, count + 1, -1))[0, :count]
+        best = start
+        for index in range(count):
+            better = allowed[index] & before[index].gather(0, best[None])[0]
+            best = torch.where(better, index, best)
+        previous = torch.where(best == count, 0, best)
+        cycle[place] = torch.where(place < number, previous, cycle[place])
+    cycle = torch.where(torch.arange(_CYCLE, device=x.device)[:, None] == number, cycle[0], cycle)
+    twins = (cycle[:4, None] == cycle[None, 4:_CROSSINGS]).sum((0, 1))
+    same_boxes = (number == _CROSSINGS) & (twins == 4)
+    cycle[4] = torch.where(same_boxes, cycle[0], cycle[4])
+    cycle[5:] = torch.where(same_boxes, free, cycle[5:])
+    return torch.where(number < 3, free, cycle)
+
+
+def diff_iou_rotated_sort_vertices_forward(vertices: Tensor, mask: Tensor,
+                                           num_valid: Tensor) -> Tensor:
+    """Order the corners of intersections around their centre, for the shoelace formula.
+
+    Args:
+        vertices: (B, N, M, 2) float32 around the origin; the last M - 8 are edge crossings.
+        mask: (B, N, M) bool, which of them exist.
+        num_valid: (B, N) int32, how many exist.
+
+    Returns:
+        (B, N, 9) int32: the corners in order, the first again, then an index without a corner;
+        only that index where there are fewer than three corners.
+
+    Raises:
+        RuntimeError: shapes or dtypes do not match.
+    """
+    operator = 'diff_iou_rotated_sort_vertices_forward'
+    require_dtype(operator, 'vertices', vertices, (torch.float32,))
+    require_dtype(operator, 'mask', mask, (torch.bool,))
+    require_dtype(operator, 'num_valid', num_valid, (torch.int32,))
+    require(vertices.shape == (*mask.shape, 2) and num_valid.shape == mask.shape[:2]
+            and mask.dim() == 3 and mask.shape[2] > _CROSSINGS, operator,
+            f'shapes do not match: vertices {describe(vertices)}, mask {describe(mask)}, '
+            f'num_valid {describe(num_valid)}')
+    result = torch.zeros(*num_valid.shape, _CYCLE, dtype=torch.int32, device=vertices.device)
+    flat = vertices.detach().flatten(0, 1), mask.flatten(0, 1), num_valid.flatten()
+    step = _PAIRS[vertices.device.type]
+    parts = zip(result.flatten(0, 1).split(step), *(tensor.split(step) for tensor in flat))
+    for out, corners, exists, number in parts:
+        x, y = corners.permute(2, 1, 0).contiguous()
+        out.copy_(_sort_cycle(x, y, exists.T.contiguous(), number.long()).T)
+    return result

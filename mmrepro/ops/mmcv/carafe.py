@@ -1,0 +1,174 @@
+"""CARAFE: upsampling with a kernel of its own for every output pixel.
+
+Signatures: ``mmcv/ops/carafe.py``; formulas: ``carafe_cuda_kernel.cuh`` and
+``carafe_naive_cuda_kernel.cuh`` (mmcv 2.1.0). Each output pixel and group of channels is a bag of
+``kernel_size ** 2`` taps around its source pixel, weighted by the mask; outside of the map there is
+nothing. The naive form is the same function with fewer buffers.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import gather
+from ..contract import require, require_dtype, require_shape
+
+__all__ = ['carafe_backward', 'carafe_forward', 'carafe_naive_backward', 'carafe_naive_forward']
+
+
+class _Shape(NamedTuple):
+    """Sizes of the features, and the kernel."""
+
+    images: int
+    channels: int
+    height: int
+    width: int
+    kernel: int
+    groups: int
+    scale: int
+
+
+def _check(name: str, features: tuple[int, ...], masks: Tensor, dtype: torch.dtype, kernel: int,
+           groups: int, scale: int) -> _Shape:
+    n, c, h, w = features
+    require(kernel > 0 and kernel % 2 == 1, name, f'kernel_size must be odd, got {kernel}')
+    require(scale > 0, name, f'scale_factor must be positive, got {scale}')
+    require(groups > 0 and c % groups == 0, name,
+            f'{c} channels are not divisible by group_size {groups}')
+    require_shape(name, 'masks', masks, (n, kernel * kernel * groups, h * scale, w * scale))
+    require_dtype(name, 'masks', masks, (dtype,))
+    return _Shape(n, c, h, w, kernel, groups, scale)
+
+
+def _runs(shape: _Shape, *owned: Tensor) -> Iterator[tuple[int, int, int]]:
+    """Image and rows of source pixels to work on together."""
+    bags = shape.width * shape.scale ** 2 * shape.groups
+    # a bag holds its channels besides its taps
+    taps = bags * (shape.kernel ** 2 + shape.channels // shape.groups * 4 // gather.TAP_BYTES)
+    step = max(1, gather.tap_budget(*owned) // max(1, taps))
+    for image in range(shape.images):
+        for a in range(0, shape.height, step):
+            yield image, a, min(a + step, shape.height)
+
+
+def _index(shape: _Shape, image: int, a: int, b: int, device: torch.device) -> Tensor:
+    """Rows (bags, kernel ** 2); a bag is an output row, an output column and a group."""
+    def reach(first: int, last: int, size: int) -> tuple[Tensor, Tensor]:
+        at = torch.arange(first * shape.scale, last * shape.scale, device=device)
+        around = torch.arange(shape.kernel, device=device) - (shape.kernel - 1) // 2
+        at = torch.div(at, shape.scale, rounding_mode='floor')[:, None] + around
+        return at, (at >= 0) & (at < size)
+
+    (y, y_in), (x, x_in) = reach(a, b, shape.height), reach(0, shape.width, shape.width)
+    # (rows, columns, groups, kernel rows, kernel columns)
+    pixel = (image * shape.height + y)[:, None, None, :, None] * shape.width + x[:, None, None, :]
+    inside = y_in[:, None, None, :, None] & x_in[:, None, None, :]
+    group = torch.arange(shape.groups, device=device)[:, None, None]
+    nowhere = shape.images * shape.height * shape.width * shape.groups
+    row = torch.where(inside, pixel * shape.groups + group, nowhere)
+    return row.view(-1, shape.kernel ** 2).to(torch.int32)
+
+
+def _weights(shape: _Shape, masks: Tensor, image: int, a: int, b: int) -> Tensor:
+    """Masks in the order of :func:`_index`."""
+    part = masks[image, :, a * shape.scale:b * shape.scale].to(gather.COMPUTE[masks.dtype])
+    return part.flatten(1).t().reshape(-1, shape.kernel ** 2)
+
+
+def _forward(shape: _Shape, rows: Tensor, masks: Tensor, output: Tensor) -> None:
+    if output.numel() == 0:
+        return
+    rows = rows.view(-1, shape.channels // shape.groups)
+    for image, a, b in _runs(shape, rows, masks, output):
+        index = _index(shape, image, a, b, rows.device)
+        result = gather.read(rows, index, _weights(shape, masks, image, a, b))
+        # rows of an image lie behind each other, so this is a view
+        part = output[image, :, a * shape.scale:b * shape.scale].flatten(1)
+        part.copy_(result.view(-1, shape.channels).t())
+
+
+def _backward(shape: _Shape, rows: Tensor, masks: Tensor, grad_output: Tensor,
+              grad_features: Tensor, grad_masks: Tensor) -> None:
+    """Write both gradients."""
+    if grad_output.numel() == 0:
+        grad_features.zero_()
+        grad_masks.zero_()
+        return
+    rows = rows.view(-1, shape.channels // shape.groups)
+    total = torch.zeros_like(rows[:shape.images * shape.height * shape.width * shape.groups])
+    for image, a, b in _runs(shape, rows, masks, grad_output):
+        index = _index(shape, image, a, b, rows.device)
+        part = slice(a * shape.scale, b * shape.scale)
+        grad = grad_output[image, :, part].to(rows.dtype).flatten(1).t().reshape(-1, rows.shape[1])
+        gather.spread_onto(total, grad, index, _weights(shape, masks, image, a, b))
+        by_mask = gather.dots(grad, rows, index).view(-1, masks.shape[1]).t()
+        grad_masks[image, :, part] = by_mask.reshape(grad_masks[image, :, part].shape).to(
+            grad_masks.dtype)
+    grad_features.zero_()
+    gather.add_rows(grad_features, total.view(-1, shape.channels))
+
+
+def _check_features(name: str, features: Tensor) -> None:
+    require_shape(name, 'features', features, (None,) * 4)
+    require_dtype(name, 'features', features)
+
+
+def carafe_forward(features: Tensor, masks: Tensor, rfeatures: Tensor, routput: Tensor,
+                   rmasks: Tensor, output: Tensor, kernel_size: int, group_size: int,
+                   scale_factor: int) -> None:
+    """Fill ``output`` (N, C, H * scale_factor, W * scale_factor) from ``features`` (N, C, H, W).
+
+    Args:
+        masks: (N, kernel_size ** 2 * group_size, H * scale_factor, W * scale_factor).
+        rfeatures: gets the features with channels last, for :func:`carafe_backward`.
+        routput, rmasks: buffers of mmcv's kernel, not used.
+
+    Raises:
+        RuntimeError: shapes or dtypes that do not fit.
+    """
+    _check_features('carafe', features)
+    shape = _check('carafe', features.shape, masks, features.dtype, kernel_size, group_size,
+                   scale_factor)
+    rows = gather.rows_of(features)
+    rfeatures.resize_((shape.images, shape.height, shape.width, shape.channels))
+    rfeatures.copy_(rows[:-1].view(rfeatures.shape))
+    _forward(shape, rows, masks, output)
+
+
+def carafe_backward(top_grad: Tensor, rfeatures: Tensor, masks: Tensor, rtop_grad: Tensor,
+                    rbottom_grad_hs: Tensor, rbottom_grad: Tensor, rmask_grad: Tensor,
+                    bottom_grad: Tensor, mask_grad: Tensor, kernel_size: int, group_size: int,
+                    scale_factor: int) -> None:
+    """Write the gradients of :func:`carafe_forward` to ``bottom_grad`` and ``mask_grad``.
+
+    ``rfeatures`` is what the forward left there; the other tensors that begin with r are buffers
+    of mmcv's kernel, not used.
+    """
+    shape = _check('carafe', bottom_grad.shape, masks, top_grad.dtype, kernel_size, group_size,
+                   scale_factor)
+    require_shape('carafe', 'rfeatures', rfeatures,
+                  (shape.images, shape.height, shape.width, shape.channels))
+    rows = gather.rows_of(rfeatures.permute(0, 3, 1, 2))
+    _backward(shape, rows, masks, top_grad, bottom_grad, mask_grad)
+
+
+def carafe_naive_forward(features: Tensor, masks: Tensor, output: Tensor, kernel_size: int,
+                         group_size: int, scale_factor: int) -> None:
+    """:func:`carafe_forward` without buffers."""
+    _check_features('carafe_naive', features)
+    shape = _check('carafe_naive', features.shape, masks, features.dtype, kernel_size, group_size,
+                   scale_factor)
+    _forward(shape, gather.rows_of(features), masks, output)
+
+
+def carafe_naive_backward(top_grad: Tensor, features: Tensor, masks: Tensor, bottom_grad: Tensor,
+                          mask_grad: Tensor, kernel_size: int, group_size: int,
+                          scale_factor: int) -> None:
+    """Write the gradients of :func:`carafe_naive_forward` to ``bottom_grad`` and ``mask_grad``."""
+    _check_features('carafe_naive', features)
+    shape = _check('carafe_naive', features.shape, masks, features.dtype, kernel_size, group_size,
+                   scale_factor)
+    _backward(shape, gather.rows_of(features), masks, top_grad, bottom_grad, mask_grad)

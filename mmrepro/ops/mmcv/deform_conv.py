@@ -1,0 +1,347 @@
+"""Deformable convolution, with masks (DCNv2) and without (DCNv1).
+
+Signatures: ``mmcv/ops/deform_conv.py`` and ``modulated_deform_conv.py``; formulas:
+``deform_conv_cuda_kernel.cuh`` and ``modulated_deform_conv_cuda_kernel.cuh`` (mmcv 2.1.0).
+
+A run of output pixels at a time: their samples are read as columns, (pixels, kernel * channels),
+channels last, and multiplied with the weights. The columns of a whole image are never held, so
+``im2col_step`` has nothing to bound; it is checked and not used.
+
+On the way back a run of pixels touches a band of the input, and its gradient is added to that band,
+run after run. The length of a run is a constant per device (:data:`COLUMNS`), so it is part of the
+order of the sums and never changes with threads or free memory.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import gather, sampling
+from ..contract import describe, require, require_dtype, require_shape
+
+__all__ = ['deform_conv_backward_input', 'deform_conv_backward_parameters', 'deform_conv_forward',
+           'modulated_deform_conv_backward', 'modulated_deform_conv_forward']
+
+# Elements of the columns of a run: small enough for a CPU's cache, large enough to feed a GPU.
+COLUMNS = {'cpu': 1 << 20, 'cuda': 1 << 25}
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """A batched product in the dtype of its factors, inside of autocast too."""
+    with torch.autocast(a.device.type, enabled=False):
+        return torch.matmul(a, b)
+
+
+class _Shape(NamedTuple):
+    """What the kernel looks like; pairs are (vertical, horizontal)."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    deform_groups: int
+
+    @property
+    def taps(self) -> int:
+        return self.kernel[0] * self.kernel[1]
+
+    def output(self, height: int, width: int) -> tuple[int, int]:
+        return tuple((size + 2 * pad - (dilation * (kernel - 1) + 1)) // stride + 1
+                     for size, pad, dilation, kernel, stride in zip(
+                         (height, width), self.padding, self.dilation, self.kernel, self.stride))
+
+
+class _Job:
+    """One call: the tensors in the layout that the runs want.
+
+    Attributes:
+        rows: (N * H * W + 1) * deform_groups rows of the input, channels of one group each.
+        offsets: (N, pixels, taps, deform_groups, 2), y before x. masks: without the last axis,
+            or None.
+        weight: (groups, out channels per group, taps * channels per group).
+    """
+
+    def __init__(self, name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tensor,
+                 mask: Tensor | None) -> None:
+        self.shape, self.input_shape = shape, input.shape
+        self.out = _check(name, shape, input, weight, offset, mask)
+        self.pixels = self.out[0] * self.out[1]
+        self.dtype = gather.compute_dtype(input)
+        # Tensor cores want the low precision that came in; everything else is summed in more.
+        self.product = input.dtype if input.is_cuda else self.dtype
+        n, c, h, w = input.shape
+        self.rows = gather.rows_of(input).view(-1, c // shape.deform_groups)
+        self.nowhere = n * h * w * shape.deform_groups
+        self.offsets = self._by_pixel(offset, 2)
+        self.masks = None if mask is None else self._by_pixel(mask, 1).squeeze(-1)
+        self.weight = weight.reshape(shape.groups, -1, c // shape.groups, shape.taps).transpose(
+            2, 3).reshape(shape.groups, -1, shape.taps * (c // shape.groups)).to(self.product)
+
+    def _by_pixel(self, tensor: Tensor, parts: int) -> Tensor:
+        n, channels = tensor.shape[:2]
+        # more pixels than the output has: the kernel reads the front of an image's memory
+        front = tensor.flatten(1)[:, :channels * self.pixels]
+        rows = front.view(n, channels, self.pixels).transpose(1, 2).to(self.dtype)
+        rows = rows.reshape(n, self.pixels, self.shape.deform_groups, self.shape.taps, parts)
+        return rows.transpose(2, 3)
+
+    def runs(self) -> Iterator[tuple[int, slice]]:
+        """Image and pixels of every run."""
+        columns = COLUMNS['cpu' if self.rows.device.type == 'cpu' else 'cuda']
+        step = max(1, columns // (self.shape.taps * self.input_shape[1]))
+        for image in range(self.input_shape[0]):
+            for start in range(0, self.pixels, step):
+                yield image, slice(start, min(start + step, self.pixels))
+
+    def samples(self, image: int, part: slice) -> tuple[Tensor, sampling.Corners]:
+        """Rows (P * taps * deform_groups, 4) and corners (P, taps, deform_groups, 4) of a run."""
+        device = self.rows.device
+        kernel = self.shape.kernel
+        _, _, height, width = self.input_shape
+        pixel = torch.arange(part.start, part.stop, device=device)
+        tap = torch.arange(self.shape.taps, device=device)
+        at = (torch.div(pixel, self.out[1], rounding_mode='floor'), pixel % self.out[1])
+        step = (torch.div(tap, kernel[1], rounding_mode='floor'), tap % kernel[1])
+        corner = [a[:, None] * stride - pad + s * dilation for a, s, stride, pad, dilation in zip(
+            at, step, self.shape.stride, self.shape.padding, self.shape.dilation)]
+        offset = self.offsets[image, part]
+        y = corner[0][:, :, None] + offset[..., 0]
+        x = corner[1][:, :, None] + offset[..., 1]
+        corners = sampling.padded_corners(y, x, height, width)
+        group = torch.arange(self.shape.deform_groups, dtype=torch.int32, device=device)
+        row = (corners.row + image * (height * width)) * self.shape.deform_groups + group[:, None]
+        row = torch.where(corners.live, row, self.nowhere).view(-1, 4)
+        return row, corners
+
+    def weigh(self, image: int, part: slice, weight: Tensor) -> Tensor:
+        """Weights of corners, times the mask: (P * taps * deform_groups, 4)."""
+        if self.masks is not None:
+            weight = weight * self.masks[image, part].unsqueeze(-1)
+        return weight.reshape(-1, 4)
+
+    def columns(self, row: Tensor, weight: Tensor, pixels: int) -> Tensor:
+        """(groups, pixels, taps * channels per group), ready for a product."""
+        read = gather.read(self.rows, row, weight)
+        return self._by_group(read, pixels).to(self.product)
+
+    def _by_group(self, rows: Tensor, pixels: int) -> Tensor:
+        groups = self.shape.groups
+        if groups == 1:
+            return rows.view(1, pixels, -1)
+        rows = rows.view(pixels, self.shape.taps, groups, -1)
+        return rows.permute(2, 0, 1, 3).reshape(groups, pixels, -1)
+
+    def by_group(self, grad_output: Tensor, image: int, part: slice) -> Tensor:
+        """(groups, out channels per group, P) of a (N, C, H, W) gradient."""
+        flat = grad_output[image].reshape(self.shape.groups, -1, self.pixels)
+        return flat[:, :, part].to(self.product)
+
+    def column_gradients(self, grad: Tensor) -> Tensor:
+        """Gradient of the columns as rows, (P * taps * deform_groups, D)."""
+        pixels = grad.shape[2]
+        columns = _product(grad.transpose(1, 2), self.weight).to(self.dtype)
+        columns = columns.view(self.shape.groups, pixels, self.shape.taps, -1)
+        return columns.permute(1, 2, 0, 3).reshape(-1, self.rows.shape[1])
+
+    def weight_gradient(self, grad_weight: Tensor, total: Tensor, scale: float = 1.) -> None:
+        """Add (groups, out channels per group, taps * channels per group) to ``grad_weight``."""
+        shape = self.shape
+        total = total.view(shape.groups, total.shape[1], shape.taps, -1).transpose(2, 3)
+        grad_weight += (total.reshape(grad_weight.shape) * scale).to(grad_weight.dtype)
+
+    def input_gradient(self, grad_input: Tensor, total: Tensor) -> None:
+        gather.add_rows(grad_input, total.view(-1, self.input_shape[1]))
+
+
+def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tensor,
+           mask: Tensor | None) -> tuple[int, int]:
+    """The size of the output, after the checks of mmcv's ``deform_conv_shape_check``."""
+    require_shape(name, 'input', input, (None,) * 4)
+    require_dtype(name, 'input', input)
+    n, c, h, w = input.shape
+    for what in ('kernel', 'stride', 'dilation'):
+        require(min(getattr(shape, what)) > 0, name,
+                f'{what} must be positive, got {getattr(shape, what)}')
+    require(c % shape.groups == 0 and c % shape.deform_groups == 0, name,
+            f'the {c} channels of input {describe(input)} are not divisible by groups '
+            f'{shape.groups} and deform_groups {shape.deform_groups}')
+    require_shape(name, 'weight', weight, (None, c // shape.groups, *shape.kernel))
+    require(len(weight) % shape.groups == 0, name,
+            f'the {len(weight)} output channels are not divisible by groups {shape.groups}')
+    out = shape.output(h, w)
+    fits = mask is not None or (h >= shape.kernel[0] and w >= shape.kernel[1])
+    require(min(out) > 0 and fits, name,
+            f'input {describe(input)} is smaller than the kernel {shape.kernel}')
+    tensors = [('weight', weight), ('offset', offset)]
+    if mask is None:
+        require_shape(name, 'offset', offset, (n, shape.deform_groups * 2 * shape.taps, *out))
+    else:
+        _require_enough(name, 'offset', offset, (n, shape.deform_groups * 2 * shape.taps, *out))
+        _require_enough(name, 'mask', mask, (n, shape.deform_groups * shape.taps, *out))
+        tensors.append(('mask', mask))
+    for what, tensor in tensors:
+        require_dtype(name, what, tensor, (input.dtype,))
+    return out
+
+
+def _require_enough(name: str, what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse fewer pixels than the output has, not more.
+
+    DyHead lends the offsets of a level to the next one, at half the size, and mmcv's kernel, which
+    looks at no shape, reads as many as it needs from the front of the memory of each image. Trained
+    weights rely on it.
+    """
+    enough = tensor.dim() == 4 and tensor.shape[:2] == shape[:2] and (
+        tensor.shape[2] * tensor.shape[3] >= shape[2] * shape[3])
+    require(enough, name, f'{what} must have shape {shape}, or more pixels, got {describe(tensor)}')
+
+
+def _forward(job: _Job, output: Tensor, bias: Tensor | None) -> None:
+    for image, part in job.runs():
+        row, corners = job.samples(image, part)
+        columns = job.columns(row, job.weigh(image, part, corners.weight), part.stop - part.start)
+        result = _product(job.weight, columns.transpose(1, 2)).flatten(0, 1)
+        if bias is not None:
+            result = result + bias[:, None].to(result.dtype)
+        output[image].view(len(result), job.pixels)[:, part] = result.to(output.dtype)
+
+
+def _backward(job: _Job, grad_output: Tensor, grad_input: Tensor | None,
+              grad_offset: Tensor | None, grad_mask: Tensor | None, grad_weight: Tensor | None,
+              scale: float = 1.) -> None:
+    """All gradients that are asked for, in one pass over the runs."""
+    total = torch.zeros_like(job.rows[:job.nowhere]) if grad_input is not None else None
+    by_weight = torch.zeros_like(job.weight, dtype=job.dtype)
+    by_offset = torch.zeros_like(job.offsets) if grad_offset is not None else None
+    by_mask = torch.zeros_like(job.masks) if grad_mask is not None else None
+    for image, part in job.runs():
+        row, corners = job.samples(image, part)
+        weight = job.weigh(image, part, corners.weight)
+        grad = job.by_group(grad_output, image, part)
+        if grad_weight is not None:
+            columns = job.columns(row, weight, part.stop - part.start)
+            by_weight += _product(grad, columns).to(job.dtype)
+        if grad_input is None:
+            continue
+        by_column = job.column_gradients(grad)
+        gather.spread_onto(total, by_column, row, weight)
+        dot = gather.dots(by_column, job.rows, row).view(corners.weight.shape)
+        if by_mask is not None:
+            by_mask[image, part] = (corners.weight * dot).sum(-1)
+            dot = dot * job.masks[image, part].unsqueeze(-1)
+        by_offset[image, part] = torch.stack(
+            ((corners.dy * dot).sum(-1), (corners.dx * dot).sum(-1)), -1)
+    if grad_weight is not None:
+        job.weight_gradient(grad_weight, by_weight, scale)
+    if grad_input is not None:
+        job.input_gradient(grad_input, total)
+        _write_by_channel(by_offset, grad_offset)
+    if grad_mask is not None:
+        _write_by_channel(by_mask.unsqueeze(-1), grad_mask)
+
+
+def _write_by_channel(rows: Tensor, target: Tensor) -> None:
+    """Write (N, pixels, taps, deform_groups, parts) in the layout of offsets and masks."""
+    n, pixels = rows.shape[:2]
+    channels, height, width = target.shape[1:]
+    rows = rows.transpose(2, 3).reshape(n, pixels, channels).transpose(1, 2)
+    if pixels < height * width:  # see _require_enough
+        whole = rows.new_zeros(n, channels * height * width)
+        whole[:, :channels * pixels] = rows.reshape(n, channels * pixels)
+        rows = whole
+    target.copy_(rows.reshape(target.shape))
+
+
+def deform_conv_forward(input: Tensor, weight: Tensor, offset: Tensor, output: Tensor,
+                        columns: Tensor, ones: Tensor, kW: int, kH: int, dW: int, dH: int,
+                        padW: int, padH: int, dilationW: int, dilationH: int, group: int,
+                        deformable_group: int, im2col_step: int) -> None:
+    """Convolve at shifted places: fill ``output`` (N, C_out, H_out, W_out).
+
+    Args:
+        input: (N, C, H, W). weight: (C_out, C / group, kH, kW).
+        offset: (N, deformable_group * 2 * kH * kW, H_out, W_out); y before x for every tap.
+        columns, ones: buffers of mmcv's kernels, not used.
+        dW, dH: strides. im2col_step: has to divide the batch.
+
+    Raises:
+        RuntimeError: shapes or dtypes that do not fit.
+    """
+    _check_step(input, im2col_step)
+    shape = _Shape((kH, kW), (dH, dW), (padH, padW), (dilationH, dilationW), group,
+                   deformable_group)
+    _forward(_Job('deform_conv', shape, input, weight, offset, None), output, None)
+
+
+def deform_conv_backward_input(input: Tensor, offset: Tensor, gradOutput: Tensor,
+                               gradInput: Tensor, gradOffset: Tensor, weight: Tensor,
+                               columns: Tensor, kW: int, kH: int, dW: int, dH: int, padW: int,
+                               padH: int, dilationW: int, dilationH: int, group: int,
+                               deformable_group: int, im2col_step: int) -> None:
+    """Add the gradient of the input to ``gradInput`` and write that of the offsets."""
+    _check_step(input, im2col_step)
+    shape = _Shape((kH, kW), (dH, dW), (padH, padW), (dilationH, dilationW), group,
+                   deformable_group)
+    job = _Job('deform_conv', shape, input, weight, offset, None)
+    require_shape('deform_conv', 'gradOutput', gradOutput, (len(input), len(weight), *job.out))
+    _backward(job, gradOutput, gradInput, gradOffset, None, None)
+
+
+def deform_conv_backward_parameters(input: Tensor, offset: Tensor, gradOutput: Tensor,
+                                    gradWeight: Tensor, columns: Tensor, ones: Tensor, kW: int,
+                                    kH: int, dW: int, dH: int, padW: int, padH: int,
+                                    dilationW: int, dilationH: int, group: int,
+                                    deformable_group: int, scale: float,
+                                    im2col_step: int) -> None:
+    """Add ``scale`` times the gradient of the weights to ``gradWeight``."""
+    _check_step(input, im2col_step)
+    shape = _Shape((kH, kW), (dH, dW), (padH, padW), (dilationH, dilationW), group,
+                   deformable_group)
+    job = _Job('deform_conv', shape, input, gradWeight, offset, None)
+    require_shape('deform_conv', 'gradOutput', gradOutput,
+                  (len(input), len(gradWeight), *job.out))
+    _backward(job, gradOutput, None, None, None, gradWeight, scale)
+
+
+def _check_step(input: Tensor, im2col_step: int) -> None:
+    require(im2col_step > 0 and len(input) % im2col_step == 0, 'deform_conv',
+            f'batch {len(input)} is not divisible by im2col_step {im2col_step}')
+
+
+def modulated_deform_conv_forward(input: Tensor, weight: Tensor, bias: Tensor, ones: Tensor,
+                                  offset: Tensor, mask: Tensor, output: Tensor, columns: Tensor,
+                                  kernel_h: int, kernel_w: int, stride_h: int, stride_w: int,
+                                  pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
+                                  group: int, deformable_group: int, with_bias: bool) -> None:
+    """:func:`deform_conv_forward` with samples multiplied by ``mask``, and a bias.
+
+    Args:
+        mask: (N, deformable_group * kernel_h * kernel_w, H_out, W_out).
+        bias: (C_out,), read if ``with_bias``.
+    """
+    shape = _Shape((kernel_h, kernel_w), (stride_h, stride_w), (pad_h, pad_w),
+                   (dilation_h, dilation_w), group, deformable_group)
+    job = _Job('modulated_deform_conv', shape, input, weight, offset, mask)
+    _forward(job, output, bias if with_bias else None)
+
+
+def modulated_deform_conv_backward(input: Tensor, weight: Tensor, bias: Tensor, ones: Tensor,
+                                   offset: Tensor, mask: Tensor, columns: Tensor,
+                                   grad_input: Tensor, grad_weight: Tensor, grad_bias: Tensor,
+                                   grad_offset: Tensor, grad_mask: Tensor, grad_output: Tensor,
+                                   kernel_h: int, kernel_w: int, stride_h: int, stride_w: int,
+                                   pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
+                                   group: int, deformable_group: int, with_bias: bool) -> None:
+    """Add the gradients of input, weight and bias; write those of offset and mask."""
+    shape = _Shape((kernel_h, kernel_w), (stride_h, stride_w), (pad_h, pad_w),
+                   (dilation_h, dilation_w), group, deformable_group)
+    job = _Job('modulated_deform_conv', shape, input, weight, offset, mask)
+    require_shape('modulated_deform_conv', 'grad_output', grad_output,
+                  (len(input), len(weight), *job.out))
+    _backward(job, grad_output, grad_input, grad_offset, grad_mask, grad_weight)
+    if with_bias:
+        grad_bias += grad_output.sum((0, 2, 3), dtype=job.dtype).to(grad_bias.dtype)

@@ -1,0 +1,186 @@
+"""Multi-scale deformable attention: weighted bilinear samples of several maps per query and head.
+
+Signature: ``mmcv/ops/multi_scale_deform_attn.py``; formula: ``ms_deform_attn_cuda_kernel.cuh``
+(mmcv 2.1.0) with the zero-padding rule. mmcv calls this on CUDA only and samples with
+``grid_sample`` on the CPU; these functions do not care where the tensors are.
+
+One image and a few heads at a time: their rows of ``value`` are disjoint, so the transpose of one
+group is complete before the next begins, the taps of all are never held together, and the size of
+a group does not show in the bits.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import gather, sampling
+from ..contract import describe, require, require_dtype, require_shape
+
+__all__ = ['check', 'groups', 'ms_deform_attn_backward', 'ms_deform_attn_forward']
+
+
+class _Levels(NamedTuple):
+    """Sizes and first key of every level, shaped to broadcast over (Q, G, L, P)."""
+
+    height: Tensor
+    width: Tensor
+    start: Tensor
+    keys: int
+
+
+def check(value: Tensor, shapes: Tensor, starts: Tensor, locations: Tensor,
+           weights: Tensor, im2col_step: int) -> _Levels:
+    """The levels, after the checks of shapes and dtypes that mmcv's kernels lack."""
+    name = 'ms_deform_attn'
+    require_shape(name, 'value', value, (None,) * 4)
+    require_shape(name, 'value_spatial_shapes', shapes, (None, 2))
+    (b, keys, heads, _), levels = value.shape, len(shapes)
+    require_shape(name, 'value_level_start_index', starts, (levels,))
+    require_shape(name, 'sampling_locations', locations, (b, None, heads, levels, None, 2))
+    require_shape(name, 'attention_weights', weights, locations.shape[:5])
+    require_dtype(name, 'value', value)
+    require_dtype(name, 'sampling_locations', locations, (value.dtype,))
+    require_dtype(name, 'attention_weights', weights, (value.dtype,))
+    step = min(b, im2col_step)
+    require(not b or (step > 0 and b % step == 0), name,
+            f'batch {b} is not divisible by im2col_step {im2col_step}')
+    sizes = torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
+    for h, w, first in sizes:
+        require(first >= 0 and first + h * w <= keys, name,
+                f'a level of {h} x {w} that starts at key {first} does not fit value '
+                f'{describe(value)}')
+    table = torch.tensor(sizes, dtype=torch.int32).view(-1, 3).to(value.device)
+    h, w, first = (column.view(1, 1, -1, 1) for column in table.unbind(1))
+    return _Levels(h, w, first, keys)
+
+
+def _corners(locations: Tensor, levels: _Levels) -> tuple[Tensor, sampling.Corners]:
+    """Taps of G heads: rows (Q * G, L * P * 4) of :func:`_rows`, and corners (Q, G, L, P, 4)."""
+    # mmcv: loc * size - 0.5, in that order of rounding.
+    y = locations[..., 1] * levels.height - 0.5
+    x = locations[..., 0] * levels.width - 0.5
+    corners = sampling.padded_corners(y, x, levels.height, levels.width)
+    heads = y.shape[1]
+    head = torch.arange(heads, dtype=torch.int32, device=y.device).view(1, -1, 1, 1, 1)
+    row = (corners.row + levels.start.unsqueeze(-1)) * heads + head
+    row = torch.where(corners.live, row, levels.keys * heads)
+    return row.view(len(y) * heads, -1), corners
+
+
+def _rows(value: Tensor) -> Tensor:
+    """(keys, G, D) as (keys * G + 1, D) rows in compute precision; the last is zero."""
+    keys, heads, depth = value.shape
+    rows = value.new_empty((keys * heads + 1, depth), dtype=gather.compute_dtype(value))
+    rows[:-1].view(value.shape).copy_(value)
+    rows[-1].zero_()
+    return rows
+
+
+def groups(batch: int, queries: int, heads: int, taps: int,
+            budget: int) -> Iterator[tuple[int, slice]]:
+    """Images and heads to work on together; ``taps`` is of one query and head."""
+    size = max(1, min(heads, budget // max(1, queries * taps)))
+    for image in range(batch):
+        for head in range(0, heads, size):
+            yield image, slice(head, min(head + size, heads))
+
+
+def _parts(queries: int, taps: int, budget: int) -> Iterator[slice]:
+    """Queries whose taps are made together; ``taps`` is of one query of a group."""
+    size = max(1, budget // max(1, taps))
+    for query in range(0, queries, size):
+        yield slice(query, min(query + size, queries))
+
+
+def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
+                           value_level_start_index: Tensor, sampling_locations: Tensor,
+                           attention_weights: Tensor, im2col_step: int) -> Tensor:
+    """Attend.
+
+    Args:
+        value: (B, keys, heads, D), the maps of all levels, flattened and one after another.
+        value_spatial_shapes: (L, 2) int64, height and width of each level.
+        value_level_start_index: (L,) int64, the first key of each level.
+        sampling_locations: (B, Q, heads, L, P, 2), x and y from 0 to 1 over the level.
+        attention_weights: (B, Q, heads, L, P).
+        im2col_step: images that mmcv works on at once; has to divide the batch, and is not used.
+
+    Returns:
+        (B, Q, heads * D).
+
+    Raises:
+        RuntimeError: shapes or dtypes that do not fit.
+    """
+    levels = check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
+                    attention_weights, im2col_step)
+    b, _, heads, depth = value.shape
+    queries, taps = sampling_locations.shape[1], attention_weights.shape[3:].numel() * 4
+    output = value.new_zeros((b, queries, heads, depth))
+    if output.numel() == 0:
+        return output.view(b, queries, heads * depth)
+    dtype, budget = gather.compute_dtype(value), gather.chunk_taps(value.device)
+    for image, group in groups(b, queries, heads, taps, budget):
+        rows = _rows(value[image, :, group])
+        for part in _parts(queries, taps * (group.stop - group.start), budget):
+            row, corners = _corners(sampling_locations[image, part, group].to(dtype), levels)
+            attention = attention_weights[image, part, group].to(dtype)
+            weight = (corners.weight * attention.unsqueeze(-1)).view(row.shape)
+            result = gather.read(rows, row, weight).view(-1, group.stop - group.start, depth)
+            output[image, part, group] = result.to(value.dtype)
+    return output.view(b, queries, heads * depth)
+
+
+def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
+                            value_level_start_index: Tensor, sampling_locations: Tensor,
+                            attention_weights: Tensor, grad_output: Tensor, grad_value: Tensor,
+                            grad_sampling_loc: Tensor, grad_attn_weight: Tensor,
+                            im2col_step: int) -> None:
+    """The gradients of :func:`ms_deform_attn_forward`, added to the last three tensors.
+
+    Args:
+        grad_output: (B, Q, heads * D).
+        grad_value, grad_sampling_loc, grad_attn_weight: zeros of the shapes of value,
+            sampling_locations and attention_weights.
+    """
+    levels = check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
+                    attention_weights, im2col_step)
+    b, keys, heads, depth = value.shape
+    queries, taps = sampling_locations.shape[1], attention_weights.shape[3:].numel() * 4
+    require_shape('ms_deform_attn', 'grad_output', grad_output, (b, queries, heads * depth))
+    if grad_output.numel() == 0 or value.numel() == 0:
+        return
+    grads = grad_output.reshape(b, queries, heads, depth)
+    for image, group in groups(b, queries, heads, taps, gather.chunk_taps(value.device)):
+        rows = _rows(value[image, :, group])
+        grad = grads[image, :, group].to(rows.dtype).reshape(-1, depth)
+        row, weight = _sample_gradients(
+            rows, grad, levels, sampling_locations[image, :, group],
+            attention_weights[image, :, group], grad_sampling_loc[image, :, group],
+            grad_attn_weight[image, :, group])
+        part = gather.spread(grad, row, weight, len(rows) - 1)
+        grad_value[image, :, group] += part.view(keys, -1, depth).to(value.dtype)
+
+
+def _sample_gradients(rows: Tensor, grad: Tensor, levels: _Levels, locations: Tensor,
+                      attention: Tensor, grad_locations: Tensor,
+                      grad_attention: Tensor) -> tuple[Tensor, Tensor]:
+    """Write the gradients of where and how much; return all taps of this image and group."""
+    heads = locations.shape[1]
+    taps = attention.shape[2:].numel() * 4
+    all_rows = torch.empty((len(grad), taps), dtype=torch.int32, device=grad.device)
+    all_weights = rows.new_empty((len(grad), taps))
+    for part in _parts(len(locations), heads * taps, gather.chunk_taps(rows.device)):
+        bags = slice(part.start * heads, part.stop * heads)
+        row, corners = _corners(locations[part].to(rows.dtype), levels)
+        share = attention[part].to(rows.dtype)
+        dot = gather.dots(grad[bags], rows, row).view(corners.weight.shape)
+        grad_attention[part] += (corners.weight * dot).sum(-1).to(grad_attention.dtype)
+        slope = torch.stack(((corners.dx * dot).sum(-1) * share * levels.width,
+                             (corners.dy * dot).sum(-1) * share * levels.height), -1)
+        grad_locations[part] += slope.to(grad_locations.dtype)
+        all_rows[bags] = row
+        all_weights[bags] = (corners.weight * share.unsqueeze(-1)).view(row.shape)
+    return all_rows, all_weights

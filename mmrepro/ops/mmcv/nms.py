@@ -1,0 +1,139 @@
+"""Non-maximum suppression: nms, nms_rotated, nms_quadri, nms_match, softnms.
+
+Semantics are mmcv 2.1.0's CPU kernels (csrc/pytorch/cpu/nms*.cpp), on every device: the overlap is
+``inter / (area_a + area_b - inter)`` in float32, so CPU and CUDA keep the same boxes. (mmcv's CUDA
+kernel compares ``inter > threshold * union``, which can differ in the last bit.) Equal scores are
+broken by lower index, NaN scores come first, and a NaN box neither drops a box nor is dropped.
+"""
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..contract import describe, require, require_dtype, require_shape
+from .box_iou import QUADRI, ROTATED, Shape, overlap_matrix
+from .greedy_nms import greedy, rank
+from .overlaps import BLOCK, FEW, columns, dense_conflicts, keep_cpu, keep_few
+from .soft_nms import softnms
+
+__all__ = ['nms', 'nms_match', 'nms_quadri', 'nms_rotated', 'softnms']
+
+# mmcv's rotated kernels drop a box at the threshold on a CPU and only above it on CUDA. With a
+# threshold of 0 that is everything against what touches, so each device keeps its own.
+_REACHES = {'cpu': torch.ge, 'cuda': torch.gt}
+
+
+def check(operator: str, boxes: Tensor, scores: Tensor, width: int) -> None:
+    require_shape(operator, 'boxes', boxes, (None, width))
+    require_dtype(operator, 'boxes', boxes, (torch.float32,))
+    if scores.shape != boxes.shape[:1]:
+        require(False, operator,
+                f'one score per box: boxes {describe(boxes)}, scores {describe(scores)}')
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
+    """Indices of the boxes that no better box overlaps by more than ``iou_threshold``.
+
+    Args:
+        boxes: (N, 4) float32, x1 y1 x2 y2.
+        scores: (N,).
+        iou_threshold: overlaps above it (not equal to it) drop the lower score.
+        offset: 0 or 1; widths and heights are ``x2 - x1 + offset``.
+
+    Returns:
+        (K,) int64, best score first.
+
+    Raises:
+        RuntimeError: shapes do not match, or the boxes are not float32.
+    """
+    if boxes.numel() == 0:
+        return torch.empty(0, dtype=torch.long, device=boxes.device)
+    check('nms', boxes, scores, 4)
+    threshold = float(np.float32(iou_threshold))
+    if len(boxes) <= FEW and not boxes.is_cuda and scores.dtype == torch.float32:
+        kept = keep_few(boxes.detach().numpy(), scores.detach().numpy(), threshold, offset)
+        if kept is not None:
+            return torch.from_numpy(kept)
+    order = rank(scores)
+    cols = columns(boxes.detach()[order], offset)
+    if cols.is_cuda:
+        kept = greedy(len(order), dense_conflicts(cols, threshold, offset), cols.device,
+                      BLOCK['cuda'])
+    else:
+        kept = keep_cpu(cols, threshold, offset)
+    return order[kept]
+
+
+def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
+    """Groups of boxes: one that stays, then those that it drops, in the order of their scores.
+
+    Args:
+        dets: (N, 5) float32, x1 y1 x2 y2 score.
+        iou_threshold: overlaps of at least this drop the lower score.
+
+    Raises:
+        RuntimeError: the shape or the dtype is another.
+    """
+    require_shape('nms_match', 'dets', dets, (None, 5))
+    require_dtype('nms_match', 'dets', dets, (torch.float32,))
+    dets = dets.detach().cpu()
+    order = rank(dets[:, 4])
+    cols = columns(dets[order, :4], 0)
+    conflicts = dense_conflicts(cols, float(np.float32(iou_threshold)), 0, equal=True)
+    owner = torch.arange(len(dets))
+    kept = greedy(len(dets), conflicts, cols.device, BLOCK['cpu'], owner)
+    groups: dict[int, list[int]] = {keeper: [] for keeper in kept.tolist()}
+    for keeper, index in zip(owner.tolist(), order.tolist()):
+        groups[keeper].append(index)
+    return list(groups.values())
+
+
+def _nms_shape(operator: str, shape: Shape, dets: Tensor, scores: Tensor,
+               iou_threshold: float) -> Tensor:
+    """Greedy suppression of rotated boxes or quadrilaterals; a label column plays no part."""
+    if dets.numel() == 0:
+        return torch.empty(0, dtype=torch.long, device=dets.device)
+    width = shape.width
+    require(dets.dim() == 2 and dets.shape[1] in (width, width + 1), operator,
+            f'dets must have shape (N, {width}), or (N, {width + 1}) with labels, '
+            f'got {describe(dets)}')
+    require_dtype(operator, 'dets', dets, (torch.float32, torch.float64) if not dets.is_cuda else
+                  (torch.float32, torch.float64, torch.float16))
+    require(scores.shape == dets.shape[:1] and scores.dtype == dets.dtype, operator,
+            f'one score per box, of its dtype: dets {describe(dets)}, scores {describe(scores)}')
+    order = rank(scores)
+    boxes = dets.detach()[order, :width].double().T.contiguous()
+    reaches, kind = _REACHES[dets.device.type], dets.device.type
+
+    def conflicts(rows: Tensor, others: Tensor) -> Tensor:
+        pair = (boxes.index_select(1, ranks) for ranks in (rows, others))
+        overlaps = overlap_matrix(shape, *pair, 0)
+        return reaches(overlaps.to(scores.dtype), float(np.float32(iou_threshold)))
+
+    return order[greedy(len(order), conflicts, dets.device, BLOCK[kind])]
+
+
+def nms_rotated(dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor, labels: Tensor,
+                iou_threshold: float, multi_label: int) -> Tensor:
+    """Indices of the rotated boxes that no better box overlaps, best score first.
+
+    As in mmcv, labels do not matter: boxes of different labels suppress each other, on every
+    device. Scores are ranked here, because the ``order`` given breaks ties as the device likes.
+
+    Args:
+        dets: (N, 5), or (N, 6) with labels: centre x, y, width, height, angle in radians.
+        scores: (N,) of the same dtype.
+        order, dets_sorted, labels, multi_label: what mmcv passes; not read.
+        iou_threshold: overlaps of at least this (on CUDA: above it) drop the lower score.
+
+    Raises:
+        RuntimeError: shapes or dtypes do not match.
+    """
+    return _nms_shape('nms_rotated', ROTATED, dets, scores, iou_threshold)
+
+
+def nms_quadri(dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor,
+               iou_threshold: float, multi_label: int) -> Tensor:
+    """As :func:`nms_rotated`, for quadrilaterals (N, 8) or, with labels, (N, 9)."""
+    return _nms_shape('nms_quadri', QUADRI, dets, scores, iou_threshold)

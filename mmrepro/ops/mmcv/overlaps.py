@@ -1,0 +1,238 @@
+"""Which axis-aligned boxes overlap by more than a threshold, without looking at every pair.
+
+The test itself is mmcv's, in float32 (:func:`exceeds`). On a CPU most pairs never reach it:
+boxes of different classes are shifted apart by ``batched_nms``, so they fall into groups that do
+not touch; and within a group, boxes that overlap by more than a threshold start close together.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .greedy_nms import Conflicts, greedy, greedy_pairs, resolve
+
+__all__ = ['BLOCK', 'FEW', 'columns', 'dense_conflicts', 'exceeds', 'keep_cpu',
+           'keep_few', 'overlaps']
+
+# Elements of a temporary matrix, by device: near the L2 cache on a CPU, few launches on CUDA.
+_TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
+
+# Boxes decided at a time, by device: early drops pay on a CPU, synchronisations cost on CUDA.
+BLOCK = {'cpu': 256, 'cuda': 1024}
+
+# A listed pair costs several dense ones; a dense sweep, looking at all pairs of what it keeps.
+_LISTED_SHARE = 0.5
+
+# Up to this many boxes calls cost more than pairs: see keep_few.
+FEW = 256
+
+# A dense sweep has a fixed cost per group that only large groups earn back.
+_DENSE_GROUP = 256
+
+# Never list more pairs than this: 64 MiB of indices.
+_LISTED_LIMIT = 1 << 22
+
+# Rounding moves a float32 overlap of at least _LEAST by less than _SLACK of itself.
+_SLACK = 1e-5
+_LEAST = 0.01
+
+# Below this an area is no longer a normal float32 number, and nothing is known about rounding.
+_TINY_AREA = 1e-30
+
+
+def columns(boxes: Tensor, offset: int) -> Tensor:
+    """Rows x1, y1, x2, y2, area (5, N) of boxes (N, 4); width and height count ``offset`` more."""
+    cols = boxes.new_empty((5, len(boxes)))
+    if not cols.is_cuda:
+        table = cols.numpy()
+        table[:4] = boxes.numpy().T
+        with np.errstate(all='ignore'):
+            size = table[2:4] - table[:2]
+            if offset:
+                size += np.float32(offset)
+            np.multiply(size[0], size[1], out=table[4])
+        return cols
+    cols[:4] = boxes.T
+    size = (cols[2:4] - cols[:2]).add_(offset)
+    torch.mul(size[0], size[1], out=cols[4])
+    return cols
+
+
+def overlaps(a: Tensor, b: Tensor, offset: int) -> Tensor:
+    """Intersection over union of columns (5, ...) in float32, broadcast against each other.
+
+    The order of operations is that of mmcv's CPU kernel, so that equal boxes give equal bits.
+    """
+    other = torch.maximum(a[0], b[0])
+    inter = torch.minimum(a[2], b[2]).sub_(other)
+    height = torch.minimum(a[3], b[3]).sub_(torch.maximum(a[1], b[1], out=other))
+    if offset:
+        inter.add_(offset)
+        height.add_(offset)
+    inter.clamp_(min=0).mul_(height.clamp_(min=0))
+    return inter.div_(torch.add(a[4], b[4], out=other).sub_(inter))
+
+
+def exceeds(a: Tensor, b: Tensor, threshold: float, offset: int, equal: bool = False) -> Tensor:
+    """Whether :func:`overlaps` are above ``threshold`` (or at it, if ``equal``); NaN is not."""
+    overlap = overlaps(a, b, offset)
+    if overlap.is_cuda:
+        return overlap >= threshold if equal else overlap > threshold
+    # numpy turns comparisons of floats into booleans six times faster than torch does
+    compare = np.greater_equal if equal else np.greater
+    return torch.from_numpy(compare(overlap.numpy(), np.float32(threshold)))
+
+
+def dense_conflicts(cols: Tensor, threshold: float, offset: int,
+                    equal: bool = False) -> Conflicts:
+    """The conflict function of :func:`mmrepro.ops.mmcv.greedy_nms.greedy` over columns (5, N)."""
+    tile = _TILE[cols.device.type]
+
+    def conflicts(rows: Tensor, others: Tensor) -> Tensor:
+        a = cols.index_select(1, rows)[:, :, None]
+        b = cols.index_select(1, others)[:, None]
+        step = max(1, tile // max(1, len(others)))
+        return torch.cat([exceeds(part, b, threshold, offset, equal)
+                          for part in a.split(step, dim=1)])
+
+    return conflicts
+
+
+def _ordinary(cols: np.ndarray) -> bool:
+    """Whether all boxes are finite and none is inside out or too small to reason about."""
+    x1, y1, x2, y2, area = cols
+    return bool(np.isfinite(cols).all() and (x1 <= x2).all() and (y1 <= y2).all()
+                and ((area == 0) | (area > _TINY_AREA)).all())
+
+
+class _ByLeftEdge:
+    """Boxes sorted by their left edge, and for each how many of the next could exceed.
+
+    An overlap above t in the plane needs one above t on each axis, and an interval that starts
+    right of another by more than (1 - t) of that one's length cannot reach it.
+    """
+
+    def __init__(self, cols: np.ndarray, threshold: float, offset: int) -> None:
+        self.ranks = np.argsort(cols[0])
+        x1, self.top, x2, y2 = cols[:4, self.ranks].astype(np.float64)
+        share = 1 - threshold * (1 - _SLACK)
+        self.lowest = self.top + share * (y2 - self.top + offset)
+        ends = np.searchsorted(x1, x1 + share * (x2 - x1 + offset), 'right')
+        self.count = ends - np.arange(1, len(x1) + 1)
+        reach = np.maximum.accumulate(x2 + offset)
+        self.group = np.concatenate([[0], np.cumsum(x1[1:] > reach[:-1])])
+
+    def take_crowded_groups(self) -> list[np.ndarray]:
+        """Remove the groups that are better swept densely; their ranks, ascending."""
+        size = np.bincount(self.group)
+        listed = np.bincount(self.group, weights=self.count)
+        large = size >= _DENSE_GROUP
+        crowded = large & (listed > _LISTED_SHARE * size * size / 2)
+        if listed[~crowded].sum() > _LISTED_LIMIT:
+            crowded = large
+        self.count[crowded[self.group]] = 0
+        ends = np.cumsum(size)
+        return [np.sort(self.ranks[ends[g] - size[g]:ends[g]]) for g in np.flatnonzero(crowded)]
+
+    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Pairs of ranks whose intervals are close on both axes, a bounded number at a time."""
+        ends = np.cumsum(self.count)
+        start, count = 0, len(ends)
+        while start < count:
+            done = ends[start - 1] if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, done + _TILE['cpu'], 'right')))
+            if ends[stop - 1] > done:
+                yield self._pairs(start, stop, ends[start:stop] - done)
+            start = stop
+
+    def _pairs(self, start: int, stop: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        counts = self.count[start:stop]
+        place = np.arange(start, stop)
+        second = np.arange(ends[-1])
+        second += np.repeat(place + 1 - (ends - counts), counts)
+        near = self.top.take(second) <= np.repeat(self.lowest[start:stop], counts)
+        near &= np.repeat(self.top[start:stop], counts) <= self.lowest.take(second)
+        near = np.flatnonzero(near)
+        first = np.repeat(place, counts).take(near)
+        return self.ranks.take(first), self.ranks.take(second.take(near))
+
+
+def keep_few(boxes: np.ndarray, scores: np.ndarray, threshold: float,
+             offset: int) -> np.ndarray | None:
+    """Indices that survive, best first, of few boxes (N, 4): as few calls as can be, all NumPy's.
+
+    Same arithmetic as :func:`overlaps`, on the pairs whose extents along x meet. NaN meets nothing,
+    or counts for nothing if it does. None if a score is NaN or the threshold negative.
+    """
+    order = (-scores).argsort(kind='stable')
+    if threshold < 0 or scores[order[-1]] != scores[order[-1]]:
+        return None
+    by_left = boxes[:, 0].argsort()
+    cols = np.empty((5, len(order)), np.float32)
+    boxes.T.take(by_left, 1, cols[:4], 'clip')
+    place = np.arange(len(order))
+    # twice the offset, because a width is rounded after it is added
+    ends = cols[0].searchsorted(cols[2] + 2 * offset if offset else cols[2], 'right')
+    count = ends - place
+    count -= 1
+    np.maximum(count, 0, out=count)
+    ends -= count.cumsum()
+    first, second = place.repeat(count), ends.repeat(count)
+    second += np.arange(len(first))
+    with np.errstate(all='ignore'):
+        size = cols[2:4] - cols[:2]
+        if offset:
+            size += np.float32(offset)
+        np.multiply(size[0], size[1], out=cols[4])
+        # with x1 and y1 negated, one minimum gives both corners of an intersection
+        np.negative(cols[:2], out=cols[:2])
+        one, other = cols.take(first, 1), cols.take(second, 1)
+        union = one[4] + other[4]
+        meet = np.minimum(one[:4], other[:4], out=one[:4])
+        size = meet[2:]
+        size += meet[:2]
+        if offset:
+            size += np.float32(offset)
+        np.maximum(size, 0, out=size)
+        inter = np.multiply(size[0], size[1], out=size[0])
+        union -= inter
+        inter /= union
+    hit = (inter > np.float32(threshold)).nonzero()[0]
+    if not len(hit):
+        return order
+    rank = np.empty_like(order)
+    rank[order] = place
+    rank = rank.take(by_left)
+    first, second = rank.take(first.take(hit)), rank.take(second.take(hit))
+    kept = greedy_pairs(len(order), np.minimum(first, second), np.maximum(first, second))
+    return order.take(kept)
+
+
+def keep_cpu(cols: Tensor, threshold: float, offset: int) -> Tensor:
+    """Ranks that survive the sweep over columns (5, N) in order of rank, on the CPU."""
+    count = cols.shape[1]
+    if count <= BLOCK['cpu']:
+        return resolve(exceeds(cols[:, :, None], cols[:, None], threshold, offset)).nonzero()[:, 0]
+    if threshold < _LEAST or not _ordinary(cols.numpy()):
+        everything = dense_conflicts(cols, threshold, offset)
+        return greedy(count, everything, cols.device, BLOCK['cpu'])
+    order = _ByLeftEdge(cols.numpy(), threshold, offset)
+    dropped = np.zeros(count, bool)
+    for ranks in order.take_crowded_groups():
+        group = cols.index_select(1, torch.from_numpy(ranks))
+        dropped[ranks] = True
+        stays = greedy(len(ranks), dense_conflicts(group, threshold, offset), cols.device,
+                       BLOCK['cpu'])
+        dropped[ranks[stays.numpy()]] = False
+    first, second = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for a, b in order.chunks():
+        pair = (cols.index_select(1, torch.from_numpy(ranks)) for ranks in (a, b))
+        hit = exceeds(*pair, threshold, offset).numpy()
+        first.append(np.minimum(a[hit], b[hit]))
+        second.append(np.maximum(a[hit], b[hit]))
+    kept = np.zeros(count, bool)
+    kept[greedy_pairs(count, np.concatenate(first), np.concatenate(second))] = True
+    return torch.from_numpy(np.flatnonzero(kept & ~dropped))

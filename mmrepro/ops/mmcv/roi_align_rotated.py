@@ -1,0 +1,246 @@
+"""RoI operators whose boxes are turned or curved, and the alignment of rotated anchors.
+
+Signatures: ``mmcv/ops/roi_align_rotated.py``, ``riroi_align_rotated.py``, ``bezier_align.py`` and
+``rotated_feature_align.py``; formulas: the ``*_cuda_kernel.cuh`` of the same names (mmcv 2.1.0).
+Boxes of negative size are read as on CUDA, not refused as on the CPU.
+"""
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .. import gather, sampling
+from ..contract import require, require_dtype, require_shape
+from .bilinear_mean import Means, Visit, mean_backward, mean_forward
+from .roi_align import check_rois
+
+__all__ = ['bezier_align_backward', 'bezier_align_forward', 'riroi_align_rotated_backward',
+           'riroi_align_rotated_forward', 'roi_align_rotated_backward', 'roi_align_rotated_forward',
+           'rotated_feature_align_backward', 'rotated_feature_align_forward']
+
+
+def _rotated(name: str, feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
+             sampling_ratio: int, offset: float, at_least_one: bool, clockwise: bool) -> Means:
+    """Boxes (K, 6): image index, center x, center y, width, height in pixels, angle in radians."""
+    image = check_rois(name, feature, rois, 6)
+    rois = rois.to(gather.COMPUTE[rois.dtype])
+    box = rois[:, 1:5] * gather.single(scale)
+    center_x, center_y = box[:, 0] - offset, box[:, 1] - offset
+    width, height = box[:, 2], box[:, 3]
+    if at_least_one:
+        width, height = width.clamp(min=1), height.clamp(min=1)
+    theta = -rois[:, 5] if clockwise else rois[:, 5]
+    bin_h, bin_w = height / bins[0], width / bins[1]
+    grid = sampling.grid_of(bin_h, bin_w, sampling_ratio)
+    columns = torch.stack((center_y, center_x, -height / 2, -width / 2, bin_h, bin_w, theta.cos(),
+                           theta.sin(), grid.y.to(bin_h.dtype), grid.x.to(bin_w.dtype)), 1)
+
+    def place(visit: Visit) -> tuple[Tensor, Tensor]:
+        (cy, cx, top, left, step_h, step_w, cos, sin, rows,
+         cols) = columns.index_select(0, visit.roi).unbind(1)
+        y = top + visit.ph * step_h + (visit.iy + 0.5) * step_h / rows
+        x = left + visit.pw * step_w + (visit.ix + 0.5) * step_w / cols
+        return y * cos - x * sin + cy, y * sin + x * cos + cx
+
+    return Means(image, grid, bins, place)
+
+
+def roi_align_rotated_forward(input: Tensor, rois: Tensor, output: Tensor, pooled_height: int,
+                              pooled_width: int, spatial_scale: float, sampling_ratio: int,
+                              aligned: bool, clockwise: bool) -> None:
+    """Fill ``output`` (K, C, pooled_height, pooled_width) from ``input`` (N, C, H, W).
+
+    Args:
+        rois: (K, 6): image index, center x and y, width, height in pixels of the image, angle in
+            radians, counterclockwise unless ``clockwise``.
+        spatial_scale: pixels of the map per pixel of the image.
+        sampling_ratio: samples per bin and axis; 0 or less: one per started pixel.
+        aligned: subtract half a pixel; without it boxes are at least 1 x 1 pixels.
+
+    Raises:
+        RuntimeError: shapes or dtypes that do not fit.
+    """
+    means = _rotated('roi_align_rotated', input, rois, (pooled_height, pooled_width),
+                     spatial_scale, sampling_ratio, 0.5 if aligned else 0., not aligned, clockwise)
+    mean_forward(means, input, output)
+
+
+def roi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Tensor,
+                               pooled_height: int, pooled_width: int, spatial_scale: float,
+                               sampling_ratio: int, aligned: bool, clockwise: bool) -> None:
+    """Add the gradient of :func:`roi_align_rotated_forward` to ``bottom_grad`` (N, C, H, W)."""
+    means = _rotated('roi_align_rotated', bottom_grad, rois, (pooled_height, pooled_width),
+                     spatial_scale, sampling_ratio, 0.5 if aligned else 0., not aligned, clockwise)
+    mean_backward(means, top_grad, bottom_grad)
+
+
+def _orientations(rois: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Where the channels of each RoI start, (K,) int64, and how far they are past it, (K,)."""
+    turn = ((rois[:, 5].to(gather.COMPUTE[rois.dtype]) * count).double() / (2 * math.pi))
+    turn = turn.to(gather.COMPUTE[rois.dtype])
+    start = turn.floor()
+    return start.nan_to_num(0).to(torch.int64) % count, turn - start
+
+
+def _turn(features: Tensor, out: Tensor, orientations: tuple[Tensor, Tensor], count: int,
+          back: bool) -> None:
+    """Blend neighbouring orientations of (K, C, ...) into ``out``, or the transpose if ``back``.
+
+    ``out`` may be ``features``: every RoI is read before it is written.
+    """
+    ordinal = torch.arange(count, device=features.device)
+    dtype, groups = gather.COMPUTE[features.dtype], (features.shape[1] // count, count)
+    step = gather.chunk_rows(features.device, features[:1].numel())
+    for a in range(0, len(features), step):
+        start, past = (one[a:a + step, None] for one in orientations)
+        near = (ordinal + (start if back else -start)) % count
+        far = (near - 1 if back else near + 1) % count
+        some = features[a:a + step].to(dtype).flatten(2).unflatten(1, groups)
+        past = past.to(dtype)[:, :, None, None]
+        turned = (some.gather(2, near[:, None, :, None].expand(some.shape)) * (1 - past)
+                  + some.gather(2, far[:, None, :, None].expand(some.shape)) * past)
+        out[a:a + step] = turned.view(out[a:a + step].shape)
+
+
+def _check_orientations(channels: int, count: int) -> None:
+    require(count > 0 and channels % count == 0, 'riroi_align_rotated',
+            f'{channels} channels are not divisible by num_orientations {count}')
+
+
+def riroi_align_rotated_forward(features: Tensor, rois: Tensor, output: Tensor, pooled_height: int,
+                                pooled_width: int, spatial_scale: float, num_samples: int,
+                                num_orientations: int, clockwise: bool) -> None:
+    """:func:`roi_align_rotated_forward` whose channels turn with the box.
+
+    Channels are groups of ``num_orientations``; a box at angle a reads them from position
+    a / 2 pi of the circle on, between two neighbours linearly. Boxes are at least 1 x 1 pixels.
+    """
+    _check_orientations(features.shape[1], num_orientations)
+    means = _rotated('riroi_align_rotated', features, rois, (pooled_height, pooled_width),
+                     spatial_scale, num_samples, 0., True, clockwise)
+    # in low precision both steps must not round, otherwise the output is turned in place
+    straight = output if output.dtype == gather.COMPUTE[output.dtype] else torch.empty_like(
+        output, dtype=gather.COMPUTE[output.dtype])
+    mean_forward(means, features, straight)
+    _turn(straight, output, _orientations(rois, num_orientations), num_orientations, False)
+
+
+def riroi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Tensor,
+                                 pooled_height: int, pooled_width: int, spatial_scale: float,
+                                 num_samples: int, num_orientations: int,
+                                 clockwise: bool) -> None:
+    """Add the gradient of :func:`riroi_align_rotated_forward` to ``bottom_grad``."""
+    _check_orientations(bottom_grad.shape[1], num_orientations)
+    means = _rotated('riroi_align_rotated', bottom_grad, rois, (pooled_height, pooled_width),
+                     spatial_scale, num_samples, 0., True, clockwise)
+    straight = torch.empty_like(top_grad, dtype=gather.COMPUTE[top_grad.dtype])
+    _turn(top_grad, straight, _orientations(rois, num_orientations), num_orientations, True)
+    mean_backward(means, straight, bottom_grad)
+
+
+def _curve(points: Tensor, u: Tensor) -> Tensor:
+    """A cubic Bezier curve: points (K, 4) at parameters u (P,), (K, P)."""
+    a, b, c, d = (points[:, i, None] for i in range(4))
+    v = 1 - u
+    return v * v * v * a + 3 * u * v * v * b + 3 * u * u * v * c + u * u * u * d
+
+
+def _bezier(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
+            sampling_ratio: int, aligned: bool) -> Means:
+    """Boxes (K, 17): image index, then 4 points x, y of the upper and 4 of the lower edge."""
+    image = check_rois('bezier_align', feature, rois, 17)
+    dtype = gather.COMPUTE[rois.dtype]
+    points = (rois[:, 1:].to(dtype) * gather.single(scale)).view(-1, 8, 2)
+    upper, lower = points[:, :4], points[:, 4:].flip(1)
+    u = torch.arange(bins[1], dtype=dtype, device=rois.device) / bins[1]
+    v = torch.arange(bins[0], dtype=dtype, device=rois.device)[:, None] / bins[0]
+    offset = 0.5 if aligned else 0.
+    # (2, K, PH, PW): x and y of the middle of each bin.
+    middle = torch.stack([_curve(lower[..., i], u)[:, None] * v
+                          + _curve(upper[..., i], u)[:, None] * (1 - v) - offset for i in (0, 1)])
+    size = torch.maximum((upper[:, 0] - upper[:, 3]).abs(), (lower[:, 0] - lower[:, 3]).abs())
+    if not aligned:
+        size = size.clamp(min=1)
+    bin_w, bin_h = size[:, 0] / bins[1], size[:, 1] / bins[0]
+    grid = sampling.grid_of(bin_h, bin_w, sampling_ratio)
+
+    def place(visit: Visit) -> tuple[Tensor, Tensor]:
+        x, y = middle[:, visit.roi, visit.ph, visit.pw]
+        step_h, step_w = bin_h.index_select(0, visit.roi), bin_w.index_select(0, visit.roi)
+        rows, cols = grid.y.index_select(0, visit.roi), grid.x.index_select(0, visit.roi)
+        return (y - 0.5 * step_h + (visit.iy + 0.5) * step_h / rows,
+                x - 0.5 * step_w + (visit.ix + 0.5) * step_w / cols)
+
+    return Means(image, grid, bins, place)
+
+
+def bezier_align_forward(input: Tensor, rois: Tensor, output: Tensor, aligned_height: int,
+                         aligned_width: int, spatial_scale: float, sampling_ratio: int,
+                         aligned: bool) -> None:
+    """Fill ``output`` (K, C, aligned_height, aligned_width) from between two Bezier curves.
+
+    ``rois`` is (K, 17): image index, four control points (x, y) of the upper edge from left to
+    right, four of the lower edge from right to left, in pixels of the image.
+    """
+    mean_forward(_bezier(input, rois, (aligned_height, aligned_width), spatial_scale,
+                         sampling_ratio, aligned), input, output)
+
+
+def bezier_align_backward(grad_output: Tensor, rois: Tensor, grad_input: Tensor,
+                          aligned_height: int, aligned_width: int, spatial_scale: float,
+                          sampling_ratio: int, aligned: bool) -> None:
+    """Add the gradient of :func:`bezier_align_forward` to ``grad_input`` (N, C, H, W)."""
+    mean_backward(_bezier(grad_input, rois, (aligned_height, aligned_width), spatial_scale,
+                          sampling_ratio, aligned), grad_output, grad_input)
+
+
+def _anchor_taps(feature: Tensor, boxes: Tensor, scale: float,
+                 points: int) -> tuple[Tensor, Tensor]:
+    """Rows and weights (N * H * W, 1 + 4 * points): the pixel itself, center, then corners."""
+    name = 'rotated_feature_align'
+    require_shape(name, 'features', feature, (None,) * 4)
+    n, _, h, w = feature.shape
+    require_shape(name, 'best_bboxes', boxes, (n, h, w, 5))
+    require_dtype(name, 'features', feature)
+    require_dtype(name, 'best_bboxes', boxes, (feature.dtype,))
+    require(points in (1, 5), name, f'points must be 1 or 5, got {points}')
+    boxes = boxes.reshape(-1, 5).to(gather.COMPUTE[boxes.dtype])
+    # mmcv reads y first, then x, whatever its documentation calls them.
+    y, x, width, height = (boxes[:, :4] * gather.single(scale)).unbind(1)
+    ys, xs = [y], [x]
+    if points == 5:
+        cos, sin = boxes[:, 4].cos(), boxes[:, 4].sin()
+        wx, wy, hx, hy = cos * width / 2, sin * width / 2, -sin * height / 2, cos * height / 2
+        for along, across in ((1, 1), (-1, 1), (-1, -1), (1, -1)):
+            xs.append(x + along * wx + across * hx)
+            ys.append(y + along * wy + across * hy)
+    corners = sampling.clamped_corners(torch.stack(ys, 1), torch.stack(xs, 1), h, w)
+    own = torch.arange(n * h * w, dtype=torch.int32, device=feature.device)[:, None]
+    base = torch.div(own, h * w, rounding_mode='floor') * (h * w)
+    row = torch.where(corners.live, corners.row + base.unsqueeze(-1), n * h * w)
+    weight = corners.weight.flatten(1)
+    return (torch.cat((own, row.flatten(1)), 1),
+            torch.cat((torch.ones_like(weight[:, :1]), weight), 1))
+
+
+def rotated_feature_align_forward(features: Tensor, best_bboxes: Tensor, output: Tensor,
+                                  spatial_scale: float, points: int) -> None:
+    """Fill ``output`` with each pixel plus samples at its box: (N, C, H, W) all over.
+
+    Args:
+        best_bboxes: (N, H, W, 5): center y, center x, width, height, angle in radians.
+        points: 1 for the center, 5 for the center and the corners.
+    """
+    row, weight = _anchor_taps(features, best_bboxes, spatial_scale, points)
+    if output.numel():
+        gather.put_rows(output, gather.read(gather.rows_of(features), row, weight))
+
+
+def rotated_feature_align_backward(top_grad: Tensor, best_bboxes: Tensor, bottom_grad: Tensor,
+                                   spatial_scale: float, points: int) -> None:
+    """Add the gradient of :func:`rotated_feature_align_forward` to ``bottom_grad``."""
+    row, weight = _anchor_taps(bottom_grad, best_bboxes, spatial_scale, points)
+    if top_grad.numel():
+        gather.add_rows(bottom_grad, gather.spread(gather.bags(top_grad), row, weight, len(row)))

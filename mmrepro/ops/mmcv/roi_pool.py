@@ -1,0 +1,188 @@
+"""RoIPool: the greatest pixel of every bin of axis-aligned boxes.
+
+Signature: ``mmcv/ops/roi_pool.py``; formula: ``roi_pool_cuda_kernel.cuh`` (mmcv 2.1.0). A pixel
+replaces the best one only when it is greater, row by row: ties go to the first, NaN never wins.
+
+One pixel of every bin is visited at a time, bins with many pixels first; the bins that still have
+one are then a prefix of the list, and a visit is one read for all channels.
+
+One difference to mmcv: bins of a malformed box (of negative size) get no gradient. mmcv leaves
+their argmax at the zero that it was allocated with, and so sends it to the first pixel.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import gather
+from ..contract import require_shape
+from .roi_align import check_rois
+
+__all__ = ['roi_pool_backward', 'roi_pool_forward']
+
+# What a bin without a greater pixel gets: mmcv's -FLT_MAX.
+LOWEST = torch.finfo(torch.float32).min
+
+
+class _Bins(NamedTuple):
+    """Bins sorted by their number of pixels, most first: all (B,) int64.
+
+    ``order`` is where a bin stands in the output, ``first`` its first pixel in the image,
+    ``base`` the first row of the image.
+    """
+
+    order: Tensor
+    count: Tensor
+    columns: Tensor
+    first: Tensor
+    base: Tensor
+
+
+def _edges(start: Tensor, size: Tensor, bins: int, limit: int) -> tuple[Tensor, Tensor]:
+    """First and past-the-last pixel of every bin along an axis, (K, bins) each."""
+    ordinal = torch.arange(bins + 1, dtype=size.dtype, device=size.device)
+    bound = ordinal * (size / bins)[:, None] + start[:, None]
+    # NaN becomes 0, as its conversion to int does on CUDA: such bins are empty.
+    first = bound[:, :-1].floor().nan_to_num(0).clamp(0, limit)
+    last = bound[:, 1:].ceil().nan_to_num(0).clamp(0, limit)
+    return first.to(torch.int64), last.to(torch.int64)
+
+
+def _bins(shape: torch.Size, rois: Tensor, image: Tensor, pooled: tuple[int, int],
+          scale: float) -> _Bins:
+    _, _, height, width = shape
+    box = rois[:, 1:].to(gather.COMPUTE[rois.dtype])
+    # mmcv's boxes include their last pixel.
+    x1, y1, x2, y2 = (torch.cat((box[:, :2], box[:, 2:] + 1), 1) * gather.single(scale)).unbind(1)
+    top, bottom = _edges(y1, y2 - y1, pooled[0], height)
+    left, right = _edges(x1, x2 - x1, pooled[1], width)
+    malformed = (x2 - x1 <= 0) | (y2 - y1 <= 0)
+    rows = (bottom - top).clamp(min=0).masked_fill(malformed[:, None], 0)[:, :, None]
+    columns = (right - left).clamp(min=0)[:, None, :]
+    count = (rows * columns).flatten()
+    order = torch.sort(count, descending=True, stable=True).indices
+    first = (top[:, :, None] * width + left[:, None, :]).flatten()
+    base = (image * (height * width)).repeat_interleave(pooled[0] * pooled[1])
+    columns = columns.expand(-1, pooled[0], -1).flatten()
+    return _Bins(order, *(t.index_select(0, order) for t in (count, columns, first, base)))
+
+
+def _visits(bins: _Bins, width: int) -> Iterator[Tensor]:
+    """Pixel number 0, 1, ... of the bins that have one: positions in the image, a prefix."""
+    counts = bins.count.tolist()
+    left = len(counts)
+    for ordinal in range(counts[0] if counts else 0):
+        while counts[left - 1] <= ordinal:
+            left -= 1
+        columns = bins.columns[:left]
+        row = torch.div(ordinal, columns, rounding_mode='floor')
+        yield bins.first[:left] + row * width + (ordinal - row * columns)
+
+
+def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor,
+                     pooled_height: int, pooled_width: int, spatial_scale: float) -> None:
+    """Fill ``output`` and ``argmax`` (K, C, pooled_height, pooled_width).
+
+    Args:
+        input: (N, C, H, W). rois: (K, 5): image index, x1, y1, x2, y2 in pixels of the image.
+        argmax: int32, position y * W + x of the winner, -1 where nothing won.
+        spatial_scale: pixels of the map per pixel of the image.
+
+    Raises:
+        RuntimeError: shapes or dtypes that do not fit.
+    """
+    pooled = (pooled_height, pooled_width)
+    image = check_rois('roi_pool', input, rois, 5)
+    if output.numel() == 0:
+        return
+    # of -0 and 0 either may be the greater one, by where a vector of the processor ends
+    rows = gather.rows_of(input).add_(0.)
+    # boxes of a size go together, so that few bins of a chunk wait for the largest
+    order = torch.sort((rois[:, 3:] - rois[:, 1:3]).prod(1), descending=True, stable=True).indices
+    step = gather.chunk_rows(output.device, output[0].numel())
+    for which in order.split(step):
+        bins = _bins(input.shape, rois.index_select(0, which), image.index_select(0, which),
+                     pooled, spatial_scale)
+        best, winner = _greatest(rows, bins, input.shape[3])
+        for out, result in ((output, best), (argmax, _positions(winner, bins, input.shape[3]))):
+            gather.put_some(out, which, torch.empty_like(result).index_copy_(0, bins.order, result))
+
+
+def _greatest(rows: Tensor, bins: _Bins, width: int) -> tuple[Tensor, Tensor]:
+    """The greatest pixel of every bin and its visit number from 1, or 0: (B, C) each."""
+    best = rows.new_full((len(bins.order), rows.shape[1]), LOWEST)
+    best[bins.count == 0] = 0
+    winner = torch.zeros_like(best, dtype=torch.int32)
+    for number, pixel in enumerate(_visits(bins, width), 1):
+        value = rows.index_select(0, bins.base[:len(pixel)] + pixel).nan_to_num_(
+            nan=LOWEST, posinf=float('inf'), neginf=float('-inf'))
+        some = slice(0, len(pixel))
+        wins = (value > best[some]).to(torch.int32).mul_(number)
+        torch.maximum(best[some], value, out=best[some])
+        torch.maximum(winner[some], wins, out=winner[some])
+    return best, winner
+
+
+def _positions(winner: Tensor, bins: _Bins, width: int) -> Tensor:
+    """Visit numbers, counted from 1, as positions in the image; 0 as -1."""
+    number = (winner - 1).clamp_(min=0)
+    columns = bins.columns.clamp(min=1).to(torch.int32)[:, None]
+    row = torch.div(number, columns, rounding_mode='floor')
+    position = bins.first.to(torch.int32)[:, None] + row * width + (number - row * columns)
+    lost = (winner == 0).to(torch.int32)
+    return position * (1 - lost) - lost
+
+
+def _numbers(argmax: Tensor, bins: _Bins, width: int) -> Tensor:
+    """Visit numbers (B, C) in the order of ``bins`` of positions; 0 where none of ours won."""
+    most = int(bins.count[0]) if len(bins.count) else 0
+    number = torch.int8 if most < torch.iinfo(torch.int8).max else torch.int32
+    winner = torch.empty(argmax.shape, dtype=number, device=argmax.device)
+    count, columns, first = (one.to(torch.int32)[:, None]
+                             for one in (bins.count, bins.columns.clamp(min=1), bins.first))
+    step = gather.chunk_rows(argmax.device, argmax.shape[1])
+    for a in range(0, len(argmax), step):
+        part = slice(a, a + step)
+        at = argmax.index_select(0, bins.order[part]).sub_(first[part])
+        row = torch.div(at, width, rounding_mode='floor')
+        column = at.sub_(row * width)
+        ours = (row >= 0) & (column < columns[part])
+        found = row.mul_(columns[part]).add_(column).add_(1)
+        winner[part] = found.mul_(ours & (found <= count[part]))
+    return winner
+
+
+def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_input: Tensor,
+                      pooled_height: int, pooled_width: int, spatial_scale: float) -> None:
+    """Add the gradient of :func:`roi_pool_forward` to ``grad_input`` (N, C, H, W)."""
+    pooled = (pooled_height, pooled_width)
+    image = check_rois('roi_pool', grad_input, rois, 5)
+    require_shape('roi_pool', 'argmax', argmax, tuple(grad_output.shape))
+    if grad_output.numel() == 0 or grad_input.numel() == 0:
+        return
+    n, _, h, w = grad_input.shape
+    bins = _bins(grad_input.shape, rois, image, pooled, spatial_scale)
+    winner = _numbers(gather.bags(argmax), bins, w)
+    grad = gather.bags(grad_output).index_select(0, bins.order)
+    total = grad.new_zeros((n * h * w, grad.shape[1]))
+    source, rows, used = torch.empty_like(grad), [], 0
+    for number, pixel in enumerate(_visits(bins, w), 1):
+        # Late visits are of few bins: several of them go together, up to the size of the first.
+        if used + len(pixel) > len(source):
+            total += _spread(source[:used], rows, len(total))
+            rows, used = [], 0
+        some = slice(0, len(pixel))
+        gather.keep(grad[some], winner[some], number, source[used:])
+        rows.append((bins.base[some] + pixel).to(torch.int32))
+        used += len(pixel)
+    if used:
+        total += _spread(source[:used], rows, len(total))
+    gather.add_rows(grad_input, total)
+
+
+def _spread(source: Tensor, rows: list[Tensor], size: int) -> Tensor:
+    row = torch.cat(rows)[:, None]
+    return gather.spread(source, row, torch.ones_like(row, dtype=source.dtype), size)

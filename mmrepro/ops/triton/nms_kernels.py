@@ -1,0 +1,103 @@
+"""NMS in two kernels: all conflicts as bits, then one sweep over them.
+
+The overlap is computed as on a CPU (:func:`mmrepro.ops.mmcv.overlaps.overlaps`), operation by
+operation, so the same boxes stay. A row of bits per box says which later boxes it conflicts with;
+the sweep goes through the boxes in the order of their scores, 32 at a time.
+"""
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..mmcv import nms as plain
+from ..mmcv.greedy_nms import rank
+from ..mmcv.overlaps import columns
+
+__all__ = ['nms']
+
+_WORD = 32
+# Boxes of a program of the first kernel; the rows of bits it fills.
+_ROWS = 64
+# The bits of more boxes take more memory than a step can spare; the PyTorch form works in blocks.
+_MOST = 1 << 15
+
+
+@triton.jit
+def _conflict_kernel(boxes, bits_of, count, words, threshold,
+                     OFFSET: tl.constexpr, ROWS: tl.constexpr, WORD: tl.constexpr):
+    """Conflicts of some boxes with the 32 boxes of one word."""
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    j = tl.program_id(1) * WORD + tl.arange(0, WORD)
+    row, column = i < count, j < count
+    bits = tl.zeros([ROWS], dtype=tl.int32)
+    # a word that lies wholly before these boxes has no later box
+    if tl.program_id(1) * WORD + WORD > tl.program_id(0) * ROWS:
+        ax1 = tl.load(boxes + i, mask=row, other=0.)[:, None]
+        ay1 = tl.load(boxes + count + i, mask=row, other=0.)[:, None]
+        ax2 = tl.load(boxes + 2 * count + i, mask=row, other=0.)[:, None]
+        ay2 = tl.load(boxes + 3 * count + i, mask=row, other=0.)[:, None]
+        a_area = tl.load(boxes + 4 * count + i, mask=row, other=0.)[:, None]
+        bx1 = tl.load(boxes + j, mask=column, other=0.)[None, :]
+        by1 = tl.load(boxes + count + j, mask=column, other=0.)[None, :]
+        bx2 = tl.load(boxes + 2 * count + j, mask=column, other=0.)[None, :]
+        by2 = tl.load(boxes + 3 * count + j, mask=column, other=0.)[None, :]
+        b_area = tl.load(boxes + 4 * count + j, mask=column, other=0.)[None, :]
+        # where a corner is NaN the area is as well, and the comparison at the end fails
+        width = tl.minimum(ax2, bx2) - tl.maximum(ax1, bx1)
+        height = tl.minimum(ay2, by2) - tl.maximum(ay1, by1)
+        if OFFSET:
+            width += OFFSET
+            height += OFFSET
+        inter = tl.maximum(width, 0.) * tl.maximum(height, 0.)
+        overlap = tl.div_rn(inter, a_area + b_area - inter)
+        hit = (overlap > threshold) & (j[None, :] > i[:, None]) & row[:, None] & column[None, :]
+        place = tl.arange(0, WORD)[None, :]
+        bits = tl.sum(hit.to(tl.int32) << place, 1)
+    tl.store(bits_of + i.to(tl.int64) * words + tl.program_id(1), bits, mask=row)
+
+
+@triton.jit
+def _sweep_kernel(bits_of, kept_of, count, words, WORD: tl.constexpr, WORDS: tl.constexpr):
+    """One program: in order, a box that no kept box dropped is kept and drops its conflicts."""
+    word = tl.arange(0, WORDS)
+    exists = word < words
+    lane = tl.arange(0, WORD)
+    dropped = tl.zeros([WORDS], dtype=tl.int32)
+    long = tl.full([], 0, tl.int64)  # offsets may pass what 32 bits hold
+    for current in range(0, words):
+        gone = tl.sum(tl.where(word == current, dropped, 0), 0)
+        # among the 32 boxes of this word: the bits that each has in the word itself
+        first = current * WORD
+        rows = (long + first + lane) * words
+        own = tl.load(bits_of + rows + current, mask=first + lane < count, other=0)
+        for i in range(0, WORD):
+            mine = tl.sum(tl.where(lane == i, own, 0), 0)
+            gone = tl.where((gone >> i) & 1 == 0, gone | mine, gone)
+        stays = ((gone >> lane) & 1) == 0
+        tl.store(kept_of + first + lane, stays.to(tl.int8), mask=first + lane < count)
+        for i in range(0, tl.minimum(WORD, count - first)):
+            if (gone >> i) & 1 == 0:
+                dropped |= tl.load(bits_of + (long + first + i) * words + word,
+                                   mask=exists, other=0)
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
+    """:func:`mmrepro.ops.mmcv.nms.nms`."""
+    count = len(boxes)
+    if count == 0 or count > _MOST:
+        return plain.nms(boxes, scores, iou_threshold, offset)
+    plain.check('nms', boxes, scores, 4)
+    with torch.cuda.device_of(boxes):
+        order = rank(scores)
+        words = triton.cdiv(count, _WORD)
+        bits = torch.empty(count, words, dtype=torch.int32, device=boxes.device)
+        kept = torch.empty(count, dtype=torch.int8, device=boxes.device)
+        _conflict_kernel[(triton.cdiv(count, _ROWS), words)](
+            columns(boxes.detach()[order], offset), bits, count, words,
+            float(np.float32(iou_threshold)), OFFSET=offset, ROWS=_ROWS, WORD=_WORD,
+            enable_fp_fusion=False)
+        _sweep_kernel[(1, )](bits, kept, count, words, WORD=_WORD,
+                             WORDS=triton.next_power_of_2(words), enable_fp_fusion=False)
+        return order[kept.bool()]

@@ -1,0 +1,249 @@
+"""The pictures of a comparison. Each function returns a PNG, or None where it has nothing to show.
+
+Iterations are counted from 0. A is drawn solid and wide, B dashed and narrow on top, so that two
+lines that agree are still seen as two.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from .comparison import Comparison
+from .plot_style import DIFFERENCE, INK, SOFT, A, B, figure, palette, png
+
+__all__ = ['PLOTS', 'draw']
+
+Column = Tuple[List[int], List[float], List[float]]
+MAX_LOSSES = 6
+_TOTAL = 'loss'
+
+
+def _mark_first(axes: Any, found: Comparison) -> None:
+    if found.first is not None:
+        axes.axvline(found.first.iteration, color=INK, linewidth=1, linestyle=':',
+                     label=f'first difference, iteration {found.first.iteration}')
+
+
+def _shown(losses: Dict[str, Column]) -> List[str]:
+    """The total, then the largest parts."""
+    names = sorted(losses, key=lambda name: -max((abs(v) for v in losses[name][1]
+                                                  if math.isfinite(v)), default=0.))
+    if _TOTAL in names:
+        names.remove(_TOTAL)
+        names.insert(0, _TOTAL)
+    return names[:MAX_LOSSES]
+
+
+def loss_curves(found: Comparison) -> Optional[bytes]:
+    """Every loss of both runs over the iterations."""
+    names = _shown(found.losses)
+    if not names:
+        return None
+    columns = min(len(names), 3)
+    rows = -(-len(names) // columns)
+    with figure(rows, columns, figsize=(3.6 * columns + .6, 2.5 * rows + .5), squeeze=False,
+                sharex=True) as (fig, grid):
+        for axes in grid.flat[len(names):]:
+            axes.set_visible(False)
+        for axes, name in zip(grid.flat, names):
+            steps, one, other = found.losses[name]
+            axes.plot(steps, one, color=A, linewidth=3.2, label=f'A  {found.a.name}')
+            axes.plot(steps, other, color=B, linewidth=1.4, linestyle=(0, (4, 2)),
+                      label=f'B  {found.b.name}')
+            _mark_first(axes, found)
+            axes.set_title(name)
+        _whole_numbers(grid[-1])
+        fig.supxlabel('iteration', fontsize=10)
+        fig.supylabel('loss', fontsize=10)
+        fig.legend(*grid[0][0].get_legend_handles_labels(), loc='outside upper left', ncols=3)
+        return png(fig)
+
+
+def loss_differences(found: Comparison) -> Optional[bytes]:
+    """B - A of every loss: linear on the left, absolute on a log scale on the right."""
+    names = _shown(found.losses)
+    if not names:
+        return None
+    with figure(1, 2, figsize=(10, 3.8)) as (fig, (linear, log)):
+        positive = False
+        for name, colour in zip(names, palette(len(names))):
+            steps, one, other = found.losses[name]
+            gaps = [b - a for a, b in zip(one, other)]
+            wide = 2.2 if name == _TOTAL else 1.2
+            linear.plot(steps, gaps, color=colour, linewidth=wide, label=name)
+            seen = [(i, abs(gap)) for i, gap in zip(steps, gaps) if gap and math.isfinite(gap)]
+            if seen:
+                positive = True
+                log.plot(*zip(*seen), color=colour, linewidth=wide, label=name,
+                         marker='o' if len(seen) < 60 else None, markersize=3)
+        for axes in (linear, log):
+            _mark_first(axes, found)
+            axes.set_xlabel('iteration')
+        linear.set_title('difference, linear', pad=14)
+        linear.set_ylabel('loss of B − loss of A')
+        log.set_title('size of the difference, log scale', pad=14)
+        log.set_ylabel('|loss of B − loss of A|')
+        if positive:
+            log.set_yscale('log')
+        else:
+            _empty(log, 'no difference')
+        _same_span(linear, log, found)
+        fig.legend(*linear.get_legend_handles_labels(), loc='outside lower center', ncols=4)
+        return png(fig)
+
+
+def metrics(found: Comparison) -> Optional[bytes]:
+    """The metrics of the validations."""
+    names = list(found.vals)[:6]
+    if not names:
+        return None
+    with figure(figsize=(8, 3.4)) as (fig, axes):
+        for name, colour in zip(names, palette(len(names))):
+            steps, one, other = found.vals[name]
+            axes.plot(steps, one, color=colour, linewidth=2.6, alpha=.6, marker='o',
+                      label=f'{name}  A')
+            axes.plot(steps, other, color=colour, linewidth=1.2, linestyle=(0, (4, 2)),
+                      marker='x', label=f'{name}  B')
+        axes.set_xlabel('iterations trained' if found.exact else 'epoch or iteration, as logged')
+        axes.set_ylabel('metric')
+        _whole_numbers([axes])
+        fig.legend(loc='outside right upper')
+        return png(fig)
+
+
+def parameter_divergence(found: Comparison) -> Optional[bytes]:
+    """Rows: parameters in the order of the model. Colour: how far their norms are apart."""
+    steps, names, rows = found.norms
+    if not steps or not any(any(row) for row in rows):
+        return None
+    import numpy as np
+    from matplotlib.colors import LogNorm
+    values = np.array(rows).T
+    values = np.ma.masked_where(values == 0, values)
+    finite = values[np.isfinite(values)]
+    low, high = float(finite.min()), float(finite.max())
+    height = min(9., max(3., .07 * len(names) + 1))
+    with figure(figsize=(9, height)) as (fig, axes):
+        mesh = axes.pcolormesh(
+            _edges(steps), np.arange(len(names) + 1), values, cmap='viridis',
+            norm=LogNorm(min(low, high / 10), high), rasterized=True)
+        axes.invert_yaxis()
+        axes.grid(False)
+        axes.set_facecolor('#eef1f4')
+        places, labels = _blocks(names)
+        axes.set_yticks(places, labels, fontsize=8)
+        axes.set_xlabel('iteration')
+        axes.set_ylabel('parameter')
+        axes.set_title('relative difference of norms; pale: same bits')
+        _whole_numbers([axes])
+        fig.colorbar(mesh, ax=axes, label='| ‖A‖ − ‖B‖ | / ‖A‖', pad=.01)
+        return png(fig)
+
+
+def weight_distance(found: Comparison) -> Optional[bytes]:
+    """L2 distance between the weights: from checkpoints, and a lower bound from the norms."""
+    points = [(row.iteration, row.distance) for row in found.weights
+              if row.distance is not None and row.iteration is not None]
+    bound = _lower_bound(found)
+    if not any(value for _, value in (*points, *bound)):
+        return None
+    with figure(figsize=(8, 3.4)) as (fig, axes):
+        seen = [(i, value) for i, value in bound if value]
+        if seen:
+            axes.plot(*zip(*seen), color=A, label='at least this (from norms of parameters)')
+        seen = [(i, value) for i, value in points if value]
+        if seen:
+            axes.plot(*zip(*seen), color=DIFFERENCE, marker='D', linestyle='--',
+                      label='exact (from checkpoints)')
+        _mark_first(axes, found)
+        axes.set_yscale('log')
+        axes.set_xlabel('iterations trained')
+        axes.set_ylabel('‖weights of A − weights of B‖₂')
+        _whole_numbers([axes])
+        axes.legend()
+        return png(fig)
+
+
+def _lower_bound(found: Comparison) -> List[Tuple[int, float]]:
+    """By the triangle inequality |‖a‖ - ‖b‖| <= ‖a - b‖, summed over parameters."""
+    steps = found.norms[0]
+    if not steps:
+        return []
+    one, other = found.a.norms, found.b.norms
+    return [(i + 1, math.sqrt(sum((one[i][name] - other[i][name])**2 for name in found.norms[1]
+                                  if name in one[i] and name in other[i]))) for i in steps]
+
+
+# file name -> (title, function)
+PLOTS = {
+    'losses': ('Loss curves', loss_curves),
+    'loss_differences': ('How the losses part', loss_differences),
+    'parameters': ('Where it spreads: parameters', parameter_divergence),
+    'weights': ('Distance of the weights', weight_distance),
+    'metrics': ('Validation', metrics),
+}
+
+
+def draw(found: Comparison) -> Dict[str, bytes]:
+    """All pictures that there is something for."""
+    drawn = {name: function(found) for name, (_, function) in PLOTS.items()}
+    return {name: picture for name, picture in drawn.items() if picture is not None}
+
+
+# ---------------------------------------------------------------------------- helpers
+
+
+def _empty(axes: Any, text: str) -> None:
+    axes.text(.5, .5, text, transform=axes.transAxes, ha='center', va='center', color=SOFT)
+
+
+def _whole_numbers(row: Sequence[Any]) -> None:
+    from matplotlib.ticker import MaxNLocator
+    for axes in row:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+
+
+def _same_span(linear: Any, log: Any, found: Comparison) -> None:
+    if found.common:
+        margin = max(1, len(found.common)) * .03
+        for axes in (linear, log):
+            axes.set_xlim(found.common[0] - margin, found.common[-1] + margin)
+    _whole_numbers((linear, log))
+
+
+def _edges(steps: List[int]) -> List[float]:
+    """Borders of the cells: half way between neighbouring iterations."""
+    middles = [(a + b) / 2 for a, b in zip(steps, steps[1:])]
+    first = steps[0] - (middles[0] - steps[0] if middles else .5)
+    last = steps[-1] + (steps[-1] - middles[-1] if middles else .5)
+    return [first, *middles, last]
+
+
+def _blocks(names: List[str], most: int = 26) -> Tuple[List[float], List[str]]:
+    """Places and labels for stretches of parameters with a common prefix, at most about ``most``.
+
+    A stretch is split further as long as its parts are large enough for a label each.
+    """
+    found: List[Tuple[float, str]] = []
+    least = len(names) / most
+
+    def split(start: int, end: int, depth: int) -> None:
+        cuts = [start] + [i for i in range(start + 1, end)
+                          if _prefix(names[i], depth + 1) != _prefix(names[i - 1], depth + 1)]
+        parts = list(zip(cuts, [*cuts[1:], end]))
+        if end - start > 1 and (end - start) / len(parts) >= least and depth < 8:
+            for low, high in parts:
+                split(low, high, depth + 1)
+        else:
+            found.append(((start + end) / 2, _prefix(names[start], max(depth, 1))))
+
+    split(0, len(names), 0)
+    kept = found[:1]
+    for one in found[1:]:
+        if one[0] - kept[-1][0] >= .7 * least:  # labels of small neighbours would overlap
+            kept.append(one)
+    return [place for place, _ in kept], [label for _, label in kept]
+
+
+def _prefix(name: str, depth: int) -> str:
+    return '.'.join(name.split('.')[:depth])

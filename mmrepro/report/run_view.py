@@ -1,0 +1,230 @@
+"""A run as the reports see it: from the fingerprints of mmrepro, or the logs of MMEngine."""
+from __future__ import annotations
+
+import glob
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Tuple
+
+from ..facts.collect import read_settings, settings_of
+from ..fingerprint.reader import FOLDER, RankLog, TraceError, read_run
+
+__all__ = ['RunError', 'RunView', 'load_run']
+
+# what MMEngine logs beside losses and metrics: it differs between any two runs, or counts
+NOT_RESULTS = {'time', 'data_time', 'memory', 'iter', 'epoch', 'step', 'eta'}
+LOGS = os.path.join('vis_data', 'scalars.json')
+
+
+class RunError(ValueError):
+    """A path holds no run, or a file of it cannot be read."""
+
+
+@dataclass
+class RunView:
+    """What is known of one run. Iterations are counted from 0 everywhere.
+
+    Attributes:
+        path: work directory.
+        name: short name for legends.
+        ranks: rank -> fingerprints; empty for a stock run.
+        scalars: iteration -> what MMEngine logged in training, as floats.
+        logged_vals: step -> metrics that MMEngine logged; its step is the epoch, or the iteration
+            of an iteration-based run.
+        manifest: of the last start.
+        began: manifest of the start that the others continue, the same one for a run of one start.
+        facts: name -> value: manifest, or settings from the config that MMEngine dumped.
+        checkpoints: file name -> path.
+        starts: how often the run was started.
+        notes: torn lines, missing files, and so on.
+    """
+    path: str
+    name: str
+    ranks: Dict[int, RankLog] = field(default_factory=dict)
+    scalars: Dict[int, Dict[str, float]] = field(default_factory=dict)
+    logged_vals: Dict[int, Dict[str, float]] = field(default_factory=dict)
+    facts: Dict[str, Any] = field(default_factory=dict)
+    manifest: Dict[str, Any] = field(default_factory=dict)
+    began: Dict[str, Any] = field(default_factory=dict)
+    checkpoints: Dict[str, str] = field(default_factory=dict)
+    starts: int = 0
+    notes: List[str] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        return 'fingerprints' if self.ranks else 'MMEngine log'
+
+    @property
+    def log(self) -> Optional[RankLog]:
+        """Fingerprints of the lowest rank that is there."""
+        return self.ranks[min(self.ranks)] if self.ranks else None
+
+    @property
+    def iterations(self) -> List[int]:
+        """Iterations that something is known of."""
+        return sorted(self.log.steps) if self.log is not None else sorted(self.scalars)
+
+    def losses(self, exact: bool) -> Dict[int, Dict[str, float]]:
+        """Iteration -> losses; ``exact``: those of the fingerprints, else those of the log."""
+        if not exact:
+            return {i: {name: value for name, value in row.items() if 'loss' in name}
+                    for i, row in self.scalars.items()}
+        return {i: {name: number(value) for name, value in (step.get('losses') or {}).items()}
+                for i, step in self.log.steps.items()}
+
+    @property
+    def norms(self) -> Dict[int, Dict[str, float]]:
+        """Iteration -> L2 norm of every parameter; empty below level 'parameter'."""
+        steps = self.log.steps if self.log is not None else {}
+        return {i: {name: number(value) for name, value in step['norms'].items()}
+                for i, step in steps.items() if step.get('norms')}
+
+    def vals(self, exact: bool) -> Dict[int, Dict[str, float]]:
+        """Step -> metrics of a validation; ``exact``: iterations trained before it."""
+        if not exact:
+            return self.logged_vals
+        return {val['iteration']: {name: number(value) for name, value in val['metrics'].items()}
+                for val in self.log.vals}
+
+
+def number(value: Any) -> float:
+    """A float from its exact hex form, or from whatever a log holds.
+
+    >>> number('0x1.8p+0'), number(2)
+    (1.5, 2.0)
+    """
+    if isinstance(value, str):
+        return float.fromhex(value)
+    return math.nan if value is None else float(value)
+
+
+def load_run(path: str, name: str = '') -> RunView:
+    """Read whatever a path holds.
+
+    Args:
+        path: a work directory, its ``mmrepro`` folder, a time-stamped folder of MMEngine's, or a
+            ``scalars.json``.
+        name: for legends; the directory's name by default.
+
+    Raises:
+        RunError: nothing of a run is there, or a file is damaged other than by its last line.
+    """
+    if not os.path.exists(path):
+        raise RunError(f'{path}: no such run')
+    path = os.path.normpath(path)
+    logs = [path] if os.path.isfile(path) else _logs(path)
+    if os.path.basename(path) == FOLDER and not logs:
+        path = os.path.dirname(path) or '.'
+        logs = _logs(path)
+    work_dir = path if os.path.isdir(path) else os.path.dirname(path)
+    view = RunView(work_dir, name or os.path.basename(os.path.abspath(work_dir)))
+    if os.path.isdir(os.path.join(work_dir, FOLDER)):
+        _read_fingerprints(view)
+    for log in logs:
+        _read_log(view, log)
+    if not view.ranks and not view.scalars:
+        what = f'{path}: neither {FOLDER}/fingerprints.rank0.jsonl nor */{LOGS}'
+        raise RunError('; '.join([what, *view.notes]))
+    if not view.manifest:
+        _read_config(view, logs)
+    view.checkpoints = {os.path.basename(file): file
+                        for file in sorted(glob.glob(os.path.join(work_dir, '*.pth')))}
+    return view
+
+
+def _read_fingerprints(view: RunView) -> None:
+    try:
+        run = read_run(view.path)
+    except TraceError as error:
+        raise RunError(str(error)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        view.notes.append(f'{error}')
+        return
+    view.ranks = run.ranks
+    view.notes += run.notes
+    view.starts = max((len(log.starts) for log in run.ranks.values()), default=0)
+    for rank, log in run.ranks.items():
+        if not log.ended:
+            last = max(log.steps, default=None)
+            view.notes.append(f'rank {rank} did not come to its end; its last iteration is {last}')
+    if run.manifests:
+        newest = run.manifests[-1]
+        lacking = [key for key in ('config', 'facts') if key not in newest]
+        if lacking:
+            view.notes.append(f'{view.path}: its manifest lacks {", ".join(lacking)}: not compared')
+        else:
+            view.manifest = newest
+            # a folder may have been trained in anew: the last start that resumed nothing
+            view.began = next((one for one in reversed(run.manifests)
+                               if not one.get('resumed_from')), run.manifests[0])
+
+
+def _logs(folder: str) -> List[str]:
+    """Logs of all starts, the oldest first: MMEngine names folders by the time of the start."""
+    return sorted(glob.glob(os.path.join(glob.escape(folder), LOGS))
+                  + glob.glob(os.path.join(glob.escape(folder), '*', LOGS))
+                  + glob.glob(os.path.join(glob.escape(folder), 'scalars.json')))
+
+
+def _read_log(view: RunView, path: str) -> None:
+    """Add one start's log; what it repeats after a resume replaces what was there."""
+    with open(path, encoding='utf-8', errors='replace') as file:
+        lines = file.read().split('\n')
+    first = True
+    for number_, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            if number_ < len(lines) and any(rest.strip() for rest in lines[number_:]):
+                raise RunError(f'{path}, line {number_}: not JSON: {line[:60]!r}') from None
+            view.notes.append(f'{path}, line {number_}: torn off, the process was killed while '
+                              'writing')
+            continue
+        if not isinstance(row, dict):
+            raise RunError(f'{path}, line {number_}: not an object: {line[:60]!r}')
+        iteration, values = _row(row)
+        if 'iter' in row:
+            if first:  # a resumed run: what was trained after the checkpoint was lost
+                for lost in [i for i in view.scalars if i >= iteration]:
+                    del view.scalars[lost]
+            first = False
+            view.scalars[iteration] = values
+        elif values and iteration is not None:
+            view.logged_vals.setdefault(iteration, {}).update(values)
+    if not view.ranks:
+        view.starts += 1
+
+
+def _row(row: Dict[str, Any]) -> Tuple[Optional[int], Dict[str, float]]:
+    """Iteration (MMEngine counts from 1) and results of one line."""
+    step = row.get('iter', row.get('step'))
+    values = {name: float(value) for name, value in row.items()
+              if name not in NOT_RESULTS and isinstance(value, (int, float))}
+    if not isinstance(step, int):
+        return None, values
+    return (step - 1 if 'iter' in row else step), values
+
+
+def _read_config(view: RunView, logs: List[str]) -> None:
+    """Settings from the config beside the newest log."""
+    for log in reversed(logs):
+        path = os.path.join(os.path.dirname(log), 'config.py')
+        if not os.path.isfile(path):
+            continue
+        with open(path, encoding='utf-8') as file:
+            text = file.read()
+        try:
+            settings = read_settings(text)
+        except SyntaxError as error:
+            view.notes.append(f'{path}: not read: {error}')
+            continue
+        randomness = settings.get('randomness') or {}
+        view.facts = settings_of(settings)
+        if isinstance(randomness, dict):
+            view.facts.update({f'randomness.{key}': value for key, value in randomness.items()})
+        return
+    view.notes.append(f'{view.path}: no config to compare (vis_data/config.py)')

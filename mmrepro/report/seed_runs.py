@@ -1,0 +1,217 @@
+"""Many seeds of one config, each in a process of its own, and what they say about a metric.
+
+Layout: ``WORK_DIR/CONFIG_NAME/seed_N`` is an ordinary work directory; ``result.json`` in it is
+written when the seed is done, and makes it count as done the next time.
+"""
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from mmengine.config import Config
+
+from ..determinism import missing_at_start
+from ..hooks.preempt import EXIT_CODE as PREEMPTED
+from ..seeds import MAX_SEED
+from .run_view import RunError, load_run
+
+__all__ = ['Job', 'SeedsError', 'choose_metric', 'jobs_of', 'parse_seeds', 'result_of', 'run_job',
+           'value_of']
+
+RESULT = 'result.json'
+MOST = 10_000  # seeds in a range; more are a slip of the hand
+LOG = 'seed.log'
+# MMDetection's metrics log this, and report no number
+NOTHING_FOUND = 'The testing results of the whole dataset is empty'
+# one of these, if the run has it and nobody says which
+USUAL = ('coco/bbox_mAP', 'coco/segm_mAP', 'pascal_voc/mAP')
+# settings that say where and how fast, not what
+NOT_COMPARED = ('work_dir', 'resume', 'load_from', 'launcher')
+
+
+class SeedsError(ValueError):
+    """Arguments or results that cannot be used."""
+
+
+class Job(NamedTuple):
+    """One seed of one config.
+
+    Attributes:
+        label: of the config, for tables.
+        config: path of the file.
+        options: ``KEY=VALUE`` changes, as in ``train``.
+        digest: of the effective settings, without the seed.
+        folder: work directory.
+        variables: those that the process has to start with; without them it would start twice.
+    """
+    label: str
+    config: str
+    options: Tuple[str, ...]
+    digest: str
+    seed: int
+    folder: str
+    variables: Tuple[Tuple[str, str], ...] = ()
+
+
+def parse_seeds(text: str) -> List[int]:
+    """``'0..4'`` and ``'0,1,5..7'``, in the order given.
+
+    Raises:
+        SeedsError: not of that form, out of range, or a seed twice.
+
+    >>> parse_seeds('0..2,7')
+    [0, 1, 2, 7]
+    """
+    seeds: List[int] = []
+    for part in text.split(','):
+        low, dots, high = part.strip().partition('..')
+        if not low.isdigit() or (dots and not high.isdigit()):
+            raise SeedsError(f'--seeds {text}: {part!r} is not allowed; allowed: 3, 0..4, 0,1,5..7')
+        first, last = int(low), int(high or low)
+        wrong = (f'it counts down; write {last}..{first}' if last < first else
+                 f'a seed is at most {MAX_SEED}' if last > MAX_SEED else
+                 f'at most {MOST} seeds' if last - first >= MOST else '')
+        if wrong:
+            raise SeedsError(f'--seeds {text}: {part.strip()!r} is not allowed: {wrong}')
+        seeds += range(first, last + 1)
+    double = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if double:
+        raise SeedsError(f'--seeds {text}: {double[0]} comes twice')
+    return seeds
+
+
+def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
+            options: Sequence[str] = (), changes: Optional[Dict[str, Any]] = None) -> List[Job]:
+    """The jobs of one config; ``changes`` is ``options`` parsed."""
+    cfg = Config.fromfile(config, import_custom_modules=False)
+    cfg.merge_from_dict(changes or {})
+    settings = {key: value for key, value in cfg.items() if key not in NOT_COMPARED}
+    randomness = dict(settings.pop('randomness', None) or {})
+    randomness.pop('seed', None)
+    text = Config(settings).pretty_text + repr(sorted(randomness.items()))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    missing = missing_at_start(os.environ, mode=(cfg.get('randomness') or {}).get(
+        'deterministic', False), num_threads=(cfg.get('randomness') or {}).get('num_threads'))
+    return [Job(label, config, tuple(options), digest, seed,
+                os.path.join(work_dir, label, f'seed_{seed}'), tuple(sorted(missing.items())))
+            for seed in seeds]
+
+
+def result_of(job: Job) -> Optional[Dict[str, Any]]:
+    """What a seed came to, or None if it has not come to its end.
+
+    Raises:
+        SeedsError: its folder belongs to another config, or the file is damaged.
+    """
+    path = os.path.join(job.folder, RESULT)
+    if not os.path.isfile(path):
+        return None
+    try:
+        with open(path, encoding='utf-8') as file:
+            result = json.load(file)
+        digest = result['config_digest']
+    except (ValueError, KeyError, TypeError) as error:
+        raise SeedsError(
+            f'{path} is damaged ({error}); remove it to run this seed again') from error
+    if digest != job.digest:
+        raise SeedsError(f'{job.folder} was trained with other settings than {job.config} has now; '
+                         'choose another --work-dir, or remove the folder')
+    return result
+
+
+def run_job(job: Job, start: Callable[..., int] = subprocess.call) -> Dict[str, Any]:
+    """Train one seed in a fresh process; continues where an earlier attempt was interrupted.
+
+    Raises:
+        SeedsError: the process failed, or left no metrics; names its log.
+    """
+    os.makedirs(job.folder, exist_ok=True)
+    command = [sys.executable, '-m', 'mmrepro.cli', 'train', job.config, '--seed', str(job.seed),
+               '--work-dir', job.folder]
+    if glob.glob(os.path.join(glob.escape(job.folder), '*.pth')):
+        command.append('--resume')
+    if job.options:
+        command += ['--cfg-options', *job.options]
+    log = os.path.join(job.folder, LOG)
+    with open(log, 'a', encoding='utf-8') as file:
+        code = start(command, stdout=file, stderr=subprocess.STDOUT, env=_environment(job))
+    if code == PREEMPTED:
+        raise SeedsError(f'{job.label}, seed {job.seed}: pre-empted, with a checkpoint; the same '
+                         'command continues')
+    if code:
+        raise SeedsError(f'{job.label}, seed {job.seed}: training ended with code {code}; '
+                         f'the end of {log}:\n{_tail(log)}')
+    metrics = metrics_of(job.folder)
+    if not metrics:
+        raise SeedsError(f'{job.label}, seed {job.seed}: the run has no validation metrics '
+                         f'(log: {log}); {_why_none(log)}')
+    result = dict(seed=job.seed, config=job.config, config_digest=job.digest, metrics=metrics)
+    path = os.path.join(job.folder, RESULT)
+    with open(f'{path}.partial', 'w', encoding='utf-8') as file:
+        json.dump(result, file, indent=1)
+    os.replace(f'{path}.partial', path)
+    return result
+
+
+def _why_none(log: str) -> str:
+    with open(log, encoding='utf-8', errors='replace') as file:
+        found_nothing = any(NOTHING_FOUND in line for line in file)
+    if found_nothing:
+        return ('it was validated, and the detector found nothing at all, for which there is no '
+                'metric. Train longer, begin from pretrained weights, or look at the learning rate '
+                'and at score_thr of model.test_cfg')
+    return 'set val_dataloader, val_evaluator and val_interval'
+
+
+def _environment(job: Job) -> Dict[str, str]:
+    """As this process's, with this very mmrepro first on the path."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    paths = [root, *filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))]
+    return {**os.environ, **dict(job.variables),
+            'PYTHONPATH': os.pathsep.join(dict.fromkeys(paths))}
+
+
+def _tail(path: str, lines: int = 12) -> str:
+    with open(path, encoding='utf-8', errors='replace') as file:
+        return ''.join(f'  {line}' for line in file.readlines()[-lines:])
+
+
+def metrics_of(folder: str) -> Dict[str, List[Tuple[int, float]]]:
+    """Metric -> ``(step, value)`` of all validations, from MMEngine's logs or the fingerprints."""
+    try:
+        run = load_run(folder)
+    except RunError:
+        return {}
+    vals = run.vals(True) if run.ranks and run.log.vals else run.logged_vals
+    found: Dict[str, List[Tuple[int, float]]] = {}
+    for step in sorted(vals):
+        for name, value in vals[step].items():
+            found.setdefault(name, []).append((step, value))
+    return found
+
+
+def choose_metric(results: Sequence[Dict[str, Any]], wanted: Optional[str]) -> str:
+    """The metric that is asked for, the usual one, or the first.
+
+    Raises:
+        SeedsError: a result lacks it; names those that all have.
+    """
+    shared = [name for name in results[0]['metrics']
+              if all(name in result['metrics'] for result in results)]
+    if wanted is None:
+        wanted = next((name for name in USUAL if name in shared), shared[0] if shared else None)
+    if wanted not in shared:
+        raise SeedsError(f'--metric {wanted}: not every run has it; all have: '
+                         f'{", ".join(shared) or "none"}')
+    return wanted
+
+
+def value_of(result: Dict[str, Any], metric: str, pick: str = 'last') -> float:
+    """The metric of the last validation, or of the best one (``pick='best'``)."""
+    values = [value for _, value in result['metrics'][metric]]
+    return max(values) if pick == 'best' else values[-1]

@@ -1,0 +1,75 @@
+"""Distances between the weights of two runs, from checkpoints that both wrote."""
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+
+from ..checkpoint.files import CheckpointError, load
+from .run_view import RunView
+
+__all__ = ['Distance', 'checkpoint_distances', 'distance']
+
+_NUMBERED = re.compile(r'(epoch|iter)_(\d+)\.pth')
+
+
+class Distance(NamedTuple):
+    """Weights of A and B in one pair of checkpoints.
+
+    Attributes:
+        name: file name.
+        iteration: iterations trained, from the checkpoint; None if it does not say.
+        distance: L2 norm of the difference over all floating-point tensors; None: see ``note``.
+        relative: divided by the norm of A's.
+        largest: names and relative distances of the tensors that differ most.
+        note: why there is no distance, or what is not in it.
+    """
+    name: str
+    iteration: Optional[int]
+    distance: Optional[float]
+    relative: Optional[float]
+    largest: Tuple[Tuple[str, float], ...] = ()
+    note: str = ''
+
+
+def checkpoint_distances(a: RunView, b: RunView) -> List[Distance]:
+    """One row for each numbered checkpoint that both runs have, in the order of training."""
+    common = [name for name in a.checkpoints if name in b.checkpoints and _NUMBERED.fullmatch(name)]
+    rows = []
+    for name in sorted(common, key=lambda name: int(_NUMBERED.fullmatch(name)[2])):
+        try:
+            one, other = (load(run.checkpoints[name]) for run in (a, b))
+        except (CheckpointError, OSError) as error:
+            rows.append(Distance(name, None, None, None, note=str(error).splitlines()[0]))
+            continue
+        iteration = (one.get('meta') or {}).get('iter')
+        rows.append(distance(name, iteration, one.get('state_dict', one),
+                             other.get('state_dict', other)))
+    return rows
+
+
+def distance(name: str, iteration: Optional[int], a: Dict[str, Any],
+             b: Dict[str, Any]) -> Distance:
+    """Compare two state dicts, in float64; equal bits (NaN as well) have distance 0."""
+    squares = norms = 0.
+    parts: Dict[str, float] = {}
+    left_out = sorted(set(a) ^ set(b))
+    for key in a:
+        one, other = a[key], b.get(key)
+        if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+            continue
+        if one.shape != other.shape:
+            left_out.append(key)
+            continue
+        one, other = one.double().flatten(), other.double().flatten()
+        gap = torch.where((one == other) | (one.isnan() & other.isnan()), 0., one - other)
+        square = float(gap.square().sum())
+        squares, norms = squares + square, norms + float(one.square().sum())
+        if square:
+            parts[key] = math.sqrt(square) / (float(one.norm()) or 1.)
+    note = f'not in both, or of another shape: {", ".join(left_out[:3])}' if left_out else ''
+    largest = tuple(sorted(parts.items(), key=lambda item: -item[1])[:5])
+    return Distance(name, iteration, math.sqrt(squares), math.sqrt(squares / norms) if norms else
+                    0., largest, note)

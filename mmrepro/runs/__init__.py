@@ -1,0 +1,1 @@
+"""Start, watch, cut down, kill and report one training."""

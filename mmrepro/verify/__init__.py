@@ -1,0 +1,1 @@
+"""Train again, vary what must not matter, and compare the bits."""

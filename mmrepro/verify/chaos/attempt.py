@@ -1,0 +1,184 @@
+"""One start of a training run, watched until its processes have ended."""
+from __future__ import annotations
+
+import glob
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from multiprocessing.connection import wait
+from random import Random
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from .kinds import KINDS
+from .reporting_child import Event, Seat, train
+
+__all__ = ['Attempt', 'Plan', 'TURNS']
+
+TURNS = ('train', 'val')  # events that count for the moment of an interruption
+GRACE = 60.  # seconds in which processes have to end by themselves, once one has
+APPEAR = 2.  # seconds to wait for a half-written checkpoint, once one is to be written
+LOOK = 0.1  # seconds after which we see that a process has ended; its workers may keep its pipes
+LIMIT = 1800.  # seconds without an event, after which a run counts as hung
+
+
+class Plan(NamedTuple):
+    """When and how an attempt is interrupted.
+
+    Attributes:
+        kind: a key of :data:`KINDS`.
+        turns: iterations and validation batches before it.
+        fraction: of the time that such a turn takes, which passes after that, 0 to 1. While a
+            checkpoint is written: below 0.5 right when its file appears, else that much later.
+    """
+    kind: str
+    turns: int
+    fraction: float
+
+
+class Attempt:
+    """Trains until the end, or until it is interrupted.
+
+    Attributes:
+        events: per rank, all that it reported.
+        codes: per rank, exit code; negative is the number of the signal that ended it.
+        struck: whether it was interrupted.
+        seconds_to_end: from the interruption until all processes had ended.
+        ended_by_us: ranks that had to be killed because they did not end.
+    """
+
+    def __init__(self, config: str, ranks: int, log: str, start_method: str) -> None:
+        context = multiprocessing.get_context(start_method)
+        port = _free_port() if ranks > 1 else None
+        self.events: List[List[Event]] = [[] for _ in range(ranks)]
+        self.struck = False
+        self._folder = os.path.dirname(config)
+        self.seconds_to_end: Optional[float] = None
+        self.ended_by_us: List[int] = []
+        self._times: Dict[str, List[float]] = dict(turn=[], save=[])
+        self._last: Tuple[str, float] = ('', time.monotonic())
+        self._connections, self._processes = [], []
+        for rank in range(ranks):
+            here, there = context.Pipe(duplex=False)
+            process = context.Process(target=train, args=(config, Seat(rank, ranks, port), there,
+                                                          log.format(rank=rank)))
+            process.start()
+            there.close()
+            self._connections.append(here)
+            self._processes.append(process)
+
+    def run(self, plan: Optional[Plan], gaps: Dict[str, float], random: Random,
+            heard: Callable[[int, Event], Any] = lambda rank, event: None) -> Attempt:
+        """Watch until the end.
+
+        Args:
+            plan: of the interruption, if any.
+            gaps: seconds that a turn and a checkpoint take, see :meth:`durations`.
+            random: chooses processes.
+            heard: is called with every event.
+        """
+        self._heard = heard
+        strike_at: Optional[float] = None
+        first_end: Optional[float] = None
+        while any(process.is_alive() for process in self._processes):
+            now = time.monotonic()
+            if strike_at is not None and now >= strike_at and not self.struck:
+                self.struck, self._struck_at = True, now
+                KINDS[plan.kind].strike(self._targets(), random)
+            if first_end is None and not all(p.is_alive() for p in self._processes):
+                first_end = now
+            if self._overdue(now, first_end):
+                self._kill()
+            due = strike_at - now if strike_at is not None and not self.struck else LOOK
+            self._listen(min(max(due, 0.), LOOK))
+            if strike_at is None and plan is not None and self._reached(plan):
+                strike_at = self._moment(plan, gaps)
+        self._end()
+        return self
+
+    @property
+    def codes(self) -> List[int]:
+        return [process.exitcode for process in self._processes]
+
+    def durations(self) -> Dict[str, float]:
+        """Median seconds of a turn, and from the begin of a checkpoint to what follows."""
+        return {name: sorted(times)[len(times) // 2] if times else 0.
+                for name, times in self._times.items()}
+
+    def _targets(self) -> List[Tuple[int, Tuple[int, ...]]]:
+        return [(process.pid, events[-1].workers if events else ())
+                for process, events in zip(self._processes, self.events)]
+
+    def _reached(self, plan: Plan) -> bool:
+        events = self.events[0]
+        if sum(event.kind in TURNS for event in events) < plan.turns:
+            return False
+        moment = KINDS[plan.kind].moment
+        return not moment or events[-1].kind == moment
+
+    def _moment(self, plan: Plan, gaps: Dict[str, float]) -> float:
+        if not KINDS[plan.kind].moment:
+            return self._last[1] + plan.fraction * gaps['turn']
+        before = set(glob.glob(os.path.join(self._folder, '.*.partial')))
+        end = time.monotonic() + APPEAR
+        while time.monotonic() < end:  # without a pause: the file is there for milliseconds
+            if set(glob.glob(os.path.join(self._folder, '.*.partial'))) - before:
+                break
+        return time.monotonic() + max(plan.fraction - 0.5, 0.) * gaps['save']
+
+    def _listen(self, seconds: float) -> None:
+        open_ones = [c for c in self._connections if not c.closed]
+        alive = [process.sentinel for process in self._processes if process.is_alive()]
+        for ready in wait([*open_ones, *alive], seconds):
+            if ready in open_ones:
+                self._receive(ready)
+
+    def _receive(self, connection: Any) -> None:
+        rank = self._connections.index(connection)
+        try:
+            event = connection.recv()
+        except (EOFError, OSError):  # the process was killed, perhaps in the middle of an event
+            connection.close()
+            return
+        self.events[rank].append(event)
+        self._heard(rank, event)
+        if rank == 0:
+            now = time.monotonic()
+            before, then = self._last
+            if before == 'save':
+                self._times['save'].append(now - then)
+            elif before in (*TURNS, 'turned') and event.kind in TURNS:
+                self._times['turn'].append(now - then)
+            self._last = event.kind, now
+
+    def _overdue(self, now: float, first_end: Optional[float]) -> bool:
+        # ranks that wait for a dead one; a launcher would end them
+        return (first_end is not None and now - first_end > GRACE) or now - self._last[1] > LIMIT
+
+    def _kill(self) -> None:
+        for rank, process in enumerate(self._processes):
+            if process.is_alive():
+                self.ended_by_us.append(rank)
+                process.kill()
+                process.join()
+
+    def _end(self) -> None:
+        if self.struck:
+            self.seconds_to_end = time.monotonic() - self._struck_at
+        for process in self._processes:
+            process.join()
+            try:  # workers that have lost their trainer see it some seconds later
+                os.killpg(process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+        for connection in self._connections:
+            while not connection.closed and connection.poll():
+                self._receive(connection)
+            connection.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return probe.getsockname()[1]

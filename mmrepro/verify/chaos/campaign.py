@@ -1,0 +1,208 @@
+"""Runs that are interrupted and resumed until they are through, compared with one that is not."""
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from random import Random
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from mmengine.config import Config
+
+from ...checkpoint import files
+from .attempt import TURNS, Attempt, Plan
+from .kinds import KINDS, allowed
+
+__all__ = ['Campaign', 'Kill', 'Settings']
+
+Key = Tuple[int, str, int]  # rank, kind of event, iteration
+COMPARED = ('train', 'metrics', 'end')
+WITHOUT_PROGRESS = 20  # attempts that end by themselves, with an error, before we give up
+
+
+class Settings(NamedTuple):
+    """Of a campaign.
+
+    Attributes:
+        work_dir: a folder for configs, logs, checkpoints.
+        kills: how many interruptions.
+        seed: of their kinds and moments.
+        ranks: processes of each run.
+        workers: data loader workers of each rank.
+        kinds: keys of ``KINDS``; empty for all that are possible.
+        span: most turns from a start to an interruption.
+        start_method: of the processes; 'fork' is faster, 'spawn' is a fresh interpreter.
+    """
+    work_dir: str
+    kills: int
+    seed: int
+    ranks: int
+    workers: int
+    kinds: Sequence[str] = ()
+    span: int = 8
+    start_method: str = 'fork'
+
+
+class Kill(NamedTuple):
+    """What came of one interruption.
+
+    Attributes:
+        done: iterations that were finished when the processes ended.
+        resumed: at which the next start began.
+        half_written: files that lay there half written.
+        seconds: until all processes had ended.
+    """
+    run: int
+    kind: str
+    codes: List[int]
+    done: int
+    resumed: Optional[int]
+    half_written: int
+    seconds: float
+    ended_by_us: List[int]
+
+
+class Campaign:
+    """Interrupts runs of one config.
+
+    Attributes:
+        kills: :class:`Kill` of each interruption.
+        problems: everything that was not as in the uninterrupted run, as lines of text.
+        runs: complete interrupted runs.
+        compared: iterations and validations that were compared.
+    """
+
+    def __init__(self, config: Config, settings: Settings,
+                 say: Callable[[str], Any] = print) -> None:
+        self._config, self._settings, self._say = config, settings, say
+        self._random = Random(settings.seed)
+        self.kinds = list(settings.kinds) or allowed(settings.ranks, settings.workers)
+        self.kills: List[Kill] = []
+        self.problems: List[str] = []
+        self.runs = self.compared = self.iterations = 0
+        self._deck: List[str] = []
+
+    def run(self) -> bool:
+        """Whether all interrupted runs were the uninterrupted one."""
+        if self._settings.start_method == 'fork':
+            import torch._dynamo  # noqa: F401  the first optimizer of every process would
+        folder = self._folder('reference')
+        attempt = self._start(folder, None)
+        if any(attempt.codes):
+            raise RuntimeError(f'the uninterrupted run failed with exit codes {attempt.codes}; '
+                               f'see {folder}/rank0.log')
+        self._gaps = attempt.durations()
+        self._expected = _records(attempt)
+        self.iterations = max(iteration for _, _, iteration in self._expected)
+        self._say(f'uninterrupted run: {self.iterations} iterations, {self._gaps["turn"]:.2f} s '
+                  f'each; {self._gaps["save"]:.2f} s for a checkpoint')
+        while len(self.kills) < self._settings.kills and not self.problems:
+            self._interrupted_run(self.runs + 1)
+            self.runs += 1
+        return not self.problems
+
+    def _interrupted_run(self, number: int) -> None:
+        folder, found = self._folder(f'run_{number}'), {}
+        pending: Optional[Kill] = None
+        failures = 0
+        while True:
+            plan = self._plan() if len(self.kills) + bool(pending) < self._settings.kills else None
+            attempt = self._start(folder, plan)
+            began = [event.iteration for event in attempt.events[0] if event.kind == 'begin']
+            if pending is not None:
+                self._keep(pending._replace(resumed=began[0] if began else None))
+            self._check(number, _records(attempt), found)
+            self._check_files(folder, plan)
+            pending = self._kill_of(number, plan, attempt, folder) if attempt.struck else None
+            if not any(attempt.codes):
+                break
+            failures = 0 if attempt.struck else failures + 1
+            if failures > WITHOUT_PROGRESS or (not attempt.struck and attempt.codes != [75]):
+                self.problems.append(f'run {number} ended with {attempt.codes} by itself; see '
+                                     f'{folder}/rank0.log')
+                return
+        if pending is not None:  # it came too late to stop the run
+            self._keep(pending)
+        missing = sorted(self._expected.keys() - found.keys())
+        self.problems += [f'run {number} has no {kind} of iteration {iteration}, rank {rank}'
+                          for rank, kind, iteration in missing]
+        self._say(f'run {number}: {self.iterations} iterations, {len(self.kills)} interruptions so '
+                  f'far, {"DIFFERENT" if self.problems else "all bits equal"}')
+        if not self.problems:
+            shutil.rmtree(folder)
+
+    def _folder(self, name: str) -> str:
+        folder = os.path.join(self._settings.work_dir, name)
+        os.makedirs(folder)
+        config = self._config.copy()
+        config.work_dir, config.resume, config.load_from = folder, True, None
+        config.dump(os.path.join(folder, 'chaos_config.py'))
+        return folder
+
+    def _start(self, folder: str, plan: Optional[Plan]) -> Attempt:
+        settings = self._settings
+        attempt = Attempt(os.path.join(folder, 'chaos_config.py'), settings.ranks,
+                          os.path.join(folder, 'rank{rank}.log'), settings.start_method)
+        return attempt.run(plan, getattr(self, '_gaps', {}), self._random)
+
+    def _plan(self) -> Plan:
+        if not self._deck:  # every kind equally often
+            self._deck = self._random.sample(self.kinds, len(self.kinds))
+        return Plan(self._deck.pop(), self._random.randint(1, self._settings.span),
+                    self._random.random())
+
+    def _kill_of(self, number: int, plan: Plan, attempt: Attempt, folder: str) -> Kill:
+        done = max((event.iteration for event in attempt.events[0] if event.kind in TURNS),
+                   default=0)
+        expected = {*KINDS[plan.kind].codes, 0}  # 0: the run was through before the signal
+        through = all(any(event.kind == 'end' for event in events) for events in attempt.events)
+        if not (expected.issuperset(attempt.codes) or through or attempt.ended_by_us):
+            self.problems.append(
+                f'run {number}: after {plan.kind} at iteration {done} the processes ended with '
+                f'{attempt.codes}, expected {sorted(expected)}; see {folder}/rank0.log')
+        half = sum(name.endswith('.partial') for name in os.listdir(folder))
+        return Kill(number, plan.kind, attempt.codes, done, None, half, attempt.seconds_to_end,
+                    attempt.ended_by_us)
+
+    def _keep(self, kill: Kill) -> None:
+        self.kills.append(kill)
+        self._say(f'{len(self.kills):4d}  {kill.kind} after iteration {kill.done}: exit codes '
+                  f'{kill.codes} after {kill.seconds:.1f} s, resumed at {kill.resumed}')
+
+    def _check(self, number: int, records: Dict[Key, Any], found: Dict[Key, Any]) -> None:
+        for key, content in records.items():
+            rank, kind, iteration = key
+            found[key] = content
+            self.compared += 1
+            expected = self._expected.get(key)
+            if content != expected:
+                self.problems.append(f'run {number}, rank {rank}, {kind} {iteration}: {content}, '
+                                     f'uninterrupted: {expected}')
+
+    def _check_files(self, folder: str, plan: Optional[Plan]) -> None:
+        pointer = os.path.join(folder, 'last_checkpoint')
+        if not os.path.exists(pointer):
+            return
+        with open(pointer) as file:
+            named = file.read().strip()
+        # it may name a file that MMEngine has already removed, and be cut off itself, but never
+        # name one that is not whole
+        if os.path.isfile(named) and files.check_file(named) is not None:
+            self.problems.append(f'last_checkpoint names {named}, which '
+                                 f'{files.check_file(named)}, after {plan}')
+
+
+def _records(attempt: Attempt) -> Dict[Key, Any]:
+    """What has to be equal. An iteration that was reported, but not finished, counts too."""
+    return {(rank, event.kind, event.iteration): event.content
+            for rank, events in enumerate(attempt.events) for event in events
+            if event.kind in COMPARED}
+
+
+def summary(campaign: Campaign, started: float) -> Dict[str, Any]:
+    """The outcome, as JSON can hold it."""
+    return dict(
+        settings=campaign._settings._asdict(), iterations_of_a_run=campaign.iterations,
+        runs=campaign.runs, compared=campaign.compared, equal=not campaign.problems,
+        problems=campaign.problems, minutes=round((time.time() - started) / 60, 1),
+        kills=[kill._asdict() for kill in campaign.kills])

@@ -1,0 +1,119 @@
+"""Checkpoint files are whole or absent, and cannot run code."""
+import os
+
+import numpy as np
+import pytest
+import torch
+from mmengine.logging import HistoryBuffer
+
+from mmrepro.checkpoint import files
+
+
+@pytest.fixture
+def good(tmp_path):
+    """A sealed checkpoint with what MMEngine puts into one."""
+    path = str(tmp_path / 'iter_1.pth')
+    history = HistoryBuffer([1.0, 2.0], [1, 1])
+    content = dict(state_dict=dict(w=torch.arange(1000.)), meta=dict(epoch=0, iter=1, seed=3),
+                   message_hub=dict(log_scalars=dict(loss=history), n=np.float64(2.5)))
+    torch.save(content, path + '.partial')
+    files.replace_with(path + '.partial', path)
+    return path
+
+
+def flip(path, position):
+    with open(path, 'r+b') as file:
+        file.seek(position)
+        byte = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_a_sealed_file_loads_and_verifies(good):
+    assert files.check_file(good) is None
+    loaded = files.load(good)
+    assert torch.equal(loaded['state_dict']['w'], torch.arange(1000.))
+    assert loaded['message_hub']['log_scalars']['loss'].mean() == 1.5
+    assert not os.path.exists(good + '.partial')
+
+
+def test_plain_torch_reads_a_sealed_file(good, tmp_path):
+    assert torch.load(good, weights_only=False)['meta']['iter'] == 1
+    assert torch.load(good, weights_only=False, mmap=True)['meta']['iter'] == 1
+
+
+def test_every_flipped_byte_is_noticed(good):
+    size = os.path.getsize(good)
+    for position in {*range(0, size, 97), 0, size - 1, size - 70, size - 101}:
+        flip(good, position)
+        assert files.check_file(good) is not None, position
+        flip(good, position)
+    assert files.check_file(good) is None
+
+
+def test_every_truncation_is_noticed(good):
+    with open(good, 'rb') as file:
+        content = file.read()
+    for length in range(0, len(content), 61):
+        with open(good, 'wb') as file:
+            file.write(content[:length])
+        assert files.check_file(good) is not None, length
+        with pytest.raises(files.CheckpointError, match='iter_1.pth'):
+            files.load(good)
+
+
+def test_a_checkpoint_of_stock_mmengine_is_accepted(tmp_path):
+    path = str(tmp_path / 'epoch_1.pth')
+    torch.save(dict(a=1), path)
+    assert files.check_file(path) is None and files.load(path) == dict(a=1)
+
+
+class Code:
+    def __reduce__(self):
+        return os.system, ('touch pwned', )
+
+
+class Attribute:
+    def __reduce__(self):
+        return getattr, (HistoryBuffer, '__init__')
+
+
+@pytest.mark.parametrize('payload', [Code, Attribute])
+def test_a_checkpoint_that_runs_code_is_refused(tmp_path, monkeypatch, payload):
+    monkeypatch.chdir(tmp_path)
+    torch.save(dict(a=payload()), 'bad.pth')
+    with pytest.raises(files.CheckpointError, match='bad.pth holds something that is not data'):
+        files.load('bad.pth')
+    assert not os.path.exists('pwned')
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match='nowhere.pth does not exist'):
+        files.load(str(tmp_path / 'nowhere.pth'))
+
+
+def test_newest_good_passes_over_what_is_damaged_and_says_so(good, tmp_path):
+    for name, content in (('iter_2.pth', b''), ('iter_3.pth', b'PK\x03\x04 cut off')):
+        (tmp_path / name).write_bytes(content)
+        os.utime(tmp_path / name, ns=(2**62, 2**62))  # newer than the good one
+    (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'iter_3.pth'))
+    path, passed = files.newest_good(str(tmp_path))
+    assert os.path.samefile(path, good)
+    assert 'iter_3.pth' in passed[0] and any('iter_2.pth is empty' in text for text in passed)
+
+
+def test_an_empty_pointer_is_not_the_end(good, tmp_path):
+    (tmp_path / 'last_checkpoint').write_text('')
+    assert os.path.samefile(files.newest_good(str(tmp_path))[0], good)
+
+
+def test_the_newest_file_survives_the_hook_that_removes_it(good, tmp_path):
+    """CheckpointHook(max_keep_ckpts=1) removes the old file before it writes the new one."""
+    os.remove(good)
+    path, _ = files.newest_good(str(tmp_path))
+    assert files.load(path)['meta']['iter'] == 1
+
+
+def test_nothing_to_resume_from(tmp_path):
+    assert files.newest_good(str(tmp_path)) == (None, [])
+    assert files.newest_good(str(tmp_path / 'missing')) == (None, [])

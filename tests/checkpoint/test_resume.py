@@ -1,0 +1,219 @@
+"""A resumed run is the uninterrupted one: batches, losses, weights, optimizer, EMA, as bytes."""
+import copy
+import json
+
+import pytest
+from harness import Child, run_all, train
+from mmengine.runner import Runner
+from test_invariance import small
+from test_runner import NoisyLine, Points, config  # noqa: F401  registered classes
+
+from mmrepro.config import RandomnessError
+
+
+def log_lines(work_dir):
+    """Logged scalars by step, without times."""
+    steps = {}
+    for path in sorted(work_dir.glob('*/vis_data/*.json')):
+        if path.name == 'config.json':
+            continue
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            if 'loss' in record:
+                steps[record['step']] = {key: value for key, value in record.items()
+                                         if 'time' not in key and key != 'memory'}
+    return steps
+
+
+def every_iteration(cfg):
+    cfg.default_hooks.checkpoint = dict(
+        type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)
+    return cfg
+
+
+def accumulating(cfg):
+    cfg.optim_wrapper.accumulative_counts = 4
+
+
+def dynamic(cfg):
+    from mmengine.config import Config
+    own = Config.fromfile(_mmdet('dynamic_rcnn/dynamic-rcnn_r50_fpn_1x_coco.py'))
+    cfg.model = own.model
+    cfg.model.backbone.init_cfg = None
+    cfg.model.roi_head.bbox_head.num_classes = 6
+    cfg.model.train_cfg.rcnn.dynamic_rcnn.update_iter_interval = 2
+    cfg.model.train_cfg.rcnn.sampler.num = 128
+    cfg.model.train_cfg.rpn_proposal.nms_pre = cfg.model.train_cfg.rpn_proposal.max_per_img = 300
+
+
+def _mmdet(path):
+    import os
+
+    import mmdet
+    return os.path.join(os.path.dirname(mmdet.__file__), '.mim', 'configs', path)
+
+
+def shallow(cfg):
+    """ResNet-18: the state that matters here is elsewhere."""
+    cfg.model.backbone.depth = 18
+    cfg.model.neck.in_channels = [64, 128, 256, 512]
+
+
+def nothing(cfg):
+    pass
+
+
+# name: (demo model, change, resume point -> workers)
+CASES = {
+    'yolox': ('yolox_s', nothing, {1: 2, 2: 0, 3: 4, 4: 0, 5: 2}),
+    'rtmdet': ('rtmdet_tiny', nothing, {2: 2, 3: 0, 4: 0}),
+    'dynamic': ('faster-rcnn_r50_fpn', lambda cfg: (dynamic(cfg), shallow(cfg)),
+                {2: 2, 3: 0, 5: 0}),
+    'accumulation': ('retinanet_r50_fpn', lambda cfg: (accumulating(cfg), shallow(cfg)),
+                     {3: 2, 5: 0}),
+    'detr': ('deformable-detr_r50', nothing, {2: 0}),
+}
+
+
+FAST = ('yolox', 'accumulation')
+
+
+@pytest.mark.parametrize('case', [
+    case if case in FAST else pytest.param(case, marks=pytest.mark.nightly) for case in CASES])
+def test_every_resume_point_gives_the_uninterrupted_run(case, data_root, tmp_path):
+    import mmdet.models  # noqa: F401
+    model, change, points = CASES[case]
+    cfg = every_iteration(small(model, data_root))
+    change(cfg)
+    base = tmp_path / 'base'
+    expected = run_all({'base': (train, (cfg, str(base)), {})})['base']
+    jobs = {}
+    for point, workers in points.items():
+        resumed = copy.deepcopy(cfg)
+        resumed.resume, resumed.load_from = True, str(base / f'iter_{point}.pth')
+        resumed.default_hooks.checkpoint.interval = 100
+        resumed.train_dataloader.merge(dict(num_workers=workers, persistent_workers=workers > 2))
+        jobs[point] = (train, (resumed, str(tmp_path / str(point))), {})
+    for point, found in run_all(jobs).items():
+        assert found['step'] == list(range(point, 6))
+        for key in ('data', 'loss'):
+            assert found[key] == expected[key][point:], f'{case} resumed at {point}: {key}'
+        for key in ('weights', 'optimizer'):
+            assert found[key] == expected[key], f'{case} resumed at {point}: {key}'
+        logged, before = log_lines(tmp_path / str(point)), log_lines(base)
+        assert logged and all(before[step] == values for step, values in logged.items())
+
+
+def small_run(work_dir, **changes):
+    cfg = config(work_dir)
+    cfg.train_dataloader.batch_size = 2
+    cfg.default_hooks.checkpoint = dict(
+        type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)
+    cfg.train_cfg = changes.pop('train_cfg', cfg.train_cfg)
+    cfg.merge_from_dict(changes)
+    return cfg
+
+
+LOOPS = {
+    'epochs': {'train_cfg': dict(by_epoch=True, max_epochs=3)},
+    'iterations, endless sampler': {
+        'train_cfg': dict(by_epoch=False, max_iters=12, val_interval=100),
+        'train_dataloader.sampler.type': 'InfiniteSampler'},
+    'iterations, epochs of data': {
+        'train_cfg': dict(by_epoch=False, max_iters=12, val_interval=100)},
+}
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    """MMEngine sleeps two seconds between passes over the data of an iteration-based loop."""
+    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
+
+
+def finish(cfg):
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    return {name: value.numpy().tobytes() for name, value in runner.model.state_dict().items()}
+
+
+@pytest.mark.parametrize('loop', LOOPS)
+@pytest.mark.parametrize('workers', [0, 2])
+def test_every_iteration_of_every_loop(loop, workers, tmp_path):
+    changes = {**LOOPS[loop], 'train_dataloader.num_workers': workers}
+
+    def run(cfg):
+        # workers of endless loaders end with the process that started them
+        return Child(finish, cfg).result() if workers else finish(cfg)
+
+    expected = run(small_run(tmp_path, **changes))
+    for point in range(1, 12) if workers == 0 else (1, 4, 6, 11):
+        cfg = small_run(tmp_path / str(point), **changes)
+        cfg.resume, cfg.load_from = True, str(tmp_path / f'iter_{point}.pth')
+        found = run(cfg)
+        for name, value in expected.items():
+            assert found[name] == value, f'{loop}, resumed at {point}: {name}'
+
+
+@pytest.mark.parametrize('loop', LOOPS)
+def test_no_sample_is_loaded_twice(loop, tmp_path, monkeypatch):
+    finish(small_run(tmp_path, **LOOPS[loop]))
+    loads = []
+    stock = Points.__getitem__
+    monkeypatch.setattr(Points, '__getitem__', lambda self, i: (loads.append(i), stock(self, i))[1])
+    cfg = small_run(tmp_path / 'resumed', **LOOPS[loop])
+    cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_9.pth')
+    finish(cfg)
+    assert len(loads) == 3 * 2
+
+
+def test_a_drawn_seed_comes_back_before_anything_is_built(tmp_path):
+    expected = finish(small_run(tmp_path, randomness=dict(seed=None)))
+    cfg = small_run(tmp_path / 'resumed', randomness=dict(seed=None))
+    cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_5.pth')
+    found = finish(cfg)
+    assert found == expected
+
+
+def test_automatic_resume_passes_over_a_damaged_checkpoint(tmp_path):
+    expected = finish(small_run(tmp_path))
+    for point in (6, 7, 8):
+        (tmp_path / f'iter_{point}.pth').write_bytes(b'')
+    (tmp_path / '.last_good.pth').unlink()
+    cfg = small_run(tmp_path)
+    cfg.resume = True
+    found = finish(cfg)
+    assert found == expected
+
+
+def test_another_seed_is_refused(tmp_path):
+    finish(small_run(tmp_path))
+    cfg = small_run(tmp_path, randomness=dict(seed=4))
+    cfg.resume = True
+    with pytest.raises(RandomnessError, match='randomness.seed=4, but .* a run with seed 3'):
+        Runner.from_cfg(cfg)
+
+
+def test_nothing_to_resume_from_is_a_new_run(tmp_path):
+    cfg = small_run(tmp_path)
+    cfg.resume = True
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    assert runner.iter == 8
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    from mmrepro.checkpoint import files
+    runner = Runner.from_cfg(small_run(tmp_path))
+    stock, calls = files.seal, []
+
+    def fails_at_the_third(path):
+        calls.append(path)
+        if len(calls) == 3:
+            raise OSError(28, 'No space left on device')
+        stock(path)
+
+    monkeypatch.setattr(files, 'seal', fails_at_the_third)
+    with pytest.raises(OSError, match='No space left'):
+        runner.train()
+    assert files.newest_good(str(tmp_path))[0].endswith(('iter_2.pth', '.last_good.pth'))
+    assert not list(tmp_path.glob('.*partial'))

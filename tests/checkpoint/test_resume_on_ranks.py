@@ -1,0 +1,171 @@
+"""A resumed job of several ranks is the uninterrupted one, state of every rank included."""
+import copy
+
+import pytest
+import torch
+from harness import digest
+from mmengine.config import Config
+from mmengine.model import BaseModel
+from mmengine.registry import DATASETS, MODELS
+from test_training_on_ranks import on_ranks
+
+import mmrepro  # noqa: F401
+
+
+@MODELS.register_module(force=True)
+class RankState(BaseModel):
+    """BatchNorm without synchronisation, dropout, a layer per element, state in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(3, 40), torch.nn.BatchNorm1d(40), torch.nn.Dropout(0.2),
+            torch.nn.Linear(40, 30), torch.nn.BatchNorm1d(30), torch.nn.Linear(30, 1))
+        self.register_buffer('seen', torch.zeros(1), persistent=False)
+        self.largest = 0.
+
+    def forward(self, x, mode='tensor'):
+        x = torch.stack(x).float()
+        self.seen += x.abs().sum()
+        self.largest = max(self.largest, float(x.max()))
+        loss = (self.layers(x) * (self.seen + self.largest)).square().mean()
+        return dict(loss=loss) if mode == 'loss' else [loss]
+
+
+@DATASETS.register_module(force=True)
+class Cloud(torch.utils.data.Dataset):
+    metainfo = {}
+
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, i):
+        return dict(x=torch.tensor([i, 1., -i]) + torch.rand(3))
+
+
+@pytest.fixture(autouse=True)
+def adapter():
+    from mmrepro.checkpoint import adapters
+    adapters.register(RankState, 'largest', why='of this rank')
+    yield
+    adapters.ADAPTERS.pop('RankState')
+
+
+def settings(work_dir, accumulate=1, step_seed=True):
+    return Config(dict(
+        model=dict(type='RankState'), work_dir=str(work_dir), log_level='WARNING',
+        train_dataloader=dict(batch_size=4, num_workers=0, dataset=dict(type='Cloud'),
+                              sampler=dict(type='DefaultSampler', shuffle=True)),
+        train_cfg=dict(by_epoch=True, max_epochs=2),
+        optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.01),
+                           clip_grad=dict(max_norm=1.), accumulative_counts=accumulate),
+        custom_hooks=[dict(type='EMAHook', ema_type='ExponentialMovingAverage',
+                           update_buffers=True)],
+        default_hooks=dict(checkpoint=dict(
+            type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)),
+        env_cfg=dict(dist_cfg=dict(backend='gloo')),
+        randomness=dict(seed=5, deterministic=True, diff_rank_seed=True, step_seed=step_seed)))
+
+
+def state_of(runner):
+    model = runner.model.module
+    ema = next(hook for hook in runner.hooks if type(hook).__name__ == 'EMAHook').ema_model
+    return dict(model=digest(model.state_dict()), seen=model.seen.item().hex(),
+                largest=model.largest, ema=digest(ema.state_dict()),
+                optimizer=digest(runner.optim_wrapper.state_dict()))
+
+
+@pytest.mark.parametrize('world,step_seed', [(2, True), (3, True), (2, False)])
+def test_every_rank_continues_with_its_own_state(world, step_seed, tmp_path):
+    cfg = settings(tmp_path / 'base', 3, step_seed)
+    expected = on_ranks(world, cfg, tmp_path / 'base', function=as_rank_with_state)
+    assert len({rank['state']['model'] for rank in expected}) == world, 'ranks hold their own BN'
+    last = len(expected[0]['step'])
+    points = {(2, True): (1, 4, 6, 7, 11), (3, True): (2, 4), (2, False): (4, 7)}
+    for point in points[world, step_seed]:
+        cfg = settings(tmp_path / str(point), 3, step_seed)
+        cfg.resume, cfg.load_from = True, str(tmp_path / 'base' / f'iter_{point}.pth')
+        found = on_ranks(world, cfg, tmp_path / str(point), function=as_rank_with_state)
+        for rank, (before, after) in enumerate(zip(expected, found)):
+            place = f'rank {rank} of {world}, resumed at {point}'
+            assert isinstance(after, dict), after
+            assert after['step'] == list(range(point, last)), place
+            for key in ('data', 'loss'):
+                assert after[key] == before[key][point:], f'{place}: {key}'
+            assert after['state'] == before['state'], place
+
+
+def as_rank_with_state(rank, world, port, cfg, work_dir):
+    from test_training_on_ranks import as_rank
+    kept = {}
+
+    def keep(runner):
+        kept['runner'] = runner
+
+    result = as_rank(rank, world, port, cfg, work_dir, keep)
+    return dict(result, state=state_of(kept['runner']))
+
+
+def test_ranks_that_are_equal_hand_nothing_over(tmp_path):
+    cfg = settings(tmp_path)
+    cfg.model = dict(type='NoState')
+    cfg.custom_hooks = []
+    on_ranks(2, cfg, tmp_path)
+    saved = torch.load(tmp_path / 'iter_3.pth', weights_only=False)
+    assert saved['mmrepro']['ranks'] == {}
+
+
+@MODELS.register_module(force=True)
+class NoState(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(3, 1)
+
+    def forward(self, x, mode='tensor'):
+        return dict(loss=self.line(torch.stack(x).float()).square().mean())
+
+
+def only_rank_0_saves(rank, world, port, cfg, work_dir):
+    from test_training_on_ranks import as_rank
+
+    def prepare(runner):
+        from mmengine.hooks import Hook
+
+        class Alone(Hook):
+            def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+                if rank == 0:
+                    runner.save_checkpoint(work_dir, 'alone.pth')
+
+        runner.register_hook(Alone())
+
+    import mmrepro.checkpoint.rank_state as ranks
+    stock = ranks.settle
+    ranks.settle = lambda *args: stock(*args, timeout=3)
+    return as_rank(rank, world, port, cfg, work_dir, prepare)
+
+
+def test_a_rank_that_does_not_save_is_named(tmp_path):
+    cfg = settings(tmp_path)
+    cfg.default_hooks.checkpoint = None
+    first, _ = on_ranks(2, copy.deepcopy(cfg), tmp_path, function=only_rank_0_saves)
+    assert 'AgreementError' in first and 'did not come within 3 s: 1' in first
+
+
+def test_every_rank_writes_its_fingerprints_and_continues_them(tmp_path):
+    from mmrepro.fingerprint.reader import read_run
+    cfg = settings(tmp_path / 'run')
+    cfg.custom_hooks = [dict(type='FingerprintHook')]
+    on_ranks(2, cfg, tmp_path / 'run')
+    first, second = (read_run(str(tmp_path / 'run')).ranks[rank].steps for rank in (0, 1))
+    assert list(first) == list(second) == list(range(12))
+    for one, other in zip(first.values(), second.values()):
+        assert one['parameters'] == other['parameters'] and one['gradients'] == other['gradients']
+        assert one['optimizer'] == other['optimizer']
+        assert not set(one['batch']['positions']) & set(other['batch']['positions'])
+        assert one['buffers'] != other['buffers'], 'BatchNorm is not synchronised here'
+    cfg.resume, cfg.load_from = True, str(tmp_path / 'run' / 'iter_5.pth')
+    on_ranks(2, cfg, tmp_path / 'run')
+    again = read_run(str(tmp_path / 'run')).ranks
+    assert (again[0].steps, again[1].steps) == (first, second)
+    assert [len(again[rank].starts) for rank in (0, 1)] == [2, 2]
+    assert not any('differ' in note for rank in (0, 1) for note in again[rank].notes)

@@ -1,0 +1,262 @@
+"""``mmrepro seeds``: what is run, what is not run again, what is said."""
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+from fake_runs import write_log
+
+from mmrepro import cli
+from mmrepro.cli import seeds
+from mmrepro.report import seed_runs, seeds_report
+from mmrepro.report.seed_runs import (
+    NOTHING_FOUND,
+    SeedsError,
+    jobs_of,
+    parse_seeds,
+    result_of,
+    run_job,
+    value_of,
+)
+
+CONFIG = """
+custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)
+randomness = dict(seed=42, deterministic=True)
+model = dict(type='Detector', width={width})
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Writes configs."""
+    def write(name='base', width=1):
+        path = tmp_path / f'{name}.py'
+        path.write_text(CONFIG.format(width=width))
+        return str(path)
+    return write
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Stands for the trainings: what was started, with a metric that depends on seed and config."""
+    commands = []
+
+    def start(command, stdout, stderr, env):
+        commands.append(command)
+        folder = command[command.index('--work-dir') + 1]
+        seed = int(command[command.index('--seed') + 1])
+        better = .02 + .001 * seed if 'mine' in command[4] else 0.
+        write_log(folder, 2, val=.3 + .01 * (seed % 3) + better)
+        return 0
+
+    monkeypatch.setattr(seed_runs.subprocess, 'call', start)
+    monkeypatch.setattr(seeds, 'run_job', lambda job: run_job(job, start))
+    return commands
+
+
+def run(*arguments):
+    return seeds.main([*arguments, '--no-plots'])
+
+
+@pytest.mark.parametrize('text, expected', [
+    ('3', [3]), ('0..4', [0, 1, 2, 3, 4]), ('5, 0..1', [5, 0, 1]), ('7..7', [7])])
+def test_seeds_are_lists_and_ranges(text, expected):
+    assert parse_seeds(text) == expected
+
+
+@pytest.mark.parametrize('text', ['', 'a', '1..', '4..1', '1,1', '0..3,2', '-1', '0..4294967296'])
+def test_other_seeds_are_refused(text):
+    with pytest.raises(SeedsError, match='--seeds'):
+        parse_seeds(text)
+
+
+@pytest.mark.parametrize('text, message', [
+    ('0, 5..1', r"'5\.\.1' is not allowed: it counts down; write 1\.\.5"),
+    ('4294967296', 'a seed is at most 4294967295'),
+    ('0..10000', 'at most 10000 seeds')])
+def test_a_range_that_is_refused_says_why(text, message):
+    with pytest.raises(SeedsError, match=message):
+        parse_seeds(text)
+
+
+def test_every_seed_gets_a_process_and_a_folder(config, started, tmp_path, capsys):
+    path, out = config(), str(tmp_path / 'out')
+    assert run(path, '--seeds', '0..2', '--work-dir', out, '--cfg-options', 'a.b=[1,2]', 'c=x') == 0
+    assert [command[command.index('--seed') + 1] for command in started] == ['0', '1', '2']
+    command = started[0]
+    assert command[:5] == [sys.executable, '-m', 'mmrepro.cli', 'train', path]
+    assert command[command.index('--work-dir') + 1] == os.path.join(out, 'base', 'seed_0')
+    assert command[-3:] == ['--cfg-options', 'a.b=[1,2]', 'c=x'] and '--resume' not in command
+    said = capsys.readouterr()
+    assert '0.3100' in said.out and 'mean' in said.out
+    assert 'run 2 of 3: base, seed 1' in said.err
+
+
+def test_a_finished_seed_is_not_run_again_and_an_unfinished_one_is_resumed(
+        config, started, tmp_path, capsys):
+    path, out = config(), str(tmp_path / 'out')
+    run(path, '--seeds', '0..1', '--work-dir', out)
+    folder = os.path.join(out, 'base', 'seed_2')
+    os.makedirs(folder)
+    with open(os.path.join(folder, 'epoch_1.pth'), 'w'):
+        pass
+    started.clear()
+    run(path, '--seeds', '0..3', '--work-dir', out)
+    assert [command[command.index('--seed') + 1] for command in started] == ['2', '3']
+    assert ['--resume' in command for command in started] == [True, False]
+    assert '2 of 4 runs are there already' in capsys.readouterr().err
+
+
+def test_a_changed_config_is_not_mixed_in(config, started, tmp_path, capsys):
+    path, out = config(), str(tmp_path / 'out')
+    run(path, '--seeds', '0', '--work-dir', out)
+    config(width=2)
+    assert run(path, '--seeds', '0', '--work-dir', out) == 2
+    assert 'other settings' in capsys.readouterr().err
+    config(width=1)  # another seed in the file itself changes nothing
+    with open(path) as file:
+        text = file.read()
+    with open(path, 'w') as file:
+        file.write(text.replace('seed=42', 'seed=7'))
+    assert run(path, '--seeds', '0', '--work-dir', out, '--report-only') == 0
+
+
+def test_options_are_settings(config, tmp_path):
+    job, = jobs_of(config(), 'base', [0], str(tmp_path))
+    other, = jobs_of(config(), 'base', [0], str(tmp_path), ['model.width=3'], {'model.width': 3})
+    place, = jobs_of(config(), 'base', [0], str(tmp_path), ['work_dir=x'], {'work_dir': 'x'})
+    assert job.digest != other.digest and job.digest == place.digest
+
+
+def test_a_training_that_fails_stops_with_the_end_of_its_log(config, tmp_path):
+    job, = jobs_of(config(), 'base', [0], str(tmp_path))
+
+    def start(command, stdout, **kwargs):
+        stdout.write('CUDA out of memory\n')
+        return 1
+
+    with pytest.raises(SeedsError, match='seed 0: training ended with code 1(.|\n)*out of memory'):
+        run_job(job, start)
+    assert result_of(job) is None
+
+
+def test_a_training_that_is_pre_empted_can_be_continued(config, tmp_path):
+    job, = jobs_of(config(), 'base', [0], str(tmp_path))
+    with pytest.raises(SeedsError, match='pre-empted.*same command continues'):
+        run_job(job, lambda *args, **kwargs: 75)
+
+
+def test_an_interrupt_is_no_traceback(config, tmp_path, monkeypatch, capsys):
+    def interrupted(job):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(seeds, 'run_job', interrupted)
+    assert run(config(), '--seeds', '0', '--work-dir', str(tmp_path / 'o')) == 2
+    assert 'the same command continues' in capsys.readouterr().err
+
+
+def test_a_training_without_metrics_is_said(config, tmp_path):
+    job, = jobs_of(config(), 'base', [0], str(tmp_path))
+    with pytest.raises(SeedsError, match='no validation metrics'):
+        run_job(job, lambda *args, **kwargs: 0)
+
+
+def test_a_detector_that_finds_nothing_is_said(config, tmp_path):
+    job, = jobs_of(config(), 'base', [0], str(tmp_path))
+
+    def start(command, stdout, **kwargs):
+        stdout.write(f'mmengine - ERROR - {NOTHING_FOUND}.\n')
+        return 0
+
+    with pytest.raises(SeedsError, match='found nothing at all.*Train longer') as error:
+        run_job(job, start)
+    assert 'set val_dataloader' not in str(error.value)
+
+
+def test_mmdetection_says_so_in_these_words():
+    import inspect
+
+    from mmdet.evaluation import CocoMetric
+    assert NOTHING_FOUND in inspect.getsource(CocoMetric)
+
+
+def test_a_damaged_result_is_said(config, started, tmp_path):
+    job, = jobs_of(config(), 'base', [0], str(tmp_path))
+    os.makedirs(job.folder)
+    with open(os.path.join(job.folder, 'result.json'), 'w') as file:
+        file.write('{')
+    with pytest.raises(SeedsError, match='damaged.*remove it'):
+        result_of(job)
+
+
+def test_report_only_trains_nothing(config, started, tmp_path, capsys):
+    assert run(config(), '--seeds', '0..1', '--work-dir', str(tmp_path / 'o'), '--report-only') == 2
+    assert 'base seed 0, base seed 1' in capsys.readouterr().err and started == []
+
+
+def test_two_configs_are_tested_pair_by_pair(config, started, tmp_path, capsys):
+    arguments = [config(), '--compare', config('mine', 2), '--seeds', '0..5', '--work-dir',
+                 str(tmp_path / 'o')]
+    assert run(*arguments) == 0
+    assert 'by more than the noise of the seed' in capsys.readouterr().out
+    started.clear()
+    assert run(*arguments, '--json') == 0
+    said = json.loads(capsys.readouterr().out)
+    assert started == [] and said['test']['larger'] and said['test']['flip_p'] == 2 / 2**6
+    assert said['metric'] == 'coco/bbox_mAP' and len(said['values']['mine']) == 6
+
+
+def test_exit_code_1_where_noise_is_larger(config, started, tmp_path):
+    assert run(config(), '--compare', config('other', 2), '--seeds', '0..5', '--work-dir',
+               str(tmp_path / 'o')) == 1
+
+
+def test_two_configs_of_one_name_are_refused(config, tmp_path, capsys):
+    assert run(config(), '--compare', config()) == 2
+    assert 'both configs are called base' in capsys.readouterr().err
+
+
+def test_a_metric_that_is_not_there_is_said(config, started, tmp_path, capsys):
+    assert run(config(), '--seeds', '0', '--metric', 'coco/map', '--work-dir',
+               str(tmp_path / 'o')) == 2
+    assert 'all have: coco/bbox_mAP' in capsys.readouterr().err
+
+
+def test_last_and_best_validation():
+    result = dict(metrics={'m': [[1, .5], [2, .4]]})
+    assert value_of(result, 'm') == .4 and value_of(result, 'm', 'best') == .5
+
+
+def test_a_bad_config_is_a_plain_error(tmp_path, capsys):
+    assert cli.main(['seeds', str(tmp_path / 'no.py')]) == 2
+    assert 'no such config' in capsys.readouterr().err
+
+
+def test_few_seeds_and_best_validations_get_a_caution():
+    def notes(count, pick='last'):
+        values = [.1 * i for i in range(count)]
+        return ' '.join(seeds_report.caution(
+            seeds_report.study('m', pick, list(range(count)), {'a': values})))
+    assert 'too few' in notes(2) and '6 or more' in notes(4) and notes(6) == ''
+    assert 'too high' in notes(6, 'best')
+
+
+def test_plot_page_and_scalars(tmp_path):
+    values = {'base': [.30, .31, .29], 'mine': [.33, .34, .31]}
+    found = seeds_report.study('coco/bbox_mAP', 'last', [0, 1, 2], values)
+    drawn = seeds_report.plot(found)
+    assert drawn.startswith(b'\x89PNG')
+    text = seeds_report.page(found, drawn)
+    assert 'data:image/png;base64,' in text and 'http' not in text
+    rows = seeds_report.scalars(found)
+    assert ('mmrepro/seeds/mine/coco/bbox_mAP', .34, 1) in rows
+    assert any(name == 'mmrepro/seeds/p_t' for name, _, _ in rows)
+    json.dumps(found.as_dict())
+
+
+def test_files_of_the_report(config, started, tmp_path, capsys):
+    out = tmp_path / 'o'
+    assert seeds.main([config(), '--seeds', '0..1', '--work-dir', str(out)]) == 0
+    assert {'seeds.png', 'seeds.html', 'seeds.json'} <= set(os.listdir(out))

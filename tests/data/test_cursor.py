@@ -1,0 +1,298 @@
+"""A run that is resumed moves its samplers and loads nothing, whatever sampler and data set.
+
+Every sampler, batch sampler and data set wrapper that MMEngine and MMDetection ship, in a loader.
+"""
+import functools
+import itertools
+
+import pytest
+import torch
+from mmdet.datasets import BaseVideoDataset, ConcatDataset, MultiImageMixDataset
+from mmdet.datasets.samplers import (
+    AspectRatioBatchSampler,
+    ClassAwareSampler,
+    CustomSampleSizeSampler,
+    GroupMultiSourceSampler,
+    MultiDataAspectRatioBatchSampler,
+    MultiDataSampler,
+    MultiSourceSampler,
+    TrackAspectRatioBatchSampler,
+    TrackImgSampler,
+)
+from mmengine.config import Config
+from mmengine.dataset import (
+    BaseDataset,
+    ClassBalancedDataset,
+    DefaultSampler,
+    InfiniteSampler,
+    RepeatDataset,
+)
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
+from torch.utils.data import BatchSampler, DataLoader
+
+import mmrepro.data.samplers
+from mmrepro.config import RandomnessConfig
+from mmrepro.data import adopt_loader
+from mmrepro.data.cursor import seek
+
+LOADS = []
+
+
+def load(data_info):
+    """The pipeline: counts, and draws from the sample's stream."""
+    name = (data_info.get('img_id', data_info.get('video_id')), data_info.get('key_frame_id'))
+    LOADS.append(name)
+    return name, torch.rand(()).item()
+
+
+class Pictures(BaseDataset):
+    METAINFO = dict(classes=('a', 'b', 'c'))
+
+    def __init__(self, size):
+        self.size = size
+        super().__init__()
+        self.pipeline = load
+
+    def load_data_list(self):
+        return [dict(img_id=i, width=3 if i * 7 % 5 < 2 else 1, height=2,
+                     cats=[i % 3, i // 3 % 3]) for i in range(self.size)]
+
+    def get_cat_ids(self, idx):
+        return self.get_data_info(idx)['cats']
+
+
+class Videos(BaseVideoDataset):
+    METAINFO = dict(classes=('a', 'b'))
+
+    def __init__(self, count=5, test_mode=False):
+        self.count = count
+        super().__init__(test_mode=test_mode)
+        self.pipeline = load
+
+    def load_data_list(self):
+        return [dict(video_id=v, video_length=2 + v % 3, images=[
+            dict(width=3 if v % 2 else 1, height=2, frame_id=f, instances=[dict(bbox_label=v % 2)])
+            for f in range(2 + v % 3)]) for v in range(self.count)]
+
+    def filter_data(self):
+        return self.data_list
+
+
+def concat():
+    return ConcatDataset([Pictures(17), Pictures(15)])
+
+
+def mixed():
+    return MultiImageMixDataset(Pictures(23), pipeline=[])
+
+
+def balanced():
+    return ClassBalancedDataset(Pictures(13), oversample_thr=0.9)
+
+
+# a sampler takes a data set, a batch sampler takes a sampler; nothing: torch's BatchSampler
+CASES = {
+    'Default': (lambda: Pictures(23), DefaultSampler),
+    'Default, not shuffled, ragged': (
+        lambda: Pictures(23), lambda data: DefaultSampler(data, shuffle=False, round_up=False)),
+    'Default, repeated': (lambda: RepeatDataset(Pictures(7), 3), DefaultSampler),
+    'Default, class balanced': (balanced, DefaultSampler),
+    'Default, several sets': (concat, DefaultSampler),
+    'Default, mixed images': (mixed, DefaultSampler),
+    'Infinite': (lambda: Pictures(11), InfiniteSampler),
+    'ClassAware': (lambda: Pictures(23), ClassAwareSampler),
+    'MultiSource': (concat, lambda data: MultiSourceSampler(data, 4, [1, 3])),
+    'GroupMultiSource': (concat, lambda data: GroupMultiSourceSampler(data, 4, [1, 3])),
+    'CustomSampleSize': (concat, lambda data: CustomSampleSizeSampler(data, [5, -1])),
+    'MultiData': (concat, lambda data: MultiDataSampler(data, [1, 2])),
+    'TrackImg': (Videos, TrackImgSampler),
+    'TrackImg, test': (lambda: Videos(test_mode=True), TrackImgSampler),
+    'AspectRatio': (lambda: Pictures(23), DefaultSampler, AspectRatioBatchSampler),
+    'AspectRatio, repeated': (
+        lambda: RepeatDataset(Pictures(7), 3), DefaultSampler, AspectRatioBatchSampler),
+    'AspectRatio, class balanced': (balanced, DefaultSampler, AspectRatioBatchSampler),
+    'AspectRatio, several sets': (concat, DefaultSampler, AspectRatioBatchSampler),
+    'AspectRatio, mixed images': (mixed, DefaultSampler, AspectRatioBatchSampler),
+    'AspectRatio, class aware': (
+        lambda: Pictures(23), ClassAwareSampler, AspectRatioBatchSampler),
+    'AspectRatio, endless': (lambda: Pictures(11), InfiniteSampler, AspectRatioBatchSampler),
+    'MultiDataAspectRatio': (
+        concat, lambda data: MultiDataSampler(data, [1, 2]),
+        lambda sampler, size: MultiDataAspectRatioBatchSampler(sampler, [2, size], 2, False)),
+    'TrackAspectRatio, frames': (Videos, TrackImgSampler, TrackAspectRatioBatchSampler),
+    'TrackAspectRatio, videos': (
+        lambda: Videos(13), DefaultSampler, TrackAspectRatioBatchSampler),
+}
+# MMDetection accepts these data sets, and then cannot load frames from them by (video, frame)
+INDICES_ONLY = {
+    'TrackImg, several sets': (
+        lambda: ConcatDataset([Videos(), Videos(3)]), TrackImgSampler),
+    'TrackImg, class balanced': (
+        lambda: ClassBalancedDataset(Videos(), oversample_thr=0.9), TrackImgSampler),
+}
+BATCH_SIZE = 4
+RANKS = {'alone': (0, 1), 'rank 1 of 2': (1, 2)}
+
+
+@functools.cache
+def made(dataset):
+    return dataset()
+
+
+@pytest.fixture(params=RANKS)
+def make(request, monkeypatch):
+    """Build the loader of a case as a rank would."""
+    rank, world = RANKS[request.param]
+    for module in ('mmengine.dataset.sampler', 'mmengine.dist',
+                   'mmdet.datasets.samplers.class_aware_sampler',
+                   'mmdet.datasets.samplers.multi_source_sampler',
+                   'mmdet.datasets.samplers.multi_data_sampler',
+                   'mmdet.datasets.samplers.custom_sample_size_sampler',
+                   'mmdet.datasets.samplers.track_img_sampler'):
+        monkeypatch.setattr(f'{module}.get_dist_info', lambda: (rank, world))
+
+    def build(case):
+        dataset, sampler, *batches = {**CASES, **INDICES_ONLY}[case]
+        sampler = sampler(made(dataset))
+        batches = batches[0](sampler, BATCH_SIZE) if batches else BatchSampler(
+            sampler, BATCH_SIZE, False)
+        loader = DataLoader(sampler.dataset, batch_sampler=batches, collate_fn=list)
+        return adopt_loader(loader, RandomnessConfig(seed=3), 'sample', rank)
+
+    return build
+
+
+def passed(loader, count=None):
+    return list(itertools.islice(loader, count))
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_nothing_is_loaded_to_get_there(case, make):
+    count = 12 if 'Infinite' in case or 'endless' in case or 'Source' in case else None
+    for epoch in (0,) if count else (0, 2):
+        loader = make(case)
+        seek(loader, epoch, 0)
+        whole = passed(loader, count)
+        assert len(whole) > 1
+        for skip in range(len(whole)):
+            loader = make(case)
+            LOADS.clear()
+            seek(loader, epoch, skip)
+            batches = iter(loader)
+            assert not LOADS, 'before the first batch is asked for'
+            assert next(batches) == whole[skip]
+            assert len(LOADS) == len(whole[skip]), 'the samples of one batch, and no others'
+            rest = list(itertools.islice(batches, count - skip - 1 if count else None))
+            assert rest == whole[skip + 1:]
+
+
+@pytest.mark.parametrize('case', INDICES_ONLY)
+def test_indices_can_be_entered_anywhere(case, make):
+    loader = make(case)
+    whole = list(loader.batch_sampler)
+    for skip in range(len(whole)):
+        seek(loader, 0, skip)
+        rest = list(loader.batch_sampler)
+        assert rest == whole[skip:]
+        assert [[i.position for i in batch] for batch in rest] == [
+            [i.position for i in batch] for batch in whole[skip:]]
+
+
+FAR = 10**12
+
+
+@pytest.mark.parametrize('case', ['Infinite', 'MultiSource'])
+def test_an_endless_sampler_jumps_any_distance(case, make):
+    """This would not come back if it counted there."""
+    loader = make(case)
+    seek(loader, 0, FAR)
+    indices = next(iter(loader.batch_sampler))
+    assert indices[0].position // len(indices) >= FAR
+
+
+@pytest.mark.parametrize('case', [
+    'Default', 'Default, repeated', 'Default, class balanced', 'Default, several sets',
+    'Default, mixed images', 'CustomSampleSize'])
+def test_the_order_of_an_epoch_is_entered_without_counting(case, make, monkeypatch):
+    loader = make(case)
+    last = len(loader) - 1
+    seek(loader, 5, last)
+    yielded, stock = [], mmrepro.data.samplers.place
+    monkeypatch.setattr(mmrepro.data.samplers, 'place',
+                        lambda *args: (yielded.append(args), stock(*args))[1])
+    batch = next(iter(loader.batch_sampler))
+    assert last > 1 and len(yielded) <= BATCH_SIZE
+    assert {index.epoch for index in batch} == {5}
+
+
+def test_every_sampler_and_batch_sampler_that_is_shipped_has_a_case():
+    from mmdet.registry import DATA_SAMPLERS as DETECTION
+    from mmengine.registry import DATA_SAMPLERS as ENGINE
+    shipped = {name for registry in (DETECTION, ENGINE) for name, cls in
+               registry.module_dict.items() if cls.__module__.startswith(('mmdet.', 'mmengine.'))}
+    covered = {name.split(',')[0] for name in CASES}
+    assert {name.replace('BatchSampler', '').replace('Sampler', '') for name in shipped} <= covered
+
+
+# ------------------------------------------------------ epochs that are not as long as they say
+
+
+@MODELS.register_module(force=True)
+class Summing(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, batch, mode='tensor'):
+        return dict(loss=sum(float(noise) + name[0] for name, noise in batch) * self.weight.sum())
+
+
+def train_on(case, work_dir, train_cfg, resume_at=None):
+    """Names and noise of all samples, batch by batch."""
+    seen = []
+
+    class Look(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            seen.append((runner.epoch, batch_idx, data_batch['batch']))
+
+    dataset, sampler, batches = VARYING[case]
+    sampler = sampler(dataset())
+    loader = DataLoader(sampler.dataset, batch_sampler=batches(sampler),
+                        collate_fn=lambda samples: dict(batch=samples))
+    runner = Runner.from_cfg(Config(dict(
+        model=dict(type='Summing'), work_dir=str(work_dir), log_level='ERROR',
+        default_hooks=dict(checkpoint=dict(
+            type='CheckpointHook', interval=1000 if resume_at else 1, by_epoch=False)),
+        train_dataloader=loader, train_cfg=train_cfg, randomness=dict(seed=3),
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=1e-6)),
+        resume=resume_at is not None,
+        load_from=resume_at and str(work_dir / f'iter_{resume_at}.pth'))))
+    runner.register_hook(Look())
+    runner.train()
+    return seen
+
+
+VARYING = {
+    # drops a remainder of just one batch, and counts it
+    'AspectRatio, drop last': (
+        lambda: Pictures(24), DefaultSampler,
+        lambda sampler: AspectRatioBatchSampler(sampler, 4, drop_last=True)),
+    # each epoch draws other shares of its data sets
+    'MultiDataAspectRatio': (
+        concat, lambda data: MultiDataSampler(data, [1, 2]),
+        lambda sampler: MultiDataAspectRatioBatchSampler(sampler, [2, 4], 2, False)),
+}
+
+
+@pytest.mark.parametrize('case', VARYING)
+@pytest.mark.parametrize('train_cfg', [
+    dict(by_epoch=True, max_epochs=3), dict(by_epoch=False, max_iters=26, val_interval=100)],
+    ids=['epochs', 'iterations'])
+def test_epochs_may_differ_in_length(case, train_cfg, tmp_path, monkeypatch):
+    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
+    whole = train_on(case, tmp_path, train_cfg)
+    for point in range(3, len(whole), 4):
+        assert train_on(case, tmp_path, train_cfg, point) == whole[point:], point

@@ -1,0 +1,176 @@
+"""Joined data sets, each with its own pipeline: a cached transform mixes within its own part."""
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from mmcv.transforms import RandomApply
+from mmdet.datasets import ConcatDataset, MultiImageMixDataset
+from mmdet.datasets.transforms import CachedMixUp, CachedMosaic
+from mmengine.dataset import ClassBalancedDataset, DefaultSampler, InfiniteSampler, RepeatDataset
+from mmengine.registry import DATASETS
+from mmengine.runner.runner import _SlicedDataset
+from test_fetch import SIZE, Pictures, bits, draw
+from test_loader import adopted
+from torch.utils.data import DataLoader, Subset
+
+from mmrepro import patches
+from mmrepro.data.dataset_tree import holder, nodes, path_of
+
+OF_PART = 100  # labels of a part begin at a multiple of it
+
+
+class Part(Pictures):
+    METAINFO = dict(classes=('a', 'b'))
+
+    def __init__(self, number, size=SIZE, pipeline=()):
+        self.number, self.size = number, size
+        super().__init__(pipeline=list(pipeline), serialize_data=False)
+
+    def load_data_list(self):
+        return [dict(number=i, label=OF_PART * self.number + i) for i in range(self.size)]
+
+    def get_cat_ids(self, idx):
+        return [0] if idx else [1]
+
+
+def labelled(results):
+    results['gt_bboxes_labels'] = np.array([results['label']])
+    return results
+
+
+def cached():
+    return [draw, labelled, CachedMosaic(img_scale=(SIZE, SIZE), max_cached_images=6),
+            CachedMixUp(img_scale=(2 * SIZE, 2 * SIZE), max_cached_images=4)]
+
+
+def part(number, size, pipeline=None):
+    return dict(type=Part, number=number, size=size,
+                pipeline=cached() if pipeline is None else pipeline)
+
+
+def repeated(dataset, times):
+    return dict(type=RepeatDataset, times=times, dataset=dataset)
+
+
+def balanced(dataset):
+    return dict(type=ClassBalancedDataset, oversample_thr=0.9, dataset=dataset)
+
+
+def joined(*datasets):
+    return dict(type=ConcatDataset, datasets=list(datasets))
+
+
+def built(cfg):
+    return DATASETS.build(cfg)
+
+
+DATA = {
+    'two parts': lambda: built(joined(part(0, 7), part(1, 9))),
+    'one part without': lambda: built(joined(part(0, 7, [draw, labelled]), part(1, 9))),
+    'wrapped parts': lambda: built(joined(
+        repeated(part(0, 4), 3), balanced(part(1, 5)), part(2, 3))),
+    'wrapped whole': lambda: _SlicedDataset(built(repeated(joined(
+        joined(part(1, 4), part(2, 3)), part(0, 5)), 2)), 20),
+    'one of many': lambda: built(part(0, 16)),
+}
+
+
+@pytest.fixture(autouse=True)
+def patched():
+    patches.apply()
+    yield
+    patches.revert()
+
+
+def batches(dataset, workers=0, skip=0, sampler=DefaultSampler, count=8):
+    dataset = DATA[dataset]()
+    made = adopted(DataLoader(dataset, batch_size=5, sampler=sampler(dataset, seed=0),
+                              num_workers=workers, collate_fn=list))
+    made.batch_sampler._placement.skip = skip
+    return list(itertools.islice(made, count - skip))
+
+
+def as_bits(found):
+    return [[bits(item) for item in batch] for batch in found]
+
+
+@pytest.mark.parametrize('sampler', [DefaultSampler, InfiniteSampler])
+@pytest.mark.parametrize('name', DATA)
+def test_neither_workers_nor_a_resume_matter(name, sampler):
+    whole = batches(name, sampler=sampler)
+    assert len(whole) > 2
+    assert as_bits(batches(name, 2, sampler=sampler)) == as_bits(whole)
+    for skip in range(1, len(whole), 2):
+        assert as_bits(batches(name, 0, skip, sampler)) == as_bits(whole)[skip:]
+
+
+@pytest.mark.parametrize('name', DATA)
+def test_samples_mix_within_their_part(name):
+    mixed = 0
+    for item in itertools.chain(*batches(name, sampler=InfiniteSampler)):
+        labels = item['gt_bboxes_labels']
+        assert len(set((labels // OF_PART).tolist())) <= 1, 'an image of another part'
+        mixed += len(set(labels.tolist())) > 2
+    assert mixed > 8
+
+
+LEAVES = {
+    **DATA,
+    'subset': lambda: Subset(DATA['two parts'](), range(3, 12)),
+    'mixed': lambda: built(dict(
+        type=MultiImageMixDataset, pipeline=[], dataset=balanced(part(0, 4)))),
+}
+
+
+@pytest.mark.parametrize('name', LEAVES)
+def test_a_path_leads_to_the_part_that_loads_the_sample(name, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(Part, '__getitem__', lambda self, i: loaded.append(self))
+    dataset = LEAVES[name]()
+    leaves = {id(node.dataset): node.path for node in nodes(dataset)
+              if isinstance(node.dataset, Part)}
+    for index in range(len(dataset)):
+        loaded.clear()
+        try:
+            dataset[index]
+        except AttributeError:  # MultiImageMixDataset wants more than a None
+            assert name == 'mixed'
+        assert leaves[id(loaded[0])] == path_of(dataset, index)
+
+
+def test_a_transform_is_found_where_it_is():
+    inside = cached()
+    deep = RandomApply([inside[2]], prob=1.)
+    shared = CachedMosaic(img_scale=(SIZE, SIZE))
+    dataset = built(joined(joined(part(1, 4, [deep, shared]), part(2, 3)),
+                           part(0, 4, [draw, shared])))
+    inner = dataset.datasets[0]
+    assert holder(dataset, inside[2]) == ((0, 0), inner.datasets[0])
+    assert holder(dataset, shared) == ((), dataset), 'one object for several parts'
+    assert holder(dataset, cached()[2]) == ((), dataset), 'nowhere to be found'
+    assert holder(inner, shared) == ((0, ), inner.datasets[0])
+
+
+def test_a_transform_of_a_wrapper_mixes_all_parts():
+    """What wraps the join sees all of it."""
+    dataset = MultiImageMixDataset.__new__(MultiImageMixDataset)
+    dataset.dataset, dataset.pipeline = DATA['one part without'](), cached()[2:]
+    assert holder(dataset, dataset.pipeline[0]) == ((), dataset)
+    assert path_of(dataset, 8) == (1, )
+
+
+def test_extra_samples_differ_from_part_to_part():
+    from mmrepro.data.fetch import BatchContext
+    from mmrepro.data.positions import place
+    dataset = DATA['two parts']()
+    batch = BatchContext(dataset, 3, 'sample', [place(i, 0, i) for i in (0, 8, 1, 9)])
+    left, right = (batch.part(part.pipeline.transforms[2]) for part in dataset.datasets)
+    keys = [batch._entry(part.handle(k))[1] for part in (left, right) for k in range(5)]
+    keys += [batch._entry(k)[1] for k in range(9)]
+    assert len(set(keys)) == 19
+    assert [left.handle(k) for k in (5, 6)] == [5, 7]
+    assert [right.handle(k) for k in (5, 6)] == [6, 8]
+    batch.current = 7
+    assert (left.current(), right.current()) == (6, 6)
+    assert torch.equal(torch.tensor(batch.paths()), torch.tensor([[0], [1], [0], [1]]))

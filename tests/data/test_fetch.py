@@ -1,0 +1,232 @@
+"""What a sample draws is a function of its place; what it mixes in, of its batch."""
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from mmdet.datasets.transforms import CachedMixUp, CachedMosaic
+from mmdet.structures.bbox import HorizontalBoxes
+from mmengine.dataset import BaseDataset, DefaultSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from mmrepro import patches, seeds
+from mmrepro.config import RandomnessConfig, RandomnessError
+from mmrepro.data import adopt_loader
+from mmrepro.data.fetch import EXTRA_SAMPLES, BatchContext, KeyedFetch, current_batch
+from mmrepro.data.positions import place
+from mmrepro.patches.cached_transforms import partners
+
+SIZE = 16  # images and pixels
+
+
+class Pictures(BaseDataset):
+    """Images of one grey value each, one box each, drawn noise and a transform that may refuse."""
+    loads = 0
+
+    def load_data_list(self):
+        return [dict(number=i) for i in range(SIZE)]
+
+
+def draw(results):
+    """Loads an image: its own grey, and noise from every generator a transform may use."""
+    Pictures.loads += 1
+    noise = random.randrange(8) + np.random.randint(8) + int(torch.randint(8, ()))
+    results['img'] = np.full((SIZE, SIZE, 3), 10 * results['number'], np.uint8) + np.uint8(noise)
+    results['gt_bboxes'] = HorizontalBoxes(torch.tensor([[2., 2., 12., 12.]]))
+    results['gt_bboxes_labels'] = np.array([results['number']])
+    results['gt_ignore_flags'] = np.array([False])
+    return results
+
+
+def sometimes_nothing(results):
+    """As FilterAnnotations: the data set fetches another sample for a refused one."""
+    return None if np.random.rand() < 0.2 else results
+
+
+def bits(item):
+    return item['img'].tobytes() + item['gt_bboxes'].tensor.numpy().tobytes()
+
+
+def pipeline():
+    return [draw, CachedMosaic(img_scale=(SIZE, SIZE), max_cached_images=6), sometimes_nothing,
+            CachedMixUp(img_scale=(2 * SIZE, 2 * SIZE), max_cached_images=3)]
+
+
+@pytest.fixture(autouse=True)
+def patched():
+    patches.apply()
+    yield
+    patches.revert()
+
+
+def loader(workers=0, transforms=None, mode='sample', epoch=0, skip=0, seed=3, **kwargs):
+    dataset = Pictures(pipeline=pipeline() if transforms is None else transforms)
+    sampler = DefaultSampler(dataset, seed=0)
+    made = DataLoader(dataset, batch_sampler=BatchSampler(sampler, 4, False), num_workers=workers,
+                      collate_fn=list, **kwargs)
+    adopt_loader(made, RandomnessConfig(seed=seed, worker_seed=mode), 'sample', rank=0)
+    sampler.set_epoch(epoch)
+    made.batch_sampler._placement.skip = skip
+    return made
+
+
+def epoch_bits(made):
+    return [[bits(item) for item in batch] for batch in made]
+
+
+@pytest.mark.parametrize('kwargs', [
+    dict(workers=1), dict(workers=3), dict(workers=2, persistent_workers=True),
+    dict(workers=2, prefetch_factor=1)], ids=str)
+def test_loading_does_not_depend_on_workers(kwargs):
+    expected = epoch_bits(loader())
+    assert epoch_bits(loader(**kwargs)) == expected
+    assert len({item for batch in expected for item in batch}) == SIZE
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_a_pass_can_be_entered_anywhere(workers):
+    whole = epoch_bits(loader())
+    for skip in range(1, 4):
+        assert epoch_bits(loader(workers, skip=skip)) == whole[skip:]
+
+
+@pytest.mark.parametrize('mode', ['sample', 'worker'])
+@pytest.mark.parametrize('persistent', [False, True])
+def test_every_epoch_draws_anew(mode, persistent):
+    """MMEngine's workers repeat their stream each epoch when they do not persist."""
+    made = loader(2, [draw], mode, persistent_workers=persistent)
+    noise = []
+    for epoch in range(2):
+        made.batch_sampler.sampler.set_epoch(epoch)
+        noise.append(sorted(
+            (int(item['gt_bboxes_labels'][0]), bits(item)) for batch in made for item in batch))
+    same = sum(a == b for a, b in zip(*noise))
+    assert same < SIZE / 2
+
+
+def test_worker_streams_do_not_depend_on_persistence():
+    runs = []
+    for persistent in (False, True):
+        made = loader(2, [draw], 'worker', persistent_workers=persistent)
+        runs.append([])
+        for epoch in range(3):
+            made.batch_sampler.sampler.set_epoch(epoch)
+            runs[-1].append(epoch_bits(made))
+    assert runs[0] == runs[1]
+
+
+def test_the_main_process_draws_nothing_for_loading():
+    for mode in ('worker', 'sample'):
+        for workers in (0, 2):
+            made = loader(workers, [draw], mode)
+            seeds.seed_all(0, 'step', 0)
+            expected = torch.rand(2).tolist()
+            seeds.seed_all(0, 'step', 0)
+            torch.rand(1)
+            iterator = iter(made)
+            if workers or mode == 'worker':  # keyed samples in the main process start streams
+                next(iterator)
+                assert torch.rand(1).item() == expected[1]
+            del iterator
+
+
+def test_partners_come_from_the_batch_and_cost_few_extra_loads():
+    made = loader()
+    Pictures.loads = 0
+    list(made)
+    assert SIZE < Pictures.loads  # the extra samples of four batches of four, and refetches
+    assert Pictures.loads <= SIZE + 4 * EXTRA_SAMPLES + SIZE  # each loaded once, refusals apart
+
+
+def test_what_a_transform_sees_of_a_partner_is_what_the_partner_saw():
+    """Asked for before or after its own turn, a sample's state is the same."""
+    dataset = Pictures(pipeline=pipeline())
+    batch = [place(i, 0, 40 + i) for i in range(4)]
+    mixup = dataset.pipeline.transforms[3]
+    early = BatchContext(dataset, 3, 'sample', batch)
+    import mmrepro.data.fetch as fetch
+    states = []
+    for order in ((), (0, 1, 2, 3)):
+        context = BatchContext(dataset, 3, 'sample', batch)
+        fetch._current = context
+        try:
+            for i in order:
+                context.load(EXTRA_SAMPLES + i)
+            states.append([bits(context.state(mixup, EXTRA_SAMPLES + i)) for i in range(4)])
+        finally:
+            fetch._current = None
+    assert states[0] == states[1]
+    assert current_batch() is None and early.current == 0
+
+
+def test_mosaic_and_mixup_really_mix():
+    greys = [len(np.unique(item['img'] // 10)) for batch in loader() for item in batch]
+    assert sum(count > 2 for count in greys) > SIZE / 2
+
+
+@pytest.mark.parametrize('kind, limit', [('CachedMosaic', 6), ('CachedMosaic', 40),
+                                         ('CachedMixUp', 3), ('CachedMixUp', 20)])
+def test_a_sample_never_mixes_with_later_ones_or_itself(kind, limit):
+    for current in range(EXTRA_SAMPLES, 60):
+        chosen = partners(kind, current, limit)
+        assert 0 < len(chosen) < limit
+        assert all(0 <= offset < current for offset in chosen)
+
+
+def test_outside_of_data_loading_stock_behaviour_remains():
+    dataset = Pictures(pipeline=pipeline())
+    for i in range(8):
+        dataset[i]
+    assert len(dataset.pipeline.transforms[1].results_cache) == 6
+
+
+def test_a_sample_whose_pipeline_lacks_the_transform_is_an_error():
+    dataset = Pictures(pipeline=[draw])
+    context = BatchContext(dataset, 0, 'sample', [place(0, 0, 0)])
+    mosaic = CachedMosaic(img_scale=(SIZE, SIZE))
+    with pytest.raises(RuntimeError, match='CachedMosaic mixes samples, but the pipeline of'):
+        context.state(mosaic, EXTRA_SAMPLES)
+
+
+def test_an_index_without_place_is_refused():
+    fetch = KeyedFetch(Pictures(pipeline=[draw]), 0, 'sample', True, 0)
+    with pytest.raises(TypeError, match='without its place'):
+        fetch([3])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+def test_loaders_without_positions_are_refused():
+    config = RandomnessConfig(seed=0)
+    with pytest.raises(RandomnessError, match='Stream is an iterable data set'):
+        adopt_loader(DataLoader(Stream()), config, 'sample', 0)
+    with pytest.raises(RandomnessError, match='batch_size=None'):
+        adopt_loader(DataLoader([1, 2], batch_size=None), config, 'sample', 0)
+
+
+def test_one_data_set_object_cannot_serve_training_and_validation():
+    dataset = Pictures(pipeline=[draw])
+    adopt_loader(DataLoader(dataset), RandomnessConfig(seed=0), 'sample', 0)
+    with pytest.raises(RandomnessError, match="streams 'sample' and 'val'"):
+        adopt_loader(DataLoader(dataset), RandomnessConfig(seed=0), 'val', 0)
+
+
+def test_the_users_worker_init_function_runs_after_ours():
+    called = []
+    made = DataLoader(Pictures(pipeline=[draw]))
+    adopt_loader(made, RandomnessConfig(seed=0), 'sample', 0, user_init=called.append)
+    made.worker_init_fn(1)
+    assert called == [1]
+
+
+def test_data_sets_can_be_copied_with_their_keyed_fetch():
+    dataset = Pictures(pipeline=[draw])
+    adopt_loader(DataLoader(dataset), RandomnessConfig(seed=0), 'sample', 0)
+    twin = copy.deepcopy(dataset)
+    assert twin.__getitems__.dataset is twin
+    batch = [place(2, 0, 5)]
+    assert bits(twin.__getitems__(batch)[0]) == bits(dataset.__getitems__(batch)[0])

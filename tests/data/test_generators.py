@@ -1,0 +1,293 @@
+"""Whatever draws while a batch is made, in whichever process, draws from the batch's place."""
+import copy
+import functools
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from harness import digest
+from mmengine.dataset import Compose, DefaultSampler, default_collate, pseudo_collate
+from test_loader import BATCH, SIZE, Noisy, adopted, loader, train
+from torch.utils.data import DataLoader
+
+from mmrepro import seeds
+from mmrepro.config import RandomnessError
+from mmrepro.data import generators
+from mmrepro.data.fetch import KeyedCollate, KeyedFetch, keyed_collate
+
+OF_MODULE = np.random.default_rng(0)
+
+
+def scaled(batch, by=3):
+    """A collate function that draws, from every generator that it can reach."""
+    scale = random.choice([1., 2.]) + np.random.rand() + torch.rand(()) + OF_MODULE.random()
+    return dict(x=[item['x'] * scale * by for item in batch])
+
+
+class Scaled:
+    """As an object with a generator of its own."""
+
+    def __init__(self):
+        self.rng = random.Random(7)
+
+    def __call__(self, batch):
+        return dict(x=[item['x'] * self.rng.random() for item in batch])
+
+
+COLLATES = {'function': scaled, 'partial': functools.partial(scaled, by=2), 'object': Scaled}
+
+
+def shuffled(dataset):
+    return DefaultSampler(dataset, seed=0)
+
+
+@pytest.mark.parametrize('name', COLLATES)
+def test_a_collate_function_may_draw(name, tmp_path):
+    def make(workers=0):
+        collate = COLLATES[name]
+        return loader(shuffled, workers, collate=collate() if collate is Scaled else collate)
+
+    whole = train(make, tmp_path)
+    assert len(set(whole[0])) == 12
+    with_workers = functools.partial(make, 2)
+    assert train(make, tmp_path / 'other', validation=False) == whole
+    assert train(with_workers, tmp_path / 'other') == whole
+    for resumed, point in ((make, 5), (with_workers, 8)):
+        seen, weights = train(resumed, tmp_path, 'epochs', point)
+        assert (seen, weights) == (whole[0][point:], whole[1])
+
+
+@pytest.mark.parametrize('function', [
+    pseudo_collate, functools.partial(pseudo_collate), default_collate,
+    torch.utils.data.default_collate])
+def test_collate_functions_that_draw_nothing_are_left_alone(function):
+    assert keyed_collate(function) is function
+
+
+def test_a_keyed_collate_function_can_be_called_by_hand_and_travels():
+    collate = pickle.loads(pickle.dumps(KeyedCollate(list)))
+    assert collate([1, 2]) == [1, 2]
+    assert keyed_collate(collate) is collate
+
+
+def test_bare_samples_arrive_as_a_plain_list():
+    class Bare(Noisy):
+        def __getitem__(self, i):
+            return super().__getitem__(i)['x']
+
+    batch = next(iter(adopted(loader(shuffled, dataset=Bare))))
+    assert type(batch) is list and len(batch) == BATCH
+
+
+KINDS = {
+    'numpy': lambda: np.random.default_rng(7),
+    'numpy, Philox': lambda: np.random.Generator(np.random.Philox(7)),
+    'RandomState': lambda: np.random.RandomState(7),
+    'python': lambda: random.Random(7),
+    'torch': lambda: torch.Generator().manual_seed(7),
+    'method': lambda: np.random.default_rng(7).random,
+}
+
+
+def drawn(generator):
+    if callable(generator):
+        return generator()
+    if isinstance(generator, torch.Generator):
+        return float(torch.rand((), generator=generator))
+    return float(generator.random_sample() if isinstance(generator, np.random.RandomState)
+                 else generator.random())
+
+
+class Adds:
+    """A transform with a generator of its own."""
+
+    def __init__(self, kind):
+        self.generator = KINDS[kind]()
+
+    def __call__(self, item):
+        return dict(x=item['x'] + drawn(self.generator))
+
+
+class Own(Noisy):
+    """Generators in itself, its class, its module, a transform of its pipeline, a closure."""
+    of_class = random.Random(3)
+
+    def __init__(self, kind='numpy'):
+        self.generator = KINDS[kind]()
+        inner = KINDS[kind]()
+        self.pipeline = Compose([
+            Adds(kind), lambda item: dict(x=item['x'] + drawn(inner)), self.shift])
+
+    def shift(self, item):
+        return dict(x=item['x'] + OF_MODULE.random() + self.of_class.random())
+
+    def __getitem__(self, i):
+        item = super().__getitem__(i)
+        return self.pipeline(dict(x=item['x'] + drawn(self.generator)))
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_generators_of_data_sets_and_transforms_belong_to_the_sample(kind):
+    def batches(workers=0, skip=0):
+        made = adopted(loader(shuffled, workers, dataset=lambda: Own(kind)))
+        found = []
+        for epoch in range(2):
+            made.batch_sampler.sampler.set_epoch(epoch)
+            if epoch == 0:
+                made.batch_sampler._placement.skip = skip
+            found += [digest(batch) for batch in made]
+        return found
+
+    whole = batches()
+    assert len(set(whole)) == 8
+    assert batches(workers=2) == whole
+    assert batches(skip=3) == whole[3:]
+
+
+def test_generators_are_found_by_name():
+    found = generators.find(Own(), 'Own')
+    assert set(found) == {
+        'Own.generator', 'Own.pipeline.transforms[0].generator',
+        'Own.pipeline.transforms[1].inner', 'Own.of_class', f'{__name__}:OF_MODULE'}
+
+
+def test_loading_in_the_main_process_leaves_its_generators_alone():
+    """A hook that draws from the data set's generator does not see who loads the samples."""
+    made = adopted(loader(shuffled, dataset=Own))
+    before = [repr(made.dataset.generator.bit_generator.state), repr(OF_MODULE.__getstate__()),
+              OF_MODULE.bit_generator.state['state']]
+    list(made)
+    assert before == [repr(made.dataset.generator.bit_generator.state),
+                      repr(OF_MODULE.__getstate__()), OF_MODULE.bit_generator.state['state']]
+
+
+def test_a_switched_pipeline_brings_its_own_generators():
+    made, resumed = (adopted(loader(shuffled, dataset=Own)) for _ in range(2))
+    list(made)
+    for each in (made, resumed):
+        each.dataset.pipeline = Compose([Adds('python')])
+    whole = [digest(batch) for batch in made]
+    resumed.batch_sampler._placement.skip = 2
+    assert [digest(batch) for batch in resumed] == whole[2:]
+
+
+def test_no_two_generators_share_a_stream():
+    own = Own()
+    found = generators.find(own, 'Own')
+    generators.reseed(found, 3, 'sample', 0, 5)
+    values = [drawn(generator) for generator in found.values()]
+    assert len(set(values)) == len(found)
+    generators.reseed(found, 3, 'sample', 0, 5)
+    assert values == [drawn(generator) for generator in found.values()]
+
+
+class FromTheSystem(Noisy):
+    def __init__(self):
+        self.pipeline = [random.SystemRandom()]
+
+
+class Counting(np.random.MT19937):
+    """Takes no seed."""
+
+    def __init__(self):
+        super().__init__(0)
+
+
+class CannotBeSeeded(Noisy):
+    def __init__(self):
+        self.generator = np.random.Generator(Counting())
+
+
+@pytest.mark.parametrize('dataset, message', [
+    (FromTheSystem, r'dataset.pipeline\[0\] is a random.SystemRandom'),
+    (CannotBeSeeded, 'dataset.generator is a Generator that cannot be seeded')])
+def test_a_generator_that_cannot_be_seeded_is_refused(dataset, message):
+    with pytest.raises(RandomnessError, match=message):
+        adopted(loader(shuffled, dataset=dataset))
+
+
+def test_global_generators_are_none_of_a_data_sets_own():
+    class Shares(Noisy):
+        def __init__(self):
+            self.one, self.two = np.random.mtrand._rand, torch.default_generator
+            self.three = random.random
+
+    assert generators.find(Shares(), 'Shares') == {}
+
+
+def test_data_sets_with_generators_can_be_copied():
+    made = adopted(loader(shuffled, dataset=Own))
+    twin = copy.deepcopy(made.dataset)
+    batch = list(made.batch_sampler)[0]
+    assert digest(twin.__getitems__(batch)) == digest(made.dataset.__getitems__(batch))
+
+
+class Sums(Noisy):
+    """Sums so large that torch shares them out to its threads."""
+
+    def __getitem__(self, i):
+        picture = torch.rand(3, 300, 400)
+        return dict(x=torch.stack([picture.mean(), picture.std(), picture.square().sum()]))
+
+
+def test_threads_of_the_main_process_do_not_matter():
+    """Workers have one each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        def summed(batch):
+            assert torch.get_num_threads() == 1
+            return torch.rand(400, 300).sum()
+
+        for collate in (pseudo_collate, summed):
+            alone, two = ([digest(batch) for batch in adopted(loader(
+                shuffled, workers, dataset=Sums, collate=collate))] for workers in (0, 2))
+            assert alone == two
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+class NoSampler:
+    """Batches out of nothing."""
+
+    def __iter__(self):
+        return iter([[0, 1], [2, 3]])
+
+    def __len__(self):
+        return 2
+
+
+def test_a_batch_sampler_without_a_sampler_is_refused():
+    with pytest.raises(RandomnessError, match='the batch sampler NoSampler has no attribute'):
+        adopted(DataLoader(Noisy(), batch_sampler=NoSampler()))
+
+
+def test_in_worker_mode_streams_go_on_from_sample_to_sample():
+    """``worker_seed='worker'``: one worker and the main process are the same."""
+    def batches(workers):
+        made = adopted(loader(shuffled, workers, dataset=Own, collate=scaled),
+                       worker_seed='worker')
+        found = []
+        for epoch in range(2):
+            made.batch_sampler.sampler.set_epoch(epoch)
+            found += [digest(batch) for batch in made]
+            torch.rand(3), random.random()
+        return found
+
+    alone = batches(0)
+    assert len(set(alone)) == 8 == 2 * -(-SIZE // BATCH)
+    assert batches(1) == alone
+
+
+def test_own_generators_start_where_the_sample_does():
+    """The global ones do, and the sum of all is what the tests above compare."""
+    made = adopted(loader(lambda data: DefaultSampler(data, shuffle=False), dataset=Own))
+    index = next(iter(made.batch_sampler))[2]
+    made.dataset.__getitems__([index])
+    seeds.seed_all(3, 'sample', index.epoch, index.position)
+    generators.reseed(generators.find(made.dataset, 'dataset', (KeyedFetch, )), 3, 'sample', 0, 2)
+    expected = made.dataset[2]
+    assert digest(made.dataset.__getitems__([index])) == digest([expected])

@@ -1,0 +1,258 @@
+"""Orders of samplers are pure functions of (root, epoch, position), and can be entered anywhere."""
+import itertools
+from types import SimpleNamespace
+
+import pytest
+from mmdet.datasets.samplers import (
+    AspectRatioBatchSampler,
+    ClassAwareSampler,
+    CustomSampleSizeSampler,
+    GroupMultiSourceSampler,
+    MultiDataSampler,
+    MultiSourceSampler,
+)
+from mmengine.dataset import ConcatDataset, DefaultSampler, InfiniteSampler
+from torch.utils.data import BatchSampler, Sampler
+
+from mmrepro.data.positions import PlacedInt, PlacedTuple, place, plain
+from mmrepro.data.samplers import Placement, adopt_batch_sampler, adopt_sampler
+
+
+class Images:
+    """A data set that knows sizes and classes of its images, and nothing else."""
+    metainfo = dict(classes=('a', 'b', 'c'))
+
+    def __init__(self, size):
+        self.size = size
+        self.metainfo = Images.metainfo
+
+    def __len__(self):
+        return self.size
+
+    def get_data_info(self, idx):
+        return dict(width=3 if idx * 7 % 5 < 2 else 1, height=2)
+
+    def get_cat_ids(self, idx):
+        return [idx % 3, (idx // 3) % 3]
+
+
+class Concat(ConcatDataset):
+    def __init__(self, *sizes):
+        self.datasets = [Images(size) for size in sizes]
+        self.cumulative_sizes = list(itertools.accumulate(sizes))
+        self._fully_initialized = True
+
+    def __len__(self):
+        return self.cumulative_sizes[-1]
+
+    def get_dataset_source(self, idx):
+        return next(i for i, end in enumerate(self.cumulative_sizes) if idx < end)
+
+
+class Unknown(Sampler):
+    """A third party's sampler in MMEngine's manner."""
+
+    def __init__(self, dataset, seed):
+        self.dataset, self.seed, self.epoch = dataset, seed, 0
+
+    def __iter__(self):
+        import random
+        order = list(range(len(self.dataset)))
+        random.Random(self.seed + self.epoch).shuffle(order)
+        return iter(order)
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+SAMPLERS = {
+    'default': lambda: DefaultSampler(Images(11), seed=1),
+    'ordered': lambda: DefaultSampler(Images(11), shuffle=False, seed=1),
+    'ragged': lambda: DefaultSampler(Images(11), round_up=False, seed=1),
+    'infinite': lambda: InfiniteSampler(Images(11), seed=1),
+    'class aware': lambda: ClassAwareSampler(Images(11), seed=1),
+    'multi source': lambda: MultiSourceSampler(Concat(7, 5), 3, [1, 2], seed=1),
+    'group multi source': lambda: GroupMultiSourceSampler(Concat(17, 15), 3, [1, 2], seed=1),
+    'custom size': lambda: CustomSampleSizeSampler(Concat(7, 5), [3, -1], seed=1),
+    'multi data': lambda: MultiDataSampler(Concat(7, 5), [1, 2], seed=1),
+    'unknown': lambda: Unknown(Images(11), seed=1),
+}
+ENDLESS = ('infinite', 'multi source', 'group multi source')
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Build samplers as rank ``r`` of ``w`` would."""
+
+    def build(name, rank=0, world_size=1, root=0):
+        for module in ('mmengine.dataset.sampler', 'mmengine.dist',
+                       'mmdet.datasets.samplers.class_aware_sampler',
+                       'mmdet.datasets.samplers.multi_source_sampler',
+                       'mmdet.datasets.samplers.multi_data_sampler',
+                       'mmdet.datasets.samplers.custom_sample_size_sampler'):
+            monkeypatch.setattr(f'{module}.get_dist_info', lambda: (rank, world_size))
+        return adopt_sampler(SAMPLERS[name](), Placement(root))
+
+    return build
+
+
+def take(sampler, name='', count=40):
+    count = count if name in ENDLESS else None
+    return [(int(i), i.epoch, i.position) for i in itertools.islice(sampler, count)]
+
+
+@pytest.mark.parametrize('name', SAMPLERS)
+def test_order_does_not_depend_on_what_ran_before(ranks, name):
+    import numpy as np
+    import torch
+    sampler = ranks(name)
+    first = take(sampler, name)
+    np.random.rand(), torch.rand(())
+    assert take(sampler, name) == first == take(ranks(name), name)
+
+
+@pytest.mark.parametrize('name', SAMPLERS)
+def test_order_can_be_entered_anywhere(ranks, name):
+    whole = take(ranks(name), name)
+    for start in range(len(whole)):
+        sampler = ranks(name)
+        sampler._placement.start = start
+        assert take(sampler, name, 40 - start) == whole[start:]
+
+
+@pytest.mark.parametrize('name', sorted(set(SAMPLERS) - set(ENDLESS) - {'ordered'}))
+def test_epochs_and_neighbouring_seeds_do_not_repeat_each_other(ranks, name):
+    orders = set()
+    for root, epoch in itertools.product(range(3), range(3)):
+        sampler = ranks(name, root=root)
+        sampler.set_epoch(epoch)
+        order = take(sampler)
+        assert {e for _, e, _ in order} == {epoch}
+        orders.add(tuple(index for index, _, _ in order))
+    assert len(orders) == 9
+
+
+@pytest.mark.parametrize('name', SAMPLERS)
+@pytest.mark.parametrize('world_size', [2, 3])
+def test_ranks_have_positions_of_their_own(ranks, name, world_size):
+    places = [[p for _, _, p in take(ranks(name, rank, world_size), name, 12)]
+              for rank in range(world_size)]
+    every = list(itertools.chain(*places))
+    assert len(set(every)) == len(every)
+
+
+@pytest.mark.parametrize('name', ['default', 'infinite', 'custom size', 'ordered'])
+def test_the_global_order_does_not_depend_on_the_number_of_ranks(ranks, name):
+    """2 ranks together see at each moment what one rank with twice the batch sees."""
+    alone = take(ranks(name), name, 24)
+    left, right = (take(ranks(name, rank, 2), name, 12) for rank in range(2))
+    together = list(itertools.chain(*zip(left, right)))
+    assert together[:len(alone)] == alone
+
+
+def test_every_image_once_an_epoch(ranks):
+    assert sorted(index for index, _, _ in take(ranks('default'))) == list(range(11))
+    for passed in range(3):
+        window = take(ranks('infinite'), 'infinite', 44)[passed * 11:passed * 11 + 11]
+        assert sorted(index for index, _, _ in window) == list(range(11))
+
+
+def test_multi_source_keeps_its_shares(ranks):
+    for name in ('multi source', 'group multi source'):
+        sampler = ranks(name)
+        first = sampler.cumulative_sizes[1]
+        for batch in itertools.islice(BatchSampler(sampler, 3, False), 10):
+            assert sum(index < first for index in batch) == sampler.num_per_source[0]
+
+
+def test_groups_of_a_batch_are_pure(ranks):
+    sampler = ranks('group multi source')
+    for batch in itertools.islice(BatchSampler(sampler, 3, False), 10):
+        ratios = {sampler.dataset.datasets[source].get_data_info(
+            index - sampler.cumulative_sizes[source])['width'] > 2
+            for index in batch for source in [sampler.dataset.get_dataset_source(index)]}
+        assert len(ratios) == 1
+
+
+def test_custom_size_cycles_through_a_source_before_it_repeats(ranks):
+    seen = []
+    for epoch in range(3):
+        sampler = ranks('custom size')
+        sampler.set_epoch(epoch)
+        seen += [index for index, _, _ in take(sampler) if index < 7]
+    assert len(set(seen[:6])) == 6  # two epochs of three of seven
+
+
+def batches_of(make, root=0, skip=0, epoch=0):
+    placement = Placement(root)
+    sampler = adopt_sampler(DefaultSampler(Images(23), seed=1), placement)
+    batch_sampler = adopt_batch_sampler(make(sampler), placement)
+    sampler.set_epoch(epoch)
+    placement.skip = skip
+    return batch_sampler
+
+
+BATCH_SAMPLERS = {
+    'plain': lambda sampler: BatchSampler(sampler, 4, False),
+    'drop last': lambda sampler: BatchSampler(sampler, 4, True),
+    'aspect ratio': lambda sampler: AspectRatioBatchSampler(sampler, 4),
+    'aspect ratio, drop last': lambda sampler: AspectRatioBatchSampler(sampler, 4, True),
+}
+
+
+@pytest.mark.parametrize('name', BATCH_SAMPLERS)
+def test_batches_can_be_entered_anywhere(name):
+    make = BATCH_SAMPLERS[name]
+    whole = [[i.position for i in batch] for batch in batches_of(make)]
+    for skip in range(len(whole) + 1):
+        rest = [[i.position for i in batch] for batch in batches_of(make, skip=skip)]
+        assert rest == whole[skip:]
+
+
+@pytest.mark.parametrize('name', BATCH_SAMPLERS)
+def test_an_abandoned_pass_leaves_nothing_behind(name):
+    """mmdet's aspect-ratio buckets carry samples into the next epoch, a second iter() too."""
+    batch_sampler = batches_of(BATCH_SAMPLERS[name])
+    whole = list(batch_sampler)
+    abandoned = iter(batch_sampler)
+    next(abandoned), next(abandoned)
+    assert list(batch_sampler) == whole
+
+
+def test_what_is_skipped_belongs_to_one_epoch():
+    batch_sampler = batches_of(BATCH_SAMPLERS['plain'], skip=2)
+    assert len(list(batch_sampler)) == 4
+    batch_sampler.sampler.set_epoch(1)
+    assert len(list(batch_sampler)) == 6
+
+
+def test_adopted_samplers_keep_class_attributes_and_length():
+    sampler = DefaultSampler(Images(23), seed=1)
+    adopted = adopt_sampler(sampler, Placement(0))
+    assert adopted is sampler and isinstance(sampler, DefaultSampler)
+    assert len(sampler) == 23 and sampler.seed == 1
+
+
+def test_places_travel_to_workers():
+    import pickle
+    batch = [place(3, 1, 40), place((2, 5), 1, 41)]
+    received = pickle.loads(pickle.dumps(batch))
+    assert received == [3, (2, 5)]
+    assert [(i.epoch, i.position) for i in received] == [(1, 40), (1, 41)]
+    assert [type(i) for i in received] == [PlacedInt, PlacedTuple]
+    assert [type(plain(i)) for i in received] == [int, tuple]
+
+
+def test_an_index_of_another_type_is_refused():
+    with pytest.raises(TypeError, match="the sampler yields 'a.jpg' of type str"):
+        place('a.jpg', 0, 0)
+
+
+def test_a_source_without_images_is_named():
+    sampler = SimpleNamespace(dataset=[], shuffle=True, rank=0, world_size=1)
+    from mmrepro.data.sampling_orders import infinite
+    with pytest.raises(ValueError, match='empty source'):
+        next(infinite(sampler, 0, 0))

@@ -1,0 +1,275 @@
+"""The demonstration: its data set, its digests, its verdict."""
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from mmrepro.cli import demo
+from mmrepro.demo import dataset, demo_config, photos
+from mmrepro.demo.digest_hook import state_digest
+
+# of annotations alone: decoders of JPEG may differ in the last bit of a pixel
+ANNOTATIONS = {
+    'train2017': '96e28e8d994d5cf1659add1dd14e4ed3bec7f290f98b1cb95c1c45a780ab621c',
+    'val2017': '113098faf6a522d43f8893bb1bcced557d98ca3a6133d4391a8d7817f5f899f2',
+}
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+    root = str(tmp_path_factory.mktemp('demo'))
+    dataset.write_dataset(root)
+    return root
+
+
+def _annotations(root, split):
+    with open(dataset.annotation_file(root, split), encoding='utf-8') as file:
+        return json.load(file)
+
+
+@pytest.mark.parametrize('split', dataset.SPLITS)
+def test_annotations_are_pinned(data, split):
+    import hashlib
+    with open(dataset.annotation_file(data, split), 'rb') as file:
+        assert hashlib.sha256(file.read()).hexdigest() == ANNOTATIONS[split]
+
+
+def test_the_same_seed_gives_the_same_data_and_another_seed_another(tmp_path):
+    digests = [dataset.write_dataset(str(tmp_path / name), seed, 3, 2)
+               for name, seed in (('a', 1), ('b', 1), ('c', 2))]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_smaller_data_set_is_written_over_a_larger_one(tmp_path):
+    dataset.write_dataset(str(tmp_path), 0, 3, 1)
+    dataset.write_dataset(str(tmp_path), 0, 2, 1)
+    assert sorted(os.listdir(tmp_path / 'train2017')) == ['000000000001.png', '000000000002.png']
+
+
+def test_foreign_annotations_are_not_overwritten(tmp_path):
+    path = dataset.annotation_file(str(tmp_path), 'val2017')
+    os.makedirs(os.path.dirname(path))
+    with open(path, 'w', encoding='utf-8') as file:
+        file.write('{"info": {"description": "COCO 2017 Dataset"}}')
+    with pytest.raises(FileExistsError, match='was not written by mmrepro'):
+        dataset.write_dataset(str(tmp_path), 0, 1, 1)
+
+
+def test_aspect_ratio_buckets_get_both_kinds_and_keep_a_leftover(data):
+    shapes = [(i['width'], i['height']) for i in _annotations(data, 'train2017')['images']]
+    portrait = sum(width < height for width, height in shapes)
+    assert len(shapes) == 24
+    assert portrait % 2 == 1 and (len(shapes) - portrait) % 2 == 1
+    assert len(set(shapes)) >= 8 and 320 <= np.min(shapes) and np.max(shapes) <= 480
+
+
+@pytest.mark.parametrize('split', dataset.SPLITS)
+def test_boxes_masks_and_areas_agree(data, split):
+    from pycocotools.coco import COCO
+    coco = COCO(dataset.annotation_file(data, split))
+    assert {coco.cats[a['category_id']]['name'] for a in coco.anns.values()} == set(photos.CLASSES)
+    for annotation in coco.anns.values():
+        image = coco.imgs[annotation['image_id']]
+        x, y, width, height = annotation['bbox']
+        assert 0 <= x and x + width <= image['width'] and 0 <= y and y + height <= image['height']
+        assert annotation['iscrowd'] == 0 and annotation['area'] >= dataset.MIN_AREA
+        mask = coco.annToMask(annotation)
+        rows, columns = np.nonzero(mask)
+        assert annotation['area'] == rows.size
+        assert [x, y] == [columns.min(), rows.min()]
+        assert [x + width, y + height] == [columns.max() + 1, rows.max() + 1]
+
+
+def test_images_have_the_size_that_is_written_down(data):
+    for split in dataset.SPLITS:
+        for record in _annotations(data, split)['images']:
+            image = cv2.imread(os.path.join(data, split, record['file_name']))
+            assert image.shape == (record['height'], record['width'], 3)
+
+
+def test_mmdetection_loads_it_and_perfect_boxes_score_one(data):
+    from mmdet.datasets import CocoDataset
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    loaded = CocoDataset(
+        data_root=data, ann_file='annotations/instances_val2017.json',
+        data_prefix=dict(img='val2017/'), metainfo=dict(classes=photos.CLASSES), pipeline=[])
+    assert len(loaded) == 8
+    assert {i['bbox_label'] for info in loaded for i in info['instances']} == set(range(6))
+
+    truth = COCO(dataset.annotation_file(data, 'val2017'))
+    found = [dict(image_id=a['image_id'], category_id=a['category_id'], bbox=a['bbox'], score=1.0)
+             for a in truth.anns.values()]
+    evaluation = COCOeval(truth, truth.loadRes(found), 'bbox')
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    assert evaluation.stats[0] == 1.0
+
+
+def test_resize_keeps_constant_images_and_averages_when_it_shrinks():
+    constant = np.full((37, 53, 3), 201, np.uint8)
+    assert np.array_equal(photos.resize(constant, 20, 61), np.full((61, 20, 3), 201, np.uint8))
+    stripes = np.zeros((64, 64, 3), np.uint8)
+    stripes[:, ::2] = 255
+    assert np.array_equal(np.unique(photos.resize(stripes, 16, 16)), [128])
+
+
+def test_resize_is_bilinear():
+    image = np.random.RandomState(0).randint(0, 256, (40, 60, 3)).astype(np.uint8)
+    expected = cv2.resize(image, (93, 71), interpolation=cv2.INTER_LINEAR).astype(int)
+    assert np.abs(photos.resize(image, 93, 71).astype(int) - expected).max() <= 1
+
+
+def test_coco_is_checked(tmp_path, data):
+    dataset.check_coco(data)
+    with pytest.raises(FileNotFoundError, match='instances_train2017.json does not exist'):
+        dataset.check_coco(str(tmp_path))
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (['--coco', 'no/such/coco'], '--coco no/such/coco'),
+    (['--images', '0'], '--images 0: must be 1 or more'),
+    (['--config', 'no/such.py'], '--config no/such.py: no such file'),
+])
+def test_wrong_arguments_are_named(capsys, arguments, message):
+    with pytest.raises(SystemExit) as error:
+        demo.main(arguments)
+    assert error.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (['--train', '-3'], '--train -3: must be 1 to '), (['--val', '0'], '--val 0: must be 1 to '),
+    (['--seed', '-1'], '--seed -1: must be 0 to 4294967295')])
+def test_numbers_that_make_no_data_set_are_refused(capsys, tmp_path, arguments, message):
+    with pytest.raises(SystemExit) as error:
+        dataset.main([str(tmp_path / 'out'), *arguments])
+    assert error.value.code == 2 and message in capsys.readouterr().err
+    assert not os.path.exists(tmp_path / 'out')
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(capsys, tmp_path):
+    (tmp_path / 'file').touch()
+    for main, arguments, code in ((dataset.main, ['{}'], SystemExit),
+                                  (demo.main, ['--data', '{}'], None)):
+        given = [word.format(tmp_path / 'file' / 'data') for word in arguments]
+        if code is None:
+            assert main(given) == 2
+        else:
+            pytest.raises(code, main, given)
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 1 and said[0].endswith('data cannot be written: Not a directory')
+
+
+def test_without_the_photographs_it_says_what_to_install(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'skimage', None)
+    with pytest.raises(SystemExit):
+        dataset.main([str(tmp_path / 'out')])
+    said = capsys.readouterr().err
+    assert "pip install 'mmrepro[demo]'" in said and "pip install '.[demo]'" in said
+    assert len(said.splitlines()) == 1 and not os.path.exists(tmp_path / 'out')
+
+
+def test_state_digest_sees_every_bit_and_the_dtype():
+    state = dict(b=torch.tensor([0.0, 1.0]), a=dict(lr=0.1, steps=[1, 2]))
+    base = state_digest(state)
+    assert base == state_digest(dict(reversed(list(state.items()))))
+    others = [
+        dict(state, b=torch.tensor([-0.0, 1.0])),
+        dict(state, b=torch.tensor([1.0, 0.0])),
+        dict(state, b=torch.tensor([[0.0, 1.0]])),
+        dict(state, b=torch.tensor([0.0, 1.0]).view(torch.int32)),
+        dict(state, a=dict(lr=0.1, steps=[2, 1])),
+        dict(state, c=torch.tensor(0.0)),
+    ]
+    assert len({base, *map(state_digest, others)}) == len(others) + 1
+
+
+def test_state_digest_sees_every_element_of_a_long_array():
+    array = np.zeros(5000)
+    other = array.copy()
+    other[2500] = 1e-9
+    digests = {state_digest(value) for value in (array, other, array.astype('f4'),
+                                                 array.reshape(50, 100))}
+    assert len(digests) == 4 and state_digest(array) == state_digest(array[::1].copy())
+
+
+def test_state_digest_reads_any_dtype_and_layout():
+    matrix = torch.arange(6.0).reshape(2, 3)
+    assert state_digest(matrix.t()) == state_digest(matrix.t().contiguous())
+    assert state_digest(matrix.bfloat16()) != state_digest(matrix.half())
+    assert state_digest(torch.tensor(True)) != state_digest(torch.tensor(False))
+
+
+def _records(*weights):
+    return [dict(iteration=i, epoch=1, total=len(weights), loss=1.5, weights=w * 16, optimizer='o')
+            for i, w in enumerate(weights, 1)]
+
+
+def test_the_verdict_names_the_first_differing_iteration():
+    table, same = demo.compare(_records('a', 'b', 'c'), _records('a', 'x', 'y'))
+    assert not same and table.endswith('DIFFERENT from iteration 2 on')
+    table, same = demo.compare(_records('a', 'b'), _records('a', 'b'))
+    assert same and 'after each of 2 iterations' in table
+
+
+@pytest.mark.parametrize('second', [(), ('a', )])
+def test_runs_of_different_length_are_different(second):
+    table, same = demo.compare(_records(*('a', 'b')[:len(second) + 1]), _records(*second))
+    assert not same and 'DIFFERENT' in table
+
+
+def test_no_iteration_is_no_agreement():
+    assert demo.compare([], [])[1] is False
+
+
+def test_the_two_runs_differ_in_what_must_not_matter_only(data):
+    first, second = (
+        demo.prepare(demo_config.shipped(demo.DEFAULT_CONFIG), run, data, False, 10, 2)
+        for run in demo.RUNS)
+    assert first.train_dataloader.num_workers == 0 and second.train_dataloader.num_workers == 2
+    second.train_dataloader.update(num_workers=0, persistent_workers=False)
+    assert first.to_dict() == second.to_dict()
+
+
+def test_prepared_for_coco_it_predicts_80_classes(data):
+    cfg = demo.prepare(demo_config.shipped(demo.DEFAULT_CONFIG), demo.RUNS[0], data, True, 10, 1)
+    assert cfg.model.roi_head.bbox_head.num_classes == 80
+    assert 'metainfo' not in cfg.train_dataloader.dataset
+    assert cfg.train_dataloader.dataset.data_root == data
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_same_bits(tmp_path, capfd):
+    arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
+    assert demo.main([*arguments, '--images', '4', '--epochs', '1']) == 0
+    assert 'SAME BITS: loss, weights and optimizer state agree' in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_mmengines_own_streams_depend_on_the_workers_and_the_verdict_says_so(tmp_path, capfd):
+    config = tmp_path / 'stock_streams.py'
+    config.write_text(f"_base_ = {demo_config.shipped('configs/demo/yolox_s_demo.py')!r}\n"
+                      "randomness = dict(worker_seed='mmengine', step_seed=False)\n")
+    arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
+    # the first batch comes from worker 0, whose seed is that of the main process
+    assert demo.main([*arguments, '--config', str(config), '--images', '8', '--epochs', '1']) == 1
+    assert 'DIFFERENT from iteration 2 on' in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_failing_run_shows_its_log(tmp_path, capfd):
+    config = tmp_path / 'broken.py'
+    config.write_text(f"_base_ = {demo_config.shipped(demo.DEFAULT_CONFIG)!r}\n"
+                      "model = dict(type='NoSuchDetector')\n")
+    arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
+    assert demo.main([*arguments, '--config', str(config), '--images', '4', '--epochs', '1']) == 1
+    error = capfd.readouterr().err
+    assert 'NoSuchDetector' in error and 'output.txt' in error

@@ -1,0 +1,193 @@
+"""The walk through MMDetection's zoo: complete, honest about failures, and every family works."""
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from mmengine.config import Config
+
+from dev.zoo import FAMILIES, Member, families, step, sweep, sweep_report
+
+NOT_DETECTORS = {
+    '_base_',  # parts that the others inherit
+    'common',  # parts as well
+    'dsdl',    # the same detectors on data sets described in another language
+}
+
+
+@pytest.fixture(scope='module')
+def warm():
+    sweep.warm()
+
+
+def test_every_folder_of_the_zoo_is_visited():
+    root = step.config_root()
+    folders = {name for name in os.listdir(root) if os.path.isdir(os.path.join(root, name))}
+    assert folders - NOT_DETECTORS == {member.family for member in FAMILIES}
+
+
+def test_every_member_is_a_config_and_listed_once():
+    root = step.config_root()
+    assert [m.config for m in FAMILIES if not os.path.isfile(os.path.join(root, m.config))] == []
+    assert len({member.config for member in FAMILIES}) == len(FAMILIES)
+    for member in FAMILIES:
+        assert set(member.packages) <= set(families.PACKAGES)
+
+
+def test_a_detector_trains_and_infers_with_the_same_bits(warm):
+    row = sweep.visit(Member('faster_rcnn/faster-rcnn_r18_fpn_8xb8-amp-lsj-200e_coco.py'))
+    assert row['outcome'] == 'ok', row
+    assert row['operators'] == ['nms', 'roi_align_backward', 'roi_align_forward']
+
+
+def test_what_needs_a_package_names_it(warm, monkeypatch):
+    package = families.Package('mmrepro-no-such-package', 'mmrepro_no_such_package', 'this test')
+    monkeypatch.setitem(families.PACKAGES, package.name, package)
+    monkeypatch.setattr(step, 'take', lambda *_: 1 / 0)
+    row = sweep.visit(Member('any.py', packages=(package.name,)))
+    assert (row['outcome'], row['packages']) == ('needs', [package.name])
+
+
+def test_a_needed_package_that_is_not_needed_is_a_failure(warm, monkeypatch):
+    package = families.Package('mmrepro-no-such-package', 'mmrepro_no_such_package', 'this test')
+    monkeypatch.setitem(families.PACKAGES, package.name, package)
+    monkeypatch.setattr(step, 'take', lambda *_: dict(equal=True))
+    row = sweep.visit(Member('any.py', packages=(package.name,)))
+    assert (row['outcome'], row['error']) == ('failed', f'works without {package.name}')
+
+
+@pytest.mark.parametrize('take, error', [
+    (lambda *_: 1 / 0, 'ZeroDivisionError: division by zero'),
+    (lambda *_: os._exit(3), 'the process died with exit code 3'),
+    (lambda *_: [None for _ in iter(int, 1)], 'no result within 0.2 s'),
+])
+def test_a_failure_says_what_happened(warm, monkeypatch, take, error):
+    monkeypatch.setattr(step, 'take', take)
+    row = sweep.visit(Member('any.py'), limit=.2 if 'within' in error else 60)
+    assert (row['outcome'], row['error']) == ('failed', error)
+
+
+@pytest.mark.parametrize('step_, masks, stuff', [
+    (dict(type='LoadAnnotations', with_bbox=True), False, False),
+    (dict(type='LoadAnnotations', with_mask=True), True, False),
+    (dict(type='LoadAnnotations', with_mask=True, with_seg=True), True, True),
+    (dict(type='LoadPanopticAnnotations'), True, True)])
+def test_samples_hold_what_the_pipeline_loads(step_, masks, stuff):
+    cfg = dict(train_dataloader=dict(dataset=dict(dataset=dict(pipeline=[step_]))))
+    cfg = Config(dict(cfg, model=dict(head=dict(num_classes=1))))
+    for sample in step._batch(Member('any.py'), cfg)['data_samples']:
+        assert ('masks' in sample.gt_instances, 'gt_sem_seg' in sample) == (masks, stuff)
+        assert sample.gt_instances.labels.max() == 0
+
+
+def test_a_model_with_mmcvs_synchronised_norm_gets_a_process_group():
+    import torch
+    from mmcv.ops import SyncBatchNorm
+    cfg = Config(dict(model=dict(head=dict(norm_cfg=dict(type='MMSyncBN')))))
+    with step._one_rank(cfg):
+        x = torch.arange(24.).view(2, 3, 2, 2)
+        for layer in (SyncBatchNorm(3), torch.nn.SyncBatchNorm(3)):
+            assert layer(x).mean().abs() < 1e-6
+    with step._one_rank(Config(dict(model=dict(norm_cfg=dict(type='BN'))))):
+        assert not torch.distributed.is_initialized()
+
+
+def test_different_bits_are_not_ok(warm, monkeypatch):
+    monkeypatch.setattr(step, 'take', lambda *_: dict(equal=False, different=['weights']))
+    assert sweep.visit(Member('any.py'))['outcome'] == 'differs'
+
+
+def test_members_are_found_by_folder_config_and_pattern():
+    dcn = [m.config for m in FAMILIES if m.family == 'dcn']
+    assert [m.config for m in sweep.members(['dcn'])] == dcn
+    assert [m.config for m in sweep.members(['htc/htc_r50*', 'htc_r50_fpn_1x_coco'])] == [
+        'htc/htc_r50_fpn_1x_coco.py']
+    assert sweep.members() == list(FAMILIES)
+    with pytest.raises(ValueError, match="'no-such' matches no config"):
+        sweep.members(['no-such'])
+
+
+def test_the_tool_writes_rows_and_tells_failure_by_its_exit_code(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sweep, 'visit', lambda member, *_: dict(
+        config=member.config, outcome='failed' if 'mask' in member.config else 'ok', trace='deep'))
+    out = tmp_path / 'zoo.json'
+    assert sweep.main(['carafe', '--out', str(out)]) == 1
+    assert sweep.main(['atss']) == 0
+    rows = json.loads(out.read_text())['rows']
+    assert [row['outcome'] for row in rows] == ['ok', 'failed']
+    assert 'deep' not in out.read_text()
+    assert 'carafe/mask-rcnn_r50_fpn-carafe_1x_coco.py' in capsys.readouterr().out
+
+
+def _types(node):
+    if isinstance(node, dict):
+        if node.get('type') is not None:
+            yield getattr(node['type'], '__name__', node['type'])
+        node = node.values()
+    if not isinstance(node, str) and hasattr(node, '__iter__'):
+        for value in node:
+            yield from _types(value)
+
+
+@pytest.mark.nightly
+def test_the_members_name_every_class_of_the_zoo(warm):
+    root, found = step.config_root(), {}
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = os.path.relpath(os.path.join(folder, name), root)
+            if name.endswith('.py') and path.partition(os.sep)[0] not in NOT_DETECTORS:
+                try:
+                    cfg = Config.fromfile(os.path.join(root, path), import_custom_modules=False)
+                except (FileNotFoundError, ModuleNotFoundError):
+                    continue  # MMDetection's own wrong paths; another package's base config
+                found[path] = set(_types(cfg.get('model')))
+    assert len(found) > 600
+    covered = set().union(*(found.get(member.config, set()) for member in FAMILIES))
+    assert {t: path for path, types in found.items() for t in types if t not in covered} == {}
+
+
+@pytest.mark.nightly
+def test_every_family_of_the_zoo():
+    rows = sweep.walk(FAMILIES)
+    bad = [row for row in rows if row['outcome'] in ('failed', 'differs')]
+    assert [(row['config'], row.get('error')) for row in bad] == []
+
+
+RESULTS = dict(versions=dict(torch='2'), rows=[
+    dict(config='a/x.py', family='a', annotations='COCO', outcome='ok', equal=True,
+         seconds=3.2, peak_mib=7, parameters=1234567,
+         operators=['nms', 'roi_align_backward', 'roi_align_forward']),
+    dict(config='b/y.py', family='b', annotations='MOT', outcome='needs', packages=['lvis']),
+    dict(config='b/z.py', family='b', annotations='COCO', outcome='failed', error='E: no')])
+
+
+def test_results_in_words():
+    text = sweep_report.table(RESULTS)
+    assert 'of 2 folders: 1 build, train and infer (1 of them twice' in text
+    assert '1 failed' in text
+    assert f'3 of the {len(FAMILIES)} configs' in text
+    assert '| `a/x.py` | COCO | yes | 1.2 | 3 | 7 | nms, roi_align |' in text
+    assert '| `b/y.py` | MOT | needs lvis |' in text and '**failed**: E: no' in text
+    assert sweep_report.reached_by(RESULTS['rows'])['nms'] == ['a']
+    page = sweep_report.needs(RESULTS['rows'])
+    assert '| `lvis` | the LVIS data set and metric | `b/y.py` | not tried |' in page
+    tried = [dict(RESULTS['rows'][0], config='b/y.py', **{'with': dict(torch='2.13', lvis='0.5')})]
+    page = sweep_report.needs(RESULTS['rows'], tried)
+    assert '| `b/y.py` | yes: torch 2.13, lvis 0.5 |' in page
+
+
+def test_an_interrupted_walk_goes_on(monkeypatch, tmp_path):
+    visited = []
+    monkeypatch.setattr(sweep, 'visit', lambda member, *_: visited.append(member) or dict(
+        config=member.config, outcome='ok'))
+    out = str(tmp_path / 'zoo.json')
+    sweep.main(['carafe', '--out', out])
+    sweep.main(['carafe', 'atss', '--out', out, '--missing'])
+    assert [member.family for member in visited] == ['carafe', 'carafe', 'atss', 'atss']
+    monkeypatch.setattr(sweep, 'visit', lambda member, *_: dict(
+        config=member.config, outcome='failed'))
+    assert sweep.main(['pvt', '--out', out]) == sweep.main(['pvt', '--out', out, '--missing']) == 1
+    rows = json.loads(open(out).read())['rows']
+    assert [row['config'] for row in rows] == [
+        m.config for m in FAMILIES if m.family in ('atss', 'carafe', 'pvt')]

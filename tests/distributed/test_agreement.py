@@ -1,0 +1,223 @@
+"""Ranks that differ stop, all of them, for the same reason; ranks that do not come are named."""
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from rank_pool import shared_pool
+
+from mmrepro import determinism
+from mmrepro.distributed.agreement import AgreementError, check_agreement, settle, start_fields
+from mmrepro.distributed.root_seed import broadcast_seed
+
+
+@pytest.fixture(scope='module')
+def pool():
+    return shared_pool()
+
+
+def compare(rank, world, fields, timeout=30):
+    check_agreement(fields[rank], timeout=timeout)
+    return torch.distributed.get_rank()
+
+
+def draw(rank, world, seeds, timeout=30):
+    return broadcast_seed(seeds[rank], timeout=timeout)
+
+
+def draw_twice(rank, world):
+    return broadcast_seed(None), broadcast_seed(None)
+
+
+def several(rank, world):
+    order = ('a0', 'a1', 'b0', 'a2')
+    return [settle(topic[0], topic, lambda values: values[-1]) for topic in order]
+
+
+def absent(rank, world, missing, timeout):
+    """Ranks in ``missing`` never come; the others compare."""
+    if rank not in missing:
+        check_agreement({'a': 1}, timeout=timeout)
+
+
+def late(rank, world):
+    """Rank 1 comes when rank 0 has given up waiting for it."""
+    store = torch.distributed.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(['rank 0 gave up'])
+    try:
+        check_agreement({'a': 1}, timeout=0.5)
+    finally:
+        if rank == 0:
+            store.set('rank 0 gave up', '')
+
+
+def impatient(rank, world):
+    """Rank 1 gives up; rank 0 comes after that, and must not go on alone."""
+    store = torch.distributed.distributed_c10d._get_default_store()
+    if rank == 0:
+        store.wait(['rank 1 gave up'])
+    try:
+        check_agreement({'a': 1}, timeout=0.5)
+    finally:
+        if rank == 1:
+            store.set('rank 1 gave up', '')
+
+
+def start(rank, world, texts):
+    import numpy
+    fields = start_fields(texts[rank], {'seed': 1, 'deterministic': True}, provider='torch')
+    if rank == 2:
+        fields['version.numpy'] = '1.0'
+    check_agreement(fields)
+    return numpy.__version__
+
+
+def errors(outcomes):
+    assert not any(fine for fine, _ in outcomes), outcomes
+    assert {type(result[0]) for _, result in outcomes} == {AgreementError}
+    return [str(result[0]) for _, result in outcomes]
+
+
+# ------------------------------------------------------------------------ agreement
+
+
+@pytest.mark.parametrize('world', [2, 4])
+def test_equal_fields_pass(pool, world):
+    fields = {'seed': 7, 'lr': 0.1, 'name': 'a\nb', 'nothing': None, 'list': [1, 'x'], 'b': True}
+    assert pool.run(compare, world, [fields] * world) == list(range(world))
+
+
+@pytest.mark.parametrize('world', [2, 4])
+def test_a_difference_stops_every_rank_with_the_same_message(pool, world):
+    fields = [{'seed': 7, 'scheme': 1} for _ in range(world)]
+    fields[1] = {'seed': 8, 'scheme': 1}
+    messages = errors(pool.outcomes(compare, world, fields))
+    assert len(set(messages)) == 1
+    assert 'rank 1: seed: rank 0 has 7, rank 1 has 8' in messages[0]
+    assert 'scheme' not in messages[0]
+
+
+@pytest.mark.parametrize(('here', 'there'), [(1, True), (1, '1'), (1, 1.0), (None, ''), (0.1, 0.2)])
+def test_values_of_another_type_differ(pool, here, there):
+    message, _ = errors(pool.outcomes(compare, 2, [{'x': here}, {'x': there}]))
+    assert f'x: rank 0 has {here!r}, rank 1 has {there!r}' in message
+
+
+def test_a_field_that_one_rank_lacks_differs(pool):
+    message, _ = errors(pool.outcomes(compare, 2, [{'a': 1}, {'a': 1, 'b': 2}]))
+    assert "b: rank 0 has '(nothing)', rank 1 has 2" in message
+
+
+def test_of_a_config_the_first_line_that_differs_is_shown(pool):
+    texts = ['a = 1\nlr = 0.1\nb = 2\n', 'a = 1\nlr = 0.2\nb = 3\n']
+    message, _ = errors(pool.outcomes(compare, 2, [{'config': text} for text in texts]))
+    assert "config, line 2: rank 0 has 'lr = 0.1', rank 1 has 'lr = 0.2'" in message
+    assert 'b = 3' not in message
+
+
+def test_a_config_that_ends_early_differs(pool):
+    message, _ = errors(pool.outcomes(compare, 2, [{'config': 'a\nb'}, {'config': 'a'}]))
+    assert "config, line 2: rank 0 has 'b', rank 1 has '(end)'" in message
+
+
+def test_a_long_list_of_differences_is_cut(pool):
+    fields = [{f'f{i:02}': i + rank for i in range(50)} for rank in range(2)]
+    message, _ = errors(pool.outcomes(compare, 2, fields))
+    assert 'f19' in message and 'f20' not in message and 'and 30 more' in message
+
+
+@pytest.mark.parametrize(('world', 'missing'), [(2, [1]), (2, [0]), (4, [0, 2])])
+def test_missing_ranks_are_named_and_nobody_hangs(pool, world, missing):
+    outcomes = pool.outcomes(absent, world, missing, 0.5)
+    came = [outcome for rank, outcome in enumerate(outcomes) if rank not in missing]
+    for message in errors(came):
+        assert f'did not come within 0.5 s: {", ".join(map(str, missing))}' in message
+
+
+@pytest.mark.parametrize('story', [late, impatient])
+def test_nobody_goes_on_where_another_has_given_up(pool, story):
+    assert len(set(errors(pool.outcomes(story, 2)))) == 1
+
+
+def test_the_pool_still_works_after_all_this(pool):
+    assert pool.run(compare, 4, [{'a': 1}] * 4) == [0, 1, 2, 3]
+
+
+def test_start_fields_name_config_and_versions(pool):
+    texts = ['x = 1\n', 'x = 2\n', 'x = 1\n']
+    message = errors(pool.outcomes(start, 3, texts))[0]
+    assert "rank 1: config, line 1: rank 0 has 'x = 1', rank 1 has 'x = 2'" in message
+    assert "rank 2: version.numpy: rank 0 has" in message and "rank 2 has '1.0'" in message
+
+
+def test_start_fields_are_complete_and_comparable():
+    fields = start_fields('text', {'seed': 3, 'deterministic': 'warn'}, provider='compiled', more=1)
+    assert fields['randomness.seed'] == 3 and fields['config'] == 'text' and fields['more'] == 1
+    assert fields['operators'] == 'compiled' and fields['scheme'] == 1
+    assert fields['version.torch'] == torch.__version__
+    assert {f'version.{name}' for name in ('mmrepro', 'mmengine', 'mmcv', 'mmdet', 'python')} < set(
+        fields)
+    assert set(determinism.snapshot()) < set(fields)
+    check_agreement(fields)  # alone: nothing to compare, but the types are checked
+
+
+def test_the_operator_provider_is_found_without_importing_mmcv(monkeypatch):
+    for name in ('mmcv', 'mmcv._ext'):  # other tests of this process may have imported them
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert start_fields('', {})['operators'] == 'mmcv is not in use'
+    assert 'mmcv' not in sys.modules
+
+
+def test_a_version_is_that_of_the_module_that_is_loaded(monkeypatch):
+    monkeypatch.setattr(torch, '__version__', '0.0+mine')
+    assert start_fields('', {})['version.torch'] == '0.0+mine'
+
+
+def test_a_field_that_cannot_be_compared_is_named():
+    with pytest.raises(TypeError, match='device='):
+        check_agreement({'a': 1, 'device': torch.device('cpu')})
+
+
+def test_decisions_reach_a_world_of_one():
+    assert settle('topic', 3, lambda values: values + [4]) == [3, 4]
+
+
+# ------------------------------------------------------------------------ seed
+
+
+def test_no_seed_is_drawn_by_rank_0_and_shared(pool):
+    seeds = pool.run(draw, 4, [None] * 4)
+    assert len(set(seeds)) == 1 and type(seeds[0]) is int and 0 <= seeds[0] < 2**32
+
+
+def test_each_draw_is_another(pool):
+    pairs = pool.run(draw_twice, 2)
+    assert pairs[0] == pairs[1] and pairs[0][0] != pairs[0][1]
+
+
+def test_a_given_seed_is_kept(pool):
+    assert pool.run(draw, 2, [5, 5]) == [5, 5]
+
+
+@pytest.mark.parametrize('seeds', [[1, 2], [None, 3], [0, None]])
+def test_different_seeds_stop_every_rank(pool, seeds):
+    messages = errors(pool.outcomes(draw, 2, seeds))
+    assert len(set(messages)) == 1
+    assert f'rank 1: seed: rank 0 has {seeds[0]}, rank 1 has {seeds[1]}' in messages[0]
+
+
+def test_a_world_of_one_draws_from_the_operating_system(monkeypatch):
+    asked = []
+    monkeypatch.setattr('mmrepro.distributed.root_seed.secrets.randbelow',
+                        lambda n: asked.append(n) or 11)
+    state = torch.get_rng_state()
+    assert broadcast_seed(None) == 11 and asked == [2**32]
+    assert broadcast_seed(9) == 9 and len(asked) == 1
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_rounds_and_topics_do_not_mix(pool):
+    rounds = pool.run(several, 3)
+    assert rounds[0] == rounds[1] == rounds[2] == ['a0', 'a1', 'b0', 'a2']

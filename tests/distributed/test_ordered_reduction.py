@@ -1,0 +1,206 @@
+"""The order of gradient sums belongs to the element, not to DDP's buckets."""
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+from rank_pool import shared_pool
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mmrepro.distributed.ordered_reduction import (
+    fix_gradient_order,
+    ordered_mean,
+    ordered_mean_hook,
+)
+
+CAPS = [0.05, 1, 25]  # MB: a bucket per layer, a few, one
+
+
+@pytest.fixture(scope='module')
+def pool():
+    return shared_pool()
+
+
+def digest(tensors):
+    return hashlib.sha256(b''.join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()
+
+
+def model():
+    torch.manual_seed(0)
+    # sizes that 3 and 4 do not divide
+    return nn.Sequential(nn.Linear(37, 401), nn.Tanh(), nn.Linear(401, 311), nn.Tanh(),
+                         nn.Linear(311, 149), nn.Tanh(), nn.Linear(149, 5))
+
+
+def batch(rank):
+    return torch.randn(8, 37, generator=torch.Generator().manual_seed(100 + rank))
+
+
+def own_gradients(rank):
+    net = model()
+    net(batch(rank)).square().sum().backward()
+    return [p.grad for p in net.parameters()]
+
+
+def ddp_gradients(rank, hook, cap, steps=3):
+    """Per step, all steps being equal: digest of the gradients, and sizes of the buckets if spied.
+
+    DDP makes new buckets after the first step.
+    """
+    wrapped = DistributedDataParallel(model(), bucket_cap_mb=cap)
+    layouts = []
+    if hook == 'fix':
+        assert fix_gradient_order(wrapped) == [wrapped]
+    elif hook == 'spy':  # the hook, and a look at the layout
+
+        def spy(group, bucket):
+            layouts[-1].append(bucket.buffer().numel())
+            return ordered_mean_hook(group, bucket)
+
+        wrapped.register_comm_hook(wrapped.process_group, spy)
+    digests = []
+    for _ in range(steps):
+        layouts.append([])
+        wrapped.zero_grad()
+        wrapped(batch(rank)).square().sum().backward()
+        digests.append(digest(p.grad for p in wrapped.parameters()))
+    return digests, layouts
+
+
+def expected(world):
+    """The definition, element by element, in one process."""
+    ranks = [own_gradients(rank) for rank in range(world)]
+    total = [grad * (1.0 / world) for grad in ranks[0]]
+    for other in ranks[1:]:
+        total = [t + grad * (1.0 / world) for t, grad in zip(total, other)]
+    return digest(total)
+
+
+# ------------------------------------------------------------------------ on the ranks
+
+
+def all_caps(rank, world, hook):
+    return {cap: ddp_gradients(rank, hook, cap) for cap in CAPS}
+
+
+def any_length(rank, world, dtype):
+    results = []
+    for length in (1, 2, world, 4 * world, 4 * world + 1, 1000):
+        pieces = [torch.randn(length, generator=torch.Generator().manual_seed(r)).to(dtype)
+                  for r in range(world)]
+        total = pieces[0] * (1.0 / world)
+        for piece in pieces[1:]:
+            total = total + piece * (1.0 / world)
+        mean = ordered_mean(pieces[rank].clone())
+        results.append(mean.dtype == dtype and mean.shape == (length, ) and torch.equal(
+            mean.view(torch.uint8), total.view(torch.uint8)))
+    return results
+
+
+def neighbours(rank, world):
+    """The bits of an element, alone and at every place of a longer buffer."""
+    value = torch.randn(1, generator=torch.Generator().manual_seed(rank))
+    alone = ordered_mean(value.clone())
+    found = []
+    for place in range(4 * world + 1):
+        flat = torch.randn(4 * world + 1)
+        flat[place] = value
+        found.append(torch.equal(ordered_mean(flat)[place:place + 1], alone))
+    return all(found)
+
+
+def unused_parameters(rank, world):
+    """A parameter without gradient on some ranks counts as zero there."""
+
+    class Net(nn.Module):
+
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+
+        def forward(self, x):
+            return self.a(x) if rank else self.a(x) + self.b(x)
+
+    wrapped = DistributedDataParallel(Net(), find_unused_parameters=True)
+    fix_gradient_order(wrapped)
+    for _ in range(2):
+        wrapped.zero_grad()
+        wrapped(torch.ones(1, 2)).sum().backward()
+    return wrapped.module.a.weight.grad.tolist(), wrapped.module.b.weight.grad.tolist()
+
+
+def registered(rank, world):
+    wrapped = DistributedDataParallel(model())
+    return len(fix_gradient_order(wrapped))
+
+
+def twice(rank, world):
+    wrapped = DistributedDataParallel(model())
+    fix_gradient_order(wrapped)
+    fix_gradient_order(wrapped)
+
+
+# ------------------------------------------------------------------------ tests
+
+
+@pytest.mark.parametrize('world', [3, 4])
+def test_buckets_do_not_matter(pool, world):
+    want = expected(world)
+    for result in pool.run(all_caps, world, 'fix'):
+        for cap, (digests, _) in result.items():
+            assert digests == [want] * 3, f'bucket_cap_mb={cap}'
+
+
+def test_the_comparison_above_meets_different_buckets(pool):
+    """Layouts differ between the caps, and between the first step and the next ones."""
+    layouts = {cap: seen for cap, (_, seen) in pool.run(all_caps, 3, 'spy')[0].items()}
+    assert len({str(seen[-1]) for seen in layouts.values()}) > 1
+    assert layouts[CAPS[0]][0] != layouts[CAPS[0]][1] == layouts[CAPS[0]][2]
+
+
+@pytest.mark.parametrize('world', [3, 4])
+def test_a_plain_all_reduce_depends_on_buckets(pool, world):
+    """Without this, the tests above would show nothing."""
+    result = pool.run(all_caps, world, 'none')[0]
+    assert len({d for digests, _ in result.values() for d in digests}) > 1
+
+
+def test_a_rebuild_of_the_buckets_changes_a_plain_all_reduce(pool):
+    result = pool.run(all_caps, 3, 'none')[0]
+    assert any(digests[0] != digests[1] == digests[2] for digests, _ in result.values())
+
+
+def test_two_ranks_get_the_bits_of_plain_ddp(pool):
+    plain, hooked = (pool.run(all_caps, 2, hook)[0] for hook in ('none', 'spy'))
+    want = {expected(2)}
+    for result in (plain, hooked):
+        assert {d for digests, _ in result.values() for d in digests} == want
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('world', [1, 3, 4])
+def test_the_mean_is_the_definition_for_any_length(pool, world, dtype):
+    assert all(all(result) for result in pool.run(any_length, world, dtype))
+
+
+def test_neighbours_do_not_matter(pool):
+    assert pool.run(neighbours, 4) == [True] * 4
+
+
+def test_a_parameter_that_a_rank_does_not_use_counts_as_zero(pool):
+    third = (torch.tensor(1.0) * (1 / 3)).item()
+    whole = (torch.tensor(third) + third + third).item()
+    for used, unused in pool.run(unused_parameters, 3):
+        assert used == [[whole] * 2] * 2 and unused == [[third] * 2] * 2
+
+
+@pytest.mark.parametrize(('world', 'count'), [(1, 0), (2, 0), (3, 1)])
+def test_the_hook_is_registered_where_it_matters(pool, world, count):
+    assert pool.run(registered, world) == [count] * world
+
+
+def test_a_second_hook_is_refused(pool):
+    for fine, result in pool.outcomes(twice, 3):
+        assert not fine and isinstance(result[0], RuntimeError)

@@ -1,0 +1,304 @@
+"""Distributed runs without an accelerator, started by each of MMEngine's launchers."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_pool import free_port, shared_pool
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mmrepro.distributed import process_group
+from mmrepro.distributed.process_group import (
+    ensure_process_group,
+    group_options,
+    launch_variables,
+    wrap_model,
+)
+
+
+@pytest.fixture(scope='module')
+def pool():
+    return shared_pool()
+
+
+# what each launcher puts into the environment of one rank
+LAUNCHED = {
+    'pytorch': lambda rank, world, port: {
+        'RANK': rank, 'WORLD_SIZE': world, 'LOCAL_RANK': rank, 'MASTER_ADDR': '127.0.0.1',
+        'MASTER_PORT': port},
+    'slurm': lambda rank, world, port: {
+        'SLURM_PROCID': rank, 'SLURM_NTASKS': world, 'SLURM_LOCALID': rank, 'SLURM_NNODES': 1,
+        'SLURM_NODELIST': 'node7', 'MASTER_PORT': port},
+    'mpi': lambda rank, world, port: {
+        'OMPI_COMM_WORLD_RANK': rank, 'OMPI_COMM_WORLD_SIZE': world,
+        'OMPI_COMM_WORLD_LOCAL_RANK': rank, 'OMPI_COMM_WORLD_LOCAL_SIZE': world,
+        'MASTER_PORT': port},
+}
+
+
+def launched(launcher, rank, world, port):
+    return {name: str(value) for name, value in LAUNCHED[launcher](rank, world, port).items()}
+
+
+@contextmanager
+def environment(variables):
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+# ------------------------------------------------------------------------ on the ranks
+
+
+def start(rank, world, launcher, port):
+    with environment(launched(launcher, rank, world, port)):
+        made = ensure_process_group(launcher, backend='nccl', timeout=25)
+        again = ensure_process_group(launcher)
+        total = torch.tensor(float(rank + 1))
+        dist.all_reduce(total)
+        group = dist.distributed_c10d._get_default_group()
+        limit = group._get_backend(torch.device('cpu')).options._timeout
+        return (made, again, dist.get_backend(), dist.get_rank(), dist.get_world_size(),
+                total.item(), os.environ['LOCAL_RANK'], limit)
+
+
+def train(launcher, work_dir):
+    """A run of MMEngine: two epochs, each with validation."""
+    from mmengine.evaluator import BaseMetric, Evaluator
+    from mmengine.model import BaseModel
+    from mmengine.runner import Runner
+    from torch.utils.data import Dataset
+
+    class Toy(Dataset):
+
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            return torch.full((4, ), float(index))
+
+    class Model(BaseModel):
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, inputs, mode):
+            out = self.layer(torch.stack(list(inputs)))
+            return dict(loss=out.square().mean()) if mode == 'loss' else list(out.detach())
+
+    class Count(BaseMetric):
+
+        def process(self, data_batch, data_samples):
+            self.results += [float(sample) for sample in data_samples]
+
+        def compute_metrics(self, results):
+            return dict(count=len(results))
+
+    class CpuRunner(Runner):
+
+        def setup_env(self, env_cfg):
+            ensure_process_group(self._launcher, **group_options(env_cfg))
+            super().setup_env(env_cfg)
+
+        def wrap_model(self, model_wrapper_cfg, model):
+            return wrap_model(self, super().wrap_model, model_wrapper_cfg, model)
+
+    def loader(shuffle):
+        return dict(batch_size=1, num_workers=0, dataset=Toy(),
+                    sampler=dict(type='DefaultSampler', shuffle=shuffle))
+
+    runner = CpuRunner(
+        Model(), work_dir, train_dataloader=loader(True), val_dataloader=loader(False),
+        train_cfg=dict(by_epoch=True, max_epochs=2), val_cfg=dict(),
+        val_evaluator=Evaluator(Count()),
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01)), launcher=launcher,
+        env_cfg=dict(dist_cfg=dict(backend='nccl', timeout=25)), log_level='WARNING',
+        randomness=dict(seed=1), experiment_name='toy', default_scope='mmengine',
+        default_hooks=dict(logger=dict(type='LoggerHook', interval=100)))
+    runner.train()
+    model = runner.model
+    return dict(
+        wrapper=type(model).__name__, unused=model.find_unused_parameters,
+        buffers=model.broadcast_buffers, rank=runner.rank, world=runner.world_size,
+        counted=int(runner.message_hub.get_scalar('val/count').current()),
+        weights=model.module.layer.weight.detach().numpy().tobytes().hex())
+
+
+def wrap(rank, world, wrapper, expected):
+    import types
+
+    from mmengine.runner import Runner
+    config = dict(wrapper) if wrapper is not None else None
+    runner = types.SimpleNamespace(cfg={}, distributed=True)
+
+    def build(wrapper_cfg, model):
+        return Runner.wrap_model(runner, wrapper_cfg, model)
+
+    with environment({'LOCAL_RANK': str(rank)}):
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+        wrapped = wrap_model(runner, build, config, model, ordered=True)
+        assert type(wrapped).__name__ == expected, wrapped
+        assert config == wrapper  # the config's dict is not changed
+        assert wrap_model(runner, build, None, wrapped) is wrapped
+        wrapped(torch.ones(1, 3)) if expected != 'MMSeparateDistributedDataParallel' else None
+    return [type(m).__name__ for m in wrapped.modules()
+            if isinstance(m, DistributedDataParallel) and getattr(m, '_comm_hooks', None)]
+
+
+def wrap_sync_batch_norm(rank, world):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 2), nn.SyncBatchNorm(2))
+    wrap_model(types.SimpleNamespace(cfg={}), lambda config, model: model, None, model)
+    out = model(torch.arange(3.) * (rank + 1) + torch.eye(3))
+    return model[1].running_mean, model[1].running_var, out.mean(0).detach()
+
+
+def leave(rank, world):
+    from mmrepro.distributed.process_group import _leave_group
+    found = []
+    for sys.last_value in (RuntimeError(), None):  # as the interpreter sets it behind an error
+        _leave_group()
+        found.append(dist.is_initialized())
+    return found
+
+
+# ------------------------------------------------------------------------ tests
+
+
+def test_a_group_is_left_at_the_end_but_not_behind_an_error(pool):
+    assert pool.run(leave, 2) == [[True, False]] * 2
+
+
+@pytest.mark.parametrize('launcher', list(LAUNCHED))
+def test_every_launcher_starts_over_gloo(pool, launcher):
+    results = pool.run(start, 2, launcher, free_port(), group=False)
+    assert results == [(True, False, 'gloo', rank, 2, 3.0, str(rank), timedelta(seconds=25))
+                       for rank in range(2)]
+
+
+def test_an_mmengine_run_trains_and_validates_under_torchrun(tmp_path):
+    env = dict(os.environ, OMP_NUM_THREADS='1', GLOO_SOCKET_IFNAME='lo',
+               PYTHONPATH=os.pathsep.join(sys.path))
+    done = subprocess.run(
+        [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2',
+         __file__, str(tmp_path)], env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(tmp_path.joinpath(f'result{rank}').read_text()) for rank in range(2)]
+    for rank, result in enumerate(results):
+        assert result['wrapper'] == 'MMDistributedDataParallel'
+        assert result['unused'] is False and result['buffers'] is False  # as MMEngine chooses
+        assert (result['rank'], result['world'], result['counted']) == (rank, 2, 6)
+    assert results[0]['weights'] == results[1]['weights']
+
+
+@pytest.mark.parametrize(('wrapper', 'expected', 'hooked'), [
+    (None, 'MMDistributedDataParallel', ['MMDistributedDataParallel']),
+    (dict(find_unused_parameters=True), 'MMDistributedDataParallel',
+     ['MMDistributedDataParallel']),
+    (dict(type='DistributedDataParallel'), 'DistributedDataParallel',
+     ['DistributedDataParallel']),
+    (dict(type='MMSeparateDistributedDataParallel'), 'MMSeparateDistributedDataParallel',
+     ['MMDistributedDataParallel'] * 2),
+])
+def test_every_wrapper_of_mmengine_works_on_the_cpu(pool, wrapper, expected, hooked):
+    assert pool.run(wrap, 3, wrapper, expected) == [hooked] * 3
+
+
+def test_sync_batch_norm_has_the_statistics_of_all_ranks(pool):
+    first, second = pool.run(wrap_sync_batch_norm, 2)
+    for one, other in zip(first[:2], second[:2]):
+        assert one.numpy().tobytes() == other.numpy().tobytes()
+    # each rank's own mean is not zero, that of both is
+    assert first[2].abs().min() > 1e-3
+    assert torch.allclose(first[2] + second[2], torch.zeros(2), atol=1e-6)
+
+
+def test_no_launcher_means_no_group():
+    assert ensure_process_group('none') is False
+    assert not dist.is_initialized()
+
+
+def test_with_an_accelerator_mmengine_does_the_work(monkeypatch):
+    monkeypatch.setattr(process_group, 'has_accelerator', lambda: True)
+    before = dict(os.environ)
+    assert ensure_process_group('pytorch') is False
+    assert dict(os.environ) == before and not dist.is_initialized()
+    model, seen = nn.Linear(1, 1), []
+    assert wrap_model(None, lambda *args: seen.append(args) or model, None, model) is model
+    assert seen == [(None, model)]
+
+
+def test_with_an_accelerator_mpi_gets_the_variable_that_mmengine_forgets(monkeypatch):
+    monkeypatch.setattr(process_group, 'has_accelerator', lambda: True)
+    monkeypatch.setenv('OMPI_COMM_WORLD_LOCAL_RANK', '3')
+    monkeypatch.setenv('LOCAL_RANK', 'x')
+    monkeypatch.delenv('LOCAL_RANK')
+    assert ensure_process_group('mpi') is False
+    assert os.environ['LOCAL_RANK'] == '3'
+
+
+def test_an_unknown_launcher_is_named():
+    with pytest.raises(ValueError, match="launcher='lsf': expected one of pytorch, slurm, mpi"):
+        ensure_process_group('lsf')
+
+
+@pytest.mark.parametrize(('launcher', 'name'), [
+    ('pytorch', 'RANK'), ('slurm', 'SLURM_PROCID'), ('mpi', 'OMPI_COMM_WORLD_SIZE')])
+def test_a_missing_variable_is_named(launcher, name):
+    env = launched(launcher, 0, 2, 1)
+    del env[name]
+    with pytest.raises(KeyError, match=f'{name} is not set'):
+        launch_variables(launcher, env)
+
+
+def test_ranks_on_several_machines_need_an_address():
+    env = launched('mpi', 0, 4, 1)
+    env['OMPI_COMM_WORLD_LOCAL_SIZE'] = '2'
+    with pytest.raises(KeyError, match='MASTER_ADDR is not set'):
+        launch_variables('mpi', env)
+    assert launch_variables('mpi', dict(env, MASTER_ADDR='n1'))['MASTER_ADDR'] == 'n1'
+
+
+def test_slurm_tells_the_first_host(monkeypatch, tmp_path):
+    env = launched('slurm', 5, 8, 1)
+    env['SLURM_NNODES'] = '2'
+    monkeypatch.setenv('PATH', str(tmp_path))
+    with pytest.raises(KeyError, match='scontrol show hostnames node7'):
+        launch_variables('slurm', env)
+    script = tmp_path / 'scontrol'
+    script.write_text('#!/bin/sh\necho first-of-$3\necho second\n')
+    script.chmod(0o755)
+    assert launch_variables('slurm', env) == {
+        'RANK': '5', 'WORLD_SIZE': '8', 'LOCAL_RANK': '5', 'MASTER_ADDR': 'first-of-node7',
+        'MASTER_PORT': '1'}
+
+
+def test_the_port_of_the_config_counts_with_slurm_only():
+    assert launch_variables('slurm', launched('slurm', 0, 1, 1), 7)['MASTER_PORT'] == '7'
+    assert launch_variables('pytorch', launched('pytorch', 0, 1, 1), 7)['MASTER_PORT'] == '1'
+
+
+def test_group_options_are_those_of_the_config():
+    assert group_options({}) == {}
+    env_cfg = dict(dist_cfg=dict(backend='gloo', timeout=9, port=3, init_backend='torch'))
+    assert group_options(env_cfg) == dict(backend='gloo', timeout=9, port=3)
+
+
+if __name__ == '__main__':
+    outcome = train('pytorch', sys.argv[1])
+    with open(os.path.join(sys.argv[1], f'result{outcome["rank"]}'), 'w') as file:
+        json.dump(outcome, file)

@@ -1,0 +1,229 @@
+"""What differs between then and now stops a resume, when it changes bits."""
+import copy
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.runner import Runner
+from test_resume import finish, small_run
+from test_runner import NoisyLine, Points, clean  # noqa: F401  registered classes
+
+import mmrepro
+from mmrepro.demo.demo_config import demo_config
+from mmrepro.facts import compatibility
+from mmrepro.facts.collect import collect_facts, flatten, read_settings, settings_of
+from mmrepro.facts.compatibility import CHANGES, HARMLESS, ResumeError, differences
+
+
+@pytest.fixture(scope='module')
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('base')
+    finish(small_run(folder))
+    return folder
+
+
+def resumed(base, tmp_path, **changes):
+    cfg = small_run(tmp_path)
+    cfg.merge_from_dict(changes)
+    cfg.resume, cfg.load_from = True, str(base / 'iter_3.pth')
+    return cfg
+
+
+REFUSED = {
+    'optim_wrapper.optimizer.lr': 0.2,
+    'train_dataloader.batch_size': 4,
+    'train_cfg.max_epochs': 3,
+    'randomness.step_seed': False,
+    'randomness.worker_seed': 'worker',
+    'model.type': 'mmengine.NoisyLine',
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_changes_bits_stops_with_a_table(name, base, tmp_path):
+    with pytest.raises(ResumeError) as caught:
+        Runner.from_cfg(resumed(base, tmp_path, **{name: REFUSED[name]}))
+    now = repr(REFUSED[name])
+    row = next(line for line in str(caught.value).splitlines() if name in line)
+    assert now in row and str(base / 'iter_3.pth') in str(caught.value)
+    assert 'resume_strict=False' in str(caught.value)
+
+
+def test_it_goes_on_when_the_user_says_so(base, tmp_path):
+    cfg = resumed(base, tmp_path, **{'optim_wrapper.optimizer.lr': 0.2,
+                                     'randomness.resume_strict': False})
+    runner = Runner.from_cfg(cfg)
+    assert any('optimizer.lr' in line for line in runner._differences)
+    runner.train()
+    assert runner.iter == 8
+
+
+HARMLESS_CHANGES = {
+    'train_dataloader.num_workers': 2,
+    'log_level': 'ERROR',
+    'default_hooks.checkpoint.interval': 5,
+    'env_cfg': dict(mp_cfg=dict(opencv_num_threads=2)),
+    'a_variable_of_a_base_config': 3,
+}
+
+
+def test_harmless_changes_are_said_in_one_line(base, tmp_path):
+    runner = Runner.from_cfg(resumed(base, tmp_path, **HARMLESS_CHANGES))
+    line, = runner._differences
+    assert '\n' not in line
+    for name in ('num_workers 0 -> 2', 'log_level', 'checkpoint.interval'):
+        assert name in line
+
+
+def test_the_same_run_says_nothing(base, tmp_path):
+    assert Runner.from_cfg(resumed(base, tmp_path))._differences == []
+
+
+def test_a_number_of_workers_matters_to_streams_of_workers():
+    name = 'config.train_dataloader.num_workers'
+    for mode, severity in (('sample', HARMLESS), ('worker', CHANGES), ('mmengine', CHANGES)):
+        facts = {'randomness.worker_seed': mode, name: 2}
+        row, = differences(facts, {**facts, name: 4})
+        assert row.severity == severity
+
+
+def test_validation_matters_when_training_reacts_to_it():
+    name = 'config.train_cfg.val_interval'
+    for hook, severity in (('EarlyStoppingHook', CHANGES), ('CheckInvalidLossHook', HARMLESS)):
+        facts = {'config.custom_hooks[0].type': hook, name: 1}
+        row, = differences(facts, {**facts, name: 2})
+        assert row.severity == severity
+
+
+AVERAGING = {
+    # hook: severity by (ranks, by_epoch)
+    'mmdet.SyncNormHook': {(1, True): HARMLESS, (2, True): CHANGES, (2, False): CHANGES},
+    'SyncBuffersHook': {(1, False): HARMLESS, (2, True): HARMLESS, (2, False): CHANGES},
+    'NumClassCheckHook': {(2, False): HARMLESS},
+}
+
+
+@pytest.mark.parametrize('hook', AVERAGING)
+def test_validation_matters_where_ranks_average_statistics_at_it(hook):
+    for (ranks, by_epoch), severity in AVERAGING[hook].items():
+        facts = settings_of(dict(
+            custom_hooks=[dict(type=hook)], val_cfg=dict(type='ValLoop'),
+            val_dataloader=dict(batch_size=1),
+            train_cfg=dict(by_epoch=by_epoch, max_epochs=3, val_interval=1)))
+        facts['world_size'] = ranks
+        for name in ('config.train_cfg.val_interval', 'config.val_cfg.type',
+                     'config.train_cfg.dynamic_intervals[0]'):
+            row, = differences(facts, {**facts, name: 2})
+            assert row.severity == severity, (name, ranks, by_epoch)
+        row, = differences(facts, {**facts, 'config.val_dataloader.batch_size': 2})
+        assert row.severity == HARMLESS
+
+
+def test_versions_and_hardware(base, tmp_path):
+    point = torch.load(base / 'iter_3.pth', weights_only=False)
+    point['meta']['mmrepro']['facts'].update({'version.torch': '1.0', 'hardware.cpu': 'abacus'})
+    torch.save(point, tmp_path / 'other.pth')
+    cfg = resumed(base, tmp_path)
+    cfg.load_from = str(tmp_path / 'other.pth')
+    with pytest.raises(ResumeError, match=r"hardware.cpu +'abacus'(.|\n)*version.torch +'1.0'"):
+        Runner.from_cfg(cfg)
+
+
+def test_other_data_are_found_once_they_are_loaded(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(Points, '__len__', lambda self: 16)
+    with pytest.raises(ResumeError, match='train_samples +8 +16'):
+        Runner.from_cfg(resumed(base, tmp_path)).train()
+
+
+def test_every_row_is_reached_and_the_last_takes_all():
+    assert compatibility.RULES[-1].pattern == '*'
+    assert {rule.only for rule in compatibility.RULES} - {''} == set(compatibility.CONDITIONS)
+
+
+def test_a_checkpoint_of_stock_mmengine_resumes(tmp_path):
+    mmrepro.deactivate()
+    stock = small_run(tmp_path / 'stock')
+    Runner.from_cfg(stock).train()
+    mmrepro.activate()
+    cfg = resumed(tmp_path / 'stock', tmp_path, **{'optim_wrapper.optimizer.lr': 0.2})
+    runner = Runner.from_cfg(cfg)
+    assert 'written without mmrepro' in runner._point.report
+    assert any('optimizer.lr' in line for line in runner._differences)
+    weights = torch.load(tmp_path / 'stock' / 'iter_3.pth', weights_only=False)
+    seen = {}
+
+    class First(mmrepro.hooks.seed.Hook):
+        priority = 0
+
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            if not seen:
+                seen.update(iter=runner.iter, batch_idx=batch_idx, weights=copy.deepcopy(
+                    runner.model.state_dict()))
+
+    runner.register_hook(First())
+    runner.train()
+    assert (seen['iter'], seen['batch_idx']) == (3, 3) and runner.iter == 8
+    for name, value in weights['state_dict'].items():
+        assert torch.equal(seen['weights'][name], value)
+
+
+def test_reading_a_config_runs_nothing(tmp_path):
+    marker = tmp_path / 'ran'
+    text = f"model = dict(type='A')\nbad = open({str(marker)!r}, 'w')\nimport os\nx = (1, -2)\n"
+    assert read_settings(text) == {'model': {'type': 'A'}, 'bad': f'open({str(marker)!r}, \'w\')',
+                                   'x': [1, -2]}
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize('name', ['yolox_s', 'deformable-detr_r50', 'rtmdet_tiny'])
+def test_text_and_config_give_the_same_settings(name):
+    cfg = demo_config(name)
+    assert flatten(read_settings(cfg.pretty_text)) == flatten(cfg.to_dict())
+
+
+def test_classes_and_functions_of_lazy_configs_have_no_addresses():
+    facts = collect_facts(Config(dict(model=dict(type=torch.nn.Linear), f=print)), {}, 1)
+    assert facts['config.f'] == 'builtins.print'
+    assert '0x' not in str(list(facts.values()))
+
+
+STREAMS = {
+    # name: (randomness, train_cfg, checkpoint -> whether it is refused)
+    'of workers': (dict(worker_seed='worker'), dict(by_epoch=True, max_epochs=3),
+                   {'iter_4': False, 'iter_5': True, 'iter_8': False}),
+    'of workers, passes': (dict(worker_seed='worker'),
+                           dict(by_epoch=False, max_iters=12, val_interval=100),
+                           {'iter_4': False, 'iter_5': True}),
+    'of MMEngine': (dict(worker_seed='mmengine', step_seed=False),
+                    dict(by_epoch=True, max_epochs=3), {'epoch_1': True, 'iter_5': True}),
+    'of MMEngine, steps': (dict(worker_seed='mmengine'), dict(by_epoch=True, max_epochs=3),
+                           {'epoch_1': False, 'iter_4': True, 'iter_5': True}),
+}
+
+
+@pytest.mark.parametrize('name', STREAMS)
+def test_a_place_that_streams_cannot_be_brought_to_is_refused(name, tmp_path, monkeypatch):
+    """Batches in one stream per worker and epoch: the rest of an epoch cannot be drawn alone."""
+    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
+    randomness, loop, points = STREAMS[name]
+
+    def run(folder, **changes):
+        cfg = small_run(folder, train_cfg=loop, **changes)
+        cfg.randomness = dict(seed=3, resume_strict=cfg.randomness.get('resume_strict', True),
+                              **randomness)
+        cfg.train_dataloader.num_workers = 2 if 'workers' in name else 0
+        if 'epoch_1' in points:
+            cfg.custom_hooks = [dict(type='CheckpointHook', interval=1, priority='LOWEST')]
+        return cfg
+
+    expected = finish(run(tmp_path))
+    for point, refused in points.items():
+        from_point = dict(resume=True, load_from=str(tmp_path / f'{point}.pth'))
+        if not refused:
+            assert finish(run(tmp_path / point, **from_point)) == expected, point
+            continue
+        with pytest.raises(ResumeError, match=f'worker_seed={randomness["worker_seed"]!r}.*'
+                                              'resume_strict=False'):
+            finish(run(tmp_path / point, **from_point))
+        assert finish(run(tmp_path / point, **from_point, **{
+            'randomness.resume_strict': False})) != expected, point

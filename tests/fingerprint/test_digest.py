@@ -1,0 +1,262 @@
+"""The digest: equal only for equal bits, the same value however it is computed."""
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from harness import Child
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmengine.structures import InstanceData
+
+from mmrepro.fingerprint import digest
+from mmrepro.fingerprint import hash_arithmetic as arithmetic
+from mmrepro.fingerprint.digest import combine, tensor_digest, tensor_digests, to_hex, value_digest
+
+DTYPES = [getattr(torch, name) for name in (
+    'bool', 'uint8', 'int8', 'int16', 'int32', 'int64', 'float16', 'bfloat16', 'float32',
+    'float64', 'complex64', 'complex128', 'float8_e4m3fn', 'float8_e5m2') if hasattr(torch, name)]
+
+
+def one(tensor):
+    return to_hex([tensor_digest(tensor)])[0]
+
+
+def of_bits(dtype, count, seed=0):
+    """``count`` elements of random bytes; booleans of 0 and 1."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    data = np.random.default_rng(seed).integers(0, 256, count * size, dtype=np.uint8)
+    if dtype == torch.bool:
+        data = data % 2
+    return torch.from_numpy(data).view(dtype) if count else torch.zeros(0, dtype=dtype)
+
+
+def by_hand(tensor):
+    """The formula of the documentation in plain integers."""
+    data = bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist())
+    data += bytes(-len(data) % 8)
+    mask = (1 << 64) - 1
+    lower, upper = arithmetic.keys().tolist()
+    sums = {}
+    for j in range(len(data) // 8):
+        x = int.from_bytes(data[8 * j:8 * j + 8], 'little')
+        b, k = divmod(j, arithmetic.BLOCK)
+        sums[b] = (sums.get(b, 0) + x * lower[k] + (x >> 32) * upper[k]) & mask
+    total = sum(arithmetic.mix_int((s + (b + 1) * arithmetic.GOLDEN) & mask)
+                for b, s in sums.items())
+    total &= mask
+    header = f'{str(tensor.dtype)[6:]} {"x".join(map(str, tensor.shape))}'
+    return f'{arithmetic.mix_int(total ^ digest.text_key(header)):016x}'
+
+
+def on_a_device(tensors):
+    """The path of GPUs, taken on the CPU."""
+    headers = [digest._header_key(t.dtype, tuple(t.shape)) for t in tensors]
+    return arithmetic.device_digests([digest._plain(t) for t in tensors], headers)
+
+
+@pytest.mark.parametrize('dtype', DTYPES, ids=str)
+def test_formula_host_and_device_agree(dtype):
+    tensors = [of_bits(dtype, n) for n in (0, 1, 3, 7, 1000, 8 * arithmetic.BLOCK + 1, 20001)]
+    tensors += [of_bits(dtype, 1).view(()), of_bits(dtype, 24).view(2, 3, 4)]
+    expected = [by_hand(t) for t in tensors]
+    assert to_hex(list(tensor_digests(tensors))) == expected
+    assert to_hex(list(on_a_device(tensors))) == expected
+
+
+@pytest.mark.parametrize('limit', [arithmetic.BLOCK_BYTES, 5 * arithmetic.BLOCK_BYTES])
+def test_batches_on_a_device_do_not_matter(limit, monkeypatch):
+    tensors = [torch.randn(n) for n in (0, 30000, 5, 2 * arithmetic.BLOCK, 7, 100001, 1)]
+    tensors.insert(2, torch.arange(60001).to(torch.uint8))
+    expected = tensor_digests(tensors)
+    monkeypatch.setattr(arithmetic, 'DEVICE_BYTES', limit)
+    assert torch.equal(on_a_device(tensors), expected)
+
+
+@pytest.mark.parametrize('rows', [1, 3, 1000])
+def test_pieces_on_the_host_do_not_matter(rows, monkeypatch):
+    tensor = torch.randn(123457)
+    expected = one(tensor)
+    monkeypatch.setattr(arithmetic, 'ROWS', rows)
+    assert one(tensor) == expected
+
+
+def test_threads_do_not_matter_before_and_after_a_fork(monkeypatch):
+    tensor = torch.randn(999999)
+    expected = one(tensor)
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: 3)
+    monkeypatch.setattr(arithmetic, 'MIN_SHARE', 7)
+    assert one(tensor) == expected
+    # a child has the pool of its parent, but none of its threads
+    assert Child(one, tensor).result() == expected
+    assert arithmetic._pool(3)._threads
+
+
+GOLDEN = {  # part of the file format: these never change within a scheme
+    'arange': (torch.arange(10, dtype=torch.float32), '1085a114424b05b0'),
+    'bool': (torch.tensor([True, False, True]), 'ca3a245262b62905'),
+    'two blocks': (torch.arange(3000, dtype=torch.int64), '1a7a22b7e0ada3c8'),
+    'empty': (torch.zeros(0, 4), '6a21b43d74039d9a'),
+    'scalar': (torch.tensor(-0.0), '2e3aaf295a8d8825'),
+}
+
+
+@pytest.mark.parametrize('name', GOLDEN)
+def test_golden_values(name):
+    tensor, value = GOLDEN[name]
+    assert one(tensor) == value
+
+
+def test_memory_layout_does_not_matter():
+    tensor = torch.randn(2, 3, 5, 7)
+    assert one(tensor.to(memory_format=torch.channels_last)) == one(tensor)
+    assert one(tensor.permute(3, 1, 0, 2)) == one(tensor.permute(3, 1, 0, 2).contiguous())
+    assert one(torch.randn(9)[1:].fill_(2)) == one(torch.full((8, ), 2.))
+    assert one(torch.tensor([1 + 2j]).conj()) == one(torch.tensor([1 - 2j]))
+    assert one(torch.nn.Parameter(tensor)) == one(tensor)
+    assert one(torch.empty_strided((0, 4), (0, 0))) == one(torch.zeros(0, 4))
+
+
+def test_dtype_and_shape_matter():
+    zeros = torch.zeros(2, 6)
+    assert len({one(zeros), one(zeros.view(3, 4)), one(zeros.view(12)), one(zeros.int()),
+                one(torch.zeros(2, 7)), one(torch.zeros(0)), one(torch.zeros(0, 1))}) == 7
+
+
+def test_values_that_compare_equal_have_other_bits():
+    assert one(torch.zeros(4)) != one(-torch.zeros(4))
+    nans = torch.tensor([0x7FC00000, 0x7FC00001, 0x7F800001], dtype=torch.int32)
+    assert len({one(nan.view(1).view(torch.float32)) for nan in nans}) == 3
+    assert one(nans.view(torch.float32)) == one(nans.view(torch.float32).clone())
+
+
+@pytest.mark.parametrize('count', [4, 8, 64, 4096, 3 * 2048])
+def test_signs_do_not_cancel(count):
+    ones = torch.ones(count)
+    some = [ones, -ones, torch.zeros(count), -torch.zeros(count)]
+    some += [torch.cat([ones[1:], -ones[:1]]), torch.cat([-ones[:1], ones[1:]])]
+    alternating = ones.clone()
+    alternating[::2] = -1
+    some += [alternating, -alternating]
+    assert len({one(tensor) for tensor in some}) == len(some)
+
+
+def test_permutations_that_sums_and_torchs_own_hash_cannot_see():
+    tensor = torch.arange(1., 5001.)
+    swapped = tensor.clone()
+    swapped[[17, 4000]] = swapped[[4000, 17]]
+    blocks = torch.cat([tensor[2048:4096], tensor[:2048], tensor[4096:]])
+    for other in (swapped, blocks):
+        assert one(other) != one(tensor)
+        assert torch.equal(other.double().norm(), tensor.double().norm())
+        if hasattr(torch, 'hash_tensor'):  # older releases have none
+            assert torch.equal(torch.hash_tensor(other), torch.hash_tensor(tensor))
+
+
+def test_every_bit_changes_about_half_of_the_digest():
+    generator = random.Random(0)
+    tensor = of_bits(torch.int32, 3001)
+    before = int(one(tensor), 16)
+    flips = []
+    for _ in range(300):
+        other = tensor.clone()
+        place, bit = generator.randrange(3001), generator.randrange(32)
+        other[place] ^= -(1 << 31) if bit == 31 else 1 << bit
+        flips.append(bin(before ^ int(one(other), 16)).count('1'))
+    assert 31 < sum(flips) / len(flips) < 33 and min(flips) > 12 and max(flips) < 52
+
+
+def test_no_collision_among_many_small_inputs():
+    tensors = [torch.tensor(values, dtype=torch.uint8)
+               for values in itertools.product(range(16), repeat=3)]
+    tensors += [torch.eye(97)[i] * value for i in range(97) for value in range(1, 100)]
+    tensors += [torch.full((97, ), float(value)) for value in range(5000)]
+    assert len(set(to_hex(list(tensor_digests(tensors))))) == len(tensors)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.binary(max_size=200), st.binary(max_size=200))
+def test_equal_exactly_for_equal_bytes(first, second):
+    a, b = (torch.tensor(list(data), dtype=torch.uint8) for data in (first, second))
+    assert (one(a) == one(b)) == (first == second)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.integers(0, 3000), max_size=6), st.integers(0, 2**32 - 1))
+def test_company_does_not_matter(sizes, seed):
+    tensors = [of_bits(torch.int16, size, seed) for size in sizes]
+    alone = [one(tensor) for tensor in tensors]
+    assert to_hex(list(tensor_digests(tensors))) == alone
+    assert not tensors or to_hex(list(on_a_device(tensors))) == alone
+
+
+def test_sparse_tensors():
+    dense = torch.tensor([[0., 1.], [2., 0.]])
+    digests = {one(dense), one(dense.to_sparse()), one((2 * dense).to_sparse()),
+               one(dense.t().to_sparse()), one(dense.to_sparse_csr())}
+    assert len(digests) == 5
+    assert one(dense.to_sparse()) == one(dense.to_sparse())
+
+
+def test_what_has_no_bits_is_refused():
+    with pytest.raises(TypeError, match=r'\(2, 3\), torch.float32 on meta has no bits'):
+        tensor_digest(torch.zeros(2, 3, device='meta'))
+
+
+def test_combined_digests_are_by_name():
+    a, b = tensor_digests([torch.zeros(1), torch.ones(1)])
+    assert to_hex([combine([('a', a), ('b', b)])]) == to_hex([combine([('b', b), ('a', a)])])
+    different = [combine([('a', a), ('b', b)]), combine([('a', b), ('b', a)]), combine([('a', a)]),
+                 combine([('a', a), ('b', a)]), combine([('a', a), ('a', a)]), combine([])]
+    assert len(set(to_hex(different))) == len(different)
+
+
+def test_nested_values():
+    def value(**change):
+        boxes = InstanceData(bboxes=torch.ones(2, 4), labels=torch.zeros(2))
+        return {**dict(inputs=[torch.zeros(3, 2, 2)], samples=[boxes], name='a', flip=None,
+                       factor=np.float32(1.5), scale=(1.0, 0.75), mask=np.eye(2), good=True),
+                **change}
+
+    equal = to_hex([value_digest(value()), value_digest(dict(reversed(value().items())))])
+    assert equal[0] == equal[1]
+    changes = [dict(name='b'), dict(flip=False), dict(factor=np.float64(1.5)), dict(factor=1.5),
+               dict(scale=(1.0, 0.5)), dict(scale=[1, 0.75]), dict(mask=np.eye(2).T * 2),
+               dict(mask=np.eye(2, dtype=np.float32)), dict(good=1), dict(more=None),
+               dict(inputs=[torch.zeros(3, 2, 2), torch.zeros(0)]), dict(inputs=[]),
+               dict(samples=[InstanceData(bboxes=torch.ones(2, 4), labels=torch.ones(2))]),
+               dict(name=b'a'), dict(scale=(float('nan'), 0.75)), dict(scale=(1.0, -0.0))]
+    found = to_hex([value_digest(value(**change)) for change in [{}, *changes]])
+    assert len(set(found)) == len(found)
+
+
+def test_nested_values_with_masks_cycles_and_arrays_of_objects():
+    from mmdet.structures.mask import BitmapMasks, PolygonMasks
+    masks = BitmapMasks(np.eye(4, dtype=np.uint8)[None], 4, 4)
+    polygons = PolygonMasks([[np.array([0., 0, 3, 0, 3, 3])]], 4, 4)
+    others = [BitmapMasks(1 - masks.masks, 4, 4), masks, polygons,
+              PolygonMasks([[np.array([0., 0, 3, 0, 3, 2])]], 4, 4)]
+    assert len(set(to_hex([value_digest(dict(m=m)) for m in others]))) == 4
+    loop = []
+    loop.append(loop)
+    assert to_hex([value_digest(loop)]) != to_hex([value_digest([[]])])
+    ragged = np.array([[1], [1, 2]], dtype=object)
+    assert to_hex([value_digest(ragged)]) != to_hex([value_digest(ragged[::-1])])
+    with pytest.raises(TypeError, match='no attributes to look at'):
+        value_digest([object()])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+@pytest.mark.parametrize('dtype', DTYPES, ids=str)
+def test_cpu_and_cuda_agree_without_waiting(dtype):
+    tensors = [of_bits(dtype, n) for n in (0, 1, 3, 1000, 20001)]
+    there = [tensor.cuda() for tensor in tensors]
+    tensor_digests(there)
+    torch.cuda.set_sync_debug_mode('error')
+    try:
+        digests = tensor_digests(there)
+    finally:
+        torch.cuda.set_sync_debug_mode('default')
+    assert torch.equal(digests.cpu(), tensor_digests(tensors))

@@ -1,0 +1,259 @@
+"""FingerprintHook: what it writes; it survives kills and leaves no trace in the bits."""
+import json
+import os
+import signal
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from harness import Child, train
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from mmengine.runner import Runner
+from test_invariance import small
+from test_runner import NoisyLine, Points, config  # noqa: F401
+
+from mmrepro.facts import compatibility
+from mmrepro.facts.collect import settings_of
+from mmrepro.fingerprint.digest import tensor_digest, to_hex
+from mmrepro.fingerprint.reader import read_run
+from mmrepro.hooks import FingerprintHook
+
+STATES = ('gradients', 'parameters', 'buffers', 'optimizer')
+
+
+def hook(**arguments):
+    return dict(type='FingerprintHook', **arguments)
+
+
+def lines(work_dir):
+    with open(os.path.join(work_dir, 'mmrepro', 'fingerprints.rank0.jsonl')) as file:
+        return [json.loads(line) for line in file]
+
+
+@HOOKS.register_module(force=True)
+class KillHook(Hook):
+    """Ends the process as the kernel does, in the middle of an iteration."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def trained(work_dir, **change):
+    """Train the tiny model; its weight's bytes and what the generator gives next."""
+    cfg = config(work_dir)
+    cfg.merge_from_dict(change)
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    return runner.model.line.weight.detach().numpy().tobytes(), torch.rand(4).tolist()
+
+
+def jobs(functions):
+    """Results of several functions, one after the other, in one child."""
+    return Child(lambda: {name: function() for name, function in functions.items()}).result()
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+    """Tiny trainings: folder and result by name."""
+    root = tmp_path_factory.mktemp('runs')
+    momentum = dict(optimizer=dict(type='SGD', lr=0.1, momentum=0.9))
+    changes = dict(
+        none={}, step=dict(custom_hooks=[hook()]),
+        parameter=dict(custom_hooks=[hook(level='parameter')], optim_wrapper=momentum),
+        module=dict(custom_hooks=[hook(level='module')]),
+        operator=dict(custom_hooks=[hook(level='operator')]),
+        interval=dict(custom_hooks=[hook(interval=3)]),
+        adam=dict(custom_hooks=[hook(level='parameter')],
+                  optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.1),
+                                     clip_grad=dict(max_norm=0.01))),
+        gathered=dict(custom_hooks=[hook()],
+                      optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1),
+                                         accumulative_counts=2)),
+        stock_streams=dict(custom_hooks=[hook()],
+                           randomness=dict(seed=3, worker_seed='mmengine', step_seed=False)))
+    found = jobs({name: partial(trained, root / name, **change)
+                  for name, change in changes.items()})
+    return {name: (str(root / name), result) for name, result in found.items()}
+
+
+def test_one_line_an_iteration(runs):
+    start, *steps, end = lines(runs['step'][0])
+    assert {key: start[key] for key in ('kind', 'format', 'level', 'interval', 'rank', 'scheme',
+                                        'world_size', 'iteration', 'manifest')} == dict(
+        kind='start', format=1, level='step', interval=1, rank=0, scheme=1, world_size=1,
+        iteration=0, manifest='manifest.json')
+    assert end == dict(kind='end', iteration=8)
+    assert [(s['iteration'], s['epoch']) for s in steps] == [(i, i // 4) for i in range(8)]
+    for step in steps:
+        assert float.fromhex(step['losses']['loss']) > 0
+        assert step['lr'] == {'lr': [(0.1).hex()]}
+        assert all(len(step[key]) == 16 for key in STATES)
+        assert len(step['batch']['data']) == 16
+    assert [s['batch']['positions'] for s in steps[:4]] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert sorted(i for s in steps[:4] for i in s['batch']['indices']) == list(range(8))
+    assert len({s['parameters'] for s in steps}) == 8
+    assert len({s['batch']['data'] for s in steps}) == 8
+
+
+def test_digests_are_of_the_state_after_the_step(runs):
+    folder, (weight, _) = runs['parameter']
+    last = lines(folder)[-2]
+    expected = to_hex([tensor_digest(torch.from_numpy(np.frombuffer(weight, np.float32).copy()
+                                                      ).view(1, 2))])[0]
+    assert last['by_name']['parameters']['line.weight'] == expected
+
+
+@pytest.mark.parametrize('level', ['step', 'module', 'operator'])
+def test_the_training_is_the_same_bits_with_and_without_it(runs, level):
+    assert runs[level][1] == runs['none'][1]
+
+
+def test_levels_agree_on_what_they_share(runs):
+    for level in ('module', 'operator'):
+        for a, b in zip(lines(runs['step'][0])[1:-1], lines(runs[level][0])[1:-1]):
+            assert {key: b[key] for key in a} == a
+
+
+def test_parameter_level_names_everything(runs):
+    step = lines(runs['parameter'][0])[1]
+    names = {'line.weight', 'line.bias'}
+    assert set(step['by_name']['parameters']) == set(step['by_name']['gradients']) == names
+    assert set(step['norms']) == names and float.fromhex(step['norms']['line.weight']) > 0
+    assert set(step['by_name']['optimizer']) == {f'{name}.momentum_buffer' for name in names}
+    adam = lines(runs['adam'][0])
+    assert {'line.bias.step', 'line.weight.exp_avg'} <= set(adam[1]['by_name']['optimizer'])
+    steps = [line['by_name']['optimizer']['line.bias.step'] for line in adam[1:-1]]
+    assert len(set(steps)) == 8
+
+
+def test_module_level_has_all_calls_in_order(runs):
+    modules = lines(runs['module'][0])[1]['modules']
+    assert [record[:3] for record in modules] == [
+        ['data_preprocessor', 'forward', 0], ['(model)', 'forward', 0], ['line', 'forward', 0],
+        ['line', 'backward', 0]]
+    assert all(len(digest) == 16 for digest in (*modules[2][3:], modules[3][3]))
+    # points need no gradient, and that of the weight is not the layer's output
+    assert modules[3][4] is None
+    assert modules[2][3] != modules[2][4]
+
+
+def test_operator_level_has_the_operators_of_all_phases(runs):
+    for line in lines(runs['operator'][0])[1:-1]:
+        records = line['operators']
+        phases = {record[0] for record in records}
+        assert {'forward', 'backward', 'optimizer'} <= phases
+        (linear, ) = [r for r in records if r[:3] == ['forward', 'line', 'aten.addmm.default']]
+        assert len(linear[4]) == len(linear[5]) == 16 and linear[3] == 0 and '[2,2]' in linear[6]
+    first, second = (lines(runs['operator'][0])[i]['operators'] for i in (1, 2))
+    assert [r[:4] for r in first] == [r[:4] for r in second] and first != second
+
+
+def test_an_interval(runs):
+    folder, result = runs['interval']
+    assert result == runs['none'][1]
+    full = {line['iteration']: line for line in lines(runs['step'][0])[1:-1]}
+    assert [line for line in lines(folder)[1:-1]] == [full[i] for i in (0, 3, 6)]
+
+
+def test_gradients_that_are_gathered_are_seen_before_and_at_the_step(runs):
+    steps = lines(runs['gathered'][0])[1:-1]
+    assert len({step['gradients'] for step in steps}) == 8
+    assert [a['parameters'] == b['parameters'] for a, b in zip(steps, steps[1:])] == [
+        False, True, False, True, False, True, False]
+
+
+def test_streams_of_stock_mmengine_have_no_positions(runs):
+    assert all(step['batch']['positions'] is None and step['batch']['data']
+               for step in lines(runs['stock_streams'][0])[1:-1])
+
+
+def test_a_killed_run_is_readable_and_a_resumed_one_continues_the_file(tmp_path, runs):
+    kill = dict(type='KillHook', at=6)
+    with pytest.raises(RuntimeError, match='exit code -9'):
+        Child(trained, tmp_path, custom_hooks=[hook(), kill]).result()
+    before = read_run(str(tmp_path)).ranks[0]
+    assert sorted(before.steps) == list(range(6)) and not before.ended
+    path = tmp_path / 'mmrepro' / 'fingerprints.rank0.jsonl'
+    path.write_bytes(path.read_bytes() + b'{"kind":"step","iterat')
+
+    # checkpoints are written at the end of an epoch, which is before iteration 4
+    Child(trained, tmp_path, custom_hooks=[hook()], resume=True,
+          randomness=dict(seed=3, resume_strict=False)).result()
+    after = read_run(str(tmp_path))
+    log = after.ranks[0]
+    assert [start['iteration'] for start in log.starts] == [0, 4] and log.ended
+    assert log.steps == read_run(runs['step'][0]).ranks[0].steps
+    assert len(after.manifests) == 2 and after.manifests[1]['resumed_from'].endswith('.pth')
+    assert [note.split(', line 8: ')[1] for note in log.notes] == [
+        'torn off, the process was killed while writing']
+
+
+def test_adding_it_does_not_keep_a_run_from_being_resumed():
+    def facts(*hooks):
+        return settings_of(dict(custom_hooks=list(hooks)) if hooks else {})
+
+    other = dict(type='EMAHook')
+    assert compatibility.differences(facts(), facts(hook())) == []
+    assert compatibility.differences(facts(other), facts(hook(level='module'), other)) == []
+    (found, ) = compatibility.differences(facts(other), facts(hook()))[:1]
+    assert found.severity == compatibility.CHANGES
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (dict(level='layer'), "level='layer' is not allowed; allowed: 'step'"),
+    (dict(interval=0), 'interval=0 is not allowed'), (dict(interval=True), 'interval=True')])
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        FingerprintHook(**arguments)
+
+
+@pytest.fixture(scope='module')
+def detector(tmp_path_factory, data_root):
+    """Faster R-CNN with and without the hook; two iterations, and a validation with it."""
+    root = tmp_path_factory.mktemp('detector')
+
+    def job(level):
+        cfg = small('faster-rcnn_r50_fpn', data_root)
+        cfg.train_cfg.max_epochs = 1
+        cfg.train_dataloader.dataset.indices = 4
+        if level:
+            cfg.custom_hooks = [hook(level=level)]
+        else:
+            cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+        return train(cfg, root / str(level), with_data=False)
+
+    return root, jobs({level: partial(job, level) for level in (None, 'module')})
+
+
+def test_a_detector_trains_to_the_same_bits(detector):
+    found = detector[1]
+    for key in ('loss', 'weights', 'optimizer'):
+        assert found['module'][key] == found[None][key]
+
+
+def test_a_detectors_lines(detector):
+    root, found = detector
+    log = read_run(str(root / 'module')).ranks[0]
+    for iteration, step in log.steps.items():
+        assert step['losses'] == found['module']['loss'][iteration]
+    (val, ) = log.vals
+    assert val['iteration'] == 2 and 'coco/bbox_mAP' in val['metrics']
+    modules = log.steps[0]['modules']
+    forward = {record[0] for record in modules if record[1] == 'forward'}
+    backward = {record[0] for record in modules if record[1] == 'backward'}
+    assert {'backbone.layer4.2.conv3', 'backbone.layer2.0', 'neck.fpn_convs.0.conv',
+            'rpn_head.rpn_cls', 'roi_head.bbox_head.fc_cls'} <= forward
+    # the first stage is frozen, so that no gradient reaches its layers
+    assert {'backbone.layer4.2.conv3', 'backbone.layer2.0.bn1', 'backbone.layer2.0.relu',
+            'neck.fpn_convs.0.conv', 'rpn_head.rpn_cls', 'roi_head.bbox_head.fc_cls'} <= backward
+    assert not any(path.startswith('backbone.layer1') for path in backward)
+    # below the first layer that is trained nobody asks for a gradient
+    assert {record[0] for record in modules if record[1] == 'backward' and not record[4]} <= {
+        'backbone.layer2.0.conv1', 'backbone.layer2.0.downsample.0', 'neck.lateral_convs.0.conv'}
+    assert all(record[3] for record in modules if record[1] == 'backward')

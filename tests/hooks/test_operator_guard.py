@@ -1,0 +1,82 @@
+"""The hook that watches some steps of a run; the CPU plays the device here."""
+from __future__ import annotations
+
+import pytest
+import test_runner
+import torch
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
+
+from mmrepro import determinism
+from mmrepro.hooks.operator_guard import OperatorGuardHook, UnknownOperatorError
+from mmrepro.ops.guard import OperatorGuard
+
+_library = torch.library.Library('passers_by', 'DEF')
+_library.define('scale(Tensor x, float by) -> Tensor')
+_library.impl('scale', lambda x, by: x * by, 'CPU')
+
+
+@pytest.fixture
+def trained(tmp_path):
+
+
+    @MODELS.register_module(name='StrangeLine', force=True)
+    class StrangeLine(test_runner.NoisyLine):
+        def forward(self, x, mode='tensor'):
+            out = super().forward(x, mode)
+            return {name: torch.ops.passers_by.scale(value.detach(), 1.) * 0 + value
+                    for name, value in out.items()} if mode == 'loss' else out
+
+    def run(model='StrangeLine', **kwargs):
+        cfg = test_runner.config(tmp_path, **kwargs)
+        cfg.model.type = model
+        cfg.default_hooks.checkpoint = None
+        runner = Runner.from_cfg(cfg)
+        steps, told = [], []
+        train_step = runner.model.train_step
+        runner.logger.warning = told.append
+        monitor = OperatorGuard.watch
+
+        def counted(self):
+            steps.append(runner.iter)
+            return monitor(self)
+
+        OperatorGuard.watch = counted
+        try:
+            runner.train()
+        finally:
+            OperatorGuard.watch = monitor
+            determinism.disable()
+        assert runner.model.train_step == train_step
+        return runner, steps, [text for text in told if 'passers_by' in str(text)]
+
+    return run
+
+
+def test_the_hook_watches_ever_rarer_and_changes_no_bit(trained):
+    runner, steps, told = trained(custom_hooks=[dict(type='OperatorGuardHook', devices=['cpu'])])
+    assert steps == [0, 1, 3, 7] and len(told) == 1
+    assert 'passers_by::scale' in told[0] and '(StrangeLine)' in told[0]
+    plain, steps, told = trained('NoisyLine')
+    assert steps == [] and told == []
+    for a, b in zip(runner.model.parameters(), plain.model.parameters()):
+        assert torch.equal(a, b)
+
+
+def test_the_hook_can_refuse(trained):
+    hook = dict(type='OperatorGuardHook', devices=['cpu'], on_unknown='error')
+    with pytest.raises(UnknownOperatorError, match='passers_by::scale'):
+        trained(custom_hooks=[hook])
+    trained(custom_hooks=[dict(hook, allow=['passers_by::*'])])
+    with pytest.raises(ValueError, match="'warn' or 'error'"):
+        OperatorGuardHook(on_unknown='ignore')
+
+
+def test_deterministic_runs_have_the_hook_and_others_do_not(trained):
+    for deterministic, count in ((True, 1), ('warn', 1), (False, 0)):
+        runner = trained('NoisyLine', randomness=dict(seed=1, deterministic=deterministic))[0]
+        assert sum(isinstance(hook, OperatorGuardHook) for hook in runner.hooks) == count
+    own = [dict(type='OperatorGuardHook', allow=['a::b'])]
+    runner = trained('NoisyLine', randomness=dict(seed=1, deterministic=True), custom_hooks=own)[0]
+    hook, = [hook for hook in runner.hooks if isinstance(hook, OperatorGuardHook)]
+    assert hook._allow == ('a::b',)

@@ -1,0 +1,91 @@
+"""A signal to some ranks: all leave after the same iteration, and nothing is lost."""
+import os
+
+import pytest
+import torch
+from harness import Child
+from rank_pool import shared_pool
+from test_preempt import Signals, run, settings
+from test_training_on_ranks import free_port
+
+from mmrepro.distributed.agreement import AgreementError
+from mmrepro.distributed.common_stop import CommonStop
+
+pytestmark = pytest.mark.filterwarnings('ignore')
+
+
+def of_rank(rank, world, cfg, port, at, resume):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
+                      MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    cfg.launcher = 'pytorch'
+    try:
+        hook, preempted = run(cfg, resume, Signals(at.get(rank)))
+        return hook.records, preempted and preempted.iteration
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def on_ranks(world, cfg, at=None, resume=False):
+    port = free_port()
+    children = [Child(of_rank, rank, world, cfg, port, at or {}, resume)
+                for rank in range(world)]
+    return [child.result() for child in children]
+
+
+# rank -> turn in which its signal comes; an epoch has 4 iterations and 2 validation batches, and
+# of these batches rank 0 has one more
+MOMENTS = {'one rank': {1: 2}, 'at different times': {0: 4, 2: 3}, 'in a validation': {2: 5}}
+
+
+@pytest.mark.parametrize('moment', MOMENTS)
+def test_ranks_leave_after_the_same_iteration(moment, tmp_path, monkeypatch):
+    monkeypatch.setattr('mmrepro.distributed.common_stop.INTERVAL', 0.01)
+    changes = {'train_cfg.max_epochs': 20, 'val_dataloader.dataset.size': 13,
+               'train_dataloader.batch_size': 2, 'train_dataloader.dataset.size': 24,
+               'randomness.deterministic': True}
+    whole = on_ranks(3, settings(tmp_path / 'whole', **changes))
+    cfg = settings(tmp_path / 'cut', **changes)
+    first = on_ranks(3, cfg, MOMENTS[moment])
+    second = on_ranks(3, cfg, resume=True)
+    assert len({iteration for _, iteration in first}) == 1 and first[0][1] is not None
+    for rank in range(3):
+        assert {**first[rank][0], **second[rank][0]} == whole[rank][0], f'rank {rank}'
+
+
+def turns_of(rank, world, wants):
+    """Ranks run apart as far as they like."""
+    state = dict(turns=0)
+    stop = CommonStop(lambda: rank == wants and state['turns'] >= 50, interval=0.01)
+    try:
+        while not stop.turn():
+            state['turns'] += 1
+        stop.leave()
+    finally:
+        stop.close()
+    return state['turns']
+
+
+@pytest.mark.parametrize('wants', [0, 2])
+def test_ranks_agree_on_a_turn(wants):
+    turns = shared_pool().run(turns_of, 3, wants)
+    assert len(set(turns)) == 1 and turns[0] >= 50
+
+
+def without_the_last(rank, world):
+    if rank == world - 1:
+        torch.distributed.barrier()
+        return None
+    stop = CommonStop(lambda: True, interval=0.01, timeout=0.5)
+    try:
+        while not stop.turn():
+            pass
+    finally:
+        stop.close()
+        torch.distributed.barrier()
+
+
+def test_a_rank_that_does_not_answer_is_named():
+    outcomes = shared_pool().outcomes(without_the_last, 3)
+    for fine, (error, _) in outcomes[:2]:
+        assert not fine and isinstance(error, AgreementError)
+        assert 'these ranks did not say within 0.5 s where they can stop: 2' in str(error)

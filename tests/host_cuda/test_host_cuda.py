@@ -1,0 +1,218 @@
+"""The way that code takes on a GPU, on a CUDA device made of the host (see host_cuda/device.cpp).
+
+Tensors say ``cuda:0``, kernels that are put in front of torch's for CUDA answer, tensors of two
+devices do not mix, the device has random numbers of its own, torch refuses there what it refuses on
+a GPU, and what adds with atomics there drifts. Not shown: what a GPU's kernels compute, how fast.
+"""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import host_device  # noqa: E402
+import pytest
+from harness import environment  # noqa: E402
+
+from mmrepro import ops  # noqa: E402
+
+FOLDER = Path(__file__).parent
+
+
+@pytest.fixture(scope='session')
+def on_device(tmp_path_factory):
+    """Run Python in a process that has the device; returns the finished process."""
+    if host_device.compiler() is None:
+        pytest.skip('no C++ compiler to build the device with')
+    if ops.provider() == 'compiled':
+        pytest.skip('kernels of a compiled mmcv do not know the device; needs mmcv-lite')
+    library = host_device.build(tmp_path_factory.mktemp('host_cuda'))
+
+    def run(*arguments, cwd=None, **variables):
+        return subprocess.run(
+            [sys.executable, '-W', 'ignore', *map(str, arguments)], cwd=cwd, text=True,
+            env=host_device.environment(library, {**environment(), **variables}),
+            capture_output=True, timeout=1200)
+    return run
+
+
+def check(on_device, out, only, *before):
+    """(exit code, rows by name) of ``gpu_check --quick``; ``before`` are lines to run first."""
+    script = ('import sys', *before, 'from mmrepro.cli.gpu_check import main',
+              'sys.exit(main(sys.argv[1:]))')
+    done = on_device('-c', '\n'.join(script), '--quick', '--out', out, '--only', only)
+    assert (out / 'gpu_check.json').exists(), done.stderr[-4000:]
+    result = json.loads((out / 'gpu_check.json').read_text())
+    rows = {name: row for group in ('mmcv', 'torch', 'detectors')
+            for name, row in result[group].items()}
+    return done.returncode, rows
+
+
+def test_the_device_behaves(on_device):
+    """The controls: it refuses, drifts and draws as a GPU does, so the tests below can fail."""
+    done = on_device('-c', '''
+import torch, torch.nn.functional as F
+def step():
+    x = torch.linspace(-1, 1, 64, device='cuda').view(1, 1, 8, 8).requires_grad_()
+    F.interpolate(x, scale_factor=2.5, mode='bicubic').pow(2).sum().backward()
+    return x.grad.cpu()
+assert not torch.equal(step(), step()), 'additions by atomics drift'
+torch.use_deterministic_algorithms(True)
+for call in (step, lambda: torch.ones(3, device='cuda') + torch.ones(3),
+             lambda: torch.ones(3, device='cuda').numpy()):
+    try:
+        call()
+    except (RuntimeError, TypeError) as error:
+        print(error)
+torch.manual_seed(1)
+a = torch.rand(3, device='cuda')
+torch.rand(5)
+b = torch.rand(3, device='cuda')
+torch.manual_seed(1)
+torch.rand(5)
+assert torch.equal(torch.cat((a, b)), torch.rand(6, device='cuda'))
+grown = torch.empty(0, device='cuda')
+torch.add(a, b, out=grown)
+assert grown.is_cuda and torch.equal(grown.cpu(), a.cpu() + b.cpu())
+view = grown.view(3, 1)[1:]
+view.fill_(7)
+assert grown.tolist()[1:] == [7, 7] and view.data_ptr() == grown.data_ptr() + 4
+''')
+    assert done.returncode == 0, done.stderr[-4000:]
+    words = done.stdout
+    assert 'upsample_bicubic2d_backward does not have a deterministic implementation' in words
+    assert 'cuda:0 and cpu' in words and "can't convert cuda:0" in words
+
+
+# torch refuses the mode "max" of an embedding bag inside of a kernel that other modes need as well
+ALL_BUT = r'^mmcv/|^torch/(?!embedding bag, max$)'
+
+
+def test_every_operator(on_device, tmp_path):
+    code, rows = check(on_device, tmp_path, ALL_BUT)
+    bad = {name: row for name, row in rows.items()
+           if not row.get('equal') or not row.get('agrees', True) or 'error_text' in row}
+    assert code == 0 and not bad, bad
+    assert len(rows) > 80
+
+
+def test_without_replacements_the_check_fails(on_device, tmp_path):
+    code, rows = check(
+        on_device, tmp_path, r'^torch/(bicubic resize|grid sample|adaptive max pool, 3-D)$',
+        'import mmrepro', 'from mmrepro.ops.aten import dispatch',
+        'dispatch.active = lambda device: []')
+    assert code == 1
+    for name in ('bicubic resize', 'grid sample'):
+        assert 'does not have a deterministic' in rows[name]['error_text']
+    assert rows['adaptive max pool, 3-D']['differs'] == ['gradient of x']
+
+
+# those that resize while they train, sample points and pool adaptively reach what torch refuses
+@pytest.mark.parametrize('only', [
+    'SOLOv2',
+    pytest.param('YOLOX|Faster|Mask R|Cascade|RTMDet|PointRend|DCN|CARAFE',
+                 marks=pytest.mark.nightly),
+    pytest.param('DETR|DINO|Mask2Former|HTC', marks=pytest.mark.nightly),
+])
+def test_detectors(on_device, tmp_path, only):
+    code, rows = check(on_device, tmp_path, f'^detectors/.*({only})')
+    assert code == 0 and rows, rows
+    assert all(row['equal'] and row['finite'] for row in rows.values()), rows
+
+
+@pytest.mark.parametrize('model, options', [
+    ('deformable-detr_r50', ()),
+    pytest.param('yolox_s', (), marks=pytest.mark.nightly),
+    pytest.param('faster-rcnn_r50_fpn', (), marks=pytest.mark.nightly),
+    # half precision takes minutes on a CPU
+    pytest.param('yolox_s', ('--amp', ), marks=pytest.mark.nightly),
+    pytest.param('rtmdet_tiny', (), marks=pytest.mark.nightly),
+    pytest.param('soft-teacher_faster-rcnn_r50', (), marks=pytest.mark.nightly),
+])
+def test_training_repeats_and_resumes(on_device, data_root, tmp_path, model, options):
+    done = on_device(FOLDER / 'scenario.py', model, data_root, tmp_path, *options)
+    assert done.returncode == 0, done.stderr[-4000:]
+    runs = json.loads((tmp_path / 'results.json').read_text())
+    bits = {name: {key: run[key] for key in ('data', 'loss', 'weights', 'optimizer')}
+            for name, run in runs.items()}
+    assert len(bits['saving']['loss']) > 4
+    assert bits['workers'] == bits['saving']
+    point = len(bits['saving']['loss']) - len(bits['resumed']['loss'])
+    assert point > 0
+    rest = {key: value[point:] if isinstance(value, list) else value
+            for key, value in bits['saving'].items()}
+    assert bits['resumed'] == rest
+    assert not any(runs[name]['kernels'] for name in ('saving', 'workers', 'resumed'))
+    # the same without the promise: what users see on a GPU
+    assert bits['loose']['weights'] != bits['loose again']['weights']
+    if model == 'deformable-detr_r50':
+        assert runs['saving']['dropouts'], 'nothing was drawn on the device'
+
+
+@pytest.mark.nightly
+def test_the_kernel_is_named(on_device, data_root, tmp_path):
+    """Without deterministic=True the first kernel that adds as threads arrive is found."""
+    from mmrepro.demo.demo_config import demo_config
+    cfg = demo_config('yolox_s', data_root)
+    cfg.randomness.deterministic = False
+    cfg.dump(tmp_path / 'config.py')
+    done = on_device('-m', 'mmrepro.cli', 'localise', tmp_path / 'config.py', '--iters', 1,
+                     '--work-dir', tmp_path / 'work', '--no-values', cwd=tmp_path)
+    assert done.returncode == 1, done.stderr[-4000:]
+    assert 'aten.convolution_backward.default' in done.stdout
+    assert 'order of additions on the device' in done.stdout
+
+
+KERNELS = '''
+import torch
+from mmrepro import ops
+from mmrepro.ops import fused
+ops.install()
+import mmcv.ops
+def wave(*shape):
+    return torch.linspace(-9, 9, torch.Size(shape).numel()).sin().mul(40).frac().view(shape)
+feature, box = wave(1, 4, 9, 13), torch.tensor([[0., 8, 8, 60, 40], [0, 30, 2, 66, 70]])
+value, place, share = wave(1, 12, 2, 4), wave(1, 3, 2, 1, 2, 2) * .4 + .5, wave(1, 3, 2, 1, 2)
+
+
+def bits(device):
+    leaves = [tensor.to(device).requires_grad_() for tensor in (feature, value, place, share)]
+    aligned = mmcv.ops.roi_align(leaves[0], box.to(device), (2, 2), 1 / 8, 0, 'avg', True)
+    attended = mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply(
+        leaves[1], torch.tensor([[3, 4]], device=device), torch.tensor([0], device=device),
+        leaves[2], leaves[3], 64)
+    ((aligned ** 2).sum() + (attended ** 2).sum()).backward()
+    kept = mmcv.ops.nms(wave(40, 4).to(device) + torch.tensor([0, 0, 9, 9], device=device),
+                        wave(40, 1)[:, 0].to(device), 0.3)[1]
+    results = aligned, attended, kept, *(leaf.grad for leaf in leaves)
+    return [tensor.detach().cpu() for tensor in results]
+
+
+expected = bits('cuda')
+launched = []
+with ops.using('triton'):
+    for name in fused.FUSED:
+        assert ops.provider_of(name, 'cuda') == 'triton'
+    from triton.runtime.interpreter import InterpretedFunction
+    run = InterpretedFunction.run
+    def counted(self, *args, **kwargs):
+        launched.append(self.fn.__name__)
+        return run(self, *args, **kwargs)
+    InterpretedFunction.run = counted
+    for found, wanted in zip(bits('cuda'), expected):
+        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+print(*sorted(set(launched)))
+'''
+
+
+def test_kernels_on_the_device(on_device):
+    """mmcv's own functions reach the kernels on CUDA, run here by Triton's interpreter."""
+    from mmrepro.ops import triton
+    if triton.version() is None:
+        pytest.skip('no triton here')
+    done = on_device('-c', KERNELS, TRITON_INTERPRET='1')
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.split()[-7:] == [
+        '_attend_kernel', '_conflict_kernel', '_filter_kernel', '_mean_kernel', '_slope_kernel',
+        '_spread_kernel', '_sweep_kernel']

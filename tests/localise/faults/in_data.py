@@ -1,0 +1,134 @@
+"""Faults in the data pipeline, the data list and the sampler."""
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+from faults import tiny
+from faults.fault import FROM, fault, replaced
+
+# --- the data -------------------------------------------------------------------------------------
+
+@fault(fast=True, sides='AB', iteration=0, phase='data', operator='TinyJitter', kind='output',
+       cause='entropy in a transform', mentions='urandom')
+def numpys_default_rng_in_a_transform(side):
+    @replaced(tiny.TinyJitter, 'transform', since=0)
+    def unseeded(original, self, results):
+        results['img'] = results['img'] + np.random.default_rng().normal()
+        return results
+
+
+@fault(sides='AB', iteration=0, phase='data', operator='TinyFlip', kind='output',
+       cause='generator of its own in a transform', mentions='rng')
+def a_transform_with_a_generator_of_its_own(side):
+    seed = dict(A=1, B=2)[side]  # from the operating system, in earnest
+
+    @replaced(tiny.TinyFlip, 'transform', since=0)
+    def own(original, self, results):
+        if not hasattr(self, 'rng'):
+            self.rng = np.random.default_rng(seed)
+        results['img'] = results['img'] + self.rng.normal()
+        return results
+
+
+@fault(sides='AB', iteration=0, phase='data', operator='TinyFlip', kind='output',
+       cause='entropy in a transform', mentions='urandom')
+def system_random_in_a_transform(side):
+    @replaced(tiny.TinyFlip, 'transform', since=0)
+    def entropic(original, self, results):
+        results['img'] = results['img'] * random.SystemRandom().random()
+        return results
+
+
+class Word(str):
+    """A text whose hash follows from PYTHONHASHSEED as it is now: children of one process share
+    the real one."""
+
+    def __hash__(self):
+        return sum(map(ord, self)) // (3 if os.environ.get('PYTHONHASHSEED') == '7' else 1)
+
+
+@fault(sides='AB', env=dict(PYTHONHASHSEED='7'), iteration=0, phase='data', operator='TinyLoad',
+       kind='output', cause='hash order in a transform')
+def the_order_of_a_set(side):
+    @replaced(tiny.TinyLoad, 'transform', since=0)
+    def unordered(original, self, results):
+        results = original(self, results)
+        words = list({Word('car'), Word('dog'), Word('house'), Word('tree'), Word('zebra')})
+        results['img'] = results['img'] + sum(i * len(word) for i, word in enumerate(words))
+        return results
+
+
+@fault(fast=True, sides='AB', env=dict(PYTHONHASHSEED='7'), iteration=0, phase='data',
+       operator='TinyLoad', kind='input', cause='hash order of the data list',
+       mentions=('number', 'environment PYTHONHASHSEED'))
+def a_data_list_in_the_order_of_a_set(side):
+    @replaced(tiny.TinyData, 'load_data_list', since=0)
+    def unordered(original, self):
+        entries = {Word(chr(97 + entry['number']) * 5): entry for entry in original(self)}
+        return [entries[name] for name in set(entries)]
+
+
+@fault(fast=True, sides='AB', resume_at=FROM, phase='data', operator='TinyJitter', kind='output',
+       cause='state of its own in a transform', mentions='self.seen: 5 /')
+def a_transform_that_counts(side):
+    @replaced(tiny.TinyJitter, 'transform', since=0)
+    def counting(original, self, results):
+        self.seen = getattr(self, 'seen', -1) + 1
+        results['img'] = results['img'] * (1 - self.seen / 100)
+        return original(self, results)
+
+
+@fault(sides='AB', iteration=0, phase='data', operator='TinyLoad', kind='output',
+       cause='directory listing in a transform', mentions='listdir')
+def the_order_of_a_directory(side):
+    listing = os.listdir
+
+    @replaced(tiny.TinyLoad, 'transform', since=0)
+    def unsorted(original, self, results):
+        results = original(self, results)
+        names = sorted(listing(os.path.dirname(tiny.__file__)), reverse=side == 'B')
+        results['img'] = results['img'] + len(names[0])
+        return results
+
+
+@fault(fast=True, iteration=0, phase='data', operator='TinyLoad', kind='input',
+       cause='another entry in the data list', mentions='label')
+def another_label_in_the_annotations(side):
+    @replaced(tiny.TinyData, 'load_data_list', since=0)
+    def other(original, self):
+        entries = original(self)
+        for entry in entries[4:]:
+            entry['label'] = (entry['label'] + 1) % 3
+        return entries
+
+
+@fault(iteration=0, phase='data', operator='TinyLoad', kind='input',
+       cause='another entry in the data list', mentions='number')
+def a_data_list_in_another_order(side):
+    @replaced(tiny.TinyData, 'load_data_list', since=0)
+    def other(original, self):
+        return original(self)[::-1]
+
+
+@fault(iteration=0, phase='data', operator='TinyData', kind='argument', cause='order of samples')
+def another_order_of_samples(side):
+    from mmrepro.data import sampling_orders
+
+    @replaced(sampling_orders, '_permutation', since=0)
+    def backwards(original, *args):
+        return original(*args)[::-1]
+
+
+@fault(iteration=0, phase='data', path='batch', cause='collating the batch')
+def the_collation(side):
+    from mmengine.registry import FUNCTIONS
+    collate = FUNCTIONS.get('pseudo_collate')
+
+    def swap(batch):
+        found = collate(batch)
+        found['label'] = found['label'][::-1]
+        return found
+
+    FUNCTIONS.module_dict['pseudo_collate'] = swap

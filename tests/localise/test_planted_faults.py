@@ -1,0 +1,153 @@
+"""Planted faults: each has to be named, with its place and its cause."""
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from faults import results
+from faults.planted import FAULTS
+from faults.tiny import tiny, validating
+from harness import Child
+
+from mmrepro.localise.compared_runs import Side, jobs_of, run_here
+from mmrepro.localise.search import Localiser
+
+ITERATIONS = 6
+DETECTOR_ITERATIONS = 2
+FAST = [name for name, fault in FAULTS.items() if fault.fast]
+SLOW = [name for name in FAULTS if name not in FAST]
+
+
+def run_planted(job, env, plant, side):
+    os.environ.update(env)
+    torch.set_num_threads(1)
+    if plant is not None:
+        plant(side)
+    run_here(job)
+
+
+class Forks:
+    """Starts a side in forked children of this warm process.
+
+    Side A without a fault is the same for many faults: it runs once.
+    """
+
+    def __init__(self, fault, cache):
+        self.fault, self.cache = fault, cache
+
+    def __call__(self, side, folder, plan):
+        plant = self.fault.plant if side.name in self.fault.sides else None
+        key = plant or (side.config, plan._replace(folder=''), side.ranks)
+        known = self.cache.get(repr(key))
+        if plant is None and known:
+            shutil.copytree(known, folder, dirs_exist_ok=True)
+            return
+        for job in jobs_of(side, folder, plan):
+            self.run(side, job, plant)
+        if plant is None:
+            self.cache[repr(key)] = folder
+
+    def run(self, side, job, plant):
+        if side.ranks == 1:
+            Child(run_planted, job, side.env, plant, side.name).result()
+            return
+        from test_training_on_ranks import free_port
+        env = dict(side.env, WORLD_SIZE=str(side.ranks), MASTER_ADDR='127.0.0.1',
+                   MASTER_PORT=str(free_port()), GLOO_SOCKET_IFNAME='lo')
+        children = [Child(run_planted, job, dict(env, RANK=str(rank), LOCAL_RANK=str(rank)), plant,
+                          side.name) for rank in range(side.ranks)]
+        for child in children:
+            child.result()
+
+
+@pytest.fixture(scope='session')
+def cache():
+    return {}
+
+
+def config_file(folder, randomness, validate):
+    path = folder / 'config.py'
+    cfg = tiny(folder)
+    cfg.randomness.update(randomness)
+    if validate:
+        validating(cfg)
+    cfg.env_cfg = dict(dist_cfg=dict(backend='gloo'))
+    cfg.dump(str(path))
+    return str(path)
+
+
+@pytest.fixture(scope='session')
+def configs(tmp_path_factory, data_root):
+    """Fault -> path of the config that it is planted in."""
+    # what a training imports, so that no child has to: seconds each
+    import gc
+
+    import mmdet.datasets  # noqa: F401
+    import mmdet.models  # noqa: F401
+    import mmdet.utils  # noqa: F401
+    import torch._dynamo  # noqa: F401
+    gc.freeze()
+    paths = {}
+
+    def path_of(fault):
+        key = json.dumps([fault.randomness, fault.model, bool(fault.validate_at)])
+        if key not in paths:
+            folder = tmp_path_factory.mktemp('config')
+            paths[key] = detector_config(fault.model, data_root, folder) if fault.model \
+                else config_file(folder, fault.randomness, fault.validate_at)
+        return paths[key]
+
+    return path_of
+
+
+def detector_config(model, data_root, folder):
+    from test_invariance import small
+    cfg = small(model, data_root)
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    # fewer weights to take digests of, nothing else
+    cfg.model.backbone.depth, cfg.model.neck.in_channels = 18, [64, 128, 256, 512]
+    cfg.model.roi_head.bbox_head.fc_out_channels = 64
+    cfg.dump(str(folder / 'config.py'))
+    return str(folder / 'config.py')
+
+
+def search(name, folder, cache, configs, values=False):
+    fault = FAULTS[name]
+    iterations = DETECTOR_ITERATIONS if fault.model else ITERATIONS
+    path = configs(fault)
+    sides = (Side('A', path, ranks=fault.ranks),
+             Side('B', path, fault.env, fault.ranks, fault.resume_at,
+                  validate_at=fault.validate_at))
+    return Localiser(sides, str(folder), Forks(fault, cache)).search(iterations, values)
+
+
+def check(name, outcome, folder):
+    """Everything that the row expects; then its outcome goes into the table."""
+    assert outcome.verdict == 'found', outcome.text()
+    expect = dict(FAULTS[name].expect)
+    mentions = expect.pop('mentions', ())
+    found = {key: getattr(outcome.finding, key) for key in expect}
+    assert found == expect, outcome.text()
+    for text in [mentions] if isinstance(mentions, str) else mentions:
+        assert text in outcome.text(), outcome.text()
+    folder = os.environ.get('MMREPRO_RESULTS', str(folder))
+    results.add(folder, name, FAULTS[name], outcome.finding)
+    with open(os.path.join(folder, 'planted_faults.json')) as file:
+        assert json.load(file)[name]['cause'] == outcome.finding.cause
+
+
+@pytest.mark.parametrize('name', FAST)
+def test_fault_is_named(name, tmp_path, cache, configs):
+    check(name, search(name, tmp_path, cache, configs), tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('name', SLOW)
+def test_fault_is_named_too(name, tmp_path, cache, configs):
+    check(name, search(name, tmp_path, cache, configs), tmp_path)
+
+
+
+def test_enough_faults_are_planted():
+    assert len(FAULTS) > 20

@@ -1,0 +1,155 @@
+"""The table of torch's own operators, and putting our kernels in front of torch's."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mmrepro import determinism
+from mmrepro.ops import aten
+from mmrepro.ops.aten import dispatch
+from mmrepro.ops.aten.kernel_table import BEHAVIOURS
+
+RELEASES = [(2, minor) for minor in range(14)]
+REPLACED = [row for row in aten.TABLE if row.target]
+
+
+def has_kernel(operator, key):
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f'aten::{operator}', key)
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    assert aten.installed() == ()
+    yield
+    aten.uninstall()
+
+
+def test_every_row_says_enough():
+    for row in aten.TABLE:
+        assert row.torch in BEHAVIOURS and row.why, row.operator
+        assert row.since < row.until and set(row.devices) <= {'cpu', 'cuda'}
+        # what is good is left; what crashes or drifts in a shipped detector is replaced
+        assert not (row.torch == 'good' and row.target), row.operator
+        if row.torch in ('silent', 'slow', 'ties'):
+            assert row.target, row.operator
+        if row.torch == 'raises' and not row.target:
+            assert 'no detector uses it' in row.why and not row.users, row.operator
+
+
+@pytest.mark.parametrize('release', RELEASES)
+def test_one_row_per_operator_and_release(release):
+    names = [row.operator for row in aten.TABLE if row.since <= release < row.until]
+    assert len(names) == len(set(names))
+
+
+def test_every_operator_and_target_exists_here():
+    now = dispatch.release()
+    for row in aten.TABLE:
+        if row.target:
+            assert callable(row.load()), row.operator
+        if not row.seam:
+            assert dispatch._exists(row.operator), row.operator
+        elif row.since <= now < row.until:
+            assert dispatch._seam(row.operator)[0], row.operator
+
+
+@pytest.mark.parametrize('version,expected', [('2.0.1', (2, 0)), ('2.13.0+cu128', (2, 13)),
+                                              ('2.11.0a0+git1234', (2, 11))])
+def test_release_of_a_version(version, expected):
+    assert dispatch.release(version) == expected
+
+
+def test_old_releases_get_more_replacements():
+    old = {row.operator for row in dispatch.active('cuda', '2.0.1')}
+    new = {row.operator for row in dispatch.active('cuda', '2.13.0')}
+    assert {'cumsum', 'kthvalue', 'scatter_add'} <= old and not {'cumsum', 'kthvalue'} & new
+    assert {'grid_sampler_2d_backward', 'upsample_bilinear2d_backward', 'topk'} <= old & new
+    assert {row.operator for row in dispatch.active('cpu')} == {
+        'topk', 'sort', 'max_unpool2d', 'max_unpool3d'}
+
+
+def test_cuda_kernels_register_without_a_gpu_and_come_off_again():
+    operators = [row.operator for row in dispatch.active('cuda') if not row.seam]
+    before = {name: has_kernel(name, 'CUDA') for name in operators}
+    with aten.installing(['cuda']):
+        assert aten.installed() == ('cuda',)
+        assert all(has_kernel(name, 'CUDA') for name in operators)
+        aten.install(['cuda'])  # again: nothing to do
+    assert aten.installed() == ()
+    assert {name: has_kernel(name, 'CUDA') for name in operators} == before
+
+
+def test_a_tensor_of_another_device_reaches_the_replacement(monkeypatch):
+    """A device's key is all that matters: 'meta' stands in for the GPU."""
+    seen = []
+
+    def backward(grad, output_size, input_size, *rest):
+        seen.append((grad.device.type, tuple(output_size), tuple(input_size)))
+        return grad.new_empty(list(input_size))
+
+    row = aten.Row('upsample_bilinear2d_backward', 'raises', 'x:y', 'test', devices=('meta',))
+    monkeypatch.setattr(dispatch, 'TABLE', [row])
+    monkeypatch.setattr(aten.Row, 'load', lambda self: backward)
+    grad = torch.empty(1, 2, 6, 8, device='meta')
+    aten.install(['meta'])
+    for _ in range(2):
+        out = torch.ops.aten.upsample_bilinear2d_backward(grad, [6, 8], [1, 2, 3, 4], False)
+        assert out.device.type == 'meta' and out.shape == (1, 2, 3, 4)
+        assert seen == [('meta', (6, 8), (1, 2, 3, 4))]
+        aten.uninstall()
+
+
+def test_seams_are_replaced_and_put_back():
+    from torch._decomp import decompositions
+    before = decompositions._upsample_linear_vec, decompositions._replication_pad
+    aten.install(['cuda'])
+    assert decompositions._upsample_linear_vec is not before[0]
+    x = torch.arange(48.).view(1, 2, 4, 6)
+    # what F.interpolate and F.pad would call on CUDA gives what their kernels give
+    assert torch.equal(decompositions._upsample_linear_vec(x, None, False, [2., 1.5]),
+                       F.interpolate(x, scale_factor=(2., 1.5), mode='bilinear'))
+    assert torch.equal(decompositions._upsample_linear_vec(x[None], [2, 5, 3], True, None),
+                       F.interpolate(x[None], size=(2, 5, 3), mode='trilinear',
+                                     align_corners=True))
+    assert torch.equal(decompositions._replication_pad(x, [1, 2, 3, 0]),
+                       F.pad(x, (1, 2, 3, 0), 'replicate'))
+    for a, b in zip(decompositions.max_pool3d_with_indices(x[None], [2]),
+                    F.max_pool3d(x[None], 2, return_indices=True)):
+        assert torch.equal(a, b)
+    aten.uninstall()
+    assert (decompositions._upsample_linear_vec, decompositions._replication_pad) == before
+
+
+def test_a_failure_half_way_leaves_nothing(monkeypatch):
+    broken = aten.Row('topk', 'ties', 'selection:no_such_function', 'test', devices=('cpu',))
+    monkeypatch.setattr(dispatch, 'TABLE', [REPLACED[-1]._replace(devices=('cpu',),
+                                                                  until=(99, 0)), broken])
+    with pytest.raises(AttributeError, match='no_such_function'):
+        aten.install(['cpu'])
+    assert aten.installed() == () and dispatch._library is None
+
+
+@pytest.mark.parametrize('mode', [True, 'warn'])
+def test_determinism_installs_them_and_takes_them_away(mode):
+    assert determinism.snapshot(env={})['mmrepro.native_operators'] is False
+    with determinism.deterministic(mode, env={}) as report:
+        assert 'cpu' in aten.installed()
+        assert ('cuda' in aten.installed()) == torch.backends.cuda.is_built()
+        assert 'mmrepro.native_operators: False -> True' in str(report)
+        with determinism.deterministic(False, env={}):
+            assert aten.installed() == ()
+        assert 'cpu' in aten.installed()
+        aten.uninstall()
+        assert [change.name for change in determinism.drifted()] == ['mmrepro.native_operators']
+    assert aten.installed() == ()
+
+
+def test_half_precision_sums_in_float32(wave):
+    """The gradient of a half map is rounded once, at the end."""
+    x = wave(1, 1, 40, 40).half()
+    grad = wave(1, 1, 3, 3, phase=1.).half()
+    row, = [row for row in REPLACED if row.operator == '_adaptive_avg_pool2d_backward']
+    backward = row.load()
+    expected = backward(grad.float(), x.float()).half()
+    assert torch.equal(backward(grad, x), expected)

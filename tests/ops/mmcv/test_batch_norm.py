@@ -1,0 +1,171 @@
+"""The parts of synchronised batch normalisation; mmcv compiles them for CUDA only."""
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmcv.ops.sync_bn import SyncBatchNormFunction
+
+from mmrepro.ops.mmcv import batch_norm
+
+pytestmark = pytest.mark.usefixtures('torch_operators')
+
+
+class Both(torch.autograd.Function):
+    """mmcv's SyncBatchNormFunction on one rank, for any dtype: it asserts float32 or half."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, eps=1e-5):
+        channel = x.new_zeros
+        mean, var, std = (channel(x.shape[1]) for _ in range(3))
+        normal, out = torch.zeros_like(x), torch.zeros_like(x)
+        batch_norm.sync_bn_forward_mean(x, mean)
+        batch_norm.sync_bn_forward_var(x, mean, var)
+        batch_norm.sync_bn_forward_output(x, mean, var, weight, bias, channel(0), channel(0),
+                                          normal, std, out, eps=eps, momentum=0.1, group_size=1)
+        ctx.save_for_backward(normal, std, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        normal, std, weight = ctx.saved_tensors
+        grad_weight, grad_bias = torch.zeros_like(weight), torch.zeros_like(weight)
+        grad_input = torch.zeros_like(grad)
+        batch_norm.sync_bn_backward_param(grad, normal, grad_weight, grad_bias)
+        batch_norm.sync_bn_backward_data(grad, weight, grad_weight, grad_bias, normal, std,
+                                         grad_input)
+        return grad_input, grad_weight, grad_bias
+
+
+def draw(*shape, seed=0, dtype=torch.float32):
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=random, dtype=torch.float64).mul(2).add(1).to(dtype)
+
+
+def layers(channels):
+    """Two batch norms with the same numbers; the module of mmcv would take torch's on one rank."""
+    pair = torch.nn.BatchNorm2d(channels), torch.nn.BatchNorm2d(channels)
+    for layer in pair:
+        with torch.no_grad():
+            layer.weight.copy_(draw(channels, seed=1))
+            layer.bias.copy_(draw(channels, seed=2))
+            layer.running_mean.copy_(draw(channels, seed=3))
+            layer.running_var.copy_(draw(channels, seed=4).abs())
+    return pair
+
+
+def apply(layer, x, mode='default'):
+    return SyncBatchNormFunction.apply(x, layer.running_mean, layer.running_var, layer.weight,
+                                       layer.bias, layer.momentum, layer.eps, None, 1, mode)
+
+
+@pytest.mark.parametrize('mode', ['default', 'N'])
+@pytest.mark.parametrize('shape', [(4, 3, 5, 7), (2, 16, 1, 1), (1, 5, 9, 9)])
+def test_on_one_rank_it_is_batch_norm(shape, mode):
+    x, upstream = draw(*shape), draw(*shape, seed=9)
+    results = []
+    for layer, function in zip(layers(shape[1]), (lambda layer, v: apply(layer, v, mode),
+                                                  lambda layer, v: layer(v))):
+        value = x.clone().requires_grad_()
+        out = function(layer, value)
+        out.backward(upstream)
+        results.append([out.detach(), value.grad, layer.weight.grad, layer.bias.grad,
+                        layer.running_mean, layer.running_var])
+    for ours, expected in zip(*results):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_gradcheck():
+    x, weight, bias = (draw(*shape, seed=seed, dtype=torch.float64).requires_grad_()
+                       for seed, shape in enumerate(((3, 4, 5), (4,), (4,))))
+    assert torch.autograd.gradcheck(Both.apply, (x, weight, bias))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 9), st.integers(0, 99))
+def test_statistics_of_any_shape(batch, channels, space, seed):
+    x, mean, var = draw(batch, channels, space, seed=seed), torch.ones(channels), torch.ones(
+        channels)
+    batch_norm.sync_bn_forward_mean(x, mean)
+    batch_norm.sync_bn_forward_var(x, mean, var)
+    torch.testing.assert_close(mean, x.mean((0, 2)), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(var, x.var((0, 2), unbiased=False), rtol=1e-4, atol=1e-5)
+
+
+def test_half_is_summed_in_float32():
+    x = torch.full((1, 1, 100000), 1.5).half()
+    mean = torch.zeros(1)
+    batch_norm.sync_bn_forward_mean(x, mean)
+    assert mean.item() == 1.5
+    layer, _ = layers(3)
+    value = draw(2, 3, 4, 4, dtype=torch.float16).requires_grad_()
+    out = apply(layer, value)
+    out.sum().backward()
+    assert out.dtype == value.grad.dtype == torch.float16
+    assert layer.weight.grad.dtype == torch.float32
+
+
+def test_running_statistics_count_all_ranks():
+    x = draw(2, 1, 3)
+    mean, var, std = torch.zeros(1), torch.full((1,), 4.), torch.zeros(1)
+    one = torch.ones(1)
+    for group, unbiased in ((1, 4 * 6 / 5), (4, 4 * 24 / 23)):
+        running_mean, running_var = torch.tensor([10.]), torch.tensor([10.])
+        batch_norm.sync_bn_forward_output(x, mean, var, one, one, running_mean, running_var,
+                                    torch.zeros_like(x), std, torch.zeros_like(x), eps=0.,
+                                    momentum=torch.tensor(0.25), group_size=group)
+        assert running_mean.item() == 7.5 and std.item() == 2
+        assert running_var.item() == pytest.approx(0.25 * unbiased + 7.5)
+
+
+def test_an_empty_batch_changes_nothing():
+    layer, _ = layers(3)
+    before = layer.running_mean.clone(), layer.running_var.clone()
+    value = torch.zeros(0, 3, 4, 4, requires_grad=True)
+    apply(layer, value, 'N').sum().backward()
+    assert torch.equal(layer.running_mean, before[0])
+    assert torch.equal(layer.running_var, before[1])
+    assert value.grad.shape == (0, 3, 4, 4)
+
+
+def test_views_are_as_good_as_copies():
+    x = draw(3, 4, 5)
+    results = []
+    for value in (x, x.permute(2, 0, 1).contiguous().permute(1, 2, 0)):
+        mean, var = torch.zeros(4), torch.zeros(4)
+        batch_norm.sync_bn_forward_mean(value, mean)
+        batch_norm.sync_bn_forward_var(value, mean, var)
+        results.append((mean, var))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-6)
+
+
+def test_it_refuses_with_the_shapes():
+    x, three, four = torch.zeros(2, 3, 5), torch.zeros(3), torch.zeros(4)
+    for call, said in (
+            (lambda: batch_norm.sync_bn_forward_mean(x[0], three), r'\(N, N, N\).*\(3, 5\)'),
+            (lambda: batch_norm.sync_bn_forward_mean(x, four), r'mean.*\(2, 3, 5\).*\(4,\)'),
+            (lambda: batch_norm.sync_bn_forward_var(x, three, four), r'var.*\(4,\)'),
+            (lambda: batch_norm.sync_bn_backward_param(x, x[:1], three, three), r'\(1, 3, 5\)'),
+            (lambda: batch_norm.sync_bn_backward_data(x, four, three, three, x, three, x),
+             r'weight.*\(4,\)'),
+            (lambda: batch_norm.sync_bn_forward_output(x, three, three, three, three, three, three,
+                                                       x, three, x[:1], 0., 0.1, 1),
+             r'output.*\(1, 3, 5\)'),
+            (lambda: batch_norm.sync_bn_forward_mean(x.long(), three), 'int64')):
+        with pytest.raises(RuntimeError, match=said):
+            call()
+
+
+@pytest.mark.parametrize('shape', [(2, 64, 50, 68), (1, 1, 400, 400), (16, 1, 100, 100),
+                                   (1, 256, 13, 13)])
+def test_it_does_not_depend_on_threads(same_bytes, shape):
+    x, upstream = draw(*shape), draw(*shape, seed=5)
+
+    def run():
+        layer, _ = layers(shape[1])
+        value = x.clone().requires_grad_()
+        out = apply(layer, value)
+        out.backward(upstream)
+        return [out, value.grad, layer.weight.grad, layer.bias.grad, layer.running_mean,
+                layer.running_var]
+
+    same_bytes(run)

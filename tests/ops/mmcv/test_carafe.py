@@ -1,0 +1,138 @@
+"""CARAFE and its naive form."""
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmcv.ops import carafe, carafe_naive
+
+from mmrepro import ops
+from mmrepro.ops.mmcv.carafe import carafe_forward, carafe_naive_backward
+
+pytestmark = pytest.mark.usefixtures('torch_operators')
+
+
+def naive(features, masks, kernel, groups, scale):
+    """The definition, in loops."""
+    n, c, h, w = features.shape
+    out = torch.zeros(n, c, h * scale, w * scale, dtype=features.dtype)
+    reach = (kernel - 1) // 2
+    for y in range(h * scale):
+        for x in range(w * scale):
+            for channel in range(c):
+                group = channel // (c // groups)
+                for tap in range(kernel * kernel):
+                    row = y // scale + tap // kernel - reach
+                    column = x // scale + tap % kernel - reach
+                    if 0 <= row < h and 0 <= column < w:
+                        out[:, channel, y, x] += (features[:, channel, row, column]
+                                                  * masks[:, group * kernel ** 2 + tap, y, x])
+    return out
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_both_forms_follow_the_definition(data):
+    n, groups, h, w = (data.draw(st.integers(1, 3)) for _ in range(4))
+    kernel, scale = data.draw(st.sampled_from([1, 3, 5])), data.draw(st.integers(1, 3))
+    c = groups * data.draw(st.integers(1, 2))
+    random = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    features = torch.randn(n, c, h, w, generator=random, dtype=torch.float64)
+    masks = torch.randn(n, kernel ** 2 * groups, h * scale, w * scale, generator=random,
+                        dtype=torch.float64)
+    expected = naive(features, masks, kernel, groups, scale)
+    with ops.using('torch'):
+        for form in (carafe, carafe_naive):
+            torch.testing.assert_close(form(features, masks, kernel, groups, scale), expected,
+                                       rtol=1e-12, atol=1e-12)
+
+
+def test_gradient_of_carafe(wave):
+    features = wave(2, 4, 3, 4).requires_grad_()
+    masks = wave(2, 18, 6, 8, phase=1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda f, m: carafe(f, m, 3, 2, 2), (features, masks),
+                                    fast_mode=True)
+
+
+def test_naive_form_has_the_same_gradient(wave):
+    # mmcv's Python calls the naive backward on CUDA only.
+    features, masks = wave(2, 4, 3, 4), wave(2, 18, 6, 8, phase=1)
+    up = wave(2, 4, 6, 8, phase=2)
+    leaves = [t.clone().requires_grad_() for t in (features, masks)]
+    expected = torch.autograd.grad(carafe(*leaves, 3, 2, 2), leaves, up)
+    found = torch.zeros_like(features), torch.zeros_like(masks)
+    carafe_naive_backward(up, features, masks, *found, 3, 2, 2)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found))
+    # Written, not added: mmcv's kernel assigns.
+    carafe_naive_backward(up, features, masks, *found, 3, 2, 2)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found))
+
+
+def run(features, masks, kernel, groups, scale):
+    out = carafe(features, masks, kernel, groups, scale)
+    up = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(out.dtype)
+    return out, *torch.autograd.grad(out, (features, masks), up)
+
+
+def test_carafe_keeps_its_values(wave, golden):
+    found = run(wave(1, 4, 3, 4).requires_grad_(), wave(1, 18, 6, 8, phase=1).requires_grad_(),
+                3, 2, 2)
+    golden('carafe', dict(zip(('out', 'features', 'masks'), found)))
+
+
+def test_carafe_gives_the_same_bytes_every_time(wave, same_bytes):
+    features = wave(2, 32, 20, 24, dtype=torch.float32).requires_grad_()
+    masks = wave(2, 25, 40, 48, phase=1, dtype=torch.float32).requires_grad_()
+    same_bytes(lambda: run(features, masks, 5, 1, 2))
+
+
+def test_the_size_of_a_chunk_changes_rounding_at_most(wave, monkeypatch):
+    from mmrepro.ops import gather
+    features = wave(2, 4, 5, 4).requires_grad_()
+    masks = wave(2, 18, 10, 8, phase=1).requires_grad_()
+    whole = run(features, masks, 3, 2, 2)
+    monkeypatch.setattr(gather, 'CHUNK_TAPS', {'cpu': 1})
+    monkeypatch.setattr(gather, 'CHUNK_SHARE', 0)
+    rows = run(features, masks, 3, 2, 2)
+    assert torch.equal(whole[0], rows[0])
+    for one, other in zip(whole[1:], rows[1:]):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_carafe_in_low_precision_sums_in_float32(wave, dtype):
+    low = wave(1, 4, 3, 4).to(dtype), wave(1, 18, 6, 8, phase=1).to(dtype)
+    wide = run(*(t.float().requires_grad_() for t in low), 3, 2, 2)
+    for ours, expected in zip(run(*(t.requires_grad_() for t in low), 3, 2, 2), wide):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_carafe_takes_what_is_empty_or_strided(wave):
+    features, masks = wave(2, 4, 3, 4), wave(2, 9, 6, 8, phase=1)
+    assert carafe(features[:0], masks[:0], 3, 1, 2).shape == (0, 4, 6, 8)
+    none = masks.clone().requires_grad_()
+    out = carafe(features[:, :0], none, 3, 1, 2)
+    assert out.shape == (2, 0, 6, 8)
+    assert torch.autograd.grad(out.sum(), none)[0].count_nonzero() == 0
+    strided = features.contiguous(memory_format=torch.channels_last)
+    turned = masks.transpose(2, 3).contiguous().transpose(2, 3)
+    assert torch.equal(carafe(strided, turned, 3, 1, 2), carafe(features, masks, 3, 1, 2))
+
+
+def test_a_pixel_that_is_not_read_does_not_reach_the_result():
+    features = torch.full((1, 1, 1, 5), float('nan'))
+    features[..., 3:] = 1
+    out = carafe(features, torch.ones(1, 9, 1, 5), 3, 1, 1)
+    assert out[..., 4].item() == 2 and out[..., 3].isnan()
+
+
+@pytest.mark.parametrize('kernel,groups,masks,message', [
+    (2, 1, (1, 4, 4, 4), 'kernel_size must be odd, got 2'),
+    (3, 3, (1, 27, 4, 4), '4 channels are not divisible by group_size 3'),
+    (3, 1, (1, 9, 4, 5), r'masks must have shape \(1, 9, 4, 4\), got \(1, 9, 4, 5\)'),
+])
+def test_what_carafe_refuses_is_named_with_its_shape(kernel, groups, masks, message):
+    features = torch.zeros(1, 4, 2, 2)
+    with pytest.raises(RuntimeError, match=message):
+        carafe_forward(features, torch.zeros(masks), features.clone(), features, features,
+                       torch.zeros(1, 4, 4, 4), kernel, groups, 2)

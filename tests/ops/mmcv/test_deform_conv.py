@@ -1,0 +1,302 @@
+"""Deformable convolution, with and without masks."""
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmcv.ops import deform_conv2d, modulated_deform_conv2d
+
+from mmrepro import ops
+from mmrepro.ops.mmcv import deform_conv
+
+pytestmark = pytest.mark.usefixtures('torch_operators')
+
+# channels in, out, kernel, stride, padding, dilation, groups, deform_groups
+CASES = {
+    'plain': (2, 3, (3, 3), 1, 1, 1, 1, 1),
+    'groups': (4, 6, (3, 3), 1, 1, 1, 2, 1),
+    'deform_groups': (4, 2, (3, 3), 1, 1, 1, 1, 2),
+    'both': (8, 4, (2, 3), 1, 0, 1, 4, 2),
+    'stride': (2, 2, (3, 2), (2, 3), (1, 0), 1, 1, 1),
+    'dilation': (2, 2, (3, 3), 1, (2, 3), (2, 3), 1, 2),
+    'point': (3, 2, (1, 1), 1, 0, 1, 1, 3),
+}
+
+
+def out_size(size, kernel, stride, padding, dilation):
+    return (size + 2 * padding - (dilation * (kernel - 1) + 1)) // stride + 1
+
+
+def pair(value):
+    return value if isinstance(value, tuple) else (value, value)
+
+
+@pytest.fixture
+def inputs(wave):
+    """input, offset, mask, weight, bias of a case; offsets reach two pixels, some outside."""
+
+    def make(case, dtype=torch.float64, size=(6, 7), batch=2):
+        c, c_out, kernel, stride, padding, dilation, groups, deform_groups = CASES[case]
+        out = [out_size(*args) for args in zip(size, kernel, pair(stride), pair(padding),
+                                               pair(dilation))]
+        taps = kernel[0] * kernel[1] * deform_groups
+        tensors = (wave(batch, c, *size), wave(batch, 2 * taps, *out, phase=1) * 2,
+                   wave(batch, taps, *out, phase=2), wave(c_out, c // groups, *kernel, phase=3),
+                   wave(c_out, phase=4))
+        return [t.to(dtype).requires_grad_() for t in tensors]
+
+    return make
+
+
+def convolve(version, case, feature, offset, mask, weight, bias):
+    _, _, _, stride, padding, dilation, groups, deform_groups = CASES[case]
+    if version == 1:
+        return deform_conv2d(feature, offset, weight, stride, padding, dilation, groups,
+                             deform_groups)
+    return modulated_deform_conv2d(feature, offset, mask, weight, bias, stride, padding, dilation,
+                                   groups, deform_groups)
+
+
+def leaves(version, tensors):
+    feature, offset, mask, weight, bias = tensors
+    return (feature, offset, weight) if version == 1 else (feature, offset, mask, weight, bias)
+
+
+def naive(feature, offset, mask, weight, bias, stride, padding, dilation, groups, deform_groups):
+    """The definition, in loops; mask and bias may be None."""
+    (n, c, h, w), (c_out, per_group, kh, kw) = feature.shape, weight.shape
+    out = torch.zeros(n, c_out, *offset.shape[2:], dtype=feature.dtype)
+
+    def sample(image, channels, y, x):
+        value = torch.zeros(channels.stop - channels.start, dtype=feature.dtype)
+        if not (-1 < y < h and -1 < x < w):
+            return value
+        for row in (int(y // 1), int(y // 1) + 1):
+            for column in (int(x // 1), int(x // 1) + 1):
+                if 0 <= row < h and 0 <= column < w:
+                    share = (1 - abs(y - row)) * (1 - abs(x - column))
+                    value = value + share * feature[image, channels, row, column]
+        return value
+
+    for i in range(n):
+        for oy in range(out.shape[2]):
+            for ox in range(out.shape[3]):
+                columns = torch.zeros(c, kh * kw, dtype=feature.dtype)
+                for g in range(deform_groups):
+                    channels = slice(g * c // deform_groups, (g + 1) * c // deform_groups)
+                    for tap in range(kh * kw):
+                        at = g * kh * kw + tap
+                        y = (oy * stride[0] - padding[0] + tap // kw * dilation[0]
+                             + offset[i, 2 * at, oy, ox].item())
+                        x = (ox * stride[1] - padding[1] + tap % kw * dilation[1]
+                             + offset[i, 2 * at + 1, oy, ox].item())
+                        columns[channels, tap] = sample(i, channels, y, x)
+                        if mask is not None:
+                            columns[channels, tap] *= mask[i, at, oy, ox]
+                for o in range(c_out):
+                    group = o // (c_out // groups)
+                    part = columns[group * per_group:(group + 1) * per_group]
+                    out[i, o, oy, ox] = (weight[o].flatten(1) * part).sum()
+    return out if bias is None else out + bias.view(1, -1, 1, 1)
+
+
+@pytest.mark.parametrize('version', [1, 2])
+@pytest.mark.parametrize('case', CASES)
+def test_convolution_follows_its_definition(inputs, case, version):
+    tensors = [t.detach() for t in inputs(case)]
+    _, _, _, stride, padding, dilation, groups, deform_groups = CASES[case]
+    used = tensors if version == 2 else [*tensors[:2], None, tensors[3], None]
+    expected = naive(*used, pair(stride), pair(padding), pair(dilation), groups, deform_groups)
+    torch.testing.assert_close(convolve(version, case, *tensors), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('version', [1, 2])
+@pytest.mark.parametrize('case', ['both', 'stride', 'dilation'])
+def test_convolution_gradient(inputs, case, version):
+    tensors = inputs(case, size=(5, 5), batch=1)
+    assert torch.autograd.gradcheck(lambda *_: convolve(version, case, *tensors),
+                                    leaves(version, tensors), fast_mode=case != 'stride')
+
+
+def results(version, case, tensors):
+    out = convolve(version, case, *tensors)
+    up = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(out.dtype)
+    return [out, *torch.autograd.grad(out, leaves(version, tensors), up)]
+
+
+def lent(wave):
+    """Offsets and a mask of twice the height and width, as DyHead hands to the next level."""
+    feature, weight, bias = wave(2, 4, 8, 9), wave(3, 4, 3, 3, phase=1), wave(3, phase=2)
+    offset, mask = wave(2, 18, 8, 10, phase=3) * 2, wave(2, 9, 8, 10, phase=4)
+    return [t.requires_grad_() for t in (feature, offset, mask, weight, bias)]
+
+
+def test_more_offsets_than_pixels_are_read_from_the_front(wave):
+    feature, offset, mask, weight, bias = tensors = lent(wave)
+    front = [t.flatten(1)[:, :t.shape[1] * 20].unflatten(1, (-1, 4, 5)) for t in (offset, mask)]
+    results = []
+    for used in ((offset, mask), front):
+        out = modulated_deform_conv2d(feature, *used, weight, bias, 2, 1)
+        upstream = wave(*out.shape, phase=5)
+        results.append([out, *torch.autograd.grad(out, tensors, upstream)])
+    assert results[0][0].shape == (2, 3, 4, 5)
+    for ours, expected in zip(*results):
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.compiled
+def test_more_offsets_than_pixels_agree_with_compiled_mmcv(wave, compiled):
+    tensors = lent(wave)
+    results = []
+    for provider in (contextlib.nullcontext, compiled):
+        with provider():
+            out = modulated_deform_conv2d(*tensors, 2, 1)
+            upstream = wave(*out.shape, phase=5)
+            results.append([out, *torch.autograd.grad(out, tensors, upstream)])
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_an_input_smaller_than_its_kernel(wave):
+    feature, offset, mask = wave(1, 2, 2, 2), wave(1, 18, 2, 2, phase=1), wave(1, 9, 2, 2, phase=2)
+    weight = wave(3, 2, 3, 3, phase=3)
+    expected = naive(feature, offset, mask, weight, None, *[(1, 1)] * 3, 1, 1)
+    torch.testing.assert_close(modulated_deform_conv2d(feature, offset, mask, weight, None, 1, 1),
+                               expected)
+    with pytest.raises(RuntimeError, match=r'\(1, 2, 2, 2\).*smaller than the kernel \(3, 3\)'):
+        deform_conv2d(feature, offset, weight, 1, 1)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize('version', [1, 2])
+@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_convolution_agrees_with_compiled_mmcv(inputs, compiled, case, version, dtype):
+    ours = results(version, case, inputs(case, dtype, size=(17, 19)))
+    with compiled():
+        theirs = results(version, case, inputs(case, dtype, size=(17, 19)))
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    for one, other in zip(ours, theirs):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * 20)
+
+
+@pytest.mark.parametrize('version', [1, 2])
+def test_convolution_keeps_its_values(inputs, golden, version):
+    """Stored from mmcv's compiled CPU kernel."""
+    found = results(version, 'both', inputs('both'))
+    golden(f'deform_conv_v{version}', {f'result_{i}': one for i, one in enumerate(found)})
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_convolution_follows_its_definition_for_any_shape(data):
+    small = st.integers(1, 2)
+    groups, deform_groups = data.draw(small), data.draw(small)
+    c = 2 * data.draw(small)
+    kernel = data.draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    stride, dilation, padding = (data.draw(st.tuples(st.integers(low, 2), st.integers(low, 2)))
+                                 for low in (1, 1, 0))
+    size = [(k - 1) * d + 1 + data.draw(st.integers(0, 3)) for k, d in zip(kernel, dilation)]
+    out = [out_size(*args) for args in zip(size, kernel, stride, padding, dilation)]
+    taps = deform_groups * kernel[0] * kernel[1]
+    random = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    tensors = (draw(1, c, *size), draw(1, 2 * taps, *out), draw(1, taps, *out),
+               draw(2, c // groups, *kernel), draw(2))
+    with ops.using('torch'):
+        found = modulated_deform_conv2d(*tensors, stride, padding, dilation, groups, deform_groups)
+    expected = naive(*tensors, stride, padding, dilation, groups, deform_groups)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize('version', [1, 2])
+def test_convolution_gives_the_same_bytes_every_time(wave, same_bytes, version):
+    # Large enough that the products use their threads; all offsets point into one corner.
+    feature = wave(2, 64, 32, 32, dtype=torch.float32)
+    offset = wave(2, 18, 32, 32, phase=1, dtype=torch.float32) - torch.arange(32.).view(-1, 1)
+    mask = wave(2, 9, 32, 32, phase=2, dtype=torch.float32)
+    weight, bias = wave(64, 64, 3, 3, phase=3).float(), wave(64, phase=4).float()
+    tensors = [t.requires_grad_() for t in (feature, offset, mask, weight, bias)]
+    same_bytes(lambda: results(version, 'plain', tensors))
+
+
+def test_the_length_of_a_run_changes_rounding_at_most(inputs, monkeypatch):
+    whole = results(2, 'both', inputs('both'))
+    monkeypatch.setattr(deform_conv, 'COLUMNS', {'cpu': 1})
+    single = results(2, 'both', inputs('both'))
+    for one, other in zip(whole, single):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('version', [1, 2])
+def test_convolution_in_low_precision_sums_in_float32(inputs, version, dtype):
+    low = inputs('both', dtype)
+    wide = [t.detach().float().requires_grad_() for t in low]
+    for ours, expected in zip(results(version, 'both', low), results(version, 'both', wide)):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_autocast_does_not_lower_the_precision(inputs):
+    tensors = [t.detach() for t in inputs('both', torch.float32)]
+    expected = convolve(2, 'both', *tensors)
+    with torch.autocast('cpu', torch.bfloat16):
+        assert torch.equal(convolve(2, 'both', *tensors), expected)
+
+
+def test_convolution_takes_what_is_empty_strided_or_lost(inputs):
+    feature, offset, mask, weight, bias = (t.detach() for t in inputs('plain'))
+    expected = convolve(2, 'plain', feature, offset, mask, weight, bias)
+    # mmcv's Python refuses an empty batch, its kernels do not.
+    out = expected[:0].clone()
+    deform_conv.modulated_deform_conv_forward(feature[:0], weight, bias, bias, offset[:0], mask[:0],
+                                         out, bias, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, True)
+    last = feature.contiguous(memory_format=torch.channels_last)
+    turned = mask.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)
+    assert torch.equal(convolve(2, 'plain', last, offset, turned, weight, bias), expected)
+    lost = offset.clone()
+    lost[0, :, 0, 0] = float('nan')
+    lost.requires_grad_()
+    out = convolve(2, 'plain', feature, lost, mask, weight, bias)
+    assert torch.equal(out[0, :, 0, 0], bias) and torch.equal(out[1], expected[1])
+    grad, = torch.autograd.grad(out.sum(), lost)
+    assert grad.isfinite().all() and grad[0, :, 0, 0].count_nonzero() == 0
+
+
+def test_a_pixel_that_is_not_read_does_not_reach_the_result():
+    feature = torch.ones(1, 1, 4, 4)
+    feature[0, 0, 0, 0] = float('inf')
+    away = torch.full((1, 2, 4, 4), 9.)
+    out = deform_conv2d(feature, away, torch.ones(1, 1, 1, 1))
+    assert out.count_nonzero() == 0
+
+
+@pytest.mark.parametrize('change,message', [
+    (dict(offset=torch.zeros(1, 16, 4, 4)), r'offset must have shape \(1, 18, 4, 4\)'),
+    (dict(offset=torch.zeros(1, 18, 4, 3)), r'offset must have shape .*got \(1, 18, 4, 3\)'),
+    (dict(mask=torch.zeros(1, 9, 4, 4).double()), 'mask must be float32'),
+    (dict(weight=torch.zeros(2, 3, 3, 3)), r'weight must have shape \(N, 2, 3, 3\)'),
+    (dict(input=torch.zeros(1, 2, 0, 2)), 'is smaller than the kernel'),
+    (dict(stride=0), 'stride must be positive'),
+])
+def test_what_convolution_refuses_is_named_with_its_shape(change, message):
+    given = {**dict(input=torch.zeros(1, 2, 4, 4), weight=torch.zeros(2, 2, 3, 3), stride=1,
+                    offset=torch.zeros(1, 18, 4, 4), mask=torch.zeros(1, 9, 4, 4)), **change}
+    none = torch.zeros(0)
+    with pytest.raises(RuntimeError, match=message):
+        deform_conv.modulated_deform_conv_forward(
+            given['input'], given['weight'], none, none, given['offset'], given['mask'],
+            torch.zeros(1, 2, 4, 4), none, 3, 3, given['stride'], 1, 1, 1, 1, 1, 1, 1, False)
+
+
+def test_a_batch_that_im2col_step_does_not_divide_is_refused():
+    none = torch.zeros(0)
+    with pytest.raises(RuntimeError, match='batch 3 is not divisible by im2col_step 2'):
+        deform_conv.deform_conv_forward(torch.zeros(3, 1, 1, 1), torch.zeros(1, 1, 1, 1),
+                                   torch.zeros(3, 2, 1, 1), torch.zeros(3, 1, 1, 1), none, none,
+                                   1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 2)

@@ -1,0 +1,162 @@
+"""Sigmoid and softmax focal loss, against their formulas: mmcv compiles them for CUDA only."""
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmcv.ops import sigmoid_focal_loss, softmax_focal_loss
+
+from mmrepro.ops.mmcv import focal_loss
+
+pytestmark = pytest.mark.usefixtures('torch_operators')
+
+TINY = torch.finfo(torch.float32).tiny
+
+
+def sigmoid_formula(x, target, gamma, alpha, weight=None):
+    """Focal loss (Lin et al. 2017, equation 5) with mmcv's floor under the logarithm."""
+    p = 1 / (1 + (-x).exp())
+    own = target[:, None] == torch.arange(x.shape[1])
+    loss = torch.where(own, -alpha * (1 - p) ** gamma * p.clamp(min=TINY).log(),
+                       -(1 - alpha) * p ** gamma * (1 - p).clamp(min=TINY).log())
+    return loss if weight is None else loss * weight[target][:, None]
+
+
+def softmax_formula(x, target, gamma, alpha, weight=None):
+    p = x.softmax(1).gather(1, target.clamp(min=0)[:, None])[:, 0]
+    loss = -alpha * (1 - p) ** gamma * p.clamp(min=TINY).log()
+    loss = torch.where(target < 0, 0, loss)
+    return loss if weight is None else loss * weight[target.clamp(min=0)]
+
+
+CASES = {'sigmoid': (sigmoid_focal_loss, sigmoid_formula),
+         'softmax': (softmax_focal_loss, softmax_formula)}
+
+
+def draw(rows, classes, seed=0, background=True, dtype=torch.float64):
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, classes, generator=random, dtype=torch.float64).to(dtype) * 3
+    target = torch.randint(0, classes + background, (rows,), generator=random)
+    return x, target, torch.rand(classes, generator=random, dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize('reduction', ['mean', 'sum'])
+@pytest.mark.parametrize('weighted', [False, True])
+@pytest.mark.parametrize('gamma', [0., 1., 1.5, 2., 3.])
+@pytest.mark.parametrize('kind', CASES)
+def test_focal_loss_is_the_formula_and_so_is_its_gradient(kind, gamma, weighted, reduction):
+    loss, formula = CASES[kind]
+    x, target, weight = draw(40, 7, background=kind == 'sigmoid' and not weighted)
+    weight = weight if weighted else None
+    results = []
+    for function in (lambda v: loss(v, target, gamma, 0.3, weight, reduction),
+                     lambda v: formula(v, target, gamma, 0.3, weight)):
+        value = x.clone().requires_grad_()
+        out = function(value)
+        if out.dim():
+            out = out.sum() / (len(x) if reduction == 'mean' else 1)
+        out.backward()
+        results.append((out.detach(), value.grad))
+    for ours, expected in zip(*results):
+        torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize('gamma', [1.5, 2.])
+@pytest.mark.parametrize('kind', CASES)
+def test_focal_loss_gradcheck(kind, gamma):
+    x, target, _ = draw(6, 4, background=kind == 'sigmoid')
+    assert torch.autograd.gradcheck(
+        lambda v: CASES[kind][0](v, target, gamma, 0.25, None, 'sum'), x.requires_grad_())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 9), st.integers(1, 9), st.integers(0, 999), st.sampled_from([0.5, 2., 4.]))
+def test_sigmoid_focal_loss_of_any_shape(rows, classes, seed, gamma):
+    x, target, _ = draw(rows, classes, seed)
+    out = sigmoid_focal_loss(x, target, gamma, 0.25, None, 'none')
+    torch.testing.assert_close(out, sigmoid_formula(x, target, gamma, 0.25), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize('dtype, close', [(torch.float32, 1e-4), (torch.float16, 2e-3),
+                                          (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize('kind', CASES)
+def test_lower_precisions(kind, dtype, close):
+    x, target, _ = draw(50, 8, background=kind == 'sigmoid', dtype=dtype)
+    results = []
+    for value, function in ((x.clone(), CASES[kind][0]), (x.double(), CASES[kind][0])):
+        out = function(value.requires_grad_(), target, 2., 0.25, None, 'none')
+        # mmcv cannot differentiate the softmax form without a reduction
+        function(value, target, 2., 0.25, None, 'sum').backward()
+        assert out.dtype == value.grad.dtype == value.dtype
+        results.append((out.detach().double(), value.grad.double()))
+    for ours, exact in zip(*results):
+        torch.testing.assert_close(ours, exact, rtol=close, atol=close * 0.1)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.float32, torch.float64])
+def test_certain_predictions_have_finite_losses(dtype):
+    x = torch.tensor([[200., -200., 30.], [-200., 200., -30.]], dtype=dtype)
+    for label in range(4):
+        value = x.clone().requires_grad_()
+        out = sigmoid_focal_loss(value, torch.tensor([label, label]), 2., 0.25, None, 'none')
+        out.sum().backward()
+        assert out.isfinite().all() and value.grad.isfinite().all()
+    assert sigmoid_focal_loss(x, torch.tensor([0, 1]), 2., 0.25, None, 'none')[0, 0] == 0
+
+
+def test_nan_stays_where_it_is():
+    x, target, _ = draw(5, 3)
+    x[2, 1] = float('nan')
+    out = sigmoid_focal_loss(x, target, 2., 0.25, None, 'none')
+    assert out.isnan().nonzero().tolist() == [[2, 1]]
+
+
+def test_views_and_large_inputs_give_the_same():
+    x, target, _ = draw(3000, 80, dtype=torch.float32)
+    expected = sigmoid_focal_loss(x, target, 2., 0.25, None, 'none')
+    assert torch.equal(sigmoid_focal_loss(x.T.contiguous().T, target, 2., 0.25, None, 'none'),
+                       expected)
+    torch.testing.assert_close(expected, sigmoid_formula(x, target, 2., 0.25), rtol=1e-4, atol=1e-6)
+
+
+def test_a_negative_label_is_background_to_the_sigmoid_form():
+    x, _, _ = draw(4, 3)
+    losses_ = [sigmoid_focal_loss(x, torch.full((4,), label), 2., 0.25, None, 'none')
+               for label in (3, -1)]
+    assert torch.equal(*losses_)
+
+
+def test_rows_without_a_label_have_no_softmax_loss():
+    x, _, weight = draw(3, 4)
+    target = torch.tensor([-1, 2, -5])
+    value = x.clone().requires_grad_()
+    softmax_focal_loss(value, target, 2., 0.25, weight, 'sum').backward()
+    assert value.grad[0].abs().sum() == value.grad[2].abs().sum() == 0 < value.grad[1].abs().sum()
+
+
+@pytest.mark.parametrize('name', ['sigmoid', 'softmax'])
+def test_focal_loss_refuses_with_the_shapes(name):
+    forward = getattr(focal_loss, f'{name}_focal_loss_forward')
+    x, none = torch.zeros(3, 4), torch.zeros(0)
+    target, out = torch.zeros(3, dtype=torch.long), torch.zeros((3, 4) if name == 'sigmoid' else 3)
+    for args, said in (((x, target[:2], none, out), r'target.*\(3\).*\(2,\)'),
+                       ((x, target.int(), none, out), r'target must be int64.*int32'),
+                       ((x, target, torch.zeros(3), out), r'\(3,\).*\(3, 4\)'),
+                       ((x, target, none, torch.zeros(2)), r'\(2,\)'),
+                       ((x, target + 5, none, out), r'smaller or equal than \d.*got 5 to 5'),
+                       ((x, target + 4, torch.ones(4), out), 'smaller or equal than 3.*got 4')):
+        with pytest.raises(RuntimeError, match=said):
+            forward(*args, 2., 0.25)
+
+
+def test_focal_loss_does_not_depend_on_threads(same_bytes):
+    inputs = [draw(*shape, background=False, dtype=torch.float32)[:2]
+              for shape in ((819, 80), (5041, 13), (9000, 7), (3000, 80))]
+
+    def run(x, target):
+        value = x.clone().requires_grad_()
+        parts = [loss(value, target, 2., 0.25, None, 'none') for loss, _ in CASES.values()]
+        # mmcv's own reductions are torch's full sum, which is not for an operator to order
+        total = sum(loss(value, target, 2., 0.25, None, 'sum') for loss, _ in CASES.values())
+        return [*parts, *torch.autograd.grad(total, value)]
+
+    same_bytes(lambda: [t for pair in inputs for t in run(*pair)])

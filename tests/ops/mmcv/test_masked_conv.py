@@ -1,0 +1,94 @@
+"""Masked convolution; mmcv compiles it for CUDA only."""
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmcv.ops import MaskedConv2d, masked_conv2d
+
+from mmrepro.ops.mmcv import masked_conv
+
+pytestmark = pytest.mark.usefixtures('torch_operators')
+
+
+def draw(*shape, seed=0, dtype=torch.float32):
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=random).to(dtype)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3, 5]),
+       st.integers(0, 999))
+def test_it_is_convolution_where_the_mask_is(channels, height, width, kernel, seed):
+    x, weight = draw(1, channels, height, width, seed=seed), draw(3, channels, kernel, kernel)
+    bias, pad = draw(3, seed=2), kernel // 2
+    mask = draw(1, height, width, seed=seed + 1) > 0
+    out = masked_conv2d(x, mask, weight, bias, pad)
+    expected = F.conv2d(x, weight, bias, padding=pad) * mask
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_kernel_need_not_be_square_and_the_input_may_be_a_view():
+    x = draw(1, 9, 8, 4).permute(0, 3, 1, 2)
+    weight, bias = draw(2, 4, 3, 5), draw(2)
+    mask = torch.ones(1, 9, 8)
+    out = masked_conv2d(x, mask, weight, bias, (1, 2))
+    torch.testing.assert_close(out, F.conv2d(x, weight, bias, padding=(1, 2)), rtol=1e-4, atol=1e-5)
+
+
+def test_columns_are_windows_with_zeros_outside_even_around_nan():
+    x = torch.ones(1, 2, 1, 4)
+    x[..., 0] = float('nan')
+    col, origin = torch.full((18, 1), 7.), torch.tensor([0])
+    masked_conv.masked_im2col_forward(x, origin, origin, col, kernel_h=3, kernel_w=3, pad_h=1,
+                                      pad_w=1)
+    window = [0., 0, 0, 0, -1, 1, 0, 0, 0]
+    assert col[:, 0].nan_to_num(-1).tolist() == window * 2
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float16])
+def test_other_precisions_are_copied_as_they_are(dtype):
+    x, rows = draw(1, 2, 5, 5, dtype=dtype), torch.tensor([1, 3])
+    col = torch.zeros(2, 2, dtype=dtype)
+    masked_conv.masked_im2col_forward(x, rows, rows, col, 1, 1, 0, 0)
+    assert torch.equal(col, x[0][:, rows, rows])
+    image = torch.zeros_like(x)
+    masked_conv.masked_col2im_forward(col, rows, rows, image, 5, 5, 2)
+    assert torch.equal(image[0][:, rows, rows], col) and image.count_nonzero() == 4
+
+
+def test_an_empty_mask_and_no_mask():
+    layer, x = MaskedConv2d(3, 4, 3, padding=1), draw(1, 3, 6, 6)
+    with torch.no_grad():
+        assert layer(x, torch.zeros(1, 6, 6)).abs().sum() == 0
+        torch.testing.assert_close(layer(x, torch.ones(1, 6, 6)), layer(x), rtol=1e-4, atol=1e-5)
+
+
+def test_it_refuses_with_the_shapes():
+    place, x = torch.tensor([0, 1]), torch.zeros(1, 2, 4, 4)
+    with pytest.raises(RuntimeError, match=r'col.*\(18, 2\).*\(17, 2\)'):
+        masked_conv.masked_im2col_forward(x, place, place, torch.zeros(17, 2), 3, 3, 1, 1)
+    with pytest.raises(RuntimeError, match=r'\(1, N, N, N\).*\(2, 2, 4, 4\)'):
+        masked_conv.masked_im2col_forward(x.repeat(2, 1, 1, 1), place, place, torch.zeros(18, 2), 3,
+                                          3, 1, 1)
+    with pytest.raises(RuntimeError, match=r'\(2,\).*\(1,\)'):
+        masked_conv.masked_col2im_forward(torch.zeros(2, 2), place, place[:1], x, 4, 4, 2)
+    with pytest.raises(RuntimeError, match=r'int64.*int32'):
+        masked_conv.masked_col2im_forward(torch.zeros(2, 2), place.int(), place, x, 4, 4, 2)
+    with pytest.raises(RuntimeError, match=r'\(9, 1\).*outside.*\(4, 4\)'):
+        masked_conv.masked_col2im_forward(torch.zeros(2, 2), place * 9, place, x, 4, 4, 2)
+
+
+def test_it_does_not_depend_on_threads(same_bytes):
+    x, mask = draw(1, 64, 60, 60), draw(1, 60, 60, seed=1) > 0.5
+    rows, columns = mask[0].nonzero(as_tuple=True)
+
+    def run():
+        col, image = torch.zeros(64 * 9, len(rows)), torch.zeros_like(x)
+        masked_conv.masked_im2col_forward(x, rows, columns, col, 3, 3, 1, 1)
+        masked_conv.masked_col2im_forward(col[4::9].contiguous(), rows, columns, image, 60, 60, 64)
+        return col, image
+
+    same_bytes(run)
+    col, image = run()
+    assert torch.equal(image, x * mask)

@@ -1,0 +1,335 @@
+"""Non-maximum suppression: hard, soft, matched, rotated, quadrilateral."""
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmcv.ops import batched_nms, nms, nms_match, nms_quadri, nms_rotated, soft_nms
+
+from mmrepro.ops.mmcv import greedy_nms, overlaps, soft_nms_blocks
+from mmrepro.ops.mmcv import nms as kernels
+from mmrepro.ops.mmcv import soft_nms as soft_kernels
+from mmrepro.ops.mmcv.box_iou import ROTATED, overlap_matrix
+
+pytestmark = pytest.mark.usefixtures('torch_operators')
+
+NAN, INF = float('nan'), float('inf')
+CROWDS = {'scattered': (40, 700.), 'crowded': (60, 60.), 'piled': (50, 8.)}
+
+
+def draw(count, seed=0, size=40, room=300.):
+    """Boxes and scores; all scores differ, because mmcv's own sort breaks ties as it likes."""
+    random = torch.Generator().manual_seed(seed)
+    corner = torch.rand(count, 2, generator=random) * room
+    extent = torch.rand(count, 2, generator=random) * size + 1
+    scores = (torch.randperm(count, generator=random) + 1) / (count + 1)
+    return torch.cat([corner, corner + extent], 1), scores
+
+
+def naive_nms(boxes, scores, threshold, offset=0):
+    """The definition, in loops, in float32; ties by lower index, NaN first."""
+    boxes = boxes.numpy()
+    keys = [(-np.inf if np.isnan(s) else -s, i) for i, s in enumerate(scores.tolist())]
+    order, kept = [i for _, i in sorted(keys)], []
+    one, zero = np.float32(offset), np.float32(0)
+    with np.errstate(all='ignore'):
+        area = (boxes[:, 2] - boxes[:, 0] + one) * (boxes[:, 3] - boxes[:, 1] + one)
+        for i in order:
+            for k in kept:
+                w = max(zero, min(boxes[i, 2], boxes[k, 2]) - max(boxes[i, 0], boxes[k, 0]) + one)
+                h = max(zero, min(boxes[i, 3], boxes[k, 3]) - max(boxes[i, 1], boxes[k, 1]) + one)
+                if w * h / (area[i] + area[k] - w * h) > np.float32(threshold):
+                    break
+            else:
+                kept.append(i)
+    return kept
+
+
+@pytest.mark.parametrize('offset', [0, 1])
+@pytest.mark.parametrize('threshold', [0., 0.3, 0.7])
+@pytest.mark.parametrize('crowd', CROWDS)
+@pytest.mark.parametrize('count', [1, 30, 400, 1500])
+def test_nms_keeps_what_mmcv_keeps(compiled, count, crowd, threshold, offset):
+    size, room = CROWDS[crowd]
+    boxes, scores = draw(count, count, size, room)
+    dets, kept = nms(boxes, scores, threshold, offset)
+    with compiled():
+        expected_dets, expected = nms(boxes, scores, threshold, offset)
+    assert torch.equal(kept, expected)
+    assert torch.equal(dets, expected_dets)
+
+
+@pytest.mark.parametrize('threshold', [-0.1, 0., 0.5, 1.])
+@pytest.mark.parametrize('offset', [0, 1])
+@pytest.mark.parametrize('count', [60, 400])
+def test_nms_of_impossible_boxes_is_mmcvs(compiled, count, offset, threshold):
+    boxes, scores = draw(count)
+    boxes[7, 2], boxes[8], boxes[10, 0], boxes[12] = NAN, INF, -INF, -INF
+    boxes[11, 2], boxes[13, 3], boxes[14] = boxes[11, 0], boxes[13, 1] - 9, 0
+    boxes[15], boxes[16] = boxes[17] * 1e-25, boxes[18] * 1e25
+    boxes[19, 2], boxes[20] = boxes[19, 0] - 200, boxes[20].roll(2)
+    scores[5] = NAN
+    ours = nms(boxes, scores, threshold, offset)[1]
+    with compiled():
+        assert torch.equal(ours, nms(boxes, scores, threshold, offset)[1])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 70), st.integers(0, 2 ** 16), st.sampled_from([0., 0.2, 0.5, 0.8]),
+       st.integers(0, 1), st.sampled_from([3, 30]))
+def test_nms_is_the_definition_with_ties_by_index(count, seed, threshold, offset, grid):
+    random = torch.Generator().manual_seed(seed)
+    corner = torch.randint(0, grid, (count, 2), generator=random)
+    boxes = torch.cat([corner, corner + torch.randint(0, 9, (count, 2), generator=random)], 1)
+    scores = torch.randint(0, 4, (count,), generator=random) / 4
+    scores[scores == 0.75] = NAN
+    kept = nms(boxes.float(), scores, threshold, offset)[1]
+    assert kept.tolist() == naive_nms(boxes.float(), scores, threshold, offset)
+
+
+def test_every_way_to_sweep_gives_the_same_boxes(monkeypatch):
+    for crowd, (size, room) in CROWDS.items():
+        boxes, scores = draw(400, 3, size, room)
+        cols = overlaps.columns(boxes[greedy_nms.rank(scores)], 0)
+        device = cols.device
+        expected = naive_nms(boxes, scores, 0.4)
+        conflicts = overlaps.dense_conflicts(cols, float(np.float32(0.4)), 0)
+        found = {'blocks': greedy_nms.greedy(400, conflicts, device, 64),
+                 'one block': greedy_nms.greedy(400, conflicts, device, 400)}
+        for name, share in (('listed', 1.), ('dense', 0.)):
+            monkeypatch.setattr(overlaps, '_LISTED_SHARE', share)
+            found[name] = overlaps.keep_cpu(cols, float(np.float32(0.4)), 0)
+        monkeypatch.setattr(greedy_nms, 'resolve', greedy_nms._resolve_rounds)
+        found['rounds'] = greedy_nms.greedy(400, conflicts, device, 64)
+        monkeypatch.undo()
+        order = greedy_nms.rank(scores)
+        for name, kept in found.items():
+            assert order[kept].tolist() == expected, (crowd, name)
+
+
+def test_a_chain_in_which_every_other_box_stays_is_settled_in_rounds():
+    chain = torch.zeros(101, 101, dtype=torch.bool)
+    chain.diagonal(1)[:] = True
+    expected = torch.arange(101) % 2 == 0
+    assert torch.equal(greedy_nms._resolve_rounds(chain), expected)
+    assert torch.equal(greedy_nms.resolve(chain), expected)
+
+
+def test_a_sweep_that_is_not_symmetric_follows_the_better_box():
+    conflicts = torch.zeros(3, 3, dtype=torch.bool)
+    conflicts[1, 0] = conflicts[1, 2] = True
+    assert greedy_nms.resolve(conflicts.clone()).tolist() == [True, True, False]
+    assert greedy_nms._resolve_rounds(conflicts).tolist() == [True, True, False]
+
+
+def test_equal_scores_go_by_index_on_any_number_of_boxes():
+    boxes = torch.tensor([[0., 0, 10, 10]]).repeat(3000, 1)
+    assert nms(boxes, torch.full((3000,), 0.5), 0.5)[1].tolist() == [0]
+    boxes = draw(3000, size=4, room=3000.)[0]
+    assert torch.equal(nms(boxes, torch.full((3000,), 0.5), 0.9)[1], torch.arange(3000))
+
+
+@pytest.mark.parametrize('classes', [1, 5, 80])
+def test_batched_nms_keeps_what_mmcv_keeps(compiled, classes):
+    boxes, scores = draw(2500, classes, 50, 250.)
+    labels = torch.arange(2500) % classes
+    for config in ({'iou_threshold': 0.6}, {'iou_threshold': 0.6, 'split_thr': 500},
+                   {'iou_threshold': 0.6, 'max_num': 100, 'class_agnostic': True},
+                   {'type': 'soft_nms', 'iou_threshold': 0.3, 'min_score': 0.05}):
+        dets, kept = batched_nms(boxes, scores, labels, dict(config))
+        with compiled():
+            expected = batched_nms(boxes, scores, labels, dict(config))
+        assert torch.equal(kept, expected[1]), config
+        assert torch.equal(dets, expected[0]), config
+
+
+def test_nms_of_nothing_and_of_views():
+    for shape in ((0, 4), (0,)):
+        kept = kernels.nms(torch.zeros(shape), torch.zeros(0), 0.5, 0)
+        assert kept.shape == (0,) and kept.dtype == torch.long
+    boxes, scores = draw(50)
+    wide = torch.stack([boxes, boxes], 2).flatten(1)[:, ::2]
+    assert not wide.is_contiguous()
+    expected = nms(boxes, scores, 0.3)[1]
+    assert torch.equal(nms(wide, scores, 0.3)[1], expected)
+    assert torch.equal(nms(boxes.requires_grad_(), scores, 0.3)[1], expected)
+    assert torch.equal(nms(boxes, scores.double(), 0.3)[1], expected)
+
+
+@pytest.mark.parametrize('boxes, scores, said', [
+    (torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3), r'float32.*\(3, 4\) float64'),
+    (torch.zeros(3, 4).half(), torch.zeros(3), r'float32.*\(3, 4\) float16'),
+    (torch.zeros(3, 5), torch.zeros(3), r'\(N, 4\).*\(3, 5\)'),
+    (torch.zeros(3, 4), torch.zeros(2), r'\(3, 4\).*\(2,\)')])
+def test_nms_refuses_with_the_shapes(boxes, scores, said):
+    with pytest.raises(RuntimeError, match=said):
+        kernels.nms(boxes, scores, 0.5, 0)
+
+
+def test_nms_does_not_depend_on_threads(same_bytes):
+    inputs = [draw(900, seed, size, room) for seed, (size, room) in enumerate(CROWDS.values())]
+    same_bytes(lambda: [t for boxes, scores in inputs for t in nms(boxes, scores, 0.5)])
+
+
+@pytest.mark.parametrize('offset', [0, 1])
+@pytest.mark.parametrize('method', ['naive', 'linear', 'gaussian'])
+@pytest.mark.parametrize('crowd', CROWDS)
+@pytest.mark.parametrize('count', [1, 40, 300])
+def test_soft_nms_is_mmcvs(compiled, count, crowd, method, offset):
+    size, room = CROWDS[crowd]
+    boxes, scores = draw(count, count, size, room)
+    dets, kept = soft_nms(boxes, scores, 0.3, 0.5, 0.05, method, offset)
+    with compiled():
+        expected_dets, expected = soft_nms(boxes, scores, 0.3, 0.5, 0.05, method, offset)
+    assert torch.equal(kept, expected)
+    if method == 'gaussian':
+        torch.testing.assert_close(dets, expected_dets, rtol=1e-5, atol=0)
+    else:
+        assert torch.equal(dets, expected_dets)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 2 ** 16), st.sampled_from(['naive', 'linear']))
+def test_soft_nms_breaks_ties_as_mmcv_does(compiled_soft, count, seed, method):
+    random = torch.Generator().manual_seed(seed)
+    corner = torch.randint(0, 12, (count, 2), generator=random)
+    boxes = torch.cat([corner, corner + torch.randint(0, 9, (count, 2), generator=random)], 1)
+    boxes = boxes.float()
+    scores = torch.randint(0, 4, (count,), generator=random) / 4
+    scores[torch.rand(count, generator=random) < 0.1] = NAN
+    dets, kept = soft_nms(boxes, scores, 0.2, 0.5, 0.3, method)
+    expected_dets, expected = compiled_soft(boxes, scores, 0.2, 0.5, 0.3, method)
+    assert torch.equal(kept, expected)
+    assert dets.numpy().tobytes() == expected_dets.numpy().tobytes()
+
+
+@pytest.fixture(scope='module')
+def compiled_soft():
+    """mmcv's soft_nms for property tests, which may not take function-scoped fixtures."""
+    import mmcv._ext
+
+    from mmrepro import ops
+    from mmrepro.ops.provider import _MARK
+    if hasattr(mmcv._ext, _MARK):
+        pytest.skip('no compiled mmcv here')
+
+    def call(*args):
+        with ops.using('compiled'):
+            return soft_nms(*args)
+
+    return call
+
+
+@pytest.mark.parametrize('levels', [3, 40, 1 << 20])
+@pytest.mark.parametrize('method', ['naive', 'linear', 'gaussian'])
+def test_soft_nms_in_blocks_is_the_plain_loop(monkeypatch, method, levels):
+    """Few levels make ties, 40 some of them, many none but what the decay makes.
+
+    Some scores are the limit itself, which is not below it."""
+    boxes, scores = draw(300, 5, 60, 200.)
+    scores = (scores * levels).ceil() / levels
+    scores[::17] = least = 0.125
+    in_blocks = soft_nms(boxes, scores, 0.3, 0.5, least, method)
+    for rows in (1, 7):
+        monkeypatch.setattr(soft_nms_blocks, '_ROWS', rows)
+        for a, b in zip(soft_nms(boxes, scores, 0.3, 0.5, least, method), in_blocks):
+            assert torch.equal(a, b)
+    monkeypatch.setattr(soft_kernels, 'ordinary', lambda *_: False)
+    for a, b in zip(soft_nms(boxes, scores, 0.3, 0.5, least, method), in_blocks):
+        assert torch.equal(a, b)
+
+
+def test_soft_nms_follows_the_working_order_once_a_tie_appears():
+    """The last box comes to the front and the first behind the second, which falls to its score."""
+    boxes = torch.tensor([[50., 0, 60, 10], [0, 0, 10, 5], [0, 0, 10, 10]])
+    scores = torch.tensor([0.25, 0.5, 1.])
+    dets, kept = soft_nms(boxes, scores)
+    assert dets[:, 4].tolist() == [1., 0.25, 0.25] and kept.tolist() == [2, 1, 0]
+
+
+def test_soft_nms_of_nothing_and_refusals():
+    dets, kept = soft_nms(torch.zeros(0, 4), torch.zeros(0))
+    assert dets.shape == (0, 5) and kept.shape == (0,) and kept.dtype == torch.long
+    with pytest.raises(RuntimeError, match=r'dets.*\(3, 5\).*\(2, 5\)'):
+        kernels.softnms(torch.zeros(3, 4), torch.zeros(3), torch.zeros(2, 5), 0.3, 0.5, 0.1, 1, 0)
+    with pytest.raises(RuntimeError, match='float32.*float64'):
+        soft_nms(torch.zeros(3, 4).double(), torch.zeros(3).double())
+
+
+@pytest.mark.parametrize('threshold', [0., 0.3, 0.7])
+@pytest.mark.parametrize('crowd', CROWDS)
+@pytest.mark.parametrize('count', [1, 40, 600])
+def test_nms_match_is_mmcvs(compiled, count, crowd, threshold):
+    size, room = CROWDS[crowd]
+    dets = torch.cat([part.view(count, -1) for part in draw(count, count, size, room)], 1)
+    groups = nms_match(dets, threshold)
+    with compiled():
+        expected = nms_match(dets, threshold)
+    assert [g.tolist() for g in groups] == [g.tolist() for g in expected]
+
+
+def test_nms_match_breaks_ties_by_index_and_takes_nothing():
+    dets = torch.tensor([[0., 0, 9, 9, .5], [0, 0, 9, 9, .5], [50, 50, 60, 60, .5],
+                         [0, 0, 9, 9, .9], [50, 50, 60, 60, .5]])
+    assert [g.tolist() for g in nms_match(dets, 0.5)] == [[3, 0, 1], [2, 4]]
+    assert nms_match(torch.zeros(0, 5), 0.5) == []
+    assert kernels.nms_match(torch.zeros(0, 5), 0.5) == []
+    with pytest.raises(RuntimeError, match=r'\(N, 5\).*\(2, 4\)'):
+        kernels.nms_match(torch.zeros(2, 4), 0.5)
+
+
+def draw_rotated(count, seed, room=120.):
+    boxes, scores = draw(count, seed, 40, room)
+    middle, extent = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
+    angle = torch.linspace(-3.1, 3.1, count)[torch.argsort(scores), None]
+    return torch.cat([middle, extent, angle], 1), scores
+
+
+@pytest.mark.parametrize('labels', [False, True])
+@pytest.mark.parametrize('threshold', [0., 0.1, 0.5])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_nms_rotated_is_mmcvs(compiled, dtype, threshold, labels):
+    boxes, scores = (t.to(dtype) for t in draw_rotated(150, 1))
+    classes = torch.arange(150).to(dtype) % 3 if labels else None
+    dets, kept = nms_rotated(boxes, scores, threshold, classes)
+    with compiled():
+        expected = nms_rotated(boxes, scores, threshold, classes)
+    assert torch.equal(kept, expected[1])
+    assert torch.equal(dets, expected[0])
+
+
+def test_nms_rotated_breaks_ties_by_index_whatever_order_it_is_given():
+    boxes = torch.tensor([[0., 0, 10, 10, .3], [0, 0, 10, 10, .3], [50, 0, 10, 10, .3]])
+    scores, wrong = torch.full((3,), 0.5), torch.tensor([2, 1, 0])
+    kept = kernels.nms_rotated(boxes, scores, wrong, boxes[wrong], torch.zeros(0), 0.5, 0)
+    assert kept.tolist() == [0, 2]
+
+
+def test_nms_rotated_is_the_definition():
+    boxes, scores = draw_rotated(60, 4)
+    cols = boxes.double().T.contiguous()
+    overlap, kept = overlap_matrix(ROTATED, cols, cols, 0), []
+    for i in scores.argsort(descending=True).tolist():
+        if all(overlap[k, i] < 0.2 for k in kept):
+            kept.append(i)
+    assert nms_rotated(boxes, scores, 0.2)[1].tolist() == kept
+
+
+def test_nms_quadri_is_mmcvs(compiled):
+    boxes, scores = draw(120, 2, 40, 120.)
+    x1, y1, x2, y2 = boxes.T
+    quads = torch.stack([x1, y1, x2, y1 + 2, x2 - 1, y2, x1, y2 - 1], 1)
+    for threshold in (0.1, 0.5):
+        kept = nms_quadri(quads, scores, threshold)[1]
+        with compiled():
+            assert torch.equal(kept, nms_quadri(quads, scores, threshold)[1])
+
+
+def test_nms_rotated_refuses_with_the_shapes():
+    none = torch.zeros(0)
+    with pytest.raises(RuntimeError, match=r'\(N, 5\).*\(2, 4\)'):
+        kernels.nms_rotated(torch.zeros(2, 4), torch.zeros(2), none, none, none, 0.5, 0)
+    with pytest.raises(RuntimeError, match=r'dtype.*float64'):
+        kernels.nms_quadri(torch.zeros(2, 8), torch.zeros(2).double(), none, none, 0.5, 0)
+    empty = kernels.nms_rotated(torch.zeros(0, 5), none, none, none, none, 0.5, 0)
+    assert empty.shape == (0,) and empty.dtype == torch.long

@@ -1,0 +1,80 @@
+"""`mmrepro ops` and its page: one table says it all, and both agree with it."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mmrepro import cli
+from mmrepro.cli.ops import main, page
+from mmrepro.ops import TABLE, catalogue
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def rows_of(text):
+    return {line.split()[0]: line.split(None, 3) for line in text.splitlines()[1:] if line.split()}
+
+
+@pytest.mark.usefixtures('torch_operators')
+@pytest.mark.parametrize('device', ['cpu', 'cuda'])
+def test_every_operator_has_a_line(capsys, device):
+    assert main(['--device', device]) == 0
+    out = capsys.readouterr().out
+    rows = rows_of(out)
+    assert set(TABLE) <= set(rows)
+    assert rows['nms'][1:3] == ['torch', 'yes']
+    assert rows['nms'][3] == TABLE['nms'].users
+    assert rows['knn_forward'][1:3] in (['none', '-'], ['compiled', 'yes'])
+    assert f'0 not deterministic on {device}' in out or 'compiled' in out
+
+
+@pytest.mark.compiled
+def test_compiled_kernels_with_atomics_are_named(compiled, capsys):
+    with compiled():
+        for device, verdict in (('cpu', 'yes'), ('cuda', 'NO')):
+            main(['--device', device])
+            rows = rows_of(capsys.readouterr().out)
+            assert rows['roi_align_backward'][1:3] == ['compiled', verdict]
+            assert rows['roi_align_forward'][1:3] == ['compiled', 'yes']
+
+
+@pytest.mark.usefixtures('torch_operators')
+def test_json_holds_the_catalogue(capsys):
+    assert cli.main(['ops', '--json', '--device', 'cuda']) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told['provider'], told['device']) == ('torch', 'cuda')
+    assert told['operators'] == [entry._asdict() for entry in catalogue('cuda')]
+
+
+def test_wrong_arguments_are_refused(capsys):
+    with pytest.raises(SystemExit) as refused:
+        main(['--device', 'tpu'])
+    assert refused.value.code == 2
+    said = capsys.readouterr().err
+    assert 'tpu' in said and 'cpu' in said and 'cuda' in said
+
+
+def test_the_tool_is_a_door_to_the_verb():
+    out = subprocess.run([sys.executable, os.path.join(ROOT, 'tools', 'ops.py'), '--help'],
+                         capture_output=True, text=True, check=True).stdout
+    assert '--device {cpu,cuda}' in out
+
+
+def test_the_page_has_every_operator():
+    assert [name for name in TABLE if f'`{name}`' not in page()] == []
+    assert 'in the walk: dcn, tood' in page({'deform_conv_forward': ['tood', 'dcn']})
+
+
+@pytest.mark.usefixtures('torch_operators')
+@pytest.mark.parametrize('name', [name for name, row in TABLE.items() if not row.target])
+def test_what_has_no_implementation_says_what_to_install(name):
+    import mmcv._ext
+    if catalogue()[list(TABLE).index(name)].provider == 'compiled':
+        assert callable(getattr(mmcv._ext, name))
+        return
+    with pytest.raises(NotImplementedError, match=f'(?s){name}.*install'):
+        getattr(mmcv._ext, name)()

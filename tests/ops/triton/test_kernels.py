@@ -1,0 +1,455 @@
+"""Kernels in Triton: against the PyTorch forms in Triton's interpreter, and as machine code.
+
+What a GPU computes with them is not shown here; that they compile for one, and into what, is.
+"""
+from __future__ import annotations
+
+import collections
+import os
+import re
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mmrepro import ops
+from mmrepro.config import RandomnessConfig, RandomnessError
+from mmrepro.ops import triton
+from mmrepro.ops.guard import OperatorGuard
+from mmrepro.ops.mmcv import ms_deform_attn, nms, roi_align
+
+# as far as possible from what rounding does, as near as half an ulp of the output's dtype
+CLOSE = {torch.float64: 1e-14, torch.float32: 3e-7, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+@pytest.fixture(scope='module')
+def interpreted():
+    """The modules of kernels, run by Triton's interpreter."""
+    if triton.version() is None:
+        pytest.skip('no triton here')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('TRITON_INTERPRET', '1')  # read where a kernel is defined, Triton's own too
+        for name in list(sys.modules):
+            if name.partition('.')[0] == 'triton' and not name.startswith('triton._C') or (
+                    name.startswith('mmrepro.ops.triton.')):
+                patch.delitem(sys.modules, name)
+        import mmrepro.ops.triton.attention_kernels
+        import mmrepro.ops.triton.nms_kernels
+        import mmrepro.ops.triton.roi_align_kernels
+        try:
+            mmrepro.ops.triton.roi_align_kernels._filters(
+                torch.zeros(1), torch.ones(1), torch.ones(1, dtype=torch.int64), 1, 2)
+        except Exception as error:
+            # loops up to a number that was loaded, before 3.7; on a GPU they are as they were
+            if 'only 0-dimensional arrays can be converted' not in str(error):
+                raise
+            pytest.skip(f'the interpreter of triton {triton.version()} needs an older NumPy')
+        yield mmrepro.ops.triton
+
+
+def close(found, expected):
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    found, expected = found.double(), expected.double()
+    assert torch.equal(found.isnan(), expected.isnan())
+    found, expected = found.nan_to_num(), expected.nan_to_num()
+    limit = CLOSE[close.dtype] * max(1., float(expected.abs().max()))
+    assert float((found - expected).abs().max()) <= limit
+
+
+def boxes(wave, number, width, height, dtype):
+    """(K, 5) RoIs: some regular ones; outside of the map, empty, inside out, and not a number."""
+    middle = (wave(number, 2) + 1) / 2 * torch.tensor([width, height])
+    size = (wave(number, 2, phase=1.) + 1) * 25
+    rois = torch.cat((torch.arange(number)[:, None] % 2, middle - size / 2, middle + size / 2), 1)
+    rois[0, 1:] = torch.tensor([-50., -60, -20, -10])
+    rois[1, 1:] = torch.tensor([10., 10, 10, 10])
+    rois[2, 1:] = torch.tensor([40., 40, 20, 30])
+    return rois.to(dtype)
+
+
+def align(module, feature, rois, grad, *arguments):
+    result, nothing = feature.new_zeros(grad.shape), feature.new_zeros(0)
+    sizes = grad.shape[2:]
+    module.roi_align_forward(feature, rois, result, nothing, nothing, *sizes, *arguments)
+    gradient = torch.ones_like(feature)  # operators add to what is there
+    module.roi_align_backward(grad, rois, nothing, nothing, gradient, *sizes, *arguments)
+    return result, gradient
+
+
+@pytest.mark.parametrize('dtype, sampling_ratio, aligned', [
+    *((torch.float64, ratio, aligned) for ratio in (0, 1, 2) for aligned in (True, False)),
+    (torch.float32, 0, True), (torch.float32, 2, False), (torch.float16, 0, True),
+    (torch.bfloat16, 2, True)])
+def test_roi_align(interpreted, wave, dtype, sampling_ratio, aligned):
+    close.dtype = dtype
+    feature, rois = wave(2, 5, 9, 13, dtype=dtype), boxes(wave, 6, 100., 70., dtype)
+    grad = wave(6, 5, 3, 2, phase=2., dtype=dtype)
+    arguments = (1 / 8, sampling_ratio, 1, aligned)
+    for found, expected in zip(align(interpreted.roi_align, feature, rois, grad, *arguments),
+                               align(roi_align, feature, rois, grad, *arguments)):
+        close(found, expected)
+
+
+def test_roi_align_of_other_layouts(interpreted, wave):
+    """One bin, a map of one line, more channels than a program has, tensors that are
+    not contiguous, and infinite features and gradients that no sample reads."""
+    close.dtype = torch.float64
+    feature = wave(1, 9, 40, 70).permute(0, 3, 1, 2)
+    rois = torch.tensor([[0., 8, 8, 40, 60], [0, 30, 0, 66, 70]], dtype=torch.float64)
+    grad = wave(2, 1, 1, 70).permute(0, 3, 1, 2)
+    feature = feature.clone(memory_format=torch.preserve_format)
+    feature[0, :, -1, 0] = float('inf')
+    assert not feature.is_contiguous()
+    for changed in (feature, feature[:, :, :1]):
+        for found, expected in zip(
+                align(interpreted.roi_align, changed, rois, grad, 1 / 8, 2, 1, True),
+                align(roi_align, changed, rois, grad, 1 / 8, 2, 1, True)):
+            assert found.isfinite().all() and expected.isfinite().all()
+            close(found, expected)
+
+
+def test_roi_align_of_a_box_that_is_no_number(interpreted, wave):
+    close.dtype = torch.float64
+    rois = torch.tensor([[0., float('nan'), 8, 40, 60], [0, 8, 8, 40, 60]], dtype=torch.float64)
+    feature, grad = wave(1, 3, 9, 13), wave(2, 3, 2, 2)
+    for ratio in (0, 2):
+        found = align(interpreted.roi_align, feature, rois, grad, 1 / 8, ratio, 1, True)[0]
+        expected = align(roi_align, feature, rois, grad, 1 / 8, ratio, 1, True)[0]
+        close(found, expected)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, database=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_roi_align_of_any_shape(interpreted, wave, data):
+    def number(low, high):
+        return data.draw(st.integers(low, high))
+    close.dtype = torch.float64
+    images, rois, channels = number(1, 2), number(1, 3), number(1, 5)
+    bins = number(1, 3), number(1, 3)
+    feature = wave(images, channels, number(1, 9), number(1, 20))
+    middle, size = wave(rois, 2) * 30 + 20, wave(rois, 2, phase=1.) * 30 + 20
+    box = torch.cat((torch.arange(rois)[:, None] % images, middle - size, middle + size), 1)
+    arguments = (data.draw(st.sampled_from([1., 1 / 4, 1 / 16])), number(0, 2), 1,
+                 data.draw(st.booleans()))
+    grad = wave(rois, channels, *bins, phase=2.)
+    for found, expected in zip(align(interpreted.roi_align, feature, box, grad, *arguments),
+                               align(roi_align, feature, box, grad, *arguments)):
+        close(found, expected)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, database=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_attention_of_any_shape(interpreted, wave, data):
+    def number(low, high):
+        return data.draw(st.integers(low, high))
+    close.dtype = torch.float64
+    shapes = torch.tensor([[number(1, 4), number(1, 4)] for _ in range(number(1, 3))])
+    keys = shapes.prod(1)
+    batch, queries, heads, points = number(1, 2), number(1, 4), number(1, 3), number(1, 3)
+    bags = batch, queries, heads, len(shapes), points
+    inputs = (wave(batch, int(keys.sum()), heads, number(1, 5)), shapes, keys.cumsum(0) - keys,
+              wave(*bags, 2) * 0.9 + 0.5, wave(*bags, phase=1.))
+    grad = wave(batch, queries, heads * inputs[0].shape[3], phase=2.)
+    for found, expected in zip(attend(interpreted.attention, *inputs, grad=grad),
+                               attend(ms_deform_attn, *inputs, grad=grad)):
+        close(found, expected)
+
+
+def test_an_infinite_gradient_stays_where_it_belongs(interpreted, wave):
+    """Pixels beside a bin are computed together with those in it, and get nothing of it."""
+    feature, grad = wave(1, 3, 9, 13), wave(1, 3, 2, 2)
+    grad[0, 1, 0, 1] = float('inf')
+    rois = torch.tensor([[0., 9, 9, 70, 49]], dtype=torch.float64)
+    found, expected = (align(module, feature, rois, grad, 1 / 8, 2, 1, True)[1]
+                       for module in (interpreted.roi_align, roi_align))
+    assert torch.equal(found.isinf(), expected.isinf()) and 0 < int(found.isinf().sum()) < 40
+    assert not found.isnan().any()
+
+
+def test_what_roi_align_passes_on(interpreted, wave):
+    feature, rois = wave(1, 3, 9, 13), torch.tensor([[0., 8, 8, 40, 60]], dtype=torch.float64)
+    results = []
+    for module in (interpreted.roi_align, roi_align):
+        out, y, x = (feature.new_zeros(1, 3, 2, 2) for _ in range(3))
+        module.roi_align_forward(feature, rois, out, y, x, 2, 2, 1 / 8, 0, 0, True)
+        results.append((out, y, x))
+    assert all(map(torch.equal, *results))
+    empty = align(interpreted.roi_align, feature, rois[:0], wave(0, 3, 2, 2), 1 / 8, 0, 1, True)
+    assert empty[0].shape == (0, 3, 2, 2) and (empty[1] == 1).all()
+
+
+def test_roi_align_refuses_what_the_reference_refuses(interpreted, wave):
+    for bad in (torch.tensor([[1., 0, 0, 9, 9]]), torch.tensor([[0., 0, 0, 1e9, 9]])):
+        with pytest.raises(RuntimeError, match='roi_align: rois name|sampling_ratio=0'):
+            align(interpreted.roi_align, wave(1, 3, 9, 13, dtype=torch.float32), bad,
+                  wave(1, 3, 2, 2, dtype=torch.float32), 1., 0, 1, True)
+
+
+@pytest.mark.parametrize('number', [1, 2, 31, 32, 33, 150])
+@pytest.mark.parametrize('offset', [0, 1])
+def test_nms_keeps_the_same_boxes(interpreted, wave, number, offset):
+    middle, size = wave(number, 2) * 60, (wave(number, 2, phase=1.) + 1.1) * 20
+    box = torch.cat((middle - size, middle + size), 1).float()
+    scores = (wave(number) * 20).round().float() / 20  # many ties
+    box[number // 2, 1] = float('nan')
+    box[-1] = box[0]
+    scores[number // 3] = float('nan')
+    for threshold in (0., 0.3, 0.5, 1.):
+        expected = nms.nms(box, scores, threshold, offset)
+        assert torch.equal(interpreted.nms.nms(box, scores, threshold, offset), expected)
+
+
+def test_nms_at_the_threshold_to_the_last_bit(interpreted):
+    """Overlaps one ulp around the threshold: a fused or approximate operation would move some."""
+    heights = torch.linspace(0.1, 9.9, 400)
+    box = torch.stack((torch.zeros(400), torch.zeros(400), torch.full((400,), 7.3), heights), 1)
+    base = torch.tensor([[0., 0, 7.3, 10.]])
+    from mmrepro.ops.mmcv.overlaps import columns, overlaps
+    found = 0
+    for i in range(0, 400, 26):
+        pair = torch.cat((base, box[i:i + 1]))
+        cols = columns(pair, 0)
+        at = float(overlaps(cols[:, :1], cols[:, 1:], 0))
+        for threshold in (at, float(torch.nextafter(torch.tensor(at), torch.tensor(0.)))):
+            scores = torch.tensor([1., .5])
+            expected = nms.nms(pair, scores, threshold, 0)
+            found += len(expected)
+            assert torch.equal(interpreted.nms.nms(pair, scores, threshold, 0), expected)
+    assert found == 16 * 3, 'at the threshold both stay, one ulp below one goes'
+
+
+def attend(module, *inputs, grad):
+    value, shapes, starts, place, share = inputs
+    out = module.ms_deform_attn_forward(*inputs, 64)
+    grads = [torch.ones_like(tensor) for tensor in (value, place, share)]
+    module.ms_deform_attn_backward(*inputs, grad, *grads, 64)
+    return out, *grads
+
+
+@pytest.mark.parametrize('dtype', CLOSE, ids=str)
+@pytest.mark.parametrize('batch, queries, heads, depth, points', [(2, 5, 3, 6, 2), (1, 9, 2, 8, 4)])
+def test_attention(interpreted, wave, dtype, batch, queries, heads, depth, points):
+    close.dtype = dtype
+    shapes, starts = torch.tensor([[5, 7], [3, 4], [1, 1]]), torch.tensor([0, 35, 47])
+    place = (wave(batch, queries, heads, 3, points, 2) * 0.8 + 0.5).to(dtype)
+    place[0, 0, 0, 0, 0, 0] = float('nan')
+    inputs = (wave(batch, 48, heads, depth, dtype=dtype), shapes, starts, place,
+              wave(batch, queries, heads, 3, points, phase=1., dtype=dtype))
+    grad = wave(batch, queries, heads * depth, phase=2., dtype=dtype)
+    for found, expected in zip(attend(interpreted.attention, *inputs, grad=grad),
+                               attend(ms_deform_attn, *inputs, grad=grad)):
+        close(found, expected)
+
+
+def test_attention_in_groups_of_heads(interpreted, wave, monkeypatch):
+    """Where the taps of all heads are too many at once, heads take turns; same bits."""
+    close.dtype = torch.float64
+    inputs = (wave(2, 12, 4, 5), torch.tensor([[3, 4]]), torch.tensor([0]),
+              wave(2, 7, 4, 1, 2, 2) * 0.6 + 0.5, wave(2, 7, 4, 1, 2))
+    grad = wave(2, 7, 20)
+    whole = attend(interpreted.attention, *inputs, grad=grad)
+    monkeypatch.setattr(ms_deform_attn.gather, 'chunk_taps', lambda device: 7 * 8 * 3)
+    for found, expected in zip(attend(interpreted.attention, *inputs, grad=grad), whole):
+        assert torch.equal(found, expected)
+
+
+def test_attention_refuses_what_the_reference_refuses(interpreted, wave):
+    with pytest.raises(RuntimeError, match='does not fit value'):
+        interpreted.attention.ms_deform_attn_forward(
+            wave(1, 12, 2, 4), torch.tensor([[4, 4]]), torch.tensor([0]), wave(1, 3, 2, 1, 2, 2),
+            wave(1, 3, 2, 1, 2), 64)
+
+
+COMPILE = '''
+import collections, json, re, sys
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver, jit
+
+
+class NoDevice:
+    """What the compiler asks of a driver."""
+
+    def __init__(self, target):
+        self.get_current_target = lambda: target
+        self.get_current_device = lambda: 0
+        self.get_current_stream = lambda device=0: 0
+        self.get_active_torch_device = lambda: torch.device('cpu')
+        self.map_python_to_cpp_type = str
+        self.get_device_interface = lambda: torch.cuda
+
+
+rows, launch = [], jit.JITFunction.run
+dtype = None
+
+
+def compiled(self, *args, **kwargs):
+    kernel = launch(self, *args, **{**kwargs, 'warmup': True})
+    rows.append((self.__name__.strip('_'), str(dtype), kernel.asm['ptx'],
+                 kernel.asm['sass'] if sys.argv[1] == 'sass' else ''))
+
+
+jit.JITFunction.run = compiled
+from mmrepro.ops import gather
+from mmrepro.ops.triton import attention, nms, roi_align
+gather.spread = lambda source, row, weight, size: source.new_zeros(size, source.shape[1])
+for capability in (80, 90):
+    driver.set_active(NoDevice(GPUTarget('cuda', capability, 32)))
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        feature, nothing = torch.zeros(2, 256, 100, 168, dtype=dtype), torch.zeros(0)
+        rois = torch.tensor([[0, 1, 1, 50, 50.], [1, 2, 2, 90, 90.]], dtype=dtype)
+        grad = torch.zeros(2, 256, 7, 7, dtype=dtype)
+        arguments = (7, 7, 1 / 8, 0, 1, True)
+        roi_align.roi_align_forward(feature, rois, grad, nothing, nothing, *arguments)
+        roi_align.roi_align_backward(grad, rois, nothing, nothing, feature, *arguments)
+        # a map of one line: numbers that are 1 become part of the kernel
+        roi_align.roi_align_forward(feature[:, :, :1], rois, grad, nothing, nothing, *arguments)
+        roi_align.roi_align_backward(grad, rois, nothing, nothing, feature[:, :, :1], *arguments)
+        shapes, starts = torch.tensor([[25, 42], [13, 21]]), torch.tensor([0, 1050])
+        inputs = (torch.zeros(2, 1323, 8, 32, dtype=dtype), shapes, starts,
+                  torch.zeros(2, 10, 8, 2, 4, 2, dtype=dtype),
+                  torch.zeros(2, 10, 8, 2, 4, dtype=dtype))
+        attention.ms_deform_attn_forward(*inputs, 64)
+        attention.ms_deform_attn_backward(*inputs, torch.zeros(2, 10, 256, dtype=dtype), inputs[0],
+                                          inputs[3], inputs[4], 64)
+    dtype = torch.float32
+    for count in (1, 2000, 30000):
+        nms.nms(torch.rand(count, 4), torch.rand(count), .5, count % 2)
+print(json.dumps(rows))
+'''
+
+
+@pytest.fixture(scope='module')
+def machine_code():
+    """(kernel, dtype, PTX, SASS) of every kernel, compiled for two generations of GPUs."""
+    if triton.version() is None:
+        pytest.skip('no triton here')
+    import json
+    disassembles = tuple(map(int, triton.version().split('.')[:2])) >= (3, 3)
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-c', COMPILE, 'sass' if disassembles else 'ptx'],
+        capture_output=True, text=True, timeout=900,
+        env={k: v for k, v in os.environ.items() if k != 'TRITON_INTERPRET'})
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def words(text):
+    return collections.Counter(re.findall(r'[A-Za-z_][\w.]*', text))
+
+
+def test_kernels_compile_for_a_gpu(machine_code):
+    names = collections.Counter(name for name, *_ in machine_code)
+    assert set(names) == {'filter_kernel', 'mean_kernel', 'spread_kernel', 'attend_kernel',
+                          'slope_kernel', 'conflict_kernel', 'sweep_kernel'}
+    assert all(ptx for _, _, ptx, _ in machine_code)
+
+
+def test_no_kernel_adds_with_atomics(machine_code):
+    for name, dtype, ptx, sass in machine_code:
+        found = [word for word in words(ptx) if re.match(r'(atom|red)\.', word)]
+        # REDUX is an integer reduction within a warp, which has no order
+        found += [word for word in words(sass) if re.match(r'(ATOM|ATOMG|ATOMS|RED)(\.|$)', word)]
+        assert not found, (name, dtype, found)
+
+
+def test_products_and_sums_are_not_contracted(machine_code):
+    """Or bits would depend on the compiler. Divisions are made of fused operations, rightly."""
+    for name, dtype, ptx, sass in machine_code:
+        # a sum of bfloat16 is written as a product with 1
+        found = [word for word in words(ptx) if re.match(r'fma\.(?!rn\.bf16)', word)]
+        if name in ('mean_kernel', 'spread_kernel', 'attend_kernel', 'slope_kernel'):
+            found += {'FFMA', 'DFMA'} & {word.split('.')[0] for word in words(sass)}
+        assert not found, (name, dtype)
+        assert 'div.full.f32' not in words(ptx), f'{name}: an approximate division'
+
+
+# ------------------------------------------------------------------------------ how one gets them
+
+
+def test_provider(monkeypatch):
+    with ops.using('triton') if not triton.requirement() else pytest.raises(RuntimeError):
+        if triton.requirement():
+            ops.use('triton')
+        assert ops.provider() == 'triton'
+        assert ops.provider_of('nms', 'cuda') == 'triton' and ops.provider_of('nms') == 'torch'
+        assert ops.provider_of('softnms', 'cuda') == 'torch'
+        rows = {entry.operator: entry for entry in ops.catalogue('cuda')}
+        assert rows['roi_align_backward'].provider == 'triton'
+        assert rows['roi_align_backward'].deterministic
+        # tensors of the CPU never reach a kernel
+        import mmcv.ops
+        box, scores = torch.tensor([[0., 0, 9, 9], [0, 0, 9, 8]]), torch.tensor([.5, .9])
+        assert mmcv.ops.nms(box, scores, 0.5)[1].tolist() == [1]
+    assert ops.provider() != 'triton'
+
+
+@pytest.mark.parametrize('found, words', [
+    (None, 'needs the package triton, which is not installed'),
+    ('2.3.1', 'needs triton 3.0 or newer, and 2.3.1 is installed')])
+def test_what_is_missing_is_said(monkeypatch, found, words):
+    monkeypatch.setattr(triton, 'version', lambda: found)
+    before = ops.provider()
+    with pytest.raises(RuntimeError, match=words):
+        ops.use('triton')
+    assert ops.provider() == before
+
+
+def test_setting():
+    assert RandomnessConfig.parse(dict(operators='triton')).operators == 'triton'
+    with pytest.raises(RandomnessError, match="operators='cuda' is not allowed; allowed: None, "
+                                              "'torch', 'triton'"):
+        RandomnessConfig.parse(dict(operators='cuda'))
+
+
+@pytest.mark.parametrize('operators, deterministic, expected', [
+    ('triton', False, 'triton'), ('triton', True, 'triton'), ('torch', False, 'torch'),
+    (None, True, 'torch'), (None, False, None)])
+def test_a_run_asks_for_its_provider(monkeypatch, operators, deterministic, expected):
+    from mmrepro import runner
+    asked = []
+    monkeypatch.setattr(runner.ops, 'use', asked.append)
+    monkeypatch.setattr(runner.patches, 'apply', lambda **settings: None)
+    randomness = RandomnessConfig.parse(dict(operators=operators, deterministic=deterministic))
+    runner.ReproRunnerMixin._prepare_packages(
+        types.SimpleNamespace(cfg=dict(default_scope='mmdet'), _repro=randomness))
+    assert asked == ([expected] if expected else [])
+
+
+def test_a_resume_compares_the_version_of_triton(monkeypatch):
+    from mmrepro.distributed.agreement import start_fields
+    from mmrepro.facts.compatibility import CHANGES, differences
+    found = []
+    for version in ('3.6.0', '3.9.0'):
+        monkeypatch.setattr(triton, 'version', lambda version=version: version)
+        found.append(start_fields('', {}, provider='triton'))
+    assert [(one.name, one.severity) for one in differences(*found)] == [
+        ('version.triton', CHANGES)]
+    assert 'version.triton' not in start_fields('', {}, provider='torch')
+
+
+def test_the_check_of_a_gpu_has_rows_for_kernels(monkeypatch):
+    from mmrepro.cli.gpu_check import _with_kernels
+    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
+    monkeypatch.setattr(triton, 'requirement', lambda: '')
+    assert {'RoIAlign', 'NMS', 'MSDeformAttn'} <= set(_with_kernels('cuda'))
+    assert 'RoIPool' not in _with_kernels('cuda') and not _with_kernels('cpu')
+    monkeypatch.setattr(triton, 'requirement', lambda: 'no triton')
+    assert not _with_kernels('cuda')
+
+
+def test_the_guard_knows_our_kernels(interpreted):
+    found = []
+    guard = OperatorGuard(report=found.append)
+
+    class Frame:
+        f_back = None
+        f_locals = dict(self=interpreted.nms._sweep_kernel)
+    guard._launched(Frame)
+    assert not found

@@ -1,0 +1,220 @@
+"""The table of replacements and how its rows are put in force and taken out."""
+from __future__ import annotations
+
+import functools
+import importlib
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmrepro import patches
+from mmrepro.patches import Patch
+
+CAUSES = Path(__file__).resolve().parents[2] / 'docs' / 'causes.md'
+ADE = 'mmdet.datasets.ade20k:ADE20KSegDataset.load_data_list'
+
+
+@pytest.fixture(autouse=True)
+def stock():
+    """Every test starts and ends with MMDetection as it is installed."""
+    patches.revert()
+    yield
+    patches.revert()
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """Replace the table."""
+    return lambda *rows: monkeypatch.setattr(patches, 'PATCHES', rows)
+
+
+def row(target: str, affects_data: bool = False) -> Patch:
+    return Patch(target, 'mmrepro.patches.datasets:sorted_by_path', 'C7', 'a reason', affects_data)
+
+
+def names_of(rows) -> list:
+    return [patch.target for patch in rows]
+
+
+def entry(patch: Patch):
+    """What the holder of a target has under its name: the object itself, or 'nothing'."""
+    owner, name = patches._locate(patch)
+    return vars(owner).get(name, 'nothing') if owner is not None else None
+
+
+def test_every_row_is_well_formed():
+    assert len(set(names_of(patches.rows()))) == len(patches.rows())
+    for patch in patches.rows():
+        module, _, function = patch.replacement.partition(':')
+        assert callable(getattr(importlib.import_module(module), function))
+        assert patch.cause and patch.why and '\n' not in patch.why
+
+
+def test_the_docs_know_every_row():
+    text = CAUSES.read_text(encoding='utf-8')
+    replaced = text.partition('## Replaced')[2].partition('## Answered')[0].splitlines()
+    documented = {line.split('|')[1].strip(): line.split('|')[-2].strip() == 'yes'
+                  for line in replaced if line.startswith(('| B', '| C'))}
+    assert documented == {patch.cause: patch.affects_data for patch in patches.rows()}
+
+
+def test_every_row_applies_to_the_installed_mmdetection(recwarn):
+    in_force = names_of(patches.apply())
+    absent = [name for name in names_of(patches.rows()) if name not in in_force]
+    # a foreign package is looked up only where MMDetection could import it
+    assert not [name for name in absent if name.startswith(('mmdet', 'mmengine'))]
+    assert not [w for w in recwarn if 'is not covered' in str(w.message)]
+
+
+def test_revert_restores_the_very_objects():
+    before = [entry(patch) for patch in patches.rows()]
+    patches.apply()
+    assert any(entry(p) is not b for p, b in zip(patches.rows(), before))
+    patches.revert()
+    assert all(entry(p) is b for p, b in zip(patches.rows(), before))
+    assert patches.applied() == ()
+
+
+def test_applying_twice_changes_nothing_more():
+    patches.apply()
+    once = [entry(patch) for patch in patches.rows()]
+    assert patches.apply() == patches.applied()
+    assert all(entry(p) is o for p, o in zip(patches.rows(), once))
+
+
+def test_legacy_leaves_the_data_streams_alone():
+    assert not any(patch.affects_data for patch in patches.apply(legacy=True))
+    assert patches.applied()
+
+
+def test_legacy_takes_out_what_an_earlier_run_put_in():
+    everything = patches.apply()
+    patches.apply(legacy=True)
+    assert not any(patch.affects_data for patch in patches.applied())
+    assert patches.apply() == everything
+
+
+def test_a_worker_gets_what_runs_inside_a_sample():
+    in_force = patches.apply(worker=True)
+    assert in_force and all(patch.in_worker for patch in in_force)
+    assert not any(patch.module.startswith('mmdet.models') for patch in in_force)
+
+
+def test_a_forked_worker_keeps_the_rows_of_the_main_process():
+    everything = patches.apply()
+    assert patches.apply(worker=True) == everything
+
+
+def test_a_worker_without_mmdetection_does_not_import_it(monkeypatch):
+    for name in [name for name in sys.modules if name.partition('.')[0] == 'mmdet']:
+        monkeypatch.delitem(sys.modules, name)
+    assert patches.apply(worker=True) == ()
+    assert 'mmdet' not in sys.modules
+
+
+def test_without_mmdetection_there_is_nothing_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'mmdet', None)
+    assert patches.apply() == ()
+
+
+@pytest.mark.parametrize('target', [
+    'mmdet.no_such_package.module:Class.method',
+    'mmdet.datasets.ade20k:NoSuchClass.method',
+    'no_such_package.module:Class.method',
+])
+def test_what_this_version_does_not_have_is_left_out(table, target):
+    table(row(target), row(ADE))
+    assert names_of(patches.apply()) == [ADE]
+
+
+def test_a_renamed_method_is_reported(table):
+    table(row('mmdet.datasets.ade20k:ADE20KSegDataset.load_everything'))
+    with pytest.warns(RuntimeWarning, match=r'load_everything .* cause C7 is not covered'):
+        assert patches.apply() == ()
+
+
+def test_a_broken_import_is_not_taken_for_a_missing_module(table, tmp_path, monkeypatch):
+    import mmdet
+    (tmp_path / 'broken_for_test.py').write_text('import a_module_that_nobody_has\n')
+    monkeypatch.setattr(mmdet, '__path__', [*mmdet.__path__, str(tmp_path)])
+    table(row('mmdet.broken_for_test:Class.method'))
+    with pytest.raises(ModuleNotFoundError, match='a_module_that_nobody_has'):
+        patches.apply()
+
+
+def test_revert_respects_a_later_replacement(table, monkeypatch):
+    from mmdet.datasets.ade20k import ADE20KSegDataset
+    monkeypatch.setattr(ADE20KSegDataset, 'load_data_list', ADE20KSegDataset.load_data_list)
+    table(row(ADE))
+    patches.apply()
+    ADE20KSegDataset.load_data_list = len
+    with pytest.warns(RuntimeWarning, match='replaced again by other code'):
+        patches.revert()
+    assert ADE20KSegDataset.load_data_list is len
+
+
+def test_an_inherited_method_is_inherited_again_after_revert(table):
+    from mmdet.datasets import CocoDataset
+    table(row('mmdet.datasets.coco:CocoDataset.full_init'))
+    assert 'full_init' not in vars(CocoDataset)
+    patches.apply()
+    assert 'full_init' in vars(CocoDataset)
+    patches.revert()
+    assert 'full_init' not in vars(CocoDataset)
+
+
+def test_a_shadowed_builtin_stays_inside_its_module():
+    from mmdet.datasets.transforms import text_transformers, transforms
+
+    from mmrepro.patches.ordered import OrderedSet
+    patches.apply()
+    assert text_transformers.set is OrderedSet
+    assert not hasattr(transforms, 'set')
+    patches.revert()
+    assert not hasattr(text_transformers, 'set')
+
+
+def test_names_and_docstrings_stay():
+    from mmdet.datasets.ade20k import ADE20KSegDataset
+    stock_method = ADE20KSegDataset.load_data_list
+    patches.apply()
+    method = ADE20KSegDataset.load_data_list
+    assert method is not stock_method
+    for name in ('__qualname__', '__doc__', '__module__'):
+        assert getattr(method, name) == getattr(stock_method, name)
+    assert method.__wrapped__ is stock_method
+
+
+def test_apply_pickles_by_name():
+    entry_point = functools.partial(patches.apply, True, worker=True)
+    assert pickle.loads(pickle.dumps(entry_point)).func is patches.apply
+
+
+class SeesReplacement(torch.utils.data.Dataset):
+    """Items tell whether the process that makes them has the replacement of a class's method."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> bool:
+        return hasattr(self.kind.load_data_list, '__wrapped__')
+
+
+def apply_in_worker(worker_id: int) -> None:
+    """What a worker_init_fn does."""
+    patches.apply(worker=True)
+
+
+@pytest.mark.slow
+def test_spawned_workers_get_the_replacements():
+    from mmdet.datasets.ade20k import ADE20KSegDataset
+    loader = torch.utils.data.DataLoader(
+        SeesReplacement(ADE20KSegDataset), num_workers=1, multiprocessing_context='spawn',
+        worker_init_fn=apply_in_worker)
+    assert [bool(item) for item in loader] == [True]

@@ -1,0 +1,447 @@
+"""Two runs compared: whatever is there is used, whatever is missing is said."""
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+
+import pytest
+import torch
+from fake_runs import NAMES, write_log, write_run
+
+from mmrepro import cli
+from mmrepro.cli.compare import compare, main
+from mmrepro.report import comparison_plots, html, weight_distances
+from mmrepro.report.comparison import compare_runs
+from mmrepro.report.run_view import RunError, load_run
+
+PNG = b'\x89PNG\r\n\x1a\n'
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Makes two runs, the second with the given differences."""
+    def make(a=None, b=None, write=write_run):
+        return (write(tmp_path / 'a', **(a or {})), write(tmp_path / 'b', **(b or {})))
+    return make
+
+
+def test_equal_runs_are_equal(pair):
+    found = compare(*pair())
+    assert found.equal and found.exact and found.first is None
+    assert found.verdict() == 'SAME BITS: 20 iterations, 0 to 19'
+    assert found.manifest == [] and found.notes == []
+    assert set(found.parted.values()) == {None}
+
+
+@pytest.mark.parametrize('field, expected', [
+    ('data', 'batch.data'), ('losses', 'losses'), ('gradients', 'gradients'),
+    ('parameters', 'parameters'), ('buffers', 'buffers'), ('optimizer', 'optimizer')])
+def test_the_first_field_of_the_first_iteration_is_named(field, expected, pair):
+    found = compare(*pair(b=dict(since=7, field=field, noise=1e-9)))
+    assert not found.equal
+    assert (found.first.iteration, found.first.field.field) == (7, expected)
+    assert found.differing == 13
+    assert f'iteration 7: {expected}' in found.verdict()
+
+
+def test_level_parameter_names_the_parameters(pair):
+    found = compare(*pair(b=dict(since=7, noise=1e-9)))
+    assert found.first.field.names == ('head.0.weight', 'head.1.weight')
+    assert found.parted == {name: 7 if name.startswith('head') else 8 for name in NAMES}
+    steps, names, rows = found.norms
+    assert steps == list(range(20)) and names == NAMES
+    assert not any(any(row) for row in rows[:7]) and all(rows[8])
+
+
+def test_level_step_names_no_parameters_and_says_how_to_get_them(pair):
+    found = compare(*pair(a=dict(level='step'), b=dict(level='step', since=7)))
+    assert found.first.field.field == 'parameters' and found.first.field.names == ()
+    assert found.parted == {} and found.norms == ([], [], [])
+    assert any('--fingerprint parameter' in line for line in html.advice(found))
+
+
+def test_levels_that_differ_compare_what_both_have(pair):
+    found = compare(*pair(b=dict(level='step')))
+    assert found.equal
+    assert any('other levels, A parameter, B step' in note for note in found.notes)
+
+
+def test_a_loss_is_named(pair):
+    found = compare(*pair(b=dict(since=3, field='losses', noise=1e-9)))
+    assert set(found.first.field.names) == {'loss', 'loss_cls', 'loss_bbox'}
+
+
+def test_other_lengths_are_said_and_the_common_part_is_compared(pair, tmp_path):
+    found = compare(*pair(b=dict(count=12, end=False)))
+    assert found.equal and found.common == list(range(12))
+    text = ' '.join(found.notes)
+    assert '8 iterations of A are not in B (12 to 19)' in text
+    assert 'B: rank 0 did not come to its end; its last iteration is 11' in text
+
+
+def test_a_torn_last_line_is_said(pair):
+    a, b = pair(b=dict(end=False))
+    with open(os.path.join(b, 'mmrepro', 'fingerprints.rank0.jsonl'), 'a') as file:
+        file.write('{"kind":"step","iterat')
+    found = compare(a, b)
+    assert found.equal and any('torn off' in note for note in found.notes)
+
+
+def test_a_damaged_line_is_an_error_that_names_it(pair, capsys):
+    a, b = pair()
+    path = os.path.join(b, 'mmrepro', 'fingerprints.rank0.jsonl')
+    with open(path) as file:
+        lines = file.read().splitlines()
+    lines[4] = lines[4][:30]
+    with open(path, 'w') as file:
+        file.write('\n'.join(lines) + '\n')
+    assert main([a, b]) == 2
+    assert 'line 5' in capsys.readouterr().err
+
+
+def test_a_difference_on_one_rank_is_found(tmp_path):
+    for name, since in (('a', None), ('b', 6)):
+        write_run(tmp_path / name, world=2)
+        write_run(tmp_path / name, rank=1, world=2, since=since, field='gradients')
+    found = compare(str(tmp_path / 'a'), str(tmp_path / 'b'))
+    assert (found.first.iteration, found.first.rank) == (6, 1)
+    assert 'rank 1' in found.verdict()
+
+
+def test_of_two_ranks_the_one_nearer_to_the_cause_is_named(tmp_path):
+    for name, since in (('a', None), ('b', 6)):
+        write_run(tmp_path / name, world=2, since=since, field='parameters')
+        write_run(tmp_path / name, rank=1, world=2, since=since, field='data')
+    found = compare(str(tmp_path / 'a'), str(tmp_path / 'b'))
+    assert (found.first.rank, found.first.field.field) == (1, 'batch.data')
+
+
+def test_ranks_that_are_missing_are_said(tmp_path):
+    write_run(tmp_path / 'a', world=2)
+    write_run(tmp_path / 'a', rank=1, world=2)
+    write_run(tmp_path / 'b')
+    found = compare(str(tmp_path / 'a'), str(tmp_path / 'b'))
+    assert found.equal and any('ranks [0, 1], B of [0]' in note for note in found.notes)
+
+
+def test_modules_point_at_the_call_whose_inputs_agree():
+    from mmrepro.report.comparison import _module
+    a = dict(modules=[['backbone', 'forward', 0, 'i', 'o'], ['neck', 'forward', 0, 'o', 'p'],
+                      ['head', 'forward', 0, 'p', 'q']])
+    b = dict(modules=[['backbone', 'forward', 0, 'i', 'o'], ['neck', 'forward', 0, 'o', 'X'],
+                      ['head', 'forward', 0, 'X', 'Y']])
+    assert _module(a, b) == 'forward of neck: equal inputs, other outputs'
+    assert _module(a, a) == '' and _module(a, {}) == ''
+
+
+def test_of_modules_within_each_other_the_innermost_is_named():
+    from mmrepro.report.comparison import _module
+
+    def run(*outputs):
+        names = ['(model)', 'neck', 'neck.conv', 'neck.other', 'head']
+        return dict(modules=[[name, 'forward', 0, f'in {name}', out]
+                             for name, out in zip(names, outputs)])
+    same = run(*'abcde')
+    assert 'of neck.conv:' in _module(same, run(*'AB', 'C', 'de'))
+    assert 'of neck:' in _module(same, run(*'AB', *'cde'))
+    assert 'of (model):' in _module(same, run('A', *'bcde'))
+
+
+def test_backward_is_not_blamed_for_what_forward_did():
+    from mmrepro.report.comparison import _module
+    a = dict(modules=[['head', 'forward', 0, 'i', 'o'], ['head', 'backward', 0, 'g', 'h']])
+    b = dict(modules=[['head', 'forward', 0, 'I', 'O'], ['head', 'backward', 0, 'g', 'H']])
+    assert _module(a, b) == 'forward of head has other inputs already'
+    b['modules'][0] = a['modules'][0]
+    assert _module(a, b) == 'backward of head: equal inputs, other outputs'
+
+
+def test_what_runs_were_made_of_comes_by_severity(pair):
+    found = compare(*pair(
+        a=dict(facts={'randomness.seed': 1, 'version.python': '3.11'},
+               manifest=dict(code={'/p': dict(commit='1')})),
+        b=dict(facts={'randomness.seed': 2, 'version.python': '3.12'},
+               manifest=dict(code={'/p': dict(commit='2')}))))
+    assert [(row.name, row.severity) for row in found.manifest] == [
+        ('randomness.seed', 'changes bits'), ('code.p.commit', 'may change bits'),
+        ('version.python', 'harmless')]
+
+
+WEIGHTS = dict(initial_weights='start', weights={'/p/r50.pth': dict(sha256='0')}, iteration=0,
+               resumed_from=None)
+LATER = dict(initial_weights='later', weights={}, iteration=10, resumed_from='/a/iter_10.pth')
+
+
+def _start_again(folder, **changes):
+    """A later start of a run, as a process that resumes writes it down."""
+    place = os.path.join(folder, 'mmrepro')
+    with open(os.path.join(place, 'manifest.json')) as file:
+        content = json.load(file)
+    number = len([name for name in os.listdir(place) if name.startswith('manifest')])
+    with open(os.path.join(place, f'manifest.{number}.json'), 'w') as file:
+        json.dump({**content, **changes}, file)
+
+
+def test_a_run_that_was_resumed_began_from_the_same_weights(pair):
+    a, b = pair(dict(manifest=WEIGHTS), dict(manifest=WEIGHTS))
+    _start_again(b, **LATER)
+    found = compare(a, b)
+    assert found.equal and found.manifest == []
+    # trained anew in the same folder, from other weights
+    _start_again(b, **dict(WEIGHTS, initial_weights='other'))
+    _start_again(b, **LATER)
+    assert [row.name for row in compare(a, b).manifest] == ['initial_weights']
+
+
+def test_a_run_that_was_resumed_elsewhere_is_not_said_to_start_from_other_weights(pair):
+    found = compare(*pair(dict(manifest=WEIGHTS), dict(manifest=LATER)))
+    assert {row.name: row.severity for row in found.manifest} == {
+        'resumed_from': 'may change bits', 'iteration': 'harmless'}
+
+
+def test_other_weights_at_the_start_are_said(pair):
+    found = compare(*pair(dict(manifest=WEIGHTS),
+                          dict(manifest=dict(WEIGHTS, initial_weights='other'))))
+    assert [(row.name, row.severity) for row in found.manifest] == [
+        ('initial_weights', 'changes bits')]
+
+
+def test_a_manifest_that_is_none_is_said(pair):
+    a, b = pair()
+    with open(os.path.join(b, 'mmrepro', 'manifest.json'), 'w') as file:
+        file.write('{}')
+    found = compare(a, b)
+    assert found.equal and any('lacks config, facts' in note for note in found.notes)
+
+
+def test_a_manifest_and_a_stock_config_are_compared_by_settings(tmp_path):
+    write_run(tmp_path / 'a', facts={'version.torch': '2'})
+    write_log(tmp_path / 'a')
+    write_log(tmp_path / 'b', config="model = dict(type='Y')\nrandomness = dict(seed=1)\n")
+    found = compare(str(tmp_path / 'a'), str(tmp_path / 'b'))
+    assert [row.name for row in found.manifest] == ['config.model.type']
+
+
+# ---------------------------------------------------------------------------- stock runs
+
+
+def test_stock_runs_are_compared_by_their_logs(pair):
+    found = compare(*pair(b=dict(off=5), write=write_log))
+    assert not found.exact and not found.equal
+    assert (found.first.iteration, found.first.field.field) == (5, 'scalars.loss')
+    assert any('no fingerprints' in note for note in found.notes)
+    assert any('--fingerprint' in line for line in html.advice(found))
+
+
+def test_equal_logs_are_no_proof_of_equal_bits(pair):
+    # times and memory differ between any two runs
+    found = compare(*pair(write=write_log))
+    assert found.equal and found.verdict().startswith('SAME LOGS')
+    assert 'bits were not recorded' in found.verdict()
+
+
+def test_configs_of_stock_runs_are_compared(pair):
+    found = compare(*pair(b=dict(config="model = dict(type='FCOS')\n"), write=write_log))
+    assert found.manifest[0].name == 'config.model.type'
+
+
+def test_a_resumed_log_replaces_what_was_lost(tmp_path):
+    write_log(tmp_path / 'a', 20)
+    write_log(tmp_path / 'b', 20, off=11)
+    write_log(tmp_path / 'b', 15, stamp='20260102_000000', first=10)
+    found = compare(str(tmp_path / 'a'), str(tmp_path / 'b'))
+    # iterations 15 to 19 of the first start were lost, and were not trained again
+    assert found.equal and found.b.starts == 2 and found.common == list(range(15))
+
+
+def test_a_log_alone_and_a_folder_of_one_start_are_runs(tmp_path):
+    write_log(tmp_path / 'a')
+    start = tmp_path / 'a' / '20260101_000000'
+    for path in (start, start / 'vis_data', start / 'vis_data' / 'scalars.json'):
+        assert len(load_run(str(path)).scalars) == 20
+
+
+def test_a_torn_log_is_said_and_a_damaged_one_is_an_error(tmp_path):
+    write_log(tmp_path / 'a')
+    path = tmp_path / 'a' / '20260101_000000' / 'vis_data' / 'scalars.json'
+    text = path.read_text()
+    path.write_text(text + '{"loss": 0.')
+    assert any('torn off' in note for note in load_run(str(tmp_path / 'a')).notes)
+    path.write_text(text.replace('{"lr"', '{lr', 1))
+    with pytest.raises(RunError, match='line 1: not JSON'):
+        load_run(str(tmp_path / 'a'))
+
+
+def test_fingerprints_on_one_side_only_fall_back_to_logs(tmp_path):
+    write_run(tmp_path / 'a')
+    write_log(tmp_path / 'a')
+    write_log(tmp_path / 'b', off=4)
+    found = compare(str(tmp_path / 'a'), str(tmp_path / 'b'))
+    assert found.first.iteration == 4 and found.notes[-1].startswith('B: no fingerprints')
+
+
+def test_nan_is_equal_to_nan(tmp_path):
+    for name in 'ab':
+        write_log(tmp_path / name)
+        path = tmp_path / name / '20260101_000000' / 'vis_data' / 'scalars.json'
+        path.write_text(path.read_text().replace('"grad_norm": 1.0', '"grad_norm": NaN'))
+    assert compare(str(tmp_path / 'a'), str(tmp_path / 'b')).equal
+
+
+@pytest.mark.parametrize('make', ['nothing', 'empty', 'other'])
+def test_what_is_no_run_is_a_plain_error(make, tmp_path, capsys):
+    path = tmp_path / 'x'
+    if make != 'nothing':
+        path.mkdir()
+    if make == 'other':
+        (path / 'epoch_1.pth').write_bytes(b'')
+    assert cli.main(['compare', str(path), str(path)]) == 2
+    error = capsys.readouterr().err
+    assert str(path) in error and 'Traceback' not in error
+
+
+# ---------------------------------------------------------------------------- weights
+
+
+def test_distance_of_weights():
+    a = dict(x=torch.tensor([3., 4.]), n=torch.tensor(7), y=torch.tensor([math.nan, 1.]))
+    b = dict(x=torch.tensor([0., 0.]), n=torch.tensor(7), y=torch.tensor([math.nan, 1.]))
+    row = weight_distances.distance('epoch_1.pth', 10, a, b)
+    assert row.distance == 5. and row.largest == (('x', 1.), )
+    assert weight_distances.distance('', 0, a, a).distance == 0.
+    other = weight_distances.distance('', 0, a, dict(x=torch.zeros(3)))
+    assert other.distance == 0. and 'n, y, x' in other.note
+
+
+def test_checkpoints_of_both_runs_are_compared(pair):
+    a, b = pair()
+    for path, value in ((a, 1.), (b, 3.)):
+        for name in ('epoch_2.pth', 'epoch_10.pth', 'best.pth'):
+            torch.save(dict(meta=dict(iter=20), state_dict=dict(w=torch.full((4, ), value))),
+                       os.path.join(path, name))
+    found = compare(a, b)
+    assert [row.name for row in found.weights] == ['epoch_2.pth', 'epoch_10.pth']
+    assert found.weights[0].distance == 4. and found.weights[0].iteration == 20
+    assert not found.equal and 'checkpoints differ' in found.verdict()
+    assert compare(a, b, weights=False).equal
+
+
+def test_a_checkpoint_that_runs_code_is_not_loaded(pair):
+    class Evil:
+        def __reduce__(self):
+            return os.system, ('touch /tmp/evil', )
+
+    a, b = pair()
+    for path in (a, b):
+        torch.save(dict(state_dict=Evil()), os.path.join(path, 'epoch_1.pth'))
+    found = compare(a, b)
+    assert found.weights[0].distance is None and 'could run code' in found.weights[0].note
+    assert found.equal
+
+
+# ---------------------------------------------------------------------------- what is written
+
+
+def test_plots_and_page(pair, tmp_path, capsys):
+    out = tmp_path / 'out'
+    a, b = pair(b=dict(since=5, noise=1e-6))
+    assert main([a, b, '--out', str(out)]) == 1
+    names = {f'{name}.png' for name in comparison_plots.PLOTS} | {'compare.html'}
+    assert set(os.listdir(out)) == names
+    for name in comparison_plots.PLOTS:
+        assert (out / f'{name}.png').read_bytes().startswith(PNG)
+    text = (out / 'compare.html').read_text()
+    assert text.count('src="data:image/png;base64,') == len(comparison_plots.PLOTS)
+    # nothing is loaded from anywhere
+    assert 'http' not in text.replace('data:image', '') and '<script' not in text
+    assert '<link' not in text and 'First difference: iteration 5' in text
+
+
+def test_equal_runs_have_no_plots_of_differences(pair):
+    found = compare(*pair())
+    assert comparison_plots.parameter_divergence(found) is None
+    assert comparison_plots.weight_distance(found) is None
+    assert comparison_plots.loss_differences(found).startswith(PNG)
+
+
+def test_a_plot_is_the_same_for_the_same_runs(pair):
+    found = compare(*pair(b=dict(since=5, noise=1e-6)))
+    assert comparison_plots.loss_differences(found) == comparison_plots.loss_differences(found)
+
+
+def test_names_are_escaped(pair):
+    a, b = pair(a=dict(manifest={'command': '<script>1</script>'}))
+    found = compare(a, b)
+    found.a.name = '<b>$x$'
+    text = html.page(found, {})
+    assert '<script>' not in text and '&lt;script&gt;' in text
+
+
+def test_without_matplotlib_the_message_says_what_to_install(pair, monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)
+    a, b = pair()
+    assert main([a, b]) == 0  # the table needs none
+    assert main([a, b, '--out', str(tmp_path / 'out')]) == 2
+    assert 'pip install matplotlib' in capsys.readouterr().err
+    assert not (tmp_path / 'out').exists()
+
+
+def test_json_and_exit_codes(pair, capsys):
+    a, b = pair(b=dict(since=5, noise=1e-6))
+    assert main([a, b, '--json']) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said['first']['iteration'] == 5 and said['first']['field'] == 'parameters'
+    assert said['losses']['loss']['largest_difference'] > 0
+    assert said['exact'] and not said['equal'] and said['common'] == 20
+    assert main([a, a, '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['first'] is None
+
+
+def test_runs_without_a_common_iteration_cannot_be_compared(tmp_path, capsys):
+    write_run(tmp_path / 'a', vals=False)
+    write_log(tmp_path / 'b')
+    assert main([str(tmp_path / 'a'), str(tmp_path / 'b')]) == 2
+    assert 'NOTHING TO COMPARE' in capsys.readouterr().out
+
+
+def test_the_terminal_shows_the_verdict(pair, capsys):
+    a, b = pair(b=dict(since=5, noise=1e-6))
+    main([a, b])
+    out = capsys.readouterr().out
+    assert 'DIFFERENT: iteration 5' in out and "localise" in out
+
+
+def test_harmless_differences_are_counted_and_listed_on_demand(pair, capsys):
+    a, b = pair(a=dict(facts={'version.python': '3.11', 'version.mmrepro': '1'}),
+                b=dict(facts={'version.python': '3.12', 'version.mmrepro': '2'}))
+    assert main([a, b]) == 0
+    out = capsys.readouterr().out
+    assert '2 more differences in what they were made of, all harmless; --all lists them' in out
+    assert 'version.python' not in out
+    main([a, b, '--all'])
+    out = capsys.readouterr().out
+    assert 'version.python' in out and 'version.mmrepro' in out and 'more diff' not in out
+
+
+@pytest.mark.parametrize('columns', [None, '60'])
+def test_names_are_whole(pair, capsys, monkeypatch, columns):
+    name = 'config.model.roi_head.bbox_head.loss_bbox.a_name_that_is_longer_than_the_column'
+    monkeypatch.delenv('COLUMNS', raising=False)
+    if columns:
+        monkeypatch.setenv('COLUMNS', columns)
+    main([*pair(a=dict(manifest={name: 1}), b=dict(manifest={name: 2})), '--all'])
+    out = capsys.readouterr().out
+    if columns:  # wrapped: every part of it is somewhere
+        assert '…' not in out and max(map(len, out.splitlines())) <= 60
+        assert 'config.model' in out and 'column' in out
+    else:
+        assert name in out
+
+
+def test_two_runs_of_one_name_are_told_apart(tmp_path):
+    a, b = (write_run(tmp_path / name / 'run') for name in 'ab')
+    found = compare(a, b)
+    assert found.a.name != found.b.name
+    assert compare_runs(load_run(a), load_run(b)).equal

@@ -1,0 +1,30 @@
+"""Train a small demo config in this fresh process; writes what the harness records as JSON.
+
+Usage: train_fresh.py MODEL DATA_ROOT START_METHOD WORK_DIR OUT
+"""
+import json
+import os
+import sys
+
+SUPPORT = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [SUPPORT, os.path.dirname(SUPPORT)]
+
+
+def main() -> None:
+    import conftest  # noqa: F401  pins threads
+    import torch
+    from harness import train
+    from test_invariance import small, workers
+    model, data_root, start, work_dir, out = sys.argv[1:]
+    torch.set_num_threads(1)
+    cfg = small(model, data_root)
+    workers(2, start=start)(cfg)
+    result = train(cfg, work_dir)
+    import mmcv._ext
+    result['mmcv_is_compiled'] = hasattr(mmcv._ext, '__file__') and bool(mmcv._ext.__file__)
+    with open(out, 'w') as file:
+        json.dump(result, file)
+
+
+if __name__ == '__main__':
+    main()

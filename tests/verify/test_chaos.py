@@ -1,0 +1,112 @@
+"""Interrupted at random moments, in every way, a run stays the undisturbed one; and chaos tells."""
+import json
+
+import pytest
+import torch
+from mmengine.hooks import CheckpointHook
+from test_preempt import Small, settings  # noqa: F401  registered classes
+
+from mmrepro.cli.chaos import main, prepare
+from mmrepro.hooks import PreemptHook
+from mmrepro.runner import ReproRunner
+from mmrepro.verify.chaos.campaign import Campaign, Settings, summary
+from mmrepro.verify.chaos.campaign_table import table
+from mmrepro.verify.chaos.kinds import KINDS, allowed
+
+pytestmark = pytest.mark.filterwarnings('ignore')
+
+
+def campaign(tmp_path, kills, ranks=1, kinds=(), seed=0, **changes):
+    cfg = settings(tmp_path, **{
+        'train_dataloader.num_workers': 2, 'train_dataloader.persistent_workers': True,
+        'train_cfg.max_epochs': 12, 'randomness.deterministic': True, **changes})
+    prepare(cfg, interval=3)
+    return Campaign(cfg, Settings(str(tmp_path / 'chaos'), kills, seed, ranks, 2, kinds, span=20))
+
+
+def test_three_kinds_of_interruption(tmp_path):
+    kinds = ('SIGKILL while writing', 'SIGTERM to all', 'SIGKILL of a worker')
+    runs = campaign(tmp_path, 3, kinds=kinds)
+    assert runs.run(), runs.problems
+    assert sorted(kill.kind for kill in runs.kills) == sorted(kinds)
+    outcome = json.loads(json.dumps(summary(runs, 0.)))
+    assert outcome['equal'] and 'all bits equal' in table(outcome)
+
+
+def test_one_rank_of_two(tmp_path):
+    runs = campaign(tmp_path, 1, ranks=2, kinds=('SIGKILL of a rank', ),
+                    **{'train_dataloader.dataset.size': 32})
+    assert runs.run(), runs.problems
+    assert not runs.kills[0].ended_by_us, 'the other rank ended by itself'
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('ranks', [1, 2, 3])
+def test_many_interruptions(ranks, tmp_path):
+    runs = campaign(tmp_path, 40, ranks=ranks, seed=ranks,
+                    **{'train_dataloader.dataset.size': 16 * ranks})
+    assert runs.run(), runs.problems
+    assert {kill.kind for kill in runs.kills} == set(allowed(ranks, 2))
+    for kill in runs.kills:
+        if kill.codes == [75] * ranks:
+            assert kill.resumed == kill.done, 'pre-emption repeats nothing'
+
+
+def test_a_resume_that_is_wrong_is_noticed(tmp_path, monkeypatch):
+    stock = ReproRunner.resume
+
+    def nearly(self, *args, **kwargs):
+        stock(self, *args, **kwargs)
+        with torch.no_grad():
+            self.model.layers[0].weight[0, 0] += 1e-6
+
+    monkeypatch.setattr(ReproRunner, 'resume', nearly)
+    runs = campaign(tmp_path, 2, kinds=('SIGTERM', ),
+                    **{'train_dataloader.num_workers': 0, 'train_cfg.max_epochs': 25,
+                       'train_dataloader.persistent_workers': False})
+    assert not runs.run()
+    assert 'rank 0, train ' in runs.problems[0] and 'uninterrupted: {' in runs.problems[0]
+
+
+@pytest.mark.nightly
+def test_a_checkpoint_without_its_pointer_is_noticed(tmp_path, monkeypatch):
+    """A damaged file that last_checkpoint names."""
+    stock = CheckpointHook._save_checkpoint_with_step
+
+    def damages(self, runner, step, meta):
+        stock(self, runner, step, meta)
+        with open(self.last_ckpt, 'r+b') as file:
+            file.truncate(1000)
+
+    monkeypatch.setattr(CheckpointHook, '_save_checkpoint_with_step', damages)
+    runs = campaign(tmp_path, 1, kinds=('SIGKILL', ), **{'train_cfg.max_epochs': 30})
+    assert not runs.run()
+    assert 'last_checkpoint names' in runs.problems[0] and 'truncated' in runs.problems[0]
+
+
+@pytest.mark.nightly
+def test_another_exit_code_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(PreemptHook, 'start', lambda self, runner: None)
+    runs = campaign(tmp_path, 1, kinds=('SIGUSR1', ), **{'train_cfg.max_epochs': 30})
+    assert not runs.run()
+    assert 'the processes ended with [-10], expected [0, 75]' in runs.problems[0]
+
+
+def test_what_is_possible_depends_on_ranks_and_workers():
+    assert set(allowed(2, 2)) == set(KINDS)
+    assert {'SIGKILL of a worker', 'SIGTERM to all'} & set(allowed(1, 0)) == set()
+
+
+def test_wrong_arguments_are_named(tmp_path, capsys):
+    config = tmp_path / 'config.py'
+    settings(tmp_path).dump(config)
+    (tmp_path / 'full').mkdir()
+    (tmp_path / 'full' / 'epoch_1.pth').touch()
+    for arguments, message in {
+            ('nowhere.py', ): 'nowhere.py: no such config',
+            (str(config), '--work-dir', str(tmp_path / 'full')): 'full: is not empty',
+            (str(config), '--work-dir', str(tmp_path / 'new'), '--kinds', 'flood'):
+                "--kinds 'flood': with 1 rank(s) and 0 worker(s), possible are 'SIGKILL'"}.items():
+        with pytest.raises(SystemExit) as error:
+            main(arguments)
+        assert error.value.code == 2 and message in capsys.readouterr().err

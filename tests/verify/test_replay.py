@@ -1,0 +1,200 @@
+"""Comparing two runs, and replay; prepared files stand for the fresh processes."""
+import copy
+import json
+
+import pytest
+from harness import Child
+from mmengine.config import Config
+from mmengine.runner import Runner
+from test_runner import NoisyLine, Points, config  # noqa: F401
+
+from mmrepro.fingerprint.difference import Difference, differing_fields, first_difference
+from mmrepro.fingerprint.manifest import read_manifest
+from mmrepro.fingerprint.reader import TraceError, read_run
+from mmrepro.fingerprint.writer import Writer
+from mmrepro.runs.process import TrainingFailed
+from mmrepro.verify import replay as module
+
+RECORD = dict(
+    kind='step', iteration=0, epoch=0, batch=dict(positions=[0, 1], data='d'),
+    losses=dict(loss='0x1p+0', loss_cls='0x1p-1'), lr=dict(lr=['0x1p-4']), gradients='g',
+    parameters='p', buffers='b', optimizer='o',
+    modules=[['conv', 'forward', 0, '1', '2'], ['conv', 'backward', 0, '3', '4']],
+    operators=[['forward', 'conv', 'aten.x', 0, '1', '2', 's'],
+               ['backward', '', 'aten.y', 1, '1', '2', 's']],
+    by_name=dict(gradients=dict(w='1', v='2')))
+
+
+def changed(*path, value):
+    record = copy.deepcopy(RECORD)
+    node = record
+    for name in path[:-1]:
+        node = node[name]
+    node[path[-1]] = value
+    return record
+
+
+@pytest.mark.parametrize(('path', 'value', 'field'), [
+    (('batch', 'positions'), [1, 0], 'batch.positions'), (('batch', 'data'), 'x', 'batch.data'),
+    (('losses', 'loss_cls'), '0x1p-2', 'losses.loss_cls'), (('gradients', ), 'x', 'gradients'),
+    (('lr', 'lr'), ['0x1p-5'], 'lr.lr'), (('parameters', ), 'x', 'parameters'),
+    (('buffers', ), 'x', 'buffers'), (('optimizer', ), 'x', 'optimizer'), (('epoch', ), 1, 'epoch'),
+    (('modules', 1, 4), 'x', 'output of conv backward (call 0)'),
+    (('modules', 0, 3), 'x', 'input of conv forward (call 0)'),
+    (('modules', 0, 0), 'x', 'modules in their order'),
+    (('modules', ), RECORD['modules'][:1], 'number of modules'),
+    (('operators', 1, 5), 'x', 'output of backward aten.y (call 1)'),
+])
+def test_every_field_is_compared(path, value, field):
+    assert [name for name, _, _ in differing_fields(RECORD, changed(*path, value=value))] == [field]
+
+
+def test_what_only_one_run_recorded_is_not_compared():
+    small = {key: RECORD[key] for key in ('iteration', 'epoch', 'losses', 'parameters')}
+    assert differing_fields(RECORD, small) == differing_fields(small, RECORD) == []
+
+
+def test_gradients_are_named_where_names_are_known():
+    other = changed('by_name', 'gradients', 'v', value='x')
+    other['gradients'] = 'x'
+    assert differing_fields(RECORD, other) == [('gradients of v', 'g', 'x')]
+
+
+def test_the_first_iteration_and_the_earliest_cause_are_named():
+    later = changed('parameters', value='x')
+    both = changed('gradients', value='y')
+    both['parameters'] = 'x'
+    found = first_difference({0: RECORD, 1: RECORD, 2: RECORD, 9: RECORD},
+                             {0: RECORD, 1: both, 2: later})
+    assert found == Difference(1, 'gradients', 'g', 'y')
+    assert found.text() == 'iteration 1, gradients: g and y'
+    loss = changed('losses', 'loss', value='0x1.8p+0')
+    assert first_difference({3: RECORD}, {3: loss}).text() == (
+        'iteration 3, losses.loss: 1.0 (0x1p+0) and 1.5 (0x1.8p+0)')
+
+
+# ------------------------------------------------------------------------------------- replay
+
+@pytest.fixture(scope='module')
+def original(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('original')
+
+    def job():
+        Runner.from_cfg(config(folder, custom_hooks=[dict(type='FingerprintHook')])).train()
+
+    Child(job).result()
+    return folder
+
+
+class Recorded:
+    """Stands for a process: every look at it finds one more line of a prepared run."""
+    plans = []
+
+    def __init__(self, plan):
+        self.plans.append(plan)
+        self.plan, self.stopped = plan, False
+        self._lines = list(self.content)
+        manifest = self.manifest
+        self._writer = Writer(f'{plan.work_dir}/mmrepro/fingerprints.rank0.jsonl')
+        with open(f'{plan.work_dir}/mmrepro/manifest.json', 'w') as file:
+            json.dump(manifest, file)
+
+    def poll(self):
+        if not self._lines:
+            return True
+        line = self._lines.pop(0)
+        if line == 'fail':
+            raise TrainingFailed('it broke')
+        self._writer.write(line)
+        return False
+
+    def stop(self):
+        self.stopped = True
+        self._writer.close()
+
+
+@pytest.fixture
+def stand_in(original, monkeypatch):
+    with open(original / 'mmrepro' / 'fingerprints.rank0.jsonl') as file:
+        content = [json.loads(line) for line in file]
+    manifest = read_manifest(str(original)).content
+    made = type('Made', (Recorded, ), dict(content=content, manifest=manifest, plans=[]))
+    monkeypatch.setattr(module, 'Fresh', made)
+    monkeypatch.setattr(module, 'POLL', 0)
+    return made
+
+
+def test_the_same_bits(original, stand_in, tmp_path, capsys):
+    assert module.main([str(original), '--work-dir', str(tmp_path / 'r')]) == 0
+    assert 'SAME BITS: 8 iterations' in capsys.readouterr().out
+    (plan, ) = stand_in.plans
+    assert plan.arguments == [] and plan.ranks == 1
+    cfg = Config.fromfile(plan.config)
+    assert cfg.randomness.seed == 3 and cfg.work_dir == str(tmp_path / 'r') and not cfg.resume
+    assert cfg.default_hooks.checkpoint.interval == -1
+    assert plan.env['OMP_NUM_THREADS'] == '1'
+
+
+def test_it_stops_at_the_first_difference(original, stand_in, tmp_path, capsys):
+    stand_in.content = copy.deepcopy(stand_in.content)
+    stand_in.content[4]['gradients'] = 'x' * 16
+    stand_in.content[6:] = ['fail']
+    assert module.main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
+    out = capsys.readouterr().out
+    assert 'DIFFERENT after 3 equal iterations: iteration 3, gradients: ' in out
+
+
+def test_a_shorter_replay_as_json(original, stand_in, tmp_path, capsys):
+    stand_in.content = stand_in.content[:4]
+    stand_in.manifest = dict(stand_in.manifest, initial_weights='0' * 16)
+    assert module.main([str(original), '--work-dir', str(tmp_path / 'r'), '--iters', '3',
+                        '--json']) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found['same'] and found['compared'] == 3 and found['difference'] is None
+    (row, ) = found['environment']
+    assert row['name'] == 'initial_weights' and row['severity'] == 'changes bits'
+    assert stand_in.plans[0].arguments == ['--iterations', '3']
+
+
+def test_an_iteration_that_is_lacking_is_a_difference(original, stand_in, tmp_path, capsys):
+    stand_in.content = stand_in.content[:4]
+    assert module.main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
+    assert 'iteration 3, iteration: there and nothing' in capsys.readouterr().out
+
+
+def test_a_training_that_fails(original, stand_in, tmp_path, capsys):
+    stand_in.content = ['fail']
+    assert module.main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
+    assert 'it broke' in capsys.readouterr().err
+
+
+def test_metrics_are_compared():
+    val = dict(kind='val', iteration=4, epoch=1, metrics=dict(mAP='0x1p-1'))
+    other = dict(val, metrics=dict(mAP='0x1p-2'))
+    assert module.compare_vals([val], [val], 8) is None
+    assert module.compare_vals([val], [], 8) is None
+    assert module.compare_vals([val], [other], 3) is None
+    assert module.compare_vals([val], [other], 8).field == 'metric mAP of the validation'
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (['nowhere'], 'nowhere/mmrepro: no such folder'), ([], 'RUN'),
+    (['x', '--iters', '0'], '--iters 0')])
+def test_wrong_usage(arguments, message, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        module.main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_the_run_itself_is_not_overwritten(original, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        module.main([str(original), '--work-dir', str(original)])
+    assert 'is the run itself' in capsys.readouterr().err
+    assert len(read_run(str(original)).ranks[0].steps) == 8
+
+
+def test_a_run_that_began_at_a_lost_checkpoint(original, tmp_path):
+    manifest = read_manifest(str(original))
+    content = dict(manifest.content, resumed_from='/gone/epoch_1.pth')
+    with pytest.raises(TraceError, match='resumed from /gone/epoch_1.pth, which does not exist'):
+        module.prepare(manifest._replace(content=content), str(tmp_path))

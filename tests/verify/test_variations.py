@@ -1,0 +1,233 @@
+"""verify: what it varies, how it makes a config small, what it says; nightly in real processes."""
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from harness import ROOT, environment
+from mmengine.config import Config, ConfigDict
+
+from mmrepro.demo.demo_config import demo_config
+from mmrepro.fingerprint.writer import Writer
+from mmrepro.localise.search import Outcome
+from mmrepro.runs import reduction
+from mmrepro.runs.process import Fresh, Plan, TrainingFailed, add_fingerprints
+from mmrepro.verify import variations as module
+
+CONFIG = 'faster-rcnn_r50_fpn'
+START = dict(kind='start', format=1, level='step', rank=0, world_size=1, iteration=0)
+
+
+class Recorded:
+    """Stands for a process that writes the iterations of its plan; one of them may differ."""
+    plans = []
+    wrong = {}
+
+    def __init__(self, plan):
+        self.plans.append(plan)
+        name = os.path.basename(plan.work_dir)
+        arguments = dict(zip(plan.arguments[::2], plan.arguments[1::2]))
+        first = 2 if '--resume' in plan.arguments else 0
+        last = int(arguments.get('--kill-after', arguments['--iterations']))
+        writer = Writer(f'{plan.work_dir}/mmrepro/fingerprints.rank0.jsonl')
+        writer.write(dict(START, iteration=first))
+        for i in range(first, last):
+            gradients = 'other' if self.wrong.get(name) == i else 'same'
+            writer.write(dict(kind='step', iteration=i, epoch=0, gradients=gradients))
+        writer.close()
+
+    def poll(self):
+        return True
+
+    def stop(self):
+        pass
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    made = type('Made', (Recorded, ), dict(plans=[], wrong={}))
+    monkeypatch.setattr(module, 'Fresh', made)
+    monkeypatch.setattr(module.time, 'sleep', lambda seconds: None)
+    return made
+
+
+@pytest.fixture
+def config(data_root, tmp_path):
+    path = tmp_path / 'config.py'
+    demo_config(CONFIG, data_root).dump(str(path))
+    return str(path)
+
+
+def run(config, tmp_path, *arguments):
+    return module.main([config, '--work-dir', str(tmp_path / 'w'), *arguments])
+
+
+def test_all_equal(config, stand_in, tmp_path, capsys):
+    assert run(config, tmp_path) == 0
+    out, err = capsys.readouterr()
+    for name in module.VARIATIONS:
+        assert any(line.split()[0] == name and line.endswith('equal')
+                   for line in out.splitlines() if line.strip())
+    assert 'SAME BITS' in out and '6 of 6 runs' in err
+
+
+def test_a_difference_names_variation_iteration_and_field(config, stand_in, tmp_path, capsys):
+    stand_in.wrong.update(workers=3)
+    assert run(config, tmp_path, '--vary', 'process,workers') == 1
+    out = capsys.readouterr().out
+    assert 'DIFFERENT  iteration 3, gradients: same and other' in out
+    assert 'DIFFERENT BITS in 1 of 2 variations' in out
+    assert f'mmrepro compare {tmp_path / "w" / "reference"} {tmp_path / "w" / "workers"}' in out
+
+
+def test_json(config, stand_in, tmp_path, capsys):
+    stand_in.wrong.update(resume=4)
+    assert run(config, tmp_path, '--json', '--vary', 'hashseed,resume') == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [one['equal'] for one in found['variations']] == [True, False]
+    assert found['variations'][1]['difference'] == dict(iteration=4, field='gradients',
+                                                        first='same', second='other')
+    assert not found['same'] and found['iterations'] == 5
+
+
+def test_what_is_varied(config, stand_in, tmp_path):
+    run(config, tmp_path)
+    plans = {os.path.basename(plan.work_dir): plan for plan in stand_in.plans}
+    configs = {name: Config.fromfile(plan.config) for name, plan in plans.items()}
+    loaders = {name: cfg.train_dataloader.num_workers for name, cfg in configs.items()}
+    assert loaders.pop('workers') == 2 and set(loaders.values()) == {0}
+    assert {name for name, plan in plans.items() if plan.env['PYTHONHASHSEED'] == '1'} == {
+        'hashseed'}
+    assert {name for name, cfg in configs.items() if cfg.val_cfg} == {'validation'}
+    assert '--validate-after' in plans['validation'].arguments
+    kill, resume = (plan for plan in stand_in.plans if plan.work_dir.endswith('resume'))
+    assert kill.killed and not resume.killed
+    assert list(kill.arguments[-2:]) == ['--kill-after', '3']
+    assert resume.arguments[-1] == '--resume'
+    assert configs['resume'].default_hooks.checkpoint.interval == 2
+    for name, cfg in configs.items():
+        assert cfg.custom_hooks[-1].type == 'FingerprintHook'
+        if name != 'resume':
+            assert cfg.default_hooks.checkpoint.interval == -1
+
+
+def test_an_iteration_that_is_lacking_is_a_difference(config, stand_in, tmp_path, capsys,
+                                                      monkeypatch):
+    class Short(stand_in):
+        def __init__(self, plan):
+            short = ['--iterations', '2'] if plan.work_dir.endswith('process') else plan.arguments
+            super().__init__(plan._replace(arguments=short))
+
+    monkeypatch.setattr(module, 'Fresh', Short)
+    assert run(config, tmp_path, '--vary', 'process') == 1
+    assert 'iteration 2, number of iterations: 5 and 2' in capsys.readouterr().out
+
+
+def test_a_config_without_validation(config, stand_in, tmp_path, capsys):
+    options = ['--cfg-options', *(f'val_{key}=None' for key in ('cfg', 'dataloader', 'evaluator'))]
+    assert run(config, tmp_path, '--vary', 'validation,process', *options) == 0
+    assert 'not run: the config has no validation' in capsys.readouterr().out
+    assert run(config, tmp_path, '--vary', 'validation', *options) == 1
+    assert 'NOTHING WAS COMPARED' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(('name', 'expected'), [
+    ('workers', ['{w}/reference', '{w}/workers']),
+    ('resume', ['{w}/reference/config.py', '--resume-b', '2', '--iters', '5']),
+    ('validation', ['{w}/validation/config.py', '--validate-b', '2', '--iters', '5'])])
+def test_a_difference_is_localised_on_demand(config, stand_in, tmp_path, monkeypatch,
+                                             capsys, name, expected):
+    called = []
+    outcome = Outcome('equal', 5)
+
+    def outcome_of(argv):
+        called.append(argv)
+        return outcome
+
+    monkeypatch.setattr('mmrepro.cli.localise.outcome_of', outcome_of)
+    assert run(config, tmp_path, '--vary', name, '--localise') == 0 and called == []
+    stand_in.wrong[name] = 3
+    assert run(config, tmp_path, '--vary', name, '--localise') == 1
+    folder = str(tmp_path / 'w')
+    assert called == [[*(part.format(w=folder) for part in expected), '--work-dir',
+                       f'{folder}/localise']]
+    assert capsys.readouterr().out.endswith('SAME BITS: 5 iterations agree\n')
+    assert run(config, tmp_path, '--vary', name, '--localise', '--json') == 1
+    assert json.loads(capsys.readouterr().out)['localise']['verdict'] == 'equal'
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (['--vary', 'workers,colour'], 'colour is not allowed; allowed: process,workers'),
+    (['--vary', ''], 'nothing is not allowed'), (['--iters', '0'], '--iters 0: must be 1'),
+    (['--cfg-options', 'train_dataloader.dataset.data_root=/nowhere'],
+     '/nowhere/annotations/instances_train2017.json does not exist, and train_dataloader')])
+def test_wrong_usage(config, stand_in, tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit, match='2'):
+        run(config, tmp_path, *arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_no_such_config(tmp_path, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        run('nowhere.py', tmp_path)
+    assert 'nowhere.py: no such config' in capsys.readouterr().err
+
+
+def test_sizes_keep_their_proportions_and_are_multiples():
+    loader = ConfigDict(batch_size=8, dataset=dict(pipeline=[
+        dict(type='Resize', scale=(1333, 800)), dict(type='Other', scale=(0.1, 2.0)),
+        dict(type='RandomChoiceResize', scales=[(480, 1333), (512, 1333)]),
+        dict(type='Mosaic', img_scale=(640, 640)), dict(type='Pad', size_divisor=32)]))
+    cfg = Config(dict(train_dataloader=loader, load_from='http://x', model=dict(
+        backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='torchvision://resnet50'),
+                      scale=(999, 999)),
+        data_preprocessor=dict(batch_augments=[dict(random_size_range=(480, 800))]))))
+    assert reduction.shrink(cfg) == 1333
+    resize, other, choice, mosaic, pad = cfg.train_dataloader.dataset.pipeline
+    assert resize.scale == (256, 160) and other.scale == (0.1, 2.0)
+    assert [tuple(size) for size in choice.scales] == [(96, 256), (96, 256)]
+    assert mosaic.img_scale == (128, 128) and cfg.train_dataloader.batch_size == 2
+    assert cfg.model.data_preprocessor.batch_augments[0].random_size_range == (96, 160)
+    assert cfg.model.backbone.init_cfg is None and cfg.model.backbone.scale == (999, 999)
+    assert cfg.load_from is None
+
+
+def test_fingerprints_replace_those_of_the_config():
+    cfg = Config(dict(custom_hooks=[dict(type='EMAHook'), dict(type='mmrepro.FingerprintHook')]))
+    add_fingerprints(cfg, 'module', 2)
+    assert cfg.custom_hooks == [dict(type='EMAHook'),
+                                dict(type='FingerprintHook', level='module', interval=2)]
+
+
+def test_a_process_that_fails_shows_the_end_of_its_output(tmp_path, monkeypatch):
+    program = tmp_path / 'python'
+    program.write_text('#!/bin/sh\necho "it broke: $3"; exit 3\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, 'executable', str(program))
+    fresh = Fresh(Plan('a.py', str(tmp_path)))
+    fresh.process.wait()
+    with pytest.raises(TrainingFailed, match='(?s)it broke: a.py.*exit code 3; all of its output'):
+        fresh.poll()
+
+
+@pytest.mark.nightly
+def test_real_processes(data_root, tmp_path):
+    """The whole command on a real detector."""
+    cfg = demo_config(CONFIG, data_root)
+    path = tmp_path / 'config.py'
+    cfg.dump(str(path))
+    command = [sys.executable, str(ROOT / 'tools' / 'verify.py'), str(path), '--iters', '4',
+               '--work-dir', str(tmp_path / 'w'), '--json']
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [one['equal'] for one in json.loads(done.stdout)['variations']] == [True] * 5
+
+
+@pytest.mark.parametrize('randomness, skipped', [
+    (None, False), (dict(seed=1), False), (dict(worker_seed='worker'), True),
+    (dict(worker_seed='mmengine', step_seed=False), True)])
+def test_a_run_that_does_not_resume_within_an_epoch_is_not_asked_to(randomness, skipped):
+    cfg = Config(dict(val_cfg=dict(), randomness=randomness))
+    found = module._skipped(cfg, ['resume', 'workers', 'validation'], 6)
+    assert ('resume' in found) is skipped and len(found) == skipped
