@@ -1,0 +1,145 @@
+"""The layers of the package: which room may import which.
+
+A room may import the rooms of its own row and of the rows below it, never of a row above. The test
+of the layers and the page on the architecture are made from this table.
+"""
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
+
+__all__ = ['LAYERS', 'Import', 'circles', 'imports', 'modules', 'room_of', 'table', 'wrong_imports']
+
+PACKAGE = Path(__file__).resolve().parents[1] / 'mmrepro'
+
+# The top row first: rooms of a row, and what the row is for.
+LAYERS: Tuple[Tuple[Tuple[str, ...], str], ...] = (
+    (('__init__', '__main__'), 'the public names and the command'),
+    (('cli', ), 'one file per verb: parses the command line, prints the result'),
+    (('audit', 'gpu_check', 'demo', 'localise', 'verify', 'report'),
+     'what the verbs do, each in a room of its own'),
+    (('runs', ), 'starts, watches, shortens, kills and reports one training'),
+    (('activation', 'dropin'), 'where mmrepro attaches to MMEngine'),
+    (('runner', ), 'the Runner whose randomness is keyed'),
+    (('hooks', ), 'what happens during a run'),
+    (('fingerprint', 'checkpoint'), 'what a run leaves behind'),
+    (('facts', ), 'what a run effectively is: settings, versions, hardware'),
+    (('patches', ), 'parts of MMDetection that are replaced'),
+    (('data', 'distributed'), 'data loading by position; process groups and agreement of ranks'),
+    (('determinism', ), 'flags and environment variables, a table row each'),
+    (('config', ), 'the `randomness` dict'),
+    (('ops', 'seeds', 'errors', 'version'),
+     'operators and random streams; they import nothing of the package'),
+)
+# Rooms of one row that may know each other, in this direction only.
+ALLOWED_SIDEWAYS = {
+    ('verify', 'localise'): 'verify names the cause of a difference on request',
+    ('verify', 'demo'): 'the demonstration dataset is a dataset to verify with',
+    ('verify', 'report'): 'verify prints through the views',
+    ('localise', 'report'): 'localise prints through the views',
+}
+
+
+class Import(NamedTuple):
+    """One import statement: module ``importer`` takes ``names`` from module ``imported``."""
+    importer: str
+    line: int
+    imported: str
+    name: str
+
+
+def modules(package: Path = PACKAGE) -> Dict[str, Path]:
+    """Module (dotted, without the package's own name) -> file."""
+    found = {}
+    for path in sorted(package.rglob('*.py')):
+        parts = path.relative_to(package).with_suffix('').parts
+        if parts[0] in ('.mim', 'configs'):
+            continue
+        found['.'.join(parts[:-1] if parts[-1] == '__init__' and len(parts) > 1 else parts)] = path
+    return found
+
+
+def room_of(module: str) -> str:
+    return module.partition('.')[0]
+
+
+def imports(package: Path = PACKAGE) -> Iterator[Import]:
+    """All imports of modules of the package by modules of the package, nested ones included."""
+    known = modules(package)
+    for importer, path in known.items():
+        here = importer.split('.')
+        if path.name != '__init__.py':
+            here = here[:-1]
+        elif here == ['__init__']:
+            here = []
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    if alias.name.partition('.')[0] == package.name:
+                        yield Import(importer, node.lineno, alias.name.partition('.')[2], '')
+            elif isinstance(node, ast.ImportFrom):
+                if node.level:
+                    base = here[:len(here) - node.level + 1]
+                    base = [*base, *(node.module.split('.') if node.module else [])]
+                elif (node.module or '').partition('.')[0] == package.name:
+                    base = node.module.split('.')[1:]
+                else:
+                    continue
+                for alias in node.names:
+                    inner = '.'.join([*base, alias.name])
+                    if inner in known:
+                        yield Import(importer, node.lineno, inner, '')
+                    else:
+                        yield Import(importer, node.lineno, '.'.join(base) or '__init__',
+                                     alias.name)
+
+
+def wrong_imports(package: Path = PACKAGE) -> List[str]:
+    """Upward imports, imports of a neighbour in the same row, and private names of other rooms."""
+    rank = {room: number for number, (rooms, _) in enumerate(LAYERS) for room in rooms}
+    found = []
+    for one in imports(package):
+        importer, imported = room_of(one.importer), room_of(one.imported)
+        where = f'{one.importer} line {one.line}: '
+        if importer == imported:
+            continue
+        if importer not in rank or imported not in rank:
+            found.append(f'{where}{importer} or {imported} is in no row of LAYERS')
+        elif rank[imported] < rank[importer]:
+            found.append(f'{where}imports {one.imported}, which lies above it')
+        elif rank[imported] == rank[importer] and (importer, imported) not in ALLOWED_SIDEWAYS:
+            found.append(f'{where}imports {one.imported}, a neighbour')
+        private = [part for part in (*one.imported.split('.'), one.name)
+                   if part.startswith('_') and not part.startswith('__')]
+        if private:
+            found.append(f'{where}imports the private name {private[0]} of {imported}')
+    return found
+
+
+def circles(package: Path = PACKAGE) -> List[Tuple[str, ...]]:
+    """Groups of modules that import each other, directly or through others."""
+    graph: Dict[str, Set[str]] = {name: set() for name in modules(package)}
+    for one in imports(package):
+        if one.imported in graph and one.imported != one.importer:
+            graph[one.importer].add(one.imported)
+    reach = {name: _reachable(graph, name) for name in graph}
+    return sorted({tuple(sorted(other for other in reach[name] if name in reach[other]))
+                   for name in graph if name in reach[name]})
+
+
+def _reachable(graph: Dict[str, Set[str]], start: str) -> Set[str]:
+    seen: Set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += graph[name]
+    return seen
+
+
+def table() -> str:
+    """The layers as a Markdown table, the top row first."""
+    rows = [f'| {", ".join(f"`{room}`" for room in rooms)} | {why} |' for rooms, why in LAYERS]
+    return '\n'.join(['| rooms | what for |', '|---|---|', *rows])
