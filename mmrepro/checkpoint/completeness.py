@@ -139,4 +139,4 @@ def _parts(value: Any) -> Iterator[Tuple[str, Any]]:
 
 def _short(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else f'{text[:59]}…'
+    return text if len(text) <= 60 else f'{text[:57]}...'
