@@ -9,7 +9,8 @@ import sys
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from ..fingerprint.reader import FOLDER, fingerprint_name
-from .recording import Plan, Stopped, attach
+from ..runs.stopping import train_until_stopped
+from .recording import Plan, attach
 
 __all__ = ['Job', 'Side', 'SideFailed', 'run_here', 'start']
 
@@ -75,10 +76,7 @@ def run_here(job: Job) -> None:
     if job.validate_at is not None:
         runner.register_hook(TurnHook(validate_after=job.validate_at), priority=TurnHook.priority)
     attach(runner, Plan(*job.plan))
-    try:
-        runner.train()
-    except Stopped:
-        pass
+    train_until_stopped(runner)
     if job.save:
         runner.save_checkpoint(job.work_dir, CHECKPOINT, by_epoch=False,
                                meta=dict(epoch=runner.epoch, iter=runner.iter))

@@ -18,10 +18,11 @@ from ..checkpoint.rank_state import unwrap
 from ..data import placement_of
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record, read_records, write_records
+from ..runs.stopping import StopTraining
 from . import run_state
 from .sample_recorder import Samples, leaves, read_samples
 
-__all__ = ['Plan', 'Stopped', 'attach', 'read_stream']
+__all__ = ['Plan', 'attach', 'read_stream']
 
 # what hooks do between two training steps; the iterations of a validation change no weights
 HOOK_METHODS = (
@@ -30,10 +31,6 @@ HOOK_METHODS = (
     '_before_epoch', '_before_iter', '_after_iter', '_after_epoch')
 OWN = 'mmrepro.'  # package of the hooks that draw and write nothing of the training's
 ATTACHED_PRIORITY = 0  # before_train has to come before anything that could train
-
-
-class Stopped(Exception):
-    """The last iteration of a plan is done."""
 
 
 class Plan(NamedTuple):
@@ -56,7 +53,7 @@ class Plan(NamedTuple):
 def attach(runner: Any, plan: Plan) -> None:
     """Let a runner, before it trains, record what ``plan`` asks for and end where it says.
 
-    The end is the exception :class:`Stopped`, out of ``runner.train()``.
+    The end is the exception :class:`StopTraining`, out of ``runner.train()``.
     """
     recording = _Recording(runner, plan)
     runner.register_hook(_Attached(recording), priority=ATTACHED_PRIORITY)
@@ -139,7 +136,7 @@ class _Recording:
             with self._window(iteration, args[-1]):
                 run_iter(*args)
             if iteration >= self._plan.stop:
-                raise Stopped
+                raise StopTraining
 
         loop.run_iter = recorded_run_iter
         if self._plan.record == loop.iter:

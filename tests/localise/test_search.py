@@ -20,10 +20,11 @@ from mmrepro.fingerprint.records import Record, write_records
 from mmrepro.localise import run_state
 from mmrepro.localise.compared_runs import Side, SideFailed, jobs_of, start
 from mmrepro.localise.diagnosis import find, find_on_ranks
-from mmrepro.localise.recording import Plan, Stopped, attach, read_stream
+from mmrepro.localise.recording import Plan, attach, read_stream
 from mmrepro.localise.sample_recorder import Samples, read_samples
 from mmrepro.localise.search import Localiser, first_iteration
 from mmrepro.localise.values import compare_tensors
+from mmrepro.runs.stopping import StopTraining
 
 
 def run_of(*losses, positions=(0, 1), ranks=(0,), notes=()):
@@ -123,7 +124,7 @@ def trained(folder, record):
     torch.set_num_threads(1)
     runner = Runner.from_cfg(tiny(folder))
     attach(runner, Plan(str(folder), 5, record))
-    with pytest.raises(Stopped):
+    with pytest.raises(StopTraining):
         runner.train()
     import random
 
@@ -149,7 +150,7 @@ def test_samples_are_recorded_in_worker_processes(tmp_path, start_method):
             cfg.train_dataloader.multiprocessing_context = start_method
         runner = Runner.from_cfg(cfg)
         attach(runner, Plan(str(folder), 1, 1))
-        with pytest.raises(Stopped):
+        with pytest.raises(StopTraining):
             runner.train()
 
     samples = []
