@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from mmengine.dist import get_world_size
 
+from ..distributed.unwrap import unwrap
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import CHANGES, HARMLESS, Difference, differences
 from . import provenance
@@ -101,7 +102,7 @@ def make_manifest(runner: Any) -> Dict[str, Any]:
 
 
 def _initial_weights(model: Any) -> str:
-    model = getattr(model, 'module', model)
+    model = unwrap(model)
     named = [*model.named_parameters(), *model.named_buffers()]
     by_device: Dict[Any, list] = {}
     for name, tensor in named:

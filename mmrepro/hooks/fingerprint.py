@@ -10,12 +10,13 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from ..data import placement_of
+from ..distributed.unwrap import optim_wrappers, unwrap
 from ..fingerprint.digest import SCHEME, value_digest
 from ..fingerprint.manifest import write_manifest
 from ..fingerprint.module_recorder import ModuleRecorder
 from ..fingerprint.operator_stream import OperatorLines
 from ..fingerprint.reader import FOLDER, FORMAT, LEVELS, fingerprint_name
-from ..fingerprint.snapshot import Snapshot, gradients_of, named_state, optimizers_of, unwrapped
+from ..fingerprint.snapshot import Snapshot, gradients_of, named_state
 from ..fingerprint.writer import Writer
 
 __all__ = ['FingerprintHook']
@@ -62,9 +63,10 @@ class FingerprintHook(Hook):
         self._seen: List[int] = []
 
     def before_train(self, runner: Any) -> None:
-        model = unwrapped(runner.model)
+        model = unwrap(runner.model)
         self._names = {id(one): name for name, one in model.named_parameters()}
-        for optimizer in optimizers_of(runner.optim_wrapper).values():
+        for wrapper in optim_wrappers(runner.optim_wrapper).values():
+            optimizer = wrapper.optimizer
             if not hasattr(optimizer, 'register_step_pre_hook'):
                 raise TypeError(f'FingerprintHook: {type(optimizer).__name__} has no '
                                 'register_step_pre_hook: gradients cannot be seen before it')
@@ -112,7 +114,7 @@ class FingerprintHook(Hook):
         if step is None:
             return
         finish = self._recorder.stop() if self._recorder is not None else lambda found: {}
-        model = unwrapped(runner.model)
+        model = unwrap(runner.model)
         if not self._seen:
             step.add('gradients', gradients_of(self._names, list(model.parameters())))
         step.add('parameters', [(name, one.data) for name, one in model.named_parameters()])

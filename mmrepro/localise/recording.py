@@ -14,8 +14,8 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..checkpoint.rank_state import unwrap
 from ..data import placement_of
+from ..distributed.unwrap import unwrap
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record, read_records, write_records
 from ..runs.stopping import StopTraining

@@ -5,9 +5,8 @@ import os
 from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
-from mmengine.optim import OptimWrapperDict
 
-from ..checkpoint.rank_state import unwrap
+from ..distributed.unwrap import optim_wrappers, unwrap
 from ..fingerprint import generator_states
 
 __all__ = ['attributes', 'scalars', 'tensors']
@@ -86,12 +85,8 @@ def _of_classes(cls: type) -> Dict[str, Any]:
 
 
 def _optimizers(runner: Any) -> Iterator[Tuple[str, torch.optim.Optimizer]]:
-    wrapper = runner.optim_wrapper
-    if isinstance(wrapper, OptimWrapperDict):
-        for name, one in wrapper.items():
-            yield f'{name} ', one.optimizer
-    else:
-        yield '', wrapper.optimizer
+    for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
+        yield name and f'{name} ', wrapper.optimizer
 
 
 def _is_plain(value: Any) -> bool:

@@ -5,21 +5,20 @@ attributes finds what was there.
 """
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Tuple
 
-import numpy as np
 import torch
 from mmengine.structures import BaseDataElement
 
 from ..data.fetch import current_batch
+from ..digests import state_digest
 from ..fingerprint import generator_states
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, Record, append_record, read_records
 
-__all__ = ['Samples', 'content_digest', 'leaves', 'read_samples']
+__all__ = ['Samples', 'leaves', 'read_samples']
 
 VALUE_TEXT = 80  # characters of a plain value that a transform keeps
 _recorded: Dict[type, type] = {}
@@ -61,49 +60,6 @@ def read_samples(folder: str, rank: int) -> List[Record]:
     # the order within a sample is that of the file
     return sorted(records, key=lambda record: tuple(
         int(number) for number in record.path.split('/')[0].split()[1].split('.')))
-
-
-def content_digest(value: Any) -> str:
-    """16 hex digits that follow from the content of nested data: equal bytes, equal digest.
-
-    Objects of unknown classes count by what their attributes hold, never by their address.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    _update(digest.update, value, 0)
-    return digest.hexdigest()
-
-
-def _update(update: Callable[[bytes], None], value: Any, depth: int) -> None:
-    if isinstance(value, torch.Tensor):
-        # contiguous() keeps the strides of a single element, whatever they are
-        value = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        update(f'{value.dtype}{tuple(value.shape)}'.encode())
-        update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif isinstance(value, (np.ndarray, np.generic)):
-        update(f'{value.dtype}{value.shape}'.encode())
-        if value.dtype == object:
-            _update(update, value.tolist(), depth + 1)
-        else:
-            update(np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, dict):
-        for key in sorted(value, key=repr):
-            update(repr(key).encode())
-            _update(update, value[key], depth + 1)
-    elif isinstance(value, (list, tuple)):
-        update(b'[%d' % len(value))
-        for item in value:
-            _update(update, item, depth + 1)
-    elif isinstance(value, (set, frozenset)):
-        _update(update, sorted(map(repr, value)), depth + 1)
-    elif isinstance(value, BaseDataElement):
-        _update(update, dict(value.all_items()), depth + 1)
-    elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        update(repr(value).encode())
-    elif depth < 8 and hasattr(value, '__dict__'):
-        update(type(value).__qualname__.encode())
-        _update(update, vars(value), depth + 1)
-    else:
-        update(type(value).__qualname__.encode())
 
 
 def leaves(batch: Any, name: str = '') -> Dict[str, torch.Tensor]:
@@ -261,10 +217,10 @@ _DATASET = {'__getitem__': _getitem}
 def _by_key(results: Any) -> Tuple[str, Tuple[str, ...]]:
     """Names of what a sample holds, and the digest of each."""
     if not isinstance(results, dict):
-        return 'all', (content_digest(results), )
+        return 'all', (state_digest(results), )
     keys = sorted(map(str, results))
     named = {str(key): value for key, value in results.items()}
-    return ' '.join(keys), tuple(content_digest(named[key]) for key in keys)
+    return ' '.join(keys), tuple(state_digest(named[key]) for key in keys)
 
 
 def _own(transform: Any) -> Dict[str, str]:

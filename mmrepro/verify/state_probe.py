@@ -16,8 +16,8 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 
 from ..checkpoint.lost_state import Lost, lost_state, snapshot
-from ..checkpoint.rank_state import unwrap
-from ..checkpoint.state_digest import state_digest
+from ..digests import state_digest
+from ..distributed.unwrap import unwrap
 from ..runs.stopping import StopTraining, train_until_stopped
 
 __all__ = ['Verdict', 'main', 'probe']
