@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-from ..fingerprint.reader import FOLDER, fingerprint_name
+from ..fingerprint.schema import FOLDER, fingerprint_name
 from .recording import Plan, Stopped, attach
 
 __all__ = ['Job', 'Side', 'SideFailed', 'run_here', 'start']
