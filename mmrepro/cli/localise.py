@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from mmengine.config import Config
 
-from ..fingerprint.reader import Run, TraceError, read_run
+from ..fingerprint.reader import FingerprintError, RecordedRun, read_run
 from ..localise.compared_runs import Side, SideFailed, start
 from ..localise.search import Localiser, Outcome, first_iteration
 from ..report.highlight import show
@@ -72,7 +72,7 @@ def _outcome(args: argparse.Namespace, parser: Parser) -> Optional[Outcome]:
             outcome = _of_runs(args, work_dir, say)
     except ImportError as error:
         parser.error(f'{args.config}: {error}')
-    except (TraceError, ValueError, FileNotFoundError) as error:
+    except (FingerprintError, ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     except SideFailed as error:
         say.end()
@@ -140,8 +140,8 @@ def _of_config(args: argparse.Namespace, parser: argparse.ArgumentParser, work_d
 
 def _of_runs(args: argparse.Namespace, work_dir: str, say: _Progress) -> Outcome:
     runs = read_run(args.config), read_run(args.other)
-    _, parting = first_iteration(*runs)
-    sides = tuple(_side_of(name, run, parting.iteration if parting else 0, work_dir)
+    _, found = first_iteration(*runs)
+    sides = tuple(_side_of(name, run, found.iteration if found else 0, work_dir)
                   for name, run in zip('AB', runs))
     for side in sides:
         if side.checkpoint:
@@ -149,10 +149,10 @@ def _of_runs(args: argparse.Namespace, work_dir: str, say: _Progress) -> Outcome
     return Localiser(sides, work_dir, _launch(say), say).explain(*runs, not args.no_values)
 
 
-def _side_of(name: str, run: Run, iteration: int, work_dir: str) -> Side:
+def _side_of(name: str, run: RecordedRun, iteration: int, work_dir: str) -> Side:
     """The side that repeats a run: its config, its variables, its nearest checkpoint."""
     if not run.manifests:
-        raise TraceError(f'{run.work_dir}: has no manifest, so the run cannot be repeated')
+        raise FingerprintError(f'{run.work_dir}: has no manifest, so the run cannot be repeated')
     manifest: Dict[str, Any] = run.manifests[0]
     path = os.path.join(work_dir, f'config_{name}.py')
     with open(path, 'w', encoding='utf-8') as file:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-from ..fingerprint.reader import FOLDER, fingerprint_name
+from ..fingerprint.schema import FOLDER, fingerprint_name
 from ..runs.stopping import train_until_stopped
 from .recording import Plan, attach
 

@@ -6,9 +6,11 @@ fingerprints part, both run again up to that iteration and record it: samples, o
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from ..fingerprint.reader import Run, read_run
+from ..fingerprint.difference import Divergence, first_divergence, not_compared
+from ..fingerprint.reader import RecordedRun, read_run
+from ..fingerprint.schema import value_of
 from .compared_runs import Side, start
 from .diagnosis import Finding, find_on_ranks
 from .recording import Plan
@@ -17,23 +19,9 @@ from .variation_effect import effects
 
 __all__ = ['Localiser', 'Outcome', 'first_iteration']
 
-FIELDS = ('batch', 'losses', 'lr', 'gradients', 'parameters', 'buffers', 'optimizer')
 EXTRA_RUNS = 2  # of the prefix, at most
 
 Launch = Callable[[Side, str, Plan], None]
-
-
-class Parting(NamedTuple):
-    """Where two runs' fingerprints part.
-
-    Attributes:
-        iteration: the first that differs.
-        fields: what of it, per rank: 'losses', 'gradients', ...
-        places: of the samples of that batch, of all ranks; None when the runs do not know.
-    """
-    iteration: int
-    fields: Dict[int, Tuple[str, ...]]
-    places: Optional[Tuple[int, ...]]
 
 
 class Outcome(NamedTuple):
@@ -43,14 +31,16 @@ class Outcome(NamedTuple):
         verdict: 'equal', 'found', or 'flaky': the fingerprints differed, and the recorded runs
             do not.
         compared: iterations that were compared.
-        parting: where the fingerprints part.
+        divergence: the first iteration whose fingerprints differ.
+        positions: of the samples of that batch, of all ranks; None when the runs do not know.
         finding: the first difference.
         values: how far the named operator's results are apart.
         notes: what a reader should know.
     """
     verdict: str
     compared: int
-    parting: Optional[Parting] = None
+    divergence: Optional[Divergence] = None
+    positions: Optional[Tuple[int, ...]] = None
     finding: Optional[Finding] = None
     values: Optional[Values] = None
     notes: Tuple[str, ...] = ()
@@ -59,20 +49,25 @@ class Outcome(NamedTuple):
         lines = [*self.notes]
         if self.verdict == 'equal':
             return '\n'.join([*lines, f'SAME BITS: {self.compared} iterations agree'])
-        fields = sorted({name for names in self.parting.fields.values() for name in names},
-                        key=FIELDS.index)
-        lines.append(f'DIFFERENT from iteration {self.parting.iteration} on: {", ".join(fields)}')
+        differing = {one.field: one.order for fields in self.divergence.ranks.values()
+                     for one in fields}
+        lines.append(f'DIFFERENT from iteration {self.divergence.iteration} on: '
+                     f'{", ".join(sorted(differing, key=differing.get))}')
         if self.verdict == 'flaky':
-            return '\n'.join([*lines, FLAKY.format(iteration=self.parting.iteration)])
+            return '\n'.join([*lines, FLAKY.format(iteration=self.divergence.iteration)])
         lines += ['first difference:', self.finding.text()]
         if self.values is not None:
             lines.append(f'  values    {self.values.text()}')
         return '\n'.join(lines)
 
     def as_dict(self) -> Dict[str, Any]:
+        found = self.divergence
         return dict(
             verdict=self.verdict, compared=self.compared, notes=list(self.notes),
-            parting=self.parting._asdict() if self.parting else None,
+            parting=None if found is None else dict(
+                iteration=found.iteration, places=self.positions,
+                fields={rank: [one.field for one in fields]
+                        for rank, fields in found.ranks.items()}),
             finding=self.finding.as_dict() if self.finding else None,
             values=self.values._asdict() if self.values else None)
 
@@ -102,32 +97,34 @@ class Localiser:
         folders = self._run('fingerprints', Plan('', iterations - 1))
         return self.explain(*map(read_run, folders), values)
 
-    def explain(self, run_a: Run, run_b: Run, values: bool = True) -> Outcome:
+    def explain(self, run_a: RecordedRun, run_b: RecordedRun, values: bool = True) -> Outcome:
         """The first difference of two runs whose fingerprints exist."""
-        compared, parting = first_iteration(run_a, run_b)
+        compared, found = first_iteration(run_a, run_b)
         notes = tuple(f'{side.name}: {note}' for side, run in zip(self.sides, (run_a, run_b))
-                      for note in run.notes) + tuple(effects(self.sides, (run_a, run_b)))
-        if parting is None:
+                      for note in run.notes) + tuple(effects(self.sides, (run_a, run_b))) + tuple(
+                          not_compared(run_a.ranks, run_b.ranks))
+        if found is None:
             return Outcome('equal', compared, notes=notes)
-        ranks, first = sorted(parting.fields), parting
+        ranks, first = sorted(found.ranks), found
+        positions = positions_of(run_a, run_b, found.iteration)
         for number in range(EXTRA_RUNS):
-            self.say(f'the fingerprints part at iteration {parting.iteration}; recording it')
+            self.say(f'the fingerprints differ from iteration {found.iteration} on; recording it')
             name = f'record{number}'
-            folders = self._run(name, Plan('', parting.iteration, parting.iteration,
-                                           parting.places))
-            earlier = first_iteration(*map(read_run, folders))[1]
-            if earlier is not None and earlier.iteration < parting.iteration:
-                notes += (f'run again, they part at iteration {earlier.iteration}, not '
-                          f'{parting.iteration}: the cause does not come in every run', )
-                parting = earlier
+            folders = self._run(name, Plan('', found.iteration, found.iteration, positions))
+            again = tuple(map(read_run, folders))
+            earlier = first_iteration(*again)[1]
+            if earlier is not None and earlier.iteration < found.iteration:
+                notes += (f'run again, they differ from iteration {earlier.iteration} on, not '
+                          f'{found.iteration}: the cause does not come in every run', )
+                found, positions = earlier, positions_of(*again, earlier.iteration)
                 continue
-            finding = find_on_ranks(parting.iteration, *folders, ranks)
+            finding = find_on_ranks(found.iteration, *folders, ranks)
             if finding is not None:
-                kept = self._values(finding, parting) if values and number == 0 else None
-                return Outcome('found', compared, parting, finding, kept, notes)
-        return Outcome('flaky', compared, first, notes=notes)
+                kept = self._values(finding, found.iteration) if values and number == 0 else None
+                return Outcome('found', compared, found, positions, finding, kept, notes)
+        return Outcome('flaky', compared, first, positions, notes=notes)
 
-    def _values(self, finding: Finding, parting: Parting) -> Optional[Values]:
+    def _values(self, finding: Finding, iteration: int) -> Optional[Values]:
         """How far apart the results of the named operator are: one more run."""
         if finding.kind not in ('output', 'generator') or finding.record_a is None or (
                 not finding.stack):
@@ -135,7 +132,7 @@ class Localiser:
         self.say(f'running again for the values of {finding.operator}')
         folders = []
         for side, number in zip(self.sides, (finding.record_a, finding.record_b)):
-            plan = Plan('', parting.iteration, parting.iteration, (), {finding.rank: number})
+            plan = Plan('', iteration, iteration, (), {finding.rank: number})
             folders.append(self._run_side(side, 'values', plan))
         return compare_kept(*folders, finding.rank)
 
@@ -150,7 +147,8 @@ class Localiser:
         return folder
 
 
-def first_iteration(run_a: Run, run_b: Run) -> Tuple[int, Optional[Parting]]:
+def first_iteration(run_a: RecordedRun,
+                    run_b: RecordedRun) -> Tuple[int, Optional[Divergence]]:
     """How many iterations both runs have, and the first that differs on any rank.
 
     Raises:
@@ -159,26 +157,18 @@ def first_iteration(run_a: Run, run_b: Run) -> Tuple[int, Optional[Parting]]:
     if set(run_a.ranks) != set(run_b.ranks):
         raise ValueError(f'{run_a.work_dir} has ranks {sorted(run_a.ranks)}, {run_b.work_dir} has '
                          f'ranks {sorted(run_b.ranks)}: the runs cannot be compared')
-    common = [set(run_a.ranks[rank].steps) & set(run_b.ranks[rank].steps) for rank in run_a.ranks]
-    iterations = sorted(set.intersection(*common))
-    if not iterations:
+    common = set.intersection(*(set(run_a.ranks[rank].steps) & set(run_b.ranks[rank].steps)
+                                for rank in run_a.ranks))
+    if not common:
         raise ValueError(f'{run_a.work_dir} and {run_b.work_dir} have no iteration in common')
-    for iteration in iterations:
-        steps = {rank: (run_a.ranks[rank].steps[iteration], run_b.ranks[rank].steps[iteration])
-                 for rank in run_a.ranks}
-        fields = {rank: tuple(name for name in FIELDS if _value(a, name) != _value(b, name))
-                  for rank, (a, b) in steps.items()}
-        if any(fields.values()):
-            return len(iterations), Parting(iteration, fields, _places(steps.values()))
-    return len(iterations), None
+    return len(common), first_divergence(run_a.ranks, run_b.ranks)
 
 
-def _value(step: Dict[str, Any], name: str) -> Any:
-    return step['batch']['data'] if name == 'batch' else step.get(name)
-
-
-def _places(steps: Sequence[Any]) -> Optional[Tuple[int, ...]]:
-    lists = [step['batch'].get('positions') for pair in steps for step in pair]
-    if any(places is None for places in lists):
+def positions_of(run_a: RecordedRun, run_b: RecordedRun,
+                 iteration: int) -> Optional[Tuple[int, ...]]:
+    """Positions of all samples of an iteration, of both runs; None when a run does not know."""
+    lists = [value_of(log.steps[iteration], 'batch.positions')
+             for run in (run_a, run_b) for log in run.ranks.values() if iteration in log.steps]
+    if None in lists:
         return None
-    return tuple(sorted({place for places in lists for place in places}))
+    return tuple(sorted({position for positions in lists for position in positions}))

@@ -5,7 +5,7 @@ import os
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ..fingerprint.manifest import Manifest
-from ..fingerprint.reader import Run
+from ..fingerprint.reader import RecordedRun
 from .compared_runs import Side
 
 __all__ = ['effects']
@@ -16,7 +16,7 @@ THREAD_VARIABLES = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
 ASK_FOR_THREADS = (*THREAD_VARIABLES, 'randomness.num_threads')
 
 
-def effects(sides: Sequence[Side], runs: Sequence[Run]) -> List[str]:
+def effects(sides: Sequence[Side], runs: Sequence[RecordedRun]) -> List[str]:
     """A line for each varied setting or variable that made no difference to what was run.
 
     Args:

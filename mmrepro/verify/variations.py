@@ -15,8 +15,9 @@ from mmengine.config import Config, ConfigDict
 
 from ..cli import program_name
 from ..cli.arguments import Options, Parser, quiet_when_reader_leaves
-from ..fingerprint.difference import Difference, first_difference
-from ..fingerprint.reader import FOLDER, TraceError
+from ..fingerprint.difference import ComparedField, Divergence, first_divergence
+from ..fingerprint.reader import FingerprintError, read_ranks
+from ..fingerprint.schema import FOLDER
 from ..report.highlight import show
 from ..runs import reduction
 from ..runs.process import (
@@ -24,12 +25,11 @@ from ..runs.process import (
     Plan,
     TrainingFailed,
     add_fingerprints,
-    fingerprints_of,
     settings_for,
 )
 from ..runs.progress import Line, Runs
 
-__all__ = ['VARIATIONS', 'Result', 'certificate', 'main', 'verify']
+__all__ = ['VARIATIONS', 'Result', 'certificate', 'main', 'result_of', 'verify']
 
 ITERATIONS = 5
 DEMO_DATA = 'data/demo'
@@ -81,7 +81,7 @@ class Result(NamedTuple):
     name: str
     title: str
     iterations: int = 0
-    difference: Optional[Difference] = None
+    difference: Optional[Divergence] = None
     skipped: str = ''
 
     @property
@@ -119,9 +119,9 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
                 if name not in skipped]
     progress = Runs(waiting, iterations, say)
     _run(waiting, jobs, progress)
-    reference = fingerprints_of(waiting[0].folder)
-    return [_result(name, reference, os.path.join(work_dir, name), iterations,
-                    skipped.get(name, '')) for name in names]
+    reference = waiting[0].folder
+    return [result_of(name, reference, os.path.join(work_dir, name), iterations,
+                      skipped.get(name, '')) for name in names]
 
 
 def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> Dict[str, str]:
@@ -206,17 +206,19 @@ def _run(waiting: Sequence[Job], jobs: int, progress: Runs) -> None:
             fresh.stop()
 
 
-def _result(name: str, reference: Any, folder: str, iterations: int, skipped: str) -> Result:
+def result_of(name: str, reference: str, folder: str, iterations: int,
+              skipped: str = '') -> Result:
+    """What became of a variation, by the fingerprints in its folder and in the reference's."""
     title = VARIATIONS[name].title
     if skipped:
         return Result(name, title, skipped=skipped)
-    log = fingerprints_of(folder)
-    expected = range(iterations)
-    lacking = [i for i in expected if i not in reference.steps or i not in log.steps]
-    difference = first_difference(reference.steps, log.steps)
+    runs = [read_ranks(os.path.join(path, FOLDER)) for path in (reference, folder)]
+    steps = [ranks[0].steps for ranks in runs]
+    lacking = [i for i in range(iterations) if not all(i in one for one in steps)]
+    difference = first_divergence(*runs)
     if difference is None and lacking:
-        difference = Difference(lacking[0], 'number of iterations', len(reference.steps),
-                                len(log.steps))
+        difference = Divergence(lacking[0], {0: (
+            ComparedField('number of iterations', *map(len, steps)), )})
     return Result(name, title, iterations, difference)
 
 
@@ -242,7 +244,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.make_folder(args.work_dir)
     try:
         results = verify(cfg, args.work_dir, names, args.iters, jobs, args.level, progress.say)
-    except (TrainingFailed, TraceError) as error:
+    except (TrainingFailed, FingerprintError) as error:
         progress.end()
         print(f'\n{error}', file=sys.stderr)
         return 1
@@ -307,7 +309,7 @@ def _as_json(args: argparse.Namespace, results: Sequence[Result], notes: Sequenc
                 notes=list(notes), work_dir=args.work_dir, variations=[
                     dict(name=result.name, title=result.title, equal=result.equal,
                          skipped=result.skipped or None,
-                         difference=result.difference._asdict() if result.difference else None)
+                         difference=result.difference.as_dict() if result.difference else None)
                     for result in results])
 
 

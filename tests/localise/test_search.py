@@ -15,7 +15,7 @@ from mmcv.transforms.utils import cache_randomness
 from mmengine.runner import Runner
 
 from mmrepro.cli import localise
-from mmrepro.fingerprint.reader import RankLog, Run
+from mmrepro.fingerprint.reader import RankLog, RecordedRun
 from mmrepro.fingerprint.records import Record, write_records
 from mmrepro.localise import run_state
 from mmrepro.localise.compared_runs import Side, SideFailed, jobs_of, start
@@ -32,7 +32,7 @@ def run_of(*losses, positions=(0, 1), ranks=(0,), notes=()):
                      losses=dict(loss=loss), lr={}, gradients='', parameters='', buffers='',
                      optimizer='') for i, loss in enumerate(losses)}
     logs = {rank: RankLog('', [], steps, [], True, []) for rank in ranks}
-    return Run('somewhere', [], logs, list(notes))
+    return RecordedRun('somewhere', [], logs, list(notes))
 
 
 def test_the_first_differing_iteration_with_what_differs():

@@ -1,14 +1,14 @@
 """What was varied and changed nothing is said, with what both sides really ran with."""
 import pytest
 
-from mmrepro.fingerprint.reader import Run
+from mmrepro.fingerprint.reader import RecordedRun
 from mmrepro.localise.compared_runs import Side
 from mmrepro.localise.variation_effect import effects
 
 
 def run_with(threads=2, config='lr = 1\n', **facts):
     content = dict(config=dict(text=config), facts={'torch.num_threads': threads, **facts})
-    return Run('somewhere', [content], {}, [])
+    return RecordedRun('somewhere', [content], {}, [])
 
 
 def sides(env=None, settings=None):
@@ -60,7 +60,8 @@ def test_other_variables(monkeypatch):
 
 
 def test_nothing_is_said_without_manifests_or_variations():
-    assert effects(sides(dict(OMP_NUM_THREADS='2')), (Run('a', [], {}, []), run_with())) == []
+    lacking = RecordedRun('a', [], {}, [])
+    assert effects(sides(dict(OMP_NUM_THREADS='2')), (lacking, run_with())) == []
     assert effects(sides(), (run_with(), run_with())) == []
     # variables of two runs that are repeated; nobody varied them
     repeated = [Side(name, 'a.py', dict(PYTHONHASHSEED='0')) for name in 'AB']
