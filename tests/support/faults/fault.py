@@ -42,7 +42,7 @@ class Fault:
 FAULTS: Dict[str, Fault] = {}
 
 
-def fault(fast=False, sides='B', randomness=None, env=None, ranks=1, resume_at=None, model=None,
+def fault(fast=False, runs='B', randomness=None, env=None, ranks=1, resume_at=None, model=None,
           validate_at=None, **expect):
     """Register a plant under its name."""
     def register(plant):
