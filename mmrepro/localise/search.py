@@ -107,7 +107,7 @@ class Localiser:
             values: run once more to measure how far the results of the operator are apart.
         """
         compared, first = first_iteration(run_a, run_b)
-        notes = tuple(f'{spec.name}: {note}' for spec, run in zip(self.specs, (run_a, run_b))
+        notes = tuple(f'run {spec.name}: {note}' for spec, run in zip(self.specs, (run_a, run_b))
                       for note in run.notes)
         notes += tuple(settings_without_effect(self.specs, (run_a, run_b)))
         notes += tuple(not_compared(run_a.ranks, run_b.ranks))

@@ -52,7 +52,6 @@ def test_settings_and_variables_are_told_apart(tmp_path, monkeypatch):
     assert a.env == {} and b.env == dict(OMP_NUM_THREADS='2')
     assert b.asked == {**b.env, 'train_dataloader.num_workers': 4} and a.asked == {}
     assert (a.resume_at, b.resume_at, a.ranks, b.ranks) == (None, 3, 2, 2)
-    from mmengine.config import Config
     assert Config.fromfile(a.config).train_dataloader.num_workers == 0
     assert Config.fromfile(b.config).train_dataloader.num_workers == 4
 
@@ -65,7 +64,7 @@ def test_from_a_config_and_from_two_runs_in_fresh_processes(tmp_path):
     path = str(tmp_path / 'config.py')
     cfg.dump(path)
     env = environment()
-    env['PYTHONPATH'] = os.pathsep.join([str(ROOT / 'tests' / 'localise'), env['PYTHONPATH']])
+    env['PYTHONPATH'] = os.pathsep.join([str(ROOT / 'tests' / 'support'), env['PYTHONPATH']])
 
     def run(*arguments):
         done = subprocess.run([sys.executable, str(ROOT / 'tools' / 'localise.py'), *arguments],

@@ -5,7 +5,7 @@ from mmrepro.localise.compared_runs import RunFailed, RunSpec, segments_of, star
 from mmrepro.localise.recording import RecordingPlan
 
 
-def test_a_side_that_is_resumed_is_two_jobs():
+def test_a_run_that_is_resumed_has_two_segments():
     spec = RunSpec('B', 'c.py', resume_at=4)
     first, second = segments_of(spec, 'w', RecordingPlan('w', 6, 5))
     assert (first.plan.stop, first.save, first.plan.record) == (3, True, None)
@@ -15,8 +15,8 @@ def test_a_side_that_is_resumed_is_two_jobs():
     assert len(segments_of(spec, 'w', RecordingPlan('w', 2))) == 1
 
 
-def test_a_side_that_fails_shows_the_end_of_its_output(tmp_path):
+def test_a_run_that_fails_shows_the_end_of_its_output(tmp_path):
     path = tmp_path / 'config.py'
     path.write_text('raise ValueError("the config is broken")\n')
-    with pytest.raises(RunFailed, match='(?s)the config is broken.*spec A failed with exit code'):
-        start(RunSpec('A', str(path)), str(tmp_path / 'out'), RecordingPlan(str(tmp_path / 'out'), 1))
+    with pytest.raises(RunFailed, match='(?s)the config is broken.*run A failed with exit code'):
+        start(RunSpec('A', str(path)), str(tmp_path), RecordingPlan(str(tmp_path), 1))

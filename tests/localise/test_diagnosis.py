@@ -3,9 +3,9 @@ from mmrepro.fingerprint.records import Record
 from mmrepro.localise.diagnosis import diagnose
 
 
-def test_another_sample_of_the_batch_made_nothing_of_this_one():
-    def load(index, name):
-        return Record('data', f'sample 0.{index}/0', 'Load', inputs=(name, 'height'),
+def test_one_sample_of_a_batch_does_not_make_another():
+    def load(position, name):
+        return Record('data', f'sample 0.{position}/0', 'Load', inputs=(name, 'height'),
                       outputs=(name, 'height', 'img'))
 
     a, b = [load(1, 'x'), load(2, 'y')], [load(0, 'y'), load(2, 'z')]

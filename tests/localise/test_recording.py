@@ -21,9 +21,6 @@ def trained(folder, record):
     attach(runner, RecordingPlan(str(folder), 5, record))
     with pytest.raises(StopTraining):
         runner.train()
-    import random
-
-    import numpy as np
     return [digest(value) for value in (
         runner.model.state_dict(), runner.optim_wrapper.state_dict(), torch.get_rng_state(),
         random.getstate(), np.random.get_state()[1])]
@@ -60,14 +57,14 @@ def test_samples_are_recorded_in_worker_processes(tmp_path, start_method):
     assert samples[0] == samples[1] and len(samples[0]) == 12
 
 
-def test_a_sample_that_one_side_turned_down_counts(tmp_path):
-    for spec, places in dict(a=[[0, 1], [0, 2]], b=[[0, 0], [0, 2]]).items():
-        folder = tmp_path / spec
+def test_a_sample_that_one_run_rejected_is_compared(tmp_path):
+    for run, positions in dict(a=[[0, 1], [0, 2]], b=[[0, 0], [0, 2]]).items():
+        folder = tmp_path / run
         folder.mkdir()
-        (folder / 'batch.rank0.json').write_text(json.dumps(places))
+        (folder / 'batch.rank0.json').write_text(json.dumps(positions))
         write_records(str(folder / 'samples.rank0.1.jsonl'), [
-            Record('data', f'sample 0.{i}/0', 'Load', inputs=(f'{spec}{i}',), outputs=('x',))
-            for i in (0, 1, 2, 3)[:4 if spec == 'a' else 3]])
+            Record('data', f'sample 0.{i}/0', 'Load', inputs=(f'{run}{i}',), outputs=('x',))
+            for i in (0, 1, 2, 3)[:4 if run == 'a' else 3]])
         write_records(str(folder / 'operators.rank0.jsonl'), [])
     paths = [record.path for record in read_stream(str(tmp_path / 'a'), 0, str(tmp_path / 'b'))]
     assert paths == ['sample 0.0/0', 'sample 0.1/0', 'sample 0.2/0']

@@ -10,7 +10,7 @@ from mmrepro.localise.sample_recorder import SampleRecorder, read_samples
 
 
 class Mixing:
-    """As MMDetection's Mosaic: the data set asks it for partners, then calls it."""
+    """As MMDetection's Mosaic: the dataset asks it for partners, then calls it."""
     partners = random.Random()
 
     def __init__(self):

@@ -19,10 +19,18 @@ def run_of(*losses, positions=(0, 1), ranks=(0,), notes=()):
 
 
 def test_the_first_differing_iteration_with_what_differs():
-    compared, parting = first_iteration(run_of('1', '2', '3'), run_of('1', 'x', 'y', '4'))
+    runs = run_of('1', '2', '3'), run_of('1', 'x', 'y', '4')
+    compared, found = first_iteration(*runs)
     assert compared == 3
-    assert (parting.iteration, parting.fields) == (1, {0: ('losses',)})
-    assert parting.places == (0, 1)
+    assert (found.iteration, [one.field for one in found.ranks[0]]) == (1, ['losses'])
+    assert positions_of(*runs, 1) == (0, 1)
+
+
+def test_positions_of_both_runs_are_recorded_and_none_when_one_run_does_not_know_them():
+    runs = run_of('1', positions=(0, 1)), run_of('1', positions=(1, 2))
+    assert positions_of(*runs, 0) == (0, 1, 2)
+    runs[1].ranks[0].steps[0]['batch'].pop('positions')
+    assert positions_of(*runs, 0) is None
 
 
 def test_equal_runs_and_runs_that_cannot_be_compared():
@@ -34,7 +42,7 @@ def test_equal_runs_and_runs_that_cannot_be_compared():
 
 
 class Scripted:
-    """Stands for processes: writes the fingerprints and records that a test gives."""
+    """Replaces the processes: writes the fingerprints and records that a test gives."""
 
     def __init__(self, losses, records):
         self.losses, self.records, self.plans = losses, records, []
@@ -65,7 +73,7 @@ def scripted(tmp_path, losses, records):
 def test_equal_runs_run_once(tmp_path):
     launch, result = scripted(tmp_path, dict(A=['123'], B=['123']), {})
     assert result.verdict == 'equal' and len(launch.plans) == 2
-    assert 'SAME BITS: 3 iterations' in result.text()
+    assert result.text().splitlines()[0] == 'SAME BITS: 3 iterations agree'
 
 
 def test_a_difference_is_recorded_where_it_is(tmp_path):
@@ -74,20 +82,24 @@ def test_a_difference_is_recorded_where_it_is(tmp_path):
     assert result.verdict == 'found' and result.diagnosis.operator == 'aten.mm.default'
     assert [(name, plan.stop, plan.record) for name, plan in launch.plans[2:]] == [
         ('A', 2, 2), ('B', 2, 2)]
-    json.dumps(result.as_dict())
+    assert result.text().splitlines()[0] == (
+        'DIFFERENT BITS: the runs first differ at iteration 2, in losses')
+    found = json.loads(json.dumps(result.as_dict()))
+    assert found['parting'] == dict(iteration=2, places=[0, 1], fields={'0': ['losses']})
+    assert found['finding']['cause'] == 'operator' and found['finding']['cure']
 
 
-def test_what_does_not_come_again_is_not_invented(tmp_path):
+def test_a_difference_that_is_not_reproduced_is_not_invented(tmp_path):
     launch, result = scripted(tmp_path, dict(A=['123'] * 3, B=['1x3', '123', '123']),
                                dict(A=['2', '2'], B=['2', '2']))
     assert result.verdict == 'flaky' and result.diagnosis is None
-    assert len(launch.plans) == 2 + 2 * 2  # no more than two further runs of each spec
-    assert 'NOT REPRODUCED' in result.text() and 'comes and goes' in result.text()
+    assert len(launch.plans) == 2 + 2 * 2  # at most two more runs of A and of B
+    assert 'NOT REPRODUCED' in result.text() and 'intermittent' in result.text()
 
 
-def test_a_difference_that_comes_earlier_the_second_time_is_followed(tmp_path):
+def test_an_earlier_difference_in_the_repetition_is_followed(tmp_path):
     launch, result = scripted(tmp_path, dict(A=['123'] * 3, B=['12x', '1xx', '1xx']),
                                dict(A=['2', '2'], B=['2', '3']))
     assert result.verdict == 'found' and result.diagnosis.iteration == 1
-    assert 'does not come in every run' in result.text()
+    assert 'the cause is intermittent' in result.text()
     assert launch.plans[-1][1].record == 1
