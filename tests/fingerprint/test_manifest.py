@@ -21,7 +21,7 @@ from mmrepro.fingerprint.manifest import (
     compare_manifests,
     read_manifest,
 )
-from mmrepro.fingerprint.reader import TraceError
+from mmrepro.fingerprint.reader import FingerprintError
 
 SECRET = secrets.token_hex()  # not a literal: the manifest keeps uncommitted changes of this file
 SECRETS = {name: SECRET for name in (
@@ -168,12 +168,12 @@ def test_data_and_weights_are_recorded_by_content(tmp_path, data_root):
     ('{"kind": "manifest", "format": 7}', 'format 7 is not known')])
 def test_files_that_are_no_manifest(tmp_path, text, message):
     (tmp_path / 'manifest.json').write_text(text)
-    with pytest.raises(TraceError, match=f'manifest.json: {message}'):
+    with pytest.raises(FingerprintError, match=f'manifest.json: {message}'):
         read_manifest(str(tmp_path))
 
 
 def test_no_manifest(tmp_path):
-    with pytest.raises(TraceError, match='manifest.json: No such file'):
+    with pytest.raises(FingerprintError, match='manifest.json: No such file'):
         read_manifest(str(tmp_path))
 
 
