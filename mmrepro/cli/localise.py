@@ -13,7 +13,7 @@ from mmengine.config import Config
 from ..fingerprint.reader import FingerprintError, RecordedRun, read_run
 from ..localise.compared_runs import Side, SideFailed, start
 from ..localise.search import Localiser, Outcome, first_iteration
-from ..report.highlight import show
+from ..report.terminal import show
 from . import program_name
 from .arguments import Options, Parser, quiet_when_reader_leaves, setting
 
