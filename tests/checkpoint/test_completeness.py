@@ -8,8 +8,8 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
-from test_resume_state import LossOnPoints, TwoPlayers, everything, trained, validated  # noqa: F401
-from test_runner import Points, config  # noqa: F401  registered classes
+from small_runs import config
+from validated_runs import everything, trained, validated
 
 from mmrepro.checkpoint import files
 from mmrepro.checkpoint.completeness import check_readable, has_schedules, lacks

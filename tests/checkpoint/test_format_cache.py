@@ -27,7 +27,7 @@ def test_a_text_is_laid_out_once_per_style(monkeypatch):
 
 def test_a_run_asks_for_its_text_often_and_waits_once(tmp_path, monkeypatch):
     from mmengine.runner import Runner
-    from test_runner import Points, config  # noqa: F401  registered classes
+    from small_runs import config
     calls = []
     monkeypatch.setattr(stock, 'FormatCode',
                         lambda text, **style: (calls.append(text), (text, True))[1])

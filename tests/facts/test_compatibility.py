@@ -5,8 +5,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
-from test_resume import finish, small_run
-from test_runner import NoisyLine, Points, clean  # noqa: F401  registered classes
+from small_runs import Points, clean, finish, small_run  # noqa: F401  clean is a fixture
 
 import mmrepro
 from mmrepro.demo.demo_config import demo_config

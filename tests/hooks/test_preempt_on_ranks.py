@@ -4,9 +4,8 @@ import os
 import pytest
 import torch
 from harness import Child
-from rank_pool import shared_pool
-from test_preempt import Signals, run, settings
-from test_training_on_ranks import free_port
+from preempted_runs import Signals, run, settings
+from rank_pool import free_port, shared_pool
 
 from mmrepro.distributed.agreement import AgreementError
 from mmrepro.distributed.common_stop import CommonStop
