@@ -2,11 +2,11 @@
 import copy
 
 import pytest
+from demo_runs import small
 from detector_runs import accumulating, dynamic, every_iteration, log_lines, shallow
 from harness import Child, run_all, train
 from mmengine.runner import Runner
 from small_runs import Points, finish, small_run
-from test_invariance import small
 
 from mmrepro.config import RandomnessError
 

@@ -7,7 +7,7 @@ from harness import digest
 from mmengine.config import Config
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, MODELS
-from test_training_on_ranks import on_ranks
+from ranks import as_rank, on_ranks
 
 import mmrepro  # noqa: F401
 
@@ -96,7 +96,6 @@ def test_every_rank_continues_with_its_own_state(world, step_seed, tmp_path):
 
 
 def as_rank_with_state(rank, world, port, cfg, work_dir):
-    from test_training_on_ranks import as_rank
     kept = {}
 
     def keep(runner):
@@ -126,7 +125,6 @@ class NoState(BaseModel):
 
 
 def only_rank_0_saves(rank, world, port, cfg, work_dir):
-    from test_training_on_ranks import as_rank
 
     def prepare(runner):
         from mmengine.hooks import Hook
@@ -173,7 +171,6 @@ def test_every_rank_writes_its_fingerprints_and_continues_them(tmp_path):
 
 def counted_on_rank(rank, world, port, cfg, work_dir):
     from counted import Counted
-    from test_training_on_ranks import as_rank
     counted = Counted()
     as_rank(rank, world, port, cfg, work_dir)
     return counted.reads(), counted.calls['state']

@@ -5,7 +5,8 @@ import pytest
 import torch
 from harness import Child
 from preempted_runs import Signals, run, settings
-from rank_pool import free_port, shared_pool
+from rank_pool import shared_pool
+from ranks import free_port
 
 from mmrepro.distributed.agreement import AgreementError
 from mmrepro.distributed.common_stop import CommonStop

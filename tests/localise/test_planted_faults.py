@@ -52,7 +52,7 @@ class Forks:
         if side.ranks == 1:
             Child(run_planted, job, side.env, plant, side.name).result()
             return
-        from test_training_on_ranks import free_port
+        from ranks import free_port
         env = dict(side.env, WORLD_SIZE=str(side.ranks), MASTER_ADDR='127.0.0.1',
                    MASTER_PORT=str(free_port()), GLOO_SOCKET_IFNAME='lo')
         children = [Child(run_planted, job, dict(env, RANK=str(rank), LOCAL_RANK=str(rank)), plant,
@@ -102,7 +102,7 @@ def configs(tmp_path_factory, data_root):
 
 
 def detector_config(model, data_root, folder):
-    from test_invariance import small
+    from demo_runs import small
     cfg = small(model, data_root)
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     # fewer weights to take digests of, nothing else

@@ -25,7 +25,7 @@ class Fault:
         env: of side B.
         ranks, resume_at, validate_at: of both sides, of side B, of side B.
         fast: belongs to every run of the tests.
-        model: a real detector of tests/test_invariance.py in place of the tiny network.
+        model: a real detector of tests/support/demo_runs.py in place of the tiny network.
     """
     plant: Callable[[str], None]
     expect: Dict[str, Any]
