@@ -10,7 +10,7 @@ import sys
 import pytest
 from harness import Child
 from mmengine.runner import Runner
-from test_runner import NoisyLine, Points, config  # noqa: F401
+from small_runs import config
 
 from mmrepro.fingerprint import provenance
 from mmrepro.fingerprint.manifest import (

@@ -4,9 +4,9 @@ import os
 import pytest
 import torch
 from harness import Child
+from preempted_runs import Signals, run, settings
 from rank_pool import shared_pool
 from ranks import free_port
-from test_preempt import Signals, run, settings
 
 from mmrepro.distributed.agreement import AgreementError
 from mmrepro.distributed.common_stop import CommonStop
