@@ -8,8 +8,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 __all__ = ['main']
 
@@ -20,7 +19,7 @@ _SIZE, _QUICK_SIZE = 640, 128
 _GROUPS = ('mmcv', 'triton', 'torch', 'detectors')
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     from . import program_name
     from .arguments import Parser
     name = program_name('gpu_check')
@@ -41,7 +40,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _row(run: Callable[[], dict[str, Any]], budget: Any, device: str) -> dict[str, Any]:
+def _row(run: Callable[[], Dict[str, Any]], budget: Any, device: str) -> Dict[str, Any]:
     """One row; a crash is recorded and does not end the check."""
     if not budget.allows():
         return dict(left_out='no time left')
@@ -63,7 +62,7 @@ def _row(run: Callable[[], dict[str, Any]], budget: Any, device: str) -> dict[st
     return row
 
 
-def _operators(args: argparse.Namespace, result: dict[str, Any], budget: Any, compiled: bool
+def _operators(args: argparse.Namespace, result: Dict[str, Any], budget: Any, compiled: bool
                ) -> None:
     from ..gpu_check import cases_mmcv, cases_torch, operator_check
     part = budget.part(_OPERATORS)
@@ -82,7 +81,7 @@ def _operators(args: argparse.Namespace, result: dict[str, Any], budget: Any, co
                 _tell(args, result, group, name)
 
 
-def _with_kernels(device: str) -> dict[str, Any]:
+def _with_kernels(device: str) -> Dict[str, Any]:
     """Rows of mmcv's operators that have a kernel in Triton, where that can run."""
     from ..gpu_check import cases_mmcv
     from ..ops import triton
@@ -92,7 +91,7 @@ def _with_kernels(device: str) -> dict[str, Any]:
             if any(operator in triton.FUSED for operator in case.covers)}
 
 
-def _detectors(args: argparse.Namespace, result: dict[str, Any], budget: Any, compiled: bool
+def _detectors(args: argparse.Namespace, result: Dict[str, Any], budget: Any, compiled: bool
                ) -> None:
     from ..gpu_check import detectors
     size = args.size or (_QUICK_SIZE if args.quick else _SIZE)
@@ -105,7 +104,7 @@ def _detectors(args: argparse.Namespace, result: dict[str, Any], budget: Any, co
             _tell(args, result, 'detectors', name)
 
 
-def _tell(args: argparse.Namespace, result: dict[str, Any], group: str, name: str) -> None:
+def _tell(args: argparse.Namespace, result: Dict[str, Any], group: str, name: str) -> None:
     """Print a row and write all so far: a check that is cut short has not been for nothing."""
     from ..gpu_check import check_report
     row = result[group][name]
@@ -115,7 +114,7 @@ def _tell(args: argparse.Namespace, result: dict[str, Any], group: str, name: st
     check_report.write(result, args.out)
 
 
-def _summary(result: dict[str, Any]) -> dict[str, Any]:
+def _summary(result: Dict[str, Any]) -> Dict[str, Any]:
     rows = [row for group in _GROUPS for row in result[group].values()]
     judged = [row for row in rows if 'equal' in row]
     good = [row for row in judged if row['equal'] and row.get('agrees', True)
@@ -126,7 +125,7 @@ def _summary(result: dict[str, Any]) -> dict[str, Any]:
                 seconds=round(sum(row.get('seconds', 0.) for row in rows), 1))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the check. Returns 0 if every row gave equal bits, 1 if one did not or failed, 2 for a
     device that is not there."""
     args = _parse(arguments)
@@ -143,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
     missing = stubs.install()
     ops.install()
-    result: dict[str, Any] = dict(
+    result: Dict[str, Any] = dict(
         command=' '.join(['gpu_check', *_public(arguments)]),
         machine=hardware.describe(args.device),
         stand_ins=list(missing), summary={}, **{group: {} for group in _GROUPS})
@@ -159,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if result['summary']['unequal'] or result['summary']['failed'] else 0
 
 
-def _public(arguments: Sequence[str] | None) -> list[str]:
+def _public(arguments: Optional[Sequence[str]]) -> List[str]:
     """The arguments without the folder, which is nobody's business."""
     shown = list(sys.argv[1:] if arguments is None else arguments)
     for i, text in enumerate(shown):

@@ -4,8 +4,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
@@ -45,7 +44,7 @@ def as_text(entries: Sequence[Entry], device: str) -> str:
     return f'{table}\n\n{summary}'
 
 
-def as_json(entries: Sequence[Entry], device: str) -> dict[str, Any]:
+def as_json(entries: Sequence[Entry], device: str) -> Dict[str, Any]:
     """The same for programs: provider, device, and a dict per operator."""
     return dict(provider=provider(), device=device,
                 operators=[entry._asdict() for entry in entries])
@@ -55,7 +54,7 @@ def _cell(text: str) -> str:
     return text.replace('|', '\\|')
 
 
-def _line(family: Family, reached: dict[str, list[str]]) -> str:
+def _line(family: Family, reached: Dict[str, List[str]]) -> str:
     names = '<br>'.join(f'`{name}`' for name in family.names)
     folders = sorted({folder for name in family.names for folder in reached.get(name, ())})
     measured = f'<br>in the walk: {", ".join(folders)}' if folders else ''
@@ -65,7 +64,7 @@ def _line(family: Family, reached: dict[str, list[str]]) -> str:
         COMPILED[family.compiled])) + ' |'
 
 
-def page(reached: dict[str, list[str]] | None = None) -> str:
+def page(reached: Optional[Dict[str, List[str]]] = None) -> str:
     """The tables of docs/operators.md, from the table of operators.
 
     Args:
@@ -85,7 +84,7 @@ def page(reached: dict[str, list[str]] | None = None) -> str:
 
 
 @quiet_when_reader_leaves
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Optional[Sequence[str]] = None) -> int:
     """``mmrepro ops``. Returns 0."""
     parser = Parser(
         prog=program_name('ops'), description="mmcv's compiled operators: who answers for each, "

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from typing import Callable
 
 __all__ = ['Budget']
 

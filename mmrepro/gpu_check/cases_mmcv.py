@@ -6,8 +6,7 @@ sources meet in few destinations, which is where a sum that is not ordered shows
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Callable, Dict
 
 import torch
 from torch import Tensor
@@ -136,7 +135,7 @@ def _carafe(s: Sizes, name: str = 'carafe') -> Problem:
     return Problem(dict(feature=feature, masks=s.uniform(1, 25, 2 * h, 2 * w)), {}, run)
 
 
-def _scored(s: Sizes, number: int = 2000) -> dict[str, Tensor]:
+def _scored(s: Sizes, number: int = 2000) -> Dict[str, Tensor]:
     """Boxes with few different scores: ties are what a device may break as it likes."""
     boxes = s.boxes(number, 800, 1344, 96)
     return dict(boxes=boxes, scores=(s.uniform(len(boxes)) * 20).round() / 20)
@@ -258,7 +257,7 @@ def _sync_bn(s: Sizes) -> Problem:
 
 _ROI_ALIGN = ('roi_align_forward', 'roi_align_backward')
 
-CASES: dict[str, Case] = {
+CASES: Dict[str, Case] = {
     'RoIAlign': Case(_ROI_ALIGN, _roi_align),
     'RoIAlign, sampling_ratio 2': Case(_ROI_ALIGN, functools.partial(_roi_align, ratio=2)),
     'RoIAlign, max': Case(_ROI_ALIGN, functools.partial(_roi_align, mode='max', ratio=2)),

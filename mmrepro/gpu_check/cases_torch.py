@@ -1,8 +1,7 @@
 """One row per entry of ``mmrepro.ops.aten.TABLE``: torch's own operators, replaced or left."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Callable, Dict, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -147,7 +146,7 @@ def _reflected(x: Tensor) -> Tensor:
     return F.pad(x, (3, 2) * (x.dim() - 2), 'reflect')
 
 
-CASES: dict[str, Case] = {
+CASES: Dict[str, Case] = {
     'linear resize': Case(('upsample_linear1d_backward',), _resize('linear', 1)),
     'bilinear resize': Case(('upsample_bilinear2d_backward',
                              'torch._decomp.decompositions._upsample_linear_vec',

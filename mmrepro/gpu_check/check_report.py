@@ -4,14 +4,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict, List, Tuple
 
 __all__ = ['NAME', 'table', 'verdict', 'write']
 
 NAME = 'gpu_check'
 
 
-def verdict(row: dict[str, Any]) -> str:
+def verdict(row: Dict[str, Any]) -> str:
     """What a row came to, in a word or a sentence."""
     if 'error_text' in row:
         return f'failed: {row["error_text"]}'
@@ -35,7 +35,7 @@ def _number(value: Any, form: str) -> str:
     return '' if missing else format(value, form)
 
 
-def _operators(title: str, rows: dict[str, dict]) -> list[str]:
+def _operators(title: str, rows: Dict[str, dict]) -> List[str]:
     lines = [f'## {title}', '',
              '| operator | bits | runs | error | ms | default | ms | ratio | default repeats |',
              '|---|---|---|---|---|---|---|---|---|']
@@ -50,7 +50,7 @@ def _operators(title: str, rows: dict[str, dict]) -> list[str]:
     return [*lines, '']
 
 
-def _detectors(rows: dict[str, dict]) -> list[str]:
+def _detectors(rows: Dict[str, dict]) -> List[str]:
     lines = ['## Detectors', '',
              '| detector | bits | iterations | pixels | ms | default | ms | ratio | GiB | GiB |',
              '|---|---|---|---|---|---|---|---|---|---|']
@@ -64,7 +64,7 @@ def _detectors(rows: dict[str, dict]) -> list[str]:
     return [*lines, '']
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Dict[str, Any]) -> str:
     """The report as Markdown."""
     machine = ', '.join(f'{key} {value}' for key, value in result['machine'].items())
     summary = result['summary']
@@ -86,7 +86,7 @@ def table(result: dict[str, Any]) -> str:
     return '\n'.join(lines)
 
 
-def write(result: dict[str, Any], folder: str, name: str = NAME) -> tuple[Path, Path]:
+def write(result: Dict[str, Any], folder: str, name: str = NAME) -> Tuple[Path, Path]:
     """Write both files, also of an unfinished check, and return their paths."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -32,7 +31,7 @@ class Detector(NamedTuple):
     why: str
 
 
-DETECTORS: dict[str, Detector] = {
+DETECTORS: Dict[str, Detector] = {
     'Faster R-CNN': Detector('faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py', 'RoIAlign, NMS, topk'),
     'Mask R-CNN': Detector('mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py', 'RoIAlign of masks'),
     'Cascade R-CNN': Detector('cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco.py',
@@ -64,9 +63,9 @@ class Run(NamedTuple):
         seconds: per iteration after the first few, the median.
     """
 
-    labels: list[list[tuple[str, str]]]
-    digests: list[torch.Tensor]
-    losses: list[float]
+    labels: List[List[Tuple[str, str]]]
+    digests: List[torch.Tensor]
+    losses: List[float]
     seconds: float
 
 
@@ -116,7 +115,7 @@ def train(detector: Detector, device: str, size: int, iterations: int, small: bo
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     wrapper = OptimWrapper(torch.optim.AdamW(trained.values(), lr=1e-5),
                            clip_grad=dict(max_norm=1., error_if_nonfinite=False))
-    grads: dict[str, torch.Tensor] = {}
+    grads: Dict[str, torch.Tensor] = {}
     if digest:
         _keep_gradients(wrapper, trained, grads)
     labels, rows, losses, durations = [], [], [], []
@@ -138,8 +137,8 @@ def train(detector: Detector, device: str, size: int, iterations: int, small: bo
     return Run(labels, [row.cpu() for row in rows], losses, late[len(late) // 2])
 
 
-def _keep_gradients(wrapper: Any, trained: dict[str, torch.nn.Parameter],
-                    grads: dict[str, torch.Tensor]) -> None:
+def _keep_gradients(wrapper: Any, trained: Dict[str, torch.nn.Parameter],
+                    grads: Dict[str, torch.Tensor]) -> None:
     """Remember each step's gradients before they are clipped and cleared."""
     step = wrapper.step
 
@@ -152,12 +151,12 @@ def _keep_gradients(wrapper: Any, trained: dict[str, torch.nn.Parameter],
     wrapper.step = remembered
 
 
-def _tagged(kind: str, tensors: dict[str, Any]) -> list[tuple[str, str, torch.Tensor]]:
+def _tagged(kind: str, tensors: Dict[str, Any]) -> List[Tuple[str, str, torch.Tensor]]:
     return [(kind, name, tensor.detach()) for name, tensor in tensors.items()
             if isinstance(tensor, torch.Tensor)]
 
 
-def _digests(tensors: list[torch.Tensor], device: str) -> torch.Tensor:
+def _digests(tensors: List[torch.Tensor], device: str) -> torch.Tensor:
     from ..fingerprint.digest import tensor_digests
     return tensor_digests([tensor.to(device) for tensor in tensors])
 
@@ -189,7 +188,7 @@ def first_difference(one: Run, other: Run) -> str:
     return ''
 
 
-def _peak(device: str) -> float | None:
+def _peak(device: str) -> Optional[float]:
     if device != 'cuda':
         return None
     peak = torch.cuda.max_memory_allocated() / 2 ** 30
@@ -198,14 +197,14 @@ def _peak(device: str) -> float | None:
 
 
 def check(detector: Detector, device: str, size: int, iterations: int = 20, small: bool = False,
-          compiled: bool = False, again: Callable[[], bool] = lambda: True) -> dict[str, Any]:
+          compiled: bool = False, again: Callable[[], bool] = lambda: True) -> Dict[str, Any]:
     """One row of the report.
 
     Args:
         compiled: take mmcv's compiled kernels for the default.
         again: asked before the run without determinism; False leaves it out.
     """
-    row: dict[str, Any] = dict(config=detector.config, size=size, iterations=iterations)
+    row: Dict[str, Any] = dict(config=detector.config, size=size, iterations=iterations)
     with determinism.deterministic(), ops.using('torch'):
         _peak(device)
         one = train(detector, device, size, iterations, small)

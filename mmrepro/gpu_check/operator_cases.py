@@ -1,8 +1,7 @@
 """What a row of the operator check is made of."""
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -67,12 +66,12 @@ class Problem(NamedTuple):
         double: the reference may be made in float64 (else in the same precision, on the CPU).
     """
 
-    leaves: dict[str, Tensor]
-    fixed: dict[str, Tensor]
+    leaves: Dict[str, Tensor]
+    fixed: Dict[str, Tensor]
     run: Callable[..., Any]
     double: bool = True
 
-    def to(self, device: str, dtype: torch.dtype | None = None) -> Problem:
+    def to(self, device: str, dtype: Optional[torch.dtype] = None) -> Problem:
         """The same numbers elsewhere; integers keep their type."""
         def move(tensor: Tensor) -> Tensor:
             floating = tensor.is_floating_point() and dtype is not None
@@ -93,13 +92,13 @@ class Case(NamedTuple):
         reference: another definition of the result, for what torch leaves open.
     """
 
-    covers: tuple[str, ...]
+    covers: Tuple[str, ...]
     make: Callable[[Sizes], Problem]
     expect: str = 'equal'
-    reference: Callable[..., Any] | None = None
+    reference: Optional[Callable[..., Any]] = None
 
 
-def tensors_of(value: Any) -> list[Tensor]:
+def tensors_of(value: Any) -> List[Tensor]:
     """All tensors of a result, in order; numbers become tensors."""
     if isinstance(value, Tensor):
         return [value]

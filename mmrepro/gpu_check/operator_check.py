@@ -3,8 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ LIMIT = 1e-3
 DEFAULTS = {'compiled': 'compiled mmcv', 'torch': 'PyTorch form', 'flags': 'torch'}
 
 
-def once(problem: Problem, seed: int = 0) -> dict[str, Tensor]:
+def once(problem: Problem, seed: int = 0) -> Dict[str, Tensor]:
     """One forward and, where there are leaves, one backward: every tensor by name."""
     result = problem.run(**problem.leaves, **problem.fixed)
     outputs = tensors_of(result)
@@ -45,7 +44,7 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def _unequal(first: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+def _unequal(first: Dict[str, Tensor], other: Dict[str, Tensor]) -> List[str]:
     return [name for name, tensor in first.items()
             if tensor.shape != other[name].shape
             or not torch.equal(_bits(tensor), _bits(other[name]))]
@@ -82,11 +81,11 @@ def _disturb(device: str, turn: int) -> None:
 
 
 def _repeat(problem: Problem, device: str, times: int, seconds: float
-            ) -> tuple[int, list[str], float]:
+            ) -> Tuple[int, List[str], float]:
     """(times run, names that ever differed, median milliseconds)."""
     first = once(problem)
     _wait(device)
-    differed: dict[str, None] = {}
+    differed: Dict[str, None] = {}
     durations, begin, turn = [], time.perf_counter(), 1
     while turn < times and (turn < 3 or time.perf_counter() - begin < seconds):
         _disturb(device, turn)
@@ -120,7 +119,7 @@ def has_compiled_kernels() -> bool:
 
 
 def check(case: Case, device: str, small: bool, times: int = 50, seconds: float = 2.,
-          provider: str = 'torch', against: str | None = None) -> dict[str, Any]:
+          provider: str = 'torch', against: Optional[str] = None) -> Dict[str, Any]:
     """One row of the report.
 
     Args:
@@ -131,7 +130,7 @@ def check(case: Case, device: str, small: bool, times: int = 50, seconds: float 
         provider: of mmcv's operators, in deterministic mode.
         against: the default to compare times with, a key of :data:`DEFAULTS`; None: there is none.
     """
-    row: dict[str, Any] = dict(covers=list(case.covers))
+    row: Dict[str, Any] = dict(covers=list(case.covers))
     reference = case.make(Sizes(True))
     little = reference.to(device)
     if case.expect == 'raises':
@@ -168,7 +167,7 @@ def _first_line(error: BaseException) -> str:
     return f'{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ""}'
 
 
-def _refusal(row: dict[str, Any], problem: Problem, device: str) -> dict[str, Any]:
+def _refusal(row: Dict[str, Any], problem: Problem, device: str) -> Dict[str, Any]:
     """torch has to name what it cannot do; on a CPU it can."""
     row['refused'] = False
     try:

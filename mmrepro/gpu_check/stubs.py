@@ -12,7 +12,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, Tuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ __all__ = ['PACKAGES', 'install', 'linear_sum_assignment']
 PACKAGES = ('pycocotools', 'shapely', 'scipy', 'matplotlib', 'PIL')
 
 
-def linear_sum_assignment(cost: Any, maximize: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def linear_sum_assignment(cost: Any, maximize: bool = False) -> Tuple[np.ndarray, np.ndarray]:
     """Rows and columns of an assignment of least cost, by shortest augmenting paths.
 
     Args:
@@ -114,7 +114,7 @@ class _Module(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def __init__(self, packages: tuple[str, ...]) -> None:
+    def __init__(self, packages: Tuple[str, ...]) -> None:
         self.packages = packages
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
@@ -130,7 +130,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.linear_sum_assignment = linear_sum_assignment
 
 
-def install() -> tuple[str, ...]:
+def install() -> Tuple[str, ...]:
     """Let missing packages be imported. Returns the names of those that are missing."""
     missing = tuple(name for name in PACKAGES
                     if name not in sys.modules and importlib.util.find_spec(name) is None)

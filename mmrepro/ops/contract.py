@@ -5,6 +5,8 @@ that a caller who caught one catches the other.
 """
 from __future__ import annotations
 
+from typing import Optional, Tuple
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,8 @@ def require(condition: bool, operator: str, problem: str) -> None:
         raise RuntimeError(f'{operator}: {problem}')
 
 
-def require_shape(operator: str, name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
+def require_shape(operator: str, name: str, tensor: Tensor,
+                  shape: Tuple[Optional[int], ...]) -> None:
     """Refuse ``tensor`` unless it has ``shape``; None stands for any length."""
     fits = tensor.dim() == len(shape) and all(
         want is None or want == got for want, got in zip(shape, tensor.shape))
@@ -35,7 +38,7 @@ def require_shape(operator: str, name: str, tensor: Tensor, shape: tuple[int | N
 
 
 def require_dtype(operator: str, name: str, tensor: Tensor,
-                  allowed: tuple[torch.dtype, ...] = FLOATS) -> None:
+                  allowed: Tuple[torch.dtype, ...] = FLOATS) -> None:
     """Refuse ``tensor`` unless its dtype is one of ``allowed``."""
     if tensor.dtype not in allowed:
         names = ', '.join(str(dtype).replace('torch.', '') for dtype in allowed)

@@ -15,6 +15,8 @@ there, so that nothing that was not read (a NaN next door, say) can reach the re
 """
 from __future__ import annotations
 
+from typing import List, Optional, Tuple, Union
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -71,14 +73,14 @@ class Source:
 
     def __init__(self, feature: Tensor) -> None:
         self._feature = feature
-        self._rows: Tensor | None = None
+        self._rows: Optional[Tensor] = None
 
-    def read(self, index: Tensor, weight: Tensor, offsets: Tensor | None = None) -> Tensor:
+    def read(self, index: Tensor, weight: Tensor, offsets: Optional[Tensor] = None) -> Tensor:
         """:func:`read` of taps whose index counts pixels of the map."""
         rows, index = self.rows(index)
         return read(rows, index, weight, offsets)
 
-    def rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(self, index: Tensor) -> Tuple[Tensor, Tensor]:
         """Rows, and the index into them."""
         if self._rows is None and _few(self._feature, index):
             used, index = _compact(index, _pixels(self._feature))
@@ -103,10 +105,10 @@ class Sink:
 
     def __init__(self, grad: Tensor) -> None:
         self._grad = grad
-        self._total: Tensor | None = None
+        self._total: Optional[Tensor] = None
 
     def spread(self, source: Tensor, index: Tensor, weight: Tensor,
-               bag_of: Tensor | None = None) -> None:
+               bag_of: Optional[Tensor] = None) -> None:
         """:func:`spread` of taps whose index counts pixels of the map."""
         n, c, h, w = self._grad.shape
         if self._total is None and _few(self._grad, index) and self._grad.is_contiguous():
@@ -136,7 +138,7 @@ def _few(feature: Tensor, index: Tensor) -> bool:
     return index.numel() * 4 < _pixels(feature)
 
 
-def _compact(index: Tensor, pixels: int) -> tuple[Tensor, Tensor]:
+def _compact(index: Tensor, pixels: int) -> Tuple[Tensor, Tensor]:
     """The pixels that taps touch, in order, and the index into them; nowhere stays past the end."""
     flags = torch.zeros(pixels + 1, dtype=torch.bool, device=index.device)
     flat = index.reshape(-1).to(torch.int64)
@@ -148,7 +150,7 @@ def _compact(index: Tensor, pixels: int) -> tuple[Tensor, Tensor]:
     return used, position.index_select(0, flat).to(index.dtype).view(index.shape)
 
 
-def _by_image(used: Tensor, images: int, size: int) -> list[tuple[slice, Tensor]]:
+def _by_image(used: Tensor, images: int, size: int) -> List[Tuple[slice, Tensor]]:
     """Where the pixels of each image stand in ``used``, and which pixels they are."""
     edges = torch.arange(images + 1, device=used.device) * size
     bounds = torch.searchsorted(used, edges).tolist()
@@ -190,7 +192,7 @@ def bags(feature: Tensor) -> Tensor:
     return places.to(COMPUTE.get(feature.dtype, feature.dtype)).reshape(-1, c)
 
 
-def read(rows: Tensor, index: Tensor, weight: Tensor, offsets: Tensor | None = None) -> Tensor:
+def read(rows: Tensor, index: Tensor, weight: Tensor, offsets: Optional[Tensor] = None) -> Tensor:
     """``out[b] = sum over the taps of b of weight * rows[index]``, taps in their order.
 
     Args:
@@ -212,7 +214,7 @@ def read(rows: Tensor, index: Tensor, weight: Tensor, offsets: Tensor | None = N
 
 
 def spread(source: Tensor, index: Tensor, weight: Tensor, size: int,
-           bag_of: Tensor | None = None) -> Tensor:
+           bag_of: Optional[Tensor] = None) -> Tensor:
     """The transpose of :func:`read`: ``out[r] = sum over taps with index r of weight * source``.
 
     The taps of a row are added in the order in which they stand in ``index``.
@@ -263,7 +265,7 @@ def _quotient(value: Tensor, divisor: int) -> Tensor:
     return torch.div(value, divisor, rounding_mode='floor')
 
 
-def dots(grad: Tensor, rows: Tensor, index: Tensor, bag_of: Tensor | None = None) -> Tensor:
+def dots(grad: Tensor, rows: Tensor, index: Tensor, bag_of: Optional[Tensor] = None) -> Tensor:
     """``<grad[bag], rows[index]>`` per tap: what :func:`read`'s weights get as gradient.
 
     Args:
@@ -291,7 +293,7 @@ def equal(a: Tensor, b: Tensor) -> Tensor:
     return a == b if a.is_cuda else torch.from_numpy(np.equal(a.numpy(), b.numpy()))
 
 
-def keep(values: Tensor, owner: Tensor, who: int | Tensor, out: Tensor) -> None:
+def keep(values: Tensor, owner: Tensor, who: Union[int, Tensor], out: Tensor) -> None:
     """Write ``values`` where ``owner == who``, else 0, to the beginning of ``out``.
 
     Exact for infinities and NaN too, as a product with a mask is not, and several times faster
@@ -317,7 +319,7 @@ def through(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values.to(dtype).to(values.dtype)
 
 
-def cut(costs: list[int], budget: int, widths: list[int] | None = None) -> list[tuple[int, int]]:
+def cut(costs: List[int], budget: int, widths: Optional[List[int]] = None) -> List[Tuple[int, int]]:
     """Split items of known cost, in order, into runs that cost at most ``budget`` together.
 
     An item above the budget gets a run of its own. The answer depends on the arguments alone,

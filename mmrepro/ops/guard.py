@@ -26,9 +26,8 @@ import importlib.machinery
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -73,7 +72,7 @@ KNOWN = {
 }
 
 
-def _ordered_mmcv() -> dict[str, str]:
+def _ordered_mmcv() -> Dict[str, str]:
     """Compiled mmcv functions whose whole file of kernels adds nothing with atomics."""
     atomic = {row.source for row in TABLE.values() if row.compiled == 'atomics'}
     return {f'mmcv._ext.{name}': 'ordered, as the table of mmrepro.ops says'
@@ -117,7 +116,7 @@ def _links_torch(path: str) -> bool:
         return False
 
 
-def extensions() -> set[str]:
+def extensions() -> Set[str]:
     """Names of loaded modules that are compiled against torch and are not torch's own."""
     suffixes, own = tuple(importlib.machinery.EXTENSION_SUFFIXES), os.path.dirname(torch.__file__)
     found = set()
@@ -161,17 +160,17 @@ class OperatorGuard:
         report: called with each :class:`Finding`, once per operator.
     """
 
-    def __init__(self, model: torch.nn.Module | None = None,
+    def __init__(self, model: Optional[torch.nn.Module] = None,
                  devices: Iterable[str] = ('cuda',), allow: Iterable[str] = (),
-                 report: Callable[[Finding], None] | None = None) -> None:
-        self.findings: list[Finding] = []
+                 report: Optional[Callable[[Finding], None]] = None) -> None:
+        self.findings: List[Finding] = []
         self._paths = {} if model is None else {id(m): n for n, m in model.named_modules()}
         self._compiled = model is not None and any(map(_is_compiled, model.modules()))
         self._devices = tuple(devices)
         self._allowed = {*KNOWN, *_ordered_mmcv(), *allow}
         self._report = report
-        self._settled: set[Any] = set()  # operators that need no second look
-        self._extensions: set[str] = set()
+        self._settled: Set[Any] = set()  # operators that need no second look
+        self._extensions: Set[str] = set()
         self._launch: Any = None
 
     @contextlib.contextmanager
@@ -247,7 +246,7 @@ class OperatorGuard:
             if self._report is not None:
                 self._report(finding)
 
-    def _module(self, frame: FrameType | None) -> str:
+    def _module(self, frame: Optional[FrameType]) -> str:
         """The innermost torch module on the stack: 'path (Class)'."""
         while frame is not None:
             owner = frame.f_locals.get('self')
@@ -261,7 +260,7 @@ class OperatorGuard:
 _PASSED = (os.path.dirname(torch.__file__) + os.sep, __file__)
 
 
-def _place(frame: FrameType | None) -> str:
+def _place(frame: Optional[FrameType]) -> str:
     first = frame
     while frame is not None and frame.f_code.co_filename.startswith(_PASSED):
         frame = frame.f_back

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 __all__ = ['FAMILIES', 'TABLE', 'Family', 'Row', 'implementation']
 
@@ -38,7 +37,7 @@ class Family(NamedTuple):
     why: str
     compiled: str
     users: str
-    names: tuple[str, ...]
+    names: Tuple[str, ...]
 
 
 class Row(NamedTuple):
@@ -246,13 +245,13 @@ _ELSEWHERE = (
            ('dynamic_voxelize_forward', 'hard_voxelize_forward')),
 )
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: Tuple[Family, ...] = (
     *_ROI, *_ROTATED, *_DEFORM, *_ATTENTION, *_CARAFE, *_NMS, *_LOSSES, *_BOXES, *_POLYGONS,
     *_MASKED, *_NORM, *_INFO, *_ELSEWHERE)
 
 
-def _rows() -> dict[str, Row]:
-    rows: dict[str, Row] = {}
+def _rows() -> Dict[str, Row]:
+    rows: Dict[str, Row] = {}
     for family in FAMILIES:
         for name in family.names:
             if name in rows:
@@ -264,10 +263,10 @@ def _rows() -> dict[str, Row]:
     return rows
 
 
-TABLE: dict[str, Row] = _rows()
+TABLE: Dict[str, Row] = _rows()
 
 
-def implementation(name: str) -> Callable | None:
+def implementation(name: str) -> Optional[Callable]:
     """The function of operator ``name``, or None where it has no row, module or function yet.
 
     The module is imported by this call, not before. Errors inside it are not hidden.

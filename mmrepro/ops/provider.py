@@ -15,9 +15,8 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 from .operator_table import TABLE, implementation
 from .triton import FUSED, fused, requirement
@@ -35,7 +34,7 @@ PROVIDERS = ('torch', 'triton', 'compiled')
 _MARK = '__mmrepro_operators__'
 
 # Compiled functions that ours replaced, by name; None while the compiled module is as it came.
-_replaced: dict[str, Callable] | None = None
+_replaced: Optional[Dict[str, Callable]] = None
 
 # Whether operators that have a kernel in Triton use it on CUDA.
 _fused = False
@@ -109,7 +108,7 @@ class _Extension(ModuleType):
         setattr(self, name, operator)
         return operator
 
-    def __dir__(self) -> list[str]:
+    def __dir__(self) -> List[str]:
         return sorted({*super().__dir__(), *TABLE})
 
 
@@ -267,7 +266,7 @@ def provider_of(operator: str, device: str = 'cpu') -> str:
     return 'compiled' if hasattr(module, operator) else 'none'
 
 
-def catalogue(device: str = 'cpu') -> list[Entry]:
+def catalogue(device: str = 'cpu') -> List[Entry]:
     """All operators with their provider, and whether that one is deterministic on ``device``.
 
     Args:

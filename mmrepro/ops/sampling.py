@@ -9,7 +9,7 @@ Formulas: ``bilinear_interpolate`` of mmcv's ``common_cuda_helper.hpp`` and
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import List, NamedTuple, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -67,7 +67,8 @@ def clamped_corners(y: Tensor, x: Tensor, height: int, width: int) -> Corners:
     return Corners(row, weight, ~outside.expand(row.shape), dy, dx)
 
 
-def padded_corners(y: Tensor, x: Tensor, height: int | Tensor, width: int | Tensor) -> Corners:
+def padded_corners(y: Tensor, x: Tensor, height: Union[int, Tensor],
+                   width: Union[int, Tensor]) -> Corners:
     """Taps of samples under the zero-padding rule of deformable operators.
 
     A NaN position is outside: it reads nothing, and its gradient is zero.
@@ -168,7 +169,7 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
     return AxisTaps(position.to(torch.int32), weight, count.to(torch.int64))
 
 
-def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: int, slots: int) -> list[Tensor]:
+def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: int, slots: int) -> List[Tensor]:
     """One tap per pixel that a bin touches. A linear weight is a hat around its pixel."""
     base = low.masked_fill(~live, size).amin(-1) if y.shape[-1] else low.new_zeros(low.shape[:2])
     top = low.masked_fill(~live, -1).amax(-1) if y.shape[-1] else low.new_full(low.shape[:2], -1)
@@ -182,7 +183,7 @@ def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: int, slots: int) ->
 
 
 def _separate_taps(fraction: Tensor, low: Tensor, live: Tensor, grid: Tensor,
-                   size: int) -> list[Tensor]:
+                   size: int) -> List[Tensor]:
     """Two taps per sample."""
     position = torch.stack((low, (low + 1).clamp(max=size - 1)), -1).flatten(-2).nan_to_num(0)
     weight = torch.stack((1 - fraction, fraction), -1).masked_fill(~live.unsqueeze(-1), 0)
@@ -233,7 +234,7 @@ def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: 
                 starts.to(torch.int32))
 
 
-def plane_taps(base: Tensor, taps: AxisTaps) -> tuple[Tensor, Tensor, Tensor]:
+def plane_taps(base: Tensor, taps: AxisTaps) -> Tuple[Tensor, Tensor, Tensor]:
     """One filter per plane and bin: rows, weights (E,) and where bags begin; bags (K, C, P).
 
     Args:
@@ -254,7 +255,7 @@ def _ordinal(owner: Tensor, first: Tensor) -> Tensor:
     return torch.arange(len(owner), device=owner.device) - first.index_select(0, owner)
 
 
-def bin_samples(grid_y: Tensor, grid_x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def bin_samples(grid_y: Tensor, grid_x: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """List the samples of bins that have ``grid_y * grid_x`` of them each, in mmcv's order.
 
     Args:

@@ -1,6 +1,8 @@
 """Running sums in a fixed order."""
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ __all__ = ['cumsum', 'cumsum_']
 _NARROW = (torch.float16, torch.bfloat16)
 
 
-def cumsum(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+def cumsum(self: Tensor, dim: int, *, dtype: Optional[torch.dtype] = None) -> Tensor:
     """``aten::cumsum``: floats by doubling steps, integers by torch's own kernel.
 
     Step s adds what stands ``2**s`` places before; after ``log2(n)`` steps every element is the sum
@@ -34,6 +36,6 @@ def cumsum(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tenso
     return total.to(result_type, copy=True) if total is self else total.to(result_type)
 
 
-def cumsum_(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+def cumsum_(self: Tensor, dim: int, *, dtype: Optional[torch.dtype] = None) -> Tensor:
     """``aten::cumsum_``."""
     return self.copy_(cumsum(self, dim, dtype=dtype or self.dtype))

@@ -13,8 +13,7 @@ import importlib
 import inspect
 import re
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -31,11 +30,11 @@ _OVERRIDE = {'allow_override': True} if 'allow_override' in inspect.signature(
 
 # What is in force: the library that owns the kernels, and the attributes with what they were.
 _library: Any = None
-_attributes: list[tuple[Any, str, Any]] = []
-_names: dict[str, tuple[str, ...]] = {}
+_attributes: List[Tuple[Any, str, Any]] = []
+_names: Dict[str, Tuple[str, ...]] = {}
 
 
-def release(version: str = torch.__version__) -> tuple[int, int]:
+def release(version: str = torch.__version__) -> Tuple[int, int]:
     """(major, minor) of a torch version.
 
     >>> release('2.13.0+cu128')
@@ -52,7 +51,7 @@ def _exists(operator: str) -> bool:
     return packet is not None and (overload or 'default') in packet.overloads()
 
 
-def active(device: str, version: str = torch.__version__) -> list[Row]:
+def active(device: str, version: str = torch.__version__) -> List[Row]:
     """Rows that replace something for ``device`` ('cpu' or 'cuda') on that release."""
     now = release(version)
     return [row for row in TABLE
@@ -66,7 +65,7 @@ def _impl(library: Any, row: Row, key: str) -> None:
         library.impl(row.operator, row.load(), key, **_OVERRIDE)
 
 
-def _seam(name: str) -> tuple[bool, Any, str]:
+def _seam(name: str) -> Tuple[bool, Any, str]:
     """Whether ``module.attribute`` exists, the module, and the attribute's name."""
     module_name, _, attribute = name.rpartition('.')
     module = importlib.import_module(module_name)
@@ -80,7 +79,7 @@ def _put(row: Row) -> None:
         setattr(module, attribute, row.load())
 
 
-def install(devices: Iterable[str] | None = None) -> None:
+def install(devices: Optional[Iterable[str]] = None) -> None:
     """Replace what the table says, for these devices. Again with others: they replace the former.
 
     Args:
@@ -121,13 +120,13 @@ def uninstall() -> None:
     _names.clear()
 
 
-def installed() -> tuple[str, ...]:
+def installed() -> Tuple[str, ...]:
     """Devices for which our kernels answer."""
     return tuple(_names)
 
 
 @contextlib.contextmanager
-def installing(devices: Iterable[str] | None = None) -> Iterator[None]:
+def installing(devices: Optional[Iterable[str]] = None) -> Iterator[None]:
     """:func:`install` for the length of a block; what was before comes back."""
     before = installed()
     install(devices)

@@ -10,8 +10,7 @@ slopes; cubic coefficients from ``UpSample.h``).
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -39,19 +38,19 @@ class _Filter(NamedTuple):
     live: Tensor
 
 
-def _pixels(grid: Tensor, size: int, align: bool) -> tuple[Tensor, float]:
+def _pixels(grid: Tensor, size: int, align: bool) -> Tuple[Tensor, float]:
     """Positions in pixels of grid numbers in [-1, 1], and pixels per unit."""
     if align:
         return (grid + 1) / 2 * (size - 1), (size - 1) / 2
     return ((grid + 1) * size - 1) / 2, size / 2
 
 
-def _clip(at: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _clip(at: Tensor, size: int) -> Tuple[Tensor, Tensor]:
     inside = (at > 0) & (at < size - 1)
     return at.nan_to_num(0, size - 1, 0).clamp(0, size - 1), inside.to(at.dtype)
 
 
-def _reflect(at: Tensor, size: int, align: bool) -> tuple[Tensor, Tensor]:
+def _reflect(at: Tensor, size: int, align: bool) -> Tuple[Tensor, Tensor]:
     low, high = (0., size - 1.) if align else (-0.5, size - 0.5)
     span = high - low
     if span == 0:
@@ -64,9 +63,10 @@ def _reflect(at: Tensor, size: int, align: bool) -> tuple[Tensor, Tensor]:
             torch.where(odd, -sign, sign))
 
 
-def _padded(at: Tensor, size: int, padding: int, align: bool) -> tuple[Tensor, Tensor | float]:
+def _padded(at: Tensor, size: int, padding: int,
+            align: bool) -> Tuple[Tensor, Union[Tensor, float]]:
     """Positions after the padding rule, and what a step before it makes after it."""
-    slope: Tensor | float = 1.
+    slope: Union[Tensor, float] = 1.
     if padding == _REFLECTION:
         at, slope = _reflect(at, size, align)
     if padding != _ZEROS:
@@ -75,7 +75,7 @@ def _padded(at: Tensor, size: int, padding: int, align: bool) -> tuple[Tensor, T
     return torch.where(at.abs() < _INT_MAX, at, _NOWHERE), slope
 
 
-def _cubic(part: Tensor) -> tuple[Tensor, Tensor]:
+def _cubic(part: Tensor) -> Tuple[Tensor, Tensor]:
     """Weights of the four taps at distances 1 + part, part, 1 - part, 2 - part; their slopes."""
     a = _CUBIC
     x = torch.stack((part + 1, part, 1 - part, 2 - part), -1)
@@ -120,7 +120,7 @@ class _Taps(NamedTuple):
 
     row: Tensor
     weight: Tensor
-    slopes: list[Tensor]
+    slopes: List[Tensor]
 
 
 def _product(filters: Sequence[_Filter], sizes: Sequence[int], images: int, wants_grid: bool
@@ -153,7 +153,7 @@ def _product(filters: Sequence[_Filter], sizes: Sequence[int], images: int, want
 
 def grid_sample_backward(grad: Tensor, input: Tensor, grid: Tensor, mode: int, padding: int,
                          align_corners: bool, output_mask: Sequence[bool] = (True, True)
-                         ) -> tuple[Tensor | None, Tensor | None]:
+                         ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
     """``aten::grid_sampler_2d_backward`` and ``grid_sampler_3d_backward``.
 
     Args:
@@ -186,7 +186,7 @@ def grid_sample_backward(grad: Tensor, input: Tensor, grid: Tensor, mode: int, p
 
 
 def _images(grad: Tensor, input: Tensor, grid: Tensor, mode: int, padding: int, align: bool,
-            grad_input: Tensor | None, grad_grid: Tensor | None) -> None:
+            grad_input: Optional[Tensor], grad_grid: Optional[Tensor]) -> None:
     """Some images: adds to ``grad_input``, writes ``grad_grid``."""
     images, channels, *sizes = input.shape
     dtype = compute_dtype(input)
@@ -206,6 +206,6 @@ def _images(grad: Tensor, input: Tensor, grid: Tensor, mode: int, padding: int, 
             out.copy_((reads * slope).sum(-1).view(images, -1))
 
 
-def cudnn_grid_sample_backward(input: Tensor, grid: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def cudnn_grid_sample_backward(input: Tensor, grid: Tensor, grad: Tensor) -> Tuple[Tensor, Tensor]:
     """``aten::cudnn_grid_sampler_backward``: bilinear, zeros outside, corners aligned."""
     return grid_sample_backward(grad, input, grid, _BILINEAR, _ZEROS, True)

@@ -20,8 +20,7 @@ takes tied elements as threads arrive, without a word, until #186653.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple, Tuple
 
 __all__ = ['BEHAVIOURS', 'TABLE', 'Row']
 
@@ -61,9 +60,9 @@ class Row(NamedTuple):
     target: str
     why: str
     users: str = ''
-    since: tuple[int, int] = _FIRST
-    until: tuple[int, int] = _LATER
-    devices: tuple[str, ...] = _CUDA
+    since: Tuple[int, int] = _FIRST
+    until: Tuple[int, int] = _LATER
+    devices: Tuple[str, ...] = _CUDA
 
     @property
     def seam(self) -> bool:
@@ -204,4 +203,4 @@ _INDEXING = (
     Row('roll', 'good', '', _GATHER, 'Swin'),
 )
 
-TABLE: tuple[Row, ...] = (*_RESIZE, *_POOLING, *_PADDING, *_ORDERS, *_SUMS, *_GRIDS, *_INDEXING)
+TABLE: Tuple[Row, ...] = (*_RESIZE, *_POOLING, *_PADDING, *_ORDERS, *_SUMS, *_GRIDS, *_INDEXING)

@@ -1,6 +1,8 @@
 """Losses whose sums torch makes with atomics."""
 from __future__ import annotations
 
+from typing import Optional, Tuple
+
 from torch import Tensor
 
 from ..gather import compute_dtype
@@ -11,8 +13,8 @@ __all__ = ['nll_loss2d_forward']
 _NONE, _MEAN = 0, 1
 
 
-def nll_loss2d_forward(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int,
-                       ignore_index: int) -> tuple[Tensor, Tensor]:
+def nll_loss2d_forward(self: Tensor, target: Tensor, weight: Optional[Tensor], reduction: int,
+                       ignore_index: int) -> Tuple[Tensor, Tensor]:
     """``aten::nll_loss2d_forward``: (loss, sum of the weights that counted).
 
     Args:

@@ -6,7 +6,7 @@ support. What is here reduces to it: torch's own kernels for these operators add
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from typing import Callable, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ __all__ = ['add_at', 'bincount', 'max_pool_backward', 'max_unpool', 'put_', 'sca
            'scatter_add_']
 
 
-def add_at(size: int, place: Tensor, values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def add_at(size: int, place: Tensor, values: Tensor, dtype: Optional[torch.dtype] = None) -> Tensor:
     """``out[p] = sum of the values whose place is p``, in the order in which they stand.
 
     Args:
@@ -102,7 +102,7 @@ def put_(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
     return self
 
 
-def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+def bincount(self: Tensor, weights: Optional[Tensor] = None, minlength: int = 0) -> Tensor:
     """``aten::bincount`` with weights. Sums are float32 for float32 weights, else float64.
 
     Raises:

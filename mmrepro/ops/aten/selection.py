@@ -8,6 +8,8 @@ or release. Here the lower index comes first, everywhere. NaN counts as larger t
 """
 from __future__ import annotations
 
+from typing import Tuple
+
 import torch
 from torch import Tensor
 
@@ -41,14 +43,14 @@ def _keys(self: Tensor, dim: int, largest: bool) -> Tensor:
     return (_ranks(self) << 32) | place.view(shape)
 
 
-def _native_topk(self: Tensor, k: int, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
+def _native_topk(self: Tensor, k: int, dim: int, largest: bool) -> Tuple[Tensor, Tensor]:
     # The form with outputs is torch's own: only the one without is replaced.
     out = self.new_empty(0), self.new_empty(0, dtype=torch.int64)
     return torch.topk(self, k, dim, largest, True, out=out)
 
 
 def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True,
-         sorted: bool = True) -> tuple[Tensor, Tensor]:
+         sorted: bool = True) -> Tuple[Tensor, Tensor]:
     """``aten::topk``, in order whether ``sorted`` or not, equal values by lower index.
 
     Where a value and an index fit into 64 bits they are selected together, by torch's own kernel,
@@ -69,12 +71,12 @@ def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True,
     return self.gather(dim, indices), indices
 
 
-def sort(self: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+def sort(self: Tensor, dim: int = -1, descending: bool = False) -> Tuple[Tensor, Tensor]:
     """``aten::sort`` (and so ``argsort``): stable."""
     return torch.sort(self, dim=dim, descending=descending, stable=True)
 
 
-def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Tuple[Tensor, Tensor]:
     """``aten::kthvalue``: the k-th of a stable sort.
 
     Raises:
@@ -90,17 +92,17 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tupl
     return _pick(values, indices, torch.full_like(indices.narrow(dim, 0, 1), k - 1), dim, keepdim)
 
 
-def median(self: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def median(self: Tensor, dim: int = -1, keepdim: bool = False) -> Tuple[Tensor, Tensor]:
     """``aten::median.dim``: the lower of two middle values; NaN if there is one."""
     return _median(self, dim, keepdim, ignore_nan=False)
 
 
-def nanmedian(self: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def nanmedian(self: Tensor, dim: int = -1, keepdim: bool = False) -> Tuple[Tensor, Tensor]:
     """``aten::nanmedian.dim``: the median of what is not NaN; NaN if nothing is."""
     return _median(self, dim, keepdim, ignore_nan=True)
 
 
-def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Tensor, Tensor]:
+def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> Tuple[Tensor, Tensor]:
     if not self.dim():
         return self.clone(), torch.zeros_like(self, dtype=torch.int64)
     size = self.shape[dim]
@@ -116,6 +118,6 @@ def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Te
 
 
 def _pick(values: Tensor, indices: Tensor, at: Tensor, dim: int,
-          keepdim: bool) -> tuple[Tensor, Tensor]:
+          keepdim: bool) -> Tuple[Tensor, Tensor]:
     pair = values.gather(dim, at), indices.gather(dim, at)
     return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))

@@ -13,8 +13,7 @@ Sources of the formulas: ``aten/src/ATen/native/UpSample.h`` (positions and weig
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -56,13 +55,13 @@ def _reads(positions: np.ndarray, weights: np.ndarray) -> _Reads:
 # ------------------------------------------------------------------------------------- filters
 
 
-def _scale(size: int, outputs: int, align: bool, given: float | None) -> float:
+def _scale(size: int, outputs: int, align: bool, given: Optional[float]) -> float:
     if align:
         return (size - 1) / (outputs - 1) if outputs > 1 else 0.
     return 1 / given if given is not None and given > 0 else size / outputs
 
 
-def _linear(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
+def _linear(size: int, outputs: int, align: bool, given: Optional[float]) -> _Reads:
     scale, at = _scale(size, outputs, align, given), np.arange(outputs, dtype=np.float64)
     at = scale * at if align else np.maximum(scale * (at + 0.5) - 0.5, 0)
     low = np.minimum(at.astype(np.int64), size - 1)
@@ -78,7 +77,7 @@ def _cubic_weights(x: np.ndarray, a: float) -> np.ndarray:
     return np.where(x <= 1, near, np.where(x < 2, far, 0.))
 
 
-def _cubic(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
+def _cubic(size: int, outputs: int, align: bool, given: Optional[float]) -> _Reads:
     scale, at = _scale(size, outputs, align, given), np.arange(outputs, dtype=np.float64)
     at = scale * at if align else scale * (at + 0.5) - 0.5
     low = np.floor(at)
@@ -88,7 +87,7 @@ def _cubic(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
 
 
 def _antialiased(reach: int, weigh: Callable[[np.ndarray], np.ndarray]) -> Callable[..., _Reads]:
-    def filter_(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
+    def filter_(size: int, outputs: int, align: bool, given: Optional[float]) -> _Reads:
         scale = _scale(size, outputs, align, given)
         stretch = max(scale, 1.)
         centre = scale * (np.arange(outputs, dtype=np.float64) + 0.5)
@@ -104,7 +103,7 @@ def _antialiased(reach: int, weigh: Callable[[np.ndarray], np.ndarray]) -> Calla
 
 
 # Per-axis filter of each kind of resize. Nearest is not here: torch's own is a gather already.
-RESIZES: dict[str, Callable[..., _Reads]] = {
+RESIZES: Dict[str, Callable[..., _Reads]] = {
     'linear': _linear,
     'cubic': _cubic,
     'linear_aa': _antialiased(1, lambda x: np.maximum(1 - np.abs(x), 0)),
@@ -144,7 +143,7 @@ def _replicate(size: int, outputs: int, before: int) -> _Reads:
     return _reads(at[:, None], np.ones((outputs, 1)))
 
 
-PADS: dict[str, Callable[..., _Reads]] = {'reflection': _reflect, 'replication': _replicate}
+PADS: Dict[str, Callable[..., _Reads]] = {'reflection': _reflect, 'replication': _replicate}
 
 # --------------------------------------------------------------------------------- the transpose
 
@@ -186,7 +185,7 @@ def transpose_axis(grad: Tensor, dim: int, axis: _Axis) -> Tensor:
     return total
 
 
-def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[tuple[Callable, tuple]]
+def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[Tuple[Callable, tuple]]
                ) -> Tensor:
     """All axes: the last ``len(sizes)`` dimensions of ``grad``, in order."""
     dtype = compute_dtype(grad)
@@ -210,7 +209,7 @@ def resize_backward(kind: str) -> Callable[..., Tensor]:
     build = RESIZES[kind]
 
     def backward(grad: Tensor, output_size: Sequence[int], input_size: Sequence[int],
-                 align_corners: bool, *scales: float | None) -> Tensor:
+                 align_corners: bool, *scales: Optional[float]) -> Tensor:
         # the dispatcher leaves out trailing arguments that have their default
         given = (*scales, *(None,) * (len(output_size) - len(scales)))
         return _transpose(grad, input_size[2:],
@@ -235,7 +234,7 @@ def adaptive_avg_pool_backward(spatial: int) -> Callable[..., Tensor]:
 
 def avg_pool3d_backward(grad: Tensor, self: Tensor, kernel: Sequence[int], stride: Sequence[int],
                         padding: Sequence[int], ceil_mode: bool, count_include_pad: bool,
-                        divisor_override: int | None) -> Tensor:
+                        divisor_override: Optional[int]) -> Tensor:
     """Backward of ``aten::avg_pool3d``; the divisor is a product of one factor per axis."""
     kernel, padding = _three(kernel), _three(padding)
     stride = _three(stride) if len(stride) else kernel
@@ -246,7 +245,7 @@ def avg_pool3d_backward(grad: Tensor, self: Tensor, kernel: Sequence[int], strid
     return result if divide else result / divisor_override
 
 
-def _three(values: Sequence[int]) -> tuple[int, ...]:
+def _three(values: Sequence[int]) -> Tuple[int, ...]:
     return tuple(values) * 3 if len(values) == 1 else tuple(values)
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Callable, Iterator, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -23,7 +22,7 @@ from ..mmcv.batch_norm import _total, _work
 
 __all__ = ['enable', 'disable', 'enabled', 'sync_batch_norm']
 
-_stock: Callable | None = None
+_stock: Optional[Callable] = None
 
 
 def _gather(values: Tensor, group: Any) -> Tensor:
@@ -33,7 +32,7 @@ def _gather(values: Tensor, group: Any) -> Tensor:
     return torch.stack(parts)
 
 
-def _statistics(data: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _statistics(data: Tensor, group: Any) -> Tuple[Tensor, Tensor, Tensor]:
     """Mean (C,), biased variance (C,) and count (1,) of (N, C, S) over the ranks of ``group``."""
     channels = data.shape[1]
     count = data.new_full((1,), data.shape[0] * data.shape[2])
@@ -56,8 +55,8 @@ def _statistics(data: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
 class _Function(torch.autograd.Function):
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None,
-                running_mean: Tensor | None, running_var: Tensor | None, eps: float,
+    def forward(ctx: Any, input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
+                running_mean: Optional[Tensor], running_var: Optional[Tensor], eps: float,
                 momentum: float, group: Any) -> Tensor:
         data = _work(input.flatten(2) if input.dim() > 2 else input[..., None])
         mean, variance, count = _statistics(data, group)
@@ -102,9 +101,9 @@ class _Function(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias, None, None, None, None, None
 
 
-def sync_batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None,
-                    running_mean: Tensor | None, running_var: Tensor | None, eps: float = 1e-5,
-                    momentum: float = 0.1, group: Any = None) -> Tensor:
+def sync_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
+                    running_mean: Optional[Tensor], running_var: Optional[Tensor],
+                    eps: float = 1e-5, momentum: float = 0.1, group: Any = None) -> Tensor:
     """Batch norm of (N, C, ...) with the statistics of all ranks of ``group``, for the CPU.
 
     A rank may come with N = 0. Statistics and gradients of parameters are float32 for half and

@@ -6,6 +6,8 @@ each is a plain torch reduction: within a row, then over the batch, the same for
 """
 from __future__ import annotations
 
+from typing import Union
+
 import torch
 from torch import Tensor
 
@@ -61,7 +63,7 @@ def sync_bn_forward_var(input: Tensor, mean: Tensor, var: Tensor) -> None:
 
 def sync_bn_forward_output(input: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor,
                            running_mean: Tensor, running_var: Tensor, norm: Tensor, std: Tensor,
-                           output: Tensor, eps: float, momentum: float | Tensor,
+                           output: Tensor, eps: float, momentum: Union[float, Tensor],
                            group_size: int) -> None:
     """Normalise, scale and shift; update the running statistics.
 

@@ -6,8 +6,7 @@ rule, and the mean of a bin is one bag of them.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Callable, List, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
@@ -33,8 +32,8 @@ class Means(NamedTuple):
 
     image: Tensor
     grid: sampling.Grid
-    bins: tuple[int, int]
-    place: Callable[[Visit], tuple[Tensor, Tensor]]
+    bins: Tuple[int, int]
+    place: Callable[[Visit], Tuple[Tensor, Tensor]]
 
 
 class Samples(NamedTuple):
@@ -53,7 +52,7 @@ class Samples(NamedTuple):
     visit: Visit
 
 
-def runs(means: Means, *tensors: Tensor) -> list[tuple[int, int]]:
+def runs(means: Means, *tensors: Tensor) -> List[Tuple[int, int]]:
     """RoIs to work on together, given the tensors that the caller owns anyway."""
     costs = means.grid.y * means.grid.x * (4 * means.bins[0] * means.bins[1])
     return gather.cut(costs.tolist(), gather.tap_budget(*tensors))

@@ -5,7 +5,7 @@ The sides are top, left, bottom, right; each reads its own quarter of the channe
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Iterator, Tuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ def _check(feature: Tensor, boxes: Tensor, pool_size: int) -> None:
 
 
 def _visits(shape: torch.Size, boxes: Tensor, pool_size: int,
-            accumulate: bool) -> Iterator[tuple[Tensor, Tensor]]:
+            accumulate: bool) -> Iterator[Tuple[Tensor, Tensor]]:
     """Rows and weights (N * boxes * 4, 4) of the samples 0 to pool_size of every side.
 
     mmcv walks along the side by adding the step on the way there and multiplies on the way back;

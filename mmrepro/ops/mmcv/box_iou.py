@@ -6,8 +6,7 @@ the output tensor that mmcv's Python allocates.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Callable, NamedTuple, Tuple
 
 import numpy as np
 import torch
@@ -131,7 +130,7 @@ def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, ali
         table[part].copy_(_overlap(a.rows(part), b, mode, offset))
 
 
-def _rotated_corners(boxes: Tensor) -> tuple[Tensor, Tensor]:
+def _rotated_corners(boxes: Tensor) -> Tuple[Tensor, Tensor]:
     """Corners (4, P) of boxes (5, P) x, y, w, h, angle in radians, in positive order."""
     x, y, w, h, angle = boxes
     cos, sin = angle.cos() / 2, angle.sin() / 2

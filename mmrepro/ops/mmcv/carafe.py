@@ -7,8 +7,7 @@ nothing. The naive form is the same function with fewer buffers.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Iterator, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ class _Shape(NamedTuple):
     scale: int
 
 
-def _check(name: str, features: tuple[int, ...], masks: Tensor, dtype: torch.dtype, kernel: int,
+def _check(name: str, features: Tuple[int, ...], masks: Tensor, dtype: torch.dtype, kernel: int,
            groups: int, scale: int) -> _Shape:
     n, c, h, w = features
     require(kernel > 0 and kernel % 2 == 1, name, f'kernel_size must be odd, got {kernel}')
@@ -43,7 +42,7 @@ def _check(name: str, features: tuple[int, ...], masks: Tensor, dtype: torch.dty
     return _Shape(n, c, h, w, kernel, groups, scale)
 
 
-def _runs(shape: _Shape, *owned: Tensor) -> Iterator[tuple[int, int, int]]:
+def _runs(shape: _Shape, *owned: Tensor) -> Iterator[Tuple[int, int, int]]:
     """Image and rows of source pixels to work on together."""
     bags = shape.width * shape.scale ** 2 * shape.groups
     # a bag holds its channels besides its taps
@@ -56,7 +55,7 @@ def _runs(shape: _Shape, *owned: Tensor) -> Iterator[tuple[int, int, int]]:
 
 def _index(shape: _Shape, image: int, a: int, b: int, device: torch.device) -> Tensor:
     """Rows (bags, kernel ** 2); a bag is an output row, an output column and a group."""
-    def reach(first: int, last: int, size: int) -> tuple[Tensor, Tensor]:
+    def reach(first: int, last: int, size: int) -> Tuple[Tensor, Tensor]:
         at = torch.arange(first * shape.scale, last * shape.scale, device=device)
         around = torch.arange(shape.kernel, device=device) - (shape.kernel - 1) // 2
         at = torch.div(at, shape.scale, rounding_mode='floor')[:, None] + around

@@ -6,6 +6,8 @@ the same code runs on any device and differentiates.
 """
 from __future__ import annotations
 
+from typing import Optional, Tuple
+
 import torch
 from torch import Tensor
 
@@ -62,7 +64,7 @@ def clip_area(ax: Tensor, ay: Tensor, bx: Tensor, by: Tensor) -> Tensor:
     return (own + (chord * _cross(bx, by, ex, ey)).sum(0)) / 2
 
 
-def hull(x: Tensor, y: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def hull(x: Tensor, y: Tensor, valid: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
     """Convex hulls of point sets (N, P), by gift wrapping.
 
     The walk rises from the lowest point and falls back to it. Rounding may let it pass that point

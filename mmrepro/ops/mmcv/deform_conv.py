@@ -13,8 +13,7 @@ order of the sums and never changes with threads or free memory.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Iterator, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -38,10 +37,10 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 class _Shape(NamedTuple):
     """What the kernel looks like; pairs are (vertical, horizontal)."""
 
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
+    kernel: Tuple[int, int]
+    stride: Tuple[int, int]
+    padding: Tuple[int, int]
+    dilation: Tuple[int, int]
     groups: int
     deform_groups: int
 
@@ -49,7 +48,7 @@ class _Shape(NamedTuple):
     def taps(self) -> int:
         return self.kernel[0] * self.kernel[1]
 
-    def output(self, height: int, width: int) -> tuple[int, int]:
+    def output(self, height: int, width: int) -> Tuple[int, int]:
         return tuple((size + 2 * pad - (dilation * (kernel - 1) + 1)) // stride + 1
                      for size, pad, dilation, kernel, stride in zip(
                          (height, width), self.padding, self.dilation, self.kernel, self.stride))
@@ -66,7 +65,7 @@ class _Job:
     """
 
     def __init__(self, name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tensor,
-                 mask: Tensor | None) -> None:
+                 mask: Optional[Tensor]) -> None:
         self.shape, self.input_shape = shape, input.shape
         self.out = _check(name, shape, input, weight, offset, mask)
         self.pixels = self.out[0] * self.out[1]
@@ -89,7 +88,7 @@ class _Job:
         rows = rows.reshape(n, self.pixels, self.shape.deform_groups, self.shape.taps, parts)
         return rows.transpose(2, 3)
 
-    def runs(self) -> Iterator[tuple[int, slice]]:
+    def runs(self) -> Iterator[Tuple[int, slice]]:
         """Image and pixels of every run."""
         columns = COLUMNS['cpu' if self.rows.device.type == 'cpu' else 'cuda']
         step = max(1, columns // (self.shape.taps * self.input_shape[1]))
@@ -97,7 +96,7 @@ class _Job:
             for start in range(0, self.pixels, step):
                 yield image, slice(start, min(start + step, self.pixels))
 
-    def samples(self, image: int, part: slice) -> tuple[Tensor, sampling.Corners]:
+    def samples(self, image: int, part: slice) -> Tuple[Tensor, sampling.Corners]:
         """Rows (P * taps * deform_groups, 4) and corners (P, taps, deform_groups, 4) of a run."""
         device = self.rows.device
         kernel = self.shape.kernel
@@ -158,7 +157,7 @@ class _Job:
 
 
 def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tensor,
-           mask: Tensor | None) -> tuple[int, int]:
+           mask: Optional[Tensor]) -> Tuple[int, int]:
     """The size of the output, after the checks of mmcv's ``deform_conv_shape_check``."""
     require_shape(name, 'input', input, (None,) * 4)
     require_dtype(name, 'input', input)
@@ -188,7 +187,7 @@ def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tens
     return out
 
 
-def _require_enough(name: str, what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+def _require_enough(name: str, what: str, tensor: Tensor, shape: Tuple[int, ...]) -> None:
     """Refuse fewer pixels than the output has, not more.
 
     DyHead lends the offsets of a level to the next one, at half the size, and mmcv's kernel, which
@@ -200,7 +199,7 @@ def _require_enough(name: str, what: str, tensor: Tensor, shape: tuple[int, ...]
     require(enough, name, f'{what} must have shape {shape}, or more pixels, got {describe(tensor)}')
 
 
-def _forward(job: _Job, output: Tensor, bias: Tensor | None) -> None:
+def _forward(job: _Job, output: Tensor, bias: Optional[Tensor]) -> None:
     for image, part in job.runs():
         row, corners = job.samples(image, part)
         columns = job.columns(row, job.weigh(image, part, corners.weight), part.stop - part.start)
@@ -210,9 +209,9 @@ def _forward(job: _Job, output: Tensor, bias: Tensor | None) -> None:
         output[image].view(len(result), job.pixels)[:, part] = result.to(output.dtype)
 
 
-def _backward(job: _Job, grad_output: Tensor, grad_input: Tensor | None,
-              grad_offset: Tensor | None, grad_mask: Tensor | None, grad_weight: Tensor | None,
-              scale: float = 1.) -> None:
+def _backward(job: _Job, grad_output: Tensor, grad_input: Optional[Tensor],
+              grad_offset: Optional[Tensor], grad_mask: Optional[Tensor],
+              grad_weight: Optional[Tensor], scale: float = 1.) -> None:
     """All gradients that are asked for, in one pass over the runs."""
     total = torch.zeros_like(job.rows[:job.nowhere]) if grad_input is not None else None
     by_weight = torch.zeros_like(job.weight, dtype=job.dtype)

@@ -5,19 +5,21 @@ Signature: ``mmcv/ops/deform_roi_pool.py``; formula: ``deform_roi_pool_cuda_kern
 """
 from __future__ import annotations
 
+from typing import Tuple
+
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import require_dtype, require_shape
 from .bilinear_mean import Means, Visit, mean_forward, runs, samples, spread_samples
-from .roi_align import check_rois
+from .rois import check_rois
 
 __all__ = ['deform_roi_pool_backward', 'deform_roi_pool_forward']
 
 
-def _means(feature: Tensor, rois: Tensor, offset: Tensor, bins: tuple[int, int], scale: float,
-           sampling_ratio: int, gamma: float) -> tuple[Means, Tensor]:
+def _means(feature: Tensor, rois: Tensor, offset: Tensor, bins: Tuple[int, int], scale: float,
+           sampling_ratio: int, gamma: float) -> Tuple[Means, Tensor]:
     """Where to read, and the size of each RoI in pixels (K, 2), width before height."""
     name = 'deform_roi_pool'
     image = check_rois(name, feature, rois, 5)
@@ -35,7 +37,7 @@ def _means(feature: Tensor, rois: Tensor, offset: Tensor, bins: tuple[int, int],
         require_dtype(name, 'offset', offset, (feature.dtype,))
         shift = gather.single(gamma) * size[:, :, None, None] * offset.to(dtype)
 
-    def place(visit: Visit) -> tuple[Tensor, Tensor]:
+    def place(visit: Visit) -> Tuple[Tensor, Tensor]:
         top, left, step_h, step_w, rows, cols = columns.index_select(0, visit.roi).unbind(1)
         if shift is not None:
             left = left + shift[visit.roi, 0, visit.ph, visit.pw]

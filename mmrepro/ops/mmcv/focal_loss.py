@@ -6,7 +6,7 @@ half kernel takes the logarithm of an underflowed zero and returns NaN for confi
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Callable, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ Part = Callable[[Tensor, float, float], Tensor]
 
 
 def _check(operator: str, scores: Tensor, target: Tensor, weight: Tensor, out: Tensor,
-           out_shape: tuple[int, ...]) -> None:
+           out_shape: Tuple[int, ...]) -> None:
     require_shape(operator, 'input', scores, (None, None))
     require_dtype(operator, 'input', scores)
     require_dtype(operator, 'target', target, (torch.long,))
@@ -41,7 +41,7 @@ def _check(operator: str, scores: Tensor, target: Tensor, weight: Tensor, out: T
             f'one weight per class: weight {describe(weight)}, input {describe(scores)}')
 
 
-def _check_labels(operator: str, target: Tensor, least: int | None, most: int) -> None:
+def _check_labels(operator: str, target: Tensor, least: Optional[int], most: int) -> None:
     if target.numel() == 0:
         return
     low, high = torch.stack(target.aminmax()).tolist()
@@ -144,7 +144,7 @@ def sigmoid_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, g
 
 
 def _own(operator: str, softmax: Tensor, target: Tensor, weight: Tensor,
-         out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+         out: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
     """Probability of each row's class (N,), the factor of its row, and where that class is."""
     _check(operator, softmax, target, weight, out, (len(softmax),))
     classes = softmax.shape[1]

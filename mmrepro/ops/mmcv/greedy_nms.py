@@ -7,7 +7,7 @@ found: in blocks on any device (:func:`greedy`) or along a list of conflicting p
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Callable, Optional
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ def resolve(conflicts: Tensor) -> Tensor:
 
 
 def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,
-           owner: Tensor | None = None) -> Tensor:
+           owner: Optional[Tensor] = None) -> Tensor:
     """Ranks that survive the sweep, ascending, on ``device``.
 
     Args:

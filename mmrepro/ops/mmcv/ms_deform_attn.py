@@ -10,8 +10,7 @@ a group does not show in the bits.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Iterator, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
@@ -57,7 +56,7 @@ def check(value: Tensor, shapes: Tensor, starts: Tensor, locations: Tensor,
     return _Levels(h, w, first, keys)
 
 
-def _corners(locations: Tensor, levels: _Levels) -> tuple[Tensor, sampling.Corners]:
+def _corners(locations: Tensor, levels: _Levels) -> Tuple[Tensor, sampling.Corners]:
     """Taps of G heads: rows (Q * G, L * P * 4) of :func:`_rows`, and corners (Q, G, L, P, 4)."""
     # mmcv: loc * size - 0.5, in that order of rounding.
     y = locations[..., 1] * levels.height - 0.5
@@ -80,7 +79,7 @@ def _rows(value: Tensor) -> Tensor:
 
 
 def groups(batch: int, queries: int, heads: int, taps: int,
-            budget: int) -> Iterator[tuple[int, slice]]:
+            budget: int) -> Iterator[Tuple[int, slice]]:
     """Images and heads to work on together; ``taps`` is of one query and head."""
     size = max(1, min(heads, budget // max(1, queries * taps)))
     for image in range(batch):
@@ -166,7 +165,7 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
 
 def _sample_gradients(rows: Tensor, grad: Tensor, levels: _Levels, locations: Tensor,
                       attention: Tensor, grad_locations: Tensor,
-                      grad_attention: Tensor) -> tuple[Tensor, Tensor]:
+                      grad_attention: Tensor) -> Tuple[Tensor, Tensor]:
     """Write the gradients of where and how much; return all taps of this image and group."""
     heads = locations.shape[1]
     taps = attention.shape[2:].numel() * 4

@@ -7,6 +7,8 @@ broken by lower index, NaN scores come first, and a NaN box neither drops a box 
 """
 from __future__ import annotations
 
+from typing import Dict, List
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -65,7 +67,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     return order[kept]
 
 
-def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
+def nms_match(dets: Tensor, iou_threshold: float) -> List[List[int]]:
     """Groups of boxes: one that stays, then those that it drops, in the order of their scores.
 
     Args:
@@ -83,7 +85,7 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
     conflicts = dense_conflicts(cols, float(np.float32(iou_threshold)), 0, equal=True)
     owner = torch.arange(len(dets))
     kept = greedy(len(dets), conflicts, cols.device, BLOCK['cpu'], owner)
-    groups: dict[int, list[int]] = {keeper: [] for keeper in kept.tolist()}
+    groups: Dict[int, List[int]] = {keeper: [] for keeper in kept.tolist()}
     for keeper, index in zip(owner.tolist(), order.tolist()):
         groups[keeper].append(index)
     return list(groups.values())

@@ -6,7 +6,7 @@ not touch; and within a group, boxes that overlap by more than a threshold start
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Iterator, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -125,7 +125,7 @@ class _ByLeftEdge:
         reach = np.maximum.accumulate(x2 + offset)
         self.group = np.concatenate([[0], np.cumsum(x1[1:] > reach[:-1])])
 
-    def take_crowded_groups(self) -> list[np.ndarray]:
+    def take_crowded_groups(self) -> List[np.ndarray]:
         """Remove the groups that are better swept densely; their ranks, ascending."""
         size = np.bincount(self.group)
         listed = np.bincount(self.group, weights=self.count)
@@ -137,7 +137,7 @@ class _ByLeftEdge:
         ends = np.cumsum(size)
         return [np.sort(self.ranks[ends[g] - size[g]:ends[g]]) for g in np.flatnonzero(crowded)]
 
-    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def chunks(self) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
         """Pairs of ranks whose intervals are close on both axes, a bounded number at a time."""
         ends = np.cumsum(self.count)
         start, count = 0, len(ends)
@@ -148,7 +148,7 @@ class _ByLeftEdge:
                 yield self._pairs(start, stop, ends[start:stop] - done)
             start = stop
 
-    def _pairs(self, start: int, stop: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _pairs(self, start: int, stop: int, ends: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         counts = self.count[start:stop]
         place = np.arange(start, stop)
         second = np.arange(ends[-1])
@@ -161,7 +161,7 @@ class _ByLeftEdge:
 
 
 def keep_few(boxes: np.ndarray, scores: np.ndarray, threshold: float,
-             offset: int) -> np.ndarray | None:
+             offset: int) -> Optional[np.ndarray]:
     """Indices that survive, best first, of few boxes (N, 4): as few calls as can be, all NumPy's.
 
     Same arithmetic as :func:`overlaps`, on the pairs whose extents along x meet. NaN meets nothing,

@@ -7,6 +7,8 @@ exist on CUDA only there.
 """
 from __future__ import annotations
 
+from typing import Tuple
+
 import torch
 from torch import Tensor
 
@@ -32,7 +34,7 @@ _QUARTER = _PI / 2
 
 
 def _check(operator: str, pointsets: Tensor, polygons: Tensor, out: Tensor,
-           shape: tuple[int, ...]) -> None:
+           shape: Tuple[int, ...]) -> None:
     require_shape(operator, 'pointsets', pointsets, (None, 2 * _POINTS))
     require_shape(operator, 'polygons', polygons, (None, 2 * _CORNERS))
     for name, tensor in (('pointsets', pointsets), ('polygons', polygons), ('result', out)):
@@ -44,7 +46,7 @@ def _check(operator: str, pointsets: Tensor, polygons: Tensor, out: Tensor,
             f'the result must have shape {shape}, got {describe(out)}')
 
 
-def _corners(tensor: Tensor) -> tuple[Tensor, Tensor]:
+def _corners(tensor: Tensor) -> Tuple[Tensor, Tensor]:
     """(N, 2K) x1 y1 x2 y2 ... to float64 x, y (K, N)."""
     columns = tensor.detach().double().T
     return columns[0::2].contiguous(), columns[1::2].contiguous()
@@ -66,7 +68,7 @@ def _meet(x: Tensor, y: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
     return torch.where(shoelace(qx, qy) < 0, -total, total)
 
 
-def _hull_of(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _hull_of(x: Tensor, y: Tensor) -> Tuple[Tensor, Tensor]:
     index, _ = hull(x, y)
     return x.gather(0, index), y.gather(0, index)
 
@@ -222,7 +224,7 @@ def points_in_polygons_forward(points: Tensor, polygons: Tensor, output: Tensor)
         out.copy_(odd)
 
 
-def _filter_shape(operator: str, indices: Tensor, outer: Tensor, inner: Tensor) -> tuple[int, int]:
+def _filter_shape(operator: str, indices: Tensor, outer: Tensor, inner: Tensor) -> Tuple[int, int]:
     """Entries and rotations of ``indices`` (O, H, W, R), if the two filter tensors fit them."""
     require_shape(operator, 'indices', indices, (None, None, None, None))
     require_dtype(operator, 'indices', indices, (torch.int32,))

@@ -6,14 +6,14 @@ axes: one filter per axis, as in RoIAlign. Outside of the map the surface falls 
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import List, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import require_shape
-from .roi_align import check_rois
+from .rois import check_rois
 
 __all__ = ['prroi_pool_backward', 'prroi_pool_coor_backward', 'prroi_pool_forward']
 
@@ -31,7 +31,7 @@ class _Bins(NamedTuple):
         return _Bins(*(t[a:b] for t in self))
 
 
-def _bins(rois: Tensor, bins: tuple[int, int], scale: float) -> _Bins:
+def _bins(rois: Tensor, bins: Tuple[int, int], scale: float) -> _Bins:
     box = rois[:, 1:].to(gather.COMPUTE[rois.dtype]) * gather.single(scale)
     bounds, sizes = [], []
     for axis, count in ((1, bins[0]), (0, bins[1])):
@@ -74,7 +74,7 @@ def _point(at: Tensor, size: int) -> sampling.AxisTaps:
 
 
 def _runs(bins: _Bins, shape: torch.Size, *owned: Tensor,
-          elements: int = 0) -> list[tuple[int, int]]:
+          elements: int = 0) -> List[Tuple[int, int]]:
     """RoIs to work on together, by their taps and by ``elements`` more of each."""
     tall = ((bins.y2 - bins.y1).nan_to_num(0).amax(1).ceil() + 2).clamp(max=shape[2])
     wide = ((bins.x2 - bins.x1).nan_to_num(0).amax(1).ceil() + 2).clamp(max=shape[3])

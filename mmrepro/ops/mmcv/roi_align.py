@@ -10,79 +10,27 @@ refused, and the maximum over no samples is the lowest float32, not -10000.
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import List, Tuple
 
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
-from ..contract import describe, require, require_dtype, require_shape
 from . import roi_align_max
+from .rois import Rois, check_rois, edges_of
 
-__all__ = ['Boxes', 'check_rois', 'edges_of', 'roi_align_backward', 'roi_align_forward']
-
-
-class Boxes(NamedTuple):
-    """Boxes in pixels of the map, (K,) each."""
-
-    image: Tensor
-    y: Tensor
-    x: Tensor
-    bin_h: Tensor
-    bin_w: Tensor
-    grid: sampling.Grid
-
-    def part(self, a: int, b: int) -> Boxes:
-        grid = self.grid._replace(y=self.grid.y[a:b], x=self.grid.x[a:b])
-        return Boxes(*(t[a:b] for t in self[:5]), grid)
-
-    def pick(self, which: Tensor) -> Boxes:
-        grid = self.grid._replace(y=self.grid.y[which], x=self.grid.x[which])
-        return Boxes(*(t[which] for t in self[:5]), grid)
+__all__ = ['roi_align_backward', 'roi_align_forward']
 
 
-def check_rois(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Tensor:
-    """The image index of each RoI as (K,) int64, after the checks that mmcv's kernels lack.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit, or a RoI of an image not in the batch.
-    """
-    require_shape(operator, 'input', feature, (None,) * 4)
-    require_shape(operator, 'rois', rois, (None, columns))
-    require_dtype(operator, 'input', feature)
-    require_dtype(operator, 'rois', rois, (feature.dtype,))
-    image = rois[:, 0].nan_to_num(-1).to(torch.int64)
-    if image.numel():
-        low, high = torch.stack(image.aminmax()).tolist()
-        there = f'images 0 to {len(feature) - 1}' if len(feature) else 'no images'
-        require(low >= 0 and high < len(feature), operator,
-                f'rois name images {low} to {high}, but input {describe(feature)} has {there}')
-        require(feature.shape[2] > 0 and feature.shape[3] > 0, operator,
-                f'{len(rois)} rois on input {describe(feature)}, which has no pixels')
-    return image
-
-
-def edges_of(rois: Tensor, bins: tuple[int, int], scale: float, aligned: bool
-             ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Where boxes begin, y and x, and the height and width of their bins; pixels of the map."""
-    edges = rois[:, 1:].to(gather.compute_dtype(rois)) * gather.single(scale)
-    edges = edges - (0.5 if aligned else 0.)
-    x, y, x2, y2 = edges.unbind(1)
-    width, height = x2 - x, y2 - y
-    if not aligned:
-        width, height = width.clamp(min=1), height.clamp(min=1)
-    return y, x, height / bins[0], width / bins[1]
-
-
-def _boxes(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
-           sampling_ratio: int, aligned: bool) -> Boxes:
+def _boxes(feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
+           sampling_ratio: int, aligned: bool) -> Rois:
     image = check_rois('roi_align', feature, rois, 5)
     y, x, bin_h, bin_w = edges_of(rois, bins, scale, aligned)
-    return Boxes(image, y, x, bin_h, bin_w, sampling.grid_of(bin_h, bin_w, sampling_ratio))
+    return Rois(image, y, x, bin_h, bin_w, sampling.grid_of(bin_h, bin_w, sampling_ratio))
 
 
-def _runs(boxes: Boxes, shape: torch.Size, bins: tuple[int, int], adaptive: bool,
-          budget: int) -> list[tuple[int, int]]:
+def _runs(boxes: Rois, shape: torch.Size, bins: Tuple[int, int], adaptive: bool,
+          budget: int) -> List[Tuple[int, int]]:
     """RoIs to work on together, by the number of taps that they will have."""
     per_sample = 1 if adaptive else 2
     tall = (boxes.grid.y * per_sample + adaptive).clamp(max=2 * shape[2])
@@ -94,7 +42,7 @@ def _runs(boxes: Boxes, shape: torch.Size, bins: tuple[int, int], adaptive: bool
     return gather.cut(costs, budget, widths)
 
 
-def _mean_taps(boxes: Boxes, shape: torch.Size, bins: tuple[int, int],
+def _mean_taps(boxes: Rois, shape: torch.Size, bins: Tuple[int, int],
                adaptive: bool) -> sampling.Taps:
     """All taps of some RoIs; a bag is a bin."""
     height, width = shape[2:]
@@ -104,7 +52,7 @@ def _mean_taps(boxes: Boxes, shape: torch.Size, bins: tuple[int, int],
     return sampling.product_taps(boxes.image, ys, xs, height, width)
 
 
-def _few_channels(boxes: Boxes, shape: torch.Size, bins: tuple[int, int], adaptive: bool) -> bool:
+def _few_channels(boxes: Rois, shape: torch.Size, bins: Tuple[int, int], adaptive: bool) -> bool:
     """Whether reading whole lines of pixels is cheaper than reading taps, as for mask targets.
 
     The weights are nanoseconds on one core: per pixel of a line and tap, per pixel turned, per tap
@@ -119,7 +67,7 @@ def _few_channels(boxes: Boxes, shape: torch.Size, bins: tuple[int, int], adapti
     return bool(lines < taps)
 
 
-def _mean_by_lines(input: Tensor, boxes: Boxes, output: Tensor) -> None:
+def _mean_by_lines(input: Tensor, boxes: Rois, output: Tensor) -> None:
     """The mean over boxes of images with few channels: a filter down, then a filter across.
 
     Lines of pixels are the rows of the first read, and columns of its result those of the second,
@@ -129,7 +77,7 @@ def _mean_by_lines(input: Tensor, boxes: Boxes, output: Tensor) -> None:
     lines = input.reshape(n * c * h, w).to(gather.compute_dtype(input))
     step = max(1, gather.chunk_taps(input.device) * 4 // (c * ph * w))
     for a in range(0, k, step):
-        some = boxes.part(a, min(a + step, k))
+        some = boxes.select(slice(a, min(a + step, k)))
         most_y, most_x = torch.stack((some.grid.y.amax(), some.grid.x.amax())).tolist()
         ys = sampling.axis_taps(some.y, some.bin_h, some.grid.y, most_y, ph, h, True)
         xs = sampling.axis_taps(some.x, some.bin_w, some.grid.x, most_x, pw, w, True)
@@ -172,7 +120,7 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
         return
     source = gather.Source(input)
     for a, b in _runs(boxes, input.shape, bins, adaptive, gather.tap_budget(input, output)):
-        taps = _mean_taps(boxes.part(a, b), input.shape, bins, adaptive)
+        taps = _mean_taps(boxes.select(slice(a, b)), input.shape, bins, adaptive)
         gather.put_rows(output[a:b], source.read(taps.row, taps.weight, taps.starts))
 
 
@@ -194,6 +142,6 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
     adaptive, shape = sampling_ratio <= 0, grad_input.shape
     sink = gather.Sink(grad_input)
     for a, b in _runs(boxes, shape, bins, adaptive, gather.tap_budget(grad_input, grad_output)):
-        taps = _mean_taps(boxes.part(a, b), shape, bins, adaptive)
+        taps = _mean_taps(boxes.select(slice(a, b)), shape, bins, adaptive)
         sink.spread(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag)
     sink.close()

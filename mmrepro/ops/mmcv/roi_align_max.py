@@ -9,16 +9,13 @@ samples first; the boxes that still have one are then a prefix of the list.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Iterator, List, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
-
-if TYPE_CHECKING:
-    from .roi_align import Boxes
+from .rois import Rois
 
 __all__ = ['align_backward', 'align_forward']
 
@@ -36,7 +33,7 @@ class _Visit(NamedTuple):
     x: Tensor
 
 
-def _visits(boxes: Boxes, shape: torch.Size, bins: tuple[int, int]) -> Iterator[_Visit]:
+def _visits(boxes: Rois, shape: torch.Size, bins: Tuple[int, int]) -> Iterator[_Visit]:
     """The samples of boxes that are sorted by their number of samples, most first."""
     ph, pw = bins
     n, _, height, width = shape
@@ -61,18 +58,18 @@ def _visits(boxes: Boxes, shape: torch.Size, bins: tuple[int, int]) -> Iterator[
                      y.reshape(-1, 1), x.reshape(-1, 1))
 
 
-def _sorted(boxes: Boxes) -> tuple[Boxes, Tensor]:
+def _sorted(boxes: Rois) -> Tuple[Rois, Tensor]:
     order = torch.sort(boxes.grid.y * boxes.grid.x, descending=True, stable=True).indices
-    return boxes.pick(order), order
+    return boxes.select(order), order
 
 
-def _chunks(output: Tensor) -> Iterator[tuple[int, int]]:
+def _chunks(output: Tensor) -> Iterator[Tuple[int, int]]:
     step = gather.chunk_rows(output.device, output[0].numel())
     for a in range(0, len(output), step):
         yield a, min(a + step, len(output))
 
 
-def align_forward(feature: Tensor, boxes: Boxes, output: Tensor, argmax_y: Tensor,
+def align_forward(feature: Tensor, boxes: Rois, output: Tensor, argmax_y: Tensor,
                   argmax_x: Tensor) -> None:
     """RoIAlign's maximum; see :func:`mmrepro.ops.mmcv.roi_align.roi_align_forward`."""
     rows = gather.rows_of(feature)
@@ -82,7 +79,7 @@ def align_forward(feature: Tensor, boxes: Boxes, output: Tensor, argmax_y: Tenso
         winner = torch.zeros(best.shape, dtype=torch.int32, device=best.device)
         # Column 0 of the positions is "no sample".
         at_y, at_x = [best.new_full((len(best), 1), -1)], [best.new_full((len(best), 1), -1)]
-        for visit in _visits(boxes.part(a, b), feature.shape, output.shape[2:]):
+        for visit in _visits(boxes.select(slice(a, b)), feature.shape, output.shape[2:]):
             # The maximum of torch would let NaN win.
             value = gather.read(rows, visit.row, visit.weight).nan_to_num_(
                 nan=LOWEST, posinf=float('inf'), neginf=float('-inf'))
@@ -121,7 +118,7 @@ def _samples_at(at: Tensor, start: Tensor, size: Tensor, grid: Tensor, stored: t
     return found
 
 
-def _winners(boxes: Boxes, argmax_y: Tensor, argmax_x: Tensor, order: Tensor) -> Tensor:
+def _winners(boxes: Rois, argmax_y: Tensor, argmax_x: Tensor, order: Tensor) -> Tensor:
     """Which sample won, (K*P, C) by bin of the sorted boxes: its ordinal + 1.
 
     0 is none, -1 is none of ours (see :func:`_spread_strays`). In low precision neighbours can
@@ -136,7 +133,7 @@ def _winners(boxes: Boxes, argmax_y: Tensor, argmax_x: Tensor, order: Tensor) ->
     left = boxes.x[:, None] + torch.arange(pw, dtype=dtype, device=device) * boxes.bin_w[:, None]
     top, left = top.repeat_interleave(pw, 1), left.repeat(1, ph)
     for a, b in _chunks(argmax_y):
-        some = boxes.part(a, b)
+        some = boxes.select(slice(a, b))
         at_y, at_x = (at.index_select(0, order[a:b]).flatten(2).to(dtype)
                       for at in (argmax_y, argmax_x))
         iy = _samples_at(at_y, top[a:b], some.bin_h, some.grid.y, argmax_y.dtype, number)
@@ -151,7 +148,7 @@ def _winners(boxes: Boxes, argmax_y: Tensor, argmax_x: Tensor, order: Tensor) ->
     return winner
 
 
-def align_backward(grad_output: Tensor, boxes: Boxes, argmax_y: Tensor, argmax_x: Tensor,
+def align_backward(grad_output: Tensor, boxes: Rois, argmax_y: Tensor, argmax_x: Tensor,
                    grad_input: Tensor) -> None:
     """The gradient of :func:`align_forward`, added to ``grad_input``.
 
@@ -184,7 +181,7 @@ def align_backward(grad_output: Tensor, boxes: Boxes, argmax_y: Tensor, argmax_x
         _spread_strays(grad[stray], at_y, at_x, stray, boxes.image, grad_input)
 
 
-def _spread_visits(sink: gather.Sink, visits: list[_Visit], source: Tensor) -> None:
+def _spread_visits(sink: gather.Sink, visits: List[_Visit], source: Tensor) -> None:
     # a sample at NaN has weights that are NaN and has won nothing; 0 times NaN must not spread
     weight = torch.cat([visit.weight for visit in visits]).nan_to_num_(nan=0.)
     sink.spread(source, torch.cat([visit.row for visit in visits]), weight)

@@ -11,15 +11,14 @@ their argmax at the zero that it was allocated with, and so sends it to the firs
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Iterator, List, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
 
 from .. import gather
 from ..contract import require_shape
-from .roi_align import check_rois
+from .rois import check_rois
 
 __all__ = ['roi_pool_backward', 'roi_pool_forward']
 
@@ -41,7 +40,7 @@ class _Bins(NamedTuple):
     base: Tensor
 
 
-def _edges(start: Tensor, size: Tensor, bins: int, limit: int) -> tuple[Tensor, Tensor]:
+def _edges(start: Tensor, size: Tensor, bins: int, limit: int) -> Tuple[Tensor, Tensor]:
     """First and past-the-last pixel of every bin along an axis, (K, bins) each."""
     ordinal = torch.arange(bins + 1, dtype=size.dtype, device=size.device)
     bound = ordinal * (size / bins)[:, None] + start[:, None]
@@ -51,7 +50,7 @@ def _edges(start: Tensor, size: Tensor, bins: int, limit: int) -> tuple[Tensor, 
     return first.to(torch.int64), last.to(torch.int64)
 
 
-def _bins(shape: torch.Size, rois: Tensor, image: Tensor, pooled: tuple[int, int],
+def _bins(shape: torch.Size, rois: Tensor, image: Tensor, pooled: Tuple[int, int],
           scale: float) -> _Bins:
     _, _, height, width = shape
     box = rois[:, 1:].to(gather.COMPUTE[rois.dtype])
@@ -111,7 +110,7 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
             gather.put_some(out, which, torch.empty_like(result).index_copy_(0, bins.order, result))
 
 
-def _greatest(rows: Tensor, bins: _Bins, width: int) -> tuple[Tensor, Tensor]:
+def _greatest(rows: Tensor, bins: _Bins, width: int) -> Tuple[Tensor, Tensor]:
     """The greatest pixel of every bin and its visit number from 1, or 0: (B, C) each."""
     best = rows.new_full((len(bins.order), rows.shape[1]), LOWEST)
     best[bins.count == 0] = 0
@@ -183,6 +182,6 @@ def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_in
     gather.add_rows(grad_input, total)
 
 
-def _spread(source: Tensor, rows: list[Tensor], size: int) -> Tensor:
+def _spread(source: Tensor, rows: List[Tensor], size: int) -> Tensor:
     row = torch.cat(rows)[:, None]
     return gather.spread(source, row, torch.ones_like(row, dtype=source.dtype), size)

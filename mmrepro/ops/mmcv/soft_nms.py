@@ -6,7 +6,7 @@ by the last, and of equal scores the first in that order is chosen.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Callable, Tuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ __all__ = ['GAUSSIAN', 'LINEAR', 'NAIVE', 'softnms']
 NAIVE, LINEAR, GAUSSIAN = 0, 1, 2
 
 # Boxes that a chosen one affects, and the factors of their scores.
-Neighbours = Callable[[int], 'tuple[np.ndarray, np.ndarray]']
+Neighbours = Callable[[int], Tuple[np.ndarray, np.ndarray]]
 
 
 class _Decay:
@@ -69,7 +69,7 @@ def _compared(cols: np.ndarray, decay: _Decay, offset: int) -> Neighbours:
     table[:2] *= -1
     corners, area, step = table[:4], table[4], np.float32(offset)
 
-    def neighbours(chosen: int) -> tuple[np.ndarray, np.ndarray]:
+    def neighbours(chosen: int) -> Tuple[np.ndarray, np.ndarray]:
         meet = np.minimum(corners, corners[:, chosen, None])
         size = meet[2:] + meet[:2]
         if offset:
@@ -146,7 +146,7 @@ def _run(order: _Order, neighbours: Neighbours, least: np.float32) -> None:
 
 
 def _soft(cols: np.ndarray, scores: np.ndarray, decay: _Decay, least: np.float32,
-          offset: int) -> tuple[Tensor, np.ndarray]:
+          offset: int) -> Tuple[Tensor, np.ndarray]:
     """Boxes that stay, in the order in which they are chosen, and their scores."""
     with np.errstate(all='ignore'):
         if not ordinary(cols, scores, decay.sigma, least):

@@ -7,7 +7,7 @@ is needed. What was chosen or fell too low leaves at the next block.
 """
 from __future__ import annotations
 
-from typing import Protocol
+from typing import List, Optional, Protocol, Tuple
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ class Places:
         self.at[place], self.at[old] = box, other
         self.where[box], self.where[other] = place, old
 
-    def drop(self, boxes: list[int]) -> None:
+    def drop(self, boxes: List[int]) -> None:
         gone = set(boxes)
         left = self.count - len(gone)
         holes = sorted(place for place in map(self.where.__getitem__, boxes) if place < left)
@@ -55,7 +55,7 @@ class Places:
             self.at[hole], self.where[box] = box, hole
         self.count = left
 
-    def first(self, boxes: list[int]) -> int:
+    def first(self, boxes: List[int]) -> int:
         return min(range(len(boxes)), key=lambda i: self.where[boxes[i]])
 
 
@@ -93,8 +93,8 @@ def _overlaps(table: np.ndarray, rows: np.ndarray, offset: int, room: torch.Tens
     return inter
 
 
-def _guess(score: np.ndarray, names: np.ndarray, needed: int | None,
-           places: Places | None) -> np.ndarray:
+def _guess(score: np.ndarray, names: np.ndarray, needed: Optional[int],
+           places: Optional[Places]) -> np.ndarray:
     """Which boxes to make factors for: the best, ``needed`` among them."""
     count = min(_ROWS, max(_LEAST_ROWS, _ELEMENTS // len(score)))
     if len(score) <= count:
@@ -116,7 +116,7 @@ def _first_best(score: np.ndarray, names: np.ndarray, value: np.float32, places:
 
 
 def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32, offset: int,
-           places: Places | None) -> tuple[list[int], list[np.float32]] | None:
+           places: Optional[Places]) -> Optional[Tuple[List[int], List[np.float32]]]:
     """Boxes in the order in which they are chosen, and their scores then.
 
     Args:
@@ -127,8 +127,8 @@ def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32
     """
     table, score, names = cols.copy(), scores.copy(), np.arange(len(scores))
     np.negative(table[:2], out=table[:2])
-    chosen: list[int] = []
-    final: list[np.float32] = []
+    chosen: List[int] = []
+    final: List[np.float32] = []
     needed, room = None, _room(len(scores))
     while True:
         if chosen:

@@ -14,8 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Callable, Optional
 
 from ..operator_table import implementation
 
@@ -34,7 +33,7 @@ FUSED = {
 LEAST = (3, 0)
 
 
-def version() -> str | None:
+def version() -> Optional[str]:
     """The version of the installed Triton, if there is one."""
     from importlib import metadata  # not at the top: this package is imported with mmrepro
     try:
@@ -61,7 +60,7 @@ def runs_on(device: str) -> bool:
 
 
 @functools.cache
-def fused(name: str) -> Callable | None:
+def fused(name: str) -> Optional[Callable]:
     """Operator ``name`` with its kernel for CUDA tensors and the PyTorch form for all others.
 
     None where there is no kernel. Nothing of Triton is imported before the first call on CUDA.

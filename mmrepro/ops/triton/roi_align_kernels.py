@@ -8,6 +8,8 @@ order, without atomics and without a sort.
 """
 from __future__ import annotations
 
+from typing import Tuple
+
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from .. import gather, sampling
 from ..mmcv import roi_align
+from ..mmcv.rois import check_rois, edges_of
 
 __all__ = ['roi_align_backward', 'roi_align_forward']
 
@@ -147,7 +150,7 @@ def _spread_kernel(grad_of, image_of, wy_of, y_low, y_high, wx_of, x_low, x_high
 
 
 def _filters(start: Tensor, size: Tensor, grid: Tensor, bins: int, length: int
-             ) -> tuple[Tensor, Tensor, Tensor]:
+             ) -> Tuple[Tensor, Tensor, Tensor]:
     """(K, P, length) weights, and (K, P) int32 first and last pixel of each; none: last < first."""
     weight = start.new_empty(len(start), bins, length)
     low, high = (torch.empty(len(start), bins, dtype=torch.int32, device=start.device)
@@ -158,16 +161,16 @@ def _filters(start: Tensor, size: Tensor, grid: Tensor, bins: int, length: int
     return weight, low, high
 
 
-def _prepare(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
-             sampling_ratio: int, aligned: bool, check: bool) -> tuple[Tensor, tuple, tuple]:
+def _prepare(feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
+             sampling_ratio: int, aligned: bool, check: bool) -> Tuple[Tensor, tuple, tuple]:
     """Images, and the filters along y and x.
 
     ``check`` is for the forward: the host waits for its answer, and a backward has the RoIs of its
     forward.
     """
-    y, x, bin_h, bin_w = roi_align.edges_of(rois, bins, scale, aligned)
+    y, x, bin_h, bin_w = edges_of(rois, bins, scale, aligned)
     if check:
-        roi_align.check_rois('roi_align', feature, rois, 5)
+        check_rois('roi_align', feature, rois, 5)
         grid = sampling.grid_of(bin_h, bin_w, sampling_ratio)[:2]
     else:
         grid = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)
