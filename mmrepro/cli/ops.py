@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence
 import torch
 
 from ..ops.operator_table import FAMILIES, Family
-from ..ops.provider import Entry, catalogue, provider
+from ..ops.provider import CatalogueEntry, catalogue, provider
 from . import program_name
 from .arguments import Parser, quiet_when_reader_leaves
 
@@ -22,13 +22,13 @@ COMPILED = {
 }
 
 
-def _verdict(entry: Entry) -> str:
+def _verdict(entry: CatalogueEntry) -> str:
     if entry.provider == 'none':
         return '-'
     return 'yes' if entry.deterministic else 'NO'
 
 
-def as_text(entries: Sequence[Entry], device: str) -> str:
+def as_text(entries: Sequence[CatalogueEntry], device: str) -> str:
     """A line per operator, and counts."""
     titles = ('operator', 'provider', f'same bits on {device}', 'used by')
     lines = [titles] + [
@@ -44,7 +44,7 @@ def as_text(entries: Sequence[Entry], device: str) -> str:
     return f'{table}\n\n{summary}'
 
 
-def as_json(entries: Sequence[Entry], device: str) -> Dict[str, Any]:
+def as_json(entries: Sequence[CatalogueEntry], device: str) -> Dict[str, Any]:
     """The same for programs: provider, device, and a dict per operator."""
     return dict(provider=provider(), device=device,
                 operators=[entry._asdict() for entry in entries])

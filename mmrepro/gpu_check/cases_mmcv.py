@@ -55,9 +55,9 @@ def _deform_roi_pool(s: Sizes) -> Problem:
                        feature, rois, offset, 7, 1 / _STRIDE, 2, 0.1))
 
 
-def _turned(name: str, *arguments: Any) -> Callable[[Sizes], Problem]:
+def _rotated(name: str, *arguments: Any) -> Callable[[Sizes], Problem]:
     def make(s: Sizes) -> Problem:
-        boxes = s.turned(512)
+        boxes = s.rotated(512)
         rois = torch.cat((torch.zeros(len(boxes), 1), boxes), 1)
         return Problem(dict(feature=_map(s)), dict(rois=rois),
                        lambda feature, rois: _op(name)(feature, rois, *arguments))
@@ -158,7 +158,7 @@ def _nms_match(s: Sizes) -> Problem:
 
 
 def _nms_rotated(s: Sizes) -> Problem:
-    boxes = s.turned(1000)
+    boxes = s.rotated(1000)
     scores = (s.uniform(len(boxes)) * 20).round() / 20
     return Problem({}, dict(boxes=boxes, scores=scores),
                    lambda boxes, scores: _op('nms_rotated')(boxes, scores, 0.5), double=False)
@@ -186,15 +186,15 @@ def _focal(name: str) -> Callable[[Sizes], Problem]:
     return make
 
 
-def _overlaps(name: str, turn: Callable[[Sizes], Tensor]) -> Callable[[Sizes], Problem]:
+def _overlaps(name: str, boxes: Callable[[Sizes], Tensor]) -> Callable[[Sizes], Problem]:
     def make(s: Sizes) -> Problem:
-        return Problem({}, dict(a=turn(s), b=turn(s)), lambda a, b: _op(name)(a, b),
+        return Problem({}, dict(a=boxes(s), b=boxes(s)), lambda a, b: _op(name)(a, b),
                        double=name == 'bbox_overlaps')
     return make
 
 
 def _diff_iou(s: Sizes) -> Problem:
-    boxes = s.turned(1000)
+    boxes = s.rotated(1000)
     return Problem(dict(a=boxes[None]), dict(b=boxes[None] + s.normal(1, len(boxes), 5)),
                    lambda a, b: _op('diff_iou_rotated_2d')(a, b), double=False)
 
@@ -267,9 +267,9 @@ CASES: Dict[str, Case] = {
     'DeformRoIPool': Case(('deform_roi_pool_forward', 'deform_roi_pool_backward'),
                           _deform_roi_pool),
     'RoIAlignRotated': Case(('roi_align_rotated_forward', 'roi_align_rotated_backward'),
-                            _turned('roi_align_rotated', 7, 1 / _STRIDE, 2, True)),
+                            _rotated('roi_align_rotated', 7, 1 / _STRIDE, 2, True)),
     'RiRoIAlignRotated': Case(('riroi_align_rotated_forward', 'riroi_align_rotated_backward'),
-                              _turned('riroi_align_rotated', (7, 7), 1 / _STRIDE, 2, 8)),
+                              _rotated('riroi_align_rotated', (7, 7), 1 / _STRIDE, 2, 8)),
     'RotatedFeatureAlign': Case(('rotated_feature_align_forward',
                                  'rotated_feature_align_backward'), _rotated_feature_align),
     'BezierAlign': Case(('bezier_align_forward', 'bezier_align_backward'), _bezier_align),
@@ -294,7 +294,7 @@ CASES: Dict[str, Case] = {
     'overlaps': Case(('bbox_overlaps',), _overlaps('bbox_overlaps',
                                                    lambda s: s.boxes(2000, 800, 1344, 96))),
     'overlaps, rotated': Case(('box_iou_rotated',), _overlaps('box_iou_rotated',
-                                                              lambda s: s.turned(500))),
+                                                              lambda s: s.rotated(500))),
     'overlaps, quadrilaterals': Case(('box_iou_quadri',), _overlaps(
         'box_iou_quadri', lambda s: _quads(s.boxes(500, 800, 1344, 96)))),
     'overlaps, differentiable': Case(('diff_iou_rotated_sort_vertices_forward',), _diff_iou),

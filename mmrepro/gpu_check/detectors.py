@@ -53,7 +53,7 @@ DETECTORS: Dict[str, Detector] = {
 }
 
 
-class Run(NamedTuple):
+class DetectorRun(NamedTuple):
     """One run.
 
     Attributes:
@@ -106,7 +106,7 @@ def _without_downloads(node: Any) -> None:
 
 
 def train(detector: Detector, device: str, size: int, iterations: int, small: bool,
-          digest: bool = True, pictures: int = 2) -> Run:
+          digest: bool = True, pictures: int = 2) -> DetectorRun:
     """Some iterations from the seed. Raises what the model raises."""
     from mmengine.optim import OptimWrapper
 
@@ -134,7 +134,7 @@ def train(detector: Detector, device: str, size: int, iterations: int, small: bo
             labels.append([(kind, name) for kind, name, _ in row])
             rows.append(_digests([tensor for _, _, tensor in row], device))
     late = sorted(durations[min(WARM, iterations // 2):])
-    return Run(labels, [row.cpu() for row in rows], losses, late[len(late) // 2])
+    return DetectorRun(labels, [row.cpu() for row in rows], losses, late[len(late) // 2])
 
 
 def _keep_gradients(wrapper: Any, trained: Dict[str, torch.nn.Parameter],
@@ -166,17 +166,17 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def first_difference(one: Run, other: Run) -> str:
+def first_difference(one: DetectorRun, other: DetectorRun) -> str:
     """The first iteration and thing that differs, or '' for equal bits.
 
     Within an iteration losses come first. Among gradients the last parameter of the model is
     named, because backward reaches it first.
     """
     for step, labels in enumerate(one.labels):
-        place = f'iteration {step + 1}'
+        where = f'iteration {step + 1}'
         if labels != other.labels[step]:
             extra = sorted({' '.join(one) for one in set(labels) ^ set(other.labels[step])})
-            return f'{place}: only one run has {", ".join(extra[:5])}'
+            return f'{where}: only one run has {", ".join(extra[:5])}'
         unequal = (one.digests[step] != other.digests[step]).tolist()
         for kind in dict.fromkeys(kind for kind, _ in labels):
             off = [name for (k, name), bad in zip(labels, unequal) if bad and k == kind]
@@ -184,7 +184,7 @@ def first_difference(one: Run, other: Run) -> str:
                 first = off[-1] if kind == 'gradient of' else off[0]
                 total = sum(k == kind for k, _ in labels)
                 more = f' and {len(off) - 1} of {total} others' if len(off) > 1 else ''
-                return f'{place}: {kind} {first}{more}'
+                return f'{where}: {kind} {first}{more}'
     return ''
 
 

@@ -36,11 +36,11 @@ class Sizes:
         return self.normal(batch, self.channels(channels), self.count(height), self.count(width))
 
     def boxes(self, number: int, height: int, width: int, size: float) -> Tensor:
-        """(K, 4) piled on a few places, so that most of them read the same pixels."""
+        """(K, 4) piled on a few centres, so that most of them read the same pixels."""
         number = self.count(number)
         limit = torch.tensor([width, height]) / self.by
-        places = self.uniform(3, 2) * limit * 0.6 + limit * 0.2
-        centre = places[torch.arange(number) % 3] + self.normal(number, 2) * 2
+        centres = self.uniform(3, 2) * limit * 0.6 + limit * 0.2
+        centre = centres[torch.arange(number) % 3] + self.normal(number, 2) * 2
         extent = size / self.by * torch.exp(self.normal(number, 2) * 0.4)
         corners = torch.cat((centre - extent / 2, centre + extent / 2), 1).clamp(min=0)
         return torch.minimum(corners, limit.repeat(2) - torch.tensor([2., 2, 1, 1]))
@@ -49,7 +49,7 @@ class Sizes:
         boxes = self.boxes(number, 800, 1344, size)
         return torch.cat((torch.zeros(len(boxes), 1), boxes), 1)
 
-    def turned(self, number: int) -> Tensor:
+    def rotated(self, number: int) -> Tensor:
         """(K, 5) centre, width, height, angle."""
         boxes = self.boxes(number, 800, 1344, 96)
         return torch.cat(((boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2] + 1,
@@ -88,7 +88,7 @@ class Case(NamedTuple):
     Attributes:
         covers: names in ``mmrepro.ops.TABLE`` or ``mmrepro.ops.aten.TABLE``.
         make: from sizes to a problem.
-        expect: 'equal', or 'raises' where torch refuses by name and nobody replaces it.
+        expect: 'equal', or 'raises' where torch refuses by name and nobody recentres it.
         reference: another definition of the result, for what torch leaves open.
     """
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import determinism, ops
+from ..ops.provider import MARK
 from .operator_cases import Case, Problem, Sizes, tensors_of
 
 __all__ = ['DEFAULTS', 'LIMIT', 'check', 'default', 'has_compiled_kernels', 'once']
@@ -71,12 +72,12 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _disturb(device: str, turn: int) -> None:
-    """Give the scheduler something else to do in every other turn."""
-    if device == 'cuda' and turn % 2:
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            noise = torch.ones(512 + 64 * (turn % 7), 512, device='cuda')
+def _disturb(device: str, repetition: int) -> None:
+    """Give the scheduler something else to do in every other repetition."""
+    if device == 'cuda' and repetition % 2:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            noise = torch.ones(512 + 64 * (repetition % 7), 512, device='cuda')
             noise @ noise.t()
 
 
@@ -86,18 +87,18 @@ def _repeat(problem: Problem, device: str, times: int, seconds: float
     first = once(problem)
     _wait(device)
     differed: Dict[str, None] = {}
-    durations, begin, turn = [], time.perf_counter(), 1
-    while turn < times and (turn < 3 or time.perf_counter() - begin < seconds):
-        _disturb(device, turn)
+    durations, begin, repetition = [], time.perf_counter(), 1
+    while repetition < times and (repetition < 3 or time.perf_counter() - begin < seconds):
+        _disturb(device, repetition)
         start = time.perf_counter()
         other = once(problem)
         _wait(device)
         durations.append(time.perf_counter() - start)
         differed.update(dict.fromkeys(_unequal(first, other)))
-        turn += 1
-    # undisturbed turns count for the time
+        repetition += 1
+    # undisturbed repetitions count for the time
     calm = sorted(durations[1::2] or durations)
-    return turn, list(differed), calm[len(calm) // 2] * 1e3 if calm else float('nan')
+    return repetition, list(differed), calm[len(calm) // 2] * 1e3 if calm else float('nan')
 
 
 def default() -> Any:
@@ -115,7 +116,7 @@ def has_compiled_kernels() -> bool:
     """Whether a compiled mmcv is installed."""
     ops.install()
     import mmcv._ext
-    return not hasattr(mmcv._ext, '__mmrepro_operators__')
+    return not hasattr(mmcv._ext, MARK)
 
 
 def check(case: Case, device: str, small: bool, times: int = 50, seconds: float = 2.,

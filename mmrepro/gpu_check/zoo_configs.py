@@ -28,12 +28,12 @@ def config_root() -> str:
     """
     import mmdet
     package = os.path.dirname(mmdet.__file__)
-    places = [os.path.join(package, '.mim', 'configs'),
-              os.path.join(os.path.dirname(package), 'configs')]
-    for place in places:
-        if os.path.isdir(os.path.join(place, '_base_')):
-            return place
-    raise FileNotFoundError(f'MMDetection has no configs in {" or ".join(places)}')
+    folders = [os.path.join(package, '.mim', 'configs'),
+               os.path.join(os.path.dirname(package), 'configs')]
+    for folder in folders:
+        if os.path.isdir(os.path.join(folder, '_base_')):
+            return folder
+    raise FileNotFoundError(f'MMDetection has no configs in {" or ".join(folders)}')
 
 
 def nodes(node: Any) -> Iterator[dict]:

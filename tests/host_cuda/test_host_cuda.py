@@ -215,4 +215,4 @@ def test_kernels_on_the_device(on_device):
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.split()[-7:] == [
         '_attend_kernel', '_conflict_kernel', '_filter_kernel', '_mean_kernel', '_slope_kernel',
-        '_spread_kernel', '_sweep_kernel']
+        '_scatter_kernel', '_sweep_kernel']

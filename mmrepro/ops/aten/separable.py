@@ -1,11 +1,11 @@
-"""Backward of operators that resample every axis on its own: resize, average pooling, padding.
+"""Backward of operators that resample each axis separately: resize, average pooling, padding.
 
 Each of them is a product of one sparse matrix per axis, so its backward is the product of the
-transposed matrices. The transpose is stored by *destination*: for each input position, the output
-positions that read it, in ascending order, with their weights. Every element of the gradient is
-then a sum in a fixed order, where torch's CUDA kernels add with atomics and raise. Only gathers,
-products and sums of whole tensors are used, no matrix product, so the setting of TF32 does not
-reach the bits, and CPU and CUDA give the same ones.
+transposed matrices. A transpose is stored by *destination*: for each input position, the output
+positions that read it, in ascending order, and their weights. Every element of the gradient is then
+a sum in a fixed order, where torch's CUDA kernels add with atomics or raise. Only gathers, products
+and sums of whole tensors are used, no matrix products; so TF32 does not affect the bits, and CPU and
+CUDA give the same ones.
 
 Sources of the formulas: ``aten/src/ATen/native/UpSample.h`` (positions and weights),
 ``AdaptivePooling.h`` (windows), ``cuda/AveragePool3d.cu`` (divisors) and ``PaddingSupport.h``.
@@ -24,12 +24,12 @@ from ..gather import compute_dtype
 __all__ = ['PADS', 'RESIZES', 'adaptive_avg_pool_backward', 'avg_pool3d_backward', 'pad_backward',
            'resize_backward', 'transpose_axis']
 
-# Constant of the cubic filter: torch keeps OpenCV's for plain and Pillow's for antialiased resize.
+# Constants of the cubic filter: torch uses OpenCV's for plain and Pillow's for antialiased resize.
 _CUBIC, _CUBIC_ANTIALIASED = -0.75, -0.5
 
 
 class _Reads(NamedTuple):
-    """What each output position of one axis reads: (output, input, weight), one row per read."""
+    """The reads along one axis: output position, input position and weight of each."""
 
     target: np.ndarray
     source: np.ndarray
@@ -37,7 +37,7 @@ class _Reads(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """The transpose: (T, inputs) output positions and weights, and whether some are padding."""
+    """The transpose: output positions and weights (T, inputs), and whether some are padding."""
 
     index: Tensor
     weight: Tensor
@@ -45,14 +45,11 @@ class _Axis(NamedTuple):
 
 
 def _reads(positions: np.ndarray, weights: np.ndarray) -> _Reads:
-    """From (outputs, taps) positions and weights, without taps of weight 0."""
+    """Reads of (outputs, taps) positions and weights, without those of weight 0."""
     target = np.repeat(np.arange(len(positions)), positions.shape[1])
     source, weight = positions.reshape(-1), weights.reshape(-1)
     live = weight != 0
     return _Reads(target[live], source[live], weight[live])
-
-
-# ------------------------------------------------------------------------------------- filters
 
 
 def _scale(size: int, outputs: int, align: bool, given: Optional[float]) -> float:
@@ -102,7 +99,7 @@ def _antialiased(reach: int, weigh: Callable[[np.ndarray], np.ndarray]) -> Calla
     return filter_
 
 
-# Per-axis filter of each kind of resize. Nearest is not here: torch's own is a gather already.
+# Filter along an axis by kind of resize; torch's own nearest resize is deterministic.
 RESIZES: Dict[str, Callable[..., _Reads]] = {
     'linear': _linear,
     'cubic': _cubic,
@@ -145,13 +142,10 @@ def _replicate(size: int, outputs: int, before: int) -> _Reads:
 
 PADS: Dict[str, Callable[..., _Reads]] = {'reflection': _reflect, 'replication': _replicate}
 
-# --------------------------------------------------------------------------------- the transpose
-
-
 @functools.lru_cache(maxsize=256)
 def _axis(build: Callable[..., _Reads], size: int, outputs: int, arguments: tuple,
           device: torch.device, dtype: torch.dtype) -> _Axis:
-    """The transposed filter on a device. Detectors repeat few shapes, so it is kept."""
+    """The transposed filter on a device, cached: detectors use few shapes."""
     reads = build(size, outputs, *arguments)
     order = np.lexsort((reads.target, reads.source))
     source = reads.source[order]
@@ -170,7 +164,7 @@ def transpose_axis(grad: Tensor, dim: int, axis: _Axis) -> Tensor:
     shape = [1] * grad.dim()
     shape[dim] = -1
     if axis.padded:
-        # Padding reads zeros of its own: 0 times an infinite gradient would be NaN.
+        # padding reads an extra zero: 0 times an infinite gradient would be NaN
         nothing = list(grad.shape)
         nothing[dim] = 1
         grad = torch.cat((grad, grad.new_zeros(nothing)), dim)
@@ -187,7 +181,7 @@ def transpose_axis(grad: Tensor, dim: int, axis: _Axis) -> Tensor:
 
 def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[Tuple[Callable, tuple]]
                ) -> Tensor:
-    """All axes: the last ``len(sizes)`` dimensions of ``grad``, in order."""
+    """Transpose the last ``len(sizes)`` dimensions of ``grad``, in order."""
     dtype = compute_dtype(grad)
     result = grad.to(dtype)
     first = grad.dim() - len(sizes)
@@ -195,9 +189,6 @@ def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[Tuple[Callab
         axis = _axis(build, int(size), grad.shape[first + i], arguments, grad.device, dtype)
         result = transpose_axis(result, first + i, axis)
     return result.to(grad.dtype)
-
-
-# ---------------------------------------------------------------------------------- operators
 
 
 def resize_backward(kind: str) -> Callable[..., Tensor]:
@@ -210,7 +201,7 @@ def resize_backward(kind: str) -> Callable[..., Tensor]:
 
     def backward(grad: Tensor, output_size: Sequence[int], input_size: Sequence[int],
                  align_corners: bool, *scales: Optional[float]) -> Tensor:
-        # the dispatcher leaves out trailing arguments that have their default
+        # the dispatcher omits trailing arguments that have their defaults
         given = (*scales, *(None,) * (len(output_size) - len(scales)))
         return _transpose(grad, input_size[2:],
                           [(build, (bool(align_corners), scale)) for scale in given])
@@ -220,10 +211,10 @@ def resize_backward(kind: str) -> Callable[..., Tensor]:
 
 
 def adaptive_avg_pool_backward(spatial: int) -> Callable[..., Tensor]:
-    """Backward of ``aten::_adaptive_avg_pool2d`` or ``3d``: (grad, input), with or without images.
+    """Backward of ``aten::_adaptive_avg_pool2d`` or ``3d``: (grad, input), batched or not.
 
     Args:
-        spatial: axes that are pooled, 2 or 3.
+        spatial: number of pooled axes, 2 or 3.
     """
 
     def backward(grad: Tensor, self: Tensor) -> Tensor:
@@ -253,7 +244,7 @@ def pad_backward(kind: str) -> Callable[..., Tensor]:
     """Backward of ``aten::reflection_pad*`` and ``replication_pad*``: (grad, input, padding).
 
     Args:
-        kind: a key of :data:`PADS`. ``padding`` counts from the last axis, two numbers an axis,
+        kind: a key of :data:`PADS`. ``padding`` has two numbers per axis, from the last axis on;
             negative ones crop.
     """
     build = PADS[kind]

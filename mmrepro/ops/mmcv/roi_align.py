@@ -1,12 +1,12 @@
 """RoIAlign: mean or maximum of bilinear samples in every bin of axis-aligned boxes.
 
 Signatures: ``mmcv/ops/roi_align.py``. Formulas: ``roi_align_cuda_kernel.cuh`` (mmcv 2.1.0). The
-mean is a filter per axis (:func:`mmrepro.ops.sampling.axis_taps`): their product is the taps of a
-bin, or, for few channels, they are applied one after the other. The maximum visits the samples in
-mmcv's order and keeps the first.
+mean is a filter per axis (:func:`mmrepro.ops.sampling.axis_taps`): the taps of a bin are the
+product of two filters, or, with few channels, the filters are applied one after the other. The
+maximum visits the samples in mmcv's order, and the first of equal ones wins.
 
-Where mmcv's CPU and CUDA kernels differ, this is the CUDA one: boxes of negative size are read, not
-refused, and the maximum over no samples is the lowest float32, not -10000.
+Where mmcv's CPU and CUDA kernels differ, this follows the CUDA one: boxes of negative size are
+pooled, not rejected, and the maximum over no samples is the lowest float32, not -10000.
 """
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def _boxes(feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
 
 def _runs(boxes: Rois, shape: torch.Size, bins: Tuple[int, int], adaptive: bool,
           budget: int) -> List[Tuple[int, int]]:
-    """RoIs to work on together, by the number of taps that they will have."""
+    """Runs of RoIs to process together, by their number of taps."""
     per_sample = 1 if adaptive else 2
     tall = (boxes.grid.y * per_sample + adaptive).clamp(max=2 * shape[2])
     wide = (boxes.grid.x * per_sample + adaptive).clamp(max=2 * shape[3])
     taps = tall * wide * (bins[0] * bins[1])
-    # The padded filters of a run are as long as its longest; see axis_taps.
+    # the filters of a run are padded to its longest one; see axis_taps
     filters = (bins[0] * (boxes.grid.y + 1) + bins[1] * (boxes.grid.x + 1)) * 4
     costs, widths = torch.stack((taps + filters, filters)).tolist()
-    return gather.cut(costs, budget, widths)
+    return gather.chunk_by_cost(costs, budget, widths)
 
 
 def _mean_taps(boxes: Rois, shape: torch.Size, bins: Tuple[int, int],
                adaptive: bool) -> sampling.Taps:
-    """All taps of some RoIs; a bag is a bin."""
+    """All taps of RoIs; each bin is a bag."""
     height, width = shape[2:]
     most_y, most_x = torch.stack((boxes.grid.y.amax(), boxes.grid.x.amax())).tolist()
     ys = sampling.axis_taps(boxes.y, boxes.bin_h, boxes.grid.y, most_y, bins[0], height, adaptive)
@@ -53,10 +53,10 @@ def _mean_taps(boxes: Rois, shape: torch.Size, bins: Tuple[int, int],
 
 
 def _few_channels(boxes: Rois, shape: torch.Size, bins: Tuple[int, int], adaptive: bool) -> bool:
-    """Whether reading whole lines of pixels is cheaper than reading taps, as for mask targets.
+    """Whether :func:`_mean_by_lines` is faster than taps, as for mask targets.
 
-    The weights are nanoseconds on one core: per pixel of a line and tap, per pixel turned, per tap
-    of a bin. They decide on speed and rounding only.
+    The constants are nanoseconds on one core: per pixel of a line and tap, per transposed pixel,
+    and per tap of a bin. They affect speed and rounding only.
     """
     channels, width = shape[1], shape[3]
     if channels > 4 or not adaptive:
@@ -68,10 +68,10 @@ def _few_channels(boxes: Rois, shape: torch.Size, bins: Tuple[int, int], adaptiv
 
 
 def _mean_by_lines(input: Tensor, boxes: Rois, output: Tensor) -> None:
-    """The mean over boxes of images with few channels: a filter down, then a filter across.
+    """The mean for few channels: a vertical filter, then a horizontal one.
 
-    Lines of pixels are the rows of the first read, and columns of its result those of the second,
-    so the features are used as they lie in memory.
+    The first sum gathers lines of pixels, the second columns of its result, so the features are
+    not transposed.
     """
     (n, c, h, w), (k, _, ph, pw) = input.shape, output.shape
     lines = input.reshape(n * c * h, w).to(gather.compute_dtype(input))
@@ -82,10 +82,10 @@ def _mean_by_lines(input: Tensor, boxes: Rois, output: Tensor) -> None:
         ys = sampling.axis_taps(some.y, some.bin_h, some.grid.y, most_y, ph, h, True)
         xs = sampling.axis_taps(some.x, some.bin_w, some.grid.x, most_x, pw, w, True)
         plane = some.image[:, None] * c + torch.arange(c, device=input.device)
-        down = gather.read(lines, *sampling.plane_taps(plane * h, ys))
+        down = gather.gather_sum(lines, *sampling.plane_taps(plane * h, ys))
         across = down.view(-1, ph, w).transpose(1, 2).reshape(-1, ph)
         own = torch.arange(len(some.image) * c, device=input.device).view(-1, c)
-        result = gather.read(across, *sampling.plane_taps(own * w, xs))
+        result = gather.gather_sum(across, *sampling.plane_taps(own * w, xs))
         output[a:a + step] = result.view(-1, c, pw, ph).transpose(2, 3).to(output.dtype)
 
 
@@ -97,15 +97,15 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
 
     Args:
         rois: (K, 5): image index, x1, y1, x2, y2 in pixels of the image.
-        argmax_y, argmax_x: shape of ``output`` for the maximum, where they get the position of the
-            sample that won; unused for the mean.
+        argmax_y, argmax_x: for the maximum, of the shape of ``output``: receive the position of the
+            greatest sample; unused for the mean.
         spatial_scale: pixels of the map per pixel of the image.
         sampling_ratio: samples per bin and axis; 0 or less: one per started pixel.
-        pool_mode: 0 is the maximum, 1 the mean.
+        pool_mode: 0 for the maximum, 1 for the mean.
         aligned: subtract half a pixel; without it boxes are at least 1 x 1 pixels.
 
     Raises:
-        RuntimeError: as :func:`check_rois`.
+        RuntimeError: see :func:`check_rois`.
     """
     bins = (aligned_height, aligned_width)
     boxes = _boxes(input, rois, bins, spatial_scale, sampling_ratio, aligned)
@@ -121,7 +121,7 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
     source = gather.Source(input)
     for a, b in _runs(boxes, input.shape, bins, adaptive, gather.tap_budget(input, output)):
         taps = _mean_taps(boxes.select(slice(a, b)), input.shape, bins, adaptive)
-        gather.put_rows(output[a:b], source.read(taps.row, taps.weight, taps.starts))
+        gather.put_rows(output[a:b], source.gather_sum(taps.row, taps.weight, taps.starts))
 
 
 def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argmax_x: Tensor,
@@ -130,7 +130,7 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
                        aligned: bool) -> None:
     """Add the gradient of :func:`roi_align_forward` to ``grad_input`` (N, C, H, W).
 
-    ``grad_output`` is (K, C, aligned_height, aligned_width); the others as in the forward.
+    ``grad_output`` is (K, C, aligned_height, aligned_width); the others are as in the forward.
     """
     bins = (aligned_height, aligned_width)
     boxes = _boxes(grad_input, rois, bins, spatial_scale, sampling_ratio, aligned)
@@ -143,5 +143,5 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
     sink = gather.Sink(grad_input)
     for a, b in _runs(boxes, shape, bins, adaptive, gather.tap_budget(grad_input, grad_output)):
         taps = _mean_taps(boxes.select(slice(a, b)), shape, bins, adaptive)
-        sink.spread(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag)
+        sink.scatter_sum(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag)
     sink.close()

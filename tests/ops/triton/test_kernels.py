@@ -298,7 +298,7 @@ def compiled(self, *args, **kwargs):
 jit.JITFunction.run = compiled
 from mmrepro.ops import gather
 from mmrepro.ops.triton import attention, nms, roi_align
-gather.spread = lambda source, row, weight, size: source.new_zeros(size, source.shape[1])
+gather.scatter_sum = lambda source, row, weight, size: source.new_zeros(size, source.shape[1])
 for capability in (80, 90):
     driver.set_active(NoDevice(GPUTarget('cuda', capability, 32)))
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
