@@ -1,6 +1,8 @@
 """The table of torch's own operators as Markdown: ``python -m dev.kernel_table_report``."""
 from __future__ import annotations
 
+from typing import List
+
 from mmrepro.ops.aten.kernel_table import TABLE, KernelRow
 
 __all__ = ['lines']
@@ -20,7 +22,7 @@ def _ours(row: KernelRow) -> str:
     return f'`{module}`' + (', CPU too' if 'cpu' in row.devices else '')
 
 
-def lines() -> list[str]:
+def lines() -> List[str]:
     """Head and rows."""
     head = ['| operator | releases | torch, on CUDA | mmrepro | why | reached by |',
             '|---|---|---|---|---|---|']

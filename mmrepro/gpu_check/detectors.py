@@ -1,8 +1,8 @@
 """Train a detector twice in deterministic mode and compare every bit; then once without, for time.
 
-The models are MMDetection's own configs with random weights; the pictures are made in memory. After
-every iteration the losses, the gradients and the weights are digested on the device; the digests
-are fetched at the end, so that looking does not make the run wait.
+The models are MMDetection's own configs with random weights; the images are synthetic. After every
+iteration the losses, gradients and weights are hashed on the device. The hashes are copied to the
+host at the end, so they add no synchronisation.
 """
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .operator_check import default
 __all__ = ['DETECTORS', 'Detector', 'check', 'first_difference', 'train']
 
 SEED = 7
-# Iterations before the clock starts: the first ones choose kernels and fill the allocator.
+# Iterations before the timing: the first ones choose kernels and fill the allocator.
 WARM = 4
 # Cells per side of SOLOv2's levels on a CPU; with its own a step there takes a minute.
 SMALL_GRIDS = [10, 8, 6, 4, 2]
 
 
 class Detector(NamedTuple):
-    """A config below MMDetection's folder, and why it is in the list."""
+    """A config relative to MMDetection's folder, and why it is in the list."""
 
     config: str
     why: str
@@ -54,10 +54,10 @@ DETECTORS: Dict[str, Detector] = {
 
 
 class DetectorRun(NamedTuple):
-    """One run.
+    """The record of one run.
 
     Attributes:
-        labels: per iteration, what each digest is of: ('loss', name), ('gradient of', name) ...
+        labels: per iteration, the subject of each digest: ('loss', name), ('gradient of', name) ...
         digests: per iteration, (labels,) int64.
         losses: the total of each iteration.
         seconds: per iteration after the first few, the median.
@@ -73,8 +73,8 @@ def build(config: str, device: str, size: int, small: bool) -> Any:
     """The model with weights from the seed.
 
     Args:
-        config: below MMDetection's folder of configs.
-        small: with fewer candidates, for a CPU.
+        config: relative to MMDetection's folder of configs.
+        small: use fewer candidates, for a CPU.
     """
     from mmdet.registry import MODELS
     from mmengine.config import Config
@@ -91,7 +91,7 @@ def build(config: str, device: str, size: int, small: bool) -> Any:
 
 
 def _without_downloads(node: Any) -> None:
-    """No pretrained weights; batches keep the size of their pictures."""
+    """Remove pretrained weights, and augmentations that change the size of a batch."""
     if isinstance(node, dict):
         init = node.get('init_cfg')
         if isinstance(init, dict) and init.get('type') == 'Pretrained':
@@ -107,7 +107,7 @@ def _without_downloads(node: Any) -> None:
 
 def train(detector: Detector, device: str, size: int, iterations: int, small: bool,
           digest: bool = True, pictures: int = 2) -> DetectorRun:
-    """Some iterations from the seed. Raises what the model raises."""
+    """Train some iterations from the seed. Exceptions of the model propagate."""
     from mmengine.optim import OptimWrapper
 
     from .detector_inputs import images
@@ -139,7 +139,7 @@ def train(detector: Detector, device: str, size: int, iterations: int, small: bo
 
 def _keep_gradients(wrapper: Any, trained: Dict[str, torch.nn.Parameter],
                     grads: Dict[str, torch.Tensor]) -> None:
-    """Remember each step's gradients before they are clipped and cleared."""
+    """Copy each step's gradients before they are clipped and cleared."""
     step = wrapper.step
 
     def remembered(**kwargs: Any) -> None:
@@ -167,10 +167,10 @@ def _wait(device: str) -> None:
 
 
 def first_difference(one: DetectorRun, other: DetectorRun) -> str:
-    """The first iteration and thing that differs, or '' for equal bits.
+    """The first difference of two runs: iteration, kind and name; '' for the same bits.
 
-    Within an iteration losses come first. Among gradients the last parameter of the model is
-    named, because backward reaches it first.
+    Within an iteration losses come first. Of several gradients the last parameter of the model is
+    named, because the backward pass computes it first.
     """
     for step, labels in enumerate(one.labels):
         where = f'iteration {step + 1}'
@@ -201,8 +201,8 @@ def check(detector: Detector, device: str, size: int, iterations: int = 20, smal
     """One row of the report.
 
     Args:
-        compiled: take mmcv's compiled kernels for the default.
-        again: asked before the run without determinism; False leaves it out.
+        compiled: compare times with mmcv's compiled kernels.
+        again: called before the run without determinism; False skips that run.
     """
     row: Dict[str, Any] = dict(config=detector.config, size=size, iterations=iterations)
     with determinism.deterministic(), ops.using('torch'):

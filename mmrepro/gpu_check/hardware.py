@@ -1,4 +1,4 @@
-"""What the numbers were measured on: hardware and versions, nothing that names a host or a user."""
+"""The hardware and versions of a measurement, without names of hosts or users."""
 from __future__ import annotations
 
 import importlib.metadata
@@ -34,7 +34,7 @@ def _version(package: str) -> Optional[str]:
 
 
 def describe(device: str) -> Dict[str, Any]:
-    """Names of the processor and, on CUDA, of the GPU, and versions of what ran."""
+    """Names of the processor and, on CUDA, of the GPU, and versions of packages."""
     versions = {name: _version(name) for name in _PACKAGES}
     facts: Dict[str, Any] = dict(
         device=device, cpu=_cpu(), cores=os.cpu_count(), threads=torch.get_num_threads(),

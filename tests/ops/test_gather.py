@@ -69,7 +69,8 @@ def test_many_taps_on_few_rows_give_the_same_bytes_for_any_threads(wave, same_by
     rows, grad = wave(51, 16, dtype=dtype), wave(9000, 16, phase=1, dtype=dtype)
     index = (wave(9000, 6, phase=2).abs() * 51).to(torch.int32)
     weight = wave(9000, 6, phase=3, dtype=dtype)
-    same_bytes(lambda: (gather.gather_sum(rows, index, weight), gather.scatter_sum(grad, index, weight, 50),
+    same_bytes(lambda: (gather.gather_sum(rows, index, weight),
+                        gather.scatter_sum(grad, index, weight, 50),
                         gather.dots(grad, rows, index)))
 
 
@@ -120,7 +121,8 @@ def test_nothing_to_do_is_done():
     assert gather.scatter_sum(torch.zeros(0, 2), none, weight, 3).tolist() == [[0, 0]] * 3
     assert gather.dots(torch.zeros(0, 2), rows, none).shape == (0, 4)
     starts = torch.zeros(4, dtype=torch.int32)
-    assert gather.gather_sum(rows, none.flatten(), weight.flatten(), starts).tolist() == [[0, 0]] * 3
+    bags = gather.gather_sum(rows, none.flatten(), weight.flatten(), starts)
+    assert bags.tolist() == [[0, 0]] * 3
     gather.put_rows(torch.zeros(0, 2, 3, 3), torch.zeros(0, 2))
     assert gather.chunk_by_cost([], 5) == []
 

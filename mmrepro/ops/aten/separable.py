@@ -4,8 +4,8 @@ Each of them is a product of one sparse matrix per axis, so its backward is the 
 transposed matrices. A transpose is stored by *destination*: for each input position, the output
 positions that read it, in ascending order, and their weights. Every element of the gradient is then
 a sum in a fixed order, where torch's CUDA kernels add with atomics or raise. Only gathers, products
-and sums of whole tensors are used, no matrix products; so TF32 does not affect the bits, and CPU and
-CUDA give the same ones.
+and sums of whole tensors are used, no matrix products; so TF32 does not affect the bits, and they
+are the same on CPU and CUDA.
 
 Sources of the formulas: ``aten/src/ATen/native/UpSample.h`` (positions and weights),
 ``AdaptivePooling.h`` (windows), ``cuda/AveragePool3d.cu`` (divisors) and ``PaddingSupport.h``.

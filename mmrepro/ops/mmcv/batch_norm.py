@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..contract import describe, require, require_dtype, require_shape
 
-__all__ = ['at_least_float32', 'sum_per_channel', 'sync_bn_backward_data', 'sync_bn_backward_param', 'sync_bn_forward_mean',
-           'sync_bn_forward_output', 'sync_bn_forward_var']
+__all__ = ['at_least_float32', 'sum_per_channel', 'sync_bn_backward_data',
+           'sync_bn_backward_param', 'sync_bn_forward_mean', 'sync_bn_forward_output',
+           'sync_bn_forward_var']
 
 
 def _check(operator: str, data: Tensor, **per_channel: Tensor) -> None:

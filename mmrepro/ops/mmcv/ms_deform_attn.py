@@ -30,7 +30,7 @@ class _Levels(NamedTuple):
 
 
 def check(value: Tensor, shapes: Tensor, starts: Tensor, locations: Tensor,
-           weights: Tensor, im2col_step: int) -> _Levels:
+          weights: Tensor, im2col_step: int) -> _Levels:
     """Check shapes and dtypes, which mmcv's kernels do not, and return the levels."""
     name = 'ms_deform_attn'
     require_shape(name, 'value', value, (None,) * 4)
@@ -78,7 +78,7 @@ def _rows(value: Tensor) -> Tensor:
 
 
 def groups(batch: int, queries: int, heads: int, taps: int,
-            budget: int) -> Iterator[Tuple[int, slice]]:
+           budget: int) -> Iterator[Tuple[int, slice]]:
     """Images and heads to process together; ``taps`` is per query and head."""
     size = max(1, min(heads, budget // max(1, queries * taps)))
     for image in range(batch):
@@ -113,7 +113,7 @@ def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
         RuntimeError: shapes or dtypes that do not fit.
     """
     levels = check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
-                    attention_weights, im2col_step)
+                   attention_weights, im2col_step)
     b, _, heads, depth = value.shape
     queries, taps = sampling_locations.shape[1], attention_weights.shape[3:].numel() * 4
     output = value.new_zeros((b, queries, heads, depth))
@@ -144,7 +144,7 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
             sampling_locations and attention_weights.
     """
     levels = check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
-                    attention_weights, im2col_step)
+                   attention_weights, im2col_step)
     b, keys, heads, depth = value.shape
     queries, taps = sampling_locations.shape[1], attention_weights.shape[3:].numel() * 4
     require_shape('ms_deform_attn', 'grad_output', grad_output, (b, queries, heads * depth))

@@ -183,8 +183,9 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
                       aligned: bool) -> None:
     """:func:`mmrepro.ops.mmcv.roi_align.roi_align_forward`; it handles the maximum."""
     if pool_mode == 0 or output.numel() == 0:
-        roi_align.roi_align_forward(input, rois, output, argmax_y, argmax_x, aligned_height,
-                              aligned_width, spatial_scale, sampling_ratio, pool_mode, aligned)
+        roi_align.roi_align_forward(
+            input, rois, output, argmax_y, argmax_x, aligned_height, aligned_width, spatial_scale,
+            sampling_ratio, pool_mode, aligned)
         return
     with torch.cuda.device_of(input):
         image, ys, xs = _prepare(input, rois, (aligned_height, aligned_width), spatial_scale,
