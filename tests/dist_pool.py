@@ -17,7 +17,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-LIMIT = timedelta(seconds=30)
+LIMIT = timedelta(seconds=120)
 
 
 def free_port() -> int:

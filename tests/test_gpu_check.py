@@ -194,7 +194,7 @@ register_all_modules(init_default_scope=True)
 import pycocotools.mask
 assert pycocotools.mask.__spec__.origin == 'stand-in'
 '''
-    subprocess.run([sys.executable, '-W', 'ignore', '-c', code], check=True, timeout=300,
+    subprocess.run([sys.executable, '-W', 'ignore', '-c', code], check=True, timeout=600,
                    stdout=subprocess.DEVNULL)
 
 
