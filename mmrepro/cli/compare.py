@@ -13,7 +13,7 @@ from mmengine.config import Config
 from ..audit.auditing import find_config
 from ..report.comparison import Comparison, compare_runs
 from ..report.comparison_plots import draw
-from ..report.html import advice, page
+from ..report.html import advice, report
 from ..report.plot_style import MissingPlots
 from ..report.publish import publish
 from ..report.run_view import RunError, load_run
@@ -63,7 +63,7 @@ def write(found: Comparison, folder: str) -> Dict[str, str]:
             file.write(data)
     written['page'] = os.path.join(folder, 'compare.html')
     with open(written['page'], 'w', encoding='utf-8') as file:
-        file.write(page(found, pictures))
+        file.write(report(found, pictures))
     return written
 
 
@@ -88,7 +88,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for path in written.values():
         print(f'wrote {path}')
     if not written:
-        print('--out DIR writes plots and a page')
+        print('--out DIR writes plots and an HTML report')
     return code
 
 
@@ -127,7 +127,7 @@ def as_dict(found: Comparison, code: int, written: Dict[str, str]) -> Dict[str, 
             field=first.field.field, names=list(first.field.names), module=first.module,
             fields=[field._asdict() for field in first.fields]),
         manifest=[row._asdict() for row in found.manifest],
-        parted=found.parted,
+        parted=found.diverged,
         weights=[row._asdict() for row in found.weights],
         losses={name: _last(column) for name, column in found.losses.items()},
         notes=found.notes, written=written)
@@ -210,9 +210,9 @@ def _cut(value: Any, width: int = 40) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=program_name('compare'),
-        description='Where do two runs part, and how does the difference grow? Runs need not have '
-        'been made for this: with fingerprints (train --fingerprint) in both, bits are '
-        'compared; without, what MMEngine logged.',
+        description='Where do two runs diverge, and how does the difference grow? With '
+        'fingerprints (train --fingerprint) in both, bits are compared; without, what MMEngine '
+        'logged.',
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog='example:\n  %(prog)s work_dirs/monday work_dirs/tuesday --out comparison\n\n'
         'exit code: 0 nothing differs, 1 something does, 2 nothing to compare or wrong usage')

@@ -79,9 +79,8 @@ def combine(items: Iterable[Tuple[str, torch.Tensor]]) -> torch.Tensor:
 
 def combine_digests(names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
     """As :func:`combine`, of ``[n]`` digests."""
-    place = ('names', values.device, tuple(names))
-    salts = arithmetic.constant(
-        place, lambda: np.array([_name_key(name) for name in names], np.uint64))
+    salts = arithmetic.constant(('names', values.device, tuple(names)), lambda: np.array(
+        [_name_key(name) for name in names], np.uint64))
     return arithmetic.mix(arithmetic.mix(values ^ salts).sum() + arithmetic.signed(
         (len(names) + 1) * arithmetic.GOLDEN & arithmetic.MASK))
 
@@ -164,7 +163,7 @@ def value_digest(value: Any) -> torch.Tensor:
 
 
 def _describe(value: Any, text: List[str], tensors: List[torch.Tensor], within: tuple) -> None:
-    """Append what ``value`` is to ``text``, in the order of a walk; tensors to ``tensors``."""
+    """Append what ``value`` is to ``text``, depth first; tensors to ``tensors``."""
     kind = type(value)
     if id(value) in within:
         text.append('(above)')

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
 
-from ..fingerprint.records import ATTRIBUTE, GARBAGE, GLOBAL
+from ..fingerprint.records import ATTRIBUTE, GLOBAL, UNINITIALIZED
 from .divergence import Case
 
 __all__ = ['CATALOGUE', 'Row', 'explain']
@@ -202,7 +202,7 @@ CATALOGUE: Tuple[Row, ...] = (
         lambda c: c.state_names()[:8]),
     # --- operators -----------------------------------------------------------------------------
     Row('uninitialised memory',
-        lambda c: c.kind == 'output' and GARBAGE in c.record.labels,
+        lambda c: c.kind == 'output' and UNINITIALIZED in c.record.labels,
         'The operator reads memory that torch.empty or its like made and nothing has written.',
         'Use torch.zeros, or write all of it first; '
         'randomness.fill_uninitialized_memory=True makes such reads visible.'),
