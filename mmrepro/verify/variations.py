@@ -72,8 +72,8 @@ VARIATIONS = {
     'resume': Variation('killed and resumed', _keep_checkpoint, kill=True),
     'validation': Variation('with a validation in between', validate=True),
 }
-# variations that are no other config: options of mmrepro localise for the same
-TURNS = {'resume': '--resume-b', 'validation': '--validate-b'}
+# variations that are events of a run, not changes of its config: parameters of localise_config
+EVENTS = {'resume': 'resume_b', 'validation': 'validate_b'}
 
 
 class Result(NamedTuple):
@@ -269,15 +269,24 @@ def _localise(results: Sequence[Result], work_dir: str, iterations: int) -> Any:
     name = next((result.name for result in results if result.difference is not None), None)
     if name is None:
         return None
-    folders = {which: os.path.join(work_dir, which) for which in ('reference', name)}
-    how = list(folders.values())
-    if name in TURNS:
-        # the reference has no validation that one of the sides could run
-        config = os.path.join(folders['reference' if name == 'resume' else name], 'config.py')
-        how = [config, TURNS[name], str(max(1, iterations // 2)), '--iters', str(iterations)]
-    from ..cli.localise import outcome_of
-    print(f'\nmmrepro localise {" ".join(how)}', file=sys.stderr, flush=True)
-    return outcome_of([*how, '--work-dir', os.path.join(work_dir, 'localise')])
+    from ..localise.compared_runs import RunFailed
+    from ..localise.entry import localise_config, localise_runs, unused_folder
+    reference, other = (os.path.join(work_dir, which) for which in ('reference', name))
+    folder = unused_folder(os.path.join(work_dir, 'localise'))
+    os.makedirs(folder)
+    try:
+        if name not in EVENTS:
+            print(f'\nmmrepro localise {reference} {other}', file=sys.stderr, flush=True)
+            return localise_runs(reference, other, folder)
+        # the reference has no validation that run B could run
+        config = os.path.join(reference if name == 'resume' else other, 'config.py')
+        half = max(1, iterations // 2)
+        print(f'\nmmrepro localise {config} --{EVENTS[name].replace("_", "-")} {half} --iters '
+              f'{iterations}', file=sys.stderr, flush=True)
+        return localise_config(config, folder, iterations, **{EVENTS[name]: half})
+    except (RunFailed, FingerprintError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return None
 
 
 def certificate(config: str, results: Sequence[Result], notes: Sequence[str],
