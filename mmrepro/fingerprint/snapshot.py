@@ -64,7 +64,7 @@ class Fetched:
         self.digests, self.numbers = digests, numbers
 
     def combined(self, kind: str) -> str:
-        """One digest of all of a kind: what :func:`mmrepro.fingerprint.digest.combine` gives."""
+        """One digest of all of a kind, as :func:`~.digest.combine_digests` gives it."""
         return digest.combined_hex(self.digests.get(kind, {}))
 
     def by_name(self, kind: str) -> Dict[str, str]:
