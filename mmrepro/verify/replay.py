@@ -8,13 +8,19 @@ import shutil
 import sys
 import time
 import warnings
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence
 
 from mmengine.config import Config
 
 from ..cli import program_name
 from ..cli.arguments import Parser, quiet_when_reader_leaves
-from ..fingerprint.difference import ComparedField, Divergence, first_divergence
+from ..fingerprint.difference import (
+    ComparedField,
+    Divergence,
+    before,
+    first_differing_metric,
+    first_divergence,
+)
 from ..fingerprint.manifest import ORDER, Manifest, compare_manifests, read_manifest
 from ..fingerprint.provenance import environment
 from ..fingerprint.reader import FingerprintError, RankLog, read_ranks, read_run
@@ -23,7 +29,7 @@ from ..report.terminal import show
 from ..runs.process import POLL, Fresh, Plan, TrainingFailed
 from ..runs.progress import Line
 
-__all__ = ['Outcome', 'compare_logs', 'compare_vals', 'main', 'prepare', 'replay']
+__all__ = ['Outcome', 'compare_logs', 'main', 'prepare', 'replay']
 
 MAX_ROWS = 12  # differences of the environment that are shown of each severity
 # of the recorded environment, what was the other machine's business
@@ -164,31 +170,8 @@ def _follow(fresh: Fresh, original: Any, manifest: Manifest, end: int, say: Any,
 def compare_logs(original: Mapping[int, RankLog], logs: Mapping[int, RankLog],
                  end: int) -> Optional[Divergence]:
     """The first difference before iteration ``end``: of an iteration, else of a validation."""
-    before = {rank: log._replace(steps={i: step for i, step in log.steps.items() if i < end})
-              for rank, log in original.items()}
-    found = first_divergence(before, logs)
-    if found is not None:
-        return found
-    for rank in sorted(set(original) & set(logs)):
-        found = compare_vals(original[rank].vals, logs[rank].vals, end)
-        if found is not None:
-            return Divergence(found[0], {rank: (found[1], )})
-    return None
-
-
-def compare_vals(first: Sequence[Dict[str, Any]], second: Sequence[Dict[str, Any]],
-                 end: int) -> Optional[Tuple[int, ComparedField]]:
-    """The first metric that differs, among validations after the same iteration."""
-    others = {val['iteration']: val['metrics'] for val in second}
-    for val in first:
-        there = others.get(val['iteration'])
-        if there is None or val['iteration'] > end:
-            continue
-        for name, value in val['metrics'].items():
-            if there.get(name) != value:
-                return val['iteration'], ComparedField(f'metric {name} of the validation', value,
-                                                       there.get(name))
-    return None
+    original = before(original, end)
+    return first_divergence(original, logs) or first_differing_metric(original, logs)
 
 
 def _environment(manifest: Manifest, work_dir: str) -> Optional[List[Any]]:
