@@ -218,7 +218,8 @@ class ReproRunnerMixin:
         return loader
 
     def _adopt(self, loader: DataLoader, stream: str, user_init: Any) -> None:
-        adopt_loader(loader, self._repro, stream, get_rank(), user_init)
+        adopt_loader(loader, self._repro, stream, get_rank(), user_init,
+                     patches.apply_in_worker)
         if stream == 'sample':
             # an iteration-based loop forks its workers, which begin at once, in its __init__
             self.resuming.seek_loader(loader)

@@ -7,7 +7,7 @@ from mmengine.registry import HOOKS, METRICS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.runner import Runner
 from small_runs import config
 
-from mmrepro.checkpoint.state_digest import state_digest
+from mmrepro.digests import state_digest
 
 
 @MODELS.register_module(force=True)
