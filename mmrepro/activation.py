@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Optional
 
 from . import ops
 
-__all__ = ['activate', 'deactivate', 'is_active']
+__all__ = ['REFUSED_RUNNERS', 'activate', 'deactivate', 'is_active']
 
 
 def _repro_from_cfg(original: classmethod) -> classmethod:
@@ -59,6 +59,8 @@ TARGETS: Dict[str, tuple] = {
     'mmengine.runner.runner': ('Runner', _repro_from_cfg, _reproducible),
     'mmengine.runner._flexible_runner': ('FlexibleRunner', _refuse_from_cfg, _refuse),
 }
+
+REFUSED_RUNNERS = tuple(name for name, _, made in TARGETS.values() if made is _refuse)
 
 _originals: Dict[str, classmethod] = {}
 

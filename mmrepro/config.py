@@ -6,6 +6,7 @@ import warnings
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Dict, List, Mapping, MutableMapping, Optional, Tuple, Union
 
+from .determinism.tables import PRECISIONS
 from .seeds import MAX_SEED, SCHEME, check_seed
 
 __all__ = ['LEGACY_KEYS', 'RandomnessConfig', 'RandomnessError', 'refuse_misspelt',
@@ -33,7 +34,7 @@ _CHOICES: Dict[str, Tuple[Any, ...]] = {
     'operators': (None, 'torch', 'triton'),
     'cudnn_enabled': (None, *_BOOL),
     'cudnn_benchmark': (None, *_BOOL),
-    'float32_precision': (None, 'highest', 'high', 'medium'),
+    'float32_precision': (None, *PRECISIONS),
     'fill_uninitialized_memory': _BOOL,
     'resume_strict': _BOOL,
 }
@@ -52,7 +53,7 @@ class RandomnessConfig:
             the global sample stream; 'worker': rank, worker and epoch; 'mmengine': MMEngine's own
             formula, for repeating an old run.
         step_seed: put the generators at the start of their stream before each training step.
-        operators: who answers for mmcv's operators. 'torch': mmrepro's, in PyTorch; 'triton': the
+        operators: who provides mmcv's operators. 'torch': mmrepro's, in PyTorch; 'triton': the
             same, with single kernels in Triton on CUDA where there are some; None: 'torch' with
             ``deterministic``, else whatever mmcv has.
         cudnn_enabled: use cuDNN; None leaves it as it is.

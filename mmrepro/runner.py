@@ -22,6 +22,7 @@ from .config import RandomnessConfig, RandomnessError, refuse_misspelt, upgrade_
 from .data import adopt_loader, placement_of
 from .data.cursor import continue_epochs, continue_iterations, seek, where
 from .distributed import agreement, process_group
+from .distributed.ordered_reduction import ORDER_MATTERS_FROM
 from .distributed.root_seed import broadcast_seed
 from .facts import compatibility
 from .facts.collect import collect_facts
@@ -233,13 +234,14 @@ class ReproRunnerMixin:
             self._metrics = None
 
     def wrap_model(self, model_wrapper_cfg: Optional[Dict], model: Any) -> Any:
-        # a sum of two is the same in any order; of three it depends on DDP's buckets
-        ordered = self._repro.deterministic is True and get_world_size() > 2
+        ordered = self._repro.deterministic is True and get_world_size() >= ORDER_MATTERS_FROM
         return process_group.wrap_model(self, super().wrap_model, model_wrapper_cfg, model, ordered)
 
     def build_train_loop(self, loop: Any) -> Any:
         loop = self._build_loop(super().build_train_loop, loop, 'sample', self._train_dataloader)
-        self._facts['train_samples'] = len(loop.dataloader.dataset)
+        dataset = loop.dataloader.dataset
+        # an iterable dataset needs no length
+        self._facts['train_samples'] = len(dataset) if hasattr(dataset, '__len__') else None
         if self._point is not None and 'train_samples' in self._point.facts:
             for line in self._compare_with_point({**self._point.facts, 'train_samples':
                                                   self._facts['train_samples']}):

@@ -116,7 +116,7 @@ class KeyedFetch:
     def _sequential(self, batch: Sequence[Any]) -> List[Any]:
         epoch = batch[0].epoch
         if epoch != self._epoch:
-            # also with persistent workers, every epoch draws anew
+            # every epoch draws new numbers, also with persistent workers
             info = get_worker_info()
             key = ('worker', self.rank, info.id if info else 0, epoch)
             seeds.seed_all(self.root, *key)

@@ -264,14 +264,12 @@ def _check_conflicts(s: Settings, env: Mapping[str, str]) -> Tuple[str, ...]:
 
 
 def _conflict(row: EnvRow, s: Settings, env: Mapping[str, str]) -> List[str]:
-    value, accepted = env.get(row.name), row.accepted(s)
-    if value is None or not accepted:
-        return []
-    if row.matches(value) if row.matches is not None else value in accepted:
+    value = env.get(row.name)
+    if value is None or row.accepts(value, s):
         return []
     return [f'{row.name}={value!r} is set in the environment, with '
             f'deterministic={s.mode!r}, float32_precision={s.float32_precision!r}: {row.why}. '
-            f'Unset {row.name}, or set one of: {" | ".join(accepted)}.']
+            f'Unset {row.name}, or set one of: {" | ".join(row.accepted(s))}.']
 
 
 # -------------------------------------------------------------------------------- flags

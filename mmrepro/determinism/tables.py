@@ -70,6 +70,11 @@ class EnvRow(NamedTuple):
     at_start: bool = False
     matches: Optional[Callable[[str], bool]] = None
 
+    def accepts(self, value: str, settings: Settings) -> bool:
+        """Whether a user may have set ``value``."""
+        accepted = self.accepted(settings)
+        return not accepted or (value in accepted if self.matches is None else self.matches(value))
+
 
 class Flag(NamedTuple):
     """One switch of torch.
@@ -79,6 +84,7 @@ class Flag(NamedTuple):
         wanted: Settings -> acceptable values, the first of which is written if the current one is
             not among them; an empty tuple: leave it.
         later: env -> what to restore if the switch was not there on the way in, but is now.
+        setter: torch's function that sets it, where it is no attribute.
     """
 
     name: str
@@ -87,6 +93,7 @@ class Flag(NamedTuple):
     wanted: Callable[[Settings], Sequence[Any]]
     why: str
     later: Optional[Callable[[Mapping[str, str]], Any]] = None
+    setter: str = ''
 
 
 # -------------------------------------------------------------------------------- environment
@@ -170,6 +177,11 @@ ENV = (
         'ONEDNN_DEFAULT_FPMATH_MODE', _tf32(off=('STRICT', 'strict'), on=()), None,
         'the newer name of the variable above'),
 )
+
+# Rows of ENV that nothing on a CPU reads.
+CUDA_ENV = ('CUBLAS_WORKSPACE_CONFIG', 'NCCL_ALGO', 'NVIDIA_TF32_OVERRIDE',
+            'TORCH_ALLOW_TF32_CUBLAS_OVERRIDE', 'NVTE_ALLOW_NONDETERMINISTIC_ALGO',
+            'FLASH_ATTENTION_DETERMINISTIC')
 
 # Never set and never refused, but they change bits, so they belong into every snapshot.
 RECORDED_ENV = (
@@ -275,7 +287,8 @@ def _set_native_operators(wanted: bool) -> None:
 FLAGS = (
     Flag('torch.float32_matmul_precision',
          *_functions(lambda: torch, 'get_float32_matmul_precision', 'set_float32_matmul_precision'),
-         _precision('matmul'), 'float32 or TF32 in matrix products, on every release'),
+         _precision('matmul'), 'float32 or TF32 in matrix products, on every release',
+         setter='torch.set_float32_matmul_precision'),
     Flag('torch.backends.cudnn.allow_tf32', *_attribute(_cudnn, 'allow_tf32'),
          _precision('tf32'), 'float32 or TF32 in convolutions; on unless turned off'),
     Flag('torch.backends.cuda.matmul.fp32_precision',
@@ -302,11 +315,12 @@ FLAGS = (
     Flag('torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction', *_reduction('bf16'),
          _when_deterministic(False), 'the same for bfloat16'),
     Flag('torch.num_threads', *_functions(lambda: torch, 'get_num_threads', 'set_num_threads'),
-         _given('num_threads'), 'a sum that is split over threads depends on their number'),
+         _given('num_threads'), 'a sum that is split over threads depends on their number',
+         setter='torch.set_num_threads'),
     Flag('torch.backends.cudnn.enabled', *_attribute(_cudnn, 'enabled'),
          _given('cudnn_enabled'), 'cuDNN and the native kernels give different bits'),
     Flag('torch.backends.cudnn.benchmark', *_attribute(_cudnn, 'benchmark'),
-         _benchmark, 'cuDNN times its kernels and takes the fastest: another one in another run'),
+         _benchmark, 'cuDNN times its kernels and takes the fastest, a matter of chance'),
     Flag('torch.backends.cudnn.deterministic', *_attribute(_cudnn, 'deterministic'),
          _when_deterministic(True), 'the fastest backward convolutions add up atomically'),
     Flag('torch.backends.mkldnn.deterministic',
@@ -316,7 +330,8 @@ FLAGS = (
          *_functions(lambda: torch.backends.cuda, 'cudnn_sdp_enabled', 'enable_cudnn_sdp'),
          _when_deterministic(False),
          'backward of attention in cuDNN has no deterministic form; the flash and '
-         'memory-efficient backends have one, and torch picks it'),
+         'memory-efficient backends have one, and torch picks it',
+         setter='torch.backends.cuda.enable_cudnn_sdp'),
     Flag('torch._inductor.config.deterministic', *_attribute(_inductor_config, 'deterministic'),
          _when_deterministic(True), 'no timing of candidate kernels',
          later=lambda env: env.get('TORCHINDUCTOR_DETERMINISTIC') == '1'),
@@ -330,7 +345,8 @@ FLAGS = (
     # Not torch.use_deterministic_algorithms: recent releases import inductor in there, 1.6 s.
     Flag('torch.deterministic_debug_mode',
          *_functions(lambda: torch, 'get_deterministic_debug_mode', 'set_deterministic_debug_mode'),
-         _debug_mode, 'deterministic algorithms; without one, an error (2) or a warning (1)'),
+         _debug_mode, 'deterministic algorithms; without one, an error (2) or a warning (1)',
+         setter='torch.set_deterministic_debug_mode'),
 )
 
 # name -> getter, for the snapshot only

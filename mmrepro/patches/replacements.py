@@ -94,7 +94,7 @@ CAUSES: Tuple[Cause, ...] = (
         '`RandomSamplingNegPos.od_aug`, same file 163-165',
         'MM-Grounding-DINO with `label_map_file`', 'Each sample gets a copy of the table', True,
         ((f'{_TRANSFORMS}.text_transformers:RandomSamplingNegPos.od_aug',
-          'text:own_class_names'), ),
+          'datasets:own_class_names'), ),
         ('RandomSamplingNegPos', ), '',
         '`RandomSamplingNegPos` writes the name that it draws into the table that all samples '
         'share.'),
@@ -138,9 +138,9 @@ CAUSES: Tuple[Cause, ...] = (
         'C13', 'Fields live in a set of strings: order of keys depends on `PYTHONHASHSEED`',
         '`BaseDataElement` in MMEngine `structures/base_data_element.py` 212-327',
         'whoever compares dumped predictions byte by byte', 'Sorted names', False,
-        (('mmengine.structures.base_data_element:BaseDataElement.keys', 'structures:sorted_names'),
+        (('mmengine.structures.base_data_element:BaseDataElement.keys', 'ordered:sorted_names'),
          ('mmengine.structures.base_data_element:BaseDataElement.metainfo_keys',
-          'structures:sorted_names')), (), '',
+          'ordered:sorted_names')), (), '',
         '`keys()`, `items()` and `to_dict()` of `BaseDataElement` follow that order. No gradient '
         'of a stock model was found to depend on it.'),
     Cause(
@@ -151,7 +151,7 @@ CAUSES: Tuple[Cause, ...] = (
     Cause(
         'C14', 'Fitting a Gaussian mixture may move the global NumPy generator',
         '`models/dense_heads/paa_head.py` 322', 'PAA, LAD', 'A fixed `random_state`', True,
-        (('mmdet.models.dense_heads.paa_head:skm', 'heads:seeded_mixture'), ),
+        (('mmdet.models.dense_heads.paa_head:skm', 'models:seeded_mixture'), ),
         ('PAAHead', 'LADHead'), '',
         'scikit-learn 1.2 and 1.3 move the generator, 1.9 does not. The fit does not depend on the '
         'seed: means, weights and precisions are given.'),
@@ -180,13 +180,14 @@ CAUSES: Tuple[Cause, ...] = (
         '`models/backbones/trident_resnet.py` 54', 'TridentNet trained from scratch',
         'They start like the `Conv2d` of a ResNet', False,
         (('mmdet.models.backbones.trident_resnet:TridentConv.__init__',
-          'backbones:initialised'), ),
+          'models:initialised'), ),
         ('TridentResNet', )),
     Cause(
         'C23', 'Inference asks every head for its `loss_cls`; that of SSD has none',
         '`models/dense_heads/base_dense_head.py` 376, `ssd_head.py`', 'SSD, SSDLite, PISA-SSD',
         'The head gets `loss_cls = None`', False,
-        (('mmdet.models.dense_heads.ssd_head:SSDHead.__init__', 'heads:without_loss_of_its_own'), ),
+        (('mmdet.models.dense_heads.ssd_head:SSDHead.__init__',
+          'models:without_loss_of_its_own'), ),
         (), '',
         'Since 3.1 validation of SSD ends with an `AttributeError`, with or without mmrepro.'),
 )
