@@ -1,12 +1,12 @@
 """The ``randomness`` dict of a config: parsed once, validated, frozen."""
 from __future__ import annotations
 
+import copy
 import difflib
 import warnings
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Dict, List, Mapping, MutableMapping, Optional, Tuple, Union
 
-from .determinism.tables import PRECISIONS
 from .seeds import MAX_SEED, SCHEME, check_seed
 
 __all__ = ['LEGACY_KEYS', 'RandomnessConfig', 'RandomnessError', 'refuse_misspelt',
@@ -34,7 +34,7 @@ _CHOICES: Dict[str, Tuple[Any, ...]] = {
     'operators': (None, 'torch', 'triton'),
     'cudnn_enabled': (None, *_BOOL),
     'cudnn_benchmark': (None, *_BOOL),
-    'float32_precision': (None, *PRECISIONS),
+    'float32_precision': (None, 'highest', 'high', 'medium'),
     'fill_uninitialized_memory': _BOOL,
     'resume_strict': _BOOL,
 }
@@ -213,3 +213,11 @@ def upgrade_legacy_keys(cfg: MutableMapping[str, Any]) -> None:
     warnings.warn(
         f'{", ".join(found)} at the top level of a config is the form of MMDetection 2.x; '
         f'write randomness = dict({form})', DeprecationWarning, stacklevel=2)
+
+
+def prepare_cfg(cfg: Any) -> Any:
+    """A copy of the config with MMDetection 2.x's keys moved to where they belong."""
+    cfg = copy.deepcopy(cfg)
+    refuse_misspelt(cfg)
+    upgrade_legacy_keys(cfg)
+    return cfg

@@ -1,10 +1,7 @@
 """What a rule is and what it finds."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional
-
-if TYPE_CHECKING:
-    from .subject import Subject
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional
 
 __all__ = ['CHANGES', 'HINT', 'MAY', 'SEVERITIES', 'TWO_LINES', 'AuditError', 'AuditFinding',
            'AuditRule', 'Found', 'Hits']
@@ -57,7 +54,7 @@ class AuditRule(NamedTuple):
     """
     name: str
     severity: str
-    check: Callable[[Subject], Hits]
+    check: Callable[[Any], Hits]
     why: str
     fix: str
     link: str

@@ -91,6 +91,6 @@ def write(result: dict[str, Any], folder: str, name: str = NAME) -> tuple[Path, 
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     files = path / f'{name}.json', path / f'{name}.md'
-    files[0].write_text(json.dumps(result, indent=1) + '\n')
-    files[1].write_text(table(result) + '\n')
+    files[0].write_text(json.dumps(result, indent=1) + '\n', encoding='utf-8')
+    files[1].write_text(table(result) + '\n', encoding='utf-8')
     return files

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mmrepro import determinism
+from mmrepro.config import RandomnessConfig
 from mmrepro.determinism import DeterminismError, policy, tables
 
 BITS = 'torch.deterministic_debug_mode'
@@ -38,6 +39,11 @@ def flags():
 def test_every_row_has_a_name_of_its_own():
     for table in (tables.ENV, tables.FLAGS):
         assert len({row.name for row in table}) == len(table)
+
+
+def test_the_config_takes_every_precision():
+    for precision in tables.PRECISIONS:
+        assert RandomnessConfig(float32_precision=precision).float32_precision == precision
 
 
 def test_setters_of_flags_and_variables_of_cuda_exist():
@@ -365,6 +371,7 @@ def test_no_precision_means_highest_in_deterministic_mode_only():
 NEW_API = """
 import torch
 from mmrepro import determinism
+from mmrepro.config import RandomnessConfig
 def effective():
     return {n: v for n, v in determinism.snapshot({}).items() if n.endswith('.fp32_precision')}
 b = torch.backends

@@ -9,7 +9,8 @@ channels last, and multiplied with the weights. The columns of a whole image are
 
 On the way back a run of pixels touches a band of the input, and its gradient is added to that band,
 run after run. The length of a run is a constant per device (:data:`COLUMNS`), so it is part of the
-order of the sums and never changes with threads or free memory.
+order of the sums and never changes with threads or free memory. The products themselves are
+those of the BLAS library, which may add in another order for another number of threads.
 """
 from __future__ import annotations
 
