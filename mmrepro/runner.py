@@ -176,7 +176,6 @@ class ReproRunnerMixin:
 
     def build_train_loop(self, loop: Any) -> Any:
         loop = self._build_loop(super().build_train_loop, loop, 'sample', self._train_dataloader)
-        # an iterable dataset needs no length
         count = self.facts['train_samples'] = length_hint(loop.dataloader.dataset, -1)
         for line in self.resuming.compare_samples(count, self._repro.resume_strict):
             self.logger.warning(line)

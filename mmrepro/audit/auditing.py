@@ -81,7 +81,7 @@ def _import(imports: Mapping[str, Any]) -> str:
     for name in (given, ) if isinstance(given, str) else given:
         try:
             importlib.import_module(name)
-        except Exception as error:  # a module of anybody's, which may raise anything
+        except Exception as error:  # user code may raise anything
             return f'{name}: {type(error).__name__}: {error}'.splitlines()[0]
     return ''
 

@@ -5,7 +5,7 @@ import importlib.util
 from typing import Callable
 
 from ..checkpoint.adapters import ADAPTERS
-from ..determinism.tables import CUDA_ENV, ENV, Settings
+from ..determinism.tables import CUDA_ENV, ENV, PolicySettings
 from .findings import CHANGES, HINT, MAY, Found, Hits
 from .subject import Subject
 
@@ -15,7 +15,7 @@ def contradicting_variables(s: Subject) -> Hits:
     mode = s.randomness.deterministic
     if not mode:
         return
-    settings = Settings(mode, s.randomness.float32_precision)
+    settings = PolicySettings(mode, s.randomness.float32_precision)
     for row in ENV:
         value = s.env.get(row.name)
         unread = s.device == 'cpu' and row.name in CUDA_ENV and not s.attached

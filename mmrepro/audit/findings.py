@@ -50,7 +50,7 @@ class AuditRule(NamedTuple):
         fix: what to do, besides or instead of the next two.
         link: section of the documentation; letters and numbers are those of docs/causes.md.
         settings: of the config, as ``--cfg-options`` takes them, with which the rule is silent.
-        env: variables of the environment, likewise.
+        env: variables of the environment with which the rule is silent.
     """
     name: str
     severity: str

@@ -11,12 +11,12 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from ..determinism.tables import FLAGS, Settings
+from ..determinism.tables import FLAGS, PolicySettings
 
-__all__ = ['CALLS', 'LISTINGS', 'SETTINGS', 'SETTING_CALLS', 'Call']
+__all__ = ['CALLS', 'LISTINGS', 'SETTINGS', 'SETTING_CALLS', 'CallPattern']
 
 
-class Call(NamedTuple):
+class CallPattern(NamedTuple):
     """A call by its full dotted name (import aliases resolved).
 
     Attributes:
@@ -38,7 +38,7 @@ _MAKERS = {
 
 # rule, seeded, what is said of the call, names
 _GROUPS: Tuple[Tuple[str, Optional[bool], str, Tuple[str, ...]], ...] = (
-    # generators that the operating system seeds: no seed reaches them
+    # generators that the operating system seeds
     ('foreign-generator', False, 'seeded by the system', (
         'numpy.random.default_rng', 'numpy.random.RandomState', 'numpy.random.PCG64',
         'numpy.random.Philox', 'numpy.random.SeedSequence', 'numpy.random.seed', 'random.Random',
@@ -47,7 +47,7 @@ _GROUPS: Tuple[Tuple[str, Optional[bool], str, Tuple[str, ...]], ...] = (
         'torch.seed', 'torch.cuda.seed', 'torch.cuda.seed_all')),
     ('foreign-generator', None, 'random numbers of the system', (
         'random.SystemRandom', 'os.urandom', 'secrets.*')),
-    # generators of one's own: their state lives in an object, and objects live in workers
+    # generators kept by user code: their state lives in an object, and objects live in workers
     ('kept-generator', True, 'a generator of its own', (
         'numpy.random.default_rng', 'numpy.random.RandomState', 'random.Random')),
     ('kept-generator', None, 'a generator of its own', ('torch.Generator', )),
@@ -66,8 +66,8 @@ _GROUPS: Tuple[Tuple[str, Optional[bool], str, Tuple[str, ...]], ...] = (
         'torch.empty', 'torch.empty_like', 'numpy.empty', 'numpy.empty_like', '*.new_empty')),
     ('hash-order', None, 'depends on PYTHONHASHSEED for strings, else on addresses', ('hash', )),
 )
-CALLS: Tuple[Call, ...] = tuple(Call(name, rule, seeded, what, _MAKERS.get(name))
-                                for rule, seeded, what, names in _GROUPS for name in names)
+CALLS: Tuple[CallPattern, ...] = tuple(CallPattern(name, rule, seeded, what, _MAKERS.get(name))
+                                       for rule, seeded, what, names in _GROUPS for name in names)
 
 # in the order of the file system, unless sorted
 LISTINGS: Tuple[str, ...] = (
@@ -75,7 +75,7 @@ LISTINGS: Tuple[str, ...] = (
     '*.glob', 'mmengine.scandir', 'mmengine.utils.scandir', 'mmengine.fileio.list_dir_or_file',
     'mmengine.list_dir_or_file', '*.list_dir_or_file')
 
-_STRICT = Settings(mode=True)
+_STRICT = PolicySettings(mode=True)
 
 # attributes of torch that the determinism policy sets -> values that keep it
 SETTINGS: Dict[str, Sequence[Any]] = {

@@ -31,7 +31,7 @@ def not_attached(s: Subject) -> Hits:
 
 
 def not_run(s: Subject) -> bool:
-    """A pure-Python config whose ``custom_imports`` name mmrepro in vain."""
+    """A pure-Python config whose ``custom_imports`` name mmrepro without effect."""
     return s.lazy and not s.attached and 'mmrepro' in s.imports
 
 

@@ -208,7 +208,7 @@ class Subject:
                 warnings.simplefilter('ignore')
                 try:
                     return MODELS.build(copy.deepcopy(self.cfg.model)), ''
-                except Exception as raised:  # whatever a constructor of anybody's raises
+                except Exception as raised:  # constructors of user code may raise anything
                     error = f'{type(raised).__name__}: {raised}'.splitlines()[0][:200]
         return None, error
 

@@ -34,7 +34,7 @@ DETERMINISTIC_PRECISION = 'highest'
 
 
 @dataclass(frozen=True)
-class Settings:
+class PolicySettings:
     """What was asked for. ``None`` leaves a thing as it is."""
 
     mode: Mode = True
@@ -57,20 +57,20 @@ class EnvRow(NamedTuple):
     """One environment variable that the policy has an opinion on.
 
     Attributes:
-        accepted: Settings -> values that a user may have set; an empty tuple: no opinion now.
+        accepted: PolicySettings -> values that a user may have set; an empty tuple: no opinion now.
         default: Set if the variable is missing; None: a missing variable is as good.
         at_start: It is read so early that setting it inside a running Python comes too late.
         matches: ``matches(value)`` replaces "is one of ``accepted``" where a list is too short.
     """
 
     name: str
-    accepted: Callable[[Settings], Tuple[str, ...]]
+    accepted: Callable[[PolicySettings], Tuple[str, ...]]
     default: Optional[str]
     why: str
     at_start: bool = False
     matches: Optional[Callable[[str], bool]] = None
 
-    def accepts(self, value: str, settings: Settings) -> bool:
+    def accepts(self, value: str, settings: PolicySettings) -> bool:
         """Whether a user may have set ``value``."""
         accepted = self.accepted(settings)
         return not accepted or (value in accepted if self.matches is None else self.matches(value))
@@ -81,8 +81,8 @@ class Flag(NamedTuple):
 
     Attributes:
         get, set: May raise AttributeError: this torch does not have it.
-        wanted: Settings -> acceptable values, the first of which is written if the current one is
-            not among them; an empty tuple: leave it.
+        wanted: PolicySettings -> acceptable values, the first of which is written if the current one
+            is not among them; an empty tuple: leave it.
         later: env -> what to restore if the switch was not there on the way in, but is now.
         setter: torch's function that sets it, where it is no attribute.
     """
@@ -90,7 +90,7 @@ class Flag(NamedTuple):
     name: str
     get: Callable[[], Any]
     set: Callable[[Any], None]
-    wanted: Callable[[Settings], Sequence[Any]]
+    wanted: Callable[[PolicySettings], Sequence[Any]]
     why: str
     later: Optional[Callable[[Mapping[str, str]], Any]] = None
     setter: str = ''
@@ -99,11 +99,11 @@ class Flag(NamedTuple):
 # -------------------------------------------------------------------------------- environment
 
 
-def _deterministic(*values: str) -> Callable[[Settings], Tuple[str, ...]]:
+def _deterministic(*values: str) -> Callable[[PolicySettings], Tuple[str, ...]]:
     return lambda s: values if s.mode else ()
 
 
-def _tf32(off: Tuple[str, ...], on: Tuple[str, ...]) -> Callable[[Settings], Tuple[str, ...]]:
+def _tf32(off: Tuple[str, ...], on: Tuple[str, ...]) -> Callable[[PolicySettings], Tuple]:
     return lambda s: () if s.precision is None else on if s.precision['tf32'] else off
 
 
@@ -233,24 +233,24 @@ def _reduction(kind: str) -> Tuple[Callable, Callable]:
     return lambda: getattr(torch.backends.cuda.matmul, name), put
 
 
-def _debug_mode(s: Settings) -> Sequence[int]:
+def _debug_mode(s: PolicySettings) -> Sequence[int]:
     return (1, ) if s.mode == 'warn' else (2, ) if s.mode else ()
 
 
-def _benchmark(s: Settings) -> Sequence[bool]:
+def _benchmark(s: PolicySettings) -> Sequence[bool]:
     if s.mode is True:
         return (False, )
     # In 'warn' mode a conflict is kept and said; without determinism the request is all there is.
     return (bool(s.cudnn_benchmark), ) if s.mode or s.cudnn_benchmark is not None else ()
 
 
-def _when_deterministic(value: Any) -> Callable[[Settings], Sequence[Any]]:
+def _when_deterministic(value: Any) -> Callable[[PolicySettings], Sequence[Any]]:
     return lambda s: (value, ) if s.mode else ()
 
 
-def _precision(key: str) -> Callable[[Settings], Sequence[Any]]:
+def _precision(key: str) -> Callable[[PolicySettings], Sequence[Any]]:
 
-    def wanted(s: Settings) -> Sequence[Any]:
+    def wanted(s: PolicySettings) -> Sequence[Any]:
         if s.precision is None:
             return ()
         value = s.precision[key]
@@ -259,11 +259,11 @@ def _precision(key: str) -> Callable[[Settings], Sequence[Any]]:
     return wanted
 
 
-def _ieee(s: Settings) -> Sequence[str]:
+def _ieee(s: PolicySettings) -> Sequence[str]:
     return () if s.precision is None else ('ieee', 'none')
 
 
-def _given(name: str) -> Callable[[Settings], Sequence[Any]]:
+def _given(name: str) -> Callable[[PolicySettings], Sequence[Any]]:
     return lambda s: () if getattr(s, name) is None else (getattr(s, name), )
 
 

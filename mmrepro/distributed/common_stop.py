@@ -15,7 +15,7 @@ from typing import Callable, List, Optional
 
 import torch.distributed as dist
 
-from .agreement import DEFAULT_TIMEOUT, AgreementError
+from .agreement import DEFAULT_TIMEOUT, AgreementError, group_store, round_store
 
 __all__ = ['CommonStop']
 
@@ -46,15 +46,14 @@ class CommonStop:
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             return
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        self._store = self._open()
+        store = group_store('agree where to stop. Use gloo or nccl, or turn pre-emption off: '
+                            "custom_hooks=[dict(type='PreemptHook', signals=())]")
+        # the clone does not wait while the original does; an older torch has none, but keys are
+        # short, and nothing here waits long before the end
+        self._store = round_store(store.clone() if hasattr(store, 'clone') else store, 'stop',
+                                  self._world)
         self._thread = threading.Thread(target=self._watch, name='mmrepro stop', daemon=True)
         self._thread.start()
-
-    def _open(self) -> dist.Store:
-        store = dist.PrefixStore(f'mmrepro/stop/{self._world}', _own_connection())
-        # as in `settle`: tickets count how often all ranks have come
-        number = (store.add('tickets', 1) - 1) // self._world
-        return dist.PrefixStore(str(number), store)
 
     def end_event(self) -> bool:
         """Whether this event is the last one. All ranks have the same events.
@@ -121,15 +120,3 @@ class CommonStop:
                                f'stop: {", ".join(map(str, missing))}')
                 return None
         return max(int(self._store.get(name)) for name in names)
-
-
-def _own_connection() -> dist.Store:
-    """A connection to the group's store that does not wait while another one does."""
-    store = dist.distributed_c10d._get_default_store()
-    if store is None:
-        raise AgreementError('the process group was made without a store (backend mpi): the ranks '
-                             'cannot agree where to stop. Use gloo or nccl, or turn pre-emption '
-                             "off: custom_hooks=[dict(type='PreemptHook', signals=())]")
-    if hasattr(store, 'clone'):
-        return store.clone()
-    return store  # an older torch: keys are short, and nothing here waits long before the end

@@ -14,7 +14,7 @@ class SeededMixture:
     """``sklearn.mixture`` whose ``GaussianMixture`` leaves the global NumPy generator alone.
 
     PAA and LAD give the initial means, weights and precisions, so the fit does not depend on the
-    seed. Older versions of scikit-learn run k-means first all the same, and throw it away.
+    seed. Older versions of scikit-learn run k-means first all the same, and discard it.
     """
 
     def __init__(self, module: ModuleType) -> None:

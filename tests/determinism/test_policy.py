@@ -266,7 +266,7 @@ def test_a_conflicting_variable_is_refused_not_overridden(name, value):
         determinism.enable(env=env)
     row = next(row for row in tables.ENV if row.name == name)
     assert f'{name}={value!r}' in str(error.value)
-    for accepted in row.accepted(determinism.Settings()):
+    for accepted in row.accepted(determinism.PolicySettings()):
         assert accepted in str(error.value)
     assert env == {name: value} and flags() == before
 
