@@ -126,11 +126,13 @@ class SourceFile:
 
     # ------------------------------------------------------------------ calls
 
+    @cached_property
+    def _named_calls(self) -> List[Tuple[ast.Call, str]]:
+        return [(node, self.full_name(node.func)) for node in ast.walk(self.tree)
+                if isinstance(node, ast.Call)]
+
     def _calls(self) -> Iterator[Hit]:
-        for node in ast.walk(self.tree):
-            if not isinstance(node, ast.Call):
-                continue
-            name = self.full_name(node.func)
+        for node, name in self._named_calls:
             for row in CALLS:
                 if _matches(name, row.name) and row.seeded in (None, _has_value(node)) \
                         and not self._harmless(row.rule, node):
@@ -161,10 +163,7 @@ class SourceFile:
     # ------------------------------------------------------------------ listings
 
     def _listings(self) -> Iterator[Hit]:
-        for node in ast.walk(self.tree):
-            if not isinstance(node, ast.Call):
-                continue
-            name = self.full_name(node.func)
+        for node, name in self._named_calls:
             if any(_matches(name, row) for row in LISTINGS) and not self._sorted(node):
                 yield Hit('unsorted-listing', node.lineno,
                           f'{self.code(node)}: in the order of the file system')
@@ -254,9 +253,10 @@ class SourceFile:
                     if self.full_name(target) in SETTINGS and _undoes(
                             SETTINGS[self.full_name(target)], node.value):
                         yield Hit('switches', node.lineno, self.code(node))
-            elif isinstance(node, ast.Call) and self.full_name(node.func) in SETTING_CALLS:
+        for node, name in self._named_calls:
+            if name in SETTING_CALLS:
                 first = next(iter([*node.args, *(word.value for word in node.keywords)]), None)
-                if _undoes(SETTING_CALLS[self.full_name(node.func)], first):
+                if _undoes(SETTING_CALLS[name], first):
                     yield Hit('switches', node.lineno, self.code(node))
 
     # ------------------------------------------------------------------ state

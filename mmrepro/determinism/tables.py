@@ -81,8 +81,8 @@ class Flag(NamedTuple):
 
     Attributes:
         get, set: May raise AttributeError: this torch does not have it.
-        wanted: PolicySettings -> acceptable values, the first of which is written if the current one
-            is not among them; an empty tuple: leave it.
+        wanted: settings -> acceptable values, the first of which is written if the current one is
+            not among them; an empty tuple: leave it.
         later: env -> what to restore if the switch was not there on the way in, but is now.
         setter: torch's function that sets it, where it is no attribute.
     """
