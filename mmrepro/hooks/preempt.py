@@ -104,7 +104,7 @@ class PreemptHook(Hook):
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
-        if self._stop is not None and self._stop.turn():
+        if self._stop is not None and self._stop.end_event():
             self._leave(runner, runner.iter + 1)
 
     def before_val_epoch(self, runner: Any) -> None:
@@ -115,7 +115,7 @@ class PreemptHook(Hook):
 
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
-        if (self._stop is not None and batch_idx < self._common_batches and self._stop.turn()):
+        if (self._stop is not None and batch_idx < self._common_batches and self._stop.end_event()):
             abandon_validation(runner)
             self._leave(runner, runner.iter)
 
