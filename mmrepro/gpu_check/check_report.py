@@ -89,6 +89,6 @@ def write(result: Dict[str, Any], folder: str, name: str = NAME) -> Tuple[Path, 
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     files = path / f'{name}.json', path / f'{name}.md'
-    files[0].write_text(json.dumps(result, indent=1) + '\n')
-    files[1].write_text(table(result) + '\n')
+    files[0].write_text(json.dumps(result, indent=1) + '\n', encoding='utf-8')
+    files[1].write_text(table(result) + '\n', encoding='utf-8')
     return files

@@ -17,7 +17,7 @@ from mmengine.config import Config, ConfigDict
 from ..cli import program_name
 from ..cli.arguments import Options, Parser
 from ..errors import one_line
-from ..fingerprint.reader import LEVELS
+from ..fingerprint.schema import LEVELS
 from .process import add_fingerprints
 
 __all__ = ['RESTARTED', 'apply_randomness', 'build_runner', 'restart_if_incomplete', 'test',
