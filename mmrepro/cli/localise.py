@@ -11,9 +11,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from mmengine.config import Config
 
 from ..fingerprint.reader import Run, TraceError, read_run
-from ..localise.compared_runs import Side, SideFailed, start
+from ..localise.compared_runs import Side, start
 from ..localise.search import Localiser, Outcome, first_iteration
 from ..report.highlight import show
+from ..runs.launcher import TrainingFailed
 from . import program_name
 from .arguments import Options, Parser, quiet_when_reader_leaves, setting
 
@@ -74,7 +75,7 @@ def _outcome(args: argparse.Namespace, parser: Parser) -> Optional[Outcome]:
         parser.error(f'{args.config}: {error}')
     except (TraceError, ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    except SideFailed as error:
+    except TrainingFailed as error:
         say.end()
         print(error, file=sys.stderr)
         return None

@@ -10,8 +10,9 @@ from faults.planted import FAULTS
 from faults.tiny import tiny, validating
 from harness import Child
 
-from mmrepro.localise.compared_runs import Side, jobs_of, run_here
+from mmrepro.localise.compared_runs import Side, trainings_of
 from mmrepro.localise.search import Localiser
+from mmrepro.runs.child import train_here
 
 ITERATIONS = 6
 DETECTOR_ITERATIONS = 2
@@ -24,7 +25,7 @@ def run_planted(job, env, plant, side):
     torch.set_num_threads(1)
     if plant is not None:
         plant(side)
-    run_here(job)
+    train_here(job)
 
 
 class Forks:
@@ -43,7 +44,7 @@ class Forks:
         if plant is None and known:
             shutil.copytree(known, folder, dirs_exist_ok=True)
             return
-        for job in jobs_of(side, folder, plan):
+        for job in trainings_of(side, folder, plan):
             self.run(side, job, plant)
         if plant is None:
             self.cache[repr(key)] = folder
@@ -53,6 +54,7 @@ class Forks:
             Child(run_planted, job, side.env, plant, side.name).result()
             return
         from test_training_on_ranks import free_port
+        job = job._replace(launcher='pytorch')
         env = dict(side.env, WORLD_SIZE=str(side.ranks), MASTER_ADDR='127.0.0.1',
                    MASTER_PORT=str(free_port()), GLOO_SOCKET_IFNAME='lo')
         children = [Child(run_planted, job, dict(env, RANK=str(rank), LOCAL_RANK=str(rank)), plant,

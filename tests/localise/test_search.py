@@ -18,12 +18,13 @@ from mmrepro.cli import localise
 from mmrepro.fingerprint.reader import RankLog, Run
 from mmrepro.fingerprint.records import Record, write_records
 from mmrepro.localise import run_state
-from mmrepro.localise.compared_runs import Side, SideFailed, jobs_of, start
+from mmrepro.localise.compared_runs import Side, start, trainings_of
 from mmrepro.localise.diagnosis import find, find_on_ranks
 from mmrepro.localise.recording import Plan, attach, read_stream
 from mmrepro.localise.sample_recorder import Samples, read_samples
 from mmrepro.localise.search import Localiser, first_iteration
 from mmrepro.localise.values import compare_tensors
+from mmrepro.runs.launcher import TrainingFailed
 from mmrepro.runs.stopping import StopTraining
 
 
@@ -112,12 +113,13 @@ def test_a_difference_that_comes_earlier_the_second_time_is_followed(tmp_path):
 
 def test_a_side_that_is_resumed_is_two_jobs():
     side = Side('B', 'c.py', resume_at=4)
-    first, second = jobs_of(side, 'w', Plan('w', 6, 5))
-    assert (first.plan.stop, first.save, first.plan.record) == (3, True, None)
-    assert (second.plan.stop, second.checkpoint, second.plan.record) == (6, 'w/localise.pth', 5)
-    first, second = jobs_of(side, 'w', Plan('w', 6, 2))
-    assert first.plan.record == 2 and second.plan.record is None
-    assert len(jobs_of(side, 'w', Plan('w', 2))) == 1
+    first, second = trainings_of(side, 'w', Plan('w', 6, 5))
+    assert (first.given['stop'], first.save, first.given['record']) == (3, 'localise.pth', None)
+    assert (second.given['stop'], second.checkpoint) == (6, 'w/localise.pth')
+    assert second.given['record'] == 5 and second.resume and not first.resume
+    first, second = trainings_of(side, 'w', Plan('w', 6, 2))
+    assert first.given['record'] == 2 and second.given['record'] is None
+    assert len(trainings_of(side, 'w', Plan('w', 2))) == 1
 
 
 def trained(folder, record):
@@ -306,7 +308,7 @@ def test_settings_and_variables_are_told_apart(tmp_path, monkeypatch):
 def test_a_side_that_fails_shows_the_end_of_its_output(tmp_path):
     path = tmp_path / 'config.py'
     path.write_text('raise ValueError("the config is broken")\n')
-    with pytest.raises(SideFailed, match='(?s)the config is broken.*side A failed with exit code'):
+    with pytest.raises(TrainingFailed, match='(?s)the config is broken.*ended with exit code 1'):
         start(Side('A', str(path)), str(tmp_path / 'out'), Plan(str(tmp_path / 'out'), 1))
 
 
