@@ -273,7 +273,7 @@ def _localise(results: Sequence[Result], work_dir: str, iterations: int) -> Any:
     from ..localise.entry import localise_config, localise_runs, unused_folder
     reference, other = (os.path.join(work_dir, which) for which in ('reference', name))
     folder = unused_folder(os.path.join(work_dir, 'localise'))
-    os.makedirs(folder)
+    os.makedirs(folder, exist_ok=True)
     try:
         if name not in EVENTS:
             print(f'\nmmrepro localise {reference} {other}', file=sys.stderr, flush=True)

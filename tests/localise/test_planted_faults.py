@@ -30,7 +30,7 @@ def run_planted(job, env, plant, run):
 class Forks:
     """Starts runs in forked children of this warm process.
 
-    RunSpec A without a fault is the same for many faults: it runs once.
+    Run A without a fault is the same for many faults: it runs once.
     """
 
     def __init__(self, fault, cache):
