@@ -17,7 +17,7 @@ from ..localise.entry import (
     unused_folder,
 )
 from ..localise.search import LocaliseResult
-from ..report.highlight import show
+from ..report.terminal import show
 from . import program_name
 from .arguments import Options, Parser, quiet_when_reader_leaves, setting
 

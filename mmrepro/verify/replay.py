@@ -19,7 +19,7 @@ from ..fingerprint.manifest import ORDER, Manifest, compare_manifests, read_mani
 from ..fingerprint.provenance import environment
 from ..fingerprint.reader import FingerprintError, RankLog, read_ranks, read_run
 from ..fingerprint.schema import FOLDER
-from ..report.highlight import show
+from ..report.terminal import show
 from ..runs.process import POLL, Fresh, Plan, TrainingFailed
 from ..runs.progress import Line
 

@@ -18,7 +18,7 @@ from ..cli.arguments import Options, Parser, quiet_when_reader_leaves
 from ..fingerprint.difference import ComparedField, Divergence, first_divergence
 from ..fingerprint.reader import FingerprintError, read_ranks
 from ..fingerprint.schema import FOLDER
-from ..report.highlight import show
+from ..report.terminal import show
 from ..runs import reduction
 from ..runs.process import (
     Fresh,
