@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..digests import state_digest
+from ..distributed.unwrap import unwrap
 from .adapters import hook_places
-from .rank_state import unwrap
-from .state_digest import state_digest
 
 __all__ = ['Lost', 'lost_state', 'snapshot']
 

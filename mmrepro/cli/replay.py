@@ -9,8 +9,8 @@ from typing import Any, List, Optional, Sequence
 
 from ..exit_codes import DIFFERENT, DONE
 from ..fingerprint.manifest import ORDER
-from ..fingerprint.reader import TraceError
-from ..report.highlight import show
+from ..fingerprint.reader import FingerprintError
+from ..report.terminal import show
 from ..runs.launcher import TrainingFailed
 from ..runs.progress import ProgressLine
 from ..text import shorten
@@ -39,7 +39,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     try:
         outcome = replay(args.run, work_dir, args.iters, progress.say, report)
-    except TraceError as error:
+    except FingerprintError as error:
         progress.end()
         parser.error(str(error))
     except TrainingFailed as error:
@@ -52,7 +52,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print(json.dumps(dict(
             run=args.run, work_dir=work_dir, same=same, compared=outcome.compared,
             rank=outcome.rank, notes=outcome.notes,
-            difference=None if same else outcome.difference._asdict(),
+            difference=None if same else outcome.difference.as_dict(),
             environment=[one._asdict() for one in outcome.environment]), indent=1, default=str))
     else:
         show(_verdict(args.run, outcome))
@@ -79,8 +79,7 @@ def _verdict(run: str, outcome: ReplayOutcome) -> str:
     if outcome.difference is None:
         text = f'SAME BITS: {outcome.compared} iterations of {run} were repeated exactly'
     else:
-        where = f'rank {outcome.rank}, ' if outcome.rank else ''
-        text = (f'DIFFERENT after {outcome.compared} equal iterations: {where}'
+        text = (f'DIFFERENT after {outcome.compared} equal iterations: '
                 f'{outcome.difference.text()} (first the original, then the replay)')
     return '\n'.join([*notes, text])
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
-from ..fingerprint.reader import LEVELS
+from ..fingerprint.schema import LEVELS
 from ..runs.config_edits import add_fingerprints, scale_learning_rate
 from .known_errors import one_line
 from .training_arguments import (

@@ -7,7 +7,7 @@ from typing import Any
 
 from mmengine.config import Config
 
-from ..fingerprint.reader import LEVELS
+from ..fingerprint.schema import LEVELS
 from ..runs.building import build_runner
 from ..runs.config_edits import set_randomness
 from ..runs.restart import restart_for

@@ -12,22 +12,23 @@ from mmengine.config import Config
 
 from ..demo import use_data, write_dataset
 from ..exit_codes import DIFFERENT, DONE
-from ..fingerprint.reader import TraceError
-from ..localise.search import Outcome
-from ..report.highlight import show
+from ..fingerprint.reader import FingerprintError
+from ..localise import entry
+from ..localise.search import LocaliseResult
+from ..report.terminal import show
 from ..runs.launcher import TrainingFailed, one_thread_each
 from ..runs.progress import ProgressLine
 from ..runs.reduction import MissingData
 from ..verify.variations import VARIATIONS, VariationResult, prepare, verify
-from . import localise, program_name
+from . import program_name
 from .arguments import Options, Parser, quiet_when_reader_leaves
 
 __all__ = ['certificate', 'main']
 
 ITERATIONS = 5
 DEMO_DATA = 'data/demo'
-# variations that are an event in a run, not another config: how mmrepro localise repeats them
-LOCALISE_OPTIONS = {'resume': '--resume-b', 'validation': '--validate-b'}
+# variations that are events of a run, not changes of its config: parameters of localise_config
+EVENTS = {'resume': 'resume_b', 'validation': 'validate_b'}
 
 
 @quiet_when_reader_leaves
@@ -44,7 +45,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.make_folder(args.work_dir)
     try:
         results = verify(cfg, args.work_dir, names, args.iters, jobs, args.level, progress.say)
-    except (TrainingFailed, TraceError) as error:
+    except (TrainingFailed, FingerprintError) as error:
         progress.end()
         print(f'\n{error}', file=sys.stderr)
         return DIFFERENT
@@ -81,20 +82,27 @@ def _load(args: argparse.Namespace, names: Sequence[str], parser: Parser) -> tup
 
 
 def _localise(results: Sequence[VariationResult], work_dir: str,
-              iterations: int) -> Optional[Outcome]:
+              iterations: int) -> Optional[LocaliseResult]:
     """Name the cause of the first variation that differs; see ``mmrepro localise``."""
     name = next((result.name for result in results if result.difference is not None), None)
     if name is None:
         return None
-    folders = {which: os.path.join(work_dir, which) for which in ('reference', name)}
-    how = list(folders.values())
-    if name in LOCALISE_OPTIONS:
+    reference, other = (os.path.join(work_dir, which) for which in ('reference', name))
+    folder = entry.unused_folder(os.path.join(work_dir, 'localise'))
+    os.makedirs(folder, exist_ok=True)
+    try:
+        if name not in EVENTS:
+            print(f'\nmmrepro localise {reference} {other}', file=sys.stderr, flush=True)
+            return entry.localise_runs(reference, other, folder)
         # the reference's config has no validation that run B could do
-        config = os.path.join(folders['reference' if name == 'resume' else name], 'config.py')
-        how = [config, LOCALISE_OPTIONS[name], str(max(1, iterations // 2)), '--iters',
-               str(iterations)]
-    print(f'\nmmrepro localise {" ".join(how)}', file=sys.stderr, flush=True)
-    return localise.outcome_of([*how, '--work-dir', os.path.join(work_dir, 'localise')])
+        config = os.path.join(reference if name == 'resume' else other, 'config.py')
+        half = max(1, iterations // 2)
+        print(f'\nmmrepro localise {config} --{EVENTS[name].replace("_", "-")} {half} --iters '
+              f'{iterations}', file=sys.stderr, flush=True)
+        return entry.localise_config(config, folder, iterations, **{EVENTS[name]: half})
+    except (TrainingFailed, FingerprintError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return None
 
 
 def certificate(config: str, results: Sequence[VariationResult], notes: Sequence[str],
@@ -126,7 +134,7 @@ def _as_json(args: argparse.Namespace, results: Sequence[VariationResult], notes
                 notes=list(notes), work_dir=args.work_dir, variations=[
                     dict(name=result.name, title=result.title, equal=result.equal,
                          skipped=result.skipped or None,
-                         difference=result.difference._asdict() if result.difference else None)
+                         difference=result.difference.as_dict() if result.difference else None)
                     for result in results])
 
 

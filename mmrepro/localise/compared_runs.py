@@ -1,4 +1,4 @@
-"""The two sides of a comparison, and the fresh processes that run them."""
+"""The two runs that are compared, A and B, and the fresh processes that train them."""
 from __future__ import annotations
 
 import os
@@ -8,22 +8,21 @@ from ..hooks.fingerprint import FingerprintHook
 from ..runs.child import Training
 from ..runs.launcher import PlannedRun, launch_of, run_all
 from ..runs.progress import iterations_done
-from .recording import Plan, attach
+from .recording import RecordingPlan, attach
 
-__all__ = ['Side', 'record', 'start', 'trainings_of']
+__all__ = ['RunSpec', 'record', 'start', 'trainings_of']
 
-CHECKPOINT = 'localise.pth'  # of a side that is interrupted and resumed
+CHECKPOINT = 'localise.pth'  # of a run that is interrupted and resumed
 
 
-class Side(NamedTuple):
-    """One side.
+class RunSpec(NamedTuple):
+    """How to train run A or run B.
 
     Attributes:
         name: 'A' or 'B'.
         config: path of a config that needs no others.
         env: variables to set.
-        asked: settings and variables that were asked for on this side; they are in `config` and
-            `env` already.
+        asked: settings and variables given for this run; `config` and `env` contain them already.
         ranks: processes.
         resume_at: the run is ended before this iteration and continued in another process.
         checkpoint: the run continues from this file.
@@ -44,36 +43,36 @@ def record(runner: Any, **plan: Any) -> None:
     if not any(isinstance(hook, FingerprintHook) for hook in runner.hooks):
         runner.register_hook(FingerprintHook(), priority=FingerprintHook.priority)
     keep = {int(rank): number for rank, number in (plan.pop('keep') or {}).items()}
-    attach(runner, Plan(**plan, keep=keep))
+    attach(runner, RecordingPlan(**plan, keep=keep))
 
 
-def trainings_of(side: Side, work_dir: str, plan: Plan) -> List[Training]:
-    """The trainings that run a side one after the other: two when it is interrupted."""
-    def training(plan: Plan, **more: Any) -> Training:
-        return Training(side.config, work_dir, validate_after=side.validate_at,
+def trainings_of(spec: RunSpec, work_dir: str, plan: RecordingPlan) -> List[Training]:
+    """The trainings of a run, one after the other: two when it is interrupted."""
+    def training(plan: RecordingPlan, **more: Any) -> Training:
+        return Training(spec.config, work_dir, validate_after=spec.validate_at,
                         attach=f'{__name__}:record', given=plan._asdict(), **more)
 
-    whole = dict(resume=side.checkpoint is not None, checkpoint=side.checkpoint)
-    if side.resume_at is None or side.resume_at > plan.stop:
+    whole = dict(resume=spec.checkpoint is not None, checkpoint=spec.checkpoint)
+    if spec.resume_at is None or spec.resume_at > plan.stop:
         return [training(plan, **whole)]
     unrecorded, first, last = plan._replace(record=None), plan, plan
-    if plan.record is not None and plan.record >= side.resume_at:
+    if plan.record is not None and plan.record >= spec.resume_at:
         first = unrecorded
     else:
         last = unrecorded
-    return [training(first._replace(stop=side.resume_at - 1), save=CHECKPOINT, **whole),
+    return [training(first._replace(stop=spec.resume_at - 1), save=CHECKPOINT, **whole),
             training(last, resume=True, checkpoint=os.path.join(work_dir, CHECKPOINT))]
 
 
-def start(side: Side, work_dir: str, plan: Plan,
+def start(spec: RunSpec, work_dir: str, plan: RecordingPlan,
           count: Callable[[int, int], None] = lambda done, of: None) -> None:
-    """Run a side in fresh processes and wait; ``count`` is told how many iterations are done.
+    """Train in fresh processes and wait; ``count`` is called with the number of iterations done.
 
     Raises:
         TrainingFailed: when a process ends with an error.
     """
     launches = [launch_of(training, os.path.join(work_dir, f'output.{number}.rank{{rank}}.txt'),
-                          side.env, side.ranks)
-                for number, training in enumerate(trainings_of(side, work_dir, plan))]
-    run_all([PlannedRun(side.name, work_dir, launches)],
+                          spec.env, spec.ranks)
+                for number, training in enumerate(trainings_of(spec, work_dir, plan))]
+    run_all([PlannedRun(spec.name, work_dir, launches)],
             tick=lambda: count(iterations_done(work_dir), plan.stop + 1))

@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Sequence
 
-from ..fingerprint.reader import FOLDER, RankLog, fingerprint_name, read_rank
+from ..fingerprint.schema import FOLDER, fingerprint_name
 from .launcher import PlannedRun
 
-__all__ = ['ProgressLine', 'RunsProgress', 'fingerprints_of', 'iterations_done']
+__all__ = ['ProgressLine', 'RunsProgress', 'iterations_done']
 
 
 class ProgressLine:
@@ -51,12 +51,6 @@ class RunsProgress:
         if text != self._last:
             self._last = text
             self._say(f'{time.monotonic() - self._started:4.0f} s  {text}')
-
-
-def fingerprints_of(work_dir: str, rank: int = 0) -> Optional[RankLog]:
-    """What a training has written so far, or None."""
-    path = os.path.join(work_dir, FOLDER, fingerprint_name(rank))
-    return read_rank(path) if os.path.exists(path) else None
 
 
 def iterations_done(work_dir: str) -> int:

@@ -9,8 +9,8 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 
 from ..checkpoint.lost_state import Lost, lost_state, snapshot
-from ..checkpoint.rank_state import unwrap
-from ..checkpoint.state_digest import state_digest
+from ..digests import state_digest
+from ..distributed.unwrap import unwrap
 from ..runs.child import Training
 from ..runs.launcher import PlannedRun, launch_of, run_all
 from ..runs.stopping import StopTraining

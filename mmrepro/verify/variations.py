@@ -8,8 +8,9 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from mmengine.config import Config
 
-from ..fingerprint.difference import Difference, first_difference
-from ..fingerprint.reader import FOLDER, RankLog
+from ..fingerprint.difference import ComparedField, Divergence, first_divergence
+from ..fingerprint.reader import read_ranks
+from ..fingerprint.schema import FOLDER
 from ..runs import reduction
 from ..runs.child import Training
 from ..runs.config_edits import (
@@ -19,9 +20,9 @@ from ..runs.config_edits import (
     without_evaluation,
 )
 from ..runs.launcher import PlannedRun, launch_of, one_thread_each, run_all
-from ..runs.progress import RunsProgress, fingerprints_of
+from ..runs.progress import RunsProgress
 
-__all__ = ['VARIATIONS', 'VariationResult', 'prepare', 'verify']
+__all__ = ['VARIATIONS', 'VariationResult', 'prepare', 'result_of', 'verify']
 
 
 class Variation(NamedTuple):
@@ -68,7 +69,7 @@ class VariationResult(NamedTuple):
     name: str
     title: str
     iterations: int = 0
-    difference: Optional[Difference] = None
+    difference: Optional[Divergence] = None
     skipped: str = ''
 
     @property
@@ -123,9 +124,8 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
             for name in ('reference', *names) if name not in skipped]
     progress = RunsProgress(runs, iterations, say)
     run_all(runs, jobs, progress.show, progress.done)
-    reference = fingerprints_of(runs[0].folder)
-    return [_result(name, reference, os.path.join(work_dir, name), iterations,
-                    skipped.get(name, '')) for name in names]
+    return [result_of(name, runs[0].folder, os.path.join(work_dir, name), iterations,
+                      skipped.get(name, '')) for name in names]
 
 
 def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> Dict[str, str]:
@@ -184,15 +184,17 @@ def _planned(name: str, prepared: Config, work_dir: str, iterations: int,
                                      for one in trainings])
 
 
-def _result(name: str, reference: RankLog, folder: str, iterations: int,
-            skipped: str) -> VariationResult:
+def result_of(name: str, reference: str, folder: str, iterations: int,
+              skipped: str = '') -> VariationResult:
+    """What became of a variation, by the fingerprints in its folder and in the reference's."""
     title = VARIATIONS[name].title
     if skipped:
         return VariationResult(name, title, skipped=skipped)
-    log = fingerprints_of(folder)
-    lacking = [i for i in range(iterations) if i not in reference.steps or i not in log.steps]
-    difference = first_difference(reference.steps, log.steps)
+    runs = [read_ranks(os.path.join(path, FOLDER)) for path in (reference, folder)]
+    steps = [ranks[0].steps for ranks in runs]
+    lacking = [i for i in range(iterations) if not all(i in one for one in steps)]
+    difference = first_divergence(*runs)
     if difference is None and lacking:
-        difference = Difference(lacking[0], 'number of iterations', len(reference.steps),
-                                len(log.steps))
+        difference = Divergence(lacking[0], {0: (
+            ComparedField('number of iterations', *map(len, steps)), )})
     return VariationResult(name, title, iterations, difference)

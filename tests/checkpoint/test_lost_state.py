@@ -3,11 +3,11 @@ import os
 
 import pytest
 import torch
+from demo_runs import small
 from harness import Child
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import HOOKS, MODELS
-from test_invariance import small
 from test_runner import Points, config  # noqa: F401  registered classes
 
 from mmrepro.checkpoint import adapters

@@ -3,9 +3,9 @@ import copy
 import json
 
 import pytest
+from demo_runs import small
 from harness import Child, run_all, train
 from mmengine.runner import Runner
-from test_invariance import small
 from test_runner import NoisyLine, Points, config  # noqa: F401  registered classes
 
 from mmrepro.config import RandomnessError

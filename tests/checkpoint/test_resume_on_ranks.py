@@ -7,7 +7,7 @@ from harness import digest
 from mmengine.config import Config
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, MODELS
-from test_training_on_ranks import on_ranks
+from ranks import on_ranks
 
 import mmrepro  # noqa: F401
 
@@ -96,7 +96,7 @@ def test_every_rank_continues_with_its_own_state(world, step_seed, tmp_path):
 
 
 def as_rank_with_state(rank, world, port, cfg, work_dir):
-    from test_training_on_ranks import as_rank
+    from ranks import as_rank
     kept = {}
 
     def keep(runner):
@@ -126,7 +126,7 @@ class NoState(BaseModel):
 
 
 def only_rank_0_saves(rank, world, port, cfg, work_dir):
-    from test_training_on_ranks import as_rank
+    from ranks import as_rank
 
     def prepare(runner):
         from mmengine.hooks import Hook

@@ -9,7 +9,7 @@ from mmengine.runner import Runner
 from test_runner import Points, config  # noqa: F401  registered classes
 
 from mmrepro.checkpoint.adapters import collect, restore
-from mmrepro.checkpoint.state_digest import state_digest
+from mmrepro.digests import state_digest
 
 
 @MODELS.register_module(force=True)

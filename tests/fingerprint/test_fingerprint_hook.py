@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from demo_runs import small
 from harness import Child, train
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
-from test_invariance import small
 from test_runner import NoisyLine, Points, config  # noqa: F401
 
 from mmrepro.facts import compatibility

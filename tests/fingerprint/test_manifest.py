@@ -19,7 +19,7 @@ from mmrepro.fingerprint.manifest import (
     compare_manifests,
     read_manifest,
 )
-from mmrepro.fingerprint.reader import TraceError
+from mmrepro.fingerprint.reader import FingerprintError
 
 SECRETS = {'WANDB_API_KEY': 'hunter2', 'NCCL_AUTH_TOKEN': 'hunter3', 'TORCH_PASSWORD': 'hunter4',
            'HOME_TOWN': 'hunter5'}
@@ -163,12 +163,12 @@ def test_data_and_weights_are_recorded_by_content(tmp_path, data_root):
     ('{"kind": "manifest", "format": 7}', 'format 7 is not known')])
 def test_files_that_are_no_manifest(tmp_path, text, message):
     (tmp_path / 'manifest.json').write_text(text)
-    with pytest.raises(TraceError, match=f'manifest.json: {message}'):
+    with pytest.raises(FingerprintError, match=f'manifest.json: {message}'):
         read_manifest(str(tmp_path))
 
 
 def test_no_manifest(tmp_path):
-    with pytest.raises(TraceError, match='manifest.json: No such file'):
+    with pytest.raises(FingerprintError, match='manifest.json: No such file'):
         read_manifest(str(tmp_path))
 
 

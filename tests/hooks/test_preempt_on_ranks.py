@@ -5,8 +5,8 @@ import pytest
 import torch
 from harness import Child
 from rank_pool import shared_pool
+from ranks import free_port
 from test_preempt import Signals, run, settings
-from test_training_on_ranks import free_port
 
 from mmrepro.distributed.agreement import AgreementError
 from mmrepro.distributed.common_stop import CommonStop
