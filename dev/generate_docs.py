@@ -18,9 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 if os.path.isfile(ROOT / 'mmrepro' / '__init__.py'):
     sys.path.insert(0, str(ROOT))
 
+from dev import causes_report  # noqa: E402
 from dev import kernel_table_report as native  # noqa: E402
 from dev.zoo import sweep_report  # noqa: E402
-from mmrepro.cli import ops  # noqa: E402
+from mmrepro.ops import operator_report  # noqa: E402
 
 DOCS = ROOT / 'docs'
 
@@ -32,7 +33,8 @@ def result(name: str) -> dict:
 # A page, or a part of one between two comments, the command that it names, and what makes it.
 PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('operators.md', 'mmrepro ops --markdown',
-     lambda: ops.page(sweep_report.reached_by(result('zoo_cpu.json')['rows']))),
+     lambda: operator_report.as_markdown(sweep_report.reached_by(result('zoo_cpu.json')['rows']))),
+    ('causes.md', 'dev/causes_report.py', causes_report.table_markdown),
     ('native-operators.md', 'python -m dev.kernel_table_report',
      lambda: '\n'.join(native.lines())),
     ('zoo.md', 'dev/zoo/__main__.py', lambda: sweep_report.needs(result('zoo_cpu.json')['rows'],

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import torch
 from mmengine.structures import BaseDataElement
 
-from ..data.fetch import current_batch
+from ..data.batch_context import current_batch
 from ..digests import state_digest
 from ..fingerprint import generator_states
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, Record, append_record, read_records

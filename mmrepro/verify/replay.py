@@ -256,7 +256,7 @@ def _environment_text(found: Sequence[Any]) -> str:
 
 def _cut(value: Any) -> str:
     text = ' '.join(str(value).split())
-    return text if len(text) <= 40 else f'{text[:19]}…{text[-20:]}'
+    return text if len(text) <= 40 else f'{text[:17]}...{text[-20:]}'
 
 
 def _verdict(run: str, outcome: Outcome) -> str:

@@ -12,7 +12,7 @@ from harness import Child, train
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
-from test_runner import NoisyLine, Points, config  # noqa: F401
+from small_runs import config
 
 from mmrepro.facts import compatibility
 from mmrepro.facts.collect import settings_of

@@ -6,7 +6,7 @@ import pytest
 from harness import Child
 from mmengine.config import Config
 from mmengine.runner import Runner
-from test_runner import NoisyLine, Points, config  # noqa: F401
+from small_runs import config
 
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.fingerprint.reader import FingerprintError, read_run
