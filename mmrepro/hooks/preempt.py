@@ -16,10 +16,10 @@ from mmengine.registry import HOOKS
 
 from ..distributed.agreement import settle
 from ..distributed.common_stop import CommonStop
+from ..exit_codes import PREEMPTED
 
-__all__ = ['EXIT_CODE', 'FILE_NAME', 'PreemptHook', 'Preempted', 'SIGNALS', 'handling']
+__all__ = ['FILE_NAME', 'PreemptHook', 'Preempted', 'SIGNALS', 'handling']
 
-EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
 FILE_NAME = 'preempted.pth'
 
 # what announces an end -> by whom
@@ -30,7 +30,7 @@ SIGNALS = {
 
 
 class Preempted(SystemExit):
-    """Ends the process with :data:`EXIT_CODE`, unless somebody catches it.
+    """Ends the process with :data:`PREEMPTED`, unless somebody catches it.
 
     Attributes:
         path: of the checkpoint.
@@ -56,7 +56,7 @@ class PreemptHook(Hook):
     priority = 100
 
     def __init__(self, signals: Sequence[str] = tuple(SIGNALS),
-                 exit_code: int = EXIT_CODE) -> None:
+                 exit_code: int = PREEMPTED) -> None:
         for name in signals:
             if name not in signal.Signals.__members__ or name in ('SIGINT', 'SIGKILL', 'SIGSTOP'):
                 raise ValueError(f'PreemptHook(signals={signals!r}): {name!r} cannot announce an '

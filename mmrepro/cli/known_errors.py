@@ -8,7 +8,7 @@ import os
 from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple, Optional
 
-from .runs.reduction import missing_file
+from ..runs.reduction import missing_file
 
 __all__ = ['KNOWN', 'Known', 'known', 'one_line']
 
@@ -56,7 +56,7 @@ def known(error: BaseException, cfg: Any, building: bool = False) -> str:
         frame = _raised_in(one)
         names = {f'{cls.__module__}.{cls.__qualname__}' for cls in type(one).__mro__}
         for row in KNOWN:
-            if row.error in names and _place(frame, row):
+            if row.error in names and _matches(frame, row):
                 return _told(one, frame)
         if isinstance(one, OSError) and isinstance(one.filename, str):
             missing = missing_file(cfg, one.filename)
@@ -80,7 +80,7 @@ def one_line(parser: Any, cfg: Any, building: bool = False) -> Iterator[None]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that it repeats: some versions of MMEngine raise the same type anew."""
+    """The error, and those that it repeats: some versions of MMEngine raise the same type again."""
     inner: Optional[BaseException] = error
     while inner is not None and type(inner) is type(error):
         yield inner
@@ -94,7 +94,7 @@ def _raised_in(error: BaseException) -> Any:
     return trace and trace.tb_frame
 
 
-def _place(frame: Any, row: Known) -> bool:
+def _matches(frame: Any, row: Known) -> bool:
     if frame is None:
         return not row.module
     return frame.f_globals.get('__name__', '').startswith(row.module) and (
