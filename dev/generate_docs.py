@@ -21,7 +21,7 @@ if os.path.isfile(ROOT / 'mmrepro' / '__init__.py'):
 from dev import causes_report  # noqa: E402
 from dev import kernel_table_report as native  # noqa: E402
 from dev.zoo import sweep_report  # noqa: E402
-from mmrepro.cli import ops  # noqa: E402
+from mmrepro.ops import operator_report  # noqa: E402
 
 DOCS = ROOT / 'docs'
 
@@ -33,7 +33,7 @@ def result(name: str) -> dict:
 # A page, or a part of one between two comments, the command that it names, and what makes it.
 PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('operators.md', 'mmrepro ops --markdown',
-     lambda: ops.page(sweep_report.reached_by(result('zoo_cpu.json')['rows']))),
+     lambda: operator_report.as_markdown(sweep_report.reached_by(result('zoo_cpu.json')['rows']))),
     ('causes.md', 'dev/causes_report.py', causes_report.table_markdown),
     ('native-operators.md', 'python -m dev.kernel_table_report',
      lambda: '\n'.join(native.lines())),

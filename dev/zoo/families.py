@@ -6,7 +6,7 @@ folder offers sizes.
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Tuple
 
 __all__ = ['FAMILIES', 'PACKAGES', 'Member', 'Package']
 
@@ -20,23 +20,23 @@ class Package(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One config to walk.
+    """One config of the sweep.
 
     Attributes:
         config: path below the folder of configs.
-        data: what it trains on: 'boxes' (pictures with boxes, masks and stuff), 'proposals',
-            'text', 'semi' (labelled and unlabelled pictures), 'video', or '' for one that only
+        data: what it trains on: 'boxes' (images with boxes, masks and stuff), 'proposals',
+            'text', 'semi' (labelled and unlabelled images), 'video', or '' for one that only
             tracks and has nothing to train.
         packages: names in PACKAGES that it cannot do without.
-        annotations: the format of the data set that it was written for.
-        size: height and width of its pictures in pixels.
+        annotations: the format of the dataset that it was written for.
+        size: height and width of its images in pixels.
         broken: what its training or inference raises in MMDetection itself, whoever answers for
             the operators; '' for nothing.
     """
 
     config: str
     data: str = 'boxes'
-    packages: tuple[str, ...] = ()
+    packages: Tuple[str, ...] = ()
     annotations: str = 'COCO'
     size: int = 64
     broken: str = ''
@@ -55,15 +55,15 @@ PACKAGES = {package.name: package for package in (
     Package('transformers', 'transformers', 'the language model BERT'),
     Package('detectron2', 'detectron2', "the wrapper of Detectron2's models"),
     Package('panopticapi', 'panopticapi', 'the panoptic metric'),
-    Package('lvis', 'lvis', 'the LVIS data set and metric'),
+    Package('lvis', 'lvis', 'the LVIS dataset and metric'),
     Package('torchvision', 'torchvision', "its RoIAlign, which the config asks for"),
     Package('cityscapesscripts', 'cityscapesscripts', 'the Cityscapes metric'),
     Package('trackeval', 'trackeval', 'the tracking metrics'),
 )}
 
 
-def _family(folder: str, *names: str, data: str = 'boxes', packages: tuple[str, ...] = (),
-            annotations: str = 'COCO', size: int = 64, broken: str = '') -> tuple[Member, ...]:
+def _family(folder: str, *names: str, data: str = 'boxes', packages: Tuple[str, ...] = (),
+            annotations: str = 'COCO', size: int = 64, broken: str = '') -> Tuple[Member, ...]:
     return tuple(Member(f'{folder}/{name}.py', data, packages, annotations, size, broken)
                  for name in names)
 
@@ -75,7 +75,7 @@ _DCN = 96
 # arguments that are gone.
 _CASCADE_RPN = "CascadeRPNHead.__init__() missing 1 required positional argument: 'num_classes'"
 
-# On a CPU, masks are pasted into what their boxes cover of the picture. Boxes of untrained weights
+# On a CPU, masks are pasted into what their boxes cover of the image. Boxes of untrained weights
 # can all lie outside, which leaves a range that runs backwards.
 _PASTE = 'upper bound and lower bound inconsistent with step sign'
 
@@ -113,7 +113,7 @@ _ONE_STAGE = (
     *_family('reppoints', 'reppoints-moment_r101-dconv-c3-c5_fpn-gn_head-gn_2x_coco', size=_DCN),
     *_family('retinanet', 'retinanet_r18_fpn_1x_coco', 'retinanet_r50_fpn_amp-1x_coco',
              'retinanet_x101-32x4d_fpn_1x_coco'),
-    # SSD has no padding in its last levels: they fit one size of pictures
+    # SSD has no padding in its last levels: they fit one size of images
     *_family('ssd', 'ssd300_coco', size=300),
     *_family('ssd', 'ssdlite_mobilenetv2-scratch_8xb24-600e_coco', size=320),
     *_family('tood', 'tood_r50_fpn_1x_coco', 'tood_r50_fpn_anchor-based_1x_coco',
@@ -259,7 +259,7 @@ _QUERIES = (
              data='text', packages=('transformers',)),
 )
 
-# Detectors of other data sets: their annotations are their own, what they build is not.
+# Detectors of other datasets: their annotations differ, their models do not.
 _OTHER_DATA = (
     *_family('cityscapes', 'faster-rcnn_r50_fpn_1x_cityscapes'),
     *_family('cityscapes', 'mask-rcnn_r50_fpn_1x_cityscapes', packages=('cityscapesscripts',)),
@@ -303,4 +303,4 @@ _OTHER_DATA = (
              packages=('mmpretrain',), annotations='MOT'),
 )
 
-FAMILIES: tuple[Member, ...] = (*_ONE_STAGE, *_TWO_STAGE, *_MASKS, *_QUERIES, *_OTHER_DATA)
+FAMILIES: Tuple[Member, ...] = (*_ONE_STAGE, *_TWO_STAGE, *_MASKS, *_QUERIES, *_OTHER_DATA)

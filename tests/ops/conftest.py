@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmrepro import ops
-from mmrepro.ops.provider import _MARK
+from mmrepro.ops.provider import MARK
 
 GOLDEN = Path(__file__).parent / 'golden'
 # Set to 'compiled' or 'torch' to write the golden files anew from that provider: mmcv's kernels
@@ -29,7 +29,7 @@ def torch_operators():
 def compiled():
     """Skip without a compiled mmcv; else a context in which its kernels answer."""
     import mmcv._ext
-    if hasattr(mmcv._ext, _MARK):
+    if hasattr(mmcv._ext, MARK):
         pytest.skip('no compiled mmcv here')
     return lambda: ops.using('compiled')
 

@@ -8,7 +8,7 @@ import os
 from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple, Optional
 
-from .runs.reduction import missing_file
+from ..runs.reduction import missing_file
 
 __all__ = ['KNOWN', 'KnownError', 'known', 'one_line']
 
