@@ -128,7 +128,7 @@ def _is_thread_count(value: str) -> bool:
 # CUDA_LAUNCH_BLOCKING=1 is deliberately not here: work on one stream runs in order without it, so
 # it buys no bit and costs the overlap of host and device. MKL_CBWR is not either: it makes
 # matrix products independent of the number of threads but not convolutions, and it changes the
-# bits of runs with one thread (docs/limits.md). Both are recorded below.
+# bits of products with one thread (docs/limits.md). Both are recorded below.
 ENV = (
     EnvRow(
         'CUBLAS_WORKSPACE_CONFIG', _deterministic(':4096:8', ':16:8'), ':4096:8',
