@@ -1,16 +1,17 @@
-"""The command ``mmrepro chaos``."""
+"""``mmrepro chaos``: kill a run at random moments, resume it, compare every iteration."""
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import sys
 import time
 from typing import List, Optional, Sequence
 
 from mmengine.config import Config
 
-from ..verify.chaos.campaign import Campaign, Settings, summary
+from ..exit_codes import DIFFERENT, DONE
+from ..runs.restart import restart_for
+from ..verify.chaos.campaign import Campaign, CampaignSettings, summary
 from ..verify.chaos.campaign_table import table
 from ..verify.chaos.kinds import KINDS, allowed
 from . import program_name
@@ -20,11 +21,10 @@ __all__ = ['main', 'prepare']
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Exit code 0 when all interrupted runs were the uninterrupted one, 1 when not."""
+    """Exit code 0: all interrupted runs equal the uninterrupted one; 1: not; 2: wrong usage."""
     parser = _parser()
     args = parser.parse_args(argv)
-    if not os.path.isfile(args.config):
-        parser.error(f'{args.config}: no such config')
+    parser.existing_config(args.config)
     if os.path.isdir(args.work_dir) and os.listdir(args.work_dir):
         parser.error(f'--work-dir {args.work_dir}: is not empty, and a run that finds '
                      'checkpoints resumes')
@@ -34,16 +34,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     prepare(config, args.interval)
     workers = config.train_dataloader.get('num_workers', 0)
     kinds = _kinds(parser, args.kinds, args.ranks, workers)
-    from ..runs.start import restart_if_incomplete
-    randomness = config.randomness
-    restart_if_incomplete(os.environ, randomness.get('deterministic', False),
-                          randomness.get('num_threads'))
+    restart_for(config)
     import mmdet.apis  # noqa: F401  once here, instead of in every process that is forked
     import torch
     method = args.start_method or ('fork' if torch.version.cuda is None else 'spawn')
     started = time.time()
-    campaign = Campaign(config, Settings(os.path.abspath(args.work_dir), args.kills, args.seed,
-                                         args.ranks, workers, kinds, args.span, method))
+    campaign = Campaign(config, CampaignSettings(
+        os.path.abspath(args.work_dir), args.kills, args.seed, args.ranks, workers, kinds,
+        args.span, method))
     equal = campaign.run()
     outcome = dict(summary(campaign, started), config=args.config,
                    options={key: str(value) for key, value in (args.cfg_options or {}).items()})
@@ -51,7 +49,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         with open(args.json, 'w') as file:
             json.dump(outcome, file, indent=1)
     print(f'\n{table(outcome)}')
-    return 0 if equal else 1
+    return DONE if equal else DIFFERENT
 
 
 def prepare(config: Config, interval: int) -> None:
@@ -109,7 +107,3 @@ def _parser() -> Parser:
     parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE',
                         help='change settings of the config')
     return parser
-
-
-if __name__ == '__main__':
-    sys.exit(main())

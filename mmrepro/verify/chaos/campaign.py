@@ -10,17 +10,18 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 from mmengine.config import Config
 
 from ...checkpoint import files
-from .attempt import TURNS, Attempt, Plan
+from ...exit_codes import PREEMPTED
+from .attempt import COUNTED, Attempt, Interruption
 from .kinds import KINDS, allowed
 
-__all__ = ['Campaign', 'Kill', 'Settings']
+__all__ = ['Campaign', 'CampaignSettings', 'Kill', 'summary']
 
 Key = Tuple[int, str, int]  # rank, kind of event, iteration
 COMPARED = ('train', 'metrics', 'end')
 WITHOUT_PROGRESS = 20  # attempts that end by themselves, with an error, before we give up
 
 
-class Settings(NamedTuple):
+class CampaignSettings(NamedTuple):
     """Of a campaign.
 
     Attributes:
@@ -30,7 +31,7 @@ class Settings(NamedTuple):
         ranks: processes of each run.
         workers: data loader workers of each rank.
         kinds: keys of ``KINDS``; empty for all that are possible.
-        span: most turns from a start to an interruption.
+        span: most iterations and validation batches from a start to an interruption.
         start_method: of the processes; 'fork' is faster, 'spawn' is a fresh interpreter.
     """
     work_dir: str
@@ -72,7 +73,7 @@ class Campaign:
         compared: iterations and validations that were compared.
     """
 
-    def __init__(self, config: Config, settings: Settings,
+    def __init__(self, config: Config, settings: CampaignSettings,
                  say: Callable[[str], Any] = print) -> None:
         self._config, self._settings, self._say = config, settings, say
         self._random = Random(settings.seed)
@@ -94,7 +95,7 @@ class Campaign:
         self._gaps = attempt.durations()
         self._expected = _records(attempt)
         self.iterations = max(iteration for _, _, iteration in self._expected)
-        self._say(f'uninterrupted run: {self.iterations} iterations, {self._gaps["turn"]:.2f} s '
+        self._say(f'uninterrupted run: {self.iterations} iterations, {self._gaps["event"]:.2f} s '
                   f'each; {self._gaps["save"]:.2f} s for a checkpoint')
         while len(self.kills) < self._settings.kills and not self.problems:
             self._interrupted_run(self.runs + 1)
@@ -117,7 +118,7 @@ class Campaign:
             if not any(attempt.codes):
                 break
             failures = 0 if attempt.struck else failures + 1
-            if failures > WITHOUT_PROGRESS or (not attempt.struck and attempt.codes != [75]):
+            if failures > WITHOUT_PROGRESS or (not attempt.struck and attempt.codes != [PREEMPTED]):
                 self.problems.append(f'run {number} ended with {attempt.codes} by itself; see '
                                      f'{folder}/rank0.log')
                 return
@@ -139,20 +140,20 @@ class Campaign:
         config.dump(os.path.join(folder, 'chaos_config.py'))
         return folder
 
-    def _start(self, folder: str, plan: Optional[Plan]) -> Attempt:
+    def _start(self, folder: str, plan: Optional[Interruption]) -> Attempt:
         settings = self._settings
         attempt = Attempt(os.path.join(folder, 'chaos_config.py'), settings.ranks,
                           os.path.join(folder, 'rank{rank}.log'), settings.start_method)
         return attempt.run(plan, getattr(self, '_gaps', {}), self._random)
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> Interruption:
         if not self._deck:  # every kind equally often
             self._deck = self._random.sample(self.kinds, len(self.kinds))
-        return Plan(self._deck.pop(), self._random.randint(1, self._settings.span),
+        return Interruption(self._deck.pop(), self._random.randint(1, self._settings.span),
                     self._random.random())
 
-    def _kill_of(self, number: int, plan: Plan, attempt: Attempt, folder: str) -> Kill:
-        done = max((event.iteration for event in attempt.events[0] if event.kind in TURNS),
+    def _kill_of(self, number: int, plan: Interruption, attempt: Attempt, folder: str) -> Kill:
+        done = max((event.iteration for event in attempt.events[0] if event.kind in COUNTED),
                    default=0)
         expected = {*KINDS[plan.kind].codes, 0}  # 0: the run was through before the signal
         through = all(any(event.kind == 'end' for event in events) for events in attempt.events)
@@ -179,7 +180,7 @@ class Campaign:
                 self.problems.append(f'run {number}, rank {rank}, {kind} {iteration}: {content}, '
                                      f'uninterrupted: {expected}')
 
-    def _check_files(self, folder: str, plan: Optional[Plan]) -> None:
+    def _check_files(self, folder: str, plan: Optional[Interruption]) -> None:
         pointer = os.path.join(folder, 'last_checkpoint')
         if not os.path.exists(pointer):
             return
