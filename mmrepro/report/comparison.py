@@ -16,12 +16,11 @@ from ..fingerprint.difference import (
 )
 from ..fingerprint.reader import RankLog
 from ..fingerprint.schema import BY_NAME, meaning, value_of
-from ..text import shorten
+from ..text import listed, shorten
 from .run_view import RunView, number
 
 __all__ = ['Comparison', 'FirstDifference', 'FieldRow', 'compare_runs']
 
-MAX_NAMES = 3  # parameters that a first difference names; the rest is counted
 LOGGED = 'scalars'  # prefix of fields that MMEngine logged
 
 
@@ -52,9 +51,7 @@ class FirstDifference:
 
     def sentence(self) -> str:
         one = self.field
-        names = f' ({", ".join(one.names[:MAX_NAMES])}' + (
-            f' and {len(one.names) - MAX_NAMES} more)' if len(one.names) > MAX_NAMES else ')'
-        ) if one.names else ''
+        names = f' ({listed(one.names)})' if one.names else ''
         rank = f', rank {self.rank}' if self.rank else ''
         why = 'what MMEngine logged' if one.field.startswith(LOGGED) else meaning(one.field)
         return f'iteration {self.iteration}{rank}: {one.field}{names} differs first: {why}'

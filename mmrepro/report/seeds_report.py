@@ -4,7 +4,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from .html import document, picture, table
+from .html import document, listing, picture, section, table
 from .plot_style import DIFFERENCE, INK, SOFT, A, B, figure, png
 from .stats import MIN_PAIRS, Paired, Summary, paired, summary
 
@@ -197,11 +197,8 @@ def report(found: Study, drawn: bytes) -> str:
         kind = 'same' if found.test.larger else 'other'
         parts.append(f'<div class="verdict {kind}">{found.test.verdict}</div>')
     parts.append(picture(f'{found.metric}, {found.pick} validation', drawn))
-    parts.append(f'<section><h2>Values</h2>{table(head, rows)}</section>')
+    parts.append(section('Values', table(head, rows)))
     if found.test is not None:
-        parts.append(f'<section><h2>Tests</h2>{table(("test", "", "assumes"), _tests(found))}'
-                     '</section>')
-    notes = ''.join(f'<li>{line}</li>' for line in caution(found))
-    if notes:
-        parts.append(f'<section><h2>Notes</h2><ul>{notes}</ul></section>')
+        parts.append(section('Tests', table(('test', '', 'assumes'), _tests(found))))
+    parts.append(section('Notes', listing(caution(found))))
     return document(title, parts)
