@@ -34,6 +34,7 @@ class EventHook(Hook):
         validate_after: validate after this iteration.
     """
     priority = 100  # after the checkpoint of the iteration is written
+    validated = False  # so far; recordings of an iteration say it
 
     def __init__(self, stop_after: Optional[int] = None, kill_after: Optional[int] = None,
                  validate_after: Optional[int] = None) -> None:
@@ -49,5 +50,6 @@ class EventHook(Hook):
         if done == self._validate:
             runner.val_loop.run()
             runner.model.train()
+            self.validated = True
         if done == self._stop:
             raise StopTraining
