@@ -61,7 +61,7 @@ def known(error: BaseException, cfg: Any, building: bool = False) -> str:
         if isinstance(one, OSError) and isinstance(one.filename, str):
             missing = missing_file(cfg, one.filename)
             if missing and isinstance(one, FileNotFoundError):
-                return f'{missing}. Get the data set, or change data_root with --cfg-options'
+                return f'{missing}. Get the dataset, or change data_root with --cfg-options'
             if building and _is_refused(one, cfg.get('work_dir')):
                 return f'work_dir {cfg.work_dir} cannot be made or written to: {one.strerror}'
     return ''
