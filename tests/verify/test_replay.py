@@ -120,7 +120,8 @@ def test_metrics_are_compared():
     assert module.compare_vals([val], [val], 8) is None
     assert module.compare_vals([val], [], 8) is None
     assert module.compare_vals([val], [other], 3) is None
-    assert module.compare_vals([val], [other], 8).field == 'metric mAP of the validation'
+    iteration, found = module.compare_vals([val], [other], 8)
+    assert (iteration, found.field) == (4, 'metric mAP of the validation')
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
