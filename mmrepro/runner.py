@@ -4,6 +4,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
+from operator import length_hint
 from typing import Any, Dict, Optional, Union
 
 from mmengine.dist import get_rank, get_world_size, is_distributed
@@ -170,13 +171,12 @@ class ReproRunnerMixin:
             super().call_hook(fn_name, **kwargs)
 
     def wrap_model(self, model_wrapper_cfg: Optional[Dict], model: Any) -> Any:
-        # a sum of two is the same in any order; of three it depends on DDP's buckets
-        ordered = self._repro.deterministic is True and get_world_size() > 2
-        return process_group.wrap_model(self, super().wrap_model, model_wrapper_cfg, model, ordered)
+        return process_group.wrap_model(self, super().wrap_model, model_wrapper_cfg, model,
+                                        ordered=self._repro.deterministic is True)
 
     def build_train_loop(self, loop: Any) -> Any:
         loop = self._build_loop(super().build_train_loop, loop, 'sample', self._train_dataloader)
-        count = self.facts['train_samples'] = len(loop.dataloader.dataset)
+        count = self.facts['train_samples'] = length_hint(loop.dataloader.dataset, -1)
         for line in self.resuming.compare_samples(count, self._repro.resume_strict):
             self.logger.warning(line)
         self.resuming.continue_loop(loop)

@@ -115,7 +115,7 @@ def _study(args: argparse.Namespace, seeds: List[int], jobs: List[SeedJob],
 def _write(args: argparse.Namespace, found: seeds_report.Study) -> List[str]:
     drawn = seeds_report.plot(found)
     os.makedirs(args.work_dir, exist_ok=True)
-    files = {'seeds.png': drawn, 'seeds.html': seeds_report.page(found, drawn).encode(),
+    files = {'seeds.png': drawn, 'seeds.html': seeds_report.report(found, drawn).encode(),
              'seeds.json': json.dumps(found.as_dict(), indent=1).encode()}
     written = []
     for name, data in files.items():
@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--work-dir', default=os.path.join('work_dirs', 'seeds'), metavar='DIR',
                         help='where runs and the report go (default: work_dirs/seeds)')
     parser.add_argument('--report-only', action='store_true', help='train nothing')
-    parser.add_argument('--no-plots', action='store_true', help='write no plot and no page')
+    parser.add_argument('--no-plots', action='store_true', help='write no plot and no HTML report')
     parser.add_argument('--json', action='store_true', help='write JSON to the standard output')
     parser.add_argument('--cfg-options', nargs='+', action=_Options, metavar='KEY=VALUE',
                         help='change settings of both configs, as in train')

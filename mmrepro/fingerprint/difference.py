@@ -13,8 +13,8 @@ from ..text import shorten
 from .reader import RankLog
 from .schema import BY_NAME, FIELDS, MODULES, STREAMS, Call, call_of, value_of
 
-__all__ = ['ComparedField', 'Divergence', 'compare_steps', 'differing_iterations', 'divergence_at',
-           'first_divergence', 'not_compared']
+__all__ = ['ComparedField', 'Divergence', 'before', 'compare_steps', 'differing_iterations',
+           'divergence_at', 'first_differing_metric', 'first_divergence', 'not_compared']
 
 MAX_NAMES = 3  # of parts that a text names; the rest is counted
 ORDER = {name: number for number, name in enumerate(FIELDS)}
@@ -204,6 +204,26 @@ def first_divergence(a: Ranks, b: Ranks) -> Optional[Divergence]:
     """The first iteration that differs on any rank, None where none does."""
     iteration = next(differing_iterations(a, b), None)
     return None if iteration is None else divergence_at(a, b, iteration)
+
+
+def first_differing_metric(a: Ranks, b: Ranks) -> Optional[Divergence]:
+    """The first metric that differs, of validations after the same number of iterations."""
+    for rank in sorted(set(a) & set(b)):
+        others = {val['iteration']: val['metrics'] for val in b[rank].vals}
+        for val in a[rank].vals:
+            there = others.get(val['iteration'], val['metrics'])
+            for name, value in val['metrics'].items():
+                if there.get(name) != value:
+                    return Divergence(val['iteration'], {rank: (ComparedField(
+                        f'metric {name} of the validation', value, there.get(name)), )})
+    return None
+
+
+def before(ranks: Ranks, end: int) -> Dict[int, RankLog]:
+    """The first ``end`` iterations of a run, and their validations."""
+    return {rank: log._replace(
+        steps={iteration: step for iteration, step in log.steps.items() if iteration < end},
+        vals=[val for val in log.vals if val['iteration'] <= end]) for rank, log in ranks.items()}
 
 
 def not_compared(a: Ranks, b: Ranks) -> List[str]:

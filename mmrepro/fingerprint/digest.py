@@ -7,14 +7,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
-from typing import Any, Iterable, List, Mapping, Sequence, Tuple
+from typing import Any, List, Mapping, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from . import hash_arithmetic as arithmetic
 
-__all__ = ['SCHEME', 'combine', 'combine_digests', 'combined_hex', 'hex_of', 'tensor_digest',
+__all__ = ['SCHEME', 'combine_digests', 'combined_hex', 'hex_of', 'tensor_digest',
            'tensor_digests', 'text_digest', 'to_hex', 'value_digest']
 
 SCHEME = 1
@@ -69,25 +69,16 @@ def tensor_digests(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return digests
 
 
-def combine(items: Iterable[Tuple[str, torch.Tensor]]) -> torch.Tensor:
-    """One 0-d digest of named digests (0-d, on one device); their order does not count."""
-    items = list(items)
-    values = torch.stack([value for _, value in items]) if items else torch.zeros(
-        0, dtype=torch.int64)
-    return combine_digests([name for name, _ in items], values)
-
-
 def combine_digests(names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
-    """As :func:`combine`, of ``[n]`` digests."""
-    place = ('names', values.device, tuple(names))
-    salts = arithmetic.constant(
-        place, lambda: np.array([_name_key(name) for name in names], np.uint64))
+    """One 0-d digest of ``[n]`` digests by their names; their order does not count."""
+    salts = arithmetic.constant(('names', values.device, tuple(names)), lambda: np.array(
+        [_name_key(name) for name in names], np.uint64))
     return arithmetic.mix(arithmetic.mix(values ^ salts).sum() + arithmetic.signed(
         (len(names) + 1) * arithmetic.GOLDEN & arithmetic.MASK))
 
 
 def combined_hex(digests: Mapping[str, int]) -> str:
-    """As :func:`combine`, of digests that are Python integers already."""
+    """As :func:`combine_digests`, of digests that are Python integers already."""
     total = sum(arithmetic.mix_int((value & arithmetic.MASK) ^ _name_key(name))
                 for name, value in digests.items())
     return hex_of(arithmetic.mix_int(
@@ -164,7 +155,7 @@ def value_digest(value: Any) -> torch.Tensor:
 
 
 def _describe(value: Any, text: List[str], tensors: List[torch.Tensor], within: tuple) -> None:
-    """Append what ``value`` is to ``text``, in the order of a walk; tensors to ``tensors``."""
+    """Append what ``value`` is to ``text``, depth first; tensors to ``tensors``."""
     kind = type(value)
     if id(value) in within:
         text.append('(above)')

@@ -1,4 +1,4 @@
-"""One HTML page without anything outside of it: pictures and style are in the file."""
+"""HTML reports in one file each: pictures and style are in it, nothing is loaded."""
 from __future__ import annotations
 
 import base64
@@ -10,7 +10,7 @@ from .comparison import Comparison
 from .comparison_plots import PLOTS
 from .settings_differences import is_known
 
-__all__ = ['document', 'page', 'picture', 'table']
+__all__ = ['advice', 'document', 'picture', 'report', 'table']
 
 STYLE = """
 :root { color-scheme: light dark; --back: #f5f6f8; --card: #fff; --ink: #22272e; --soft: #5d6672;
@@ -45,7 +45,7 @@ tr.other td { background: var(--other-back) } .tag { font-size: 12.5px; font-wei
 
 
 def document(title: str, body: Iterable[str]) -> str:
-    """A whole page."""
+    """A whole HTML document."""
     return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f'<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n'
@@ -68,13 +68,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], marked: Sequence[b
 
 
 def picture(title: str, data: bytes) -> str:
-    """A PNG within the page."""
+    """A PNG within the document."""
     text = base64.b64encode(data).decode()
     return (f'<section><h2>{escape(title)}</h2><img alt="{escape(title)}" '
             f'src="data:image/png;base64,{text}"></section>')
 
 
-def page(found: Comparison, pictures: Dict[str, bytes]) -> str:
+def report(found: Comparison, pictures: Dict[str, bytes]) -> str:
     """The comparison as one HTML document."""
     parts = ['<h1>Two runs compared</h1>',
              f'<div class="verdict {"same" if found.equal else "other"}">'
@@ -167,9 +167,9 @@ def advice(found: Comparison) -> List[str]:
     elif found.first is not None and not changing:
         items.append(f'mmrepro localise {found.a.path} {found.b.path} names the operator, '
                      'transform or hook behind it')
-    if found.exact and not found.parted and found.first is not None:
+    if found.exact and not found.diverged and found.first is not None:
         items.append('mmrepro train CONFIG --fingerprint parameter shows in which parameters it '
                      'begins')
     if not found.equal:
-        items.append('docs/my-runs-differ.md leads from symptom to cure')
+        items.append('docs/my-runs-differ.md leads from symptom to fix')
     return items

@@ -4,11 +4,17 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional
 
 from mmengine.config import Config
 
-from ..fingerprint.difference import ComparedField, Divergence, first_divergence
+from ..fingerprint.difference import (
+    ComparedField,
+    Divergence,
+    before,
+    first_differing_metric,
+    first_divergence,
+)
 from ..fingerprint.manifest import Manifest, compare_manifests, read_manifest
 from ..fingerprint.provenance import environment
 from ..fingerprint.reader import FingerprintError, RankLog, RecordedRun, read_ranks, read_run
@@ -17,7 +23,7 @@ from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints
 from ..runs.launcher import POLL, LaunchedTraining, killed_at_exit, launch_of
 
-__all__ = ['ReplayOutcome', 'compare_logs', 'compare_vals', 'prepare', 'replay']
+__all__ = ['ReplayOutcome', 'compare_logs', 'prepare', 'replay']
 
 # recorded variables that belong to the machine and the launcher of the original
 NOT_REPLAYED = ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'SLURM_NTASKS', 'CUDA_VISIBLE_DEVICES',
@@ -150,31 +156,8 @@ def _follow(training: LaunchedTraining, work_dir: str, original: RecordedRun, ma
 def compare_logs(original: Mapping[int, RankLog], logs: Mapping[int, RankLog],
                  end: int) -> Optional[Divergence]:
     """The first difference before iteration ``end``: of an iteration, else of a validation."""
-    before = {rank: log._replace(steps={i: step for i, step in log.steps.items() if i < end})
-              for rank, log in original.items()}
-    found = first_divergence(before, logs)
-    if found is not None:
-        return found
-    for rank in sorted(set(original) & set(logs)):
-        found = compare_vals(original[rank].vals, logs[rank].vals, end)
-        if found is not None:
-            return Divergence(found[0], {rank: (found[1], )})
-    return None
-
-
-def compare_vals(first: Sequence[Dict[str, Any]], second: Sequence[Dict[str, Any]],
-                 end: int) -> Optional[Tuple[int, ComparedField]]:
-    """The first metric that differs, among validations after the same iteration."""
-    others = {val['iteration']: val['metrics'] for val in second}
-    for val in first:
-        there = others.get(val['iteration'])
-        if there is None or val['iteration'] > end:
-            continue
-        for name, value in val['metrics'].items():
-            if there.get(name) != value:
-                return val['iteration'], ComparedField(f'metric {name} of the validation', value,
-                                                       there.get(name))
-    return None
+    original = before(original, end)
+    return first_divergence(original, logs) or first_differing_metric(original, logs)
 
 
 def _environment(manifest: Manifest, work_dir: str) -> Optional[List[Any]]:

@@ -253,12 +253,12 @@ def test_few_seeds_and_best_validations_get_a_caution():
     assert 'too high' in notes(6, 'best')
 
 
-def test_plot_page_and_scalars(tmp_path):
+def test_plot_report_and_scalars(tmp_path):
     values = {'base': [.30, .31, .29], 'mine': [.33, .34, .31]}
     found = seeds_report.study('coco/bbox_mAP', 'last', [0, 1, 2], values)
     drawn = seeds_report.plot(found)
     assert drawn.startswith(b'\x89PNG')
-    text = seeds_report.page(found, drawn)
+    text = seeds_report.report(found, drawn)
     assert 'data:image/png;base64,' in text and 'http' not in text
     rows = seeds_report.scalars(found)
     assert ('mmrepro/seeds/mine/coco/bbox_mAP', .34, 1) in rows

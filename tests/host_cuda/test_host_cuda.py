@@ -214,5 +214,5 @@ def test_kernels_on_the_device(on_device):
     done = on_device('-c', KERNELS, TRITON_INTERPRET='1')
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.split()[-7:] == [
-        '_attend_kernel', '_conflict_kernel', '_filter_kernel', '_mean_kernel', '_slope_kernel',
-        '_scatter_kernel', '_sweep_kernel']
+        '_attend_kernel', '_conflict_kernel', '_filter_kernel', '_mean_kernel', '_scatter_kernel',
+        '_slope_kernel', '_sweep_kernel']

@@ -33,7 +33,7 @@ def installed():
 def run(code):
     """Run code in a fresh interpreter; what it prints."""
     done = subprocess.run([sys.executable, '-c', textwrap.dedent(code)], capture_output=True,
-                          text=True, timeout=120)
+                          text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

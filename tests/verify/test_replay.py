@@ -114,16 +114,6 @@ def test_a_training_that_fails(original, stand_in, tmp_path, capsys):
     assert 'it broke' in capsys.readouterr().err
 
 
-def test_metrics_are_compared():
-    val = dict(kind='val', iteration=4, epoch=1, metrics=dict(mAP='0x1p-1'))
-    other = dict(val, metrics=dict(mAP='0x1p-2'))
-    assert module.compare_vals([val], [val], 8) is None
-    assert module.compare_vals([val], [], 8) is None
-    assert module.compare_vals([val], [other], 3) is None
-    iteration, found = module.compare_vals([val], [other], 8)
-    assert (iteration, found.field) == (4, 'metric mAP of the validation')
-
-
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['nowhere'], 'nowhere/mmrepro: no such folder'), ([], 'RUN'),
     (['x', '--iters', '0'], '--iters 0')])
