@@ -1,7 +1,4 @@
-"""Look for what would make two runs of a config differ, without running it.
-
-    python tools/audit.py CONFIG [--device cuda] [--json]
-"""
+"""Look for what would make two runs of a config differ, without running it."""
 from _door import run
 
 if __name__ == '__main__':

@@ -1,7 +1,4 @@
-"""Kill a training run at random moments, resume it, compare it with the uninterrupted run.
-
-    python tools/chaos.py CONFIG [--kills 100] [--seed 0] [--ranks 2]
-"""
+"""Kill a training run at random moments, resume it, compare it with the uninterrupted run."""
 from _door import run
 
 if __name__ == '__main__':

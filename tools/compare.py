@@ -1,7 +1,4 @@
-"""Where two runs diverge, and how the difference grows.
-
-    python tools/compare.py RUN_A RUN_B [--out DIR]
-"""
+"""Where two runs diverge, and how the difference grows."""
 from _door import run
 
 if __name__ == '__main__':

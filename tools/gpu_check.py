@@ -1,7 +1,4 @@
-"""Does training repeat bit for bit on this device, and what does it cost? See docs/gpu.md.
-
-    python tools/gpu_check.py --out DIR [--device cuda|cpu] [--quick] [--only REGEX] [--seconds N]
-"""
+"""Does training repeat bit for bit on this device, and what does it cost? See docs/gpu.md."""
 from _door import run
 
 if __name__ == '__main__':

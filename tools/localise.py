@@ -1,7 +1,4 @@
-"""Name the first thing that differs between two runs.
-
-    python tools/localise.py CONFIG [--b OMP_NUM_THREADS=2]
-"""
+"""Name the first thing that differs between two runs."""
 from _door import run
 
 if __name__ == '__main__':

@@ -1,7 +1,4 @@
-"""List mmcv's operators: what provides each, and whether it gives the same bits.
-
-    python tools/ops.py [--json] [--device cuda]
-"""
+"""List mmcv's operators: what provides each, and whether it gives the same bits."""
 from _door import run
 
 if __name__ == '__main__':

@@ -1,7 +1,4 @@
-"""Train again from a run's manifest; compare, and stop at the first difference.
-
-    python tools/replay.py RUN [--iters 3]
-"""
+"""Train again from a run's manifest; compare, and stop at the first difference."""
 from _door import run
 
 if __name__ == '__main__':

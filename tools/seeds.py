@@ -1,7 +1,4 @@
-"""Train several seeds, and say how far a metric can be trusted.
-
-    python tools/seeds.py CONFIG --seeds 0..4 [--compare CONFIG_B]
-"""
+"""Train several seeds, and say how far a metric can be trusted."""
 from _door import run
 
 if __name__ == '__main__':

@@ -1,7 +1,4 @@
-"""Name state in Python attributes that a config loses when it resumes.
-
-    python tools/state.py CONFIG [--at 2] [--iters 4]
-"""
+"""Name state in Python attributes that a config loses when it resumes."""
 from _door import run
 
 if __name__ == '__main__':

@@ -1,7 +1,4 @@
-"""Evaluate a checkpoint: MMDetection's tools/test.py, with --seed and --deterministic.
-
-    python tools/test.py CONFIG CHECKPOINT [--seed 42] [--deterministic]
-"""
+"""Evaluate a checkpoint: MMDetection's tools/test.py, with --seed and --deterministic."""
 from _door import run
 
 if __name__ == '__main__':

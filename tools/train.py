@@ -1,7 +1,4 @@
-"""Train a detector: MMDetection's tools/train.py, with --seed, --deterministic, --diff-rank-seed.
-
-    python tools/train.py CONFIG [--seed 42] [--deterministic]
-"""
+"""Train a detector: MMDetection's tools/train.py, with arguments for reproducibility."""
 from _door import run
 
 if __name__ == '__main__':

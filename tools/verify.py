@@ -1,7 +1,4 @@
-"""Train in several fresh processes, varying what must not matter, and compare the bits.
-
-    python tools/verify.py CONFIG [--demo-data] [--vary workers,resume]
-"""
+"""Train in several fresh processes, varying what must not matter, and compare the bits."""
 from _door import run
 
 if __name__ == '__main__':

@@ -5,19 +5,18 @@ import argparse
 import json
 import os
 import time
-from typing import List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from mmengine.config import Config
 
 from ..exit_codes import DIFFERENT, DONE
-from ..runs.restart import restart_for
+from ..runs.startup import restart_for
 from ..verify.chaos.campaign import Campaign, CampaignSettings, summary
-from ..verify.chaos.campaign_table import table
 from ..verify.chaos.kinds import KINDS, allowed
 from . import program_name
 from .arguments import Options, Parser
 
-__all__ = ['main', 'prepare']
+__all__ = ['main', 'prepare', 'table']
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -63,6 +62,30 @@ def prepare(config: Config, interval: int) -> None:
     if randomness.get('seed') is None:  # otherwise every run would draw one
         randomness['seed'] = 0
     config.randomness = randomness
+
+
+def table(outcome: Dict[str, Any]) -> str:
+    """A Markdown table, one row per kind of interruption."""
+    lines = ['| interruption | times | exit codes | iterations done again (most) | '
+             'seconds to the end (most) |', '|---|---|---|---|---|']
+    for kind in KINDS:
+        kills = [kill for kill in outcome['kills'] if kill['kind'] == kind]
+        if not kills:
+            continue
+        codes = ', '.join(map(str, sorted({code for kill in kills for code in kill['codes']})))
+        again = max((kill['done'] - kill['resumed'] for kill in kills
+                     if kill['resumed'] is not None), default=0)
+        forced = sum(bool(kill['ended_by_us']) for kill in kills)
+        lines.append(f'| {kind} | {len(kills)} | {codes} | {again} | '
+                     f'{max(kill["seconds"] for kill in kills):.1f}'
+                     f'{f" ({forced} ended from outside)" if forced else ""} |')
+    half = sum(kill['half_written'] > 0 for kill in outcome['kills'])
+    lines += ['', f'{len(outcome["kills"])} interruptions of {outcome["runs"]} runs of '
+              f'{outcome["iterations_of_a_run"]} iterations, {outcome["settings"]["ranks"]} '
+              f'rank(s); {half} left a half-written checkpoint behind; '
+              f'{outcome["compared"]} records compared: '
+              f'{"all bits equal" if outcome["equal"] else "DIFFERENT"}']
+    return '\n'.join([*lines, *outcome['problems']])
 
 
 def _kinds(parser: argparse.ArgumentParser, names: Optional[str], ranks: int,

@@ -10,7 +10,7 @@ from .arguments import Parser
 
 __all__ = ['main']
 
-# argument, least and most. Seeds as those of a training; a million images is a slip of the hand
+# argument, least and most. Seeds as those of a training; a million images is a typing error
 LIMITS = (('seed', 0, 2**32 - 1), ('train', 1, 1_000_000), ('val', 1, 1_000_000))
 
 

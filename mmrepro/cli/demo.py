@@ -51,17 +51,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _train(run: DemoRun, config: str, folder: str) -> List[Record]:
     print(run.title(), flush=True)
-    line, started = ProgressLine(sys.stdout), time.monotonic()
-    line.say('  starting')
-
-    def tell(record: Record) -> None:
-        line.say(f'  iteration {record["iteration"]}/{record["total"]}  loss {_loss(record)}  '
-                 f'{time.monotonic() - started:.0f} s')
-
-    try:
-        return train(run, config, folder, tell)
-    finally:
-        line.end()
+    started = time.monotonic()
+    with ProgressLine(sys.stdout) as line:
+        line.say('  starting')
+        return train(run, config, folder, lambda record: line.say(
+            f'  iteration {record["iteration"]}/{record["total"]}  loss {_loss(record)}  '
+            f'{time.monotonic() - started:.0f} s'))
 
 
 def compare(first: Sequence[Record], second: Sequence[Record]) -> Tuple[str, bool]:

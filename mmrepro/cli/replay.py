@@ -30,23 +30,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parser.parse_args(argv)
     parser.check_least(args, iters=1)
     work_dir = args.work_dir or os.path.normpath(args.run) + '_replay'
-    progress = ProgressLine(sys.stderr)
+    line = ProgressLine(sys.stderr)
 
     def report(found: List[Any]) -> None:
-        progress.end()
+        line.end()
         if not args.json:
             show(_environment_text(found))
 
     try:
-        outcome = replay(args.run, work_dir, args.iters, progress.say, report)
+        with line:
+            outcome = replay(args.run, work_dir, args.iters, line.say, report)
     except FingerprintError as error:
-        progress.end()
         parser.error(str(error))
     except TrainingFailed as error:
-        progress.end()
         print(f'\n{error}', file=sys.stderr)
         return DIFFERENT
-    progress.end()
     same = outcome.difference is None
     if args.json:
         print(json.dumps(dict(

@@ -76,7 +76,7 @@ def _results(jobs: List[SeedJob], report_only: bool) -> Dict[SeedJob, Dict[str, 
     results = {job: result_of(job) for job in jobs}  # all of them first: another config is an error
     todo = [job for job in jobs if results[job] is None]
     if todo and report_only:
-        raise SeedsError('--report-only, and these have not come to their end: '
+        raise SeedsError('--report-only, and these are not finished: '
                          + ', '.join(f'{job.label} seed {job.seed}' for job in todo))
     done = len(jobs) - len(todo)
     if done:

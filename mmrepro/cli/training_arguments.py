@@ -8,9 +8,8 @@ from typing import Any
 from mmengine.config import Config
 
 from ..fingerprint.schema import LEVELS
-from ..runs.building import build_runner
 from ..runs.config_edits import set_randomness
-from ..runs.restart import restart_for
+from ..runs.startup import build_runner, restart_for
 from . import program_name
 from .arguments import Options, Parser
 from .known_errors import one_line

@@ -40,16 +40,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     cfg, notes = _load(args, names, parser)
     threads = int(one_thread_each()['OMP_NUM_THREADS'])
     jobs = args.jobs or (1 if _has_gpu() else max(1, min(2, (os.cpu_count() or 1) // threads)))
-    progress = ProgressLine(sys.stderr)
     started = time.monotonic()
     parser.make_folder(args.work_dir)
     try:
-        results = verify(cfg, args.work_dir, names, args.iters, jobs, args.level, progress.say)
+        with ProgressLine(sys.stderr) as line:
+            results = verify(cfg, args.work_dir, names, args.iters, jobs, args.level, line.say)
     except (TrainingFailed, FingerprintError) as error:
-        progress.end()
         print(f'\n{error}', file=sys.stderr)
         return DIFFERENT
-    progress.end()
     notes.append(f'{args.iters} iterations, fingerprints of level {args.level}, '
                  f'{time.monotonic() - started:.0f} s')
     same = all(result.equal or result.skipped for result in results) and any(

@@ -168,14 +168,14 @@ def _background(rng: random.Random, name: str,
     width, height = size
     photo = read_photo(name)
     rows, columns = photo.shape[:2]
-    part = min(columns / width, rows / height)
-    crop_width, crop_height = int(width * part), int(height * part)
+    ratio = min(columns / width, rows / height)
+    crop_width, crop_height = int(width * ratio), int(height * ratio)
     left = int(rng.random() * (columns - crop_width + 1))
     top = int(rng.random() * (rows - crop_height + 1))
     pixels = resize(photo[top:top + crop_height, left:left + crop_width], width, height)
     instances = []
     for outline in PHOTOS.get(name, ()):
-        points = [((x - left) / part, (y - top) / part) for x, y in outline.points]
+        points = [((x - left) / ratio, (y - top) / ratio) for x, y in outline.points]
         mask = _fill(points, size)
         if mask.sum() >= MIN_AREA:
             instances.append(Instance(outline.category, mask, int(mask.sum())))
@@ -190,16 +190,16 @@ def _paste(rng: random.Random, pixels: np.ndarray, instances: Sequence[Instance]
     (left, top), (right, bottom) = points.min(0), points.max(0) + 1
     low, high = SCALES[outline.category]
     longest = (low + (high - low) * rng.random()) * min(width, height)
-    part = longest / max(right - left, bottom - top)
-    new_width = max(1, int((right - left) * part))
-    new_height = max(1, int((bottom - top) * part))
+    ratio = longest / max(right - left, bottom - top)
+    new_width = max(1, int((right - left) * ratio))
+    new_height = max(1, int((bottom - top) * ratio))
     flip = rng.random() < 0.5
     x = _offset(rng, width, new_width)
     y = _offset(rng, height, new_height)
 
     source = read_photo(photo)
     cut = resize(source[max(top, 0):bottom, max(left, 0):right], new_width, new_height)
-    shape = _fill([((px - left) * part, (py - top) * part) for px, py in outline.points],
+    shape = _fill([((px - left) * ratio, (py - top) * ratio) for px, py in outline.points],
                   (new_width, new_height))
     if flip:
         cut, shape = cut[:, ::-1], shape[:, ::-1]

@@ -23,11 +23,11 @@ __all__ = ['SeedJob', 'SeedsError', 'choose_metric', 'jobs_of', 'parse_seeds', '
            'run_job', 'value_of']
 
 RESULT = 'result.json'
-MOST = 10_000  # seeds in a range; more are a slip of the hand
+MOST = 10_000  # seeds in a range; more are a typing error
 LOG = 'seed.log'
-# MMDetection's metrics log this, and report no number
+# MMDetection's metrics log this instead of reporting a number
 NOTHING_FOUND = 'The testing results of the whole dataset is empty'
-# one of these, if the run has it and nobody says which
+# the default: the first of these that the run has
 USUAL = ('coco/bbox_mAP', 'coco/segm_mAP', 'pascal_voc/mAP')
 # settings that say where and how fast, not what
 NOT_COMPARED = ('work_dir', 'resume', 'load_from', 'launcher')
@@ -80,7 +80,7 @@ def parse_seeds(text: str) -> List[int]:
         seeds += range(first, last + 1)
     double = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if double:
-        raise SeedsError(f'--seeds {text}: {double[0]} comes twice')
+        raise SeedsError(f'--seeds {text}: {double[0]} is listed twice')
     return seeds
 
 
@@ -102,7 +102,7 @@ def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
 
 
 def result_of(job: SeedJob) -> Optional[Dict[str, Any]]:
-    """What a seed came to, or None if it has not come to its end.
+    """The result of a seed, or None if it is not finished.
 
     Raises:
         SeedsError: its folder belongs to another config, or the file is damaged.

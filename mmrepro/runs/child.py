@@ -11,8 +11,7 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence
 
 from mmengine.config import Config
 
-from .building import build_runner
-from .restart import restart_for
+from .startup import build_runner, restart_for
 from .stopping import EventHook, train_until_stopped
 
 __all__ = ['Training', 'main', 'train_here']

@@ -31,6 +31,7 @@ __all__ = ['Launch', 'LaunchedTraining', 'PlannedRun', 'TrainingFailed', 'free_p
 
 LOG_TAIL = 30  # lines of a failed training's output that are shown
 POLL = 0.2  # seconds between two looks at the processes
+GRACE = 60  # seconds that a training has to end after SIGTERM
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -119,6 +120,20 @@ class LaunchedTraining:
                 kill_group(process.pid)
                 process.wait()
 
+    def terminate(self) -> None:
+        """Send SIGTERM, leave time for a last checkpoint, then kill."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.terminate()
+        end = time.monotonic() + GRACE
+        for process in self._processes:
+            try:
+                process.wait(max(end - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                pass
+            kill_group(process.pid)
+            process.wait()
+
 
 class PlannedRun(NamedTuple):
     """A run as the launches to make one after the other: two if it is interrupted and resumed."""
@@ -163,11 +178,13 @@ def run_all(runs: Sequence[PlannedRun], jobs: int = 1,
 
 @contextmanager
 def killed_at_exit(running: Mapping[str, LaunchedTraining]) -> Iterator[None]:
-    """Kill what still runs at the end of the block, also when SIGTERM or SIGHUP ends it.
+    """Kill what still runs at the end of the block; SIGTERM and SIGHUP are passed on.
 
     The trainings have sessions of their own: no terminal ends them with this process.
     """
     def leave(number: int, frame: Any) -> None:
+        for training in running.values():
+            training.terminate()
         sys.exit(128 + number)
 
     handlers = {}

@@ -12,7 +12,7 @@ __all__ = ['ProgressLine', 'RunsProgress', 'iterations_done']
 
 
 class ProgressLine:
-    """Written over on a terminal; one below the other in a file."""
+    """Overwrites itself on a terminal; one line below the other in a file. A context manager."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._width = stream, 0
@@ -24,6 +24,12 @@ class ProgressLine:
         else:
             self._stream.write(f'{text}\n')
         self._stream.flush()
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.end()
 
     def end(self) -> None:
         if self._width:

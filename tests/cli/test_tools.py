@@ -11,7 +11,7 @@ from harness import ROOT
 from mmengine.config import Config
 
 from mmrepro import cli
-from mmrepro.runs.restart import RESTARTED
+from mmrepro.runs.startup import RESTARTED
 
 TOOLS = str(ROOT / 'tools')
 

@@ -7,7 +7,7 @@ import pytest
 
 from mmrepro import cli
 from mmrepro.cli import test, train, training_arguments
-from mmrepro.runs import restart
+from mmrepro.runs import startup
 
 # a config that any argument can be merged into; nothing is built from it
 CONFIG = """
@@ -180,7 +180,7 @@ def test_out_must_be_a_pickle_file(config, built, capsys):
 def test_the_config_decides_what_must_be_set(config, monkeypatch, lines, mode, num_threads):
     asked = []
     monkeypatch.setattr(training_arguments, 'build_runner', Runner)
-    monkeypatch.setattr(restart, 'restart_if_incomplete', lambda *args: asked.append(args))
+    monkeypatch.setattr(startup, 'restart_if_incomplete', lambda *args: asked.append(args))
     with open(config, 'a', encoding='utf-8') as file:
         file.write(f'{lines}\n')
     train.main([config])

@@ -78,3 +78,17 @@ def test_a_training_survives_the_command_line(tmp_path):
     module, given = launch.command
     assert Training(**json.loads(given)) == training._replace(launcher='pytorch')
     assert launch.codes == (0, -signal.SIGKILL) and launch.ranks == 2
+
+
+def test_pre_emption_leaves_time_for_a_checkpoint(program):
+    log = program('trap "echo saved; exit 75" TERM; echo started; sleep 600 & wait')
+    before = signal.getsignal(signal.SIGTERM)
+
+    def announce_the_end():
+        if lines(log) == ['started']:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as error:
+        run_all([PlannedRun('A', '', [Launch(['module'], log)])], tick=announce_the_end)
+    assert error.value.code == 128 + signal.SIGTERM and lines(log) == ['started', 'saved']
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -6,11 +6,10 @@ import torch
 from mmengine.hooks import CheckpointHook
 from preempted_runs import settings
 
-from mmrepro.cli.chaos import main, prepare
+from mmrepro.cli.chaos import main, prepare, table
 from mmrepro.hooks import PreemptHook
 from mmrepro.runner import ReproRunner
 from mmrepro.verify.chaos.campaign import Campaign, CampaignSettings, summary
-from mmrepro.verify.chaos.campaign_table import table
 from mmrepro.verify.chaos.kinds import KINDS, allowed
 
 pytestmark = pytest.mark.filterwarnings('ignore')

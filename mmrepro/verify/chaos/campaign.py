@@ -45,7 +45,7 @@ class CampaignSettings(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """What came of one interruption.
+    """The outcome of one interruption.
 
     Attributes:
         done: iterations that were finished when the processes ended.
@@ -75,7 +75,7 @@ class Campaign:
 
     def __init__(self, config: Config, settings: CampaignSettings,
                  say: Callable[[str], Any] = print) -> None:
-        self._config, self._settings, self._say = config, settings, say
+        self._config, self.settings, self._say = config, settings, say
         self._random = Random(settings.seed)
         self.kinds = list(settings.kinds) or allowed(settings.ranks, settings.workers)
         self.kills: List[Kill] = []
@@ -85,7 +85,7 @@ class Campaign:
 
     def run(self) -> bool:
         """Whether all interrupted runs were the uninterrupted one."""
-        if self._settings.start_method == 'fork':
+        if self.settings.start_method == 'fork':
             import torch._dynamo  # noqa: F401  the first optimizer of every process would
         folder = self._folder('reference')
         attempt = self._start(folder, None)
@@ -97,7 +97,7 @@ class Campaign:
         self.iterations = max(iteration for _, _, iteration in self._expected)
         self._say(f'uninterrupted run: {self.iterations} iterations, {self._gaps["event"]:.2f} s '
                   f'each; {self._gaps["save"]:.2f} s for a checkpoint')
-        while len(self.kills) < self._settings.kills and not self.problems:
+        while len(self.kills) < self.settings.kills and not self.problems:
             self._interrupted_run(self.runs + 1)
             self.runs += 1
         return not self.problems
@@ -107,7 +107,7 @@ class Campaign:
         pending: Optional[Kill] = None
         failures = 0
         while True:
-            plan = self._plan() if len(self.kills) + bool(pending) < self._settings.kills else None
+            plan = self._plan() if len(self.kills) + bool(pending) < self.settings.kills else None
             attempt = self._start(folder, plan)
             began = [event.iteration for event in attempt.events[0] if event.kind == 'begin']
             if pending is not None:
@@ -133,7 +133,7 @@ class Campaign:
             shutil.rmtree(folder)
 
     def _folder(self, name: str) -> str:
-        folder = os.path.join(self._settings.work_dir, name)
+        folder = os.path.join(self.settings.work_dir, name)
         os.makedirs(folder)
         config = self._config.copy()
         config.work_dir, config.resume, config.load_from = folder, True, None
@@ -141,7 +141,7 @@ class Campaign:
         return folder
 
     def _start(self, folder: str, plan: Optional[Interruption]) -> Attempt:
-        settings = self._settings
+        settings = self.settings
         attempt = Attempt(os.path.join(folder, 'chaos_config.py'), settings.ranks,
                           os.path.join(folder, 'rank{rank}.log'), settings.start_method)
         return attempt.run(plan, getattr(self, '_gaps', {}), self._random)
@@ -149,7 +149,7 @@ class Campaign:
     def _plan(self) -> Interruption:
         if not self._deck:  # every kind equally often
             self._deck = self._random.sample(self.kinds, len(self.kinds))
-        return Interruption(self._deck.pop(), self._random.randint(1, self._settings.span),
+        return Interruption(self._deck.pop(), self._random.randint(1, self.settings.span),
                     self._random.random())
 
     def _kill_of(self, number: int, plan: Interruption, attempt: Attempt, folder: str) -> Kill:
@@ -203,7 +203,7 @@ def _records(attempt: Attempt) -> Dict[Key, Any]:
 def summary(campaign: Campaign, started: float) -> Dict[str, Any]:
     """The outcome, as JSON can hold it."""
     return dict(
-        settings=campaign._settings._asdict(), iterations_of_a_run=campaign.iterations,
+        settings=campaign.settings._asdict(), iterations_of_a_run=campaign.iterations,
         runs=campaign.runs, compared=campaign.compared, equal=not campaign.problems,
         problems=campaign.problems, minutes=round((time.time() - started) / 60, 1),
         kills=[kill._asdict() for kill in campaign.kills])

@@ -1,4 +1,7 @@
-"""Start this process again when a variable that Python reads at its start is missing."""
+"""Build a runner, in a process that has the variables which Python reads at its start.
+
+Imports nothing heavy: the process may have to start again first.
+"""
 from __future__ import annotations
 
 import os
@@ -6,7 +9,7 @@ import subprocess
 import sys
 from typing import Any, Dict, Mapping, NoReturn, Optional
 
-__all__ = ['RESTARTED', 'restart_for', 'restart_if_incomplete']
+__all__ = ['RESTARTED', 'build_runner', 'restart_for', 'restart_if_incomplete']
 
 # set in the environment of a process that has started itself again; it does so once
 RESTARTED = 'MMREPRO_RESTARTED'
@@ -52,3 +55,14 @@ def _execute(env: Dict[str, str]) -> NoReturn:
     if os.name == 'nt':  # execve there starts a new process and lets the shell go on
         sys.exit(subprocess.call(command, env=env))
     os.execve(command[0], command, env)
+
+
+def build_runner(cfg: Any) -> Any:
+    """The runner that ``cfg`` asks for, as MMDetection's own script builds it."""
+    from mmdet.utils import setup_cache_size_limit_of_dynamo
+    from mmengine.registry import RUNNERS
+    from mmengine.runner import Runner
+
+    # as MMDetection's own script does: the default makes torch.compile give up on detectors
+    setup_cache_size_limit_of_dynamo()
+    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
