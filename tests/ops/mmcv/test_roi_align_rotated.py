@@ -24,7 +24,8 @@ ROTATED = [[0, 5, 6, 8, 5, 0.4], [1, 0, 1, 9, 4, -1.3], [1, 12, 9, 6, 20, 3.0],
 
 # How each operator is called, on features (N, 8, 11, 13) and a scale of 0.75.
 OPERATORS = {
-    'rotated': lambda f, boxes: roi_align_rotated(f, boxes['rotated'], (3, 2), 0.75, 0, True, False),
+    'rotated': lambda f, boxes: roi_align_rotated(f, boxes['rotated'], (3, 2), 0.75, 0, True,
+                                                  False),
     'rotated_2': lambda f, boxes: roi_align_rotated(f, boxes['rotated'], (3, 2), 0.75, 2, False,
                                                     True),
     'bezier': lambda f, boxes: bezier_align(f, boxes['curved'], (2, 4), 0.75, 0, True),
