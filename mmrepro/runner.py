@@ -4,7 +4,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
-from operator import length_hint
 from typing import Any, Dict, Optional, Union
 
 from mmengine.dist import get_rank, get_world_size, is_distributed
@@ -176,7 +175,7 @@ class ReproRunnerMixin:
 
     def build_train_loop(self, loop: Any) -> Any:
         loop = self._build_loop(super().build_train_loop, loop, 'sample', self._train_dataloader)
-        count = self.facts['train_samples'] = length_hint(loop.dataloader.dataset, -1)
+        count = self.facts['train_samples'] = len(loop.dataloader.dataset)
         for line in self.resuming.compare_samples(count, self._repro.resume_strict):
             self.logger.warning(line)
         self.resuming.continue_loop(loop)

@@ -167,7 +167,7 @@ class Resume:
                                    strict and bool(self.point.written_by))
 
     def compare_samples(self, count: int, strict: bool) -> List[str]:
-        """As :meth:`compare`, for the size of the dataset (-1: none), which is known later."""
+        """As :meth:`compare`, for the size of the dataset, which is known later."""
         if self.point is None or 'train_samples' not in self.point.facts:
             return []
         return self.compare({**self.point.facts, 'train_samples': count}, strict)

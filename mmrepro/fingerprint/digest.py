@@ -113,7 +113,10 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
                         'no bits to take a digest of; allowed: dense and sparse tensors with data')
     if tensor.numel() == 0:  # its strides may be anything, which views refuse
         return torch.zeros(0, dtype=torch.uint8, device=tensor.device)
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if tensor.numel() < 2:  # counts as contiguous with any stride, bytes need a stride of 1
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.view(-1)
 
 
 def _sparse_digest(tensor: torch.Tensor) -> torch.Tensor:

@@ -71,8 +71,11 @@ def pipeline(*transforms):
 
 
 @DATASETS.register_module(force=True)
-class Endless(IterableDataset):
-    """It has no positions, and no length."""
+class Records(IterableDataset):
+    """It has no positions; MMEngine's LoggerHook asks it for its length."""
+
+    def __len__(self):
+        return 8
 
     def __iter__(self):
         return (dict(x=torch.full((4, ), float(i))) for i in range(8))
@@ -134,7 +137,7 @@ TRIGGERS = {
     'stock-resume': (stock(resume=True), {}, CHANGES, 'resume'),
     'streams': (clean(randomness=dict(seed=1, deterministic=True, worker_seed='worker')), {},
                 HINT, 'randomness.worker_seed'),
-    'iterable': (clean(train_dataloader=dict(dataset=dict(type='Endless'))), {}, CHANGES,
+    'iterable': (clean(train_dataloader=dict(dataset=dict(type='Records'))), {}, CHANGES,
                  'train_dataloader.dataset'),
     'own-sampler': (clean(train_dataloader=dict(sampler=dict(type='OwnSampler'))), {}, MAY,
                     'train_dataloader.sampler'),
@@ -210,11 +213,11 @@ def test_a_rule_is_silent_when_its_advice_is_followed(rule):
 def test_the_audit_and_the_loader_agree_on_iterable_datasets(worker_seed, tmp_path, monkeypatch):
     monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
     randomness = dict(seed=3, worker_seed=worker_seed)
-    cfg = settings(lambda: DataLoader(Endless(), batch_size=4, collate_fn=pseudo_collate),
+    cfg = settings(lambda: DataLoader(Records(), batch_size=4, collate_fn=pseudo_collate),
                    tmp_path, 'iterations', validation=False)
     cfg.update(randomness=randomness, train_cfg=dict(by_epoch=False, max_iters=2))
     named = found(subject(clean(randomness=randomness,
-                                train_dataloader=dict(dataset=dict(type='Endless')))), 'iterable')
+                                train_dataloader=dict(dataset=dict(type='Records')))), 'iterable')
     if named:
         with pytest.raises(RandomnessError, match=re.escape(named[0].what)):
             ReproRunner(**cfg).train()
