@@ -26,24 +26,14 @@ Pair = Tuple[StreamCall, StreamCall]
 
 
 class ComparedField(NamedTuple):
-    """One field of one iteration in both runs.
-
-    Attributes:
-        field: a key of ``FIELDS`` or ``STREAMS``.
-        a, b: what run A and run B recorded; of a stream what they have at the differing call, or
-            the number of calls.
-        same: whether they agree.
-        names: the parts that differ: losses, parameters; () where parts are not recorded.
-        call: of a stream, what differs of which call: 'output of neck forward (call 0)'.
-        phase: of that call.
-    """
-    field: str
-    a: Any
+    """One field of one iteration in both runs."""
+    field: str  # a key of ``FIELDS`` or ``STREAMS``
+    a: Any  # what run A recorded; of a stream, at the differing call, or the number of calls
     b: Any
-    same: bool = False
-    names: Tuple[str, ...] = ()
-    call: str = ''
-    phase: str = ''
+    same: bool = False  # whether they agree
+    names: Tuple[str, ...] = ()  # differing losses, parameters; () where parts are not recorded
+    call: str = ''  # of a stream, what differs of which call: 'output of neck forward (call 0)'
+    phase: str = ''  # of that call
 
     @property
     def order(self) -> Tuple[int, bool]:
@@ -179,14 +169,10 @@ def differing_iterations(a: Ranks, b: Ranks) -> Iterator[int]:
     steps = _common(a, b)
     iterations = {rank: set(first) & set(second) for rank, (first, second) in steps.items()}
     for iteration in sorted(set().union(*iterations.values())):
-        if any(iteration in iterations[rank] and _differ(first[iteration], second[iteration])
-               for rank, (first, second) in steps.items()):
+        if any(not field.same for rank, (first, second) in steps.items()
+               if iteration in iterations[rank]
+               for field in compare_steps(first[iteration], second[iteration])):
             yield iteration
-
-
-def _differ(a: Step, b: Step) -> bool:
-    values = ((value_of(a, field), value_of(b, field)) for field in (*FIELDS, *STREAMS))
-    return any(one != other and one is not None and other is not None for one, other in values)
 
 
 def divergence_at(a: Ranks, b: Ranks, iteration: int) -> Divergence:

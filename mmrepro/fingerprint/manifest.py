@@ -15,7 +15,7 @@ from ..distributed.unwrap import unwrap
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import CHANGES, HARMLESS, Difference, differences
 from . import provenance
-from .reader import FingerprintError
+from .reader import FingerprintError, read_json
 from .schema import FOLDER
 from .snapshot import Snapshot
 
@@ -143,13 +143,10 @@ def read_manifest(path: str, name: Optional[str] = None) -> Manifest:
         inner = os.path.join(path, FOLDER)
         path = os.path.join(inner if os.path.isdir(inner) else path, name or _name(0))
     try:
-        with open(path, encoding='utf-8') as file:
-            content = json.load(file)
+        content = read_json(path)
     except OSError as error:
         raise FingerprintError(f'{path}: {error.strerror}; FingerprintHook writes it when a '
                                'training starts') from error
-    except ValueError as error:
-        raise FingerprintError(f'{path}: not JSON: {error}') from error
     if not isinstance(content, dict) or content.get('kind') != 'manifest':
         raise FingerprintError(f'{path}: not a manifest of mmrepro')
     if content.get('format') != FORMAT:
@@ -171,12 +168,11 @@ _ELSEWHERE = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size')
 def compare_manifests(first: Manifest, second: Manifest) -> List[Difference]:
     """What differs, by severity: CHANGES, then MAY, then HARMLESS; by name within."""
     found = differences(first.facts, second.facts)
-    before, after = _fields(first.content), _fields(second.content)
-    for name in sorted({*before, *after}):
-        if before.get(name, _ABSENT) != after.get(name, _ABSENT):
-            severity, consequence = severity_of(name)
-            found.append(Difference(name, before.get(name, _ABSENT), after.get(name, _ABSENT),
-                                    severity, consequence))
+    fields = [_fields(manifest.content) for manifest in (first, second)]
+    for name in set().union(*fields):
+        before, after = (one.get(name, _ABSENT) for one in fields)
+        if before != after:
+            found.append(Difference(name, before, after, *severity_of(name)))
     return sorted(found, key=lambda one: (ORDER.index(one.severity), one.name))
 
 
@@ -186,9 +182,7 @@ _ABSENT = '(not set)'
 def _fields(content: Mapping[str, Any]) -> Dict[str, Any]:
     """Everything beside the facts, flat. Files and repositories count by their last name."""
     content = {name: value for name, value in content.items() if name not in _ELSEWHERE}
-    for name, key in (('code', os.path.basename), ('weights', os.path.basename)):
-        content[name] = {key(path): value for path, value in content.get(name, {}).items()}
-    data = dict(content.get('data') or {})
-    data['annotations'] = {os.path.basename(path): value
-                           for path, value in data.get('annotations', {}).items()}
-    return flatten({**content, 'data': data})
+    content['data'] = dict(content.get('data') or {})
+    for part, name in ((content, 'code'), (content, 'weights'), (content['data'], 'annotations')):
+        part[name] = {os.path.basename(path): value for path, value in part.get(name, {}).items()}
+    return flatten(content)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from functools import partial
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -75,13 +76,10 @@ class ModuleRecorder:
         if not tensors:
             return
         values = [self._digest(tensor, reuse) for tensor in tensors]
-        if len(values) > 1:
-            by_device = {value.device for value in values}
-            if len(by_device) > 1:
-                values = [value.cpu() for value in values]
-            value = combine_digests([str(i) for i in range(len(values))], torch.stack(values))
-        else:
-            value = values[0]
+        if len({value.device for value in values}) > 1:
+            values = [value.cpu() for value in values]
+        value = values[0] if len(values) == 1 else combine_digests(
+            [str(i) for i in range(len(values))], torch.stack(values))
         self._count += 1
         key = str(self._count)
         record[3][end] = key
@@ -136,29 +134,23 @@ class _Watch:
         for node in dict.fromkeys([*entries, *exits]):
             keep = [_leads_on(after, inputs) for after, _ in node.next_functions
                     ] if node in exits else []
-            node.register_hook(_NodeHook(self._recorder, self._path, shared, node in entries, keep))
+            node.register_hook(partial(self._gradients, shared, node in entries, keep))
 
-
-class _NodeHook:
-    """Called with a node's gradients: those it hands on, and those it got."""
-
-    def __init__(self, recorder: ModuleRecorder, path: str, shared: Dict[str, list], entry: bool,
-                 keep: Sequence[bool]) -> None:
-        self._recorder, self._path, self._shared = recorder, path, shared
-        self._entry, self._keep = entry, keep
-
-    def __call__(self, handed_on: tuple, got: tuple) -> None:
-        if not self._recorder.active:
+    def _gradients(self, shared: Dict[str, list], entry: bool, keep: Sequence[bool],
+                   handed_on: tuple, got: tuple) -> None:
+        """Called with the gradients that a node hands on, and those that it got."""
+        recorder = self._recorder
+        if not recorder.active:
             return
-        if 'record' not in self._shared:
-            self._shared['record'] = self._recorder.record(self._path, 'backward')
-        record = self._shared['record']
-        if self._entry and record[3][0] is None:
-            self._recorder.put(record, 0, [one for one in got if one is not None], True)
-        if any(self._keep) and record[3][1] is None:
+        if 'record' not in shared:
+            shared['record'] = recorder.record(self._path, 'backward')
+        record = shared['record']
+        if entry and record[3][0] is None:
+            recorder.put(record, 0, [one for one in got if one is not None], True)
+        if any(keep) and record[3][1] is None:
             # those of parameters, which end in leaves of the graph, are left out
-            self._recorder.put(record, 1, [
-                one for one, keep in zip(handed_on, self._keep) if keep and one is not None], False)
+            recorder.put(record, 1, [one for one, kept in zip(handed_on, keep)
+                                     if kept and one is not None], False)
 
 
 def _leads_on(node: Any, sources: set) -> bool:

@@ -8,6 +8,7 @@ backward and optimizer in the order in which they ran.
 from __future__ import annotations
 
 import threading
+import zlib
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -168,11 +169,9 @@ class OperatorRecorder(TorchDispatchMode):
                kwargs: dict) -> Tuple[List[Tuple[torch.Tensor, str, Optional[int]]], str]:
         """Tensors given, each with the name of its argument and digest; all else as text."""
         names = [argument.name for argument in func._schema.arguments]
-        named = [*zip(names, args), *kwargs.items()]
         given, text = [], []
-        for name, value in named:
-            leaves, _ = tree_flatten(value)
-            for leaf in leaves:
+        for name, value in [*zip(names, args), *kwargs.items()]:
+            for leaf in tree_flatten(value)[0]:
                 if isinstance(leaf, torch.Tensor):
                     only_written = name in operator.written and (
                         operator.overwrites or name == 'out')
@@ -183,7 +182,10 @@ class OperatorRecorder(TorchDispatchMode):
                 elif leaf is not None:
                     plain = isinstance(leaf, PLAIN)
                     text.append(f'{name}={leaf if plain else type(leaf).__name__}')
-        return given, _shortened(SEPARATOR.join(text))
+        arguments = SEPARATOR.join(text)
+        if len(arguments) > ARGUMENT_TEXT:  # not hash(): it differs from process to process
+            arguments = f'{arguments[:ARGUMENT_TEXT]}... {zlib.crc32(arguments.encode()):08x}'
+        return given, arguments
 
     def _returned(self, operator: _Operator, returned: List[torch.Tensor],
                   changed: List[torch.Tensor],
@@ -219,11 +221,3 @@ def _shapes(given: List[torch.Tensor], returned: Any) -> str:
         return ' '.join(f'{str(t.dtype)[6:]}{list(t.shape)}'.replace(', ', ',') for t in tensors)
 
     return f'{text(given)} -> {text(returned)}' if returned else text(given)
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= ARGUMENT_TEXT:
-        return text
-    # not hash(): it differs from process to process
-    import zlib
-    return f'{text[:ARGUMENT_TEXT]}... {zlib.crc32(text.encode()):08x}'

@@ -55,12 +55,9 @@ def command(argv: Sequence[str]) -> List[str]:
 
 def packages() -> Dict[str, str]:
     """Everything that is installed, with its version."""
-    found = {}
-    for distribution in importlib.metadata.distributions():
-        name = distribution.metadata['Name']
-        if name:
-            found[name.lower().replace('_', '-')] = distribution.version
-    return dict(sorted(found.items()))
+    named = ((one.metadata['Name'], one.version) for one in importlib.metadata.distributions())
+    return dict(sorted({name.lower().replace('_', '-'): version
+                        for name, version in named if name}.items()))
 
 
 def machine() -> Dict[str, Any]:
@@ -125,8 +122,7 @@ def training_data(dataset: Any) -> Dict[str, Any]:
         path = getattr(innermost, 'ann_file', None)
         if isinstance(path, str) and path:
             annotations[path] = file_record(path)
-        names = _image_names(innermost)
-        for name in names:
+        for name in _image_names(innermost):
             count += 1
             images.update(name.encode() + b'\n')
     return dict(samples=len(dataset), annotations=annotations,

@@ -64,23 +64,14 @@ STREAMS: Dict[str, Tuple[str, ...]] = {
 
 
 class StreamCall(NamedTuple):
-    """One entry of a stream.
-
-    Attributes:
-        path: of the module.
-        phase: forward, loss, backward, optimizer, hook or data.
-        number: how many such calls came before it in the iteration.
-        input, output: digests; None without tensors.
-        operator: '' in the stream of modules.
-        shapes: of the operator's tensors.
-    """
-    path: str
-    phase: str
-    number: int
-    input: Any
+    """One entry of a stream."""
+    path: str  # of the module
+    phase: str  # forward, loss, backward, optimizer, hook or data
+    number: int  # how many such calls came before it in the iteration
+    input: Any  # digest; None without tensors
     output: Any
-    operator: str = ''
-    shapes: str = ''
+    operator: str = ''  # '' in the stream of modules
+    shapes: str = ''  # of the operator's tensors
 
     @property
     def identity(self) -> Tuple[str, str, str, int]:

@@ -20,24 +20,18 @@ class Pair(NamedTuple):
 class StreamDifference(NamedTuple):
     """The first thing that differs.
 
-    Attributes:
-        kind: 'output' (same inputs, different result), 'argument' (a different value that is not a
-            tensor), 'input' (a different tensor that no recorded operator computed), 'generator'
-            (same inputs, drawn from a generator in a different state), 'extra' or 'missing'
-            (operators that only run B, or only run A, executed), 'replaced' (the runs executed
-            different operators).
-        a, b: number of the record in each run, None where there is none.
-        which: numbers of the inputs or outputs that differ; for a state, their names.
-        extra_a, extra_b: numbers of the records that the other run lacks, up to the difference.
-        moved: for 'generator': the last pair at whose start the generators still agreed.
+    Kinds: 'output' (same inputs, different result), 'argument' (a different value that is not a
+    tensor), 'input' (a different tensor that no recorded operator computed), 'generator' (same
+    inputs, drawn from a generator in a different state), 'extra' or 'missing' (operators that only
+    run B, or only run A, executed), 'replaced' (the runs executed different operators).
     """
     kind: str
-    a: Optional[int]
+    a: Optional[int]  # number of the record in run A, None where there is none
     b: Optional[int]
-    which: Tuple[Any, ...] = ()
-    extra_a: Tuple[int, ...] = ()
+    which: Tuple[Any, ...] = ()  # numbers of differing inputs or outputs; for a state, names
+    extra_a: Tuple[int, ...] = ()  # records that run B lacks, up to the difference
     extra_b: Tuple[int, ...] = ()
-    moved: Optional[Pair] = None
+    moved: Optional[Pair] = None  # 'generator': the last pair at whose start generators agreed
 
 
 def matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> List[Tuple[int, int]]:

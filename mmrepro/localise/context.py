@@ -15,11 +15,7 @@ NO_EVIDENCE = ('process id', 'resumed', 'validated')  # attributes that only cau
 class DifferenceContext:
     """A difference with everything that was recorded around it.
 
-    Attributes:
-        found: the difference.
-        a, b: its records; None where a run has none.
-        record: one of them.
-        kind, phase: of the difference and of the record.
+    ``a`` and ``b`` are its records, None where a run has none; ``record`` is one of them.
     """
 
     def __init__(self, found: StreamDifference, stream_a: Sequence[Record],

@@ -33,20 +33,12 @@ OWN = 'mmrepro.'  # hooks of this package draw and write nothing that the traini
 
 
 class RecordingPlan(NamedTuple):
-    """What one run of A or B records, and where it ends.
-
-    Attributes:
-        folder: where the files go; it exists.
-        stop: the run ends after this iteration, counted from 0.
-        record: iteration to record; None for none.
-        positions: of the samples of that iteration, in any epoch; None records all samples.
-        keep: rank -> number of an operator's record whose tensors are written as well.
-    """
-    folder: str
-    stop: int
-    record: Optional[int] = None
-    positions: Optional[Tuple[int, ...]] = None
-    keep: Optional[Dict[int, int]] = None
+    """What one run of A or B records, and where it ends."""
+    folder: str  # where the files go; it exists
+    stop: int  # the run ends after this iteration, counted from 0
+    record: Optional[int] = None  # iteration to record; None for none
+    positions: Optional[Tuple[int, ...]] = None  # of its samples, in any epoch; None for all
+    keep: Optional[Dict[int, int]] = None  # rank -> record of an operator whose tensors are kept
 
 
 def attach(runner: Any, plan: RecordingPlan) -> None:

@@ -33,23 +33,15 @@ NOT_REPRODUCED = (
 class LocaliseResult(NamedTuple):
     """The outcome of a search.
 
-    Attributes:
-        verdict: 'equal', 'found', or 'flaky': the fingerprints differed, and the recorded runs
-            do not.
-        compared: number of iterations that were compared.
-        divergence: the first iteration whose fingerprints differ.
-        positions: of the samples of that batch, of all ranks; None if not recorded.
-        diagnosis: the first difference.
-        values: how far the results of the operator are apart.
-        notes: what a reader should know.
+    The verdict is 'equal', 'found', or 'flaky': the fingerprints differed, the recordings do not.
     """
     verdict: str
-    compared: int
-    divergence: Optional[Divergence] = None
-    positions: Optional[Tuple[int, ...]] = None
-    diagnosis: Optional[Diagnosis] = None
-    values: Optional[ValueDifference] = None
-    notes: Tuple[str, ...] = ()
+    compared: int  # number of iterations
+    divergence: Optional[Divergence] = None  # the first iteration whose fingerprints differ
+    positions: Optional[Tuple[int, ...]] = None  # of its samples, of all ranks; None: not recorded
+    diagnosis: Optional[Diagnosis] = None  # the first difference
+    values: Optional[ValueDifference] = None  # how far the results of the operator are apart
+    notes: Tuple[str, ...] = ()  # what a reader should know
 
     def text(self) -> str:
         """For a terminal; the verdict is the first line."""
