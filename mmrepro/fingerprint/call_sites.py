@@ -111,8 +111,7 @@ class CallSites:
             phase, path = 'hook', path or self.hook
         return CallSite(phase or 'forward', path or '', tuple(stack)), path is not None
 
-    def _of_owner(self, owner: Any, phase: str,
-                  path: Optional[str]) -> Tuple[str, Optional[str]]:
+    def _of_owner(self, owner: Any, phase: str, path: Optional[str]) -> Tuple[str, Optional[str]]:
         """Phase and path with what the object tells whose method runs; the innermost counts."""
         if id(owner) in self._modules and isinstance(owner, torch.nn.Module):
             if path is None:

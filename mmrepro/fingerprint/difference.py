@@ -14,7 +14,8 @@ from .reader import RankLog
 from .schema import BY_NAME, FIELDS, MODULES, STREAMS, StreamCall, call_of, value_of
 
 __all__ = ['ComparedField', 'Divergence', 'before', 'compare_steps', 'differing_iterations',
-           'divergence_at', 'first_differing_metric', 'first_divergence', 'not_compared']
+           'differing_names', 'divergence_at', 'first_differing_metric', 'first_divergence',
+           'not_compared']
 
 ORDER = {name: number for number, name in enumerate(FIELDS)}
 # phase of the first differing call: the field that it comes before; other phases: the losses
@@ -106,16 +107,15 @@ def compare_steps(a: Step, b: Step) -> List[ComparedField]:
         elif field in STREAMS:
             found.append(_first_call(field, first, second))
         else:
-            found.append(ComparedField(field, first, second, names=_differing_names(
-                *((first, second) if isinstance(first, Mapping) else
-                  (value_of(step, f'{BY_NAME}.{field}') for step in (a, b))))))
+            parts = (first, second) if isinstance(first, Mapping) else tuple(
+                value_of(step, f'{BY_NAME}.{field}') for step in (a, b))
+            found.append(ComparedField(field, first, second,
+                                       names=differing_names(*parts) if all(parts) else ()))
     return sorted(found, key=lambda one: one.order)
 
 
-def _differing_names(a: Optional[Mapping[str, Any]],
-                     b: Optional[Mapping[str, Any]]) -> Tuple[str, ...]:
-    if not a or not b:
-        return ()
+def differing_names(a: Mapping[str, Any], b: Mapping[str, Any]) -> Tuple[str, ...]:
+    """Keys whose values differ; a missing one counts as None."""
     return tuple(name for name in {**a, **b} if a.get(name) != b.get(name))
 
 

@@ -16,7 +16,7 @@ import torch
 from . import hash_arithmetic as arithmetic
 
 __all__ = ['SCHEME', 'combine_digests', 'combined_hex', 'hex_of', 'tensor_digest',
-           'tensor_digests', 'text_digest', 'to_hex', 'to_numbers', 'value_digest']
+           'tensor_digests', 'to_hex', 'to_numbers', 'value_digest']
 
 SCHEME = 1
 
@@ -91,11 +91,6 @@ def hex_of(value: int) -> str:
     return f'{value & arithmetic.MASK:016x}'
 
 
-def text_digest(text: str) -> torch.Tensor:
-    """The digest of a text, 0-d on the CPU."""
-    return torch.tensor(arithmetic.signed(text_key(text)))
-
-
 def to_hex(values: Sequence[torch.Tensor]) -> List[str]:
     """16 hexadecimal digits for each 0-d digest."""
     return [hex_of(number) for number, in to_numbers([value.view(1) for value in values])]
@@ -152,7 +147,7 @@ def value_digest(value: Any) -> torch.Tensor:
     text: List[str] = []
     tensors: List[torch.Tensor] = []
     _describe(value, text, tensors, ())
-    result = text_digest(''.join(text))
+    result = torch.tensor(arithmetic.signed(text_key(''.join(text))))
     for device in sorted({tensor.device for tensor in tensors}, key=str):
         mine = [(i, tensor) for i, tensor in enumerate(tensors) if tensor.device == device]
         digests = tensor_digests([tensor for _, tensor in mine])

@@ -109,8 +109,6 @@ class Watch:
 
     def take(self) -> Tuple[str, ...]:
         """Calls since the last time."""
-        if not self._calls:
-            return ()
         calls, self._calls = self._calls, []
         return tuple(dict.fromkeys(calls))
 

@@ -20,7 +20,7 @@ from .schema import FOLDER
 from .snapshot import Snapshot
 
 __all__ = ['CHANGES', 'HARMLESS', 'MAY', 'Difference', 'Manifest', 'compare_manifests',
-           'make_manifest', 'read_manifest', 'severity_of', 'write_manifest']
+           'make_manifest', 'read_manifest', 'write_manifest']
 
 FORMAT = 1
 MAY = 'may change bits'
@@ -80,6 +80,8 @@ def make_manifest(runner: Any) -> Dict[str, Any]:
     repro = getattr(runner, '_repro', None)
     randomness = dict(repro.as_dict() if repro else runner.cfg.get('randomness') or {})
     facts = collect_facts(runner.cfg, randomness, get_world_size())
+    model, snapshot = unwrap(runner.model), Snapshot()
+    snapshot.add('weights', [*model.named_parameters(), *model.named_buffers()])
     return dict(
         kind='manifest', format=FORMAT,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
@@ -92,7 +94,7 @@ def make_manifest(runner: Any) -> Dict[str, Any]:
         iteration=runner.iter,
         resumed_from=runner._load_from if runner._resume else None,
         facts={name: value for name, value in facts.items() if not name.startswith('config.')},
-        initial_weights=_initial_weights(runner.model),
+        initial_weights=snapshot.fetch().combined('weights'),
         data=provenance.training_data(runner.train_dataloader.dataset),
         weights=provenance.weights(dict(runner.cfg.to_dict(), load_from=None if runner._resume
                                         else runner.cfg.get('load_from'))),
@@ -100,12 +102,6 @@ def make_manifest(runner: Any) -> Dict[str, Any]:
         environment=provenance.environment(),
         packages=provenance.packages(),
         code=provenance.code(os.getcwd(), runner.cfg.filename, __file__))
-
-
-def _initial_weights(model: Any) -> str:
-    model, snapshot = unwrap(model), Snapshot()
-    snapshot.add('weights', [*model.named_parameters(), *model.named_buffers()])
-    return snapshot.fetch().combined('weights')
 
 
 def write_manifest(runner: Any, folder: str) -> str:
@@ -155,12 +151,6 @@ def read_manifest(path: str, name: Optional[str] = None) -> Manifest:
     return Manifest(path, content)
 
 
-def severity_of(name: str) -> tuple:
-    """(severity, consequence) of a field beside the facts."""
-    return next((severity, why) for pattern, severity, why in RULES
-                if fnmatch.fnmatchcase(name, pattern))
-
-
 # in another form among the facts, or not comparable
 _ELSEWHERE = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size')
 
@@ -172,7 +162,9 @@ def compare_manifests(first: Manifest, second: Manifest) -> List[Difference]:
     for name in set().union(*fields):
         before, after = (one.get(name, _ABSENT) for one in fields)
         if before != after:
-            found.append(Difference(name, before, after, *severity_of(name)))
+            severity, why = next(row for pattern, *row in RULES
+                                 if fnmatch.fnmatchcase(name, pattern))
+            found.append(Difference(name, before, after, severity, why))
     return sorted(found, key=lambda one: (ORDER.index(one.severity), one.name))
 
 

@@ -30,7 +30,7 @@ class ModuleRecorder:
     """Watches a model; :meth:`start` and :meth:`stop` bound what is recorded."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._snapshot: Optional[Snapshot] = None
+        self.snapshot: Optional[Snapshot] = None  # of the iteration that is recorded
         self._records: List[list] = []
         self._calls: Counter = Counter()
         self._count = 0
@@ -46,23 +46,19 @@ class ModuleRecorder:
             handle.remove()
 
     def start(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+        self.snapshot = snapshot
         self._records, self._known = [], {}
         self._calls.clear()
 
     def stop(self) -> Any:
         """A function that returns what the iteration's line gets, given what was fetched."""
-        records, self._snapshot, self._known = self._records, None, {}
+        records, self.snapshot, self._known = self._records, None, {}
 
         def finish(found: Any) -> Dict[str, Any]:
             digests = found.digests.get(MODULES, {})
             return {MODULES: [[*head, *(None if key is None else hex_of(digests[key])
                                      for key in keys)] for *head, keys in records]}
         return finish
-
-    @property
-    def active(self) -> bool:
-        return self._snapshot is not None
 
     def record(self, path: str, phase: str) -> list:
         """A new record in the order of execution; its digests are filled in by :meth:`put`."""
@@ -83,7 +79,7 @@ class ModuleRecorder:
         self._count += 1
         key = str(self._count)
         record[3][end] = key
-        self._snapshot.add_digests(MODULES, [key], value.view(1))
+        self.snapshot.add_digests(MODULES, [key], value.view(1))
 
     def _digest(self, tensor: torch.Tensor, reuse: bool) -> torch.Tensor:
         known = self._known.get(id(tensor))
@@ -107,7 +103,7 @@ class _Watch:
         self._open: List[Tuple[list, list]] = []
 
     def before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        if not self._recorder.active:
+        if self._recorder.snapshot is None:
             return
         record = self._recorder.record(self._path, 'forward')
         inputs = tensors_in((args, kwargs))
@@ -116,7 +112,7 @@ class _Watch:
         self._open.append((record, [tensor.grad_fn for tensor in inputs]))
 
     def after(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        if not self._recorder.active or not self._open:
+        if self._recorder.snapshot is None or not self._open:
             return
         record, sources = self._open.pop()
         outputs = tensors_in(output)
@@ -140,7 +136,7 @@ class _Watch:
                    handed_on: tuple, got: tuple) -> None:
         """Called with the gradients that a node hands on, and those that it got."""
         recorder = self._recorder
-        if not recorder.active:
+        if recorder.snapshot is None:
             return
         if 'record' not in shared:
             shared['record'] = recorder.record(self._path, 'backward')
@@ -174,8 +170,7 @@ def _exits(entries: Sequence[Any], sources: set) -> Optional[List[Any]]:
         if len(seen) > MAX_NODES:
             return None
         following = [after for after, _ in node.next_functions if after is not None]
-        inner = [after for after in following
-                 if after not in sources and after.next_functions]
+        inner = [after for after in following if after not in sources and after.next_functions]
         if len(inner) < len(following):
             found.append(node)
         waiting += inner

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import zlib
+from collections import Counter
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -16,11 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten
 
 from . import call_sites, generator_states
-from .digest import tensor_digest, to_hex
+from .digest import combined_hex, tensor_digest, to_hex
 from .records import SEPARATOR, UNINITIALIZED, Record
+from .schema import OPERATORS
 from .uninitialized import UninitializedMemory
 
-__all__ = ['OperatorRecorder']
+__all__ = ['OperatorLines', 'OperatorRecorder']
 
 # operators that return uninitialized memory: no digest, and the memory is remembered
 ALLOCATE = ('aten.empty', 'aten.new_empty', 'aten.empty_like', 'aten.empty_strided',
@@ -55,18 +57,16 @@ class _Operator(NamedTuple):
 
 
 class OperatorRecorder(TorchDispatchMode):
-    """Records operators while it is active; ``records()`` returns them.
+    """Records operators of a model while it is active; ``records()`` returns them.
 
-    Args:
-        model: whose module and parameter names are used.
-        keep: number of a record whose tensors are copied into ``kept``.
+    The results of record number ``keep`` are copied into ``kept``.
     """
 
     def __init__(self, model: torch.nn.Module, keep: Optional[int] = None) -> None:
         super().__init__()
         self._keep = keep
         self.kept: Dict[str, List[torch.Tensor]] = {}
-        self._sites = call_sites.CallSites(model)
+        self.sites = call_sites.CallSites(model)
         self._known: Dict[Any, _Operator] = {}
         self._raw: List[Record] = []
         self._digests: List[torch.Tensor] = []
@@ -106,10 +106,6 @@ class OperatorRecorder(TorchDispatchMode):
         """Add values of Python attributes, which explain a difference and are none themselves."""
         self._raw.append(Record('start', '', 'attributes', labels=tuple(values)))
 
-    def within_hook(self, path: str) -> None:
-        """What runs from here on belongs to this hook; to none when '' is given."""
-        self._sites.hook = path
-
     @property
     def at_note(self) -> bool:
         """Whether nothing was recorded since a state was."""
@@ -122,14 +118,14 @@ class OperatorRecorder(TorchDispatchMode):
             return func(*args, **kwargs)
         operator = self._operator(func)
         with self._lock:
-            site = self._sites.current()
+            site = self.sites.current()
             if site is None:
                 return func(*args, **kwargs)
             states = generator_states.states()
             calls = self._watch.take()
             given, arguments = self._given(func, operator, args, kwargs)
             labels = [UNINITIALIZED if digest is None and tensor in self._uninitialized
-                      else self._sites.label(tensor) for tensor, _, digest in given]
+                      else self.sites.label(tensor) for tensor, _, digest in given]
         # outside of the lock: an operator may wait for another thread
         result = func(*args, **kwargs)
         with self._lock:
@@ -221,3 +217,49 @@ def _shapes(given: List[torch.Tensor], returned: Any) -> str:
         return ' '.join(f'{str(t.dtype)[6:]}{list(t.shape)}'.replace(', ', ',') for t in tensors)
 
     return f'{text(given)} -> {text(returned)}' if returned else text(given)
+
+
+class OperatorLines:
+    """The operators of an iteration, for its line in the fingerprint file."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._recorder: Optional[OperatorRecorder] = None
+
+    def start(self, snapshot: Any) -> None:
+        # names of parameters are found by their identity, which a hook may have changed
+        self._recorder = OperatorRecorder(self._model)
+        self._recorder.__enter__()
+
+    def stop(self) -> Any:
+        """A function that returns what the iteration's line gets."""
+        recorder = self._recorder
+        self.remove()
+        return lambda found: {OPERATORS: _entries(recorder.records())}
+
+    def remove(self) -> None:
+        if self._recorder is not None:
+            self._recorder.__exit__(None, None, None)
+            self._recorder = None
+
+
+def _entries(records: Sequence[Record]) -> List[list]:
+    """[phase, path, operator, call, in, out, shapes] of every operator, in order."""
+    calls: Counter = Counter()
+    found = []
+    for record in records:
+        site = record.phase, record.path, record.name
+        found.append([*site, calls[site], _one(record.inputs, record.arguments),
+                      _one(record.outputs), record.shapes])
+        calls[site] += 1
+    return found
+
+
+def _one(digests: Sequence[str], arguments: str = '') -> Optional[str]:
+    """One digest of several, and of arguments that are no tensors; None for no tensors at all."""
+    if not digests:
+        return None
+    named: Dict[str, int] = {f'{i} {"" if digest else "unwritten"}': int(digest or '0', 16)
+                             for i, digest in enumerate(digests)}
+    named[arguments] = 0
+    return combined_hex(named)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Hashable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from ..fingerprint.difference import differing_names
 from ..fingerprint.records import SEPARATOR, Record
 
 __all__ = ['Pair', 'StreamDifference', 'align', 'first_difference', 'matches']
@@ -130,8 +131,9 @@ def _compare(a: Record, b: Record) -> Tuple[str, Tuple[Any, ...]]:
     """Kind and ``which`` of the difference of two records; '' when they agree."""
     if a.is_state:
         # a number such as the learning rate explains the tensors, never the other way round
-        numbers = _differing_names(*(dict.fromkeys(r.arguments.split(SEPARATOR)) for r in (a, b)))
-        tensors = _differing_names(*(dict(zip(r.labels, r.outputs)) for r in (a, b)))
+        numbers = differing_names(*(dict.fromkeys(r.arguments.split(SEPARATOR), 'has')
+                                    for r in (a, b)))
+        tensors = differing_names(*(dict(zip(r.labels, r.outputs)) for r in (a, b)))
         return ('argument', numbers) if numbers else ('output', tensors) if tensors else ('', ())
     which = _differing_numbers(a.inputs, b.inputs)
     if which:
@@ -140,11 +142,6 @@ def _compare(a: Record, b: Record) -> Tuple[str, Tuple[Any, ...]]:
         return 'argument', ()
     which = _differing_numbers(a.outputs, b.outputs)
     return ('output', which) if which else ('', ())
-
-
-def _differing_names(a: Dict[str, Any], b: Dict[str, Any]) -> Tuple[str, ...]:
-    missing = object()
-    return tuple(name for name in {**a, **b} if a.get(name, missing) != b.get(name, missing))
 
 
 def _differing_numbers(a: Sequence[str], b: Sequence[str]) -> Tuple[int, ...]:

@@ -44,11 +44,9 @@ def trainings_of(spec: RunSpec, work_dir: str, plan: RecordingPlan) -> List[Trai
     whole = dict(resume=spec.checkpoint is not None, checkpoint=spec.checkpoint)
     if spec.resume_at is None or spec.resume_at > plan.stop:
         return [training(plan, **whole)]
-    unrecorded, first, last = plan._replace(record=None), plan, plan
-    if plan.record is not None and plan.record >= spec.resume_at:
-        first = unrecorded
-    else:
-        last = unrecorded
+    unrecorded = plan._replace(record=None)
+    late = plan.record is not None and plan.record >= spec.resume_at
+    first, last = (unrecorded, plan) if late else (plan, unrecorded)
     return [training(first._replace(stop=spec.resume_at - 1), save=CHECKPOINT, **whole),
             training(last, resume=True, checkpoint=os.path.join(work_dir, CHECKPOINT))]
 

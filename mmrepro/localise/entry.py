@@ -62,8 +62,7 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
     return _localiser(specs, work_dir).search(iterations, values)
 
 
-def localise_runs(path_a: str, path_b: str, work_dir: str,
-                  values: bool = True) -> LocaliseResult:
+def localise_runs(path_a: str, path_b: str, work_dir: str, values: bool = True) -> LocaliseResult:
     """Find where two trained runs diverge, from their fingerprints, and repeat them up to there.
 
     Args:

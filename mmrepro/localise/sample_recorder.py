@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from mmengine.structures import BaseDataElement
@@ -28,18 +28,11 @@ _number = 0
 _loaded = 0
 
 
-class SampleRecorder:
-    """Where the transforms write to; it travels into worker processes with the dataset.
-
-    Args:
-        folder: of the files, one for each process.
-        rank: of this process, for the names of the files.
-        positions: of the samples to record, in any epoch; None for all.
-    """
-
-    def __init__(self, folder: str, rank: int, positions: Optional[Sequence[int]]) -> None:
-        self.folder, self.rank = folder, rank
-        self.positions = None if positions is None else frozenset(positions)
+class SampleRecorder(NamedTuple):
+    """Where the transforms write to; it travels into worker processes with the dataset."""
+    folder: str  # of the files, one for each process
+    rank: int  # of this process, for the names of the files
+    positions: Optional[Sequence[int]]  # of the samples to record, in any epoch; None for all
 
     def instrument(self, dataset: Any) -> None:
         """Record the transforms of this dataset and of the datasets that it wraps."""

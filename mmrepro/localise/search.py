@@ -73,13 +73,9 @@ class LocaliseResult(NamedTuple):
 
 
 class Localiser:
-    """Starts runs A and B and compares them.
+    """Starts runs A and B in a new folder ``work_dir``, and compares them.
 
-    Args:
-        specs: of run A and run B.
-        work_dir: a new folder.
-        launch: starts one run and waits for it.
-        say: called with lines about the progress.
+    ``launch`` starts one run and waits for it; ``say`` is called with lines about the progress.
     """
 
     def __init__(self, specs: Tuple[RunSpec, RunSpec], work_dir: str, launch: Launch = start,
@@ -95,8 +91,7 @@ class Localiser:
                 values: bool = True) -> LocaliseResult:
         """The first difference of two runs whose fingerprints exist.
 
-        Args:
-            values: run once more to measure how far the results of the operator are apart.
+        With ``values``, run once more to measure how far the results of the operator are apart.
         """
         compared, first = first_iteration(run_a, run_b)
         notes = tuple(f'run {spec.name}: {note}' for spec, run in zip(self.specs, (run_a, run_b))
@@ -147,8 +142,7 @@ class Localiser:
         return folders
 
 
-def first_iteration(run_a: RecordedRun,
-                    run_b: RecordedRun) -> Tuple[int, Optional[Divergence]]:
+def first_iteration(run_a: RecordedRun, run_b: RecordedRun) -> Tuple[int, Optional[Divergence]]:
     """The number of iterations that both runs have, and the first that differs on any rank.
 
     Raises:
