@@ -22,7 +22,6 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
@@ -30,8 +29,7 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 import numpy as np
 import torch
 
-__all__ = ['MASK', 'constant', 'device_digests', 'double_of', 'host_digest',
-           'host_digests', 'mix', 'signed']
+__all__ = ['MASK', 'constant', 'device_digests', 'host_digest', 'host_digests', 'mix', 'signed']
 
 BLOCK = 1024  # 64-bit words; a block and its keys stay in the first-level cache
 BLOCK_BYTES = 8 * BLOCK
@@ -54,11 +52,6 @@ def mix_int(value: int) -> int:
     for shift, factor in MIX:
         value = ((value ^ (value >> shift)) * factor) & MASK
     return value
-
-
-def double_of(value: int) -> float:
-    """The double with the bits of a signed 64-bit integer."""
-    return struct.unpack('<d', struct.pack('<q', value))[0]
 
 
 @functools.lru_cache(maxsize=1)

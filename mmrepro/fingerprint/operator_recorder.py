@@ -201,9 +201,6 @@ class OperatorRecorder(TorchDispatchMode):
                      for tensor in [*fresh, *changed])
 
     def _digest(self, tensor: torch.Tensor) -> int:
-        if tensor.numel() == 1:
-            # strides of a single element may be anything, also what cannot be seen as bytes
-            tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
         self._digests.append(tensor_digest(tensor))
         return len(self._digests) - 1
 

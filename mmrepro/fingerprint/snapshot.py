@@ -1,13 +1,13 @@
 """Digests of a step, gathered on their devices and fetched with one copy from each."""
 from __future__ import annotations
 
+import struct
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 
 from ..distributed.unwrap import optim_wrappers
 from . import digest
-from . import hash_arithmetic as arithmetic
 
 __all__ = ['Snapshot', 'gradients_of', 'named_state']
 
@@ -63,7 +63,7 @@ class Fetched(NamedTuple):
 
     def floats(self, kind: str) -> Dict[str, str]:
         """Exact hexadecimal floats, in the order in which they were added."""
-        return {name: arithmetic.double_of(value).hex()
+        return {name: struct.unpack('<d', struct.pack('<q', value))[0].hex()
                 for name, value in self.numbers.get(kind, {}).items()}
 
 

@@ -49,37 +49,31 @@ def matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> List[Tuple[int, int
 
 
 def _greedy(a: Sequence[Hashable], b: Sequence[Hashable]) -> List[Tuple[int, int]]:
-    reached = {1: 0}  # diagonal -> furthest position in a
-    history = []
+    # diagonal -> furthest position in a, and the equal stretches on the way there, last first
+    reached: Dict[int, Tuple[int, Any]] = {1: (0, None)}
     for edits in range(min(len(a) + len(b), MAX_EDITS) + 1):
-        history.append(dict(reached))
         for k in range(-edits, edits + 1, 2):
-            x = reached[k + 1] if _inserts(reached, edits, k) else reached[k - 1] + 1
+            if k == -edits or (k != edits and reached[k - 1][0] < reached[k + 1][0]):
+                start, stretches = reached[k + 1]  # takes an element of b
+            else:
+                start, stretches = reached[k - 1]  # drops one of a
+                start += 1
+            x = start
             while x < len(a) and x - k < len(b) and a[x] == b[x - k]:
                 x += 1
-            reached[k] = x
+            reached[k] = x, (start, x, k, stretches)
             if x >= len(a) and x - k >= len(b):
-                return _backtrack(history, x, k)
+                return _pairs(reached[k][1])
     inside = [k for k in range(-edits, edits + 1, 2)
-              if reached[k] <= len(a) and 0 <= reached[k] - k <= len(b)]
-    best = max(inside, key=lambda k: 2 * reached[k] - k)
-    return _backtrack(history, reached[best], best)
+              if reached[k][0] <= len(a) and 0 <= reached[k][0] - k <= len(b)]
+    return _pairs(reached[max(inside, key=lambda k: 2 * reached[k][0] - k)][1])
 
 
-def _inserts(reached: Dict[int, int], edits: int, k: int) -> bool:
-    """Whether diagonal ``k`` is entered by taking an element of b, not by dropping one of a."""
-    return k == -edits or (k != edits and reached[k - 1] < reached[k + 1])
-
-
-def _backtrack(history: List[Dict[int, int]], x: int, k: int) -> List[Tuple[int, int]]:
-    """The pairs of equal elements on the path to position ``x`` of diagonal ``k``."""
+def _pairs(stretches: Any) -> List[Tuple[int, int]]:
     pairs = []
-    for edits in range(len(history) - 1, -1, -1):
-        reached = history[edits]
-        inserts = _inserts(reached, edits, k)
-        start = reached[k + 1] if inserts else reached[k - 1] + 1
-        pairs += [(i, i - k) for i in range(x - 1, start - 1, -1)]
-        x, k = (start, k + 1) if inserts else (start - 1, k - 1)
+    while stretches:
+        start, end, k, stretches = stretches
+        pairs += [(i, i - k) for i in range(end - 1, start - 1, -1)]
     return pairs[::-1]
 
 
