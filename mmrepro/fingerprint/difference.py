@@ -56,14 +56,9 @@ class ComparedField(NamedTuple):
 
 
 class Divergence(NamedTuple):
-    """The first iteration that differs on any rank.
-
-    Attributes:
-        iteration: counted from 0.
-        ranks: rank -> fields that differ, from cause to effect; () for a rank that agrees.
-    """
-    iteration: int
-    ranks: Dict[int, Tuple[ComparedField, ...]]
+    """The first iteration that differs on any rank."""
+    iteration: int  # counted from 0
+    ranks: Dict[int, Tuple[ComparedField, ...]]  # from cause to effect; () for one that agrees
 
     @property
     def rank(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import datetime
 import fnmatch
 import hashlib
+import itertools
 import json
 import os
 import tempfile
@@ -110,15 +111,14 @@ def write_manifest(runner: Any, folder: str) -> str:
     The first start writes ``manifest.json``, later ones ``manifest.1.json`` and so on.
     """
     os.makedirs(folder, exist_ok=True)
-    number = 0
-    while os.path.exists(os.path.join(folder, _name(number))):
-        number += 1
+    name = next(name for name in map(_name, itertools.count())
+                if not os.path.exists(os.path.join(folder, name)))
     with tempfile.NamedTemporaryFile('w', dir=folder, suffix='.partial', encoding='utf-8',
                                      delete=False) as file:
         json.dump(make_manifest(runner), file, indent=1, default=str)
     os.chmod(file.name, 0o644)
-    os.replace(file.name, os.path.join(folder, _name(number)))
-    return _name(number)
+    os.replace(file.name, os.path.join(folder, name))
+    return name
 
 
 def _name(number: int) -> str:

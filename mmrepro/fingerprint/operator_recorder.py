@@ -7,6 +7,7 @@ backward and optimizer in the order in which they ran.
 """
 from __future__ import annotations
 
+import functools
 import threading
 import zlib
 from collections import Counter
@@ -47,13 +48,25 @@ ARGUMENT_TEXT = 400  # characters of the arguments that are not tensors; the res
 
 
 class _Operator(NamedTuple):
-    """What a schema says: read once for each operator."""
+    """What a schema says."""
     name: str
     view: bool
     allocates: bool
     overwrites: bool
     written: Tuple[str, ...]
     seeded: bool
+
+
+@functools.cache
+def _operator(func: Any) -> _Operator:
+    schema, name = func._schema, str(func)
+    writes = tuple(argument.name for argument in schema.arguments
+                   if argument.alias_info is not None and argument.alias_info.is_write)
+    aliases = any(one.alias_info is not None for one in schema.returns)
+    packet = name.rsplit('.', 1)[0]
+    writes = () if packet in VIEWS else writes + MUTATED.get(packet, ())
+    return _Operator(name, aliases and not writes and packet not in NEW, packet in ALLOCATE,
+                     packet in OVERWRITES, writes, torch.Tag.nondeterministic_seeded in func.tags)
 
 
 class OperatorRecorder(TorchDispatchMode):
@@ -67,7 +80,6 @@ class OperatorRecorder(TorchDispatchMode):
         self._keep = keep
         self.kept: Dict[str, List[torch.Tensor]] = {}
         self.sites = call_sites.CallSites(model)
-        self._known: Dict[Any, _Operator] = {}
         self._raw: List[Record] = []
         self._digests: List[torch.Tensor] = []
         self._uninitialized = UninitializedMemory()
@@ -116,7 +128,7 @@ class OperatorRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace in SILENT:
             return func(*args, **kwargs)
-        operator = self._operator(func)
+        operator = _operator(func)
         with self._lock:
             site = self.sites.current()
             if site is None:
@@ -146,20 +158,6 @@ class OperatorRecorder(TorchDispatchMode):
                 outputs=outputs, labels=tuple(labels),
                 generators=states, stack=site.stack, drew=operator.seeded, calls=calls))
         return result
-
-    def _operator(self, func: Any) -> _Operator:
-        if func not in self._known:
-            schema, name = func._schema, str(func)
-            writes = tuple(argument.name for argument in schema.arguments
-                           if argument.alias_info is not None and argument.alias_info.is_write)
-            aliases = [r.alias_info for r in schema.returns if r.alias_info is not None]
-            packet = name.rsplit('.', 1)[0]
-            writes = () if packet in VIEWS else writes + MUTATED.get(packet, ())
-            self._known[func] = _Operator(
-                name, bool(aliases) and not writes and packet not in NEW,
-                packet in ALLOCATE, packet in OVERWRITES, writes,
-                torch.Tag.nondeterministic_seeded in func.tags)
-        return self._known[func]
 
     def _given(self, func: Any, operator: _Operator, args: tuple,
                kwargs: dict) -> Tuple[List[Tuple[torch.Tensor, str, Optional[int]]], str]:

@@ -118,14 +118,11 @@ def step_line(iteration: int, epoch: int, positions: Optional[List[int]],
               by_name: Optional[Mapping[str, Any]] = None,
               norms: Optional[Mapping[str, str]] = None) -> Dict[str, Any]:
     """Of an iteration; ``positions`` and ``indices`` are None where the loader does not tell."""
-    line = dict(kind=STEP, iteration=iteration, epoch=epoch,
+    more = {BY_NAME: by_name, NORMS: norms}
+    return dict(kind=STEP, iteration=iteration, epoch=epoch,
                 batch=dict(positions=positions, indices=indices, data=data),
-                losses=losses, lr=lr, **states)
-    if by_name is not None:
-        line[BY_NAME] = by_name
-    if norms is not None:
-        line[NORMS] = norms
-    return line
+                losses=losses, lr=lr, **states,
+                **{key: value for key, value in more.items() if value is not None})
 
 
 def val_line(iteration: int, epoch: int, metrics: Mapping[str, str]) -> Dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -104,8 +104,10 @@ class _RecordingHook(Hook):
         run_iter = loop.run_iter
 
         def recorded_run_iter(*args: Any) -> None:
-            iteration = loop.iter
-            with self._window(iteration, args[-1]):
+            iteration, record = loop.iter, self._plan.record
+            if record == iteration + 1:
+                self._start()
+            with self._recording(args[-1]) if record == iteration else nullcontext():
                 run_iter(*args)
             if iteration >= self._plan.stop:
                 raise StopTraining
@@ -115,16 +117,8 @@ class _RecordingHook(Hook):
             self._start()
 
     @contextmanager
-    def _window(self, iteration: int, batch: Any) -> Iterator[None]:
-        """Record hooks from the iteration before on, and operators of the iteration itself."""
-        record = self._plan.record
-        if record is None or not record - 1 <= iteration <= record:
-            yield
-            return
-        if iteration < record:
-            self._start()
-            yield
-            return
+    def _recording(self, batch: Any) -> Iterator[None]:
+        """Record the iteration that runs in this block."""
         recorder = self._recorder
         self._write_batch()
         self._record_state('start', '', 'state before the iteration')
@@ -151,6 +145,7 @@ class _RecordingHook(Hook):
             json.dump(samples or None, file)
 
     def _start(self) -> None:
+        """Record hooks, from the iteration before the one that is recorded."""
         if self._recorder is not None:
             return
         keep = (self._plan.keep or {}).get(get_rank())
