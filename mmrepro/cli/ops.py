@@ -17,10 +17,7 @@ from .arguments import Parser, quiet_when_reader_leaves
 __all__ = ['as_json', 'as_text', 'main', 'page']
 
 # What the page says about the two kinds of compiled kernels.
-COMPILED = {
-    'atomics': '**no**: adds with atomics',
-    'ordered': 'yes',
-}
+COMPILED = {'atomics': '**no**: atomics', 'ordered': 'yes'}
 
 
 def _verdict(entry: Entry) -> str:
@@ -51,37 +48,38 @@ def as_json(entries: Sequence[Entry], device: str) -> dict[str, Any]:
                 operators=[entry._asdict() for entry in entries])
 
 
-def _cell(text: str) -> str:
-    return text.replace('|', '\\|')
-
-
-def _line(family: Family, reached: dict[str, list[str]]) -> str:
-    names = '<br>'.join(f'`{name}`' for name in family.names)
-    folders = sorted({folder for name in family.names for folder in reached.get(name, ())})
-    measured = f'<br>in the walk: {", ".join(folders)}' if folders else ''
-    return '| ' + ' | '.join((
-        names, f'`{family.source}`', _cell(family.users) + measured,
-        f'yes: {family.why}' if family.module else '**not available**',
-        COMPILED[family.compiled])) + ' |'
+def _names(family: Family) -> str:
+    return ', '.join(f'`{name}`' for name in family.names)
 
 
 def page(reached: dict[str, list[str]] | None = None) -> str:
-    """The tables of docs/operators.md, from the table of operators.
+    """The tables of docs/reference/operators.md, from the table of operators.
 
     Args:
-        reached: operator -> folders of the zoo whose walk called it; see ``dev.zoo``.
+        reached: operator -> folders of the zoo whose sweep called it; see ``dev.zoo``.
     """
     reached = reached or {}
-    head = ('| operator | in `mmcv/ops` | who uses it | mmrepro: same bits every time |'
-            " mmcv's CUDA kernel |\n|---|---|---|---|---|")
-    ours = '\n'.join(_line(f, reached) for f in FAMILIES if f.module)
-    without = '\n'.join(
-        f'| {", ".join(f"`{name}`" for name in f.names)} | `{f.source}` | {_cell(f.users)} |'
-        for f in FAMILIES if not f.module)
-    return (f'\n## Operators in PyTorch\n\n{head}\n{ours}\n\n'
-            '## Without an implementation\n\nNo config of MMDetection builds them. They import, '
-            'and when called say that a compiled mmcv has them.\n\n'
-            f'| operator | in `mmcv/ops` | who uses it |\n|---|---|---|\n{without}\n')
+    ours = [family for family in FAMILIES if family.module]
+    reasons = {why: number for number, why in enumerate(
+        dict.fromkeys(family.why for family in ours), 1)}
+    rows, users = [], {}
+    for family in ours:
+        folders = {folder for name in family.names for folder in reached.get(name, ())}
+        rows.append(f'| {_names(family).replace(", ", "<br>")} | yes, {reasons[family.why]} '
+                    f'| {COMPILED[family.compiled]} | {len(folders) or ""} |')
+        users.setdefault(family.users, []).append(_names(family))
+    return '\n'.join((
+        '',
+        '| operator | mmrepro | mmcv on CUDA | folders |', '|---|---|---|--:|', *rows,
+        '', 'Why mmrepro\'s form gives the same bits every time:', '',
+        *(f'{number}. {why}' for why, number in reasons.items()),
+        '', '### Who uses them', '',
+        *(f'- {", ".join(names)}: {used}' for used, names in users.items()),
+        '', '### Without an implementation', '',
+        'No config of MMDetection builds them. They import, and when called say that a compiled '
+        'mmcv has them.', '',
+        *(f'- {family.users}, `{family.source}`: {_names(family)}'
+          for family in FAMILIES if not family.module), ''))
 
 
 @quiet_when_reader_leaves
@@ -98,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         '%(default)s)')
     form = parser.add_mutually_exclusive_group()
     form.add_argument('--json', action='store_true', help='for programs')
-    form.add_argument('--markdown', action='store_true', help='the tables of docs/operators.md')
+    form.add_argument('--markdown', action='store_true', help='the tables of docs/reference/operators.md')
     args = parser.parse_args(argv)
     if args.markdown:
         print(page())
