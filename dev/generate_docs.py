@@ -18,7 +18,12 @@ ROOT = Path(__file__).resolve().parent.parent
 if os.path.isfile(ROOT / 'mmrepro' / '__init__.py'):
     sys.path.insert(0, str(ROOT))
 
-from dev import command_line_report, kernel_table_report, layers  # noqa: E402
+from dev import (  # noqa: E402
+    causes_report,
+    command_line_report,
+    kernel_table_report,
+    layers,
+)
 from dev.zoo import sweep_report  # noqa: E402
 from mmrepro.cli import ops  # noqa: E402
 
@@ -37,6 +42,7 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
      lambda: '\n'.join(kernel_table_report.lines())),
     ('reference/command-line.md', 'the parsers', command_line_report.lines),
     ('explanation/architecture.md', 'dev/layers.py', layers.table),
+    ('explanation/causes.md', 'dev/causes_report.py', causes_report.entries),
     ('evidence/zoo.md', 'dev/zoo/__main__.py', lambda: sweep_report.needs(
         result('zoo_cpu.json')['rows'], result('zoo_packages.json')['rows'])),
     ('results/zoo_cpu.md', '', lambda: sweep_report.table(result('zoo_cpu.json'))),

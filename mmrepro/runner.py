@@ -261,7 +261,8 @@ class ReproRunnerMixin:
     def _build_loop(self, build: Any, loop: Any, stream: str, loader: Any) -> Any:
         if isinstance(loader, DataLoader) and not self._repro.legacy:
             # the loop takes a loader object as it is, and may fork its workers at once
-            adopt_loader(loader, self._repro, stream, get_rank(), loader.worker_init_fn)
+            adopt_loader(loader, self._repro, stream, get_rank(), loader.worker_init_fn,
+                         patches.apply_in_worker)
             self._seek(loader, stream)
         self._stream = stream
         try:
@@ -285,7 +286,7 @@ class ReproRunnerMixin:
             seeds.seed_all(config.seed, 'dataset', 'build', self._stream)
             loader = super().build_dataloader(dataloader, sampler_seed, False)
         user_init = loader.worker_init_fn if 'worker_init_fn' in dataloader else None
-        adopt_loader(loader, config, self._stream, get_rank(), user_init)
+        adopt_loader(loader, config, self._stream, get_rank(), user_init, patches.apply_in_worker)
         self._seek(loader, self._stream)
         return loader
 

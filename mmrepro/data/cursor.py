@@ -1,7 +1,7 @@
-"""Continue in the middle of the data: samplers are moved, no sample is loaded."""
+"""Continue in the middle of the data: samplers move to a position, no sample is loaded."""
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 from mmengine.dist import get_world_size
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
@@ -10,36 +10,43 @@ from torch.utils.data import DataLoader
 from .loader import placement_of
 from .sampling_orders import is_endless
 
-__all__ = ['CountedIterator', 'Place', 'continue_epochs', 'continue_iterations', 'seek', 'where']
+__all__ = ['CountedIterator', 'DataCursor', 'continue_epochs', 'continue_iterations', 'seek',
+           'where']
 
-Place = Tuple[int, int]  # pass over the data, batches of it that are done
+
+class DataCursor(NamedTuple):
+    """How far a run is in its data: pass over the data, and batches of that pass that are done."""
+    epoch: int
+    batches: int
 
 
-def where(loader: DataLoader, iteration: int, place: Optional[Place] = None) -> Place:
+def where(loader: DataLoader, iteration: int,
+          saved: Optional[Tuple[int, int]] = None) -> DataCursor:
     """Where ``iteration`` begins, in an iteration-based loop.
 
     Args:
-        place: kept by the run that is resumed. Some batch samplers do not make as many batches as
-            they say, or not always the same number.
+        saved: cursor in the checkpoint. Some batch samplers do not make as many batches as their
+            ``len()`` says, or not always the same number.
     """
-    if place is not None and get_world_size() == 1:  # ranks may be in different passes
-        return place
+    saved = saved and DataCursor(*saved)
+    if saved is not None and get_world_size() == 1:  # ranks may be in different passes
+        return saved
     sampler = loader.batch_sampler.sampler
     if is_endless(sampler) or not hasattr(sampler, '__len__'):
-        return 0, iteration  # one pass
-    if place is not None and place[0] == 0 and place[1] >= 2 * len(loader):
-        return 0, iteration  # a user's own endless sampler, which has a length all the same
-    return divmod(iteration, len(loader))
+        return DataCursor(0, iteration)  # one pass
+    if saved is not None and saved.epoch == 0 and saved.batches >= 2 * len(loader):
+        return DataCursor(0, iteration)  # a user's own endless sampler that has a length
+    return DataCursor(*divmod(iteration, len(loader)))
 
 
 def seek(loader: DataLoader, epoch: int, skip: int) -> None:
-    """Let the next pass be ``epoch``, without its first ``skip`` batches."""
+    """Make the next pass ``epoch``, without its first ``skip`` batches."""
     loader.batch_sampler.sampler.set_epoch(epoch)
     placement_of(loader).skip = skip
 
 
 def continue_epochs(loop: EpochBasedTrainLoop) -> None:
-    """Number the batches of an epoch that is entered in the middle as if it were not."""
+    """Number the batches of an epoch that starts in the middle as in a whole epoch."""
     stock, placement = loop.run_iter, placement_of(loop.dataloader)
 
     def run_iter(idx: int, data_batch: Any) -> None:
@@ -49,13 +56,13 @@ def continue_epochs(loop: EpochBasedTrainLoop) -> None:
 
 
 class CountedIterator:
-    """The iterator of an iteration-based loop, which knows its place.
+    """The iterator of an iteration-based loop, with its ``cursor``.
 
-    In a resumed run it stands already where MMEngine means to advance it to.
+    In a resumed run it already stands at the batch to which MMEngine would advance it.
     """
 
-    def __init__(self, iterator: Any, iteration: int, place: Place) -> None:
-        self._iterator, self._pending, self.place = iterator, iteration, place
+    def __init__(self, iterator: Any, iteration: int, cursor: DataCursor) -> None:
+        self._iterator, self._pending, self.cursor = iterator, iteration, cursor
 
     def __iter__(self) -> Any:
         return self
@@ -66,9 +73,9 @@ class CountedIterator:
             self._pending -= 1
             return None
         data = next(self._iterator)
-        before, batches = self.place
-        self.place = (before, batches + 1) if self._iterator._epoch == before else (
-            self._iterator._epoch, 1)
+        epoch, batches = self.cursor
+        self.cursor = DataCursor(epoch, batches + 1) if self._iterator._epoch == epoch else \
+            DataCursor(self._iterator._epoch, 1)
         return data
 
     def skip_iter(self, iterations: int) -> None:
@@ -77,8 +84,8 @@ class CountedIterator:
 
 
 def continue_iterations(loop: IterBasedTrainLoop, iteration: int,
-                        place: Optional[Place]) -> None:
-    """Make MMEngine's "Advance dataloader N steps" a matter of N counts."""
-    place = where(loop.dataloader, iteration, place) if iteration else (0, 0)
-    loop.dataloader_iterator._epoch = place[0]
-    loop.dataloader_iterator = CountedIterator(loop.dataloader_iterator, iteration, place)
+                        saved: Optional[Tuple[int, int]]) -> None:
+    """Let MMEngine's "Advance dataloader N steps" count instead of loading batches."""
+    cursor = where(loop.dataloader, iteration, saved) if iteration else DataCursor(0, 0)
+    loop.dataloader_iterator._epoch = cursor.epoch
+    loop.dataloader_iterator = CountedIterator(loop.dataloader_iterator, iteration, cursor)

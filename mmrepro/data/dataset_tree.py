@@ -1,5 +1,4 @@
-"""The tree of data sets behind a loader: which of them an index comes from, which of them holds a
-transform."""
+"""The tree of datasets behind a loader: where an index comes from, and what holds a transform."""
 from __future__ import annotations
 
 import bisect
@@ -9,27 +8,27 @@ from torch.utils.data import Subset
 
 __all__ = ['Node', 'Path', 'holder', 'nodes', 'path_of', 'pipelines']
 
-Path = Tuple[int, ...]  # the part taken at each ConcatDataset, from the outermost on
+Path = Tuple[int, ...]  # the child taken at each ConcatDataset, from the outermost on
 
-# wrappers whose index is that of the data set in this attribute
+# wrappers whose index is that of the dataset in this attribute
 SAME_INDEX = {'MultiImageMixDataset': 'dataset', '_SlicedDataset': '_dataset'}
 
 
 class Node(NamedTuple):
-    """A data set in the tree.
+    """A dataset in the tree.
 
     Attributes:
-        path: to the part that it belongs to.
-        part: the outermost data set with this path.
+        path: to the subtree that it belongs to.
+        top: the outermost dataset with this path.
         dataset: itself.
     """
     path: Path
-    part: Any
+    top: Any
     dataset: Any
 
 
 def _wrapped(dataset: Any) -> Optional[Any]:
-    """The one data set that a wrapper wraps, if its indices can be followed."""
+    """The one dataset that a wrapper wraps, if its indices can be followed."""
     for cls in type(dataset).__mro__:
         if cls.__name__ in SAME_INDEX:
             return getattr(dataset, SAME_INDEX[cls.__name__])
@@ -42,15 +41,15 @@ def _is_concat(dataset: Any) -> bool:
     return hasattr(dataset, 'datasets') and hasattr(dataset, 'cumulative_sizes')
 
 
-def nodes(dataset: Any, path: Path = (), part: Any = None) -> Iterator[Node]:
-    """All data sets of the tree, the outermost first."""
-    part = dataset if part is None else part
-    yield Node(path, part, dataset)
+def nodes(dataset: Any, path: Path = (), top: Any = None) -> Iterator[Node]:
+    """All datasets of the tree, the outermost first."""
+    top = dataset if top is None else top
+    yield Node(path, top, dataset)
     if _is_concat(dataset):
         for number, inner in enumerate(dataset.datasets):
             yield from nodes(inner, (*path, number))
     elif _wrapped(dataset) is not None:
-        yield from nodes(_wrapped(dataset), path, part)
+        yield from nodes(_wrapped(dataset), path, top)
 
 
 def path_of(dataset: Any, index: Any) -> Path:
@@ -73,7 +72,7 @@ def path_of(dataset: Any, index: Any) -> Path:
 
 
 def pipelines(dataset: Any) -> List[Tuple[Any, Any]]:
-    """What a hook replaces when it switches the augmentations of any data set in the tree."""
+    """What a hook replaces when it switches the augmentations of any dataset in the tree."""
     found = []
     for node in nodes(dataset):
         pipeline = getattr(node.dataset, 'pipeline', None)
@@ -82,7 +81,7 @@ def pipelines(dataset: Any) -> List[Tuple[Any, Any]]:
 
 
 def _holds(thing: Any, transform: object, depth: int = 8) -> bool:
-    """Whether a transform is ``transform``, or is made of it."""
+    """Whether a transform is ``transform``, or contains it."""
     if thing is transform:
         return True
     if isinstance(thing, dict):
@@ -94,10 +93,9 @@ def _holds(thing: Any, transform: object, depth: int = 8) -> bool:
 
 
 def holder(dataset: Any, transform: object) -> Tuple[Path, Any]:
-    """Path and part of the data sets in whose pipeline ``transform`` is.
+    """Path and top of the subtree in whose pipeline ``transform`` is.
 
-    Of several that share one object, the smallest part with all of them; of none that can be
-    found, all.
+    The smallest subtree with all datasets that share the object; the whole tree if none has it.
     """
     tree = list(nodes(dataset))
     paths = [node.path for node in tree
@@ -107,4 +105,4 @@ def holder(dataset: Any, transform: object) -> Tuple[Path, Any]:
         path = paths[0]
         while any(other[:len(path)] != path for other in paths):
             path = path[:-1]
-    return path, next(node.part for node in tree if node.path == path)
+    return path, next(node.top for node in tree if node.path == path)

@@ -1,6 +1,6 @@
-"""Generators that data sets, transforms and samplers keep for themselves.
+"""Generators that datasets, transforms and samplers keep for themselves.
 
-They are found by looking, and put at the start of a stream wherever the global generators are.
+They are found through attributes, and start a stream wherever the global generators start one.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_OBJECTS = 10000  # looked at; the nearest ones first
 MAX_ITEMS = 64  # of a list or dict: longer ones are annotations
 
 
-class Kind(NamedTuple):
+class GeneratorKind(NamedTuple):
     """How to seed, read and write one kind of generator in place."""
     cls: type
     seed: Callable[[Any, seeds.Seeds], Any]
@@ -43,13 +43,13 @@ def _put_bits(generator: Any, state: Any) -> None:
 
 
 KINDS = (
-    Kind(torch.Generator, lambda g, given: g.manual_seed(given.torch),
+    GeneratorKind(torch.Generator, lambda g, given: g.manual_seed(given.torch),
          lambda g: g.get_state(), lambda g, state: g.set_state(state)),
-    Kind(np.random.Generator, _seed_bits, lambda g: g.bit_generator.state, _put_bits),
-    Kind(np.random.BitGenerator, _seed_bits, lambda g: g.state, _put_bits),
-    Kind(np.random.RandomState, lambda g, given: g.seed(list(given.numpy)),
+    GeneratorKind(np.random.Generator, _seed_bits, lambda g: g.bit_generator.state, _put_bits),
+    GeneratorKind(np.random.BitGenerator, _seed_bits, lambda g: g.state, _put_bits),
+    GeneratorKind(np.random.RandomState, lambda g, given: g.seed(list(given.numpy)),
          lambda g: g.get_state(legacy=False), lambda g, state: g.set_state(state)),
-    Kind(random.Random, lambda g, given: g.seed(given.python),
+    GeneratorKind(random.Random, lambda g, given: g.seed(given.python),
          lambda g: g.getstate(), lambda g, state: g.setstate(state)),
 )
 _CLASSES = tuple(kind.cls for kind in KINDS)
@@ -59,7 +59,7 @@ _LEAVES = (str, bytes, int, float, complex, bool, type(None), np.ndarray, torch.
            types.ModuleType, torch.device, torch.dtype)
 
 
-def _kind(generator: Any) -> Kind:
+def _kind(generator: Any) -> GeneratorKind:
     return next(kind for kind in KINDS if isinstance(generator, kind.cls))
 
 
@@ -135,15 +135,15 @@ def find(thing: Any, name: str, but: tuple = (), data: bool = True) -> Generator
 
     Args:
         name: of the thing, where a path begins.
-        but: classes to pass by.
-        data: look into data sets that the thing holds.
+        but: classes to skip.
+        data: look into datasets that the thing holds.
 
     Raises:
         RandomnessError: for one that cannot be seeded.
     """
     found: Generators = {}
-    passed_by = (*_LEAVES, *but)
-    if isinstance(thing, passed_by):
+    skipped = (*_LEAVES, *but)
+    if isinstance(thing, skipped):
         return found
     queue, seen = deque([(name, thing)]), {id(thing): thing}
     for _ in range(MAX_OBJECTS):
@@ -151,7 +151,7 @@ def find(thing: Any, name: str, but: tuple = (), data: bool = True) -> Generator
             break
         path, one = queue.popleft()
         for inner, value in _inside(one, path):
-            if id(value) in seen or isinstance(value, passed_by):
+            if id(value) in seen or isinstance(value, skipped):
                 continue
             seen[id(value)] = value  # kept: a freed object would lend its id to another
             if isinstance(value, _CLASSES):
@@ -189,7 +189,7 @@ def reseed(generators: Generators, root: int, stream: str, *key: seeds.Key) -> N
 @contextmanager
 def isolated(generators: Generators) -> Iterator[None]:
     """Leave the generators as they were, whatever the block draws or raises."""
-    before: List[Tuple[Any, Kind, Any]] = []
+    before: List[Tuple[Any, GeneratorKind, Any]] = []
     for generator in generators.values():
         kind = _kind(generator)
         before.append((generator, kind, kind.get(generator)))

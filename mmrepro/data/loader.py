@@ -21,25 +21,27 @@ def placement_of(loader: DataLoader) -> Optional[Placement]:
 
 
 def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank: int,
-                 user_init: Optional[Callable[[int], Any]] = None) -> DataLoader:
+                 user_init: Optional[Callable[[int], Any]] = None,
+                 prepare_worker: Optional[Callable[[], Any]] = None) -> DataLoader:
     """Key a loader's samplers, samples and workers, in place.
 
     Args:
-        loader: a loader with a map-style data set, not iterated yet.
+        loader: a loader with a map-style dataset, not iterated yet.
         config: with the seed in effect.
         stream: 'sample' for training, 'val' or 'test'.
         rank: of this process.
         user_init: the user's own ``worker_init_fn``, called after ours.
+        prepare_worker: called at the start of each worker; spawned workers unpickle it.
 
     Raises:
-        RandomnessError: for a loader that has no positions (iterable data sets, no batching, a
-            batch sampler without a sampler), whose data set another loader with another purpose
+        RandomnessError: for a loader that has no positions (iterable datasets, no batching, a
+            batch sampler without a sampler), whose dataset another loader with another purpose
             uses, or that holds a generator that cannot be seeded.
     """
     dataset = loader.dataset
     if isinstance(dataset, IterableDataset):
         raise RandomnessError(
-            f'{type(dataset).__name__} is an iterable data set: its samples have no position that '
+            f'{type(dataset).__name__} is an iterable dataset: its samples have no position that '
             f'could key their randomness; {_LEGACY}')
     if loader.batch_sampler is None:
         raise RandomnessError(f'batch_size=None loads samples one by one, without a batch sampler '
@@ -47,7 +49,7 @@ def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank
     before = getattr(dataset, '__getitems__', None)
     if isinstance(before, KeyedFetch) and before.stream != stream:
         raise RandomnessError(
-            f'one data set object serves two data loaders (streams {before.stream!r} and '
+            f'one dataset object serves two data loaders (streams {before.stream!r} and '
             f'{stream!r}); build it twice, for example from its config')
     if not hasattr(loader.batch_sampler, 'sampler'):
         name = type(loader.batch_sampler).__name__
@@ -63,7 +65,7 @@ def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank
                        isinstance(loader.collate_fn, KeyedCollate))
     fetch.own_generators()  # one that cannot be seeded is an error now, not in a worker
     dataset.__getitems__ = fetch
-    loader.worker_init_fn = WorkerInit(placement, rank, user_init)
+    loader.worker_init_fn = WorkerInit(placement, rank, prepare_worker, user_init)
     # the loader draws its base seed from here instead of from the main process's stream
     loader.generator = placement.generator
     use_own_start_method(loader)

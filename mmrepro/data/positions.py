@@ -8,55 +8,47 @@ from __future__ import annotations
 import operator
 from typing import Any, Tuple, Union
 
-__all__ = ['PlacedInt', 'PlacedTuple', 'place', 'plain']
+__all__ = ['PositionedInt', 'PositionedTuple', 'plain', 'with_position']
 
 
-class PlacedInt(int):
-    """A data set index with ``epoch`` and global ``position``; equal to the plain int."""
+class _Positioned:
+    """An index with ``epoch`` and global ``position``; equal to the plain index."""
     epoch: int
     position: int
 
-    def __new__(cls, index: int, epoch: int, position: int) -> PlacedInt:
+    def __new__(cls, index: Any, epoch: int, position: int) -> _Positioned:
         self = super().__new__(cls, index)
-        self.epoch = epoch
-        self.position = position
+        self.epoch, self.position = epoch, position
         return self
 
-    def __reduce__(self):
-        return PlacedInt, (int(self), self.epoch, self.position)
+    def __reduce__(self) -> tuple:
+        return type(self), (plain(self), self.epoch, self.position)
 
 
-class PlacedTuple(tuple):
-    """As :class:`PlacedInt`, for samplers whose index is a tuple (video, frame)."""
-    epoch: int
-    position: int
-
-    def __new__(cls, index: Tuple, epoch: int, position: int) -> PlacedTuple:
-        self = super().__new__(cls, index)
-        self.epoch = epoch
-        self.position = position
-        return self
-
-    def __reduce__(self):
-        return PlacedTuple, (tuple(self), self.epoch, self.position)
+class PositionedInt(_Positioned, int):
+    """A dataset index."""
 
 
-def place(index: Any, epoch: int, position: int) -> Union[PlacedInt, PlacedTuple]:
-    """Attach a place to the index that a sampler yields.
+class PositionedTuple(_Positioned, tuple):
+    """As :class:`PositionedInt`, for samplers whose index is a tuple (video, frame)."""
+
+
+def with_position(index: Any, epoch: int, position: int) -> Union[PositionedInt, PositionedTuple]:
+    """Attach a position to the index that a sampler yields.
 
     Raises:
         TypeError: when the sampler yields neither an integer nor a tuple.
     """
     if isinstance(index, tuple):
-        return PlacedTuple(index, epoch, position)
+        return PositionedTuple(index, epoch, position)
     try:
-        return PlacedInt(operator.index(index), epoch, position)
+        return PositionedInt(operator.index(index), epoch, position)
     except TypeError:
         raise TypeError(
             f'the sampler yields {index!r} of type {type(index).__name__}; sample streams need an '
             "int or a tuple. Use randomness.worker_seed='mmengine' for this data loader") from None
 
 
-def plain(index: Union[PlacedInt, PlacedTuple]) -> Union[int, Tuple]:
-    """The index as the data set knows it."""
+def plain(index: Union[PositionedInt, PositionedTuple]) -> Union[int, Tuple]:
+    """The index as the dataset knows it."""
     return tuple(index) if isinstance(index, tuple) else int(index)

@@ -1,4 +1,4 @@
-"""Give samplers and batch samplers their places: same objects, same attributes, keyed order.
+"""Key the order of samplers and batch samplers: same objects, same attributes.
 
 A built sampler is *adopted*: its class becomes a subclass of its own class whose ``__iter__`` is
 the keyed order of :mod:`mmrepro.data.sampling_orders`. Attributes, ``isinstance`` and
@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from .. import seeds
-from .positions import place
-from .sampling_orders import is_endless, isolated_order, order_of
+from .positions import with_position
+from .sampling_orders import is_endless, isolated_order, sampling_order_of
 
 __all__ = ['Placement', 'adopt_batch_sampler', 'adopt_sampler']
 
@@ -36,7 +36,7 @@ class Placement:
         start: samples that the sampler leaves out at its beginning.
         epoch: pass over the data. Kept here, because few samplers know theirs.
         generator: the loader's own generator, put in place at the start of each pass.
-        drawn: the batches of indices that this pass has drawn, oldest first; who reads takes away.
+        drawn: batches of indices drawn in this pass, oldest first; reading removes them.
     """
     root: int
     skip: int = 0
@@ -45,20 +45,20 @@ class Placement:
     generator: torch.Generator = field(default_factory=torch.Generator)
     drawn: Deque[tuple] = field(default_factory=lambda: deque(maxlen=MAX_DRAWN))
 
+    def __reduce__(self) -> tuple:
+        # to a spawned worker: generators do not travel
+        return Placement, (self.root, 0, 0, self.epoch)
+
 
 # Methods of the adopted classes. Plain functions, because an object can only move to a subclass
 # that has its own class as single base; `stock` is that base.
 
 
-def _is_placed(obj: Any) -> bool:
-    return hasattr(obj, '_placement')
-
-
 def _sampler_iter(self: Any) -> Iterator[Any]:
-    """Keyed order; indices carry their place."""
+    """Keyed order; indices carry their position."""
     placement, stock = self._placement, type(self).__base__
-    for index, epoch, position in order_of(stock)(self, placement.root, placement.start):
-        yield place(index, epoch, position)
+    for index, epoch, position in sampling_order_of(stock)(self, placement.root, placement.start):
+        yield with_position(index, epoch, position)
 
 
 def _sampler_set_epoch(self: Any, epoch: int) -> None:
@@ -105,7 +105,7 @@ def _batches(self: Any) -> Iterator[List[Any]]:
         if hasattr(self, name):
             setattr(self, name, empty(self))
     skip, placement.start = placement.skip, 0
-    if stock is BatchSampler and _is_placed(self.sampler):
+    if stock is BatchSampler and hasattr(self.sampler, '_placement'):
         # consecutive samples make a batch: the sampler can jump
         placement.start, skip = skip * self.batch_size, 0
     placement.drawn.clear()
@@ -138,15 +138,15 @@ _BATCH_SAMPLER = {'__iter__': _batch_sampler_iter, '__len__': _batch_sampler_len
 
 
 @cache
-def _placed(cls: type, batches: bool) -> type:
+def _keyed(cls: type, batches: bool) -> type:
     methods = _BATCH_SAMPLER if batches else _SAMPLER
-    return type(f'Placed{cls.__name__}', (cls,), {**methods, '__module__': cls.__module__})
+    return type(f'Keyed{cls.__name__}', (cls,), {**methods, '__module__': cls.__module__})
 
 
 def _adopt(obj: Any, batches: bool, placement: Placement) -> Any:
-    if not _is_placed(obj):
+    if not hasattr(obj, '_placement'):
         try:
-            obj.__class__ = _placed(type(obj), batches)
+            obj.__class__ = _keyed(type(obj), batches)
         except TypeError as error:
             raise TypeError(
                 f'the sampler {obj!r} of type {type(obj).__name__} cannot be given a keyed order '

@@ -1,6 +1,6 @@
-"""The order of every sampler as a pure function of (root seed, epoch, local start).
+"""The sampling order of every sampler as a pure function of (root seed, epoch, local start).
 
-One function per kind of sampler; :data:`ORDERS` is the table. Each yields ``(index, epoch,
+One function per kind of sampler; :data:`SAMPLING_ORDERS` is the table. Each yields ``(index, epoch,
 position)`` for this rank from its ``start``-th sample on, where ``position`` counts over all ranks,
 so that the set of positions in a global batch does not depend on the number of ranks. Samplers with
 an entry jump to ``start`` without visiting what lies before.
@@ -19,17 +19,17 @@ import numpy as np
 from .. import seeds
 from . import generators
 
-__all__ = ['ORDERS', 'Order', 'is_endless', 'isolated_order', 'order_of']
+__all__ = ['SAMPLING_ORDERS', 'SamplingOrder', 'is_endless', 'isolated_order', 'sampling_order_of']
 
-Place = Tuple[Any, int, int]
-Order = Callable[[Any, int, int], Iterator[Place]]
+Position = Tuple[Any, int, int]  # index, epoch, global position
+SamplingOrder = Callable[[Any, int, int], Iterator[Position]]
 
 
 def _permutation(root: int, size: int, *key: seeds.Key) -> List[int]:
     return seeds.random_state(root, 'sampler', *key).permutation(size).tolist()
 
 
-def _strided(indices: Sequence, sampler: Any, epoch: int, start: int) -> Iterator[Place]:
+def _strided(indices: Sequence, sampler: Any, epoch: int, start: int) -> Iterator[Position]:
     """Every ``world_size``-th of an epoch's global indices, beginning with the rank's own."""
     first = sampler.rank + start * sampler.world_size
     for position in range(first, len(indices), sampler.world_size):
@@ -40,7 +40,7 @@ def _round_up(indices: List[int], size: int) -> List[int]:
     return (indices * (size // len(indices) + 1))[:size] if indices else indices
 
 
-def default(sampler: Any, root: int, start: int) -> Iterator[Place]:
+def default(sampler: Any, root: int, start: int) -> Iterator[Position]:
     """mmengine ``DefaultSampler``: one permutation an epoch, strided over the ranks."""
     size = len(sampler.dataset)
     if sampler.shuffle:
@@ -65,7 +65,7 @@ def _endless(root: int, size: int, shuffle: bool, first: int, step: int,
         yield indices[offset], position
 
 
-def infinite(sampler: Any, root: int, start: int) -> Iterator[Place]:
+def infinite(sampler: Any, root: int, start: int) -> Iterator[Position]:
     """mmengine ``InfiniteSampler``: endless passes, each with its own permutation."""
     first = sampler.rank + start * sampler.world_size
     for index, position in _endless(root, len(sampler.dataset), sampler.shuffle, first,
@@ -73,7 +73,7 @@ def infinite(sampler: Any, root: int, start: int) -> Iterator[Place]:
         yield index, 0, position
 
 
-def _place_batches(batches: Iterator[List[int]], sampler: Any, start: int) -> Iterator[Place]:
+def _batch_positions(batches: Iterator[List[int]], sampler: Any, start: int) -> Iterator[Position]:
     """Samples of whole batches; ``start`` may lie inside the first of ``batches``."""
     offset = start % sampler.batch_size
     local = start - offset
@@ -96,7 +96,7 @@ def _sources(sampler: Any, root: int, sizes: Sequence[int], drawn: int,
     return streams
 
 
-def multi_source(sampler: Any, root: int, start: int) -> Iterator[Place]:
+def multi_source(sampler: Any, root: int, start: int) -> Iterator[Position]:
     """mmdet ``MultiSourceSampler``: a fixed share of every source in each batch."""
     drawn = start // sampler.batch_size
     sizes = [len(dataset) for dataset in sampler.dataset.datasets]
@@ -108,7 +108,7 @@ def multi_source(sampler: Any, root: int, start: int) -> Iterator[Place]:
                    for source, number in enumerate(sampler.num_per_source)
                    for index in itertools.islice(streams[source], number)]
 
-    return _place_batches(batches(), sampler, start)
+    return _batch_positions(batches(), sampler, start)
 
 
 _BLOCK = 1024  # group choices drawn at a time
@@ -122,7 +122,7 @@ def _groups(sampler: Any, root: int) -> Iterator[int]:
                                 p=sampler.group_ratio).tolist()
 
 
-def group_multi_source(sampler: Any, root: int, start: int) -> Iterator[Place]:
+def group_multi_source(sampler: Any, root: int, start: int) -> Iterator[Position]:
     """mmdet ``GroupMultiSourceSampler``: as above, each batch from one aspect-ratio group."""
     groups = _groups(sampler, root)
     drawn = np.bincount(list(itertools.islice(groups, start // sampler.batch_size)),
@@ -140,11 +140,11 @@ def group_multi_source(sampler: Any, root: int, start: int) -> Iterator[Place]:
                    for source, number in enumerate(sampler.num_per_source)
                    for index in itertools.islice(streams[group][source], number)]
 
-    return _place_batches(batches(), sampler, start)
+    return _batch_positions(batches(), sampler, start)
 
 
-def custom_sample_size(sampler: Any, root: int, start: int) -> Iterator[Place]:
-    """mmdet ``CustomSampleSizeSampler``: so many of each data set an epoch, cycling through it.
+def custom_sample_size(sampler: Any, root: int, start: int) -> Iterator[Position]:
+    """mmdet ``CustomSampleSizeSampler``: so many of each dataset an epoch, cycling through it.
 
     MMDetection keeps the cycles in the sampler, so that a resumed run starts them again; here an
     epoch's share begins where ``epoch`` shares end.
@@ -203,14 +203,14 @@ def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int,
             return
 
 
-def contiguous(sampler: Any, root: int, start: int) -> Iterator[Place]:
+def contiguous(sampler: Any, root: int, start: int) -> Iterator[Position]:
     """mmdet ``ClassAwareSampler``: each rank takes one contiguous part of the epoch."""
     first = sampler.num_samples * sampler.rank
     for local, index in enumerate(itertools.islice(_stock(sampler, root), start, None), start):
         yield index, sampler.epoch, first + local
 
 
-def _whole(indices: Sequence[int], sampler: Any, start: int) -> Iterator[Place]:
+def _whole(indices: Sequence[int], sampler: Any, start: int) -> Iterator[Position]:
     """Every rank takes all of an epoch's indices, as torch's samplers have it."""
     from mmengine.dist import get_dist_info
     rank, world_size = get_dist_info()
@@ -218,12 +218,12 @@ def _whole(indices: Sequence[int], sampler: Any, start: int) -> Iterator[Place]:
         yield indices[local], sampler._placement.epoch, local * world_size + rank
 
 
-def torch_sequential(sampler: Any, root: int, start: int) -> Iterator[Place]:
+def torch_sequential(sampler: Any, root: int, start: int) -> Iterator[Position]:
     """torch ``SequentialSampler``."""
     return _whole(range(len(sampler.data_source)), sampler, start)
 
 
-def torch_random(sampler: Any, root: int, start: int) -> Iterator[Place]:
+def torch_random(sampler: Any, root: int, start: int) -> Iterator[Position]:
     """torch ``RandomSampler``, which ``DataLoader(shuffle=True)`` makes."""
     state = seeds.random_state(root, 'sampler', 'RandomSampler', sampler._placement.epoch)
     size, count = len(sampler.data_source), sampler.num_samples
@@ -235,7 +235,7 @@ def torch_random(sampler: Any, root: int, start: int) -> Iterator[Place]:
     return _whole(indices[:count], sampler, start)
 
 
-def torch_weighted(sampler: Any, root: int, start: int) -> Iterator[Place]:
+def torch_weighted(sampler: Any, root: int, start: int) -> Iterator[Position]:
     """torch ``WeightedRandomSampler``."""
     state = seeds.random_state(root, 'sampler', 'WeightedRandomSampler', sampler._placement.epoch)
     weights = sampler.weights.double().numpy()
@@ -244,14 +244,14 @@ def torch_weighted(sampler: Any, root: int, start: int) -> Iterator[Place]:
     return _whole(indices.tolist(), sampler, start)
 
 
-def torch_subset(sampler: Any, root: int, start: int) -> Iterator[Place]:
+def torch_subset(sampler: Any, root: int, start: int) -> Iterator[Position]:
     """torch ``SubsetRandomSampler``."""
     order = _permutation(root, len(sampler.indices), 'SubsetRandomSampler',
                          sampler._placement.epoch)
     return _whole([sampler.indices[i] for i in order], sampler, start)
 
 
-def strided_stock(sampler: Any, root: int, start: int) -> Iterator[Place]:
+def strided_stock(sampler: Any, root: int, start: int) -> Iterator[Position]:
     """Any other sampler: its own order, taken to be strided over the ranks."""
     from mmengine.dist import get_dist_info
     rank, world_size = get_dist_info()
@@ -264,8 +264,8 @@ def strided_stock(sampler: Any, root: int, start: int) -> Iterator[Place]:
 ENDLESS = ('mmengine.dataset.sampler.InfiniteSampler',
            'mmdet.datasets.samplers.multi_source_sampler.MultiSourceSampler')
 
-# stock class (exactly, not a subclass: a subclass may order otherwise) -> order
-ORDERS: Dict[str, Order] = {
+# stock class (exactly, not a subclass: a subclass may order differently) -> order
+SAMPLING_ORDERS: Dict[str, SamplingOrder] = {
     'mmengine.dataset.sampler.DefaultSampler': default,
     'mmengine.dataset.sampler.InfiniteSampler': infinite,
     'mmdet.datasets.samplers.class_aware_sampler.ClassAwareSampler': contiguous,
@@ -289,6 +289,6 @@ def is_endless(sampler: Any) -> bool:
     return any(_name(cls) in ENDLESS for cls in type(sampler).__mro__)
 
 
-def order_of(cls: type) -> Order:
+def sampling_order_of(cls: type) -> SamplingOrder:
     """The order function for a stock sampler class."""
-    return ORDERS.get(_name(cls), strided_stock)
+    return SAMPLING_ORDERS.get(_name(cls), strided_stock)

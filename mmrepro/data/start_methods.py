@@ -1,6 +1,6 @@
 """Start methods that import mmrepro in the worker before anything else arrives there.
 
-A worker that does not fork unpickles the data set, and with it imports MMDetection, which asks for
+A worker that does not fork unpickles the dataset, and with it imports MMDetection, which asks for
 mmcv's operators: with mmcv-lite they exist only once mmrepro is imported. The process object is the
 first thing in the pickle, and its class lives here.
 

@@ -1,4 +1,4 @@
-"""Signals in data loader workers: what announces the end of a run is the trainer's business.
+"""Signals in data loader workers: the main process handles those that announce the end of a run.
 
 Schedulers send SIGTERM to all processes of a job. A worker that dies of it takes the trainer along,
 in the middle of the iteration that the trainer means to finish.
@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ['ends_workers', 'shield']
 
-# what workers take no notice of; the names that Windows lacks are left out there
+# what workers take no notice of; Windows has none of them
 IGNORED = ('SIGTERM', 'SIGUSR1', 'SIGUSR2')
 
 # PyTorch and multiprocessing end workers by SIGTERM, and a handler in Python is not told who sent

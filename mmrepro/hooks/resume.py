@@ -12,7 +12,7 @@ from ..checkpoint import rank_state
 from ..checkpoint.completeness import check_readable, judge
 from ..config import RandomnessError
 from ..data import placement_of
-from ..data.cursor import CountedIterator, Place, seek, where
+from ..data.cursor import CountedIterator, DataCursor, seek, where
 from ..data.sampling_orders import is_endless
 from ..facts.compatibility import ResumeError
 
@@ -28,7 +28,7 @@ def _all_states(schedulers: Any) -> Iterator[Dict[str, Any]]:
         yield from one
 
 
-def place_in_epoch(runner: Any) -> Place:
+def place_in_epoch(runner: Any) -> DataCursor:
     """Where a resumed epoch-based loop begins."""
     place = runner._point.place if runner._point is not None else None
     epoch = runner.epoch
@@ -138,10 +138,10 @@ class ResumeHook(Hook):
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         self._began = runner.epoch, runner.iter - batch_idx
 
-    def _place(self, runner: Any, meta: Dict[str, Any]) -> Place:
+    def _place(self, runner: Any, meta: Dict[str, Any]) -> DataCursor:
         iterator = getattr(runner.train_loop, 'dataloader_iterator', None)
         if isinstance(iterator, CountedIterator):
-            return iterator.place
+            return iterator.cursor
         epoch, began = self._began or (None, 0)
         return meta['epoch'], meta['iter'] - began if meta['epoch'] == epoch else 0
 

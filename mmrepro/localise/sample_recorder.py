@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from mmengine.structures import BaseDataElement
 
-from ..data.fetch import current_batch
+from ..data.batch_context import current_batch
 from ..fingerprint import generator_states
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, Record, append_record, read_records
 

@@ -1,15 +1,16 @@
-"""Replacements for the places inside MMDetection that break reproducibility.
+"""Replacements for the code inside MMDetection that breaks reproducibility.
 
-The table is :data:`~mmrepro.patches.replacements.PATCHES`; :func:`apply` and :func:`revert` put the
-rows in force and take them out again. Nothing is imported from MMDetection before :func:`apply` is
+The table is :data:`~mmrepro.patches.replacements.CAUSES`; :func:`apply` and :func:`revert` put the
+rows in force and take them out. Nothing is imported from MMDetection before :func:`apply` is
 called.
 
 A worker started with *spawn* imports MMDetection afresh, without any row in force. :func:`apply` is
-a plain function, so it pickles by name: call ``apply(legacy, worker=True)`` in ``worker_init_fn``.
+a plain function, so it pickles by name: :data:`apply_in_worker` is called in ``worker_init_fn``.
 """
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
 import importlib.util
 import sys
@@ -17,27 +18,22 @@ import warnings
 from types import ModuleType
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-from .replacements import PATCHES, Patch
+from .replacements import CAUSES, PATCHES, Cause, Patch
 
-__all__ = ['PATCHES', 'Patch', 'apply', 'applied', 'revert', 'rows']
+__all__ = ['CAUSES', 'PATCHES', 'Cause', 'Patch', 'apply', 'apply_in_worker', 'applied', 'revert']
 
 _ABSENT = object()
 _IMPORTED = ('mmdet', 'mmengine')  # other targets are looked up only where MMDetection loaded them
 
 
-class _Change(NamedTuple):
+class _Replaced(NamedTuple):
     owner: Any
     name: str
     before: Any  # the owner's own entry, _ABSENT where the name was inherited or a builtin
     after: Any
 
 
-_changes: Dict[Patch, _Change] = {}
-
-
-def rows() -> Tuple[Patch, ...]:
-    """All rows of the table, in force or not."""
-    return PATCHES
+_changes: Dict[Patch, _Replaced] = {}
 
 
 def applied() -> Tuple[Patch, ...]:
@@ -54,7 +50,7 @@ def apply(legacy: bool = False, worker: bool = False) -> Tuple[Patch, ...]:
     Args:
         legacy: leave out, or take out again, the rows that change data streams.
         worker: consider only what runs inside ``dataset[i]``, which spares a spawned worker the
-            import of models, hooks and visualisers. Its data set has been unpickled by then, so a
+            import of models, hooks and visualisers. Its dataset has been unpickled by then, so a
             worker that has not imported MMDetection does not use it.
 
     Returns:
@@ -68,11 +64,14 @@ def apply(legacy: bool = False, worker: bool = False) -> Tuple[Patch, ...]:
     for patch in PATCHES:
         if worker and not patch.in_worker:
             continue
-        if legacy and patch.affects_data:
+        if legacy and patch.cause.affects_data:
             _undo(patch)
         elif patch not in _changes:
             _do(patch)
     return applied()
+
+
+apply_in_worker = functools.partial(apply, worker=True)
 
 
 def revert() -> None:
@@ -90,12 +89,12 @@ def _do(patch: Patch) -> None:
         stock = getattr(builtins, name, _ABSENT)
     if stock is _ABSENT:
         warnings.warn(
-            f'{patch.target} does not exist in this version, so cause {patch.cause} is not covered '
-            f'({patch.why})', RuntimeWarning, stacklevel=3)
+            f'{patch.target} does not exist in this version, so cause {patch.cause.id} is not '
+            f'covered ({patch.cause.why})', RuntimeWarning, stacklevel=3)
         return
     module, _, function = patch.replacement.partition(':')
     after = getattr(importlib.import_module(module), function)(stock)
-    _changes[patch] = _Change(owner, name, vars(owner).get(name, _ABSENT), after)
+    _changes[patch] = _Replaced(owner, name, vars(owner).get(name, _ABSENT), after)
     setattr(owner, name, after)
 
 

@@ -1,10 +1,10 @@
-"""CachedMosaic and CachedMixUp as pure functions of the sample's place.
+"""CachedMosaic and CachedMixUp as pure functions of the sample's position.
 
 MMDetection keeps the last 40 (20) results of a *worker* and mixes in some of them, so that the
 outcome depends on the number of workers, on their lifetime, and on a resume. Here a sample mixes in
 samples of its own batch that come before it, and, for the first of a batch, a few samples chosen at
-random for that batch. Whoever loads a batch has its samples at hand, so that nothing is kept from
-batch to batch, and the extra loads (up to five images a batch) are few against the batch.
+random for that batch. Nothing is kept from batch to batch, and at most five extra images are loaded
+for each batch.
 
 The transforms' own code runs unchanged: it is handed a list that looks like its cache.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, List
 
-from ..data.fetch import EXTRA_SAMPLES, BatchContext, current_batch
+from ..data.batch_context import EXTRA_SAMPLES, BatchContext, current_batch
 
 __all__ = ['PARTNERS', 'pure']
 
@@ -22,14 +22,14 @@ PARTNERS = {'CachedMosaic': 5, 'CachedMixUp': 1}
 
 
 class _Partners:
-    """What a cached transform takes for its ``results_cache``: its partners, then itself."""
+    """Stands in for ``results_cache``: the partners of the sample, then its own results."""
 
     def __init__(self, transform: Any, batch: BatchContext) -> None:
         self._transform, self._batch = transform, batch
         kind = next(cls.__name__ for cls in type(transform).__mro__ if cls.__name__ in PARTNERS)
-        part = batch.part(transform)
-        self._handles = [part.handle(offset) for offset in partners(
-            kind, part.current(), transform.max_cached_images)]
+        subtree = batch.subtree(transform)
+        self._handles = [subtree.handle(offset) for offset in partners(
+            kind, subtree.current(), transform.max_cached_images)]
         self._own: List[Any] = []
 
     def append(self, results: Any) -> None:
@@ -46,7 +46,7 @@ class _Partners:
 
 
 def partners(kind: str, current: int, max_cached_images: int) -> List[int]:
-    """Offsets of the samples of the batch's part that sample ``current`` may mix in."""
+    """Offsets in the subtree of the samples that sample ``current`` may mix in."""
     first = max(EXTRA_SAMPLES - PARTNERS[kind], current - (max_cached_images - 1))
     last = max(current, EXTRA_SAMPLES)
     # `- 1`: stock drops a result when its cache, the current one included, is over-full
@@ -54,7 +54,7 @@ def partners(kind: str, current: int, max_cached_images: int) -> List[int]:
 
 
 def pure(transform: Callable) -> Callable:
-    """``transform`` of a cached class, with partners from the batch in the place of its cache.
+    """``transform`` of a cached class, with partners from the batch instead of its cache.
 
     Outside of keyed data loading (a script that asks for ``dataset[0]``) stock's cache is used.
     """

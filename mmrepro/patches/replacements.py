@@ -1,4 +1,4 @@
-"""Places inside MMDetection that break reproducibility: one row each, with the reason.
+"""Code inside MMDetection that breaks reproducibility: a row for each cause, with its replacements.
 
 One mechanism serves every row: an attribute of a stock class or module is replaced in place. A
 registered subclass would be the obvious alternative, but it is only found where a config names the
@@ -9,34 +9,57 @@ is what has to change. It also keeps ``repr``, ``isinstance`` and the path in ev
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Tuple
+from typing import NamedTuple, Tuple
 
-__all__ = ['PATCHES', 'WORKER_PACKAGES', 'Patch']
+__all__ = ['CAUSES', 'PATCHES', 'WORKER_PACKAGES', 'Cause', 'Patch']
 
 # Code of these packages runs inside ``dataset[i]``; a data loading worker needs only their rows.
 WORKER_PACKAGES = ('mmdet.datasets', 'mmengine.structures', 'albumentations')
 
 
 @dataclass(frozen=True)
-class Patch:
+class Cause:
+    """A cause of differences, as ``docs/causes.md`` shows it. Each text fits a table cell.
+
+    Attributes:
+        id: of the cause in the documentation; several rows may share one.
+        why: what goes wrong.
+        where: file and line in MMDetection 3.3.0, relative to its package, or MMEngine 0.10.7.
+        affects: who meets it.
+        fix: what mmrepro does.
+        affects_data: the replacements change what is drawn from, or read out of, the data streams,
+            so they are left out when an old run is repeated with MMEngine's own streams.
+        replaces: (target, replacement) pairs, see :class:`Patch`.
+        types: types in a config that meet it; empty for what no training config names.
+        condition: ``key=value`` that has to be in the type's dict, or ''.
+        details: more than fits a cell.
+    """
+    id: str
+    why: str
+    where: str
+    affects: str
+    fix: str
+    affects_data: bool
+    replaces: Tuple[Tuple[str, str], ...]
+    types: Tuple[str, ...] = ()
+    condition: str = ''
+    details: str = ''
+
+
+class Patch(NamedTuple):
     """One replacement.
 
     Attributes:
         target: what is replaced, ``'package.module:attribute'`` or
             ``'package.module:Class.attribute'``. A bare name of a builtin (``set``) that the module
             does not define is shadowed in that module only.
-        replacement: ``'package.module:function'``; the function receives the stock object and
-            returns the new one.
-        cause: number of the cause in ``docs/causes.md``.
-        why: what goes wrong without it, in one line.
-        affects_data: it changes what is drawn from, or read out of, the data streams, so it is left
-            out when an old run is repeated with MMEngine's own streams.
+        replacement: ``'package.module:function'``; the function receives the stock object
+            and returns the new one.
+        cause: its row.
     """
     target: str
     replacement: str
-    cause: str
-    why: str
-    affects_data: bool
+    cause: Cause
 
     @property
     def module(self) -> str:
@@ -49,70 +72,125 @@ class Patch:
         return any(f'{self.module}.'.startswith(f'{name}.') for name in WORKER_PACKAGES)
 
 
-PATCHES: Tuple[Patch, ...] = (
-    Patch('mmdet.datasets.transforms.transforms:CachedMosaic.transform',
-          'mmrepro.patches.cached_transforms:pure',
-          'B12', 'mixes in what this worker happened to load before: depends on the number of '
-          'workers, their lifetime and a resume', True),
-    Patch('mmdet.datasets.transforms.transforms:CachedMixUp.transform',
-          'mmrepro.patches.cached_transforms:pure',
-          'B12', 'as CachedMosaic', True),
-    Patch('mmdet.datasets.transforms.text_transformers:set',
-          'mmrepro.patches.ordered:ordered_set',
-          'C1', 'sampled negative class names go through a set of strings before the shuffle: '
-          'captions and labels depend on PYTHONHASHSEED', True),
-    Patch('mmdet.datasets.transforms.text_transformers:RandomSamplingNegPos.od_aug',
-          'mmrepro.patches.text:own_class_names',
-          'C1', "the choice for a class named 'a/b' is written into the shared table of names: the "
-          'first sample of a worker decides for all later ones', True),
-    Patch('mmdet.models.task_modules.samplers.instance_balanced_pos_sampler:set',
-          'mmrepro.patches.ordered:ordered_set',
-          'C2', 'a set of tensors hashes by memory address: the difference removes nothing and '
-          'comes in the order of addresses', False),
-    Patch('mmdet.visualization.local_visualizer:random_color',
-          'mmrepro.patches.visualization:keep_generators',
-          'C5', 'drawing a track puts the global NumPy generator at the track id', True),
-    Patch('mmdet.visualization.local_visualizer:DetLocalVisualizer.add_datasample',
-          'mmrepro.patches.visualization:keep_generators',
-          'C6', 'drawing masks jitters their colours with the global NumPy generator', True),
-    Patch('mmdet.engine.hooks.visualization_hook:GroundingVisualizationHook.after_test_iter',
-          'mmrepro.patches.visualization:keep_generators',
-          'C6', 'drawing draws its palette from the global NumPy generator', True),
-    Patch('mmdet.datasets.ade20k:ADE20KSegDataset.load_data_list',
-          'mmrepro.patches.datasets:sorted_by_path',
-          'C7', 'images are indexed in the order in which the file system lists them', True),
-    Patch('mmdet.datasets.refcoco:RefCocoDataset._init_refs',
-          'mmrepro.patches.datasets:keyed_sentences',
-          'C8', 'one sentence per object is drawn while loading, from a generator that whatever '
-          'ran before has moved', True),
-    Patch('mmengine.structures.base_data_element:BaseDataElement.keys',
-          'mmrepro.patches.structures:sorted_names',
-          'C13', 'fields live in a set of strings: the order of keys, and so of dumped '
-          'predictions, depends on PYTHONHASHSEED', False),
-    Patch('mmengine.structures.base_data_element:BaseDataElement.metainfo_keys',
-          'mmrepro.patches.structures:sorted_names',
-          'C13', 'the same for the meta information', False),
-    Patch('mmdet.utils.split_batch:set',
-          'mmrepro.patches.ordered:ordered_set',
-          'C13', 'groups of a semi-supervised batch come in the order of hashed strings', False),
-    Patch('mmdet.models.dense_heads.paa_head:skm',
-          'mmrepro.patches.heads:seeded_mixture',
-          'C14', 'fitting a mixture moves the global NumPy generator, by an amount that depends on '
-          "scikit-learn's version", True),
-    Patch('albumentations.core.composition:Compose.__call__',
-          'mmrepro.patches.albumentations:seeded_from_sample',
-          'C16', 'from 1.4.21 on, a pipeline draws from generators of its own, seeded by the '
-          'operating system', True),
-    Patch('mmdet.datasets.transforms.transforms:Corrupt.transform',
-          'mmrepro.patches.corruptions:seeded_from_sample',
-          'C17', "impulse noise draws from scikit-image's unseeded generator, compiled glass blur "
-          "from Numba's", True),
-    Patch('mmdet.models.dense_heads.ssd_head:SSDHead.__init__',
-          'mmrepro.patches.heads:without_loss_of_its_own',
-          'C23', 'since 3.1 inference asks every head for its loss_cls; SSD has none and ends with '
-          'an AttributeError', False),
-    Patch('mmdet.models.backbones.trident_resnet:TridentConv.__init__',
-          'mmrepro.patches.backbones:initialised',
-          'C22', 'its weights are the memory that they were given: without pretrained weights '
-          'training starts from whatever was there before', False),
+_TRANSFORMS = 'mmdet.datasets.transforms'
+_DRAWING = 'mmdet.visualization.local_visualizer'
+
+CAUSES: Tuple[Cause, ...] = (
+    Cause(
+        'B12', 'Partners are what this worker loaded before: depends on workers and on a resume',
+        '`CachedMosaic`, `CachedMixUp` in `datasets/transforms/transforms.py` 3420-3457, 3671-3712',
+        'RTMDet', "Partners follow from the sample's position in the global order", True,
+        ((f'{_TRANSFORMS}.transforms:CachedMosaic.transform', 'cached_transforms:pure'),
+         (f'{_TRANSFORMS}.transforms:CachedMixUp.transform', 'cached_transforms:pure')),
+        ('CachedMosaic', 'CachedMixUp')),
+    Cause(
+        'C1', 'Names of negative classes go through a set of strings: depends on `PYTHONHASHSEED`',
+        '`datasets/transforms/text_transformers.py` 195-208', 'MM-Grounding-DINO',
+        'In that module `set` keeps the order of insertion', True,
+        ((f'{_TRANSFORMS}.text_transformers:set', 'ordered:ordered_set'), ),
+        ('RandomSamplingNegPos', )),
+    Cause(
+        'C1', "A worker's first sample chooses the name of a class `a/b` for all later samples",
+        '`RandomSamplingNegPos.od_aug`, same file 163-165',
+        'MM-Grounding-DINO with `label_map_file`', 'Each sample gets a copy of the table', True,
+        ((f'{_TRANSFORMS}.text_transformers:RandomSamplingNegPos.od_aug',
+          'text:own_class_names'), ),
+        ('RandomSamplingNegPos', ), '',
+        '`RandomSamplingNegPos` writes the name that it draws into the table that all samples '
+        'share.'),
+    Cause(
+        'C2', 'Tensors hash by address: their set difference removes nothing, in any order',
+        '`models/task_modules/samplers/instance_balanced_pos_sampler.py` 47-48',
+        'Libra R-CNN, QDTrack', 'In that module `set` compares tensors by value, in order', False,
+        (('mmdet.models.task_modules.samplers.instance_balanced_pos_sampler:set',
+          'ordered:ordered_set'), ),
+        ('InstanceBalancedPosSampler', 'CombinedSampler'), '',
+        'The order of the result is that of memory addresses, and positives are drawn twice.'),
+    Cause(
+        'C5', '`np.random.seed(track id)` on the global generator, never restored',
+        '`random_color` in `visualization/local_visualizer.py` 514', 'tracking with drawing on',
+        'The generator is put back', True,
+        ((f'{_DRAWING}:random_color', 'visualization:keep_generators'), )),
+    Cause(
+        'C6', 'Mask colours are jittered with the global generator',
+        '`jitter_color`, called by `DetLocalVisualizer.add_datasample`',
+        'drawing masks during validation', 'The generators are put back after each image', True,
+        ((f'{_DRAWING}:DetLocalVisualizer.add_datasample', 'visualization:keep_generators'), )),
+    Cause(
+        'C6', 'The palette is drawn from the global generator',
+        '`GroundingVisualizationHook.after_test_iter` in `engine/hooks/visualization_hook.py` 408',
+        'Grounding DINO with drawing on', 'The generators are put back', True,
+        (('mmdet.engine.hooks.visualization_hook:GroundingVisualizationHook.after_test_iter',
+          'visualization:keep_generators'), )),
+    Cause(
+        'C7', 'Images are indexed in the order in which the file system lists them',
+        '`ADE20KSegDataset.load_data_list` in `datasets/ade20k.py` 246',
+        'semantic ADE20K (its base class sorts)', 'Sorted by path', True,
+        (('mmdet.datasets.ade20k:ADE20KSegDataset.load_data_list', 'datasets:sorted_by_path'), ),
+        ('ADE20KSegDataset', )),
+    Cause(
+        'C8', 'One sentence per object is drawn while loading; what ran before moved the generator',
+        '`datasets/refcoco.py` 133', "RefCOCO with `text_mode='random'`",
+        'Chosen by root seed and reference id', True,
+        (('mmdet.datasets.refcoco:RefCocoDataset._init_refs', 'datasets:keyed_sentences'), ),
+        ('RefCocoDataset', ), 'text_mode=random'),
+    Cause(
+        'C13', 'Fields live in a set of strings: order of keys depends on `PYTHONHASHSEED`',
+        '`BaseDataElement` in MMEngine `structures/base_data_element.py` 212-327',
+        'whoever compares dumped predictions byte by byte', 'Sorted names', False,
+        (('mmengine.structures.base_data_element:BaseDataElement.keys', 'structures:sorted_names'),
+         ('mmengine.structures.base_data_element:BaseDataElement.metainfo_keys',
+          'structures:sorted_names')), (), '',
+        '`keys()`, `items()` and `to_dict()` of `BaseDataElement` follow that order. No gradient '
+        'of a stock model was found to depend on it.'),
+    Cause(
+        'C13', 'Groups of a semi-supervised batch come in the order of hashed tags',
+        '`utils/split_batch.py` 41', 'no stock detector of 3.x; ported 2.x ones',
+        'In that module `set` keeps the order of insertion', False,
+        (('mmdet.utils.split_batch:set', 'ordered:ordered_set'), ), ('MultiBranch', )),
+    Cause(
+        'C14', 'Fitting a Gaussian mixture may move the global NumPy generator',
+        '`models/dense_heads/paa_head.py` 322', 'PAA, LAD', 'A fixed `random_state`', True,
+        (('mmdet.models.dense_heads.paa_head:skm', 'heads:seeded_mixture'), ),
+        ('PAAHead', 'LADHead'), '',
+        'scikit-learn 1.2 and 1.3 move the generator, 1.9 does not. The fit does not depend on the '
+        'seed: means, weights and precisions are given.'),
+    Cause(
+        'C16', 'From albumentations 1.4.21 on, the operating system seeds the pipelines',
+        '`Albu` in `datasets/transforms/transforms.py` 1630; any `Compose` of your own',
+        'any config with albumentations',
+        "Each call of a pipeline without `seed` draws its generators from the sample's", True,
+        (('albumentations.core.composition:Compose.__call__',
+          'albumentations:seeded_from_sample'), ),
+        ('Albu', ), '',
+        "albumentations 1.4.20 and older follow Python's global generator. A pipeline that you "
+        'gave a seed keeps its own stream, which belongs to a worker. Transforms of albumentations '
+        'that are called alone, outside a `Compose`, are not covered.'),
+    Cause(
+        'C17', "Impulse noise and compiled glass blur draw from generators that nobody seeds",
+        '`Corrupt` in `datasets/transforms/transforms.py` 1527',
+        'robustness tests, training with corruptions',
+        "Both are seeded from the sample's generator for the call", True,
+        ((f'{_TRANSFORMS}.transforms:Corrupt.transform', 'corruptions:seeded_from_sample'), ),
+        ('Corrupt', ), '',
+        "Impulse noise draws from scikit-image's generator. Glass blur draws from Numba's in the "
+        'development version of `imagecorruptions`.'),
+    Cause(
+        'C22', 'Trident convolutions start from uninitialised memory without pretrained weights',
+        '`models/backbones/trident_resnet.py` 54', 'TridentNet trained from scratch',
+        'They start like the `Conv2d` of a ResNet', False,
+        (('mmdet.models.backbones.trident_resnet:TridentConv.__init__',
+          'backbones:initialised'), ),
+        ('TridentResNet', )),
+    Cause(
+        'C23', 'Inference asks every head for its `loss_cls`; that of SSD has none',
+        '`models/dense_heads/base_dense_head.py` 376, `ssd_head.py`', 'SSD, SSDLite, PISA-SSD',
+        'The head gets `loss_cls = None`', False,
+        (('mmdet.models.dense_heads.ssd_head:SSDHead.__init__', 'heads:without_loss_of_its_own'), ),
+        (), '',
+        'Since 3.1 validation of SSD ends with an `AttributeError`, with or without mmrepro.'),
 )
+
+PATCHES: Tuple[Patch, ...] = tuple(
+    Patch(target, f'mmrepro.patches.{replacement}', cause)
+    for cause in CAUSES for target, replacement in cause.replaces)

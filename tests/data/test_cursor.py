@@ -1,6 +1,6 @@
-"""A run that is resumed moves its samplers and loads nothing, whatever sampler and data set.
+"""A run that is resumed moves its samplers and loads nothing, whatever sampler and dataset.
 
-Every sampler, batch sampler and data set wrapper that MMEngine and MMDetection ship, in a loader.
+Every sampler, batch sampler and dataset wrapper that MMEngine and MMDetection ship, in a loader.
 """
 import functools
 import itertools
@@ -220,8 +220,8 @@ def test_the_order_of_an_epoch_is_entered_without_counting(case, make, monkeypat
     loader = make(case)
     last = len(loader) - 1
     seek(loader, 5, last)
-    yielded, stock = [], mmrepro.data.samplers.place
-    monkeypatch.setattr(mmrepro.data.samplers, 'place',
+    yielded, stock = [], mmrepro.data.samplers.with_position
+    monkeypatch.setattr(mmrepro.data.samplers, 'with_position',
                         lambda *args: (yielded.append(args), stock(*args))[1])
     batch = next(iter(loader.batch_sampler))
     assert last > 1 and len(yielded) <= BATCH_SIZE

@@ -1,21 +1,23 @@
-"""Joined data sets, each with its own pipeline: a cached transform mixes within its own part."""
+"""Concatenated datasets, each with its own pipeline: a cached transform mixes within its own."""
 import itertools
 
 import numpy as np
 import pytest
 import torch
+from loaders import adopted
 from mmcv.transforms import RandomApply
 from mmdet.datasets import ConcatDataset, MultiImageMixDataset
 from mmdet.datasets.transforms import CachedMixUp, CachedMosaic
 from mmengine.dataset import ClassBalancedDataset, DefaultSampler, InfiniteSampler, RepeatDataset
 from mmengine.registry import DATASETS
 from mmengine.runner.runner import _SlicedDataset
-from test_fetch import SIZE, Pictures, bits, draw
-from test_loader import adopted
+from pictures import SIZE, Pictures, bits, draw
 from torch.utils.data import DataLoader, Subset
 
 from mmrepro import patches
+from mmrepro.data.batch_context import BatchContext
 from mmrepro.data.dataset_tree import holder, nodes, path_of
+from mmrepro.data.positions import with_position
 
 OF_PART = 100  # labels of a part begin at a multiple of it
 
@@ -148,7 +150,7 @@ def test_a_transform_is_found_where_it_is():
     inner = dataset.datasets[0]
     assert holder(dataset, inside[2]) == ((0, 0), inner.datasets[0])
     assert holder(dataset, shared) == ((), dataset), 'one object for several parts'
-    assert holder(dataset, cached()[2]) == ((), dataset), 'nowhere to be found'
+    assert holder(dataset, cached()[2]) == ((), dataset), 'not found'
     assert holder(inner, shared) == ((0, ), inner.datasets[0])
 
 
@@ -161,13 +163,11 @@ def test_a_transform_of_a_wrapper_mixes_all_parts():
 
 
 def test_extra_samples_differ_from_part_to_part():
-    from mmrepro.data.fetch import BatchContext
-    from mmrepro.data.positions import place
     dataset = DATA['two parts']()
-    batch = BatchContext(dataset, 3, 'sample', [place(i, 0, i) for i in (0, 8, 1, 9)])
-    left, right = (batch.part(part.pipeline.transforms[2]) for part in dataset.datasets)
-    keys = [batch._entry(part.handle(k))[1] for part in (left, right) for k in range(5)]
-    keys += [batch._entry(k)[1] for k in range(9)]
+    batch = BatchContext(dataset, 3, 'sample', [with_position(i, 0, i) for i in (0, 8, 1, 9)])
+    left, right = (batch.subtree(part.pipeline.transforms[2]) for part in dataset.datasets)
+    keys = [batch.entry(part.handle(k))[1] for part in (left, right) for k in range(5)]
+    keys += [batch.entry(k)[1] for k in range(9)]
     assert len(set(keys)) == 19
     assert [left.handle(k) for k in (5, 6)] == [5, 7]
     assert [right.handle(k) for k in (5, 6)] == [6, 8]

@@ -1,51 +1,26 @@
-"""What a sample draws is a function of its place; what it mixes in, of its batch."""
+"""What a sample draws is a function of its position; what it mixes in, of its batch."""
 import copy
-import random
 
 import numpy as np
 import pytest
 import torch
 from mmdet.datasets.transforms import CachedMixUp, CachedMosaic
-from mmdet.structures.bbox import HorizontalBoxes
-from mmengine.dataset import BaseDataset, DefaultSampler
+from mmengine.dataset import DefaultSampler
+from pictures import SIZE, Pictures, bits, draw
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from mmrepro import patches, seeds
 from mmrepro.config import RandomnessConfig, RandomnessError
 from mmrepro.data import adopt_loader
-from mmrepro.data.fetch import EXTRA_SAMPLES, BatchContext, KeyedFetch, current_batch
-from mmrepro.data.positions import place
+from mmrepro.data.batch_context import EXTRA_SAMPLES, BatchContext, current_batch, loading
+from mmrepro.data.fetch import KeyedFetch
+from mmrepro.data.positions import with_position
 from mmrepro.patches.cached_transforms import partners
-
-SIZE = 16  # images and pixels
-
-
-class Pictures(BaseDataset):
-    """Images of one grey value each, one box each, drawn noise and a transform that may refuse."""
-    loads = 0
-
-    def load_data_list(self):
-        return [dict(number=i) for i in range(SIZE)]
-
-
-def draw(results):
-    """Loads an image: its own grey, and noise from every generator a transform may use."""
-    Pictures.loads += 1
-    noise = random.randrange(8) + np.random.randint(8) + int(torch.randint(8, ()))
-    results['img'] = np.full((SIZE, SIZE, 3), 10 * results['number'], np.uint8) + np.uint8(noise)
-    results['gt_bboxes'] = HorizontalBoxes(torch.tensor([[2., 2., 12., 12.]]))
-    results['gt_bboxes_labels'] = np.array([results['number']])
-    results['gt_ignore_flags'] = np.array([False])
-    return results
 
 
 def sometimes_nothing(results):
-    """As FilterAnnotations: the data set fetches another sample for a refused one."""
+    """As FilterAnnotations: the dataset fetches another sample for a refused one."""
     return None if np.random.rand() < 0.2 else results
-
-
-def bits(item):
-    return item['img'].tobytes() + item['gt_bboxes'].tensor.numpy().tobytes()
 
 
 def pipeline():
@@ -140,22 +115,17 @@ def test_partners_come_from_the_batch_and_cost_few_extra_loads():
 
 
 def test_what_a_transform_sees_of_a_partner_is_what_the_partner_saw():
-    """Asked for before or after its own turn, a sample's state is the same."""
+    """Asked for before or after it is loaded itself, a sample's state is the same."""
     dataset = Pictures(pipeline=pipeline())
-    batch = [place(i, 0, 40 + i) for i in range(4)]
+    batch = [with_position(i, 0, 40 + i) for i in range(4)]
     mixup = dataset.pipeline.transforms[3]
     early = BatchContext(dataset, 3, 'sample', batch)
-    import mmrepro.data.fetch as fetch
     states = []
     for order in ((), (0, 1, 2, 3)):
-        context = BatchContext(dataset, 3, 'sample', batch)
-        fetch._current = context
-        try:
+        with loading(BatchContext(dataset, 3, 'sample', batch)) as context:
             for i in order:
                 context.load(EXTRA_SAMPLES + i)
             states.append([bits(context.state(mixup, EXTRA_SAMPLES + i)) for i in range(4)])
-        finally:
-            fetch._current = None
     assert states[0] == states[1]
     assert current_batch() is None and early.current == 0
 
@@ -183,15 +153,15 @@ def test_outside_of_data_loading_stock_behaviour_remains():
 
 def test_a_sample_whose_pipeline_lacks_the_transform_is_an_error():
     dataset = Pictures(pipeline=[draw])
-    context = BatchContext(dataset, 0, 'sample', [place(0, 0, 0)])
+    context = BatchContext(dataset, 0, 'sample', [with_position(0, 0, 0)])
     mosaic = CachedMosaic(img_scale=(SIZE, SIZE))
     with pytest.raises(RuntimeError, match='CachedMosaic mixes samples, but the pipeline of'):
         context.state(mosaic, EXTRA_SAMPLES)
 
 
-def test_an_index_without_place_is_refused():
+def test_an_index_without_position_is_refused():
     fetch = KeyedFetch(Pictures(pipeline=[draw]), 0, 'sample', True, 0)
-    with pytest.raises(TypeError, match='without its place'):
+    with pytest.raises(TypeError, match='without its position'):
         fetch([3])
 
 
@@ -202,13 +172,13 @@ class Stream(IterableDataset):
 
 def test_loaders_without_positions_are_refused():
     config = RandomnessConfig(seed=0)
-    with pytest.raises(RandomnessError, match='Stream is an iterable data set'):
+    with pytest.raises(RandomnessError, match='Stream is an iterable dataset'):
         adopt_loader(DataLoader(Stream()), config, 'sample', 0)
     with pytest.raises(RandomnessError, match='batch_size=None'):
         adopt_loader(DataLoader([1, 2], batch_size=None), config, 'sample', 0)
 
 
-def test_one_data_set_object_cannot_serve_training_and_validation():
+def test_one_dataset_object_cannot_serve_training_and_validation():
     dataset = Pictures(pipeline=[draw])
     adopt_loader(DataLoader(dataset), RandomnessConfig(seed=0), 'sample', 0)
     with pytest.raises(RandomnessError, match="streams 'sample' and 'val'"):
@@ -223,10 +193,10 @@ def test_the_users_worker_init_function_runs_after_ours():
     assert called == [1]
 
 
-def test_data_sets_can_be_copied_with_their_keyed_fetch():
+def test_datasets_can_be_copied_with_their_keyed_fetch():
     dataset = Pictures(pipeline=[draw])
     adopt_loader(DataLoader(dataset), RandomnessConfig(seed=0), 'sample', 0)
     twin = copy.deepcopy(dataset)
     assert twin.__getitems__.dataset is twin
-    batch = [place(2, 0, 5)]
+    batch = [with_position(2, 0, 5)]
     assert bits(twin.__getitems__(batch)[0]) == bits(dataset.__getitems__(batch)[0])

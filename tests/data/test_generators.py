@@ -1,4 +1,4 @@
-"""Whatever draws while a batch is made, in whichever process, draws from the batch's place."""
+"""Whatever draws while a batch is made, in whichever process, draws from the batch's stream."""
 import copy
 import functools
 import pickle
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from harness import digest
+from loaders import BATCH, SIZE, Noisy, adopted, loader, train
 from mmengine.dataset import Compose, DefaultSampler, default_collate, pseudo_collate
-from test_loader import BATCH, SIZE, Noisy, adopted, loader, train
 from torch.utils.data import DataLoader
 
 from mmrepro import seeds

@@ -4,124 +4,26 @@ import random
 import numpy as np
 import pytest
 import torch
-from harness import Child, digest
+from harness import Child
+from loaders import BATCH, LOOPS, SIZE, InOrder, Noisy, adopted, loader, train
 from mmengine.dataset import DefaultSampler, InfiniteSampler, pseudo_collate
-from mmengine.evaluator import BaseMetric
-from mmengine.hooks import Hook
-from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, METRICS, MODELS
+from mmengine.registry import DATASETS
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     RandomSampler,
-    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
 from mmrepro import seeds
-from mmrepro.config import RandomnessConfig
-from mmrepro.data import adopt_loader
-from mmrepro.runner import ReproRunner
-
-SIZE, BATCH = 14, 4  # four batches an epoch, the last one of two
-
-
-@MODELS.register_module(force=True)
-class Mean(BaseModel):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1))
-
-    def forward(self, x, mode='tensor'):
-        loss = (torch.stack(list(x)).mean() * self.weight).square().sum()
-        return dict(loss=loss) if mode == 'loss' else [loss]
-
-
-@METRICS.register_module(force=True)
-class Drawing(BaseMetric):
-    def process(self, data_batch, data_samples):
-        self.results.append(0)
-
-    def compute_metrics(self, results):
-        random.random(), np.random.rand(), torch.rand(1)
-        return {}
-
-
-class Noisy(torch.utils.data.Dataset):
-    """Its index, and noise of every generator."""
-
-    def __len__(self):
-        return SIZE
-
-    def __getitem__(self, i):
-        return dict(x=torch.tensor([float(i), random.random(), np.random.rand(), torch.rand(())]))
-
-
-class InOrder(Sampler):
-    """The least that a sampler has to have."""
-
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __iter__(self):
-        return iter(range(len(self.dataset)))
-
-
-LOOPS = {
-    'epochs': dict(by_epoch=True, max_epochs=3),
-    'iterations': dict(by_epoch=False, max_iters=12, val_interval=3),
-}
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
     """MMEngine sleeps two seconds between passes over the data of an iteration-based loop."""
     monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
-
-
-def loader(sampler=InOrder, workers=0, dataset=Noisy, collate=pseudo_collate, **kwargs):
-    dataset = dataset()
-    return DataLoader(dataset, batch_size=BATCH, sampler=sampler(dataset), num_workers=workers,
-                      collate_fn=collate, **kwargs)
-
-
-def adopted(made, stream='sample', **kwargs):
-    return adopt_loader(made, RandomnessConfig(seed=3, **kwargs), stream, rank=0)
-
-
-def settings(make, work_dir, loop='epochs', resume_at=None, validation=True):
-    """The run of a loader that ``make`` builds; checkpoints of every iteration."""
-    cfg = dict(
-        model=dict(type='Mean'), work_dir=str(work_dir), log_level='ERROR',
-        train_dataloader=make(), train_cfg=dict(LOOPS[loop]),
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=1e-3)), randomness=dict(seed=3),
-        default_hooks=dict(checkpoint=dict(
-            type='CheckpointHook', interval=1000 if resume_at else 1, by_epoch=False)),
-        resume=resume_at is not None,
-        load_from=resume_at and str(work_dir / f'iter_{resume_at}.pth'))
-    if validation:
-        cfg.update(val_dataloader=loader(), val_cfg=dict(), val_evaluator=dict(type='Drawing'))
-    return cfg
-
-
-def train(make, work_dir, *args, prepare=lambda runner: None, **kwargs):
-    """Digests of all batches, and of the weights at the end."""
-    seen = []
-
-    class Look(Hook):
-        def before_train_iter(self, runner, batch_idx, data_batch=None):
-            seen.append(digest(data_batch))
-
-    runner = ReproRunner(**settings(make, work_dir, *args, **kwargs))
-    runner.register_hook(Look())
-    prepare(runner)
-    runner.train()
-    return seen, digest(runner.model.state_dict())
 
 
 class OwnGenerator(InOrder):

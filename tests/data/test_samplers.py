@@ -14,7 +14,7 @@ from mmdet.datasets.samplers import (
 from mmengine.dataset import ConcatDataset, DefaultSampler, InfiniteSampler
 from torch.utils.data import BatchSampler, Sampler
 
-from mmrepro.data.positions import PlacedInt, PlacedTuple, place, plain
+from mmrepro.data.positions import PositionedInt, PositionedTuple, plain, with_position
 from mmrepro.data.samplers import Placement, adopt_batch_sampler, adopt_sampler
 
 
@@ -138,9 +138,9 @@ def test_epochs_and_neighbouring_seeds_do_not_repeat_each_other(ranks, name):
 @pytest.mark.parametrize('name', SAMPLERS)
 @pytest.mark.parametrize('world_size', [2, 3])
 def test_ranks_have_positions_of_their_own(ranks, name, world_size):
-    places = [[p for _, _, p in take(ranks(name, rank, world_size), name, 12)]
+    positions = [[p for _, _, p in take(ranks(name, rank, world_size), name, 12)]
               for rank in range(world_size)]
-    every = list(itertools.chain(*places))
+    every = list(itertools.chain(*positions))
     assert len(set(every)) == len(every)
 
 
@@ -236,19 +236,19 @@ def test_adopted_samplers_keep_class_attributes_and_length():
     assert len(sampler) == 23 and sampler.seed == 1
 
 
-def test_places_travel_to_workers():
+def test_positions_travel_to_workers():
     import pickle
-    batch = [place(3, 1, 40), place((2, 5), 1, 41)]
+    batch = [with_position(3, 1, 40), with_position((2, 5), 1, 41)]
     received = pickle.loads(pickle.dumps(batch))
     assert received == [3, (2, 5)]
     assert [(i.epoch, i.position) for i in received] == [(1, 40), (1, 41)]
-    assert [type(i) for i in received] == [PlacedInt, PlacedTuple]
+    assert [type(i) for i in received] == [PositionedInt, PositionedTuple]
     assert [type(plain(i)) for i in received] == [int, tuple]
 
 
 def test_an_index_of_another_type_is_refused():
     with pytest.raises(TypeError, match="the sampler yields 'a.jpg' of type str"):
-        place('a.jpg', 0, 0)
+        with_position('a.jpg', 0, 0)
 
 
 def test_a_source_without_images_is_named():

@@ -1,19 +1,21 @@
 """The table of replacements and how its rows are put in force and taken out."""
 from __future__ import annotations
 
-import functools
 import importlib
-import pickle
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from dev.causes_report import entries
 from mmrepro import patches
-from mmrepro.patches import Patch
+from mmrepro.data.fetch import WorkerInit
+from mmrepro.data.samplers import Placement
+from mmrepro.patches import Cause, Patch
 
-CAUSES = Path(__file__).resolve().parents[2] / 'docs' / 'causes.md'
+PAGE = Path(__file__).resolve().parents[2] / 'docs' / 'explanation' / 'causes.md'
+MAX_CELL = 100  # characters of a table cell
 ADE = 'mmdet.datasets.ade20k:ADE20KSegDataset.load_data_list'
 
 
@@ -31,8 +33,9 @@ def table(monkeypatch):
     return lambda *rows: monkeypatch.setattr(patches, 'PATCHES', rows)
 
 
-def row(target: str, affects_data: bool = False) -> Patch:
-    return Patch(target, 'mmrepro.patches.datasets:sorted_by_path', 'C7', 'a reason', affects_data)
+def row(target: str) -> Patch:
+    cause = Cause('C7', 'a reason', 'somewhere', 'someone', 'a fix', False, ())
+    return Patch(target, 'mmrepro.patches.datasets:sorted_by_path', cause)
 
 
 def names_of(rows) -> list:
@@ -46,54 +49,55 @@ def entry(patch: Patch):
 
 
 def test_every_row_is_well_formed():
-    assert len(set(names_of(patches.rows()))) == len(patches.rows())
-    for patch in patches.rows():
+    assert len(set(names_of(patches.PATCHES))) == len(patches.PATCHES)
+    for patch in patches.PATCHES:
         module, _, function = patch.replacement.partition(':')
         assert callable(getattr(importlib.import_module(module), function))
-        assert patch.cause and patch.why and '\n' not in patch.why
 
 
-def test_the_docs_know_every_row():
-    text = CAUSES.read_text(encoding='utf-8')
-    replaced = text.partition('## Replaced')[2].partition('## Answered')[0].splitlines()
-    documented = {line.split('|')[1].strip(): line.split('|')[-2].strip() == 'yes'
-                  for line in replaced if line.startswith(('| B', '| C'))}
-    assert documented == {patch.cause: patch.affects_data for patch in patches.rows()}
+def test_every_cell_of_the_table_of_causes_fits_a_line():
+    for cause in patches.CAUSES:
+        cells = (cause.id, cause.why, cause.where, cause.affects, cause.fix)
+        assert all(0 < len(cell) <= MAX_CELL and '|' not in cell for cell in cells), cause
+
+
+def test_the_page_of_causes_shows_the_table():
+    assert entries() in PAGE.read_text(encoding='utf-8')
 
 
 def test_every_row_applies_to_the_installed_mmdetection(recwarn):
     in_force = names_of(patches.apply())
-    absent = [name for name in names_of(patches.rows()) if name not in in_force]
+    absent = [name for name in names_of(patches.PATCHES) if name not in in_force]
     # a foreign package is looked up only where MMDetection could import it
     assert not [name for name in absent if name.startswith(('mmdet', 'mmengine'))]
     assert not [w for w in recwarn if 'is not covered' in str(w.message)]
 
 
 def test_revert_restores_the_very_objects():
-    before = [entry(patch) for patch in patches.rows()]
+    before = [entry(patch) for patch in patches.PATCHES]
     patches.apply()
-    assert any(entry(p) is not b for p, b in zip(patches.rows(), before))
+    assert any(entry(p) is not b for p, b in zip(patches.PATCHES, before))
     patches.revert()
-    assert all(entry(p) is b for p, b in zip(patches.rows(), before))
+    assert all(entry(p) is b for p, b in zip(patches.PATCHES, before))
     assert patches.applied() == ()
 
 
 def test_applying_twice_changes_nothing_more():
     patches.apply()
-    once = [entry(patch) for patch in patches.rows()]
+    once = [entry(patch) for patch in patches.PATCHES]
     assert patches.apply() == patches.applied()
-    assert all(entry(p) is o for p, o in zip(patches.rows(), once))
+    assert all(entry(p) is o for p, o in zip(patches.PATCHES, once))
 
 
 def test_legacy_leaves_the_data_streams_alone():
-    assert not any(patch.affects_data for patch in patches.apply(legacy=True))
+    assert not any(patch.cause.affects_data for patch in patches.apply(legacy=True))
     assert patches.applied()
 
 
 def test_legacy_takes_out_what_an_earlier_run_put_in():
     everything = patches.apply()
     patches.apply(legacy=True)
-    assert not any(patch.affects_data for patch in patches.applied())
+    assert not any(patch.cause.affects_data for patch in patches.applied())
     assert patches.apply() == everything
 
 
@@ -188,11 +192,6 @@ def test_names_and_docstrings_stay():
     assert method.__wrapped__ is stock_method
 
 
-def test_apply_pickles_by_name():
-    entry_point = functools.partial(patches.apply, True, worker=True)
-    assert pickle.loads(pickle.dumps(entry_point)).func is patches.apply
-
-
 class SeesReplacement(torch.utils.data.Dataset):
     """Items tell whether the process that makes them has the replacement of a class's method."""
 
@@ -206,15 +205,10 @@ class SeesReplacement(torch.utils.data.Dataset):
         return hasattr(self.kind.load_data_list, '__wrapped__')
 
 
-def apply_in_worker(worker_id: int) -> None:
-    """What a worker_init_fn does."""
-    patches.apply(worker=True)
-
-
 @pytest.mark.slow
 def test_spawned_workers_get_the_replacements():
     from mmdet.datasets.ade20k import ADE20KSegDataset
     loader = torch.utils.data.DataLoader(
         SeesReplacement(ADE20KSegDataset), num_workers=1, multiprocessing_context='spawn',
-        worker_init_fn=apply_in_worker)
+        worker_init_fn=WorkerInit(Placement(0), 0, patches.apply_in_worker))
     assert [bool(item) for item in loader] == [True]

@@ -1,0 +1,172 @@
+"""The batch that is being loaded in this process, for transforms that mix samples of a batch."""
+from __future__ import annotations
+
+import bisect
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+from .. import seeds
+from . import dataset_tree, generators
+from .generators import Generators
+from .positions import plain
+
+__all__ = ['EXTRA_SAMPLES', 'BatchContext', 'BatchSubtree', 'current_batch', 'loading']
+
+# Samples beside the batch's own, chosen at random, that cached transforms may mix in. A mosaic
+# takes three partners, and stock's condition for a mosaic is five cached results.
+EXTRA_SAMPLES = 5
+
+_current: Optional[BatchContext] = None
+
+
+def current_batch() -> Optional[BatchContext]:
+    """The batch that is being loaded in this process, or None."""
+    return _current
+
+
+@contextmanager
+def loading(batch: BatchContext) -> Iterator[BatchContext]:
+    """Make ``batch`` the current one for the length of a block."""
+    global _current
+    outer, _current = _current, batch
+    try:
+        yield batch
+    finally:
+        _current = outer
+
+
+class _Captured(BaseException):
+    """Ends the loading of a sample at the transform that asked for its state.
+
+    Derived from BaseException: transforms that catch Exception must not stop it.
+    """
+
+
+# Which sample: EXTRA_SAMPLES + its number in the batch, or the number of an extra sample of the
+# whole dataset, or (path, number) for an extra sample of a subtree
+Handle = Union[int, Tuple[dataset_tree.Path, int]]
+
+
+class BatchSubtree:
+    """The samples of a batch that reach one transform: those of the subtree that holds it.
+
+    Attributes:
+        path: to the subtree, see :mod:`mmrepro.data.dataset_tree`.
+    """
+
+    def __init__(self, batch: BatchContext, path: dataset_tree.Path) -> None:
+        self.path, self._batch = path, batch
+        self._members = [EXTRA_SAMPLES + i for i, one in enumerate(batch.paths())
+                         if one[:len(path)] == path]
+
+    def handle(self, offset: int) -> Handle:
+        """Extra samples of the subtree come first, then its samples of the batch."""
+        if offset >= EXTRA_SAMPLES:
+            return self._members[offset - EXTRA_SAMPLES]
+        return (self.path, offset) if self.path else offset
+
+    def current(self) -> int:
+        """The offset that the sample being loaded has here, or would have if it were a member."""
+        current = self._batch.current
+        if isinstance(current, tuple) and current[0] == self.path:
+            return current[1]
+        if not isinstance(current, int):
+            return EXTRA_SAMPLES
+        if current < EXTRA_SAMPLES:
+            return EXTRA_SAMPLES if self.path else current
+        return EXTRA_SAMPLES + bisect.bisect_left(self._members, current)
+
+
+class BatchContext:
+    """The samples of one batch, each addressable up to any transform of its pipeline.
+
+    Entries ``0 .. EXTRA_SAMPLES - 1`` are samples chosen at random for this batch. They are loaded
+    only when something asks for them. The samples of the batch follow. Everything is a function of
+    the positions of the batch's samples, so any worker gives the same result. In a concatenated
+    dataset, a transform mixes samples of the subtree that it belongs to, and the extra samples
+    come from that subtree.
+    """
+
+    def __init__(self, dataset: Any, root: int, stream: str, batch: Sequence[Any],
+                 own: Optional[Generators] = None) -> None:
+        self.dataset = dataset
+        self._own = own or {}
+        self._root, self._stream = root, stream
+        self._entries: List[Tuple[Any, tuple]] = [
+            (plain(index), (index.epoch, index.position)) for index in batch]
+        self._extra: Dict[dataset_tree.Path, List[Tuple[Any, tuple]]] = {}
+        self._datasets: Dict[dataset_tree.Path, Any] = {(): dataset}
+        self._subtrees: Dict[int, BatchSubtree] = {}
+        self._paths: Optional[List[dataset_tree.Path]] = None
+        self.current: Handle = 0
+        self._wanted: Optional[object] = None
+        self._states: Dict[Tuple[int, Handle], Any] = {}
+
+    def paths(self) -> List[dataset_tree.Path]:
+        """The path through the dataset tree of each sample of the batch."""
+        if self._paths is None:
+            self._paths = [dataset_tree.path_of(self.dataset, index) for index, _ in self._entries]
+        return self._paths
+
+    def subtree(self, transform: object) -> BatchSubtree:
+        """The samples that reach ``transform``."""
+        if id(transform) not in self._subtrees:
+            path, self._datasets[path] = dataset_tree.holder(self.dataset, transform)
+            self._subtrees[id(transform)] = BatchSubtree(self, path)
+        return self._subtrees[id(transform)]
+
+    def entry(self, handle: Handle) -> Tuple[Any, tuple]:
+        """Index and stream key of a sample."""
+        if isinstance(handle, int) and handle >= EXTRA_SAMPLES:
+            return self._entries[handle - EXTRA_SAMPLES]
+        path, number = handle if isinstance(handle, tuple) else ((), handle)
+        if path not in self._extra:
+            size = len(self._datasets[path])
+            _, first = self._entries[0]
+            key = (*first, 'extra', *path)
+            draw = seeds.python_generator(self._root, self._stream, *key)
+            self._extra[path] = [(draw.randrange(size), (*key, k)) for k in range(EXTRA_SAMPLES)]
+        return self._extra[path][number]
+
+    def load(self, handle: Handle) -> Any:
+        """A sample, from the start of its own stream."""
+        index, key = self.entry(handle)
+        dataset = self._datasets[handle[0]] if isinstance(handle, tuple) else self.dataset
+        self.current = handle
+        seeds.seed_all(self._root, self._stream, *key)
+        generators.reseed(self._own, self._root, self._stream, *key)
+        return dataset[index]
+
+    def load_all(self) -> List[Any]:
+        """All samples of the batch."""
+        return [self.load(EXTRA_SAMPLES + i) for i in range(len(self._entries))]
+
+    def reached(self, transform: object, results: Any) -> None:
+        """Called by a transform with the state of the current sample; the first call counts."""
+        self._states.setdefault((id(transform), self.current), results)
+        if self._wanted is transform:
+            raise _Captured
+
+    def state(self, transform: object, handle: Handle) -> Any:
+        """What ``transform`` was given, or would be, for a sample.
+
+        Raises:
+            RuntimeError: when that sample's pipeline does not reach the transform.
+        """
+        key = (id(transform), handle)
+        if key not in self._states:
+            before = self.current, self._wanted
+            self._wanted = transform
+            with seeds.isolate_rng(accelerators=False), generators.isolated(self._own):
+                try:
+                    self.load(handle)
+                except _Captured:
+                    pass
+                finally:
+                    self.current, self._wanted = before
+        if key not in self._states:
+            raise RuntimeError(
+                f'{type(transform).__name__} mixes samples, but the pipeline of sample '
+                f'{self.entry(handle)[0]} does not reach it; put it into the pipeline itself, '
+                'not into a choice or a chance, and join datasets by ConcatDataset')
+        return self._states[key]
