@@ -86,7 +86,7 @@ def test_the_wheel_holds_the_mixins_where_lazy_configs_read_them(wheel):
 def test_nothing_else_is_in_the_wheel(wheel):
     allowed = re.compile(r'mmrepro/.*\.(py|yml|sh|json|css|js|html)$|mmrepro-[^/]*\.dist-info/')
     assert [name for name in wheel if not allowed.match(name)] == []
-    left_out = ('tools/demo.sh', 'tools/test.sh', 'tools/environment.sh')
+    left_out = tuple(f'tools/{name}.sh' for name in ('demo', 'test', 'docs', 'environment'))
     assert [name for name in wheel if name.endswith(left_out)] == []
 
 
@@ -135,7 +135,7 @@ def test_an_editable_installation_links_to_the_checkout(tmp_path):
     assert (mim / '.gitignore').read_text() == '*\n'
 
 
-@pytest.mark.parametrize('name', ['lock.txt', 'tests.txt', 'triton.txt'])
+@pytest.mark.parametrize('name', ['lock.txt', 'tests.txt', 'triton.txt', 'docs.txt'])
 def test_locked_versions_are_exact(name):
     for line in _pins(name):
         assert re.fullmatch(r'[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.]*', line), line
