@@ -9,7 +9,8 @@ from setuptools.command.build_py import build_py
 HERE = Path(__file__).resolve().parent
 # demo.sh, test.sh, docs.sh and what they share need a checkout; the command is
 # `mmrepro demo` in an installed package
-LEFT_OUT = ('__pycache__', '*.pyc', 'demo.sh', 'test.sh', 'docs.sh', 'environment.sh')
+LEFT_OUT = ('__pycache__', '*.pyc', 'demo.sh', 'test.sh', 'test_hosts.sh', 'docs.sh',
+            'environment.sh')
 
 # source -> places inside the package
 EXTRA = {

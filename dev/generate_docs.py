@@ -25,7 +25,7 @@ from dev import (  # noqa: E402
     layers,
 )
 from dev.zoo import sweep_report  # noqa: E402
-from mmrepro.cli import ops  # noqa: E402
+from mmrepro.ops import operator_report  # noqa: E402
 
 DOCS = ROOT / 'docs'
 
@@ -37,7 +37,8 @@ def result(name: str) -> dict:
 # A page, or a part of one between two comments, the command that it names, and what makes it.
 PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('reference/operators.md', 'mmrepro ops --markdown',
-     lambda: ops.page(sweep_report.reached_by(result('zoo_cpu.json')['rows']))),
+     lambda: operator_report.as_markdown(sweep_report.reached_by(
+         result('zoo_cpu.json')['rows']))),
     ('reference/operators.md', 'python -m dev.kernel_table_report',
      lambda: '\n'.join(kernel_table_report.lines())),
     ('reference/command-line.md', 'the parsers', command_line_report.lines),

@@ -1,32 +1,34 @@
 """The table of torch's own operators as Markdown: ``python -m dev.kernel_table_report``."""
 from __future__ import annotations
 
-from mmrepro.ops.aten.kernel_table import TABLE, Row
+from typing import Dict, List
+
+from mmrepro.ops.aten.kernel_table import TABLE, KernelRow
 
 __all__ = ['lines']
 
 
-def _span(row: Row) -> str:
+def _span(row: KernelRow) -> str:
     first, last = '.'.join(map(str, row.since)), f'{row.until[0]}.{row.until[1] - 1}'
     if row.until[0] == 99:
         return 'all' if row.since == (2, 0) else f'from {first}'
     return f'to {last}' if row.since == (2, 0) else f'{first} to {last}'
 
 
-def _ours(row: Row) -> str:
+def _ours(row: KernelRow) -> str:
     if not row.target:
         return 'left'
     module = row.target.partition(':')[0]
     return f'`{module}`' + (', CPU too' if 'cpu' in row.devices else '')
 
 
-def lines() -> list[str]:
+def lines() -> List[str]:
     """The table, the reasons that its last column counts, and who reaches the operators."""
     reasons = {why: number for number, why in enumerate(
         dict.fromkeys(row.why for row in TABLE), 1)}
     names = [f'`{row.operator.replace("torch._decomp.decompositions", "decompositions")}`'
              for row in TABLE]
-    users: dict[str, list[str]] = {}
+    users: Dict[str, List[str]] = {}
     for name, row in zip(names, TABLE):
         if row.users and name not in users.setdefault(row.users, []):
             users[row.users].append(name)

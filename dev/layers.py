@@ -29,8 +29,8 @@ LAYERS: Tuple[Tuple[Tuple[str, ...], str], ...] = (
     (('data', 'distributed'), 'data loading by position; process groups and agreement of ranks'),
     (('determinism', ), 'flags and environment variables, a table row each'),
     (('config', ), 'the `randomness` dict'),
-    (('ops', 'seeds', 'errors', 'text', 'version'),
-     'operators and random streams; they import nothing of the package'),
+    (('ops', 'seeds', 'digests', 'errors', 'text', 'version'),
+     'operators, random streams, digests; they import nothing of the package'),
 )
 # Rooms of one row that may know each other, in this direction only.
 ALLOWED_SIDEWAYS = {

@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Any, Container, Dict, List
 
 TESTS = Path(__file__).resolve().parents[1] / 'tests'
-sys.path[:0] = [str(TESTS / name) for name in ('.', 'support', 'checkpoint', 'distributed')]
+sys.path[:0] = [str(TESTS / name) for name in ('.', 'support')]
 import conftest  # noqa: E402, F401  one thread per operator
 import torch  # noqa: E402
+from demo_runs import small  # noqa: E402
+from detector_runs import accumulating, dynamic, log_lines, shallow  # noqa: E402
 from harness import digest  # noqa: E402
-from test_invariance import small  # noqa: E402
-from test_resume import accumulating, dynamic, log_lines, shallow  # noqa: E402
-from test_training_on_ranks import free_port  # noqa: E402
+from ranks import free_port  # noqa: E402
 
 ITERATIONS = 12
 AFTER = 2  # iterations that a resumed run takes which does not go to the end

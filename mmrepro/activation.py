@@ -5,6 +5,7 @@ Importing ``mmrepro`` calls :func:`activate`. It imports neither torch nor mmeng
 """
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.util
 import sys
@@ -13,21 +14,44 @@ from typing import Any, Callable, Dict, Optional
 
 from . import ops
 
-__all__ = ['activate', 'deactivate', 'is_active']
+__all__ = ['activate', 'deactivate', 'is_active', 'reproducible_class']
+
+# methods that the mixin replaces: a Runner subclass with its own has to say how they combine
+OWN_METHODS = ('set_randomness', 'build_dataloader')
 
 
 def _repro_from_cfg(original: classmethod) -> classmethod:
     def from_cfg(cls: type, cfg: Any) -> Any:
         """As MMEngine's, but builds the class's reproducible form (see ``mmrepro``)."""
-        from .runner import prepare_cfg, reproducible_class
+        from .config import prepare_cfg
         return original.__func__(reproducible_class(cls), prepare_cfg(cfg))
 
     return classmethod(from_cfg)
 
 
-def _reproducible(cls: type) -> type:
-    from .runner import reproducible_class
-    return reproducible_class(cls)
+@functools.cache
+def reproducible_class(cls: type) -> type:
+    """The class to build when ``cls.from_cfg`` is called.
+
+    Raises:
+        RandomnessError: for a Runner subclass that replaces what the mixin replaces.
+    """
+    from mmengine.runner import Runner
+
+    from .config import RandomnessError
+    from .runner import ReproRunner, ReproRunnerMixin
+    if issubclass(cls, ReproRunnerMixin):
+        return cls
+    if cls is Runner:
+        return ReproRunner
+    for base in cls.__mro__[:cls.__mro__.index(Runner)]:
+        own = [name for name in OWN_METHODS if name in vars(base)]
+        if own:
+            raise RandomnessError(
+                f'{base.__module__}.{base.__qualname__} has its own {" and ".join(own)}, which '
+                'mmrepro replaces. Derive it from mmrepro.ReproRunnerMixin first and Runner '
+                'second, and call super() in these methods')
+    return type(f'Repro{cls.__name__}', (ReproRunnerMixin, cls), {'__module__': cls.__module__})
 
 
 def _refuse(cls: type) -> type:
@@ -56,7 +80,7 @@ def _new(wanted: Callable[[type], type]) -> Callable:
 
 # module that defines the class: (class, what becomes of its from_cfg, the class to make instead)
 TARGETS: Dict[str, tuple] = {
-    'mmengine.runner.runner': ('Runner', _repro_from_cfg, _reproducible),
+    'mmengine.runner.runner': ('Runner', _repro_from_cfg, reproducible_class),
     'mmengine.runner._flexible_runner': ('FlexibleRunner', _refuse_from_cfg, _refuse),
 }
 

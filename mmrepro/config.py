@@ -1,6 +1,7 @@
 """The ``randomness`` dict of a config: parsed once, validated, frozen."""
 from __future__ import annotations
 
+import copy
 import difflib
 import warnings
 from dataclasses import asdict, dataclass, fields, replace
@@ -212,3 +213,11 @@ def upgrade_legacy_keys(cfg: MutableMapping[str, Any]) -> None:
     warnings.warn(
         f'{", ".join(found)} at the top level of a config is the form of MMDetection 2.x; '
         f'write randomness = dict({form})', DeprecationWarning, stacklevel=2)
+
+
+def prepare_cfg(cfg: Any) -> Any:
+    """A copy of the config with MMDetection 2.x's keys moved to where they belong."""
+    cfg = copy.deepcopy(cfg)
+    refuse_misspelt(cfg)
+    upgrade_legacy_keys(cfg)
+    return cfg

@@ -33,7 +33,7 @@ randomness = dict(seed=1)
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    import test_runner  # noqa: F401  registers NoisyLine and Points
+    import small_runs  # noqa: F401  registers NoisyLine and Points
     monkeypatch.setattr(start, 'restart_if_incomplete', lambda *_: None)
     monkeypatch.setattr(start, 'build_runner', Runner.from_cfg)
     monkeypatch.setenv('LOCAL_RANK', '0')

@@ -7,68 +7,17 @@ import time
 import pytest
 import torch
 from harness import environment
-from mmengine.config import Config
-from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
-from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, RUNNERS, VISBACKENDS
+from mmengine.registry import DATASETS, HOOKS, RUNNERS, VISBACKENDS
 from mmengine.runner import FlexibleRunner, Runner
 from mmengine.visualization import LocalVisBackend
+from small_runs import Points, clean, config  # noqa: F401  clean is a fixture
 
 import mmrepro
 from mmrepro import determinism, seeds
+from mmrepro.activation import reproducible_class
 from mmrepro.config import RandomnessError
-from mmrepro.runner import ReproRunner, reproducible_class
-
-
-@MODELS.register_module(force=True)
-class NoisyLine(BaseModel):
-    """One weight, a target, and noise from the step's stream."""
-
-    def __init__(self):
-        super().__init__()
-        self.line = torch.nn.Linear(2, 1)
-
-    def forward(self, x, mode='tensor'):
-        loss = (self.line(torch.stack(x).float()) + torch.rand(1)).square().mean()
-        return dict(loss=loss) if mode == 'loss' else [loss]
-
-
-@METRICS.register_module(force=True)
-class DumpNothing(BaseMetric):
-    def process(self, data_batch, data_samples):
-        self.results.append(torch.rand(1))
-
-    def compute_metrics(self, results):
-        return {}
-
-
-@DATASETS.register_module(force=True)
-class Points(torch.utils.data.Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, i):
-        return dict(x=torch.tensor([i, 1.]) + torch.rand(2))
-
-
-def config(work_dir, **kwargs):
-    return Config(dict(
-        model=dict(type='NoisyLine'), work_dir=str(work_dir), experiment_name=work_dir.name,
-        train_dataloader=dict(
-            batch_size=2, num_workers=0, dataset=dict(type='Points'),
-            sampler=dict(type='DefaultSampler', shuffle=True)),
-        train_cfg=dict(by_epoch=True, max_epochs=2),
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
-        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1)),
-        **{**dict(randomness=dict(seed=3), log_level='WARNING'), **kwargs}))
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    yield
-    determinism.disable()
-    mmrepro.activate()
+from mmrepro.runner import ReproRunner
 
 
 def trained(cfg):

@@ -1,4 +1,6 @@
-"""Does training repeat bit for bit on this device, and what does it cost? See docs/gpu.md.
+"""Does training repeat bit for bit on this device, and what does it cost?
+
+See docs/how-to/check-a-gpu.md.
 
     python tools/gpu_check.py --out DIR [--device cuda|cpu] [--quick] [--only REGEX] [--seconds N]
 """

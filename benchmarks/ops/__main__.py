@@ -2,10 +2,10 @@
 
     python benchmarks/ops --out ops.json             # sizes of R50-FPN at 800 x 1333
     python benchmarks/ops --quick --only roi_align   # an eighth of the size, a few seconds
-    python benchmarks/ops --page ops.json            # the tables of docs/benchmarks.md
+    python benchmarks/ops --page ops.json            # the tables of docs/evidence/cost.md
 
-For every case the two take turns and the least time of each counts, so that whatever else the
-machine does hits both alike; with one thread it is processor time. The ratio (ours / theirs, below
+Both forms of a case run alternately and the least time of each counts, so other load on the
+machine affects both alike; with one thread it is processor time. The ratio (ours / theirs, below
 1 is faster) is what to compare. Memory is measured in a forked child: the peak of the resident set
 over what it was with the inputs made, less the outputs; as a multiple of the inputs' and outputs'
 own size. What mmcv's Python allocates around a kernel (buffers, argmax) counts as extra for both.
@@ -18,7 +18,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict, List, Optional, Tuple
 
 import boxes
 import features
@@ -33,13 +33,13 @@ TABLES = (('features', HEAD, features.measured, row, ('case',)),
           ('boxes', BOX_HEAD, boxes.measured, box_row, ('operator', 'size')))
 
 
-def merged(known: list[dict], found: list[dict], names: tuple[str, ...]) -> list[dict]:
+def merged(known: List[dict], found: List[dict], names: Tuple[str, ...]) -> List[dict]:
     """``known`` with the rows of ``found`` in place of those of the same name, or behind them."""
     rows = {tuple(entry[name] for name in names): entry for entry in (*known, *found)}
     return list(rows.values())
 
 
-def known(path: Path | None, head: dict[str, Any]) -> dict[str, Any]:
+def known(path: Optional[Path], head: Dict[str, Any]) -> Dict[str, Any]:
     """What the file holds; SystemExit if it is of another machine, another version or size."""
     if path is None or not path.exists():
         return {}
@@ -51,12 +51,12 @@ def known(path: Path | None, head: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--only', default='', help='regular expression of cases')
     parser.add_argument('--quick', action='store_true', help='small sizes of feature maps')
     parser.add_argument('--repeats', type=int, default=7)
-    parser.add_argument('--seconds', type=float, default=8., help='per case, after two turns')
+    parser.add_argument('--seconds', type=float, default=8., help='per case, after two repetitions')
     parser.add_argument('--threads', type=int, default=1, help='memory is measured with one only')
     parser.add_argument('--out', type=Path, help='JSON; other rows that it holds stay')
     parser.add_argument('--page', type=Path, metavar='FILE', help='print the tables of this JSON')
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         print(page(json.loads(args.page.read_text())))
         return 0
     torch.set_num_threads(args.threads)
-    report: dict[str, Any] = {'machine': machine(args.threads), 'quick': args.quick}
+    report: Dict[str, Any] = {'machine': machine(args.threads), 'quick': args.quick}
     before = known(args.out, report)
     print(report['machine'])
     for table, heading, measured, line, names in TABLES:

@@ -1,14 +1,14 @@
 """NMS, overlaps, losses and the like: sizes of an R50-FPN at 800 x 1333.
 
 Proposals before the RPN's NMS (training and testing), detections after the heads, anchors of
-RetinaNet. What mmcv compiles for CUDA only is compared with plain torch, and 'agree' then says
-nothing where the two compute different things.
+RetinaNet. Operators that mmcv compiles for CUDA only are compared with plain torch; 'agree' is then
+meaningless where the two compute different things.
 """
 from __future__ import annotations
 
 import re
 import time
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,8 @@ from measure import bytes_of, clock, in_child, reset_peak, resident
 from torch import Tensor
 
 from mmrepro import ops
+from mmrepro.gpu_check import cases_mmcv as catalogue
+from mmrepro.gpu_check.operator_cases import Inputs, OperatorCall, tensors_of
 
 SIZE = (1333, 800)
 STRIDES = (4, 8, 16, 32, 64)
@@ -23,163 +25,173 @@ STRIDES = (4, 8, 16, 32, 64)
 ANCHORS = [3 * -(-800 // stride) * -(-1333 // stride) for stride in STRIDES]
 
 
+class Detections(Inputs):
+    """Boxes all over the image, or ``crowded`` around fifteen objects; all scores differ.
+
+    mmcv breaks ties differently, so ties would not agree.
+    """
+
+    def __init__(self, crowded: bool) -> None:
+        super().__init__(False)
+        self.crowded = crowded
+
+    def boxes(self, number: int, height: int, width: int, size: float) -> Tensor:
+        limit, objects = torch.tensor([width, height]), 15 if self.crowded else number
+        centre = self.uniform(objects, 2) * limit
+        extent = size * torch.exp(self.normal(objects, 2) * 0.4)
+        which = torch.arange(number)
+        if self.crowded:
+            which = torch.randint(objects, (number,), generator=self.random)
+        noise = self.normal(2, number, 2)
+        centre = centre[which] + noise[0] * extent[which] * (0.15 if self.crowded else 0)
+        extent = extent[which] * torch.exp(noise[1] * (0.25 if self.crowded else 0))
+        corners = torch.stack([centre - extent / 2, centre + extent / 2])
+        return torch.cat([*torch.minimum(corners.clamp(min=0), limit)], 1)
+
+    def rotated(self, number: int) -> Tensor:
+        room = 100. if self.crowded else 800.
+        return torch.cat([self.uniform(number, 2) * room, self.uniform(number, 2) * 60 + 4,
+                          self.uniform(number, 1) * 6 - 3], 1)
+
+    def scores(self, number: int) -> Tensor:
+        return torch.randperm(number, generator=self.random) / number
+
+
+def scored(s: Inputs, per_level: int) -> Dict[str, Tensor]:
+    """At most ``per_level`` boxes of each level, and their scores."""
+    counts = [min(per_level, most) for most in ANCHORS]
+    boxes = torch.cat([s.boxes(count, *SIZE[::-1], 8 * stride)
+                       for count, stride in zip(counts, STRIDES)])
+    return dict(boxes=boxes, scores=s.scores(len(boxes)))
+
+
+def batched_nms(s: Inputs, per_level: int, classes: int, threshold: float) -> OperatorCall:
+    """Boxes of ``classes`` by turns; 0: their levels are the classes, as in the RPN."""
+    from mmcv.ops import batched_nms
+    tensors = scored(s, per_level)
+    levels = torch.repeat_interleave(torch.arange(len(STRIDES)), torch.tensor(
+        [min(per_level, most) for most in ANCHORS]))
+    tensors['labels'] = torch.arange(len(levels)) % classes if classes else levels
+    return OperatorCall({}, tensors, lambda boxes, scores, labels: batched_nms(
+        boxes, scores, labels, {'type': 'nms', 'iou_threshold': threshold}))
+
+
 class Case(NamedTuple):
-    """One row: a name, its size in words, who is compared with, and both functions."""
+    """One row: the operator, its size in words, and the call.
+
+    ``peer`` is called with the same tensors and compared with; without one mmcv's C++ is.
+    """
 
     name: str
     size: str
-    peer: str
-    ours: Callable[[], object]
-    theirs: Callable[[], object]
-    inputs: tuple[Tensor, ...]
+    call: OperatorCall
+    peer_name: str = 'mmcv (C++)'
+    peer: Any = None
+
+    def ours(self) -> Callable[[], object]:
+        return under('torch', self.call)
+
+    def theirs(self) -> Callable[[], object]:
+        if self.peer is None:
+            return under('compiled', self.call)
+        return under('torch', self.call._replace(run=self.peer))
 
 
-def boxes_at(count: int, side: float, crowded: bool, random: torch.Generator) -> Tensor:
-    """Boxes of about ``side`` pixels: everywhere, or piled on fifteen objects."""
-    objects = 15 if crowded else count
-    centre = torch.rand(objects, 2, generator=random) * torch.tensor(SIZE)
-    extent = side * torch.exp(torch.randn(objects, 2, generator=random) * 0.4)
-    which = torch.randint(objects, (count,), generator=random) if crowded else torch.arange(count)
-    noise = torch.randn(2, count, 2, generator=random)
-    centre = centre[which] + noise[0] * extent[which] * (0.15 if crowded else 0)
-    extent = extent[which] * torch.exp(noise[1] * (0.25 if crowded else 0))
-    corners = torch.stack([centre - extent / 2, centre + extent / 2])
-    return torch.cat([*torch.minimum(corners.clamp(min=0), torch.tensor(SIZE))], 1)
-
-
-def detections(per_level: int, crowded: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Boxes, scores (all different, as ties would be broken differently) and levels."""
-    random = torch.Generator().manual_seed(0)
-    counts = [min(per_level, most) for most in ANCHORS]
-    boxes = torch.cat([boxes_at(count, 8 * stride, crowded, random)
-                       for count, stride in zip(counts, STRIDES)])
-    levels = torch.repeat_interleave(torch.arange(len(STRIDES)), torch.tensor(counts))
-    return boxes, torch.randperm(len(boxes), generator=random) / len(boxes), levels
-
-
-def rotated(count: int, room: float) -> Tensor:
-    random = torch.Generator().manual_seed(0)
-    return torch.cat([torch.rand(count, 2, generator=random) * room,
-                      torch.rand(count, 2, generator=random) * 60 + 4,
-                      torch.rand(count, 1, generator=random) * 6 - 3], 1)
-
-
-def under(provider: str, function: Callable, *args, **kwargs) -> Callable[[], object]:
-    """``function`` with mmcv's operators answered by ``provider``."""
-    def call() -> object:
+def under(provider: str, call: OperatorCall) -> Callable[[], object]:
+    """A function that runs the call, and its backward if it has leaves, with ``provider``."""
+    def run() -> object:
         if ops.provider() != provider:
             ops.use(provider)
-        return function(*args, **kwargs)
+        out = call.run(**call.leaves, **call.fixed)
+        if not call.leaves:
+            return out
+        return torch.autograd.grad(out.sum(), list(call.leaves.values()))
 
-    return call
-
-
-def both(name: str, size: str, function: Callable, *args, **kwargs) -> Case:
-    """mmcv's Python function, with our operators behind it and with the compiled ones."""
-    return Case(name, size, 'mmcv (C++)', under('torch', function, *args, **kwargs),
-                under('compiled', function, *args, **kwargs), tuple(flat(args)))
+    return run
 
 
 def suppression() -> Iterator[Case]:
-    from mmcv.ops import batched_nms, nms, nms_match, nms_rotated, soft_nms
     for crowded in (False, True):
+        def inputs(crowded: bool = crowded) -> Detections:
+            return Detections(crowded)
+
         crowd = 'on 15 objects' if crowded else 'scattered'
         for per_level, use in ((2000, 'RPN, training'), (1000, 'RPN, testing')):
-            boxes, scores, levels = detections(per_level, crowded)
-            yield both('batched_nms', f'{use}: {len(boxes)} boxes, {crowd}', batched_nms, boxes,
-                       scores, levels, {'type': 'nms', 'iou_threshold': 0.7})
+            call = batched_nms(inputs(), per_level, 0, 0.7)
+            yield Case('batched_nms', f'{use}: {len(call.fixed["boxes"])} boxes, {crowd}', call)
         for count in (100, 1000, 2000):
-            boxes, scores = (part[:count] for part in detections(2000, crowded)[:2])
-            yield both('nms', f'one level: {count} boxes, {crowd}', nms, boxes, scores, 0.7)
-        boxes, scores, _ = detections(400, crowded)
-        classes = torch.arange(len(boxes)) % 80
-        yield both('batched_nms', f'heads: {len(boxes)} boxes of 80 classes, {crowd}', batched_nms,
-                   boxes, scores, classes, {'type': 'nms', 'iou_threshold': 0.5})
+            first = {name: t[:count] for name, t in scored(inputs(), 2000).items()}
+            yield Case('nms', f'one level: {count} boxes, {crowd}', catalogue.nms(
+                inputs(), count, lambda s, n, first=first: first, 0.7))
+        call = batched_nms(inputs(), 400, 80, 0.5)
+        size = f'{len(call.fixed["boxes"])} boxes'
+        yield Case('batched_nms', f'heads: {size} of 80 classes, {crowd}', call)
         for method in ('linear', 'gaussian'):
-            yield both('soft_nms', f'{method}: {len(boxes)} boxes, {crowd}', soft_nms, boxes,
-                       scores, 0.3, 0.5, 1e-3, method)
-        yield both('nms_match', f'{len(boxes)} boxes, {crowd}', nms_match,
-                   torch.cat([boxes, scores[:, None]], 1), 0.7)
-    boxes = rotated(500, 800.)
-    yield both('nms_rotated', '500 boxes', nms_rotated, boxes, torch.randperm(500) / 500, 0.1)
+            yield Case('soft_nms', f'{method}: {size}, {crowd}',
+                       catalogue.soft_nms(inputs(), 400, scored, method))
+        yield Case('nms_match', f'{size}, {crowd}', catalogue.nms_match(inputs(), 400, scored, 0.7))
+    yield Case('nms_rotated', '500 boxes', catalogue.nms_rotated(Detections(False), 500, 0.1))
 
 
 def overlaps() -> Iterator[Case]:
-    from mmcv.ops import active_rotated_filter, bbox_overlaps, box_iou_quadri, box_iou_rotated
-    boxes = detections(2000, True)[0]
-    yield both('bbox_overlaps', f'{len(boxes)} x 50', bbox_overlaps, boxes, boxes[::180][:50])
-    yield both('bbox_overlaps', '1000 x 1000', bbox_overlaps, boxes[:1000], boxes[1000:2000])
-    yield both('bbox_overlaps', '4000 aligned', bbox_overlaps, boxes[:4000], boxes[4000:8000],
-               aligned=True)
-    for room, crowd in ((800., 'scattered'), (100., 'all in one place')):
-        turned = rotated(600, room)
-        yield both('box_iou_rotated', f'500 x 100, {crowd}', box_iou_rotated, turned[:500],
-                   turned[500:])
-    x, y, w, h, _ = turned.T
-    quads = torch.stack([x, y, x + w, y, x + w, y + h, x, y + h], 1) + rotated(600, 800.)[:, 4:]
-    yield both('box_iou_quadri', '500 x 100, all in one place', box_iou_quadri, quads[:500],
-               quads[500:])
-    indices = torch.stack([torch.randperm(72) for _ in range(8)], 1).add(1).int().view(8, 3, 3, 8)
-    filters = torch.randn(64, 32, 8, 3, 3, requires_grad=True)
-    yield both('active_rotated_filter', '64 x 32 x 8 x 3 x 3', active_rotated_filter,
-               filters.detach(), indices)
+    def pair(name: str, boxes: Tensor, first: slice, second: slice, **options: Any) -> OperatorCall:
+        return catalogue.overlaps(Detections(False), name, lambda s: boxes[first],
+                                  lambda s: boxes[second], **options)
 
-    def backward() -> None:
-        active_rotated_filter(filters, indices).sum().backward()
+    boxes = scored(Detections(True), 2000)['boxes']
+    yield Case('bbox_overlaps', f'{len(boxes)} x 50',
+               pair('bbox_overlaps', boxes, slice(None), slice(0, 9000, 180)))
+    yield Case('bbox_overlaps', '1000 x 1000',
+               pair('bbox_overlaps', boxes, slice(1000), slice(1000, 2000)))
+    yield Case('bbox_overlaps', '4000 aligned',
+               pair('bbox_overlaps', boxes, slice(4000), slice(4000, 8000), aligned=True))
+    for crowded, crowd in ((False, 'scattered'), (True, 'all in one place')):
+        rotated = Detections(crowded).rotated(600)
+        yield Case('box_iou_rotated', f'500 x 100, {crowd}',
+                   pair('box_iou_rotated', rotated, slice(500), slice(500, None)))
+    x, y, w, h, angle = rotated.T
+    quads = catalogue.quads(torch.stack([x, y, x + w, y + h], 1)) + angle[:, None]
+    yield Case('box_iou_quadri', '500 x 100, all in one place',
+               pair('box_iou_quadri', quads, slice(500), slice(500, None)))
+    call = catalogue.active_rotated_filter(Detections(False), 64)
+    yield Case('active_rotated_filter', '64 x 32 x 8 x 3 x 3',
+               call._replace(leaves={}, fixed={**call.leaves, **call.fixed}))
+    yield Case('active_rotated_filter', 'forward and backward', call.to('cpu'))
 
-    yield both('active_rotated_filter', 'forward and backward', backward)._replace(
-        inputs=(filters, indices))
 
-
-def plain_focal_loss(scores: Tensor, target: Tensor) -> Tensor:
+def plain_focal_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Sigmoid focal loss as MMDetection writes it in torch for the CPU."""
-    wanted = F.one_hot(target, scores.shape[1] + 1)[:, :-1].type_as(scores)
-    p = scores.sigmoid()
+    wanted = F.one_hot(labels, logits.shape[1] + 1)[:, :-1].type_as(logits)
+    p = logits.sigmoid()
     pt = (1 - p) * wanted + p * (1 - wanted)
     factor = (0.25 * wanted + 0.75 * (1 - wanted)) * pt.pow(2.0)
-    return (F.binary_cross_entropy_with_logits(scores, wanted, reduction='none') * factor).sum()
+    loss = F.binary_cross_entropy_with_logits(logits, wanted, reduction='none') * factor
+    return loss.sum() / len(logits)
 
 
-def without_peer() -> Iterator[Case]:
+def without_kernel() -> Iterator[Case]:
     """Operators that mmcv compiles for CUDA only, against plain torch."""
-    from mmcv.ops import masked_conv2d, sigmoid_focal_loss
-    from mmcv.ops.sync_bn import SyncBatchNormFunction
-    scores = torch.randn(50000, 80, requires_grad=True)
-    target = torch.where(torch.rand(50000) < 0.01, torch.randint(80, (50000,)), 80)
-
-    def focal(function: Callable) -> Callable[[], None]:
-        def call() -> None:
-            function().backward()
-            scores.grad = None
-        return call
-
-    yield Case('sigmoid_focal_loss', '50000 x 80, forward and backward', 'plain torch',
-               under('torch', focal(lambda: sigmoid_focal_loss(scores, target, 2.0, 0.25, None,
-                                                               'sum'))),
-               focal(lambda: plain_focal_loss(scores, target)), (scores, target))
-    feature, weight = torch.randn(1, 256, 50, 68), torch.randn(256, 256, 3, 3)
-    bias = torch.zeros(256)
-    mask = torch.rand(1, 50, 68) < 0.05
-    yield Case('masked_conv2d', '256 channels, 50 x 68, 5 % of the places', 'F.conv2d everywhere',
-               under('torch', masked_conv2d, feature, mask, weight, bias, 1),
-               lambda: F.conv2d(feature, weight, bias, padding=1), (feature, mask, weight))
-    images = torch.randn(2, 256, 50, 68, requires_grad=True)
-    layer = torch.nn.BatchNorm2d(256)
-    yield Case('sync_bn', '2 x 256 x 50 x 68, forward and backward', 'F.batch_norm',
-               under('torch', lambda: SyncBatchNormFunction.apply(
-                   images, layer.running_mean, layer.running_var, layer.weight, layer.bias, 0.1,
-                   1e-5, None, 1, 'default').sum().backward()),
-               lambda: layer(images).sum().backward(), (images,))
+    inputs = Detections(False)
+    yield Case('sigmoid_focal_loss', '50000 x 80, forward and backward',
+               catalogue.focal_loss(inputs, 'sigmoid', 50000).to('cpu'), 'plain torch',
+               plain_focal_loss)
+    yield Case('masked_conv2d', '256 channels, 50 x 68, 5 % of the places',
+               catalogue.masked_conv(inputs, 50, 68, 0.05), 'F.conv2d everywhere',
+               lambda feature, mask, weight, bias: F.conv2d(feature, weight, bias, padding=1))
+    yield Case('sync_bn', '2 x 256 x 50 x 68, forward and backward',
+               catalogue.sync_bn(inputs, 50, 68).to('cpu'), 'F.batch_norm',
+               lambda feature, weight, bias, mean, var: F.batch_norm(
+                   feature, mean.clone(), var.clone(), weight, bias, training=True))
 
 
-def least(functions: list[Callable], repeats: int, seconds: float) -> list[float]:
-    """Milliseconds of each, the least of the rounds in which all take turns."""
+def least(functions: List[Callable], repeats: int, seconds: float) -> List[float]:
+    """Milliseconds of each, the least of rounds in which all run once."""
     best = [float('inf')] * len(functions)
     for function in functions:
         function()
     begin = time.perf_counter()
-    for turn in range(repeats):
-        if turn > 1 and time.perf_counter() - begin > seconds:
+    for repetition in range(repeats):
+        if repetition > 1 and time.perf_counter() - begin > seconds:
             break
         for index, function in enumerate(functions):
             function()
@@ -189,20 +201,19 @@ def least(functions: list[Callable], repeats: int, seconds: float) -> list[float
     return [1e3 * value for value in best]
 
 
-def memory(function: Callable, inputs: tuple[Tensor, ...]) -> dict[str, float]:
+def memory(function: Callable, inputs: Tuple[Tensor, ...]) -> Dict[str, float]:
     """Peak extra memory of a call in MiB, and as a multiple of inputs and outputs."""
     function()  # a fresh child has not touched the code of the libraries yet
     reset_peak()
     before = resident('VmRSS')
-    out = flat(function())
-    gradients = [t.grad for t in inputs if t.grad is not None]
-    extra = max(0, resident('VmHWM') - before - bytes_of(*out, *gradients))
-    return {'mib': extra / 2**20, 'times': extra / bytes_of(*inputs, *out, *gradients)}
+    out = tensors_of(function())
+    extra = max(0, resident('VmHWM') - before - bytes_of(*out))
+    return {'mib': extra / 2**20, 'times': extra / bytes_of(*inputs, *out)}
 
 
 def agree(ours: object, theirs: object) -> str:
     """Whether both gave the same: 'bits', or the largest difference, or '-' for nothing given."""
-    pairs = [(a, b) for a, b in zip(flat(ours), flat(theirs))]
+    pairs = [(a, b) for a, b in zip(tensors_of(ours), tensors_of(theirs))]
     if not pairs:
         return '-'
     if any(a.shape != b.shape for a, b in pairs):
@@ -212,22 +223,17 @@ def agree(ours: object, theirs: object) -> str:
     return f'{max((a.double() - b.double()).abs().max().item() for a, b in pairs):.0e}'
 
 
-def flat(value: object) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [t for part in value for t in flat(part)] if isinstance(value, (list, tuple)) else []
-
-
-def measured(only: str, quick: bool, repeats: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """What the page shows of every case whose name or size holds the expression ``only``."""
-    torch.manual_seed(0)
-    with_peer = (*suppression(), *overlaps()) if 'compiled' == ops.provider() else ()
-    for case in (*with_peer, *without_peer()):
+def measured(only: str, quick: bool, repeats: int, seconds: float) -> Iterator[Dict[str, Any]]:
+    """A row of the report for every case whose name or size matches the expression ``only``."""
+    with_kernel = (*suppression(), *overlaps()) if ops.provider() == 'compiled' else ()
+    for case in (*with_kernel, *without_kernel()):
         if not re.search(only, f'{case.name} {case.size}'):
             continue
-        same = agree(case.ours(), case.theirs())
-        ours, theirs = least([case.ours, case.theirs], 1 if quick else repeats, seconds)
-        peaks = [in_child(memory, call, case.inputs) for call in (case.ours, case.theirs)]
-        yield {'operator': case.name, 'size': case.size, 'peer': case.peer, 'ours_ms': ours,
+        pair = [case.ours(), case.theirs()]
+        same = agree(*(function() for function in pair))
+        ours, theirs = least(pair, 1 if quick else repeats, seconds)
+        inputs = (*case.call.leaves.values(), *case.call.fixed.values())
+        peaks = [in_child(memory, function, inputs) for function in pair]
+        yield {'operator': case.name, 'size': case.size, 'peer': case.peer_name, 'ours_ms': ours,
                'theirs_ms': theirs, 'ratio': ours / theirs, 'agree': same,
                'ours_memory': peaks[0], 'theirs_memory': peaks[1]}

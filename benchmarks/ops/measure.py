@@ -7,9 +7,8 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Dict, Optional
 
 import torch
 
@@ -37,7 +36,7 @@ def reset_peak() -> None:
     Path('/proc/self/clear_refs').write_text('5')
 
 
-def in_child(function: Callable[..., dict], *args: Any) -> dict[str, float] | None:
+def in_child(function: Callable[..., dict], *args: Any) -> Optional[Dict[str, float]]:
     """What ``function`` returns in a forked child, whose peak of memory is its own.
 
     None on systems that cannot forget a peak. One thread only: threads do not survive a fork.
@@ -57,7 +56,7 @@ def in_child(function: Callable[..., dict], *args: Any) -> dict[str, float] | No
         process.join()
 
 
-def machine(threads: int) -> dict[str, Any]:
+def machine(threads: int) -> Dict[str, Any]:
     import mmcv
     cpu = next((line.split(':')[1].strip() for line in Path('/proc/cpuinfo').read_text().split('\n')
                 if line.startswith('model name')), platform.processor()) if Path(

@@ -1,9 +1,8 @@
-"""A walk through MMDetection's zoo: which configs build, train and infer with mmcv-lite.
+"""A sweep over MMDetection's model zoo: which configs build, train and infer with mmcv-lite.
 
-``families`` lists one config or more per folder of the zoo, ``inputs`` makes what a detector
-trains on, ``step`` takes one config through two training steps and an inference, twice, and
-``walk`` does so for all of them, each in a child process with a limit; ``report`` puts the
-results into words.
+``families`` lists one config or more per folder of the zoo. ``step`` runs two training steps and an
+inference of a config, twice. ``sweep`` does so for all of them, each in a child process with a time
+limit. ``sweep_report`` writes the results as tables.
 """
 from __future__ import annotations
 

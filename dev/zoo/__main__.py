@@ -1,4 +1,4 @@
-"""Walk MMDetection's zoo: every family builds, trains two steps and infers with mmcv-lite.
+"""Sweep over the model zoo: every family builds, trains two steps and infers with mmcv-lite.
 
     python dev/zoo/__main__.py [dcn mask2former ...] [--out zoo.json]
 """

@@ -6,7 +6,7 @@ folder offers sizes.
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Tuple
 
 __all__ = ['FAMILIES', 'PACKAGES', 'Member', 'Package']
 
@@ -20,7 +20,7 @@ class Package(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One config to walk.
+    """One config of the sweep.
 
     Attributes:
         config: path below the folder of configs.
@@ -28,7 +28,7 @@ class Member(NamedTuple):
             'text', 'semi' (labelled and unlabelled pictures), 'video', or '' for one that only
             tracks and has nothing to train.
         packages: names in PACKAGES that it cannot do without.
-        annotations: the format of the data set that it was written for.
+        annotations: the format of the dataset that it was written for.
         size: height and width of its pictures in pixels.
         broken: what its training or inference raises in MMDetection itself, whoever answers for
             the operators; '' for nothing.
@@ -36,7 +36,7 @@ class Member(NamedTuple):
 
     config: str
     data: str = 'boxes'
-    packages: tuple[str, ...] = ()
+    packages: Tuple[str, ...] = ()
     annotations: str = 'COCO'
     size: int = 64
     broken: str = ''
@@ -55,15 +55,15 @@ PACKAGES = {package.name: package for package in (
     Package('transformers', 'transformers', 'the language model BERT'),
     Package('detectron2', 'detectron2', "the wrapper of Detectron2's models"),
     Package('panopticapi', 'panopticapi', 'the panoptic metric'),
-    Package('lvis', 'lvis', 'the LVIS data set and metric'),
+    Package('lvis', 'lvis', 'the LVIS dataset and metric'),
     Package('torchvision', 'torchvision', "its RoIAlign, which the config asks for"),
     Package('cityscapesscripts', 'cityscapesscripts', 'the Cityscapes metric'),
     Package('trackeval', 'trackeval', 'the tracking metrics'),
 )}
 
 
-def _family(folder: str, *names: str, data: str = 'boxes', packages: tuple[str, ...] = (),
-            annotations: str = 'COCO', size: int = 64, broken: str = '') -> tuple[Member, ...]:
+def _family(folder: str, *names: str, data: str = 'boxes', packages: Tuple[str, ...] = (),
+            annotations: str = 'COCO', size: int = 64, broken: str = '') -> Tuple[Member, ...]:
     return tuple(Member(f'{folder}/{name}.py', data, packages, annotations, size, broken)
                  for name in names)
 
@@ -259,7 +259,7 @@ _QUERIES = (
              data='text', packages=('transformers',)),
 )
 
-# Detectors of other data sets: their annotations are their own, what they build is not.
+# Detectors of other datasets: their annotations differ, their models do not.
 _OTHER_DATA = (
     *_family('cityscapes', 'faster-rcnn_r50_fpn_1x_cityscapes'),
     *_family('cityscapes', 'mask-rcnn_r50_fpn_1x_cityscapes', packages=('cityscapesscripts',)),
@@ -303,4 +303,4 @@ _OTHER_DATA = (
              packages=('mmpretrain',), annotations='MOT'),
 )
 
-FAMILIES: tuple[Member, ...] = (*_ONE_STAGE, *_TWO_STAGE, *_MASKS, *_QUERIES, *_OTHER_DATA)
+FAMILIES: Tuple[Member, ...] = (*_ONE_STAGE, *_TWO_STAGE, *_MASKS, *_QUERIES, *_OTHER_DATA)

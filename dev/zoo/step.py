@@ -1,10 +1,10 @@
-"""Take one config of the zoo through two training steps and an inference, twice."""
+"""Run two training steps and an inference of one config of the zoo, twice."""
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import sys
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Set, Tuple
 
 from mmrepro.gpu_check import detector_inputs as inputs
 from mmrepro.gpu_check.zoo_configs import config_root, load, nodes
@@ -16,14 +16,15 @@ __all__ = ['config_root', 'load', 'take']
 SEED = 20
 STEPS = 2
 
+
 def _classes(model: Any) -> int:
-    """How many labels all heads know: the smallest ``num_classes``, at most two."""
+    """The number of labels that all heads have: the least ``num_classes``, at most two."""
     found = [node['num_classes'] for node in nodes(model)
              if isinstance(node.get('num_classes'), int)]
     return max(1, min([2, *found]))
 
 
-def _parts(cfg: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _parts(cfg: Any) -> Iterator[Tuple[str, Callable[[], Any]]]:
     """Parts of a config besides the model that may need a package of their own."""
     from mmdet.registry import METRICS, TRANSFORMS
     for key in ('train_dataloader', 'test_dataloader'):
@@ -37,8 +38,8 @@ def _parts(cfg: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
                 yield f'metric {node["type"]}', lambda metric=metric: METRICS.build(metric)
 
 
-def _loaded(cfg: Any) -> set[str]:
-    """What the training pipeline reads besides boxes: 'masks', 'stuff'."""
+def _loaded(cfg: Any) -> Set[str]:
+    """Annotations that the training pipeline loads besides boxes: 'masks', 'stuff'."""
     loaded = set()
     for node in nodes(cfg.get('train_dataloader') or {}):
         name = getattr(node.get('type'), '__name__', node.get('type'))
@@ -50,7 +51,7 @@ def _loaded(cfg: Any) -> set[str]:
 
 
 def _batch(member: Member, cfg: Any, number: int = 2) -> dict:
-    """Pictures as the member trains on them; one alone as every test loader gives it."""
+    """A batch of the kind that the member trains on."""
     text = 'cat . dog .' if member.data == 'text' else None
     batch = inputs.images(member.size, _classes(cfg.model), number, text)
     loaded = _loaded(cfg)
@@ -128,10 +129,10 @@ def _once(member: Member, cfg: Any) -> dict:
 
 
 def take(member: Member, once: bool = False) -> dict:
-    """Walk one member. Raises whatever its config, model or training raises.
+    """Run one member. Exceptions of its config, model or training propagate.
 
     Args:
-        once: Not a second time from the same seed; then nothing is said about equal bits.
+        once: Do not run it a second time from the same seed; ``equal`` is then None.
 
     Returns:
         dict(loss: of the second step, equal: whether both times gave the same bits or None,

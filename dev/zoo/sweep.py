@@ -1,4 +1,4 @@
-"""Walk the zoo: every member in a child process, with a time limit and its peak of memory."""
+"""Sweep over the zoo: every member in a child process, with a time limit and its peak memory."""
 from __future__ import annotations
 
 import argparse
@@ -10,16 +10,16 @@ import os
 import resource
 import sys
 import traceback
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 from .families import FAMILIES, PACKAGES, Member
 
-__all__ = ['OUTCOMES', 'main', 'members', 'visit', 'walk']
+__all__ = ['OUTCOMES', 'main', 'members', 'sweep', 'visit']
 
 # The outcomes a row can have, and what each one says.
 OUTCOMES = {
     'ok': 'built, two training steps and an inference; twice with the same bits, unless --once',
-    'differs': 'as ok, but the second time gave other bits',
+    'differs': 'as ok, but the second run gave different bits',
     'needs': 'needs a package that is not installed here',
     'broken': 'raises an error of MMDetection itself, which mmrepro has no part in',
     'tracker': 'puts boxes of a detector into tracks; has no training step of its own',
@@ -28,7 +28,7 @@ OUTCOMES = {
 LIMIT = 300  # seconds by the clock for one member; the slowest takes a fifth of a free core
 
 
-def members(patterns: Iterable[str] = ()) -> list[Member]:
+def members(patterns: Iterable[str] = ()) -> List[Member]:
     """The members whose config or folder matches one of ``patterns``; all of them without any.
 
     Raises:
@@ -40,13 +40,13 @@ def members(patterns: Iterable[str] = ()) -> list[Member]:
         found = [m for m in FAMILIES if pattern == m.family or fnmatch.fnmatch(m.config, pattern)
                  or os.path.basename(m.config) in (pattern, f'{pattern}.py')]
         if not found:
-            raise ValueError(f'{pattern!r} matches no config of the walk; allowed: a folder, a '
+            raise ValueError(f'{pattern!r} matches no config of the sweep; allowed: a folder, a '
                              'config or a pattern such as "dcn*/*mask*"')
         chosen += found
     return list(dict.fromkeys(chosen)) if patterns else list(FAMILIES)
 
 
-def _missing(member: Member) -> list[str]:
+def _missing(member: Member) -> List[str]:
     import importlib.util
     return [name for name in member.packages
             if importlib.util.find_spec(PACKAGES[name].module) is None]
@@ -95,7 +95,7 @@ def _child(send: Any, member: Member, once: bool) -> None:
 
 
 def visit(member: Member, limit: float = LIMIT, once: bool = False) -> dict:
-    """Walk one member in a child of this process.
+    """Run one member in a child process.
 
     Returns:
         The row: config, family, annotations, 'with' (versions, for one that needs a package),
@@ -137,9 +137,9 @@ def warm() -> None:
     register_all_modules(init_default_scope=True)
 
 
-def walk(chosen: Sequence[Member], limit: float = LIMIT, once: bool = False,
-         tell: Callable[[dict], None] = lambda row: None) -> list[dict]:
-    """Visit members one after the other. ``tell`` hears of every row as it is done."""
+def sweep(chosen: Sequence[Member], limit: float = LIMIT, once: bool = False,
+          tell: Callable[[dict], None] = lambda row: None) -> List[dict]:
+    """Run members one after the other; ``tell`` is called with each row."""
     warm()
     rows = []
     for member in chosen:
@@ -154,15 +154,15 @@ def _print(row: dict) -> None:
           f'{row["config"]}  {what}', flush=True)
 
 
-def _known(path: str) -> dict[str, dict]:
-    """Rows of an earlier walk, by config; none without a file."""
+def _known(path: str) -> Dict[str, dict]:
+    """Rows of an earlier sweep, by config; none without a file."""
     if not os.path.exists(path):
         return {}
     with open(path) as file:
         return {row['config']: row for row in json.load(file)['rows']}
 
 
-def _write(path: str, rows: dict[str, dict]) -> None:
+def _write(path: str, rows: Dict[str, dict]) -> None:
     """In the order of the families, one line per row: a diff shows which configs changed."""
     ordered = [rows[member.config] for member in FAMILIES if member.config in rows]
     lines = ',\n'.join(json.dumps(row) for row in ordered)
@@ -171,16 +171,16 @@ def _write(path: str, rows: dict[str, dict]) -> None:
     os.replace(f'{path}.part', path)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Optional[Sequence[str]] = None) -> int:
     """Sweep, print, and write JSON. Returns 1 when anything failed or differed."""
     parser = argparse.ArgumentParser(
         prog='zoo.py', description='Build, train and infer every family of the MMDetection zoo.')
     parser.add_argument('patterns', nargs='*', help='folders or configs; all without any')
     parser.add_argument('--out', help='write the rows to this JSON file; others in it stay')
     parser.add_argument('--missing', action='store_true',
-                        help='only what --out does not hold yet, or as failed, or walked once')
+                        help='only what --out does not hold yet, or as failed, or from --once')
     parser.add_argument('--once', action='store_true',
-                        help='no second time to compare the bits with: half the time')
+                        help='run each config once, without a comparison of bits: half the time')
     parser.add_argument('--limit', type=float, default=LIMIT,
                         help='seconds for one config')
     parser.add_argument('--list', action='store_true', help='print the configs and stop')
@@ -199,20 +199,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.trace and trace:
             print(trace)
         rows[row['config']] = row
-        if args.out:  # after every row: hours of walking may be cut short
+        if args.out:  # after every row: a sweep takes hours and may be interrupted
             _write(args.out, rows)
 
     if args.missing:
         done = {config for config, row in rows.items() if row['outcome'] != 'failed'
                 and (args.once or row.get('equal', True) is not None)}
         chosen = [member for member in chosen if member.config not in done]
-    rows_now = walk(chosen, args.limit, args.once, tell)
+    rows_now = sweep(chosen, args.limit, args.once, tell)
     return int(any(row['outcome'] in ('failed', 'differs') for row in rows_now))
 
 
 def versions(names: Sequence[str] = ('python', 'torch', 'numpy', 'mmengine', 'mmcv', 'mmcv-lite',
-                                    'mmdet')) -> dict[str, str]:
-    """The versions that the walk depends on; without those that are not installed."""
+                                    'mmdet')) -> Dict[str, str]:
+    """The versions that the sweep depends on; without those that are not installed."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
     found = dict(python=platform.python_version()) if 'python' in names else {}

@@ -1,22 +1,21 @@
-"""Results of the walk as text: the table of all configs, and what needs another package."""
+"""Results of the sweep as tables: all configs, and those that need another package."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Dict, Iterable, List, Sequence, Set
 
 from .families import FAMILIES, PACKAGES
 
 __all__ = ['needs', 'reached_by', 'table']
 
-# An outcome in the words of the table.
-WORDS = {'ok': 'yes', 'differs': '**other bits**', 'needs': 'needs', 'tracker': 'tracks only',
+# The outcomes as the table shows them.
+WORDS = {'ok': 'yes', 'differs': '**different bits**', 'needs': 'needs', 'tracker': 'tracks only',
          'broken': 'no',
          'failed': '**failed**'}
 
 
-def reached_by(rows: Iterable[dict]) -> dict[str, list[str]]:
-    """Operator of mmcv -> folders of the zoo in whose walk it was called, sorted."""
-    reached: dict[str, set[str]] = {}
+def reached_by(rows: Iterable[dict]) -> Dict[str, List[str]]:
+    """Operator of mmcv -> sorted folders of the zoo whose configs called it."""
+    reached: Dict[str, Set[str]] = {}
     for row in rows:
         for operator in row.get('operators', ()):
             reached.setdefault(operator, set()).add(row['family'])
@@ -32,8 +31,8 @@ def _said(row: dict) -> str:
     return f'{word}: {row["error"]}' if 'error' in row else word
 
 
-def table(results: dict[str, Any]) -> str:
-    """Every config of the walk as a Markdown page."""
+def table(results: Dict[str, Any]) -> str:
+    """A Markdown report of every config of the sweep."""
     versions = ', '.join(f'{name} {version}' for name, version in results['versions'].items())
     rows = results['rows']
     count = {word: sum(row['outcome'] == word for row in rows) for word in WORDS}
@@ -44,30 +43,31 @@ def table(results: dict[str, Any]) -> str:
         f'{row.get("peak_mib", 0)} | '
         f'{", ".join(_short(row.get("operators", ())))} |' for row in rows]
     return '\n'.join((
-        '# The walk through the zoo, config by config', '',
-        f'Written by `dev/zoo/__main__.py --out`; see [the zoo](../zoo.md). {versions}.', '',
+        '# The sweep over the zoo, config by config', '',
+        f'Written by `python -m dev.zoo --out`; see [detectors](../evidence/zoo.md). '
+        f'{versions}.', '',
         f'{len(rows)} of the {len(FAMILIES)} configs in the list, of '
         f'{len({row["family"] for row in rows})} folders: {count["ok"]} build, train and infer '
         f'({twice} of them twice, with the same bits), {count["needs"]} need another package, '
         f'{count["tracker"]} only track, {count["broken"]} raise an error of MMDetection itself, '
-        f'{count["differs"]} gave other bits, {count["failed"]} failed. Seconds are of one core, '
-        'of all times together.', '',
+        f'{count["differs"]} gave different bits, {count["failed"]} failed. Seconds are of one '
+        'core, of all runs together.', '',
         '| config | annotations | works | million parameters | s | MiB | operators of mmcv |',
         '|---|---|---|--:|--:|--:|---|', *lines, ''))
 
 
-def _short(operators: Sequence[str]) -> list[str]:
-    """Names without the halves: `roi_align` for its forward and its backward."""
+def _short(operators: Sequence[str]) -> List[str]:
+    """Names without direction: `roi_align` for its forward and its backward."""
     names = [name.replace('_forward', '').partition('_backward')[0] for name in operators]
     return list(dict.fromkeys(names))
 
 
 def needs(rows: Iterable[dict], tried: Iterable[dict] = ()) -> str:
-    """What needs another package, as a Markdown table.
+    """The configs that need another package, as a Markdown table.
 
     Args:
-        rows: of a walk without these packages.
-        tried: of walks with some of them.
+        rows: of a sweep without these packages.
+        tried: of sweeps with some of them.
     """
     found = {row['config']: f'{_said(row)}: ' + ', '.join(
         f'{name} {version}' for name, version in row['with'].items()) for row in tried}

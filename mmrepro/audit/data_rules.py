@@ -14,7 +14,7 @@ class Known(NamedTuple):
 
     Attributes:
         names: types in a config.
-        cause: number in docs/causes.md.
+        cause: number in docs/explanation/causes.md.
         what: in one line.
         only: ``key=value`` that has to be in the dict, or ''.
     """

@@ -44,7 +44,8 @@ class Rule(NamedTuple):
         check: ``check(subject)`` yields what it found.
         why: what goes wrong, in one line.
         cure: what to write instead.
-        link: section of the documentation; letters and numbers are those of docs/causes.md.
+        link: section of the documentation; letters and numbers are those of
+            docs/explanation/causes.md.
     """
     name: str
     severity: str

@@ -8,9 +8,11 @@ from .findings import CHANGES, HINT, MAY, Rule
 
 __all__ = ['RULES']
 
-_CAUSES = 'docs/causes.md'
-_LIMITS = 'docs/limits.md'
-_STREAMS = 'docs/streams.md'
+_AUDIT = 'docs/how-to/audit.md'
+_CAUSES = 'docs/explanation/causes.md'
+_LIMITS = 'docs/explanation/limits.md'
+_QUICKSTART = 'docs/tutorials/quickstart.md'
+_STREAMS = 'docs/explanation/streams.md'
 _TWO_LINES = 'the two lines (see not-attached)'
 
 _SETUP = (
@@ -23,13 +25,13 @@ _SETUP = (
     Rule('lazy-import', CHANGES, setting_rules.lazy_import,
          'mmrepro is named but never imported, so the run is a stock one',
          "runner_type = 'mmrepro.ReproRunner', or inherit from "
-         'mmrepro.configs._base_.reproducible', 'docs/quickstart.md'),
+         'mmrepro.configs._base_.reproducible', _QUICKSTART),
     Rule('import-may-fail', HINT, setting_rules.import_may_fail,
          'where mmrepro is not installed the run goes on without it, with a warning only',
-         'custom_imports = dict(imports=[...], allow_failed_imports=False)', 'docs/quickstart.md'),
+         'custom_imports = dict(imports=[...], allow_failed_imports=False)', _QUICKSTART),
     Rule('import-failed', MAY, setting_rules.import_failed,
          'what the module registers could not be looked at',
-         'install it, or put its folder on PYTHONPATH, and audit again', 'docs/audit.md'),
+         'install it, or put its folder on PYTHONPATH, and audit again', _AUDIT),
     Rule('other-runner', CHANGES, setting_rules.runner_type,
          'its strategies shard states and reduce in orders that nobody here controls; refused',
          "runner_type = 'mmrepro.ReproRunner'", f'{_LIMITS} FlexibleRunner'),
@@ -41,10 +43,10 @@ _SETUP = (
     Rule('misspelt-key', MAY, setting_rules.misspelt,
          'nothing reads this key: the run goes on with what the base or a default says',
          'correct the name; if it is a variable of your own, rename it or --ignore misspelt-key',
-         'docs/audit.md'),
+         _AUDIT),
     Rule('legacy-keys', HINT, setting_rules.legacy_keys,
          "MMDetection 2.x's place for it; stock MMEngine ignores it there",
-         'move it into randomness = dict(...)', 'docs/quickstart.md'),
+         'move it into randomness = dict(...)', _QUICKSTART),
 )
 
 _KERNELS = (
@@ -64,16 +66,17 @@ _KERNELS = (
          f'{_TWO_LINES}, or torch.backends.cudnn.allow_tf32 = False', f'{_CAUSES} A1'),
     Rule('torch-operator', CHANGES, operator_rules.native_operators,
          'torch has no form of it on CUDA that repeats; with determinism it refuses to run',
-         f'{_TWO_LINES}: mmrepro has forms of nearly all of them', 'docs/audit.md operators'),
+         f'{_TWO_LINES}: mmrepro has forms of nearly all of them', 'docs/explanation/operators.md'),
     Rule('mmcv-operator', CHANGES, operator_rules.mmcv_operators,
          "a compiled kernel of mmcv that adds with atomics, or one that is missing",
          f'{_TWO_LINES}: mmrepro answers for these operators; where it has no form, a '
          'compiled mmcv runs it, in any order',
-         'docs/causes.md operators'),
+         'docs/explanation/operators.md'),
     Rule('mixed-precision', HINT, setting_rules.mixed_precision,
          'repeats on one machine; 16 bits make every other difference visible sooner, and with a '
          'dynamic scale a skipped step follows from the first overflow',
-         'nothing, or OptimWrapper while you look for a difference', 'docs/my-runs-differ.md'),
+         'nothing, or OptimWrapper while you look for a difference',
+         'docs/how-to/my-runs-differ.md'),
     Rule('compile', MAY, setting_rules.compiled,
          'inductor may choose kernels by timing them; mmrepro sets TORCHINDUCTOR_DETERMINISTIC, '
          'which not every release honours', "compile without mode='max-autotune', or not at all",
@@ -118,7 +121,7 @@ _DATA = (
          "leave worker_seed and step_seed out: 'sample' and True", f'{_STREAMS} other modes'),
     Rule('resume-not-strict', HINT, setting_rules.not_strict_resume,
          'a resume with other settings or versions goes on, and only says so',
-         'leave resume_strict out', 'docs/resume.md'),
+         'leave resume_strict out', 'docs/how-to/resume.md'),
     Rule('iterable', CHANGES, data_rules.iterable,
          'samples without a position cannot be seeded one by one: refused',
          "a map-style data set, or randomness = dict(..., worker_seed='worker')",
@@ -147,10 +150,10 @@ _ENVIRONMENT = (
          'randomness = dict(..., num_threads=N), or export OMP_NUM_THREADS=N',
          f'{_LIMITS} other machines'),
     Rule('no-device', HINT, environment_rules.no_such_device,
-         'nothing was asked of a GPU', 'audit again on the machine that trains', 'docs/audit.md'),
+         'nothing was asked of a GPU', 'audit again on the machine that trains', _AUDIT),
     Rule('not-built', HINT, environment_rules.not_built,
          'the model could not be built without memory, so its operators were not looked at',
-         'audit where all its packages are installed', 'docs/audit.md'),
+         'audit where all its packages are installed', _AUDIT),
 )
 
 # what the user's own files hold: transforms, data sets, modules, hooks, samplers
@@ -195,7 +198,7 @@ _SOURCES = (
          'register_buffer(...), or mmrepro.checkpoint.adapters.register(Class, "attribute")',
          f'{_CAUSES} B11'),
     Rule('unreadable', MAY, environment_rules.unreadable,
-         'nothing was looked at in there', 'correct the file', 'docs/audit.md'),
+         'nothing was looked at in there', 'correct the file', _AUDIT),
 )
 
 RULES: Tuple[Rule, ...] = (*_SETUP, *_KERNELS, *_RANKS, *_DATA, *_ENVIRONMENT, *_SOURCES)

@@ -19,7 +19,7 @@ from ..config import LEGACY_KEYS, RandomnessConfig, RandomnessError
 
 __all__ = ['STOCK', 'Part', 'Subject', 'class_name']
 
-# Packages whose own code was read for docs/causes.md, or is none of ours to read.
+# Packages whose own code was read for docs/explanation/causes.md, or is none of ours to read.
 STOCK = ('mmengine', 'mmcv', 'mmdet', 'mmrepro', 'mmpretrain', 'mmcls', 'torch', 'torchvision',
          'timm', 'transformers', 'numpy', 'builtins', 'albumentations')
 

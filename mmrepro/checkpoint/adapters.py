@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 import torch
 from torch import nn
 
-__all__ = ['ADAPTERS', 'Adapter', 'collect', 'hook_places', 'register', 'restore']
+__all__ = ['ADAPTERS', 'Adapter', 'collect', 'named_hooks', 'register', 'restore']
 
 
 class Adapter(NamedTuple):
@@ -38,9 +38,13 @@ ADAPTERS: Dict[str, Adapter] = {
         ('floor_thr', ), 'the first call changes the lower threshold for all others'),
     'EarlyStoppingHook': Adapter(
         ('wait_count', 'best_score'), 'patience starts again'),
-    'TurnSeedHook': Adapter(
+    'HookSeedHook': Adapter(
         ('sequence', ), 'with step_seed=False, steps draw from one sequence of the whole run'),
 }
+
+
+# class -> its name in checkpoint files
+NAMES_IN_FILES = {'HookSeedHook': 'TurnSeedHook'}
 
 
 def register(cls: type, *attributes: str, why: str = '') -> None:
@@ -77,16 +81,16 @@ def _known(model: nn.Module, hooks: List[Any]) -> Iterator[Tuple[str, Any, Adapt
             yield f'model:{path}', module, _adapter(module)
         for name, part in _parts(module):
             yield f'model:{path}:{name}', part, _adapter(part)
-    for place, hook in hook_places(hooks):
+    for name, hook in named_hooks(hooks):
         if _adapter(hook) is not None:
-            yield place, hook, _adapter(hook)
+            yield name, hook, _adapter(hook)
 
 
-def hook_places(hooks: List[Any]) -> Iterator[Tuple[str, Any]]:
+def named_hooks(hooks: List[Any]) -> Iterator[Tuple[str, Any]]:
     """Hooks by class and number in their class: the same when hooks of other classes come or go."""
     numbers: Counter = Counter()
     for hook in hooks:
-        name = type(hook).__name__
+        name = NAMES_IN_FILES.get(type(hook).__name__, type(hook).__name__)
         yield f'hook:{name}:{numbers[name]}', hook
         numbers[name] += 1
 
@@ -108,25 +112,25 @@ def _plain(value: Any) -> Any:
 
 
 def collect(model: nn.Module, hooks: List[Any]) -> Dict[str, Dict[str, Any]]:
-    """Values of all known attributes, by place."""
+    """Values of all known attributes, by the name of their owner."""
     found: Dict[str, Dict[str, Any]] = {}
-    for place, obj, adapter in _known(model, hooks):
-        found[place] = {}
+    for key, obj, adapter in _known(model, hooks):
+        found[key] = {}
         for path in adapter.attributes:
             owner, name = _owner(obj, path)
             if hasattr(owner, name):
-                found[place][path] = _plain(getattr(owner, name))
+                found[key][path] = _plain(getattr(owner, name))
     return found
 
 
 def restore(model: nn.Module, hooks: List[Any], state: Dict[str, Dict[str, Any]]) -> List[str]:
-    """Put collected values back; returns places in ``state`` that this run does not have."""
-    places = {place: obj for place, obj, _ in _known(model, hooks)}
-    for place, values in state.items():
-        for path, value in values.items() if place in places else ():
-            owner, name = _owner(places[place], path)
+    """Put collected values back; returns owners in ``state`` that this run does not have."""
+    owners = {key: obj for key, obj, _ in _known(model, hooks)}
+    for key, values in state.items():
+        for path, value in values.items() if key in owners else ():
+            owner, name = _owner(owners[key], path)
             before = getattr(owner, name)
             if isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
                 value = value.to(before.device)
             setattr(owner, name, value)
-    return [place for place in state if place not in places]
+    return [key for key in state if key not in owners]

@@ -1,18 +1,19 @@
-"""Whether a run can go on from what a checkpoint holds, and whether it can be read again at all."""
+"""Whether a run can continue from what a checkpoint holds, and whether it can be read again."""
 from __future__ import annotations
 
 import io
 import pickle
-from typing import Any, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Tuple
 
 import torch
 from mmengine.logging import HistoryBuffer
 
 from ..facts.collect import read_settings, settings_of
 from ..facts.compatibility import ResumeError
-from .files import CheckpointError, check_file, load, safe_loading
+from ..text import shorten
+from .files import CheckpointError, safe_loading
 
-__all__ = ['check_readable', 'has_schedules', 'judge', 'lacks', 'stock_facts', 'why_not']
+__all__ = ['check_readable', 'has_schedules', 'judge', 'lacks', 'stock_facts']
 
 # What MMEngine's ``Runner.resume`` reads, and what a run does without it: another one.
 PARTS = {
@@ -71,17 +72,6 @@ def judge(path: str, content: Any, strict: bool) -> List[str]:
     return [f'{path} {problem}: the result is not that of the uninterrupted run']
 
 
-def why_not(path: str) -> Optional[str]:
-    """What keeps a run from going on from the file ``path``, or None; it is read for that."""
-    problem = check_file(path)
-    if problem is not None:
-        return problem
-    try:
-        return lacks(load(path, map_location='meta'))
-    except CheckpointError as error:
-        return str(error).replace(f'checkpoint {path} ', '', 1)
-
-
 def check_readable(checkpoint: Mapping[str, Any]) -> None:
     """Raise where a resume would: when it is too late to save something else.
 
@@ -91,12 +81,13 @@ def check_readable(checkpoint: Mapping[str, Any]) -> None:
     skeleton = _without_tensors(checkpoint)
     if _loads(skeleton):
         return
-    place, value = _culprit('checkpoint', skeleton)
+    where, value = _culprit('checkpoint', skeleton)
     raise CheckpointError(
-        f'{place} is a {type(value).__module__}.{type(value).__qualname__} ({_short(value)}): no '
-        'run could resume from this checkpoint, which has to be data only. Save it as numbers, '
-        'strings, tensors, arrays, lists and dicts; or, if you trust it, name its class in '
-        'torch.serialization.add_safe_globals, in a module that the config imports')
+        f'{where} is a {type(value).__module__}.{type(value).__qualname__} '
+        f'({shorten(repr(value))}): no run could resume from this checkpoint, which has to be '
+        'data only. Save it as numbers, strings, tensors, arrays, lists and dicts; or, if you '
+        'trust it, name its class in torch.serialization.add_safe_globals, in a module that the '
+        'config imports')
 
 
 def _without_tensors(value: Any) -> Any:
@@ -122,21 +113,11 @@ def _loads(value: Any) -> bool:
     return True
 
 
-def _culprit(place: str, value: Any) -> Tuple[str, Any]:
-    """The innermost part that does not load."""
-    for inner, part in _parts(value):
+def _culprit(where: str, value: Any) -> Tuple[str, Any]:
+    """The innermost part that does not load, and where it is."""
+    parts = (value.items() if isinstance(value, dict) else
+             enumerate(value) if isinstance(value, (list, tuple)) else ())
+    for key, part in parts:
         if not _loads(part):
-            return _culprit(f'{place}{inner}', part)
-    return place, value
-
-
-def _parts(value: Any) -> Iterator[Tuple[str, Any]]:
-    if isinstance(value, dict):
-        yield from ((f'[{key!r}]', item) for key, item in value.items())
-    elif isinstance(value, (list, tuple)):
-        yield from ((f'[{number}]', item) for number, item in enumerate(value))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f'{text[:59]}…'
+            return _culprit(f'{where}[{key!r}]', part)
+    return where, value

@@ -12,7 +12,7 @@ import pickle
 import struct
 import zipfile
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, BinaryIO, Callable, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 
@@ -32,15 +32,15 @@ class CheckpointError(RuntimeError):
     """A checkpoint that is damaged, or that is not only data."""
 
 
-def _digest(path: str, size: int) -> bytes:
+def _digest(file: BinaryIO, size: int) -> bytes:
     state = hashlib.sha256()
-    with open(path, 'rb') as file:
-        while size > 0:
-            block = file.read(min(_CHUNK, size))
-            if not block:
-                break
-            state.update(block)
-            size -= len(block)
+    file.seek(0)
+    while size > 0:
+        block = file.read(min(_CHUNK, size))
+        if not block:
+            break
+        state.update(block)
+        size -= len(block)
     return state.hexdigest().encode()
 
 
@@ -59,8 +59,8 @@ def seal(path: str) -> None:
             raise CheckpointError(f'{path} is not in the ZIP format of torch.save')
         file.seek(body)
         file.write(_END.pack(*_END.unpack(end)[:-1], _COMMENT))
-        file.flush()
-        comment = MARK + _digest(path, size)
+        comment = MARK + _digest(file, size)
+        file.seek(size)
         file.write(comment)
         file.flush()
         os.fsync(file.fileno())
@@ -78,20 +78,20 @@ def check_file(path: str) -> Optional[str]:
     with open(path, 'rb') as file:
         file.seek(max(0, size - tail_size))
         tail = file.read()
-    if len(tail) == tail_size and tail.startswith(_END_MAGIC):
-        good = tail[_END.size:] == MARK + _digest(path, size - _COMMENT)
-        return None if good else 'is damaged (its digest does not match its contents)'
-    return _check_archive(path, tail)
+        if len(tail) == tail_size and tail.startswith(_END_MAGIC):
+            good = tail[_END.size:] == MARK + _digest(file, size - _COMMENT)
+            return None if good else 'is damaged (its digest does not match its contents)'
+        return _check_archive(file, tail)
 
 
-def _check_archive(path: str, tail: bytes) -> Optional[str]:
+def _check_archive(file: BinaryIO, tail: bytes) -> Optional[str]:
     """As :func:`check_file`, for an archive without digest: every record has a CRC."""
     start = tail.rfind(_END_MAGIC)
     whole = start >= 0 and len(tail) - start >= _END.size
     if not whole or _END.unpack_from(tail, start)[-1] != len(tail) - start - _END.size:
         return 'is truncated or not a checkpoint (no end record)'
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(file) as archive:
             broken = archive.testzip()
     except (zipfile.BadZipFile, OSError) as error:
         return f'is truncated or not a checkpoint ({error})'
@@ -167,8 +167,13 @@ def safe_loading() -> Iterator[None]:
         yield
 
 
-def load(path: str, map_location: Any = 'cpu') -> Dict[str, Any]:
+def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: bool = True) -> Any:
     """Load a checkpoint; it cannot run code.
+
+    Args:
+        mapped: tensors are views of the file, which they keep open; nothing is copied until they
+            are used. Not for what outlives the file's contents.
+        legacy: accept the format of torch before 1.6, which cannot be checked beforehand.
 
     Raises:
         FileNotFoundError: no such file.
@@ -178,12 +183,12 @@ def load(path: str, map_location: Any = 'cpu') -> Dict[str, Any]:
     if not os.path.isfile(path):
         raise FileNotFoundError(f'checkpoint {path} does not exist')
     problem = check_file(path)
-    # files older than torch's ZIP format have no structure to check beforehand
-    if problem is not None and not _is_legacy_format(path):
+    if problem is not None and not (legacy and _is_legacy_format(path)):
         raise CheckpointError(f'checkpoint {path} {problem}')
     try:
         with safe_loading():
-            return torch.load(path, map_location=map_location, weights_only=True)
+            return torch.load(path, map_location=map_location, weights_only=True,
+                              mmap=mapped and problem is None)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f'checkpoint {path} holds something that is not data and could run code; it was not '
@@ -256,13 +261,13 @@ def is_local(folder: str, options: Mapping[str, Any]) -> bool:
 
 
 @contextmanager
-def local_loading() -> Iterator[None]:
-    """Let MMEngine's loader of local files be :func:`load`, in this block."""
+def local_loading(read: Callable[[str, Any], Any] = load) -> Iterator[None]:
+    """Let MMEngine load local files with ``read(path, map_location)``, in this block."""
     from mmengine.runner.checkpoint import CheckpointLoader
     before = CheckpointLoader._schemes['']
 
-    def load_from_local(filename: str, map_location: Any) -> Dict[str, Any]:
-        return load(filename, map_location)
+    def load_from_local(filename: str, map_location: Any) -> Any:  # its name is in the log
+        return read(filename, map_location)
 
     CheckpointLoader._schemes[''] = load_from_local
     try:

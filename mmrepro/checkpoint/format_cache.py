@@ -1,4 +1,4 @@
-"""Lay out the text of a config once: MMEngine does at start, twice, and for every checkpoint.
+"""Format the text of a config once: MMEngine does it twice at the start and for every checkpoint.
 
 YAPF takes seconds for the config of a detector. They count when a scheduler has announced the
 end of a run and a checkpoint has to be written in time.
@@ -10,13 +10,13 @@ from typing import Any, Callable, Dict, Tuple
 
 import mmengine.config.config as stock
 
-__all__ = ['remember_layouts']
+__all__ = ['cache_formatted_texts']
 
 MAX_TEXTS = 4  # a run has one or two
 
 
-def remember_layouts() -> None:
-    """Let MMEngine's formatter remember what it made of a text. May be called again."""
+def cache_formatted_texts() -> None:
+    """Make MMEngine's formatter cache its results. May be called again."""
     format_code = getattr(stock, 'FormatCode', None)
     if format_code is not None and not hasattr(format_code, 'texts'):
         stock.FormatCode = _remembering(format_code)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from .adapters import hook_places
-from .rank_state import unwrap
-from .state_digest import state_digest
+from ..digests import state_digest
+from ..distributed.unwrap import unwrap
+from .adapters import named_hooks
 
 __all__ = ['Lost', 'lost_state', 'snapshot']
 
@@ -24,12 +24,12 @@ _ABSENT = '(not set)'
 WITHOUT_STATE = {
     'RuntimeInfoHook': 'writes to the message hub, which a checkpoint holds',
     'IterTimerHook': 'times',
-    'LoggerHook': 'places of files',
+    'LoggerHook': 'paths of files',
     'CheckpointHook': 'paths; its best score is in the message hub',
     'DistSamplerSeedHook': 'has none',
     'ParamSchedulerHook': 'has none',
-    'TurnSeedHook': 'what it seeds is a function of the place',
-    'SeedHook': 'what it seeds is a function of the place',
+    'HookSeedHook': 'what it seeds is a function of the iteration',
+    'SeedHook': 'what it seeds is a function of the iteration',
     'ResumeHook': 'the checkpoint itself',
     'PreemptHook': 'signals',
     'FingerprintHook': 'files',
@@ -67,7 +67,7 @@ def snapshot(runner: Any) -> Dict[str, Dict[str, str]]:
                if name not in _MACHINERY and not name.endswith(('_hooks', '_hooks_with_kwargs',
                                                                 '_hooks_always_called'))}
         found[f'model:{path}'] = {'<class>': type(module).__name__, **dict(_values(own, '', seen))}
-    for place, hook in hook_places(runner.hooks):
+    for place, hook in named_hooks(runner.hooks):
         if type(hook).__name__ not in WITHOUT_STATE:
             found[place] = {
                 '<class>': type(hook).__name__, **dict(_values(vars(hook), '', seen))}

@@ -11,19 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ..digests import state_digest
 from ..distributed.agreement import settle
+from ..distributed.unwrap import optim_wrappers, unwrap
 from . import adapters
-from .state_digest import state_digest
 
-__all__ = ['counts', 'gather', 'own_state', 'portable', 'restore', 'unsaved_buffers', 'wrappers']
+__all__ = ['counts', 'gather', 'own_state', 'portable', 'restore', 'unsaved_buffers']
 
 # the parts of a rank's state; gradients are too large to be digested at every checkpoint
 PARTS = ('attributes', 'gradients', 'buffers')
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside of DistributedDataParallel."""
-    return getattr(model, 'module', model)
 
 
 def own_state(runner: Any) -> Dict[str, Dict[str, Any]]:
@@ -81,7 +77,7 @@ def restore(runner: Any, state: Dict[str, Dict[str, Any]]) -> List[str]:
             buffers[name].copy_(value)
         else:
             unknown.append(f'buffer {name}')
-    optimizers = wrappers(runner)
+    optimizers = optim_wrappers(runner.optim_wrapper)
     for name, count in state.get('counts', {}).items():
         if name in optimizers:
             optimizers[name]._inner_count = count
@@ -112,23 +108,17 @@ def unsaved_buffers(runner: Any) -> Dict[str, torch.Tensor]:
     return {name: value for name, value in _buffers(runner) if name not in saved}
 
 
-def wrappers(runner: Any) -> Dict[str, Any]:
-    """The optimizers of a run by name; '' where there is one."""
-    wrapper = runner.optim_wrapper
-    return dict(wrapper.items()) if hasattr(wrapper, 'items') else {'': wrapper}
-
-
 def counts(runner: Any) -> Dict[str, int]:
     """Losses that each optimizer has seen, the place in its accumulation cycle.
 
     MMEngine derives them from the iteration for one optimizer, and does not for several.
     """
-    return {name: one._inner_count for name, one in wrappers(runner).items()}
+    return {name: one._inner_count for name, one in optim_wrappers(runner.optim_wrapper).items()}
 
 
 def _gradients(runner: Any) -> Dict[str, torch.Tensor]:
     """What is summed up for the next step: unfinished cycles, losses of other optimizers."""
-    first, *others = wrappers(runner).values()
+    first, *others = optim_wrappers(runner.optim_wrapper).values()
     if not others and first._inner_count % first._accumulative_counts == 0:
         return {}
     return {name: parameter.grad.detach()

@@ -204,7 +204,7 @@ def _show_growth(found: Comparison, console: Any) -> None:
 
 def _cut(value: Any, width: int = 40) -> str:
     text = str(value)
-    return text if len(text) <= width else f'{text[:width - 1]}…'
+    return text if len(text) <= width else f'{text[:width - 3]}...'
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,9 +7,9 @@ from typing import Any, Optional
 
 from mmengine.hooks import Hook
 
-from ..checkpoint.state_digest import state_digest
+from ..digests import state_digest
 
-__all__ = ['PREFIX', 'DigestHook', 'state_digest']
+__all__ = ['PREFIX', 'DigestHook']
 
 # a line of standard output that starts so carries one iteration as JSON
 PREFIX = '@mmrepro-digest '

@@ -119,9 +119,9 @@ def _is_thread_count(value: str) -> bool:
 
 
 # CUDA_LAUNCH_BLOCKING=1 is deliberately not here: work on one stream runs in order without it, so
-# it buys no bit and costs the overlap of host and device. MKL_CBWR is not either: MKL reads it at
-# its first call, so a run that sets it late would differ from one that sets it early. Both are
-# recorded below.
+# it buys no bit and costs the overlap of host and device. MKL_CBWR is not either: it makes
+# matrix products independent of the number of threads but not convolutions, and it changes the
+# bits of runs with one thread (docs/explanation/limits.md). Both are recorded below.
 ENV = (
     EnvRow(
         'CUBLAS_WORKSPACE_CONFIG', _deterministic(':4096:8', ':16:8'), ':4096:8',
@@ -326,7 +326,8 @@ FLAGS = (
          'most of the price of determinism, and only of use to find reads of unset memory'),
     Flag('mmrepro.native_operators', _has_native_operators, _set_native_operators,
          _when_deterministic(True),
-         "torch's own kernels that would raise, or break ties as they like: docs/native-operators"),
+         "torch's own kernels that would raise, or break ties as they like: "
+         'docs/reference/operators.md'),
     # Not torch.use_deterministic_algorithms: recent releases import inductor in there, 1.6 s.
     Flag('torch.deterministic_debug_mode',
          *_functions(lambda: torch, 'get_deterministic_debug_mode', 'set_deterministic_debug_mode'),

@@ -203,4 +203,4 @@ def _text(value: Any) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f'{text[:width // 2 - 1]}…{text[-(width // 2):]}'
+    return text if len(text) <= width else f'{text[:width // 2 - 3]}...{text[-(width // 2):]}'

@@ -23,7 +23,8 @@ PREPROCESSOR = 'data_preprocessor'  # MMEngine's name for the module that moves 
 STACK = 40  # frames kept
 # frames between the training code and the recorder, which say nothing
 SKIPPED = ('/torch/utils/_python_dispatch.py', '/torch/_ops.py', '/torch/_dynamo/',
-           '/torch/_compile.py', os.path.join(PACKAGE, 'trace', ''))
+           '/torch/_compile.py', os.path.join(PACKAGE, 'fingerprint', ''),
+           os.path.join(PACKAGE, 'localise', ''))
 
 
 class Place(NamedTuple):

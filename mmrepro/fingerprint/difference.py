@@ -1,99 +1,220 @@
-"""Which fields of two records of an iteration differ, in the order in which they come about."""
+"""What differs first between two runs: iteration, rank, field, and the call where calls are known.
+
+An iteration's fields are ordered by cause, see :data:`~mmrepro.fingerprint.schema.FIELDS`. Calls of
+modules and operators are ordered among them by the phase in which the first differing call ran: a
+call of the forward pass before the losses, one of the backward pass before the gradients, one of
+the optimizer before its state. What only one run recorded is not compared.
+"""
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-__all__ = ['Difference', 'differing_fields', 'first_difference']
+from ..text import shorten
+from .reader import RankLog
+from .schema import BY_NAME, FIELDS, MODULES, STREAMS, Call, call_of, value_of
 
-# cause before effect: what comes first may explain what comes after
-FIELDS = ('epoch', 'batch.positions', 'batch.indices', 'batch.data', 'operators', 'modules',
-          'losses', 'buffers', 'gradients', 'lr', 'optimizer', 'parameters')
-DETAILED = ('losses', 'lr')  # fields whose parts are named
-STREAMS = {'operators': 4, 'modules': 3}  # field: entries that say which call it is
-MAX_NAMES = 3  # of parameters; the rest is counted
+__all__ = ['ComparedField', 'Divergence', 'compare_steps', 'differing_iterations', 'divergence_at',
+           'first_divergence', 'not_compared']
 
-Record = Mapping[str, Any]
+MAX_NAMES = 3  # of parts that a text names; the rest is counted
+ORDER = {name: number for number, name in enumerate(FIELDS)}
+# phase of the first differing call: the field that it comes before; other phases: the losses
+COMES_BEFORE = {'backward': 'gradients', 'optimizer': 'optimizer'}
+
+Step = Mapping[str, Any]
+Ranks = Mapping[int, RankLog]
 
 
-class Difference(NamedTuple):
-    """Where two runs part: iteration, field, and what both have there."""
-    iteration: int
+class ComparedField(NamedTuple):
+    """One field of one iteration in both runs.
+
+    Attributes:
+        field: a key of ``FIELDS`` or ``STREAMS``.
+        a, b: what run A and run B recorded; of a stream what they have at the differing call, or
+            the number of calls.
+        same: whether they agree.
+        names: the parts that differ: losses, parameters; () where parts are not recorded.
+        call: of a stream, what differs of which call: 'output of neck forward (call 0)'.
+        phase: of that call.
+    """
     field: str
-    first: Any
-    second: Any
+    a: Any
+    b: Any
+    same: bool = False
+    names: Tuple[str, ...] = ()
+    call: str = ''
+    phase: str = ''
+
+    @property
+    def order(self) -> Tuple[int, bool]:
+        """Sorts fields from cause to effect."""
+        if self.field in STREAMS:
+            return ORDER[COMES_BEFORE.get(self.phase, 'losses')], False
+        return ORDER.get(self.field, len(ORDER)), True
+
+    def first_part(self) -> Tuple[str, Any, Any]:
+        """Name and both values of the first part that differs."""
+        if self.call:
+            return self.call, self.a, self.b
+        if not self.names:
+            return self.field, self.a, self.b
+        if isinstance(self.a, Mapping):
+            return (f'{self.field}.{self.names[0]}', self.a.get(self.names[0]),
+                    self.b.get(self.names[0]))
+        more = len(self.names) - MAX_NAMES
+        names = ', '.join(self.names[:MAX_NAMES]) + (f' and {more} more' if more > 0 else '')
+        return f'{self.field} of {names}', self.a, self.b
+
+
+class Divergence(NamedTuple):
+    """The first iteration that differs on any rank.
+
+    Attributes:
+        iteration: counted from 0.
+        ranks: rank -> fields that differ, from cause to effect; () for a rank that agrees.
+    """
+    iteration: int
+    ranks: Dict[int, Tuple[ComparedField, ...]]
+
+    @property
+    def rank(self) -> int:
+        """The rank whose first difference is the nearest to the cause."""
+        return min((fields[0].order, rank) for rank, fields in self.ranks.items() if fields)[1]
+
+    @property
+    def field(self) -> ComparedField:
+        """The first field that differs on :attr:`rank`."""
+        return self.ranks[self.rank][0]
+
+    def as_dict(self) -> Dict[str, Any]:
+        """For JSON: ``iteration``, ``field``, and what both runs have, ``first`` and ``second``."""
+        field, first, second = self.field.first_part()
+        return dict(iteration=self.iteration, field=field, first=first, second=second)
 
     def text(self) -> str:
-        return (f'iteration {self.iteration}, {self.field}: {_short(self.first)} and '
-                f'{_short(self.second)}')
+        field, a, b = self.field.first_part()
+        rank = f', rank {self.rank}' if self.rank else ''
+        return f'iteration {self.iteration}{rank}, {field}: {_shown(a)} and {_shown(b)}'
 
 
-def _short(value: Any) -> str:
+def _shown(value: Any) -> str:
     if value is None:
         return 'nothing'
     if isinstance(value, str) and value.lstrip('-').startswith('0x'):
         return f'{float.fromhex(value)!r} ({value})'
-    text = str(value)
-    return text if len(text) <= 80 else f'{text[:77]}...'
+    return shorten(str(value), 80)
 
 
-def _get(record: Record, field: str) -> Any:
-    value: Any = record
-    for name in field.split('.'):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def differing_fields(first: Record, second: Record) -> List[Tuple[str, Any, Any]]:
-    """(field, one value, other value) for what both records have and what is not equal.
-
-    What only one of them has is of another level and cannot be compared.
-    """
+def compare_steps(a: Step, b: Step) -> List[ComparedField]:
+    """All fields that the records of an iteration have in both runs, from cause to effect."""
     found = []
-    for field in FIELDS:
-        a, b = _get(first, field), _get(second, field)
-        if a == b or a is None or b is None:
+    for field in (*STREAMS, *FIELDS):
+        first, second = value_of(a, field), value_of(b, field)
+        if first is None or second is None:
             continue
-        if field in DETAILED:
-            found += [(f'{field}.{name}', a.get(name), b.get(name))
-                      for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
+        if first == second:
+            shown = len(first) if field in STREAMS else first
+            found.append(ComparedField(field, shown, shown, same=True))
         elif field in STREAMS:
-            found.append(_in_stream(field, a, b))
+            found.append(_first_call(field, first, second))
         else:
-            found.append((field + _names(field, first, second), a, b))
-    return found
+            found.append(ComparedField(field, first, second, names=_differing_names(
+                *((first, second) if isinstance(first, Mapping) else
+                  (value_of(step, f'{BY_NAME}.{field}') for step in (a, b))))))
+    return sorted(found, key=lambda one: one.order)
 
 
-def _names(field: str, first: Record, second: Record) -> str:
-    """Whose, where both records have digests by name."""
-    a, b = _get(first, f'by_name.{field}'), _get(second, f'by_name.{field}')
+def _differing_names(a: Optional[Mapping[str, Any]],
+                     b: Optional[Mapping[str, Any]]) -> Tuple[str, ...]:
     if not a or not b:
-        return ''
-    names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
-    more = f' and {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else ''
-    return f' of {", ".join(names[:MAX_NAMES])}{more}' if names else ''
+        return ()
+    return tuple(name for name in {**a, **b} if a.get(name) != b.get(name))
 
 
-def _in_stream(field: str, first: List[list], second: List[list]) -> Tuple[str, Any, Any]:
-    """The first call whose input or output differs, or that only one of them has."""
-    width = STREAMS[field]
-    for a, b in zip(first, second):
-        if a[:width] != b[:width]:
-            return f'{field} in their order', _call(a[:width]), _call(b[:width])
-        for place, side in ((width, 'input'), (width + 1, 'output')):
-            if a[place] != b[place]:
-                return f'{side} of {_call(a[:width])}', a[place], b[place]
-    return f'number of {field}', len(first), len(second)
+def _first_call(stream: str, first: List[list], second: List[list]) -> ComparedField:
+    """The call that differs without having been given anything different, if there is one.
+
+    A module's call holds those of the modules inside of it: of calls that get the same and return
+    different bits, the innermost is named. Backward calls follow from the forward pass, so one is
+    named only where every forward call was given the same.
+    """
+    given: Optional[Tuple[Call, Call]] = None  # the first calls with different inputs
+    made: Optional[Tuple[Call, Call]] = None  # those with the same inputs and different results
+    for a, b in ((call_of(stream, one), call_of(stream, other))
+                 for one, other in zip(first, second) if one != other):
+        if a.identity != b.identity:
+            if not made and not given:
+                return ComparedField(stream, a.text(), b.text(), call=f'order of {stream}',
+                                     phase=a.phase)
+            break
+        if a.input != b.input:
+            given = given or (a, b)
+        else:
+            if made is None and (not given or a.phase == 'forward'):
+                made = a, b
+            elif made and stream == MODULES and a.phase == made[0].phase and _inside(
+                    a.path, made[0].path):
+                made = a, b
+        if stream != MODULES and (given or made):
+            break
+    if made or given:
+        a, b = made or given
+        what = next(one for one in ('input', 'output', 'shapes')
+                    if getattr(a, one) != getattr(b, one))
+        return ComparedField(stream, getattr(a, what), getattr(b, what),
+                             call=f'{what} of {a.text()}', phase=a.phase)
+    rest = (first if len(first) > len(second) else second)[min(len(first), len(second)):]
+    return ComparedField(stream, len(first), len(second), call=f'number of {stream}',
+                         phase=call_of(stream, rest[0]).phase if rest else '')
 
 
-def _call(names: List[Any]) -> str:
-    *what, number = names
-    return f'{" ".join(filter(None, map(str, what)))} (call {number})'
+def _inside(path: str, container: str) -> bool:
+    return container == '(model)' != path or path.startswith(f'{container}.')
 
 
-def first_difference(first: Dict[int, Record], second: Dict[int, Record]) -> Optional[Difference]:
-    """The first iteration that both have and in which they differ, with its first field."""
-    for iteration in sorted(set(first) & set(second)):
-        fields = differing_fields(first[iteration], second[iteration])
-        if fields:
-            return Difference(iteration, *fields[0])
-    return None
+def _common(a: Ranks, b: Ranks) -> Dict[int, Tuple[Mapping[int, Step], Mapping[int, Step]]]:
+    return {rank: (a[rank].steps, b[rank].steps) for rank in sorted(set(a) & set(b))}
+
+
+def differing_iterations(a: Ranks, b: Ranks) -> Iterator[int]:
+    """Iterations, in order, in which a rank that both runs have differs."""
+    steps = _common(a, b)
+    iterations = {rank: set(first) & set(second) for rank, (first, second) in steps.items()}
+    for iteration in sorted(set().union(*iterations.values())):
+        if any(iteration in iterations[rank] and _differ(first[iteration], second[iteration])
+               for rank, (first, second) in steps.items()):
+            yield iteration
+
+
+def _differ(a: Step, b: Step) -> bool:
+    values = ((value_of(a, field), value_of(b, field)) for field in (*FIELDS, *STREAMS))
+    return any(one != other and one is not None and other is not None for one, other in values)
+
+
+def divergence_at(a: Ranks, b: Ranks, iteration: int) -> Divergence:
+    """What differs in one iteration, on every rank that has it in both runs."""
+    return Divergence(iteration, {
+        rank: tuple(one for one in compare_steps(first[iteration], second[iteration])
+                    if not one.same)
+        for rank, (first, second) in _common(a, b).items()
+        if iteration in first and iteration in second})
+
+
+def first_divergence(a: Ranks, b: Ranks) -> Optional[Divergence]:
+    """The first iteration that differs on any rank, None where none does."""
+    iteration = next(differing_iterations(a, b), None)
+    return None if iteration is None else divergence_at(a, b, iteration)
+
+
+def not_compared(a: Ranks, b: Ranks) -> List[str]:
+    """Notes on what only one of the runs recorded: ranks and levels."""
+    notes = []
+    if set(a) != set(b):
+        notes.append(f'A has fingerprints of ranks {sorted(a)}, B of {sorted(b)}: '
+                     f'{sorted(set(a) & set(b))} are compared')
+    levels = [sorted({str(start['level']) for log in run.values() for start in log.starts})
+              for run in (a, b)]
+    if levels[0] != levels[1]:
+        notes.append(f'recorded at different levels, A {", ".join(levels[0])}, '
+                     f'B {", ".join(levels[1])}: what both have is compared')
+    return notes

@@ -11,11 +11,13 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from mmengine.dist import get_world_size
 
+from ..distributed.unwrap import unwrap
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import CHANGES, HARMLESS, Difference, differences
 from . import provenance
 from .digest import combine, tensor_digests, to_hex
-from .reader import FOLDER, TraceError
+from .reader import FingerprintError
+from .schema import FOLDER
 
 __all__ = ['CHANGES', 'HARMLESS', 'MAY', 'Difference', 'Manifest', 'compare_manifests',
            'make_manifest', 'read_manifest', 'severity_of', 'write_manifest']
@@ -101,7 +103,7 @@ def make_manifest(runner: Any) -> Dict[str, Any]:
 
 
 def _initial_weights(model: Any) -> str:
-    model = getattr(model, 'module', model)
+    model = unwrap(model)
     named = [*model.named_parameters(), *model.named_buffers()]
     by_device: Dict[Any, list] = {}
     for name, tensor in named:
@@ -142,7 +144,7 @@ def read_manifest(path: str, name: Optional[str] = None) -> Manifest:
         name: of the file in the folder, for a later start.
 
     Raises:
-        TraceError: names the file, and what is wrong with it.
+        FingerprintError: names the file, and what is wrong with it.
     """
     if os.path.isdir(path):
         inner = os.path.join(path, FOLDER)
@@ -151,15 +153,15 @@ def read_manifest(path: str, name: Optional[str] = None) -> Manifest:
         with open(path, encoding='utf-8') as file:
             content = json.load(file)
     except OSError as error:
-        raise TraceError(f'{path}: {error.strerror}; FingerprintHook writes it when a training '
-                         'starts') from error
+        raise FingerprintError(f'{path}: {error.strerror}; FingerprintHook writes it when a '
+                               'training starts') from error
     except ValueError as error:
-        raise TraceError(f'{path}: not JSON: {error}') from error
+        raise FingerprintError(f'{path}: not JSON: {error}') from error
     if not isinstance(content, dict) or content.get('kind') != 'manifest':
-        raise TraceError(f'{path}: not a manifest of mmrepro')
+        raise FingerprintError(f'{path}: not a manifest of mmrepro')
     if content.get('format') != FORMAT:
-        raise TraceError(f'{path}: format {content.get("format")!r} is not known to this version '
-                         f'of mmrepro, which reads format {FORMAT}')
+        raise FingerprintError(f'{path}: format {content.get("format")!r} is not known to this '
+                               f'version of mmrepro, which reads format {FORMAT}')
     return Manifest(path, content)
 
 

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from .digest import combine_digests, hex_of, tensor_digests
+from .schema import MODULES
 from .snapshot import Snapshot
 
 __all__ = ['ModuleRecorder', 'tensors_in']
 
-KIND = 'modules'
 MAX_NODES = 200  # of one module's part of the graph; larger parts are containers' and not watched
 
 
@@ -54,8 +54,8 @@ class ModuleRecorder:
         records, self._snapshot, self._known = self._records, None, {}
 
         def finish(found: Any) -> Dict[str, Any]:
-            digests = found.digests.get(KIND, {})
-            return {KIND: [[*head, *(None if key is None else hex_of(digests[key])
+            digests = found.digests.get(MODULES, {})
+            return {MODULES: [[*head, *(None if key is None else hex_of(digests[key])
                                      for key in keys)] for *head, keys in records]}
         return finish
 
@@ -85,7 +85,7 @@ class ModuleRecorder:
         self._count += 1
         key = str(self._count)
         record[3][side] = key
-        self._snapshot.add_digests(KIND, [key], value.view(1))
+        self._snapshot.add_digests(MODULES, [key], value.view(1))
 
     def _digest(self, tensor: torch.Tensor, reuse: bool) -> torch.Tensor:
         known = self._known.get(id(tensor))

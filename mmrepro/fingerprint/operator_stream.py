@@ -9,10 +9,9 @@ import torch
 from .digest import combined_hex
 from .operator_recorder import OperatorRecorder
 from .records import Record
+from .schema import OPERATORS
 
 __all__ = ['OperatorLines']
-
-KIND = 'operators'
 
 
 class OperatorLines:
@@ -31,7 +30,7 @@ class OperatorLines:
         """A function that makes the line's part."""
         recorder = self._recorder
         self.remove()
-        return lambda found: {KIND: lines(recorder.records())}
+        return lambda found: {OPERATORS: lines(recorder.records())}
 
     def remove(self) -> None:
         if self._recorder is not None:

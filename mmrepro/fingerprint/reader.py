@@ -3,30 +3,27 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from typing import Any, Dict, List, NamedTuple
 
-__all__ = ['FOLDER', 'FORMAT', 'LEVELS', 'RankLog', 'Run', 'TraceError', 'fingerprint_name',
-           'read_rank', 'read_run']
+from .schema import (
+    END,
+    FINGERPRINTS,
+    FOLDER,
+    FORMAT,
+    MANIFEST,
+    REQUIRED,
+    START,
+    STEP,
+    VAL,
+    fingerprint_name,
+)
 
-FOLDER = 'mmrepro'  # within the work directory
-FORMAT = 1
-# how much is written; here because command lines name them before torch may be imported
-LEVELS = ('step', 'parameter', 'module', 'operator')
-MANIFEST = re.compile(r'manifest(?:\.(\d+))?\.json')
-FINGERPRINTS = re.compile(r'fingerprints\.rank(\d+)\.jsonl')
-START = b'{"kind":"start"'
+__all__ = ['FingerprintError', 'RankLog', 'RecordedRun', 'read_rank', 'read_ranks', 'read_run']
 
-# kind: keys that readers rely on
-REQUIRED = {
-    'start': ('format', 'level', 'rank', 'world_size', 'iteration'),
-    'step': ('iteration', ),
-    'val': ('iteration', 'metrics'),
-    'end': ('iteration', ),
-}
+START_LINE = f'{{"kind":"{START}"'.encode()
 
 
-class TraceError(RuntimeError):
+class FingerprintError(RuntimeError):
     """A file of a run cannot be read; the message names file and line."""
 
 
@@ -49,7 +46,7 @@ class RankLog(NamedTuple):
     notes: List[str]
 
 
-class Run(NamedTuple):
+class RecordedRun(NamedTuple):
     """What one work directory holds: the manifests of all starts, the fingerprints of all ranks."""
     work_dir: str
     manifests: List[Dict[str, Any]]
@@ -57,15 +54,22 @@ class Run(NamedTuple):
     notes: List[str]
 
 
-def fingerprint_name(rank: int) -> str:
-    return f'fingerprints.rank{rank}.jsonl'
+def read_ranks(folder: str) -> Dict[int, RankLog]:
+    """Rank -> fingerprints of a ``mmrepro`` folder; empty where there is none.
+
+    Raises:
+        FingerprintError: a file is damaged elsewhere than at its end.
+    """
+    names = os.listdir(folder) if os.path.isdir(folder) else ()
+    found = {int(match[1]): match[0] for match in filter(None, map(FINGERPRINTS.fullmatch, names))}
+    return {rank: read_rank(os.path.join(folder, found[rank])) for rank in sorted(found)}
 
 
-def read_run(work_dir: str) -> Run:
+def read_run(work_dir: str) -> RecordedRun:
     """Read ``work_dir/mmrepro``; ``work_dir`` may be that folder itself.
 
     Raises:
-        TraceError: there is no such folder, it has no fingerprints, or a file is not what it
+        FingerprintError: there is no such folder, it has no fingerprints, or a file is not what it
             should be; a torn last line is no error.
     """
     work_dir = os.path.normpath(work_dir)
@@ -73,16 +77,14 @@ def read_run(work_dir: str) -> Run:
         work_dir = os.path.dirname(work_dir) or '.'
     folder = os.path.join(work_dir, FOLDER)
     if not os.path.isdir(folder):
-        raise TraceError(f'{folder}: no such folder; a run writes it with '
-                         'mmrepro train --fingerprint, or FingerprintHook in its config')
-    names = sorted(os.listdir(folder))
-    ranks = {int(match[1]): read_rank(os.path.join(folder, match[0]))
-             for match in filter(None, map(FINGERPRINTS.fullmatch, names))}
+        raise FingerprintError(f'{folder}: no such folder; a run writes it with '
+                               'mmrepro train --fingerprint, or FingerprintHook in its config')
+    ranks = read_ranks(folder)
     if not ranks:
-        raise TraceError(f'{folder}: has no file {fingerprint_name(0)}; the run ended before its '
-                         'training began, or the folder belongs to something else')
+        raise FingerprintError(f'{folder}: has no file {fingerprint_name(0)}; the run ended before '
+                               'its training began, or the folder belongs to something else')
     found = sorted((int(match[1] or 0), match[0])
-                   for match in filter(None, map(MANIFEST.fullmatch, names)))
+                   for match in filter(None, map(MANIFEST.fullmatch, os.listdir(folder))))
     manifests = [_read_json(os.path.join(folder, name)) for _, name in found]
     notes = [f'rank {rank}: {note}' for rank, log in sorted(ranks.items()) for note in log.notes]
     if not manifests:
@@ -93,7 +95,7 @@ def read_run(work_dir: str) -> Run:
     if missing:
         notes.append(f'{folder}: no fingerprints of rank {", ".join(map(str, missing))} of '
                      f'{world_size}')
-    return Run(work_dir, manifests, dict(sorted(ranks.items())), notes)
+    return RecordedRun(work_dir, manifests, ranks, notes)
 
 
 def _read_json(path: str) -> Dict[str, Any]:
@@ -101,14 +103,14 @@ def _read_json(path: str) -> Dict[str, Any]:
         try:
             return json.load(file)
         except ValueError as error:
-            raise TraceError(f'{path}: not JSON: {error}') from error
+            raise FingerprintError(f'{path}: not JSON: {error}') from error
 
 
 def read_rank(path: str) -> RankLog:
     """Read one ``fingerprints.rankN.jsonl``.
 
     Raises:
-        TraceError: a line before the last is not JSON, or lacks a key; an unknown format.
+        FingerprintError: a line before the last is not JSON, or lacks a key; an unknown format.
     """
     log = RankLog(path, [], {}, [], False, [])
     ended = False
@@ -118,17 +120,17 @@ def read_rank(path: str) -> RankLog:
     differing: List[int] = []
     for number, line in enumerate(lines, 1):
         # a killed process leaves the beginning of a line; a resumed run starts below it
-        torn = number == len(lines) or lines[number].startswith(START)
+        torn = number == len(lines) or lines[number].startswith(START_LINE)
         record = _record(path, number, line, torn, log.notes)
         if record is None:
             continue
-        ended = record['kind'] == 'end'
-        if record['kind'] == 'start':
+        ended = record['kind'] == END
+        if record['kind'] == START:
             log.starts.append(record)
             _go_back(log, record['iteration'], earlier)
-        elif record['kind'] == 'val':
+        elif record['kind'] == VAL:
             log.vals.append(record)
-        elif record['kind'] == 'step':
+        elif record['kind'] == STEP:
             iteration = record['iteration']
             if iteration in earlier and not _agree(earlier.pop(iteration), record):
                 differing.append(iteration)
@@ -158,15 +160,15 @@ def _record(path: str, number: int, line: bytes, torn: bool, notes: List[str]) -
         if torn:
             notes.append(f'{path}, line {number}: torn off, the process was killed while writing')
             return None
-        raise TraceError(f'{path}, line {number}: not JSON: {line[:60]!r}') from None
+        raise FingerprintError(f'{path}, line {number}: not JSON: {line[:60]!r}') from None
     kind = record.get('kind') if isinstance(record, dict) else None
     lacking = [key for key in REQUIRED.get(kind, ()) if key not in record]
     if kind is None or lacking:
         what = f'lacks {", ".join(lacking)}' if lacking else "is no object with 'kind'"
-        raise TraceError(f'{path}, line {number}: {what}')
-    if kind == 'start' and record['format'] != FORMAT:
-        raise TraceError(f'{path}, line {number}: format {record["format"]!r} is not known to this '
-                         f'version of mmrepro, which reads format {FORMAT}')
+        raise FingerprintError(f'{path}, line {number}: {what}')
+    if kind == START and record['format'] != FORMAT:
+        raise FingerprintError(f'{path}, line {number}: format {record["format"]!r} is not known '
+                               f'to this version of mmrepro, which reads format {FORMAT}')
     return record
 
 

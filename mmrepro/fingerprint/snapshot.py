@@ -5,10 +5,11 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 
+from ..distributed.unwrap import optim_wrappers
 from . import digest
 from . import hash_arithmetic as arithmetic
 
-__all__ = ['Snapshot', 'gradients_of', 'named_state', 'optimizers_of', 'unwrapped']
+__all__ = ['Snapshot', 'gradients_of', 'named_state']
 
 Named = Sequence[Tuple[str, torch.Tensor]]
 
@@ -76,18 +77,6 @@ class Fetched:
                 for name, value in self.numbers.get(kind, {}).items()}
 
 
-def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside of DistributedDataParallel."""
-    return getattr(model, 'module', model)
-
-
-def optimizers_of(optim_wrapper: Any) -> Dict[str, Any]:
-    """``{name: torch optimizer}``; the name is '' for a single one."""
-    if hasattr(optim_wrapper, 'optim_wrappers'):
-        return {name: one.optimizer for name, one in optim_wrapper.optim_wrappers.items()}
-    return {'': optim_wrapper.optimizer}
-
-
 def gradients_of(names: Dict[int, str], parameters: Sequence[torch.Tensor]) -> Named:
     """The gradients that exist; ``names`` is by ``id`` of the parameter."""
     return [(names.get(id(one), f'unnamed {i}'), one.grad) for i, one in enumerate(parameters)
@@ -97,8 +86,8 @@ def gradients_of(names: Dict[int, str], parameters: Sequence[torch.Tensor]) -> N
 def named_state(names: Dict[int, str], optim_wrapper: Any) -> Named:
     """The state of all optimizers; numbers and text as tensors of their own digest."""
     found = []
-    for prefix, optimizer in optimizers_of(optim_wrapper).items():
-        for number, (parameter, state) in enumerate(optimizer.state.items()):
+    for prefix, wrapper in optim_wrappers(optim_wrapper).items():
+        for number, (parameter, state) in enumerate(wrapper.optimizer.state.items()):
             name = names.get(id(parameter), f'unnamed {number}')
             for key, value in state.items():
                 if not isinstance(value, torch.Tensor):
@@ -109,9 +98,8 @@ def named_state(names: Dict[int, str], optim_wrapper: Any) -> Named:
 
 def _scalers(optim_wrapper: Any) -> Named:
     """The state of automatic mixed precision, which decides about skipped steps."""
-    wrappers = getattr(optim_wrapper, 'optim_wrappers', {'': optim_wrapper})
     found = []
-    for prefix, wrapper in wrappers.items():
+    for prefix, wrapper in optim_wrappers(optim_wrapper).items():
         scaler = getattr(wrapper, 'loss_scaler', None)
         for key in ('_scale', '_growth_tracker'):
             value = getattr(scaler, key, None)

@@ -1,20 +1,21 @@
-"""One row per operator of mmcv: calls of mmcv's own Python on inputs that collide.
+"""Cases of mmcv's operators: calls of mmcv's own Python.
 
-Boxes are piled on three places, offsets pull samples together, attention looks at few points: many
-sources meet in few destinations, which is where a sum that is not ordered shows.
+The inputs of the check have the most write conflicts: boxes overlap in three locations, offsets
+move samples together, and attention samples few points.
 """
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from .operator_cases import Case, Problem, Sizes
+from .operator_cases import Inputs, OperatorCall, OperatorCase
 
-__all__ = ['CASES']
+__all__ = ['CASES', 'active_rotated_filter', 'bezier_align', 'border_align', 'carafe',
+           'deform_conv', 'deform_roi_pool', 'focal_loss', 'masked_conv', 'ms_deform_attn',
+           'nms', 'nms_match', 'nms_rotated', 'overlaps', 'prroi_pool', 'quads', 'roi_align',
+           'roi_pool', 'rotated_feature_align', 'rotated_roi_align', 'soft_nms', 'sync_bn']
 
 _STRIDE = 8
 
@@ -28,104 +29,111 @@ def _op(name: str) -> Callable[..., Any]:
     return found
 
 
-def _map(s: Sizes, channels: int = 256) -> Tensor:
-    return s.feature(channels, 800 // _STRIDE, 1344 // _STRIDE)
+def _map(s: Inputs, stride: int = _STRIDE) -> Tensor:
+    return s.feature(256, 800 // stride, 1344 // stride)
 
 
-def _roi_align(s: Sizes, mode: str = 'avg', ratio: int = 0) -> Problem:
-    return Problem(dict(feature=_map(s)), dict(rois=s.rois()),
-                   lambda feature, rois: _op('roi_align')(feature, rois, 7, 1 / _STRIDE, ratio,
-                                                          mode, True))
+def roi_align(s: Inputs, mode: str = 'avg', ratio: int = 0, number: int = 512,
+              stride: int = _STRIDE, bins: int = 7) -> OperatorCall:
+    return OperatorCall(dict(feature=_map(s, stride)), dict(rois=s.rois(number)),
+                        lambda feature, rois: _op('roi_align')(feature, rois, bins, 1 / stride,
+                                                               ratio, mode, True))
 
 
-def _roi_pool(s: Sizes) -> Problem:
-    return Problem(dict(feature=_map(s)), dict(rois=s.rois()),
-                   lambda feature, rois: _op('roi_pool')(feature, rois, 7, 1 / _STRIDE))
+def roi_pool(s: Inputs) -> OperatorCall:
+    return OperatorCall(dict(feature=_map(s)), dict(rois=s.rois()),
+                        lambda feature, rois: _op('roi_pool')(feature, rois, 7, 1 / _STRIDE))
 
 
-def _prroi_pool(s: Sizes) -> Problem:
-    return Problem(dict(feature=_map(s), rois=s.rois()), {},
-                   lambda feature, rois: _op('prroi_pool')(feature, rois, (7, 7), 1 / _STRIDE),
-                   double=False)
+def prroi_pool(s: Inputs) -> OperatorCall:
+    return OperatorCall(dict(feature=_map(s), rois=s.rois()), {},
+                        lambda feature, rois: _op('prroi_pool')(feature, rois, (7, 7), 1 / _STRIDE),
+                        double=False)
 
 
-def _deform_roi_pool(s: Sizes) -> Problem:
+def deform_roi_pool(s: Inputs) -> OperatorCall:
     rois = s.rois()
-    return Problem(dict(feature=_map(s), offset=s.normal(len(rois), 2, 7, 7)), dict(rois=rois),
-                   lambda feature, offset, rois: _op('deform_roi_pool')(
+    return OperatorCall(dict(feature=_map(s), offset=s.normal(len(rois), 2, 7, 7)), dict(rois=rois),
+                        lambda feature, offset, rois: _op('deform_roi_pool')(
                        feature, rois, offset, 7, 1 / _STRIDE, 2, 0.1))
 
 
-def _turned(name: str, *arguments: Any) -> Callable[[Sizes], Problem]:
-    def make(s: Sizes) -> Problem:
-        boxes = s.turned(512)
-        rois = torch.cat((torch.zeros(len(boxes), 1), boxes), 1)
-        return Problem(dict(feature=_map(s)), dict(rois=rois),
-                       lambda feature, rois: _op(name)(feature, rois, *arguments))
-    return make
+def rotated_roi_align(s: Inputs, name: str, *arguments: Any) -> OperatorCall:
+    boxes = s.rotated(512)
+    rois = torch.cat((torch.zeros(len(boxes), 1), boxes), 1)
+    return OperatorCall(dict(feature=_map(s)), dict(rois=rois),
+                        lambda feature, rois: _op(name)(feature, rois, *arguments))
 
 
-def _rotated_feature_align(s: Sizes) -> Problem:
+def rotated_feature_align(s: Inputs) -> OperatorCall:
     feature = _map(s)
     pixels = feature[0, 0].numel()
-    # mmcv reads y before x, so the places lie where both orders are inside of the map
+    # mmcv reads y before x, so the centres are inside the map in either order
     middle = min(feature.shape[2:]) * _STRIDE / 2
     boxes = torch.cat((middle + s.normal(pixels, 2) * 2, 30 + s.uniform(pixels, 2) * middle / 4,
                        s.uniform(pixels, 1)), 1)
-    return Problem(dict(feature=feature), dict(boxes=boxes.view(1, *feature.shape[2:], 5)),
-                   lambda feature, boxes: _op('rotated_feature_align')(feature, boxes,
-                                                                       1 / _STRIDE, 5))
+    return OperatorCall(dict(feature=feature), dict(boxes=boxes.view(1, *feature.shape[2:], 5)),
+                        lambda feature, boxes: _op('rotated_feature_align')(feature, boxes,
+                                                                            1 / _STRIDE, 5))
 
 
-def _bezier_align(s: Sizes) -> Problem:
-    boxes = s.boxes(128, 800, 1344, 150)
+def bezier_align(s: Inputs, number: int = 128) -> OperatorCall:
+    boxes = s.boxes(number, 800, 1344, 150)
     x = torch.stack([boxes[:, 0] + (boxes[:, 2] - boxes[:, 0]) * i / 3 for i in range(4)], 1)
     upper = torch.stack((x, boxes[:, 1:2].expand_as(x)), -1)
     lower = torch.stack((x.flip(1), boxes[:, 3:].expand_as(x)), -1)
     rois = torch.cat((torch.zeros(len(boxes), 1), torch.cat((upper, lower), 1).flatten(1)), 1)
-    return Problem(dict(feature=_map(s)), dict(rois=rois),
-                   lambda feature, rois: _op('bezier_align')(feature, rois, (8, 32), 1 / _STRIDE,
-                                                             2, True))
+    return OperatorCall(dict(feature=_map(s)), dict(rois=rois),
+                        lambda feature, rois: _op('bezier_align')(
+                            feature, rois, (8, 32), 1 / _STRIDE, 2, True))
 
 
-def _border_align(s: Sizes) -> Problem:
-    feature = s.feature(256, 50, 84)
+def border_align(s: Inputs, channels: int = 256) -> OperatorCall:
+    feature = s.feature(channels, 50, 84)
     number, size = feature[0, 0].numel(), min(feature.shape[2:])
     corner = s.uniform(1, number, 2) * size / 4
     boxes = torch.cat((corner, corner + 1 + s.uniform(1, number, 2) * size / 4), 2)
-    return Problem(dict(feature=feature), dict(boxes=boxes),
-                   lambda feature, boxes: _op('border_align')(feature, boxes, 10))
+    return OperatorCall(dict(feature=feature), dict(boxes=boxes),
+                        lambda feature, boxes: _op('border_align')(feature, boxes, 10))
 
 
-def _deform_conv(s: Sizes, modulated: bool = False) -> Problem:
-    feature = s.feature(256, 50, 84)
+def deform_conv(s: Inputs, modulated: bool = False, channels: int = 256, height: int = 50,
+                width: int = 84, groups: int = 1, deform_groups: int = 1) -> OperatorCall:
+    feature = s.feature(channels, height, width)
     channels, size = feature.shape[1], feature.shape[2:]
-    leaves = dict(feature=feature, offset=s.normal(1, 18, *size) * 3,
-                  weight=s.normal(channels, channels, 3, 3) * 0.05)
+    leaves = dict(feature=feature, offset=s.normal(1, deform_groups * 18, *size) * 3,
+                  weight=s.normal(channels, channels // groups, 3, 3) * 0.05)
+    options = 1, 1, 1, groups, deform_groups
     if not modulated:
-        return Problem(leaves, {}, lambda feature, offset, weight: _op('deform_conv2d')(
-            feature, offset, weight, 1, 1, 1, 1, 1))
-    leaves.update(mask=s.uniform(1, 9, *size), bias=s.normal(channels))
-    return Problem(leaves, {}, lambda feature, offset, mask, weight, bias: _op(
-        'modulated_deform_conv2d')(feature, offset, mask, weight, bias, 1, 1, 1, 1, 1))
+        return OperatorCall(leaves, {}, lambda feature, offset, weight: _op('deform_conv2d')(
+            feature, offset, weight, *options))
+    leaves.update(mask=s.uniform(1, deform_groups * 9, *size), bias=s.normal(channels))
+    return OperatorCall(leaves, {}, lambda feature, offset, mask, weight, bias: _op(
+        'modulated_deform_conv2d')(feature, offset, mask, weight, bias, *options))
 
 
-def _ms_deform_attn(s: Sizes) -> Problem:
+def _four_centres(s: Inputs, shapes: Tensor) -> Tensor:
+    return s.uniform(4, 2)[torch.arange(int(shapes.prod(1).sum())) % 4]
+
+
+def ms_deform_attn(s: Inputs, centres_of: Callable[[Inputs, Tensor], Tensor] = _four_centres
+                   ) -> OperatorCall:
+    """``centres_of``: the centres (Q, 2) of the queries, x and y from 0 to 1, given all shapes."""
     shapes = torch.tensor([[s.count(h), s.count(w)]
                            for h, w in ((100, 168), (50, 84), (25, 42), (13, 21))])
     areas = shapes.prod(1)
-    queries, keys = int(areas.sum()), int(areas.sum())
-    centres = s.uniform(4, 2)[torch.arange(queries) % 4]
-    step = s.normal(1, queries, 8, 4, 4, 2) * 2 / shapes.flip(1)[:, None]
-    leaves = dict(value=s.normal(1, keys, 8, 32), where=centres[None, :, None, None, None] + step,
-                  weights=s.uniform(1, queries, 8, 4, 4))
-    return Problem(leaves, dict(shapes=shapes, starts=areas.cumsum(0) - areas),
-                   lambda value, where, weights, shapes, starts: _op(
-                       'multi_scale_deform_attn.MultiScaleDeformableAttnFunction').apply(
-                           value, shapes, starts, where, weights, 64))
+    value = s.normal(1, int(areas.sum()), 8, 32)
+    centres = centres_of(s, shapes)
+    step = s.normal(1, len(centres), 8, 4, 4, 2) * 2 / shapes.flip(1)[:, None]
+    leaves = dict(value=value, where=centres[None, :, None, None, None] + step,
+                  weights=s.uniform(1, len(centres), 8, 4, 4))
+    return OperatorCall(leaves, dict(shapes=shapes, starts=areas.cumsum(0) - areas),
+                        lambda value, where, weights, shapes, starts: _op(
+                            'multi_scale_deform_attn.MultiScaleDeformableAttnFunction').apply(
+                                value, shapes, starts, where, weights, 64))
 
 
-def _carafe(s: Sizes, name: str = 'carafe') -> Problem:
+def carafe(s: Inputs, name: str = 'carafe') -> OperatorCall:
     feature = s.feature(256, 50, 84)
     h, w = feature.shape[2:]
 
@@ -133,179 +141,181 @@ def _carafe(s: Sizes, name: str = 'carafe') -> Problem:
         # mmcv refuses the backward of its naive form on a CPU; both compute the same
         return _op(name if feature.is_cuda else 'carafe')(feature, masks, 5, 1, 2)
 
-    return Problem(dict(feature=feature, masks=s.uniform(1, 25, 2 * h, 2 * w)), {}, run)
+    return OperatorCall(dict(feature=feature, masks=s.uniform(1, 25, 2 * h, 2 * w)), {}, run)
 
 
-def _scored(s: Sizes, number: int = 2000) -> dict[str, Tensor]:
-    """Boxes with few different scores: ties are what a device may break as it likes."""
+Scored = Callable[[Inputs, int], Dict[str, Tensor]]
+
+
+def _scored(s: Inputs, number: int) -> Dict[str, Tensor]:
     boxes = s.boxes(number, 800, 1344, 96)
-    return dict(boxes=boxes, scores=(s.uniform(len(boxes)) * 20).round() / 20)
+    return dict(boxes=boxes, scores=s.scores(len(boxes)))
 
 
-def _nms(s: Sizes) -> Problem:
-    return Problem({}, _scored(s), lambda boxes, scores: _op('nms')(boxes, scores, 0.5),
-                   double=False)
+def nms(s: Inputs, number: int = 2000, scored: Scored = _scored,
+        threshold: float = 0.5) -> OperatorCall:
+    return OperatorCall({}, scored(s, number),
+                        lambda boxes, scores: _op('nms')(boxes, scores, threshold), double=False)
 
 
-def _softnms(s: Sizes) -> Problem:
+def soft_nms(s: Inputs, number: int = 400, scored: Scored = _scored,
+             method: str = 'linear') -> OperatorCall:
     # mmcv runs it on the CPU whatever the device
-    return Problem({}, _scored(s, 400), lambda boxes, scores: _op('soft_nms')(
-        boxes.cpu(), scores.cpu()), double=False)
+    return OperatorCall({}, scored(s, number), lambda boxes, scores: _op('soft_nms')(
+        boxes.cpu(), scores.cpu(), method=method), double=False)
 
 
-def _nms_match(s: Sizes) -> Problem:
-    return Problem({}, _scored(s, 400), lambda boxes, scores: _op('nms_match')(
-        torch.cat((boxes, scores[:, None]), 1), 0.5), double=False)
+def nms_match(s: Inputs, number: int = 400, scored: Scored = _scored,
+              threshold: float = 0.5) -> OperatorCall:
+    return OperatorCall({}, scored(s, number), lambda boxes, scores: _op('nms_match')(
+        torch.cat((boxes, scores[:, None]), 1), threshold), double=False)
 
 
-def _nms_rotated(s: Sizes) -> Problem:
-    boxes = s.turned(1000)
-    scores = (s.uniform(len(boxes)) * 20).round() / 20
-    return Problem({}, dict(boxes=boxes, scores=scores),
-                   lambda boxes, scores: _op('nms_rotated')(boxes, scores, 0.5), double=False)
+def nms_rotated(s: Inputs, number: int = 1000, threshold: float = 0.5) -> OperatorCall:
+    boxes = s.rotated(number)
+    return OperatorCall({}, dict(boxes=boxes, scores=s.scores(len(boxes))),
+                        lambda boxes, scores: _op('nms_rotated')(boxes, scores, threshold),
+                        double=False)
 
 
-def _quads(boxes: Tensor) -> Tensor:
+def quads(boxes: Tensor) -> Tensor:
+    """Axis-aligned boxes (K, 4) as quadrilaterals (K, 8)."""
     x1, y1, x2, y2 = boxes.unbind(1)
     return torch.stack((x1, y1, x2, y1, x2, y2, x1, y2), 1)
 
 
-def _nms_quadri(s: Sizes) -> Problem:
-    boxes = _quads(s.boxes(1000, 800, 1344, 96))
-    scores = (s.uniform(len(boxes)) * 20).round() / 20
-    return Problem({}, dict(boxes=boxes, scores=scores),
-                   lambda boxes, scores: _op('nms_quadri')(boxes, scores, 0.5), double=False)
+def nms_quadri(s: Inputs) -> OperatorCall:
+    boxes = quads(s.boxes(1000, 800, 1344, 96))
+    return OperatorCall({}, dict(boxes=boxes, scores=s.scores(len(boxes))),
+                        lambda boxes, scores: _op('nms_quadri')(boxes, scores, 0.5), double=False)
 
 
-def _focal(name: str) -> Callable[[Sizes], Problem]:
-    def make(s: Sizes) -> Problem:
-        rows = s.count(20000)
-        return Problem(dict(logits=s.normal(rows, 80)),
-                       dict(labels=torch.arange(rows) % 81 if 'sigmoid' in name
-                            else torch.arange(rows) % 80),
-                       lambda logits, labels: _op(name)(logits, labels, 2., .25, None, 'mean'))
-    return make
+def focal_loss(s: Inputs, kind: str, rows: int = 20000) -> OperatorCall:
+    rows = s.count(rows)
+    classes = 81 if kind == 'sigmoid' else 80  # only the former has a background
+    return OperatorCall(dict(logits=s.normal(rows, 80)), dict(labels=torch.arange(rows) % classes),
+                        lambda logits, labels: _op(f'{kind}_focal_loss')(
+                            logits, labels, 2., .25, None, 'mean'))
 
 
-def _overlaps(name: str, turn: Callable[[Sizes], Tensor]) -> Callable[[Sizes], Problem]:
-    def make(s: Sizes) -> Problem:
-        return Problem({}, dict(a=turn(s), b=turn(s)), lambda a, b: _op(name)(a, b),
-                       double=name == 'bbox_overlaps')
-    return make
+def overlaps(s: Inputs, name: str, boxes: Callable[[Inputs], Tensor],
+             others: Optional[Callable[[Inputs], Tensor]] = None, **options: Any) -> OperatorCall:
+    return OperatorCall({}, dict(a=boxes(s), b=(others or boxes)(s)),
+                        lambda a, b: _op(name)(a, b, **options), double=name == 'bbox_overlaps')
 
 
-def _diff_iou(s: Sizes) -> Problem:
-    boxes = s.turned(1000)
-    return Problem(dict(a=boxes[None]), dict(b=boxes[None] + s.normal(1, len(boxes), 5)),
-                   lambda a, b: _op('diff_iou_rotated_2d')(a, b), double=False)
+def diff_iou(s: Inputs) -> OperatorCall:
+    boxes = s.rotated(1000)
+    return OperatorCall(dict(a=boxes[None]), dict(b=boxes[None] + s.normal(1, len(boxes), 5)),
+                        lambda a, b: _op('diff_iou_rotated_2d')(a, b), double=False)
 
 
-def _points_in_polygons(s: Sizes) -> Problem:
-    return Problem({}, dict(points=s.uniform(s.count(5000), 2) * 800 / s.by,
-                            polygons=_quads(s.boxes(200, 800, 1344, 96))),
-                   lambda points, polygons: _op('points_in_polygons')(points, polygons),
-                   double=False)
+def points_in_polygons(s: Inputs) -> OperatorCall:
+    return OperatorCall({}, dict(points=s.uniform(s.count(5000), 2) * 800 / s.by,
+                                 polygons=quads(s.boxes(200, 800, 1344, 96))),
+                        lambda points, polygons: _op('points_in_polygons')(points, polygons),
+                        double=False)
 
 
-def _point_sets(s: Sizes, number: int) -> Tensor:
+def _point_sets(s: Inputs, number: int) -> Tensor:
     boxes = s.boxes(number, 800, 1344, 96)
     size = boxes[:, None, 2:] - boxes[:, None, :2] + 1
     return (boxes[:, None, :2] + s.uniform(len(boxes), 9, 2) * size).flatten(1)
 
 
-def _min_area(s: Sizes) -> Problem:
-    return Problem({}, dict(sets=_point_sets(s, 1000)),
-                   lambda sets: _op('min_area_polygons')(sets), double=False)
+def min_area(s: Inputs) -> OperatorCall:
+    return OperatorCall({}, dict(sets=_point_sets(s, 1000)),
+                        lambda sets: _op('min_area_polygons')(sets), double=False)
 
 
-def _convex(name: str) -> Callable[[Sizes], Problem]:
-    def make(s: Sizes) -> Problem:
-        sets, number = _point_sets(s, 800), 800 if name == 'convex_giou' else 100
-        return Problem({}, dict(sets=sets, quads=_quads(s.boxes(number, 800, 1344, 96))),
-                       lambda sets, quads: _op(name)(sets, quads), double=False)
-    return make
+def convex(s: Inputs, name: str, number: int) -> OperatorCall:
+    return OperatorCall({}, dict(sets=_point_sets(s, 800),
+                                 quads=quads(s.boxes(number, 800, 1344, 96))),
+                        lambda sets, quads: _op(name)(sets, quads), double=False)
 
 
-def _active_rotated_filter(s: Sizes) -> Problem:
+def active_rotated_filter(s: Inputs, outputs: int = 256) -> OperatorCall:
     indices = torch.stack([torch.stack([torch.randperm(9, generator=s.random) + 1
                                         for _ in range(8)], -1).view(3, 3, 8)
                            for _ in range(8)])
-    weight = s.normal(s.channels(256), s.channels(256) // 8, 8, 3, 3)
+    weight = s.normal(s.channels(outputs), s.channels(256) // 8, 8, 3, 3)
     order = (indices - 1) + 9 * torch.arange(8).view(8, 1, 1, 1) + 1
-    return Problem(dict(weight=weight), dict(indices=order.int().contiguous()),
-                   lambda weight, indices: _op('active_rotated_filter')(weight, indices))
+    return OperatorCall(dict(weight=weight), dict(indices=order.int().contiguous()),
+                        lambda weight, indices: _op('active_rotated_filter')(weight, indices))
 
 
-def _masked_conv(s: Sizes) -> Problem:
-    feature = s.feature(256, 100, 168)
+def masked_conv(s: Inputs, height: int = 100, width: int = 168, share: float = 0.3
+                ) -> OperatorCall:
+    feature = s.feature(256, height, width)
     channels = feature.shape[1]
-    return Problem({}, dict(feature=feature, mask=(s.uniform(1, *feature.shape[2:]) > 0.7).float(),
-                            weight=s.normal(channels, channels, 3, 3), bias=s.normal(channels)),
-                   lambda feature, mask, weight, bias: _op('masked_conv2d')(
-                       feature, mask, weight, bias, 1))
+    mask = (s.uniform(1, *feature.shape[2:]) > 1 - share).float()
+    return OperatorCall({}, dict(feature=feature, mask=mask, bias=s.normal(channels),
+                                 weight=s.normal(channels, channels, 3, 3)),
+                        lambda feature, mask, weight, bias: _op('masked_conv2d')(
+                            feature, mask, weight, bias, 1))
 
 
-def _sync_bn(s: Sizes) -> Problem:
-    feature = s.feature(256, 100, 168, batch=2)
+def sync_bn(s: Inputs, height: int = 100, width: int = 168) -> OperatorCall:
+    feature = s.feature(256, height, width, batch=2)
     channels = feature.shape[1]
     fixed = dict(mean=torch.zeros(channels), var=torch.ones(channels))
-    return Problem(dict(feature=feature, weight=s.normal(channels), bias=s.normal(channels)), fixed,
-                   lambda feature, weight, bias, mean, var: _op(
+    leaves = dict(feature=feature, weight=s.normal(channels), bias=s.normal(channels))
+    return OperatorCall(leaves, fixed,
+                        lambda feature, weight, bias, mean, var: _op(
                        'sync_bn.SyncBatchNormFunction').apply(
                            feature, mean.clone(), var.clone(), weight, bias, 0.1, 1e-5, None, 1,
                            'default'), double=False)
 
 
-_ROI_ALIGN = ('roi_align_forward', 'roi_align_backward')
+def _pair(name: str) -> Tuple[str, str]:
+    return f'{name}_forward', f'{name}_backward'
 
-CASES: dict[str, Case] = {
-    'RoIAlign': Case(_ROI_ALIGN, _roi_align),
-    'RoIAlign, sampling_ratio 2': Case(_ROI_ALIGN, functools.partial(_roi_align, ratio=2)),
-    'RoIAlign, max': Case(_ROI_ALIGN, functools.partial(_roi_align, mode='max', ratio=2)),
-    'RoIPool': Case(('roi_pool_forward', 'roi_pool_backward'), _roi_pool),
-    'PrRoIPool': Case(('prroi_pool_forward', 'prroi_pool_backward', 'prroi_pool_coor_backward'),
-                      _prroi_pool),
-    'DeformRoIPool': Case(('deform_roi_pool_forward', 'deform_roi_pool_backward'),
-                          _deform_roi_pool),
-    'RoIAlignRotated': Case(('roi_align_rotated_forward', 'roi_align_rotated_backward'),
-                            _turned('roi_align_rotated', 7, 1 / _STRIDE, 2, True)),
-    'RiRoIAlignRotated': Case(('riroi_align_rotated_forward', 'riroi_align_rotated_backward'),
-                              _turned('riroi_align_rotated', (7, 7), 1 / _STRIDE, 2, 8)),
-    'RotatedFeatureAlign': Case(('rotated_feature_align_forward',
-                                 'rotated_feature_align_backward'), _rotated_feature_align),
-    'BezierAlign': Case(('bezier_align_forward', 'bezier_align_backward'), _bezier_align),
-    'BorderAlign': Case(('border_align_forward', 'border_align_backward'), _border_align),
-    'DCNv1': Case(('deform_conv_forward', 'deform_conv_backward_input',
-                   'deform_conv_backward_parameters'), _deform_conv),
-    'DCNv2': Case(('modulated_deform_conv_forward', 'modulated_deform_conv_backward'),
-                  functools.partial(_deform_conv, modulated=True)),
-    'MSDeformAttn': Case(('ms_deform_attn_forward', 'ms_deform_attn_backward'), _ms_deform_attn),
-    'CARAFE': Case(('carafe_forward', 'carafe_backward'), _carafe),
-    'CARAFENaive': Case(('carafe_naive_forward', 'carafe_naive_backward'),
-                        functools.partial(_carafe, name='carafe_naive')),
-    'NMS': Case(('nms',), _nms),
-    'Soft-NMS': Case(('softnms',), _softnms),
-    'NMS, groups': Case(('nms_match',), _nms_match),
-    'NMS, rotated': Case(('nms_rotated',), _nms_rotated),
-    'NMS, quadrilaterals': Case(('nms_quadri',), _nms_quadri),
-    'focal loss, sigmoid': Case(('sigmoid_focal_loss_forward', 'sigmoid_focal_loss_backward'),
-                                _focal('sigmoid_focal_loss')),
-    'focal loss, softmax': Case(('softmax_focal_loss_forward', 'softmax_focal_loss_backward'),
-                                _focal('softmax_focal_loss')),
-    'overlaps': Case(('bbox_overlaps',), _overlaps('bbox_overlaps',
-                                                   lambda s: s.boxes(2000, 800, 1344, 96))),
-    'overlaps, rotated': Case(('box_iou_rotated',), _overlaps('box_iou_rotated',
-                                                              lambda s: s.turned(500))),
-    'overlaps, quadrilaterals': Case(('box_iou_quadri',), _overlaps(
-        'box_iou_quadri', lambda s: _quads(s.boxes(500, 800, 1344, 96)))),
-    'overlaps, differentiable': Case(('diff_iou_rotated_sort_vertices_forward',), _diff_iou),
-    'points in polygons': Case(('points_in_polygons_forward',), _points_in_polygons),
-    'least rectangles': Case(('min_area_polygons',), _min_area),
-    'convex IoU': Case(('convex_iou',), _convex('convex_iou')),
-    'convex GIoU': Case(('convex_giou',), _convex('convex_giou')),
-    'active rotated filter': Case(('active_rotated_filter_forward',
-                                   'active_rotated_filter_backward'), _active_rotated_filter),
-    'masked convolution': Case(('masked_im2col_forward', 'masked_col2im_forward'), _masked_conv),
-    'SyncBN': Case(('sync_bn_forward_mean', 'sync_bn_forward_var', 'sync_bn_forward_output',
-                    'sync_bn_backward_param', 'sync_bn_backward_data'), _sync_bn),
+
+def _case(covers: Tuple[str, ...], make: Callable[..., OperatorCall], *args: Any,
+          **kwargs: Any) -> OperatorCase:
+    return OperatorCase(covers, lambda s: make(s, *args, **kwargs))
+
+
+CASES: Dict[str, OperatorCase] = {
+    'RoIAlign': _case(_pair('roi_align'), roi_align),
+    'RoIAlign, sampling_ratio 2': _case(_pair('roi_align'), roi_align, ratio=2),
+    'RoIAlign, max': _case(_pair('roi_align'), roi_align, 'max', ratio=2),
+    'RoIPool': _case(_pair('roi_pool'), roi_pool),
+    'PrRoIPool': _case((*_pair('prroi_pool'), 'prroi_pool_coor_backward'), prroi_pool),
+    'DeformRoIPool': _case(_pair('deform_roi_pool'), deform_roi_pool),
+    'RoIAlignRotated': _case(_pair('roi_align_rotated'), rotated_roi_align, 'roi_align_rotated',
+                             7, 1 / _STRIDE, 2, True),
+    'RiRoIAlignRotated': _case(_pair('riroi_align_rotated'), rotated_roi_align,
+                               'riroi_align_rotated', (7, 7), 1 / _STRIDE, 2, 8),
+    'RotatedFeatureAlign': _case(_pair('rotated_feature_align'), rotated_feature_align),
+    'BezierAlign': _case(_pair('bezier_align'), bezier_align),
+    'BorderAlign': _case(_pair('border_align'), border_align),
+    'DCNv1': _case(('deform_conv_forward', 'deform_conv_backward_input',
+                    'deform_conv_backward_parameters'), deform_conv),
+    'DCNv2': _case(_pair('modulated_deform_conv'), deform_conv, modulated=True),
+    'MSDeformAttn': _case(_pair('ms_deform_attn'), ms_deform_attn),
+    'CARAFE': _case(_pair('carafe'), carafe),
+    'CARAFENaive': _case(_pair('carafe_naive'), carafe, 'carafe_naive'),
+    'NMS': _case(('nms',), nms),
+    'Soft-NMS': _case(('softnms',), soft_nms),
+    'NMS, groups': _case(('nms_match',), nms_match),
+    'NMS, rotated': _case(('nms_rotated',), nms_rotated),
+    'NMS, quadrilaterals': _case(('nms_quadri',), nms_quadri),
+    'focal loss, sigmoid': _case(_pair('sigmoid_focal_loss'), focal_loss, 'sigmoid'),
+    'focal loss, softmax': _case(_pair('softmax_focal_loss'), focal_loss, 'softmax'),
+    'overlaps': _case(('bbox_overlaps',), overlaps, 'bbox_overlaps',
+                      lambda s: s.boxes(2000, 800, 1344, 96)),
+    'overlaps, rotated': _case(('box_iou_rotated',), overlaps, 'box_iou_rotated',
+                               lambda s: s.rotated(500)),
+    'overlaps, quadrilaterals': _case(('box_iou_quadri',), overlaps, 'box_iou_quadri',
+                                      lambda s: quads(s.boxes(500, 800, 1344, 96))),
+    'overlaps, differentiable': _case(('diff_iou_rotated_sort_vertices_forward',), diff_iou),
+    'points in polygons': _case(('points_in_polygons_forward',), points_in_polygons),
+    'least rectangles': _case(('min_area_polygons',), min_area),
+    'convex IoU': _case(('convex_iou',), convex, 'convex_iou', 100),
+    'convex GIoU': _case(('convex_giou',), convex, 'convex_giou', 800),
+    'active rotated filter': _case(_pair('active_rotated_filter'), active_rotated_filter),
+    'masked convolution': _case(('masked_im2col_forward', 'masked_col2im_forward'), masked_conv),
+    'SyncBN': _case(('sync_bn_forward_mean', 'sync_bn_forward_var', 'sync_bn_forward_output',
+                     'sync_bn_backward_param', 'sync_bn_backward_data'), sync_bn),
 }

@@ -1,18 +1,18 @@
-"""JSON, and one table in Markdown that reads without it."""
+"""The report of the check: a JSON file, and its tables in Markdown."""
 from __future__ import annotations
 
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict, List, Tuple
 
 __all__ = ['NAME', 'table', 'verdict', 'write']
 
 NAME = 'gpu_check'
 
 
-def verdict(row: dict[str, Any]) -> str:
-    """What a row came to, in a word or a sentence."""
+def verdict(row: Dict[str, Any]) -> str:
+    """The result of a row in a few words."""
     if 'error_text' in row:
         return f'failed: {row["error_text"]}'
     if 'left_out' in row:
@@ -35,7 +35,7 @@ def _number(value: Any, form: str) -> str:
     return '' if missing else format(value, form)
 
 
-def _operators(title: str, rows: dict[str, dict]) -> list[str]:
+def _operators(title: str, rows: Dict[str, dict]) -> List[str]:
     lines = [f'## {title}', '',
              '| operator | bits | runs | error | ms | default | ms | ratio | default repeats |',
              '|---|---|---|---|---|---|---|---|---|']
@@ -50,7 +50,7 @@ def _operators(title: str, rows: dict[str, dict]) -> list[str]:
     return [*lines, '']
 
 
-def _detectors(rows: dict[str, dict]) -> list[str]:
+def _detectors(rows: Dict[str, dict]) -> List[str]:
     lines = ['## Detectors', '',
              '| detector | bits | iterations | pixels | ms | default | ms | ratio | GiB | GiB |',
              '|---|---|---|---|---|---|---|---|---|---|']
@@ -64,7 +64,7 @@ def _detectors(rows: dict[str, dict]) -> list[str]:
     return [*lines, '']
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Dict[str, Any]) -> str:
     """The report as Markdown."""
     machine = ', '.join(f'{key} {value}' for key, value in result['machine'].items())
     summary = result['summary']
@@ -73,7 +73,7 @@ def table(result: dict[str, Any]) -> str:
              f'{summary["equal"]} rows gave equal bits, {summary["unequal"]} did not, '
              f'{summary["failed"]} failed, {summary["left_out"]} were left out; '
              f'{summary["seconds"]:.0f} seconds. Command: `{result["command"]}`.', '',
-             'ms: median of a forward and a backward (an iteration, for detectors) in '
+             'ms: median of a forward and a backward (of an iteration, for detectors) in '
              'deterministic mode, then by default; ratio: the former over the latter. error: '
              'of small inputs against float64 on a CPU, relative, in the 2-norm.', '']
     lines += _detectors(result['detectors'])
@@ -81,16 +81,14 @@ def table(result: dict[str, Any]) -> str:
     if result['triton']:
         lines += _operators('Operators of mmcv, kernels in Triton', result['triton'])
     lines += _operators("torch's own operators", result['torch'])
-    if result['stand_ins']:
-        lines += [f'Stand-ins for missing packages: {", ".join(result["stand_ins"])}.', '']
     return '\n'.join(lines)
 
 
-def write(result: dict[str, Any], folder: str, name: str = NAME) -> tuple[Path, Path]:
-    """Write both files, also of an unfinished check, and return their paths."""
+def write(result: Dict[str, Any], folder: str, name: str = NAME) -> Tuple[Path, Path]:
+    """Write both files, also for an unfinished check, and return their paths."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     files = path / f'{name}.json', path / f'{name}.md'
-    files[0].write_text(json.dumps(result, indent=1) + '\n')
-    files[1].write_text(table(result) + '\n')
+    files[0].write_text(json.dumps(result, indent=1) + '\n', encoding='utf-8')
+    files[1].write_text(table(result) + '\n', encoding='utf-8')
     return files

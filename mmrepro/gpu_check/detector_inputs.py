@@ -1,4 +1,4 @@
-"""What a detector trains on, made of nothing: small pictures with boxes, masks and stuff."""
+"""Synthetic inputs of detectors: small images with boxes, masks and stuff."""
 from __future__ import annotations
 
 from typing import Any
@@ -7,13 +7,13 @@ import numpy as np
 
 __all__ = ['images', 'tracks', 'unlabelled']
 
-# left, top, right, bottom as shares of the picture: small, tall, wide, large, overlapping
+# left, top, right, bottom as shares of the image: small, tall, wide, large, overlapping
 BOXES = ((.05, .10, .25, .28), (.55, .05, .75, .60), (.10, .62, .60, .90), (.30, .15, .95, .95))
-UNKNOWN = 255  # label of pixels that no stuff class owns
+UNKNOWN = 255  # label of pixels without a stuff class
 
 
 def _picture(size: int, index: int) -> Any:
-    """Smooth waves with a block per box, different in every picture; uint8 (3, size, size)."""
+    """Smooth waves and a block per box, different in every image; uint8 (3, size, size)."""
     import torch
     y, x = np.mgrid[:size, :size] / size
     waves = [np.sin((3 + channel + index) * x + (5 + channel) * y) for channel in range(3)]
@@ -26,7 +26,7 @@ def _picture(size: int, index: int) -> Any:
 
 
 def _instances(size: int, index: int, classes: int) -> Any:
-    """Boxes, labels and elliptical masks of one picture; the second has one box fewer."""
+    """Boxes, labels and elliptical masks of one image; odd images have one box fewer."""
     import torch
     from mmdet.structures.bbox import HorizontalBoxes
     from mmdet.structures.mask import BitmapMasks
@@ -64,20 +64,20 @@ def _sample(size: int, index: int, classes: int, text: Any) -> Any:
 
 
 def images(size: int = 64, classes: int = 1, number: int = 2, text: Any = None) -> dict:
-    """What a data loader hands to a detector: ``inputs`` and ``data_samples`` of some pictures.
+    """A batch as from a data loader: ``inputs`` and ``data_samples``.
 
     Args:
         size: height and width in pixels.
-        classes: how many labels occur, from 0.
-        number: pictures in the batch.
-        text: class names joined by ' . ', for detectors that read; None otherwise.
+        classes: number of labels.
+        number: images in the batch.
+        text: class names joined by ' . ', for detectors with text input, or None.
     """
     return dict(inputs=[_picture(size, index) for index in range(number)],
                 data_samples=[_sample(size, index, classes, text) for index in range(number)])
 
 
 def with_proposals(batch: dict) -> dict:
-    """The same with proposals near the boxes, as Fast R-CNN reads them from a file."""
+    """The batch with proposals near the boxes, as Fast R-CNN reads them from a file."""
     import torch
     from mmengine.structures import InstanceData
     for sample in batch['data_samples']:
@@ -89,7 +89,7 @@ def with_proposals(batch: dict) -> dict:
 
 
 def unlabelled(batch: dict) -> dict:
-    """A batch of semi-supervised training: labelled pictures, and others in two views."""
+    """A batch of semi-supervised training: labelled images, and unlabelled ones in two views."""
     import copy
     names = ('sup', 'unsup_teacher', 'unsup_student')
     return dict(inputs={name: list(batch['inputs']) for name in names},
@@ -97,7 +97,7 @@ def unlabelled(batch: dict) -> dict:
 
 
 def tracks(batch: dict) -> dict:
-    """A batch of one video: the pictures are its key frame and its reference frames."""
+    """A batch of one video: the images are its key frame and its reference frames."""
     import torch
     from mmdet.structures import TrackDataSample
     video = TrackDataSample()

@@ -1,15 +1,14 @@
 """Train a detector twice in deterministic mode and compare every bit; then once without, for time.
 
-The models are MMDetection's own configs with random weights; the pictures are made in memory. After
-every iteration the losses, the gradients and the weights are digested on the device; the digests
-are fetched at the end, so that looking does not make the run wait.
+The models are MMDetection's own configs with random weights; the images are synthetic. After every
+iteration the losses, gradients and weights are hashed on the device. The hashes are copied to the
+host at the end, so they add no synchronisation.
 """
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -19,20 +18,20 @@ from .operator_check import default
 __all__ = ['DETECTORS', 'Detector', 'check', 'first_difference', 'train']
 
 SEED = 7
-# Iterations before the clock starts: the first ones choose kernels and fill the allocator.
+# Iterations before the timing: the first ones choose kernels and fill the allocator.
 WARM = 4
 # Cells per side of SOLOv2's levels on a CPU; with its own a step there takes a minute.
 SMALL_GRIDS = [10, 8, 6, 4, 2]
 
 
 class Detector(NamedTuple):
-    """A config below MMDetection's folder, and why it is in the list."""
+    """A config relative to MMDetection's folder, and why it is in the list."""
 
     config: str
     why: str
 
 
-DETECTORS: dict[str, Detector] = {
+DETECTORS: Dict[str, Detector] = {
     'Faster R-CNN': Detector('faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py', 'RoIAlign, NMS, topk'),
     'Mask R-CNN': Detector('mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py', 'RoIAlign of masks'),
     'Cascade R-CNN': Detector('cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco.py',
@@ -54,19 +53,19 @@ DETECTORS: dict[str, Detector] = {
 }
 
 
-class Run(NamedTuple):
-    """One run.
+class DetectorRun(NamedTuple):
+    """The record of one run.
 
     Attributes:
-        labels: per iteration, what each digest is of: ('loss', name), ('gradient of', name) ...
+        labels: per iteration, the subject of each digest: ('loss', name), ('gradient of', name) ...
         digests: per iteration, (labels,) int64.
         losses: the total of each iteration.
         seconds: per iteration after the first few, the median.
     """
 
-    labels: list[list[tuple[str, str]]]
-    digests: list[torch.Tensor]
-    losses: list[float]
+    labels: List[List[Tuple[str, str]]]
+    digests: List[torch.Tensor]
+    losses: List[float]
     seconds: float
 
 
@@ -74,8 +73,8 @@ def build(config: str, device: str, size: int, small: bool) -> Any:
     """The model with weights from the seed.
 
     Args:
-        config: below MMDetection's folder of configs.
-        small: with fewer candidates, for a CPU.
+        config: relative to MMDetection's folder of configs.
+        small: use fewer candidates, for a CPU.
     """
     from mmdet.registry import MODELS
     from mmengine.config import Config
@@ -92,7 +91,7 @@ def build(config: str, device: str, size: int, small: bool) -> Any:
 
 
 def _without_downloads(node: Any) -> None:
-    """No pretrained weights; batches keep the size of their pictures."""
+    """Remove pretrained weights, and augmentations that change the size of a batch."""
     if isinstance(node, dict):
         init = node.get('init_cfg')
         if isinstance(init, dict) and init.get('type') == 'Pretrained':
@@ -107,8 +106,8 @@ def _without_downloads(node: Any) -> None:
 
 
 def train(detector: Detector, device: str, size: int, iterations: int, small: bool,
-          digest: bool = True, pictures: int = 2) -> Run:
-    """Some iterations from the seed. Raises what the model raises."""
+          digest: bool = True, pictures: int = 2) -> DetectorRun:
+    """Train some iterations from the seed. Exceptions of the model propagate."""
     from mmengine.optim import OptimWrapper
 
     from .detector_inputs import images
@@ -116,7 +115,7 @@ def train(detector: Detector, device: str, size: int, iterations: int, small: bo
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     wrapper = OptimWrapper(torch.optim.AdamW(trained.values(), lr=1e-5),
                            clip_grad=dict(max_norm=1., error_if_nonfinite=False))
-    grads: dict[str, torch.Tensor] = {}
+    grads: Dict[str, torch.Tensor] = {}
     if digest:
         _keep_gradients(wrapper, trained, grads)
     labels, rows, losses, durations = [], [], [], []
@@ -135,12 +134,12 @@ def train(detector: Detector, device: str, size: int, iterations: int, small: bo
             labels.append([(kind, name) for kind, name, _ in row])
             rows.append(_digests([tensor for _, _, tensor in row], device))
     late = sorted(durations[min(WARM, iterations // 2):])
-    return Run(labels, [row.cpu() for row in rows], losses, late[len(late) // 2])
+    return DetectorRun(labels, [row.cpu() for row in rows], losses, late[len(late) // 2])
 
 
-def _keep_gradients(wrapper: Any, trained: dict[str, torch.nn.Parameter],
-                    grads: dict[str, torch.Tensor]) -> None:
-    """Remember each step's gradients before they are clipped and cleared."""
+def _keep_gradients(wrapper: Any, trained: Dict[str, torch.nn.Parameter],
+                    grads: Dict[str, torch.Tensor]) -> None:
+    """Copy each step's gradients before they are clipped and cleared."""
     step = wrapper.step
 
     def remembered(**kwargs: Any) -> None:
@@ -152,12 +151,12 @@ def _keep_gradients(wrapper: Any, trained: dict[str, torch.nn.Parameter],
     wrapper.step = remembered
 
 
-def _tagged(kind: str, tensors: dict[str, Any]) -> list[tuple[str, str, torch.Tensor]]:
+def _tagged(kind: str, tensors: Dict[str, Any]) -> List[Tuple[str, str, torch.Tensor]]:
     return [(kind, name, tensor.detach()) for name, tensor in tensors.items()
             if isinstance(tensor, torch.Tensor)]
 
 
-def _digests(tensors: list[torch.Tensor], device: str) -> torch.Tensor:
+def _digests(tensors: List[torch.Tensor], device: str) -> torch.Tensor:
     from ..fingerprint.digest import tensor_digests
     return tensor_digests([tensor.to(device) for tensor in tensors])
 
@@ -167,17 +166,17 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def first_difference(one: Run, other: Run) -> str:
-    """The first iteration and thing that differs, or '' for equal bits.
+def first_difference(one: DetectorRun, other: DetectorRun) -> str:
+    """The first difference of two runs: iteration, kind and name; '' for the same bits.
 
-    Within an iteration losses come first. Among gradients the last parameter of the model is
-    named, because backward reaches it first.
+    Within an iteration losses come first. Of several gradients the last parameter of the model is
+    named, because the backward pass computes it first.
     """
     for step, labels in enumerate(one.labels):
-        place = f'iteration {step + 1}'
+        where = f'iteration {step + 1}'
         if labels != other.labels[step]:
             extra = sorted({' '.join(one) for one in set(labels) ^ set(other.labels[step])})
-            return f'{place}: only one run has {", ".join(extra[:5])}'
+            return f'{where}: only one run has {", ".join(extra[:5])}'
         unequal = (one.digests[step] != other.digests[step]).tolist()
         for kind in dict.fromkeys(kind for kind, _ in labels):
             off = [name for (k, name), bad in zip(labels, unequal) if bad and k == kind]
@@ -185,11 +184,11 @@ def first_difference(one: Run, other: Run) -> str:
                 first = off[-1] if kind == 'gradient of' else off[0]
                 total = sum(k == kind for k, _ in labels)
                 more = f' and {len(off) - 1} of {total} others' if len(off) > 1 else ''
-                return f'{place}: {kind} {first}{more}'
+                return f'{where}: {kind} {first}{more}'
     return ''
 
 
-def _peak(device: str) -> float | None:
+def _peak(device: str) -> Optional[float]:
     if device != 'cuda':
         return None
     peak = torch.cuda.max_memory_allocated() / 2 ** 30
@@ -198,14 +197,14 @@ def _peak(device: str) -> float | None:
 
 
 def check(detector: Detector, device: str, size: int, iterations: int = 20, small: bool = False,
-          compiled: bool = False, again: Callable[[], bool] = lambda: True) -> dict[str, Any]:
+          compiled: bool = False, again: Callable[[], bool] = lambda: True) -> Dict[str, Any]:
     """One row of the report.
 
     Args:
-        compiled: take mmcv's compiled kernels for the default.
-        again: asked before the run without determinism; False leaves it out.
+        compiled: compare times with mmcv's compiled kernels.
+        again: called before the run without determinism; False skips that run.
     """
-    row: dict[str, Any] = dict(config=detector.config, size=size, iterations=iterations)
+    row: Dict[str, Any] = dict(config=detector.config, size=size, iterations=iterations)
     with determinism.deterministic(), ops.using('torch'):
         _peak(device)
         one = train(detector, device, size, iterations, small)

@@ -1,11 +1,11 @@
-"""What the numbers were measured on: hardware and versions, nothing that names a host or a user."""
+"""The hardware and versions of a measurement, without names of hosts or users."""
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
 import re
-from typing import Any
+from typing import Any, Dict, Optional
 
 import torch
 
@@ -26,17 +26,17 @@ def _cpu() -> str:
     return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
-def _version(package: str) -> str | None:
+def _version(package: str) -> Optional[str]:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def describe(device: str) -> dict[str, Any]:
-    """Names of the processor and, on CUDA, of the GPU, and versions of what ran."""
+def describe(device: str) -> Dict[str, Any]:
+    """Names of the processor and, on CUDA, of the GPU, and versions of packages."""
     versions = {name: _version(name) for name in _PACKAGES}
-    facts: dict[str, Any] = dict(
+    facts: Dict[str, Any] = dict(
         device=device, cpu=_cpu(), cores=os.cpu_count(), threads=torch.get_num_threads(),
         system=platform.system(), python=platform.python_version(), torch=torch.__version__,
         mmrepro=__version__, **{name: text for name, text in versions.items() if text})

@@ -1,43 +1,42 @@
-"""Run one row: agreement, repetition on colliding inputs, cost."""
+"""Check one case: agreement with a reference, the same bits on every run, and cost."""
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from .. import determinism, ops
-from .operator_cases import Case, Problem, Sizes, tensors_of
+from ..ops.provider import MARK
+from .operator_cases import Inputs, OperatorCall, OperatorCase, tensors_of
 
 __all__ = ['DEFAULTS', 'LIMIT', 'check', 'default', 'has_compiled_kernels', 'once']
 
-# Largest relative error (of the whole tensor, in the 2-norm) that counts as agreement: float32 sums
-# of thousands of terms lie below 1e-5; another formula lies far above.
+# Largest relative error (of a tensor, in the 2-norm) that counts as agreement: float32 sums of
+# thousands of terms are below 1e-5, a wrong formula is far above.
 LIMIT = 1e-3
 
 
-# What times are compared with: another provider, or the same one without the flags.
+# What times are compared with: another provider, or the same without the flags.
 DEFAULTS = {'compiled': 'compiled mmcv', 'torch': 'PyTorch form', 'flags': 'torch'}
 
 
-def once(problem: Problem, seed: int = 0) -> dict[str, Tensor]:
-    """One forward and, where there are leaves, one backward: every tensor by name."""
-    result = problem.run(**problem.leaves, **problem.fixed)
+def once(call: OperatorCall, seed: int = 0) -> Dict[str, Tensor]:
+    """Run a forward and, if there are leaves, a backward; return every tensor by name."""
+    result = call.run(**call.leaves, **call.fixed)
     outputs = tensors_of(result)
     named = {f'output {i}' if len(outputs) > 1 else 'output': t.detach()
              for i, t in enumerate(outputs)}
     steep = [tensor for tensor in outputs if tensor.requires_grad]
-    if problem.leaves and steep:
+    if call.leaves and steep:
         random = torch.Generator().manual_seed(seed)
-        # drawn on the CPU, so that all devices get the same, and never a sum: ones hide order
+        # drawn on the CPU, so the same on all devices; ones would hide the order of sums
         upstream = [torch.randn(t.shape, generator=random).to(t) for t in steep]
-        grads = torch.autograd.grad(steep, list(problem.leaves.values()), upstream,
+        grads = torch.autograd.grad(steep, list(call.leaves.values()), upstream,
                                     allow_unused=True)
         named.update((f'gradient of {name}', grad)
-                     for name, grad in zip(problem.leaves, grads) if grad is not None)
+                     for name, grad in zip(call.leaves, grads) if grad is not None)
     return named
 
 
@@ -45,7 +44,7 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def _unequal(first: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+def _unequal(first: Dict[str, Tensor], other: Dict[str, Tensor]) -> List[str]:
     return [name for name, tensor in first.items()
             if tensor.shape != other[name].shape
             or not torch.equal(_bits(tensor), _bits(other[name]))]
@@ -72,90 +71,84 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _disturb(device: str, turn: int) -> None:
-    """Give the scheduler something else to do in every other turn."""
-    if device == 'cuda' and turn % 2:
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            noise = torch.ones(512 + 64 * (turn % 7), 512, device='cuda')
+def _disturb(device: str, repetition: int) -> None:
+    """Run another kernel beside every other repetition, to disturb the schedule."""
+    if device == 'cuda' and repetition % 2:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            noise = torch.ones(512 + 64 * (repetition % 7), 512, device='cuda')
             noise @ noise.t()
 
 
-def _repeat(problem: Problem, device: str, times: int, seconds: float
-            ) -> tuple[int, list[str], float]:
+def _repeat(call: OperatorCall, device: str, times: int, seconds: float
+            ) -> Tuple[int, List[str], float]:
     """(times run, names that ever differed, median milliseconds)."""
-    first = once(problem)
+    first = once(call)
     _wait(device)
-    differed: dict[str, None] = {}
-    durations, begin, turn = [], time.perf_counter(), 1
-    while turn < times and (turn < 3 or time.perf_counter() - begin < seconds):
-        _disturb(device, turn)
+    differed: Dict[str, None] = {}
+    durations, begin, repetition = [], time.perf_counter(), 1
+    while repetition < times and (repetition < 3 or time.perf_counter() - begin < seconds):
+        _disturb(device, repetition)
         start = time.perf_counter()
-        other = once(problem)
+        other = once(call)
         _wait(device)
         durations.append(time.perf_counter() - start)
         differed.update(dict.fromkeys(_unequal(first, other)))
-        turn += 1
-    # undisturbed turns count for the time
+        repetition += 1
+    # only undisturbed repetitions are timed
     calm = sorted(durations[1::2] or durations)
-    return turn, list(differed), calm[len(calm) // 2] * 1e3 if calm else float('nan')
+    return repetition, list(differed), calm[len(calm) // 2] * 1e3 if calm else float('nan')
 
 
 def default() -> Any:
-    """A block without determinism, at the same precision: TF32 would hide what the flags cost."""
+    """A block without determinism, at the same precision: TF32 would hide the cost of the flags."""
     return determinism.deterministic(False, float32_precision='highest')
-
-
-@contextlib.contextmanager
-def _provider(name: str) -> Iterator[None]:
-    with ops.using(name):
-        yield
 
 
 def has_compiled_kernels() -> bool:
     """Whether a compiled mmcv is installed."""
     ops.install()
     import mmcv._ext
-    return not hasattr(mmcv._ext, '__mmrepro_operators__')
+    return not hasattr(mmcv._ext, MARK)
 
 
-def check(case: Case, device: str, small: bool, times: int = 50, seconds: float = 2.,
-          provider: str = 'torch', against: str | None = None) -> dict[str, Any]:
+def check(case: OperatorCase, device: str, small: bool, times: int = 50, seconds: float = 2.,
+          provider: str = 'torch', against: Optional[str] = None) -> Dict[str, Any]:
     """One row of the report.
 
     Args:
         case: what to run.
         device: 'cuda' or 'cpu'.
-        small: small inputs for repetition and time too.
+        small: use small inputs for repetition and time too.
         times: repetitions; fewer if they take longer than ``seconds``.
         provider: of mmcv's operators, in deterministic mode.
-        against: the default to compare times with, a key of :data:`DEFAULTS`; None: there is none.
+        against: what to compare times with, a key of :data:`DEFAULTS`, or None.
     """
-    row: dict[str, Any] = dict(covers=list(case.covers))
-    reference = case.make(Sizes(True))
+    row: Dict[str, Any] = dict(covers=list(case.covers))
+    reference = case.make(Inputs(True))
     little = reference.to(device)
     if case.expect == 'raises':
         return _refusal(row, little, device)
     reference = reference.to('cpu', torch.float64 if reference.double else None)
     if case.reference is not None:
         reference = reference._replace(run=case.reference)
-    with default(), _provider('torch'):
+    with default(), ops.using('torch'):
         expected = once(reference)
-    with determinism.deterministic(), _provider(provider):
+    with determinism.deterministic(), ops.using(provider):
         found = once(little)
         errors = {name: _error(found[name], tensor) for name, tensor in expected.items()}
         row['error'] = max(errors.values(), default=0.)
         row['agrees'] = row['error'] <= LIMIT
         if not row['agrees']:
             row['disagrees'] = [name for name, error in errors.items() if error > LIMIT]
-        problem = little if small else case.make(Sizes(False)).to(device)
-        row['times'], row['differs'], row['ms'] = _repeat(problem, device, times, seconds)
+        call = little if small else case.make(Inputs(False)).to(device)
+        row['times'], row['differs'], row['ms'] = _repeat(call, device, times, seconds)
         row['equal'] = not row['differs']
     if against:
         row['default'] = DEFAULTS[against]
         try:
-            with default(), _provider(ops.provider() if against == 'flags' else against):
-                _, differs, row['default_ms'] = _repeat(problem, device, 10, seconds / 2)
+            with default(), ops.using(ops.provider() if against == 'flags' else against):
+                _, differs, row['default_ms'] = _repeat(call, device, 10, seconds / 2)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             row['default_error'] = _first_line(error)
         else:
@@ -168,12 +161,12 @@ def _first_line(error: BaseException) -> str:
     return f'{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ""}'
 
 
-def _refusal(row: dict[str, Any], problem: Problem, device: str) -> dict[str, Any]:
-    """torch has to name what it cannot do; on a CPU it can."""
+def _refusal(row: Dict[str, Any], call: OperatorCall, device: str) -> Dict[str, Any]:
+    """Check that torch raises and names the operator. On a CPU it does not have to."""
     row['refused'] = False
     try:
         with determinism.deterministic():
-            once(problem)
+            once(call)
     except RuntimeError as error:
         if 'deterministic' not in str(error):
             raise

@@ -1,4 +1,4 @@
-"""Configs of MMDetection's zoo, for small pictures and without downloads."""
+"""Configs of MMDetection's model zoo, for small images and without downloads."""
 from __future__ import annotations
 
 import os
@@ -8,10 +8,10 @@ __all__ = ['config_root', 'load', 'nodes']
 
 BATCH_SIZES = ('BatchFixedSizePad', 'BatchSyncRandomResize', 'BatchResize')
 
-# Small pictures need fewer candidates; with the counts for 1333 pixels the heads see mostly
-# copies of the same few pixels, and the walk takes hours.
+# Small images need fewer candidates. With the numbers for 1333 pixels the candidates mostly repeat
+# the same few pixels, and the sweep takes hours.
 FEWER = {
-    'num': 24,            # sampled anchors and RoIs per picture
+    'num': 24,            # sampled anchors and RoIs per image
     'nms_pre': 200,       # candidates per level before NMS
     'max_per_img': 16,    # proposals and detections
     'num_points': 256,    # sampled points of a mask
@@ -24,16 +24,16 @@ def config_root() -> str:
     """The folder of configs that MMDetection ships in its wheel (or the checkout's own).
 
     Raises:
-        FileNotFoundError: this MMDetection came without configs.
+        FileNotFoundError: this MMDetection has no configs.
     """
     import mmdet
     package = os.path.dirname(mmdet.__file__)
-    places = [os.path.join(package, '.mim', 'configs'),
-              os.path.join(os.path.dirname(package), 'configs')]
-    for place in places:
-        if os.path.isdir(os.path.join(place, '_base_')):
-            return place
-    raise FileNotFoundError(f'MMDetection has no configs in {" or ".join(places)}')
+    folders = [os.path.join(package, '.mim', 'configs'),
+               os.path.join(os.path.dirname(package), 'configs')]
+    for folder in folders:
+        if os.path.isdir(os.path.join(folder, '_base_')):
+            return folder
+    raise FileNotFoundError(f'MMDetection has no configs in {" or ".join(folders)}')
 
 
 def nodes(node: Any) -> Iterator[dict]:
@@ -48,7 +48,7 @@ def nodes(node: Any) -> Iterator[dict]:
 
 
 def load(path: str, size: int = 64) -> Any:
-    """The config file with nothing to download, for pictures of ``size`` pixels."""
+    """The config without downloads, for images of ``size`` pixels."""
     from mmengine.config import Config
     cfg = Config.fromfile(os.path.join(config_root(), path))
     for node in nodes(cfg.model):

@@ -3,7 +3,7 @@ from .fingerprint import FingerprintHook
 from .operator_guard import OperatorGuardHook
 from .preempt import PreemptHook
 from .resume import ResumeHook
-from .seed import SeedHook, TurnSeedHook
+from .seed import HookSeedHook, SeedHook
 
-__all__ = ['FingerprintHook', 'OperatorGuardHook', 'PreemptHook', 'ResumeHook', 'SeedHook',
-           'TurnSeedHook']
+__all__ = ['FingerprintHook', 'HookSeedHook', 'OperatorGuardHook', 'PreemptHook', 'ResumeHook',
+           'SeedHook']

@@ -10,18 +10,18 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from ..data import placement_of
+from ..distributed.unwrap import optim_wrappers, unwrap
+from ..fingerprint import schema
 from ..fingerprint.digest import SCHEME, value_digest
 from ..fingerprint.manifest import write_manifest
 from ..fingerprint.module_recorder import ModuleRecorder
 from ..fingerprint.operator_stream import OperatorLines
-from ..fingerprint.reader import FOLDER, FORMAT, LEVELS, fingerprint_name
-from ..fingerprint.snapshot import Snapshot, gradients_of, named_state, optimizers_of, unwrapped
+from ..fingerprint.snapshot import Snapshot, gradients_of, named_state
 from ..fingerprint.writer import Writer
 
 __all__ = ['FingerprintHook']
 
 RECORDERS = {'module': ModuleRecorder, 'operator': OperatorLines}
-STATES = ('gradients', 'parameters', 'buffers', 'optimizer')
 
 
 @HOOKS.register_module()
@@ -46,9 +46,9 @@ class FingerprintHook(Hook):
     priority = 1
 
     def __init__(self, interval: int = 1, level: str = 'step') -> None:
-        if level not in LEVELS:
+        if level not in schema.LEVELS:
             raise ValueError(f'FingerprintHook: level={level!r} is not allowed; allowed: '
-                             f'{", ".join(map(repr, LEVELS))}')
+                             f'{", ".join(map(repr, schema.LEVELS))}')
         if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
             raise ValueError(f'FingerprintHook: interval={interval!r} is not allowed; allowed: 1 '
                              'or more')
@@ -62,9 +62,10 @@ class FingerprintHook(Hook):
         self._seen: List[int] = []
 
     def before_train(self, runner: Any) -> None:
-        model = unwrapped(runner.model)
+        model = unwrap(runner.model)
         self._names = {id(one): name for name, one in model.named_parameters()}
-        for optimizer in optimizers_of(runner.optim_wrapper).values():
+        for wrapper in optim_wrappers(runner.optim_wrapper).values():
+            optimizer = wrapper.optimizer
             if not hasattr(optimizer, 'register_step_pre_hook'):
                 raise TypeError(f'FingerprintHook: {type(optimizer).__name__} has no '
                                 'register_step_pre_hook: gradients cannot be seen before it')
@@ -74,13 +75,11 @@ class FingerprintHook(Hook):
         self._open(runner)
 
     def _open(self, runner: Any) -> None:
-        folder = os.path.join(runner.work_dir, FOLDER)
+        folder = os.path.join(runner.work_dir, schema.FOLDER)
         manifest = write_manifest(runner, folder) if get_rank() == 0 else None
-        self._writer = Writer(os.path.join(folder, fingerprint_name(get_rank())))
-        self._writer.write(dict(
-            kind='start', format=FORMAT, level=self.level, interval=self.interval,
-            rank=get_rank(), world_size=get_world_size(), scheme=SCHEME,
-            iteration=runner.iter, manifest=manifest))
+        self._writer = Writer(os.path.join(folder, schema.fingerprint_name(get_rank())))
+        self._writer.write(schema.start_line(self.level, self.interval, get_rank(),
+                                             get_world_size(), SCHEME, runner.iter, manifest))
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         # every batch is taken off, so that positions stay in step with an interval
@@ -112,7 +111,7 @@ class FingerprintHook(Hook):
         if step is None:
             return
         finish = self._recorder.stop() if self._recorder is not None else lambda found: {}
-        model = unwrapped(runner.model)
+        model = unwrap(runner.model)
         if not self._seen:
             step.add('gradients', gradients_of(self._names, list(model.parameters())))
         step.add('parameters', [(name, one.data) for name, one in model.named_parameters()])
@@ -122,36 +121,31 @@ class FingerprintHook(Hook):
         step.add_numbers('losses', list(losses), list(losses.values()))
         if self.level == 'parameter':
             names, parameters = zip(*model.named_parameters())
-            step.add_numbers('norms', names, torch._foreach_norm([p.data for p in parameters]))
+            step.add_numbers(schema.NORMS, names, torch._foreach_norm([p.data for p in parameters]))
         found = step.fetch()
         self._writer.write({**self._record(runner, found), **finish(found)})
 
     def _record(self, runner: Any, found: Any) -> Dict[str, Any]:
         learning_rates = runner.optim_wrapper.get_lr()
-        record = dict(
-            kind='step', iteration=runner.iter, epoch=runner.epoch,
-            batch=dict(positions=_places(self._drawn), indices=_indices(self._drawn),
-                       data=found.by_name('data')['data']),
-            losses=found.floats('losses'),
-            lr={name: [float(value).hex() for value in values]
-                for name, values in learning_rates.items()},
-            **{kind: found.combined(kind) for kind in STATES})
-        if self.level != 'step':
-            record['by_name'] = {kind: found.by_name(kind) for kind in STATES}
-        if self.level == 'parameter':
-            record['norms'] = found.floats('norms')
-        return record
+        states = schema.STATES
+        return schema.step_line(
+            runner.iter, runner.epoch, _positions(self._drawn), _indices(self._drawn),
+            found.by_name('data')['data'], found.floats('losses'),
+            {name: [float(value).hex() for value in values]
+             for name, values in learning_rates.items()},
+            {state: found.combined(state) for state in states},
+            {state: found.by_name(state) for state in states} if self.level != 'step' else None,
+            found.floats(schema.NORMS) if self.level == 'parameter' else None)
 
     def after_val_epoch(self, runner: Any, metrics: Optional[Dict[str, float]] = None) -> None:
         if self._writer is None or not metrics:
             return
-        self._writer.write(dict(
-            kind='val', iteration=runner.iter, epoch=runner.epoch,
-            metrics={name: float(value).hex() for name, value in metrics.items()
-                     if _is_number(value)}))
+        self._writer.write(schema.val_line(
+            runner.iter, runner.epoch,
+            {name: float(value).hex() for name, value in metrics.items() if _is_number(value)}))
 
     def after_train(self, runner: Any) -> None:
-        self._writer.write(dict(kind='end', iteration=runner.iter))
+        self._writer.write(schema.end_line(runner.iter))
         self._close()
 
     def _close(self) -> None:
@@ -172,9 +166,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) or hasattr(value, '__float__')
 
 
-def _places(batch: Optional[tuple]) -> Optional[List[int]]:
-    places = [getattr(index, 'position', None) for index in batch or ()]
-    return places if places and None not in places else None
+def _positions(batch: Optional[tuple]) -> Optional[List[int]]:
+    positions = [getattr(index, 'position', None) for index in batch or ()]
+    return positions if positions and None not in positions else None
 
 
 def _indices(batch: Optional[tuple]) -> Optional[List[Any]]:

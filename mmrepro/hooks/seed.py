@@ -1,4 +1,4 @@
-"""Put the generators of the main process at the start of their stream, at every turn of a run."""
+"""Put the generators of the main process at the start of their stream, at every event of a run."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -7,12 +7,10 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from .. import seeds
-from ..checkpoint.completeness import lacks
 from ..config import RandomnessConfig
 from ..data import placement_of
-from .resume import check_streams
 
-__all__ = ['SeedHook', 'TurnSeedHook']
+__all__ = ['HookSeedHook', 'SeedHook']
 
 
 class _Seeds(Hook):
@@ -27,13 +25,13 @@ class _Seeds(Hook):
 
 
 @HOOKS.register_module()
-class TurnSeedHook(_Seeds):
+class HookSeedHook(_Seeds):
     """Runs before all other hooks: what hooks draw depends on the iteration only."""
     priority = 0
 
     def __init__(self, config: RandomnessConfig, rank: int) -> None:
         super().__init__(config, rank)
-        self._before_val: Optional[tuple] = None
+        self.before_validation: Optional[tuple] = None  # state of the sequence
         self._resumed: Optional[tuple] = None
 
     @property
@@ -44,7 +42,7 @@ class TurnSeedHook(_Seeds):
         if self._resumed is not None:
             # no iteration was made yet: a validation that comes first is not in the sequence
             return self._resumed
-        return seeds.capture_rng() if self._before_val is None else self._before_val
+        return self.before_validation or seeds.capture_rng()
 
     @sequence.setter
     def sequence(self, state: Optional[tuple]) -> None:
@@ -52,7 +50,7 @@ class TurnSeedHook(_Seeds):
         self._resumed = state
 
     def before_train(self, runner: Any) -> None:
-        check_streams(runner)
+        runner.resuming.check_streams(runner)
 
     def before_train_epoch(self, runner: Any) -> None:
         # MMEngine leaves this to DistSamplerSeedHook, which a config may have removed
@@ -77,7 +75,7 @@ class TurnSeedHook(_Seeds):
     def before_val(self, runner: Any) -> None:
         if not self._config.step_seed and not self._config.legacy:
             # training goes on with its own sequence, as if there had been no validation
-            self._before_val = seeds.capture_rng()
+            self.before_validation = seeds.capture_rng()
 
     def before_val_epoch(self, runner: Any) -> None:
         if not self._config.legacy:
@@ -93,9 +91,9 @@ class SeedHook(_Seeds):
     """Runs after all other hooks: the step itself starts at the start of its stream."""
     priority = 100
 
-    def __init__(self, config: RandomnessConfig, rank: int, turn: TurnSeedHook) -> None:
+    def __init__(self, config: RandomnessConfig, rank: int, of_hooks: HookSeedHook) -> None:
         super().__init__(config, rank)
-        self._turn = turn
+        self._of_hooks = of_hooks
 
     def before_run(self, runner: Any) -> None:
         # building loaders and hooks may draw; initial weights must not depend on it
@@ -115,10 +113,9 @@ class SeedHook(_Seeds):
             self._seed('test', batch_idx)
 
     def after_val(self, runner: Any) -> None:
-        if self._turn._before_val is not None:
-            seeds.restore_rng(self._turn._before_val)
-            self._turn._before_val = None
+        if self._of_hooks.before_validation is not None:
+            seeds.restore_rng(self._of_hooks.before_validation)
+            self._of_hooks.before_validation = None
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        checkpoint['meta']['mmrepro'] = runner.repro_meta()
-        runner._complete = lacks(checkpoint) is None
+        runner.saving.complete(runner, checkpoint)

@@ -1,308 +1,271 @@
-"""Likely causes of a difference and their cures: one row each, the first that fits counts."""
+"""Likely causes of a difference and how to fix them: a table; the first row that fits counts."""
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, List, NamedTuple, Tuple
 
-from ..fingerprint.records import ATTRIBUTE, GARBAGE, GLOBAL
-from .divergence import Case
+from ..fingerprint.records import GARBAGE
+from .context import DifferenceContext
 
-__all__ = ['CATALOGUE', 'Row', 'explain']
+__all__ = ['CAUSES', 'Cause', 'find_cause']
 
 # operators whose CUDA kernels add up in the order in which threads arrive, unless told otherwise
 ATOMIC = ('convolution_backward', 'scatter', 'index_add', 'index_put', 'put_', 'upsample',
           'grid_sampler', 'cumsum', 'max_pool', 'avg_pool', 'bincount', 'embedding', 'kthvalue',
           'histc', 'nll_loss2d', 'ctc_loss', 'reflection_pad', 'replication_pad', 'roi_', 'deform')
+HASHSEED = 'environment PYTHONHASHSEED'
+AFTER_HOOK = 'state after the hook'
+STATE_SHOWN = 8  # names of tensors, and numbers, of a state
+
+FIX_ENTROPY = 'Seed the generator, or draw from a global one.'
+FIX_CLOCK = 'Compute the value from the iteration or the settings.'
+FIX_HASH_ORDER = ('Sort the set, use dict.fromkeys() to keep the order of insertion, or set '
+                  'PYTHONHASHSEED.')
+FIX_LOST_STATE = ('Keep it in a buffer (register_buffer) or register the attribute with '
+                  'mmrepro.checkpoint.adapters.register(Class, "attribute").')
+FIX_VALIDATION = ('Check what the model stores in evaluation mode, and the hooks that run around '
+                  'the validation.')
 
 
-class Row(NamedTuple):
-    """A cause.
+class Cause(NamedTuple):
+    """A row.
 
     Attributes:
-        name: a word for tests and JSON.
+        name: for tests and JSON.
         when: whether the row fits.
-        cause: one sentence on why bits differ.
-        cure: what to do.
-        evidence: what in the records speaks for it.
+        why: one sentence on why the bits differ.
+        fix: what to do.
+        evidence: what in the records supports it.
     """
     name: str
-    when: Callable[[Case], Any]
-    cause: str
-    cure: str
-    evidence: Callable[[Case], List[str]] = lambda case: []
+    when: Callable[[DifferenceContext], Any]
+    why: str
+    fix: str
+    evidence: Callable[[DifferenceContext], List[str]] = lambda c: []
 
 
-def _is_transform(case: Case) -> bool:
-    return case.phase == 'data' and case.record.path.startswith('sample ') and (
-        not case.record.path.endswith(('/begin', '/end')))
+def _hash_seeds(c: DifferenceContext) -> List[str]:
+    return [text for text in c.attributes() if 'HASHSEED' in text]
 
 
-def _is_entry(case: Case) -> bool:
-    """What the data list has at this index differs: the first transform is given it."""
-    return case.phase == 'data' and case.kind == 'input' and case.record.path.endswith('/0')
+def _differing_labels(c: DifferenceContext) -> List[str]:
+    return [f'differing: {", ".join(c.labels())}']
 
 
-def _hash_seeds(case: Case) -> List[str]:
-    return [text for text in case.attributes() if 'HASHSEED' in text]
+def _state(c: DifferenceContext) -> List[str]:
+    return [*c.state_names()[:STATE_SHOWN], *c.arguments()[:STATE_SHOWN]]
 
 
-def _own(case: Case) -> List[str]:
-    """Generators of a transform that differ, or that nobody can seed."""
-    return [f'{name}: state {a} / {b}' for name, a, b in _owned(case)
-            if not name.startswith((ATTRIBUTE, GLOBAL)) and (a != b or a == 'operating system')]
+def _moved(c: DifferenceContext) -> List[str]:
+    mover = c.mover()
+    return [f'the generator states diverge in or right before: {mover}' if mover else
+            'the generator states differ before the first record of this iteration']
 
 
-def _kept(case: Case) -> List[str]:
-    """Plain values that a transform keeps and that differ."""
-    return [f'{name}: {a} / {b}' for name, a, b in _owned(case)
-            if name.startswith((ATTRIBUTE, GLOBAL)) and a != b]
-
-
-def _owned(case: Case) -> Iterator[Tuple[str, Optional[str], Optional[str]]]:
-    """Name, value of A, value of B."""
-    a = dict(text.split('=', 1) for text in (case.a.own if case.a else ()))
-    b = dict(text.split('=', 1) for text in (case.b.own if case.b else ()))
-    return ((name, a.get(name), b.get(name)) for name in {**a, **b})
-
-
-def _moved(case: Case) -> List[str]:
-    mover = case.mover()
-    if mover is None:
-        return ['the generators parted before the first record of this iteration']
-    where = ' '.join(filter(None, (mover.phase, mover.path, mover.name)))
-    return [f'the generator parted in or right before: {where}']
-
-
-def _outside(case: Case) -> List[str]:
-    """Everything that may have brought another value in from outside of torch."""
-    found = [*case.arguments(), *(f'attribute {text}' for text in case.attributes()),
-             *case.any('calls')]
-    if case.generators():
-        found.append(f'global generators in another state: {", ".join(case.generators())}')
-    return found
-
-
-def _is_outside(case: Case) -> bool:
-    return case.kind in ('input', 'argument')
-
-
-def _is_another_way(case: Case) -> bool:
-    return case.kind in ('extra', 'missing', 'replaced')
-
-
-CATALOGUE: Tuple[Row, ...] = (
+CAUSES: Tuple[Cause, ...] = (
     # --- the data pipeline -------------------------------------------------------------------
-    Row('order of samples',
-        lambda c: c.phase == 'data' and c.record.path.endswith('/begin'),
-        'The sampler asked for another sample at this place of the order.',
-        'Use a sampler that mmrepro keys by seed and epoch (worker_seed="sample"), and the same '
-        'data set length, batch size and world size on both sides.',
-        lambda c: c.arguments()),
-    Row('entropy in a transform', lambda c: _is_transform(c) and c.calls('entropy'),
-        'The transform asks the operating system for random numbers.',
-        'Draw from Python\'s, NumPy\'s or torch\'s global generator, which mmrepro seeds for each '
-        'sample; give default_rng(...) a number drawn from one of them.',
-        lambda c: c.calls('entropy') + _own(c)),
-    Row('generator of its own in a transform', lambda c: _is_transform(c) and _own(c),
-        'The transform draws from a generator that nobody seeds for the sample.',
-        'Draw from a global generator, or seed its own from one at the start of each call.', _own),
-    Row('clock in a transform', lambda c: _is_transform(c) and c.calls('clock'),
-        'The transform reads the clock.', 'Take the value from the sample or the settings.',
-        lambda c: c.calls('clock')),
-    Row('directory listing in a transform', lambda c: _is_transform(c) and c.calls('directory'),
-        'The transform uses the order in which the file system lists a directory.',
-        'Sort the names: sorted(os.listdir(folder)).', lambda c: c.calls('directory')),
-    Row('other draws before', lambda c: c.kind == 'generator' and c.phase == 'data',
-        'The transform draws from a generator that something moved before.',
-        'See what moved it; with worker_seed="sample" each sample starts its own stream.', _moved),
-    Row('hash order in a transform',
-        lambda c: _is_transform(c) and c.kind == 'output' and c.differs(
-            'environment PYTHONHASHSEED'),
-        'The transform gives another result under another PYTHONHASHSEED: it uses the order of a '
-        'set, or hash() of a text.',
-        'Sort the set, use dict.fromkeys() to keep the order of insertion, or fix PYTHONHASHSEED.',
-        lambda c: [*_hash_seeds(c), *_kept(c)]),
-    Row('global generator in a transform',
-        lambda c: _is_transform(c) and c.kind == 'output' and c.generators(),
-        'The transform starts with global generators in another state.',
-        'The streams of the two sides differ: compare randomness.seed and worker_seed, and what '
-        'the data set draws before its pipeline.',
-        lambda c: [f'in another state: {", ".join(c.generators())}']),
-    Row('state of its own in a transform',
-        lambda c: _is_transform(c) and c.kind == 'output' and _kept(c),
-        'The transform keeps a value from one sample to the next. Every worker process has one of '
-        'its own, and a resumed run begins anew.',
-        'Let it follow from the sample alone, or from the iteration or epoch.', _kept),
-    Row('noise in a transform', lambda c: _is_transform(c) and c.kind == 'output',
-        'The transform gives another result for the same input, without having moved a global '
-        'generator to another place.',
-        'Look in its code for a library with generators of its own, for threads, for memory that '
-        'is not written, and for state that it keeps from one sample to the next.'),
-    Row('hash order of the data list',
-        lambda c: _is_entry(c) and c.differs('environment PYTHONHASHSEED'),
-        'The same index names another entry under another PYTHONHASHSEED: the data set is ordered '
-        'by a set, or by hash() of a text.',
-        'Sort the set, use dict.fromkeys() to keep the order of insertion, or fix PYTHONHASHSEED.',
-        lambda c: [*_hash_seeds(c), f'differing entries: {", ".join(c.labels())}']),
-    Row('another entry in the data list', _is_entry,
-        'The same index names another entry: the data set has another content, or another order.',
-        'Compare the annotation files (mmrepro compare shows their digests); sort directory '
-        'listings and sets when the data list is made.',
-        lambda c: [f'differing entries: {", ".join(c.labels())}', *c.any('calls')]),
-    Row('data changed between transforms', lambda c: c.phase == 'data' and c.kind == 'input',
-        'What the transform was given differs, and no recorded transform made it so.',
-        'Look for state that is shared between samples: caches, lists that are changed in place.',
-        lambda c: [f'differing: {", ".join(c.labels())}']),
-    Row('other samples in the batch',
-        lambda c: c.phase == 'data' and c.record.name == 'batch' and (
-            c.found.extra_a or c.found.extra_b),
-        'The sides put other samples into this batch, and those that both loaded are the same: '
-        'the sampler groups by what the data list says, or a transform turned a sample down.',
-        'Compare the annotation files and the order of the data list; sort sets and listings.',
-        _hash_seeds),
-    Row('collating the batch', lambda c: c.phase == 'data' and c.record.name == 'batch',
-        'The samples agree as far as they were recorded, and the batch differs.',
-        'Look at collate_fn, pin_memory, and hooks that change the batch.',
-        lambda c: [f'differing: {", ".join(c.state_names() or map(str, c.found.which))}']),
+    Cause('order of samples',
+          lambda c: c.phase == 'data' and c.record.path.endswith('/begin'),
+          'The sampler returned a different index at this position.',
+          'Use a sampler that mmrepro keys by seed and epoch (worker_seed="sample"), and the same '
+          'dataset length, batch size and world size in both runs.',
+          lambda c: c.arguments()),
+    Cause('entropy in a transform', lambda c: c.in_transform and c.calls('entropy'),
+          'The transform asks the operating system for random numbers.',
+          'Draw from the global generator of Python, NumPy or torch, which mmrepro seeds for each '
+          'sample; seed default_rng(...) with a number drawn from one of them.',
+          lambda c: c.calls('entropy') + c.transform_generators()),
+    Cause('generator of its own in a transform',
+          lambda c: c.in_transform and c.transform_generators(),
+          'The transform draws from a generator of its own, which is not seeded per sample.',
+          'Draw from a global generator, or seed its own from one at the start of each call.',
+          lambda c: c.transform_generators()),
+    Cause('clock in a transform', lambda c: c.in_transform and c.calls('clock'),
+          'The transform reads the clock.',
+          'Compute the value from the sample or the settings.',
+          lambda c: c.calls('clock')),
+    Cause('directory listing in a transform', lambda c: c.in_transform and c.calls('directory'),
+          'The transform depends on the order in which the file system lists a directory.',
+          'Sort the names: sorted(os.listdir(folder)).', lambda c: c.calls('directory')),
+    Cause('other draws before', lambda c: c.kind == 'generator' and c.phase == 'data',
+          'The transform draws from a generator that other code has advanced in one run only.',
+          'Check the code named as evidence; with worker_seed="sample" each sample starts its own '
+          'stream.', _moved),
+    Cause('hash order in a transform',
+          lambda c: c.in_transform and c.kind == 'output' and c.differs(HASHSEED),
+          'The result of the transform depends on PYTHONHASHSEED: it uses the order of a set, or '
+          'hash() of a string.', FIX_HASH_ORDER,
+          lambda c: [*_hash_seeds(c), *c.transform_values()]),
+    Cause('global generator in a transform',
+          lambda c: c.in_transform and c.kind == 'output' and c.generators(),
+          'The global generators are in different states when the transform starts.',
+          'The two runs use different streams: compare randomness.seed and worker_seed, and what '
+          'the dataset draws before its pipeline.',
+          lambda c: [f'different states: {", ".join(c.generators())}']),
+    Cause('state of its own in a transform',
+          lambda c: c.in_transform and c.kind == 'output' and c.transform_values(),
+          'The transform keeps a value from one sample to the next. Every worker process has its '
+          'own copy, and a resumed run starts over.',
+          'Compute the value from the sample alone, or from the iteration or epoch.',
+          lambda c: c.transform_values()),
+    Cause('noise in a transform', lambda c: c.in_transform and c.kind == 'output',
+          'The transform returns a different result for the same input and the same state of the '
+          'global generators.',
+          'Look for a library with its own generators, threads, memory that is read before it is '
+          'written, and state kept from one sample to the next.'),
+    Cause('hash order of the data list', lambda c: c.in_data_list and c.differs(HASHSEED),
+          'The entry at this index depends on PYTHONHASHSEED: the dataset is ordered by a set, or '
+          'by hash() of a string.', FIX_HASH_ORDER,
+          lambda c: [*_hash_seeds(c), *_differing_labels(c)]),
+    Cause('another entry in the data list', lambda c: c.in_data_list,
+          'The dataset has a different entry at this index: its content or its order differs.',
+          'Compare the annotation files (mmrepro compare shows their digests); sort directory '
+          'listings and sets when building the data list.',
+          lambda c: [*_differing_labels(c), *c.calls('')]),
+    Cause('data changed between transforms', lambda c: c.phase == 'data' and c.kind == 'input',
+          'The input of the transform differs, and no recorded transform changed it.',
+          'Look for state shared between samples: caches, and lists that are changed in place.',
+          _differing_labels),
+    Cause('other samples in the batch',
+          lambda c: c.phase == 'data' and c.record.name == 'batch' and (
+              c.found.extra_a or c.found.extra_b),
+          'The batch contains different samples, and the samples that both runs loaded are the '
+          'same: the sampler groups by the data list, or a transform rejected a sample.',
+          'Compare the annotation files and the order of the data list; sort sets and directory '
+          'listings.', _hash_seeds),
+    Cause('collating the batch', lambda c: c.phase == 'data' and c.record.name == 'batch',
+          'The recorded samples agree, and the batch differs.',
+          'Check collate_fn, pin_memory, and hooks that change the batch.',
+          lambda c: [f'differing: {", ".join(c.state_names() or map(str, c.found.which))}']),
     # --- states at boundaries ------------------------------------------------------------------
-    Row('state lost at resume',
-        lambda c: c.phase == 'start' and c.differs('resumed'),
-        'The resumed run starts this iteration in another state: a checkpoint did not hold it.',
-        'Keep it in a buffer (register_buffer) or register the attribute with '
-        'mmrepro.checkpoint.adapters.register(Class, "attribute").',
-        lambda c: [*c.state_names()[:8], *c.arguments()[:8]]),
-    Row('state that a validation leaves',
-        lambda c: c.phase == 'start' and c.differs('validated'),
-        'After a validation the training goes on in another state.',
-        'Look at what the model keeps in evaluation mode, and at hooks around the validation.',
-        lambda c: [*c.state_names()[:8], *c.arguments()[:8]]),
-    Row('clock in a hook',
-        lambda c: c.record.name == 'state after the hook' and c.calls('clock'),
-        'The hook read the clock, and what it left behind differs.',
-        'Take the value from the iteration or the settings.',
-        lambda c: [*c.calls('clock'), *c.arguments()[:8], *c.state_names()[:8]]),
-    Row('entropy in a hook',
-        lambda c: c.record.name == 'state after the hook' and c.calls('entropy'),
-        'The hook drew from the operating system\'s entropy, and what it left behind differs.',
-        'Seed the generator, or draw from a global one.',
-        lambda c: [*c.calls('entropy'), *c.arguments()[:8], *c.state_names()[:8]]),
-    Row('another setting',
-        lambda c: c.record.is_state and c.kind == 'argument',
-        'A number beside the weights differs: learning rate, momentum, scheduler or loss scale.',
-        'Compare the settings of both sides, and what the hook that is named does.',
-        lambda c: c.arguments()[:8]),
-    Row('hook changes the state',
-        lambda c: c.phase == 'hook' and c.record.name == 'state after the hook',
-        'The hook changed weights, buffers, gradients or optimizer state, differently on the two '
-        'sides.', 'Look at what this hook writes, and what decides about it.',
-        lambda c: [*c.state_names()[:8], *c.calls('')]),
-    Row('state changed outside of operators', lambda c: c.record.is_state,
-        'Weights, buffers or optimizer state changed between two recorded moments, through no '
-        'operator and no hook.',
-        'Look for code that writes through NumPy or pointers, and for threads.',
-        lambda c: c.state_names()[:8]),
+    Cause('state lost at resume', lambda c: c.phase == 'start' and c.differs('resumed'),
+          'The resumed run starts this iteration in a different state, which the checkpoint did '
+          'not contain.', FIX_LOST_STATE, _state),
+    Cause('state that a validation leaves', lambda c: c.phase == 'start' and c.differs('validated'),
+          'Training continues in a different state after the validation.', FIX_VALIDATION, _state),
+    Cause('clock in a hook', lambda c: c.record.name == AFTER_HOOK and c.calls('clock'),
+          'The hook read the clock, and the state it left differs.', FIX_CLOCK,
+          lambda c: [*c.calls('clock'), *_state(c)]),
+    Cause('entropy in a hook', lambda c: c.record.name == AFTER_HOOK and c.calls('entropy'),
+          'The hook drew from the entropy of the operating system, and the state it left differs.',
+          FIX_ENTROPY, lambda c: [*c.calls('entropy'), *_state(c)]),
+    Cause('another setting', lambda c: c.record.is_state and c.kind == 'argument',
+          'A number next to the weights differs: learning rate, momentum, scheduler or loss scale.',
+          'Compare the settings of the two runs, and check the hook that is named.',
+          lambda c: c.arguments()[:STATE_SHOWN]),
+    Cause('hook changes the state',
+          lambda c: c.phase == 'hook' and c.record.name == AFTER_HOOK,
+          'The hook changed weights, buffers, gradients or optimizer state, differently in the '
+          'two runs.', 'Check what this hook writes, and on what condition.',
+          lambda c: [*c.state_names()[:STATE_SHOWN], *c.calls('')]),
+    Cause('state changed outside of operators', lambda c: c.record.is_state,
+          'Weights, buffers or optimizer state changed between two recorded moments, through no '
+          'operator and no hook.',
+          'Look for code that writes through NumPy or pointers, and for threads.',
+          lambda c: c.state_names()[:STATE_SHOWN]),
     # --- operators -----------------------------------------------------------------------------
-    Row('uninitialised memory',
-        lambda c: c.kind == 'output' and GARBAGE in c.record.labels,
-        'The operator reads memory that torch.empty or its like made and nothing has written.',
-        'Use torch.zeros, or write all of it first; '
-        'randomness.fill_uninitialized_memory=True makes such reads visible.'),
-    Row('generator of its own',
-        lambda c: c.kind == 'argument' and any('generator=generator' in text
-                                               for text in c.arguments()),
-        'The operator draws from a torch.Generator of its own, in another state on each side.',
-        'Leave generator= out, or seed it from the global generator in every step.',
-        lambda c: c.arguments()),
-    Row('other draws before', lambda c: c.kind == 'generator',
-        'The operator draws from a generator that something moved before.',
-        'Let what moved it draw from a generator of its own, or seed the step '
-        '(randomness.step_seed=True).', _moved),
-    Row('state lost at resume',
-        lambda c: _is_outside(c) and c.differs('resumed') and not (
-            c.calls('entropy') or c.calls('clock')),
-        'A value is another one in the run that was resumed: a checkpoint did not hold it.',
-        'Keep it in a buffer (register_buffer) or register the attribute with '
-        'mmrepro.checkpoint.adapters.register(Class, "attribute").', _outside),
-    Row('state that a validation leaves',
-        lambda c: _is_outside(c) and c.differs('validated') and not (
-            c.calls('entropy') or c.calls('clock')),
-        'A value is another one after a validation.',
-        'Look at what the model keeps in evaluation mode, and at hooks around the validation.',
-        _outside),
-    Row('entropy', lambda c: _is_outside(c) and c.calls('entropy') or (
-        _is_outside(c) and c.calls('a generator is seeded')),
-        'A value came in that was drawn from the operating system\'s entropy.',
-        'Seed the generator, or draw from a global one.', _outside),
-    Row('clock', lambda c: _is_outside(c) and c.calls('clock'),
-        'A value came in right after the clock was read.',
-        'Take the value from the iteration or the settings.', _outside),
-    Row('directory listing', lambda c: _is_outside(c) and c.calls('directory'),
-        'A value came in right after a directory was listed, in the order of the file system.',
-        'Sort the names.', _outside),
-    Row('foreign generator',
-        lambda c: _is_outside(c) and set(c.generators()) & {'numpy', 'python'},
-        'A value came in from NumPy\'s or Python\'s generator, which is in another state.',
-        'See what moved it.', _outside),
-    Row('generator of its own',
-        lambda c: (_is_outside(c) or _is_another_way(c)) and c.own_generators(),
-        'The module holds a generator that nobody seeds, in another state on each side.',
-        'Draw from a global generator, or seed its own from one in every step.',
-        lambda c: [*c.own_generators(), *_outside(c)]),
-    Row('value in an attribute',
-        lambda c: _is_outside(c) and [t for t in c.attributes() if not t.startswith(
-            ('environment', 'threads', 'deterministic'))],
-        'A number that an attribute of a module holds differs.',
-        'Make it a function of the iteration, or keep it in checkpoints: register_buffer, or '
-        'mmrepro.checkpoint.adapters.register.', _outside),
-    Row('buffer or parameter changed outside of operators',
-        lambda c: c.kind == 'input' and c.labels(),
-        'A parameter or buffer differs, and no recorded operator wrote it.',
-        'Look for writes through NumPy, .data_ptr() or another thread.',
-        lambda c: c.labels()),
-    Row('hash order',
-        lambda c: _is_outside(c) and c.differs('environment PYTHONHASHSEED'),
-        'A value came in from Python that is another one under another PYTHONHASHSEED: the order '
-        'of a set, or hash() of a text.', 'Sort the set, or fix PYTHONHASHSEED.', _outside),
-    Row('entropy', lambda c: _is_outside(c) and c.earlier_calls('entropy'),
-        'The function that this value comes from had asked for the operating system\'s entropy.',
-        'Seed the generator, or draw from a global one.',
-        lambda c: [*_outside(c), *c.earlier_calls('entropy')]),
-    Row('clock', lambda c: _is_outside(c) and c.earlier_calls('clock'),
-        'The function that this value comes from had read the clock.',
-        'Take the value from the iteration or the settings.',
-        lambda c: [*_outside(c), *c.earlier_calls('clock')]),
-    Row('number from Python', lambda c: c.kind == 'argument',
-        'The operator was given another number by Python code.',
-        'Follow the Python calls: which value does this line compute, and from what?', _outside),
-    Row('value from outside', lambda c: c.kind == 'input',
-        'A tensor came in that no recorded operator made: from NumPy, Python or a library.',
-        'Follow the Python calls: where does this line take the tensor from?', _outside),
-    Row('threads',
-        lambda c: c.kind == 'output' and (c.differs('threads')),
-        'The operator gives another result with another number of threads: they add up in '
-        'another order.',
-        'Set randomness.num_threads, or OMP_NUM_THREADS and MKL_NUM_THREADS, to the same number.',
-        lambda c: [t for t in c.attributes() if 'hreads' in t or 'THREADS' in t]),
-    Row('processor', lambda c: c.kind == 'output' and [
-        t for t in c.attributes() if 'CAPABILITY' in t or 'CBWR' in t or 'ISA' in t],
-        'The operator runs in another code path for another instruction set.',
-        'Use the same machine type, or set ATEN_CPU_CAPABILITY and its like to the same value.',
-        lambda c: c.attributes()),
-    Row('order of additions on the device',
-        lambda c: c.kind == 'output' and any(name in c.record.name for name in ATOMIC),
-        'This kernel may add up in the order in which its threads arrive.',
-        'randomness = dict(deterministic=True); see docs/causes.md.'),
-    Row('extra operator', _is_another_way,
-        'One side runs operators that the other does not: the Python code took another way.',
-        'Look at the condition above this line; compare the code and the settings of both sides.',
-        _outside),
-    Row('operator', lambda c: True,
-        'The operator gives another result for the same bits.',
-        'A kernel without a fixed order of additions, a race, or a custom operator with a state: '
-        'see docs/causes.md, and report it with these shapes.'),
+    Cause('uninitialised memory', lambda c: c.kind == 'output' and GARBAGE in c.record.labels,
+          'The operator reads memory that torch.empty or a similar function allocated and nothing '
+          'has written.',
+          'Use torch.zeros, or write all of it first; '
+          'randomness.fill_uninitialized_memory=True makes such reads visible.'),
+    Cause('generator of its own',
+          lambda c: c.kind == 'argument' and any('generator=generator' in text
+                                                 for text in c.arguments()),
+          'The operator draws from its own torch.Generator, whose state differs between the runs.',
+          'Leave generator= out, or seed it from the global generator in every step.',
+          lambda c: c.arguments()),
+    Cause('other draws before', lambda c: c.kind == 'generator',
+          'The operator draws from a generator that other code has advanced in one run only.',
+          'Let that code use a generator of its own, or seed the step (randomness.step_seed=True).',
+          _moved),
+    Cause('state lost at resume',
+          lambda c: c.from_outside and c.differs('resumed') and not (
+              c.calls('entropy') or c.calls('clock')),
+          'A value differs in the run that was resumed: the checkpoint did not contain it.',
+          FIX_LOST_STATE, DifferenceContext.outside_sources),
+    Cause('state that a validation leaves',
+          lambda c: c.from_outside and c.differs('validated') and not (
+              c.calls('entropy') or c.calls('clock')),
+          'A value differs after a validation.', FIX_VALIDATION, DifferenceContext.outside_sources),
+    Cause('entropy', lambda c: c.from_outside and (
+              c.calls('entropy') or c.calls('a generator is seeded')),
+          'The value was drawn from the entropy of the operating system.', FIX_ENTROPY,
+          DifferenceContext.outside_sources),
+    Cause('clock', lambda c: c.from_outside and c.calls('clock'),
+          'The value came in right after the clock was read.', FIX_CLOCK,
+          DifferenceContext.outside_sources),
+    Cause('directory listing', lambda c: c.from_outside and c.calls('directory'),
+          'The value came in right after a directory was listed, in the order of the file system.',
+          'Sort the names.', DifferenceContext.outside_sources),
+    Cause('foreign generator',
+          lambda c: c.from_outside and set(c.generators()) & {'numpy', 'python'},
+          'The value comes from the generator of NumPy or Python, whose state differs.',
+          'Find the code that advanced it in one run only.', DifferenceContext.outside_sources),
+    Cause('generator of its own',
+          lambda c: (c.from_outside or c.different_steps) and c.module_generators(),
+          'The module holds a generator that is not seeded; its state differs between the runs.',
+          'Draw from a global generator, or seed its own from one in every step.',
+          lambda c: [*c.module_generators(), *c.outside_sources()]),
+    Cause('value in an attribute',
+          lambda c: c.from_outside and [text for text in c.attributes() if not text.startswith(
+              ('environment', 'threads', 'deterministic'))],
+          'A number in an attribute of a module differs.',
+          'Compute it from the iteration, or keep it in checkpoints: register_buffer, or '
+          'mmrepro.checkpoint.adapters.register.', DifferenceContext.outside_sources),
+    Cause('buffer or parameter changed outside of operators',
+          lambda c: c.kind == 'input' and c.labels(),
+          'A parameter or buffer differs, and no recorded operator wrote it.',
+          'Look for writes through NumPy, .data_ptr() or another thread.',
+          lambda c: c.labels()),
+    Cause('hash order', lambda c: c.from_outside and c.differs(HASHSEED),
+          'The value comes from Python code and depends on PYTHONHASHSEED: the order of a set, or '
+          'hash() of a string.', 'Sort the set, or set PYTHONHASHSEED.',
+          DifferenceContext.outside_sources),
+    Cause('entropy', lambda c: c.from_outside and c.earlier_calls('entropy'),
+          'The function that passes the value on had drawn from the entropy of the operating '
+          'system.', FIX_ENTROPY,
+          lambda c: [*c.outside_sources(), *c.earlier_calls('entropy')]),
+    Cause('clock', lambda c: c.from_outside and c.earlier_calls('clock'),
+          'The function that passes the value on had read the clock.', FIX_CLOCK,
+          lambda c: [*c.outside_sources(), *c.earlier_calls('clock')]),
+    Cause('number from Python', lambda c: c.kind == 'argument',
+          'Python code passed a different number to the operator.',
+          'Follow the Python calls: which value does this line compute, and from what?',
+          DifferenceContext.outside_sources),
+    Cause('value from outside', lambda c: c.kind == 'input',
+          'The tensor was not computed by a recorded operator: it comes from NumPy, Python or a '
+          'library.',
+          'Follow the Python calls: where does this line take the tensor from?',
+          DifferenceContext.outside_sources),
+    Cause('threads', lambda c: c.kind == 'output' and c.differs('threads'),
+          'The result of the operator depends on the number of threads, which changes the order '
+          'of additions.',
+          'Set randomness.num_threads, or OMP_NUM_THREADS and MKL_NUM_THREADS, to the same number.',
+          lambda c: [text for text in c.attributes() if 'hreads' in text or 'THREADS' in text]),
+    Cause('processor', lambda c: c.kind == 'output' and [
+              text for text in c.attributes()
+              if 'CAPABILITY' in text or 'CBWR' in text or 'ISA' in text],
+          'The operator uses a different code path for a different instruction set.',
+          'Use the same machine type, or set ATEN_CPU_CAPABILITY and similar variables to the same '
+          'value.',
+          DifferenceContext.attributes),
+    Cause('order of additions on the device',
+          lambda c: c.kind == 'output' and any(name in c.record.name for name in ATOMIC),
+          'This kernel may add up in the order in which its threads arrive.',
+          'randomness = dict(deterministic=True); see docs/explanation/causes.md.'),
+    Cause('extra operator', lambda c: c.different_steps,
+          'One run executes operators that the other does not: the Python code took a different '
+          'branch.',
+          'Check the condition above this line; compare the code and the settings of both runs.',
+          DifferenceContext.outside_sources),
+    Cause('operator', lambda c: True,
+          'The operator returns a different result for the same bits.',
+          'Possible reasons: a kernel without a fixed order of additions, a race, or a custom '
+          'operator with state. See docs/explanation/causes.md, and report it with these shapes.'),
 )
 
 
-def explain(case: Case) -> Tuple[Row, List[str]]:
-    """The first row that fits, and the evidence for it."""
-    row = next(row for row in CATALOGUE if row.when(case))
-    return row, list(dict.fromkeys(row.evidence(case)))
+def find_cause(context: DifferenceContext) -> Tuple[Cause, List[str]]:
+    """The first row that fits, and its evidence."""
+    cause = next(cause for cause in CAUSES if cause.when(context))
+    return cause, list(dict.fromkeys(cause.evidence(context)))

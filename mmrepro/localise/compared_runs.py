@@ -1,4 +1,4 @@
-"""The two sides of a comparison, and the fresh processes that run them."""
+"""The two runs that are compared, A and B, and the fresh processes that train them."""
 from __future__ import annotations
 
 import json
@@ -8,30 +8,30 @@ import subprocess
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-from ..fingerprint.reader import FOLDER, fingerprint_name
-from .recording import Plan, Stopped, attach
+from ..fingerprint.schema import FOLDER, fingerprint_name
+from ..runs.stopping import train_until_stopped
+from .recording import RecordingPlan, attach
 
-__all__ = ['Job', 'Side', 'SideFailed', 'run_here', 'start']
+__all__ = ['RunSegment', 'RunSpec', 'RunFailed', 'run_here', 'start']
 
-CHECKPOINT = 'localise.pth'  # of a side that is interrupted and resumed
+CHECKPOINT = 'localise.pth'  # of a run that is interrupted and resumed
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TICK = 1.0  # seconds between two looks at the progress
 LOG_TAIL = 30  # lines of a failed run's log that are shown
 
 
-class SideFailed(RuntimeError):
+class RunFailed(RuntimeError):
     """A training process ended with an error; the message has the end of its log."""
 
 
-class Side(NamedTuple):
-    """One side.
+class RunSpec(NamedTuple):
+    """How to train run A or run B.
 
     Attributes:
         name: 'A' or 'B'.
         config: path of a config that needs no others.
         env: variables to set.
-        asked: settings and variables that were asked for on this side; they are in `config` and
-            `env` already.
+        asked: settings and variables given for this run; `config` and `env` contain them already.
         ranks: processes.
         resume_at: the run is ended before this iteration and continued in another process.
         checkpoint: the run continues from this file.
@@ -47,18 +47,18 @@ class Side(NamedTuple):
     asked: Dict[str, Any] = {}
 
 
-class Job(NamedTuple):
-    """One process or set of ranks: a part of a side's run."""
+class RunSegment(NamedTuple):
+    """One process or group of ranks: a run, or a part of it."""
     config: str
     work_dir: str
-    plan: Plan
+    plan: RecordingPlan
     checkpoint: Optional[str] = None
     save: bool = False
     launcher: str = 'none'
     validate_at: Optional[int] = None
 
 
-def run_here(job: Job) -> None:
+def run_here(job: RunSegment) -> None:
     """Train in this process, until the plan's last iteration."""
     from mmengine.config import Config
 
@@ -74,47 +74,44 @@ def run_here(job: Job) -> None:
         runner.register_hook(FingerprintHook(), priority=FingerprintHook.priority)
     if job.validate_at is not None:
         runner.register_hook(TurnHook(validate_after=job.validate_at), priority=TurnHook.priority)
-    attach(runner, Plan(*job.plan))
-    try:
-        runner.train()
-    except Stopped:
-        pass
+    attach(runner, RecordingPlan(*job.plan))
+    train_until_stopped(runner)
     if job.save:
         runner.save_checkpoint(job.work_dir, CHECKPOINT, by_epoch=False,
                                meta=dict(epoch=runner.epoch, iter=runner.iter))
 
 
-def jobs_of(side: Side, work_dir: str, plan: Plan) -> List[Job]:
-    """The jobs that run a side one after the other: two when it is interrupted."""
-    launcher = 'pytorch' if side.ranks > 1 else 'none'
-    last = Job(side.config, work_dir, plan, side.checkpoint, launcher=launcher,
-               validate_at=side.validate_at)
-    if side.resume_at is None or side.resume_at > plan.stop:
+def segments_of(spec: RunSpec, work_dir: str, plan: RecordingPlan) -> List[RunSegment]:
+    """The segments of a run, one after the other: two when it is interrupted."""
+    launcher = 'pytorch' if spec.ranks > 1 else 'none'
+    last = RunSegment(spec.config, work_dir, plan, spec.checkpoint, launcher=launcher,
+               validate_at=spec.validate_at)
+    if spec.resume_at is None or spec.resume_at > plan.stop:
         return [last]
-    first = last._replace(save=True, plan=plan._replace(stop=side.resume_at - 1))
-    if plan.record is not None and plan.record >= side.resume_at:
+    first = last._replace(save=True, plan=plan._replace(stop=spec.resume_at - 1))
+    if plan.record is not None and plan.record >= spec.resume_at:
         first = first._replace(plan=first.plan._replace(record=None))
     else:
         last = last._replace(plan=plan._replace(record=None))
     return [first, last._replace(checkpoint=os.path.join(work_dir, CHECKPOINT))]
 
 
-def start(side: Side, work_dir: str, plan: Plan,
+def start(spec: RunSpec, work_dir: str, plan: RecordingPlan,
           count: Callable[[int, int], None] = lambda done, of: None) -> None:
-    """Run a side in fresh processes and wait; ``count`` is told how many iterations are done.
+    """Train in fresh processes and wait; ``count`` is called with the number of iterations done.
 
     Raises:
-        SideFailed: when a process ends with an error.
+        RunFailed: when a process ends with an error.
     """
     os.makedirs(work_dir, exist_ok=True)
     fingerprints = os.path.join(work_dir, FOLDER, fingerprint_name(0))
-    for number, job in enumerate(jobs_of(side, work_dir, plan)):
+    for number, job in enumerate(segments_of(spec, work_dir, plan)):
         path = os.path.join(work_dir, f'job.{number}.json')
         with open(path, 'w', encoding='utf-8') as file:
             json.dump(job._asdict(), file)
         _run_processes(
-            side, path, [os.path.join(work_dir, f'output.{number}.rank{rank}.txt')
-                         for rank in range(side.ranks)],
+            spec, path, [os.path.join(work_dir, f'output.{number}.rank{rank}.txt')
+                         for rank in range(spec.ranks)],
             lambda: count(_lines_of(fingerprints), plan.stop + 1))
 
 
@@ -126,17 +123,17 @@ def _lines_of(path: str) -> int:
         return sum(line.startswith(b'{"kind":"step"') for line in file)
 
 
-def _run_processes(side: Side, job: str, logs: Sequence[str], tick: Callable[[], None]) -> None:
+def _run_processes(spec: RunSpec, job: str, logs: Sequence[str], tick: Callable[[], None]) -> None:
     # a checkout that is not installed has to be found by the child as well
     paths = filter(None, [ROOT, os.environ.get('PYTHONPATH')])
-    env = {**os.environ, 'PYTHONPATH': os.pathsep.join(paths), **side.env}
-    if side.ranks > 1:
-        env.update(WORLD_SIZE=str(side.ranks), MASTER_ADDR='127.0.0.1',
+    env = {**os.environ, 'PYTHONPATH': os.pathsep.join(paths), **spec.env}
+    if spec.ranks > 1:
+        env.update(WORLD_SIZE=str(spec.ranks), MASTER_ADDR='127.0.0.1',
                    MASTER_PORT=str(_free_port()))
     running = []
     for rank, log in enumerate(logs):
         with open(log, 'w', encoding='utf-8') as file:
-            own = {**env, 'RANK': str(rank), 'LOCAL_RANK': str(rank)} if side.ranks > 1 else env
+            own = {**env, 'RANK': str(rank), 'LOCAL_RANK': str(rank)} if spec.ranks > 1 else env
             running.append(subprocess.Popen([sys.executable, '-m', __name__, job], env=own,
                                             stdout=file, stderr=subprocess.STDOUT))
     codes = [_wait(process, tick) for process in running]
@@ -144,7 +141,7 @@ def _run_processes(side: Side, job: str, logs: Sequence[str], tick: Callable[[],
         if code:
             with open(log, encoding='utf-8', errors='replace') as file:
                 tail = ''.join(file.readlines()[-LOG_TAIL:])
-            raise SideFailed(f'{tail}\nside {side.name} failed with exit code {code}; all of its '
+            raise RunFailed(f'{tail}\nrun {spec.name} failed with exit code {code}; all of its '
                              f'output is in {log}')
 
 
@@ -168,9 +165,9 @@ def main(argv: Sequence[str]) -> int:
     from ..runs.start import restart_if_incomplete
     with open(argv[0], encoding='utf-8') as file:
         fields: Dict[str, Any] = json.load(file)
-    plan = Plan(*fields.pop('plan'))
+    plan = RecordingPlan(*fields.pop('plan'))
     keep = {int(rank): number for rank, number in (plan.keep or {}).items()}
-    job = Job(**fields, plan=plan._replace(keep=keep))
+    job = RunSegment(**fields, plan=plan._replace(keep=keep))
     randomness = Config.fromfile(job.config, import_custom_modules=False).get('randomness') or {}
     restart_if_incomplete(os.environ, randomness.get('deterministic', False),
                           randomness.get('num_threads'))

@@ -2,20 +2,20 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, List
 
 import torch
-from mmengine.optim import OptimWrapperDict
 
-from ..checkpoint.rank_state import unwrap
+from ..distributed.unwrap import optim_wrappers, unwrap
 from ..fingerprint import generator_states
 
-__all__ = ['attributes', 'scalars', 'tensors']
+__all__ = ['attributes', 'numbers', 'tensors']
 
 # variables that change bits
 VARIABLES = ('PYTHONHASHSEED', 'OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'CUBLAS_WORKSPACE_CONFIG',
              'ATEN_CPU_CAPABILITY', 'MKL_CBWR', 'ONEDNN_MAX_CPU_ISA')
 PLAIN = (bool, int, float, str)
+LONGEST = 15  # items of a list that counts as a plain value
 
 
 def tensors(runner: Any) -> Dict[str, torch.Tensor]:
@@ -30,28 +30,26 @@ def tensors(runner: Any) -> Dict[str, torch.Tensor]:
             found[f'gradient {name}'] = parameter.grad
     for name, buffer in model.named_buffers():
         found[f'buffer {name}'] = buffer
-    for prefix, optimizer in _optimizers(runner):
+    for prefix, optimizer in _optimizers(runner).items():
         for parameter, state in optimizer.state.items():
             owner = names.get(id(parameter), 'of no parameter of the model')
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    found[f'optimizer {prefix}{key} {owner}'] = value
+                    found[f'{prefix}{key} {owner}'] = value
     return found
 
 
-def scalars(runner: Any) -> List[str]:
+def numbers(runner: Any) -> List[str]:
     """Settings of parameter groups, schedulers and loss scaling, as ``name=value``, exact."""
     found = []
-    for prefix, optimizer in _optimizers(runner):
+    for prefix, optimizer in _optimizers(runner).items():
         for number, group in enumerate(optimizer.param_groups):
-            found += [f'optimizer {prefix}group {number} {key}={value!r}'
-                      for key, value in sorted(group.items()) if _is_plain(value)]
+            found += _named(f'{prefix}group {number} ', group)
     schedulers = getattr(runner, 'param_schedulers', None) or []
     if isinstance(schedulers, dict):
         schedulers = [one for many in schedulers.values() for one in many]
     for number, scheduler in enumerate(schedulers):
-        found += [f'{type(scheduler).__name__} {number} {key}={value!r}'
-                  for key, value in sorted(vars(scheduler).items()) if _is_plain(value)]
+        found += _named(f'{type(scheduler).__name__} {number} ', vars(scheduler))
     scaler = getattr(runner.optim_wrapper, 'loss_scaler', None)
     if scaler is not None and hasattr(scaler, 'state_dict'):
         found += [f'loss scaler {key}={value!r}' for key, value in scaler.state_dict().items()]
@@ -59,8 +57,8 @@ def scalars(runner: Any) -> List[str]:
 
 
 def attributes(runner: Any) -> List[str]:
-    """What may explain a difference and is none, as ``name=value``: the process, and numbers,
-    texts and generators in attributes of modules.
+    """What may explain a difference without being one, as ``name=value``: facts of the process,
+    and the numbers, strings and generators in attributes of modules.
     """
     found = [f'threads={torch.get_num_threads()}',
              f'deterministic={torch.are_deterministic_algorithms_enabled()}',
@@ -68,32 +66,29 @@ def attributes(runner: Any) -> List[str]:
              f'validated={any(getattr(hook, "validated", False) for hook in runner.hooks)}',
              *(f'environment {name}={os.environ.get(name)}' for name in VARIABLES)]
     for path, module in unwrap(runner.model).named_modules():
-        own = {**_of_classes(type(module)), **vars(module)}
-        found += [f'{path}.{name}={value!r}' for name, value in sorted(own.items())
-                  if _is_plain(value) and not name.startswith('_')]
+        own: Dict[str, Any] = {}
+        for base in reversed(type(module).__mro__):  # an attribute that no instance has set yet
+            if not base.__module__.startswith('torch.'):
+                own.update(vars(base))
+        own.update(vars(module))
+        found += _named(f'{path}.', {name: value for name, value in own.items()
+                                     if not name.startswith('_')})
         found += [f'{path}.{name}=generator {state}'
                   for name, state in generator_states.own(own).items()]
     return found
 
 
-def _of_classes(cls: type) -> Dict[str, Any]:
-    """What classes hold that are not torch's: where an attribute is until an instance sets it."""
-    found: Dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
-        if not base.__module__.startswith('torch.'):
-            found.update(vars(base))
-    return found
+def _optimizers(runner: Any) -> Dict[str, torch.optim.Optimizer]:
+    """By the prefix of their names in a record."""
+    return {f'optimizer {name} ' if name else 'optimizer ': wrapper.optimizer
+            for name, wrapper in optim_wrappers(runner.optim_wrapper).items()}
 
 
-def _optimizers(runner: Any) -> Iterator[Tuple[str, torch.optim.Optimizer]]:
-    wrapper = runner.optim_wrapper
-    if isinstance(wrapper, OptimWrapperDict):
-        for name, one in wrapper.items():
-            yield f'{name} ', one.optimizer
-    else:
-        yield '', wrapper.optimizer
+def _named(prefix: str, values: Dict[str, Any]) -> List[str]:
+    return [f'{prefix}{name}={value!r}' for name, value in sorted(values.items())
+            if _is_plain(value)]
 
 
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, PLAIN) or (
-        isinstance(value, (tuple, list)) and len(value) < 16 and all(map(_is_plain, value)))
+        isinstance(value, (tuple, list)) and len(value) <= LONGEST and all(map(_is_plain, value)))

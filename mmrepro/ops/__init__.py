@@ -1,8 +1,9 @@
-"""mmcv's compiled operators in PyTorch: nothing to build, equal bits on every device.
+"""mmcv's compiled operators in PyTorch: nothing to build, and the same bits on every run.
 
-``table`` has one row per operator, ``provider`` puts them where mmcv looks for them, ``gather`` is
-the primitive that most of them are made of, and each family has a file. Nothing here imports torch
-until an operator is called.
+``operator_table`` has one row per operator, ``provider`` installs them as ``mmcv._ext``, ``gather``
+is the primitive that most of them use, and ``mmcv`` has a module per family. ``aten`` replaces
+torch's own operators, ``triton`` has fused kernels for CUDA, and ``guard`` reports operators of
+unknown determinism. Importing this package does not import torch.
 """
 from __future__ import annotations
 

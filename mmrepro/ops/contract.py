@@ -1,9 +1,11 @@
-"""What an operator refuses, said the same way everywhere.
+"""Checks of an operator's arguments.
 
-mmcv's kernels refuse with a RuntimeError, from torch or from their own assertions; so do ours, so
-that a caller who caught one catches the other.
+mmcv's kernels reject arguments with a RuntimeError, and so do these checks: code that catches one
+catches the other.
 """
 from __future__ import annotations
+
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def describe(tensor: Tensor) -> str:
-    """Shape, dtype and device of a tensor in a few words."""
+    """Shape, dtype and device of a tensor, for messages."""
     dtype = str(tensor.dtype).replace('torch.', '')
     return f'{tuple(tensor.shape)} {dtype} on {tensor.device}'
 
@@ -25,8 +27,9 @@ def require(condition: bool, operator: str, problem: str) -> None:
         raise RuntimeError(f'{operator}: {problem}')
 
 
-def require_shape(operator: str, name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
-    """Refuse ``tensor`` unless it has ``shape``; None stands for any length."""
+def require_shape(operator: str, name: str, tensor: Tensor,
+                  shape: Tuple[Optional[int], ...]) -> None:
+    """Raise RuntimeError unless ``tensor`` has ``shape``; None stands for any length."""
     fits = tensor.dim() == len(shape) and all(
         want is None or want == got for want, got in zip(shape, tensor.shape))
     if not fits:
@@ -35,8 +38,8 @@ def require_shape(operator: str, name: str, tensor: Tensor, shape: tuple[int | N
 
 
 def require_dtype(operator: str, name: str, tensor: Tensor,
-                  allowed: tuple[torch.dtype, ...] = FLOATS) -> None:
-    """Refuse ``tensor`` unless its dtype is one of ``allowed``."""
+                  allowed: Tuple[torch.dtype, ...] = FLOATS) -> None:
+    """Raise RuntimeError unless the dtype of ``tensor`` is one of ``allowed``."""
     if tensor.dtype not in allowed:
         names = ', '.join(str(dtype).replace('torch.', '') for dtype in allowed)
         require(False, operator, f'{name} must be {names}, got {describe(tensor)}')

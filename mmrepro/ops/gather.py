@@ -1,19 +1,21 @@
-"""The primitive: read rows at weighted places, and its transpose.
+"""The primitive of the operators: a weighted sum of gathered rows, and its transpose.
 
-Nearly every operator here is a sparse matrix times a dense one. The dense side is a feature map as
-*rows*, one pixel per row and channels within the row; the sparse side is a list of *taps*, (bag,
-row, weight). :func:`read` makes ``bag[b] = sum of weight * row``; :func:`spread` makes the
-transpose, ``row[r] = sum of weight * bag``; :func:`dots` gives ``<bag, row>`` per tap, which is the
-gradient of the weights.
+Nearly every operator here is a sparse matrix times a dense one. The dense factor is a feature map
+as *rows*: one row per pixel, channels within the row. The sparse factor is a list of *taps*, (bag,
+row, weight). :func:`gather_sum` computes ``bag[b] = sum of weight * row``, :func:`scatter_sum` its
+transpose ``row[r] = sum of weight * bag``, and :func:`dots` the product ``<bag, row>`` of every
+tap, which is the gradient of the weights.
 
-All three give the same bits on every run, for any number of threads, on CPU and on CUDA: a bag is
-summed by one thread in the order of its taps, and ``spread`` is the same sum again after a stable
-sort of the taps by row. Nothing is added with atomics.
+All three give the same bits on every run, for any number of threads, on CPU and on CUDA. One thread
+sums a bag in the order of its taps, and ``scatter_sum`` computes the same sum after a stable sort
+of the taps by row. There are no atomic additions.
 
-Rows that :func:`rows_of` makes end with one row of zeros. A tap that lies outside of the map points
-there, so that nothing that was not read (a NaN next door, say) can reach the result.
+The last row of :func:`rows_of` is zero: the padding row. Taps outside the map have its index (the
+*padding index*), so a NaN in a pixel that is not read cannot reach the result.
 """
 from __future__ import annotations
+
+from typing import List, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -21,28 +23,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ['COMPUTE', 'Sink', 'Source', 'add_rows', 'bags', 'chunk_rows', 'chunk_taps',
-           'compute_dtype', 'cut', 'dots', 'equal', 'keep', 'put_rows', 'put_some', 'read',
-           'rows_of', 'single', 'spread', 'spread_onto', 'tap_budget', 'through']
+           'chunk_by_cost', 'compute_dtype', 'dots', 'equal', 'gather_sum', 'masked_copy',
+           'put_rows', 'put_some', 'round_trip', 'rows_of', 'scatter_sum', 'scatter_sum_onto',
+           'single', 'tap_budget']
 
-# Sums are made in at least float32: half and bfloat16 lose taps that are small beside the sum.
+# Sums are computed in at least float32: half precision loses terms that are small beside the sum.
 COMPUTE = {torch.float64: torch.float64, torch.float32: torch.float32,
            torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
-# Bytes that the taps of one chunk may take while they are made and sorted, per byte of input and
-# output: together with the rows it keeps the extra memory under twice theirs.
+# Bytes for the taps of one chunk per byte of input and output. Together with the rows this keeps
+# the extra memory below twice the size of input and output.
 CHUNK_SHARE = 0.5
-# Taps per chunk below which the calls cost more than the memory is worth; a GPU is fed in larger
-# bites. Where chunks are made of whole bags and rows, as everywhere here, the size of a chunk does
-# not show in the bits unless the text of the operator says so.
+# Taps per chunk; smaller chunks cost more in calls than they save in memory. A chunk consists of
+# whole bags, so its size does not affect the bits unless the operator's docstring says so.
 CHUNK_TAPS = {'cpu': 1 << 18, 'cuda': 1 << 22}
-# Elements to compare or mask at once: what stays in a CPU's cache, and what is worth a GPU's calls.
+# Elements to compare or mask at once: they fit a CPU's cache, and outweigh a GPU's launch.
 CHUNK_ELEMENTS = {'cpu': 1 << 18, 'cuda': 1 << 22}
-# What a tap costs at its peak: row, weight, sorted row, permutation, permuted weight and source.
+# Peak bytes per tap: row, weight, sorted row, permutation, permuted weight and source.
 TAP_BYTES = 48
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype in which sums over ``tensor`` are made."""
+    """The dtype in which ``tensor`` is summed."""
     return COMPUTE[tensor.dtype]
 
 
@@ -63,23 +65,23 @@ def rows_of(feature: Tensor) -> Tensor:
 
 
 class Source:
-    """Rows of a feature map for several reads: those that the taps touch, or all of them.
+    """Rows of a feature map (N, C, H, W) to gather from.
 
-    Few boxes on a large map touch little of it; then only those pixels are turned into rows. The
-    sums are the same either way, in the same order.
+    Few boxes touch few pixels of a large map; then only those pixels are converted to rows. The
+    sums and their order are the same either way.
     """
 
     def __init__(self, feature: Tensor) -> None:
         self._feature = feature
-        self._rows: Tensor | None = None
+        self._rows: Optional[Tensor] = None
 
-    def read(self, index: Tensor, weight: Tensor, offsets: Tensor | None = None) -> Tensor:
-        """:func:`read` of taps whose index counts pixels of the map."""
+    def gather_sum(self, index: Tensor, weight: Tensor, offsets: Optional[Tensor] = None) -> Tensor:
+        """:func:`gather_sum` of taps; ``index`` counts pixels of the map."""
         rows, index = self.rows(index)
-        return read(rows, index, weight, offsets)
+        return gather_sum(rows, index, weight, offsets)
 
-    def rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows, and the index into them."""
+    def rows(self, index: Tensor) -> Tuple[Tensor, Tensor]:
+        """The rows that ``index`` needs, and the index into them."""
         if self._rows is None and _few(self._feature, index):
             used, index = _compact(index, _pixels(self._feature))
             return self._pick(used), index
@@ -99,30 +101,30 @@ class Source:
 
 
 class Sink:
-    """The transpose of :class:`Source`: adds spreads to ``grad`` (N, C, H, W)."""
+    """The transpose of :class:`Source`: adds scattered sums to ``grad`` (N, C, H, W)."""
 
     def __init__(self, grad: Tensor) -> None:
         self._grad = grad
-        self._total: Tensor | None = None
+        self._total: Optional[Tensor] = None
 
-    def spread(self, source: Tensor, index: Tensor, weight: Tensor,
-               bag_of: Tensor | None = None) -> None:
-        """:func:`spread` of taps whose index counts pixels of the map."""
+    def scatter_sum(self, source: Tensor, index: Tensor, weight: Tensor,
+                    bag_of: Optional[Tensor] = None) -> None:
+        """:func:`scatter_sum` of taps; ``index`` counts pixels of the map."""
         n, c, h, w = self._grad.shape
         if self._total is None and _few(self._grad, index) and self._grad.is_contiguous():
             used, index = _compact(index, _pixels(self._grad))
-            rows = spread(source, index, weight, len(used), bag_of).to(self._grad.dtype)
+            rows = scatter_sum(source, index, weight, len(used), bag_of).to(self._grad.dtype)
             for i, (part, pixels) in enumerate(_by_image(used, n, h * w)):
                 if len(pixels):
                     # No pixel occurs twice, so nothing is added twice here.
                     image = self._grad[i].view(c, h * w)
                     image.index_add_(1, pixels, rows[part].t().contiguous())
             return
-        part = spread(source, index, weight, _pixels(self._grad), bag_of)
+        part = scatter_sum(source, index, weight, _pixels(self._grad), bag_of)
         self._total = part if self._total is None else self._total.add_(part)
 
     def close(self) -> None:
-        """Write what has been held back."""
+        """Add the accumulated rows to ``grad``. Call it once, after the last sum."""
         if self._total is not None:
             add_rows(self._grad, self._total)
 
@@ -132,12 +134,12 @@ def _pixels(feature: Tensor) -> int:
 
 
 def _few(feature: Tensor, index: Tensor) -> bool:
-    # Picking a pixel costs a few times its share of turning the whole map.
+    # Converting single pixels costs several times their share of converting the whole map.
     return index.numel() * 4 < _pixels(feature)
 
 
-def _compact(index: Tensor, pixels: int) -> tuple[Tensor, Tensor]:
-    """The pixels that taps touch, in order, and the index into them; nowhere stays past the end."""
+def _compact(index: Tensor, pixels: int) -> Tuple[Tensor, Tensor]:
+    """The pixels that taps touch, in order, and the index into them; padding stays at the end."""
     flags = torch.zeros(pixels + 1, dtype=torch.bool, device=index.device)
     flat = index.reshape(-1).to(torch.int64)
     flags.index_fill_(0, flat, True)
@@ -148,8 +150,8 @@ def _compact(index: Tensor, pixels: int) -> tuple[Tensor, Tensor]:
     return used, position.index_select(0, flat).to(index.dtype).view(index.shape)
 
 
-def _by_image(used: Tensor, images: int, size: int) -> list[tuple[slice, Tensor]]:
-    """Where the pixels of each image stand in ``used``, and which pixels they are."""
+def _by_image(used: Tensor, images: int, size: int) -> List[Tuple[slice, Tensor]]:
+    """For each image: its slice of ``used``, and the positions of those pixels in the image."""
     edges = torch.arange(images + 1, device=used.device) * size
     bounds = torch.searchsorted(used, edges).tolist()
     return [(slice(a, b), used[a:b] - i * size)
@@ -157,11 +159,11 @@ def _by_image(used: Tensor, images: int, size: int) -> list[tuple[slice, Tensor]
 
 
 def put_rows(out: Tensor, rows: Tensor) -> None:
-    """Write (K*P, C) rows into ``out`` of shape (K, C, ...) with P places."""
+    """Write (K*P, C) rows into ``out`` of shape (K, C, ...) with P positions."""
     k, c = out.shape[:2]
-    places = out[0, 0].numel() if k and c else 0
-    if places:
-        source = rows.view(k, places, c).transpose(1, 2)
+    positions = out[0, 0].numel() if k and c else 0
+    if positions:
+        source = rows.view(k, positions, c).transpose(1, 2)
         out.copy_(source.reshape(out.shape) if out.dim() != 3 else source)
 
 
@@ -181,17 +183,18 @@ def add_rows(out: Tensor, rows: Tensor) -> None:
 
 
 def bags(feature: Tensor) -> Tensor:
-    """(K, C, ...) as (K*P, C) rows in compute precision: :func:`put_rows` backwards.
+    """(K, C, ...) as (K*P, C) rows in compute precision: the inverse of :func:`put_rows`.
 
-    Integers stay what they are. The rows of a single one (K = 1) may be a view with other strides.
+    Integers keep their dtype. With K = 1 the result may be a view that is not contiguous.
     """
     k, c = feature.shape[:2]
-    places = feature.reshape(k, c, feature[0, 0].numel() if k and c else 0).transpose(1, 2)
-    return places.to(COMPUTE.get(feature.dtype, feature.dtype)).reshape(-1, c)
+    flat = feature.reshape(k, c, feature[0, 0].numel() if k and c else 0).transpose(1, 2)
+    return flat.to(COMPUTE.get(feature.dtype, feature.dtype)).reshape(-1, c)
 
 
-def read(rows: Tensor, index: Tensor, weight: Tensor, offsets: Tensor | None = None) -> Tensor:
-    """``out[b] = sum over the taps of b of weight * rows[index]``, taps in their order.
+def gather_sum(rows: Tensor, index: Tensor, weight: Tensor,
+               offsets: Optional[Tensor] = None) -> Tensor:
+    """``out[b] = sum of weight * rows[index]`` over the taps of bag b, in their order.
 
     Args:
         rows: (R, C), contiguous.
@@ -211,17 +214,17 @@ def read(rows: Tensor, index: Tensor, weight: Tensor, offsets: Tensor | None = N
                                include_last_offset=offsets is not None)
 
 
-def spread(source: Tensor, index: Tensor, weight: Tensor, size: int,
-           bag_of: Tensor | None = None) -> Tensor:
-    """The transpose of :func:`read`: ``out[r] = sum over taps with index r of weight * source``.
+def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
+                bag_of: Optional[Tensor] = None) -> Tensor:
+    """``out[r] = sum of weight * source[bag]`` over the taps with index r, in their order.
 
-    The taps of a row are added in the order in which they stand in ``index``.
+    The transpose of :func:`gather_sum`.
 
     Args:
         source: (B, C), contiguous.
-        index, weight: the taps, as in :func:`read`. Taps that point at ``size`` or beyond (the
-            row of zeros) are left out.
-        size: rows to make.
+        index, weight: the taps, as in :func:`gather_sum`. Taps with an index of ``size`` or above
+            (padding) are ignored.
+        size: rows of the result.
         bag_of: (E,) the bag of each tap, where ``index`` is not (B, T).
 
     Returns:
@@ -234,18 +237,20 @@ def spread(source: Tensor, index: Tensor, weight: Tensor, size: int,
     sorted_weight = weight.reshape(-1).index_select(0, order)
     if bag_of is not None:
         bag = bag_of.index_select(0, order)
-    else:
-        bag = _quotient(order, index.shape[1])
-    # Bags are cut by their starts, so what lies past the last start is not read.
+    elif index.shape[1] & (index.shape[1] - 1):
+        bag = torch.div(order, index.shape[1], rounding_mode='floor')
+    else:  # a shift is several times faster than a division
+        bag = order >> (index.shape[1].bit_length() - 1)
+    # Padding was sorted behind the last start.
     last = int(starts[-1])
-    return read(source, bag[:last].to(row.dtype), sorted_weight[:last], starts.to(row.dtype))
+    return gather_sum(source, bag[:last].to(row.dtype), sorted_weight[:last], starts.to(row.dtype))
 
 
-def spread_onto(total: Tensor, source: Tensor, index: Tensor, weight: Tensor) -> None:
-    """Add :func:`spread` to ``total``, working on the band of rows that the taps touch.
+def scatter_sum_onto(total: Tensor, source: Tensor, index: Tensor, weight: Tensor) -> None:
+    """Add :func:`scatter_sum` to ``total``, limited to the band of rows that the taps touch.
 
     Args:
-        index: (B, T); what points past ``total`` is left out.
+        index: (B, T); indices past the end of ``total`` are ignored.
     """
     if index.numel() == 0:
         return
@@ -253,18 +258,11 @@ def spread_onto(total: Tensor, source: Tensor, index: Tensor, weight: Tensor) ->
     low, high = torch.stack((index.amin(), index.masked_fill(~inside, -1).amax())).tolist()
     if high >= low:
         band = (index - low).clamp_(max=high + 1 - low)
-        total[low:high + 1] += spread(source, band, weight, high + 1 - low)
+        total[low:high + 1] += scatter_sum(source, band, weight, high + 1 - low)
 
 
-def _quotient(value: Tensor, divisor: int) -> Tensor:
-    """``value // divisor`` for what is not negative; a shift is several times faster."""
-    if divisor & (divisor - 1) == 0:
-        return value >> (divisor.bit_length() - 1)
-    return torch.div(value, divisor, rounding_mode='floor')
-
-
-def dots(grad: Tensor, rows: Tensor, index: Tensor, bag_of: Tensor | None = None) -> Tensor:
-    """``<grad[bag], rows[index]>`` per tap: what :func:`read`'s weights get as gradient.
+def dots(grad: Tensor, rows: Tensor, index: Tensor, bag_of: Optional[Tensor] = None) -> Tensor:
+    """``<grad[bag], rows[index]>`` per tap: the gradient of :func:`gather_sum`'s weights.
 
     Args:
         grad: (B, C), contiguous.
@@ -291,11 +289,11 @@ def equal(a: Tensor, b: Tensor) -> Tensor:
     return a == b if a.is_cuda else torch.from_numpy(np.equal(a.numpy(), b.numpy()))
 
 
-def keep(values: Tensor, owner: Tensor, who: int | Tensor, out: Tensor) -> None:
-    """Write ``values`` where ``owner == who``, else 0, to the beginning of ``out``.
+def masked_copy(values: Tensor, owner: Tensor, who: Union[int, Tensor], out: Tensor) -> None:
+    """Write ``values`` where ``owner == who``, else 0, to the first B rows of ``out``.
 
-    Exact for infinities and NaN too, as a product with a mask is not, and several times faster
-    than torch.where.
+    Several times faster than torch.where, and exact for infinities and NaN, which a product with
+    a mask is not.
 
     Args:
         values, owner: (B, C). who: a number or (B, 1). out: (at least B, C), dtype of values.
@@ -307,21 +305,22 @@ def keep(values: Tensor, owner: Tensor, who: int | Tensor, out: Tensor) -> None:
     for a in range(0, len(values), step):
         part = slice(a, min(a + step, len(values)))
         mask = equal(owner[part], who if len(who) == 1 else who[part])
-        # a byte of -1 is a word of ones
-        word = mask.view(torch.int8).neg_().to(bits)
-        torch.bitwise_and(word, values[part].view(bits), out=out[part].view(bits))
+        # a byte of -1 widens to an integer of all ones
+        ones = mask.view(torch.int8).neg_().to(bits)
+        torch.bitwise_and(ones, values[part].view(bits), out=out[part].view(bits))
 
 
-def through(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is left of ``values`` after they were stored as ``dtype``."""
+def round_trip(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """``values`` rounded to ``dtype``, in their own dtype."""
     return values.to(dtype).to(values.dtype)
 
 
-def cut(costs: list[int], budget: int, widths: list[int] | None = None) -> list[tuple[int, int]]:
-    """Split items of known cost, in order, into runs that cost at most ``budget`` together.
+def chunk_by_cost(costs: List[int], budget: int,
+                  widths: Optional[List[int]] = None) -> List[Tuple[int, int]]:
+    """Split items of known cost, in order, into runs that cost at most ``budget`` each.
 
-    An item above the budget gets a run of its own. The answer depends on the arguments alone,
-    never on threads or on free memory, so neither do the sums that follow it.
+    An item above the budget is a run of its own. The result depends on the arguments only, never
+    on threads or free memory.
 
     Args:
         costs: of each item.
@@ -329,9 +328,9 @@ def cut(costs: list[int], budget: int, widths: list[int] | None = None) -> list[
         widths: of each item where the items of a run are padded to the widest of them; the padded
             area of a run stays within the budget too.
 
-    >>> cut([1, 1, 5, 1, 1], 2)
+    >>> chunk_by_cost([1, 1, 5, 1, 1], 2)
     [(0, 2), (2, 3), (3, 5)]
-    >>> cut([0, 0, 0, 0], 8, widths=[1, 1, 4, 4])
+    >>> chunk_by_cost([0, 0, 0, 0], 8, widths=[1, 1, 4, 4])
     [(0, 2), (2, 4)]
     """
     widths = widths or [0] * len(costs)
@@ -348,7 +347,7 @@ def cut(costs: list[int], budget: int, widths: list[int] | None = None) -> list[
 
 
 def chunk_taps(device: torch.device) -> int:
-    """Taps to work on at once where nothing else limits them."""
+    """Largest number of taps to process at once."""
     return CHUNK_TAPS['cpu' if device.type == 'cpu' else 'cuda']
 
 
@@ -358,6 +357,6 @@ def chunk_rows(device: torch.device, width: int) -> int:
 
 
 def tap_budget(*tensors: Tensor) -> int:
-    """Taps to hold at once, given the tensors that the caller owns anyway."""
+    """Taps to hold at once, given the tensors that the caller holds anyway."""
     owned = sum(t.numel() * t.element_size() for t in tensors)
     return max(chunk_taps(tensors[0].device) // 4, int(owned * CHUNK_SHARE) // TAP_BYTES)

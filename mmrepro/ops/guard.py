@@ -1,8 +1,8 @@
-"""Name operators of others that run on CUDA and that nobody has vouched for.
+"""Report third-party operators that run on CUDA and are not known to be deterministic.
 
-``torch.use_deterministic_algorithms`` only knows torch's own kernels. A kernel that somebody else
-compiled adds with atomics as it likes, and no flag tells. The guard watches a training step and
-names, once each, with the module that called it:
+``torch.use_deterministic_algorithms`` covers torch's own kernels only. A third-party kernel may add
+with atomics, and no flag prevents it. The guard watches a training step and reports, once each and
+with the module that called them:
 
 * operators of a ``torch.library`` namespace that is not on the list, seen at the dispatcher, in
   forward and backward;
@@ -10,13 +10,12 @@ names, once each, with the module that called it:
   interpreter calls them;
 * kernels written in Triton, seen when they are launched.
 
-Watching costs about a tenth of a second a step, so it is done for few (see the hook). What it
-cannot see: kernels that are launched without torch and Triton (cupy, ctypes, numba); calls from
-inside compiled code; extension functions called by a backward pass on CUDA, because that runs on a
-thread of autograd's own (their forward was seen and named); and anything while another profiler is
-active.
-Of a model under ``torch.compile`` only the calls are watched: a mode at the dispatcher would have
-it run uncompiled, with other bits.
+Watching costs about a tenth of a second per step, so only few steps are watched (see the hook). The
+guard does not see kernels that are launched without torch and Triton (cupy, ctypes, numba), calls
+from inside compiled code, extension functions that a backward pass on CUDA calls (it runs on a
+thread of autograd; their forward is reported), and anything while another profiler is active. Of a
+model under ``torch.compile`` only the calls are watched: a dispatcher mode would make it run
+uncompiled, with different bits.
 """
 from __future__ import annotations
 
@@ -26,40 +25,39 @@ import importlib.machinery
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .operator_table import TABLE
 
-__all__ = ['KNOWN', 'NAMESPACES', 'Finding', 'OperatorGuard', 'extensions']
+__all__ = ['KNOWN', 'NAMESPACES', 'UnknownOperator', 'OperatorGuard', 'extensions']
 
-# Namespaces of torch.library that torch itself registers: either they alert under the
+# Namespaces of torch.library that torch itself registers: their operators alert under the
 # deterministic flag, or mmrepro.ops.aten has a row for them.
 NAMESPACES = {
-    'aten': 'torch; alerts, and docs/native-operators.md has what does not',
+    'aten': 'torch; alerts, and docs/reference/operators.md has what does not',
     'prim': 'torch; no kernels of its own',
     'prims': 'torch; written in terms of aten',
     'rngprims': 'torch; random numbers from a seed',
     'quantized': 'torch; integers',
     'quantized_decomposed': 'torch; integers',
-    'profiler': 'torch; marks, no numbers',
-    'debugprims': 'torch; marks, no numbers',
+    'profiler': 'torch; markers, no computation',
+    'debugprims': 'torch; markers, no computation',
     'higher_order': 'torch; control flow, whose operators are seen one by one',
     'inductor': 'torch; compiled code, under the deterministic setting of inductor',
-    'c10d': 'torch; collectives, see docs/limits.md',
-    '_c10d_functional': 'torch; collectives, see docs/limits.md',
-    'c10d_functional': 'torch; collectives, see docs/limits.md',
+    'c10d': 'torch; collectives, see docs/explanation/limits.md',
+    '_c10d_functional': 'torch; collectives, see docs/explanation/limits.md',
+    'c10d_functional': 'torch; collectives, see docs/explanation/limits.md',
     'symm_mem': 'torch; collectives',
     'mkldnn': 'oneDNN on a CPU',
     'mkl': 'MKL on a CPU',
     'mmrepro': 'ours',
 }
 
-# Single operators that are known to repeat, or to refuse by themselves.
+# Single operators that are deterministic, or alert under the deterministic flag.
 KNOWN = {
     'torchvision::nms': 'ordered: a bit mask, read in order of the scores',
     'torchvision::roi_align': 'forward is ordered',
@@ -73,43 +71,43 @@ KNOWN = {
 }
 
 
-def _ordered_mmcv() -> dict[str, str]:
-    """Compiled mmcv functions whose whole file of kernels adds nothing with atomics."""
+def _ordered_mmcv() -> Dict[str, str]:
+    """Compiled mmcv functions from files whose kernels have no atomic additions."""
     atomic = {row.source for row in TABLE.values() if row.compiled == 'atomics'}
     return {f'mmcv._ext.{name}': 'ordered, as the table of mmrepro.ops says'
             for name, row in TABLE.items() if row.source not in atomic}
 
 
-# A library that links against torch names one of these files.
+# A library that links against torch contains one of these names.
 _MARKS = (b'libtorch', b'libc10', b'torch_python', b'c10.dll')
 
 
-class Finding(NamedTuple):
-    """One operator nobody has vouched for.
+class UnknownOperator(NamedTuple):
+    """An operator that is not known to be deterministic.
 
     Attributes:
         operator: ``namespace::name``, ``module.function`` or ``triton:module.kernel``.
         kind: 'torch.library', 'extension' or 'triton'.
         module: path and class of the torch module whose code called it first; '' outside of one.
-        place: file and line of the call.
+        call_site: file and line of the call.
     """
 
     operator: str
     kind: str
     module: str
-    place: str
+    call_site: str
 
     def __str__(self) -> str:
         caller = f'module {self.module}' if self.module else 'no module (a loss, a hook, backward)'
         return (f'unknown operator {self.operator!r} ({self.kind}) ran on the device, called by '
-                f'{caller} at {self.place}: nobody has said that it gives equal bits on every '
-                'run. If it does, list it in custom_hooks=[dict(type=\'OperatorGuardHook\', '
+                f'{caller} at {self.call_site}. It is not known to give the same bits on every '
+                "run. If it does, list it in custom_hooks=[dict(type='OperatorGuardHook', "
                 f'allow=[{self.operator!r}])]; if not, two runs may differ from here on.')
 
 
 @functools.cache
 def _links_torch(path: str) -> bool:
-    """Whether a shared library names one of torch's libraries."""
+    """Whether a shared library links against torch."""
     try:
         with open(path, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return any(data.find(mark) >= 0 for mark in _MARKS)
@@ -117,8 +115,8 @@ def _links_torch(path: str) -> bool:
         return False
 
 
-def extensions() -> set[str]:
-    """Names of loaded modules that are compiled against torch and are not torch's own."""
+def extensions() -> Set[str]:
+    """Names of the loaded third-party modules that are compiled against torch."""
     suffixes, own = tuple(importlib.machinery.EXTENSION_SUFFIXES), os.path.dirname(torch.__file__)
     found = set()
     for name, module in list(sys.modules.items()):
@@ -141,7 +139,7 @@ class _Dispatch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # torch would import its compiler for this, seconds, at the first operator
+        # else torch imports its compiler at the first operator, which takes seconds
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -151,36 +149,36 @@ class _Dispatch(TorchDispatchMode):
 
 
 class OperatorGuard:
-    """Watches steps and remembers what it has said.
+    """Watches training steps and reports each unknown operator once.
 
     Args:
-        model: gives modules their paths; None: classes only.
-        devices: types of devices that count.
-        allow: further operators that are known to repeat, by the name under which they are
-            reported; ``'namespace::*'`` and ``'module.*'`` for all of one.
-        report: called with each :class:`Finding`, once per operator.
+        model: its module paths appear in reports; None: class names only.
+        devices: device types to watch.
+        allow: further operators that are known to be deterministic, by their reported names;
+            ``'namespace::*'`` and ``'module.*'`` stand for all of a namespace or module.
+        report: called with each :class:`UnknownOperator`, once per operator.
     """
 
-    def __init__(self, model: torch.nn.Module | None = None,
+    def __init__(self, model: Optional[torch.nn.Module] = None,
                  devices: Iterable[str] = ('cuda',), allow: Iterable[str] = (),
-                 report: Callable[[Finding], None] | None = None) -> None:
-        self.findings: list[Finding] = []
+                 report: Optional[Callable[[UnknownOperator], None]] = None) -> None:
+        self.findings: List[UnknownOperator] = []
         self._paths = {} if model is None else {id(m): n for n, m in model.named_modules()}
         self._compiled = model is not None and any(map(_is_compiled, model.modules()))
         self._devices = tuple(devices)
         self._allowed = {*KNOWN, *_ordered_mmcv(), *allow}
         self._report = report
-        self._settled: set[Any] = set()  # operators that need no second look
-        self._extensions: set[str] = set()
+        self._settled: Set[Any] = set()  # operators already decided on
+        self._extensions: Set[str] = set()
         self._launch: Any = None
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[OperatorGuard]:
-        """See everything that is called inside of the block, on this thread."""
+        """Watch everything that this thread calls inside the block."""
         self._extensions = extensions()
         jit = sys.modules.get('triton.runtime.jit')
         self._launch = None if jit is None else jit.JITFunction.run.__code__
-        # somebody else's profiler has the only place there is
+        # there can be one profiler only; another one stays
         profile = sys.getprofile() is None
         with contextlib.nullcontext() if self._compiled else _Dispatch(self._operator):
             if profile:
@@ -190,8 +188,6 @@ class OperatorGuard:
             finally:
                 if profile:
                     sys.setprofile(None)
-
-    # ------------------------------------------------------------------------------ seen
 
     def _operator(self, func: Any, args: Any, kwargs: Any) -> None:
         if func in self._settled:
@@ -226,8 +222,6 @@ class OperatorGuard:
             if not self._is_allowed(name, f'triton:{module}.*'):
                 self._found(name, 'triton', frame.f_back or frame)
 
-    # ------------------------------------------------------------------------------ told
-
     def _is_allowed(self, name: str, family: str) -> bool:
         return name in self._allowed or family in self._allowed
 
@@ -241,13 +235,13 @@ class OperatorGuard:
         return False
 
     def _found(self, operator: str, kind: str, frame: FrameType) -> None:
-        finding = Finding(operator, kind, self._module(frame), _place(frame))
+        finding = UnknownOperator(operator, kind, self._module(frame), _call_site(frame))
         if all(one.operator != operator for one in self.findings):
             self.findings.append(finding)
             if self._report is not None:
                 self._report(finding)
 
-    def _module(self, frame: FrameType | None) -> str:
+    def _module(self, frame: Optional[FrameType]) -> str:
         """The innermost torch module on the stack: 'path (Class)'."""
         while frame is not None:
             owner = frame.f_locals.get('self')
@@ -257,11 +251,11 @@ class OperatorGuard:
         return ''
 
 
-# Frames that stand between an operator and the line that meant it.
+# Frames between an operator and the line that calls it.
 _PASSED = (os.path.dirname(torch.__file__) + os.sep, __file__)
 
 
-def _place(frame: FrameType | None) -> str:
+def _call_site(frame: Optional[FrameType]) -> str:
     first = frame
     while frame is not None and frame.f_code.co_filename.startswith(_PASSED):
         frame = frame.f_back

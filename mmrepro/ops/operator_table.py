@@ -1,23 +1,22 @@
-"""Every name that mmcv's Python asks of ``mmcv._ext``, one row each.
+"""The table of mmcv's operators: one row per name that mmcv imports from ``mmcv._ext``.
 
-A row says where our function lives, which file of ``mmcv/ops`` calls it (and so fixes its
-signature), why ours gives the same bits every time, what the compiled CUDA kernel does, and which
-detectors reach it. To implement an operator, write a function with the row's name in the row's
-module; a row whose module or function is missing behaves as *not implemented*: it imports, and
-says what to install when it is called. To add an operator, add its name to a family.
+A row names mmrepro's function, the file of ``mmcv/ops`` that calls it (and so defines its
+signature), the reason why mmrepro's form is deterministic, what mmcv's CUDA kernel does, and the
+detectors that use it. To implement an operator, write a function of that name in the family's
+module. An operator without an implementation imports, and raises when it is called. To add an
+operator, add its name to a family.
 
-This module imports nothing but the standard library, so that reading the table is free.
+This module imports the standard library only.
 """
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
-__all__ = ['FAMILIES', 'TABLE', 'Family', 'Row', 'implementation']
+__all__ = ['FAMILIES', 'TABLE', 'Family', 'OperatorRow', 'implementation']
 
-# Why ours repeats, by the way the result is made. A family names one of these.
+# Why mmrepro's form is deterministic. Each family names one of these reasons.
 OWN_SUM = 'every output is one sum over its own sources, in a fixed order; nothing is added twice'
 SORTED = 'sources are sorted by destination (stable), then every destination is one ordered sum'
 ELEMENT = 'every output element depends on its own inputs only'
@@ -29,8 +28,8 @@ NONE = 'no implementation in PyTorch'
 class Family(NamedTuple):
     """Operators that share a module, a calling file and a reason.
 
-    ``module`` is '' where nobody has written one. ``compiled`` says what mmcv's CUDA kernel does:
-    'ordered', or 'atomics' where floats are added in the order in which threads arrive.
+    ``module`` is '' without an implementation. ``compiled`` is the kind of mmcv's CUDA kernel:
+    'ordered', or 'atomics' if it adds floats in the order in which threads arrive.
     """
 
     module: str
@@ -38,10 +37,10 @@ class Family(NamedTuple):
     why: str
     compiled: str
     users: str
-    names: tuple[str, ...]
+    names: Tuple[str, ...]
 
 
-class Row(NamedTuple):
+class OperatorRow(NamedTuple):
     """One operator. ``target`` is 'module:function', or '' without an implementation."""
 
     name: str
@@ -53,7 +52,7 @@ class Row(NamedTuple):
 
     @property
     def deterministic(self) -> bool:
-        """Whether our form gives equal bits on every run: always so where there is one."""
+        """Whether there is an implementation: all of them give the same bits on every run."""
         return bool(self.target)
 
 
@@ -193,7 +192,7 @@ _INFO = (
            ('get_compiler_version', 'get_compiling_cuda_version')),
 )
 
-# Reached by no detector of MMDetection: point clouds, generators, text spotting, segmentation.
+# Not used by MMDetection: point clouds, generators, text spotting, segmentation.
 _ELSEWHERE = (
     Family('', 'assign_score_withk.py', NONE, 'atomics', 'mmdet3d (PAConv)',
            ('assign_score_withk_forward', 'assign_score_withk_backward')),
@@ -246,31 +245,31 @@ _ELSEWHERE = (
            ('dynamic_voxelize_forward', 'hard_voxelize_forward')),
 )
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: Tuple[Family, ...] = (
     *_ROI, *_ROTATED, *_DEFORM, *_ATTENTION, *_CARAFE, *_NMS, *_LOSSES, *_BOXES, *_POLYGONS,
     *_MASKED, *_NORM, *_INFO, *_ELSEWHERE)
 
 
-def _rows() -> dict[str, Row]:
-    rows: dict[str, Row] = {}
+def _rows() -> Dict[str, OperatorRow]:
+    rows: Dict[str, OperatorRow] = {}
     for family in FAMILIES:
         for name in family.names:
             if name in rows:
                 raise ValueError(f'operator {name!r} has two rows: in {rows[name].source} and in '
                                  f'{family.source}; one name, one row')
             target = f'{family.module}:{name}' if family.module else ''
-            rows[name] = Row(name, target, family.source, family.why, family.compiled,
-                             family.users)
+            rows[name] = OperatorRow(name, target, family.source, family.why, family.compiled,
+                                     family.users)
     return rows
 
 
-TABLE: dict[str, Row] = _rows()
+TABLE: Dict[str, OperatorRow] = _rows()
 
 
-def implementation(name: str) -> Callable | None:
-    """The function of operator ``name``, or None where it has no row, module or function yet.
+def implementation(name: str) -> Optional[Callable]:
+    """The function of operator ``name``, or None if it has no row, module or function.
 
-    The module is imported by this call, not before. Errors inside it are not hidden.
+    Imports its module; errors of that import propagate.
     """
     row = TABLE.get(name)
     if row is None or not row.target:

@@ -1,11 +1,10 @@
-"""Who answers for ``mmcv._ext``: our PyTorch operators or mmcv's compiled ones.
+"""The provider of ``mmcv._ext``: mmrepro's PyTorch operators or mmcv's compiled ones.
 
-``mmcv.ops`` reads one module, ``mmcv._ext``, and keeps hold of it. With mmcv-lite that module does
-not exist; after :func:`install` the import system finds ours instead. With a compiled mmcv the
-compiled module is imported as always, and :func:`use` puts our functions in place of its
-attributes, one by one, and puts the compiled ones back.
+``mmcv.ops`` imports one module, ``mmcv._ext``. mmcv-lite does not have it; after :func:`install`
+the import system finds mmrepro's module instead. A compiled mmcv is imported as always, and
+:func:`use` replaces its attributes by mmrepro's functions, or restores them.
 
-Importing this module and calling :func:`install` costs microseconds: no torch, no mmcv.
+Importing this module and calling :func:`install` imports neither torch nor mmcv.
 """
 from __future__ import annotations
 
@@ -15,37 +14,36 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 from .operator_table import TABLE, implementation
 from .triton import FUSED, fused, requirement
 
-__all__ = ['PROVIDERS', 'Entry', 'catalogue', 'install', 'installed', 'provider', 'provider_of',
-           'uninstall', 'use', 'using']
+__all__ = ['MARK', 'PROVIDERS', 'CatalogueEntry', 'catalogue', 'install', 'installed', 'provider',
+           'provider_of', 'uninstall', 'use', 'using']
 
 EXTENSION = 'mmcv._ext'
 
-# 'torch' is ours; 'triton' is ours with single kernels on CUDA where there are some; 'compiled' is
-# whatever mmcv was built with.
+# 'torch': mmrepro's operators; 'triton': the same, with fused kernels on CUDA where they exist;
+# 'compiled': mmcv's own.
 PROVIDERS = ('torch', 'triton', 'compiled')
 
-# The mark on the module that we make, so that it is never mistaken for a compiled one.
-_MARK = '__mmrepro_operators__'
+# The attribute that tells mmrepro's module from a compiled one.
+MARK = '__mmrepro_operators__'
 
-# Compiled functions that ours replaced, by name; None while the compiled module is as it came.
-_replaced: dict[str, Callable] | None = None
+# The compiled functions that were replaced, by name; None if none are.
+_replaced: Optional[Dict[str, Callable]] = None
 
-# Whether operators that have a kernel in Triton use it on CUDA.
+# Whether operators with a Triton kernel use it on CUDA.
 _fused = False
 
 
-class Entry(NamedTuple):
-    """One line of the catalogue.
+class CatalogueEntry(NamedTuple):
+    """One operator of :func:`catalogue`.
 
-    ``provider`` is 'torch', 'triton', 'compiled' or 'none'; ``deterministic`` is about that
-    provider on the device asked for, and ``why`` gives its reason.
+    ``provider`` is 'torch', 'triton', 'compiled' or 'none'; ``deterministic`` says whether that
+    provider gives the same bits on every run on the requested device, and ``why`` why.
     """
 
     operator: str
@@ -57,12 +55,12 @@ class Entry(NamedTuple):
 
 
 def get_compiler_version() -> str:
-    """What mmcv's environment report prints as its compiler: with us, there is none."""
+    """The compiler in mmcv's environment report: there is none."""
     return 'none (PyTorch operators of mmrepro)'
 
 
 def get_compiling_cuda_version() -> str:
-    """What mmcv's environment report prints as its CUDA version; mmcv's own words for none."""
+    """The CUDA version in mmcv's environment report, in mmcv's own words."""
     return 'not available'
 
 
@@ -81,7 +79,7 @@ def _missing(name: str) -> Callable:
 
 
 def _late(name: str) -> Callable:
-    """A function that finds its implementation on the first call, and keeps it."""
+    """A function that imports its implementation on the first call."""
 
     @functools.cache
     def resolve(kernel: bool) -> Callable:
@@ -96,10 +94,10 @@ def _late(name: str) -> Callable:
 
 
 class _Extension(ModuleType):
-    """``mmcv._ext`` made of the table. Any public name exists: what is missing says so if called.
+    """``mmcv._ext`` made from the table.
 
-    A fork of mmcv may ask for names that this version has never heard of; importing it must not
-    fail for an operator that nobody calls.
+    Every public name exists, and raises when it is called without an implementation. A fork of mmcv
+    may import names that this version does not know; that must not fail.
     """
 
     def __getattr__(self, name: str) -> Callable:
@@ -109,12 +107,12 @@ class _Extension(ModuleType):
         setattr(self, name, operator)
         return operator
 
-    def __dir__(self) -> list[str]:
+    def __dir__(self) -> List[str]:
         return sorted({*super().__dir__(), *TABLE})
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds ``mmcv._ext`` after every other finder has failed to."""
+    """Finds ``mmcv._ext`` if no other finder does."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != EXTENSION:
@@ -123,11 +121,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: Any) -> ModuleType:
         module = _Extension(spec.name, 'mmcv operators in PyTorch, provided by mmrepro.')
-        setattr(module, _MARK, True)
+        setattr(module, MARK, True)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run: attributes are made when they are asked for."""
+        """Nothing to execute: attributes are created on access."""
 
 
 _finder = _Finder()
@@ -136,7 +134,7 @@ _finder = _Finder()
 def install() -> None:
     """Make ``import mmcv._ext`` work without a compiled mmcv. Safe to call any number of times.
 
-    The finder goes last, so a compiled ``mmcv._ext`` always wins.
+    The finder is the last one, so a compiled ``mmcv._ext`` takes precedence.
     """
     if _finder not in sys.meta_path:
         sys.meta_path.append(_finder)
@@ -145,14 +143,14 @@ def install() -> None:
 def uninstall() -> None:
     """Undo :func:`install` and :func:`use`.
 
-    ``mmcv.ops`` modules that were imported in between keep the module that they hold; the next
-    fresh import of ``mmcv._ext`` behaves as if mmrepro were not there.
+    Modules of ``mmcv.ops`` that were imported before keep their reference; the next import of
+    ``mmcv._ext`` behaves as if mmrepro were not installed.
     """
     _restore()
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     module = sys.modules.get(EXTENSION)
-    if module is not None and hasattr(module, _MARK):
+    if module is not None and hasattr(module, MARK):
         del sys.modules[EXTENSION]
         parent = sys.modules.get('mmcv')
         if getattr(parent, '_ext', None) is module:
@@ -160,7 +158,7 @@ def uninstall() -> None:
 
 
 def installed() -> bool:
-    """Whether our finder stands behind the others."""
+    """Whether :func:`install` is in effect."""
     return _finder in sys.meta_path
 
 
@@ -171,7 +169,7 @@ def _extension() -> ModuleType:
         if error.name != EXTENSION:
             raise
         raise ModuleNotFoundError(
-            'mmcv has no compiled operators (mmcv-lite) and mmrepro does not provide them yet; '
+            'mmcv has no compiled operators (mmcv-lite), and mmrepro is not their provider; '
             'call mmrepro.ops.install() first', name=EXTENSION) from error
 
 
@@ -194,24 +192,25 @@ def _replace(module: ModuleType) -> None:
 
 
 def provider() -> str:
-    """One of :data:`PROVIDERS`: who answers at present. Imports mmcv if nothing has yet."""
+    """The current provider, one of :data:`PROVIDERS`. Imports mmcv."""
     module = _extension()
-    if _replaced is None and not hasattr(module, _MARK):
+    if _replaced is None and not hasattr(module, MARK):
         return 'compiled'
     return 'triton' if _fused else 'torch'
 
 
 def use(name: str) -> None:
-    """Let ``name``, one of :data:`PROVIDERS`, answer for mmcv's operators from now on.
+    """Make ``name``, one of :data:`PROVIDERS`, the provider of mmcv's operators.
 
-    With a compiled mmcv, 'torch' replaces the operators that we have and leaves the others
-    compiled; 'compiled' puts all back. With mmcv-lite 'torch' is what you have. 'triton' is as
-    'torch', but CUDA tensors go to the kernels of :mod:`mmrepro.ops.triton` where there are some.
+    With a compiled mmcv, 'torch' replaces the operators that mmrepro implements and leaves the
+    others compiled; 'compiled' restores all. With mmcv-lite the provider is always 'torch' or
+    'triton'. 'triton' is 'torch' with the fused kernels of :mod:`mmrepro.ops.triton` for CUDA
+    tensors where they exist.
 
     Raises:
-        ValueError: ``name`` is none of them.
-        RuntimeError: 'compiled' with mmcv-lite, which has nothing compiled; 'triton' without
-            the package, or with one that is too old.
+        ValueError: ``name`` is not in :data:`PROVIDERS`.
+        RuntimeError: 'compiled' with mmcv-lite; 'triton' if the package triton is missing or too
+            old.
     """
     global _fused
     if name not in PROVIDERS:
@@ -221,12 +220,11 @@ def use(name: str) -> None:
     if name != 'compiled':
         install()
     module = _extension()
-    if hasattr(module, _MARK):
+    if hasattr(module, MARK):
         if name == 'compiled':
             raise RuntimeError(
-                "operator provider 'compiled' was asked for, but this mmcv has no compiled "
-                'operators (it is mmcv-lite): install a compiled mmcv, or use '
-                "'torch'")
+                "operator provider 'compiled': this mmcv has no compiled operators (it is "
+                "mmcv-lite); install a compiled mmcv, or use 'torch'")
         _fused = name == 'triton'
         return
     _restore()
@@ -247,7 +245,7 @@ def using(name: str) -> Iterator[None]:
 
 
 def provider_of(operator: str, device: str = 'cpu') -> str:
-    """Who answers for one operator at present: 'torch', 'triton', 'compiled' or 'none'.
+    """The provider of one operator: 'torch', 'triton', 'compiled' or 'none'.
 
     Args:
         operator: its name in ``mmcv._ext``.
@@ -262,28 +260,29 @@ def provider_of(operator: str, device: str = 'cpu') -> str:
     ours = 'triton' if _fused and operator in FUSED and device != 'cpu' else 'torch'
     if _replaced is not None and operator in _replaced:
         return ours
-    if hasattr(module, _MARK):
+    if hasattr(module, MARK):
         return ours if implementation(operator) is not None else 'none'
     return 'compiled' if hasattr(module, operator) else 'none'
 
 
-def catalogue(device: str = 'cpu') -> list[Entry]:
-    """All operators with their provider, and whether that one is deterministic on ``device``.
+def catalogue(device: str = 'cpu') -> List[CatalogueEntry]:
+    """All operators, their provider, and whether it is deterministic on ``device``.
 
     Args:
-        device: 'cpu' or 'cuda'. mmcv's compiled kernels are single-threaded loops on the CPU and
-            add with atomics on CUDA where the table says so.
+        device: 'cpu' or 'cuda'. mmcv's compiled kernels are single-threaded loops on a CPU; on CUDA
+            some of them add with atomics.
     """
     entries = []
     for row in TABLE.values():
-        who = provider_of(row.name, device)
-        if who in ('torch', 'triton'):
+        found = provider_of(row.name, device)
+        if found in ('torch', 'triton'):
             same, why = True, row.why
-        elif who == 'none':
+        elif found == 'none':
             same, why = False, 'not available here: raises when called'
         elif row.compiled == 'atomics' and device != 'cpu':
             same, why = False, 'adds floats with atomics, in the order in which threads arrive'
         else:
             same, why = True, 'compiled kernel without atomics'
-        entries.append(Entry(row.name, who, same, why, row.users, f'mmcv/ops/{row.source}'))
+        entries.append(CatalogueEntry(row.name, found, same, why, row.users,
+                                      f'mmcv/ops/{row.source}'))
     return entries

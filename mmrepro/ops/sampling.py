@@ -1,15 +1,15 @@
-"""Where bilinear operators read: positions become taps for :mod:`mmrepro.ops.gather`.
+"""Bilinear sampling: positions of samples become taps for :mod:`mmrepro.ops.gather`.
 
-mmcv knows two rules for the edge of a map. RoI operators *clamp*: a sample up to one pixel outside
-reads the edge pixel, further out it counts as zero. Deformable operators *pad with zeros*: a sample
-within one pixel of the map reads the corners that exist. Both are written here once.
+mmcv has two rules for the border of a map. RoI operators *clamp*: a sample up to one pixel outside
+the map reads the border pixel, a sample further out is zero. Deformable operators *pad with zeros*:
+a sample within one pixel of the map reads those of its four corners that exist.
 
 Formulas: ``bilinear_interpolate`` of mmcv's ``common_cuda_helper.hpp`` and
 ``deformable_im2col_bilinear`` of ``deform_conv_cuda_kernel.cuh`` (mmcv 2.1.0).
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import List, NamedTuple, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -19,16 +19,16 @@ from .contract import require
 __all__ = ['AxisTaps', 'Corners', 'Grid', 'Taps', 'axis_taps', 'bin_samples', 'clamped_corners',
            'grid_of', 'padded_corners', 'plane_taps', 'product_taps', 'samples_per_bin']
 
-# More samples than this along one side of one bin is a broken box, not a large one: mmcv would try
-# to visit the square of it for every bin and channel.
+# More samples than this along one axis of a bin mean a broken box, not a large one: mmcv would
+# visit the square of this number for every bin and channel.
 MAX_GRID = 1 << 16
 
 
 class Corners(NamedTuple):
     """Four taps per sample, (..., 4): by y low, low, high, high; by x low, high, low, high.
 
-    ``row`` is the flat position ``y * width + x`` and is only meaningful where ``live``;
-    ``dy`` and ``dx`` are what a step of the sample in y or x does to the weights.
+    ``row`` is the flat position ``y * width + x``, valid only where ``live``; ``dy`` and ``dx``
+    are the derivatives of the weights by the sample's y and x.
     """
 
     row: Tensor
@@ -45,11 +45,10 @@ def _outer(low_y: Tensor, high_y: Tensor, low_x: Tensor, high_x: Tensor) -> Tens
 def clamped_corners(y: Tensor, x: Tensor, height: int, width: int) -> Corners:
     """Taps of samples under the clamping rule of RoI operators.
 
-    NaN is not outside: such a sample reads pixel 0 with a weight of NaN, as mmcv on CUDA does.
+    A sample at NaN is not outside: it reads pixel 0 with a weight of NaN, as mmcv on CUDA does.
 
-    The slopes are mmcv's (``deform_roi_pool_cuda_kernel.cuh``): between pixels they are the
-    derivative; where the rule moved a sample onto the edge they are a difference of the pixels
-    there, from the place where the sample would have been.
+    The derivatives are mmcv's (``deform_roi_pool_cuda_kernel.cuh``). Between pixels they are exact;
+    where the rule clamped a sample, they are computed from its position before clamping.
     """
     outside = ((y < -1) | (y > height) | (x < -1) | (x > width)).unsqueeze(-1)
     at_y, at_x = y.clamp(0, height - 1), x.clamp(0, width - 1)
@@ -67,10 +66,11 @@ def clamped_corners(y: Tensor, x: Tensor, height: int, width: int) -> Corners:
     return Corners(row, weight, ~outside.expand(row.shape), dy, dx)
 
 
-def padded_corners(y: Tensor, x: Tensor, height: int | Tensor, width: int | Tensor) -> Corners:
+def padded_corners(y: Tensor, x: Tensor, height: Union[int, Tensor],
+                   width: Union[int, Tensor]) -> Corners:
     """Taps of samples under the zero-padding rule of deformable operators.
 
-    A NaN position is outside: it reads nothing, and its gradient is zero.
+    A sample at NaN is outside: it reads nothing, and its gradient is zero.
 
     Args:
         height, width: of the map, or of the map of each sample as tensors that broadcast.
@@ -108,25 +108,25 @@ def samples_per_bin(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Tensor
 
 
 def grid_of(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Grid:
-    """How many samples a bin gets: ``sampling_ratio``, or one per started pixel where that is <= 0.
+    """Samples per bin: ``sampling_ratio``, or one per started pixel if that is 0 or less.
 
-    A bin whose size is not finite gets none, which is what the conversion to int makes of it.
+    A bin whose size is not finite has none, as after mmcv's conversion to int.
 
     Raises:
-        RuntimeError: a bin would get more than :data:`MAX_GRID` samples along one side.
+        RuntimeError: a bin would have more than :data:`MAX_GRID` samples along one axis.
     """
     grid = samples_per_bin(bin_h, bin_w, sampling_ratio)
     if sampling_ratio > 0:
         return Grid(grid[0], grid[1], sampling_ratio, sampling_ratio)
     most = grid.amax(1).tolist() if grid.numel() else [0, 0]
     require(max(most) <= MAX_GRID, 'sampling_ratio=0',
-            f'a bin asks for {max(most)} or more samples along one side (allowed: {MAX_GRID}); its '
+            f'a bin asks for {max(most)} or more samples along one axis (allowed: {MAX_GRID}); its '
             'box is larger than any image')
     return Grid(grid[0], grid[1], most[0], most[1])
 
 
 class AxisTaps(NamedTuple):
-    """What each bin reads along one axis: (K, P, T) positions and weights, (K, P) tap counts."""
+    """Taps of each bin along one axis: positions and weights (K, P, T), tap counts (K, P)."""
 
     position: Tensor
     weight: Tensor
@@ -137,9 +137,9 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
               adaptive: bool) -> AxisTaps:
     """One axis of an average over a regular grid of bilinear samples, under the clamping rule.
 
-    The samples of a bin form a product of two axes, and so does the clamping rule, so the average
-    is a product of one small filter per axis. Where samples are at most a pixel apart they share
-    pixels, and the filter has one tap per pixel instead of two per sample.
+    The samples of a bin are a product of two axes, and so is the clamping rule; hence the average
+    is a product of one small filter per axis. Samples that are at most a pixel apart share pixels;
+    the filter then has one tap per pixel instead of two per sample.
 
     Args:
         start: (K,) where each RoI begins, in pixels. bin_size: (K,), signed.
@@ -168,8 +168,8 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
     return AxisTaps(position.to(torch.int32), weight, count.to(torch.int64))
 
 
-def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: int, slots: int) -> list[Tensor]:
-    """One tap per pixel that a bin touches. A linear weight is a hat around its pixel."""
+def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: int, slots: int) -> List[Tensor]:
+    """One tap per pixel that a bin touches; its weight is a sum of triangular functions."""
     base = low.masked_fill(~live, size).amin(-1) if y.shape[-1] else low.new_zeros(low.shape[:2])
     top = low.masked_fill(~live, -1).amax(-1) if y.shape[-1] else low.new_full(low.shape[:2], -1)
     position = base[:, :, None] + torch.arange(slots, dtype=y.dtype, device=y.device)
@@ -182,7 +182,7 @@ def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: int, slots: int) ->
 
 
 def _separate_taps(fraction: Tensor, low: Tensor, live: Tensor, grid: Tensor,
-                   size: int) -> list[Tensor]:
+                   size: int) -> List[Tensor]:
     """Two taps per sample."""
     position = torch.stack((low, (low + 1).clamp(max=size - 1)), -1).flatten(-2).nan_to_num(0)
     weight = torch.stack((1 - fraction, fraction), -1).masked_fill(~live.unsqueeze(-1), 0)
@@ -200,7 +200,7 @@ class Taps(NamedTuple):
 
 
 def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: int) -> Taps:
-    """The taps of filters that are products of one per axis.
+    """Taps of 2-D filters, each the product of one filter per axis.
 
     A bag is a bin (K, PH, PW); a *line* is the part of a bin in one row of pixels.
 
@@ -233,8 +233,8 @@ def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: 
                 starts.to(torch.int32))
 
 
-def plane_taps(base: Tensor, taps: AxisTaps) -> tuple[Tensor, Tensor, Tensor]:
-    """One filter per plane and bin: rows, weights (E,) and where bags begin; bags (K, C, P).
+def plane_taps(base: Tensor, taps: AxisTaps) -> Tuple[Tensor, Tensor, Tensor]:
+    """Taps of one filter per plane and bin: rows, weights (E,) and starts of the bags (K, C, P).
 
     Args:
         base: (K, C) row of position 0 of each plane.
@@ -250,25 +250,25 @@ def plane_taps(base: Tensor, taps: AxisTaps) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _ordinal(owner: Tensor, first: Tensor) -> Tensor:
-    """Position of each element minus ``first`` of its owner."""
+    """Index of each element minus ``first`` of its owner."""
     return torch.arange(len(owner), device=owner.device) - first.index_select(0, owner)
 
 
-def bin_samples(grid_y: Tensor, grid_x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def bin_samples(grid_y: Tensor, grid_x: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """List the samples of bins that have ``grid_y * grid_x`` of them each, in mmcv's order.
 
     Args:
         grid_y, grid_x: (B,) int64.
 
     Returns:
-        For S samples in all: the bin (S,), the sample's row and column in its bin (S,), all int64;
-        and where each bin begins (B + 1,).
+        Of S samples: the bin, and the row and column within the bin, (S,) int64 each; and the first
+        sample of each bin (B + 1,).
     """
     counts = grid_y * grid_x
     starts = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
     total = int(starts[-1])
     owner = torch.repeat_interleave(counts, output_size=total)
-    place = _ordinal(owner, starts)
+    ordinal = _ordinal(owner, starts)
     columns = grid_x.index_select(0, owner)
-    iy = torch.div(place, columns, rounding_mode='floor')
-    return owner, iy, place - iy * columns, starts
+    iy = torch.div(ordinal, columns, rounding_mode='floor')
+    return owner, iy, ordinal - iy * columns, starts

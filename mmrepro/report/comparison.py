@@ -5,33 +5,25 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
+from ..fingerprint.difference import (
+    ComparedField,
+    compare_steps,
+    differing_iterations,
+    divergence_at,
+    not_compared,
+)
 from ..fingerprint.reader import RankLog
+from ..fingerprint.schema import BY_NAME, meaning, value_of
+from ..text import shorten
 from .run_view import RunView, number
 
-__all__ = ['Comparison', 'First', 'Field', 'compare_runs']
+__all__ = ['Comparison', 'FirstDifference', 'FieldRow', 'compare_runs']
 
 MAX_NAMES = 3  # parameters that a first difference names; the rest is counted
-
-# Fields of an iteration in the order in which they come into being: the first that differs is the
-# nearest to the cause.
-ORDER = ('batch.positions', 'batch.indices', 'batch.data', 'losses', 'lr', 'gradients',
-         'parameters', 'buffers', 'optimizer')
-MEANING = {
-    'batch.positions': 'the order of samples',
-    'batch.indices': 'which samples are in the batch',
-    'batch.data': 'what is in the batch: reading, augmentation, collation',
-    'losses': 'the forward pass: model, batch or weights',
-    'lr': 'the schedule or the optimizer',
-    'gradients': 'the backward pass, the sum over ranks, or weights that something changed in '
-                 'between',
-    'parameters': 'the optimizer step',
-    'buffers': 'running statistics, counters',
-    'optimizer': 'the state of the optimizer',
-    'scalars': 'what MMEngine logged',
-}
+LOGGED = 'scalars'  # prefix of fields that MMEngine logged
 
 
-class Field(NamedTuple):
+class FieldRow(NamedTuple):
     """One field of one iteration in both runs. ``names`` are the parts that differ."""
     field: str
     a: str
@@ -41,16 +33,19 @@ class Field(NamedTuple):
 
 
 @dataclass(frozen=True)
-class First:
-    """The first iteration that differs, and all of its fields, in order."""
+class FirstDifference:
+    """The first iteration that differs, and all of its fields, from cause to effect.
+
+    ``module`` says which call of a module or operator differs, where calls were recorded.
+    """
     iteration: int
     epoch: Optional[int]
     rank: int
-    fields: List[Field]
+    fields: List[FieldRow]
     module: str = ''
 
     @property
-    def field(self) -> Field:
+    def field(self) -> FieldRow:
         return next(field for field in self.fields if not field.same)
 
     def sentence(self) -> str:
@@ -58,10 +53,9 @@ class First:
         names = f' ({", ".join(one.names[:MAX_NAMES])}' + (
             f' and {len(one.names) - MAX_NAMES} more)' if len(one.names) > MAX_NAMES else ')'
         ) if one.names else ''
-        kind = one.field if one.field in MEANING else one.field.partition('.')[0]
         rank = f', rank {self.rank}' if self.rank else ''
-        return (f'iteration {self.iteration}{rank}: {one.field}{names} differs first: '
-                f'{MEANING.get(kind, kind)}')
+        why = 'what MMEngine logged' if one.field.startswith(LOGGED) else meaning(one.field)
+        return f'iteration {self.iteration}{rank}: {one.field}{names} differs first: {why}'
 
 
 @dataclass
@@ -85,7 +79,7 @@ class Comparison:
     exact: bool
     common: List[int]
     only: Tuple[List[int], List[int]]
-    first: Optional[First]
+    first: Optional[FirstDifference]
     differing: int
     manifest: List[Any] = field(default_factory=list)
     losses: Dict[str, Tuple[List[int], List[float], List[float]]] = field(default_factory=dict)
@@ -125,7 +119,8 @@ def compare_runs(a: RunView, b: RunView) -> Comparison:
     common = sorted(set(steps[0]) & set(steps[1]))
     only = tuple(sorted(set(one) - set(other)) for one, other in (steps, steps[::-1]))
     if exact:
-        first, differing = _first_exact(a, b, notes)
+        first, differing = _first_exact(a, b)
+        notes += not_compared(a.ranks, b.ranks)
     else:
         first, differing = _first_logged(a, b, common)
     comparison = Comparison(a, b, exact, common, only, first, differing, notes=notes)
@@ -155,68 +150,28 @@ def _lengths(found: Comparison) -> Iterator[str]:
 # ---------------------------------------------------------------------------- first difference
 
 
-def _first_exact(a: RunView, b: RunView, notes: List[str]) -> Tuple[Optional[First], int]:
-    ranks = sorted(set(a.ranks) & set(b.ranks))
-    if set(a.ranks) != set(b.ranks):
-        notes.append(f'A has fingerprints of ranks {sorted(a.ranks)}, B of {sorted(b.ranks)}: '
-                     f'{ranks} are compared')
-    levels = [{start.get('level') for start in run.log.starts} for run in (a, b)]
-    if levels[0] != levels[1]:
-        notes.append(f'recorded at other levels, A {_words(levels[0])}, B {_words(levels[1])}: '
-                     'what both have is compared')
-    differing = {rank: [i for i in sorted(set(a.ranks[rank].steps) & set(b.ranks[rank].steps))
-                        if not _same(a.ranks[rank].steps[i], b.ranks[rank].steps[i])]
-                 for rank in ranks}
-    firsts = [(found[0], rank) for rank, found in differing.items() if found]
-    if not firsts:
+def _first_exact(a: RunView, b: RunView) -> Tuple[Optional[FirstDifference], int]:
+    iterations = list(differing_iterations(a.ranks, b.ranks))
+    if not iterations:
         return None, 0
-    candidates = [First(iteration, a.ranks[rank].steps[iteration].get('epoch'), rank,
-                        _fields(a.ranks[rank].steps[iteration], b.ranks[rank].steps[iteration]),
-                        _module(a.ranks[rank].steps[iteration], b.ranks[rank].steps[iteration]))
-                  for iteration, rank in firsts if iteration == min(firsts)[0]]
-    # of several ranks, the one whose difference is the nearest to the cause
-    nearest = min(candidates, key=lambda first: ORDER.index(first.field.field))
-    return nearest, len({i for found in differing.values() for i in found})
+    found = divergence_at(a.ranks, b.ranks, iterations[0])
+    steps = [run.ranks[found.rank].steps[found.iteration] for run in (a, b)]
+    call = next((field.call for field in found.ranks[found.rank] if field.call), '')
+    return FirstDifference(found.iteration, steps[0].get('epoch'), found.rank,
+                           list(map(_row, compare_steps(*steps))), call), len(iterations)
 
 
-def _words(levels: Any) -> str:
-    return ', '.join(sorted(map(str, levels)))
-
-
-def _same(a: Dict[str, Any], b: Dict[str, Any]) -> bool:
-    return all(field.same for field in _fields(a, b))
-
-
-def _get(record: Dict[str, Any], path: str) -> Any:
-    for key in path.split('.'):
-        record = record.get(key) if isinstance(record, dict) else None
-    return record
-
-
-def _fields(a: Dict[str, Any], b: Dict[str, Any]) -> List[Field]:
-    """All fields that both records have, in the order of ``ORDER``."""
-    found = []
-    for path in ORDER:
-        one, other = _get(a, path), _get(b, path)
-        if one is None or other is None:
-            continue
-        names: Tuple[str, ...] = ()
-        if one != other:
-            parts = ((_get(a, f'by_name.{path}'), _get(b, f'by_name.{path}'))
-                     if path in ('gradients', 'parameters', 'buffers', 'optimizer')
-                     else (one, other))
-            if all(isinstance(part, dict) for part in parts):
-                names = tuple(name for name in {**parts[0], **parts[1]}
-                              if parts[0].get(name) != parts[1].get(name))
-        found.append(Field(path, _show(one, names), _show(other, names), one == other, names))
-    return found
+def _row(field: ComparedField) -> FieldRow:
+    shown = [_show(value, field.names) for value in (field.a, field.b)]
+    return FieldRow(field.field, *shown, field.same,
+                    field.names or ((field.call, ) if field.call else ()))
 
 
 def _show(value: Any, names: Tuple[str, ...]) -> str:
     if isinstance(value, dict):
         picked = {name: value.get(name) for name in names} if names else value
         return ', '.join(f'{name}={_decimal(part)}' for name, part in list(picked.items())[:3])
-    return str(value) if len(str(value)) <= 60 else f'{str(value)[:57]}...'
+    return shorten(value)
 
 
 def _decimal(value: Any) -> str:
@@ -229,32 +184,8 @@ def _decimal(value: Any) -> str:
     return f'{number(value):.9g}'
 
 
-def _module(a: Dict[str, Any], b: Dict[str, Any]) -> str:
-    """With level 'module': the first call whose inputs agree and whose outputs do not."""
-    one, other = a.get('modules') or (), b.get('modules') or ()
-    first, found = '', None
-    for mine, theirs in zip(one, other):
-        if mine[:3] != theirs[:3]:
-            if found is None:
-                return f'the order of modules differs at {mine[0]}'
-            break
-        if mine == theirs:
-            continue
-        if mine[3] != theirs[3]:
-            first = first or f'{mine[1]} of {mine[0]} has other inputs already'
-        elif found is None and (mine[1] == 'forward' or not first):
-            # what goes backward depends on the forward pass as well
-            found = mine
-        elif found is not None and mine[1] == found[1] and _inside(mine[0], found[0]):
-            found = mine
-    return f'{found[1]} of {found[0]}: equal inputs, other outputs' if found else first
-
-
-def _inside(path: str, container: str) -> bool:
-    return container == '(model)' != path or path.startswith(f'{container}.')
-
-
-def _first_logged(a: RunView, b: RunView, common: List[int]) -> Tuple[Optional[First], int]:
+def _first_logged(a: RunView, b: RunView,
+                  common: List[int]) -> Tuple[Optional[FirstDifference], int]:
     first, differing = None, 0
     for i in common:
         one, other = a.scalars[i], b.scalars[i]
@@ -264,9 +195,9 @@ def _first_logged(a: RunView, b: RunView, common: List[int]) -> Tuple[Optional[F
         if names and first is None:
             shared = [name for name in one if name in other]
             order = sorted(shared, key=lambda name: ('loss' not in name, name == 'grad_norm'))
-            fields = [Field(f'scalars.{name}', f'{one[name]:.9g}', f'{other[name]:.9g}',
+            fields = [FieldRow(f'{LOGGED}.{name}', f'{one[name]:.9g}', f'{other[name]:.9g}',
                             name not in names) for name in order]
-            first = First(i, None, 0, fields)
+            first = FirstDifference(i, None, 0, fields)
     return first, differing
 
 
@@ -294,7 +225,7 @@ def _columns(a: Dict[int, Dict[str, float]], b: Dict[int, Dict[str, float]]
 def _parted(a: RankLog, b: RankLog, common: List[int]) -> Dict[str, Optional[int]]:
     found: Dict[str, Optional[int]] = {}
     for i in common:
-        one, other = (_get(log.steps[i], 'by_name.parameters') or {} for log in (a, b))
+        one, other = (value_of(log.steps[i], f'{BY_NAME}.parameters') or {} for log in (a, b))
         for name in one:
             if name in other and found.get(name) is None:
                 found[name] = i if one[name] != other[name] else None
@@ -310,7 +241,7 @@ def _norms(a: RunView, b: RunView, common: List[int]
     names = [name for name in norms_a[steps[0]] if name in norms_b[steps[0]]]
     rows = []
     for i in steps:
-        digests = [_get(run.log.steps[i], 'by_name.parameters') or {} for run in (a, b)]
+        digests = [value_of(run.log.steps[i], f'{BY_NAME}.parameters') or {} for run in (a, b)]
         rows.append([_relative(norms_a[i].get(name, math.nan), norms_b[i].get(name, math.nan))
                      if digests[0].get(name) != digests[1].get(name) or not digests[0] else 0.
                      for name in names])

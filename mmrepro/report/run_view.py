@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..facts.collect import read_settings, settings_of
-from ..fingerprint.reader import FOLDER, RankLog, TraceError, read_run
+from ..fingerprint.reader import FingerprintError, RankLog, read_run
+from ..fingerprint.schema import FOLDER, NORMS, fingerprint_name
 
 __all__ = ['RunError', 'RunView', 'load_run']
 
@@ -78,8 +79,8 @@ class RunView:
     def norms(self) -> Dict[int, Dict[str, float]]:
         """Iteration -> L2 norm of every parameter; empty below level 'parameter'."""
         steps = self.log.steps if self.log is not None else {}
-        return {i: {name: number(value) for name, value in step['norms'].items()}
-                for i, step in steps.items() if step.get('norms')}
+        return {i: {name: number(value) for name, value in step[NORMS].items()}
+                for i, step in steps.items() if step.get(NORMS)}
 
     def vals(self, exact: bool) -> Dict[int, Dict[str, float]]:
         """Step -> metrics of a validation; ``exact``: iterations trained before it."""
@@ -125,7 +126,7 @@ def load_run(path: str, name: str = '') -> RunView:
     for log in logs:
         _read_log(view, log)
     if not view.ranks and not view.scalars:
-        what = f'{path}: neither {FOLDER}/fingerprints.rank0.jsonl nor */{LOGS}'
+        what = f'{path}: neither {FOLDER}/{fingerprint_name(0)} nor */{LOGS}'
         raise RunError('; '.join([what, *view.notes]))
     if not view.manifest:
         _read_config(view, logs)
@@ -137,7 +138,7 @@ def load_run(path: str, name: str = '') -> RunView:
 def _read_fingerprints(view: RunView) -> None:
     try:
         run = read_run(view.path)
-    except TraceError as error:
+    except FingerprintError as error:
         raise RunError(str(error)) from error
     except (OSError, UnicodeDecodeError) as error:
         view.notes.append(f'{error}')

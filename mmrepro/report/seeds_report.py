@@ -154,7 +154,7 @@ def _tests(found: Study) -> List[List[str]]:
     one = test.difference
     interval = '-' if one.low is None else f'{one.low:+.4f} to {one.high:+.4f}'
     return [
-        ['mean of B − A', f'{one.mean:+.4f}', f'95 % interval {interval}'],
+        ['mean of B - A', f'{one.mean:+.4f}', f'95 % interval {interval}'],
         ['paired t test', f'p = {_text(test.t_p)}', 'differences are normal'],
         ['sign flips', f'p = {test.flip_p:.4g}', 'no assumption on their shape; smallest possible: '
          f'{test.smallest_p:.3g}'],

@@ -1,12 +1,14 @@
 """How sure a metric is after a few seeds, and whether two configs differ by more than their noise.
 
-The distributions come from SciPy (a dependency of MMDetection), the sign-flip test is written out.
+The tests are SciPy's.
 """
 from __future__ import annotations
 
-import itertools
 import math
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+import statistics
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
 
 __all__ = ['MissingStatistics', 'Paired', 'Summary', 'paired', 'sign_flip', 'summary']
 
@@ -14,8 +16,8 @@ CONFIDENCE = 0.95
 LEVEL = 0.05  # of the tests
 # Below, no arrangement of signs is rarer than LEVEL: 2 / 2**6 is the first that is.
 MIN_PAIRS = 6
-EXACT_PAIRS = 16  # 2**16 arrangements take a fraction of a second
-SAMPLES = 100_000  # of the sign-flip test beyond that
+SAMPLES = 100_000  # arrangements of signs that are tried
+EXACT_PAIRS = 16  # the most whose 2**16 arrangements are all among them
 POWER = 0.8
 
 
@@ -74,33 +76,29 @@ def summary(values: Sequence[float]) -> Summary:
     4.484
     """
     _check(values)
-    n, mean = len(values), math.fsum(values) / len(values)
+    n, mean = len(values), statistics.fmean(values)
     if n == 1:
         return Summary(1, mean, None, None, None)
-    t = _scipy().t
-    std = math.sqrt(math.fsum((value - mean)**2 for value in values) / (n - 1))
-    half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * std / math.sqrt(n)
+    std = statistics.stdev(values)
+    half = float(_scipy().t.ppf((1 + CONFIDENCE) / 2, n - 1)) * std / math.sqrt(n)
     return Summary(n, mean, std, mean - half, mean + half)
 
 
 def sign_flip(differences: Sequence[float]) -> float:
     """P of a mean at least as far from 0, if the sign of each difference were a fair coin.
 
-    All arrangements for up to ``EXACT_PAIRS`` differences, ``SAMPLES`` random ones beyond (of a
-    fixed generator, the observed arrangement counted in).
+    All arrangements of signs for up to ``EXACT_PAIRS`` differences, ``SAMPLES`` random ones beyond,
+    the same in every call.
     """
     _check(differences)
-    observed = abs(math.fsum(differences))
+    total = math.fsum(map(abs, differences))
+    if len(differences) == 1 or not total:
+        return 1.
     # sums of the same numbers with other signs differ in the last bits only by rounding
-    limit = observed - 1e-12 * math.fsum(map(abs, differences))
-    if len(differences) <= EXACT_PAIRS:
-        hits = sum(abs(math.fsum(s * d for s, d in zip(signs, differences))) >= limit
-                   for signs in itertools.product((1, -1), repeat=len(differences)))
-        return hits / 2**len(differences)
-    import numpy as np
-    signs = np.random.RandomState(0).randint(0, 2, (SAMPLES, len(differences))) * 2 - 1
-    hits = int((np.abs(signs @ np.asarray(differences)) >= limit).sum())
-    return (hits + 1) / (SAMPLES + 1)
+    found = _scipy().permutation_test(
+        (np.asarray(differences) / total, ), lambda x, axis: x.sum(axis).round(12),
+        permutation_type='samples', n_resamples=SAMPLES, vectorized=True, random_state=0)
+    return float(found.pvalue)
 
 
 def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
@@ -115,40 +113,25 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
         raise ValueError(f'{len(a)} values of A and {len(b)} of B: pairs are needed')
     differences = [y - x for x, y in zip(a, b)]
     found = summary(differences)
-    t, t_p, detectable = _t_test(found)
+    t = t_p = detectable = None
+    if found.std:  # neither one pair, nor differences that are all the same
+        t, t_p = map(float, _scipy().ttest_rel(b, a))
+        quantile = _scipy().t.ppf
+        # Cohen's approximation with t quantiles: reached with probability POWER
+        detectable = float(quantile(1 - LEVEL / 2, found.n - 1) + quantile(POWER, found.n - 1)
+                           ) * found.std / math.sqrt(found.n)
     flip = sign_flip(differences)
     smallest = 2 / 2**found.n if found.n <= EXACT_PAIRS else 1 / (SAMPLES + 1)
     verdict, larger = _verdict(found, t_p, flip, smallest, detectable)
-    return Paired(found, t, t_p, _wilcoxon(differences), flip, smallest, detectable,
-                  _correlation(a, b), verdict, larger)
-
-
-def _t_test(found: Summary) -> Tuple[Optional[float], Optional[float], Optional[float]]:
-    if not found.std:  # one pair, or differences that are all the same
-        return None, None, None
-    t = _scipy().t
-    error = found.std / math.sqrt(found.n)
-    value = found.mean / error
-    freedom = found.n - 1
-    # Cohen's approximation with t quantiles: reached with probability POWER
-    detectable = float(t.ppf(1 - LEVEL / 2, freedom) + t.ppf(POWER, freedom)) * error
-    return value, 2 * float(t.sf(abs(value), freedom)), detectable
-
-
-def _wilcoxon(differences: List[float]) -> Optional[float]:
-    if not any(differences):
-        return None
-    return float(_scipy().wilcoxon(differences).pvalue)
+    wilcoxon = float(_scipy().wilcoxon(differences).pvalue) if any(differences) else None
+    return Paired(found, t, t_p, wilcoxon, flip, smallest, detectable, _correlation(a, b), verdict,
+                  larger)
 
 
 def _correlation(a: Sequence[float], b: Sequence[float]) -> Optional[float]:
-    mean_a, mean_b = math.fsum(a) / len(a), math.fsum(b) / len(b)
-    square_a = math.fsum((x - mean_a)**2 for x in a)
-    square_b = math.fsum((y - mean_b)**2 for y in b)
-    if not square_a or not square_b:
+    if len(set(a)) == 1 or len(set(b)) == 1:
         return None
-    both = math.fsum((x - mean_a) * (y - mean_b) for x, y in zip(a, b))
-    return both / math.sqrt(square_a * square_b)
+    return float(np.corrcoef(a, b)[0, 1])
 
 
 def _verdict(found: Summary, t_p: Optional[float], flip: float, smallest: float,
@@ -177,8 +160,8 @@ def _scipy() -> Any:
     try:
         import scipy.stats
     except ModuleNotFoundError as error:
-        raise MissingStatistics('confidence intervals and tests need SciPy, which MMDetection '
-                                'brings: pip install scipy') from error
+        raise MissingStatistics('confidence intervals and tests need SciPy: pip install scipy '
+                                '(or mmrepro[seeds])') from error
     return scipy.stats
 
 

@@ -13,13 +13,11 @@ from typing import Any, Optional, Sequence
 from mmengine.config import Config
 from mmengine.hooks import Hook
 
-__all__ = ['Enough', 'TurnHook', 'main']
+from .stopping import StopTraining, train_until_stopped
+
+__all__ = ['TurnHook', 'main']
 
 PRIORITY = 100  # after the checkpoint of the iteration is written
-
-
-class Enough(BaseException):
-    """The iterations that were asked for are done. Nothing should catch it on the way up."""
 
 
 class TurnHook(Hook):
@@ -39,7 +37,7 @@ class TurnHook(Hook):
             runner.model.train()
             self.validated = True
         if done == self._iterations:
-            raise Enough
+            raise StopTraining
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if runner.iter == self._kill:
@@ -64,10 +62,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     runner = build_runner(cfg)
     runner.register_hook(TurnHook(args.iterations, args.kill_after, args.validate_after),
                          priority=PRIORITY)
-    try:
-        runner.train()
-    except Enough:
-        pass
+    train_until_stopped(runner)
     return 0
 
 

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
-from ..fingerprint.reader import FOLDER, RankLog, fingerprint_name, read_rank
+from ..fingerprint.reader import RankLog, read_rank
+from ..fingerprint.schema import FOLDER, fingerprint_name
 
 __all__ = ['Fresh', 'Plan', 'TrainingFailed', 'add_fingerprints', 'fingerprints_of',
            'is_fingerprint', 'settings_for']

@@ -5,7 +5,7 @@ import os
 import time
 from typing import Any, Callable, Sequence
 
-from ..fingerprint.reader import FOLDER
+from ..fingerprint.schema import FOLDER
 from .process import fingerprints_of
 
 __all__ = ['Line', 'Runs']

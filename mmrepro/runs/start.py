@@ -17,7 +17,7 @@ from mmengine.config import Config, ConfigDict
 from ..cli import program_name
 from ..cli.arguments import Options, Parser
 from ..errors import one_line
-from ..fingerprint.reader import LEVELS
+from ..fingerprint.schema import LEVELS
 from .process import add_fingerprints
 
 __all__ = ['RESTARTED', 'apply_randomness', 'build_runner', 'restart_if_incomplete', 'test',
@@ -51,7 +51,7 @@ def train(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         '--fingerprint', nargs='?', type=_level, const=LEVELS[0], metavar='|'.join(LEVELS),
         help='write digests of every iteration, for compare and localise; changes no bit of the '
-        'training (default of the level: step; see docs/fingerprints.md)')
+        'training (default of the level: step; see docs/reference/fingerprints.md)')
     args = parser.parse_args(argv)
     cfg = _load(args, parser)
     if args.amp:

@@ -8,21 +8,22 @@ import shutil
 import sys
 import time
 import warnings
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from mmengine.config import Config
 
 from ..cli import program_name
 from ..cli.arguments import Parser, quiet_when_reader_leaves
-from ..fingerprint.difference import Difference, first_difference
+from ..fingerprint.difference import ComparedField, Divergence, first_divergence
 from ..fingerprint.manifest import ORDER, Manifest, compare_manifests, read_manifest
 from ..fingerprint.provenance import environment
-from ..fingerprint.reader import FOLDER, RankLog, TraceError, read_run
-from ..report.highlight import show
-from ..runs.process import POLL, Fresh, Plan, TrainingFailed, fingerprints_of
+from ..fingerprint.reader import FingerprintError, RankLog, read_ranks, read_run
+from ..fingerprint.schema import FOLDER
+from ..report.terminal import show
+from ..runs.process import POLL, Fresh, Plan, TrainingFailed
 from ..runs.progress import Line
 
-__all__ = ['Outcome', 'compare_vals', 'main', 'prepare', 'replay']
+__all__ = ['Outcome', 'compare_logs', 'compare_vals', 'main', 'prepare', 'replay']
 
 MAX_ROWS = 12  # differences of the environment that are shown of each severity
 # of the recorded environment, what was the other machine's business
@@ -38,15 +39,18 @@ class Outcome(NamedTuple):
 
     Attributes:
         compared: iterations that agree, before the first difference.
-        difference: the first one, and the rank that it was seen on.
+        difference: the first one.
         environment: differences between the two manifests.
         notes: what the original's files are like.
     """
     compared: int
-    difference: Optional[Difference]
-    rank: int
+    difference: Optional[Divergence]
     environment: List[Any]
     notes: List[str]
+
+    @property
+    def rank(self) -> int:
+        return self.difference.rank if self.difference else 0
 
 
 def prepare(manifest: Manifest, work_dir: str) -> str:
@@ -55,11 +59,12 @@ def prepare(manifest: Manifest, work_dir: str) -> str:
     It is the original's, except for where results go: no checkpoints are written.
 
     Raises:
-        TraceError: the run began in the middle, at a checkpoint that is gone.
+        FingerprintError: the run began in the middle, at a checkpoint that is gone.
     """
     resumed = manifest.content['resumed_from']
     if resumed and not os.path.isfile(resumed):
-        raise TraceError(f'{manifest.path}: the run resumed from {resumed}, which does not exist')
+        raise FingerprintError(f'{manifest.path}: the run resumed from {resumed}, which does not '
+                               'exist')
     os.makedirs(work_dir, exist_ok=True)
     path = os.path.join(work_dir, 'config.py')
     with open(path, 'w', encoding='utf-8') as file:
@@ -88,14 +93,14 @@ def replay(run_dir: str, work_dir: str, iterations: Optional[int] = None,
         report: is told the differences between the manifests, as soon as the second exists.
 
     Raises:
-        TraceError: the original cannot be read or has no iterations.
+        FingerprintError: the original cannot be read or has no iterations.
         TrainingFailed: the training ended with an error.
     """
     original, manifest = read_run(run_dir), read_manifest(run_dir)
     _check_place(run_dir, work_dir)
     wanted = {rank: log.steps for rank, log in original.ranks.items()}
     if not any(wanted.values()):
-        raise TraceError(f'{run_dir}: no iteration was recorded')
+        raise FingerprintError(f'{run_dir}: no iteration was recorded')
     last = max(max(steps) for steps in wanted.values() if steps) + 1
     end = min(last, iterations or last)
     shutil.rmtree(os.path.join(work_dir, FOLDER), ignore_errors=True)
@@ -113,14 +118,15 @@ def replay(run_dir: str, work_dir: str, iterations: Optional[int] = None,
 
 def _check_place(run_dir: str, work_dir: str) -> None:
     if os.path.realpath(work_dir) == os.path.realpath(run_dir):
-        raise TraceError(f'--work-dir {work_dir} is the run itself; its fingerprints would be lost')
+        raise FingerprintError(f'--work-dir {work_dir} is the run itself; its fingerprints would '
+                               'be lost')
 
 
 def _follow(fresh: Fresh, original: Any, manifest: Manifest, end: int, say: Any,
             report: Any) -> Outcome:
     """Compare what the process has written so far, until it ends or differs."""
     around: Optional[List[Any]] = None
-    started, difference, rank, done, ended = time.monotonic(), None, 0, 0, False
+    started, difference, done, ended = time.monotonic(), None, 0, False
     text = ''
     try:
         while not ended and difference is None:
@@ -129,13 +135,9 @@ def _follow(fresh: Fresh, original: Any, manifest: Manifest, end: int, say: Any,
                 around = _environment(manifest, fresh.plan.work_dir)
                 if around is not None:
                     report(around)
-            logs = {number: fingerprints_of(fresh.plan.work_dir, number)
-                    for number in original.ranks}
-            for number, log in logs.items():
-                found = _first(original.ranks[number], log, end)
-                if found and (difference is None or found.iteration < difference.iteration):
-                    difference, rank = found, number
-            done = min(len(log.steps) if log else 0 for log in logs.values())
+            logs = read_ranks(os.path.join(fresh.plan.work_dir, FOLDER))
+            difference = compare_logs(original.ranks, logs, end)
+            done = min(len(logs[rank].steps) if rank in logs else 0 for rank in original.ranks)
             new = f'iteration {done} of {end}'
             if new != text:
                 text = new
@@ -145,25 +147,37 @@ def _follow(fresh: Fresh, original: Any, manifest: Manifest, end: int, say: Any,
     finally:
         fresh.stop()
     if difference is None:
-        for number, log in logs.items():
-            lacking = [i for i in original.ranks[number].steps if i < end and (
-                log is None or i not in log.steps)]
-            if lacking:
-                difference, rank = Difference(lacking[0], 'iteration', 'there', None), number
-    compared = len([i for i in original.ranks[rank].steps
+        lacking = {rank: [i for i in log.steps
+                          if i < end and (rank not in logs or i not in logs[rank].steps)]
+                   for rank, log in original.ranks.items()}
+        rank = min((rank for rank in lacking if lacking[rank]),
+                   key=lambda rank: lacking[rank][0], default=None)
+        if rank is not None:
+            difference = Divergence(lacking[rank][0], {
+                rank: (ComparedField('iteration', 'there', None), )})
+    steps = original.ranks[difference.rank if difference else 0].steps
+    compared = len([i for i in steps
                     if i < (end if difference is None else difference.iteration)])
-    return Outcome(compared, difference, rank, around or [], original.notes)
+    return Outcome(compared, difference, around or [], original.notes)
 
 
-def _first(original: RankLog, log: Optional[RankLog], end: int) -> Optional[Difference]:
-    if log is None:
-        return None
-    steps = {i: step for i, step in original.steps.items() if i < end}
-    return first_difference(steps, log.steps) or compare_vals(original.vals, log.vals, end)
+def compare_logs(original: Mapping[int, RankLog], logs: Mapping[int, RankLog],
+                 end: int) -> Optional[Divergence]:
+    """The first difference before iteration ``end``: of an iteration, else of a validation."""
+    before = {rank: log._replace(steps={i: step for i, step in log.steps.items() if i < end})
+              for rank, log in original.items()}
+    found = first_divergence(before, logs)
+    if found is not None:
+        return found
+    for rank in sorted(set(original) & set(logs)):
+        found = compare_vals(original[rank].vals, logs[rank].vals, end)
+        if found is not None:
+            return Divergence(found[0], {rank: (found[1], )})
+    return None
 
 
 def compare_vals(first: Sequence[Dict[str, Any]], second: Sequence[Dict[str, Any]],
-                 end: int) -> Optional[Difference]:
+                 end: int) -> Optional[Tuple[int, ComparedField]]:
     """The first metric that differs, among validations after the same iteration."""
     others = {val['iteration']: val['metrics'] for val in second}
     for val in first:
@@ -172,15 +186,15 @@ def compare_vals(first: Sequence[Dict[str, Any]], second: Sequence[Dict[str, Any
             continue
         for name, value in val['metrics'].items():
             if there.get(name) != value:
-                return Difference(val['iteration'], f'metric {name} of the validation', value,
-                                  there.get(name))
+                return val['iteration'], ComparedField(f'metric {name} of the validation', value,
+                                                       there.get(name))
     return None
 
 
 def _environment(manifest: Manifest, work_dir: str) -> Optional[List[Any]]:
     try:
         now = read_manifest(work_dir)
-    except TraceError:
+    except FingerprintError:
         return None  # not written yet
     return [one for one in compare_manifests(manifest, now)
             if not one.name.startswith(BY_DESIGN)]
@@ -206,7 +220,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     try:
         outcome = replay(args.run, work_dir, args.iters, progress.say, report)
-    except TraceError as error:
+    except FingerprintError as error:
         progress.end()
         parser.error(str(error))
     except TrainingFailed as error:
@@ -218,7 +232,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print(json.dumps(dict(
             run=args.run, work_dir=work_dir, same=outcome.difference is None,
             compared=outcome.compared, rank=outcome.rank, notes=outcome.notes,
-            difference=outcome.difference._asdict() if outcome.difference else None,
+            difference=outcome.difference.as_dict() if outcome.difference else None,
             environment=[one._asdict() for one in outcome.environment]), indent=1, default=str))
     else:
         show(_verdict(args.run, outcome))
@@ -242,7 +256,7 @@ def _environment_text(found: Sequence[Any]) -> str:
 
 def _cut(value: Any) -> str:
     text = ' '.join(str(value).split())
-    return text if len(text) <= 40 else f'{text[:19]}…{text[-20:]}'
+    return text if len(text) <= 40 else f'{text[:17]}...{text[-20:]}'
 
 
 def _verdict(run: str, outcome: Outcome) -> str:
@@ -250,8 +264,7 @@ def _verdict(run: str, outcome: Outcome) -> str:
     if outcome.difference is None:
         text = f'SAME BITS: {outcome.compared} iterations of {run} were repeated exactly'
     else:
-        where = f'rank {outcome.rank}, ' if outcome.rank else ''
-        text = (f'DIFFERENT after {outcome.compared} equal iterations: {where}'
+        text = (f'DIFFERENT after {outcome.compared} equal iterations: '
                 f'{outcome.difference.text()} (first the original, then the replay)')
     return '\n'.join([*notes, text])
 

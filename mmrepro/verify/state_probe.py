@@ -16,17 +16,14 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 
 from ..checkpoint.lost_state import Lost, lost_state, snapshot
-from ..checkpoint.rank_state import unwrap
-from ..checkpoint.state_digest import state_digest
+from ..digests import state_digest
+from ..distributed.unwrap import unwrap
+from ..runs.stopping import StopTraining, train_until_stopped
 
 __all__ = ['Verdict', 'main', 'probe']
 
 CHECKPOINT = 'probe.pth'
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-
-class Stop(BaseException):
-    """The iterations that were asked for are done. Nothing should catch it on the way up."""
 
 
 class ProbeHook(Hook):
@@ -55,7 +52,7 @@ class ProbeHook(Hook):
             self._seen['optimizer'] = state_digest(runner.optim_wrapper.state_dict())
             with open(self._out, 'w', encoding='utf-8') as file:
                 json.dump(self._seen, file)
-            raise Stop
+            raise StopTraining
 
 
 class Verdict(NamedTuple):
@@ -162,10 +159,7 @@ def train_and_see(path: str) -> None:
         job = json.load(file)
     runner = build_runner(Config.fromfile(job.pop('config')))
     runner.register_hook(ProbeHook(**job), priority=ProbeHook.priority)
-    try:
-        runner.train()
-    except Stop:
-        pass
+    train_until_stopped(runner)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -15,21 +15,21 @@ from mmengine.config import Config, ConfigDict
 
 from ..cli import program_name
 from ..cli.arguments import Options, Parser, quiet_when_reader_leaves
-from ..fingerprint.difference import Difference, first_difference
-from ..fingerprint.reader import FOLDER, TraceError
-from ..report.highlight import show
+from ..fingerprint.difference import ComparedField, Divergence, first_divergence
+from ..fingerprint.reader import FingerprintError, read_ranks
+from ..fingerprint.schema import FOLDER
+from ..report.terminal import show
 from ..runs import reduction
 from ..runs.process import (
     Fresh,
     Plan,
     TrainingFailed,
     add_fingerprints,
-    fingerprints_of,
     settings_for,
 )
 from ..runs.progress import Line, Runs
 
-__all__ = ['VARIATIONS', 'Result', 'certificate', 'main', 'verify']
+__all__ = ['VARIATIONS', 'Result', 'certificate', 'main', 'result_of', 'verify']
 
 ITERATIONS = 5
 DEMO_DATA = 'data/demo'
@@ -72,8 +72,8 @@ VARIATIONS = {
     'resume': Variation('killed and resumed', _keep_checkpoint, kill=True),
     'validation': Variation('with a validation in between', validate=True),
 }
-# variations that are no other config: options of mmrepro localise for the same
-TURNS = {'resume': '--resume-b', 'validation': '--validate-b'}
+# variations that are events of a run, not changes of its config: parameters of localise_config
+EVENTS = {'resume': 'resume_b', 'validation': 'validate_b'}
 
 
 class Result(NamedTuple):
@@ -81,7 +81,7 @@ class Result(NamedTuple):
     name: str
     title: str
     iterations: int = 0
-    difference: Optional[Difference] = None
+    difference: Optional[Divergence] = None
     skipped: str = ''
 
     @property
@@ -119,9 +119,9 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
                 if name not in skipped]
     progress = Runs(waiting, iterations, say)
     _run(waiting, jobs, progress)
-    reference = fingerprints_of(waiting[0].folder)
-    return [_result(name, reference, os.path.join(work_dir, name), iterations,
-                    skipped.get(name, '')) for name in names]
+    reference = waiting[0].folder
+    return [result_of(name, reference, os.path.join(work_dir, name), iterations,
+                      skipped.get(name, '')) for name in names]
 
 
 def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> Dict[str, str]:
@@ -206,17 +206,19 @@ def _run(waiting: Sequence[Job], jobs: int, progress: Runs) -> None:
             fresh.stop()
 
 
-def _result(name: str, reference: Any, folder: str, iterations: int, skipped: str) -> Result:
+def result_of(name: str, reference: str, folder: str, iterations: int,
+              skipped: str = '') -> Result:
+    """What became of a variation, by the fingerprints in its folder and in the reference's."""
     title = VARIATIONS[name].title
     if skipped:
         return Result(name, title, skipped=skipped)
-    log = fingerprints_of(folder)
-    expected = range(iterations)
-    lacking = [i for i in expected if i not in reference.steps or i not in log.steps]
-    difference = first_difference(reference.steps, log.steps)
+    runs = [read_ranks(os.path.join(path, FOLDER)) for path in (reference, folder)]
+    steps = [ranks[0].steps for ranks in runs]
+    lacking = [i for i in range(iterations) if not all(i in one for one in steps)]
+    difference = first_divergence(*runs)
     if difference is None and lacking:
-        difference = Difference(lacking[0], 'number of iterations', len(reference.steps),
-                                len(log.steps))
+        difference = Divergence(lacking[0], {0: (
+            ComparedField('number of iterations', *map(len, steps)), )})
     return Result(name, title, iterations, difference)
 
 
@@ -242,7 +244,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.make_folder(args.work_dir)
     try:
         results = verify(cfg, args.work_dir, names, args.iters, jobs, args.level, progress.say)
-    except (TrainingFailed, TraceError) as error:
+    except (TrainingFailed, FingerprintError) as error:
         progress.end()
         print(f'\n{error}', file=sys.stderr)
         return 1
@@ -267,15 +269,24 @@ def _localise(results: Sequence[Result], work_dir: str, iterations: int) -> Any:
     name = next((result.name for result in results if result.difference is not None), None)
     if name is None:
         return None
-    folders = {which: os.path.join(work_dir, which) for which in ('reference', name)}
-    how = list(folders.values())
-    if name in TURNS:
-        # the reference has no validation that one of the sides could run
-        config = os.path.join(folders['reference' if name == 'resume' else name], 'config.py')
-        how = [config, TURNS[name], str(max(1, iterations // 2)), '--iters', str(iterations)]
-    from ..cli.localise import outcome_of
-    print(f'\nmmrepro localise {" ".join(how)}', file=sys.stderr, flush=True)
-    return outcome_of([*how, '--work-dir', os.path.join(work_dir, 'localise')])
+    from ..localise.compared_runs import RunFailed
+    from ..localise.entry import localise_config, localise_runs, unused_folder
+    reference, other = (os.path.join(work_dir, which) for which in ('reference', name))
+    folder = unused_folder(os.path.join(work_dir, 'localise'))
+    os.makedirs(folder)
+    try:
+        if name not in EVENTS:
+            print(f'\nmmrepro localise {reference} {other}', file=sys.stderr, flush=True)
+            return localise_runs(reference, other, folder)
+        # the reference has no validation that run B could run
+        config = os.path.join(reference if name == 'resume' else other, 'config.py')
+        half = max(1, iterations // 2)
+        print(f'\nmmrepro localise {config} --{EVENTS[name].replace("_", "-")} {half} --iters '
+              f'{iterations}', file=sys.stderr, flush=True)
+        return localise_config(config, folder, iterations, **{EVENTS[name]: half})
+    except (RunFailed, FingerprintError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return None
 
 
 def certificate(config: str, results: Sequence[Result], notes: Sequence[str],
@@ -307,7 +318,7 @@ def _as_json(args: argparse.Namespace, results: Sequence[Result], notes: Sequenc
                 notes=list(notes), work_dir=args.work_dir, variations=[
                     dict(name=result.name, title=result.title, equal=result.equal,
                          skipped=result.skipped or None,
-                         difference=result.difference._asdict() if result.difference else None)
+                         difference=result.difference.as_dict() if result.difference else None)
                     for result in results])
 
 

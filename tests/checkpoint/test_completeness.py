@@ -8,8 +8,8 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
-from test_resume_state import LossOnPoints, TwoPlayers, everything, trained, validated  # noqa: F401
-from test_runner import Points, config  # noqa: F401  registered classes
+from small_runs import config
+from validated_runs import everything, trained, validated
 
 from mmrepro.checkpoint import files
 from mmrepro.checkpoint.completeness import check_readable, has_schedules, lacks
@@ -95,10 +95,11 @@ def test_an_incomplete_checkpoint_is_refused_and_announced(option, missing, tmp_
         Runner.from_cfg(cfg)
     cfg.randomness.resume_strict = False
     assert any('not that of the uninterrupted run' in line
-               for line in Runner.from_cfg(cfg)._passed)
+               for line in Runner.from_cfg(cfg).resuming.passed_over)
     runner = Runner.from_cfg(again(cfg))
-    assert runner._point is None and f'no {missing}' in runner._passed[0]
-    assert 'begins at the beginning' in runner._passed[-1]
+    resuming = runner.resuming
+    assert resuming.point is None and f'no {missing}' in resuming.passed_over[0]
+    assert 'begins at the beginning' in resuming.passed_over[-1]
     runner.train()
     assert runner.iter == 4
 
@@ -137,7 +138,7 @@ def test_the_folder_of_checkpoints_is_searched_too(tmp_path):
     cfg = settings(tmp_path / 'killed', **options)
     killed(cfg, write=3)
     assert not list((tmp_path / 'killed').glob('*.pth'))
-    point = Runner.from_cfg(again(cfg))._point
+    point = Runner.from_cfg(again(cfg)).resuming.point
     assert point.path.endswith('.last_good.pth') and point.iteration == 8
     assert trained(again(cfg)) == expected
 
@@ -147,8 +148,8 @@ def test_the_folder_of_checkpoints_is_searched_too(tmp_path):
 def test_other_files_are_passed_over_by_name(content, tmp_path):
     torch.save(content, tmp_path / 'export.pth')
     runner = Runner.from_cfg(again(settings(tmp_path)))
-    assert runner._point is None
-    assert 'export.pth is no checkpoint of a run' in runner._passed[0]
+    assert runner.resuming.point is None
+    assert 'export.pth is no checkpoint of a run' in runner.resuming.passed_over[0]
     with pytest.raises(CheckpointError, match='export.pth is no checkpoint of a run'):
         Runner.from_cfg(again(settings(tmp_path), tmp_path / 'export.pth'))
 
@@ -210,7 +211,7 @@ def test_what_lies_far_away_is_for_mmengine_to_fetch(tmp_path, monkeypatch):
     for name in content:
         (tmp_path / 'last_checkpoint').write_text(name)
         runner = Runner.from_cfg(again(cfg))
-        assert runner._resume and runner._point is None
+        assert runner._resume and runner.resuming.point is None
         if 'best' in name:
             with pytest.raises(ResumeError, match='holds no optimizer'):
                 runner.train()

@@ -1,11 +1,11 @@
-"""The text of a config is laid out once for all checkpoints of a run."""
+"""The text of a config is formatted once for all checkpoints of a run."""
 import mmengine.config.config as stock
 from mmengine.config import Config
 
-from mmrepro.checkpoint.format_cache import MAX_TEXTS, remember_layouts
+from mmrepro.checkpoint.format_cache import MAX_TEXTS, cache_formatted_texts
 
 
-def test_a_text_is_laid_out_once_per_style(monkeypatch):
+def test_a_text_is_formatted_once_per_style(monkeypatch):
     calls = []
 
     def format_code(text, **style):
@@ -13,8 +13,8 @@ def test_a_text_is_laid_out_once_per_style(monkeypatch):
         return f'{text}{len(style)}', True
 
     monkeypatch.setattr(stock, 'FormatCode', format_code)
-    remember_layouts()
-    remember_layouts()
+    cache_formatted_texts()
+    cache_formatted_texts()
     cfg = Config(dict(a=1))
     assert cfg.pretty_text == cfg.pretty_text and len(calls) == 1
     cfg.a = 2
@@ -27,7 +27,7 @@ def test_a_text_is_laid_out_once_per_style(monkeypatch):
 
 def test_a_run_asks_for_its_text_often_and_waits_once(tmp_path, monkeypatch):
     from mmengine.runner import Runner
-    from test_runner import Points, config  # noqa: F401  registered classes
+    from small_runs import config
     calls = []
     monkeypatch.setattr(stock, 'FormatCode',
                         lambda text, **style: (calls.append(text), (text, True))[1])

@@ -3,12 +3,12 @@ import os
 
 import pytest
 import torch
+from demo_runs import small
 from harness import Child
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import HOOKS, MODELS
-from test_invariance import small
-from test_runner import Points, config  # noqa: F401  registered classes
+from small_runs import config
 
 from mmrepro.checkpoint import adapters
 from mmrepro.checkpoint.lost_state import Lost, lost_state

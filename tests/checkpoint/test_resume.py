@@ -1,62 +1,14 @@
 """A resumed run is the uninterrupted one: batches, losses, weights, optimizer, EMA, as bytes."""
 import copy
-import json
 
 import pytest
+from demo_runs import small
+from detector_runs import accumulating, dynamic, every_iteration, log_lines, shallow
 from harness import Child, run_all, train
 from mmengine.runner import Runner
-from test_invariance import small
-from test_runner import NoisyLine, Points, config  # noqa: F401  registered classes
+from small_runs import Points, finish, small_run
 
 from mmrepro.config import RandomnessError
-
-
-def log_lines(work_dir):
-    """Logged scalars by step, without times."""
-    steps = {}
-    for path in sorted(work_dir.glob('*/vis_data/*.json')):
-        if path.name == 'config.json':
-            continue
-        for line in path.read_text().splitlines():
-            record = json.loads(line)
-            if 'loss' in record:
-                steps[record['step']] = {key: value for key, value in record.items()
-                                         if 'time' not in key and key != 'memory'}
-    return steps
-
-
-def every_iteration(cfg):
-    cfg.default_hooks.checkpoint = dict(
-        type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)
-    return cfg
-
-
-def accumulating(cfg):
-    cfg.optim_wrapper.accumulative_counts = 4
-
-
-def dynamic(cfg):
-    from mmengine.config import Config
-    own = Config.fromfile(_mmdet('dynamic_rcnn/dynamic-rcnn_r50_fpn_1x_coco.py'))
-    cfg.model = own.model
-    cfg.model.backbone.init_cfg = None
-    cfg.model.roi_head.bbox_head.num_classes = 6
-    cfg.model.train_cfg.rcnn.dynamic_rcnn.update_iter_interval = 2
-    cfg.model.train_cfg.rcnn.sampler.num = 128
-    cfg.model.train_cfg.rpn_proposal.nms_pre = cfg.model.train_cfg.rpn_proposal.max_per_img = 300
-
-
-def _mmdet(path):
-    import os
-
-    import mmdet
-    return os.path.join(os.path.dirname(mmdet.__file__), '.mim', 'configs', path)
-
-
-def shallow(cfg):
-    """ResNet-18: the state that matters here is elsewhere."""
-    cfg.model.backbone.depth = 18
-    cfg.model.neck.in_channels = [64, 128, 256, 512]
 
 
 def nothing(cfg):
@@ -104,16 +56,6 @@ def test_every_resume_point_gives_the_uninterrupted_run(case, data_root, tmp_pat
         assert logged and all(before[step] == values for step, values in logged.items())
 
 
-def small_run(work_dir, **changes):
-    cfg = config(work_dir)
-    cfg.train_dataloader.batch_size = 2
-    cfg.default_hooks.checkpoint = dict(
-        type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)
-    cfg.train_cfg = changes.pop('train_cfg', cfg.train_cfg)
-    cfg.merge_from_dict(changes)
-    return cfg
-
-
 LOOPS = {
     'epochs': {'train_cfg': dict(by_epoch=True, max_epochs=3)},
     'iterations, endless sampler': {
@@ -128,12 +70,6 @@ LOOPS = {
 def no_pause(monkeypatch):
     """MMEngine sleeps two seconds between passes over the data of an iteration-based loop."""
     monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
-
-
-def finish(cfg):
-    runner = Runner.from_cfg(cfg)
-    runner.train()
-    return {name: value.numpy().tobytes() for name, value in runner.model.state_dict().items()}
 
 
 @pytest.mark.parametrize('loop', LOOPS)

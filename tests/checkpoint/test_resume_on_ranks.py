@@ -7,7 +7,7 @@ from harness import digest
 from mmengine.config import Config
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, MODELS
-from test_training_on_ranks import on_ranks
+from ranks import as_rank, on_ranks
 
 import mmrepro  # noqa: F401
 
@@ -96,7 +96,6 @@ def test_every_rank_continues_with_its_own_state(world, step_seed, tmp_path):
 
 
 def as_rank_with_state(rank, world, port, cfg, work_dir):
-    from test_training_on_ranks import as_rank
     kept = {}
 
     def keep(runner):
@@ -126,7 +125,6 @@ class NoState(BaseModel):
 
 
 def only_rank_0_saves(rank, world, port, cfg, work_dir):
-    from test_training_on_ranks import as_rank
 
     def prepare(runner):
         from mmengine.hooks import Hook
@@ -169,3 +167,18 @@ def test_every_rank_writes_its_fingerprints_and_continues_them(tmp_path):
     assert (again[0].steps, again[1].steps) == (first, second)
     assert [len(again[rank].starts) for rank in (0, 1)] == [2, 2]
     assert not any('differ' in note for rank in (0, 1) for note in again[rank].notes)
+
+
+def counted_on_rank(rank, world, port, cfg, work_dir):
+    from counted import Counted
+    counted = Counted()
+    as_rank(rank, world, port, cfg, work_dir)
+    return counted.reads(), counted.calls['state']
+
+
+def test_every_rank_reads_a_checkpoint_once_and_collects_its_state_once(tmp_path):
+    cfg = settings(tmp_path)
+    for _, states in on_ranks(2, copy.deepcopy(cfg), tmp_path, function=counted_on_rank):
+        assert states == 12
+    cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_10.pth')
+    assert on_ranks(2, cfg, tmp_path, function=counted_on_rank) == [((1, 1, 0), 2)] * 2

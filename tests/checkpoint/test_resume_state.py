@@ -1,81 +1,19 @@
 """What a resumed run has besides weights: validations, averages, scalers, several optimizers."""
 import pytest
 import torch
-from mmengine.evaluator import BaseMetric
 from mmengine.hooks import EarlyStoppingHook, Hook
-from mmengine.model import BaseModel
-from mmengine.registry import HOOKS, METRICS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.runner import Runner
-from test_runner import Points, config  # noqa: F401  registered classes
+from validated_runs import (
+    KILLED_AT,
+    METRICS_SEEN,
+    TwoPlayers,
+    everything,
+    settings,
+    trained,
+    validated,
+)
 
 from mmrepro.checkpoint.adapters import collect, restore
-from mmrepro.checkpoint.state_digest import state_digest
-
-
-@MODELS.register_module(force=True)
-class TwoPlayers(BaseModel):
-    """Two parts, each with an optimizer of its own; noise from the step's stream."""
-
-    def __init__(self, own_steps=False):
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)
-        self.norm, self.own_steps = torch.nn.BatchNorm1d(4), own_steps
-
-    def forward(self, x, mode='tensor'):
-        x = torch.stack(x).float()
-        loss = (self.second(self.norm(self.first(x))) + torch.rand(1)).square().mean()
-        return dict(loss=loss) if mode == 'loss' else [loss]
-
-    def train_step(self, data, optim_wrapper):
-        if not self.own_steps:
-            return super().train_step(data, optim_wrapper)
-        losses = {}
-        for name in ('first', 'second'):
-            loss = self(self.data_preprocessor(data)['x'], mode='loss')['loss']
-            optim_wrapper[name].update_params(loss)
-            losses[f'loss_{name}'] = loss
-        return losses
-
-
-@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
-class OnePerPart:
-    def __init__(self, optim_wrapper_cfg, paramwise_cfg=None):
-        pass
-
-    def __call__(self, model):
-        from mmengine.optim import OptimWrapper, OptimWrapperDict
-        return OptimWrapperDict(
-            first=OptimWrapper(torch.optim.AdamW(model.first.parameters(), lr=0.01),
-                               accumulative_counts=3),
-            second=OptimWrapper(torch.optim.SGD(model.second.parameters(), lr=0.1, momentum=0.9)))
-
-
-KILLED_AT = []
-
-
-@METRICS.register_module(force=True)
-class LossOnPoints(BaseMetric):
-    """Goes up and down with the weights; ends the process where KILLED_AT says so."""
-    seen = 0
-
-    def process(self, data_batch, data_samples):
-        if KILLED_AT and len(METRICS_SEEN) == KILLED_AT[0]:
-            raise KeyboardInterrupt
-        self.results.append(float(data_samples[0]))
-
-    def compute_metrics(self, results):
-        return dict(error=sum(results))
-
-
-METRICS_SEEN = []
-
-
-@HOOKS.register_module(force=True)
-class Scores(Hook):
-    priority = 90
-
-    def after_val_epoch(self, runner, metrics=None):
-        METRICS_SEEN.append((runner.iter, metrics['error'].hex()))
 
 
 @pytest.fixture(autouse=True)
@@ -83,61 +21,6 @@ def fresh():
     yield
     METRICS_SEEN.clear()
     KILLED_AT.clear()
-
-
-def settings(work_dir, **changes):
-    cfg = config(work_dir)
-    cfg.model = dict(type='TwoPlayers')
-    cfg.train_cfg = dict(by_epoch=True, max_epochs=3)
-    cfg.default_hooks.checkpoint = dict(
-        type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)
-    cfg.merge_from_dict(changes)
-    return cfg
-
-
-def validated(work_dir, by_epoch, **changes):
-    """Validates after every epoch (4 iterations); error is compared for the best and to stop."""
-    cfg = settings(work_dir, **changes)
-    cfg.train_cfg = dict(by_epoch=True, max_epochs=5) if by_epoch else dict(
-        by_epoch=False, max_iters=20, val_interval=4)
-    cfg.val_cfg, cfg.val_evaluator = dict(), dict(type='LossOnPoints')
-    cfg.val_dataloader = dict(batch_size=2, num_workers=0, dataset=dict(type='Points'),
-                              sampler=dict(type='DefaultSampler', shuffle=False))
-    cfg.default_hooks.checkpoint = dict(
-        type='CheckpointHook', interval=1 if by_epoch else 4, by_epoch=by_epoch,
-        save_best='error', rule='less')
-    cfg.custom_hooks = [
-        dict(type='Scores'),
-        dict(type='EarlyStoppingHook', monitor='error', rule='less', patience=3, min_delta=0.),
-        dict(type='EMAHook', momentum=0.2)]
-    if by_epoch:  # MMEngine has it for epochs only
-        cfg.param_scheduler = [dict(type='ReduceOnPlateauLR', monitor='error', rule='less',
-                                    patience=1, factor=0.5)]
-    return cfg
-
-
-def everything(runner):
-    """All that a run leaves behind, as a digest by name."""
-    schedulers = runner.param_schedulers or []
-    found = dict(
-        model=runner.model.state_dict(), optimizer=runner.optim_wrapper.state_dict(),
-        best={key: value for key, value in runner.message_hub.runtime_info.items()
-              if key.startswith('best_score')},
-        average=[hook.ema_model.state_dict() for hook in runner.hooks
-                 if hasattr(hook, 'ema_model')],
-        stopping=[(hook.wait_count, hook.best_score) for hook in runner.hooks
-                  if hasattr(hook, 'wait_count')],
-        schedulers=[one.state_dict() for group in (
-            schedulers.values() if isinstance(schedulers, dict) else [schedulers])
-            for one in group],
-        lr=runner.optim_wrapper.get_lr())
-    return {name: state_digest(value) for name, value in found.items()}, runner.iter
-
-
-def trained(cfg):
-    runner = Runner.from_cfg(cfg)
-    runner.train()
-    return everything(runner)
 
 
 @pytest.mark.parametrize('by_epoch', [True, False])

@@ -8,11 +8,9 @@ import sys
 import cv2
 import numpy as np
 import pytest
-import torch
 
 from mmrepro.cli import demo
 from mmrepro.demo import dataset, demo_config, photos
-from mmrepro.demo.digest_hook import state_digest
 
 # of annotations alone: decoders of JPEG may differ in the last bit of a pixel
 ANNOTATIONS = {
@@ -175,37 +173,6 @@ def test_without_the_photographs_it_says_what_to_install(capsys, tmp_path, monke
     said = capsys.readouterr().err
     assert "pip install 'mmrepro[demo]'" in said and "pip install '.[demo]'" in said
     assert len(said.splitlines()) == 1 and not os.path.exists(tmp_path / 'out')
-
-
-def test_state_digest_sees_every_bit_and_the_dtype():
-    state = dict(b=torch.tensor([0.0, 1.0]), a=dict(lr=0.1, steps=[1, 2]))
-    base = state_digest(state)
-    assert base == state_digest(dict(reversed(list(state.items()))))
-    others = [
-        dict(state, b=torch.tensor([-0.0, 1.0])),
-        dict(state, b=torch.tensor([1.0, 0.0])),
-        dict(state, b=torch.tensor([[0.0, 1.0]])),
-        dict(state, b=torch.tensor([0.0, 1.0]).view(torch.int32)),
-        dict(state, a=dict(lr=0.1, steps=[2, 1])),
-        dict(state, c=torch.tensor(0.0)),
-    ]
-    assert len({base, *map(state_digest, others)}) == len(others) + 1
-
-
-def test_state_digest_sees_every_element_of_a_long_array():
-    array = np.zeros(5000)
-    other = array.copy()
-    other[2500] = 1e-9
-    digests = {state_digest(value) for value in (array, other, array.astype('f4'),
-                                                 array.reshape(50, 100))}
-    assert len(digests) == 4 and state_digest(array) == state_digest(array[::1].copy())
-
-
-def test_state_digest_reads_any_dtype_and_layout():
-    matrix = torch.arange(6.0).reshape(2, 3)
-    assert state_digest(matrix.t()) == state_digest(matrix.t().contiguous())
-    assert state_digest(matrix.bfloat16()) != state_digest(matrix.half())
-    assert state_digest(torch.tensor(True)) != state_digest(torch.tensor(False))
 
 
 def _records(*weights):

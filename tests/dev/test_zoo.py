@@ -1,4 +1,4 @@
-"""The walk through MMDetection's zoo: complete, honest about failures, and every family works."""
+"""The sweep over MMDetection's zoo is complete, reports failures, and every family works."""
 from __future__ import annotations
 
 import json
@@ -12,7 +12,7 @@ from dev.zoo import FAMILIES, Member, families, step, sweep, sweep_report
 NOT_DETECTORS = {
     '_base_',  # parts that the others inherit
     'common',  # parts as well
-    'dsdl',    # the same detectors on data sets described in another language
+    'dsdl',    # the same detectors on datasets described in another language
 }
 
 
@@ -149,7 +149,7 @@ def test_the_members_name_every_class_of_the_zoo(warm):
 
 @pytest.mark.nightly
 def test_every_family_of_the_zoo():
-    rows = sweep.walk(FAMILIES)
+    rows = sweep.sweep(FAMILIES)
     bad = [row for row in rows if row['outcome'] in ('failed', 'differs')]
     assert [(row['config'], row.get('error')) for row in bad] == []
 
@@ -162,7 +162,7 @@ RESULTS = dict(versions=dict(torch='2'), rows=[
     dict(config='b/z.py', family='b', annotations='COCO', outcome='failed', error='E: no')])
 
 
-def test_results_in_words():
+def test_the_tables_of_results():
     text = sweep_report.table(RESULTS)
     assert 'of 2 folders: 1 build, train and infer (1 of them twice' in text
     assert '1 failed' in text
@@ -171,13 +171,13 @@ def test_results_in_words():
     assert '| `b/y.py` | MOT | needs lvis |' in text and '**failed**: E: no' in text
     assert sweep_report.reached_by(RESULTS['rows'])['nms'] == ['a']
     page = sweep_report.needs(RESULTS['rows'])
-    assert '| `lvis` | the LVIS data set and metric | `b/y.py` | not tried |' in page
+    assert '| `lvis` | the LVIS dataset and metric | `b/y.py` | not tried |' in page
     tried = [dict(RESULTS['rows'][0], config='b/y.py', **{'with': dict(torch='2.13', lvis='0.5')})]
     page = sweep_report.needs(RESULTS['rows'], tried)
     assert '| `b/y.py` | yes: torch 2.13, lvis 0.5 |' in page
 
 
-def test_an_interrupted_walk_goes_on(monkeypatch, tmp_path):
+def test_an_interrupted_sweep_goes_on(monkeypatch, tmp_path):
     visited = []
     monkeypatch.setattr(sweep, 'visit', lambda member, *_: visited.append(member) or dict(
         config=member.config, outcome='ok'))

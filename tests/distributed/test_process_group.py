@@ -12,7 +12,8 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from rank_pool import free_port, shared_pool
+from rank_pool import shared_pool
+from ranks import free_port
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -1,47 +1,9 @@
 """Several ranks on the CPU over gloo, each a forked child of this warm process."""
-import os
-
 import pytest
-from harness import Child, train
-from test_invariance import changed, small, workers
+from demo_runs import changed, small, workers
+from ranks import on_ranks
 
 pytestmark = pytest.mark.filterwarnings('ignore')
-
-
-def as_rank(rank, world_size, port, cfg, work_dir, prepare=lambda runner: None):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size),
-                      MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
-    cfg.launcher = 'pytorch'
-    cfg.env_cfg.dist_cfg = dict(backend='gloo', timeout=300)
-    import torch.distributed
-    try:
-        return train(cfg, work_dir, prepare=prepare)
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-
-
-def on_ranks(world_size, cfg, work_dir, of_rank=lambda rank, cfg: None, function=as_rank):
-    """Results, or the texts of the errors, of all ranks."""
-    port = free_port()
-    children = []
-    for rank in range(world_size):
-        own = changed(cfg, lambda cfg, rank=rank: of_rank(rank, cfg))
-        children.append(Child(function, rank, world_size, port, own, str(work_dir)))
-    results = []
-    for child in children:
-        try:
-            results.append(child.result())
-        except RuntimeError as error:
-            results.append(str(error))
-    return results
-
-
-def free_port():
-    import socket
-    with socket.socket() as one:
-        one.bind(('127.0.0.1', 0))
-        return one.getsockname()[1]
 
 
 @pytest.fixture(scope='module')

@@ -5,8 +5,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
-from test_resume import finish, small_run
-from test_runner import NoisyLine, Points, clean  # noqa: F401  registered classes
+from small_runs import Points, clean, finish, small_run  # noqa: F401  clean is a fixture
 
 import mmrepro
 from mmrepro.demo.demo_config import demo_config
@@ -53,7 +52,7 @@ def test_it_goes_on_when_the_user_says_so(base, tmp_path):
     cfg = resumed(base, tmp_path, **{'optim_wrapper.optimizer.lr': 0.2,
                                      'randomness.resume_strict': False})
     runner = Runner.from_cfg(cfg)
-    assert any('optimizer.lr' in line for line in runner._differences)
+    assert any('optimizer.lr' in line for line in runner.resuming.differences)
     runner.train()
     assert runner.iter == 8
 
@@ -69,14 +68,14 @@ HARMLESS_CHANGES = {
 
 def test_harmless_changes_are_said_in_one_line(base, tmp_path):
     runner = Runner.from_cfg(resumed(base, tmp_path, **HARMLESS_CHANGES))
-    line, = runner._differences
+    line, = runner.resuming.differences
     assert '\n' not in line
     for name in ('num_workers 0 -> 2', 'log_level', 'checkpoint.interval'):
         assert name in line
 
 
 def test_the_same_run_says_nothing(base, tmp_path):
-    assert Runner.from_cfg(resumed(base, tmp_path))._differences == []
+    assert Runner.from_cfg(resumed(base, tmp_path)).resuming.differences == []
 
 
 def test_a_number_of_workers_matters_to_streams_of_workers():
@@ -147,8 +146,8 @@ def test_a_checkpoint_of_stock_mmengine_resumes(tmp_path):
     mmrepro.activate()
     cfg = resumed(tmp_path / 'stock', tmp_path, **{'optim_wrapper.optimizer.lr': 0.2})
     runner = Runner.from_cfg(cfg)
-    assert 'written without mmrepro' in runner._point.report
-    assert any('optimizer.lr' in line for line in runner._differences)
+    assert 'written without mmrepro' in runner.resuming.point.report
+    assert any('optimizer.lr' in line for line in runner.resuming.differences)
     weights = torch.load(tmp_path / 'stock' / 'iter_3.pth', weights_only=False)
     seen = {}
 

@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from demo_runs import small
 from harness import Child, train
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
-from test_invariance import small
-from test_runner import NoisyLine, Points, config  # noqa: F401
+from small_runs import config
 
 from mmrepro.facts import compatibility
 from mmrepro.facts.collect import settings_of

@@ -19,7 +19,7 @@ from torch import nn
 from mmrepro.fingerprint import generator_states
 from mmrepro.fingerprint.operator_recorder import OperatorRecorder
 from mmrepro.fingerprint.records import GARBAGE, read_records, write_records
-from mmrepro.localise.diagnosis import find
+from mmrepro.localise.diagnosis import diagnose
 
 
 class Twice(torch.autograd.Function):
@@ -250,12 +250,12 @@ def weighted():
 def test_a_call_counts_for_what_its_function_computes_later():
     first, second = recorded(weighted), recorded(weighted)
     second[-1] = second[-1]._replace(arguments='other=2.0', outputs=('ff', ))
-    finding = find(0, 0, first, second)
+    finding = diagnose(0, 0, first, second)
     assert (finding.operator, finding.cause) == ('aten.mul.Tensor', 'entropy')
     assert any('urandom' in text and 'in jitter' in text for text in finding.evidence)
     # another function's call is no evidence
     apart = [r._replace(stack=((r.stack[0][0], 1, 'elsewhere'), )) for r in second]
-    assert find(0, 0, [r._replace(stack=apart[0].stack) for r in first],
+    assert diagnose(0, 0, [r._replace(stack=apart[0].stack) for r in first],
                 apart).cause == 'number from Python'
 
 

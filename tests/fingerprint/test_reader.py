@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from mmrepro.fingerprint.reader import TraceError, read_rank, read_run
+from mmrepro.fingerprint.reader import FingerprintError, read_rank, read_run
 from mmrepro.fingerprint.writer import Writer
 
 START = dict(kind='start', format=1, level='step', interval=1, rank=0, world_size=1, scheme=1,
@@ -83,20 +83,20 @@ def test_other_keys_of_a_later_version_are_kept(tmp_path):
 def test_damage_in_the_middle_is_an_error(tmp_path, line, message):
     path = written(tmp_path, START)
     path.write_bytes(path.read_bytes() + line + b'\n' + json.dumps(step(0)).encode() + b'\n')
-    with pytest.raises(TraceError, match=f'fingerprints.rank0.jsonl, {message}'):
+    with pytest.raises(FingerprintError, match=f'fingerprints.rank0.jsonl, {message}'):
         read_rank(str(path))
 
 
 def test_missing_files(tmp_path):
-    with pytest.raises(TraceError, match='mmrepro: no such folder'):
+    with pytest.raises(FingerprintError, match='mmrepro: no such folder'):
         read_run(str(tmp_path))
     (tmp_path / 'mmrepro').mkdir()
-    with pytest.raises(TraceError, match='has no file fingerprints.rank0.jsonl'):
+    with pytest.raises(FingerprintError, match='has no file fingerprints.rank0.jsonl'):
         read_run(str(tmp_path))
     written(tmp_path, dict(START, world_size=3, rank=1), rank=1)
     (tmp_path / 'mmrepro' / 'manifest.json').write_text('{}')
     assert read_run(str(tmp_path)).notes == [
         f'{tmp_path}/mmrepro: no fingerprints of rank 0, 2 of 3']
     (tmp_path / 'mmrepro' / 'manifest.1.json').write_text('{')
-    with pytest.raises(TraceError, match='manifest.1.json: not JSON'):
+    with pytest.raises(FingerprintError, match='manifest.1.json: not JSON'):
         read_run(str(tmp_path))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
-from test_preempt import Cloudlet, Small, settings  # noqa: F401  registered classes
+from preempted_runs import settings
 
 from mmrepro.hooks.preempt import Preempted
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import pytest
-import test_runner
+import small_runs
 import torch
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
@@ -21,14 +21,14 @@ def trained(tmp_path):
 
 
     @MODELS.register_module(name='StrangeLine', force=True)
-    class StrangeLine(test_runner.NoisyLine):
+    class StrangeLine(small_runs.NoisyLine):
         def forward(self, x, mode='tensor'):
             out = super().forward(x, mode)
             return {name: torch.ops.passers_by.scale(value.detach(), 1.) * 0 + value
                     for name, value in out.items()} if mode == 'loss' else out
 
     def run(model='StrangeLine', **kwargs):
-        cfg = test_runner.config(tmp_path, **kwargs)
+        cfg = small_runs.config(tmp_path, **kwargs)
         cfg.model.type = model
         cfg.default_hooks.checkpoint = None
         runner = Runner.from_cfg(cfg)

@@ -19,7 +19,7 @@ import torch
 
 from mmrepro import determinism, ops
 from mmrepro.gpu_check import cases_mmcv
-from mmrepro.gpu_check.operator_cases import Sizes, tensors_of
+from mmrepro.gpu_check.operator_cases import Inputs, tensors_of
 
 # No kernel: another shape of the same memory, or memory that nobody fills.
 FREE = re.compile(r'aten::(_?(un)?safe_)?(alias|as_strided|chunk|detach|diagonal|empty\w*|expand|'
@@ -97,7 +97,7 @@ def main() -> None:
     for name, case in cases_mmcv.CASES.items():
         if re.search(args.only, name):
             with ops.using(args.provider), determinism.deterministic():
-                columns, found = row(case.make(Sizes(False)).to('cuda'))
+                columns, found = row(case.make(Inputs(False)).to('cuda'))
             print('|', ' | '.join(map(str, (name, *columns))), '|', flush=True)
             if args.names:
                 print(*found, sep='\n')

@@ -19,8 +19,8 @@ import torch
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / 'support')]
 import conftest  # noqa: E402, F401  one thread per operator
+from demo_runs import small  # noqa: E402
 from harness import run_all, train  # noqa: E402
-from test_invariance import small  # noqa: E402
 
 # Where a run is resumed: inside an epoch.
 POINT = 2

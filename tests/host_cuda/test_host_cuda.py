@@ -167,7 +167,7 @@ def test_the_kernel_is_named(on_device, data_root, tmp_path):
 KERNELS = '''
 import torch
 from mmrepro import ops
-from mmrepro.ops import fused
+from mmrepro.ops import triton
 ops.install()
 import mmcv.ops
 def wave(*shape):
@@ -192,7 +192,7 @@ def bits(device):
 expected = bits('cuda')
 launched = []
 with ops.using('triton'):
-    for name in fused.FUSED:
+    for name in triton.FUSED:
         assert ops.provider_of(name, 'cuda') == 'triton'
     from triton.runtime.interpreter import InterpretedFunction
     run = InterpretedFunction.run
@@ -215,4 +215,4 @@ def test_kernels_on_the_device(on_device):
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.split()[-7:] == [
         '_attend_kernel', '_conflict_kernel', '_filter_kernel', '_mean_kernel', '_slope_kernel',
-        '_spread_kernel', '_sweep_kernel']
+        '_scatter_kernel', '_sweep_kernel']

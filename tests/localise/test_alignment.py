@@ -1,4 +1,4 @@
-"""Streams of records side by side: equal ones, longer ones, unrelated ones."""
+"""Aligning streams of records: equal ones, longer ones, unrelated ones."""
 import difflib
 import random
 
@@ -69,7 +69,7 @@ def test_an_input_that_no_operator_made():
     assert (found.kind, found.a, found.which) == ('input', 1, (0,))
 
 
-def test_another_number_as_argument():
+def test_a_different_number_as_argument():
     a, b = [op('mul', ['1'], ['2'], arguments='other=0.5')], [op('mul', ['1'], ['3'],
                                                                  arguments='other=0.25')]
     assert first_difference(a, b).kind == 'argument'
@@ -96,8 +96,8 @@ def test_an_extra_operator_alone_is_a_difference():
 
 
 @pytest.mark.parametrize('swap', [False, True])
-def test_of_extra_operators_on_both_sides_the_one_that_came_first_is_named(swap):
-    """A resize on one side; behind it all shapes, and so all records, are others."""
+def test_of_extra_operators_in_both_runs_the_first_is_named(swap):
+    """One run resizes; after that all shapes, and so all records, differ."""
     resized = [op('resize', ['00'], ['0f']), SAME[0], op('two', ['1f'], ['2f'], shapes='64')]
     found = first_difference(*((resized, SAME) if swap else (SAME, resized)))
     assert found.kind == ('missing' if swap else 'extra')
@@ -105,7 +105,7 @@ def test_of_extra_operators_on_both_sides_the_one_that_came_first_is_named(swap)
     other = [op('one', ['00'], ['1f'], shapes='32'), SAME[1]]
     resized = [op('resize', ['00'], ['0f']), op('one', ['0f'], ['1e'], shapes='64'), SAME[1]]
     found = first_difference(*((resized, other) if swap else (other, resized)))
-    assert (found.a, found.b) == ((0, None) if swap else (None, 0)), 'in one place'
+    assert (found.a, found.b) == ((0, None) if swap else (None, 0)), 'at the same point'
     found = first_difference(resized, [op('crop', ['00'], ['0e']), *SAME])
     assert (found.kind, found.a, found.b) == ('replaced', 0, 0)
 
@@ -150,7 +150,7 @@ def test_a_number_of_a_state_comes_before_its_tensors():
     assert (found.kind, found.which) == ('argument', ('lr=0.1', 'lr=0.2'))
 
 
-def test_a_state_that_one_side_alone_notes_is_no_difference():
+def test_a_state_that_only_one_run_recorded_is_not_a_difference():
     assert first_difference(SAME, [*SAME, state(('1', '2'))]) is None
 
 

@@ -1,4 +1,4 @@
-"""Planted faults: each has to be named, with its place and its cause."""
+"""Planted faults: each has to be named, with where it is and its cause."""
 import json
 import os
 import shutil
@@ -10,7 +10,7 @@ from faults.planted import FAULTS
 from faults.tiny import tiny, validating
 from harness import Child
 
-from mmrepro.localise.compared_runs import Side, jobs_of, run_here
+from mmrepro.localise.compared_runs import RunSpec, run_here, segments_of
 from mmrepro.localise.search import Localiser
 
 ITERATIONS = 6
@@ -19,44 +19,44 @@ FAST = [name for name, fault in FAULTS.items() if fault.fast]
 SLOW = [name for name in FAULTS if name not in FAST]
 
 
-def run_planted(job, env, plant, side):
+def run_planted(job, env, plant, run):
     os.environ.update(env)
     torch.set_num_threads(1)
     if plant is not None:
-        plant(side)
+        plant(run)
     run_here(job)
 
 
 class Forks:
-    """Starts a side in forked children of this warm process.
+    """Starts runs in forked children of this warm process.
 
-    Side A without a fault is the same for many faults: it runs once.
+    RunSpec A without a fault is the same for many faults: it runs once.
     """
 
     def __init__(self, fault, cache):
         self.fault, self.cache = fault, cache
 
-    def __call__(self, side, folder, plan):
-        plant = self.fault.plant if side.name in self.fault.sides else None
-        key = plant or (side.config, plan._replace(folder=''), side.ranks)
+    def __call__(self, spec, folder, plan):
+        plant = self.fault.plant if spec.name in self.fault.runs else None
+        key = plant or (spec.config, plan._replace(folder=''), spec.ranks)
         known = self.cache.get(repr(key))
         if plant is None and known:
             shutil.copytree(known, folder, dirs_exist_ok=True)
             return
-        for job in jobs_of(side, folder, plan):
-            self.run(side, job, plant)
+        for job in segments_of(spec, folder, plan):
+            self.run(spec, job, plant)
         if plant is None:
             self.cache[repr(key)] = folder
 
-    def run(self, side, job, plant):
-        if side.ranks == 1:
-            Child(run_planted, job, side.env, plant, side.name).result()
+    def run(self, spec, job, plant):
+        if spec.ranks == 1:
+            Child(run_planted, job, spec.env, plant, spec.name).result()
             return
-        from test_training_on_ranks import free_port
-        env = dict(side.env, WORLD_SIZE=str(side.ranks), MASTER_ADDR='127.0.0.1',
+        from ranks import free_port
+        env = dict(spec.env, WORLD_SIZE=str(spec.ranks), MASTER_ADDR='127.0.0.1',
                    MASTER_PORT=str(free_port()), GLOO_SOCKET_IFNAME='lo')
         children = [Child(run_planted, job, dict(env, RANK=str(rank), LOCAL_RANK=str(rank)), plant,
-                          side.name) for rank in range(side.ranks)]
+                          spec.name) for rank in range(spec.ranks)]
         for child in children:
             child.result()
 
@@ -102,7 +102,7 @@ def configs(tmp_path_factory, data_root):
 
 
 def detector_config(model, data_root, folder):
-    from test_invariance import small
+    from demo_runs import small
     cfg = small(model, data_root)
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     # fewer weights to take digests of, nothing else
@@ -116,25 +116,25 @@ def search(name, folder, cache, configs, values=False):
     fault = FAULTS[name]
     iterations = DETECTOR_ITERATIONS if fault.model else ITERATIONS
     path = configs(fault)
-    sides = (Side('A', path, ranks=fault.ranks),
-             Side('B', path, fault.env, fault.ranks, fault.resume_at,
+    specs = (RunSpec('A', path, ranks=fault.ranks),
+             RunSpec('B', path, fault.env, fault.ranks, fault.resume_at,
                   validate_at=fault.validate_at))
-    return Localiser(sides, str(folder), Forks(fault, cache)).search(iterations, values)
+    return Localiser(specs, str(folder), Forks(fault, cache)).search(iterations, values)
 
 
-def check(name, outcome, folder):
-    """Everything that the row expects; then its outcome goes into the table."""
-    assert outcome.verdict == 'found', outcome.text()
+def check(name, result, folder):
+    """Everything that the row expects; then its result goes into the table."""
+    assert result.verdict == 'found', result.text()
     expect = dict(FAULTS[name].expect)
     mentions = expect.pop('mentions', ())
-    found = {key: getattr(outcome.finding, key) for key in expect}
-    assert found == expect, outcome.text()
+    found = {key: getattr(result.diagnosis, key) for key in expect}
+    assert found == expect, result.text()
     for text in [mentions] if isinstance(mentions, str) else mentions:
-        assert text in outcome.text(), outcome.text()
+        assert text in result.text(), result.text()
     folder = os.environ.get('MMREPRO_RESULTS', str(folder))
-    results.add(folder, name, FAULTS[name], outcome.finding)
+    results.add(folder, name, FAULTS[name], result.diagnosis)
     with open(os.path.join(folder, 'planted_faults.json')) as file:
-        assert json.load(file)[name]['cause'] == outcome.finding.cause
+        assert json.load(file)[name]['cause'] == result.diagnosis.cause
 
 
 @pytest.mark.parametrize('name', FAST)
@@ -146,8 +146,3 @@ def test_fault_is_named(name, tmp_path, cache, configs):
 @pytest.mark.parametrize('name', SLOW)
 def test_fault_is_named_too(name, tmp_path, cache, configs):
     check(name, search(name, tmp_path, cache, configs), tmp_path)
-
-
-
-def test_enough_faults_are_planted():
-    assert len(FAULTS) > 20

@@ -39,8 +39,8 @@ def test_read_spread_and_dots_are_a_matrix_its_transpose_and_its_gradient(tap, d
     index = torch.tensor(index, dtype=torch.int32)
     weight = torch.tensor(weight, dtype=dtype)
     bag = torch.repeat_interleave(torch.tensor(counts)).to(torch.int32)
-    out = gather.read(rows.to(dtype), index, weight, torch.tensor(starts, dtype=torch.int32))
-    back = gather.spread(grad.to(dtype), index, weight, columns, bag)
+    out = gather.gather_sum(rows.to(dtype), index, weight, torch.tensor(starts, dtype=torch.int32))
+    back = gather.scatter_sum(grad.to(dtype), index, weight, columns, bag)
     dots = gather.dots(grad.to(dtype), rows.to(dtype), index, bag)
     torch.testing.assert_close(out.double(), matrix @ rows[:-1], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(back.double(), matrix.t() @ grad, rtol=1e-5, atol=1e-5)
@@ -55,10 +55,10 @@ def test_bags_of_equal_length_need_no_offsets(wave):
     weight = wave(5, 3, phase=3)
     starts = torch.arange(0, 16, 3, dtype=torch.int32)
     bag = torch.arange(5, dtype=torch.int32).repeat_interleave(3)
-    flat = gather.read(rows, index.flatten(), weight.flatten(), starts)
-    assert torch.equal(gather.read(rows, index, weight), flat)
-    flat = gather.spread(grad, index.flatten(), weight.flatten(), 6, bag)
-    assert torch.equal(gather.spread(grad, index, weight, 6), flat)
+    flat = gather.gather_sum(rows, index.flatten(), weight.flatten(), starts)
+    assert torch.equal(gather.gather_sum(rows, index, weight), flat)
+    flat = gather.scatter_sum(grad, index.flatten(), weight.flatten(), 6, bag)
+    assert torch.equal(gather.scatter_sum(grad, index, weight, 6), flat)
     flat = gather.dots(grad, rows, index.flatten(), bag).view(5, 3)
     assert torch.equal(gather.dots(grad, rows, index), flat)
 
@@ -69,7 +69,8 @@ def test_many_taps_on_few_rows_give_the_same_bytes_for_any_threads(wave, same_by
     rows, grad = wave(51, 16, dtype=dtype), wave(9000, 16, phase=1, dtype=dtype)
     index = (wave(9000, 6, phase=2).abs() * 51).to(torch.int32)
     weight = wave(9000, 6, phase=3, dtype=dtype)
-    same_bytes(lambda: (gather.read(rows, index, weight), gather.spread(grad, index, weight, 50),
+    same_bytes(lambda: (gather.gather_sum(rows, index, weight),
+                        gather.scatter_sum(grad, index, weight, 50),
                         gather.dots(grad, rows, index)))
 
 
@@ -78,8 +79,8 @@ def test_taps_of_a_row_are_added_in_their_order():
     small = 2. ** -24
     source = torch.tensor([[1.]] + [[small]] * 4)
     index = torch.zeros(5, 1, dtype=torch.int32)
-    forward = gather.spread(source, index, torch.ones(5, 1), 1)
-    backward = gather.spread(source.flip(0), index, torch.ones(5, 1), 1)
+    forward = gather.scatter_sum(source, index, torch.ones(5, 1), 1)
+    backward = gather.scatter_sum(source.flip(0), index, torch.ones(5, 1), 1)
     assert forward.item() == 1. and backward.item() > 1.
 
 
@@ -87,8 +88,8 @@ def test_what_is_not_read_does_not_matter():
     rows = gather.rows_of(torch.tensor([[[[1., float('nan')]]]]))
     assert rows.shape == (3, 1) and rows[-1].item() == 0
     index = torch.tensor([[0, 2]], dtype=torch.int32)
-    assert gather.read(rows, index, torch.ones(1, 2)).item() == 1.
-    spread = gather.spread(torch.tensor([[3.]]), index, torch.ones(1, 2), 2)
+    assert gather.gather_sum(rows, index, torch.ones(1, 2)).item() == 1.
+    spread = gather.scatter_sum(torch.tensor([[3.]]), index, torch.ones(1, 2), 2)
     assert spread.flatten().tolist() == [3., 0.]
 
 
@@ -116,13 +117,14 @@ def test_rows_and_back(wave, layout, dtype):
 def test_nothing_to_do_is_done():
     none = torch.zeros(0, 4, dtype=torch.int32)
     rows, weight = torch.zeros(3, 2), torch.zeros(0, 4)
-    assert gather.read(rows, none, weight).shape == (0, 2)
-    assert gather.spread(torch.zeros(0, 2), none, weight, 3).tolist() == [[0, 0]] * 3
+    assert gather.gather_sum(rows, none, weight).shape == (0, 2)
+    assert gather.scatter_sum(torch.zeros(0, 2), none, weight, 3).tolist() == [[0, 0]] * 3
     assert gather.dots(torch.zeros(0, 2), rows, none).shape == (0, 4)
     starts = torch.zeros(4, dtype=torch.int32)
-    assert gather.read(rows, none.flatten(), weight.flatten(), starts).tolist() == [[0, 0]] * 3
+    bags = gather.gather_sum(rows, none.flatten(), weight.flatten(), starts)
+    assert bags.tolist() == [[0, 0]] * 3
     gather.put_rows(torch.zeros(0, 2, 3, 3), torch.zeros(0, 2))
-    assert gather.cut([], 5) == []
+    assert gather.chunk_by_cost([], 5) == []
 
 
 def test_keep_is_exact_for_what_is_not_finite(monkeypatch):
@@ -133,9 +135,9 @@ def test_keep_is_exact_for_what_is_not_finite(monkeypatch):
         for chunk in (1, 100):
             monkeypatch.setattr(gather, 'CHUNK_ELEMENTS', {'cpu': chunk})
             out = torch.full((6, 1), 5., dtype=dtype)
-            gather.keep(values, owner, 7, out)
+            gather.masked_copy(values, owner, 7, out)
             assert out[[0, 1, 2, 3, 5], 0].tolist() == [0, 0, -2, inf, 5] and out[4].isnan()
-            gather.keep(values, owner, torch.tensor([[1], [0], [7], [0], [0]]), out)
+            gather.masked_copy(values, owner, torch.tensor([[1], [0], [7], [0], [0]]), out)
             assert out.flatten().tolist() == [inf, 0, -2, 0, 0, 5]
 
 
@@ -148,12 +150,12 @@ def test_reading_few_pixels_or_all_gives_the_same_bytes(wave, monkeypatch, few):
     weight, grad = wave(40, 3, phase=2).float(), wave(40, 4, phase=3).float()
     monkeypatch.setattr(gather, '_few', lambda *_: few)
     source, sink = gather.Source(feature), gather.Sink(torch.ones_like(feature))
-    whole = gather.read(gather.rows_of(feature), index, weight)
-    assert torch.equal(source.read(index, weight), whole)
-    sink.spread(grad, index, weight)
+    whole = gather.gather_sum(gather.rows_of(feature), index, weight)
+    assert torch.equal(source.gather_sum(index, weight), whole)
+    sink.scatter_sum(grad, index, weight)
     sink.close()
     expected = torch.ones_like(feature)
-    gather.add_rows(expected, gather.spread(grad, index, weight, 90))
+    gather.add_rows(expected, gather.scatter_sum(grad, index, weight, 90))
     assert torch.equal(sink._grad, expected)
 
 
@@ -161,7 +163,7 @@ def test_reading_few_pixels_or_all_gives_the_same_bytes(wave, monkeypatch, few):
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), max_size=12), st.integers(1, 15))
 def test_cut_covers_everything_within_the_budget(items, budget):
     costs, widths = [i[0] for i in items], [i[1] for i in items]
-    runs = gather.cut(costs, budget, widths)
+    runs = gather.chunk_by_cost(costs, budget, widths)
     assert [i for a, b in runs for i in range(a, b)] == list(range(len(items)))
     for a, b in runs:
         assert b - a == 1 or (sum(costs[a:b]) <= budget

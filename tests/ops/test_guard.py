@@ -52,7 +52,7 @@ def test_an_operator_of_a_library_is_named_once_with_its_module():
         ('strangers::scale', 'torch.library'), ('strangers::scale_back', 'torch.library')]
     assert guard.findings == told
     assert guard.findings[0].module == 'neck (Neck)'
-    assert __file__ in guard.findings[0].place
+    assert __file__ in guard.findings[0].call_site
     text = str(guard.findings[0])
     assert 'strangers::scale' in text and "allow=['strangers::scale']" in text and 'neck' in text
 
@@ -147,7 +147,7 @@ def test_a_function_of_an_extension_is_named(monkeypatch):
         head(torch.ones(2))
     finding, = guard.findings
     assert finding.operator == '_bisect.bisect_right' and finding.kind == 'extension'
-    assert finding.module == ' (Head)' and __file__ in finding.place
+    assert finding.module == ' (Head)' and __file__ in finding.call_site
 
 
 def test_extensions_are_those_that_link_against_torch():

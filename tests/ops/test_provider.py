@@ -13,10 +13,10 @@ import pytest
 
 from mmrepro import ops
 from mmrepro.ops import operator_table
-from mmrepro.ops.provider import _MARK
+from mmrepro.ops.provider import MARK
 from mmrepro.ops.triton import FUSED
 
-LITE = hasattr(mmcv._ext, _MARK)
+LITE = hasattr(mmcv._ext, MARK)
 
 # Names and parameters of mmcv 2.1.0's binding; MMREPRO_WRITE_GOLDEN writes it anew.
 SIGNATURES = Path(__file__).parent / 'golden' / 'signatures.txt'

@@ -16,7 +16,7 @@ def _hex(*key):
 
 def step(i, level='parameter', noise=0., since=None, field='parameters', names=NAMES):
     """A record; from iteration ``since`` on it is another one, beginning with ``field``."""
-    order = ('data', 'losses', 'gradients', 'parameters', 'buffers', 'optimizer')
+    order = ('data', 'losses', 'buffers', 'gradients', 'optimizer', 'parameters')
     late = since is not None and i >= since
     off = {kind: late and (i > since or order.index(kind) >= order.index(field)) for kind in order}
     size = noise * 3.**(i - since) if late else 0.
@@ -27,7 +27,8 @@ def step(i, level='parameter', noise=0., since=None, field='parameters', names=N
         losses={name: (part * (loss + (size if off['losses'] else 0.))).hex()
                 for name, part in (('loss', 1.), ('loss_cls', .6), ('loss_bbox', .4))},
         lr={'base': [(.01).hex()]},
-        **{kind: _hex(kind, i, off[kind]) for kind in order[2:]})
+        **{kind: _hex(kind, i, off[kind])
+           for kind in ('gradients', 'parameters', 'buffers', 'optimizer')})
     if level == 'parameter':
         changed = {name: off['parameters'] and (i > since or name.startswith('head'))
                    for name in names}

@@ -6,54 +6,19 @@ process imports once, and every variant of a run is a forked child with its own 
 from __future__ import annotations
 
 import copy
-import hashlib
 import multiprocessing
 import os
 import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
-import numpy as np
 import torch
 import torch._dynamo  # noqa: F401  every optimizer does, for seconds: once, before processes are forked
 
+from mmrepro.digests import state_digest as digest
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 600  # seconds; a child that hangs is an error, not a wait
-
-
-def digest(value: Any) -> str:
-    """SHA-256 of tensors, arrays, numbers and containers of them: equal only for equal bytes."""
-    state = hashlib.sha256()
-    _update(state, value)
-    return state.hexdigest()[:16]
-
-
-def _update(state: Any, value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        state.update(f'{value.dtype}{tuple(value.shape)}'.encode())
-        if value.dtype == torch.bfloat16:  # NumPy has no such type
-            value = value.view(torch.int16)
-        state.update(value.numpy().tobytes())
-    elif isinstance(value, np.ndarray):
-        state.update(f'{value.dtype}{value.shape}'.encode())
-        state.update(np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, dict):
-        for key in sorted(value, key=str):
-            state.update(str(key).encode())
-            _update(state, value[key])
-    elif isinstance(value, (list, tuple)):
-        state.update(b'[%d' % len(value))
-        for item in value:
-            _update(state, item)
-    elif hasattr(value, 'all_items'):  # mmengine's data elements
-        _update(state, dict(value.all_items()))
-    elif hasattr(value, 'tensor'):  # mmdet's boxes
-        _update(state, value.tensor)
-    elif hasattr(value, 'masks'):
-        _update(state, [np.asarray(mask) for mask in value.masks])
-    else:
-        state.update(repr(value).encode())
 
 
 def _recorder(with_data: bool) -> Any:

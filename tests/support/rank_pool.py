@@ -11,19 +11,12 @@ import atexit
 import functools
 import multiprocessing
 import os
-import socket
 import traceback
 from datetime import timedelta
 
 import torch.distributed as dist
 
 LIMIT = timedelta(seconds=30)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        return probe.getsockname()[1]
 
 
 def _serve(pipe, port) -> None:

@@ -13,8 +13,8 @@ sys.path[:0] = [SUPPORT, os.path.dirname(SUPPORT)]
 def main() -> None:
     import conftest  # noqa: F401  pins threads
     import torch
+    from demo_runs import small, workers
     from harness import train
-    from test_invariance import small, workers
     model, data_root, start, work_dir, out = sys.argv[1:]
     torch.set_num_threads(1)
     cfg = small(model, data_root)

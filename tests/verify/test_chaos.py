@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 from mmengine.hooks import CheckpointHook
-from test_preempt import Small, settings  # noqa: F401  registered classes
+from preempted_runs import settings
 
 from mmrepro.cli.chaos import main, prepare
 from mmrepro.hooks import PreemptHook

@@ -6,74 +6,14 @@ import pytest
 from harness import Child
 from mmengine.config import Config
 from mmengine.runner import Runner
-from test_runner import NoisyLine, Points, config  # noqa: F401
+from small_runs import config
 
-from mmrepro.fingerprint.difference import Difference, differing_fields, first_difference
 from mmrepro.fingerprint.manifest import read_manifest
-from mmrepro.fingerprint.reader import TraceError, read_run
+from mmrepro.fingerprint.reader import FingerprintError, read_run
 from mmrepro.fingerprint.writer import Writer
 from mmrepro.runs.process import TrainingFailed
 from mmrepro.verify import replay as module
 
-RECORD = dict(
-    kind='step', iteration=0, epoch=0, batch=dict(positions=[0, 1], data='d'),
-    losses=dict(loss='0x1p+0', loss_cls='0x1p-1'), lr=dict(lr=['0x1p-4']), gradients='g',
-    parameters='p', buffers='b', optimizer='o',
-    modules=[['conv', 'forward', 0, '1', '2'], ['conv', 'backward', 0, '3', '4']],
-    operators=[['forward', 'conv', 'aten.x', 0, '1', '2', 's'],
-               ['backward', '', 'aten.y', 1, '1', '2', 's']],
-    by_name=dict(gradients=dict(w='1', v='2')))
-
-
-def changed(*path, value):
-    record = copy.deepcopy(RECORD)
-    node = record
-    for name in path[:-1]:
-        node = node[name]
-    node[path[-1]] = value
-    return record
-
-
-@pytest.mark.parametrize(('path', 'value', 'field'), [
-    (('batch', 'positions'), [1, 0], 'batch.positions'), (('batch', 'data'), 'x', 'batch.data'),
-    (('losses', 'loss_cls'), '0x1p-2', 'losses.loss_cls'), (('gradients', ), 'x', 'gradients'),
-    (('lr', 'lr'), ['0x1p-5'], 'lr.lr'), (('parameters', ), 'x', 'parameters'),
-    (('buffers', ), 'x', 'buffers'), (('optimizer', ), 'x', 'optimizer'), (('epoch', ), 1, 'epoch'),
-    (('modules', 1, 4), 'x', 'output of conv backward (call 0)'),
-    (('modules', 0, 3), 'x', 'input of conv forward (call 0)'),
-    (('modules', 0, 0), 'x', 'modules in their order'),
-    (('modules', ), RECORD['modules'][:1], 'number of modules'),
-    (('operators', 1, 5), 'x', 'output of backward aten.y (call 1)'),
-])
-def test_every_field_is_compared(path, value, field):
-    assert [name for name, _, _ in differing_fields(RECORD, changed(*path, value=value))] == [field]
-
-
-def test_what_only_one_run_recorded_is_not_compared():
-    small = {key: RECORD[key] for key in ('iteration', 'epoch', 'losses', 'parameters')}
-    assert differing_fields(RECORD, small) == differing_fields(small, RECORD) == []
-
-
-def test_gradients_are_named_where_names_are_known():
-    other = changed('by_name', 'gradients', 'v', value='x')
-    other['gradients'] = 'x'
-    assert differing_fields(RECORD, other) == [('gradients of v', 'g', 'x')]
-
-
-def test_the_first_iteration_and_the_earliest_cause_are_named():
-    later = changed('parameters', value='x')
-    both = changed('gradients', value='y')
-    both['parameters'] = 'x'
-    found = first_difference({0: RECORD, 1: RECORD, 2: RECORD, 9: RECORD},
-                             {0: RECORD, 1: both, 2: later})
-    assert found == Difference(1, 'gradients', 'g', 'y')
-    assert found.text() == 'iteration 1, gradients: g and y'
-    loss = changed('losses', 'loss', value='0x1.8p+0')
-    assert first_difference({3: RECORD}, {3: loss}).text() == (
-        'iteration 3, losses.loss: 1.0 (0x1p+0) and 1.5 (0x1.8p+0)')
-
-
-# ------------------------------------------------------------------------------------- replay
 
 @pytest.fixture(scope='module')
 def original(tmp_path_factory):
@@ -196,5 +136,5 @@ def test_the_run_itself_is_not_overwritten(original, capsys):
 def test_a_run_that_began_at_a_lost_checkpoint(original, tmp_path):
     manifest = read_manifest(str(original))
     content = dict(manifest.content, resumed_from='/gone/epoch_1.pth')
-    with pytest.raises(TraceError, match='resumed from /gone/epoch_1.pth, which does not exist'):
+    with pytest.raises(FingerprintError, match='from /gone/epoch_1.pth, which does not exist'):
         module.prepare(manifest._replace(content=content), str(tmp_path))

@@ -10,7 +10,8 @@ from mmengine.config import Config, ConfigDict
 
 from mmrepro.demo.demo_config import demo_config
 from mmrepro.fingerprint.writer import Writer
-from mmrepro.localise.search import Outcome
+from mmrepro.localise import entry
+from mmrepro.localise.search import LocaliseResult
 from mmrepro.runs import reduction
 from mmrepro.runs.process import Fresh, Plan, TrainingFailed, add_fingerprints
 from mmrepro.verify import variations as module
@@ -133,25 +134,24 @@ def test_a_config_without_validation(config, stand_in, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(('name', 'expected'), [
-    ('workers', ['{w}/reference', '{w}/workers']),
-    ('resume', ['{w}/reference/config.py', '--resume-b', '2', '--iters', '5']),
-    ('validation', ['{w}/validation/config.py', '--validate-b', '2', '--iters', '5'])])
+    ('workers', ('{w}/reference', '{w}/workers', '{w}/localise')),
+    ('resume', ('{w}/reference/config.py', '{w}/localise', 5, 'resume_b', 2)),
+    ('validation', ('{w}/validation/config.py', '{w}/localise', 5, 'validate_b', 2))])
 def test_a_difference_is_localised_on_demand(config, stand_in, tmp_path, monkeypatch,
                                              capsys, name, expected):
     called = []
-    outcome = Outcome('equal', 5)
 
-    def outcome_of(argv):
-        called.append(argv)
-        return outcome
+    def localise(*args, **events):
+        called.append((*args, *(part for event in events.items() for part in event)))
+        return LocaliseResult('equal', 5)
 
-    monkeypatch.setattr('mmrepro.cli.localise.outcome_of', outcome_of)
+    monkeypatch.setattr(entry, 'localise_config', localise)
+    monkeypatch.setattr(entry, 'localise_runs', localise)
     assert run(config, tmp_path, '--vary', name, '--localise') == 0 and called == []
     stand_in.wrong[name] = 3
     assert run(config, tmp_path, '--vary', name, '--localise') == 1
-    folder = str(tmp_path / 'w')
-    assert called == [[*(part.format(w=folder) for part in expected), '--work-dir',
-                       f'{folder}/localise']]
+    assert called == [tuple(part.format(w=tmp_path / 'w') if isinstance(part, str) else part
+                            for part in expected)]
     assert capsys.readouterr().out.endswith('SAME BITS: 5 iterations agree\n')
     assert run(config, tmp_path, '--vary', name, '--localise', '--json') == 1
     assert json.loads(capsys.readouterr().out)['localise']['verdict'] == 'equal'

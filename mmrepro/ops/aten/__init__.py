@@ -1,16 +1,16 @@
-"""torch's own operators, where they raise, drift or take detours under the deterministic flag.
+"""Replacements of torch's own operators that raise, vary or are slow under the deterministic flag.
 
-``table`` says what torch does and what we do, operator by operator and release by release;
-``dispatch`` installs it. The families: ``separable`` (resize, average pooling, padding), ``grids``
-(grid_sample), ``scatters`` (max pooling and whatever adds at an index), ``scans`` (cumsum),
-``orders`` (topk, sort and their kin, where ties go by index), ``losses``, ``seams``.
+``kernel_table`` lists the operators by release, and ``dispatch`` installs the replacements:
+``separable`` (resize, average pooling, padding), ``grid_sample``, ``scatter`` (max pooling and
+additions at an index), ``cumsum``, ``selection`` (topk, sort and others, with ties by index),
+``losses``, and ``python_overrides``. ``sync_bn`` makes torch's SyncBatchNorm work on CPU ranks.
 
-Every function runs on any device and is tested on a CPU; the dispatcher calls it for CUDA, and
-those of ``orders`` for a CPU too.
+Every function runs on any device and is tested on a CPU. The dispatcher calls them for CUDA, and
+those of ``selection`` also for CPU.
 """
 from __future__ import annotations
 
 from .dispatch import active, install, installed, installing, uninstall
-from .kernel_table import TABLE, Row
+from .kernel_table import TABLE, KernelRow
 
-__all__ = ['TABLE', 'Row', 'active', 'install', 'installed', 'installing', 'uninstall']
+__all__ = ['TABLE', 'KernelRow', 'active', 'install', 'installed', 'installing', 'uninstall']

@@ -1,10 +1,9 @@
-"""Puts our kernels in front of torch's at the dispatcher, and takes them away again.
+"""Install mmrepro's kernels at torch's dispatcher, and remove them.
 
 A row of the table names an operator of ``aten`` and a function; ``Library('aten', 'IMPL')`` makes
-the function its kernel for a device. Forward passes stay torch's: autograd calls the operator's
-backward through the dispatcher, and finds ours. Some deterministic paths of torch are chosen in
-Python before the dispatcher is reached (``F.interpolate``, ``F.pad``); these rows name a module and
-an attribute instead.
+the function its kernel for a device. Forward passes remain torch's; autograd calls the operator's
+backward through the dispatcher. torch chooses some deterministic paths in Python, before the
+dispatcher (``F.interpolate``, ``F.pad``); those rows name a module and an attribute instead.
 """
 from __future__ import annotations
 
@@ -13,29 +12,28 @@ import importlib
 import inspect
 import re
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
-from .kernel_table import TABLE, Row
+from .kernel_table import TABLE, KernelRow
 
 __all__ = ['active', 'install', 'installed', 'installing', 'release', 'uninstall']
 
 # Dispatch keys of devices.
 _KEYS = {'cpu': 'CPU', 'cuda': 'CUDA', 'meta': 'Meta'}
 
-# Releases that replace operators from Python themselves ask whether that may be replaced.
+# Newer releases require permission to override a kernel.
 _OVERRIDE = {'allow_override': True} if 'allow_override' in inspect.signature(
     torch.library.Library.impl).parameters else {}
 
-# What is in force: the library that owns the kernels, and the attributes with what they were.
+# What is installed: the library that owns the kernels, and (module, attribute, original value).
 _library: Any = None
-_attributes: list[tuple[Any, str, Any]] = []
-_names: dict[str, tuple[str, ...]] = {}
+_attributes: List[Tuple[Any, str, Any]] = []
+_names: Dict[str, Tuple[str, ...]] = {}
 
 
-def release(version: str = torch.__version__) -> tuple[int, int]:
+def release(version: str = torch.__version__) -> Tuple[int, int]:
     """(major, minor) of a torch version.
 
     >>> release('2.13.0+cu128')
@@ -46,46 +44,40 @@ def release(version: str = torch.__version__) -> tuple[int, int]:
 
 
 def _exists(operator: str) -> bool:
-    """Whether this torch knows the operator; rows name some that came or went."""
+    """Whether this torch has the operator; some rows name operators of other releases."""
     name, _, overload = operator.partition('.')
     packet = getattr(torch.ops.aten, name, None)
     return packet is not None and (overload or 'default') in packet.overloads()
 
 
-def active(device: str, version: str = torch.__version__) -> list[Row]:
-    """Rows that replace something for ``device`` ('cpu' or 'cuda') on that release."""
+def active(device: str, version: str = torch.__version__) -> List[KernelRow]:
+    """The rows to install for ``device`` ('cpu' or 'cuda') on a release."""
     now = release(version)
     return [row for row in TABLE
             if row.target and device in row.devices and row.since <= now < row.until]
 
 
-def _impl(library: Any, row: Row, key: str) -> None:
+def _impl(library: Any, row: KernelRow, key: str) -> None:
     with warnings.catch_warnings():
-        # torch says once that a kernel is overridden, which is what we are here for
+        # torch warns once that a kernel is overridden, which is intended
         warnings.simplefilter('ignore', UserWarning)
         library.impl(row.operator, row.load(), key, **_OVERRIDE)
 
 
-def _seam(name: str) -> tuple[bool, Any, str]:
-    """Whether ``module.attribute`` exists, the module, and the attribute's name."""
-    module_name, _, attribute = name.rpartition('.')
+def _override(row: KernelRow) -> None:
+    module_name, _, attribute = row.operator.rpartition('.')
     module = importlib.import_module(module_name)
-    return hasattr(module, attribute), module, attribute
-
-
-def _put(row: Row) -> None:
-    exists, module, attribute = _seam(row.operator)
-    if exists:
+    if hasattr(module, attribute):
         _attributes.append((module, attribute, getattr(module, attribute)))
         setattr(module, attribute, row.load())
 
 
-def install(devices: Iterable[str] | None = None) -> None:
-    """Replace what the table says, for these devices. Again with others: they replace the former.
+def install(devices: Optional[Iterable[str]] = None) -> None:
+    """Install the rows of the table for ``devices``, instead of those installed before.
 
     Args:
-        devices: of 'cpu' and 'cuda'; None: 'cpu', and 'cuda' if this torch was built with it. A
-            device need not be present.
+        devices: of 'cpu' and 'cuda', which need not be present; None: 'cpu', and 'cuda' if this
+            torch was built with it.
     """
     global _library
     if devices is None:
@@ -98,8 +90,8 @@ def install(devices: Iterable[str] | None = None) -> None:
     try:
         for device in devices:
             for row in active(device):
-                if row.seam:
-                    _put(row)
+                if row.overrides_python:
+                    _override(row)
                 elif _exists(row.operator):
                     _impl(_library, row, _KEYS[device])
     except BaseException:
@@ -109,25 +101,25 @@ def install(devices: Iterable[str] | None = None) -> None:
 
 
 def uninstall() -> None:
-    """Undo :func:`install`; torch's own kernels answer again."""
+    """Undo :func:`install`."""
     global _library
     while _attributes:
         module, attribute, before = _attributes.pop()
         setattr(module, attribute, before)
     if hasattr(_library, '_destroy'):
         _library._destroy()
-    # torch 2.0 has no _destroy: its library lets go when the last reference does
+    # torch 2.0 has no _destroy; its library is removed with the last reference
     _library = None
     _names.clear()
 
 
-def installed() -> tuple[str, ...]:
-    """Devices for which our kernels answer."""
+def installed() -> Tuple[str, ...]:
+    """Devices for which kernels are installed."""
     return tuple(_names)
 
 
 @contextlib.contextmanager
-def installing(devices: Iterable[str] | None = None) -> Iterator[None]:
+def installing(devices: Optional[Iterable[str]] = None) -> Iterator[None]:
     """:func:`install` for the length of a block; what was before comes back."""
     before = installed()
     install(devices)

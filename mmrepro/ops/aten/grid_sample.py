@@ -1,22 +1,30 @@
-"""Backward of ``grid_sample``, which torch's CUDA kernel makes with atomics.
+"""Backward of ``grid_sample``, which torch's CUDA kernel computes with atomics.
 
 A sample is a product of one small filter per axis: 1 tap (nearest), 2 (bilinear) or 4 (bicubic).
-The taps of all samples go through :mod:`mmrepro.ops.gather`: sorted by destination for the gradient
-of the map, dot products with the map for the gradient of the grid. Images do not share pixels, so
-they are worked on in groups that bound the memory, and the groups do not show in the bits.
+:mod:`mmrepro.ops.gather` sums the taps: sorted by destination for the gradient of the map, as dot
+products with the map for the gradient of the grid. Images do not share pixels, so processing them
+in groups bounds the memory and does not affect the bits.
 
 Source of the formulas: ``aten/src/ATen/native/GridSampler.h`` (positions, padding and their
 slopes; cubic coefficients from ``UpSample.h``).
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
-from ..gather import add_rows, bags, chunk_taps, compute_dtype, cut, dots, rows_of, spread
+from ..gather import (
+    add_rows,
+    bags,
+    chunk_by_cost,
+    chunk_taps,
+    compute_dtype,
+    dots,
+    rows_of,
+    scatter_sum,
+)
 
 __all__ = ['cudnn_grid_sample_backward', 'grid_sample_backward']
 
@@ -24,14 +32,14 @@ __all__ = ['cudnn_grid_sample_backward', 'grid_sample_backward']
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
 _CUBIC = -0.75
-# Where aten puts samples that are not finite or do not fit an int: outside of every map.
-_NOWHERE = -100.
+# aten's position of samples that are not finite or do not fit an int: outside every map.
+_OUTSIDE = -100.
 _INT_MAX = 2. ** 31 - 1
 
 
 class _Filter(NamedTuple):
-    """Along one axis: (..., T) integer positions, weights, their slopes by the grid's number, and
-    which positions exist."""
+    """Filters along one axis, (..., T): integer positions, weights, their derivatives by the grid,
+    and whether a position exists."""
 
     position: Tensor
     weight: Tensor
@@ -39,19 +47,19 @@ class _Filter(NamedTuple):
     live: Tensor
 
 
-def _pixels(grid: Tensor, size: int, align: bool) -> tuple[Tensor, float]:
-    """Positions in pixels of grid numbers in [-1, 1], and pixels per unit."""
+def _pixels(grid: Tensor, size: int, align: bool) -> Tuple[Tensor, float]:
+    """Positions in pixels of grid values in [-1, 1], and pixels per unit."""
     if align:
         return (grid + 1) / 2 * (size - 1), (size - 1) / 2
     return ((grid + 1) * size - 1) / 2, size / 2
 
 
-def _clip(at: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _clip(at: Tensor, size: int) -> Tuple[Tensor, Tensor]:
     inside = (at > 0) & (at < size - 1)
     return at.nan_to_num(0, size - 1, 0).clamp(0, size - 1), inside.to(at.dtype)
 
 
-def _reflect(at: Tensor, size: int, align: bool) -> tuple[Tensor, Tensor]:
+def _reflect(at: Tensor, size: int, align: bool) -> Tuple[Tensor, Tensor]:
     low, high = (0., size - 1.) if align else (-0.5, size - 0.5)
     span = high - low
     if span == 0:
@@ -64,19 +72,20 @@ def _reflect(at: Tensor, size: int, align: bool) -> tuple[Tensor, Tensor]:
             torch.where(odd, -sign, sign))
 
 
-def _padded(at: Tensor, size: int, padding: int, align: bool) -> tuple[Tensor, Tensor | float]:
-    """Positions after the padding rule, and what a step before it makes after it."""
-    slope: Tensor | float = 1.
+def _padded(at: Tensor, size: int, padding: int,
+            align: bool) -> Tuple[Tensor, Union[Tensor, float]]:
+    """Positions after the padding rule, and their derivative by those before it."""
+    slope: Union[Tensor, float] = 1.
     if padding == _REFLECTION:
         at, slope = _reflect(at, size, align)
     if padding != _ZEROS:
         at, inside = _clip(at, size)
         slope = inside * slope
-    return torch.where(at.abs() < _INT_MAX, at, _NOWHERE), slope
+    return torch.where(at.abs() < _INT_MAX, at, _OUTSIDE), slope
 
 
-def _cubic(part: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights of the four taps at distances 1 + part, part, 1 - part, 2 - part; their slopes."""
+def _cubic(part: Tensor) -> Tuple[Tensor, Tensor]:
+    """Weights of the four taps at distances 1 + part, part, 1 - part, 2 - part; derivatives."""
     a = _CUBIC
     x = torch.stack((part + 1, part, 1 - part, 2 - part), -1)
     outer, inner = ((x - 5) * x + 8) * x * a - 4 * a, ((a + 2) * x - (a + 3)) * x * x + 1
@@ -89,14 +98,14 @@ def _cubic(part: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _filter(grid: Tensor, size: int, mode: int, padding: int, align: bool) -> _Filter:
-    """The taps of every sample along one axis. grid: (..., ) one number per sample."""
+    """Taps of every sample along one axis; ``grid`` has one value per sample."""
     at, per_unit = _pixels(grid, size, align)
     if mode == _BICUBIC:
-        at = torch.where(at.abs() < _INT_MAX, at, _NOWHERE)
+        at = torch.where(at.abs() < _INT_MAX, at, _OUTSIDE)
         low = at.floor()
         weight, slope = _cubic(at - low)
         position = low.unsqueeze(-1) + torch.arange(-1, 3, device=at.device)
-        # Here the padding rule moves the pixels that are read, not the sample.
+        # the padding rule applies to the pixels that are read, not to the sample
         position = _padded(position, size, padding, align)[0]
         slope = slope * per_unit
     else:
@@ -116,11 +125,11 @@ def _filter(grid: Tensor, size: int, mode: int, padding: int, align: bool) -> _F
 
 
 class _Taps(NamedTuple):
-    """(samples, T): rows (those outside point past the end), weights, and slopes per axis."""
+    """(samples, T): rows (the padding index outside), weights, and derivatives per axis."""
 
     row: Tensor
     weight: Tensor
-    slopes: list[Tensor]
+    slopes: List[Tensor]
 
 
 def _product(filters: Sequence[_Filter], sizes: Sequence[int], images: int, wants_grid: bool
@@ -153,17 +162,17 @@ def _product(filters: Sequence[_Filter], sizes: Sequence[int], images: int, want
 
 def grid_sample_backward(grad: Tensor, input: Tensor, grid: Tensor, mode: int, padding: int,
                          align_corners: bool, output_mask: Sequence[bool] = (True, True)
-                         ) -> tuple[Tensor | None, Tensor | None]:
+                         ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
     """``aten::grid_sampler_2d_backward`` and ``grid_sampler_3d_backward``.
 
     Args:
         grad: (N, C, [D,] H', W'). input: (N, C, [D,] H, W).
         grid: (N, [D',] H', W', 2 or 3), x first.
         mode, padding: aten's codes.
-        output_mask: which of the two gradients to make.
+        output_mask: which of the two gradients to compute.
 
     Returns:
-        Gradients of the input and of the grid, None where not asked for.
+        Gradients of the input and of the grid; None if not requested.
     """
     sizes = input.shape[2:]
     wants_input, wants_grid = output_mask
@@ -176,7 +185,7 @@ def grid_sample_backward(grad: Tensor, input: Tensor, grid: Tensor, mode: int, p
     if input.numel() and samples:
         per_axis = (1, 2, 4)[(_NEAREST, _BILINEAR, _BICUBIC).index(mode)]
         taps = samples * per_axis ** len(sizes)
-        for low, high in cut([taps] * len(input), chunk_taps(input.device)):
+        for low, high in chunk_by_cost([taps] * len(input), chunk_taps(input.device)):
             part = slice(low, high)
             _images(grad[part], input[part], grid[part], mode, padding, align_corners,
                     None if grad_input is None else grad_input[part],
@@ -186,18 +195,18 @@ def grid_sample_backward(grad: Tensor, input: Tensor, grid: Tensor, mode: int, p
 
 
 def _images(grad: Tensor, input: Tensor, grid: Tensor, mode: int, padding: int, align: bool,
-            grad_input: Tensor | None, grad_grid: Tensor | None) -> None:
-    """Some images: adds to ``grad_input``, writes ``grad_grid``."""
+            grad_input: Optional[Tensor], grad_grid: Optional[Tensor]) -> None:
+    """Add the gradients of some images to ``grad_input`` and write ``grad_grid``."""
     images, channels, *sizes = input.shape
     dtype = compute_dtype(input)
-    places = grid.reshape(images, -1, len(sizes)).to(dtype)
-    filters = [_filter(places[..., len(sizes) - 1 - i], size, mode, padding, align)
+    positions = grid.reshape(images, -1, len(sizes)).to(dtype)
+    filters = [_filter(positions[..., len(sizes) - 1 - i], size, mode, padding, align)
                for i, size in enumerate(sizes)]
     taps = _product(filters, sizes, images, grad_grid is not None)
     source = bags(grad.reshape(images, channels, -1)).contiguous()
     flat = (images, channels, 1, -1)
     if grad_input is not None:
-        rows = spread(source, taps.row, taps.weight, images * input[0, 0].numel())
+        rows = scatter_sum(source, taps.row, taps.weight, images * input[0, 0].numel())
         add_rows(grad_input.view(flat), rows)
     if grad_grid is not None:
         reads = dots(source, rows_of(input.reshape(flat)), taps.row)
@@ -206,6 +215,6 @@ def _images(grad: Tensor, input: Tensor, grid: Tensor, mode: int, padding: int, 
             out.copy_((reads * slope).sum(-1).view(images, -1))
 
 
-def cudnn_grid_sample_backward(input: Tensor, grid: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def cudnn_grid_sample_backward(input: Tensor, grid: Tensor, grad: Tensor) -> Tuple[Tensor, Tensor]:
     """``aten::cudnn_grid_sampler_backward``: bilinear, zeros outside, corners aligned."""
     return grid_sample_backward(grad, input, grid, _BILINEAR, _ZEROS, True)

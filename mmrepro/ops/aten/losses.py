@@ -1,5 +1,7 @@
-"""Losses whose sums torch makes with atomics."""
+"""Losses that torch sums with atomics."""
 from __future__ import annotations
+
+from typing import Optional, Tuple
 
 from torch import Tensor
 
@@ -11,9 +13,9 @@ __all__ = ['nll_loss2d_forward']
 _NONE, _MEAN = 0, 1
 
 
-def nll_loss2d_forward(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int,
-                       ignore_index: int) -> tuple[Tensor, Tensor]:
-    """``aten::nll_loss2d_forward``: (loss, sum of the weights that counted).
+def nll_loss2d_forward(self: Tensor, target: Tensor, weight: Optional[Tensor], reduction: int,
+                       ignore_index: int) -> Tuple[Tensor, Tensor]:
+    """``aten::nll_loss2d_forward``: (loss, sum of the weights of pixels that are not ignored).
 
     Args:
         self: (N, C, H, W) log-probabilities. target: (N, H, W) classes. weight: (C,) or None.
@@ -31,7 +33,7 @@ def nll_loss2d_forward(self: Tensor, target: Tensor, weight: Tensor | None, redu
     scale = counted.to(dtype) if weight is None else (
         weight.to(dtype)[classes].masked_fill(~counted, 0))
     loss = -self.gather(1, classes.unsqueeze(1)).squeeze(1).to(dtype) * scale
-    # An infinite log-probability of an ignored pixel must not become NaN.
+    # 0 times an infinite log-probability is NaN
     loss = loss.masked_fill(~counted, 0)
     if reduction == _NONE:
         return loss.to(self.dtype), self.new_zeros(())

@@ -1,12 +1,12 @@
-"""Operators that add, or write, many sources to one place named by an index.
+"""Operators that add or write several sources to one position, given by an index.
 
-torch's ``index_put_(accumulate=True)`` sorts the sources by destination (stable) and adds each
-group in order, on CUDA always and on a CPU under the deterministic flag, in every release that we
-support. What is here reduces to it: torch's own kernels for these operators add with atomics.
+torch's kernels for these operators add with atomics. They are reduced here to
+``index_put_(accumulate=True)``, which sorts the sources by destination (stable) and adds each group
+in order: on CUDA always, and on a CPU under the deterministic flag, in all supported releases.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from typing import Callable, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -17,11 +17,12 @@ __all__ = ['add_at', 'bincount', 'max_pool_backward', 'max_unpool', 'put_', 'sca
            'scatter_add_']
 
 
-def add_at(size: int, place: Tensor, values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """``out[p] = sum of the values whose place is p``, in the order in which they stand.
+def add_at(size: int, position: Tensor, values: Tensor,
+           dtype: Optional[torch.dtype] = None) -> Tensor:
+    """``out[p] = sum of the values whose position is p``, in their order.
 
     Args:
-        size: elements of the result. place: (E,) int64. values: (E,).
+        size: elements of the result. position: (E,) int64. values: (E,).
         dtype: of the sums; float32 for half precision unless given.
 
     Returns:
@@ -29,7 +30,7 @@ def add_at(size: int, place: Tensor, values: Tensor, dtype: torch.dtype | None =
     """
     dtype = dtype or compute_dtype(values)
     out = torch.zeros(size, dtype=dtype, device=values.device)
-    return out.index_put_((place,), values.to(dtype), accumulate=True)
+    return out.index_put_((position,), values.to(dtype), accumulate=True)
 
 
 def _planes(indices: Tensor, axes: int, plane: int) -> Tensor:
@@ -44,21 +45,21 @@ def max_pool_backward(axes: int, at: int = -1) -> Callable[..., Tensor]:
 
     Args:
         axes: spatial axes, 2 or 3.
-        at: where the operator has its indices among the arguments behind (grad, input): 0 for
-            adaptive pooling, -1 (the last) for the others.
+        at: position of the operator's indices among the arguments after (grad, input): 0 for
+            adaptive pooling, -1 for the others.
     """
 
     def backward(grad: Tensor, self: Tensor, *arguments) -> Tensor:
         indices = arguments[at]
-        place = _planes(indices, axes, self.shape[-axes:].numel())
-        out = add_at(self.numel(), place, grad.reshape(-1))
+        position = _planes(indices, axes, self.shape[-axes:].numel())
+        out = add_at(self.numel(), position, grad.reshape(-1))
         return out.to(grad.dtype).view(self.shape)
 
     return backward
 
 
 def max_unpool(axes: int) -> Callable[..., Tensor]:
-    """``aten::max_unpool2d`` or ``3d``. Where two sources name one place, the last one stays."""
+    """``aten::max_unpool2d`` or ``3d``. Of several sources of a position the last one wins."""
 
     def forward(self: Tensor, indices: Tensor, output_size: Sequence[int],
                 *ignored: Sequence[int]) -> Tensor:
@@ -70,7 +71,7 @@ def max_unpool(axes: int) -> Callable[..., Tensor]:
         outside = (indices < 0) | (indices >= plane)
         if bool(outside.any()):
             found = int(indices[outside][0])
-            raise RuntimeError(f'max_unpool{axes}d: index {found} lies outside of the output, '
+            raise RuntimeError(f'max_unpool{axes}d: index {found} lies outside the output, '
                                f'whose planes have {plane} elements')
         if self.numel():
             _write_last(out.view(-1), _planes(indices, axes, plane), self.reshape(-1))
@@ -79,30 +80,30 @@ def max_unpool(axes: int) -> Callable[..., Tensor]:
     return forward
 
 
-def _write_last(out: Tensor, place: Tensor, values: Tensor) -> None:
-    """``out[place] = values`` in place, the later of two sources for one place winning."""
-    row, order = torch.sort(place, stable=True)
+def _write_last(out: Tensor, position: Tensor, values: Tensor) -> None:
+    """``out[position] = values``, in place; of several sources of a position the last one wins."""
+    row, order = torch.sort(position, stable=True)
     last = torch.ones_like(row, dtype=torch.bool)
     last[:-1] = row[1:] != row[:-1]
-    # No place occurs twice any more, so the order of writing does not matter.
+    # positions are unique now, so the order of writing does not matter
     out.index_put_((row[last],), values[order[last]])
 
 
 def put_(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """``aten::put_``: as torch's, with the last source winning, or all added in order."""
     flat = self.reshape(-1) if not self.is_contiguous() else self.view(-1)
-    place, values = index.reshape(-1), source.reshape(-1)
-    place = torch.where(place < 0, place + flat.numel(), place)
+    position, values = index.reshape(-1), source.reshape(-1)
+    position = torch.where(position < 0, position + flat.numel(), position)
     if accumulate:
-        flat.index_put_((place,), values, accumulate=True)
-    elif place.numel():
-        _write_last(flat, place, values)
+        flat.index_put_((position,), values, accumulate=True)
+    elif position.numel():
+        _write_last(flat, position, values)
     if flat.data_ptr() != self.data_ptr():
         self.copy_(flat.view(self.shape))
     return self
 
 
-def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+def bincount(self: Tensor, weights: Optional[Tensor] = None, minlength: int = 0) -> Tensor:
     """``aten::bincount`` with weights. Sums are float32 for float32 weights, else float64.
 
     Raises:
@@ -129,7 +130,7 @@ def scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     if not self.dim():
         return (out.view(1) + src.reshape(-1).sum()).view(())
     dim = dim % self.dim()
-    place = index.new_zeros(())
+    position = index.new_zeros(())
     stride = 1
     for axis in range(self.dim() - 1, -1, -1):
         if axis == dim:
@@ -137,10 +138,10 @@ def scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
         else:
             at = torch.arange(index.shape[axis], device=index.device)
             at = at.view([-1 if i == axis else 1 for i in range(index.dim())])
-        place = place + at * stride
+        position = position + at * stride
         stride *= self.shape[axis]
     values = src[tuple(slice(size) for size in index.shape)]
-    out.view(-1).index_put_((place.reshape(-1),), values.reshape(-1), accumulate=True)
+    out.view(-1).index_put_((position.reshape(-1),), values.reshape(-1), accumulate=True)
     return out
 
 

@@ -1,19 +1,20 @@
 """Selection by value where equal values go by index: topk, sort, kthvalue, median.
 
-torch promises nothing about ties in ``topk`` and in a sort that is not asked to be stable: its CPU
-kernels (partial sorts, since 2.6 vectorised ones) and its CUDA kernels (radix selection, bitonic or
-segmented sorts, by size) pick differently, so a detector would keep other boxes on another device
-or release. Here the lower index comes first, everywhere. NaN counts as larger than every number and
--0 as equal to 0, as in torch.
+torch does not specify the order of equal values in ``topk`` and unstable sorts. Its CPU kernels
+(partial sorts, vectorised since 2.6) and CUDA kernels (radix selection, bitonic or segmented sorts,
+by size) choose differently, so a detector may keep different boxes on another device or release.
+Here the lower index comes first. As in torch, NaN is larger than every number and -0 equals 0.
 """
 from __future__ import annotations
+
+from typing import Tuple
 
 import torch
 from torch import Tensor
 
 __all__ = ['kthvalue', 'median', 'nanmedian', 'sort', 'topk']
 
-# Types whose values fit into 32 bits beside an index of 32 bits.
+# Dtypes that fit into 32 bits, so that value and index fit into 64.
 _NARROW_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _NARROW_INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
@@ -22,37 +23,37 @@ def _ranks(self: Tensor) -> Tensor:
     """int64 of 32 significant bits that compare as the values of ``self`` do."""
     if self.dtype in _NARROW_INTEGERS:
         return self.to(torch.int64)
-    # Adding 0 turns -0 into 0.
+    # adding 0 turns -0 into 0
     value = self.to(torch.float32) + 0.
     bits = value.view(torch.int32)
-    # Read as integers, negative floats run backwards: turn all but their sign around.
+    # negative floats compare inversely as integers: invert all bits but the sign
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return bits.masked_fill_(torch.isnan(value), 0x7FFFFFFF).to(torch.int64)
 
 
 def _keys(self: Tensor, dim: int, largest: bool) -> Tensor:
-    """Distinct int64 keys: value first, then the index, the lower one being the better."""
+    """Distinct int64 keys: the value, then the index, of which the lower one is better."""
     length = self.shape[dim]
-    place = torch.arange(length, device=self.device)
+    position = torch.arange(length, device=self.device)
     if largest:
-        place = length - 1 - place
+        position = length - 1 - position
     shape = [1] * self.dim()
     shape[dim] = length
-    return (_ranks(self) << 32) | place.view(shape)
+    return (_ranks(self) << 32) | position.view(shape)
 
 
-def _native_topk(self: Tensor, k: int, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
-    # The form with outputs is torch's own: only the one without is replaced.
+def _native_topk(self: Tensor, k: int, dim: int, largest: bool) -> Tuple[Tensor, Tensor]:
+    # the overload with outputs is not replaced
     out = self.new_empty(0), self.new_empty(0, dtype=torch.int64)
     return torch.topk(self, k, dim, largest, True, out=out)
 
 
 def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True,
-         sorted: bool = True) -> tuple[Tensor, Tensor]:
-    """``aten::topk``, in order whether ``sorted`` or not, equal values by lower index.
+         sorted: bool = True) -> Tuple[Tensor, Tensor]:
+    """``aten::topk``, always sorted, equal values by lower index.
 
-    Where a value and an index fit into 64 bits they are selected together, by torch's own kernel,
-    which then has no ties to break; wider types are sorted.
+    If a value and its index fit into 64 bits, torch's own kernel selects both as one key, which has
+    no ties; wider dtypes are sorted.
 
     Raises:
         RuntimeError: ``k`` or ``dim`` out of range.
@@ -69,12 +70,12 @@ def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True,
     return self.gather(dim, indices), indices
 
 
-def sort(self: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+def sort(self: Tensor, dim: int = -1, descending: bool = False) -> Tuple[Tensor, Tensor]:
     """``aten::sort`` (and so ``argsort``): stable."""
     return torch.sort(self, dim=dim, descending=descending, stable=True)
 
 
-def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Tuple[Tensor, Tensor]:
     """``aten::kthvalue``: the k-th of a stable sort.
 
     Raises:
@@ -90,24 +91,24 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tupl
     return _pick(values, indices, torch.full_like(indices.narrow(dim, 0, 1), k - 1), dim, keepdim)
 
 
-def median(self: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def median(self: Tensor, dim: int = -1, keepdim: bool = False) -> Tuple[Tensor, Tensor]:
     """``aten::median.dim``: the lower of two middle values; NaN if there is one."""
     return _median(self, dim, keepdim, ignore_nan=False)
 
 
-def nanmedian(self: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def nanmedian(self: Tensor, dim: int = -1, keepdim: bool = False) -> Tuple[Tensor, Tensor]:
     """``aten::nanmedian.dim``: the median of what is not NaN; NaN if nothing is."""
     return _median(self, dim, keepdim, ignore_nan=True)
 
 
-def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Tensor, Tensor]:
+def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> Tuple[Tensor, Tensor]:
     if not self.dim():
         return self.clone(), torch.zeros_like(self, dtype=torch.int64)
     size = self.shape[dim]
     if size == 0:
         raise IndexError(f'median(): expected reduction dim {dim} to have non-zero size')
     values, indices = torch.sort(self, dim=dim, stable=True)
-    # A sort puts NaN last, so the numbers come first.
+    # NaN is sorted to the end
     numbers = (values == values).sum(dim, keepdim=True)
     middle = (numbers - 1).clamp_(min=0) // 2
     if not ignore_nan:
@@ -116,6 +117,6 @@ def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Te
 
 
 def _pick(values: Tensor, indices: Tensor, at: Tensor, dim: int,
-          keepdim: bool) -> tuple[Tensor, Tensor]:
+          keepdim: bool) -> Tuple[Tensor, Tensor]:
     pair = values.gather(dim, at), indices.gather(dim, at)
     return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))

@@ -1,11 +1,11 @@
-"""Backward of operators that resample every axis on its own: resize, average pooling, padding.
+"""Backward of operators that resample each axis separately: resize, average pooling, padding.
 
 Each of them is a product of one sparse matrix per axis, so its backward is the product of the
-transposed matrices. The transpose is stored by *destination*: for each input position, the output
-positions that read it, in ascending order, with their weights. Every element of the gradient is
-then a sum in a fixed order, where torch's CUDA kernels add with atomics and raise. Only gathers,
-products and sums of whole tensors are used, no matrix product, so the setting of TF32 does not
-reach the bits, and CPU and CUDA give the same ones.
+transposed matrices. A transpose is stored by *destination*: for each input position, the output
+positions that read it, in ascending order, and their weights. Every element of the gradient is then
+a sum in a fixed order, where torch's CUDA kernels add with atomics or raise. Only gathers, products
+and sums of whole tensors are used, no matrix products; so TF32 does not affect the bits, and they
+are the same on CPU and CUDA.
 
 Sources of the formulas: ``aten/src/ATen/native/UpSample.h`` (positions and weights),
 ``AdaptivePooling.h`` (windows), ``cuda/AveragePool3d.cu`` (divisors) and ``PaddingSupport.h``.
@@ -13,8 +13,7 @@ Sources of the formulas: ``aten/src/ATen/native/UpSample.h`` (positions and weig
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -25,12 +24,12 @@ from ..gather import compute_dtype
 __all__ = ['PADS', 'RESIZES', 'adaptive_avg_pool_backward', 'avg_pool3d_backward', 'pad_backward',
            'resize_backward', 'transpose_axis']
 
-# Constant of the cubic filter: torch keeps OpenCV's for plain and Pillow's for antialiased resize.
+# Constants of the cubic filter: torch uses OpenCV's for plain and Pillow's for antialiased resize.
 _CUBIC, _CUBIC_ANTIALIASED = -0.75, -0.5
 
 
 class _Reads(NamedTuple):
-    """What each output position of one axis reads: (output, input, weight), one row per read."""
+    """The reads along one axis: output position, input position and weight of each."""
 
     target: np.ndarray
     source: np.ndarray
@@ -38,7 +37,7 @@ class _Reads(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """The transpose: (T, inputs) output positions and weights, and whether some are padding."""
+    """The transpose: output positions and weights (T, inputs), and whether some are padding."""
 
     index: Tensor
     weight: Tensor
@@ -46,23 +45,20 @@ class _Axis(NamedTuple):
 
 
 def _reads(positions: np.ndarray, weights: np.ndarray) -> _Reads:
-    """From (outputs, taps) positions and weights, without taps of weight 0."""
+    """Reads of (outputs, taps) positions and weights, without those of weight 0."""
     target = np.repeat(np.arange(len(positions)), positions.shape[1])
     source, weight = positions.reshape(-1), weights.reshape(-1)
     live = weight != 0
     return _Reads(target[live], source[live], weight[live])
 
 
-# ------------------------------------------------------------------------------------- filters
-
-
-def _scale(size: int, outputs: int, align: bool, given: float | None) -> float:
+def _scale(size: int, outputs: int, align: bool, given: Optional[float]) -> float:
     if align:
         return (size - 1) / (outputs - 1) if outputs > 1 else 0.
     return 1 / given if given is not None and given > 0 else size / outputs
 
 
-def _linear(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
+def _linear(size: int, outputs: int, align: bool, given: Optional[float]) -> _Reads:
     scale, at = _scale(size, outputs, align, given), np.arange(outputs, dtype=np.float64)
     at = scale * at if align else np.maximum(scale * (at + 0.5) - 0.5, 0)
     low = np.minimum(at.astype(np.int64), size - 1)
@@ -78,7 +74,7 @@ def _cubic_weights(x: np.ndarray, a: float) -> np.ndarray:
     return np.where(x <= 1, near, np.where(x < 2, far, 0.))
 
 
-def _cubic(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
+def _cubic(size: int, outputs: int, align: bool, given: Optional[float]) -> _Reads:
     scale, at = _scale(size, outputs, align, given), np.arange(outputs, dtype=np.float64)
     at = scale * at if align else scale * (at + 0.5) - 0.5
     low = np.floor(at)
@@ -88,7 +84,7 @@ def _cubic(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
 
 
 def _antialiased(reach: int, weigh: Callable[[np.ndarray], np.ndarray]) -> Callable[..., _Reads]:
-    def filter_(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
+    def filter_(size: int, outputs: int, align: bool, given: Optional[float]) -> _Reads:
         scale = _scale(size, outputs, align, given)
         stretch = max(scale, 1.)
         centre = scale * (np.arange(outputs, dtype=np.float64) + 0.5)
@@ -103,8 +99,8 @@ def _antialiased(reach: int, weigh: Callable[[np.ndarray], np.ndarray]) -> Calla
     return filter_
 
 
-# Per-axis filter of each kind of resize. Nearest is not here: torch's own is a gather already.
-RESIZES: dict[str, Callable[..., _Reads]] = {
+# Filter along an axis by kind of resize; torch's own nearest resize is deterministic.
+RESIZES: Dict[str, Callable[..., _Reads]] = {
     'linear': _linear,
     'cubic': _cubic,
     'linear_aa': _antialiased(1, lambda x: np.maximum(1 - np.abs(x), 0)),
@@ -144,15 +140,12 @@ def _replicate(size: int, outputs: int, before: int) -> _Reads:
     return _reads(at[:, None], np.ones((outputs, 1)))
 
 
-PADS: dict[str, Callable[..., _Reads]] = {'reflection': _reflect, 'replication': _replicate}
-
-# --------------------------------------------------------------------------------- the transpose
-
+PADS: Dict[str, Callable[..., _Reads]] = {'reflection': _reflect, 'replication': _replicate}
 
 @functools.lru_cache(maxsize=256)
 def _axis(build: Callable[..., _Reads], size: int, outputs: int, arguments: tuple,
           device: torch.device, dtype: torch.dtype) -> _Axis:
-    """The transposed filter on a device. Detectors repeat few shapes, so it is kept."""
+    """The transposed filter on a device, cached: detectors use few shapes."""
     reads = build(size, outputs, *arguments)
     order = np.lexsort((reads.target, reads.source))
     source = reads.source[order]
@@ -171,7 +164,7 @@ def transpose_axis(grad: Tensor, dim: int, axis: _Axis) -> Tensor:
     shape = [1] * grad.dim()
     shape[dim] = -1
     if axis.padded:
-        # Padding reads zeros of its own: 0 times an infinite gradient would be NaN.
+        # padding reads an extra zero: 0 times an infinite gradient would be NaN
         nothing = list(grad.shape)
         nothing[dim] = 1
         grad = torch.cat((grad, grad.new_zeros(nothing)), dim)
@@ -186,9 +179,9 @@ def transpose_axis(grad: Tensor, dim: int, axis: _Axis) -> Tensor:
     return total
 
 
-def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[tuple[Callable, tuple]]
+def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[Tuple[Callable, tuple]]
                ) -> Tensor:
-    """All axes: the last ``len(sizes)`` dimensions of ``grad``, in order."""
+    """Transpose the last ``len(sizes)`` dimensions of ``grad``, in order."""
     dtype = compute_dtype(grad)
     result = grad.to(dtype)
     first = grad.dim() - len(sizes)
@@ -196,9 +189,6 @@ def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[tuple[Callab
         axis = _axis(build, int(size), grad.shape[first + i], arguments, grad.device, dtype)
         result = transpose_axis(result, first + i, axis)
     return result.to(grad.dtype)
-
-
-# ---------------------------------------------------------------------------------- operators
 
 
 def resize_backward(kind: str) -> Callable[..., Tensor]:
@@ -210,8 +200,8 @@ def resize_backward(kind: str) -> Callable[..., Tensor]:
     build = RESIZES[kind]
 
     def backward(grad: Tensor, output_size: Sequence[int], input_size: Sequence[int],
-                 align_corners: bool, *scales: float | None) -> Tensor:
-        # the dispatcher leaves out trailing arguments that have their default
+                 align_corners: bool, *scales: Optional[float]) -> Tensor:
+        # the dispatcher omits trailing arguments that have their defaults
         given = (*scales, *(None,) * (len(output_size) - len(scales)))
         return _transpose(grad, input_size[2:],
                           [(build, (bool(align_corners), scale)) for scale in given])
@@ -221,10 +211,10 @@ def resize_backward(kind: str) -> Callable[..., Tensor]:
 
 
 def adaptive_avg_pool_backward(spatial: int) -> Callable[..., Tensor]:
-    """Backward of ``aten::_adaptive_avg_pool2d`` or ``3d``: (grad, input), with or without images.
+    """Backward of ``aten::_adaptive_avg_pool2d`` or ``3d``: (grad, input), batched or not.
 
     Args:
-        spatial: axes that are pooled, 2 or 3.
+        spatial: number of pooled axes, 2 or 3.
     """
 
     def backward(grad: Tensor, self: Tensor) -> Tensor:
@@ -235,7 +225,7 @@ def adaptive_avg_pool_backward(spatial: int) -> Callable[..., Tensor]:
 
 def avg_pool3d_backward(grad: Tensor, self: Tensor, kernel: Sequence[int], stride: Sequence[int],
                         padding: Sequence[int], ceil_mode: bool, count_include_pad: bool,
-                        divisor_override: int | None) -> Tensor:
+                        divisor_override: Optional[int]) -> Tensor:
     """Backward of ``aten::avg_pool3d``; the divisor is a product of one factor per axis."""
     kernel, padding = _three(kernel), _three(padding)
     stride = _three(stride) if len(stride) else kernel
@@ -246,7 +236,7 @@ def avg_pool3d_backward(grad: Tensor, self: Tensor, kernel: Sequence[int], strid
     return result if divide else result / divisor_override
 
 
-def _three(values: Sequence[int]) -> tuple[int, ...]:
+def _three(values: Sequence[int]) -> Tuple[int, ...]:
     return tuple(values) * 3 if len(values) == 1 else tuple(values)
 
 
@@ -254,7 +244,7 @@ def pad_backward(kind: str) -> Callable[..., Tensor]:
     """Backward of ``aten::reflection_pad*`` and ``replication_pad*``: (grad, input, padding).
 
     Args:
-        kind: a key of :data:`PADS`. ``padding`` counts from the last axis, two numbers an axis,
+        kind: a key of :data:`PADS`. ``padding`` has two numbers per axis, from the last axis on;
             negative ones crop.
     """
     build = PADS[kind]

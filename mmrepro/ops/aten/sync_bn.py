@@ -1,29 +1,28 @@
-"""torch's SyncBatchNorm for ranks on the CPU, which torch itself refuses ("expected ... on GPU").
+"""torch's SyncBatchNorm for CPU ranks, which torch itself rejects ("expected ... on GPU").
 
 The statistics are those of the batch of all ranks. Each rank sends its mean, its sum of squared
-distances and its count; all ranks merge them in the order of ranks by the formula of Chan, Golub
-and LeVeque (1979), so that all of them have the same bits, every time. The gradients are torch's:
-of the input over all ranks, of weight and bias of this rank only, which DDP then averages.
+distances and its count. All ranks merge them in the order of ranks by the formula of Chan, Golub
+and LeVeque (1979), and so have the same bits on every run. The gradients are those of torch: of the
+input over all ranks, of weight and bias over this rank, which DDP then averages.
 
-mmcv's MMSyncBN needs nothing of this: it is made of its operators and ``all_reduce``.
+mmcv's MMSyncBN does not need this: it uses mmcv's operators and ``all_reduce``.
 """
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Callable, Iterator, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import SyncBatchNorm
 
-from ..mmcv.batch_norm import _total, _work
+from ..mmcv.batch_norm import at_least_float32, sum_per_channel
 
 __all__ = ['enable', 'disable', 'enabled', 'sync_batch_norm']
 
-_stock: Callable | None = None
+_stock: Optional[Callable] = None
 
 
 def _gather(values: Tensor, group: Any) -> Tensor:
@@ -33,13 +32,13 @@ def _gather(values: Tensor, group: Any) -> Tensor:
     return torch.stack(parts)
 
 
-def _statistics(data: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _statistics(data: Tensor, group: Any) -> Tuple[Tensor, Tensor, Tensor]:
     """Mean (C,), biased variance (C,) and count (1,) of (N, C, S) over the ranks of ``group``."""
     channels = data.shape[1]
     count = data.new_full((1,), data.shape[0] * data.shape[2])
-    mean = _total(data) / count.clamp(min=1)
+    mean = sum_per_channel(data) / count.clamp(min=1)
     distance = data - mean[:, None]
-    squares = _total(distance.mul_(distance))
+    squares = sum_per_channel(distance.mul_(distance))
     ranks = _gather(torch.cat((mean, squares, count)), group)
     mean, squares, count = torch.zeros_like(mean), torch.zeros_like(squares), count.new_zeros(1)
     for rank_mean, rank_squares, rank_count in (
@@ -56,10 +55,10 @@ def _statistics(data: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
 class _Function(torch.autograd.Function):
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None,
-                running_mean: Tensor | None, running_var: Tensor | None, eps: float,
+    def forward(ctx: Any, input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
+                running_mean: Optional[Tensor], running_var: Optional[Tensor], eps: float,
                 momentum: float, group: Any) -> Tensor:
-        data = _work(input.flatten(2) if input.dim() > 2 else input[..., None])
+        data = at_least_float32(input.flatten(2) if input.dim() > 2 else input[..., None])
         mean, variance, count = _statistics(data, group)
         if count <= 1:
             raise ValueError('SyncBatchNorm expected more than 1 value per channel over all ranks '
@@ -72,7 +71,7 @@ class _Function(torch.autograd.Function):
         normal = (data - mean[:, None]).mul_(scale[:, None])
         ctx.save_for_backward(normal, scale, weight, count)
         ctx.group = group
-        # a tensor of its own: a view could not be changed in place, as relu_ does next
+        # not a view, which an in-place operation such as relu_ could not change
         result = torch.empty(input.shape, dtype=input.dtype)
         result.view(normal.shape).copy_(
             normal if weight is None else normal * weight[:, None] + bias[:, None])
@@ -81,8 +80,8 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple:
         normal, scale, weight, count = ctx.saved_tensors
-        gradient = _work(grad_output.reshape(normal.shape))
-        sums = torch.cat((_total(gradient), _total(gradient * normal)))
+        gradient = at_least_float32(grad_output.reshape(normal.shape))
+        sums = torch.cat((sum_per_channel(gradient), sum_per_channel(gradient * normal)))
         channels = len(scale)
         grad_bias, grad_weight = sums.split(channels)
         grad_input = None
@@ -102,23 +101,22 @@ class _Function(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias, None, None, None, None, None
 
 
-def sync_batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None,
-                    running_mean: Tensor | None, running_var: Tensor | None, eps: float = 1e-5,
-                    momentum: float = 0.1, group: Any = None) -> Tensor:
+def sync_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
+                    running_mean: Optional[Tensor], running_var: Optional[Tensor],
+                    eps: float = 1e-5, momentum: float = 0.1, group: Any = None) -> Tensor:
     """Batch norm of (N, C, ...) with the statistics of all ranks of ``group``, for the CPU.
 
-    A rank may come with N = 0. Statistics and gradients of parameters are float32 for half and
-    bfloat16.
+    N may be 0 on a rank. Statistics and gradients of parameters are float32 for half precision.
 
     Raises:
-        ValueError: all ranks together have one value per channel.
+        ValueError: there is only one value per channel over all ranks.
     """
     return _Function.apply(input, weight, bias, running_mean, running_var, eps, momentum,
                            group or dist.group.WORLD)
 
 
 def _forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
-    """torch's for everything that torch can do; ours for training on ranks without a device."""
+    """torch's forward, except for training on CPU ranks."""
     if input.device.type != 'cpu' or not self.training or not dist.is_initialized():
         return _stock(self, input)
     self._check_input_dim(input)
@@ -134,7 +132,7 @@ def _forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
 
 
 def enable() -> None:
-    """Let every ``torch.nn.SyncBatchNorm`` train on ranks on the CPU. Idempotent."""
+    """Make every ``torch.nn.SyncBatchNorm`` train on CPU ranks. Idempotent."""
     global _stock
     if _stock is None:
         _stock = SyncBatchNorm.forward

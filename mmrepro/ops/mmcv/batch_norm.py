@@ -1,18 +1,21 @@
-"""Synchronised batch normalisation (MMSyncBN): the parts between the collectives.
+"""Synchronised batch normalisation (MMSyncBN): the computations between the collectives.
 
-Formulas of mmcv 2.1.0 (csrc/common/cuda/sync_bn_cuda_kernel.cuh), which has them on CUDA only.
-Statistics and gradients of parameters are float32 whatever the input (float64 for float64), and
-each is a plain torch reduction: within a row, then over the batch, the same for any thread count.
+Formulas of mmcv 2.1.0 (csrc/common/cuda/sync_bn_cuda_kernel.cuh), which implements them for CUDA
+only. Statistics and gradients of parameters are float32 (float64 for float64 inputs). Each is a
+torch reduction, within rows and then over the batch, which does not depend on the thread count.
 """
 from __future__ import annotations
+
+from typing import Union
 
 import torch
 from torch import Tensor
 
 from ..contract import describe, require, require_dtype, require_shape
 
-__all__ = ['sync_bn_backward_data', 'sync_bn_backward_param', 'sync_bn_forward_mean',
-           'sync_bn_forward_output', 'sync_bn_forward_var']
+__all__ = ['at_least_float32', 'sum_per_channel', 'sync_bn_backward_data',
+           'sync_bn_backward_param', 'sync_bn_forward_mean', 'sync_bn_forward_output',
+           'sync_bn_forward_var']
 
 
 def _check(operator: str, data: Tensor, **per_channel: Tensor) -> None:
@@ -24,14 +27,14 @@ def _check(operator: str, data: Tensor, **per_channel: Tensor) -> None:
                 f'got {describe(tensor)}')
 
 
-def _work(data: Tensor) -> Tensor:
+def at_least_float32(data: Tensor) -> Tensor:
     return data if data.dtype == torch.float64 else data.float()
 
 
-def _total(data: Tensor) -> Tensor:
-    """Sum over batch and space (N, C, S) to (C,), the same for any number of threads.
+def sum_per_channel(data: Tensor) -> Tensor:
+    """Sum over batch and space, (N, C, S) to (C,), the same for any number of threads.
 
-    torch gives a row to one thread, except if there is only one row: then there must be two.
+    torch reduces a row in one thread, unless it is the only row; it is then summed as two.
     """
     single = data.shape[0] * data.shape[1] == 1
     rows = data.expand(2, -1, -1).sum(2)[:1] if single else data.sum(2)
@@ -49,19 +52,19 @@ def sync_bn_forward_mean(input: Tensor, mean: Tensor) -> None:
         RuntimeError: shapes do not match.
     """
     _check('sync_bn_forward_mean', input, mean=mean)
-    mean.copy_(_total(_work(input)) / (input.shape[0] * input.shape[2]))
+    mean.copy_(sum_per_channel(at_least_float32(input)) / (input.shape[0] * input.shape[2]))
 
 
 def sync_bn_forward_var(input: Tensor, mean: Tensor, var: Tensor) -> None:
     """Write the mean squared distance of (N, C, S) from ``mean`` (C,) to ``var`` (C,)."""
     _check('sync_bn_forward_var', input, mean=mean, var=var)
-    distance = _work(input) - _wide(mean)
-    var.copy_(_total(distance.mul_(distance)) / (input.shape[0] * input.shape[2]))
+    distance = at_least_float32(input) - _wide(mean)
+    var.copy_(sum_per_channel(distance.mul_(distance)) / (input.shape[0] * input.shape[2]))
 
 
 def sync_bn_forward_output(input: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor,
                            running_mean: Tensor, running_var: Tensor, norm: Tensor, std: Tensor,
-                           output: Tensor, eps: float, momentum: float | Tensor,
+                           output: Tensor, eps: float, momentum: Union[float, Tensor],
                            group_size: int) -> None:
     """Normalise, scale and shift; update the running statistics.
 
@@ -87,10 +90,10 @@ def sync_bn_forward_output(input: Tensor, mean: Tensor, var: Tensor, weight: Ten
     _check(operator, input, mean=mean, var=var, **given)
     for name, tensor in (('norm', norm), ('output', output)):
         require(tensor.shape == input.shape or (name == 'norm' and not tensor.numel()), operator,
-                f'{name} {describe(tensor)} is not like input {describe(input)}')
+                f'{name} {describe(tensor)} does not match input {describe(input)}')
     deviation = (var + eps).sqrt()
-    data = _work(input)
-    # in the buffer for the result where it has the right type: every pass over it costs
+    data = at_least_float32(input)
+    # use the result's buffer if it has the right dtype: every pass over the data costs
     own = norm if norm.numel() and norm.dtype == data.dtype else None
     result = torch.sub(data, _wide(mean), out=own).div_(_wide(deviation))
     if norm.numel() and own is None:
@@ -116,10 +119,10 @@ def sync_bn_backward_param(grad_output: Tensor, norm: Tensor, grad_weight: Tenso
     operator = 'sync_bn_backward_param'
     _check(operator, grad_output, grad_weight=grad_weight, grad_bias=grad_bias)
     require(norm.shape == grad_output.shape, operator,
-            f'norm {describe(norm)} is not like grad_output {describe(grad_output)}')
-    gradient = _work(grad_output)
-    grad_weight.copy_(_total(gradient * norm))
-    grad_bias.copy_(_total(gradient))
+            f'norm {describe(norm)} does not match grad_output {describe(grad_output)}')
+    gradient = at_least_float32(grad_output)
+    grad_weight.copy_(sum_per_channel(gradient * norm))
+    grad_bias.copy_(sum_per_channel(gradient))
 
 
 def sync_bn_backward_data(grad_output: Tensor, weight: Tensor, grad_weight: Tensor,
@@ -131,10 +134,10 @@ def sync_bn_backward_data(grad_output: Tensor, weight: Tensor, grad_weight: Tens
            std=std)
     for name, tensor in (('norm', norm), ('grad_input', grad_input)):
         require(tensor.shape == grad_output.shape, operator,
-                f'{name} {describe(tensor)} is not like grad_output {describe(grad_output)}')
+                f'{name} {describe(tensor)} does not match grad_output {describe(grad_output)}')
     count = grad_output.shape[0] * grad_output.shape[2]
     # (gradient - (grad_weight * norm + grad_bias) / count) * weight / std, in two passes
     scale = weight / std
     result = torch.mul(norm, _wide(grad_weight * scale / -count))
     result.add_(_wide(grad_bias * scale / -count))
-    grad_input.copy_(result.addcmul_(_work(grad_output), _wide(scale)))
+    grad_input.copy_(result.addcmul_(at_least_float32(grad_output), _wide(scale)))

@@ -1,13 +1,12 @@
-"""Means of bilinear samples that lie anywhere: rotated, curved and deformed RoI operators.
+"""Means of bilinear samples at arbitrary positions: rotated, curved and deformed RoI operators.
 
-These share everything but where the samples lie. An operator gives the number of samples of each
-RoI's bins, and a function from samples to positions; the samples become taps under the clamping
-rule, and the mean of a bin is one bag of them.
+These operators differ only in the positions of their samples. Each provides the number of samples
+per bin and a function from samples to positions. The samples become taps under the clamping rule;
+the mean of a bin is a bag.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Callable, List, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
@@ -15,11 +14,11 @@ from torch import Tensor
 from .. import gather, sampling
 
 __all__ = ['Means', 'Samples', 'Visit', 'mean_backward', 'mean_forward', 'runs', 'samples',
-           'spread_samples']
+           'scatter_samples']
 
 
 class Visit(NamedTuple):
-    """Which samples: RoI, bin row, bin column, and row and column in the bin; all (S,) int64."""
+    """Samples: RoI, row and column of the bin, row and column in the bin; (S,) int64 each."""
 
     roi: Tensor
     ph: Tensor
@@ -29,19 +28,19 @@ class Visit(NamedTuple):
 
 
 class Means(NamedTuple):
-    """A mean over samples: ``place`` maps a :class:`Visit` to y and x in pixels, (S,) each."""
+    """Means over samples; ``locate`` maps a :class:`Visit` to y and x in pixels, (S,) each."""
 
     image: Tensor
     grid: sampling.Grid
-    bins: tuple[int, int]
-    place: Callable[[Visit], tuple[Tensor, Tensor]]
+    bins: Tuple[int, int]
+    locate: Callable[[Visit], Tuple[Tensor, Tensor]]
 
 
 class Samples(NamedTuple):
     """Taps of the samples of some RoIs.
 
-    row, weight: (S, 4); weights carry the mean. bag: (S,) bin, counted within the run.
-    starts: (B + 1,) first tap of each bin. share: (S,) one over the samples of the bin.
+    row, weight: (S, 4); the weights include ``share``. bag: (S,) bin within the run.
+    starts: (B + 1,) first tap of each bin. share: (S,) 1 / samples of the bin.
     """
 
     row: Tensor
@@ -53,24 +52,24 @@ class Samples(NamedTuple):
     visit: Visit
 
 
-def runs(means: Means, *tensors: Tensor) -> list[tuple[int, int]]:
-    """RoIs to work on together, given the tensors that the caller owns anyway."""
+def runs(means: Means, *tensors: Tensor) -> List[Tuple[int, int]]:
+    """Runs of RoIs to process together; ``tensors`` are those that the caller holds anyway."""
     costs = means.grid.y * means.grid.x * (4 * means.bins[0] * means.bins[1])
-    return gather.cut(costs.tolist(), gather.tap_budget(*tensors))
+    return gather.chunk_by_cost(costs.tolist(), gather.tap_budget(*tensors))
 
 
 def samples(means: Means, shape: torch.Size, a: int, b: int) -> Samples:
     """The samples of RoIs ``a`` to ``b`` on features of ``shape`` (N, C, H, W)."""
     n, _, height, width = shape
     ph, pw = means.bins
-    places = ph * pw
-    grid_y, grid_x = (g[a:b].repeat_interleave(places) for g in means.grid[:2])
+    per_roi = ph * pw
+    grid_y, grid_x = (g[a:b].repeat_interleave(per_roi) for g in means.grid[:2])
     bag, iy, ix, starts = sampling.bin_samples(grid_y, grid_x)
-    roi = torch.div(bag, places, rounding_mode='floor')
-    place = bag - roi * places
-    row_of = torch.div(place, pw, rounding_mode='floor')
-    visit = Visit(roi + a, row_of, place - row_of * pw, iy, ix)
-    y, x = means.place(visit)
+    roi = torch.div(bag, per_roi, rounding_mode='floor')
+    bin_index = bag - roi * per_roi
+    row_of = torch.div(bin_index, pw, rounding_mode='floor')
+    visit = Visit(roi + a, row_of, bin_index - row_of * pw, iy, ix)
+    y, x = means.locate(visit)
     corners = sampling.clamped_corners(y, x, height, width)
     base = (means.image.index_select(0, visit.roi) * (height * width)).unsqueeze(-1)
     row = torch.where(corners.live, corners.row + base, n * height * width).to(torch.int32)
@@ -86,7 +85,7 @@ def mean_forward(means: Means, feature: Tensor, output: Tensor) -> None:
     source = gather.Source(feature)
     for a, b in runs(means, feature, output):
         some = samples(means, feature.shape, a, b)
-        gather.put_rows(output[a:b], source.read(
+        gather.put_rows(output[a:b], source.gather_sum(
             some.row.flatten(), some.weight.flatten(), some.starts.to(torch.int32)))
 
 
@@ -97,11 +96,11 @@ def mean_backward(means: Means, grad_output: Tensor, grad_input: Tensor) -> None
     sink = gather.Sink(grad_input)
     for a, b in runs(means, grad_input, grad_output):
         some = samples(means, grad_input.shape, a, b)
-        spread_samples(some, gather.bags(grad_output[a:b]), sink)
+        scatter_samples(some, gather.bags(grad_output[a:b]), sink)
     sink.close()
 
 
-def spread_samples(some: Samples, grad: Tensor, sink: gather.Sink) -> None:
-    """Spread the gradient of bins (B, C)."""
+def scatter_samples(some: Samples, grad: Tensor, sink: gather.Sink) -> None:
+    """Scatter the gradient of bins (B, C)."""
     bag = some.bag.to(torch.int32).repeat_interleave(4)
-    sink.spread(grad, some.row.flatten(), some.weight.flatten(), bag)
+    sink.scatter_sum(grad, some.row.flatten(), some.weight.flatten(), bag)

@@ -5,7 +5,7 @@ The sides are top, left, bottom, right; each reads its own quarter of the channe
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Iterator, Tuple
 
 import torch
 from torch import Tensor
@@ -30,11 +30,11 @@ def _check(feature: Tensor, boxes: Tensor, pool_size: int) -> None:
 
 
 def _visits(shape: torch.Size, boxes: Tensor, pool_size: int,
-            accumulate: bool) -> Iterator[tuple[Tensor, Tensor]]:
+            accumulate: bool) -> Iterator[Tuple[Tensor, Tensor]]:
     """Rows and weights (N * boxes * 4, 4) of the samples 0 to pool_size of every side.
 
-    mmcv walks along the side by adding the step on the way there and multiplies on the way back;
-    the two round differently, and ``accumulate`` says which.
+    mmcv's forward adds up the steps along a side and its backward multiplies them; the two round
+    differently. ``accumulate`` selects the former.
     """
     n, _, height, width = shape
     x1, y1, x2, y2 = boxes.to(gather.COMPUTE[boxes.dtype]).unbind(-1)
@@ -63,7 +63,7 @@ def border_align_forward(input: Tensor, boxes: Tensor, output: Tensor, argmax_id
     Args:
         input: (N, 4 * C, H, W): channels for the top, left, bottom and right side.
         boxes: (N, boxes, 4): x1, y1, x2, y2 in pixels of the map.
-        argmax_idx: int32, which of the pool_size + 1 samples won.
+        argmax_idx: int32, number of the greatest of the pool_size + 1 samples.
 
     Raises:
         RuntimeError: shapes or dtypes that do not fit.
@@ -77,11 +77,11 @@ def border_align_forward(input: Tensor, boxes: Tensor, output: Tensor, argmax_id
         part = slice(a, a + step)
         best = winner = None
         for i, (row, weight) in enumerate(_visits(input.shape, boxes[:, part], pool_size, True)):
-            value = gather.read(rows, row, weight)
+            value = gather.gather_sum(rows, row, weight)
             if best is None:
                 best, winner = value, torch.zeros_like(value, dtype=torch.int32)
                 continue
-            # The first sample stays if it is NaN, as nothing is greater; later ones never win.
+            # NaN wins as the first sample only, because nothing is greater than it
             value.nan_to_num_(nan=float('-inf'), posinf=float('inf'), neginf=float('-inf'))
             wins = (value > best).to(torch.int32).mul_(i)
             torch.maximum(winner, wins, out=winner)
@@ -100,6 +100,6 @@ def border_align_backward(grad_output: Tensor, boxes: Tensor, argmax_idx: Tensor
     grad, winner = gather.bags(grad_output), gather.bags(argmax_idx)
     total, source = grad.new_zeros((n * h * w * 4, c // 4)), torch.empty_like(grad)
     for i, (row, weight) in enumerate(_visits(grad_input.shape, boxes, pool_size, False)):
-        gather.keep(grad, winner, i, source)
-        total += gather.spread(source, row, weight, len(total))
+        gather.masked_copy(grad, winner, i, source)
+        total += gather.scatter_sum(source, row, weight, len(total))
     gather.add_rows(grad_input, total.view(-1, c))

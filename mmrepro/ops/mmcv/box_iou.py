@@ -6,8 +6,7 @@ the output tensor that mmcv's Python allocates.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Callable, NamedTuple, Tuple
 
 import numpy as np
 import torch
@@ -39,7 +38,7 @@ def _check_pair(operator: str, boxes1: Tensor, boxes2: Tensor, ious: Tensor, wid
     require_shape(operator, 'boxes1', boxes1, (None, width))
     require_shape(operator, 'boxes2', boxes2, (None, width))
     rows, cols = len(boxes1), len(boxes2)
-    # texts are made when they are needed: they take longer than a few boxes do
+    # format messages only when needed: that takes longer than the overlaps of a few boxes
     if aligned and rows != cols:
         require(False, operator, 'aligned boxes come in pairs: '
                 f'boxes1 {describe(boxes1)}, boxes2 {describe(boxes2)}')
@@ -54,7 +53,7 @@ def _fits_numpy(boxes: Tensor) -> bool:
 
 
 def _host_overlap(a: np.ndarray, b: np.ndarray, mode: int, offset: int) -> np.ndarray:
-    """As :func:`_overlap`, of (4, ...) arrays x1, y1, x2, y2: calls that cost half of torch's."""
+    """:func:`_overlap` of (4, ...) arrays x1, y1, x2, y2, at half the cost of torch's calls."""
     with np.errstate(all='ignore'):
         areas = []
         for box in (a, b):
@@ -79,7 +78,7 @@ class _Boxes(NamedTuple):
 
     @classmethod
     def of(cls, boxes: Tensor, offset: int) -> _Boxes:
-        low, high = boxes.T.contiguous().split(2)  # a column by itself is not contiguous
+        low, high = boxes.T.contiguous().split(2)
         size = (high - low).add_(offset)
         return cls(low, high, size[0] * size[1])
 
@@ -88,7 +87,7 @@ class _Boxes(NamedTuple):
 
 
 def _overlap(a: _Boxes, b: _Boxes, mode: int, offset: int) -> Tensor:
-    """Overlaps of boxes, broadcast; mmcv's order of operations."""
+    """Overlaps of boxes, broadcast, in mmcv's order of operations."""
     size = torch.minimum(a.high, b.high).sub_(torch.maximum(a.low, b.low)).add_(offset)
     size.clamp_(min=0)
     inter = size[0] * size[1]
@@ -100,8 +99,7 @@ def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, ali
     """Write the overlaps of axis-aligned boxes to ``ious``.
 
     Args:
-        bboxes1: (M, 4) x1 y1 x2 y2, any floating dtype; computed in that dtype, as mmcv does. (Its
-            CPU kernel refuses float16, which its CUDA kernel takes.)
+        bboxes1: (M, 4) x1 y1 x2 y2, of any floating dtype; computed in that dtype, as in mmcv.
         bboxes2: (N, 4).
         ious: (M, N), or (M,) if ``aligned``.
         mode: 0 for intersection over union, 1 for intersection over the first box.
@@ -131,7 +129,7 @@ def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, ali
         table[part].copy_(_overlap(a.rows(part), b, mode, offset))
 
 
-def _rotated_corners(boxes: Tensor) -> tuple[Tensor, Tensor]:
+def _rotated_corners(boxes: Tensor) -> Tuple[Tensor, Tensor]:
     """Corners (4, P) of boxes (5, P) x, y, w, h, angle in radians, in positive order."""
     x, y, w, h, angle = boxes
     cos, sin = angle.cos() / 2, angle.sin() / 2
@@ -162,8 +160,8 @@ def _rotated_frame(boxes: Tensor) -> Tensor:
 def _quadri_pair(a: Tensor, b: Tensor, mode: int) -> Tensor:
     """mmcv's overlap of quadrilaterals (8, P) with (8, P), in float64.
 
-    It takes for the intersection the convex hull of edge crossings and of those corners that lie
-    between the other's first and last edge, which is exact for rectangles and near for the rest.
+    The intersection is taken as the convex hull of edge crossings and of the corners that project
+    onto the other's first and last edge: exact for rectangles, an approximation for others.
     """
     ax, ay, bx, by = a[0::2], a[1::2], b[0::2], b[1::2]
     middle_x, middle_y = (ax + bx).sum(0) / 8, (ay + by).sum(0) / 8
@@ -178,7 +176,7 @@ def _quadri_pair(a: Tensor, b: Tensor, mode: int) -> Tensor:
     y = torch.cat([(ay[:, None] + vy[:, None] * t).flatten(0, 1), ay, by])
     within = [_between(ax, ay, bx, by, ex, ey), _between(bx, by, ax, ay, vx, vy)]
     valid = torch.cat([meet.flatten(0, 1), *within])
-    # of 24 candidates a handful exists, and the hull costs their number squared
+    # few of 24 candidates exist, and the cost of a hull is quadratic
     few = valid.byte().argsort(dim=0, descending=True, stable=True)
     few = few[:max(1, int(valid.sum(0).max()))]
     x, y, valid = (value.gather(0, few) for value in (x, y, valid))
@@ -216,8 +214,8 @@ def _quadri_frame(boxes: Tensor) -> Tensor:
     return torch.where(frame.isfinite().all(0), frame, everywhere)
 
 
-class Shape(NamedTuple):
-    """A kind of box: bounds (4, N) and areas (N,) of columns (C, N), overlaps of pairs."""
+class BoxKind(NamedTuple):
+    """A kind of box: bounds (4, N) and areas (N,) of columns (C, N), and overlaps of pairs."""
 
     width: int
     frame: Callable[[Tensor], Tensor]
@@ -225,55 +223,55 @@ class Shape(NamedTuple):
     pair: Callable[[Tensor, Tensor, int], Tensor]
 
 
-ROTATED = Shape(5, _rotated_frame, lambda boxes: boxes[2] * boxes[3], _rotated_pair)
-QUADRI = Shape(8, _quadri_frame, lambda boxes: _fan_area(boxes[0::2], boxes[1::2]), _quadri_pair)
+ROTATED = BoxKind(5, _rotated_frame, lambda boxes: boxes[2] * boxes[3], _rotated_pair)
+QUADRI = BoxKind(8, _quadri_frame, lambda boxes: _fan_area(boxes[0::2], boxes[1::2]), _quadri_pair)
 
 
 def _close(a: Tensor, b: Tensor) -> Tensor:
-    """Whether frames (4, ...) touch; where they do not, nothing overlaps. NaN touches nothing."""
+    """Whether bounds (4, ...) touch, which an overlap requires; NaN does not."""
     return (a[0] <= b[2]) & (b[0] <= a[2]) & (a[1] <= b[3]) & (b[1] <= a[3])
 
 
-def overlap_matrix(shape: Shape, a: Tensor, b: Tensor, mode: int) -> Tensor:
+def overlap_matrix(kind: BoxKind, a: Tensor, b: Tensor, mode: int) -> Tensor:
     """Overlaps (M, N), float64, of float64 columns (C, M) with (C, N).
 
-    Only pairs whose bounds touch are measured, a bounded number at a time.
+    Only pairs whose bounds touch are computed, a bounded number at a time.
     """
     rows, cols = a.shape[1], b.shape[1]
     out = torch.zeros(rows, cols, dtype=a.dtype, device=a.device)
-    area_a, area_b = shape.area(a), shape.area(b)
+    area_a, area_b = kind.area(a), kind.area(b)
     if bool(area_a.isnan().any()) or bool(area_b.isnan().any()):
-        # what has no area has no overlap with anything either: NaN, as mmcv's division gives
+        # an area of NaN makes all overlaps of its box NaN, as in mmcv
         out += _ratio(out, area_a[:, None], area_b[None], mode)
-    frame_a, frame_b = shape.frame(a), shape.frame(b)
+    frame_a, frame_b = kind.frame(a), kind.frame(b)
     step = max(1, _TILE[out.device.type] // max(1, cols))
     pairs = _PAIRS[out.device.type]
     for start in range(0, rows, step):
         near = _close(frame_a[:, start:start + step, None], frame_b[:, None])
         first, second = near.nonzero(as_tuple=True)
         for i, j in zip((first + start).split(pairs), second.split(pairs)):
-            out[i, j] = shape.pair(a.index_select(1, i), b.index_select(1, j), mode)
+            out[i, j] = kind.pair(a.index_select(1, i), b.index_select(1, j), mode)
     return out
 
 
-def _iou(operator: str, shape: Shape, boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode: int,
+def _iou(operator: str, kind: BoxKind, boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode: int,
          aligned: bool) -> None:
     for name, tensor in (('boxes1', boxes1), ('boxes2', boxes2), ('ious', ious)):
         require_dtype(operator, name, tensor, (torch.float32,))
-    _check_pair(operator, boxes1, boxes2, ious, shape.width, aligned)
+    _check_pair(operator, boxes1, boxes2, ious, kind.width, aligned)
     if ious.numel() == 0:
         return
     a, b = (boxes.detach().double().T.contiguous() for boxes in (boxes1, boxes2))
     if aligned:
         flat = ious.view(-1)
         for part in torch.arange(len(flat), device=ious.device).split(_PAIRS[ious.device.type]):
-            flat[part] = shape.pair(a[:, part], b[:, part], mode).to(ious.dtype)
+            flat[part] = kind.pair(a[:, part], b[:, part], mode).to(ious.dtype)
         return
     rows = max(1, _TILE[ious.device.type] // max(1, len(boxes2)))
     table = ious.view(len(boxes1), len(boxes2))
     for start in range(0, len(boxes1), rows):
         part = slice(start, start + rows)
-        table[part].copy_(overlap_matrix(shape, a[:, part], b, mode))
+        table[part].copy_(overlap_matrix(kind, a[:, part], b, mode))
 
 
 def box_iou_rotated(boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode_flag: int,
@@ -297,13 +295,13 @@ def box_iou_quadri(boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode_flag: int,
                    aligned: bool) -> None:
     """Write the overlaps of quadrilaterals (M, 8) and (N, 8), x1 y1 ... x4 y4, to ``ious``.
 
-    As :func:`box_iou_rotated`; of quadrilaterals that are no rectangles mmcv's approximation.
+    As :func:`box_iou_rotated`; an approximation, as in mmcv, unless they are rectangles.
     """
     _iou('box_iou_quadri', QUADRI, boxes1, boxes2, ious, mode_flag, aligned)
 
 
 def _precedes(x1: Tensor, y1: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
-    """mmcv's order of vertices around the origin; no strict order near the axis, as there."""
+    """mmcv's order of vertices around the origin, which is not strict near the axis."""
     same = ((x1 - x2).abs() < _SAME) & ((y2 - y1).abs() < _SAME)
     norm1, norm2 = ((x * x + y * y).double().add(_SAME).float()
                     for x, y in ((x1, y1), (x2, y2)))
@@ -323,7 +321,7 @@ def _sort_cycle(x: Tensor, y: Tensor, mask: Tensor, number: Tensor) -> Tensor:
     free = (~mask[_CROSSINGS:]).byte().argmax(0) + _CROSSINGS
     cycle = free.repeat(_CYCLE, 1)
     previous = None
-    for place in range(_CYCLE):
+    for position in range(_CYCLE):
         allowed = mask
         if previous is not None:
             allowed = mask & before.gather(0, previous.expand(1, count + 1, -1))[0, :count]
@@ -332,7 +330,7 @@ def _sort_cycle(x: Tensor, y: Tensor, mask: Tensor, number: Tensor) -> Tensor:
             better = allowed[index] & before[index].gather(0, best[None])[0]
             best = torch.where(better, index, best)
         previous = torch.where(best == count, 0, best)
-        cycle[place] = torch.where(place < number, previous, cycle[place])
+        cycle[position] = torch.where(position < number, previous, cycle[position])
     cycle = torch.where(torch.arange(_CYCLE, device=x.device)[:, None] == number, cycle[0], cycle)
     twins = (cycle[:4, None] == cycle[None, 4:_CROSSINGS]).sum((0, 1))
     same_boxes = (number == _CROSSINGS) & (twins == 4)
@@ -351,8 +349,8 @@ def diff_iou_rotated_sort_vertices_forward(vertices: Tensor, mask: Tensor,
         num_valid: (B, N) int32, how many exist.
 
     Returns:
-        (B, N, 9) int32: the corners in order, the first again, then an index without a corner;
-        only that index where there are fewer than three corners.
+        (B, N, 9) int32: the corners in order, the first again, then the index of a missing corner;
+        only the latter if there are fewer than three corners.
 
     Raises:
         RuntimeError: shapes or dtypes do not match.

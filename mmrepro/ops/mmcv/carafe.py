@@ -1,14 +1,13 @@
-"""CARAFE: upsampling with a kernel of its own for every output pixel.
+"""CARAFE: upsampling with a separate kernel for every output pixel.
 
 Signatures: ``mmcv/ops/carafe.py``; formulas: ``carafe_cuda_kernel.cuh`` and
 ``carafe_naive_cuda_kernel.cuh`` (mmcv 2.1.0). Each output pixel and group of channels is a bag of
-``kernel_size ** 2`` taps around its source pixel, weighted by the mask; outside of the map there is
-nothing. The naive form is the same function with fewer buffers.
+``kernel_size ** 2`` taps around its source pixel, weighted by the mask; the map is padded with
+zeros. The naive form is the same function with fewer buffers.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Iterator, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ class _Shape(NamedTuple):
     scale: int
 
 
-def _check(name: str, features: tuple[int, ...], masks: Tensor, dtype: torch.dtype, kernel: int,
+def _check(name: str, features: Tuple[int, ...], masks: Tensor, dtype: torch.dtype, kernel: int,
            groups: int, scale: int) -> _Shape:
     n, c, h, w = features
     require(kernel > 0 and kernel % 2 == 1, name, f'kernel_size must be odd, got {kernel}')
@@ -43,10 +42,10 @@ def _check(name: str, features: tuple[int, ...], masks: Tensor, dtype: torch.dty
     return _Shape(n, c, h, w, kernel, groups, scale)
 
 
-def _runs(shape: _Shape, *owned: Tensor) -> Iterator[tuple[int, int, int]]:
-    """Image and rows of source pixels to work on together."""
+def _runs(shape: _Shape, *owned: Tensor) -> Iterator[Tuple[int, int, int]]:
+    """Image and rows of source pixels to process together."""
     bags = shape.width * shape.scale ** 2 * shape.groups
-    # a bag holds its channels besides its taps
+    # a bag takes memory for its channels besides its taps
     taps = bags * (shape.kernel ** 2 + shape.channels // shape.groups * 4 // gather.TAP_BYTES)
     step = max(1, gather.tap_budget(*owned) // max(1, taps))
     for image in range(shape.images):
@@ -56,7 +55,7 @@ def _runs(shape: _Shape, *owned: Tensor) -> Iterator[tuple[int, int, int]]:
 
 def _index(shape: _Shape, image: int, a: int, b: int, device: torch.device) -> Tensor:
     """Rows (bags, kernel ** 2); a bag is an output row, an output column and a group."""
-    def reach(first: int, last: int, size: int) -> tuple[Tensor, Tensor]:
+    def reach(first: int, last: int, size: int) -> Tuple[Tensor, Tensor]:
         at = torch.arange(first * shape.scale, last * shape.scale, device=device)
         around = torch.arange(shape.kernel, device=device) - (shape.kernel - 1) // 2
         at = torch.div(at, shape.scale, rounding_mode='floor')[:, None] + around
@@ -67,8 +66,8 @@ def _index(shape: _Shape, image: int, a: int, b: int, device: torch.device) -> T
     pixel = (image * shape.height + y)[:, None, None, :, None] * shape.width + x[:, None, None, :]
     inside = y_in[:, None, None, :, None] & x_in[:, None, None, :]
     group = torch.arange(shape.groups, device=device)[:, None, None]
-    nowhere = shape.images * shape.height * shape.width * shape.groups
-    row = torch.where(inside, pixel * shape.groups + group, nowhere)
+    padding = shape.images * shape.height * shape.width * shape.groups
+    row = torch.where(inside, pixel * shape.groups + group, padding)
     return row.view(-1, shape.kernel ** 2).to(torch.int32)
 
 
@@ -84,8 +83,8 @@ def _forward(shape: _Shape, rows: Tensor, masks: Tensor, output: Tensor) -> None
     rows = rows.view(-1, shape.channels // shape.groups)
     for image, a, b in _runs(shape, rows, masks, output):
         index = _index(shape, image, a, b, rows.device)
-        result = gather.read(rows, index, _weights(shape, masks, image, a, b))
-        # rows of an image lie behind each other, so this is a view
+        result = gather.gather_sum(rows, index, _weights(shape, masks, image, a, b))
+        # rows of an image are contiguous, so this is a view
         part = output[image, :, a * shape.scale:b * shape.scale].flatten(1)
         part.copy_(result.view(-1, shape.channels).t())
 
@@ -103,7 +102,7 @@ def _backward(shape: _Shape, rows: Tensor, masks: Tensor, grad_output: Tensor,
         index = _index(shape, image, a, b, rows.device)
         part = slice(a * shape.scale, b * shape.scale)
         grad = grad_output[image, :, part].to(rows.dtype).flatten(1).t().reshape(-1, rows.shape[1])
-        gather.spread_onto(total, grad, index, _weights(shape, masks, image, a, b))
+        gather.scatter_sum_onto(total, grad, index, _weights(shape, masks, image, a, b))
         by_mask = gather.dots(grad, rows, index).view(-1, masks.shape[1]).t()
         grad_masks[image, :, part] = by_mask.reshape(grad_masks[image, :, part].shape).to(
             grad_masks.dtype)
@@ -123,8 +122,8 @@ def carafe_forward(features: Tensor, masks: Tensor, rfeatures: Tensor, routput: 
 
     Args:
         masks: (N, kernel_size ** 2 * group_size, H * scale_factor, W * scale_factor).
-        rfeatures: gets the features with channels last, for :func:`carafe_backward`.
-        routput, rmasks: buffers of mmcv's kernel, not used.
+        rfeatures: receives the features with channels last, for :func:`carafe_backward`.
+        routput, rmasks: buffers of mmcv's kernels, not used.
 
     Raises:
         RuntimeError: shapes or dtypes that do not fit.
@@ -144,8 +143,8 @@ def carafe_backward(top_grad: Tensor, rfeatures: Tensor, masks: Tensor, rtop_gra
                     scale_factor: int) -> None:
     """Write the gradients of :func:`carafe_forward` to ``bottom_grad`` and ``mask_grad``.
 
-    ``rfeatures`` is what the forward left there; the other tensors that begin with r are buffers
-    of mmcv's kernel, not used.
+    ``rfeatures`` comes from the forward; the other tensors whose names begin with r are buffers of
+    mmcv's kernels, not used.
     """
     shape = _check('carafe', bottom_grad.shape, masks, top_grad.dtype, kernel_size, group_size,
                    scale_factor)

@@ -1,18 +1,20 @@
-"""Convex geometry on many pairs at once: hulls and intersections of small polygons.
+"""Convex geometry in batches: hulls and intersections of small polygons.
 
-Polygons are pairs of tensors (x, y) of shape (K, P): K corners of P polygons, the batch last so
-that every operation runs over contiguous memory. No step depends on values through its shape, so
-the same code runs on any device and differentiates.
+Polygons are pairs of tensors (x, y) of shape (K, P): K corners of P polygons. The batch is the last
+dimension, so that operations run over contiguous memory. Shapes do not depend on values, so the
+code runs on any device and can be differentiated.
 """
 from __future__ import annotations
+
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
 __all__ = ['clip_area', 'hull', 'shoelace']
 
-# Points nearer than this share of a set's extent are one point: a thousand times float64's rounding
-# of a few products, a thousandth of what float32 can tell apart.
+# Points closer than this share of a set's extent are one point. It is about a thousand times the
+# rounding of float64 and a thousandth of that of float32.
 _GRAIN = 1e-11
 
 
@@ -25,17 +27,17 @@ def _cross(ax: Tensor, ay: Tensor, bx: Tensor, by: Tensor) -> Tensor:
 
 
 def shoelace(x: Tensor, y: Tensor) -> Tensor:
-    """Signed areas (P,) of polygons (K, P); positive when x turns towards y."""
+    """Signed areas (P,) of polygons (K, P); positive for corners in the direction from x to y."""
     return _cross(x, y, _next(x), _next(y)).sum(0) / 2
 
 
 def clip_area(ax: Tensor, ay: Tensor, bx: Tensor, by: Tensor) -> Tensor:
-    """Areas (P,) of the intersections of convex polygons (M, P) and (K, P), both positive.
+    """Areas (P,) of the intersections of convex polygons (M, P) and (K, P) of positive area.
 
-    Green's theorem over the boundary: the parts of a's edges inside b, and on each line of b the
-    chord that a leaves there, cut to b's edge. The chord's ends come from the same signed distances
-    that cut a's edges, so the boundary closes even where edges nearly coincide. Repeated corners
-    are allowed. Finite differences agree with its gradient wherever no corner touches an edge.
+    Green's theorem over the boundary: the parts of a's edges inside b, and the parts of b's edges
+    inside a. Both are clipped by the same signed distances, so the boundary closes even where edges
+    nearly coincide. Corners may repeat. The function is differentiable wherever no corner touches
+    an edge.
     """
     ex, ey = _next(bx) - bx, _next(by) - by
     vx, vy = _next(ax) - ax, _next(ay) - ay
@@ -55,19 +57,19 @@ def clip_area(ax: Tensor, ay: Tensor, bx: Tensor, by: Tensor) -> Tensor:
 
     square = ex * ex + ey * ey
     along = (rx + t * vx) * ex[:, None] + (ry + t * vy) * ey[:, None]
-    place = along / torch.where(square > 0, square, 1)[:, None]
-    start = torch.where(leaves, place, torch.inf).amin(1).clamp(min=0)
-    end = torch.where(enters, place, -torch.inf).amax(1).clamp(max=1)
+    position = along / torch.where(square > 0, square, 1)[:, None]
+    start = torch.where(leaves, position, torch.inf).amin(1).clamp(min=0)
+    end = torch.where(enters, position, -torch.inf).amax(1).clamp(max=1)
     chord = torch.where(start < end, end - start, 0)
     return (own + (chord * _cross(bx, by, ex, ey)).sum(0)) / 2
 
 
-def hull(x: Tensor, y: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def hull(x: Tensor, y: Tensor, valid: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
     """Convex hulls of point sets (N, P), by gift wrapping.
 
-    The walk rises from the lowest point and falls back to it. Rounding may let it pass that point
-    by, so it also ends where it would rise again; and points closer than rounding can tell apart
-    are one, or noise would choose the direction.
+    The path rises from the lowest point and falls back to it. Rounding may make it miss that point,
+    so it also ends where it would rise again. Points closer than the rounding error count as one,
+    because noise would determine the direction between them.
 
     Args:
         x, y: coordinates, float64; not differentiated.
@@ -108,10 +110,10 @@ def _pick(value: Tensor, index: Tensor) -> Tensor:
 
 def _wrap(x: Tensor, y: Tensor, usable: Tensor, current: Tensor, grain: Tensor, step: Tensor,
           rise: Tensor) -> Tensor:
-    """The point seen rightmost from ``current`` (P,); of several in line, the farthest.
+    """The rightmost point as seen from ``current`` (P,); the farthest of several in line.
 
-    Points behind, on the line (step, rise) that led here, are out: they are as far right as those
-    ahead, and rounding would choose between them.
+    Points behind, on the line (step, rise) that led here, are excluded: they are in line with those
+    ahead, and rounding would decide between them.
     """
     dx, dy = x - _pick(x, current), y - _pick(y, current)
     far = dx * dx + dy * dy

@@ -3,18 +3,19 @@
 Signatures: ``mmcv/ops/deform_conv.py`` and ``modulated_deform_conv.py``; formulas:
 ``deform_conv_cuda_kernel.cuh`` and ``modulated_deform_conv_cuda_kernel.cuh`` (mmcv 2.1.0).
 
-A run of output pixels at a time: their samples are read as columns, (pixels, kernel * channels),
-channels last, and multiplied with the weights. The columns of a whole image are never held, so
-``im2col_step`` has nothing to bound; it is checked and not used.
+Output pixels are processed in runs: their samples are gathered as columns, (pixels, kernel *
+channels), channels last, and multiplied by the weights. The columns of a whole image are never
+held, so ``im2col_step`` is checked but not used.
 
-On the way back a run of pixels touches a band of the input, and its gradient is added to that band,
-run after run. The length of a run is a constant per device (:data:`COLUMNS`), so it is part of the
-order of the sums and never changes with threads or free memory.
+In the backward pass a run touches a band of the input, and its gradient is added to that band, run
+after run. The length of a run therefore determines the order of the sums; it is a constant per
+device (:data:`COLUMNS`) and does not depend on threads or free memory. The products
+themselves are those of the BLAS library, which may add in another order for another number of
+threads.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Iterator, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -25,23 +26,23 @@ from ..contract import describe, require, require_dtype, require_shape
 __all__ = ['deform_conv_backward_input', 'deform_conv_backward_parameters', 'deform_conv_forward',
            'modulated_deform_conv_backward', 'modulated_deform_conv_forward']
 
-# Elements of the columns of a run: small enough for a CPU's cache, large enough to feed a GPU.
+# Elements of the columns of a run: few enough for a CPU's cache, enough to occupy a GPU.
 COLUMNS = {'cpu': 1 << 20, 'cuda': 1 << 25}
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """A batched product in the dtype of its factors, inside of autocast too."""
+    """A batched product in the dtype of its factors, even under autocast."""
     with torch.autocast(a.device.type, enabled=False):
         return torch.matmul(a, b)
 
 
 class _Shape(NamedTuple):
-    """What the kernel looks like; pairs are (vertical, horizontal)."""
+    """Parameters of the convolution; pairs are (vertical, horizontal)."""
 
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
+    kernel: Tuple[int, int]
+    stride: Tuple[int, int]
+    padding: Tuple[int, int]
+    dilation: Tuple[int, int]
     groups: int
     deform_groups: int
 
@@ -49,14 +50,14 @@ class _Shape(NamedTuple):
     def taps(self) -> int:
         return self.kernel[0] * self.kernel[1]
 
-    def output(self, height: int, width: int) -> tuple[int, int]:
+    def output(self, height: int, width: int) -> Tuple[int, int]:
         return tuple((size + 2 * pad - (dilation * (kernel - 1) + 1)) // stride + 1
                      for size, pad, dilation, kernel, stride in zip(
                          (height, width), self.padding, self.dilation, self.kernel, self.stride))
 
 
-class _Job:
-    """One call: the tensors in the layout that the runs want.
+class _DeformConv:
+    """One call, with its tensors in the layout of the runs.
 
     Attributes:
         rows: (N * H * W + 1) * deform_groups rows of the input, channels of one group each.
@@ -66,16 +67,16 @@ class _Job:
     """
 
     def __init__(self, name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tensor,
-                 mask: Tensor | None) -> None:
+                 mask: Optional[Tensor]) -> None:
         self.shape, self.input_shape = shape, input.shape
         self.out = _check(name, shape, input, weight, offset, mask)
         self.pixels = self.out[0] * self.out[1]
         self.dtype = gather.compute_dtype(input)
-        # Tensor cores want the low precision that came in; everything else is summed in more.
+        # products on CUDA keep low precision, for tensor cores; all else is in compute precision
         self.product = input.dtype if input.is_cuda else self.dtype
         n, c, h, w = input.shape
         self.rows = gather.rows_of(input).view(-1, c // shape.deform_groups)
-        self.nowhere = n * h * w * shape.deform_groups
+        self.padding = n * h * w * shape.deform_groups
         self.offsets = self._by_pixel(offset, 2)
         self.masks = None if mask is None else self._by_pixel(mask, 1).squeeze(-1)
         self.weight = weight.reshape(shape.groups, -1, c // shape.groups, shape.taps).transpose(
@@ -83,21 +84,21 @@ class _Job:
 
     def _by_pixel(self, tensor: Tensor, parts: int) -> Tensor:
         n, channels = tensor.shape[:2]
-        # more pixels than the output has: the kernel reads the front of an image's memory
+        # if there are more pixels than outputs, mmcv reads the front of an image's memory
         front = tensor.flatten(1)[:, :channels * self.pixels]
         rows = front.view(n, channels, self.pixels).transpose(1, 2).to(self.dtype)
         rows = rows.reshape(n, self.pixels, self.shape.deform_groups, self.shape.taps, parts)
         return rows.transpose(2, 3)
 
-    def runs(self) -> Iterator[tuple[int, slice]]:
-        """Image and pixels of every run."""
+    def runs(self) -> Iterator[Tuple[int, slice]]:
+        """The runs: image and slice of its output pixels."""
         columns = COLUMNS['cpu' if self.rows.device.type == 'cpu' else 'cuda']
         step = max(1, columns // (self.shape.taps * self.input_shape[1]))
         for image in range(self.input_shape[0]):
             for start in range(0, self.pixels, step):
                 yield image, slice(start, min(start + step, self.pixels))
 
-    def samples(self, image: int, part: slice) -> tuple[Tensor, sampling.Corners]:
+    def samples(self, image: int, part: slice) -> Tuple[Tensor, sampling.Corners]:
         """Rows (P * taps * deform_groups, 4) and corners (P, taps, deform_groups, 4) of a run."""
         device = self.rows.device
         kernel = self.shape.kernel
@@ -114,7 +115,7 @@ class _Job:
         corners = sampling.padded_corners(y, x, height, width)
         group = torch.arange(self.shape.deform_groups, dtype=torch.int32, device=device)
         row = (corners.row + image * (height * width)) * self.shape.deform_groups + group[:, None]
-        row = torch.where(corners.live, row, self.nowhere).view(-1, 4)
+        row = torch.where(corners.live, row, self.padding).view(-1, 4)
         return row, corners
 
     def weigh(self, image: int, part: slice, weight: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ class _Job:
 
     def columns(self, row: Tensor, weight: Tensor, pixels: int) -> Tensor:
         """(groups, pixels, taps * channels per group), ready for a product."""
-        read = gather.read(self.rows, row, weight)
+        read = gather.gather_sum(self.rows, row, weight)
         return self._by_group(read, pixels).to(self.product)
 
     def _by_group(self, rows: Tensor, pixels: int) -> Tensor:
@@ -158,7 +159,7 @@ class _Job:
 
 
 def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tensor,
-           mask: Tensor | None) -> tuple[int, int]:
+           mask: Optional[Tensor]) -> Tuple[int, int]:
     """The size of the output, after the checks of mmcv's ``deform_conv_shape_check``."""
     require_shape(name, 'input', input, (None,) * 4)
     require_dtype(name, 'input', input)
@@ -188,57 +189,57 @@ def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tens
     return out
 
 
-def _require_enough(name: str, what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse fewer pixels than the output has, not more.
+def _require_enough(name: str, what: str, tensor: Tensor, shape: Tuple[int, ...]) -> None:
+    """Require at least as many pixels as the output has.
 
-    DyHead lends the offsets of a level to the next one, at half the size, and mmcv's kernel, which
-    looks at no shape, reads as many as it needs from the front of the memory of each image. Trained
-    weights rely on it.
+    DyHead passes the offsets of a level to the next one, which has half the size. mmcv's kernel
+    does not check the shape and reads what it needs from the front of each image's memory. Trained
+    weights rely on that.
     """
     enough = tensor.dim() == 4 and tensor.shape[:2] == shape[:2] and (
         tensor.shape[2] * tensor.shape[3] >= shape[2] * shape[3])
     require(enough, name, f'{what} must have shape {shape}, or more pixels, got {describe(tensor)}')
 
 
-def _forward(job: _Job, output: Tensor, bias: Tensor | None) -> None:
-    for image, part in job.runs():
-        row, corners = job.samples(image, part)
-        columns = job.columns(row, job.weigh(image, part, corners.weight), part.stop - part.start)
-        result = _product(job.weight, columns.transpose(1, 2)).flatten(0, 1)
+def _forward(conv: _DeformConv, output: Tensor, bias: Optional[Tensor]) -> None:
+    for image, part in conv.runs():
+        row, corners = conv.samples(image, part)
+        columns = conv.columns(row, conv.weigh(image, part, corners.weight), part.stop - part.start)
+        result = _product(conv.weight, columns.transpose(1, 2)).flatten(0, 1)
         if bias is not None:
             result = result + bias[:, None].to(result.dtype)
-        output[image].view(len(result), job.pixels)[:, part] = result.to(output.dtype)
+        output[image].view(len(result), conv.pixels)[:, part] = result.to(output.dtype)
 
 
-def _backward(job: _Job, grad_output: Tensor, grad_input: Tensor | None,
-              grad_offset: Tensor | None, grad_mask: Tensor | None, grad_weight: Tensor | None,
-              scale: float = 1.) -> None:
-    """All gradients that are asked for, in one pass over the runs."""
-    total = torch.zeros_like(job.rows[:job.nowhere]) if grad_input is not None else None
-    by_weight = torch.zeros_like(job.weight, dtype=job.dtype)
-    by_offset = torch.zeros_like(job.offsets) if grad_offset is not None else None
-    by_mask = torch.zeros_like(job.masks) if grad_mask is not None else None
-    for image, part in job.runs():
-        row, corners = job.samples(image, part)
-        weight = job.weigh(image, part, corners.weight)
-        grad = job.by_group(grad_output, image, part)
+def _backward(conv: _DeformConv, grad_output: Tensor, grad_input: Optional[Tensor],
+              grad_offset: Optional[Tensor], grad_mask: Optional[Tensor],
+              grad_weight: Optional[Tensor], scale: float = 1.) -> None:
+    """Compute the gradients whose tensors are not None, in one pass over the runs."""
+    total = torch.zeros_like(conv.rows[:conv.padding]) if grad_input is not None else None
+    by_weight = torch.zeros_like(conv.weight, dtype=conv.dtype)
+    by_offset = torch.zeros_like(conv.offsets) if grad_offset is not None else None
+    by_mask = torch.zeros_like(conv.masks) if grad_mask is not None else None
+    for image, part in conv.runs():
+        row, corners = conv.samples(image, part)
+        weight = conv.weigh(image, part, corners.weight)
+        grad = conv.by_group(grad_output, image, part)
         if grad_weight is not None:
-            columns = job.columns(row, weight, part.stop - part.start)
-            by_weight += _product(grad, columns).to(job.dtype)
+            columns = conv.columns(row, weight, part.stop - part.start)
+            by_weight += _product(grad, columns).to(conv.dtype)
         if grad_input is None:
             continue
-        by_column = job.column_gradients(grad)
-        gather.spread_onto(total, by_column, row, weight)
-        dot = gather.dots(by_column, job.rows, row).view(corners.weight.shape)
+        by_column = conv.column_gradients(grad)
+        gather.scatter_sum_onto(total, by_column, row, weight)
+        dot = gather.dots(by_column, conv.rows, row).view(corners.weight.shape)
         if by_mask is not None:
             by_mask[image, part] = (corners.weight * dot).sum(-1)
-            dot = dot * job.masks[image, part].unsqueeze(-1)
+            dot = dot * conv.masks[image, part].unsqueeze(-1)
         by_offset[image, part] = torch.stack(
             ((corners.dy * dot).sum(-1), (corners.dx * dot).sum(-1)), -1)
     if grad_weight is not None:
-        job.weight_gradient(grad_weight, by_weight, scale)
+        conv.weight_gradient(grad_weight, by_weight, scale)
     if grad_input is not None:
-        job.input_gradient(grad_input, total)
+        conv.input_gradient(grad_input, total)
         _write_by_channel(by_offset, grad_offset)
     if grad_mask is not None:
         _write_by_channel(by_mask.unsqueeze(-1), grad_mask)
@@ -260,13 +261,13 @@ def deform_conv_forward(input: Tensor, weight: Tensor, offset: Tensor, output: T
                         columns: Tensor, ones: Tensor, kW: int, kH: int, dW: int, dH: int,
                         padW: int, padH: int, dilationW: int, dilationH: int, group: int,
                         deformable_group: int, im2col_step: int) -> None:
-    """Convolve at shifted places: fill ``output`` (N, C_out, H_out, W_out).
+    """Convolve at shifted positions: fill ``output`` (N, C_out, H_out, W_out).
 
     Args:
         input: (N, C, H, W). weight: (C_out, C / group, kH, kW).
         offset: (N, deformable_group * 2 * kH * kW, H_out, W_out); y before x for every tap.
         columns, ones: buffers of mmcv's kernels, not used.
-        dW, dH: strides. im2col_step: has to divide the batch.
+        dW, dH: strides. im2col_step: must divide the batch.
 
     Raises:
         RuntimeError: shapes or dtypes that do not fit.
@@ -274,7 +275,7 @@ def deform_conv_forward(input: Tensor, weight: Tensor, offset: Tensor, output: T
     _check_step(input, im2col_step)
     shape = _Shape((kH, kW), (dH, dW), (padH, padW), (dilationH, dilationW), group,
                    deformable_group)
-    _forward(_Job('deform_conv', shape, input, weight, offset, None), output, None)
+    _forward(_DeformConv('deform_conv', shape, input, weight, offset, None), output, None)
 
 
 def deform_conv_backward_input(input: Tensor, offset: Tensor, gradOutput: Tensor,
@@ -286,9 +287,9 @@ def deform_conv_backward_input(input: Tensor, offset: Tensor, gradOutput: Tensor
     _check_step(input, im2col_step)
     shape = _Shape((kH, kW), (dH, dW), (padH, padW), (dilationH, dilationW), group,
                    deformable_group)
-    job = _Job('deform_conv', shape, input, weight, offset, None)
-    require_shape('deform_conv', 'gradOutput', gradOutput, (len(input), len(weight), *job.out))
-    _backward(job, gradOutput, gradInput, gradOffset, None, None)
+    conv = _DeformConv('deform_conv', shape, input, weight, offset, None)
+    require_shape('deform_conv', 'gradOutput', gradOutput, (len(input), len(weight), *conv.out))
+    _backward(conv, gradOutput, gradInput, gradOffset, None, None)
 
 
 def deform_conv_backward_parameters(input: Tensor, offset: Tensor, gradOutput: Tensor,
@@ -301,10 +302,10 @@ def deform_conv_backward_parameters(input: Tensor, offset: Tensor, gradOutput: T
     _check_step(input, im2col_step)
     shape = _Shape((kH, kW), (dH, dW), (padH, padW), (dilationH, dilationW), group,
                    deformable_group)
-    job = _Job('deform_conv', shape, input, gradWeight, offset, None)
+    conv = _DeformConv('deform_conv', shape, input, gradWeight, offset, None)
     require_shape('deform_conv', 'gradOutput', gradOutput,
-                  (len(input), len(gradWeight), *job.out))
-    _backward(job, gradOutput, None, None, None, gradWeight, scale)
+                  (len(input), len(gradWeight), *conv.out))
+    _backward(conv, gradOutput, None, None, None, gradWeight, scale)
 
 
 def _check_step(input: Tensor, im2col_step: int) -> None:
@@ -325,8 +326,8 @@ def modulated_deform_conv_forward(input: Tensor, weight: Tensor, bias: Tensor, o
     """
     shape = _Shape((kernel_h, kernel_w), (stride_h, stride_w), (pad_h, pad_w),
                    (dilation_h, dilation_w), group, deformable_group)
-    job = _Job('modulated_deform_conv', shape, input, weight, offset, mask)
-    _forward(job, output, bias if with_bias else None)
+    conv = _DeformConv('modulated_deform_conv', shape, input, weight, offset, mask)
+    _forward(conv, output, bias if with_bias else None)
 
 
 def modulated_deform_conv_backward(input: Tensor, weight: Tensor, bias: Tensor, ones: Tensor,
@@ -339,9 +340,9 @@ def modulated_deform_conv_backward(input: Tensor, weight: Tensor, bias: Tensor, 
     """Add the gradients of input, weight and bias; write those of offset and mask."""
     shape = _Shape((kernel_h, kernel_w), (stride_h, stride_w), (pad_h, pad_w),
                    (dilation_h, dilation_w), group, deformable_group)
-    job = _Job('modulated_deform_conv', shape, input, weight, offset, mask)
+    conv = _DeformConv('modulated_deform_conv', shape, input, weight, offset, mask)
     require_shape('modulated_deform_conv', 'grad_output', grad_output,
-                  (len(input), len(weight), *job.out))
-    _backward(job, grad_output, grad_input, grad_offset, grad_mask, grad_weight)
+                  (len(input), len(weight), *conv.out))
+    _backward(conv, grad_output, grad_input, grad_offset, grad_mask, grad_weight)
     if with_bias:
-        grad_bias += grad_output.sum((0, 2, 3), dtype=job.dtype).to(grad_bias.dtype)
+        grad_bias += grad_output.sum((0, 2, 3), dtype=conv.dtype).to(grad_bias.dtype)

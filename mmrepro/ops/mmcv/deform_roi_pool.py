@@ -5,20 +5,22 @@ Signature: ``mmcv/ops/deform_roi_pool.py``; formula: ``deform_roi_pool_cuda_kern
 """
 from __future__ import annotations
 
+from typing import Tuple
+
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import require_dtype, require_shape
-from .bilinear_mean import Means, Visit, mean_forward, runs, samples, spread_samples
-from .roi_align import check_rois
+from .bilinear_mean import Means, Visit, mean_forward, runs, samples, scatter_samples
+from .rois import check_rois
 
 __all__ = ['deform_roi_pool_backward', 'deform_roi_pool_forward']
 
 
-def _means(feature: Tensor, rois: Tensor, offset: Tensor, bins: tuple[int, int], scale: float,
-           sampling_ratio: int, gamma: float) -> tuple[Means, Tensor]:
-    """Where to read, and the size of each RoI in pixels (K, 2), width before height."""
+def _means(feature: Tensor, rois: Tensor, offset: Tensor, bins: Tuple[int, int], scale: float,
+           sampling_ratio: int, gamma: float) -> Tuple[Means, Tensor]:
+    """The samples, and the size of each RoI in pixels (K, 2), width before height."""
     name = 'deform_roi_pool'
     image = check_rois(name, feature, rois, 5)
     dtype = gather.COMPUTE[rois.dtype]
@@ -28,14 +30,14 @@ def _means(feature: Tensor, rois: Tensor, offset: Tensor, bins: tuple[int, int],
     grid = sampling.grid_of(bin_h, bin_w, sampling_ratio)
     columns = torch.stack((edges[:, 1], edges[:, 0], bin_h, bin_w, grid.y.to(dtype),
                            grid.x.to(dtype)), 1)
-    # (K, 2, PH, PW), x before y.
+    # (K, 2, PH, PW), x before y
     shift = None
     if offset.numel():
         require_shape(name, 'offset', offset, (len(rois), 2, *bins))
         require_dtype(name, 'offset', offset, (feature.dtype,))
         shift = gather.single(gamma) * size[:, :, None, None] * offset.to(dtype)
 
-    def place(visit: Visit) -> tuple[Tensor, Tensor]:
+    def locate(visit: Visit) -> Tuple[Tensor, Tensor]:
         top, left, step_h, step_w, rows, cols = columns.index_select(0, visit.roi).unbind(1)
         if shift is not None:
             left = left + shift[visit.roi, 0, visit.ph, visit.pw]
@@ -43,7 +45,7 @@ def _means(feature: Tensor, rois: Tensor, offset: Tensor, bins: tuple[int, int],
         return (top + visit.ph * step_h + (visit.iy + 0.5) * step_h / rows,
                 left + visit.pw * step_w + (visit.ix + 0.5) * step_w / cols)
 
-    return Means(image, grid, bins, place), size
+    return Means(image, grid, bins, locate), size
 
 
 def deform_roi_pool_forward(input: Tensor, rois: Tensor, offset: Tensor, output: Tensor,
@@ -79,15 +81,15 @@ def deform_roi_pool_backward(grad_output: Tensor, input: Tensor, rois: Tensor, o
     for a, b in runs(means, input, grad_output):
         some = samples(means, input.shape, a, b)
         grad = gather.bags(grad_output[a:b])
-        spread_samples(some, grad, sink)
+        scatter_samples(some, grad, sink)
         if offset.numel():
             rows, index = source.rows(some.row.flatten())
             slopes = _slopes(some.corners, some.share, gather.dots(
                 grad, rows, index, some.bag.to(torch.int32).repeat_interleave(4)).view(-1, 4))
-            # A bag of slopes is the bin whose offset they belong to.
+            # sum the slopes of each bin: its bag has weights of one
             index = torch.arange(len(slopes), dtype=torch.int32, device=slopes.device)
             starts = torch.div(some.starts, 4, rounding_mode='floor').to(torch.int32)
-            by_bin = gather.read(slopes, index, torch.ones_like(slopes[:, 0]), starts)
+            by_bin = gather.gather_sum(slopes, index, torch.ones_like(slopes[:, 0]), starts)
             by_bin = by_bin.view(b - a, -1, 2).transpose(1, 2) * size[a:b, :, None]
             by_bin = by_bin * gather.single(gamma)
             grad_offset[a:b] += by_bin.view(b - a, 2, *bins).to(grad_offset.dtype)
@@ -95,6 +97,6 @@ def deform_roi_pool_backward(grad_output: Tensor, input: Tensor, rois: Tensor, o
 
 
 def _slopes(corners: sampling.Corners, share: Tensor, dot: Tensor) -> Tensor:
-    """What moving each sample in x and in y does, (S, 2)."""
+    """Derivatives by the position of each sample, x before y, (S, 2)."""
     slope = torch.stack(((corners.dx * dot).sum(-1), (corners.dy * dot).sum(-1)), 1)
     return slope * share[:, None]

@@ -1,12 +1,12 @@
 """Sigmoid and softmax focal loss, forward and backward.
 
-Formulas of mmcv 2.1.0 (csrc/common/cuda/*focal_loss_cuda_kernel.cuh), which has them on CUDA only;
-here they run on any device. Half and bfloat16 are computed in float32 and rounded once: mmcv's
-half kernel takes the logarithm of an underflowed zero and returns NaN for confident predictions.
+Formulas of mmcv 2.1.0 (csrc/common/cuda/*focal_loss_cuda_kernel.cuh), which implements them for
+CUDA only; here they run on any device. Half precision is computed in float32 and rounded once:
+mmcv's half kernel returns NaN for confident predictions, as its logarithm underflows.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Callable, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -16,20 +16,20 @@ from ..contract import describe, require, require_dtype, require_shape
 __all__ = ['sigmoid_focal_loss_backward', 'sigmoid_focal_loss_forward',
            'softmax_focal_loss_backward', 'softmax_focal_loss_forward']
 
-# Elements of a temporary, by device. On a CPU just too few for torch to share among threads: where
-# a thread's part ends, exp and log are computed by other code, and the bits would tell.
+# Elements of a temporary, by device. On a CPU too few for torch to use several threads: at the end
+# of a thread's part exp and log take another code path, with different bits.
 _TILE = {'cpu': (1 << 15) - 1, 'cuda': 1 << 24}
 
-# mmcv's FLT_MIN: what a probability is raised to before its logarithm.
+# mmcv's FLT_MIN: the least probability to take a logarithm of.
 _LEAST = torch.finfo(torch.float32).tiny
 
 
-# Loss or slope of logits, given gamma and alpha.
+# Loss or derivative by the logits, given gamma and alpha.
 Part = Callable[[Tensor, float, float], Tensor]
 
 
 def _check(operator: str, scores: Tensor, target: Tensor, weight: Tensor, out: Tensor,
-           out_shape: tuple[int, ...]) -> None:
+           out_shape: Tuple[int, ...]) -> None:
     require_shape(operator, 'input', scores, (None, None))
     require_dtype(operator, 'input', scores)
     require_dtype(operator, 'target', target, (torch.long,))
@@ -41,7 +41,7 @@ def _check(operator: str, scores: Tensor, target: Tensor, weight: Tensor, out: T
             f'one weight per class: weight {describe(weight)}, input {describe(scores)}')
 
 
-def _check_labels(operator: str, target: Tensor, least: int | None, most: int) -> None:
+def _check_labels(operator: str, target: Tensor, least: Optional[int], most: int) -> None:
     if target.numel() == 0:
         return
     low, high = torch.stack(target.aminmax()).tolist()
@@ -52,13 +52,13 @@ def _check_labels(operator: str, target: Tensor, least: int | None, most: int) -
 
 
 def _working(tensor: Tensor) -> Tensor:
-    """In float32 at least, and contiguous, because torch's scalar functions round differently."""
+    """At least float32, and contiguous: torch's functions round strided inputs differently."""
     low = tensor.dtype in (torch.float16, torch.bfloat16)
     return (tensor.float() if low else tensor).contiguous()
 
 
 def _power(base: Tensor, exponent: float) -> Tensor:
-    """``base ** exponent`` in place; 2, which nearly everybody uses, without a power function."""
+    """``base ** exponent`` in place; the usual exponent, 2, is a product."""
     return base.mul_(base) if exponent == 2 else base.pow_(exponent)
 
 
@@ -95,23 +95,23 @@ def _present_slope(scores: Tensor, gamma: float, alpha: float) -> Tensor:
 
 def _sigmoid(operator: str, absent: Part, present: Part, scores: Tensor, target: Tensor,
              weight: Tensor, out: Tensor, gamma: float, alpha: float) -> None:
-    """Fill ``out`` (N, C): ``absent`` everywhere, ``present`` in each row's own class."""
+    """Fill ``out`` (N, C): ``present`` for each row's class, ``absent`` for the others."""
     _check(operator, scores, target, weight, out, tuple(scores.shape))
     classes = scores.shape[1]
     if scores.numel() == 0:
         return
     weighted = weight.numel() > 0
-    # mmcv reads weight[target] without a look: a background label would read beyond its end
+    # mmcv reads weight[target] unchecked: a background label would read past its end
     _check_labels(operator, target, 0 if weighted else None, classes - weighted)
     step = max(1, _TILE[scores.device.type] // classes)
     for part in zip(scores.detach().split(step), target.split(step), out.split(step)):
         values, labels = _working(part[0]), part[1][:, None]
         result = absent(values, gamma, alpha)
         own = (labels >= 0) & (labels < classes)
-        place = labels.clamp(0, classes - 1)
-        mine = torch.where(own, present(values.gather(1, place), gamma, alpha),
-                           result.gather(1, place))
-        result.scatter_(1, place, mine)
+        column = labels.clamp(0, classes - 1)
+        mine = torch.where(own, present(values.gather(1, column), gamma, alpha),
+                           result.gather(1, column))
+        result.scatter_(1, column, mine)
         if weighted:
             result *= _working(weight)[part[1]][:, None]
         part[2].copy_(result)
@@ -119,12 +119,15 @@ def _sigmoid(operator: str, absent: Part, present: Part, scores: Tensor, target:
 
 def sigmoid_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, output: Tensor,
                                gamma: float, alpha: float) -> None:
-    """Write ``-a (1 - p)^gamma log p`` per class to ``output``, with p, a of each class's side.
+    """Write ``-a (1 - p)^gamma log p`` per class to ``output``.
+
+    p is the probability of the right answer, and a its weight: ``sigmoid(input)`` and alpha for the
+    target's class, one minus them for the others.
 
     Args:
         input: (N, C) logits.
-        target: (N,) int64; C (or a negative label) means none of the classes.
-        weight: (C,), by the target's class, or empty.
+        target: (N,) int64; C or a negative label stands for the background.
+        weight: (C,) factors by the target's class, or empty.
         output: (N, C).
         gamma: exponent.
         alpha: weight of the target's class; the others have 1 - alpha.
@@ -144,18 +147,18 @@ def sigmoid_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, g
 
 
 def _own(operator: str, softmax: Tensor, target: Tensor, weight: Tensor,
-         out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Probability of each row's class (N,), the factor of its row, and where that class is."""
+         out: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    """Of each row: probability of its class, factor, and column of the class; (N,) each."""
     _check(operator, softmax, target, weight, out, (len(softmax),))
     classes = softmax.shape[1]
     require(classes > 0 or len(softmax) == 0, operator, f'no classes: {describe(softmax)}')
-    # mmcv allows the label C too, and reads the next row's first class for it
+    # mmcv also accepts C, and reads the first class of the next row
     _check_labels(operator, target, None, classes - 1)
-    place = target.clamp(min=0)
+    column = target.clamp(min=0)
     factor = (target >= 0).to(_working(softmax).dtype)
     if weight.numel():
-        factor = factor * _working(weight)[place]
-    return _working(softmax.detach().gather(1, place[:, None])[:, 0]), factor, place
+        factor = factor * _working(weight)[column]
+    return _working(softmax.detach().gather(1, column[:, None])[:, 0]), factor, column
 
 
 def softmax_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, output: Tensor,
@@ -165,7 +168,7 @@ def softmax_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, ou
     Args:
         input: (N, C), the softmax itself.
         target: (N,) int64; rows with a negative label have no loss.
-        weight: (C,), by the target's class, or empty.
+        weight: (C,) factors by the target's class, or empty.
         output: (N,).
         gamma: exponent.
         alpha: factor of all rows.
@@ -186,9 +189,9 @@ def softmax_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, b
     """
     operator = 'softmax_focal_loss_backward'
     gamma, alpha = float(gamma), float(alpha)
-    p, factor, place = _own(operator, input, target, weight, buff)
+    p, factor, column = _own(operator, input, target, weight, buff)
     require(grad_input.shape == input.shape, operator,
-            f'grad_input {describe(grad_input)} is not like input {describe(input)}')
+            f'grad_input {describe(grad_input)} does not match input {describe(input)}')
     rest = 1 - p
     row = rest.pow(gamma - 1).mul_(p).mul_(gamma).mul_(_log(p)).sub_(_power(rest, gamma))
     row = torch.where(factor == 0, 0, row.mul_(alpha) * factor)
@@ -196,7 +199,7 @@ def softmax_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, b
     if grad_input.numel() == 0:
         return
     step = max(1, _TILE[input.device.type] // max(1, input.shape[1]))
-    parts = (tensor.split(step) for tensor in (input.detach(), row, place, grad_input))
+    parts = (tensor.split(step) for tensor in (input.detach(), row, column, grad_input))
     for softmax, slope, label, out in zip(*parts):
         result = -_working(softmax)
         label = label[:, None]

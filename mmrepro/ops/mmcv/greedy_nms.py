@@ -1,13 +1,12 @@
-"""Greedy suppression: keep the first, drop all that conflict with it, go on with the next.
+"""Greedy suppression: keep the best box, drop those that conflict with it, go on with the next.
 
-Every non-maximum suppression is this sweep over boxes in the order of their scores; the families
-differ in what a conflict is. The result of the sweep is unique, so it does not matter how it is
-found: in blocks on any device (:func:`greedy`) or along a list of conflicting pairs
-(:func:`greedy_pairs`).
+Every NMS is this sweep over boxes in the order of their scores, with its own definition of a
+conflict. The result is unique, so it may be computed in blocks on any device (:func:`greedy`) or
+from a list of conflicting pairs (:func:`greedy_pairs`).
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Callable, Optional
 
 import numpy as np
 import torch
@@ -15,23 +14,23 @@ from torch import Tensor
 
 __all__ = ['Conflicts', 'greedy', 'greedy_pairs', 'rank', 'resolve']
 
-# Conflicts of some boxes (rows) with others (columns), both given by rank: a bool matrix.
+# The conflicts of boxes (rows) with others (columns), given by rank, as a bool matrix.
 Conflicts = Callable[[Tensor, Tensor], Tensor]
 
-# On CUDA one round of the fixed point costs microseconds and one look at it a synchronisation.
+# On CUDA a round costs microseconds, and looking at its result a synchronisation.
 _ROUNDS_PER_LOOK = 4
 
-# Up to this many pairs per box Python drops one by one faster than NumPy drops all of a box.
+# Up to this many pairs per box a Python loop is faster than NumPy calls per box.
 _SINGLY = 16
 
-# Python sorts up to this many pairs faster than NumPy, which has more calls to make.
+# Up to this many pairs Python sorts faster than NumPy.
 _FEW_PAIRS = 64
 
 
 def rank(scores: Tensor) -> Tensor:
-    """Indices of ``scores`` (N,), best first; equal scores by lower index, NaN before all others.
+    """Indices of ``scores`` (N,), best first; equal scores by lower index, NaN first.
 
-    NaN comes first because torch sorts it above every number, and so do mmcv's kernels.
+    torch sorts NaN above every number, and so do mmcv's kernels.
     """
     return torch.sort(scores.detach(), dim=0, descending=True, stable=True).indices
 
@@ -45,7 +44,7 @@ def _any_row(matrix: Tensor) -> Tensor:
 
 
 def _resolve_cpu(conflicts: np.ndarray) -> np.ndarray:
-    """Sweep one block (and clear its diagonal); a row is one integer, so a drop is one `or`."""
+    """Sweep one block, and clear its diagonal. A row is one integer, and a drop one `or`."""
     count = len(conflicts)
     np.fill_diagonal(conflicts, False)
     bits = np.packbits(conflicts, axis=1, bitorder='little')
@@ -60,10 +59,10 @@ def _resolve_cpu(conflicts: np.ndarray) -> np.ndarray:
 
 
 def _resolve_rounds(conflicts: Tensor) -> Tensor:
-    """Sweep one block without a sequence: repeat 'kept = hit by no kept box before' until stable.
+    """Sweep one block in parallel rounds until the result is stable.
 
-    After r rounds every box whose chain of predecessors is shorter than r is settled, so the loop
-    ends, and where it ends is the sequential answer.
+    A round keeps the boxes that no better kept box conflicts with. After r rounds every box whose
+    chain of predecessors is shorter than r is final, so the loop ends with the sequential result.
     """
     later = conflicts.triu(1)
     kept = torch.ones(len(later), dtype=torch.bool, device=later.device)
@@ -76,22 +75,22 @@ def _resolve_rounds(conflicts: Tensor) -> Tensor:
 
 
 def resolve(conflicts: Tensor) -> Tensor:
-    """Which boxes of one block stay, given their conflicts (B, B) in order of rank: (B,) bool."""
+    """Whether each box of a block is kept, (B,) bool, given conflicts (B, B) by rank."""
     if conflicts.is_cuda:
         return _resolve_rounds(conflicts)
     return torch.from_numpy(_resolve_cpu(conflicts.numpy()))
 
 
 def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,
-           owner: Tensor | None = None) -> Tensor:
-    """Ranks that survive the sweep, ascending, on ``device``.
+           owner: Optional[Tensor] = None) -> Tensor:
+    """Ranks of the kept boxes, ascending, on ``device``.
 
     Args:
         count: number of boxes; rank 0 is the best.
         conflicts: called with two index tensors, ranks of rows and of columns.
-        block: boxes decided at a time. What they drop is gone before the next block, and no
-            matrix is larger than ``block`` x ``count``.
-        owner: (N,) int64, if given, receives for each dropped box the one that dropped it.
+        block: boxes per block. Boxes that a block drops do not enter the next, and no matrix is
+            larger than ``block`` x ``count``.
+        owner: (N,) int64 or None; receives for each dropped box the one that dropped it.
     """
     alive = torch.arange(count, device=device)
     kept = []
@@ -115,7 +114,7 @@ def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,
 
 
 def greedy_pairs(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Ranks that survive, given all conflicting pairs of ranks (``first`` < ``second``)."""
+    """Ranks of the kept boxes, given all conflicting pairs of ranks (``first`` < ``second``)."""
     if len(first) <= _SINGLY * count:
         pairs = zip(first.tolist(), second.tolist())
         if len(first) > _FEW_PAIRS:

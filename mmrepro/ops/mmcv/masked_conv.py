@@ -1,8 +1,8 @@
-"""Masked convolution: columns of the chosen places only, and the way back.
+"""Masked convolution: im2col and col2im of selected pixels.
 
-Semantics of mmcv 2.1.0 (csrc/common/cuda/masked_conv2d_cuda_kernel.cuh), which has them on CUDA
-only. mmcv's Python chooses places with ``nonzero``, so every place occurs once, and no backward
-exists there either.
+Semantics of mmcv 2.1.0 (csrc/common/cuda/masked_conv2d_cuda_kernel.cuh), which implements them for
+CUDA only, without a backward. mmcv's Python selects pixels with ``nonzero``, so every pixel occurs
+once.
 """
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ..contract import describe, require, require_dtype, require_shape
 __all__ = ['masked_col2im_forward', 'masked_im2col_forward']
 
 
-def _check_places(operator: str, rows: Tensor, columns: Tensor) -> None:
+def _check_pixels(operator: str, rows: Tensor, columns: Tensor) -> None:
     for name, tensor in (('mask_h_idx', rows), ('mask_w_idx', columns)):
         require_dtype(operator, name, tensor, (torch.long,))
     require(rows.dim() == 1 and rows.shape == columns.shape, operator,
-            f'places do not match: mask_h_idx {describe(rows)}, mask_w_idx {describe(columns)}')
+            f'shapes do not match: mask_h_idx {describe(rows)}, mask_w_idx {describe(columns)}')
 
 
 def masked_im2col_forward(im: Tensor, mask_h_idx: Tensor, mask_w_idx: Tensor, col: Tensor,
                           kernel_h: int, kernel_w: int, pad_h: int, pad_w: int) -> None:
-    """Write the windows around the chosen places to ``col``; outside the image they are 0.
+    """Write the windows around the selected pixels to ``col``; 0 outside the image.
 
     Args:
         im: (1, C, H, W).
-        mask_h_idx, mask_w_idx: (K,) int64, places in the output of a convolution of stride 1.
+        mask_h_idx, mask_w_idx: (K,) int64, rows and columns of pixels; the stride is 1.
         col: (C * kernel_h * kernel_w, K).
         kernel_h, kernel_w, pad_h, pad_w: of the convolution.
 
@@ -37,7 +37,7 @@ def masked_im2col_forward(im: Tensor, mask_h_idx: Tensor, mask_w_idx: Tensor, co
     operator = 'masked_im2col_forward'
     require_shape(operator, 'im', im, (1, None, None, None))
     require_dtype(operator, 'im', im)
-    _check_places(operator, mask_h_idx, mask_w_idx)
+    _check_pixels(operator, mask_h_idx, mask_w_idx)
     _, channels, height, width = im.shape
     count, window = len(mask_h_idx), kernel_h * kernel_w
     fits = tuple(col.shape) == (channels * window, count) and col.dtype == im.dtype
@@ -51,32 +51,32 @@ def masked_im2col_forward(im: Tensor, mask_h_idx: Tensor, mask_w_idx: Tensor, co
     columns = mask_w_idx - pad_w + torch.arange(kernel_w, device=device)[:, None]
     inside = (((rows >= 0) & (rows < height))[:, None]
               & ((columns >= 0) & (columns < width))[None]).flatten()
-    place = rows.clamp(0, height - 1)[:, None] * width + columns.clamp(0, width - 1)[None]
+    pixel = rows.clamp(0, height - 1)[:, None] * width + columns.clamp(0, width - 1)[None]
     table = col.view(channels, -1)
-    torch.index_select(im.detach().reshape(channels, -1), 1, place.flatten(), out=table)
+    torch.index_select(im.detach().reshape(channels, -1), 1, pixel.flatten(), out=table)
     table.masked_fill_(~inside, 0)
 
 
 def masked_col2im_forward(col: Tensor, mask_h_idx: Tensor, mask_w_idx: Tensor, im: Tensor,
                           height: int, width: int, channels: int) -> None:
-    """Write column k of ``col`` (C, K) to place k of ``im`` (1, C, H, W); the rest stays.
+    """Write column k of ``col`` (C, K) to pixel k of ``im`` (1, C, H, W); others are not changed.
 
     Raises:
-        RuntimeError: shapes or dtypes do not match, or a place lies outside the image.
+        RuntimeError: shapes or dtypes do not match, or a pixel lies outside the image.
     """
     operator = 'masked_col2im_forward'
-    _check_places(operator, mask_h_idx, mask_w_idx)
+    _check_pixels(operator, mask_h_idx, mask_w_idx)
     require_shape(operator, 'im', im, (1, channels, height, width))
     require_shape(operator, 'col', col, (channels, len(mask_h_idx)))
     require(im.is_contiguous() and im.dtype == col.dtype, operator,
             f'im must be contiguous and of the dtype of col: {describe(im)}, {describe(col)}')
     if col.numel() == 0:
         return
-    # on CUDA the index kernels assert by themselves, without waiting for the device
+    # CUDA's index kernels assert this themselves, without a synchronisation
     if not im.is_cuda:
         low, high = (torch.stack([f(mask_h_idx), f(mask_w_idx)]).tolist()
                      for f in (torch.min, torch.max))
         require(min(low) >= 0 and high[0] < height and high[1] < width, operator,
-                f'place ({high[0]}, {high[1]}) lies outside the image ({height}, {width})')
-    place = mask_h_idx * width + mask_w_idx
-    im.view(channels, -1).index_copy_(1, place, col.detach())
+                f'pixel ({high[0]}, {high[1]}) lies outside the image ({height}, {width})')
+    pixel = mask_h_idx * width + mask_w_idx
+    im.view(channels, -1).index_copy_(1, pixel, col.detach())

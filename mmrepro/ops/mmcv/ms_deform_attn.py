@@ -1,17 +1,15 @@
 """Multi-scale deformable attention: weighted bilinear samples of several maps per query and head.
 
 Signature: ``mmcv/ops/multi_scale_deform_attn.py``; formula: ``ms_deform_attn_cuda_kernel.cuh``
-(mmcv 2.1.0) with the zero-padding rule. mmcv calls this on CUDA only and samples with
-``grid_sample`` on the CPU; these functions do not care where the tensors are.
+(mmcv 2.1.0) with the zero-padding rule. mmcv calls this operator on CUDA only and uses
+``grid_sample`` on a CPU; these functions run on any device.
 
-One image and a few heads at a time: their rows of ``value`` are disjoint, so the transpose of one
-group is complete before the next begins, the taps of all are never held together, and the size of
-a group does not show in the bits.
+Groups of one image and a few heads are processed at a time. Their rows of ``value`` are disjoint,
+so the size of a group bounds the memory and does not affect the bits.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Iterator, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
@@ -32,8 +30,8 @@ class _Levels(NamedTuple):
 
 
 def check(value: Tensor, shapes: Tensor, starts: Tensor, locations: Tensor,
-           weights: Tensor, im2col_step: int) -> _Levels:
-    """The levels, after the checks of shapes and dtypes that mmcv's kernels lack."""
+          weights: Tensor, im2col_step: int) -> _Levels:
+    """Check shapes and dtypes, which mmcv's kernels do not, and return the levels."""
     name = 'ms_deform_attn'
     require_shape(name, 'value', value, (None,) * 4)
     require_shape(name, 'value_spatial_shapes', shapes, (None, 2))
@@ -57,9 +55,9 @@ def check(value: Tensor, shapes: Tensor, starts: Tensor, locations: Tensor,
     return _Levels(h, w, first, keys)
 
 
-def _corners(locations: Tensor, levels: _Levels) -> tuple[Tensor, sampling.Corners]:
+def _corners(locations: Tensor, levels: _Levels) -> Tuple[Tensor, sampling.Corners]:
     """Taps of G heads: rows (Q * G, L * P * 4) of :func:`_rows`, and corners (Q, G, L, P, 4)."""
-    # mmcv: loc * size - 0.5, in that order of rounding.
+    # mmcv's order of rounding: loc * size - 0.5
     y = locations[..., 1] * levels.height - 0.5
     x = locations[..., 0] * levels.width - 0.5
     corners = sampling.padded_corners(y, x, levels.height, levels.width)
@@ -80,8 +78,8 @@ def _rows(value: Tensor) -> Tensor:
 
 
 def groups(batch: int, queries: int, heads: int, taps: int,
-            budget: int) -> Iterator[tuple[int, slice]]:
-    """Images and heads to work on together; ``taps`` is of one query and head."""
+           budget: int) -> Iterator[Tuple[int, slice]]:
+    """Images and heads to process together; ``taps`` is per query and head."""
     size = max(1, min(heads, budget // max(1, queries * taps)))
     for image in range(batch):
         for head in range(0, heads, size):
@@ -89,7 +87,7 @@ def groups(batch: int, queries: int, heads: int, taps: int,
 
 
 def _parts(queries: int, taps: int, budget: int) -> Iterator[slice]:
-    """Queries whose taps are made together; ``taps`` is of one query of a group."""
+    """Queries to process together; ``taps`` is per query of a group."""
     size = max(1, budget // max(1, taps))
     for query in range(0, queries, size):
         yield slice(query, min(query + size, queries))
@@ -98,7 +96,7 @@ def _parts(queries: int, taps: int, budget: int) -> Iterator[slice]:
 def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
                            value_level_start_index: Tensor, sampling_locations: Tensor,
                            attention_weights: Tensor, im2col_step: int) -> Tensor:
-    """Attend.
+    """Sum weighted samples of the maps of all levels.
 
     Args:
         value: (B, keys, heads, D), the maps of all levels, flattened and one after another.
@@ -106,7 +104,7 @@ def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
         value_level_start_index: (L,) int64, the first key of each level.
         sampling_locations: (B, Q, heads, L, P, 2), x and y from 0 to 1 over the level.
         attention_weights: (B, Q, heads, L, P).
-        im2col_step: images that mmcv works on at once; has to divide the batch, and is not used.
+        im2col_step: must divide the batch; otherwise not used.
 
     Returns:
         (B, Q, heads * D).
@@ -115,7 +113,7 @@ def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
         RuntimeError: shapes or dtypes that do not fit.
     """
     levels = check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
-                    attention_weights, im2col_step)
+                   attention_weights, im2col_step)
     b, _, heads, depth = value.shape
     queries, taps = sampling_locations.shape[1], attention_weights.shape[3:].numel() * 4
     output = value.new_zeros((b, queries, heads, depth))
@@ -128,7 +126,7 @@ def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
             row, corners = _corners(sampling_locations[image, part, group].to(dtype), levels)
             attention = attention_weights[image, part, group].to(dtype)
             weight = (corners.weight * attention.unsqueeze(-1)).view(row.shape)
-            result = gather.read(rows, row, weight).view(-1, group.stop - group.start, depth)
+            result = gather.gather_sum(rows, row, weight).view(-1, group.stop - group.start, depth)
             output[image, part, group] = result.to(value.dtype)
     return output.view(b, queries, heads * depth)
 
@@ -138,15 +136,15 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
                             attention_weights: Tensor, grad_output: Tensor, grad_value: Tensor,
                             grad_sampling_loc: Tensor, grad_attn_weight: Tensor,
                             im2col_step: int) -> None:
-    """The gradients of :func:`ms_deform_attn_forward`, added to the last three tensors.
+    """Add the gradients of :func:`ms_deform_attn_forward` to the three ``grad_`` tensors.
 
     Args:
         grad_output: (B, Q, heads * D).
-        grad_value, grad_sampling_loc, grad_attn_weight: zeros of the shapes of value,
+        grad_value, grad_sampling_loc, grad_attn_weight: of the shapes of value,
             sampling_locations and attention_weights.
     """
     levels = check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
-                    attention_weights, im2col_step)
+                   attention_weights, im2col_step)
     b, keys, heads, depth = value.shape
     queries, taps = sampling_locations.shape[1], attention_weights.shape[3:].numel() * 4
     require_shape('ms_deform_attn', 'grad_output', grad_output, (b, queries, heads * depth))
@@ -160,14 +158,14 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
             rows, grad, levels, sampling_locations[image, :, group],
             attention_weights[image, :, group], grad_sampling_loc[image, :, group],
             grad_attn_weight[image, :, group])
-        part = gather.spread(grad, row, weight, len(rows) - 1)
+        part = gather.scatter_sum(grad, row, weight, len(rows) - 1)
         grad_value[image, :, group] += part.view(keys, -1, depth).to(value.dtype)
 
 
 def _sample_gradients(rows: Tensor, grad: Tensor, levels: _Levels, locations: Tensor,
                       attention: Tensor, grad_locations: Tensor,
-                      grad_attention: Tensor) -> tuple[Tensor, Tensor]:
-    """Write the gradients of where and how much; return all taps of this image and group."""
+                      grad_attention: Tensor) -> Tuple[Tensor, Tensor]:
+    """Write the gradients of locations and weights; return all taps of the group."""
     heads = locations.shape[1]
     taps = attention.shape[2:].numel() * 4
     all_rows = torch.empty((len(grad), taps), dtype=torch.int32, device=grad.device)

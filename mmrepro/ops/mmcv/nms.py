@@ -7,20 +7,22 @@ broken by lower index, NaN scores come first, and a NaN box neither drops a box 
 """
 from __future__ import annotations
 
+from typing import Dict, List
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..contract import describe, require, require_dtype, require_shape
-from .box_iou import QUADRI, ROTATED, Shape, overlap_matrix
+from .box_iou import QUADRI, ROTATED, BoxKind, overlap_matrix
 from .greedy_nms import greedy, rank
 from .overlaps import BLOCK, FEW, columns, dense_conflicts, keep_cpu, keep_few
 from .soft_nms import softnms
 
 __all__ = ['nms', 'nms_match', 'nms_quadri', 'nms_rotated', 'softnms']
 
-# mmcv's rotated kernels drop a box at the threshold on a CPU and only above it on CUDA. With a
-# threshold of 0 that is everything against what touches, so each device keeps its own.
+# mmcv's rotated kernels drop a box whose overlap equals the threshold on a CPU, but not on CUDA.
+# With a threshold of 0 that decides about all boxes, so each device keeps its rule.
 _REACHES = {'cpu': torch.ge, 'cuda': torch.gt}
 
 
@@ -65,15 +67,15 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     return order[kept]
 
 
-def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
-    """Groups of boxes: one that stays, then those that it drops, in the order of their scores.
+def nms_match(dets: Tensor, iou_threshold: float) -> List[List[int]]:
+    """Groups of boxes: a kept box, then those that it drops, in the order of their scores.
 
     Args:
         dets: (N, 5) float32, x1 y1 x2 y2 score.
         iou_threshold: overlaps of at least this drop the lower score.
 
     Raises:
-        RuntimeError: the shape or the dtype is another.
+        RuntimeError: shape or dtype do not match.
     """
     require_shape('nms_match', 'dets', dets, (None, 5))
     require_dtype('nms_match', 'dets', dets, (torch.float32,))
@@ -83,18 +85,18 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
     conflicts = dense_conflicts(cols, float(np.float32(iou_threshold)), 0, equal=True)
     owner = torch.arange(len(dets))
     kept = greedy(len(dets), conflicts, cols.device, BLOCK['cpu'], owner)
-    groups: dict[int, list[int]] = {keeper: [] for keeper in kept.tolist()}
+    groups: Dict[int, List[int]] = {keeper: [] for keeper in kept.tolist()}
     for keeper, index in zip(owner.tolist(), order.tolist()):
         groups[keeper].append(index)
     return list(groups.values())
 
 
-def _nms_shape(operator: str, shape: Shape, dets: Tensor, scores: Tensor,
+def _nms_shape(operator: str, kind: BoxKind, dets: Tensor, scores: Tensor,
                iou_threshold: float) -> Tensor:
-    """Greedy suppression of rotated boxes or quadrilaterals; a label column plays no part."""
+    """NMS of rotated boxes or quadrilaterals; a column of labels is ignored."""
     if dets.numel() == 0:
         return torch.empty(0, dtype=torch.long, device=dets.device)
-    width = shape.width
+    width = kind.width
     require(dets.dim() == 2 and dets.shape[1] in (width, width + 1), operator,
             f'dets must have shape (N, {width}), or (N, {width + 1}) with labels, '
             f'got {describe(dets)}')
@@ -104,28 +106,28 @@ def _nms_shape(operator: str, shape: Shape, dets: Tensor, scores: Tensor,
             f'one score per box, of its dtype: dets {describe(dets)}, scores {describe(scores)}')
     order = rank(scores)
     boxes = dets.detach()[order, :width].double().T.contiguous()
-    reaches, kind = _REACHES[dets.device.type], dets.device.type
+    reaches = _REACHES[dets.device.type]
 
     def conflicts(rows: Tensor, others: Tensor) -> Tensor:
         pair = (boxes.index_select(1, ranks) for ranks in (rows, others))
-        overlaps = overlap_matrix(shape, *pair, 0)
+        overlaps = overlap_matrix(kind, *pair, 0)
         return reaches(overlaps.to(scores.dtype), float(np.float32(iou_threshold)))
 
-    return order[greedy(len(order), conflicts, dets.device, BLOCK[kind])]
+    return order[greedy(len(order), conflicts, dets.device, BLOCK[dets.device.type])]
 
 
 def nms_rotated(dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor, labels: Tensor,
                 iou_threshold: float, multi_label: int) -> Tensor:
     """Indices of the rotated boxes that no better box overlaps, best score first.
 
-    As in mmcv, labels do not matter: boxes of different labels suppress each other, on every
-    device. Scores are ranked here, because the ``order`` given breaks ties as the device likes.
+    As in mmcv, boxes of different labels suppress each other. Scores are ranked here, because the
+    ties in mmcv's ``order`` depend on the device.
 
     Args:
         dets: (N, 5), or (N, 6) with labels: centre x, y, width, height, angle in radians.
         scores: (N,) of the same dtype.
-        order, dets_sorted, labels, multi_label: what mmcv passes; not read.
-        iou_threshold: overlaps of at least this (on CUDA: above it) drop the lower score.
+        order, dets_sorted, labels, multi_label: passed by mmcv, not used.
+        iou_threshold: overlaps of at least this (on CUDA: above this) drop the lower score.
 
     Raises:
         RuntimeError: shapes or dtypes do not match.

@@ -1,12 +1,12 @@
-"""Which axis-aligned boxes overlap by more than a threshold, without looking at every pair.
+"""Pairs of axis-aligned boxes that overlap by more than a threshold, without testing every pair.
 
-The test itself is mmcv's, in float32 (:func:`exceeds`). On a CPU most pairs never reach it:
-boxes of different classes are shifted apart by ``batched_nms``, so they fall into groups that do
-not touch; and within a group, boxes that overlap by more than a threshold start close together.
+The test is mmcv's, in float32 (:func:`exceeds`). On a CPU most pairs are excluded before it:
+``batched_nms`` moves boxes of different classes apart, so boxes form groups that do not touch, and
+within a group boxes that overlap by more than a threshold have similar left edges.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Iterator, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -23,13 +23,13 @@ _TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
 # Boxes decided at a time, by device: early drops pay on a CPU, synchronisations cost on CUDA.
 BLOCK = {'cpu': 256, 'cuda': 1024}
 
-# A listed pair costs several dense ones; a dense sweep, looking at all pairs of what it keeps.
+# A group is swept densely if more than this share of its pairs would have to be listed.
 _LISTED_SHARE = 0.5
 
-# Up to this many boxes calls cost more than pairs: see keep_few.
+# Up to this many boxes the number of calls matters more than that of pairs: see keep_few.
 FEW = 256
 
-# A dense sweep has a fixed cost per group that only large groups earn back.
+# Smaller groups are never swept densely, because of the fixed cost of a sweep.
 _DENSE_GROUP = 256
 
 # Never list more pairs than this: 64 MiB of indices.
@@ -39,12 +39,12 @@ _LISTED_LIMIT = 1 << 22
 _SLACK = 1e-5
 _LEAST = 0.01
 
-# Below this an area is no longer a normal float32 number, and nothing is known about rounding.
+# Smaller areas are not normal float32 numbers, so their rounding is not bounded.
 _TINY_AREA = 1e-30
 
 
 def columns(boxes: Tensor, offset: int) -> Tensor:
-    """Rows x1, y1, x2, y2, area (5, N) of boxes (N, 4); width and height count ``offset`` more."""
+    """Rows x1, y1, x2, y2, area (5, N) of boxes (N, 4); ``offset`` is added to width and height."""
     cols = boxes.new_empty((5, len(boxes)))
     if not cols.is_cuda:
         table = cols.numpy()
@@ -64,7 +64,7 @@ def columns(boxes: Tensor, offset: int) -> Tensor:
 def overlaps(a: Tensor, b: Tensor, offset: int) -> Tensor:
     """Intersection over union of columns (5, ...) in float32, broadcast against each other.
 
-    The order of operations is that of mmcv's CPU kernel, so that equal boxes give equal bits.
+    The order of operations is that of mmcv's CPU kernel, and so are the bits.
     """
     other = torch.maximum(a[0], b[0])
     inter = torch.minimum(a[2], b[2]).sub_(other)
@@ -77,11 +77,11 @@ def overlaps(a: Tensor, b: Tensor, offset: int) -> Tensor:
 
 
 def exceeds(a: Tensor, b: Tensor, threshold: float, offset: int, equal: bool = False) -> Tensor:
-    """Whether :func:`overlaps` are above ``threshold`` (or at it, if ``equal``); NaN is not."""
+    """Whether :func:`overlaps` exceed ``threshold`` (or reach it, if ``equal``); NaN does not."""
     overlap = overlaps(a, b, offset)
     if overlap.is_cuda:
         return overlap >= threshold if equal else overlap > threshold
-    # numpy turns comparisons of floats into booleans six times faster than torch does
+    # NumPy compares floats six times faster than torch
     compare = np.greater_equal if equal else np.greater
     return torch.from_numpy(compare(overlap.numpy(), np.float32(threshold)))
 
@@ -102,17 +102,17 @@ def dense_conflicts(cols: Tensor, threshold: float, offset: int,
 
 
 def _ordinary(cols: np.ndarray) -> bool:
-    """Whether all boxes are finite and none is inside out or too small to reason about."""
+    """Whether all boxes are finite, none is inverted, and rounding is bounded for all."""
     x1, y1, x2, y2, area = cols
     return bool(np.isfinite(cols).all() and (x1 <= x2).all() and (y1 <= y2).all()
                 and ((area == 0) | (area > _TINY_AREA)).all())
 
 
 class _ByLeftEdge:
-    """Boxes sorted by their left edge, and for each how many of the next could exceed.
+    """Boxes sorted by their left edge, and for each the number of next ones that may conflict.
 
-    An overlap above t in the plane needs one above t on each axis, and an interval that starts
-    right of another by more than (1 - t) of that one's length cannot reach it.
+    An overlap above t needs an overlap above t on each axis; intervals do not overlap that much if
+    the second begins more than (1 - t) lengths of the first to its right.
     """
 
     def __init__(self, cols: np.ndarray, threshold: float, offset: int) -> None:
@@ -125,8 +125,8 @@ class _ByLeftEdge:
         reach = np.maximum.accumulate(x2 + offset)
         self.group = np.concatenate([[0], np.cumsum(x1[1:] > reach[:-1])])
 
-    def take_crowded_groups(self) -> list[np.ndarray]:
-        """Remove the groups that are better swept densely; their ranks, ascending."""
+    def take_crowded_groups(self) -> List[np.ndarray]:
+        """Remove the groups to be swept densely; return their ranks, ascending."""
         size = np.bincount(self.group)
         listed = np.bincount(self.group, weights=self.count)
         large = size >= _DENSE_GROUP
@@ -137,7 +137,7 @@ class _ByLeftEdge:
         ends = np.cumsum(size)
         return [np.sort(self.ranks[ends[g] - size[g]:ends[g]]) for g in np.flatnonzero(crowded)]
 
-    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def chunks(self) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
         """Pairs of ranks whose intervals are close on both axes, a bounded number at a time."""
         ends = np.cumsum(self.count)
         start, count = 0, len(ends)
@@ -148,24 +148,24 @@ class _ByLeftEdge:
                 yield self._pairs(start, stop, ends[start:stop] - done)
             start = stop
 
-    def _pairs(self, start: int, stop: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _pairs(self, start: int, stop: int, ends: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         counts = self.count[start:stop]
-        place = np.arange(start, stop)
+        position = np.arange(start, stop)
         second = np.arange(ends[-1])
-        second += np.repeat(place + 1 - (ends - counts), counts)
+        second += np.repeat(position + 1 - (ends - counts), counts)
         near = self.top.take(second) <= np.repeat(self.lowest[start:stop], counts)
         near &= np.repeat(self.top[start:stop], counts) <= self.lowest.take(second)
         near = np.flatnonzero(near)
-        first = np.repeat(place, counts).take(near)
+        first = np.repeat(position, counts).take(near)
         return self.ranks.take(first), self.ranks.take(second.take(near))
 
 
 def keep_few(boxes: np.ndarray, scores: np.ndarray, threshold: float,
-             offset: int) -> np.ndarray | None:
-    """Indices that survive, best first, of few boxes (N, 4): as few calls as can be, all NumPy's.
+             offset: int) -> Optional[np.ndarray]:
+    """Indices of the kept boxes, best first, of few boxes (N, 4), with few NumPy calls.
 
-    Same arithmetic as :func:`overlaps`, on the pairs whose extents along x meet. NaN meets nothing,
-    or counts for nothing if it does. None if a score is NaN or the threshold negative.
+    The arithmetic is that of :func:`overlaps`, on the pairs that meet along x. NaN never conflicts.
+    Returns None if a score is NaN or the threshold is negative.
     """
     order = (-scores).argsort(kind='stable')
     if threshold < 0 or scores[order[-1]] != scores[order[-1]]:
@@ -173,14 +173,14 @@ def keep_few(boxes: np.ndarray, scores: np.ndarray, threshold: float,
     by_left = boxes[:, 0].argsort()
     cols = np.empty((5, len(order)), np.float32)
     boxes.T.take(by_left, 1, cols[:4], 'clip')
-    place = np.arange(len(order))
-    # twice the offset, because a width is rounded after it is added
+    position = np.arange(len(order))
+    # twice the offset, because widths are rounded after its addition
     ends = cols[0].searchsorted(cols[2] + 2 * offset if offset else cols[2], 'right')
-    count = ends - place
+    count = ends - position
     count -= 1
     np.maximum(count, 0, out=count)
     ends -= count.cumsum()
-    first, second = place.repeat(count), ends.repeat(count)
+    first, second = position.repeat(count), ends.repeat(count)
     second += np.arange(len(first))
     with np.errstate(all='ignore'):
         size = cols[2:4] - cols[:2]
@@ -204,7 +204,7 @@ def keep_few(boxes: np.ndarray, scores: np.ndarray, threshold: float,
     if not len(hit):
         return order
     rank = np.empty_like(order)
-    rank[order] = place
+    rank[order] = position
     rank = rank.take(by_left)
     first, second = rank.take(first.take(hit)), rank.take(second.take(hit))
     kept = greedy_pairs(len(order), np.minimum(first, second), np.maximum(first, second))
@@ -212,7 +212,7 @@ def keep_few(boxes: np.ndarray, scores: np.ndarray, threshold: float,
 
 
 def keep_cpu(cols: Tensor, threshold: float, offset: int) -> Tensor:
-    """Ranks that survive the sweep over columns (5, N) in order of rank, on the CPU."""
+    """Ranks of the kept boxes, given their columns (5, N) by rank, on a CPU."""
     count = cols.shape[1]
     if count <= BLOCK['cpu']:
         return resolve(exceeds(cols[:, :, None], cols[:, None], threshold, offset)).nonzero()[:, 0]

@@ -7,6 +7,8 @@ exist on CUDA only there.
 """
 from __future__ import annotations
 
+from typing import Tuple
+
 import torch
 from torch import Tensor
 
@@ -16,8 +18,8 @@ from .convex import clip_area, hull, shoelace
 __all__ = ['active_rotated_filter_backward', 'active_rotated_filter_forward', 'convex_giou',
            'convex_iou', 'min_area_polygons', 'points_in_polygons_forward']
 
-# Pairs of polygons at a time, by device: each takes a few kilobytes of temporaries. On a CPU few
-# enough that torch does not share angles among threads, where their last bits would change.
+# Pairs of polygons at a time, by device: each takes a few kilobytes of temporaries. On a CPU torch
+# does not use several threads for so few angles, which would change their last bits.
 _PAIRS = {'cpu': 1 << 11, 'cuda': 1 << 17}
 
 # Elements of a matrix at a time, by device.
@@ -26,13 +28,13 @@ _TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
 _POINTS = 9
 _CORNERS = 4
 
-# mmcv's PI, a float32 constant that is short of pi by 5e-8, and its half.
+# mmcv's PI, a float32 constant below pi by 5e-8, and its half.
 _PI = float(torch.tensor(3.1415926))
 _QUARTER = _PI / 2
 
 
 def _check(operator: str, pointsets: Tensor, polygons: Tensor, out: Tensor,
-           shape: tuple[int, ...]) -> None:
+           shape: Tuple[int, ...]) -> None:
     require_shape(operator, 'pointsets', pointsets, (None, 2 * _POINTS))
     require_shape(operator, 'polygons', polygons, (None, 2 * _CORNERS))
     for name, tensor in (('pointsets', pointsets), ('polygons', polygons), ('result', out)):
@@ -44,7 +46,7 @@ def _check(operator: str, pointsets: Tensor, polygons: Tensor, out: Tensor,
             f'the result must have shape {shape}, got {describe(out)}')
 
 
-def _corners(tensor: Tensor) -> tuple[Tensor, Tensor]:
+def _corners(tensor: Tensor) -> Tuple[Tensor, Tensor]:
     """(N, 2K) x1 y1 x2 y2 ... to float64 x, y (K, N)."""
     columns = tensor.detach().double().T
     return columns[0::2].contiguous(), columns[1::2].contiguous()
@@ -53,8 +55,8 @@ def _corners(tensor: Tensor) -> tuple[Tensor, Tensor]:
 def _meet(x: Tensor, y: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
     """Areas (P,) of the intersections of convex polygons (K, P) with quadrilaterals (4, P).
 
-    A quadrilateral is the sum of two triangles, each with the sign of its direction; where it is
-    not convex one is taken from the other.
+    A quadrilateral is the sum of two triangles, signed by their orientation; for one that is not
+    convex this is a difference.
     """
     total = 0
     for corners in ([0, 1, 2], [0, 2, 3]):
@@ -66,7 +68,7 @@ def _meet(x: Tensor, y: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
     return torch.where(shoelace(qx, qy) < 0, -total, total)
 
 
-def _hull_of(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _hull_of(x: Tensor, y: Tensor) -> Tuple[Tensor, Tensor]:
     index, _ = hull(x, y)
     return x.gather(0, index), y.gather(0, index)
 
@@ -93,7 +95,7 @@ def convex_iou(pointsets: Tensor, polygons: Tensor, ious: Tensor) -> None:
     for part in pairs:
         first, second = part.div(quads, rounding_mode='floor'), part % quads
         a, b = (x[:, first], y[:, first]), (qx[:, second], qy[:, second])
-        # near the origin, so that products of coordinates keep their digits
+        # move to the origin, for the precision of products
         middle_x, middle_y = b[0].mean(0), b[1].mean(0)
         a, b = ((px - middle_x, py - middle_y) for px, py in (a, b))
         inter = _meet(*a, *b)
@@ -141,8 +143,8 @@ def convex_giou(pointsets: Tensor, polygons: Tensor, output: Tensor) -> None:
         out[:, -1] = giou.detach().to(out.dtype)
 
 
-def _turns(x: Tensor, y: Tensor) -> Tensor:
-    """Directions of a hull's edges (K, P) within a quarter turn, as mmcv reduces them."""
+def _edge_angles(x: Tensor, y: Tensor) -> Tensor:
+    """Angles of a hull's edges (K, P) modulo a right angle, as mmcv reduces them."""
     angle = torch.atan2((y.roll(-1, 0) - y).double(), (x.roll(-1, 0) - x).double()).float()
     above = torch.fmod(angle.double(), _QUARTER).float()
     quarters = (angle / _QUARTER - 1).trunc()
@@ -171,7 +173,7 @@ def min_area_polygons(pointsets: Tensor, polygons: Tensor) -> None:
         index, number = hull(*_corners(points))
         x, y = (value.float().gather(0, index) for value in _corners(points))
         edges = torch.arange(_POINTS, device=x.device)[:, None] < number.clamp(min=1)
-        angle = _turns(x, y)
+        angle = _edge_angles(x, y)
         cos, sin = angle.cos(), angle.sin()
         u = cos[:, None] * x + sin[:, None] * y
         v = -sin[:, None] * x + cos[:, None] * y
@@ -188,7 +190,7 @@ def min_area_polygons(pointsets: Tensor, polygons: Tensor) -> None:
 def points_in_polygons_forward(points: Tensor, polygons: Tensor, output: Tensor) -> None:
     """Write 1 where a point lies in a quadrilateral, else 0, by counting crossed edges.
 
-    Points on the boundary follow mmcv: the count stops at the edge that they lie on.
+    Points on the boundary are treated as in mmcv: the count stops at the edge that they lie on.
 
     Args:
         points: (B, 2).
@@ -222,7 +224,7 @@ def points_in_polygons_forward(points: Tensor, polygons: Tensor, output: Tensor)
         out.copy_(odd)
 
 
-def _filter_shape(operator: str, indices: Tensor, outer: Tensor, inner: Tensor) -> tuple[int, int]:
+def _filter_shape(operator: str, indices: Tensor, outer: Tensor, inner: Tensor) -> Tuple[int, int]:
     """Entries and rotations of ``indices`` (O, H, W, R), if the two filter tensors fit them."""
     require_shape(operator, 'indices', indices, (None, None, None, None))
     require_dtype(operator, 'indices', indices, (torch.int32,))
@@ -242,9 +244,9 @@ def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor
 
     Args:
         input: (O, I, o, H, W) filters.
-        indices: (o, H, W, r) int32, one-based: where an entry goes in each rotation.
-        output: (O * r, I * o, H, W); entries to which nothing goes keep their value, and of several
-            sources the last one counts.
+        indices: (o, H, W, r) int32, one-based: the target of each entry in each rotation.
+        output: (O * r, I * o, H, W). Entries that are no target keep their values; of several
+            sources of a target the last one is taken.
 
     Raises:
         RuntimeError: shapes or dtypes do not match.
@@ -257,7 +259,7 @@ def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor
     outputs, inputs = input.shape[:2]
     values = input.detach().reshape(outputs * inputs, entries)
     table = output.view(outputs, rotations, inputs, entries)
-    # the indices that S2A-Net makes are permutations: then nothing keeps its value
+    # S2A-Net's indices are permutations, so every entry is a target
     whole = not source.is_cuda and bool((source >= 0).all())
     for rotation in range(rotations):
         picked = values.index_select(1, source[rotation].clamp(min=0))

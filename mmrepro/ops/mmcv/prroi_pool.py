@@ -1,19 +1,19 @@
 """Precise RoI pooling: the integral of the bilinear surface over every bin, and its gradients.
 
 Signature: ``mmcv/ops/prroi_pool.py``; formula: ``prroi_pool_cuda_kernel.cuh`` (mmcv 2.1.0). The
-surface is a product of hats, so the integral over a rectangle is a product of integrals along the
-axes: one filter per axis, as in RoIAlign. Outside of the map the surface falls to zero.
+surface is a sum of products of triangular functions (hats), one per axis, so the integral over a
+rectangle has one filter per axis, as in RoIAlign. Outside the map the surface falls to zero.
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import List, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import require_shape
-from .roi_align import check_rois
+from .rois import check_rois
 
 __all__ = ['prroi_pool_backward', 'prroi_pool_coor_backward', 'prroi_pool_forward']
 
@@ -31,7 +31,7 @@ class _Bins(NamedTuple):
         return _Bins(*(t[a:b] for t in self))
 
 
-def _bins(rois: Tensor, bins: tuple[int, int], scale: float) -> _Bins:
+def _bins(rois: Tensor, bins: Tuple[int, int], scale: float) -> _Bins:
     box = rois[:, 1:].to(gather.COMPUTE[rois.dtype]) * gather.single(scale)
     bounds, sizes = [], []
     for axis, count in ((1, bins[0]), (0, bins[1])):
@@ -40,13 +40,13 @@ def _bins(rois: Tensor, bins: tuple[int, int], scale: float) -> _Bins:
         bounds += [first, first + size]
         sizes.append(size[:, 0])
     area = sizes[0] * sizes[1]
-    # A box that is not finite has no pixels to integrate over.
+    # a box that is not finite has no area
     return _Bins(*bounds, torch.where(area.isfinite(), area, 0.))
 
 
 def _integral(first: Tensor, last: Tensor, size: int) -> sampling.AxisTaps:
     """Integrals of the hats of the pixels between ``first`` and ``last``, (K, P) each."""
-    # A hat reaches one pixel to both sides.
+    # a hat extends one pixel in both directions
     low = (first.floor()).nan_to_num(0).clamp(0, size)
     high = (last.ceil()).nan_to_num(-1).clamp(-1, size - 1)
     count = (high - low + 1).clamp(min=0)
@@ -54,7 +54,7 @@ def _integral(first: Tensor, last: Tensor, size: int) -> sampling.AxisTaps:
     pixel = low[:, :, None] + torch.arange(slots, dtype=low.dtype, device=low.device)
     weight = torch.zeros_like(pixel)
     for side in (-1, 0):
-        # The half of the hat between pixel + side and the next pixel, as mmcv integrates it.
+        # the half of the hat from pixel + side to the next pixel, as mmcv integrates it
         a = (first[:, :, None] - pixel - side).clamp(0, 1)
         b = (last[:, :, None] - pixel - side).clamp(0, 1)
         rising = (b * b - a * a) / 2
@@ -63,7 +63,7 @@ def _integral(first: Tensor, last: Tensor, size: int) -> sampling.AxisTaps:
 
 
 def _point(at: Tensor, size: int) -> sampling.AxisTaps:
-    """The two hats at a position, (K, P)."""
+    """The two hats that are not zero at a position (K, P)."""
     low = at.floor().nan_to_num(0).clamp(-1, size)
     pixel = torch.stack((low, low + 1), -1)
     weight = (1 - (at.unsqueeze(-1) - pixel).abs()).clamp(min=0)
@@ -74,18 +74,18 @@ def _point(at: Tensor, size: int) -> sampling.AxisTaps:
 
 
 def _runs(bins: _Bins, shape: torch.Size, *owned: Tensor,
-          elements: int = 0) -> list[tuple[int, int]]:
-    """RoIs to work on together, by their taps and by ``elements`` more of each."""
+          elements: int = 0) -> List[Tuple[int, int]]:
+    """Runs of RoIs to process together, by their taps and ``elements`` more for each."""
     tall = ((bins.y2 - bins.y1).nan_to_num(0).amax(1).ceil() + 2).clamp(max=shape[2])
     wide = ((bins.x2 - bins.x1).nan_to_num(0).amax(1).ceil() + 2).clamp(max=shape[3])
     taps = tall * wide * (bins.y1.shape[1] * bins.x1.shape[1])
     filters = tall * bins.y1.shape[1] + wide * bins.x1.shape[1]
     costs, widths = torch.stack((taps + filters + elements, filters)).to(torch.int64).tolist()
-    return gather.cut(costs, gather.tap_budget(*owned), widths)
+    return gather.chunk_by_cost(costs, gather.tap_budget(*owned), widths)
 
 
 def _means(bins: _Bins, image: Tensor, shape: torch.Size) -> sampling.Taps:
-    """Taps of the integrals over bins, divided by their area; nothing where there is none."""
+    """Taps of the integrals over bins divided by their area; none for bins without area."""
     ys = _integral(bins.y1, bins.y2, shape[2])
     xs = _integral(bins.x1, bins.x2, shape[3])
     share = torch.where(bins.area > 0, 1 / bins.area, 0)
@@ -112,7 +112,7 @@ def prroi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, pooled_heigh
     source = gather.Source(input)
     for a, b in _runs(bins, input.shape, input, output):
         taps = _means(bins.part(a, b), image[a:b], input.shape)
-        gather.put_rows(output[a:b], source.read(taps.row, taps.weight, taps.starts))
+        gather.put_rows(output[a:b], source.gather_sum(taps.row, taps.weight, taps.starts))
 
 
 def prroi_pool_backward(grad_output: Tensor, rois: Tensor, grad_input: Tensor, pooled_height: int,
@@ -125,7 +125,7 @@ def prroi_pool_backward(grad_output: Tensor, rois: Tensor, grad_input: Tensor, p
     sink = gather.Sink(grad_input)
     for a, b in _runs(bins, grad_input.shape, grad_input, grad_output):
         taps = _means(bins.part(a, b), image[a:b], grad_input.shape)
-        sink.spread(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag)
+        sink.scatter_sum(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag)
     sink.close()
 
 
@@ -134,7 +134,7 @@ def prroi_pool_coor_backward(output: Tensor, grad_output: Tensor, input: Tensor,
                              spatial_scale: float) -> None:
     """Add the gradient of the boxes to ``grad_rois`` (K, 5).
 
-    By Leibniz: moving an edge of a bin adds the integral of the surface along that edge.
+    By Leibniz' rule: the derivative by an edge is the integral of the surface along that edge.
     """
     image = check_rois('prroi_pool', input, rois, 5)
     require_shape('prroi_pool', 'grad_rois', grad_rois, tuple(rois.shape))
@@ -153,7 +153,7 @@ def prroi_pool_coor_backward(output: Tensor, grad_output: Tensor, input: Tensor,
                              for last in (False, True))
             length = along[:, :, None] if x_part else along[:, None, :]
             length = length.expand(-1, pooled_height, pooled_width).reshape(-1, 1)
-            # (K, bins): the channels of each bin, then the bins of each RoI, in two ordered sums.
+            # (K, bins): two ordered sums, over the channels of a bin and the bins of a RoI
             by_first = ((length * value - first) * grad).sum(1).view(b - a, -1) * share[:, :, 0]
             by_second = ((second - length * value) * grad).sum(1).view(b - a, -1) * share[:, :, 0]
             at = torch.arange(count, dtype=value.dtype, device=value.device) / count
@@ -176,4 +176,4 @@ def _edge(source: gather.Source, shape: torch.Size, image: Tensor, bins: _Bins, 
         xs = _integral(bins.x1, bins.x2, shape[3])
     ys = ys._replace(count=ys.count.masked_fill(bins.area[:, None] <= 0, 0))
     taps = sampling.product_taps(image, ys, xs, *shape[2:])
-    return source.read(taps.row, taps.weight, taps.starts)
+    return source.gather_sum(taps.row, taps.weight, taps.starts)

@@ -1,102 +1,50 @@
 """RoIAlign: mean or maximum of bilinear samples in every bin of axis-aligned boxes.
 
 Signatures: ``mmcv/ops/roi_align.py``. Formulas: ``roi_align_cuda_kernel.cuh`` (mmcv 2.1.0). The
-mean is a filter per axis (:func:`mmrepro.ops.sampling.axis_taps`): their product is the taps of a
-bin, or, for few channels, they are applied one after the other. The maximum visits the samples in
-mmcv's order and keeps the first.
+mean is a filter per axis (:func:`mmrepro.ops.sampling.axis_taps`): the taps of a bin are the
+product of two filters, or, with few channels, the filters are applied one after the other. The
+maximum visits the samples in mmcv's order, and the first of equal ones wins.
 
-Where mmcv's CPU and CUDA kernels differ, this is the CUDA one: boxes of negative size are read, not
-refused, and the maximum over no samples is the lowest float32, not -10000.
+Where mmcv's CPU and CUDA kernels differ, this follows the CUDA one: boxes of negative size are
+pooled, not rejected, and the maximum over no samples is the lowest float32, not -10000.
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import List, Tuple
 
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
-from ..contract import describe, require, require_dtype, require_shape
 from . import roi_align_max
+from .rois import Rois, check_rois, edges_of
 
-__all__ = ['Boxes', 'check_rois', 'edges_of', 'roi_align_backward', 'roi_align_forward']
-
-
-class Boxes(NamedTuple):
-    """Boxes in pixels of the map, (K,) each."""
-
-    image: Tensor
-    y: Tensor
-    x: Tensor
-    bin_h: Tensor
-    bin_w: Tensor
-    grid: sampling.Grid
-
-    def part(self, a: int, b: int) -> Boxes:
-        grid = self.grid._replace(y=self.grid.y[a:b], x=self.grid.x[a:b])
-        return Boxes(*(t[a:b] for t in self[:5]), grid)
-
-    def pick(self, which: Tensor) -> Boxes:
-        grid = self.grid._replace(y=self.grid.y[which], x=self.grid.x[which])
-        return Boxes(*(t[which] for t in self[:5]), grid)
+__all__ = ['roi_align_backward', 'roi_align_forward']
 
 
-def check_rois(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Tensor:
-    """The image index of each RoI as (K,) int64, after the checks that mmcv's kernels lack.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit, or a RoI of an image not in the batch.
-    """
-    require_shape(operator, 'input', feature, (None,) * 4)
-    require_shape(operator, 'rois', rois, (None, columns))
-    require_dtype(operator, 'input', feature)
-    require_dtype(operator, 'rois', rois, (feature.dtype,))
-    image = rois[:, 0].nan_to_num(-1).to(torch.int64)
-    if image.numel():
-        low, high = torch.stack(image.aminmax()).tolist()
-        there = f'images 0 to {len(feature) - 1}' if len(feature) else 'no images'
-        require(low >= 0 and high < len(feature), operator,
-                f'rois name images {low} to {high}, but input {describe(feature)} has {there}')
-        require(feature.shape[2] > 0 and feature.shape[3] > 0, operator,
-                f'{len(rois)} rois on input {describe(feature)}, which has no pixels')
-    return image
-
-
-def edges_of(rois: Tensor, bins: tuple[int, int], scale: float, aligned: bool
-             ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Where boxes begin, y and x, and the height and width of their bins; pixels of the map."""
-    edges = rois[:, 1:].to(gather.compute_dtype(rois)) * gather.single(scale)
-    edges = edges - (0.5 if aligned else 0.)
-    x, y, x2, y2 = edges.unbind(1)
-    width, height = x2 - x, y2 - y
-    if not aligned:
-        width, height = width.clamp(min=1), height.clamp(min=1)
-    return y, x, height / bins[0], width / bins[1]
-
-
-def _boxes(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
-           sampling_ratio: int, aligned: bool) -> Boxes:
+def _boxes(feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
+           sampling_ratio: int, aligned: bool) -> Rois:
     image = check_rois('roi_align', feature, rois, 5)
     y, x, bin_h, bin_w = edges_of(rois, bins, scale, aligned)
-    return Boxes(image, y, x, bin_h, bin_w, sampling.grid_of(bin_h, bin_w, sampling_ratio))
+    return Rois(image, y, x, bin_h, bin_w, sampling.grid_of(bin_h, bin_w, sampling_ratio))
 
 
-def _runs(boxes: Boxes, shape: torch.Size, bins: tuple[int, int], adaptive: bool,
-          budget: int) -> list[tuple[int, int]]:
-    """RoIs to work on together, by the number of taps that they will have."""
+def _runs(boxes: Rois, shape: torch.Size, bins: Tuple[int, int], adaptive: bool,
+          budget: int) -> List[Tuple[int, int]]:
+    """Runs of RoIs to process together, by their number of taps."""
     per_sample = 1 if adaptive else 2
     tall = (boxes.grid.y * per_sample + adaptive).clamp(max=2 * shape[2])
     wide = (boxes.grid.x * per_sample + adaptive).clamp(max=2 * shape[3])
     taps = tall * wide * (bins[0] * bins[1])
-    # The padded filters of a run are as long as its longest; see axis_taps.
+    # the filters of a run are padded to its longest one; see axis_taps
     filters = (bins[0] * (boxes.grid.y + 1) + bins[1] * (boxes.grid.x + 1)) * 4
     costs, widths = torch.stack((taps + filters, filters)).tolist()
-    return gather.cut(costs, budget, widths)
+    return gather.chunk_by_cost(costs, budget, widths)
 
 
-def _mean_taps(boxes: Boxes, shape: torch.Size, bins: tuple[int, int],
+def _mean_taps(boxes: Rois, shape: torch.Size, bins: Tuple[int, int],
                adaptive: bool) -> sampling.Taps:
-    """All taps of some RoIs; a bag is a bin."""
+    """All taps of RoIs; each bin is a bag."""
     height, width = shape[2:]
     most_y, most_x = torch.stack((boxes.grid.y.amax(), boxes.grid.x.amax())).tolist()
     ys = sampling.axis_taps(boxes.y, boxes.bin_h, boxes.grid.y, most_y, bins[0], height, adaptive)
@@ -104,11 +52,11 @@ def _mean_taps(boxes: Boxes, shape: torch.Size, bins: tuple[int, int],
     return sampling.product_taps(boxes.image, ys, xs, height, width)
 
 
-def _few_channels(boxes: Boxes, shape: torch.Size, bins: tuple[int, int], adaptive: bool) -> bool:
-    """Whether reading whole lines of pixels is cheaper than reading taps, as for mask targets.
+def _few_channels(boxes: Rois, shape: torch.Size, bins: Tuple[int, int], adaptive: bool) -> bool:
+    """Whether :func:`_mean_by_lines` is faster than taps, as for mask targets.
 
-    The weights are nanoseconds on one core: per pixel of a line and tap, per pixel turned, per tap
-    of a bin. They decide on speed and rounding only.
+    The constants are nanoseconds on one core: per pixel of a line and tap, per transposed pixel,
+    and per tap of a bin. They affect speed and rounding only.
     """
     channels, width = shape[1], shape[3]
     if channels > 4 or not adaptive:
@@ -119,25 +67,25 @@ def _few_channels(boxes: Boxes, shape: torch.Size, bins: tuple[int, int], adapti
     return bool(lines < taps)
 
 
-def _mean_by_lines(input: Tensor, boxes: Boxes, output: Tensor) -> None:
-    """The mean over boxes of images with few channels: a filter down, then a filter across.
+def _mean_by_lines(input: Tensor, boxes: Rois, output: Tensor) -> None:
+    """The mean for few channels: a vertical filter, then a horizontal one.
 
-    Lines of pixels are the rows of the first read, and columns of its result those of the second,
-    so the features are used as they lie in memory.
+    The first sum gathers lines of pixels, the second columns of its result, so the features are
+    not transposed.
     """
     (n, c, h, w), (k, _, ph, pw) = input.shape, output.shape
     lines = input.reshape(n * c * h, w).to(gather.compute_dtype(input))
     step = max(1, gather.chunk_taps(input.device) * 4 // (c * ph * w))
     for a in range(0, k, step):
-        some = boxes.part(a, min(a + step, k))
+        some = boxes.select(slice(a, min(a + step, k)))
         most_y, most_x = torch.stack((some.grid.y.amax(), some.grid.x.amax())).tolist()
         ys = sampling.axis_taps(some.y, some.bin_h, some.grid.y, most_y, ph, h, True)
         xs = sampling.axis_taps(some.x, some.bin_w, some.grid.x, most_x, pw, w, True)
         plane = some.image[:, None] * c + torch.arange(c, device=input.device)
-        down = gather.read(lines, *sampling.plane_taps(plane * h, ys))
+        down = gather.gather_sum(lines, *sampling.plane_taps(plane * h, ys))
         across = down.view(-1, ph, w).transpose(1, 2).reshape(-1, ph)
         own = torch.arange(len(some.image) * c, device=input.device).view(-1, c)
-        result = gather.read(across, *sampling.plane_taps(own * w, xs))
+        result = gather.gather_sum(across, *sampling.plane_taps(own * w, xs))
         output[a:a + step] = result.view(-1, c, pw, ph).transpose(2, 3).to(output.dtype)
 
 
@@ -149,15 +97,15 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
 
     Args:
         rois: (K, 5): image index, x1, y1, x2, y2 in pixels of the image.
-        argmax_y, argmax_x: shape of ``output`` for the maximum, where they get the position of the
-            sample that won; unused for the mean.
+        argmax_y, argmax_x: for the maximum, of the shape of ``output``: receive the position of the
+            greatest sample; unused for the mean.
         spatial_scale: pixels of the map per pixel of the image.
         sampling_ratio: samples per bin and axis; 0 or less: one per started pixel.
-        pool_mode: 0 is the maximum, 1 the mean.
+        pool_mode: 0 for the maximum, 1 for the mean.
         aligned: subtract half a pixel; without it boxes are at least 1 x 1 pixels.
 
     Raises:
-        RuntimeError: as :func:`check_rois`.
+        RuntimeError: see :func:`check_rois`.
     """
     bins = (aligned_height, aligned_width)
     boxes = _boxes(input, rois, bins, spatial_scale, sampling_ratio, aligned)
@@ -172,8 +120,8 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
         return
     source = gather.Source(input)
     for a, b in _runs(boxes, input.shape, bins, adaptive, gather.tap_budget(input, output)):
-        taps = _mean_taps(boxes.part(a, b), input.shape, bins, adaptive)
-        gather.put_rows(output[a:b], source.read(taps.row, taps.weight, taps.starts))
+        taps = _mean_taps(boxes.select(slice(a, b)), input.shape, bins, adaptive)
+        gather.put_rows(output[a:b], source.gather_sum(taps.row, taps.weight, taps.starts))
 
 
 def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argmax_x: Tensor,
@@ -182,7 +130,7 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
                        aligned: bool) -> None:
     """Add the gradient of :func:`roi_align_forward` to ``grad_input`` (N, C, H, W).
 
-    ``grad_output`` is (K, C, aligned_height, aligned_width); the others as in the forward.
+    ``grad_output`` is (K, C, aligned_height, aligned_width); the others are as in the forward.
     """
     bins = (aligned_height, aligned_width)
     boxes = _boxes(grad_input, rois, bins, spatial_scale, sampling_ratio, aligned)
@@ -194,6 +142,6 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
     adaptive, shape = sampling_ratio <= 0, grad_input.shape
     sink = gather.Sink(grad_input)
     for a, b in _runs(boxes, shape, bins, adaptive, gather.tap_budget(grad_input, grad_output)):
-        taps = _mean_taps(boxes.part(a, b), shape, bins, adaptive)
-        sink.spread(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag)
+        taps = _mean_taps(boxes.select(slice(a, b)), shape, bins, adaptive)
+        sink.scatter_sum(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag)
     sink.close()

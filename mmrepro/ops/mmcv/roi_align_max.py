@@ -1,33 +1,30 @@
 """The 'max' mode of RoIAlign.
 
-Signature: ``mmcv/ops/roi_align.py``; formula: ``roi_align_cuda_kernel.cuh`` (mmcv 2.1.0). A value
-replaces the best one only when it is greater, in mmcv's order of visits: ties go to the first
-sample, and NaN never wins.
+Signature: ``mmcv/ops/roi_align.py``; formula: ``roi_align_cuda_kernel.cuh`` (mmcv 2.1.0). Samples
+are visited in mmcv's order, and a value replaces the best one only if it is greater: the first of
+equal samples wins, and NaN never does.
 
-A sample is shared by all channels. So one sample of every bin is visited at a time, boxes with many
-samples first; the boxes that still have one are then a prefix of the list.
+All channels share the samples, so one sample of every bin is visited at a time. Boxes are sorted by
+their number of samples, most first; those that still have a sample are then a prefix.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Iterator, List, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
-
-if TYPE_CHECKING:
-    from .roi_align import Boxes
+from .rois import Rois
 
 __all__ = ['align_backward', 'align_forward']
 
-# What the maximum over nothing is, and where the search starts: mmcv's -FLT_MAX.
+# The initial maximum, and the maximum of no samples: mmcv's -FLT_MAX.
 LOWEST = torch.finfo(torch.float32).min
 
 
 class _Visit(NamedTuple):
-    """Sample number ``ordinal`` of the first B / P boxes: taps (B, 4) and position (B, 1)."""
+    """Sample number ``ordinal`` of the first B bins: taps (B, 4) and position (B, 1)."""
 
     ordinal: int
     row: Tensor
@@ -36,8 +33,8 @@ class _Visit(NamedTuple):
     x: Tensor
 
 
-def _visits(boxes: Boxes, shape: torch.Size, bins: tuple[int, int]) -> Iterator[_Visit]:
-    """The samples of boxes that are sorted by their number of samples, most first."""
+def _visits(boxes: Rois, shape: torch.Size, bins: Tuple[int, int]) -> Iterator[_Visit]:
+    """The samples of boxes, which are sorted by their number of samples, most first."""
     ph, pw = bins
     n, _, height, width = shape
     dtype, device = boxes.y.dtype, boxes.y.device
@@ -61,18 +58,18 @@ def _visits(boxes: Boxes, shape: torch.Size, bins: tuple[int, int]) -> Iterator[
                      y.reshape(-1, 1), x.reshape(-1, 1))
 
 
-def _sorted(boxes: Boxes) -> tuple[Boxes, Tensor]:
+def _sorted(boxes: Rois) -> Tuple[Rois, Tensor]:
     order = torch.sort(boxes.grid.y * boxes.grid.x, descending=True, stable=True).indices
-    return boxes.pick(order), order
+    return boxes.select(order), order
 
 
-def _chunks(output: Tensor) -> Iterator[tuple[int, int]]:
+def _chunks(output: Tensor) -> Iterator[Tuple[int, int]]:
     step = gather.chunk_rows(output.device, output[0].numel())
     for a in range(0, len(output), step):
         yield a, min(a + step, len(output))
 
 
-def align_forward(feature: Tensor, boxes: Boxes, output: Tensor, argmax_y: Tensor,
+def align_forward(feature: Tensor, boxes: Rois, output: Tensor, argmax_y: Tensor,
                   argmax_x: Tensor) -> None:
     """RoIAlign's maximum; see :func:`mmrepro.ops.mmcv.roi_align.roi_align_forward`."""
     rows = gather.rows_of(feature)
@@ -80,16 +77,16 @@ def align_forward(feature: Tensor, boxes: Boxes, output: Tensor, argmax_y: Tenso
     for a, b in _chunks(output):
         best = rows.new_full(((b - a) * output[0, 0].numel(), output.shape[1]), LOWEST)
         winner = torch.zeros(best.shape, dtype=torch.int32, device=best.device)
-        # Column 0 of the positions is "no sample".
+        # column 0 of the positions stands for no sample
         at_y, at_x = [best.new_full((len(best), 1), -1)], [best.new_full((len(best), 1), -1)]
-        for visit in _visits(boxes.part(a, b), feature.shape, output.shape[2:]):
-            # The maximum of torch would let NaN win.
-            value = gather.read(rows, visit.row, visit.weight).nan_to_num_(
+        for visit in _visits(boxes.select(slice(a, b)), feature.shape, output.shape[2:]):
+            # torch.maximum would let NaN win
+            value = gather.gather_sum(rows, visit.row, visit.weight).nan_to_num_(
                 nan=LOWEST, posinf=float('inf'), neginf=float('-inf'))
             part = slice(0, len(value))
             wins = (value > best[part]).to(torch.int32).mul_(visit.ordinal + 1)
             torch.maximum(best[part], value, out=best[part])
-            # Later samples have greater numbers, so the last win is the greatest.
+            # later samples have greater numbers, so the last winner is the maximum
             torch.maximum(winner[part], wins, out=winner[part])
             for positions, one in ((at_y, visit.y), (at_x, visit.x)):
                 positions.append(torch.cat((one, one.new_zeros((len(best) - len(one), 1)))))
@@ -101,17 +98,18 @@ def align_forward(feature: Tensor, boxes: Boxes, output: Tensor, argmax_y: Tenso
 
 def _samples_at(at: Tensor, start: Tensor, size: Tensor, grid: Tensor, stored: torch.dtype,
                 number: torch.dtype) -> Tensor:
-    """Which sample along one axis lies at a stored position, counted from 1; 0 if none does.
+    """The number, from 1, of the sample at a stored position along one axis; 0 if there is none.
 
     Args:
-        at: (K, C, P) positions. start: (K, P) of the bins. size, grid: (K,) of a bin, its samples.
-        stored: dtype that the positions went through. number: of the result (K, C, P).
+        at: (K, C, P) positions. start: (K, P) of the bins. size: (K,) of a bin. grid: (K,) samples
+            per bin. stored: dtype that the positions were rounded to.
+        number: dtype of the result (K, C, P).
     """
     found = torch.zeros(at.shape, dtype=number, device=at.device)
     for ordinal in range(int(grid.amax())):
-        there = gather.through(start + ((ordinal + 0.5) * size / grid)[:, None], stored)[:, None]
+        there = gather.round_trip(start + ((ordinal + 0.5) * size / grid)[:, None], stored)[:, None]
         rows = (grid > ordinal).nonzero()[:, 0].tolist()
-        # few boxes have many samples: then one by one, the others would cost as much
+        # few boxes have many samples: compare them one by one
         parts = rows if 2 * len(rows) < len(at) else [slice(None)]
         if len(parts) == 1:
             there.masked_fill_((grid <= ordinal)[:, None, None], float('nan'))
@@ -121,11 +119,11 @@ def _samples_at(at: Tensor, start: Tensor, size: Tensor, grid: Tensor, stored: t
     return found
 
 
-def _winners(boxes: Boxes, argmax_y: Tensor, argmax_x: Tensor, order: Tensor) -> Tensor:
-    """Which sample won, (K*P, C) by bin of the sorted boxes: its ordinal + 1.
+def _winners(boxes: Rois, argmax_y: Tensor, argmax_x: Tensor, order: Tensor) -> Tensor:
+    """The winning sample of each bin of the sorted boxes, (K*P, C): its ordinal + 1.
 
-    0 is none, -1 is none of ours (see :func:`_spread_strays`). In low precision neighbours can
-    share a stored position; then it is one of them.
+    0 stands for no sample, -1 for a position at which there is none (see :func:`_scatter_strays`).
+    In low precision neighbours may share a stored position; the result is then one of them.
     """
     ph, pw = argmax_y.shape[2:]
     dtype, device = boxes.y.dtype, boxes.y.device
@@ -136,7 +134,7 @@ def _winners(boxes: Boxes, argmax_y: Tensor, argmax_x: Tensor, order: Tensor) ->
     left = boxes.x[:, None] + torch.arange(pw, dtype=dtype, device=device) * boxes.bin_w[:, None]
     top, left = top.repeat_interleave(pw, 1), left.repeat(1, ph)
     for a, b in _chunks(argmax_y):
-        some = boxes.part(a, b)
+        some = boxes.select(slice(a, b))
         at_y, at_x = (at.index_select(0, order[a:b]).flatten(2).to(dtype)
                       for at in (argmax_y, argmax_x))
         iy = _samples_at(at_y, top[a:b], some.bin_h, some.grid.y, argmax_y.dtype, number)
@@ -144,19 +142,19 @@ def _winners(boxes: Boxes, argmax_y: Tensor, argmax_x: Tensor, order: Tensor) ->
         ours = torch.minimum(iy, ix).clamp_(max=1)
         ordinal = iy.sub_(1).mul_(some.grid.x.to(number)[:, None, None]).add_(ix)
         ordinal.mul_(ours).add_(ours.sub_(1))
-        # mmcv marks "no sample" with y = -1, and so drops a winner that lies exactly there.
-        nowhere = gather.equal(at_y, at_y.new_full((1,), -1)).to(number)
-        ordinal.mul_(nowhere.neg_().add_(1))
+        # mmcv marks "no sample" with y = -1, and so drops a winner at exactly that position
+        no_sample = gather.equal(at_y, at_y.new_full((1,), -1)).to(number)
+        ordinal.mul_(no_sample.neg_().add_(1))
         winner[a * ph * pw:b * ph * pw] = gather.bags(ordinal)
     return winner
 
 
-def align_backward(grad_output: Tensor, boxes: Boxes, argmax_y: Tensor, argmax_x: Tensor,
+def align_backward(grad_output: Tensor, boxes: Rois, argmax_y: Tensor, argmax_x: Tensor,
                    grad_input: Tensor) -> None:
-    """The gradient of :func:`align_forward`, added to ``grad_input``.
+    """Add the gradient of :func:`align_forward` to ``grad_input``.
 
-    The channels that a sample won are spread together: one sort per sample, instead of one entry
-    per element and corner.
+    The channels that a sample has won are scattered together: one sort per sample, instead of one
+    tap per element and corner.
     """
     boxes, order = _sorted(boxes)
     winner = _winners(boxes, argmax_y, argmax_x, order)
@@ -167,37 +165,38 @@ def align_backward(grad_output: Tensor, boxes: Boxes, argmax_y: Tensor, argmax_x
     sink = gather.Sink(grad_input)
     source, waiting, used = torch.empty_like(grad), [], 0
     for visit in _visits(boxes, grad_input.shape, grad_output.shape[2:]):
-        # Late visits are of few boxes: several of them go together, up to the size of the first.
+        # late visits have few boxes: several are scattered together, up to the size of the first
         if used + len(visit.y) > len(source):
-            _spread_visits(sink, waiting, source[:used])
+            _scatter_visits(sink, waiting, source[:used])
             waiting, used = [], 0
-        gather.keep(grad[:len(visit.y)], winner[:len(visit.y)], visit.ordinal + 1, source[used:])
+        part = slice(0, len(visit.y))
+        gather.masked_copy(grad[part], winner[part], visit.ordinal + 1, source[used:])
         waiting.append(visit)
         used += len(visit.y)
     if waiting:
-        _spread_visits(sink, waiting, source[:used])
+        _scatter_visits(sink, waiting, source[:used])
     sink.close()
     if int(winner.amin()) < 0:
         stray = winner == -1
         at_y = gather.bags(argmax_y.index_select(0, order))[stray]
         at_x = gather.bags(argmax_x.index_select(0, order))[stray]
-        _spread_strays(grad[stray], at_y, at_x, stray, boxes.image, grad_input)
+        _scatter_strays(grad[stray], at_y, at_x, stray, boxes.image, grad_input)
 
 
-def _spread_visits(sink: gather.Sink, visits: list[_Visit], source: Tensor) -> None:
-    # a sample at NaN has weights that are NaN and has won nothing; 0 times NaN must not spread
+def _scatter_visits(sink: gather.Sink, visits: List[_Visit], source: Tensor) -> None:
+    # a sample at NaN has weights of NaN and never wins; 0 times NaN must not be added
     weight = torch.cat([visit.weight for visit in visits]).nan_to_num_(nan=0.)
-    sink.spread(source, torch.cat([visit.row for visit in visits]), weight)
+    sink.scatter_sum(source, torch.cat([visit.row for visit in visits]), weight)
 
 
-def _spread_strays(grad: Tensor, at_y: Tensor, at_x: Tensor, stray: Tensor, image: Tensor,
-                   grad_input: Tensor) -> None:
-    """Gradient of winners that are no sample of ours: another kernel rounded its positions."""
+def _scatter_strays(grad: Tensor, at_y: Tensor, at_x: Tensor, stray: Tensor, image: Tensor,
+                    grad_input: Tensor) -> None:
+    """Gradient of winners that are no sample here: another kernel has rounded its positions."""
     n, c, h, w = grad_input.shape
     bag, channel = stray.nonzero().unbind(1)
-    places = stray.shape[0] // len(image)
+    per_roi = stray.shape[0] // len(image)
     taps = sampling.clamped_corners(at_y, at_x, h, w)
-    plane = image.index_select(0, torch.div(bag, places, rounding_mode='floor')) * c + channel
+    plane = image.index_select(0, torch.div(bag, per_roi, rounding_mode='floor')) * c + channel
     index = torch.where(taps.live, taps.row + (plane * (h * w))[:, None], n * c * h * w)
-    part = gather.spread(grad[:, None], index, taps.weight, n * c * h * w)
+    part = gather.scatter_sum(grad[:, None], index, taps.weight, n * c * h * w)
     grad_input += part.view_as(grad_input).to(grad_input.dtype)

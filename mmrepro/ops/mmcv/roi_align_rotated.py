@@ -1,12 +1,13 @@
-"""RoI operators whose boxes are turned or curved, and the alignment of rotated anchors.
+"""RoI operators for rotated and curved boxes, and the feature alignment of rotated anchors.
 
 Signatures: ``mmcv/ops/roi_align_rotated.py``, ``riroi_align_rotated.py``, ``bezier_align.py`` and
 ``rotated_feature_align.py``; formulas: the ``*_cuda_kernel.cuh`` of the same names (mmcv 2.1.0).
-Boxes of negative size are read as on CUDA, not refused as on the CPU.
+Boxes of negative size are pooled as on CUDA, not rejected as on a CPU.
 """
 from __future__ import annotations
 
 import math
+from typing import Tuple
 
 import torch
 from torch import Tensor
@@ -14,14 +15,14 @@ from torch import Tensor
 from .. import gather, sampling
 from ..contract import require, require_dtype, require_shape
 from .bilinear_mean import Means, Visit, mean_backward, mean_forward
-from .roi_align import check_rois
+from .rois import check_rois
 
 __all__ = ['bezier_align_backward', 'bezier_align_forward', 'riroi_align_rotated_backward',
            'riroi_align_rotated_forward', 'roi_align_rotated_backward', 'roi_align_rotated_forward',
            'rotated_feature_align_backward', 'rotated_feature_align_forward']
 
 
-def _rotated(name: str, feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
+def _rotated(name: str, feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
              sampling_ratio: int, offset: float, at_least_one: bool, clockwise: bool) -> Means:
     """Boxes (K, 6): image index, center x, center y, width, height in pixels, angle in radians."""
     image = check_rois(name, feature, rois, 6)
@@ -37,14 +38,14 @@ def _rotated(name: str, feature: Tensor, rois: Tensor, bins: tuple[int, int], sc
     columns = torch.stack((center_y, center_x, -height / 2, -width / 2, bin_h, bin_w, theta.cos(),
                            theta.sin(), grid.y.to(bin_h.dtype), grid.x.to(bin_w.dtype)), 1)
 
-    def place(visit: Visit) -> tuple[Tensor, Tensor]:
+    def locate(visit: Visit) -> Tuple[Tensor, Tensor]:
         (cy, cx, top, left, step_h, step_w, cos, sin, rows,
          cols) = columns.index_select(0, visit.roi).unbind(1)
         y = top + visit.ph * step_h + (visit.iy + 0.5) * step_h / rows
         x = left + visit.pw * step_w + (visit.ix + 0.5) * step_w / cols
         return y * cos - x * sin + cy, y * sin + x * cos + cx
 
-    return Means(image, grid, bins, place)
+    return Means(image, grid, bins, locate)
 
 
 def roi_align_rotated_forward(input: Tensor, rois: Tensor, output: Tensor, pooled_height: int,
@@ -76,17 +77,17 @@ def roi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Tens
     mean_backward(means, top_grad, bottom_grad)
 
 
-def _orientations(rois: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Where the channels of each RoI start, (K,) int64, and how far they are past it, (K,)."""
-    turn = ((rois[:, 5].to(gather.COMPUTE[rois.dtype]) * count).double() / (2 * math.pi))
-    turn = turn.to(gather.COMPUTE[rois.dtype])
-    start = turn.floor()
-    return start.nan_to_num(0).to(torch.int64) % count, turn - start
+def _orientations(rois: Tensor, count: int) -> Tuple[Tensor, Tensor]:
+    """First orientation of each RoI, (K,) int64, and the fraction beyond it, (K,)."""
+    steps = ((rois[:, 5].to(gather.COMPUTE[rois.dtype]) * count).double() / (2 * math.pi))
+    steps = steps.to(gather.COMPUTE[rois.dtype])
+    start = steps.floor()
+    return start.nan_to_num(0).to(torch.int64) % count, steps - start
 
 
-def _turn(features: Tensor, out: Tensor, orientations: tuple[Tensor, Tensor], count: int,
-          back: bool) -> None:
-    """Blend neighbouring orientations of (K, C, ...) into ``out``, or the transpose if ``back``.
+def _rotate_channels(features: Tensor, out: Tensor, orientations: Tuple[Tensor, Tensor],
+                     count: int, back: bool) -> None:
+    """Interpolate between orientations of (K, C, ...) into ``out``; the transpose if ``back``.
 
     ``out`` may be ``features``: every RoI is read before it is written.
     """
@@ -99,9 +100,9 @@ def _turn(features: Tensor, out: Tensor, orientations: tuple[Tensor, Tensor], co
         far = (near - 1 if back else near + 1) % count
         some = features[a:a + step].to(dtype).flatten(2).unflatten(1, groups)
         past = past.to(dtype)[:, :, None, None]
-        turned = (some.gather(2, near[:, None, :, None].expand(some.shape)) * (1 - past)
-                  + some.gather(2, far[:, None, :, None].expand(some.shape)) * past)
-        out[a:a + step] = turned.view(out[a:a + step].shape)
+        blend = (some.gather(2, near[:, None, :, None].expand(some.shape)) * (1 - past)
+                 + some.gather(2, far[:, None, :, None].expand(some.shape)) * past)
+        out[a:a + step] = blend.view(out[a:a + step].shape)
 
 
 def _check_orientations(channels: int, count: int) -> None:
@@ -112,19 +113,20 @@ def _check_orientations(channels: int, count: int) -> None:
 def riroi_align_rotated_forward(features: Tensor, rois: Tensor, output: Tensor, pooled_height: int,
                                 pooled_width: int, spatial_scale: float, num_samples: int,
                                 num_orientations: int, clockwise: bool) -> None:
-    """:func:`roi_align_rotated_forward` whose channels turn with the box.
+    """:func:`roi_align_rotated_forward` whose channels rotate with the box.
 
-    Channels are groups of ``num_orientations``; a box at angle a reads them from position
-    a / 2 pi of the circle on, between two neighbours linearly. Boxes are at least 1 x 1 pixels.
+    Channels are groups of ``num_orientations``. A box at angle a reads each group shifted by
+    a / 2 pi of its length, with linear interpolation. Boxes are at least 1 x 1 pixels.
     """
     _check_orientations(features.shape[1], num_orientations)
     means = _rotated('riroi_align_rotated', features, rois, (pooled_height, pooled_width),
                      spatial_scale, num_samples, 0., True, clockwise)
-    # in low precision both steps must not round, otherwise the output is turned in place
+    # low precision must not be rounded twice; full precision is rotated in place
     straight = output if output.dtype == gather.COMPUTE[output.dtype] else torch.empty_like(
         output, dtype=gather.COMPUTE[output.dtype])
     mean_forward(means, features, straight)
-    _turn(straight, output, _orientations(rois, num_orientations), num_orientations, False)
+    _rotate_channels(straight, output, _orientations(rois, num_orientations), num_orientations,
+                     back=False)
 
 
 def riroi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Tensor,
@@ -136,7 +138,8 @@ def riroi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Te
     means = _rotated('riroi_align_rotated', bottom_grad, rois, (pooled_height, pooled_width),
                      spatial_scale, num_samples, 0., True, clockwise)
     straight = torch.empty_like(top_grad, dtype=gather.COMPUTE[top_grad.dtype])
-    _turn(top_grad, straight, _orientations(rois, num_orientations), num_orientations, True)
+    _rotate_channels(top_grad, straight, _orientations(rois, num_orientations), num_orientations,
+                     back=True)
     mean_backward(means, straight, bottom_grad)
 
 
@@ -147,7 +150,7 @@ def _curve(points: Tensor, u: Tensor) -> Tensor:
     return v * v * v * a + 3 * u * v * v * b + 3 * u * u * v * c + u * u * u * d
 
 
-def _bezier(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
+def _bezier(feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
             sampling_ratio: int, aligned: bool) -> Means:
     """Boxes (K, 17): image index, then 4 points x, y of the upper and 4 of the lower edge."""
     image = check_rois('bezier_align', feature, rois, 17)
@@ -166,20 +169,20 @@ def _bezier(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
     bin_w, bin_h = size[:, 0] / bins[1], size[:, 1] / bins[0]
     grid = sampling.grid_of(bin_h, bin_w, sampling_ratio)
 
-    def place(visit: Visit) -> tuple[Tensor, Tensor]:
+    def locate(visit: Visit) -> Tuple[Tensor, Tensor]:
         x, y = middle[:, visit.roi, visit.ph, visit.pw]
         step_h, step_w = bin_h.index_select(0, visit.roi), bin_w.index_select(0, visit.roi)
         rows, cols = grid.y.index_select(0, visit.roi), grid.x.index_select(0, visit.roi)
         return (y - 0.5 * step_h + (visit.iy + 0.5) * step_h / rows,
                 x - 0.5 * step_w + (visit.ix + 0.5) * step_w / cols)
 
-    return Means(image, grid, bins, place)
+    return Means(image, grid, bins, locate)
 
 
 def bezier_align_forward(input: Tensor, rois: Tensor, output: Tensor, aligned_height: int,
                          aligned_width: int, spatial_scale: float, sampling_ratio: int,
                          aligned: bool) -> None:
-    """Fill ``output`` (K, C, aligned_height, aligned_width) from between two Bezier curves.
+    """Fill ``output`` (K, C, aligned_height, aligned_width) with samples between Bezier curves.
 
     ``rois`` is (K, 17): image index, four control points (x, y) of the upper edge from left to
     right, four of the lower edge from right to left, in pixels of the image.
@@ -197,7 +200,7 @@ def bezier_align_backward(grad_output: Tensor, rois: Tensor, grad_input: Tensor,
 
 
 def _anchor_taps(feature: Tensor, boxes: Tensor, scale: float,
-                 points: int) -> tuple[Tensor, Tensor]:
+                 points: int) -> Tuple[Tensor, Tensor]:
     """Rows and weights (N * H * W, 1 + 4 * points): the pixel itself, center, then corners."""
     name = 'rotated_feature_align'
     require_shape(name, 'features', feature, (None,) * 4)
@@ -207,7 +210,7 @@ def _anchor_taps(feature: Tensor, boxes: Tensor, scale: float,
     require_dtype(name, 'best_bboxes', boxes, (feature.dtype,))
     require(points in (1, 5), name, f'points must be 1 or 5, got {points}')
     boxes = boxes.reshape(-1, 5).to(gather.COMPUTE[boxes.dtype])
-    # mmcv reads y first, then x, whatever its documentation calls them.
+    # mmcv reads y before x, unlike its documentation
     y, x, width, height = (boxes[:, :4] * gather.single(scale)).unbind(1)
     ys, xs = [y], [x]
     if points == 5:
@@ -227,7 +230,7 @@ def _anchor_taps(feature: Tensor, boxes: Tensor, scale: float,
 
 def rotated_feature_align_forward(features: Tensor, best_bboxes: Tensor, output: Tensor,
                                   spatial_scale: float, points: int) -> None:
-    """Fill ``output`` with each pixel plus samples at its box: (N, C, H, W) all over.
+    """Fill ``output`` (N, C, H, W) with each pixel plus the samples at its box.
 
     Args:
         best_bboxes: (N, H, W, 5): center y, center x, width, height, angle in radians.
@@ -235,7 +238,7 @@ def rotated_feature_align_forward(features: Tensor, best_bboxes: Tensor, output:
     """
     row, weight = _anchor_taps(features, best_bboxes, spatial_scale, points)
     if output.numel():
-        gather.put_rows(output, gather.read(gather.rows_of(features), row, weight))
+        gather.put_rows(output, gather.gather_sum(gather.rows_of(features), row, weight))
 
 
 def rotated_feature_align_backward(top_grad: Tensor, best_bboxes: Tensor, bottom_grad: Tensor,
@@ -243,4 +246,5 @@ def rotated_feature_align_backward(top_grad: Tensor, best_bboxes: Tensor, bottom
     """Add the gradient of :func:`rotated_feature_align_forward` to ``bottom_grad``."""
     row, weight = _anchor_taps(bottom_grad, best_bboxes, spatial_scale, points)
     if top_grad.numel():
-        gather.add_rows(bottom_grad, gather.spread(gather.bags(top_grad), row, weight, len(row)))
+        total = gather.scatter_sum(gather.bags(top_grad), row, weight, len(row))
+        gather.add_rows(bottom_grad, total)

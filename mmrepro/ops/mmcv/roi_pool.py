@@ -1,37 +1,37 @@
 """RoIPool: the greatest pixel of every bin of axis-aligned boxes.
 
-Signature: ``mmcv/ops/roi_pool.py``; formula: ``roi_pool_cuda_kernel.cuh`` (mmcv 2.1.0). A pixel
-replaces the best one only when it is greater, row by row: ties go to the first, NaN never wins.
+Signature: ``mmcv/ops/roi_pool.py``; formula: ``roi_pool_cuda_kernel.cuh`` (mmcv 2.1.0). Pixels are
+visited row by row, and a value replaces the best one only if it is greater: the first of equal
+pixels wins, and NaN never does.
 
-One pixel of every bin is visited at a time, bins with many pixels first; the bins that still have
-one are then a prefix of the list, and a visit is one read for all channels.
+One pixel of every bin is visited at a time. Bins are sorted by their number of pixels, most first;
+those that still have a pixel are then a prefix.
 
-One difference to mmcv: bins of a malformed box (of negative size) get no gradient. mmcv leaves
-their argmax at the zero that it was allocated with, and so sends it to the first pixel.
+One difference from mmcv: bins of a malformed box (of negative size) have no gradient. mmcv leaves
+their argmax at 0 and so adds their gradient to the first pixel.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Iterator, List, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
 
 from .. import gather
 from ..contract import require_shape
-from .roi_align import check_rois
+from .rois import check_rois
 
 __all__ = ['roi_pool_backward', 'roi_pool_forward']
 
-# What a bin without a greater pixel gets: mmcv's -FLT_MAX.
+# The initial maximum: mmcv's -FLT_MAX.
 LOWEST = torch.finfo(torch.float32).min
 
 
 class _Bins(NamedTuple):
     """Bins sorted by their number of pixels, most first: all (B,) int64.
 
-    ``order`` is where a bin stands in the output, ``first`` its first pixel in the image,
-    ``base`` the first row of the image.
+    ``order`` is the bin's index in the output, ``first`` its first pixel in the image, ``base`` the
+    first row of the image.
     """
 
     order: Tensor
@@ -41,21 +41,21 @@ class _Bins(NamedTuple):
     base: Tensor
 
 
-def _edges(start: Tensor, size: Tensor, bins: int, limit: int) -> tuple[Tensor, Tensor]:
+def _edges(start: Tensor, size: Tensor, bins: int, limit: int) -> Tuple[Tensor, Tensor]:
     """First and past-the-last pixel of every bin along an axis, (K, bins) each."""
     ordinal = torch.arange(bins + 1, dtype=size.dtype, device=size.device)
     bound = ordinal * (size / bins)[:, None] + start[:, None]
-    # NaN becomes 0, as its conversion to int does on CUDA: such bins are empty.
+    # NaN becomes 0, as in a conversion to int on CUDA: such bins are empty
     first = bound[:, :-1].floor().nan_to_num(0).clamp(0, limit)
     last = bound[:, 1:].ceil().nan_to_num(0).clamp(0, limit)
     return first.to(torch.int64), last.to(torch.int64)
 
 
-def _bins(shape: torch.Size, rois: Tensor, image: Tensor, pooled: tuple[int, int],
+def _bins(shape: torch.Size, rois: Tensor, image: Tensor, pooled: Tuple[int, int],
           scale: float) -> _Bins:
     _, _, height, width = shape
     box = rois[:, 1:].to(gather.COMPUTE[rois.dtype])
-    # mmcv's boxes include their last pixel.
+    # mmcv's boxes include their last pixel
     x1, y1, x2, y2 = (torch.cat((box[:, :2], box[:, 2:] + 1), 1) * gather.single(scale)).unbind(1)
     top, bottom = _edges(y1, y2 - y1, pooled[0], height)
     left, right = _edges(x1, x2 - x1, pooled[1], width)
@@ -71,7 +71,7 @@ def _bins(shape: torch.Size, rois: Tensor, image: Tensor, pooled: tuple[int, int
 
 
 def _visits(bins: _Bins, width: int) -> Iterator[Tensor]:
-    """Pixel number 0, 1, ... of the bins that have one: positions in the image, a prefix."""
+    """Pixel number 0, 1, ... of the bins that have it (a prefix): positions in the image."""
     counts = bins.count.tolist()
     left = len(counts)
     for ordinal in range(counts[0] if counts else 0):
@@ -98,9 +98,9 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
     image = check_rois('roi_pool', input, rois, 5)
     if output.numel() == 0:
         return
-    # of -0 and 0 either may be the greater one, by where a vector of the processor ends
+    # turn -0 into 0: which of them is the maximum depends on the vector instructions
     rows = gather.rows_of(input).add_(0.)
-    # boxes of a size go together, so that few bins of a chunk wait for the largest
+    # boxes of similar size share a chunk, so that their numbers of visits are similar
     order = torch.sort((rois[:, 3:] - rois[:, 1:3]).prod(1), descending=True, stable=True).indices
     step = gather.chunk_rows(output.device, output[0].numel())
     for which in order.split(step):
@@ -111,8 +111,8 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
             gather.put_some(out, which, torch.empty_like(result).index_copy_(0, bins.order, result))
 
 
-def _greatest(rows: Tensor, bins: _Bins, width: int) -> tuple[Tensor, Tensor]:
-    """The greatest pixel of every bin and its visit number from 1, or 0: (B, C) each."""
+def _greatest(rows: Tensor, bins: _Bins, width: int) -> Tuple[Tensor, Tensor]:
+    """The greatest pixel of every bin, and its visit number from 1 (0: none); (B, C) each."""
     best = rows.new_full((len(bins.order), rows.shape[1]), LOWEST)
     best[bins.count == 0] = 0
     winner = torch.zeros_like(best, dtype=torch.int32)
@@ -127,7 +127,7 @@ def _greatest(rows: Tensor, bins: _Bins, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _positions(winner: Tensor, bins: _Bins, width: int) -> Tensor:
-    """Visit numbers, counted from 1, as positions in the image; 0 as -1."""
+    """Positions in the image of visit numbers from 1; -1 for 0."""
     number = (winner - 1).clamp_(min=0)
     columns = bins.columns.clamp(min=1).to(torch.int32)[:, None]
     row = torch.div(number, columns, rounding_mode='floor')
@@ -137,7 +137,7 @@ def _positions(winner: Tensor, bins: _Bins, width: int) -> Tensor:
 
 
 def _numbers(argmax: Tensor, bins: _Bins, width: int) -> Tensor:
-    """Visit numbers (B, C) in the order of ``bins`` of positions; 0 where none of ours won."""
+    """Visit numbers (B, C), in the order of ``bins``, of positions; 0 for a foreign position."""
     most = int(bins.count[0]) if len(bins.count) else 0
     number = torch.int8 if most < torch.iinfo(torch.int8).max else torch.int32
     winner = torch.empty(argmax.shape, dtype=number, device=argmax.device)
@@ -170,19 +170,19 @@ def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_in
     total = grad.new_zeros((n * h * w, grad.shape[1]))
     source, rows, used = torch.empty_like(grad), [], 0
     for number, pixel in enumerate(_visits(bins, w), 1):
-        # Late visits are of few bins: several of them go together, up to the size of the first.
+        # late visits have few bins: several are scattered together, up to the size of the first
         if used + len(pixel) > len(source):
-            total += _spread(source[:used], rows, len(total))
+            total += _scatter(source[:used], rows, len(total))
             rows, used = [], 0
         some = slice(0, len(pixel))
-        gather.keep(grad[some], winner[some], number, source[used:])
+        gather.masked_copy(grad[some], winner[some], number, source[used:])
         rows.append((bins.base[some] + pixel).to(torch.int32))
         used += len(pixel)
     if used:
-        total += _spread(source[:used], rows, len(total))
+        total += _scatter(source[:used], rows, len(total))
     gather.add_rows(grad_input, total)
 
 
-def _spread(source: Tensor, rows: list[Tensor], size: int) -> Tensor:
+def _scatter(source: Tensor, rows: List[Tensor], size: int) -> Tensor:
     row = torch.cat(rows)[:, None]
-    return gather.spread(source, row, torch.ones_like(row, dtype=source.dtype), size)
+    return gather.scatter_sum(source, row, torch.ones_like(row, dtype=source.dtype), size)

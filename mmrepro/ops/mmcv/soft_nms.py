@@ -1,12 +1,12 @@
-"""Soft suppression: the best box lowers the scores of those that it overlaps, then the next.
+"""Soft-NMS: the best box lowers the scores of those that it overlaps, then the next best does.
 
-Semantics are mmcv 2.1.0's softnms (csrc/pytorch/cpu/nms.cpp), ties included: boxes stand in a
-working order, a chosen one changes places with the first undecided one, a dropped one is replaced
-by the last, and of equal scores the first in that order is chosen.
+Semantics are mmcv 2.1.0's softnms (csrc/pytorch/cpu/nms.cpp), including ties. Boxes have a working
+order: a chosen box changes positions with the first undecided one, the last box moves to the
+position of a dropped one, and of equal scores the first in this order is chosen.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Callable, Tuple
 
 import numpy as np
 import torch
@@ -15,19 +15,19 @@ from torch.nn.functional import threshold_
 
 from ..contract import describe, require, require_dtype, require_shape
 from .overlaps import columns
-from .soft_nms_blocks import Places, decide, ordinary
+from .soft_nms_blocks import WorkingOrder, decide, ordinary
 
 __all__ = ['GAUSSIAN', 'LINEAR', 'NAIVE', 'softnms']
 
-# What overlapping does to a score, as mmcv numbers it.
+# mmcv's codes of methods.
 NAIVE, LINEAR, GAUSSIAN = 0, 1, 2
 
-# Boxes that a chosen one affects, and the factors of their scores.
-Neighbours = Callable[[int], 'tuple[np.ndarray, np.ndarray]']
+# The boxes that a chosen one affects, and the factors for their scores.
+Neighbours = Callable[[int], Tuple[np.ndarray, np.ndarray]]
 
 
 class _Decay:
-    """Which overlaps change a score, and by which factor; all in float32."""
+    """Which overlaps change a score, and by what factor; in float32."""
 
     def __init__(self, method: int, threshold: float, sigma: float) -> None:
         self.method = method
@@ -43,14 +43,14 @@ class _Decay:
             return np.zeros_like(overlap)
         if self.method == LINEAR:
             return np.float32(1) - overlap
-        # double, then rounded: what the C library's expf gives but for one case in thousands
+        # rounded from float64: equal to the C library's expf but for one case in thousands
         exponent = -(overlap * overlap) / self.sigma
         return np.exp(exponent, dtype=np.float64).astype(np.float32)
 
     def apply(self, overlap: np.ndarray) -> np.ndarray:
-        """Factors in place of overlaps, 1 where they do not act; none may be NaN."""
+        """Replace overlaps, none of them NaN, by factors; 1 where they change nothing."""
         if self.method == LINEAR:
-            # the greatest number below the threshold: torch keeps what is above
+            # threshold_ keeps what is above: the greatest number below the threshold
             below = float(np.nextafter(self.threshold, np.float32(-np.inf)))
             threshold_(torch.from_numpy(overlap), below, 0.)
             return np.subtract(np.float32(1), overlap, out=overlap)
@@ -63,13 +63,13 @@ class _Decay:
 
 
 def _compared(cols: np.ndarray, decay: _Decay, offset: int) -> Neighbours:
-    """Neighbours found by comparing with every box."""
+    """Neighbours, found by comparing with every box."""
     table = cols.copy()
     # with x1 and y1 negated, one minimum gives both corners of an intersection
     table[:2] *= -1
     corners, area, step = table[:4], table[4], np.float32(offset)
 
-    def neighbours(chosen: int) -> tuple[np.ndarray, np.ndarray]:
+    def neighbours(chosen: int) -> Tuple[np.ndarray, np.ndarray]:
         meet = np.minimum(corners, corners[:, chosen, None])
         size = meet[2:] + meet[:2]
         if offset:
@@ -86,29 +86,29 @@ def _compared(cols: np.ndarray, decay: _Decay, offset: int) -> Neighbours:
 
 
 class _Order:
-    """The working order: boxes ``at`` places, places ``where`` boxes are, scores by place."""
+    """The working order (see :class:`WorkingOrder`) for any input, with scores by position."""
 
     def __init__(self, scores: np.ndarray) -> None:
         self.score = scores.copy()
         self.at, self.where = np.arange(len(scores)), np.arange(len(scores))
         self.count = len(scores)
 
-    def choose(self, place: int) -> int:
-        """Bring the first best undecided box to ``place``; NaN wins only where it already is."""
-        score = self.score[place:self.count]
+    def choose(self, position: int) -> int:
+        """Move the first best undecided box to ``position``; NaN is chosen only if it is there."""
+        score = self.score[position:self.count]
         best = int(score.argmax())
         if score[best] != score[best]:
             best = 0 if score[0] != score[0] else int(np.nanargmax(score))
         if best:
-            best += place
+            best += position
             for values in (self.score, self.at):
-                values[place], values[best] = values[best], values[place]
+                values[position], values[best] = values[best], values[position]
             self.where[self.at[best]] = best
-            self.where[self.at[place]] = place
-        return int(self.at[place])
+            self.where[self.at[position]] = position
+        return int(self.at[position])
 
     def drop(self, gone: np.ndarray) -> None:
-        """Fill the places ``gone`` (ascending) with the boxes that stay at the end."""
+        """Fill the positions ``gone`` (ascending) with the remaining boxes from the end."""
         left = self.count - len(gone)
         self.where[self.at[gone]] = -1
         holes = gone[gone < left]
@@ -123,30 +123,30 @@ class _Order:
 
 
 def _run(order: _Order, neighbours: Neighbours, least: np.float32) -> None:
-    """Decide every place in turn; scores below ``least`` are dropped."""
-    place = 0
-    while place < order.count:
-        targets, factor = neighbours(order.choose(place))
-        if place and not len(targets):
-            place += 1
+    """Decide position after position; drop boxes with scores below ``least``."""
+    position = 0
+    while position < order.count:
+        targets, factor = neighbours(order.choose(position))
+        if position and not len(targets):
+            position += 1
             continue
         touched = order.where[targets]
-        ahead = touched > place
+        ahead = touched > position
         touched = touched[ahead]
         score = order.score[touched] * factor[ahead]
         order.score[touched] = score
         low = touched[score < least]
-        if place == 0:
-            # from then on only what was touched can have fallen
+        if position == 0:
+            # later only a touched score can be below
             low = np.flatnonzero(order.score[1:] < least) + 1
         if len(low):
             low.sort()
             order.drop(low)
-        place += 1
+        position += 1
 
 
 def _soft(cols: np.ndarray, scores: np.ndarray, decay: _Decay, least: np.float32,
-          offset: int) -> tuple[Tensor, np.ndarray]:
+          offset: int) -> Tuple[Tensor, np.ndarray]:
     """Boxes that stay, in the order in which they are chosen, and their scores."""
     with np.errstate(all='ignore'):
         if not ordinary(cols, scores, decay.sigma, least):
@@ -156,7 +156,8 @@ def _soft(cols: np.ndarray, scores: np.ndarray, decay: _Decay, least: np.float32
         found = None
         if len(np.unique(scores)) == len(scores):
             found = decide(cols, scores, decay, least, offset, None)
-        chosen, final = found or decide(cols, scores, decay, least, offset, Places(len(scores)))
+        chosen, final = found or decide(cols, scores, decay, least, offset,
+                                        WorkingOrder(len(scores)))
     return torch.tensor(chosen), np.array(final, np.float32)
 
 

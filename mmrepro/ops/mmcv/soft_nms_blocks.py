@@ -1,82 +1,87 @@
-"""Soft suppression in blocks: overlaps of the best boxes at once, then one product per box.
+"""Soft-NMS in blocks: the overlaps of the best boxes at once, then one product per box.
 
-A box that is chosen multiplies the scores of the others. The products are taken one by one, in the
-order in which boxes are chosen, so scores have the bits of the plain loop; but which boxes come
-next is easy to guess (those with the best scores now), and so a row of factors is there before it
-is needed. What was chosen or fell too low leaves at the next block.
+A chosen box multiplies the scores of the others by factors. The products are computed one by one in
+the order in which boxes are chosen, so scores have the bits of the plain loop. The boxes that come
+next are likely those with the best scores now, so their factors are computed ahead, in one block.
+Boxes that were chosen or dropped leave the table at the next block.
 """
 from __future__ import annotations
 
-from typing import Protocol
+from typing import List, Optional, Protocol, Tuple
 
 import numpy as np
 import torch
 
-__all__ = ['Places', 'decide', 'ordinary']
+__all__ = ['WorkingOrder', 'decide', 'ordinary']
 
-# Rows of factors made at once: fewer make more calls, more are guessed in vain.
+# Rows of factors computed at once: fewer need more calls, more are wasted more often.
 _ROWS = 32
 
-# Elements of those rows, unless that makes very few: the temporaries stay near the cache.
+# Elements of those rows, so that temporaries fit the cache; but at least _LEAST_ROWS rows.
 _ELEMENTS = 1 << 17
 _LEAST_ROWS = 4
 
-# The score of a chosen box: below every limit, and times a factor still below.
+# The score of a chosen box: below every limit, also after products with factors.
 _TAKEN = np.float32(-1)
 
 
 class Decay(Protocol):
-    """From overlaps (K, N) float32 to factors, in place."""
+    """Replaces overlaps (K, N) float32 by factors, in place."""
 
     def apply(self, overlap: np.ndarray) -> np.ndarray: ...
 
 
-class Places:
-    """The working order by which mmcv breaks ties: boxes ``at`` places, places ``where`` they are.
+class WorkingOrder:
+    """The order of boxes by which mmcv breaks ties.
 
-    A chosen box changes places with the first undecided one; a dropped one is replaced by the last.
+    A chosen box changes positions with the first undecided one; the last box moves to the position
+    of a dropped one.
+
+    Attributes:
+        at: the box at each position. where: the position of each box.
+        count: boxes that are not dropped.
     """
 
     def __init__(self, count: int) -> None:
         self.at, self.where = list(range(count)), list(range(count))
         self.count = count
 
-    def choose(self, box: int, place: int) -> None:
-        other, old = self.at[place], self.where[box]
-        self.at[place], self.at[old] = box, other
-        self.where[box], self.where[other] = place, old
+    def choose(self, box: int, position: int) -> None:
+        other, old = self.at[position], self.where[box]
+        self.at[position], self.at[old] = box, other
+        self.where[box], self.where[other] = position, old
 
-    def drop(self, boxes: list[int]) -> None:
+    def drop(self, boxes: List[int]) -> None:
         gone = set(boxes)
         left = self.count - len(gone)
-        holes = sorted(place for place in map(self.where.__getitem__, boxes) if place < left)
+        holes = sorted(hole for hole in map(self.where.__getitem__, boxes) if hole < left)
         last = [box for box in reversed(self.at[left:self.count]) if box not in gone]
         for hole, box in zip(holes, last):
             self.at[hole], self.where[box] = box, hole
         self.count = left
 
-    def first(self, boxes: list[int]) -> int:
+    def first(self, boxes: List[int]) -> int:
         return min(range(len(boxes)), key=lambda i: self.where[boxes[i]])
 
 
 def ordinary(cols: np.ndarray, scores: np.ndarray, sigma: float, least: float) -> bool:
-    """Whether scores can only fall, and only below ``least`` when they are dropped.
+    """Whether inputs are such that no NaN appears and no factor exceeds 1.
 
-    Then no NaN appears, no factor is greater than 1, and :func:`decide` is the plain loop.
+    :func:`decide` then gives the result of the plain loop.
     """
     return bool(least > 0 and sigma > 0 and np.isfinite(cols).all() and (cols[4] > 0).all()
                 and np.isfinite(scores).all())
 
 
 def _room(count: int) -> torch.Tensor:
-    """One buffer for all blocks: fresh memory would cost as much as filling it."""
+    """One buffer for all blocks: allocating memory costs as much as filling it."""
     return torch.empty(4 * (count + min(_ROWS * count, max(_LEAST_ROWS * count, _ELEMENTS))))
 
 
 def _overlaps(table: np.ndarray, rows: np.ndarray, offset: int, room: torch.Tensor) -> np.ndarray:
-    """Overlaps of ``rows`` with all, (K, N), in ``room``; x1 and y1 are negated in ``table``.
+    """Overlaps of ``rows`` with all boxes, (K, N), in ``room``.
 
-    With them negated one minimum gives both corners of an intersection, and the same bits.
+    x1 and y1 are negated in ``table``, so one minimum gives both corners of an intersection.
     """
     a, b = torch.from_numpy(table)[:, None], torch.from_numpy(table.take(rows, 1))[:, :, None]
     shape = 4, len(rows), table.shape[1]
@@ -93,42 +98,37 @@ def _overlaps(table: np.ndarray, rows: np.ndarray, offset: int, room: torch.Tens
     return inter
 
 
-def _guess(score: np.ndarray, names: np.ndarray, needed: int | None,
-           places: Places | None) -> np.ndarray:
-    """Which boxes to make factors for: the best, ``needed`` among them."""
+def _guess(score: np.ndarray, names: np.ndarray, needed: Optional[int],
+           order: Optional[WorkingOrder]) -> np.ndarray:
+    """Boxes to compute factors for: those with the best scores, and ``needed``."""
     count = min(_ROWS, max(_LEAST_ROWS, _ELEMENTS // len(score)))
     if len(score) <= count:
         return np.arange(len(score))
     best = score.argpartition(-count)[-count:]
-    if places is not None:
-        # of equal scores those that the working order puts first
+    if order is not None:
+        # equal scores by the working order
         best = (score >= score[best].min()).nonzero()[0]
-        where = [places.where[box] for box in names[best].tolist()]
+        where = [order.where[box] for box in names[best].tolist()]
         best = best[np.lexsort((where, -score[best]))[:count]]
     if needed is not None and needed not in best:
         best = np.append(best, needed)
     return best
 
 
-def _first_best(score: np.ndarray, names: np.ndarray, value: np.float32, places: Places) -> int:
-    equal = (score == value).nonzero()[0]
-    return int(equal[places.first(names[equal].tolist())])
-
-
 def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32, offset: int,
-           places: Places | None) -> tuple[list[int], list[np.float32]] | None:
+           order: Optional[WorkingOrder]) -> Optional[Tuple[List[int], List[np.float32]]]:
     """Boxes in the order in which they are chosen, and their scores then.
 
     Args:
         cols: (5, N) float32, x1, y1, x2, y2, area.
         scores: (N,) float32.
         least: boxes whose score falls below it are dropped, except the best of all.
-        places: follows the working order, which ties need. Without it a tie gives None.
+        order: the working order, needed for ties; if None, a tie gives None.
     """
     table, score, names = cols.copy(), scores.copy(), np.arange(len(scores))
     np.negative(table[:2], out=table[:2])
-    chosen: list[int] = []
-    final: list[np.float32] = []
+    chosen: List[int] = []
+    final: List[np.float32] = []
     needed, room = None, _room(len(scores))
     while True:
         if chosen:
@@ -136,7 +136,7 @@ def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32
             if needed is not None:
                 needed = int(keep.searchsorted(needed))
             table, score, names = table.take(keep, 1), score.take(keep), names.take(keep)
-        rows = _guess(score, names, needed, places)
+        rows = _guess(score, names, needed, order)
         factors = dict(zip(rows.tolist(), decay.apply(_overlaps(table, rows, offset, room))))
         known, fallen = np.zeros(len(score), bool), 0
         while True:
@@ -146,10 +146,11 @@ def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32
                 return chosen, final
             score[best] = _TAKEN
             if score[score.argmax()] == value:
-                if places is None:
+                if order is None:
                     return None
                 score[best] = value
-                best = _first_best(score, names, value, places)
+                equal = (score == value).nonzero()[0]
+                best = int(equal[order.first(names[equal].tolist())])
                 score[best] = _TAKEN
             factor = factors.get(best)
             if factor is None:
@@ -158,12 +159,12 @@ def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32
             chosen.append(int(names[best]))
             final.append(value)
             np.multiply(score, factor, out=score)
-            if places is not None:
-                places.choose(chosen[-1], len(chosen) - 1)
+            if order is not None:
+                order.choose(chosen[-1], len(chosen) - 1)
                 known[best] = True
                 low = score < least
                 fallen += 1
                 if np.count_nonzero(low) != fallen:
                     fresh = (low != known).nonzero()[0]
-                    places.drop(names[fresh].tolist())
+                    order.drop(names[fresh].tolist())
                     known, fallen = low, fallen + len(fresh)

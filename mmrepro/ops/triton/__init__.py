@@ -1,27 +1,27 @@
-"""Operators as single kernels in Triton, for CUDA.
+"""Fused Triton kernels of operators, for CUDA.
 
-The PyTorch forms of :mod:`mmrepro.ops` are the reference and the default. On a GPU some of them are
-hundreds of short calls with several waits of the host; those have a second form here, one kernel or
-a few, chosen with ``randomness=dict(operators='triton')`` or ``mmrepro.ops.use('triton')``.
+The PyTorch forms of :mod:`mmrepro.ops` are the reference and the default. On a GPU some of them
+need hundreds of short calls and several synchronisations; these have a second form here, of one
+kernel or a few. Select it with ``randomness=dict(operators='triton')`` or
+``mmrepro.ops.use('triton')``.
 
-The rules are the same: a kernel writes each output once, as a sum in a fixed order, and never adds
-with atomics. Products and sums are not contracted to fused multiply-adds, and float32 is divided
-with correct rounding, so that what a kernel decides on (which boxes overlap) is what the CPU
-decides. Every form is for inputs that its PyTorch form accepts, and passes on what it does not do.
+The rules are the same: a kernel writes each output once, as a sum in a fixed order, without
+atomics. There are no fused multiply-adds, and float32 divisions round correctly, so that decisions
+(which boxes overlap) are those of a CPU. Each kernel accepts what its PyTorch form accepts, and
+delegates to it what it does not implement.
 """
 from __future__ import annotations
 
 import functools
 import importlib
 import os
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Callable, Optional
 
 from ..operator_table import implementation
 
 __all__ = ['FUSED', 'fused', 'requirement', 'runs_on', 'version']
 
-# Operators that have a kernel: module of this package and function.
+# Operators that have a kernel, and its module in this package.
 FUSED = {
     'roi_align_forward': 'roi_align_kernels',
     'roi_align_backward': 'roi_align_kernels',
@@ -30,12 +30,12 @@ FUSED = {
     'ms_deform_attn_backward': 'attention_kernels',
 }
 
-# The first release with divisions that round correctly and with what the kernels are written in.
+# The first release with correctly rounded divisions and the language features of the kernels.
 LEAST = (3, 0)
 
 
-def version() -> str | None:
-    """The version of the installed Triton, if there is one."""
+def version() -> Optional[str]:
+    """The version of the installed Triton, or None."""
     from importlib import metadata  # not at the top: this package is imported with mmrepro
     try:
         return metadata.version('triton')
@@ -44,7 +44,7 @@ def version() -> str | None:
 
 
 def requirement() -> str:
-    """What is missing for these kernels, in a sentence; '' if nothing is."""
+    """What these kernels lack here, as a sentence; '' if nothing."""
     found = version()
     if found is None:
         return ("operators='triton' needs the package triton, which is not installed; it comes "
@@ -56,15 +56,15 @@ def requirement() -> str:
 
 
 def runs_on(device: str) -> bool:
-    """Whether kernels take tensors of ``device``: CUDA's; with Triton's interpreter all."""
+    """Whether kernels run on ``device``: on CUDA; with Triton's interpreter on any."""
     return device == 'cuda' or os.environ.get('TRITON_INTERPRET') == '1'
 
 
 @functools.cache
-def fused(name: str) -> Callable | None:
-    """Operator ``name`` with its kernel for CUDA tensors and the PyTorch form for all others.
+def fused(name: str) -> Optional[Callable]:
+    """Operator ``name`` with its kernel for CUDA tensors and the PyTorch form for others.
 
-    None where there is no kernel. Nothing of Triton is imported before the first call on CUDA.
+    None if it has no kernel. Triton is imported by the first call on CUDA.
     """
     if name not in FUSED:
         return None

@@ -1,9 +1,9 @@
-"""Multi-scale deformable attention: one kernel forward; backward one for what each query gets.
+"""Multi-scale deformable attention: one kernel forward, and one backward for each query.
 
-A program owns some bags, (image, query, head), and visits their samples in mmcv's order. Backward,
-the same visit gives the gradients of places and weights, which belong to one bag each, and writes
-the taps down; what the maps get is :func:`mmrepro.ops.gather.spread` of those taps, as in the
-PyTorch form, for one image and a few heads at a time.
+A program handles some bags, (image, query, head), and visits their samples in mmcv's order. In the
+backward pass it computes the gradients of locations and weights and writes the taps; the gradient
+of the maps is :func:`mmrepro.ops.gather.scatter_sum` of the taps, as in the PyTorch form, for one
+image and a few heads at a time.
 """
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _BAGS = 8
 
 
 @triton.jit
-def _corner(place, exists, height, width, REAL: tl.constexpr):
-    """Of samples at x, y from 0 to 1: inside or not, row and column of the first of the four pixels
-    around each, and how far the sample lies below and right of it."""
+def _corner(xy, exists, height, width, REAL: tl.constexpr):
+    """Samples at x, y from 0 to 1: whether they are inside, row and column of the first of the four
+    pixels around each, and the distances from it."""
     half = tl.full([], 0.5, REAL)
-    x = tl.load(place, mask=exists, other=0.).to(REAL) * width - half
-    y = tl.load(place + 1, mask=exists, other=0.).to(REAL) * height - half
+    x = tl.load(xy, mask=exists, other=0.).to(REAL) * width - half
+    y = tl.load(xy + 1, mask=exists, other=0.).to(REAL) * height - half
     # NaN is outside
     inside = exists & (y > -1) & (x > -1) & (y < height) & (x < width)
     y, x = tl.where(inside, y, 0.), tl.where(inside, x, 0.)
@@ -36,10 +36,10 @@ def _corner(place, exists, height, width, REAL: tl.constexpr):
 
 
 @triton.jit
-def _attend_kernel(value_of, shapes, starts, place_of, share_of, output, bags, queries, heads, keys,
+def _attend_kernel(value_of, shapes, starts, xy_of, share_of, output, bags, queries, heads, keys,
                    depth, LEVELS: tl.constexpr, POINTS: tl.constexpr, BAGS: tl.constexpr,
                    DEPTH: tl.constexpr, REAL: tl.constexpr):
-    """The output (BAGS, depth) of some bags; REAL is the precision of sums."""
+    """The output (BAGS, depth) of some bags; REAL is the dtype of sums."""
     bag = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     exists = bag < bags
     long = bag.to(tl.int64)
@@ -52,7 +52,7 @@ def _attend_kernel(value_of, shapes, starts, place_of, share_of, output, bags, q
         for point in range(0, POINTS):
             sample = (long * LEVELS + level) * POINTS + point
             share = tl.load(share_of + sample, mask=exists, other=0.).to(REAL)
-            inside, top, left, fy, fx = _corner(place_of + 2 * sample, exists, height, width, REAL)
+            inside, top, left, fy, fx = _corner(xy_of + 2 * sample, exists, height, width, REAL)
             for corner in tl.static_range(4):
                 row, column = top + corner // 2, left + corner % 2
                 wy = fy if corner // 2 else 1 - fy
@@ -69,19 +69,19 @@ def _attend_kernel(value_of, shapes, starts, place_of, share_of, output, bags, q
 
 
 @triton.jit
-def _add(place, change, mask):
+def _add(address, change, mask):
     """Rounded, added and rounded again, as torch adds tensors of half precision."""
-    before = tl.load(place, mask=mask, other=0.)
+    before = tl.load(address, mask=mask, other=0.)
     after = before.to(change.dtype) + change.to(before.dtype).to(change.dtype)
-    tl.store(place, after.to(before.dtype), mask=mask)
+    tl.store(address, after.to(before.dtype), mask=mask)
 
 
 @triton.jit
-def _slope_kernel(value_of, shapes, starts, place_of, share_of, grad_of, grad_place, grad_share,
+def _slope_kernel(value_of, shapes, starts, xy_of, share_of, grad_of, grad_xy, grad_share,
                   row_of, weight_of, image, first_head, group, queries, heads, keys, depth,
                   LEVELS: tl.constexpr, POINTS: tl.constexpr, BAGS: tl.constexpr,
                   DEPTH: tl.constexpr, REAL: tl.constexpr):
-    """Gradients of the places and weights of some bags of an image and a group of heads; taps."""
+    """Gradients by locations and weights, and taps, of bags of an image and a group of heads."""
     mine = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     exists = mine < queries * group
     zero = tl.full([], 0, tl.int64)
@@ -96,7 +96,7 @@ def _slope_kernel(value_of, shapes, starts, place_of, share_of, grad_of, grad_pl
         for point in range(0, POINTS):
             sample = (bag * LEVELS + level) * POINTS + point
             share = tl.load(share_of + sample, mask=exists, other=0.).to(REAL)
-            inside, top, left, fy, fx = _corner(place_of + 2 * sample, exists, height, width, REAL)
+            inside, top, left, fy, fx = _corner(xy_of + 2 * sample, exists, height, width, REAL)
             amount = tl.zeros([BAGS], dtype=REAL)
             slope_y = tl.zeros([BAGS], dtype=REAL)
             slope_x = tl.zeros([BAGS], dtype=REAL)
@@ -114,14 +114,14 @@ def _slope_kernel(value_of, shapes, starts, place_of, share_of, grad_of, grad_pl
                 amount += wy * wx * dot
                 slope_y += (wx if corner // 2 else -wx) * dot
                 slope_x += (wy if corner % 2 else -wy) * dot
-                # what is outside points past the last row, where nothing is added
+                # samples outside have the padding index
                 own = tl.where(live, key * group + mine % group, keys * group)
                 tl.store(row_of + 4 * tap + corner, own.to(tl.int32), mask=exists)
                 tl.store(weight_of + 4 * tap + corner, tl.where(live, wy * wx * share, 0.),
                          mask=exists)
             _add(grad_share + sample, amount, exists)
-            _add(grad_place + 2 * sample, slope_x * share * width, exists)
-            _add(grad_place + 2 * sample + 1, slope_y * share * height, exists)
+            _add(grad_xy + 2 * sample, slope_x * share * width, exists)
+            _add(grad_xy + 2 * sample + 1, slope_y * share * height, exists)
 
 
 _REAL = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -164,7 +164,7 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
     levels, points = attention_weights.shape[3:]
     taps, real = levels * points * 4, gather.compute_dtype(value)
     grads = grad_output.contiguous().view(b, queries, heads, depth)
-    place, share = grad_sampling_loc.contiguous(), grad_attn_weight.contiguous()
+    xy, share = grad_sampling_loc.contiguous(), grad_attn_weight.contiguous()
     inputs = [t.contiguous() for t in (value, value_spatial_shapes, value_level_start_index,
                                        sampling_locations, attention_weights, grads)]
     with torch.cuda.device_of(value):
@@ -173,12 +173,12 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
             row = torch.empty(queries * width, taps, dtype=torch.int32, device=value.device)
             weight = torch.empty(queries * width, taps, dtype=real, device=value.device)
             _slope_kernel[(triton.cdiv(len(row), _BAGS), )](
-                *inputs, place, share, row, weight, image, group.start, width, queries, heads, keys,
+                *inputs, xy, share, row, weight, image, group.start, width, queries, heads, keys,
                 depth, LEVELS=levels, POINTS=points, BAGS=_BAGS,
                 DEPTH=triton.next_power_of_2(depth), REAL=_REAL[real], enable_fp_fusion=False)
             grad = grads[image, :, group].to(real).reshape(-1, depth)
-            part = gather.spread(grad, row, weight, keys * width)
+            part = gather.scatter_sum(grad, row, weight, keys * width)
             grad_value[image, :, group] += part.view(keys, -1, depth).to(value.dtype)
-    for target, result in ((grad_sampling_loc, place), (grad_attn_weight, share)):
+    for target, result in ((grad_sampling_loc, xy), (grad_attn_weight, share)):
         if result is not target:
             target.copy_(result)

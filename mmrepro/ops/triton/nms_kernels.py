@@ -1,8 +1,8 @@
 """NMS in two kernels: all conflicts as bits, then one sweep over them.
 
-The overlap is computed as on a CPU (:func:`mmrepro.ops.mmcv.overlaps.overlaps`), operation by
-operation, so the same boxes stay. A row of bits per box says which later boxes it conflicts with;
-the sweep goes through the boxes in the order of their scores, 32 at a time.
+Overlaps are computed as on a CPU (:func:`mmrepro.ops.mmcv.overlaps.overlaps`), operation by
+operation, so the same boxes are kept. Each box has a row of bits, one for each later box that it
+conflicts with; the sweep processes the boxes in the order of their scores, 32 at a time.
 """
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..mmcv.overlaps import columns
 __all__ = ['nms']
 
 _WORD = 32
-# Boxes of a program of the first kernel; the rows of bits it fills.
+# Boxes, and so rows of bits, of a program of the first kernel.
 _ROWS = 64
-# The bits of more boxes take more memory than a step can spare; the PyTorch form works in blocks.
+# With more boxes the bits take too much memory; the PyTorch form works in blocks.
 _MOST = 1 << 15
 
 
@@ -33,7 +33,7 @@ def _conflict_kernel(boxes, bits_of, count, words, threshold,
     j = tl.program_id(1) * WORD + tl.arange(0, WORD)
     row, column = i < count, j < count
     bits = tl.zeros([ROWS], dtype=tl.int32)
-    # a word that lies wholly before these boxes has no later box
+    # a word before all of these boxes has no later box
     if tl.program_id(1) * WORD + WORD > tl.program_id(0) * ROWS:
         ax1 = tl.load(boxes + i, mask=row, other=0.)[:, None]
         ay1 = tl.load(boxes + count + i, mask=row, other=0.)[:, None]
@@ -45,7 +45,7 @@ def _conflict_kernel(boxes, bits_of, count, words, threshold,
         bx2 = tl.load(boxes + 2 * count + j, mask=column, other=0.)[None, :]
         by2 = tl.load(boxes + 3 * count + j, mask=column, other=0.)[None, :]
         b_area = tl.load(boxes + 4 * count + j, mask=column, other=0.)[None, :]
-        # where a corner is NaN the area is as well, and the comparison at the end fails
+        # if a corner is NaN so is the area, and the comparison is false
         width = tl.minimum(ax2, bx2) - tl.maximum(ax1, bx1)
         height = tl.minimum(ay2, by2) - tl.maximum(ay1, by1)
         if OFFSET:
@@ -54,8 +54,8 @@ def _conflict_kernel(boxes, bits_of, count, words, threshold,
         inter = tl.maximum(width, 0.) * tl.maximum(height, 0.)
         overlap = tl.div_rn(inter, a_area + b_area - inter)
         hit = (overlap > threshold) & (j[None, :] > i[:, None]) & row[:, None] & column[None, :]
-        place = tl.arange(0, WORD)[None, :]
-        bits = tl.sum(hit.to(tl.int32) << place, 1)
+        bit = tl.arange(0, WORD)[None, :]
+        bits = tl.sum(hit.to(tl.int32) << bit, 1)
     tl.store(bits_of + i.to(tl.int64) * words + tl.program_id(1), bits, mask=row)
 
 
@@ -82,6 +82,7 @@ def _sweep_kernel(bits_of, kept_of, count, words, WORD: tl.constexpr, WORDS: tl.
             if (gone >> i) & 1 == 0:
                 dropped |= tl.load(bits_of + (long + first + i) * words + word,
                                    mask=exists, other=0)
+
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
     """:func:`mmrepro.ops.mmcv.nms.nms`."""

@@ -1,12 +1,14 @@
 """RoIAlign's mean: a filter per axis for each RoI, then one kernel forward and one backward.
 
-The filters are those of :func:`mmrepro.ops.sampling.axis_taps`, as dense lines: (K, P, size)
-weights of the pixels along the axis, and the first and last pixel that counts. Forward, a program
-owns a row of bins of some channels. Backward, a program owns some pixels of a line of the map and
-visits the RoIs that touch them in the order of their indices; so every gradient is one sum in that
-order, without atomics and without a sort.
+The filters are those of :func:`mmrepro.ops.sampling.axis_taps` in dense form: weights (K, P, size)
+of the pixels along the axis, and the first and last pixel with a weight. In the forward pass a
+program handles a row of bins of some channels. In the backward pass a program handles some pixels
+of a line of the map and visits the RoIs that touch them in the order of their indices; so every
+gradient is one sum in that order, without atomics or a sort.
 """
 from __future__ import annotations
+
+from typing import Tuple
 
 import torch
 import triton
@@ -15,10 +17,11 @@ from torch import Tensor
 
 from .. import gather, sampling
 from ..mmcv import roi_align
+from ..mmcv.rois import check_rois, edges_of
 
 __all__ = ['roi_align_backward', 'roi_align_forward']
 
-# Channels of a program forward and backward, pixels of a line, RoIs looked at together.
+# Channels per program forward and backward, pixels of a line, RoIs to test together.
 _CHANNELS, _BACK_CHANNELS, _PIXELS, _LOOK = 32, 64, 16, 128
 
 
@@ -33,7 +36,7 @@ def _divide(a, b):
 @triton.jit
 def _filter_kernel(start_of, size_of, grid_of, weight_of, low_of, high_of, length,
                    BINS: tl.constexpr, BLOCK: tl.constexpr):
-    """One bin of one RoI along one axis: the weight of every pixel, and which have one."""
+    """One bin of one RoI along one axis: weights of all pixels, first and last with a weight."""
     bin_index = tl.program_id(1)
     bag = tl.program_id(0) * BINS + bin_index
     size = tl.load(size_of + tl.program_id(0))
@@ -42,16 +45,16 @@ def _filter_kernel(start_of, size_of, grid_of, weight_of, low_of, high_of, lengt
     pixel = tl.arange(0, BLOCK)
     at = pixel.to(size.dtype)
     total = tl.zeros([BLOCK], dtype=size.dtype)
-    # numbers in the precision of the boxes
+    # constants in the dtype of the boxes
     half, end = tl.full([], 0.5, size.dtype), tl.full([], 0, size.dtype) + (length - 1)
     samples = tl.maximum(count, 1).to(size.dtype)
     for i in range(0, count):
-        place = begin + _divide((half + i) * size, samples)
-        outside = (place < -1) | (place > length)
-        # comparisons that NaN fails, so that it reaches the result
-        place = tl.where(place < 0, 0., place)
-        place = tl.where(place > end, end, place)
-        hat = 1 - tl.abs(place - at)
+        position = begin + _divide((half + i) * size, samples)
+        outside = (position < -1) | (position > length)
+        # these comparisons are false for NaN, so NaN reaches the result
+        position = tl.where(position < 0, 0., position)
+        position = tl.where(position > end, end, position)
+        hat = 1 - tl.abs(position - at)
         hat = tl.where(hat < 0, 0., hat)
         total += tl.where(outside, 0., hat)
     inside = pixel < length
@@ -65,7 +68,7 @@ def _filter_kernel(start_of, size_of, grid_of, weight_of, low_of, high_of, lengt
 def _mean_kernel(feature, image_of, wy_of, y_low, y_high, wx_of, x_low, x_high, output,
                  channels, height, width,
                  PH: tl.constexpr, PW: tl.constexpr, CHANNELS: tl.constexpr, BINS: tl.constexpr):
-    """A row of bins (PW) of one RoI, of some channels."""
+    """A row of bins (PW) of one RoI, for some channels."""
     roi_index = tl.program_id(0) // PH
     row = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -84,22 +87,22 @@ def _mean_kernel(feature, image_of, wy_of, y_low, y_high, wx_of, x_low, x_high, 
             x = low + step
             live = here & (x <= high)
             weight = wy * tl.load(wx_of + across + x, mask=live, other=0.)
-            # a pixel without a weight is not read: it may be infinite
+            # pixels without a weight are not read, because they may be infinite
             wanted = (channel < channels)[:, None] & (live & (weight != 0))[None, :]
             value = tl.load(feature + (plane[:, None] + y) * width + x[None, :],
                             mask=wanted, other=0.)
             total += value.to(total.dtype) * tl.where(weight != 0, weight, 0.)[None, :]
-    place = ((roi_index.to(tl.int64) * channels + channel) * PH + row % PH) * PW
-    tl.store(output + place[:, None] + column[None, :], total.to(output.dtype.element_ty),
+    address = ((roi_index.to(tl.int64) * channels + channel) * PH + row % PH) * PW
+    tl.store(output + address[:, None] + column[None, :], total.to(output.dtype.element_ty),
              mask=(channel < channels)[:, None] & here[None, :])
 
 
 @triton.jit
-def _spread_kernel(grad_of, image_of, wy_of, y_low, y_high, wx_of, x_low, x_high, edges, result,
-                   rois, channels, height, width,
-                   PH: tl.constexpr, PW: tl.constexpr, CHANNELS: tl.constexpr,
-                   PIXELS: tl.constexpr, LOOK: tl.constexpr):
-    """Some pixels of one line of the map, of some channels: what all RoIs give them, in order."""
+def _scatter_kernel(grad_of, image_of, wy_of, y_low, y_high, wx_of, x_low, x_high, edges, result,
+                    rois, channels, height, width,
+                    PH: tl.constexpr, PW: tl.constexpr, CHANNELS: tl.constexpr,
+                    PIXELS: tl.constexpr, LOOK: tl.constexpr):
+    """Gradients of some pixels of a line of the map, for some channels, over all RoIs."""
     image = tl.program_id(0) // height
     y = tl.program_id(0) % height
     first = tl.program_id(1) * PIXELS
@@ -135,19 +138,19 @@ def _spread_kernel(grad_of, image_of, wy_of, y_low, y_high, wx_of, x_low, x_high
                                     grad = tl.load(grad_of + bag * channels + channel,
                                                    mask=channel < channels, other=0.)
                                     part = grad.to(total.dtype)[:, None] * weight[None, :]
-                                    # no weight is no part, whatever the gradient is
+                                    # a weight of 0 adds nothing, also to an infinite gradient
                                     total += tl.where((weight != 0)[None, :], part, 0.)
-    place = ((image.to(tl.int64) * channels + channel) * height + y) * width
-    place = place[:, None] + x[None, :]
+    address = ((image.to(tl.int64) * channels + channel) * height + y) * width
+    address = address[:, None] + x[None, :]
     inside = (channel < channels)[:, None] & (x < width)[None, :]
-    before = tl.load(result + place, mask=inside, other=0.)
+    before = tl.load(result + address, mask=inside, other=0.)
     # rounded, added and rounded again, as torch adds tensors of half precision
     after = before.to(total.dtype) + total.to(before.dtype).to(total.dtype)
-    tl.store(result + place, after.to(before.dtype), mask=inside)
+    tl.store(result + address, after.to(before.dtype), mask=inside)
 
 
 def _filters(start: Tensor, size: Tensor, grid: Tensor, bins: int, length: int
-             ) -> tuple[Tensor, Tensor, Tensor]:
+             ) -> Tuple[Tensor, Tensor, Tensor]:
     """(K, P, length) weights, and (K, P) int32 first and last pixel of each; none: last < first."""
     weight = start.new_empty(len(start), bins, length)
     low, high = (torch.empty(len(start), bins, dtype=torch.int32, device=start.device)
@@ -158,16 +161,15 @@ def _filters(start: Tensor, size: Tensor, grid: Tensor, bins: int, length: int
     return weight, low, high
 
 
-def _prepare(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
-             sampling_ratio: int, aligned: bool, check: bool) -> tuple[Tensor, tuple, tuple]:
-    """Images, and the filters along y and x.
+def _prepare(feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
+             sampling_ratio: int, aligned: bool, check: bool) -> Tuple[Tensor, tuple, tuple]:
+    """Image indices, and the filters along y and x.
 
-    ``check`` is for the forward: the host waits for its answer, and a backward has the RoIs of its
-    forward.
+    ``check`` is for the forward: it takes a synchronisation, and a backward has the same RoIs.
     """
-    y, x, bin_h, bin_w = roi_align.edges_of(rois, bins, scale, aligned)
+    y, x, bin_h, bin_w = edges_of(rois, bins, scale, aligned)
     if check:
-        roi_align.check_rois('roi_align', feature, rois, 5)
+        check_rois('roi_align', feature, rois, 5)
         grid = sampling.grid_of(bin_h, bin_w, sampling_ratio)[:2]
     else:
         grid = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)
@@ -179,10 +181,11 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
                       argmax_x: Tensor, aligned_height: int, aligned_width: int,
                       spatial_scale: float, sampling_ratio: int, pool_mode: int,
                       aligned: bool) -> None:
-    """:func:`mmrepro.ops.mmcv.roi_align.roi_align_forward`; the maximum is passed on to it."""
+    """:func:`mmrepro.ops.mmcv.roi_align.roi_align_forward`; it handles the maximum."""
     if pool_mode == 0 or output.numel() == 0:
-        roi_align.roi_align_forward(input, rois, output, argmax_y, argmax_x, aligned_height,
-                              aligned_width, spatial_scale, sampling_ratio, pool_mode, aligned)
+        roi_align.roi_align_forward(
+            input, rois, output, argmax_y, argmax_x, aligned_height, aligned_width, spatial_scale,
+            sampling_ratio, pool_mode, aligned)
         return
     with torch.cuda.device_of(input):
         image, ys, xs = _prepare(input, rois, (aligned_height, aligned_width), spatial_scale,
@@ -201,7 +204,7 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
                        grad_input: Tensor, aligned_height: int, aligned_width: int,
                        spatial_scale: float, sampling_ratio: int, pool_mode: int,
                        aligned: bool) -> None:
-    """:func:`mmrepro.ops.mmcv.roi_align.roi_align_backward`; the maximum is passed on to it."""
+    """:func:`mmrepro.ops.mmcv.roi_align.roi_align_backward`; it handles the maximum."""
     if pool_mode == 0 or grad_output.numel() == 0 or grad_input.numel() == 0:
         roi_align.roi_align_backward(
             grad_output, rois, argmax_y, argmax_x, grad_input, aligned_height, aligned_width,
@@ -214,7 +217,7 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
         (images, channels, height, width), target = grad_input.shape, grad_input.contiguous()
         block = min(_BACK_CHANNELS, triton.next_power_of_2(channels))
         grid = images * height, triton.cdiv(width, _PIXELS), triton.cdiv(channels, block)
-        _spread_kernel[grid](
+        _scatter_kernel[grid](
             gather.bags(grad_output).contiguous(), image, *ys, *xs, edges, target, len(rois),
             channels, height, width, PH=aligned_height, PW=aligned_width, CHANNELS=block,
             PIXELS=_PIXELS, LOOK=_LOOK, enable_fp_fusion=False)

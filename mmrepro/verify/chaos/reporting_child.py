@@ -10,7 +10,8 @@ import mmengine.config.config
 from mmengine.config import Config
 from mmengine.hooks import EMAHook, Hook
 
-from ...checkpoint.state_digest import state_digest
+from ...digests import state_digest
+from ...distributed.unwrap import unwrap
 
 __all__ = ['Event', 'Seat', 'train']
 
@@ -93,7 +94,7 @@ class _Reporter(_Sender):
 
 def final_state(runner: Any) -> Dict[str, str]:
     """Digests of all that training has made."""
-    model = getattr(runner.model, 'module', runner.model)
+    model = unwrap(runner.model)
     schedulers = runner.param_schedulers or []
     if isinstance(schedulers, dict):
         schedulers = [one for several in schedulers.values() for one in several]

@@ -1,6 +1,8 @@
 """The table of torch's own operators, and putting our kernels in front of torch's."""
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -48,10 +50,11 @@ def test_every_operator_and_target_exists_here():
     for row in aten.TABLE:
         if row.target:
             assert callable(row.load()), row.operator
-        if not row.seam:
+        if not row.overrides_python:
             assert dispatch._exists(row.operator), row.operator
         elif row.since <= now < row.until:
-            assert dispatch._seam(row.operator)[0], row.operator
+            module, _, attribute = row.operator.rpartition('.')
+            assert hasattr(importlib.import_module(module), attribute), row.operator
 
 
 @pytest.mark.parametrize('version,expected', [('2.0.1', (2, 0)), ('2.13.0+cu128', (2, 13)),
@@ -70,7 +73,7 @@ def test_old_releases_get_more_replacements():
 
 
 def test_cuda_kernels_register_without_a_gpu_and_come_off_again():
-    operators = [row.operator for row in dispatch.active('cuda') if not row.seam]
+    operators = [row.operator for row in dispatch.active('cuda') if not row.overrides_python]
     before = {name: has_kernel(name, 'CUDA') for name in operators}
     with aten.installing(['cuda']):
         assert aten.installed() == ('cuda',)
@@ -88,9 +91,9 @@ def test_a_tensor_of_another_device_reaches_the_replacement(monkeypatch):
         seen.append((grad.device.type, tuple(output_size), tuple(input_size)))
         return grad.new_empty(list(input_size))
 
-    row = aten.Row('upsample_bilinear2d_backward', 'raises', 'x:y', 'test', devices=('meta',))
+    row = aten.KernelRow('upsample_bilinear2d_backward', 'raises', 'x:y', 'test', devices=('meta',))
     monkeypatch.setattr(dispatch, 'TABLE', [row])
-    monkeypatch.setattr(aten.Row, 'load', lambda self: backward)
+    monkeypatch.setattr(aten.KernelRow, 'load', lambda self: backward)
     grad = torch.empty(1, 2, 6, 8, device='meta')
     aten.install(['meta'])
     for _ in range(2):
@@ -122,7 +125,7 @@ def test_seams_are_replaced_and_put_back():
 
 
 def test_a_failure_half_way_leaves_nothing(monkeypatch):
-    broken = aten.Row('topk', 'ties', 'selection:no_such_function', 'test', devices=('cpu',))
+    broken = aten.KernelRow('topk', 'ties', 'selection:no_such_function', 'test', devices=('cpu',))
     monkeypatch.setattr(dispatch, 'TABLE', [REPLACED[-1]._replace(devices=('cpu',),
                                                                   until=(99, 0)), broken])
     with pytest.raises(AttributeError, match='no_such_function'):

@@ -1,8 +1,11 @@
 """Deformable convolution, with and without masks."""
 import contextlib
+import subprocess
+import sys
 
 import pytest
 import torch
+from harness import environment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmcv.ops import deform_conv2d, modulated_deform_conv2d
@@ -221,7 +224,32 @@ def test_convolution_gives_the_same_bytes_every_time(wave, same_bytes, version):
     mask = wave(2, 9, 32, 32, phase=2, dtype=torch.float32)
     weight, bias = wave(64, 64, 3, 3, phase=3).float(), wave(64, phase=4).float()
     tensors = [t.requires_grad_() for t in (feature, offset, mask, weight, bias)]
-    same_bytes(lambda: results(version, 'plain', tensors))
+    same_bytes(lambda: results(version, 'plain', tensors), multiplies_matrices=True)
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason='torch without MKL')
+def test_one_code_path_of_mkl_gives_the_same_bytes_for_any_number_of_threads():
+    """What docs/explanation/limits.md says of MKL_CBWR: products, attention, deform_conv."""
+    code = '''
+import torch
+import mmrepro
+from mmcv.ops import modulated_deform_conv2d
+from torch.nn.functional import scaled_dot_product_attention
+torch.manual_seed(0)
+left, right, query = torch.randn(64, 2048), torch.randn(2048, 576), torch.randn(2, 4, 300, 32)
+tensors = [torch.randn(*shape).requires_grad_() for shape in (
+    (2, 64, 32, 32), (2, 18, 32, 32), (2, 9, 32, 32), (64, 64, 3, 3))]
+found = []
+for count in (1, 2):
+    torch.set_num_threads(count)
+    out = modulated_deform_conv2d(*tensors, None, 1, 1)
+    made = (left @ right, scaled_dot_product_attention(query, query, query), out,
+            *torch.autograd.grad(out.square().sum(), tensors))
+    found.append([tensor.detach().numpy().tobytes() for tensor in made])
+assert found[0] == found[1], [one == other for one, other in zip(*found)]
+'''
+    subprocess.run([sys.executable, '-W', 'ignore', '-c', code], check=True,
+                   env={**environment(), 'MKL_CBWR': 'AVX2,STRICT'})
 
 
 def test_the_length_of_a_run_changes_rounding_at_most(inputs, monkeypatch):

@@ -209,8 +209,8 @@ def compiled_soft():
     import mmcv._ext
 
     from mmrepro import ops
-    from mmrepro.ops.provider import _MARK
-    if hasattr(mmcv._ext, _MARK):
+    from mmrepro.ops.provider import MARK
+    if hasattr(mmcv._ext, MARK):
         pytest.skip('no compiled mmcv here')
 
     def call(*args):

@@ -89,8 +89,8 @@ def test_roi_align(interpreted, wave, dtype, sampling_ratio, aligned):
     feature, rois = wave(2, 5, 9, 13, dtype=dtype), boxes(wave, 6, 100., 70., dtype)
     grad = wave(6, 5, 3, 2, phase=2., dtype=dtype)
     arguments = (1 / 8, sampling_ratio, 1, aligned)
-    for found, expected in zip(align(interpreted.roi_align, feature, rois, grad, *arguments),
-                               align(roi_align, feature, rois, grad, *arguments)):
+    for found, expected in zip(*(align(module, feature, rois, grad, *arguments)
+                                 for module in (interpreted.roi_align_kernels, roi_align))):
         close(found, expected)
 
 
@@ -106,7 +106,7 @@ def test_roi_align_of_other_layouts(interpreted, wave):
     assert not feature.is_contiguous()
     for changed in (feature, feature[:, :, :1]):
         for found, expected in zip(
-                align(interpreted.roi_align, changed, rois, grad, 1 / 8, 2, 1, True),
+                align(interpreted.roi_align_kernels, changed, rois, grad, 1 / 8, 2, 1, True),
                 align(roi_align, changed, rois, grad, 1 / 8, 2, 1, True)):
             assert found.isfinite().all() and expected.isfinite().all()
             close(found, expected)
@@ -117,7 +117,7 @@ def test_roi_align_of_a_box_that_is_no_number(interpreted, wave):
     rois = torch.tensor([[0., float('nan'), 8, 40, 60], [0, 8, 8, 40, 60]], dtype=torch.float64)
     feature, grad = wave(1, 3, 9, 13), wave(2, 3, 2, 2)
     for ratio in (0, 2):
-        found = align(interpreted.roi_align, feature, rois, grad, 1 / 8, ratio, 1, True)[0]
+        found = align(interpreted.roi_align_kernels, feature, rois, grad, 1 / 8, ratio, 1, True)[0]
         expected = align(roi_align, feature, rois, grad, 1 / 8, ratio, 1, True)[0]
         close(found, expected)
 
@@ -137,7 +137,7 @@ def test_roi_align_of_any_shape(interpreted, wave, data):
     arguments = (data.draw(st.sampled_from([1., 1 / 4, 1 / 16])), number(0, 2), 1,
                  data.draw(st.booleans()))
     grad = wave(rois, channels, *bins, phase=2.)
-    for found, expected in zip(align(interpreted.roi_align, feature, box, grad, *arguments),
+    for found, expected in zip(align(interpreted.roi_align_kernels, feature, box, grad, *arguments),
                                align(roi_align, feature, box, grad, *arguments)):
         close(found, expected)
 
@@ -156,7 +156,7 @@ def test_attention_of_any_shape(interpreted, wave, data):
     inputs = (wave(batch, int(keys.sum()), heads, number(1, 5)), shapes, keys.cumsum(0) - keys,
               wave(*bags, 2) * 0.9 + 0.5, wave(*bags, phase=1.))
     grad = wave(batch, queries, heads * inputs[0].shape[3], phase=2.)
-    for found, expected in zip(attend(interpreted.attention, *inputs, grad=grad),
+    for found, expected in zip(attend(interpreted.attention_kernels, *inputs, grad=grad),
                                attend(ms_deform_attn, *inputs, grad=grad)):
         close(found, expected)
 
@@ -167,7 +167,7 @@ def test_an_infinite_gradient_stays_where_it_belongs(interpreted, wave):
     grad[0, 1, 0, 1] = float('inf')
     rois = torch.tensor([[0., 9, 9, 70, 49]], dtype=torch.float64)
     found, expected = (align(module, feature, rois, grad, 1 / 8, 2, 1, True)[1]
-                       for module in (interpreted.roi_align, roi_align))
+                       for module in (interpreted.roi_align_kernels, roi_align))
     assert torch.equal(found.isinf(), expected.isinf()) and 0 < int(found.isinf().sum()) < 40
     assert not found.isnan().any()
 
@@ -175,19 +175,20 @@ def test_an_infinite_gradient_stays_where_it_belongs(interpreted, wave):
 def test_what_roi_align_passes_on(interpreted, wave):
     feature, rois = wave(1, 3, 9, 13), torch.tensor([[0., 8, 8, 40, 60]], dtype=torch.float64)
     results = []
-    for module in (interpreted.roi_align, roi_align):
+    for module in (interpreted.roi_align_kernels, roi_align):
         out, y, x = (feature.new_zeros(1, 3, 2, 2) for _ in range(3))
         module.roi_align_forward(feature, rois, out, y, x, 2, 2, 1 / 8, 0, 0, True)
         results.append((out, y, x))
     assert all(map(torch.equal, *results))
-    empty = align(interpreted.roi_align, feature, rois[:0], wave(0, 3, 2, 2), 1 / 8, 0, 1, True)
+    empty = align(interpreted.roi_align_kernels, feature, rois[:0], wave(0, 3, 2, 2), 1 / 8, 0, 1,
+                  True)
     assert empty[0].shape == (0, 3, 2, 2) and (empty[1] == 1).all()
 
 
 def test_roi_align_refuses_what_the_reference_refuses(interpreted, wave):
     for bad in (torch.tensor([[1., 0, 0, 9, 9]]), torch.tensor([[0., 0, 0, 1e9, 9]])):
         with pytest.raises(RuntimeError, match='roi_align: rois name|sampling_ratio=0'):
-            align(interpreted.roi_align, wave(1, 3, 9, 13, dtype=torch.float32), bad,
+            align(interpreted.roi_align_kernels, wave(1, 3, 9, 13, dtype=torch.float32), bad,
                   wave(1, 3, 2, 2, dtype=torch.float32), 1., 0, 1, True)
 
 
@@ -202,7 +203,7 @@ def test_nms_keeps_the_same_boxes(interpreted, wave, number, offset):
     scores[number // 3] = float('nan')
     for threshold in (0., 0.3, 0.5, 1.):
         expected = nms.nms(box, scores, threshold, offset)
-        assert torch.equal(interpreted.nms.nms(box, scores, threshold, offset), expected)
+        assert torch.equal(interpreted.nms_kernels.nms(box, scores, threshold, offset), expected)
 
 
 def test_nms_at_the_threshold_to_the_last_bit(interpreted):
@@ -220,7 +221,7 @@ def test_nms_at_the_threshold_to_the_last_bit(interpreted):
             scores = torch.tensor([1., .5])
             expected = nms.nms(pair, scores, threshold, 0)
             found += len(expected)
-            assert torch.equal(interpreted.nms.nms(pair, scores, threshold, 0), expected)
+            assert torch.equal(interpreted.nms_kernels.nms(pair, scores, threshold, 0), expected)
     assert found == 16 * 3, 'at the threshold both stay, one ulp below one goes'
 
 
@@ -242,7 +243,7 @@ def test_attention(interpreted, wave, dtype, batch, queries, heads, depth, point
     inputs = (wave(batch, 48, heads, depth, dtype=dtype), shapes, starts, place,
               wave(batch, queries, heads, 3, points, phase=1., dtype=dtype))
     grad = wave(batch, queries, heads * depth, phase=2., dtype=dtype)
-    for found, expected in zip(attend(interpreted.attention, *inputs, grad=grad),
+    for found, expected in zip(attend(interpreted.attention_kernels, *inputs, grad=grad),
                                attend(ms_deform_attn, *inputs, grad=grad)):
         close(found, expected)
 
@@ -253,15 +254,15 @@ def test_attention_in_groups_of_heads(interpreted, wave, monkeypatch):
     inputs = (wave(2, 12, 4, 5), torch.tensor([[3, 4]]), torch.tensor([0]),
               wave(2, 7, 4, 1, 2, 2) * 0.6 + 0.5, wave(2, 7, 4, 1, 2))
     grad = wave(2, 7, 20)
-    whole = attend(interpreted.attention, *inputs, grad=grad)
+    whole = attend(interpreted.attention_kernels, *inputs, grad=grad)
     monkeypatch.setattr(ms_deform_attn.gather, 'chunk_taps', lambda device: 7 * 8 * 3)
-    for found, expected in zip(attend(interpreted.attention, *inputs, grad=grad), whole):
+    for found, expected in zip(attend(interpreted.attention_kernels, *inputs, grad=grad), whole):
         assert torch.equal(found, expected)
 
 
 def test_attention_refuses_what_the_reference_refuses(interpreted, wave):
     with pytest.raises(RuntimeError, match='does not fit value'):
-        interpreted.attention.ms_deform_attn_forward(
+        interpreted.attention_kernels.ms_deform_attn_forward(
             wave(1, 12, 2, 4), torch.tensor([[4, 4]]), torch.tensor([0]), wave(1, 3, 2, 1, 2, 2),
             wave(1, 3, 2, 1, 2), 64)
 
@@ -297,8 +298,8 @@ def compiled(self, *args, **kwargs):
 
 jit.JITFunction.run = compiled
 from mmrepro.ops import gather
-from mmrepro.ops.triton import attention, nms, roi_align
-gather.spread = lambda source, row, weight, size: source.new_zeros(size, source.shape[1])
+from mmrepro.ops.triton import attention_kernels, nms_kernels, roi_align_kernels
+gather.scatter_sum = lambda source, row, weight, size: source.new_zeros(size, source.shape[1])
 for capability in (80, 90):
     driver.set_active(NoDevice(GPUTarget('cuda', capability, 32)))
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
@@ -306,21 +307,22 @@ for capability in (80, 90):
         rois = torch.tensor([[0, 1, 1, 50, 50.], [1, 2, 2, 90, 90.]], dtype=dtype)
         grad = torch.zeros(2, 256, 7, 7, dtype=dtype)
         arguments = (7, 7, 1 / 8, 0, 1, True)
-        roi_align.roi_align_forward(feature, rois, grad, nothing, nothing, *arguments)
-        roi_align.roi_align_backward(grad, rois, nothing, nothing, feature, *arguments)
+        roi_align_kernels.roi_align_forward(feature, rois, grad, nothing, nothing, *arguments)
+        roi_align_kernels.roi_align_backward(grad, rois, nothing, nothing, feature, *arguments)
         # a map of one line: numbers that are 1 become part of the kernel
-        roi_align.roi_align_forward(feature[:, :, :1], rois, grad, nothing, nothing, *arguments)
-        roi_align.roi_align_backward(grad, rois, nothing, nothing, feature[:, :, :1], *arguments)
+        line = feature[:, :, :1]
+        roi_align_kernels.roi_align_forward(line, rois, grad, nothing, nothing, *arguments)
+        roi_align_kernels.roi_align_backward(grad, rois, nothing, nothing, line, *arguments)
         shapes, starts = torch.tensor([[25, 42], [13, 21]]), torch.tensor([0, 1050])
         inputs = (torch.zeros(2, 1323, 8, 32, dtype=dtype), shapes, starts,
                   torch.zeros(2, 10, 8, 2, 4, 2, dtype=dtype),
                   torch.zeros(2, 10, 8, 2, 4, dtype=dtype))
-        attention.ms_deform_attn_forward(*inputs, 64)
-        attention.ms_deform_attn_backward(*inputs, torch.zeros(2, 10, 256, dtype=dtype), inputs[0],
-                                          inputs[3], inputs[4], 64)
+        attention_kernels.ms_deform_attn_forward(*inputs, 64)
+        attention_kernels.ms_deform_attn_backward(
+            *inputs, torch.zeros(2, 10, 256, dtype=dtype), inputs[0], inputs[3], inputs[4], 64)
     dtype = torch.float32
     for count in (1, 2000, 30000):
-        nms.nms(torch.rand(count, 4), torch.rand(count), .5, count % 2)
+        nms_kernels.nms(torch.rand(count, 4), torch.rand(count), .5, count % 2)
 print(json.dumps(rows))
 '''
 
@@ -435,13 +437,13 @@ def test_a_resume_compares_the_version_of_triton(monkeypatch):
 
 
 def test_the_check_of_a_gpu_has_rows_for_kernels(monkeypatch):
-    from mmrepro.cli.gpu_check import _with_kernels
+    from mmrepro.gpu_check.check_loop import fused_cases
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
     monkeypatch.setattr(triton, 'requirement', lambda: '')
-    assert {'RoIAlign', 'NMS', 'MSDeformAttn'} <= set(_with_kernels('cuda'))
-    assert 'RoIPool' not in _with_kernels('cuda') and not _with_kernels('cpu')
+    assert {'RoIAlign', 'NMS', 'MSDeformAttn'} <= set(fused_cases('cuda'))
+    assert 'RoIPool' not in fused_cases('cuda') and not fused_cases('cpu')
     monkeypatch.setattr(triton, 'requirement', lambda: 'no triton')
-    assert not _with_kernels('cuda')
+    assert not fused_cases('cuda')
 
 
 def test_the_guard_knows_our_kernels(interpreted):
@@ -450,6 +452,6 @@ def test_the_guard_knows_our_kernels(interpreted):
 
     class Frame:
         f_back = None
-        f_locals = dict(self=interpreted.nms._sweep_kernel)
+        f_locals = dict(self=interpreted.nms_kernels._sweep_kernel)
     guard._launched(Frame)
     assert not found

@@ -10,11 +10,11 @@ import mmdet
 import mmengine
 import torch
 
-HEAD = '''# Planted faults, and what `mmrepro localise` says of them
+HEAD = '''# Planted faults, and what `mmrepro localise` reports
 
 Written by the tests (`MMREPRO_RESULTS=docs/results tools/test.sh --nightly`, or any part of
-`tests/localise/test_planted_faults.py`): a row is written when place, kind and cause are those that
-were planted. {count} faults, all named. {versions}.
+`tests/localise/test_planted_faults.py`): a row is written when call site, kind and cause are as
+planted. {count} faults, all named. {versions}.
 
 | fault | run | iteration | phase | path | operator, transform | cause named |
 |---|---|---|---|---|---|---|
@@ -24,10 +24,9 @@ REAL = '''
 ## In real detectors, through the command line
 
 Each row is a file that a user could have written
-([detectors](../../tests/localise/faults/detectors)), in `custom_imports` of a demo config (Faster
-R-CNN with ResNet-18 and images of 160 pixels, YOLOX-s as it is), found by the command in processes
-of its own. Nothing differs between the sides but what the command varies. Written by
-`python tests/localise/faults/real.py --results docs/results [NAME ...]`, or by
+(`tests/support/faults/detectors`), in `custom_imports` of a demo config (Faster R-CNN with
+ResNet-18 and images of 160 pixels, YOLOX-s as it is), found by the command in processes of its own. Nothing differs between the runs but what the command varies. Written by
+`python tests/support/faults/real.py --results docs/results [NAME ...]`, or by
 `MMREPRO_RESULTS=docs/results pytest -m nightly tests/localise/test_real_faults.py`.
 {right} of {count} right; {waiting} more are planted and have not been run for this table.
 {versions}.
@@ -42,13 +41,13 @@ def versions():
             f'{mmdet.__version__}, Python {platform.python_version()}')
 
 
-def add(folder, name, fault, finding):
+def add(folder, name, fault, found):
     """Write or replace the row of one fault in the tiny network."""
     ranks = f', {fault.ranks} ranks' if fault.ranks > 1 else ''
     write(folder, name, dict(
-        run=(fault.model or 'tiny network') + ranks, sides=fault.sides, rank=finding.rank,
-        iteration=finding.iteration, phase=finding.phase, path=finding.path,
-        operator=finding.operator, kind=finding.kind, cause=finding.cause, mover=finding.mover,
+        run=(fault.model or 'tiny network') + ranks, sides=fault.runs, rank=found.rank,
+        iteration=found.iteration, phase=found.phase, path=found.path,
+        operator=found.operator, kind=found.kind, cause=found.cause, mover=found.mover,
         versions=versions()))
 
 

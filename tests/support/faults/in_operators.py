@@ -14,19 +14,19 @@ from torch import nn
 
 @fault(fast=True, phase='forward', path='backbone.2', operator='aten.relu.default', kind='output',
        cause='operator')
-def noise_in_a_forward_kernel(side):
+def noise_in_a_forward_kernel(run):
     noisy_kernel('relu')
 
 
 @fault(fast=True, phase='backward', path='backbone.2',
        operator='aten.threshold_backward.default', kind='output', cause='operator')
-def noise_in_a_backward_kernel(side):
+def noise_in_a_backward_kernel(run):
     noisy_kernel('threshold_backward')
 
 
 @fault(fast=True, phase='backward', path='neck', operator='aten.mul.Tensor', kind='argument',
        cause='entropy', mentions='in noisy')
-def noise_in_a_custom_backward(side):
+def noise_in_a_custom_backward(run):
     @replaced(tiny.Doubled, 'backward')
     def noisy(original, ctx, grad):
         return grad * (2 + random.SystemRandom().random() * 1e-3)
@@ -35,7 +35,7 @@ def noise_in_a_custom_backward(side):
 
 @fault(phase='forward', path='neck', operator='aten.add.Tensor', kind='extra',
        cause='extra operator')
-def noise_in_a_modules_forward(side):
+def noise_in_a_modules_forward(run):
     @replaced(tiny.Double, 'forward')
     def noisy(original, self, x):
         return original(self, x) + 1e-4
@@ -43,7 +43,7 @@ def noise_in_a_modules_forward(side):
 
 @fault(phase='loss', path='head.loss', operator='aten.mul.Tensor', kind='extra',
        cause='extra operator')
-def noise_in_the_loss(side):
+def noise_in_the_loss(run):
     @replaced(tiny.TinyLoss, 'forward')
     def noisy(original, self, logits, label):
         return original(self, logits, label) * 1.0001
@@ -51,7 +51,7 @@ def noise_in_the_loss(side):
 
 @fault(phase='forward', path='neck', operator='aten.mul_.Tensor', kind='extra',
        cause='extra operator')
-def an_operator_in_place(side):
+def an_operator_in_place(run):
     @replaced(tiny.Double, 'forward')
     def noisy(original, self, x):
         return original(self, x).mul_(1.001)
@@ -59,7 +59,7 @@ def an_operator_in_place(side):
 
 @fault(fast=True, phase='forward', path='backbone.2', operator='aten.relu.default', kind='output',
        cause='operator')
-def an_extra_operator_that_is_harmless_and_noise_behind_it(side):
+def an_extra_operator_that_is_harmless_and_noise_behind_it(run):
     @replaced(tiny.Tiny, 'forward', since=0)
     def talkative(original, self, inputs, label, mode='tensor'):
         inputs.abs().max().item()
@@ -68,7 +68,7 @@ def an_extra_operator_that_is_harmless_and_noise_behind_it(side):
 
 
 @fault(phase='forward', path='backbone.2', kind='replaced', cause='extra operator')
-def another_operator(side):
+def another_operator(run):
     @replaced(nn.ReLU, 'forward')
     def smooth(original, self, x):
         return nn.functional.gelu(x)
@@ -76,7 +76,7 @@ def another_operator(side):
 
 @fault(phase='optimizer', path='backbone.0.weight', operator='aten.add_.Tensor', kind='argument',
        cause='number from Python')
-def noise_in_the_optimizer(side):
+def noise_in_the_optimizer(run):
     import torch.optim.sgd as sgd
 
     @replaced(sgd, '_single_tensor_sgd')
@@ -84,19 +84,19 @@ def noise_in_the_optimizer(side):
         return original(*args, lr=lr * 1.001, **kwargs)
 
 
-@fault(fast=True, sides='AB', iteration=0, phase='forward', path='head', operator='aten.add.Tensor',
+@fault(fast=True, runs='AB', iteration=0, phase='forward', path='head', operator='aten.add.Tensor',
        kind='output', cause='uninitialised memory')
-def uninitialised_memory(side):
+def uninitialised_memory(run):
     @replaced(tiny.Head, 'forward', since=0)
     def careless(original, self, x):
         bias = torch.empty(3)
-        bias.numpy()[:] = dict(A=(1, 0, 0), B=(0, 1, 0))[side]  # what happened to be there
+        bias.numpy()[:] = dict(A=(1, 0, 0), B=(0, 1, 0))[run]  # what happened to be there
         return original(self, x) + bias
 
 
-@fault(sides='AB', iteration=0, phase='forward', path='head.drop', kind='argument',
+@fault(runs='AB', iteration=0, phase='forward', path='head.drop', kind='argument',
        cause='generator of its own', operator='aten.bernoulli_.float')
-def dropout_with_a_generator_of_its_own(side):
+def dropout_with_a_generator_of_its_own(run):
     generator = torch.Generator()
     generator.seed()
 
@@ -105,10 +105,10 @@ def dropout_with_a_generator_of_its_own(side):
         return x * torch.empty_like(x).bernoulli_(0.5, generator=generator)
 
 
-@fault(sides='AB', iteration=0, phase='forward', path='neck', operator='aten.sum.default',
+@fault(runs='AB', iteration=0, phase='forward', path='neck', operator='aten.sum.default',
        kind='output', cause='threads')
-def a_sum_that_depends_on_threads(side):
-    torch.set_num_threads(dict(A=1, B=2)[side])
+def a_sum_that_depends_on_threads(run):
+    torch.set_num_threads(dict(A=1, B=2)[run])
 
     @replaced(tiny.Double, 'forward', since=0)
     def summing(original, self, x):
@@ -117,9 +117,9 @@ def a_sum_that_depends_on_threads(side):
 
 # --- values from outside of torch -----------------------------------------------------------------
 
-@fault(fast=True, sides='AB', iteration=0, phase='forward', path='head', kind='argument',
+@fault(fast=True, runs='AB', iteration=0, phase='forward', path='head', kind='argument',
        operator='aten.mul.Tensor', cause='clock', mentions='in late')
-def a_value_that_depends_on_the_time(side):
+def a_value_that_depends_on_the_time(run):
     @replaced(tiny.Head, 'forward', since=0)
     def late(original, self, x):
         return original(self, x) * (time.time() % 1)
@@ -127,7 +127,7 @@ def a_value_that_depends_on_the_time(side):
 
 @fault(phase='forward', path='head', kind='input', operator='aten.mul.Tensor',
        cause='buffer or parameter changed outside of operators', mentions='head.temperature')
-def a_buffer_that_is_changed(side):
+def a_buffer_that_is_changed(run):
     @replaced(tiny.Head, 'forward')
     def careless(original, self, x):
         self.temperature.numpy()[0] = 1.5
@@ -136,7 +136,7 @@ def a_buffer_that_is_changed(side):
 
 @fault(phase='forward', path='head', kind='argument', operator='aten.mul.Tensor',
        cause='value in an attribute', mentions='head.scale')
-def a_number_in_an_attribute(side):
+def a_number_in_an_attribute(run):
     @replaced(tiny.Tiny, 'train_step')
     def scaling(original, self, *args, **kwargs):
         return original(self, *args, **kwargs)
@@ -146,9 +146,9 @@ def a_number_in_an_attribute(side):
         runner.model.head.scale = 1.01
 
 
-@fault(sides='AB', iteration=0, phase='forward', path='head', cause='entropy',
+@fault(runs='AB', iteration=0, phase='forward', path='head', cause='entropy',
        mentions='urandom')
-def numpys_default_rng_in_a_module(side):
+def numpys_default_rng_in_a_module(run):
     @replaced(tiny.Head, 'forward', since=0)
     def noisy(original, self, x):
         noise = np.random.default_rng().normal(size=4).astype(np.float32)
@@ -156,7 +156,7 @@ def numpys_default_rng_in_a_module(side):
 
 
 @fault(phase='data', path='data_preprocessor', kind='argument', operator='aten.mul.Tensor')
-def the_data_preprocessor(side):
+def the_data_preprocessor(run):
     @replaced(tiny.TinyPreprocessor, 'forward')
     def other(original, self, data, training=False):
         data = super(tiny.TinyPreprocessor, self).forward(data, training)
@@ -168,9 +168,9 @@ def the_data_preprocessor(side):
 FASTER = 'faster-rcnn_r50_fpn'
 
 
-@fault(model=FASTER, sides='AB', iteration=0, phase='loss', kind='argument',
+@fault(model=FASTER, runs='AB', iteration=0, phase='loss', kind='argument',
        cause='generator of its own', operator='aten.randperm.generator')
-def detector_a_sampler_with_a_generator_of_its_own(side):
+def detector_a_sampler_with_a_generator_of_its_own(run):
     from mmdet.models.task_modules.samplers import RandomSampler
     generator = torch.Generator()
     generator.seed()

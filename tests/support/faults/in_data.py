@@ -10,19 +10,19 @@ from faults.fault import FROM, fault, replaced
 
 # --- the data -------------------------------------------------------------------------------------
 
-@fault(fast=True, sides='AB', iteration=0, phase='data', operator='TinyJitter', kind='output',
+@fault(fast=True, runs='AB', iteration=0, phase='data', operator='TinyJitter', kind='output',
        cause='entropy in a transform', mentions='urandom')
-def numpys_default_rng_in_a_transform(side):
+def numpys_default_rng_in_a_transform(run):
     @replaced(tiny.TinyJitter, 'transform', since=0)
     def unseeded(original, self, results):
         results['img'] = results['img'] + np.random.default_rng().normal()
         return results
 
 
-@fault(sides='AB', iteration=0, phase='data', operator='TinyFlip', kind='output',
+@fault(runs='AB', iteration=0, phase='data', operator='TinyFlip', kind='output',
        cause='generator of its own in a transform', mentions='rng')
-def a_transform_with_a_generator_of_its_own(side):
-    seed = dict(A=1, B=2)[side]  # from the operating system, in earnest
+def a_transform_with_a_generator_of_its_own(run):
+    seed = dict(A=1, B=2)[run]  # from the operating system, in earnest
 
     @replaced(tiny.TinyFlip, 'transform', since=0)
     def own(original, self, results):
@@ -32,9 +32,9 @@ def a_transform_with_a_generator_of_its_own(side):
         return results
 
 
-@fault(sides='AB', iteration=0, phase='data', operator='TinyFlip', kind='output',
+@fault(runs='AB', iteration=0, phase='data', operator='TinyFlip', kind='output',
        cause='entropy in a transform', mentions='urandom')
-def system_random_in_a_transform(side):
+def system_random_in_a_transform(run):
     @replaced(tiny.TinyFlip, 'transform', since=0)
     def entropic(original, self, results):
         results['img'] = results['img'] * random.SystemRandom().random()
@@ -49,9 +49,9 @@ class Word(str):
         return sum(map(ord, self)) // (3 if os.environ.get('PYTHONHASHSEED') == '7' else 1)
 
 
-@fault(sides='AB', env=dict(PYTHONHASHSEED='7'), iteration=0, phase='data', operator='TinyLoad',
+@fault(runs='AB', env=dict(PYTHONHASHSEED='7'), iteration=0, phase='data', operator='TinyLoad',
        kind='output', cause='hash order in a transform')
-def the_order_of_a_set(side):
+def the_order_of_a_set(run):
     @replaced(tiny.TinyLoad, 'transform', since=0)
     def unordered(original, self, results):
         results = original(self, results)
@@ -60,19 +60,19 @@ def the_order_of_a_set(side):
         return results
 
 
-@fault(fast=True, sides='AB', env=dict(PYTHONHASHSEED='7'), iteration=0, phase='data',
+@fault(fast=True, runs='AB', env=dict(PYTHONHASHSEED='7'), iteration=0, phase='data',
        operator='TinyLoad', kind='input', cause='hash order of the data list',
        mentions=('number', 'environment PYTHONHASHSEED'))
-def a_data_list_in_the_order_of_a_set(side):
+def a_data_list_in_the_order_of_a_set(run):
     @replaced(tiny.TinyData, 'load_data_list', since=0)
     def unordered(original, self):
         entries = {Word(chr(97 + entry['number']) * 5): entry for entry in original(self)}
         return [entries[name] for name in set(entries)]
 
 
-@fault(fast=True, sides='AB', resume_at=FROM, phase='data', operator='TinyJitter', kind='output',
+@fault(fast=True, runs='AB', resume_at=FROM, phase='data', operator='TinyJitter', kind='output',
        cause='state of its own in a transform', mentions='self.seen: 5 /')
-def a_transform_that_counts(side):
+def a_transform_that_counts(run):
     @replaced(tiny.TinyJitter, 'transform', since=0)
     def counting(original, self, results):
         self.seen = getattr(self, 'seen', -1) + 1
@@ -80,22 +80,22 @@ def a_transform_that_counts(side):
         return original(self, results)
 
 
-@fault(sides='AB', iteration=0, phase='data', operator='TinyLoad', kind='output',
+@fault(runs='AB', iteration=0, phase='data', operator='TinyLoad', kind='output',
        cause='directory listing in a transform', mentions='listdir')
-def the_order_of_a_directory(side):
+def the_order_of_a_directory(run):
     listing = os.listdir
 
     @replaced(tiny.TinyLoad, 'transform', since=0)
     def unsorted(original, self, results):
         results = original(self, results)
-        names = sorted(listing(os.path.dirname(tiny.__file__)), reverse=side == 'B')
+        names = sorted(listing(os.path.dirname(tiny.__file__)), reverse=run == 'B')
         results['img'] = results['img'] + len(names[0])
         return results
 
 
 @fault(fast=True, iteration=0, phase='data', operator='TinyLoad', kind='input',
        cause='another entry in the data list', mentions='label')
-def another_label_in_the_annotations(side):
+def another_label_in_the_annotations(run):
     @replaced(tiny.TinyData, 'load_data_list', since=0)
     def other(original, self):
         entries = original(self)
@@ -106,14 +106,14 @@ def another_label_in_the_annotations(side):
 
 @fault(iteration=0, phase='data', operator='TinyLoad', kind='input',
        cause='another entry in the data list', mentions='number')
-def a_data_list_in_another_order(side):
+def a_data_list_in_another_order(run):
     @replaced(tiny.TinyData, 'load_data_list', since=0)
     def other(original, self):
         return original(self)[::-1]
 
 
 @fault(iteration=0, phase='data', operator='TinyData', kind='argument', cause='order of samples')
-def another_order_of_samples(side):
+def another_order_of_samples(run):
     from mmrepro.data import sampling_orders
 
     @replaced(sampling_orders, '_permutation', since=0)
@@ -122,7 +122,7 @@ def another_order_of_samples(side):
 
 
 @fault(iteration=0, phase='data', path='batch', cause='collating the batch')
-def the_collation(side):
+def the_collation(run):
     from mmengine.registry import FUNCTIONS
     collate = FUNCTIONS.get('pseudo_collate')
 

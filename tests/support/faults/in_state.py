@@ -17,7 +17,7 @@ SEQUENTIAL = dict(step_seed=False)
 @fault(fast=True, randomness=SEQUENTIAL, phase='forward', path='head.drop', kind='generator',
        operator='aten.bernoulli_.float', cause='other draws before',
        mover='hook QuietHook.before_train_iter aten.randperm.default')
-def a_hook_that_draws_random_numbers(side):
+def a_hook_that_draws_random_numbers(run):
     @replaced(tiny.QuietHook, 'before_train_iter')
     def draw(original, self, *args, **kwargs):
         np.random.rand(1), torch.randperm(3)
@@ -25,7 +25,7 @@ def a_hook_that_draws_random_numbers(side):
 
 @fault(iteration=FROM, phase='hook', path='QuietHook.after_train_iter', kind='output',
        cause='hook changes the state', mentions='parameter head.fc.bias')
-def a_hook_that_changes_weights(side):
+def a_hook_that_changes_weights(run):
     @replaced(tiny.QuietHook, 'after_train_iter', since=FROM - 1)
     def change(original, self, runner, *args, **kwargs):
         runner.model.head.fc.bias.detach().numpy()[0] += 0.5
@@ -33,14 +33,14 @@ def a_hook_that_changes_weights(side):
 
 @fault(phase='hook', path='QuietHook.before_train_iter', kind='extra',
        operator='aten.mul_.Tensor')
-def a_hook_that_changes_weights_by_operators(side):
+def a_hook_that_changes_weights_by_operators(run):
     @replaced(tiny.QuietHook, 'before_train_iter')
     def change(original, self, runner, *args, **kwargs):
         runner.model.head.fc.weight.data.mul_(0.5)
 
 
 @fault(iteration=2, kind='argument', cause='another setting', mentions='StepLR 0 gamma=0.5 / 0.25')
-def another_schedule(side):
+def another_schedule(run):
     from mmengine.optim.scheduler import StepLR
 
     @replaced(StepLR, '__init__', since=0)
@@ -48,17 +48,17 @@ def another_schedule(side):
         original(self, *args, gamma=0.25, **kwargs)
 
 
-@fault(fast=True, sides='AB', iteration=0, phase='hook', path='QuietHook.before_train_iter',
+@fault(fast=True, runs='AB', iteration=0, phase='hook', path='QuietHook.before_train_iter',
        kind='argument', cause='clock in a hook', mentions=('in by_the_clock', ' lr='))
-def a_hook_that_reads_the_clock(side):
+def a_hook_that_reads_the_clock(run):
     @replaced(tiny.QuietHook, 'before_train_iter', since=0)
     def by_the_clock(original, self, runner, *args, **kwargs):
         runner.optim_wrapper.param_groups[0]['lr'] = 0.1 + time.time_ns() % 1000003 * 1e-9
 
 
-@fault(sides='AB', iteration=0, phase='hook', path='QuietHook.before_train_iter',
+@fault(runs='AB', iteration=0, phase='hook', path='QuietHook.before_train_iter',
        cause='entropy in a hook', mentions=('in by_chance', ' lr='))
-def a_hook_that_draws_from_the_operating_system(side):
+def a_hook_that_draws_from_the_operating_system(run):
     @replaced(tiny.QuietHook, 'before_train_iter', since=0)
     def by_chance(original, self, runner, *args, **kwargs):
         runner.optim_wrapper.param_groups[0]['lr'] = 0.1 + os.urandom(8)[0] * 1e-3 + sum(
@@ -67,9 +67,9 @@ def a_hook_that_draws_from_the_operating_system(side):
 
 # --- state ----------------------------------------------------------------------------------------
 
-@fault(sides='AB', resume_at=FROM, phase='forward', path='head', kind='argument',
+@fault(runs='AB', resume_at=FROM, phase='forward', path='head', kind='argument',
        cause='state lost at resume', mentions='head.scale')
-def an_attribute_that_is_lost_at_resume(side):
+def an_attribute_that_is_lost_at_resume(run):
     @replaced(tiny.Head, 'forward', since=0)
     def growing(original, self, x):
         self.scale += 0.125
@@ -78,15 +78,15 @@ def an_attribute_that_is_lost_at_resume(side):
 
 @fault(resume_at=FROM, phase='start', cause='state lost at resume',
        mentions='optimizer momentum_buffer backbone.0.weight')
-def momentum_that_is_lost_at_resume(side):
+def momentum_that_is_lost_at_resume(run):
     @replaced(torch.optim.SGD, 'load_state_dict', since=0)
     def forget(original, self, state):
         original(self, dict(state, state={}))
 
 
-@fault(fast=True, sides='AB', validate_at=FROM, phase='forward', path='head', kind='argument',
+@fault(fast=True, runs='AB', validate_at=FROM, phase='forward', path='head', kind='argument',
        cause='state that a validation leaves', mentions='head.scale')
-def an_attribute_that_a_validation_changes(side):
+def an_attribute_that_a_validation_changes(run):
     @replaced(tiny.Head, 'forward', since=0)
     def remembering(original, self, x):
         if not self.training:
@@ -94,9 +94,9 @@ def an_attribute_that_a_validation_changes(side):
         return original(self, x)
 
 
-@fault(sides='AB', validate_at=FROM, phase='start', kind='output',
+@fault(runs='AB', validate_at=FROM, phase='start', kind='output',
        cause='state that a validation leaves', mentions='buffer head.temperature')
-def a_buffer_that_a_validation_changes(side):
+def a_buffer_that_a_validation_changes(run):
     @replaced(tiny.Head, 'forward', since=0)
     def remembering(original, self, x):
         if not self.training:
@@ -108,6 +108,6 @@ def a_buffer_that_a_validation_changes(side):
 
 @fault(ranks=2, rank=1, iteration=1, phase='forward', path='backbone.2',
        operator='aten.relu.default', kind='output')
-def noise_on_one_rank(side):
+def noise_on_one_rank(run):
     if os.environ['RANK'] == '1':
         noisy_kernel('relu', since=1)

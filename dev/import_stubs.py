@@ -1,9 +1,11 @@
-"""Stand-ins for compiled packages that MMDetection imports but that a check does not use.
+"""Run ``mmrepro gpu_check`` without the compiled packages that MMDetection imports.
 
-A machine for a check may have torch, numpy and OpenCV and what was carried there as pure Python.
-MMDetection's models import pycocotools, shapely, scipy, matplotlib and Pillow at their top; the
-check calls one function of them, scipy's assignment, which is here. A package that is installed is
-used.
+    PYTHONPATH=site python dev/import_stubs.py --out DIR [options of gpu_check]
+
+A machine without a network may have only torch, NumPy, OpenCV and packages of pure Python.
+MMDetection's models import pycocotools, shapely, SciPy, matplotlib and Pillow. Those that are
+missing are replaced by stubs. The check calls one of their functions, SciPy's assignment, which is
+implemented here.
 """
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Tuple
 
 import numpy as np
 
@@ -21,8 +24,8 @@ __all__ = ['PACKAGES', 'install', 'linear_sum_assignment']
 PACKAGES = ('pycocotools', 'shapely', 'scipy', 'matplotlib', 'PIL')
 
 
-def linear_sum_assignment(cost: Any, maximize: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of an assignment of least cost, by shortest augmenting paths.
+def linear_sum_assignment(cost: Any, maximize: bool = False) -> Tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the assignment of least cost, by shortest augmenting paths.
 
     Args:
         cost: (N, M), finite.
@@ -53,7 +56,7 @@ def linear_sum_assignment(cost: Any, maximize: bool = False) -> tuple[np.ndarray
 
 def _augment(matrix: np.ndarray, start: int, row_price: np.ndarray, column_price: np.ndarray,
              owner: np.ndarray) -> None:
-    """Give ``start`` a column along the cheapest path of changes (Dijkstra on reduced costs)."""
+    """Assign a column to ``start`` along the cheapest augmenting path (Dijkstra)."""
     width = len(owner)
     distance, before = np.full(width, np.inf), np.full(width, start)
     done = np.zeros(width, bool)
@@ -82,7 +85,7 @@ def _augment(matrix: np.ndarray, start: int, row_price: np.ndarray, column_price
 
 
 class _Anything(type):
-    """A class whose public attributes are such classes again: constants, nested names."""
+    """A class whose public attributes are classes of the same kind."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith('__'):
@@ -91,7 +94,7 @@ class _Anything(type):
 
 
 def _absent(owner: str, name: str) -> type:
-    """A class to name and to derive from; making one says what is missing."""
+    """A class to refer to and to derive from; an instance raises and names what is missing."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise ModuleNotFoundError(f'{owner}.{name} is needed here, and '
@@ -101,7 +104,7 @@ def _absent(owner: str, name: str) -> type:
 
 
 class _Module(ModuleType):
-    """Any public name is there, until it is called."""
+    """A module with every public name; calling one raises."""
 
     __path__: list = []
 
@@ -114,26 +117,40 @@ class _Module(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def __init__(self, packages: tuple[str, ...]) -> None:
+    def __init__(self, packages: Tuple[str, ...]) -> None:
         self.packages = packages
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname.partition('.')[0] not in self.packages:
             return None
-        return importlib.machinery.ModuleSpec(fullname, self, origin='stand-in', is_package=True)
+        return importlib.machinery.ModuleSpec(fullname, self, origin='stub', is_package=True)
 
     def create_module(self, spec: Any) -> ModuleType:
-        return _Module(spec.name, 'A stand-in; see mmrepro.gpu_check.stubs.')
+        return _Module(spec.name, f'A stub; see {__file__}.')
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__name__ == 'scipy.optimize':
             module.linear_sum_assignment = linear_sum_assignment
 
 
-def install() -> tuple[str, ...]:
-    """Let missing packages be imported. Returns the names of those that are missing."""
+def install() -> Tuple[str, ...]:
+    """Make missing packages importable, and return their names."""
     missing = tuple(name for name in PACKAGES
                     if name not in sys.modules and importlib.util.find_spec(name) is None)
     if missing and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder(missing))
     return missing
+
+
+def main() -> int:
+    missing = install()
+    if missing:
+        print(f'stubs for {", ".join(missing)}', flush=True)
+    # a checkout works without being installed, and is preferred to an installed mmrepro
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from mmrepro.cli.gpu_check import main as gpu_check
+    return gpu_check()
+
+
+if __name__ == '__main__':
+    sys.exit(main())

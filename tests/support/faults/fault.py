@@ -17,19 +17,19 @@ class Fault:
     """A row.
 
     Attributes:
-        plant: called with the name of the side.
-        expect: attributes of the finding that have to be equal; `mentions`, one or several, have
-            to be parts of its text.
-        sides: 'B', or 'AB' when both runs have the fault, as runs of one code have.
-        randomness, config: changes for both sides.
-        env: of side B.
-        ranks, resume_at, validate_at: of both sides, of side B, of side B.
-        fast: belongs to every run of the tests.
-        model: a real detector of tests/test_invariance.py in place of the tiny network.
+        plant: called with the name of the run, 'A' or 'B'.
+        expect: attributes of the diagnosis that have to be equal; `mentions`, one or several,
+            have to be parts of its text.
+        runs: 'B', or 'AB' when both runs have the fault, as runs of the same code do.
+        randomness: changes for both runs.
+        env: of run B.
+        ranks, resume_at, validate_at: of both runs, of run B, of run B.
+        fast: runs in every run of the tests.
+        model: a real detector of tests/support/demo_runs.py instead of the tiny network.
     """
     plant: Callable[[str], None]
     expect: Dict[str, Any]
-    sides: str = 'B'
+    runs: str = 'B'
     randomness: Dict[str, Any] = field(default_factory=dict)
     env: Dict[str, str] = field(default_factory=dict)
     ranks: int = 1
@@ -42,21 +42,21 @@ class Fault:
 FAULTS: Dict[str, Fault] = {}
 
 
-def fault(fast=False, sides='B', randomness=None, env=None, ranks=1, resume_at=None, model=None,
+def fault(fast=False, runs='B', randomness=None, env=None, ranks=1, resume_at=None, model=None,
           validate_at=None, **expect):
     """Register a plant under its name."""
     def register(plant):
         expect.setdefault('iteration', FROM)
-        FAULTS[plant.__name__] = Fault(plant, expect, sides, randomness or {}, env or {}, ranks,
+        FAULTS[plant.__name__] = Fault(plant, expect, runs, randomness or {}, env or {}, ranks,
                                        resume_at, fast, model, validate_at)
         return plant
     return register
 
 
 def replaced(owner, name, since=FROM, per_iteration=1):
-    """Decorator: the function stands for a method, from an iteration on.
+    """Decorator: the function replaces a method, from an iteration on.
 
-    It is given the original first. ``per_iteration``: calls of the method in an iteration.
+    Its first argument is the original. ``per_iteration``: calls of the method in an iteration.
     """
     def decorate(function):
         original, calls = getattr(owner, name), [0]
@@ -72,7 +72,7 @@ def replaced(owner, name, since=FROM, per_iteration=1):
     return decorate
 
 
-# the same functions by other operators: what stands for torch's own kernel
+# the same functions, computed by other operators: they replace torch's own kernels
 NATIVE = {
     'relu': lambda x: torch.clamp(x, min=0),
     'threshold_backward': lambda grad, x, limit: grad * (x > limit),
@@ -81,9 +81,9 @@ _libraries = []
 
 
 def noisy_kernel(operator, since=FROM):
-    """Let torch's own CPU kernel return another result, from an iteration on.
+    """Let torch's own CPU kernel return a different result, from an iteration on.
 
-    Nothing above the kernel can tell; so it is with atomic additions on a device.
+    Nothing above the kernel can tell, as with atomic additions on a device.
     """
     calls = [0]
 

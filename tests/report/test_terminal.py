@@ -3,11 +3,11 @@ import re
 
 import pytest
 
-from mmrepro.report.highlight import show
+from mmrepro.report.terminal import show
 
 TEXT = '''  workers     another number of workers  equal
   cause     clock: [not markup] ''' + 'x' * 200 + '''
-  cure      Seed it.
+  fix       Seed it.
 
 SAME BITS: all'''
 

@@ -1,6 +1,6 @@
 """Faults planted in real detectors, searched for by the command line in processes of its own.
 
-    python tests/localise/faults/real.py [--results docs/results] [NAME ...]
+    python tests/support/faults/real.py [--results docs/results] [NAME ...]
 
 A fault is a file of ``detectors/``, as a user would write it for ``custom_imports``, and a demo
 config that uses it. All of them take a quarter of an hour on one core.
@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(HERE.parent)]
 
 from mmrepro.demo import write_dataset  # noqa: E402
 from mmrepro.fingerprint.records import useful_calls  # noqa: E402
-from mmrepro.localise.diagnosis import Finding  # noqa: E402
+from mmrepro.localise.diagnosis import Diagnosis  # noqa: E402
 
 FASTER, YOLOX = 'faster-rcnn_r50_fpn', 'yolox_s'
 LOCALISE = ('localise', '--iters', '1', '--no-values')
@@ -53,7 +53,7 @@ class Fault(NamedTuple):
     Attributes:
         module: of detectors/; it is what the config imports.
         config: what the config has beside its base and imports.
-        expect: attributes of the finding that have to be equal; `mentions` have to be parts of
+        expect: attributes of the diagnosis that have to be equal; `mentions` have to be parts of
             what is printed. None: nothing may be found.
         command: verb and options.
         model: name of the demo config.
@@ -210,7 +210,9 @@ def _wrong(expect: Any, finding: Dict[str, Any], exit_code: int) -> List[str]:
         value, list) else value for key, value in finding.items()}
     if expect is None:
         return [f'nothing was planted that matters: {finding}']
-    expect, text = dict(expect), Finding(**finding).text()
+    text = Diagnosis(**{'fix' if key == 'cure' else key: value
+                        for key, value in finding.items()}).text()
+    expect = dict(expect)
     mentions = expect.pop('mentions', ())
     wrong = [f'{key}: {finding[key]!r}, not {value!r}' for key, value in expect.items()
              if finding[key] != value]

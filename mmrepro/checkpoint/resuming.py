@@ -1,0 +1,296 @@
+"""A resume: choose the checkpoint, read it once, and bring a runner to where it ends."""
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional
+
+import torch
+from mmengine.dist import get_rank
+from mmengine.hooks import CheckpointHook
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
+
+from ..config import RandomnessConfig, RandomnessError
+from ..data import placement_of
+from ..data.cursor import DataCursor, continue_epochs, continue_iterations, seek, where
+from ..facts import compatibility
+from . import rank_state
+from .completeness import judge, lacks, stock_facts
+from .files import CheckpointError, is_remote, load, newest_good
+from .loop_position import cursor_in_epoch, streams_problem, validation_is_due
+
+__all__ = ['Resume', 'ResumePoint', 'copied_to']
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """A checkpoint to resume from.
+
+    Attributes:
+        path: of the file.
+        epoch: that continues or begins.
+        iteration: that comes next, counted from 0.
+        seed: of the run that wrote it; None when unknown.
+        written_by: what mmrepro wrote about that run; empty for a checkpoint of stock MMEngine.
+        facts: settings, versions and hardware of that run, see :mod:`mmrepro.facts.collect`; of
+            stock MMEngine's, the settings.
+        cursor: how far that run was in its data; None when unknown.
+    """
+    path: str
+    epoch: int
+    iteration: int
+    seed: Optional[int]
+    written_by: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    cursor: Optional[DataCursor]
+
+    @classmethod
+    def of(cls, path: str, meta: Mapping[str, Any]) -> ResumePoint:
+        written_by = meta.get('mmrepro', {})
+        return cls(path, meta['epoch'], meta['iter'], meta.get('seed'), written_by,
+                   written_by.get('facts') or stock_facts(meta),
+                   DataCursor(*meta['place']) if 'place' in meta else None)
+
+    @property
+    def report(self) -> str:
+        """For the log."""
+        text = f'resuming from {self.path}: epoch {self.epoch}, iteration {self.iteration}'
+        return text if self.written_by else (
+            f'{text}\nit was written without mmrepro: weights, optimizer and schedules continue; '
+            'data order and random numbers are those of mmrepro from here on')
+
+
+class Resume:
+    """The resume of one runner. Where there is nothing to resume from, its methods do nothing.
+
+    A file is read and checked once. The content of the chosen one is mapped into memory, not
+    copied, until MMEngine asks for it.
+
+    Attributes:
+        point: the checkpoint; None for a new run, or when MMEngine has to fetch the checkpoint.
+        passed_over: lines for the log: files that a run cannot continue from, and why.
+        differences: lines for the log: how this run differs from the one that it resumes.
+
+    Args:
+        settings: ``resume``, ``load_from`` and ``work_dir`` of the runner. Without ``load_from``,
+            the newest complete checkpoint in ``work_dir`` is chosen.
+        strict: ``resume_strict``; otherwise a named file may lack the optimizer.
+
+    Raises:
+        FileNotFoundError, CheckpointError: the named file is missing, damaged, or something else.
+        ResumeError: the named file holds weights, but not what a run continues from.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], strict: bool) -> None:
+        self.point: Optional[ResumePoint] = None
+        self.passed_over: List[str] = []
+        self.differences: List[str] = []
+        self._asked = bool(settings.get('resume'))
+        self._remote = self._asked and is_remote(settings)  # its seed is not known beforehand
+        self._content: Any = None
+        self._state: Dict[str, Any] = {}
+        self._start: Optional[int] = None  # iteration to which the data still have to move
+        if not self._asked or self._remote:
+            return
+        path = settings.get('load_from')
+        if path is None:
+            path = self._newest(settings['work_dir'])
+        else:
+            self._content = load(path, mapped=True)
+            self.passed_over = judge(path, self._content, strict)
+        if path is not None:
+            self.point = ResumePoint.of(path, self._content['meta'])
+
+    def _newest(self, work_dir: str) -> Optional[str]:
+        def refuse(path: str) -> Optional[str]:
+            self._content = None
+            try:
+                self._content = load(path, mapped=True, legacy=False)
+            except (CheckpointError, FileNotFoundError) as error:
+                return str(error).replace(f'checkpoint {path} ', '', 1)
+            return lacks(self._content)
+
+        path, self.passed_over = newest_good(work_dir, refuse)
+        if path is None:
+            self._content = None
+            if self.passed_over:
+                self.passed_over.append(
+                    'nothing is left to resume from: the run begins at the beginning')
+        return path
+
+    # ------------------------------------------------------------------------- at the start
+
+    @property
+    def settings(self) -> Dict[str, Any]:
+        """Arguments of the runner that have to change: MMEngine would choose by itself."""
+        if self.point is not None:
+            return dict(load_from=self.point.path)
+        return {} if self._remote or not self._asked else dict(resume=False)
+
+    @property
+    def _active(self) -> bool:
+        return self.point is not None or self._remote
+
+    def log(self, logger: Any) -> None:
+        """Say what was passed over, what is resumed, and how this run differs."""
+        for line in self.passed_over:
+            logger.warning(line)
+        if self.point is not None:
+            logger.info('\n'.join([self.point.report, *self.differences]))
+
+    def seeded(self, given: RandomnessConfig) -> RandomnessConfig:
+        """``given`` with the seed of the run that is resumed.
+
+        Raises:
+            RandomnessError: when ``given`` names another seed.
+        """
+        if self.point is None or self.point.seed is None:
+            return given
+        if given.seed is not None and given.seed != self.point.seed:
+            raise RandomnessError(
+                f'randomness.seed={given.seed!r}, but {self.point.path} comes from a run with seed '
+                f'{self.point.seed}; resume with that seed or with seed=None, or start a new run '
+                'from the weights: load_from=..., resume=False')
+        return given.with_seed(self.point.seed)
+
+    def compare(self, facts: Mapping[str, Any], strict: bool) -> List[str]:
+        """Lines for the log on how this run's ``facts`` differ from those of the resumed run.
+
+        Raises:
+            ResumeError: ``strict``, and a difference changes bits.
+        """
+        if self.point is None or not self.point.facts:
+            return []
+        if not self.point.written_by:  # stock MMEngine: settings are all that is known
+            facts = {name: value for name, value in facts.items() if name.startswith('config.')}
+        return compatibility.check(self.point.path, self.point.facts, facts,
+                                   strict and bool(self.point.written_by))
+
+    def compare_samples(self, count: int, strict: bool) -> List[str]:
+        """As :meth:`compare`, for the size of the dataset, which is known later."""
+        if self.point is None or 'train_samples' not in self.point.facts:
+            return []
+        return self.compare({**self.point.facts, 'train_samples': count}, strict)
+
+    def seek_loader(self, loader: Any) -> None:
+        """Move a new training loader."""
+        if self.point is not None:
+            seek(loader, *where(loader, self.point.iteration, self.point.cursor))
+
+    def continue_loop(self, loop: Any) -> None:
+        """Let a new training loop count on from the checkpoint."""
+        if placement_of(loop.dataloader) is None:
+            return
+        if isinstance(loop, IterBasedTrainLoop):
+            start = (self.point.iteration, self.point.cursor) if self.point else (0, None)
+            continue_iterations(loop, *start)
+        elif self.point is not None and isinstance(loop, EpochBasedTrainLoop):
+            continue_epochs(loop)
+
+    # ------------------------------------------------------------------------- the content
+
+    def read(self, path: str, map_location: Any) -> Any:
+        """Read a local checkpoint for MMEngine; the chosen one was read when it was chosen."""
+        if (self._content is None or path != self.point.path
+                or not isinstance(map_location, (str, torch.device))):
+            return load(path, map_location)
+        content, self._content = self._content, None
+        return copied_to(content, map_location)
+
+    def take_state(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
+        """Remember what :meth:`restore` needs of a loaded checkpoint."""
+        if not self._active:
+            return
+        self._state = checkpoint.get('mmrepro', {})
+        if self.point is None:  # MMEngine has fetched it
+            for line in judge('the checkpoint', checkpoint, runner.repro.resume_strict):
+                runner.logger.warning(line)
+
+    # ------------------------------------------------------------------------- in training
+
+    def check_streams(self, runner: Any) -> None:
+        """Refuse a position to which the streams of data loading cannot move.
+
+        Raises:
+            ResumeError: under ``resume_strict``; otherwise it is a warning.
+        """
+        if not self._active or not runner.iter or runner.repro.worker_seed == 'sample':
+            return
+        problem = streams_problem(runner, self.point and self.point.cursor)
+        if problem is None:
+            return
+        why, instead = problem
+        text = (f'randomness.worker_seed={runner.repro.worker_seed!r}, and the run resumes at '
+                f'iteration {runner.iter}: {why}. ')
+        stock = self.point is not None and not self.point.written_by
+        if runner.repro.resume_strict and not stock:
+            raise compatibility.ResumeError(
+                f"{text}{instead or 'Either '}go on with another result: "
+                "randomness.resume_strict=False; or begin a new run with worker_seed='sample', "
+                'which resumes from any iteration')
+        runner.logger.warning(f'{text}The result is not that of the uninterrupted run')
+
+    def restore(self, runner: Any) -> None:
+        """Bring back attributes, gradients and buffers, and what a validation would have done."""
+        if not self._active or runner.iter == 0:
+            return
+        self._start = runner.iter
+        state, self._state = self._state, {}
+        missing = rank_state.restore(runner, state)
+        missing += rank_state.restore(runner, state.get('ranks', {}).get(get_rank(), {}))
+        for owner in missing:
+            runner.logger.warning(f'the checkpoint has state of {owner}, which this run lacks')
+        if state.get('metrics') is not None:
+            # it was written for a new best score; EarlyStoppingHook had not seen the metrics yet
+            for hook in _behind_checkpoints(runner.hooks):
+                hook.after_val_epoch(runner, metrics=state['metrics'])
+        if ('validated' in state and state['validated'] != runner.iter
+                and validation_is_due(runner, self.point and self.point.cursor)):
+            # checkpoints are written before it; best checkpoints and early stopping depend on it
+            runner.logger.info(f'the run ended before the validation at iteration {runner.iter}: '
+                               'it comes first')
+            runner.val_loop.run()
+
+    def seek_data(self, runner: Any) -> None:
+        """Move the data at the start of the first epoch, after all hooks that move them."""
+        loop, loader = runner.train_loop, runner.train_dataloader
+        if self._start is None or placement_of(loader) is None:
+            return
+        cursor = self.point and self.point.cursor
+        if isinstance(loop, EpochBasedTrainLoop):
+            seek(loader, *cursor_in_epoch(runner, cursor))
+        elif isinstance(loop, IterBasedTrainLoop):
+            # DistSamplerSeedHook has put the sampler back to its first pass
+            seek(loader, *where(loader, self._start, cursor))
+        else:
+            return
+        self._start = None
+
+
+def _behind_checkpoints(hooks: List[Any]) -> List[Any]:
+    """The hooks that are called after the last CheckpointHook."""
+    numbers = [number for number, hook in enumerate(hooks) if isinstance(hook, CheckpointHook)]
+    return hooks[numbers[-1] + 1:] if numbers else []
+
+
+def copied_to(value: Any, device: Any) -> Any:
+    """``value`` with all tensors copied to ``device``, as ``torch.load`` would have put them.
+
+    Containers are changed in place. A mapped tensor must not stay: it may be written to, and the
+    file may be.
+    """
+    if isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            return value.to(device, copy=True)
+    if isinstance(value, tuple):
+        items = [copied_to(item, device) for item in value]
+        return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = copied_to(value[key], device)
+    elif isinstance(value, (list, deque)):
+        for number, item in enumerate(value):
+            value[number] = copied_to(item, device)
+    elif hasattr(value, '__dict__') and not isinstance(value, type):
+        copied_to(vars(value), device)
+    return value

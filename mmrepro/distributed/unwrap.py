@@ -1,0 +1,18 @@
+"""The model inside of a wrapper, and the optimizer wrappers inside of a dict of them."""
+from __future__ import annotations
+
+from typing import Any, Dict
+
+from torch import nn
+
+__all__ = ['optim_wrappers', 'unwrap']
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside of DistributedDataParallel; a model without a wrapper itself."""
+    return getattr(model, 'module', model)
+
+
+def optim_wrappers(optim_wrapper: Any) -> Dict[str, Any]:
+    """The wrappers of an ``OptimWrapperDict`` by name; a single wrapper has the name ''."""
+    return dict(getattr(optim_wrapper, 'optim_wrappers', {'': optim_wrapper}))

@@ -1,0 +1,146 @@
+"""The fingerprint files of a run: their names, the kinds of their lines, and what each key means.
+
+No other module knows the keys. A run writes ``WORK_DIR/mmrepro/fingerprints.rankN.jsonl``, one JSON
+object per line: a ``start`` line for each start of the training, a ``step`` line for each
+iteration, a ``val`` line for each validation, and an ``end`` line when the training came to its
+end. Losses, learning rates, norms and metrics are hexadecimal floats, which are exact; digests are
+16 hexadecimal digits.
+"""
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+__all__ = ['BY_NAME', 'END', 'FIELDS', 'FINGERPRINTS', 'FOLDER', 'FORMAT', 'LEVELS', 'MANIFEST',
+           'MODULES', 'NORMS', 'OPERATORS', 'REQUIRED', 'START', 'STATES', 'STEP', 'STREAMS', 'VAL',
+           'Call', 'call_of', 'end_line', 'fingerprint_name', 'meaning', 'start_line', 'step_line',
+           'val_line', 'value_of']
+
+FOLDER = 'mmrepro'  # within the work directory
+FORMAT = 1
+# how much a run records; the command line names them before torch may be imported
+LEVELS = ('step', 'parameter', 'module', 'operator')
+MANIFEST = re.compile(r'manifest(?:\.(\d+))?\.json')
+FINGERPRINTS = re.compile(r'fingerprints\.rank(\d+)\.jsonl')
+
+START, STEP, VAL, END = 'start', 'step', 'val', 'end'  # kinds of lines
+# kind: keys that readers rely on
+REQUIRED = {
+    START: ('format', 'level', 'rank', 'world_size', 'iteration'),
+    STEP: ('iteration', ),
+    VAL: ('iteration', 'metrics'),
+    END: ('iteration', ),
+}
+
+# Fields of a step that two runs are compared by, and what computes them. The order is causal: a
+# field is computed from fields above it, so the first that differs is the nearest to the cause.
+# Buffers (running statistics) are updated in the forward pass and come before what the backward
+# pass computes. The learning rate is known early, but only the optimizer step reads it: above the
+# losses it would hide what made them differ. The optimizer updates its state, then the parameters.
+FIELDS: Dict[str, str] = {
+    'epoch': 'the epoch counter',
+    'batch.positions': 'the order of samples',
+    'batch.indices': 'which samples are in the batch',
+    'batch.data': 'what is in the batch: reading, augmentation, collation',
+    'losses': 'the forward pass: model, batch or weights',
+    'buffers': 'running statistics, counters',
+    'gradients': 'the backward pass, the sum over ranks, or weights that something changed in '
+                 'between',
+    'lr': 'the schedule or the optimizer',
+    'optimizer': 'the state of the optimizer',
+    'parameters': 'the optimizer step',
+}
+# digests of the model and the optimizer after the step, in the order in which a line has them
+STATES = ('gradients', 'parameters', 'buffers', 'optimizer')
+BY_NAME = 'by_name'  # {state: {name: digest}}, above level 'step'
+NORMS = 'norms'  # {parameter: L2 norm}, at level 'parameter'
+
+# Calls in the order in which they ran, at levels 'module' and 'operator': what an entry consists of
+MODULES, OPERATORS = 'modules', 'operators'
+STREAMS: Dict[str, Tuple[str, ...]] = {
+    OPERATORS: ('phase', 'path', 'operator', 'number', 'input', 'output', 'shapes'),
+    MODULES: ('path', 'phase', 'number', 'input', 'output'),
+}
+
+
+class Call(NamedTuple):
+    """One entry of a stream.
+
+    Attributes:
+        path: of the module.
+        phase: forward, loss, backward, optimizer, hook or data.
+        number: how many such calls came before it in the iteration.
+        input, output: digests; None without tensors.
+        operator: '' in the stream of modules.
+        shapes: of the operator's tensors.
+    """
+    path: str
+    phase: str
+    number: int
+    input: Any
+    output: Any
+    operator: str = ''
+    shapes: str = ''
+
+    @property
+    def identity(self) -> Tuple[str, str, str, int]:
+        """What two runs must have in common for their calls to be compared."""
+        return self.path, self.phase, self.operator, self.number
+
+    def text(self) -> str:
+        names = ((self.phase, self.path, self.operator) if self.operator else
+                 (self.path, self.phase))
+        return f'{" ".join(filter(None, names))} (call {self.number})'
+
+
+def call_of(stream: str, entry: Sequence[Any]) -> Call:
+    return Call(**dict(zip(STREAMS[stream], entry)))
+
+
+def value_of(record: Mapping[str, Any], field: str) -> Any:
+    """The value of a field such as ``batch.data``; None where the record has none."""
+    value: Any = record
+    for key in field.split('.'):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def meaning(field: str) -> str:
+    """What computes a field or a stream, in words."""
+    return FIELDS.get(field, f'the {field} that ran' if field in STREAMS else field)
+
+
+def fingerprint_name(rank: int) -> str:
+    return f'fingerprints.rank{rank}.jsonl'
+
+
+def start_line(level: str, interval: int, rank: int, world_size: int, scheme: int, iteration: int,
+               manifest: Optional[str]) -> Dict[str, Any]:
+    """Of a start at ``iteration``; ``manifest`` is the file's name, ``scheme`` the digests'."""
+    return dict(kind=START, format=FORMAT, level=level, interval=interval, rank=rank,
+                world_size=world_size, scheme=scheme, iteration=iteration, manifest=manifest)
+
+
+def step_line(iteration: int, epoch: int, positions: Optional[List[int]],
+              indices: Optional[List[Any]], data: str, losses: Mapping[str, str],
+              lr: Mapping[str, List[str]], states: Mapping[str, str],
+              by_name: Optional[Mapping[str, Any]] = None,
+              norms: Optional[Mapping[str, str]] = None) -> Dict[str, Any]:
+    """Of an iteration; ``positions`` and ``indices`` are None where the loader does not tell."""
+    line = dict(kind=STEP, iteration=iteration, epoch=epoch,
+                batch=dict(positions=positions, indices=indices, data=data),
+                losses=losses, lr=lr, **states)
+    if by_name is not None:
+        line[BY_NAME] = by_name
+    if norms is not None:
+        line[NORMS] = norms
+    return line
+
+
+def val_line(iteration: int, epoch: int, metrics: Mapping[str, str]) -> Dict[str, Any]:
+    """Of a validation after so many iterations."""
+    return dict(kind=VAL, iteration=iteration, epoch=epoch, metrics=metrics)
+
+
+def end_line(iteration: int) -> Dict[str, Any]:
+    return dict(kind=END, iteration=iteration)

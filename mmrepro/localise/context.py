@@ -1,0 +1,165 @@
+"""The first difference of two streams, and the questions that :mod:`.causes` asks about it."""
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+
+from ..fingerprint.generator_states import FROM, NAMES
+from ..fingerprint.records import ATTRIBUTE, GLOBAL, SEPARATOR, Record, useful_calls
+from .alignment import StreamDifference
+
+__all__ = ['DifferenceContext']
+
+NO_EVIDENCE = ('process id', 'resumed', 'validated')  # attributes that only causes ask for
+
+
+class DifferenceContext:
+    """A difference with everything that was recorded around it.
+
+    Attributes:
+        found: the difference.
+        a, b: its records; None where a run has none.
+        record: one of them.
+        kind, phase: of the difference and of the record.
+    """
+
+    def __init__(self, found: StreamDifference, stream_a: Sequence[Record],
+                 stream_b: Sequence[Record]) -> None:
+        self.found, self.kind = found, found.kind
+        self.streams = stream_a, stream_b
+        self.a = None if found.a is None else stream_a[found.a]
+        self.b = None if found.b is None else stream_b[found.b]
+        self.record: Record = self.b if self.a is None else self.a
+        self.phase = self.record.phase
+        self._attributes = [_named(text for record in stream if record.name == 'attributes'
+                                   for text in record.labels) for stream in self.streams]
+        self._own = [_named(record.own if record else ()) for record in (self.a, self.b)]
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether a value came in that no operator computed."""
+        return self.kind in ('input', 'argument')
+
+    @property
+    def different_steps(self) -> bool:
+        """Whether the runs executed different operators."""
+        return self.kind in ('extra', 'missing', 'replaced')
+
+    @property
+    def in_transform(self) -> bool:
+        return self.phase == 'data' and self.record.path.startswith('sample ') and (
+            not self.record.path.endswith(('/begin', '/end')))
+
+    @property
+    def in_data_list(self) -> bool:
+        """Whether the data list has different entries: the first transform is given them."""
+        return self.phase == 'data' and self.kind == 'input' and self.record.path.endswith('/0')
+
+    def calls(self, source: str) -> List[str]:
+        """Calls that asked ``source`` right before the record or, for a transform, during it."""
+        return [call for record in (self.a, self.b) if record is not None
+                for call in record.calls if call.startswith(source)]
+
+    def earlier_calls(self, source: str) -> List[str]:
+        """Calls that asked ``source`` earlier in the function that now passes the value on.
+
+        The function is found by its file and name, among the records of the same module and phase.
+        """
+        found = []
+        for stream, number in zip(self.streams, (self.found.a, self.found.b)):
+            if number is None or not stream[number].stack:
+                continue
+            record, (file, _, function) = stream[number], useful_calls(stream[number].stack)[0]
+            for earlier in stream[:number + 1]:
+                if (earlier.phase, earlier.path) == (record.phase, record.path):
+                    found += [call for call in earlier.calls if call.startswith(source) and any(
+                        _is_in(site, file, function)
+                        for site in call.split(': ', 1)[1].split(FROM))]
+        return list(dict.fromkeys(found))
+
+    def differs(self, attribute: str) -> bool:
+        a, b = self._attributes
+        return a.get(attribute) != b.get(attribute)
+
+    def attributes(self) -> List[str]:
+        """Differing settings and attributes: ``name: value in A / value in B``."""
+        return [f'{name}: {a} / {b}' for name, a, b in _differing(*self._attributes)
+                if name not in NO_EVIDENCE]
+
+    def module_generators(self) -> List[str]:
+        """Generators of the module itself that differ, as in :meth:`attributes`."""
+        return [text for text in self.attributes()
+                if text.startswith(f'{self.record.path}.') and ': generator ' in text]
+
+    def transform_generators(self) -> List[str]:
+        """Generators of the transform that differ, or that cannot be seeded."""
+        a, b = self._own
+        return [f'{name}: state {a.get(name)} / {b.get(name)}' for name in {**a, **b}
+                if not name.startswith((ATTRIBUTE, GLOBAL)) and (
+                    a.get(name) != b.get(name) or a.get(name) == 'operating system')]
+
+    def transform_values(self) -> List[str]:
+        """Plain values that the transform keeps and that differ."""
+        return [f'{name}: {a} / {b}' for name, a, b in _differing(*self._own)
+                if name.startswith((ATTRIBUTE, GLOBAL))]
+
+    def generators(self) -> List[str]:
+        """Names of global generators whose state differs at this record."""
+        if self.a is None or self.b is None:
+            return []
+        return [name for name, x, y in zip(NAMES, self.a.generators, self.b.generators) if x != y]
+
+    def arguments(self) -> List[str]:
+        """Differing arguments: ``name=value in A / value in B``."""
+        if self.a is None or self.b is None:
+            return []
+        a, b = (record.arguments.split(SEPARATOR) for record in (self.a, self.b))
+        if self.record.is_state:
+            return [f'{name}={x} / {y}' for name, x, y in _differing(_named(a), _named(b))]
+        return [f'{x} / {y.split("=", 1)[-1]}' for x, y in zip(a, b) if x != y]
+
+    def state_names(self) -> List[str]:
+        """For a state, the names of the tensors that differ."""
+        return [name for name in self.found.which if isinstance(name, str)]
+
+    def labels(self) -> List[str]:
+        """Names of the inputs that differ."""
+        return [self.record.labels[i] for i in self.found.which
+                if isinstance(i, int) and i < len(self.record.labels) and self.record.labels[i]]
+
+    def outside_sources(self) -> List[str]:
+        """Everything that may have brought a different value in from outside of torch."""
+        found = [*self.arguments(), *(f'attribute {text}' for text in self.attributes()),
+                 *self.calls('')]
+        if self.generators():
+            found.append('global generators in different states: '
+                         f'{", ".join(self.generators())}')
+        return found
+
+    def mover(self) -> str:
+        """Phase, path and name of what advanced a generator in one run only; '' if unknown."""
+        moved = self.found.moved
+        if moved is None:
+            return ''
+        last, mover = self.streams[0][moved.a], self.streams[0][moved.a + 1]
+        if last.phase == 'data' and last.name != 'batch':
+            mover = last  # a transform is recorded when it ends, with the states before it began
+        for stream, start, extra in ((self.streams[1], moved.b, self.found.extra_b),
+                                     (self.streams[0], moved.a, self.found.extra_a)):
+            mover = next((stream[n] for n in extra if n >= start and stream[n].drew), mover)
+        return ' '.join(filter(None, (mover.phase, mover.path, mover.name)))
+
+
+def _named(texts: Iterable[str]) -> Dict[str, str]:
+    return dict(text.split('=', 1) for text in texts if '=' in text)
+
+
+def _differing(a: Dict[str, str], b: Dict[str, str]) -> List[Tuple[str, Optional[str],
+                                                                   Optional[str]]]:
+    """Name, value in A, value in B."""
+    return [(name, a.get(name), b.get(name)) for name in {**a, **b} if a.get(name) != b.get(name)]
+
+
+def _is_in(site: str, file: str, function: str) -> bool:
+    """Whether the call site ``[name at ]file:line in function`` is in this function."""
+    start, _, name = site.rpartition(' in ')
+    return name == function and start.rpartition(':')[0].rpartition(' at ')[2] == file

@@ -1,0 +1,135 @@
+"""What can be localised: two variants of a config, or two runs that were trained."""
+from __future__ import annotations
+
+import os
+import re
+import sys
+from functools import partial
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+
+from mmengine.config import Config
+
+from ..checkpoint.files import CheckpointError, load
+from ..fingerprint.reader import FingerprintError, RecordedRun, read_run
+from ..runs.progress import Line
+from .compared_runs import RunSpec, start
+from .recording import RecordingPlan
+from .search import Localiser, LocaliseResult, first_iteration
+
+__all__ = ['DEFAULT_ITERATIONS', 'localise_config', 'localise_runs', 'unused_folder']
+
+DEFAULT_ITERATIONS = 20
+# variables of a manifest that a repeated run gets again; others belong to machine or launcher
+KEPT_VARIABLES = re.compile(r'PYTHONHASHSEED|OMP_.*|MKL_.*|CUBLAS_.*|CUDNN_.*|NCCL_.*|TORCH_.*|'
+                            r'PYTORCH_.*|ATEN_.*|ONEDNN_.*|KMP_.*')
+
+
+def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERATIONS, *,
+                    common: Mapping[str, Any] = {},
+                    settings: Sequence[Mapping[str, Any]] = ({}, {}),
+                    env: Sequence[Mapping[str, str]] = ({}, {}), ranks: int = 1,
+                    resume_b: Optional[int] = None, validate_b: Optional[int] = None,
+                    values: bool = True) -> LocaliseResult:
+    """Train a config as run A and as run B, and find where they diverge.
+
+    Args:
+        config: path.
+        work_dir: an empty folder.
+        iterations: to compare.
+        common: settings of the config for both runs, by dotted key.
+        settings: for A and for B.
+        env: variables for A and for B.
+        ranks: processes of each run.
+        resume_b: end run B before this iteration and resume it.
+        validate_b: let run B validate before this iteration.
+        values: run once more to measure how far the results of the operator are apart.
+
+    Raises:
+        RunFailed: a training ended with an error.
+        ValueError: run B cannot validate, or the runs cannot be compared.
+    """
+    specs = []
+    for name, options, variables in zip('AB', settings, env):
+        cfg = Config.fromfile(config)
+        cfg.merge_from_dict({**common, **options})
+        if validate_b and cfg.get('val_cfg') is None:
+            raise ValueError(f'{config} has no val_cfg: run B cannot validate')
+        path = os.path.join(work_dir, f'config_{name}.py')
+        cfg.dump(path)
+        events = dict(resume_at=resume_b, validate_at=validate_b) if name == 'B' else {}
+        specs.append(RunSpec(name, path, dict(variables), ranks,
+                             asked={**options, **variables}, **events))
+    return _localiser(specs, work_dir).search(iterations, values)
+
+
+def localise_runs(path_a: str, path_b: str, work_dir: str,
+                  values: bool = True) -> LocaliseResult:
+    """Find where two trained runs diverge, from their fingerprints, and repeat them up to there.
+
+    Args:
+        path_a, path_b: work directories of the runs.
+        work_dir, values: see :func:`localise_config`.
+
+    Raises:
+        FingerprintError: a run has no fingerprints or no manifest.
+        RunFailed, ValueError: see :func:`localise_config`.
+    """
+    runs = read_run(path_a), read_run(path_b)
+    _, found = first_iteration(*runs)
+    specs = [_repetition(name, run, found.iteration if found else 0, work_dir)
+             for name, run in zip('AB', runs)]
+    localiser = _localiser(specs, work_dir)
+    for spec in specs:
+        if spec.checkpoint:
+            localiser.say(f'run {spec.name} continues from {spec.checkpoint}')
+    return localiser.explain(*runs, values)
+
+
+def unused_folder(path: str) -> str:
+    """``path``, or ``path.1``, ``path.2``, ... when there are files in it."""
+    folder, number = path, 0
+    while os.path.isdir(folder) and os.listdir(folder):
+        number += 1
+        folder = f'{path}.{number}'
+    return folder
+
+
+def _localiser(specs: Sequence[RunSpec], work_dir: str) -> Localiser:
+    """Its progress goes to the standard error; a terminal shows the iterations as they are done."""
+    def launch(spec: RunSpec, folder: str, plan: RecordingPlan) -> None:
+        line = Line(sys.stderr)
+        try:
+            start(spec, folder, plan, lambda done, of: sys.stderr.isatty() and line.say(
+                f'run {spec.name}: {done} of {of} iterations'))
+        finally:
+            line.end()
+
+    return Localiser(specs, work_dir, launch, partial(print, file=sys.stderr, flush=True))
+
+
+def _repetition(name: str, run: RecordedRun, iteration: int, work_dir: str) -> RunSpec:
+    """How to repeat a run up to an iteration: its config, its variables, its nearest checkpoint."""
+    if not run.manifests:
+        raise FingerprintError(f'{run.work_dir}: has no manifest, so the run cannot be repeated')
+    manifest: Dict[str, Any] = run.manifests[0]
+    path = os.path.join(work_dir, f'config_{name}.py')
+    with open(path, 'w', encoding='utf-8') as file:
+        file.write(manifest['config']['text'])
+    env = {key: str(value) for key, value in (manifest.get('environment') or {}).items()
+           if KEPT_VARIABLES.fullmatch(key) and value is not None}
+    return RunSpec(name, path, env, len(run.ranks),
+                   checkpoint=_nearest_checkpoint(run.work_dir, iteration))
+
+
+def _nearest_checkpoint(folder: str, iteration: int) -> Optional[str]:
+    """The last checkpoint of mmrepro that leaves one more iteration before ``iteration``."""
+    best: Tuple[int, Optional[str]] = (0, None)
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        try:
+            meta = load(path, map_location='meta').get('meta', {}) if name.endswith('.pth') else {}
+        except CheckpointError:
+            continue
+        if 'mmrepro' in meta and best[0] < meta['iter'] < iteration:
+            best = meta['iter'], path
+    return best[1]

@@ -1,0 +1,82 @@
+"""``mmrepro localise``: usage, settings of run A and run B, and the whole in fresh processes."""
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from faults.tiny import tiny
+from harness import ROOT, environment
+from mmengine.config import Config
+
+from mmrepro.cli import localise
+from mmrepro.localise.search import Localiser
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (['no/such.py'], 'no such config'),
+    (['CONFIG', '--b', 'nonsense'], 'must be KEY=VALUE'),
+    (['CONFIG', '--iters', '0'], '--iters 0: must be 1 or more'),
+    (['CONFIG', '--resume-b', '0'], '--resume-b 0: must be 1 or more'),
+    (['CONFIG', '--validate-b', '0'], '--validate-b 0: must be 1 or more'),
+    (['CONFIG', '--validate-b', '3'], 'has no val_cfg'),
+    (['IMPORTS'], 'Failed to import custom modules'),
+    (['no/run', 'no/other'], 'no such folder'),
+])
+def test_wrong_usage_is_explained(arguments, message, tmp_path, capsys):
+    path = str(tmp_path / 'config.py')
+    tiny(tmp_path).dump(path)
+    imports = tmp_path / 'imports.py'
+    imports.write_text("custom_imports = dict(imports=['no_such_module_of_mine'])\n")
+    files = dict(CONFIG=path, IMPORTS=str(imports))
+    arguments = [files.get(text, text) for text in arguments]
+    with pytest.raises(SystemExit) as error:
+        localise.main([*arguments, '--work-dir', str(tmp_path / 'out')])
+    assert error.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_settings_and_variables_are_told_apart(tmp_path, monkeypatch):
+    path = str(tmp_path / 'config.py')
+    tiny(tmp_path).dump(path)
+    seen = []
+
+    def search(self, iterations, values):
+        seen.extend(self.specs)
+        raise ValueError('enough')
+
+    monkeypatch.setattr(Localiser, 'search', search)
+    with pytest.raises(SystemExit):
+        localise.main([path, '--work-dir', str(tmp_path / 'out'), '--b', 'OMP_NUM_THREADS=2',
+                      'train_dataloader.num_workers=4', '--resume-b', '3', '--ranks', '2'])
+    a, b = seen
+    assert a.env == {} and b.env == dict(OMP_NUM_THREADS='2')
+    assert b.asked == {**b.env, 'train_dataloader.num_workers': 4} and a.asked == {}
+    assert (a.resume_at, b.resume_at, a.ranks, b.ranks) == (None, 3, 2, 2)
+    assert Config.fromfile(a.config).train_dataloader.num_workers == 0
+    assert Config.fromfile(b.config).train_dataloader.num_workers == 4
+
+
+@pytest.mark.nightly
+def test_from_a_config_and_from_two_runs_in_fresh_processes(tmp_path):
+    cfg = tiny(tmp_path / 'work')
+    cfg.custom_imports = dict(imports=['mmrepro', 'faults.tiny'], allow_failed_imports=False)
+    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False)
+    path = str(tmp_path / 'config.py')
+    cfg.dump(path)
+    env = environment()
+    env['PYTHONPATH'] = os.pathsep.join([str(ROOT / 'tests' / 'support'), env['PYTHONPATH']])
+
+    def run(*arguments):
+        done = subprocess.run([sys.executable, str(ROOT / 'tools' / 'localise.py'), *arguments],
+                              env=env, capture_output=True, text=True, cwd=tmp_path)
+        return done.returncode, done.stdout, done.stderr
+
+    code, out, err = run(path, '--iters', '5', '--work-dir', 'same')
+    assert code == 0 and 'SAME BITS: 5 iterations agree' in out, out + err
+    code, out, err = run(path, '--iters', '5', '--json', '--work-dir', 'other',
+                         '--b', 'param_scheduler.gamma=0.25')
+    found = json.loads(out)
+    assert code == 1 and found['finding']['cause'] == 'another setting', out + err
+    code, out, err = run('other/A/fingerprints', 'other/B/fingerprints', '--work-dir', 'runs')
+    assert code == 1 and 'StepLR 0 gamma=0.5 / 0.25' in out, out + err
+    assert 'continues from' in err

@@ -1,0 +1,209 @@
+"""What differs first: one order of causes, and every verb names the same difference."""
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import tempfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmrepro.cli.compare import compare
+from mmrepro.fingerprint.difference import compare_steps, first_divergence, not_compared
+from mmrepro.fingerprint.reader import RankLog, read_run
+from mmrepro.fingerprint.schema import FIELDS, FOLDER, STREAMS, fingerprint_name, value_of
+from mmrepro.fingerprint.writer import Writer
+from mmrepro.localise.search import first_iteration
+from mmrepro.verify.replay import compare_logs
+from mmrepro.verify.variations import result_of
+
+RECORD = dict(
+    kind='step', iteration=0, epoch=0, batch=dict(positions=[0, 1], indices=[4, 2], data='d'),
+    losses=dict(loss='0x1p+0', loss_cls='0x1p-1'), lr=dict(lr=['0x1p-4']), gradients='g',
+    parameters='p', buffers='b', optimizer='o',
+    modules=[['conv', 'forward', 0, '1', '2'], ['conv', 'backward', 0, '3', '4']],
+    operators=[['forward', 'conv', 'aten.x', 0, '1', '2', 's'],
+               ['backward', 'conv', 'aten.y', 0, '1', '2', 's'],
+               ['optimizer', '', 'aten.z', 0, '1', '2', 's']],
+    by_name=dict(gradients=dict(w='1', v='2'), parameters={}))
+
+
+def changed(*path, value, record=RECORD):
+    record = copy.deepcopy(record)
+    node = record
+    for name in path[:-1]:
+        node = node[name]
+    node[path[-1]] = value
+    return record
+
+
+def differing(a, b):
+    return [one for one in compare_steps(a, b) if not one.same]
+
+
+def log(steps, level='step'):
+    return RankLog('', [dict(level=level)], steps, [], True, [])
+
+
+@pytest.mark.parametrize(('path', 'value', 'part'), [
+    (('epoch', ), 1, 'epoch'), (('batch', 'positions'), [1, 0], 'batch.positions'),
+    (('batch', 'indices'), [2, 4], 'batch.indices'), (('batch', 'data'), 'x', 'batch.data'),
+    (('losses', 'loss_cls'), '0x1p-2', 'losses.loss_cls'), (('gradients', ), 'x', 'gradients'),
+    (('lr', 'lr'), ['0x1p-5'], 'lr.lr'), (('parameters', ), 'x', 'parameters'),
+    (('buffers', ), 'x', 'buffers'), (('optimizer', ), 'x', 'optimizer'),
+    (('modules', 1, 4), 'x', 'output of conv backward (call 0)'),
+    (('modules', 0, 3), 'x', 'input of conv forward (call 0)'),
+    (('modules', 0, 0), 'x', 'order of modules'),
+    (('modules', ), RECORD['modules'][:1], 'number of modules'),
+    (('operators', 1, 5), 'x', 'output of backward conv aten.y (call 0)'),
+    (('operators', 0, 6), 'x', 'shapes of forward conv aten.x (call 0)'),
+])
+def test_every_field_is_compared(path, value, part):
+    other = changed(*path, value=value)
+    assert [one.first_part()[0] for one in differing(RECORD, other)] == [part]
+    assert first_divergence({0: log({0: RECORD})}, {0: log({0: other})}).as_dict()['field'] == part
+
+
+def test_what_only_one_run_recorded_is_not_compared_and_said():
+    small = {key: RECORD[key] for key in ('iteration', 'epoch', 'losses', 'parameters')}
+    assert differing(RECORD, small) == differing(small, RECORD) == []
+    a, b = {0: log({}, 'module'), 1: log({})}, {0: log({})}
+    assert not_compared(a, b) == [
+        'A has fingerprints of ranks [0, 1], B of [0]: [0] are compared',
+        'recorded at different levels, A module, step, B step: what both have is compared']
+
+
+def test_gradients_are_named_where_names_are_known():
+    other = changed('gradients', value='x', record=changed('by_name', 'gradients', 'v', value='x'))
+    (found, ) = differing(RECORD, other)
+    assert found.names == ('v', ) and found.first_part() == ('gradients of v', 'g', 'x')
+
+
+def test_the_first_iteration_and_the_earliest_cause_are_named():
+    later = changed('parameters', value='x')
+    both = changed('gradients', value='y', record=later)
+    found = first_divergence({0: log({0: RECORD, 1: RECORD, 2: RECORD, 9: RECORD})},
+                             {0: log({0: RECORD, 1: both, 2: later})})
+    assert found.as_dict() == dict(iteration=1, field='gradients', first='g', second='y')
+    assert found.text() == 'iteration 1, gradients: g and y'
+    loss = changed('losses', 'loss', value='0x1.8p+0')
+    assert first_divergence({1: log({3: RECORD})}, {1: log({3: loss})}).text() == (
+        'iteration 3, rank 1, losses.loss: 1.0 (0x1p+0) and 1.5 (0x1.8p+0)')
+
+
+def modules(*entries):
+    return dict(modules=[list(entry) for entry in entries])
+
+
+def call_between(a, b):
+    return [one.call for one in differing(a, b)]
+
+
+def test_modules_point_at_the_call_whose_inputs_agree():
+    a = modules(('backbone', 'forward', 0, 'i', 'o'), ('neck', 'forward', 0, 'o', 'p'),
+                ('head', 'forward', 0, 'p', 'q'))
+    b = modules(('backbone', 'forward', 0, 'i', 'o'), ('neck', 'forward', 0, 'o', 'X'),
+                ('head', 'forward', 0, 'X', 'Y'))
+    assert call_between(a, b) == ['output of neck forward (call 0)']
+
+
+def test_of_modules_within_each_other_the_innermost_is_named():
+    def run(*outputs):
+        names = ['(model)', 'neck', 'neck.conv', 'neck.other', 'head']
+        return modules(*((name, 'forward', 0, f'in {name}', out)
+                         for name, out in zip(names, outputs)))
+    same = run(*'abcde')
+    assert call_between(same, run(*'AB', 'C', 'de')) == ['output of neck.conv forward (call 0)']
+    assert call_between(same, run(*'AB', *'cde')) == ['output of neck forward (call 0)']
+    assert call_between(same, run('A', *'bcde')) == ['output of (model) forward (call 0)']
+
+
+def test_backward_is_not_blamed_for_what_forward_did():
+    a = modules(('head', 'forward', 0, 'i', 'o'), ('head', 'backward', 0, 'g', 'h'))
+    b = modules(('head', 'forward', 0, 'I', 'O'), ('head', 'backward', 0, 'g', 'H'))
+    assert call_between(a, b) == ['input of head forward (call 0)']
+    b['modules'][0] = a['modules'][0]
+    assert call_between(a, b) == ['output of head backward (call 0)']
+
+
+# ------------------------------------------------------------------- every verb, the same answer
+
+# what is planted, from cause to effect: where, and the field that is named
+CAUSES = [
+    (('epoch', ), 'epoch'), (('batch', 'positions'), 'batch.positions'),
+    (('batch', 'indices'), 'batch.indices'), (('batch', 'data'), 'batch.data'),
+    (('operators', 0, 5), 'operators'), (('modules', 0, 4), 'modules'),
+    (('losses', 'loss'), 'losses'), (('buffers', ), 'buffers'),
+    (('operators', 1, 5), 'operators'), (('modules', 1, 4), 'modules'),
+    (('gradients', ), 'gradients'), (('lr', 'lr'), 'lr'), (('operators', 2, 5), 'operators'),
+    (('optimizer', ), 'optimizer'), (('parameters', ), 'parameters'),
+]
+VALUES = {'epoch': 7, 'batch.positions': [9], 'batch.indices': [9], 'losses': '0x1p+9',
+          'lr': ['0x1p+9']}
+ITERATIONS, RANKS = 2, 2
+
+
+def write(folder, planted, stream):
+    for rank in range(RANKS):
+        writer = Writer(os.path.join(folder, FOLDER, fingerprint_name(rank)))
+        writer.write(dict(kind='start', format=1, level='step', rank=rank, world_size=RANKS,
+                          iteration=0))
+        for iteration in range(ITERATIONS):
+            record = dict(RECORD, iteration=iteration)
+            for other in set(STREAMS) - {stream}:
+                del record[other]
+            for where, number, cause in planted:
+                path, field = CAUSES[cause]
+                if (where, number) == (rank, iteration) and path[0] in record:
+                    record = changed(*path, value=VALUES.get(field, 'x'), record=record)
+            writer.write(record)
+        writer.write(dict(kind='end', iteration=ITERATIONS))
+        writer.close()
+
+
+def test_every_field_of_the_schema_is_planted():
+    assert {field for _, field in CAUSES} == {*FIELDS, *STREAMS}
+    assert all(value_of(RECORD, field) is not None for field in (*FIELDS, *STREAMS))
+
+
+def test_of_two_causes_the_earlier_is_named():
+    for (earlier, field), (later, other) in itertools.combinations(CAUSES, 2):
+        if field in STREAMS and other in STREAMS:  # a run records one of them
+            continue
+        both = changed(*earlier, value=VALUES.get(field, 'x'))
+        both = changed(*later, value=VALUES.get(other, 'x'), record=both)
+        assert differing(RECORD, both)[0].field == field, (earlier, later)
+        # on two ranks, the one with the earlier cause
+        ranks = [changed(*path, value=VALUES.get(name, 'x'))
+                 for path, name in ((later, other), (earlier, field))]
+        found = first_divergence({0: log({0: RECORD}), 1: log({0: RECORD})},
+                                 {rank: log({0: step}) for rank, step in enumerate(ranks)})
+        assert (found.rank, found.field.field) == (1, field)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, RANKS - 1), st.integers(0, ITERATIONS - 1),
+                          st.integers(0, len(CAUSES) - 1)), max_size=4),
+       st.sampled_from([None, *STREAMS]))
+def test_every_verb_names_the_same_first_difference(planted, stream):
+    with tempfile.TemporaryDirectory() as folder:
+        a, b = os.path.join(folder, 'a'), os.path.join(folder, 'b')
+        write(a, [], stream)
+        write(b, planted, stream)
+        compared = compare(a, b, weights=False)
+        runs = read_run(a), read_run(b)
+        found = [result_of('process', a, b, ITERATIONS).difference,
+                 first_iteration(*runs)[1],
+                 compare_logs(runs[0].ranks, runs[1].ranks, ITERATIONS)]
+    planted = [one for one in planted if CAUSES[one[2]][1] in {*FIELDS, stream}]
+    if not planted:
+        assert compared.equal and found == [None] * 3
+        return
+    iteration = min(number for _, number, _ in planted)
+    cause, rank = min((cause, rank) for rank, number, cause in planted if number == iteration)
+    expected = iteration, rank, CAUSES[cause][1]
+    assert [(one.iteration, one.rank, one.field.field) for one in found] == [expected] * 3
+    first = compared.first
+    assert (first.iteration, first.rank, first.field.field) == expected

@@ -1,0 +1,72 @@
+"""Recording an iteration changes no bit, and sees the samples of any worker."""
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from faults.tiny import tiny
+from harness import Child, digest
+from mmengine.runner import Runner
+
+from mmrepro.fingerprint.records import Record, write_records
+from mmrepro.localise.diagnosis import diagnose_ranks
+from mmrepro.localise.recording import RecordingPlan, attach, read_stream
+from mmrepro.runs.stopping import StopTraining
+
+
+def trained(folder, record):
+    torch.set_num_threads(1)
+    runner = Runner.from_cfg(tiny(folder))
+    attach(runner, RecordingPlan(str(folder), 5, record))
+    with pytest.raises(StopTraining):
+        runner.train()
+    return [digest(value) for value in (
+        runner.model.state_dict(), runner.optim_wrapper.state_dict(), torch.get_rng_state(),
+        random.getstate(), np.random.get_state()[1])]
+
+
+def test_recording_changes_no_bit_of_the_training(tmp_path):
+    plain, *recorded = [Child(trained, tmp_path / str(i), record).result()
+                        for i, record in enumerate((None, 2, 4))]
+    assert all(one == plain for one in recorded)
+
+
+@pytest.mark.parametrize('start_method', [
+    'fork', pytest.param('spawn', marks=pytest.mark.nightly)])
+def test_samples_are_recorded_in_worker_processes(tmp_path, start_method):
+    def stream(folder, workers):
+        cfg = tiny(folder)
+        cfg.train_dataloader.num_workers = workers
+        if workers:
+            cfg.train_dataloader.multiprocessing_context = start_method
+        runner = Runner.from_cfg(cfg)
+        attach(runner, RecordingPlan(str(folder), 1, 1))
+        with pytest.raises(StopTraining):
+            runner.train()
+
+    samples = []
+    for workers in (0, 2):
+        (tmp_path / str(workers)).mkdir()
+        Child(stream, tmp_path / str(workers), workers).result()
+        found = [record for record in read_stream(str(tmp_path / str(workers)), 0)
+                 if record.path.startswith('sample ')]
+        samples.append([record._replace(stack=()) for record in found])
+    assert [record.name for record in samples[0][:6]] == [
+        'TinyData', 'TinyLoad', 'TinyFlip', 'TinyJitter', 'TinyPack', 'TinyData']
+    assert samples[0] == samples[1] and len(samples[0]) == 12
+
+
+def test_a_sample_that_one_run_rejected_is_compared(tmp_path):
+    for run, positions in dict(a=[[0, 1], [0, 2]], b=[[0, 0], [0, 2]]).items():
+        folder = tmp_path / run
+        folder.mkdir()
+        (folder / 'batch.rank0.json').write_text(json.dumps(positions))
+        write_records(str(folder / 'samples.rank0.1.jsonl'), [
+            Record('data', f'sample 0.{i}/0', 'Load', inputs=(f'{run}{i}',), outputs=('x',))
+            for i in (0, 1, 2, 3)[:4 if run == 'a' else 3]])
+        write_records(str(folder / 'operators.rank0.jsonl'), [])
+    paths = [record.path for record in read_stream(str(tmp_path / 'a'), 0, str(tmp_path / 'b'))]
+    assert paths == ['sample 0.0/0', 'sample 0.1/0', 'sample 0.2/0']
+    found = diagnose_ranks(0, str(tmp_path / 'a'), str(tmp_path / 'b'), [0])
+    assert (found.path, found.kind) == ('sample 0.0/0', 'input')

@@ -1,0 +1,118 @@
+"""A small training that sends signals to itself."""
+import os
+import signal
+
+import torch
+from harness import digest
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.registry import DATASETS, METRICS, MODELS
+from mmengine.runner import Runner
+from small_runs import DumpNothing
+
+from mmrepro.hooks.preempt import Preempted
+
+
+@MODELS.register_module(force=True)
+class Small(BaseModel):
+    """BatchNorm, and noise from the step's stream; validation tells of the weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(2, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1))
+
+    def forward(self, x, mode='tensor'):
+        out = self.layers(torch.stack(x).float())
+        if mode == 'loss':
+            return dict(loss=(out + torch.rand(1)).square().mean())
+        return [out.sum()]
+
+
+@DATASETS.register_module(force=True)
+class Cloudlet(torch.utils.data.Dataset):
+    metainfo = {}
+
+    def __init__(self, size=16):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, i):
+        return dict(x=torch.tensor([i, 1.]) + torch.rand(2))
+
+
+@METRICS.register_module(force=True)
+class SumOfOutputs(DumpNothing):
+    def process(self, data_batch, data_samples):
+        self.results.append(float(data_samples[0]))
+
+    def compute_metrics(self, results):
+        return dict(total=sum(results))
+
+
+def settings(work_dir, **changes):
+    cfg = Config(dict(
+        model=dict(type='Small'), work_dir=str(work_dir), log_level='ERROR',
+        train_dataloader=dict(batch_size=4, num_workers=0, dataset=dict(type='Cloudlet'),
+                              sampler=dict(type='DefaultSampler', shuffle=True)),
+        val_dataloader=dict(batch_size=2, num_workers=0, dataset=dict(type='Cloudlet', size=6),
+                            sampler=dict(type='DefaultSampler', shuffle=False)),
+        val_cfg=dict(), val_evaluator=dict(type='SumOfOutputs'),
+        train_cfg=dict(by_epoch=True, max_epochs=3),
+        optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.01), accumulative_counts=3),
+        param_scheduler=[dict(type='LinearLR', start_factor=0.1, by_epoch=False, end=9)],
+        custom_hooks=[dict(type='EMAHook', ema_type='ExponentialMovingAverage',
+                           update_buffers=True)],
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=-1, save_last=False)),
+        env_cfg=dict(dist_cfg=dict(backend='gloo')), randomness=dict(seed=5)))
+    cfg.train_cfg = changes.pop('train_cfg', cfg.train_cfg)
+    cfg.merge_from_dict(changes)
+    return cfg
+
+
+class Signals(Hook):
+    """Records what happens and, at one turn, sends signals to this process."""
+
+    def __init__(self, at=None, numbers=(signal.SIGTERM,), send=os.kill):
+        self.at, self.numbers, self._send = at, numbers, send
+        self.records = {}
+        self.turns = 0
+
+    def _turn(self):
+        if self.turns == self.at:
+            for number in self.numbers:
+                self._send(os.getpid(), number)
+        self.turns += 1
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.records['loss', runner.iter] = float(outputs['loss'].detach()).hex()
+        self._turn()
+
+    def before_val_iter(self, runner, batch_idx, data_batch=None):
+        self._turn()
+
+    def after_val_epoch(self, runner, metrics=None):
+        self.records['metric', runner.iter] = float(metrics['total']).hex()
+
+    def after_train(self, runner):
+        model = getattr(runner.model, 'module', runner.model)
+        average = next(hook for hook in runner.hooks if hasattr(hook, 'ema_model')).ema_model
+        self.records['end', runner.iter] = digest(
+            [model.state_dict(), average.state_dict(), runner.optim_wrapper.state_dict(),
+             [scheduler.state_dict() for scheduler in runner.param_schedulers]])
+
+
+def run(cfg, resume=False, hook=None):
+    """Train; returns the hook with its records, and Preempted if the run was."""
+    cfg.resume = resume
+    hook = hook or Signals()
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(hook, priority='LOWEST')
+    try:
+        runner.train()
+    except Preempted as preempted:
+        return hook, preempted
+    return hook, None

@@ -1,0 +1,77 @@
+"""Trainings of one layer on eight points: a detector takes seconds, these take milliseconds."""
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.evaluator import BaseMetric
+from mmengine.model import BaseModel
+from mmengine.registry import DATASETS, METRICS, MODELS
+from mmengine.runner import Runner
+
+import mmrepro
+from mmrepro import determinism
+
+
+@MODELS.register_module(force=True)
+class NoisyLine(BaseModel):
+    """One weight, a target, and noise from the step's stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(2, 1)
+
+    def forward(self, x, mode='tensor'):
+        loss = (self.line(torch.stack(x).float()) + torch.rand(1)).square().mean()
+        return dict(loss=loss) if mode == 'loss' else [loss]
+
+
+@METRICS.register_module(force=True)
+class DumpNothing(BaseMetric):
+    def process(self, data_batch, data_samples):
+        self.results.append(torch.rand(1))
+
+    def compute_metrics(self, results):
+        return {}
+
+
+@DATASETS.register_module(force=True)
+class Points(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return dict(x=torch.tensor([i, 1.]) + torch.rand(2))
+
+
+def config(work_dir, **kwargs):
+    return Config(dict(
+        model=dict(type='NoisyLine'), work_dir=str(work_dir), experiment_name=work_dir.name,
+        train_dataloader=dict(
+            batch_size=2, num_workers=0, dataset=dict(type='Points'),
+            sampler=dict(type='DefaultSampler', shuffle=True)),
+        train_cfg=dict(by_epoch=True, max_epochs=2),
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1)),
+        **{**dict(randomness=dict(seed=3), log_level='WARNING'), **kwargs}))
+
+
+def small_run(work_dir, **changes):
+    cfg = config(work_dir)
+    cfg.train_dataloader.batch_size = 2
+    cfg.default_hooks.checkpoint = dict(
+        type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)
+    cfg.train_cfg = changes.pop('train_cfg', cfg.train_cfg)
+    cfg.merge_from_dict(changes)
+    return cfg
+
+
+def finish(cfg):
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    return {name: value.numpy().tobytes() for name, value in runner.model.state_dict().items()}
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    yield
+    determinism.disable()
+    mmrepro.activate()

@@ -1,0 +1,72 @@
+"""SHA-256 of nested values: every bit counts, addresses never do."""
+from __future__ import annotations
+
+import numpy as np
+import torch
+from mmdet.structures.bbox import HorizontalBoxes
+from mmdet.structures.mask import BitmapMasks
+from mmengine.structures import InstanceData
+
+from mmrepro.digests import state_digest
+
+
+def test_state_digest_sees_every_bit_and_the_dtype():
+    state = dict(b=torch.tensor([0.0, 1.0]), a=dict(lr=0.1, steps=[1, 2]))
+    base = state_digest(state)
+    assert base == state_digest(dict(reversed(list(state.items()))))
+    others = [
+        dict(state, b=torch.tensor([-0.0, 1.0])),
+        dict(state, b=torch.tensor([1.0, 0.0])),
+        dict(state, b=torch.tensor([[0.0, 1.0]])),
+        dict(state, b=torch.tensor([0.0, 1.0]).view(torch.int32)),
+        dict(state, a=dict(lr=0.1, steps=[2, 1])),
+        dict(state, c=torch.tensor(0.0)),
+    ]
+    assert len({base, *map(state_digest, others)}) == len(others) + 1
+
+
+def test_state_digest_sees_every_element_of_a_long_array():
+    array = np.zeros(5000)
+    other = array.copy()
+    other[2500] = 1e-9
+    digests = {state_digest(value) for value in (array, other, array.astype('f4'),
+                                                 array.reshape(50, 100))}
+    assert len(digests) == 4 and state_digest(array) == state_digest(array[::1].copy())
+
+
+def test_state_digest_reads_any_dtype_and_layout():
+    matrix = torch.arange(6.0).reshape(2, 3)
+    assert state_digest(matrix.t()) == state_digest(matrix.t().contiguous())
+    assert state_digest(matrix.bfloat16()) != state_digest(matrix.half())
+    assert state_digest(torch.tensor(True)) != state_digest(torch.tensor(False))
+
+
+def test_state_digest_of_today_is_that_of_every_version():
+    state = dict(weight=torch.arange(4.).half(), step=3, lr=0.1, betas=(0.9, 0.999), none=None,
+                 array=np.arange(3, dtype='i4'), names=['a', b'b'], empty=torch.zeros(0, 2))
+    assert state_digest(state) == (
+        'f146a7fc7358a565ff98a81c37441f0245828a3dcc71d7a4225a05f357cf5421')
+
+
+def test_a_single_element_with_odd_strides_has_a_digest():
+    odd = torch.arange(4.).as_strided((1, ), (3, ))
+    assert state_digest(odd) == state_digest(torch.zeros(1))
+
+
+def test_objects_count_by_content_and_not_by_address():
+    def sample(x=1., bit=0, order=('a', 'b')):
+        mask = np.zeros((1, 40, 40), np.uint8)
+        mask[0, 20, 20] = bit
+        return dict(boxes=HorizontalBoxes(torch.full((300, 4), x)), masks=BitmapMasks(mask, 40, 40),
+                    instances=InstanceData(scores=torch.full((3, ), x)), names=set(order),
+                    objects=np.array([x, None], dtype=object))
+
+    assert state_digest(sample()) == state_digest(sample(order=('b', 'a')))
+    assert len({state_digest(one) for one in (sample(), sample(x=2.), sample(bit=1))}) == 3
+    assert state_digest(object()) == state_digest(object())
+
+
+def test_objects_that_refer_to_each_other_have_a_digest():
+    one, other = torch.nn.Identity(), torch.nn.Identity()
+    one.__dict__['friend'], other.__dict__['friend'] = other, one
+    assert len(state_digest(one)) == 64
