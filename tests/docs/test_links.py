@@ -112,8 +112,10 @@ def test_every_randomness_key_is_documented_with_its_default():
 
 
 def test_pages_that_the_code_names_exist():
+    # tests of the generator make pages of their own
     files = [path for folder in ('mmrepro', 'tests', 'dev', 'tools', 'benchmarks', 'configs')
-             for path in (ROOT / folder).rglob('*.py') if '.mim' not in path.parts]
+             for path in (ROOT / folder).rglob('*.py')
+             if '.mim' not in path.parts and path.name != 'test_generate_docs.py']
     named = {(name(path), page) for path in files
              for page in re.findall(r'\bdocs/[\w/-]+\.md\b', path.read_text(encoding='utf-8'))}
     assert [one for one in sorted(named) if not (ROOT / one[1]).exists()] == []
