@@ -29,14 +29,11 @@ LAYERS: Tuple[Tuple[Tuple[str, ...], str], ...] = (
     (('data', 'distributed'), 'data loading by position; process groups and agreement of ranks'),
     (('determinism', ), 'flags and environment variables, a table row each'),
     (('config', ), 'the `randomness` dict'),
-    (('ops', 'seeds', 'digests', 'errors', 'text', 'version'),
+    (('ops', 'seeds', 'digests', 'exit_codes', 'text', 'version'),
      'operators, random streams, digests; they import nothing of the package'),
 )
 # Rooms of one row that may know each other, in this direction only.
 ALLOWED_SIDEWAYS = {
-    ('verify', 'localise'): 'verify names the cause of a difference on request',
-    ('verify', 'demo'): 'the demonstration dataset is a dataset to verify with',
-    ('verify', 'report'): 'verify prints through the views',
     ('localise', 'report'): 'localise prints through the views',
 }
 

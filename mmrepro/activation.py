@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Optional
 
 from . import ops
 
-__all__ = ['activate', 'deactivate', 'is_active', 'reproducible_class']
+__all__ = ['REFUSED_RUNNERS', 'activate', 'deactivate', 'is_active', 'reproducible_class']
 
 # methods that the mixin replaces: a Runner subclass with its own has to say how they combine
 OWN_METHODS = ('set_randomness', 'build_dataloader')
@@ -83,6 +83,8 @@ TARGETS: Dict[str, tuple] = {
     'mmengine.runner.runner': ('Runner', _repro_from_cfg, reproducible_class),
     'mmengine.runner._flexible_runner': ('FlexibleRunner', _refuse_from_cfg, _refuse),
 }
+
+REFUSED_RUNNERS = tuple(name for name, _, made in TARGETS.values() if made is _refuse)
 
 _originals: Dict[str, classmethod] = {}
 

@@ -48,12 +48,12 @@ class RandomnessConfig:
         seed: root of every stream, 0 to 2**32 - 1; None lets rank 0 draw one.
         diff_rank_seed: ranks differ in what happens inside the model; samplers and samples are
             the same with and without it.
-        deterministic: False, True (refuse what is not deterministic) or 'warn' (say so once).
+        deterministic: False, True (refuse what is not deterministic) or 'warn' (warn of it once).
         worker_seed: what randomness inside ``dataset[i]`` depends on. 'sample': the position in
             the global sample stream; 'worker': rank, worker and epoch; 'mmengine': MMEngine's own
             formula, for repeating an old run.
         step_seed: put the generators at the start of their stream before each training step.
-        operators: who answers for mmcv's operators. 'torch': mmrepro's, in PyTorch; 'triton': the
+        operators: who provides mmcv's operators. 'torch': mmrepro's, in PyTorch; 'triton': the
             same, with single kernels in Triton on CUDA where there are some; None: 'torch' with
             ``deterministic``, else whatever mmcv has.
         cudnn_enabled: use cuDNN; None leaves it as it is.
@@ -66,7 +66,7 @@ class RandomnessConfig:
             costs up to 15 % of a step).
         num_threads: threads inside a CPU operator; None leaves it as it is.
         resume_strict: refuse to resume where settings, versions or hardware differ from those of
-            the run that wrote the checkpoint in a way that changes bits; False: only say so.
+            the run that wrote the checkpoint in a way that changes bits; False: only warn.
     """
     seed: Optional[int] = None
     diff_rank_seed: bool = False

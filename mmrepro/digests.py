@@ -30,7 +30,7 @@ def _update(digest: Any, value: Any, above: Tuple[int, ...]) -> None:
     """``above``: ids of the objects that hold this one, because objects may refer to each other."""
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu().contiguous()
-        if tensor.numel() == 1:  # its strides may be anything, and bytes are not seen through them
+        if tensor.numel() < 2:  # counts as contiguous with any stride, bytes need a stride of 1
             tensor = tensor.clone(memory_format=torch.contiguous_format)
         digest.update(f'tensor {tensor.dtype} {tuple(tensor.shape)}'.encode())
         # as bytes, because numpy has no bfloat16

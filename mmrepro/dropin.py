@@ -62,7 +62,7 @@ def worker_init_fn(worker_id: int, num_workers: int, rank: int, seed: int) -> No
 def seed_worker(worker_id: int) -> None:
     """``worker_init_fn`` of a plain PyTorch ``DataLoader`` with :func:`seeded_generator`.
 
-    Keyed by the loader's base seed of this pass and the worker, so that every epoch draws anew.
+    Keyed by the loader's base seed of this pass and the worker, so every epoch draws new numbers.
     """
     info = torch.utils.data.get_worker_info()
     base = info.seed - info.id if info is not None else torch.initial_seed()

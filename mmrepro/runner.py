@@ -170,9 +170,8 @@ class ReproRunnerMixin:
             super().call_hook(fn_name, **kwargs)
 
     def wrap_model(self, model_wrapper_cfg: Optional[Dict], model: Any) -> Any:
-        # a sum of two is the same in any order; of three it depends on DDP's buckets
-        ordered = self._repro.deterministic is True and get_world_size() > 2
-        return process_group.wrap_model(self, super().wrap_model, model_wrapper_cfg, model, ordered)
+        return process_group.wrap_model(self, super().wrap_model, model_wrapper_cfg, model,
+                                        ordered=self._repro.deterministic is True)
 
     def build_train_loop(self, loop: Any) -> Any:
         loop = self._build_loop(super().build_train_loop, loop, 'sample', self._train_dataloader)

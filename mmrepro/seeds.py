@@ -48,7 +48,7 @@ STREAMS = {
     'val': 'validation, by training iteration and batch',
     'test': 'testing, by batch',
     'worker': 'a data loading worker outside of any sample',
-    'dataset': 'choices made once, while a data set is loaded',
+    'dataset': 'choices made once, while a dataset is loaded',
 }
 
 Key = Union[int, str]

@@ -1,9 +1,9 @@
 """Text for messages and tables."""
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
-__all__ = ['shorten']
+__all__ = ['listed', 'shorten']
 
 
 def shorten(value: Any, width: int = 60) -> str:
@@ -14,3 +14,13 @@ def shorten(value: Any, width: int = 60) -> str:
     """
     text = str(value)
     return text if len(text) <= width else f'{text[:width - 3]}...'
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first ``most`` names, and how many more there are.
+
+    >>> listed(['a', 'b', 'c'], most=2)
+    'a, b and 1 more'
+    """
+    more = len(names) - most
+    return ', '.join(names[:most]) + (f' and {more} more' if more > 0 else '')

@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from mmdet.structures.bbox import HorizontalBoxes
 from mmdet.structures.mask import BitmapMasks
 from mmengine.structures import InstanceData
 
 from mmrepro.digests import state_digest
+from mmrepro.fingerprint.digest import tensor_digest
 
 
 def test_state_digest_sees_every_bit_and_the_dtype():
@@ -70,3 +72,13 @@ def test_objects_that_refer_to_each_other_have_a_digest():
     one, other = torch.nn.Identity(), torch.nn.Identity()
     one.__dict__['friend'], other.__dict__['friend'] = other, one
     assert len(state_digest(one)) == 64
+
+
+@pytest.mark.parametrize('tensor', [
+    torch.tensor(5).expand(1, 1), torch.tensor([5]).expand(1), torch.empty_strided((1, ), (0, )),
+    torch.empty_strided((0, ), (0, ), dtype=torch.long), torch.zeros(3, 0, dtype=torch.long)[:, :0],
+], ids=['0-d expanded', 'expanded', 'stride 0', 'empty, stride 0', 'empty slice'])
+def test_strides_of_small_tensors_do_not_matter(tensor):
+    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+    assert state_digest(tensor) == state_digest(plain)
+    assert torch.equal(tensor_digest(tensor), tensor_digest(plain))

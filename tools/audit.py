@@ -1,16 +1,5 @@
-"""Look for what would make two runs of a config differ, without running it.
-
-    python tools/audit.py CONFIG [--device cuda] [--json]
-"""
-import os
-import sys
-
-# a checkout works without being installed, and is preferred to an installed mmrepro
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-if os.path.isfile(os.path.join(ROOT, 'mmrepro', '__init__.py')):
-    sys.path.insert(0, ROOT)
-
-from mmrepro.cli.audit import main  # noqa: E402
+"""Look for what would make two runs of a config differ, without running it."""
+from _door import run
 
 if __name__ == '__main__':
-    sys.exit(main())
+    run(__file__)

@@ -1,16 +1,5 @@
-"""Where two runs part, and how the difference grows.
-
-    python tools/compare.py RUN_A RUN_B [--out DIR]
-"""
-import os
-import sys
-
-# a checkout works without being installed, and is preferred to an installed mmrepro
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-if os.path.isfile(os.path.join(ROOT, 'mmrepro', '__init__.py')):
-    sys.path.insert(0, ROOT)
-
-from mmrepro.cli.compare import main  # noqa: E402
+"""Where two runs diverge, and how the difference grows."""
+from _door import run
 
 if __name__ == '__main__':
-    sys.exit(main())
+    run(__file__)

@@ -2,7 +2,7 @@
 # Train Faster R-CNN twice on real photographs, in two processes with different numbers of workers,
 # and compare the weights after every iteration. Needs Python 3.11 to 3.13 and pip.
 #
-#   bash tools/demo.sh                 the demonstration data set
+#   bash tools/demo.sh                 the demonstration dataset
 #   bash tools/demo.sh --coco PATH     COCO 2017
 #   bash tools/demo.sh --help          the other arguments
 #

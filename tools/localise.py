@@ -1,16 +1,5 @@
-"""Name the first thing that differs between two runs.
-
-    python tools/localise.py CONFIG [--b OMP_NUM_THREADS=2]
-"""
-import os
-import sys
-
-# a checkout works without being installed, and is preferred to an installed mmrepro
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-if os.path.isfile(os.path.join(ROOT, 'mmrepro', '__init__.py')):
-    sys.path.insert(0, ROOT)
-
-from mmrepro.cli.localise import main  # noqa: E402
+"""Name the first thing that differs between two runs."""
+from _door import run
 
 if __name__ == '__main__':
-    sys.exit(main())
+    run(__file__)

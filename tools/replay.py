@@ -1,16 +1,5 @@
-"""Train again from a run's manifest; compare, and stop at the first difference.
-
-    python tools/replay.py RUN [--iters 3]
-"""
-import os
-import sys
-
-# a checkout works without being installed, and is preferred to an installed mmrepro
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-if os.path.isfile(os.path.join(ROOT, 'mmrepro', '__init__.py')):
-    sys.path.insert(0, ROOT)
-
-from mmrepro.verify.replay import main  # noqa: E402
+"""Train again from a run's manifest; compare, and stop at the first difference."""
+from _door import run
 
 if __name__ == '__main__':
-    sys.exit(main())
+    run(__file__)

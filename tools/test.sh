@@ -2,16 +2,17 @@
 # Run the tests in the environment of tools/demo.sh. Needs Python 3.11 to 3.13 and pip.
 #
 #   bash tools/test.sh                       everything but the tests that take minutes
-#   bash tools/test.sh --nightly             those too
+#   bash tools/test.sh --quick               no tests that train, except one short training
+#   bash tools/test.sh --nightly             everything
 #   bash tools/test.sh tests/demo/test_demo.py    arguments go to pytest
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tools/environment.sh
-nightly=no
-if [ "${1:-}" = --nightly ]; then
-    nightly=yes
-    shift
-fi
+marks="not nightly"
+case "${1:-}" in
+    --quick) marks="not nightly and (not slow or smoke)"; shift ;;
+    --nightly) marks=""; shift ;;
+esac
 make_environment lock.txt tests.txt
 python="$VENV/bin/python"
 # CUDA builds of torch come with the one release that they work with; there are wheels for Linux only
@@ -22,8 +23,7 @@ if [ "$(uname -sm)" = "Linux x86_64" ] && ! "$python" -c 'import triton' 2> /dev
 fi
 
 # tests that this machine cannot run are left out by name, and it is said
-expression=""
-[ "$nightly" = yes ] || expression+=" and not nightly"
+expression="${marks:+ and $marks}"
 "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
     || expression+=" and not gpu"
 "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("mmcv._ext") is None)' \
@@ -37,3 +37,5 @@ OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" "$python" -m pytest -q -n 2 --dist loadf
     -m "$expression" "$@"
 say "ruff"
 "$python" -m ruff check .
+say "mypy"
+"$python" -m mypy

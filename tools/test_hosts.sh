@@ -8,9 +8,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 declare -A HOSTS=(
-    # no vector instructions in torch's own kernels, no UTF-8, an offset that is no whole hour
+    # no vector instructions in torch's own kernels; an offset that is no whole hour
     [plain]="ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
-        TZ=Asia/Kathmandu LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"
+        TZ=Asia/Kathmandu LC_ALL=C"
     # AVX2 in every library, on a CPU that has more
     [avx2]="ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
         TZ=America/St_Johns LC_ALL=C.UTF-8"

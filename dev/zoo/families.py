@@ -24,12 +24,12 @@ class Member(NamedTuple):
 
     Attributes:
         config: path below the folder of configs.
-        data: what it trains on: 'boxes' (pictures with boxes, masks and stuff), 'proposals',
-            'text', 'semi' (labelled and unlabelled pictures), 'video', or '' for one that only
+        data: what it trains on: 'boxes' (images with boxes, masks and stuff), 'proposals',
+            'text', 'semi' (labelled and unlabelled images), 'video', or '' for one that only
             tracks and has nothing to train.
         packages: names in PACKAGES that it cannot do without.
         annotations: the format of the dataset that it was written for.
-        size: height and width of its pictures in pixels.
+        size: height and width of its images in pixels.
         broken: what its training or inference raises in MMDetection itself, whoever answers for
             the operators; '' for nothing.
     """
@@ -75,7 +75,7 @@ _DCN = 96
 # arguments that are gone.
 _CASCADE_RPN = "CascadeRPNHead.__init__() missing 1 required positional argument: 'num_classes'"
 
-# On a CPU, masks are pasted into what their boxes cover of the picture. Boxes of untrained weights
+# On a CPU, masks are pasted into what their boxes cover of the image. Boxes of untrained weights
 # can all lie outside, which leaves a range that runs backwards.
 _PASTE = 'upper bound and lower bound inconsistent with step sign'
 
@@ -113,7 +113,7 @@ _ONE_STAGE = (
     *_family('reppoints', 'reppoints-moment_r101-dconv-c3-c5_fpn-gn_head-gn_2x_coco', size=_DCN),
     *_family('retinanet', 'retinanet_r18_fpn_1x_coco', 'retinanet_r50_fpn_amp-1x_coco',
              'retinanet_x101-32x4d_fpn_1x_coco'),
-    # SSD has no padding in its last levels: they fit one size of pictures
+    # SSD has no padding in its last levels: they fit one size of images
     *_family('ssd', 'ssd300_coco', size=300),
     *_family('ssd', 'ssdlite_mobilenetv2-scratch_8xb24-600e_coco', size=320),
     *_family('tood', 'tood_r50_fpn_1x_coco', 'tood_r50_fpn_anchor-based_1x_coco',

@@ -6,9 +6,10 @@ import hashlib
 import sys
 from typing import Any, Callable, Iterator, Set, Tuple
 
-from mmrepro.gpu_check import detector_inputs as inputs
+from mmrepro.gpu_check.detector_inputs import images
 from mmrepro.gpu_check.zoo_configs import config_root, load, nodes
 
+from . import batches
 from .families import Member
 
 __all__ = ['config_root', 'load', 'take']
@@ -53,7 +54,7 @@ def _loaded(cfg: Any) -> Set[str]:
 def _batch(member: Member, cfg: Any, number: int = 2) -> dict:
     """A batch of the kind that the member trains on."""
     text = 'cat . dog .' if member.data == 'text' else None
-    batch = inputs.images(member.size, _classes(cfg.model), number, text)
+    batch = images(member.size, _classes(cfg.model), number, text)
     loaded = _loaded(cfg)
     for sample in batch['data_samples']:
         if 'masks' not in loaded:
@@ -61,11 +62,11 @@ def _batch(member: Member, cfg: Any, number: int = 2) -> dict:
         if 'stuff' not in loaded:
             del sample.gt_sem_seg
     if member.data == 'proposals':
-        batch = inputs.with_proposals(batch)
+        batch = batches.with_proposals(batch)
     if member.data == 'semi' and number > 1:
-        batch = inputs.unlabelled(batch)
+        batch = batches.unlabelled(batch)
     if member.data == 'video':
-        batch = inputs.tracks(batch)
+        batch = batches.tracks(batch)
     return batch
 
 

@@ -1,8 +1,8 @@
 """What would make two runs of a config differ, without running it. One row per rule."""
 from .auditing import audit, exit_code, load
-from .findings import CHANGES, HINT, MAY, AuditError, Finding, Rule
+from .findings import CHANGES, HINT, MAY, AuditError, AuditFinding, AuditRule
 from .rules import RULES
 from .subject import Subject
 
-__all__ = ['CHANGES', 'HINT', 'MAY', 'RULES', 'AuditError', 'Finding', 'Rule', 'Subject', 'audit',
-           'exit_code', 'load']
+__all__ = ['CHANGES', 'HINT', 'MAY', 'RULES', 'AuditError', 'AuditFinding', 'AuditRule',
+           'Subject', 'audit', 'exit_code', 'load']

@@ -1,4 +1,4 @@
-"""Runs the rules, and says what they found."""
+"""Run the rules, and report what they found."""
 from __future__ import annotations
 
 import difflib
@@ -10,7 +10,7 @@ from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tup
 
 from mmengine.config import Config
 
-from .findings import CHANGES, SEVERITIES, AuditError, Finding
+from .findings import CHANGES, SEVERITIES, AuditError, AuditFinding
 from .rules import RULES
 from .subject import Subject
 
@@ -21,7 +21,7 @@ def find_config(name: str) -> str:
     """The path of a config: a path, or ``package::path`` inside an installed OpenMMLab package.
 
     Raises:
-        AuditError: there is no such file; near names are said.
+        AuditError: there is no such file; the message has similar names.
     """
     if '::' not in name:
         if not os.path.isfile(name):
@@ -40,7 +40,7 @@ def find_config(name: str) -> str:
 
 def _near(path: str) -> str:
     folder = os.path.dirname(path) or '.'
-    names = [name for name in os.listdir(folder)] if os.path.isdir(folder) else []
+    names = os.listdir(folder) if os.path.isdir(folder) else []
     near = difflib.get_close_matches(os.path.basename(path), names, n=3)
     return f'; near: {", ".join(near)}' if near else ''
 
@@ -81,12 +81,12 @@ def _import(imports: Mapping[str, Any]) -> str:
     for name in (given, ) if isinstance(given, str) else given:
         try:
             importlib.import_module(name)
-        except Exception as error:  # a module of anybody's, which may raise anything
+        except Exception as error:  # user code may raise anything
             return f'{name}: {type(error).__name__}: {error}'.splitlines()[0]
     return ''
 
 
-def audit(subject: Subject, ignore: Collection[str] = ()) -> List[Finding]:
+def audit(subject: Subject, ignore: Collection[str] = ()) -> List[AuditFinding]:
     """All findings, those that change bits first.
 
     Raises:
@@ -96,22 +96,23 @@ def audit(subject: Subject, ignore: Collection[str] = ()) -> List[Finding]:
     if unknown:
         raise AuditError(f'--ignore {" ".join(sorted(unknown))}: no such rule; rules: '
                          f'{", ".join(rule.name for rule in RULES)}')
-    found: Dict[Tuple[str, str, str], Finding] = {}
+    found: Dict[Tuple[str, str, str], AuditFinding] = {}
     for rule in RULES:
         if rule.name in ignore:
             continue
         for where, what, severity in rule.check(subject):
-            found.setdefault((rule.name, where, what), Finding(
-                rule.name, severity or rule.severity, where, what, rule.why, rule.cure, rule.link))
+            found.setdefault((rule.name, where, what), AuditFinding(
+                rule.name, severity or rule.severity, where, what, rule.why, rule.advice,
+                rule.link))
     return sorted(found.values(), key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def exit_code(findings: Sequence[Finding]) -> int:
+def exit_code(findings: Sequence[AuditFinding]) -> int:
     """1 if anything changes bits, else 0."""
     return int(any(finding.severity == CHANGES for finding in findings))
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def summary(findings: Sequence[AuditFinding]) -> str:
     """``'2 that change bits, 1 that may, 0 hints'``."""
     counts = [sum(finding.severity == severity for finding in findings)
               for severity in SEVERITIES]
@@ -119,19 +120,19 @@ def summary(findings: Sequence[Finding]) -> str:
             f'{counts[2]} hint{"" if counts[2] == 1 else "s"}')
 
 
-def report(findings: Sequence[Finding], console: Any) -> None:
+def report(findings: Sequence[AuditFinding], console: Any) -> None:
     """Print the findings to a ``rich.console.Console``, one block per rule."""
     from rich.text import Text
     colours = dict(zip(SEVERITIES, ('bold red', 'yellow', 'cyan')))
     blocks = itertools.groupby(findings, key=lambda finding: (finding.severity, finding.rule))
     for index, ((severity, rule), block) in enumerate(blocks):
-        places = list(block)
+        first, *more = block
         if index:
             console.print()
         console.print(Text.assemble((f'{severity}  ', colours[severity]), (rule, 'bold'),
-                                    f': {places[0].why}'))
-        for finding in places:
+                                    f': {first.why}'))
+        for finding in (first, *more):
             console.print(Text.assemble('    at    ', (finding.where, 'bold'),
                                         f'  {finding.what}'))
-        console.print(Text.assemble('    cure  ', (places[0].cure, 'green')))
-        console.print(Text(f'    read  {places[0].link}', 'dim'))
+        console.print(Text.assemble('    fix   ', (first.fix, 'green')))
+        console.print(Text(f'    read  {first.link}', 'dim'))

@@ -1,68 +1,66 @@
-"""Checks of data sets, transforms and samplers. The table of rules is in ``rules.py``."""
+"""Checks of datasets, transforms and samplers. The table of rules is in ``rules.py``."""
 from __future__ import annotations
 
-from typing import Iterator, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple
 
-from .findings import MAY, Found
+from ..checkpoint.adapters import ADAPTERS
+from ..data.loader import without_positions
+from ..data.sampling_orders import STOCK_FAULTS, sampling_order_of, strided_stock
+from ..patches import CAUSES
+from .findings import MAY, Found, Hits
 from .subject import STOCK, Subject
 
-Hits = Iterator[Found]
+LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 
 
-class Known(NamedTuple):
-    """A part of MMDetection that mmrepro replaces or seeds, and that breaks without it.
+class StockFault(NamedTuple):
+    """What a type of MMDetection does that differs between runs, without mmrepro.
 
     Attributes:
-        names: types in a config.
-        cause: number in docs/explanation/causes.md.
-        what: in one line.
-        only: ``key=value`` that has to be in the dict, or ''.
+        cause: id in docs/explanation/causes.md.
+        why: in one line.
+        condition: ``key=value`` that has to be in the dict, or ''.
     """
-    names: Tuple[str, ...]
     cause: str
-    what: str
-    only: str = ''
+    why: str
+    condition: str = ''
+
+    def applies(self, node: dict) -> bool:
+        key, _, value = self.condition.partition('=')
+        return not key or node.get(key) == value
 
 
-KNOWN: Tuple[Known, ...] = (
-    Known(('CachedMosaic', 'CachedMixUp'), 'B12',
-          'mixes in what this worker happened to load before'),
-    Known(('RandomSamplingNegPos', ), 'C1',
-          'negative class names go through a set of strings: depends on PYTHONHASHSEED'),
-    Known(('InstanceBalancedPosSampler', 'CombinedSampler'), 'C2',
-          'sets of tensors, in the order of memory addresses'),
-    Known(('GroupMultiSourceSampler', ), 'C3',
-          "groups are drawn from the main process's global generator"),
-    Known(('ADE20KSegDataset', ), 'C7', 'images in the order of the file system'),
-    Known(('RefCocoDataset', ), 'C8', 'a sentence per object is drawn while loading',
-          'text_mode=random'),
-    Known(('MultiBranch', ), 'C13', 'groups of a batch come in the order of hashed strings'),
-    Known(('PAAHead', 'LADHead'), 'C14', 'a mixture fit that may move the global generator'),
-    Known(('Albu', ), 'C16', 'albumentations >= 1.4.21 draws from generators of its own'),
-    Known(('TridentResNet', ), 'C22', 'without pretrained weights it starts from old memory'),
-    Known(('Corrupt', ), 'C17', "scikit-image's unseeded generator"),
-    Known(('CustomSampleSizeSampler', ), 'B13', 'its cycle starts again after a resume'),
-    Known(('ScoreHLRSampler', ), 'C15', "positives from the accelerator's generator, negatives "
-          "from the CPU's"),
-    Known(('YOLOXModeSwitchHook', 'PipelineSwitchHook'), 'B14',
-          'restarts the workers at the switch, and again at a resume'),
-    Known(('BatchSyncRandomResize', ), 'B11', 'the size of images is not saved for a resume'),
-)
+# streams of samples and steps take care of these; no table of replacements has them
+_BY_STREAMS: Dict[str, StockFault] = {
+    'ScoreHLRSampler': StockFault(
+        'C15', "positives from the accelerator's generator, negatives from the CPU's"),
+    **dict.fromkeys(('YOLOXModeSwitchHook', 'PipelineSwitchHook'), StockFault(
+        'B14', 'restarts the workers at the switch, and again at a resume')),
+}
+
+
+def stock_faults() -> Dict[str, List[StockFault]]:
+    """Type in a config -> its faults, from the tables that mmrepro answers them with."""
+    faults: Dict[str, List[StockFault]] = {name: [one] for name, one in _BY_STREAMS.items()}
+    for cause in CAUSES:
+        for name in cause.types:
+            faults.setdefault(name, []).append(StockFault(cause.id, cause.why, cause.condition))
+    for name, fault in STOCK_FAULTS.items():
+        faults.setdefault(name, []).append(StockFault(*fault))
+    for name, adapter in ADAPTERS.items():
+        faults.setdefault(name, []).append(StockFault('B11', f'lost at a resume: {adapter.why}'))
+    return faults
 
 
 def known_parts(s: Subject) -> Hits:
-    """Parts that break the contract, where nothing of ours stands in their place."""
+    """Types that break the contract, where mmrepro does not replace or seed them."""
     if s.keyed:
         return
+    faults = stock_faults()
     for part in s.training:
-        for row in KNOWN:
-            if part.name in row.names and _applies(row, part.node):
-                yield Found(part.key, f'{part.name}: {row.what} ({row.cause})')
-
-
-def _applies(row: Known, node: object) -> bool:
-    key, _, value = row.only.partition('=')
-    return not key or node.get(key) == value
+        for fault in faults.get(part.name, ()):
+            if fault.applies(part.node):
+                yield Found(part.key, f'{part.name}: {fault.why} ({fault.cause})')
 
 
 def stock_workers(s: Subject) -> Hits:
@@ -85,25 +83,30 @@ def stock_validation(s: Subject) -> Hits:
                     f'{interval}: each validation moves the generators of training')
 
 
-def iterable(s: Subject) -> Hits:
-    from torch.utils.data import IterableDataset
-    if not s.attached or s.randomness.worker_seed != 'sample':
+def without_position(s: Subject) -> Hits:
+    """Loaders that mmrepro's runner refuses."""
+    if not s.keyed:
         return
-    for part in s.parts_in('train_dataloader'):
+    for key in LOADERS:
+        loader = s.cfg.get(key)
+        if isinstance(loader, dict) and loader.get('batch_size', 1) is None \
+                and not loader.get('batch_sampler'):
+            yield Found(f'{key}.batch_size', without_positions(object, batched=False))
+    for part in s.parts_in(*LOADERS):
         cls = s.class_of(part)
-        if cls is not None and issubclass(cls, IterableDataset):
-            yield Found(part.key, f'{part.name} is an IterableDataset: samples have no position')
+        refusal = without_positions(cls) if cls is not None else ''
+        if refusal:
+            yield Found(part.key, refusal)
 
 
 def own_sampler(s: Subject) -> Hits:
-    from ..data.sampling_orders import ORDERS
     if not s.keyed:
         return
     for part in s.parts_in('train_dataloader'):
         cls = s.class_of(part)
         if part.key == 'train_dataloader.sampler' and cls is not None \
                 and cls.__module__.partition('.')[0] not in STOCK \
-                and f'{cls.__module__}.{cls.__qualname__}' not in ORDERS:
+                and sampling_order_of(cls) is strided_stock:
             yield Found(part.key, f'{part.name}: an order that mmrepro does not know')
 
 

@@ -2,18 +2,12 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Iterator
+from typing import Callable
 
-from ..determinism.tables import ENV, Settings
-from .findings import CHANGES, HINT, MAY, Found
+from ..checkpoint.adapters import ADAPTERS
+from ..determinism.tables import CUDA_ENV, ENV, PolicySettings
+from .findings import CHANGES, HINT, MAY, Found, Hits
 from .subject import Subject
-
-Hits = Iterator[Found]
-
-# variables that the policy sets by itself, early enough for a run that it is attached to
-_CUDA_ONLY = ('CUBLAS_WORKSPACE_CONFIG', 'NCCL_ALGO', 'NVIDIA_TF32_OVERRIDE',
-              'TORCH_ALLOW_TF32_CUBLAS_OVERRIDE', 'NVTE_ALLOW_NONDETERMINISTIC_ALGO',
-              'FLASH_ATTENTION_DETERMINISTIC')
 
 
 def contradicting_variables(s: Subject) -> Hits:
@@ -21,23 +15,25 @@ def contradicting_variables(s: Subject) -> Hits:
     mode = s.randomness.deterministic
     if not mode:
         return
-    settings = Settings(mode, s.randomness.float32_precision)
+    settings = PolicySettings(mode, s.randomness.float32_precision)
     for row in ENV:
-        value, accepted = s.env.get(row.name), row.accepted(settings)
-        if value is None or not accepted or (s.device == 'cpu' and row.name in _CUDA_ONLY
-                                             and not s.attached):
-            continue
-        fine = row.matches(value) if row.matches is not None else value in accepted
-        if not fine:
-            yield Found(row.name, f'{value!r}; accepted: {" | ".join(accepted)}')
+        value = s.env.get(row.name)
+        unread = s.device == 'cpu' and row.name in CUDA_ENV and not s.attached
+        if value is not None and not unread and not row.accepts(value, settings):
+            yield Found(row.name, f'{value!r}; accepted: {" | ".join(row.accepted(settings))}')
+
+
+# variables that a process has to start with
+START_ENV = {row.name: row.default for row in ENV if row.at_start and row.default is not None}
 
 
 def missing_variables(s: Subject) -> Hits:
-    """Variables that nobody sets where mmrepro is not there to do it."""
+    """Variables that mmrepro would set if it were attached."""
     if s.attached or s.device == 'cpu':
         return
-    if 'CUBLAS_WORKSPACE_CONFIG' not in s.env:
-        yield Found('CUBLAS_WORKSPACE_CONFIG', 'not set')
+    for name in START_ENV:
+        if name not in s.env:
+            yield Found(name, 'not set')
 
 
 def hash_seed(s: Subject) -> Hits:
@@ -95,13 +91,13 @@ def albumentations_alone(s: Subject) -> Hits:
             yield Found(part.key, part.name)
 
 
-def source_hits(rule: str, beyond: str = '') -> object:
+def source_hits(rule: str) -> Callable[[Subject], Hits]:
     """A check that reports what the user's own files hold about ``rule``."""
 
     def check(s: Subject) -> Hits:
         for source in s.sources:
             for hit in source.hits:
-                if hit.rule == rule:
+                if hit.rule == rule and not (hit.keyed and s.keyed):
                     yield Found(f'{source.path}:{hit.line}', hit.what)
 
     return check
@@ -120,7 +116,6 @@ def seeds_from_clock(s: Subject) -> Hits:
 
 def kept_state(s: Subject) -> Hits:
     """Attributes of modules and hooks that change, unless an adapter keeps them."""
-    from ..checkpoint.adapters import ADAPTERS
     for source in s.sources:
         for hit in source.hits:
             if hit.rule in ('model-state', 'hook-state') \

@@ -1,13 +1,10 @@
 """What a rule is and what it finds."""
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional
 
-if TYPE_CHECKING:
-    from .subject import Subject
-
-__all__ = ['CHANGES', 'HINT', 'MAY', 'SEVERITIES', 'AuditError', 'Finding', 'Found', 'Rule']
+__all__ = ['CHANGES', 'HINT', 'MAY', 'SEVERITIES', 'TWO_LINES', 'AuditError', 'AuditFinding',
+           'AuditRule', 'Found', 'Hits']
 
 # two runs will differ, or mmrepro will refuse to start (what it refuses would make them differ)
 CHANGES = 'changes bits'
@@ -17,13 +14,17 @@ MAY = 'may change bits'
 HINT = 'hint'
 SEVERITIES = (CHANGES, MAY, HINT)
 
+# what attaches mmrepro to any config that is not pure Python
+TWO_LINES = dict(custom_imports=dict(imports=['mmrepro'], allow_failed_imports=False),
+                 randomness=dict(seed=42, deterministic=True))
+
 
 class AuditError(ValueError):
     """The config, or an argument, cannot be used."""
 
 
 class Found(NamedTuple):
-    """One place that a check complains about.
+    """What a check found.
 
     Attributes:
         where: config key, ``file:line``, module path or environment variable.
@@ -35,7 +36,10 @@ class Found(NamedTuple):
     severity: Optional[str] = None
 
 
-class Rule(NamedTuple):
+Hits = Iterator[Found]
+
+
+class AuditRule(NamedTuple):
     """One row of the table.
 
     Attributes:
@@ -43,28 +47,50 @@ class Rule(NamedTuple):
         severity: one of ``SEVERITIES``.
         check: ``check(subject)`` yields what it found.
         why: what goes wrong, in one line.
-        cure: what to write instead.
+        fix: what to do, besides or instead of the next two.
         link: section of the documentation; letters and numbers are those of
             docs/explanation/causes.md.
+        settings: of the config, as ``--cfg-options`` takes them, with which the rule is silent.
+        env: variables of the environment with which the rule is silent.
     """
     name: str
     severity: str
-    check: Callable[[Subject], Iterator[Found]]
+    check: Callable[[Any], Hits]
     why: str
-    cure: str
+    fix: str
     link: str
+    settings: Mapping[str, Any] = {}
+    env: Mapping[str, str] = {}
+
+    @property
+    def advice(self) -> str:
+        """Settings and variables, then the rest of the advice."""
+        lines = [f'{key} = {_as_written(value)}' for key, value in self.settings.items()]
+        if self.settings is TWO_LINES and self.name != 'not-attached':
+            lines = ['the two lines (see not-attached)']
+        lines += [f'export {name}={value}' for name, value in self.env.items()]
+        return '; '.join(filter(None, [' and '.join(lines), self.fix]))
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report."""
+def _as_written(value: Any) -> str:
+    """A value as configs write it."""
+    if isinstance(value, dict):
+        return f'dict({", ".join(f"{key}={_as_written(one)}" for key, one in value.items())})'
+    if isinstance(value, list):
+        return f'[{", ".join(map(_as_written, value))}]'
+    return repr(value)
+
+
+class AuditFinding(NamedTuple):
+    """One line of the report; the fields are those of :class:`AuditRule` and :class:`Found`."""
     rule: str
     severity: str
     where: str
     what: str
     why: str
-    cure: str
+    fix: str
     link: str
 
     def as_dict(self) -> Dict[str, Any]:
-        return asdict(self)
+        return {'cure' if name == 'fix' else name: value
+                for name, value in self._asdict().items()}

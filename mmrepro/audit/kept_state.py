@@ -2,16 +2,16 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator, NamedTuple, Set, Tuple
+from typing import Iterator, NamedTuple, Optional, Set, Tuple
 
-__all__ = ['KINDS', 'Kind', 'states']
+__all__ = ['STATEFUL', 'StatefulClass', 'of_data_loading', 'states']
 
 # methods of lists, dicts, deques and sets that change them
 _MUTATORS = {'append', 'appendleft', 'extend', 'insert', 'pop', 'popleft', 'popitem', 'update',
              'clear', 'remove', 'add', 'setdefault'}
 
 
-class Kind(NamedTuple):
+class StatefulClass(NamedTuple):
     """A kind of class, and the methods of it that run again and again.
 
     Attributes:
@@ -24,29 +24,41 @@ class Kind(NamedTuple):
     methods: Tuple[str, ...]
 
 
-KINDS: Tuple[Kind, ...] = (
-    Kind('worker-state', ('Transform', 'TRANSFORMS', 'PIPELINES', 'Dataset', 'DATASETS'),
-         ('transform', '__call__', '__getitem__', 'get_data_info', 'prepare_data', 'get_indexes')),
-    Kind('model-state', ('Module', 'Model', 'Head', 'Detector', 'Backbone', 'Neck', 'Loss',
-                         'MODELS', 'Assigner', 'Sampler', 'TASK_UTILS'),
-         ('forward', 'loss', 'assign', 'sample', '_sample', 'extract_feat', 'get_targets')),
-    Kind('hook-state', ('Hook', 'HOOKS'), ('before_', 'after_')),
+STATEFUL: Tuple[StatefulClass, ...] = (
+    StatefulClass(
+        'worker-state', ('Transform', 'TRANSFORMS', 'PIPELINES', 'Dataset', 'DATASETS'),
+        ('transform', '__call__', '__getitem__', 'get_data_info', 'prepare_data', 'get_indexes')),
+    StatefulClass(
+        'model-state', ('Module', 'Model', 'Head', 'Detector', 'Backbone', 'Neck', 'Loss',
+                        'MODELS', 'Assigner', 'Sampler', 'TASK_UTILS'),
+        ('forward', 'loss', 'assign', 'sample', '_sample', 'extract_feat', 'get_targets')),
+    StatefulClass('hook-state', ('Hook', 'HOOKS'), ('before_', 'after_')),
 )
 
 
 def states(cls: ast.ClassDef) -> Iterator[Tuple[str, ast.AST, str]]:
     """Yields ``(rule, node, 'method: self.attribute')`` for each attribute that a step changes."""
+    kind = _kind(cls)
+    if kind is None:
+        return
+    safe = _buffers(cls)
+    for method in cls.body:
+        if isinstance(method, ast.FunctionDef) and method.name.startswith(kind.methods):
+            yield from _changes(method, kind.rule, safe)
+
+
+def _kind(cls: ast.ClassDef) -> Optional[StatefulClass]:
     names = {_last(base) for base in cls.bases}
     names |= {_last(node) for deco in cls.decorator_list for node in ast.walk(deco)
               if isinstance(node, (ast.Attribute, ast.Name))}
-    for kind in KINDS:
-        if not any(name.endswith(kind.bases) for name in names):
-            continue
-        safe = _buffers(cls)
-        for method in cls.body:
-            if isinstance(method, ast.FunctionDef) and method.name.startswith(kind.methods):
-                yield from _changes(method, kind.rule, safe)
-        return
+    return next((kind for kind in STATEFUL
+                 if any(name.endswith(kind.bases) for name in names)), None)
+
+
+def of_data_loading(cls: ast.ClassDef) -> bool:
+    """Whether objects of the class live in data loading workers."""
+    kind = _kind(cls)
+    return kind is not None and kind.rule == 'worker-state'
 
 
 def _changes(method: ast.FunctionDef, rule: str,

@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 from ..ops.aten.kernel_table import TABLE as NATIVE_TABLE
 from ..ops.operator_table import TABLE
 from .findings import Found
-from .sources import Source
+from .sources import SourceFile
 from .subject import Subject
 
 __all__ = ['NATIVE', 'Native', 'mmcv_operators', 'native_operators']
@@ -152,7 +152,7 @@ def _classes(model: Any) -> Dict[type, str]:
     return found
 
 
-_sources: Dict[str, Source] = {}
+_sources: Dict[str, SourceFile] = {}
 
 
 def _in_class(cls: type, path: str, rows: List[Tuple[Native, str]]) -> Iterator[Found]:
@@ -176,7 +176,7 @@ def _in_class(cls: type, path: str, rows: List[Tuple[Native, str]]) -> Iterator[
                                 f'{cls.__name__} ({path}) calls {name}: {trouble}')
 
 
-def _source_of(cls: type) -> Tuple[Optional[Source], Optional[ast.ClassDef]]:
+def _source_of(cls: type) -> Tuple[Optional[SourceFile], Optional[ast.ClassDef]]:
     try:
         file = inspect.getsourcefile(cls)
     except TypeError:  # made in C
@@ -184,7 +184,7 @@ def _source_of(cls: type) -> Tuple[Optional[Source], Optional[ast.ClassDef]]:
     if file is None:
         return None, None
     if file not in _sources:
-        _sources[file] = Source.read(file)
+        _sources[file] = SourceFile.read(file)
     source = _sources[file]
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
@@ -226,9 +226,8 @@ def _mmcv_sources(model: Any) -> Dict[str, str]:
     """``{'roi_align.py': a module that needs it}``."""
     found: Dict[str, str] = {}
     for path, module in model.named_modules():
-        place = f'model.{path}'.rstrip('.')
         for file in _files_of(type(module)):
-            found.setdefault(file, place)
+            found.setdefault(file, f'model.{path}'.rstrip('.'))
     return found
 
 

@@ -1,72 +1,73 @@
-"""What in the source of a transform, module, sampler or hook makes runs differ: one row a call.
+"""What in the source of a transform, module, sampler or hook makes runs differ: rows of calls.
 
 ``seeded`` says which calls a row is about: None all of them, False those without an argument (or
 with None), True those with one.
 """
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Optional, Tuple
+import random
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
-__all__ = ['CALLS', 'LISTINGS', 'SETTINGS', 'SETTING_CALLS', 'Call']
+import numpy as np
+import torch
+
+from ..determinism.tables import FLAGS, PolicySettings
+
+__all__ = ['CALLS', 'LISTINGS', 'SETTINGS', 'SETTING_CALLS', 'CallPattern']
 
 
-class Call(NamedTuple):
-    """A call by its full dotted name (import aliases resolved)."""
+class CallPattern(NamedTuple):
+    """A call by its full dotted name (import aliases resolved).
+
+    Attributes:
+        makes: class of the generator that it returns.
+    """
     name: str
     rule: str
     seeded: Optional[bool]
     what: str
+    makes: Optional[type] = None
 
 
-CALLS: Tuple[Call, ...] = (
-    # generators that the operating system seeds: no seed of anybody's reaches them
-    Call('numpy.random.default_rng', 'foreign-generator', False, 'seeded by the system'),
-    Call('numpy.random.RandomState', 'foreign-generator', False, 'seeded by the system'),
-    Call('numpy.random.PCG64', 'foreign-generator', False, 'seeded by the system'),
-    Call('numpy.random.Philox', 'foreign-generator', False, 'seeded by the system'),
-    Call('numpy.random.SeedSequence', 'foreign-generator', False, 'seeded by the system'),
-    Call('numpy.random.seed', 'foreign-generator', False, 'seeded by the system'),
-    Call('random.Random', 'foreign-generator', False, 'seeded by the system'),
-    Call('random.SystemRandom', 'foreign-generator', None, 'random numbers of the system'),
-    Call('random.seed', 'foreign-generator', False, 'seeded by the system'),
-    Call('os.urandom', 'foreign-generator', None, 'random numbers of the system'),
-    Call('secrets.*', 'foreign-generator', None, 'random numbers of the system'),
-    Call('torch.seed', 'foreign-generator', None, 'seeded by the system'),
-    Call('torch.cuda.seed', 'foreign-generator', None, 'seeded by the system'),
-    Call('torch.cuda.seed_all', 'foreign-generator', None, 'seeded by the system'),
-    # generators of one's own: their state lives in an object, and objects live in workers
-    Call('numpy.random.default_rng', 'kept-generator', True, 'a generator of its own'),
-    Call('numpy.random.RandomState', 'kept-generator', True, 'a generator of its own'),
-    Call('random.Random', 'kept-generator', True, 'a generator of its own'),
-    Call('torch.Generator', 'kept-generator', None, 'a generator of its own'),
+# what generators are made by -> their class
+_MAKERS = {
+    'numpy.random.default_rng': np.random.Generator, 'numpy.random.PCG64': np.random.PCG64,
+    'numpy.random.Philox': np.random.Philox, 'numpy.random.RandomState': np.random.RandomState,
+    'random.Random': random.Random, 'torch.Generator': torch.Generator,
+}
+
+# rule, seeded, what is said of the call, names
+_GROUPS: Tuple[Tuple[str, Optional[bool], str, Tuple[str, ...]], ...] = (
+    # generators that the operating system seeds
+    ('foreign-generator', False, 'seeded by the system', (
+        'numpy.random.default_rng', 'numpy.random.RandomState', 'numpy.random.PCG64',
+        'numpy.random.Philox', 'numpy.random.SeedSequence', 'numpy.random.seed', 'random.Random',
+        'random.seed')),
+    ('foreign-generator', None, 'seeded by the system', (
+        'torch.seed', 'torch.cuda.seed', 'torch.cuda.seed_all')),
+    ('foreign-generator', None, 'random numbers of the system', (
+        'random.SystemRandom', 'os.urandom', 'secrets.*')),
+    # generators kept by user code: their state lives in an object, and objects live in workers
+    ('kept-generator', True, 'a generator of its own', (
+        'numpy.random.default_rng', 'numpy.random.RandomState', 'random.Random')),
+    ('kept-generator', None, 'a generator of its own', ('torch.Generator', )),
     # seeding of the generators that everything else draws from
-    Call('numpy.random.seed', 'reseeding', True, "moves everybody's generator"),
-    Call('random.seed', 'reseeding', True, "moves everybody's generator"),
-    Call('torch.manual_seed', 'reseeding', None, "moves everybody's generator"),
-    Call('torch.random.manual_seed', 'reseeding', None, "moves everybody's generator"),
-    Call('torch.cuda.manual_seed', 'reseeding', None, "moves everybody's generator"),
-    Call('torch.cuda.manual_seed_all', 'reseeding', None, "moves everybody's generator"),
-    # other every time
-    Call('uuid.uuid1', 'clock', None, 'other in every run'),
-    Call('uuid.uuid4', 'clock', None, 'other in every run'),
-    Call('time.time', 'clock', None, 'other in every run'),
-    Call('time.time_ns', 'clock', None, 'other in every run'),
-    Call('datetime.datetime.now', 'clock', None, 'other in every run'),
-    Call('datetime.datetime.utcnow', 'clock', None, 'other in every run'),
-    Call('datetime.datetime.today', 'clock', None, 'other in every run'),
+    ('reseeding', True, 'moves the global generator', ('numpy.random.seed', 'random.seed')),
+    ('reseeding', None, 'moves the global generator', (
+        'torch.manual_seed', 'torch.random.manual_seed', 'torch.cuda.manual_seed',
+        'torch.cuda.manual_seed_all')),
+    ('clock', None, 'different in every run', (
+        'uuid.uuid1', 'uuid.uuid4', 'time.time', 'time.time_ns', 'datetime.datetime.now',
+        'datetime.datetime.utcnow', 'datetime.datetime.today')),
     # results in the order in which threads or processes are done
-    Call('concurrent.futures.as_completed', 'completion-order', None,
-         'in the order of completion'),
-    Call('asyncio.as_completed', 'completion-order', None, 'in the order of completion'),
-    Call('*.imap_unordered', 'completion-order', None, 'in the order of completion'),
-    # memory that holds what was there before
-    Call('torch.empty', 'uninitialised', None, 'holds what was there before'),
-    Call('torch.empty_like', 'uninitialised', None, 'holds what was there before'),
-    Call('numpy.empty', 'uninitialised', None, 'holds what was there before'),
-    Call('numpy.empty_like', 'uninitialised', None, 'holds what was there before'),
-    Call('*.new_empty', 'uninitialised', None, 'holds what was there before'),
-    Call('hash', 'hash-order', None, 'depends on PYTHONHASHSEED for strings, else on addresses'),
+    ('completion-order', None, 'in the order of completion', (
+        'concurrent.futures.as_completed', 'asyncio.as_completed', '*.imap_unordered')),
+    ('uninitialised', None, 'holds what was there before', (
+        'torch.empty', 'torch.empty_like', 'numpy.empty', 'numpy.empty_like', '*.new_empty')),
+    ('hash-order', None, 'depends on PYTHONHASHSEED for strings, else on addresses', ('hash', )),
 )
+CALLS: Tuple[CallPattern, ...] = tuple(CallPattern(name, rule, seeded, what, _MAKERS.get(name))
+                                       for rule, seeded, what, names in _GROUPS for name in names)
 
 # in the order of the file system, unless sorted
 LISTINGS: Tuple[str, ...] = (
@@ -74,19 +75,17 @@ LISTINGS: Tuple[str, ...] = (
     '*.glob', 'mmengine.scandir', 'mmengine.utils.scandir', 'mmengine.fileio.list_dir_or_file',
     'mmengine.list_dir_or_file', '*.list_dir_or_file')
 
-# switches of torch -> value that undoes determinism; None: any
-SETTINGS: Dict[str, Optional[bool]] = {
-    'torch.backends.cudnn.benchmark': True,
-    'torch.backends.cudnn.deterministic': False,
-    'torch.backends.cudnn.allow_tf32': True,
-    'torch.backends.cuda.matmul.allow_tf32': True,
-    'torch.backends.cudnn.enabled': None,
+_STRICT = PolicySettings(mode=True)
+
+# attributes of torch that the determinism policy sets -> values that keep it
+SETTINGS: Dict[str, Sequence[Any]] = {
+    'torch.backends.cuda.matmul.allow_tf32': (False, ),  # another name of a flag
+    **{flag.name: flag.wanted(_STRICT) for flag in FLAGS
+       if flag.name.startswith('torch.') and not flag.setter},
 }
 
-# functions that change such switches -> argument that undoes determinism; None: any
-SETTING_CALLS: Dict[str, Optional[bool]] = {
-    'torch.use_deterministic_algorithms': False,
-    'torch.set_deterministic_debug_mode': None,
-    'torch.set_float32_matmul_precision': None,
-    'torch.set_num_threads': None,
+# functions that set such switches -> arguments that keep determinism
+SETTING_CALLS: Dict[str, Sequence[Any]] = {
+    'torch.use_deterministic_algorithms': (True, ),  # another name of a flag
+    **{flag.setter: flag.wanted(_STRICT) for flag in FLAGS if flag.setter},
 }

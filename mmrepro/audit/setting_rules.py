@@ -2,18 +2,15 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, Iterator
 
+from ..activation import REFUSED_RUNNERS
 from ..config import LEGACY_KEYS
-from .findings import CHANGES, HINT, MAY, Found
+from ..distributed.ordered_reduction import ORDER_MATTERS_FROM
+from ..text import shorten
+from .findings import CHANGES, HINT, MAY, Found, Hits
 from .subject import Subject, class_name
 
-Hits = Iterator[Found]
-
-# runners and loops that are built in another way than Runner.from_cfg
-_OTHER_RUNNERS = ('FlexibleRunner', )
-
-# keys whose absence makes another run, whatever else the config says
+# keys whose absence changes the run, whatever else the config says
 DECISIVE = ('randomness', 'custom_imports', 'env_cfg', 'resume', 'load_from')
 # what training reads of a config's top level. Without tta_pipeline, which train_pipeline is near
 KEYS = (*DECISIVE, 'model', 'work_dir', 'train_dataloader', 'val_dataloader', 'test_dataloader',
@@ -34,7 +31,7 @@ def not_attached(s: Subject) -> Hits:
 
 
 def not_run(s: Subject) -> bool:
-    """A pure-Python config whose ``custom_imports`` name mmrepro in vain."""
+    """A pure-Python config whose ``custom_imports`` name mmrepro without effect."""
     return s.lazy and not s.attached and 'mmrepro' in s.imports
 
 
@@ -98,12 +95,12 @@ def not_strict_resume(s: Subject) -> Hits:
 
 
 def misspelt(s: Subject) -> Hits:
-    """A key of a config that nothing reads, next to one that is read."""
+    """A key of a config that nothing reads, similar to one that is read."""
     for key in s.cfg:
         near = [] if key in KEYS else difflib.get_close_matches(key, KEYS, n=1, cutoff=SIMILAR)
         # val_evaluator_small and preprocessor are variables of the config's own
         if near and not (key.startswith(f'{near[0]}_') or near[0].endswith(f'_{key}')):
-            yield Found(key, f'{_short(s.cfg[key])}; did you mean {near[0]}?',
+            yield Found(key, f'{shorten(s.cfg[key])}; did you mean {near[0]}?',
                         CHANGES if near[0] in DECISIVE else None)
 
 
@@ -133,7 +130,7 @@ def precision(s: Subject) -> Hits:
 
 def runner_type(s: Subject) -> Hits:
     kind = s.cfg.get('runner_type')
-    if kind is not None and class_name(kind) in _OTHER_RUNNERS:
+    if kind is not None and class_name(kind) in REFUSED_RUNNERS:
         yield Found('runner_type', class_name(kind))
 
 
@@ -152,7 +149,11 @@ def compiled(s: Subject) -> Hits:
     if tunes:
         yield Found('compile.mode', repr(mode), None if s.strict else CHANGES)
     else:
-        yield Found('compile', _short(given), HINT)
+        yield Found('compile', shorten(given), HINT)
+
+
+def _order_matters(s: Subject) -> bool:
+    return (s.world_size or 1) >= ORDER_MATTERS_FROM and not s.strict
 
 
 def unused_parameters(s: Subject) -> Hits:
@@ -160,12 +161,12 @@ def unused_parameters(s: Subject) -> Hits:
     for key, given in (('find_unused_parameters', s.cfg.get('find_unused_parameters')),
                        ('model_wrapper_cfg.find_unused_parameters',
                         wrapper.get('find_unused_parameters'))):
-        if given and (s.world_size or 1) > 2 and not s.strict:
+        if given and _order_matters(s):
             yield Found(key, 'True')
 
 
 def gradient_order(s: Subject) -> Hits:
-    if (s.world_size or 1) > 2 and not s.strict:
+    if _order_matters(s):
         yield Found('WORLD_SIZE', f'{s.world_size} ranks')
 
 
@@ -181,8 +182,3 @@ def accumulation(s: Subject) -> Hits:
 def stock_resume(s: Subject) -> Hits:
     if s.cfg.get('resume') and not s.keyed:
         yield Found('resume', 'True')
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f'{text[:57]}...'

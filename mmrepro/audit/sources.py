@@ -5,11 +5,14 @@ import ast
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ..data.generators import GENERATORS
+from ..text import shorten
+from .kept_state import of_data_loading, states
 from .patterns import CALLS, LISTINGS, SETTING_CALLS, SETTINGS
 
-__all__ = ['Hit', 'Source']
+__all__ = ['Hit', 'SourceFile']
 
 _IGNORE = re.compile(r'#\s*mmrepro:\s*ignore(?:\[([\w, -]+)\])?')
 # builtins that look at a set without its order showing
@@ -21,14 +24,19 @@ _ORDERED = {'list', 'tuple', 'enumerate', 'iter', 'zip', 'map', 'next', 'reverse
 
 
 class Hit(NamedTuple):
-    """One line of somebody's code, and the rule that it is about."""
+    """One line of user code, and the rule that it is about.
+
+    Attributes:
+        keyed: a generator that data loading finds and keys.
+    """
     rule: str
     line: int
     what: str
+    keyed: bool = False
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """A file and its syntax tree.
 
     Attributes:
@@ -40,7 +48,7 @@ class Source:
     error: str = ''
 
     @classmethod
-    def read(cls, path: str) -> Source:
+    def read(cls, path: str) -> SourceFile:
         try:
             with open(path, encoding='utf-8') as file:
                 text = file.read()
@@ -93,8 +101,7 @@ class Source:
 
     def code(self, node: ast.AST) -> str:
         """The source of a node, in one short line."""
-        text = ' '.join((ast.get_source_segment(self.text, node) or '').split())
-        return text if len(text) <= 60 else f'{text[:57]}...'
+        return shorten(' '.join((ast.get_source_segment(self.text, node) or '').split()))
 
     @cached_property
     def parents(self) -> Dict[ast.AST, ast.AST]:
@@ -119,15 +126,28 @@ class Source:
 
     # ------------------------------------------------------------------ calls
 
+    @cached_property
+    def _named_calls(self) -> List[Tuple[ast.Call, str]]:
+        return [(node, self.full_name(node.func)) for node in ast.walk(self.tree)
+                if isinstance(node, ast.Call)]
+
     def _calls(self) -> Iterator[Hit]:
-        for node in ast.walk(self.tree):
-            if not isinstance(node, ast.Call):
-                continue
-            name = self.full_name(node.func)
+        for node, name in self._named_calls:
             for row in CALLS:
                 if _matches(name, row.name) and row.seeded in (None, _has_value(node)) \
                         and not self._harmless(row.rule, node):
-                    yield Hit(row.rule, node.lineno, f'{self.code(node)}: {row.what}')
+                    yield Hit(row.rule, node.lineno, f'{self.code(node)}: {row.what}',
+                              row.makes is not None and issubclass(row.makes, GENERATORS)
+                              and self._kept_in_data(node))
+
+    def _kept_in_data(self, node: ast.AST) -> bool:
+        """Whether a constructor of data loading keeps the value in an attribute."""
+        parent, function = self.parents.get(node), self._function_of(node)
+        owner = self.parents.get(function)
+        return isinstance(parent, ast.Assign) \
+            and all(isinstance(target, ast.Attribute) for target in parent.targets) \
+            and getattr(function, 'name', '') == '__init__' \
+            and isinstance(owner, ast.ClassDef) and of_data_loading(owner)
 
     def _harmless(self, rule: str, node: ast.Call) -> bool:
         parent = self.parents.get(node)
@@ -143,10 +163,7 @@ class Source:
     # ------------------------------------------------------------------ listings
 
     def _listings(self) -> Iterator[Hit]:
-        for node in ast.walk(self.tree):
-            if not isinstance(node, ast.Call):
-                continue
-            name = self.full_name(node.func)
+        for node, name in self._named_calls:
             if any(_matches(name, row) for row in LISTINGS) and not self._sorted(node):
                 yield Hit('unsorted-listing', node.lineno,
                           f'{self.code(node)}: in the order of the file system')
@@ -236,15 +253,15 @@ class Source:
                     if self.full_name(target) in SETTINGS and _undoes(
                             SETTINGS[self.full_name(target)], node.value):
                         yield Hit('switches', node.lineno, self.code(node))
-            elif isinstance(node, ast.Call) and self.full_name(node.func) in SETTING_CALLS:
+        for node, name in self._named_calls:
+            if name in SETTING_CALLS:
                 first = next(iter([*node.args, *(word.value for word in node.keywords)]), None)
-                if _undoes(SETTING_CALLS[self.full_name(node.func)], first):
+                if _undoes(SETTING_CALLS[name], first):
                     yield Hit('switches', node.lineno, self.code(node))
 
     # ------------------------------------------------------------------ state
 
     def _states(self) -> Iterator[Hit]:
-        from .kept_state import states
         for cls in ast.walk(self.tree):
             if isinstance(cls, ast.ClassDef):
                 for rule, node, what in states(cls):
@@ -265,10 +282,8 @@ def _has_value(node: ast.Call) -> bool:
         isinstance(value, ast.Constant) and value.value is None for value in values)
 
 
-def _undoes(wrong: Optional[bool], value: Optional[ast.AST]) -> bool:
-    if wrong is None or not isinstance(value, ast.Constant):
-        return True
-    return bool(value.value) is wrong
+def _undoes(accepted: Sequence[Any], value: Optional[ast.AST]) -> bool:
+    return not isinstance(value, ast.Constant) or value.value not in accepted
 
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:

@@ -16,6 +16,7 @@ from mmengine.config import Config
 from torch.overrides import TorchFunctionMode
 
 from ..config import LEGACY_KEYS, RandomnessConfig, RandomnessError
+from .findings import TWO_LINES
 
 __all__ = ['STOCK', 'Part', 'Subject', 'class_name']
 
@@ -37,7 +38,7 @@ class Part(NamedTuple):
     """A dict of the config that names a type.
 
     Attributes:
-        key: place in the config, as in ``train_dataloader.dataset.pipeline[2]``.
+        key: where it is in the config, as in ``train_dataloader.dataset.pipeline[2]``.
         name: the type's bare name.
         node: the dict.
     """
@@ -125,20 +126,19 @@ class Subject:
 
     def with_two_lines(self) -> Subject:
         """The same config, if it had mmrepro's two lines."""
-        cfg = copy.deepcopy(self.cfg)
-        cfg.custom_imports = dict(imports=[*self.imports, 'mmrepro'], allow_failed_imports=False)
-        cfg.randomness = dict(seed=42, deterministic=True)
-        cfg.runner_type = 'mmrepro.ReproRunner'
-        return self._with(cfg)
+        return self._attaching(randomness=copy.deepcopy(TWO_LINES['randomness']),
+                               runner_type='mmrepro.ReproRunner')
 
     def under_our_train(self) -> Subject:
         """The same config, started by `mmrepro train`, which attaches itself."""
-        cfg = copy.deepcopy(self.cfg)
-        cfg.custom_imports = dict(imports=[*self.imports, 'mmrepro'], allow_failed_imports=False)
-        return self._with(cfg, lazy=False)
+        return self._attaching(lazy=False)
 
-    def _with(self, cfg: Config, **changes: Any) -> Subject:
-        other = replace(self, cfg=cfg, **changes)
+    def _attaching(self, lazy: Optional[bool] = None, **settings: Any) -> Subject:
+        cfg = copy.deepcopy(self.cfg)
+        cfg.update(settings, custom_imports=dict(
+            TWO_LINES['custom_imports'],
+            imports=[*self.imports, *TWO_LINES['custom_imports']['imports']]))
+        other = replace(self, cfg=cfg, lazy=self.lazy if lazy is None else lazy)
         other.__dict__.update({name: self.__dict__[name] for name in ('_built', 'sources')
                                if name in self.__dict__})
         return other
@@ -198,16 +198,17 @@ class Subject:
     def _built(self) -> Tuple[Optional[Any], str]:
         if not self.cfg.get('model'):
             return None, ''
-        from mmengine.registry import MODELS
+        from mmengine.registry import MODELS, DefaultScope
         error = ''
-        for place in (torch.device('meta'), _ParametersOnMeta()):
+        for device in (torch.device('meta'), _ParametersOnMeta()):
             # nothing is downloaded: weights do not matter here
+            scope = DefaultScope.overwrite_default_scope(self.scope)
             with _environment(HF_HUB_OFFLINE='1', TRANSFORMERS_OFFLINE='1'), _no_checkpoints(), \
-                    _scope(self.scope), place, warnings.catch_warnings():
+                    scope, device, warnings.catch_warnings():
                 warnings.simplefilter('ignore')
                 try:
                     return MODELS.build(copy.deepcopy(self.cfg.model)), ''
-                except Exception as raised:  # whatever a constructor of anybody's raises
+                except Exception as raised:  # constructors of user code may raise anything
                     error = f'{type(raised).__name__}: {raised}'.splitlines()[0][:200]
         return None, error
 
@@ -226,7 +227,7 @@ class Subject:
     @cached_property
     def sources(self) -> Tuple[Any, ...]:
         """The user's files: ``custom_imports``, and classes that the config names."""
-        from .sources import Source
+        from .sources import SourceFile
         paths: Dict[str, str] = {}
         for name in self.imports:
             for module in _loaded(name) or _found(name):
@@ -237,7 +238,7 @@ class Subject:
             path = getattr(module, '__file__', None)
             if path and cls.__module__.partition('.')[0] not in STOCK:
                 paths.setdefault(path, cls.__module__)
-        return tuple(Source.read(path) for path in sorted(paths) if path.endswith('.py'))
+        return tuple(SourceFile.read(path) for path in sorted(paths) if path.endswith('.py'))
 
 
 class _ParametersOnMeta(TorchFunctionMode):
@@ -327,10 +328,3 @@ def _no_checkpoints() -> Iterator[None]:
         yield
     finally:
         checkpoint._load_checkpoint, checkpoint._load_checkpoint_to_model = before
-
-
-@contextlib.contextmanager
-def _scope(name: str) -> Iterator[None]:
-    from mmengine.registry import DefaultScope
-    with DefaultScope.overwrite_default_scope(name):
-        yield

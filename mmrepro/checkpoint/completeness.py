@@ -42,7 +42,7 @@ def has_schedules(meta: Mapping[str, Any]) -> bool:
 
 
 def lacks(content: Any) -> Optional[str]:
-    """What keeps a run from going on from a checkpoint's ``content``, or None."""
+    """Why a run cannot continue from a checkpoint's ``content``, or None."""
     meta = content.get('meta') if isinstance(content, Mapping) else None
     if not isinstance(meta, Mapping) or not {'epoch', 'iter'} <= {*meta}:
         return 'is no checkpoint of a run: it has no meta with epoch and iter'
@@ -56,7 +56,7 @@ def judge(path: str, content: Any, strict: bool) -> List[str]:
 
     Raises:
         CheckpointError: no run has written it.
-        ResumeError: ``strict``, and a run could not go on exactly.
+        ResumeError: ``strict``, and a run could not continue exactly.
     """
     problem = lacks(content)
     if problem is None:
@@ -68,7 +68,7 @@ def judge(path: str, content: Any, strict: bool) -> List[str]:
         raise ResumeError(
             f'{path} {problem}: it can be loaded, not resumed. Begin a new run from these '
             'weights: load_from=..., resume=False; or name a checkpoint that has all of it; or '
-            'go on with another result: randomness.resume_strict=False')
+            'accept a different result: randomness.resume_strict=False')
     return [f'{path} {problem}: the result is not that of the uninterrupted run']
 
 

@@ -20,7 +20,7 @@ __all__ = ['CheckpointError', 'LAST_GOOD', 'allow_list', 'check_file', 'is_local
            'load', 'local_loading', 'newest_good', 'replace_with', 'safe_loading', 'seal']
 
 MARK = b'mmrepro sha256 '
-LAST_GOOD = '.last_good.pth'  # hard link to the newest checkpoint that a run can go on from
+LAST_GOOD = '.last_good.pth'  # hard link to the newest checkpoint that a run can continue from
 
 _END = struct.Struct('<4s4H2LH')  # end of central directory; the last field is the comment's length
 _END_MAGIC = b'PK\x05\x06'
@@ -113,7 +113,7 @@ def replace_with(partial: str, path: str, complete: bool = True) -> None:
     old checkpoint before it writes the new one.
 
     Args:
-        complete: a run can go on from it; the best checkpoints of MMEngine have no optimizer.
+        complete: a run can continue from it; the best checkpoints of MMEngine have no optimizer.
     """
     seal(partial)
     os.replace(partial, path)
@@ -236,8 +236,8 @@ def newest_good(folder: str, refuse: Callable[[str], Optional[str]] = check_file
         candidates.append(named if os.path.isabs(named) or os.path.exists(named) else
                           os.path.join(folder, os.path.basename(named)))
         folders.append(os.path.dirname(named) or folder)
-    found = [os.path.join(place, name) for place in folders if os.path.isdir(place)
-             for name in os.listdir(place)
+    found = [os.path.join(one, name) for one in folders if os.path.isdir(one)
+             for name in os.listdir(one)
              if name.endswith('.pth') and not name.startswith('best_')]
     candidates += sorted(found, key=lambda path: (-os.stat(path).st_mtime_ns, path))
     passed: List[str] = []

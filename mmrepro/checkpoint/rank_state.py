@@ -1,4 +1,4 @@
-"""State that differs between ranks: rank 0 writes the checkpoint, the others hand theirs over.
+"""State that differs between ranks: rank 0 writes the checkpoint, the others send theirs.
 
 Buffers that no collective operation keeps equal (BatchNorm without synchronisation, SeesawLoss,
 GHM), attributes, and gradients in the middle of an accumulation cycle.
@@ -23,7 +23,7 @@ PARTS = ('attributes', 'gradients', 'buffers')
 
 
 def own_state(runner: Any) -> Dict[str, Dict[str, Any]]:
-    """What of this rank no ``state_dict`` of rank 0 holds: ``{part: {place: value}}``.
+    """State of this rank that no ``state_dict`` of rank 0 holds: ``{part: {name: value}}``.
 
     Tensors are not copied.
     """
@@ -33,23 +33,23 @@ def own_state(runner: Any) -> Dict[str, Dict[str, Any]]:
 
 
 def gather(state: Dict[str, Dict[str, Any]]) -> Dict[int, Dict[str, Dict[str, Any]]]:
-    """What ranks have other than rank 0. A collective operation; only rank 0 gets a result.
+    """State in which ranks differ from rank 0. A collective operation; rank 0 gets the result.
 
     Returns:
-        dict: ``{rank: {part: {place: value}}}`` without rank 0; empty where all ranks are equal.
+        dict: ``{rank: {part: {name: value}}}`` without rank 0; empty where all ranks are equal.
 
     Raises:
         AgreementError: a rank did not come, because it did not save a checkpoint; names it.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return {}
-    digests = {f'{part}/{place}': 'gradient' if part == 'gradients' else state_digest(value)
-               for part in PARTS for place, value in state[part].items()}
+    digests = {f'{part}/{name}': 'gradient' if part == 'gradients' else state_digest(value)
+               for part in PARTS for name, value in state[part].items()}
     different = settle('checkpoint', [digests], _different)
     if not different:
         return {}
-    mine = {part: portable({place: value for place, value in state[part].items()
-                            if f'{part}/{place}' in different}) for part in PARTS}
+    mine = {part: portable({name: value for name, value in state[part].items()
+                            if f'{part}/{name}' in different}) for part in PARTS}
     found = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(mine, found)
     return {} if found is None else dict(enumerate(found[1:], 1))
@@ -57,33 +57,33 @@ def gather(state: Dict[str, Dict[str, Any]]) -> Dict[int, Dict[str, Dict[str, An
 
 def _different(ranks: List[List[Dict[str, str]]]) -> List[str]:
     digests = [rank[0] for rank in ranks]
-    places = sorted({place for rank in digests for place in rank})
-    return [place for place in places
-            if len({rank.get(place) for rank in digests}) > 1 or place.startswith('gradients/')]
+    names = sorted({name for rank in digests for name in rank})
+    return [name for name in names
+            if len({rank.get(name) for rank in digests}) > 1 or name.startswith('gradients/')]
 
 
 def restore(runner: Any, state: Dict[str, Dict[str, Any]]) -> List[str]:
-    """Put a rank's state back; returns places that this run does not have."""
+    """Put a rank's state back; returns names of state that has no owner in this run."""
     model = unwrap(runner.model)
-    unknown = adapters.restore(model, runner.hooks, state.get('attributes', {}))
+    lost = adapters.restore(model, runner.hooks, state.get('attributes', {}))
     parameters, buffers = dict(model.named_parameters()), dict(_buffers(runner))
     for name, value in state.get('gradients', {}).items():
         if name in parameters:
             parameters[name].grad = value.to(parameters[name].device, parameters[name].dtype)
         else:
-            unknown.append(f'gradient of {name}')
+            lost.append(f'gradient of {name}')
     for name, value in state.get('buffers', {}).items():
         if name in buffers:
             buffers[name].copy_(value)
         else:
-            unknown.append(f'buffer {name}')
+            lost.append(f'buffer {name}')
     optimizers = optim_wrappers(runner.optim_wrapper)
     for name, count in state.get('counts', {}).items():
         if name in optimizers:
             optimizers[name]._inner_count = count
         else:
-            unknown.append(f'optimizer {name}')
-    return unknown
+            lost.append(f'optimizer {name}')
+    return lost
 
 
 def _modules(runner: Any) -> Iterator[Tuple[str, nn.Module]]:
@@ -109,7 +109,7 @@ def unsaved_buffers(runner: Any) -> Dict[str, torch.Tensor]:
 
 
 def counts(runner: Any) -> Dict[str, int]:
-    """Losses that each optimizer has seen, the place in its accumulation cycle.
+    """Losses that each optimizer has seen: where it is in its accumulation cycle.
 
     MMEngine derives them from the iteration for one optimizer, and does not for several.
     """
@@ -128,5 +128,5 @@ def _gradients(runner: Any) -> Dict[str, torch.Tensor]:
 
 def portable(state: Dict[str, Any]) -> Dict[str, Any]:
     """The same, with tensors on the CPU."""
-    return {place: value.detach().cpu() if isinstance(value, torch.Tensor) else value
-            for place, value in state.items()}
+    return {name: value.detach().cpu() if isinstance(value, torch.Tensor) else value
+            for name, value in state.items()}

@@ -225,7 +225,7 @@ class Resume:
         stock = self.point is not None and not self.point.written_by
         if runner.repro.resume_strict and not stock:
             raise compatibility.ResumeError(
-                f"{text}{instead or 'Either '}go on with another result: "
+                f"{text}{instead or 'Either '}accept a different result: "
                 "randomness.resume_strict=False; or begin a new run with worker_seed='sample', "
                 'which resumes from any iteration')
         runner.logger.warning(f'{text}The result is not that of the uninterrupted run')
@@ -236,10 +236,10 @@ class Resume:
             return
         self._start = runner.iter
         state, self._state = self._state, {}
-        missing = rank_state.restore(runner, state)
-        missing += rank_state.restore(runner, state.get('ranks', {}).get(get_rank(), {}))
-        for owner in missing:
-            runner.logger.warning(f'the checkpoint has state of {owner}, which this run lacks')
+        lost = rank_state.restore(runner, state)
+        lost += rank_state.restore(runner, state.get('ranks', {}).get(get_rank(), {}))
+        for name in lost:
+            runner.logger.warning(f'the checkpoint has state of {name}, which this run lacks')
         if state.get('metrics') is not None:
             # it was written for a new best score; EarlyStoppingHook had not seen the metrics yet
             for hook in _behind_checkpoints(runner.hooks):

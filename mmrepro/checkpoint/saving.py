@@ -56,7 +56,7 @@ class Save:
                 left_out = [f'{name}=False' for name in LEFT_OUT if not getattr(hook, name)]
                 if left_out:
                     runner.logger.warning(
-                        f'{" and ".join(left_out)} of CheckpointHook: a run can not be resumed '
+                        f'{" and ".join(left_out)} of CheckpointHook: a run cannot be resumed '
                         'from such checkpoints, and automatic resume passes over them')
 
     def begin_iteration(self, epoch: int, iteration: int, batch: int) -> None:

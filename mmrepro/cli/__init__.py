@@ -5,46 +5,44 @@ import difflib
 import importlib
 import os
 import sys
-from typing import Callable, NamedTuple, Optional, Sequence
+from typing import Callable, Optional, Sequence
 
+from ..exit_codes import DONE, MEANINGS, USAGE
 from ..version import __version__
 
-__all__ = ['VERBS', 'main', 'program_name']
+__all__ = ['VERBS', 'load', 'main', 'program_name']
 
 
-class Verb(NamedTuple):
-    """Where a verb lives. Its function takes the rest of the command line, returns an exit code."""
-    module: str
-    function: str
-    summary: str
-
-    def load(self) -> Callable[[Sequence[str]], int]:
-        return getattr(importlib.import_module(self.module, __package__), self.function)
-
-
+# verb -> summary. Each is a module of this package, with a function `main(argv) -> exit code`
 VERBS = {
-    'demo': Verb('.demo', 'main', 'train twice on real photographs, compare every iteration'),
-    'data': Verb('..demo.dataset', 'main', 'write the demonstration data set'),
-    'train': Verb('..runs.start', 'train', 'train a detector'),
-    'test': Verb('..runs.start', 'test', 'evaluate a detector'),
-    'verify': Verb('..verify.variations', 'main',
-                   'train in fresh processes, certify the same bits'),
-    'replay': Verb('..verify.replay', 'main', 'train again from a manifest, compare as it goes'),
-    'chaos': Verb('.chaos', 'main', 'kill a run at random moments, resume, compare'),
-    'audit': Verb('.audit', 'main', 'look for what would make runs of a config differ'),
-    'compare': Verb('.compare', 'main', 'where two runs part, and how it grows'),
-    'localise': Verb('.localise', 'main', 'name the first thing that differs in two runs'),
-    'seeds': Verb('.seeds', 'main', 'train several seeds: mean, spread, paired test'),
-    'state': Verb('..verify.state_probe', 'main', 'name state that a config loses when it resumes'),
-    'gpu_check': Verb('.gpu_check', 'main', 'does training repeat on this GPU, at what cost'),
-    'ops': Verb('.ops', 'main', "list mmcv's operators: provider, deterministic, users"),
+    'demo': 'train twice on real photographs, compare every iteration',
+    'data': 'write the demonstration dataset',
+    'train': 'train a detector',
+    'test': 'evaluate a detector',
+    'verify': 'train in fresh processes, certify the same bits',
+    'replay': 'train again from a manifest, compare as it goes',
+    'chaos': 'kill a run at random moments, resume, compare',
+    'audit': 'look for what would make runs of a config differ',
+    'compare': 'where two runs diverge, and how it grows',
+    'localise': 'name the first thing that differs in two runs',
+    'seeds': 'train several seeds: mean, spread, paired test',
+    'state': 'name state that a config loses when it resumes',
+    'gpu_check': 'does training repeat on this GPU, at what cost',
+    'ops': "list mmcv's operators: provider, deterministic, users",
 }
+
+
+def load(verb: str) -> Callable[[Optional[Sequence[str]]], int]:
+    """The function of a verb: takes the rest of the command line, returns an exit code."""
+    return importlib.import_module(f'.{verb}', __package__).main
 
 
 def usage() -> str:
     width = max(map(len, VERBS))
-    verbs = '\n'.join(f'  {name:<{width}}  {verb.summary}' for name, verb in VERBS.items())
-    return f'usage: mmrepro VERB ...   (mmrepro VERB --help)   mmrepro {__version__}\n\n{verbs}'
+    verbs = '\n'.join(f'  {name:<{width}}  {summary}' for name, summary in VERBS.items())
+    codes = '\n'.join(f'  {code:>3}  {text}' for code, text in MEANINGS.items())
+    return (f'usage: mmrepro VERB ...   (mmrepro VERB --help)   mmrepro {__version__}\n\n{verbs}'
+            f'\n\nexit codes:\n{codes}')
 
 
 def program_name(verb: str) -> str:
@@ -54,22 +52,22 @@ def program_name(verb: str) -> str:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run a verb and return its exit code: 0 done, 1 a verdict of "not equal", 2 wrong usage."""
+    """Run a verb and return its exit code, see :mod:`mmrepro.exit_codes`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in ('-h', '--help', '--version'):
         print(__version__ if arguments[0] == '--version' else usage())
-        return 0
+        return DONE
     if not arguments:
         print(usage(), file=sys.stderr)
-        return 2
+        return USAGE
     name, rest = arguments[0].replace('-', '_'), arguments[1:]
     if name not in VERBS:
         near = difflib.get_close_matches(name, VERBS, n=1)
         hint = f'did you mean {near[0]!r}?' if near else f'verbs: {", ".join(VERBS)}'
         print(f'mmrepro: unknown verb {arguments[0]!r}; {hint} (see mmrepro --help)',
               file=sys.stderr)
-        return 2
-    return VERBS[name].load()(rest)
+        return USAGE
+    return load(name)(rest)
 
 
 if __name__ == '__main__':

@@ -5,13 +5,17 @@ import argparse
 import functools
 import os
 import sys
+import warnings
 from typing import Any, Callable, NoReturn, Optional, Sequence
 
 from mmengine.config import DictAction
 
-__all__ = ['Options', 'Parser', 'READER_LEFT', 'quiet_when_reader_leaves', 'setting']
+from ..exit_codes import READER_LEFT, USAGE
 
-READER_LEFT = 141  # what shells report of a program that ends by SIGPIPE: 128 + 13
+__all__ = ['Options', 'Parser', 'quiet_when_reader_leaves', 'setting']
+
+# mmengine imports it for every base of another package; nothing that the reader could change
+warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,7 +31,20 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         hint = f' (see {self.prog} --help)' if self._parsing else ''
-        self.exit(2, f'{self.prog}: {message}{hint}\n')
+        self.exit(USAGE, f'{self.prog}: {message}{hint}\n')
+
+    def existing_config(self, path: str) -> str:
+        """Refuse a path that is no file; returns it."""
+        if not os.path.isfile(path):
+            self.error(f'{path}: no such config')
+        return path
+
+    def check_least(self, args: argparse.Namespace, **least: int) -> None:
+        """Refuse arguments below their least value; None is not given."""
+        for name, low in least.items():
+            value = getattr(args, name)
+            if value is not None and value < low:
+                self.error(f'--{name.replace("_", "-")} {value}: must be {low} or more')
 
     def make_folder(self, path: str, option: str = '--work-dir') -> str:
         """Make the folder that an option names, unless it is there; returns ``path``."""

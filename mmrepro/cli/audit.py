@@ -8,7 +8,7 @@ import sys
 from typing import Dict, List, Optional, Sequence
 
 from ..audit.auditing import audit, exit_code, load, report, summary
-from ..audit.findings import AuditError, Finding
+from ..audit.findings import AuditError, AuditFinding
 from ..audit.rules import RULES
 from . import program_name
 from .arguments import Options, Parser, quiet_when_reader_leaves
@@ -35,7 +35,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if args.config is None:
             raise AuditError('give a config, for example mmdet::retinanet/'
                              'retinanet_r50_fpn_1x_coco.py')
-        # what constructors print belongs to nobody's report
+        # constructors may print
         with contextlib.redirect_stdout(sys.stderr):
             subject = load(args.config, args.device or _device(), options=args.cfg_options)
             findings = audit(subject, args.ignore or ())
@@ -66,7 +66,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return code
 
 
-def _dicts(findings: Sequence[Finding]) -> List[Dict[str, str]]:
+def _dicts(findings: Sequence[AuditFinding]) -> List[Dict[str, str]]:
     return [finding.as_dict() for finding in findings]
 
 

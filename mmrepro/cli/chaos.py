@@ -1,30 +1,29 @@
-"""The command ``mmrepro chaos``."""
+"""``mmrepro chaos``: kill a run at random moments, resume it, compare every iteration."""
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import sys
 import time
-from typing import List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from mmengine.config import Config
 
-from ..verify.chaos.campaign import Campaign, Settings, summary
-from ..verify.chaos.campaign_table import table
+from ..exit_codes import DIFFERENT, DONE
+from ..runs.startup import restart_for
+from ..verify.chaos.campaign import Campaign, CampaignSettings, summary
 from ..verify.chaos.kinds import KINDS, allowed
 from . import program_name
 from .arguments import Options, Parser
 
-__all__ = ['main', 'prepare']
+__all__ = ['main', 'prepare', 'table']
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Exit code 0 when all interrupted runs were the uninterrupted one, 1 when not."""
+    """Exit code 0: all interrupted runs equal the uninterrupted one; 1: not; 2: wrong usage."""
     parser = _parser()
     args = parser.parse_args(argv)
-    if not os.path.isfile(args.config):
-        parser.error(f'{args.config}: no such config')
+    parser.existing_config(args.config)
     if os.path.isdir(args.work_dir) and os.listdir(args.work_dir):
         parser.error(f'--work-dir {args.work_dir}: is not empty, and a run that finds '
                      'checkpoints resumes')
@@ -34,16 +33,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     prepare(config, args.interval)
     workers = config.train_dataloader.get('num_workers', 0)
     kinds = _kinds(parser, args.kinds, args.ranks, workers)
-    from ..runs.start import restart_if_incomplete
-    randomness = config.randomness
-    restart_if_incomplete(os.environ, randomness.get('deterministic', False),
-                          randomness.get('num_threads'))
+    restart_for(config)
     import mmdet.apis  # noqa: F401  once here, instead of in every process that is forked
     import torch
     method = args.start_method or ('fork' if torch.version.cuda is None else 'spawn')
     started = time.time()
-    campaign = Campaign(config, Settings(os.path.abspath(args.work_dir), args.kills, args.seed,
-                                         args.ranks, workers, kinds, args.span, method))
+    campaign = Campaign(config, CampaignSettings(
+        os.path.abspath(args.work_dir), args.kills, args.seed, args.ranks, workers, kinds,
+        args.span, method))
     equal = campaign.run()
     outcome = dict(summary(campaign, started), config=args.config,
                    options={key: str(value) for key, value in (args.cfg_options or {}).items()})
@@ -51,7 +48,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         with open(args.json, 'w') as file:
             json.dump(outcome, file, indent=1)
     print(f'\n{table(outcome)}')
-    return 0 if equal else 1
+    return DONE if equal else DIFFERENT
 
 
 def prepare(config: Config, interval: int) -> None:
@@ -65,6 +62,30 @@ def prepare(config: Config, interval: int) -> None:
     if randomness.get('seed') is None:  # otherwise every run would draw one
         randomness['seed'] = 0
     config.randomness = randomness
+
+
+def table(outcome: Dict[str, Any]) -> str:
+    """A Markdown table, one row per kind of interruption."""
+    lines = ['| interruption | times | exit codes | iterations done again (most) | '
+             'seconds to the end (most) |', '|---|---|---|---|---|']
+    for kind in KINDS:
+        kills = [kill for kill in outcome['kills'] if kill['kind'] == kind]
+        if not kills:
+            continue
+        codes = ', '.join(map(str, sorted({code for kill in kills for code in kill['codes']})))
+        again = max((kill['done'] - kill['resumed'] for kill in kills
+                     if kill['resumed'] is not None), default=0)
+        forced = sum(bool(kill['ended_by_us']) for kill in kills)
+        lines.append(f'| {kind} | {len(kills)} | {codes} | {again} | '
+                     f'{max(kill["seconds"] for kill in kills):.1f}'
+                     f'{f" ({forced} ended from outside)" if forced else ""} |')
+    half = sum(kill['half_written'] > 0 for kill in outcome['kills'])
+    lines += ['', f'{len(outcome["kills"])} interruptions of {outcome["runs"]} runs of '
+              f'{outcome["iterations_of_a_run"]} iterations, {outcome["settings"]["ranks"]} '
+              f'rank(s); {half} left a half-written checkpoint behind; '
+              f'{outcome["compared"]} records compared: '
+              f'{"all bits equal" if outcome["equal"] else "DIFFERENT"}']
+    return '\n'.join([*lines, *outcome['problems']])
 
 
 def _kinds(parser: argparse.ArgumentParser, names: Optional[str], ranks: int,
@@ -109,7 +130,3 @@ def _parser() -> Parser:
     parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE',
                         help='change settings of the config')
     return parser
-
-
-if __name__ == '__main__':
-    sys.exit(main())

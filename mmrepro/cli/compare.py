@@ -13,13 +13,14 @@ from mmengine.config import Config
 from ..audit.auditing import find_config
 from ..report.comparison import Comparison, compare_runs
 from ..report.comparison_plots import draw
-from ..report.html import advice, page
+from ..report.html import advice, report
 from ..report.plot_style import MissingPlots
 from ..report.publish import publish
 from ..report.run_view import RunError, load_run
 from ..report.settings_differences import manifest_differences
 from ..report.terminal import console, table
 from ..report.weight_distances import checkpoint_distances
+from ..text import shorten
 from . import program_name
 from .arguments import Parser, quiet_when_reader_leaves
 
@@ -63,7 +64,7 @@ def write(found: Comparison, folder: str) -> Dict[str, str]:
             file.write(data)
     written['page'] = os.path.join(folder, 'compare.html')
     with open(written['page'], 'w', encoding='utf-8') as file:
-        file.write(page(found, pictures))
+        file.write(report(found, pictures))
     return written
 
 
@@ -88,7 +89,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for path in written.values():
         print(f'wrote {path}')
     if not written:
-        print('--out DIR writes plots and a page')
+        print('--out DIR writes plots and an HTML report')
     return code
 
 
@@ -127,7 +128,7 @@ def as_dict(found: Comparison, code: int, written: Dict[str, str]) -> Dict[str, 
             field=first.field.field, names=list(first.field.names), module=first.module,
             fields=[field._asdict() for field in first.fields]),
         manifest=[row._asdict() for row in found.manifest],
-        parted=found.parted,
+        parted=found.diverged,
         weights=[row._asdict() for row in found.weights],
         losses={name: _last(column) for name, column in found.losses.items()},
         notes=found.notes, written=written)
@@ -147,21 +148,27 @@ def _finite(value: float) -> Optional[float]:
 def show(found: Comparison, console: Any, everything: bool = False) -> None:
     """Print the comparison; ``everything``: also what is harmless, and rows of any number."""
     from rich.text import Text
-    runs = table('', 'directory', 'read from', 'iterations', 'starts')
-    for letter, run in (('A', found.a), ('B', found.b)):
-        runs.add_row(letter, run.path, run.kind, str(len(run.iterations)), str(run.starts))
-    console.print(runs)
+
+    def rows(header: Sequence[str], cells: Sequence[Sequence[str]], marked: str = '') -> None:
+        """Print a table; rows whose last cell is ``marked`` stand out."""
+        shown = table(*header)
+        for row in cells:
+            shown.add_row(*row, style='bold red' if marked and row[-1] == marked else '')
+        console.print(shown)
+
+    rows(('', 'directory', 'read from', 'iterations', 'starts'),
+         [(letter, run.path, run.kind, str(len(run.iterations)), str(run.starts))
+          for letter, run in (('A', found.a), ('B', found.b))])
     for note in found.notes:
         console.print(Text(f'note: {note}', 'yellow'))
     if found.manifest:
-        made = table('made of', 'A', 'B', 'severity', 'consequence')
         serious = [row for row in found.manifest if row.severity != 'harmless']
         shown = found.manifest if everything else serious[:MAX_ROWS]
-        for row in shown:
-            made.add_row(row.name, _cut(row.then), _cut(row.now), row.severity, row.consequence)
         console.print()
         if shown:
-            console.print(made)
+            rows(('made of', 'A', 'B', 'severity', 'consequence'),
+                 [(row.name, shorten(row.then, 40), shorten(row.now, 40), row.severity,
+                   row.consequence) for row in shown])
         more = len(found.manifest) - len(shown)
         if more:
             harmless = len(found.manifest) - len(serious)
@@ -169,50 +176,35 @@ def show(found: Comparison, console: Any, everything: bool = False) -> None:
                                f'were made of, {"all" if harmless == more else harmless} '
                                'harmless; --all lists them', 'dim'))
     if found.first is not None:
-        fields = table(f'iteration {found.first.iteration}', 'A', 'B', '')
-        for field in found.first.fields:
-            fields.add_row(field.field, field.a, field.b, 'same' if field.same else 'differs',
-                           style='' if field.same else 'bold red')
         console.print()
-        console.print(fields)
+        rows((f'iteration {found.first.iteration}', 'A', 'B', ''),
+             [(field.field, field.a, field.b, 'same' if field.same else 'differs')
+              for field in found.first.fields], marked='differs')
         if found.first.module:
             console.print(Text(found.first.module))
-    _show_growth(found, console)
+        if found.losses:
+            console.print()
+            rows(('loss', 'last common', 'A', 'B', 'largest difference'),
+                 [(name, str(steps[-1]), f'{one[-1]:.9g}', f'{other[-1]:.9g}',
+                   f'{max(abs(b - a) for a, b in zip(one, other)):.3g}')
+                  for name, (steps, one, other) in list(found.losses.items())[:MAX_ROWS]])
+    weights = [(row.name, '-' if row.distance is None else f'{row.distance:.6g}',
+                '-' if row.relative is None else f'{row.relative:.3g}', row.note)
+               for row in found.weights if row.distance or row.note]
+    if weights:
+        console.print()
+        rows(('checkpoint', 'distance', 'relative', 'note'), weights)
     console.print(Text(f'\n{found.verdict()}', 'bold green' if found.equal else 'bold red'))
     for item in advice(found):
         console.print(Text(f'  {item}'))
 
 
-def _show_growth(found: Comparison, console: Any) -> None:
-    rows = [row for row in found.weights if row.distance or row.note]
-    if found.first is not None and found.losses:
-        losses = table('loss', 'last common', 'A', 'B', 'largest difference')
-        for name, (steps, one, other) in list(found.losses.items())[:MAX_ROWS]:
-            gap = max((abs(b - a) for a, b in zip(one, other)), default=0.)
-            losses.add_row(name, str(steps[-1]), f'{one[-1]:.9g}', f'{other[-1]:.9g}',
-                           f'{gap:.3g}')
-        console.print()
-        console.print(losses)
-    if rows:
-        weights = table('checkpoint', 'distance', 'relative', 'note')
-        for row in rows:
-            weights.add_row(row.name, '-' if row.distance is None else f'{row.distance:.6g}',
-                            '-' if row.relative is None else f'{row.relative:.3g}', row.note)
-        console.print()
-        console.print(weights)
-
-
-def _cut(value: Any, width: int = 40) -> str:
-    text = str(value)
-    return text if len(text) <= width else f'{text[:width - 3]}...'
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=program_name('compare'),
-        description='Where do two runs part, and how does the difference grow? Runs need not have '
-        'been made for this: with fingerprints (train --fingerprint) in both, bits are '
-        'compared; without, what MMEngine logged.',
+        description='Where do two runs diverge, and how does the difference grow? With '
+        'fingerprints (train --fingerprint) in both, bits are compared; without, what MMEngine '
+        'logged.',
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog='example:\n  %(prog)s work_dirs/monday work_dirs/tuesday --out comparison\n\n'
         'exit code: 0 nothing differs, 1 something does, 2 nothing to compare or wrong usage')

@@ -9,7 +9,6 @@ import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..fingerprint.reader import FingerprintError
-from ..localise.compared_runs import RunFailed
 from ..localise.entry import (
     DEFAULT_ITERATIONS,
     localise_config,
@@ -18,6 +17,7 @@ from ..localise.entry import (
 )
 from ..localise.search import LocaliseResult
 from ..report.terminal import show
+from ..runs.launcher import TrainingFailed
 from . import program_name
 from .arguments import Options, Parser, quiet_when_reader_leaves, setting
 
@@ -51,7 +51,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error(f'{args.config}: {error}')
     except (FingerprintError, ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    except RunFailed as error:
+    except TrainingFailed as error:
         print(error, file=sys.stderr)
         return 1
     if args.json:

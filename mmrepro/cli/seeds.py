@@ -11,11 +11,12 @@ from typing import Any, Dict, List, Optional, Sequence
 from mmengine.config import Config
 
 from ..audit.auditing import find_config
+from ..exit_codes import DIFFERENT, DONE, USAGE
 from ..report import seeds_report
 from ..report.plot_style import MissingPlots
 from ..report.publish import publish
 from ..report.seed_runs import (
-    Job,
+    SeedJob,
     SeedsError,
     choose_metric,
     jobs_of,
@@ -46,11 +47,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     # SeedsError and AuditError are ValueErrors
     except (ValueError, MissingPlots, MissingStatistics, OSError) as error:
         print(f'{program_name("seeds")}: {error}', file=sys.stderr)
-        return 2
+        return USAGE
     except KeyboardInterrupt:
         _say('stopped; the same command continues')
-        return 2
-    code = int(found.test is not None and not found.test.larger)
+        return USAGE
+    code = DIFFERENT if found.test is not None and not found.test.larger else DONE
     if args.json:
         print(json.dumps(dict(exit_code=code, written=written, **found.as_dict()), indent=2))
         return code
@@ -60,23 +61,22 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return code
 
 
-def _jobs(args: argparse.Namespace, seeds: List[int]) -> List[Job]:
+def _jobs(args: argparse.Namespace, seeds: List[int]) -> List[SeedJob]:
     paths = [find_config(path) for path in (args.config, args.compare) if path is not None]
     labels = [os.path.splitext(os.path.basename(path))[0] for path in paths]
     if len(set(labels)) < len(labels):
         raise SeedsError(f'both configs are called {labels[0]}; rename one of them')
     options = args.cfg_options or {}
-    words = args.options_as_given
     return [job for path, label in zip(paths, labels)
-            for job in jobs_of(path, label, seeds, args.work_dir, words, options)]
+            for job in jobs_of(path, label, seeds, args.work_dir, args.options_as_given, options)]
 
 
-def _results(jobs: List[Job], report_only: bool) -> Dict[Job, Dict[str, Any]]:
+def _results(jobs: List[SeedJob], report_only: bool) -> Dict[SeedJob, Dict[str, Any]]:
     """Results of all jobs; trains those that have none."""
     results = {job: result_of(job) for job in jobs}  # all of them first: another config is an error
     todo = [job for job in jobs if results[job] is None]
     if todo and report_only:
-        raise SeedsError('--report-only, and these have not come to their end: '
+        raise SeedsError('--report-only, and these are not finished: '
                          + ', '.join(f'{job.label} seed {job.seed}' for job in todo))
     done = len(jobs) - len(todo)
     if done:
@@ -103,8 +103,8 @@ def _say(text: str) -> None:
     print(f'[{time.strftime("%H:%M:%S")}] {text}', file=sys.stderr, flush=True)
 
 
-def _study(args: argparse.Namespace, seeds: List[int], jobs: List[Job],
-           results: Dict[Job, Dict[str, Any]]) -> seeds_report.Study:
+def _study(args: argparse.Namespace, seeds: List[int], jobs: List[SeedJob],
+           results: Dict[SeedJob, Dict[str, Any]]) -> seeds_report.Study:
     metric = choose_metric([results[job] for job in jobs], args.metric)
     values: Dict[str, List[float]] = {}
     for job in jobs:
@@ -115,7 +115,7 @@ def _study(args: argparse.Namespace, seeds: List[int], jobs: List[Job],
 def _write(args: argparse.Namespace, found: seeds_report.Study) -> List[str]:
     drawn = seeds_report.plot(found)
     os.makedirs(args.work_dir, exist_ok=True)
-    files = {'seeds.png': drawn, 'seeds.html': seeds_report.page(found, drawn).encode(),
+    files = {'seeds.png': drawn, 'seeds.html': seeds_report.report(found, drawn).encode(),
              'seeds.json': json.dumps(found.as_dict(), indent=1).encode()}
     written = []
     for name, data in files.items():
@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--work-dir', default=os.path.join('work_dirs', 'seeds'), metavar='DIR',
                         help='where runs and the report go (default: work_dirs/seeds)')
     parser.add_argument('--report-only', action='store_true', help='train nothing')
-    parser.add_argument('--no-plots', action='store_true', help='write no plot and no page')
+    parser.add_argument('--no-plots', action='store_true', help='write no plot and no HTML report')
     parser.add_argument('--json', action='store_true', help='write JSON to the standard output')
     parser.add_argument('--cfg-options', nargs='+', action=_Options, metavar='KEY=VALUE',
                         help='change settings of both configs, as in train')

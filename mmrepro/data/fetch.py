@@ -103,11 +103,7 @@ class KeyedFetch:
 
     def _samples(self, batch: Sequence[Any]) -> List[Any]:
         own = self.own_generators()
-        if get_worker_info():
-            return self._keyed(batch) if self.per_sample else self._sequential(batch)
-        with _as_in_a_worker(own if self.per_sample else {}):
-            return self._keyed(batch) if self.per_sample else self._as_worker_zero(
-                self._sequential, batch)
+        return self._run(self._keyed if self.per_sample else self._sequential, batch, own)
 
     def _keyed(self, batch: Sequence[Any]) -> List[Any]:
         with loading(BatchContext(self.dataset, self.root, self.stream, batch, self._own)) as one:
@@ -116,7 +112,7 @@ class KeyedFetch:
     def _sequential(self, batch: Sequence[Any]) -> List[Any]:
         epoch = batch[0].epoch
         if epoch != self._epoch:
-            # also with persistent workers, every epoch draws anew
+            # every epoch draws new numbers, also with persistent workers
             info = get_worker_info()
             key = ('worker', self.rank, info.id if info else 0, epoch)
             seeds.seed_all(self.root, *key)
@@ -124,22 +120,26 @@ class KeyedFetch:
             self._epoch = epoch
         return [self.dataset[plain(index)] for index in batch]
 
-    def _as_worker_zero(self, function: Callable, items: Any) -> Any:
-        if self._main_state is not None:
-            seeds.restore_rng(self._main_state)
-        result = function(items)
-        self._main_state = seeds.capture_rng(accelerators=False)
-        return result
+    def _run(self, function: Callable, items: Any, own: Generators) -> Any:
+        """Call ``function`` as it is in a worker; the main process acts as worker 0."""
+        if get_worker_info():
+            return function(items)
+        if self.per_sample:
+            with _as_in_a_worker(own):
+                return function(items)
+        with _as_in_a_worker({}):
+            if self._main_state is not None:
+                seeds.restore_rng(self._main_state)
+            result = function(items)
+            self._main_state = seeds.capture_rng(accelerators=False)
+            return result
 
     def collate(self, function: Callable, own: Generators, start: Tuple[int, int],
                 items: List[Any]) -> Any:
         """Call a collate function that may draw, in the stream of its batch or worker."""
         if self.per_sample:
             function = partial(self._keyed_collate, function, own, start)
-        if get_worker_info():
-            return function(items)
-        with _as_in_a_worker(own if self.per_sample else {}):
-            return function(items) if self.per_sample else self._as_worker_zero(function, items)
+        return self._run(function, items, own)
 
     def _keyed_collate(self, function: Callable, own: Generators, start: Tuple[int, int],
                        items: List[Any]) -> Any:

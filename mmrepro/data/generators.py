@@ -17,7 +17,7 @@ import torch
 from .. import seeds
 from ..config import RandomnessError
 
-__all__ = ['Generators', 'find', 'isolated', 'reseed']
+__all__ = ['GENERATORS', 'Generators', 'find', 'isolated', 'reseed']
 
 Generators = Dict[str, Any]  # where it is -> generator
 
@@ -42,7 +42,7 @@ def _put_bits(generator: Any, state: Any) -> None:
     getattr(generator, 'bit_generator', generator).state = state
 
 
-KINDS = (
+_KINDS = (
     GeneratorKind(torch.Generator, lambda g, given: g.manual_seed(given.torch),
          lambda g: g.get_state(), lambda g, state: g.set_state(state)),
     GeneratorKind(np.random.Generator, _seed_bits, lambda g: g.bit_generator.state, _put_bits),
@@ -52,7 +52,7 @@ KINDS = (
     GeneratorKind(random.Random, lambda g, given: g.seed(given.python),
          lambda g: g.getstate(), lambda g, state: g.setstate(state)),
 )
-_CLASSES = tuple(kind.cls for kind in KINDS)
+GENERATORS = tuple(kind.cls for kind in _KINDS)
 
 # values that hold nothing; modules and classes hold what belongs to others
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), np.ndarray, torch.Tensor, type,
@@ -60,7 +60,7 @@ _LEAVES = (str, bytes, int, float, complex, bool, type(None), np.ndarray, torch.
 
 
 def _kind(generator: Any) -> GeneratorKind:
-    return next(kind for kind in KINDS if isinstance(generator, kind.cls))
+    return next(kind for kind in _KINDS if isinstance(generator, kind.cls))
 
 
 def _is_global(generator: Any) -> bool:
@@ -80,7 +80,7 @@ def _used_globals(function: types.FunctionType) -> Iterator[Tuple[str, Any]]:
             value = function.__globals__.get(name)
             own = isinstance(value, types.FunctionType) and \
                 value.__globals__ is function.__globals__
-            if own or isinstance(value, _CLASSES):
+            if own or isinstance(value, GENERATORS):
                 yield f'{function.__module__}:{name}', value
 
 
@@ -100,7 +100,7 @@ def _inside_object(thing: Any, path: str) -> Iterator[Tuple[str, Any]]:
         yield f'{path}.{name}', value
     for cls in type(thing).__mro__[:-1]:
         for name, value in vars(cls).items():
-            if isinstance(value, _CLASSES):
+            if isinstance(value, GENERATORS):
                 yield f'{path}.{name}', value
             elif isinstance(value, types.FunctionType):
                 yield from _used_globals(value)
@@ -154,7 +154,7 @@ def find(thing: Any, name: str, but: tuple = (), data: bool = True) -> Generator
             if id(value) in seen or isinstance(value, skipped):
                 continue
             seen[id(value)] = value  # kept: a freed object would lend its id to another
-            if isinstance(value, _CLASSES):
+            if isinstance(value, GENERATORS):
                 if not _is_global(value):
                     found[inner] = _seedable(inner, value)
             elif data or not _is_data(value):

@@ -10,7 +10,7 @@ from .fetch import KeyedCollate, KeyedFetch, WorkerInit, keyed_collate
 from .samplers import Placement, adopt_batch_sampler, adopt_sampler
 from .start_methods import use_own_start_method
 
-__all__ = ['adopt_loader', 'placement_of']
+__all__ = ['adopt_loader', 'placement_of', 'without_positions']
 
 _LEGACY = "set randomness.worker_seed='mmengine' to train with MMEngine's own streams"
 
@@ -18,6 +18,22 @@ _LEGACY = "set randomness.worker_seed='mmengine' to train with MMEngine's own st
 def placement_of(loader: DataLoader) -> Optional[Placement]:
     """The placement of an adopted loader, or None."""
     return getattr(getattr(loader, 'batch_sampler', None), '_placement', None)
+
+
+def without_positions(dataset: type, batched: bool = True) -> str:
+    """Why the samples of a loader have no position that could key their randomness, or ''.
+
+    Args:
+        dataset: class of the loader's dataset.
+        batched: False for ``batch_size=None``.
+    """
+    if issubclass(dataset, IterableDataset):
+        return (f'{dataset.__name__} is an iterable dataset: its samples have no position that '
+                'could key their randomness')
+    if not batched:
+        return ('batch_size=None loads samples one by one, without a batch sampler to carry their '
+                'position')
+    return ''
 
 
 def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank: int,
@@ -39,13 +55,9 @@ def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank
             uses, or that holds a generator that cannot be seeded.
     """
     dataset = loader.dataset
-    if isinstance(dataset, IterableDataset):
-        raise RandomnessError(
-            f'{type(dataset).__name__} is an iterable dataset: its samples have no position that '
-            f'could key their randomness; {_LEGACY}')
-    if loader.batch_sampler is None:
-        raise RandomnessError(f'batch_size=None loads samples one by one, without a batch sampler '
-                              f'to carry their position; {_LEGACY}')
+    refusal = without_positions(type(dataset), loader.batch_sampler is not None)
+    if refusal:
+        raise RandomnessError(f'{refusal}; {_LEGACY}')
     before = getattr(dataset, '__getitems__', None)
     if isinstance(before, KeyedFetch) and before.stream != stream:
         raise RandomnessError(

@@ -19,7 +19,8 @@ import numpy as np
 from .. import seeds
 from . import generators
 
-__all__ = ['SAMPLING_ORDERS', 'SamplingOrder', 'is_endless', 'isolated_order', 'sampling_order_of']
+__all__ = ['SAMPLING_ORDERS', 'STOCK_FAULTS', 'SamplingOrder', 'is_endless', 'isolated_order',
+           'sampling_order_of', 'strided_stock']
 
 Position = Tuple[Any, int, int]  # index, epoch, global position
 SamplingOrder = Callable[[Any, int, int], Iterator[Position]]
@@ -277,6 +278,14 @@ SAMPLING_ORDERS: Dict[str, SamplingOrder] = {
     'torch.utils.data.sampler.RandomSampler': torch_random,
     'torch.utils.data.sampler.WeightedRandomSampler': torch_weighted,
     'torch.utils.data.sampler.SubsetRandomSampler': torch_subset,
+}
+
+
+# sampler -> (cause in docs/explanation/causes.md, what its stock order does)
+STOCK_FAULTS = {
+    'GroupMultiSourceSampler': (
+        'C3', "groups are drawn from the main process's global generator"),
+    'CustomSampleSizeSampler': ('B13', 'its cycle starts again after a resume'),
 }
 
 

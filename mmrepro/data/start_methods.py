@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 from multiprocessing import context
-from typing import Any, Optional
+from typing import Any, Dict
 
 from torch.utils.data import DataLoader
 
@@ -18,11 +18,11 @@ from .worker_signals import ends_workers
 
 __all__ = ['use_own_start_method']
 
-METHODS = {}
+METHODS: Dict[str, type] = {}  # start method -> context
 
 
 def _own_popen(process: type) -> Any:
-    """multiprocessing's way to start a process, with another way to end it."""
+    """multiprocessing's way to start a process; :func:`ends_workers` changes how it ends."""
     start = process._Popen
 
     def _Popen(process_obj: Any) -> Any:
@@ -33,51 +33,18 @@ def _own_popen(process: type) -> Any:
     return staticmethod(_Popen)
 
 
-if hasattr(context, 'ForkProcess'):
-
-    class ForkProcess(context.ForkProcess):
-        """A forked process."""
-        _Popen = _own_popen(context.ForkProcess)
-
-    class ForkContext(context.ForkContext):
-        """The 'fork' start method."""
-        Process = ForkProcess
-
-    METHODS['fork'] = ForkContext
-
-if hasattr(context, 'SpawnProcess'):
-
-    class SpawnProcess(context.SpawnProcess):
-        """A spawned process."""
-        _Popen = _own_popen(context.SpawnProcess)
-
-    class SpawnContext(context.SpawnContext):
-        """The 'spawn' start method."""
-        Process = SpawnProcess
-
-    METHODS['spawn'] = SpawnContext
-
-if hasattr(context, 'ForkServerProcess'):
-
-    class ForkServerProcess(context.ForkServerProcess):
-        """A process of the fork server."""
-        _Popen = _own_popen(context.ForkServerProcess)
-
-    class ForkServerContext(context.ForkServerContext):
-        """The 'forkserver' start method."""
-        Process = ForkServerProcess
-
-    METHODS['forkserver'] = ForkServerContext
-
-
-def _start_method(loader: DataLoader) -> Optional[str]:
-    chosen = loader.multiprocessing_context
-    if chosen is None:
-        return multiprocessing.get_start_method()
-    return chosen.get_start_method()
+for _name in ('Fork', 'Spawn', 'ForkServer'):
+    if hasattr(context, f'{_name}Process'):  # Windows only spawns
+        _process = getattr(context, f'{_name}Process')
+        _own = type(f'{_name}Process', (_process, ), {
+            '__module__': __name__, '_Popen': _own_popen(_process)})
+        globals()[f'{_name}Process'] = _own  # a worker unpickles it by this name
+        METHODS[_name.lower()] = type(f'{_name}Context', (getattr(context, f'{_name}Context'), ),
+                                      {'__module__': __name__, 'Process': _own})
 
 
 def use_own_start_method(loader: DataLoader) -> None:
     """Replace the loader's context by ours of the same start method, in place."""
-    if loader.num_workers > 0 and _start_method(loader) in METHODS:
-        loader.multiprocessing_context = METHODS[_start_method(loader)]()
+    chosen = (loader.multiprocessing_context or multiprocessing).get_start_method()
+    if loader.num_workers > 0 and chosen in METHODS:
+        loader.multiprocessing_context = METHODS[chosen]()

@@ -12,15 +12,15 @@ from typing import Any
 
 __all__ = ['ends_workers', 'shield']
 
-# what workers take no notice of; Windows has none of them
+# signals that workers ignore; Windows has none of them
 IGNORED = ('SIGTERM', 'SIGUSR1', 'SIGUSR2')
 
-# PyTorch and multiprocessing end workers by SIGTERM, and a handler in Python is not told who sent
-# it. They use this one instead, which nothing sends to a group of processes.
+# PyTorch and multiprocessing end workers by SIGTERM, and a Python handler cannot see who sent
+# it. They use this signal instead, which nothing sends to a group of processes.
 END = getattr(signal, 'SIGVTALRM', None)
 
 
-def _take_no_notice(number: int, frame: Any) -> None:
+def _ignore(number: int, frame: Any) -> None:
     """Not SIG_IGN: programs that a worker starts would inherit that."""
 
 
@@ -34,7 +34,7 @@ def shield() -> None:
         return
     signal.signal(END, _leave)
     for name in IGNORED:
-        signal.signal(getattr(signal, name), _take_no_notice)
+        signal.signal(getattr(signal, name), _ignore)
 
 
 @cache

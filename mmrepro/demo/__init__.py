@@ -1,4 +1,4 @@
-"""The demonstration: a data set of real photographs, and two runs of one config side by side."""
+"""The demonstration: a dataset of real photographs, and two runs of one config."""
 from __future__ import annotations
 
 from .dataset import CLASSES, check_coco, data_digest, write_dataset

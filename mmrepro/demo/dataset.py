@@ -1,4 +1,4 @@
-"""A small COCO-format detection data set of real photographs, the same bytes for the same seed.
+"""A small COCO-format detection dataset of real photographs, the same bytes for the same seed.
 
 Layout and keys are COCO's, so that a config made for one reads the other:
 
@@ -7,7 +7,6 @@ Layout and keys are COCO's, so that a config made for one reads the other:
 """
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -18,13 +17,10 @@ import cv2
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from ..cli import program_name
-from ..cli.arguments import Parser
 from .photos import BACKGROUNDS, CLASSES, PHOTOS, Outline, photo_dir, read_photo, resize
 
 __all__ = [
-    'CLASSES', 'SPLITS', 'annotation_file', 'check_coco', 'data_digest', 'main', 'refusal',
-    'write_dataset'
+    'CLASSES', 'SPLITS', 'annotation_file', 'check_coco', 'data_digest', 'refusal', 'write_dataset'
 ]
 
 SPLITS = ('train2017', 'val2017')
@@ -49,10 +45,6 @@ MIN_AREA = 200  # pixels; what is left of a smaller object could not be recognis
 MIN_VISIBLE = 0.5  # a paste that hides more of an earlier object is drawn again
 MAX_OVERHANG = 0.25  # fraction of a cut-out that may lie outside of the image
 TRIES = 20
-
-
-# argument, least and most. Seeds as those of a training; a million images is a slip of the hand
-LIMITS = (('seed', 0, 2**32 - 1), ('train', 1, 1_000_000), ('val', 1, 1_000_000))
 
 
 class Instance(NamedTuple):
@@ -82,11 +74,11 @@ def check_coco(root: str) -> None:
 
 
 def write_dataset(out: str, seed: int = 0, num_train: int = 24, num_val: int = 8) -> str:
-    """Write the data set and return its digest (see :func:`data_digest`).
+    """Write the dataset and return its digest (see :func:`data_digest`).
 
     Args:
-        out: folder; made when missing. An earlier demonstration data set in it is replaced.
-        seed: chooses backgrounds, objects, scales, places and flips.
+        out: folder; made when missing. An earlier demonstration dataset in it is replaced.
+        seed: chooses backgrounds, objects, scales, positions and flips.
         num_train, num_val: numbers of images.
 
     Raises:
@@ -130,7 +122,7 @@ def _refuse_foreign(path: str) -> None:
         start = file.read(4096)
     if MARK not in start:
         raise FileExistsError(f'{path} was not written by mmrepro; choose another folder for the '
-                              'demonstration data set')
+                              'demonstration dataset')
 
 
 def _write_split(out: str, split: str, seed: int, count: int) -> None:
@@ -172,18 +164,18 @@ def _compose(rng: random.Random, size: Tuple[int, int]) -> Tuple[np.ndarray, Lis
 
 def _background(rng: random.Random, name: str,
                 size: Tuple[int, int]) -> Tuple[np.ndarray, List[Instance]]:
-    """The largest crop of a photograph with the shape of ``size``, at a random place."""
+    """The largest crop of a photograph with the shape of ``size``, at a random position."""
     width, height = size
     photo = read_photo(name)
     rows, columns = photo.shape[:2]
-    part = min(columns / width, rows / height)
-    crop_width, crop_height = int(width * part), int(height * part)
+    ratio = min(columns / width, rows / height)
+    crop_width, crop_height = int(width * ratio), int(height * ratio)
     left = int(rng.random() * (columns - crop_width + 1))
     top = int(rng.random() * (rows - crop_height + 1))
     pixels = resize(photo[top:top + crop_height, left:left + crop_width], width, height)
     instances = []
     for outline in PHOTOS.get(name, ()):
-        points = [((x - left) / part, (y - top) / part) for x, y in outline.points]
+        points = [((x - left) / ratio, (y - top) / ratio) for x, y in outline.points]
         mask = _fill(points, size)
         if mask.sum() >= MIN_AREA:
             instances.append(Instance(outline.category, mask, int(mask.sum())))
@@ -198,16 +190,16 @@ def _paste(rng: random.Random, pixels: np.ndarray, instances: Sequence[Instance]
     (left, top), (right, bottom) = points.min(0), points.max(0) + 1
     low, high = SCALES[outline.category]
     longest = (low + (high - low) * rng.random()) * min(width, height)
-    part = longest / max(right - left, bottom - top)
-    new_width = max(1, int((right - left) * part))
-    new_height = max(1, int((bottom - top) * part))
+    ratio = longest / max(right - left, bottom - top)
+    new_width = max(1, int((right - left) * ratio))
+    new_height = max(1, int((bottom - top) * ratio))
     flip = rng.random() < 0.5
-    x = _place(rng, width, new_width)
-    y = _place(rng, height, new_height)
+    x = _offset(rng, width, new_width)
+    y = _offset(rng, height, new_height)
 
     source = read_photo(photo)
     cut = resize(source[max(top, 0):bottom, max(left, 0):right], new_width, new_height)
-    shape = _fill([((px - left) * part, (py - top) * part) for px, py in outline.points],
+    shape = _fill([((px - left) * ratio, (py - top) * ratio) for px, py in outline.points],
                   (new_width, new_height))
     if flip:
         cut, shape = cut[:, ::-1], shape[:, ::-1]
@@ -227,7 +219,7 @@ def _paste(rng: random.Random, pixels: np.ndarray, instances: Sequence[Instance]
     return pasted, [*left_over, Instance(outline.category, mask, int(mask.sum()))]
 
 
-def _place(rng: random.Random, room: int, length: int) -> int:
+def _offset(rng: random.Random, room: int, length: int) -> int:
     overhang = MAX_OVERHANG * length
     return int(rng.random() * (room - length + 2 * overhang) - overhang)
 
@@ -280,27 +272,3 @@ def refusal(error: Exception, out: str) -> str:
     # errors of the operating system have a number; ours say everything
     reason = getattr(error, 'strerror', None)
     return str(error) if reason is None else f'{out} cannot be written: {reason}'
-
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """The command line: write the data set, print where it is and its digest."""
-    parser = Parser(
-        prog=program_name('data'),
-        description='Write a small COCO-format detection data set made of real photographs.',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog='example:\n  mmrepro data data/demo')
-    parser.add_argument('out', help='folder to write to')
-    parser.add_argument('--seed', type=int, default=0, help='another seed, other images')
-    parser.add_argument('--train', type=int, default=24, metavar='N', help='training images')
-    parser.add_argument('--val', type=int, default=8, metavar='N', help='validation images')
-    args = parser.parse_args(argv)
-    for name, low, high in LIMITS:
-        value = getattr(args, name)
-        if not low <= value <= high:
-            parser.error(f'--{name} {value}: must be {low} to {high}')
-    try:
-        digest = write_dataset(args.out, args.seed, args.train, args.val)
-    except (OSError, ModuleNotFoundError) as error:
-        parser.error(refusal(error, args.out))
-    print(f'{args.out}: {args.train} training and {args.val} validation images, digest {digest}')
-    return 0

@@ -1,4 +1,4 @@
-"""Find the shipped configs and tools, and point a config at a data set."""
+"""Find the shipped configs and tools, and point a config at a dataset."""
 from __future__ import annotations
 
 import os
@@ -17,18 +17,18 @@ def shipped(path: str) -> str:
     """Absolute path of a file under configs/ or tools/, installed or in a checkout.
 
     Raises:
-        FileNotFoundError: naming both places.
+        FileNotFoundError: naming both paths.
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    places = [os.path.join(package, '.mim', path), os.path.join(os.path.dirname(package), path)]
-    for place in places:
-        if os.path.exists(place):
-            return place
-    raise FileNotFoundError(f'{path} is in neither of {places[0]} and {places[1]}')
+    paths = [os.path.join(package, '.mim', path), os.path.join(os.path.dirname(package), path)]
+    for candidate in paths:
+        if os.path.exists(candidate):
+            return candidate
+    raise FileNotFoundError(f'{path} was not found: neither {paths[0]} nor {paths[1]} exists')
 
 
 def demo_config(model: str, data_root: Optional[str] = None) -> Config:
-    """The config ``configs/demo/<model>_demo.py``, on the data set in ``data_root``.
+    """The config ``configs/demo/<model>_demo.py``, on the dataset in ``data_root``.
 
     >>> demo_config('faster-rcnn_r50_fpn').randomness.seed
     42
@@ -40,7 +40,7 @@ def demo_config(model: str, data_root: Optional[str] = None) -> Config:
 
 
 def use_data(cfg: Config, root: str) -> None:
-    """Let every data set and metric of ``cfg`` read the COCO-format data in ``root``."""
+    """Let every dataset and metric of ``cfg`` read the COCO-format data in ``root``."""
 
     def change(node: Any) -> None:
         if 'data_root' in node:
@@ -50,11 +50,11 @@ def use_data(cfg: Config, root: str) -> None:
             node['ann_file'] = annotation_file(root, split)
 
     for key in _data_keys(cfg):
-        _walk(cfg[key], change)
+        _visit(cfg[key], change)
 
 
 def use_coco_classes(cfg: Config) -> None:
-    """Exchange the classes of the demonstration data set for the 80 of COCO."""
+    """Replace the classes of the demonstration dataset by the 80 of COCO."""
     demo_classes = len(cfg.demo_classes)
 
     def change(node: Any) -> None:
@@ -63,18 +63,18 @@ def use_coco_classes(cfg: Config) -> None:
             node['num_classes'] = COCO_CLASSES
 
     for key in ['model', *_data_keys(cfg)]:
-        _walk(cfg[key], change)
+        _visit(cfg[key], change)
 
 
 def _data_keys(cfg: Config) -> list:
     return [key for key in cfg if key.endswith(('_dataloader', '_evaluator')) and cfg[key]]
 
 
-def _walk(node: Any, change: Callable[[Any], None]) -> None:
+def _visit(node: Any, change: Callable[[Any], None]) -> None:
     if isinstance(node, dict):
         change(node)
         for value in node.values():
-            _walk(value, change)
+            _visit(value, change)
     elif isinstance(node, (list, tuple)):
         for value in node:
-            _walk(value, change)
+            _visit(value, change)

@@ -1,4 +1,4 @@
-"""The photographs of the demonstration data set, and the outlines of what is on them.
+"""The photographs of the demonstration dataset, and the outlines of what is on them.
 
 The photographs are the sample images inside the scikit-image wheel, so nothing is downloaded. The
 outlines were drawn by hand, in pixels of the original photograph.
@@ -70,9 +70,9 @@ _COINS = (
 
 
 def _ellipse(x: int, y: int, half_width: int, half_height: int) -> Tuple[Point, ...]:
-    turns = [2 * math.pi * step / 24 for step in range(24)]
+    angles = [2 * math.pi * step / 24 for step in range(24)]
     return tuple((x + round(half_width * math.cos(t)), y + round(half_height * math.sin(t)))
-                 for t in turns)
+                 for t in angles)
 
 
 # file: what is on it
@@ -99,7 +99,7 @@ def photo_dir() -> str:
         import skimage
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "the demonstration data set is made of scikit-image's sample photographs; install them "
+            "the demonstration dataset is made of scikit-image's sample photographs; install them "
             "with: pip install 'mmrepro[demo]', or from a checkout: pip install '.[demo]'"
         ) from error
     return os.path.join(os.path.dirname(skimage.__file__), 'data')
@@ -145,8 +145,8 @@ _ONE = 1 << 11
 
 def _taps(source: int, target: int) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lower and upper source index and the upper one's weight (of ``_ONE``) per target pixel."""
-    place = (2 * np.arange(target, dtype=np.int64) + 1) * source * _ONE // (2 * target) - _ONE // 2
-    place = np.clip(place, 0, (source - 1) * _ONE)
-    low = place // _ONE
-    return low, np.minimum(low + 1, source - 1), place % _ONE
+    centre = (2 * np.arange(target, dtype=np.int64) + 1) * source * _ONE // (2 * target)
+    position = np.clip(centre - _ONE // 2, 0, (source - 1) * _ONE)
+    low = position // _ONE
+    return low, np.minimum(low + 1, source - 1), position % _ONE
 

@@ -26,10 +26,10 @@ from .policy import (
     missing_at_start,
     snapshot,
 )
-from .tables import ENV, FLAGS, PRECISIONS, Settings
+from .tables import ENV, FLAGS, PRECISIONS, PolicySettings
 
 __all__ = [
-    'ENV', 'FLAGS', 'PRECISIONS', 'Change', 'DeterminismError', 'Report', 'Settings',
+    'ENV', 'FLAGS', 'PRECISIONS', 'Change', 'DeterminismError', 'Report', 'PolicySettings',
     'deterministic', 'disable', 'drifted', 'enable', 'in_force', 'is_enabled', 'missing_at_start',
     'snapshot'
 ]

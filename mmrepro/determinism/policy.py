@@ -21,7 +21,7 @@ from .tables import (
     EnvRow,
     Flag,
     Mode,
-    Settings,
+    PolicySettings,
 )
 
 _logger = logging.getLogger('mmrepro')
@@ -58,7 +58,7 @@ class Change:
 class Report:
     """What ``enable`` did: the settings, the changes in order, and what it had to warn of."""
 
-    settings: Settings
+    settings: PolicySettings
     changes: Tuple[Change, ...] = ()
     warnings: Tuple[str, ...] = ()
 
@@ -119,8 +119,8 @@ def enable(mode: Mode = True,
         TypeError, ValueError: an argument of the wrong type or value.
     """
     global _active
-    settings = Settings(mode, float32_precision, fill_uninitialized_memory, num_threads,
-                        cudnn_enabled, cudnn_benchmark)
+    settings = PolicySettings(mode, float32_precision, fill_uninitialized_memory, num_threads,
+                              cudnn_enabled, cudnn_benchmark)
     _check_types(settings)
     said = _check_conflicts(settings, env)
     disable()
@@ -193,7 +193,7 @@ def snapshot(env: Mapping[str, str] = os.environ) -> Dict[str, Any]:
 
 
 def drifted() -> Tuple[Change, ...]:
-    """Flags that somebody has changed since ``enable``, so that the promise no longer holds."""
+    """Flags that were changed since ``enable``, so that the promise no longer holds."""
     if _active is None:
         return ()
     settings = _active.report.settings
@@ -225,7 +225,7 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
         values['MKL_NUM_THREADS'] = env.get('OMP_NUM_THREADS', threads)
     if mode:
         values['PYTHONHASHSEED'] = '0'
-    settings = Settings(mode)
+    settings = PolicySettings(mode)
     for row in ENV:
         if row.at_start and row.default is not None and row.accepted(settings):
             values[row.name] = row.default
@@ -235,7 +235,7 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
 # -------------------------------------------------------------------------------- checks
 
 
-def _check_types(s: Settings) -> None:
+def _check_types(s: PolicySettings) -> None:
     if not (isinstance(s.mode, bool) or s.mode == 'warn'):
         raise ValueError(f"deterministic={s.mode!r}: expected True, False or 'warn'")
     if s.float32_precision is not None and s.float32_precision not in PRECISIONS:
@@ -249,7 +249,7 @@ def _check_types(s: Settings) -> None:
         raise ValueError(f'num_threads={s.num_threads!r}: expected None or an integer above 0')
 
 
-def _check_conflicts(s: Settings, env: Mapping[str, str]) -> Tuple[str, ...]:
+def _check_conflicts(s: PolicySettings, env: Mapping[str, str]) -> Tuple[str, ...]:
     """Raise what contradicts ``s``; in ``'warn'`` mode, return it."""
     conflicts = [text for row in ENV for text in _conflict(row, s, env)]
     if s.mode and s.cudnn_benchmark:
@@ -263,15 +263,13 @@ def _check_conflicts(s: Settings, env: Mapping[str, str]) -> Tuple[str, ...]:
     return ()
 
 
-def _conflict(row: EnvRow, s: Settings, env: Mapping[str, str]) -> List[str]:
-    value, accepted = env.get(row.name), row.accepted(s)
-    if value is None or not accepted:
-        return []
-    if row.matches(value) if row.matches is not None else value in accepted:
+def _conflict(row: EnvRow, s: PolicySettings, env: Mapping[str, str]) -> List[str]:
+    value = env.get(row.name)
+    if value is None or row.accepts(value, s):
         return []
     return [f'{row.name}={value!r} is set in the environment, with '
             f'deterministic={s.mode!r}, float32_precision={s.float32_precision!r}: {row.why}. '
-            f'Unset {row.name}, or set one of: {" | ".join(accepted)}.']
+            f'Unset {row.name}, or set one of: {" | ".join(row.accepted(s))}.']
 
 
 # -------------------------------------------------------------------------------- flags
@@ -295,7 +293,7 @@ def _write(flag: Flag, value: Any) -> None:
         flag.set(value)
 
 
-def _apply(flag: Flag, s: Settings) -> None:
+def _apply(flag: Flag, s: PolicySettings) -> None:
     wanted = flag.wanted(s)
     if wanted and _read(flag.get) not in (*wanted, UNAVAILABLE):
         _write(flag, wanted[0])

@@ -34,7 +34,7 @@ DETERMINISTIC_PRECISION = 'highest'
 
 
 @dataclass(frozen=True)
-class Settings:
+class PolicySettings:
     """What was asked for. ``None`` leaves a thing as it is."""
 
     mode: Mode = True
@@ -57,18 +57,23 @@ class EnvRow(NamedTuple):
     """One environment variable that the policy has an opinion on.
 
     Attributes:
-        accepted: Settings -> values that a user may have set; an empty tuple: no opinion now.
+        accepted: PolicySettings -> values that a user may have set; an empty tuple: no opinion now.
         default: Set if the variable is missing; None: a missing variable is as good.
         at_start: It is read so early that setting it inside a running Python comes too late.
         matches: ``matches(value)`` replaces "is one of ``accepted``" where a list is too short.
     """
 
     name: str
-    accepted: Callable[[Settings], Tuple[str, ...]]
+    accepted: Callable[[PolicySettings], Tuple[str, ...]]
     default: Optional[str]
     why: str
     at_start: bool = False
     matches: Optional[Callable[[str], bool]] = None
+
+    def accepts(self, value: str, settings: PolicySettings) -> bool:
+        """Whether a user may have set ``value``."""
+        accepted = self.accepted(settings)
+        return not accepted or (value in accepted if self.matches is None else self.matches(value))
 
 
 class Flag(NamedTuple):
@@ -76,27 +81,29 @@ class Flag(NamedTuple):
 
     Attributes:
         get, set: May raise AttributeError: this torch does not have it.
-        wanted: Settings -> acceptable values, the first of which is written if the current one is
+        wanted: settings -> acceptable values, the first of which is written if the current one is
             not among them; an empty tuple: leave it.
         later: env -> what to restore if the switch was not there on the way in, but is now.
+        setter: torch's function that sets it, where it is no attribute.
     """
 
     name: str
     get: Callable[[], Any]
     set: Callable[[Any], None]
-    wanted: Callable[[Settings], Sequence[Any]]
+    wanted: Callable[[PolicySettings], Sequence[Any]]
     why: str
     later: Optional[Callable[[Mapping[str, str]], Any]] = None
+    setter: str = ''
 
 
 # -------------------------------------------------------------------------------- environment
 
 
-def _deterministic(*values: str) -> Callable[[Settings], Tuple[str, ...]]:
+def _deterministic(*values: str) -> Callable[[PolicySettings], Tuple[str, ...]]:
     return lambda s: values if s.mode else ()
 
 
-def _tf32(off: Tuple[str, ...], on: Tuple[str, ...]) -> Callable[[Settings], Tuple[str, ...]]:
+def _tf32(off: Tuple[str, ...], on: Tuple[str, ...]) -> Callable[[PolicySettings], Tuple]:
     return lambda s: () if s.precision is None else on if s.precision['tf32'] else off
 
 
@@ -121,7 +128,7 @@ def _is_thread_count(value: str) -> bool:
 # CUDA_LAUNCH_BLOCKING=1 is deliberately not here: work on one stream runs in order without it, so
 # it buys no bit and costs the overlap of host and device. MKL_CBWR is not either: it makes
 # matrix products independent of the number of threads but not convolutions, and it changes the
-# bits of runs with one thread (docs/explanation/limits.md). Both are recorded below.
+# bits of products with one thread (docs/explanation/limits.md). Both are recorded below.
 ENV = (
     EnvRow(
         'CUBLAS_WORKSPACE_CONFIG', _deterministic(':4096:8', ':16:8'), ':4096:8',
@@ -170,6 +177,11 @@ ENV = (
         'ONEDNN_DEFAULT_FPMATH_MODE', _tf32(off=('STRICT', 'strict'), on=()), None,
         'the newer name of the variable above'),
 )
+
+# Rows of ENV that nothing on a CPU reads.
+CUDA_ENV = ('CUBLAS_WORKSPACE_CONFIG', 'NCCL_ALGO', 'NVIDIA_TF32_OVERRIDE',
+            'TORCH_ALLOW_TF32_CUBLAS_OVERRIDE', 'NVTE_ALLOW_NONDETERMINISTIC_ALGO',
+            'FLASH_ATTENTION_DETERMINISTIC')
 
 # Never set and never refused, but they change bits, so they belong into every snapshot.
 RECORDED_ENV = (
@@ -221,24 +233,24 @@ def _reduction(kind: str) -> Tuple[Callable, Callable]:
     return lambda: getattr(torch.backends.cuda.matmul, name), put
 
 
-def _debug_mode(s: Settings) -> Sequence[int]:
+def _debug_mode(s: PolicySettings) -> Sequence[int]:
     return (1, ) if s.mode == 'warn' else (2, ) if s.mode else ()
 
 
-def _benchmark(s: Settings) -> Sequence[bool]:
+def _benchmark(s: PolicySettings) -> Sequence[bool]:
     if s.mode is True:
         return (False, )
     # In 'warn' mode a conflict is kept and said; without determinism the request is all there is.
     return (bool(s.cudnn_benchmark), ) if s.mode or s.cudnn_benchmark is not None else ()
 
 
-def _when_deterministic(value: Any) -> Callable[[Settings], Sequence[Any]]:
+def _when_deterministic(value: Any) -> Callable[[PolicySettings], Sequence[Any]]:
     return lambda s: (value, ) if s.mode else ()
 
 
-def _precision(key: str) -> Callable[[Settings], Sequence[Any]]:
+def _precision(key: str) -> Callable[[PolicySettings], Sequence[Any]]:
 
-    def wanted(s: Settings) -> Sequence[Any]:
+    def wanted(s: PolicySettings) -> Sequence[Any]:
         if s.precision is None:
             return ()
         value = s.precision[key]
@@ -247,11 +259,11 @@ def _precision(key: str) -> Callable[[Settings], Sequence[Any]]:
     return wanted
 
 
-def _ieee(s: Settings) -> Sequence[str]:
+def _ieee(s: PolicySettings) -> Sequence[str]:
     return () if s.precision is None else ('ieee', 'none')
 
 
-def _given(name: str) -> Callable[[Settings], Sequence[Any]]:
+def _given(name: str) -> Callable[[PolicySettings], Sequence[Any]]:
     return lambda s: () if getattr(s, name) is None else (getattr(s, name), )
 
 
@@ -275,7 +287,8 @@ def _set_native_operators(wanted: bool) -> None:
 FLAGS = (
     Flag('torch.float32_matmul_precision',
          *_functions(lambda: torch, 'get_float32_matmul_precision', 'set_float32_matmul_precision'),
-         _precision('matmul'), 'float32 or TF32 in matrix products, on every release'),
+         _precision('matmul'), 'float32 or TF32 in matrix products, on every release',
+         setter='torch.set_float32_matmul_precision'),
     Flag('torch.backends.cudnn.allow_tf32', *_attribute(_cudnn, 'allow_tf32'),
          _precision('tf32'), 'float32 or TF32 in convolutions; on unless turned off'),
     Flag('torch.backends.cuda.matmul.fp32_precision',
@@ -302,11 +315,12 @@ FLAGS = (
     Flag('torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction', *_reduction('bf16'),
          _when_deterministic(False), 'the same for bfloat16'),
     Flag('torch.num_threads', *_functions(lambda: torch, 'get_num_threads', 'set_num_threads'),
-         _given('num_threads'), 'a sum that is split over threads depends on their number'),
+         _given('num_threads'), 'a sum that is split over threads depends on their number',
+         setter='torch.set_num_threads'),
     Flag('torch.backends.cudnn.enabled', *_attribute(_cudnn, 'enabled'),
          _given('cudnn_enabled'), 'cuDNN and the native kernels give different bits'),
     Flag('torch.backends.cudnn.benchmark', *_attribute(_cudnn, 'benchmark'),
-         _benchmark, 'cuDNN times its kernels and takes the fastest: another one in another run'),
+         _benchmark, 'cuDNN times its kernels and takes the fastest, a matter of chance'),
     Flag('torch.backends.cudnn.deterministic', *_attribute(_cudnn, 'deterministic'),
          _when_deterministic(True), 'the fastest backward convolutions add up atomically'),
     Flag('torch.backends.mkldnn.deterministic',
@@ -316,7 +330,8 @@ FLAGS = (
          *_functions(lambda: torch.backends.cuda, 'cudnn_sdp_enabled', 'enable_cudnn_sdp'),
          _when_deterministic(False),
          'backward of attention in cuDNN has no deterministic form; the flash and '
-         'memory-efficient backends have one, and torch picks it'),
+         'memory-efficient backends have one, and torch picks it',
+         setter='torch.backends.cuda.enable_cudnn_sdp'),
     Flag('torch._inductor.config.deterministic', *_attribute(_inductor_config, 'deterministic'),
          _when_deterministic(True), 'no timing of candidate kernels',
          later=lambda env: env.get('TORCHINDUCTOR_DETERMINISTIC') == '1'),
@@ -327,11 +342,12 @@ FLAGS = (
     Flag('mmrepro.native_operators', _has_native_operators, _set_native_operators,
          _when_deterministic(True),
          "torch's own kernels that would raise, or break ties as they like: "
-         'docs/reference/operators.md'),
+         'docs/reference/operators.md\'),
     # Not torch.use_deterministic_algorithms: recent releases import inductor in there, 1.6 s.
     Flag('torch.deterministic_debug_mode',
          *_functions(lambda: torch, 'get_deterministic_debug_mode', 'set_deterministic_debug_mode'),
-         _debug_mode, 'deterministic algorithms; without one, an error (2) or a warning (1)'),
+         _debug_mode, 'deterministic algorithms; without one, an error (2) or a warning (1)',
+         setter='torch.set_deterministic_debug_mode'),
 )
 
 # name -> getter, for the snapshot only

@@ -22,8 +22,8 @@ from .. import determinism, ops
 from ..seeds import SCHEME
 from ..version import __version__
 
-__all__ = ['DEFAULT_TIMEOUT', 'AgreementError', 'check_agreement', 'package_version', 'settle',
-           'start_fields']
+__all__ = ['DEFAULT_TIMEOUT', 'AgreementError', 'check_agreement', 'group_store',
+           'package_version', 'round_store', 'settle', 'start_fields']
 
 DEFAULT_TIMEOUT = 300.0  # seconds
 MAX_LINES = 20  # of differences in one message
@@ -69,7 +69,7 @@ def start_fields(config_text: str,
     Args:
         config_text: The effective config, for example ``cfg.pretty_text``.
         randomness: The effective values, the seed included.
-        provider: Who provides mmcv's operators; None: whoever does now.
+        provider: Who provides mmcv's operators; None: the current provider.
         extra: More fields.
 
     Returns:
@@ -168,11 +168,9 @@ def settle(topic: str,
         return decide([json.loads(text)])
     timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     rank, world = dist.get_rank(), dist.get_world_size()
-    store = dist.PrefixStore(f'mmrepro/{topic}/{world}', _group_store())
+    store = group_store('be compared. Use gloo or nccl.')
     try:
-        # a rank comes again only when all have come, so tickets count rounds, the same on all ranks
-        number = (store.add('tickets', 1) - 1) // world
-        store = dist.PrefixStore(str(number), store)
+        store = round_store(store, topic, world)
         store.set(f'rank{rank}', text)
         if rank == 0:
             verdict = _preside(store, world, decide, timeout)
@@ -198,12 +196,24 @@ def _encode(value: Any) -> str:
     return json.dumps(value)
 
 
-def _group_store() -> dist.Store:
+def group_store(purpose: str) -> dist.Store:
+    """The store of the process group.
+
+    Raises:
+        AgreementError: there is none; ``purpose`` says what the ranks cannot do, and what to use.
+    """
     store = dist.distributed_c10d._get_default_store()
     if store is None:
         raise AgreementError('the process group was made without a store (backend mpi): the ranks '
-                             'cannot be compared. Use gloo or nccl.')
+                             f'cannot {purpose}')
     return store
+
+
+def round_store(store: dist.Store, topic: str, world: int) -> dist.Store:
+    """The part of the store for one round of a topic; every rank calls it once for each round."""
+    store = dist.PrefixStore(f'mmrepro/{topic}/{world}', store)
+    # a rank comes again only when all have come, so tickets count rounds, the same on all ranks
+    return dist.PrefixStore(str((store.add('tickets', 1) - 1) // world), store)
 
 
 def _preside(store: dist.Store, world: int, decide: Callable, timeout: timedelta) -> Dict[str, Any]:
@@ -217,7 +227,7 @@ def _preside(store: dist.Store, world: int, decide: Callable, timeout: timedelta
         verdict = _missing(store, world, timeout)
     verdict = _publish(store, verdict)
     if 'error' in verdict:
-        # this process may hold the store; let those who came read the reason before it ends
+        # this process may hold the store; let the ranks that came read the reason before it ends
         present = [rank for rank in range(1, world) if store.check([f'rank{rank}'])]
         _wait(store, [f'read{rank}' for rank in present], timeout)
     return verdict

@@ -1,10 +1,10 @@
-"""All ranks stop at the end of the same turn, although a signal reaches them at different times.
+"""All ranks stop after the same event, although a signal reaches them at different times.
 
-A turn is an iteration or a validation batch. A turn costs one lock and no message: a thread of each
-rank looks at the store of the process group twice a second. Once a rank wants to stop, every
-thread names the turn that its main thread is in, beyond which the main thread does not go before
-all have answered; the latest of these turns is the last one. The threads answer also while the
-main threads wait for each other's gradients, so that this cannot hang.
+An event is the end of an iteration or of a validation batch. It costs one lock and no message: a
+thread of each rank looks at the store of the process group twice a second. Once a rank wants to
+stop, every thread names the event that its main thread is heading for, beyond which the main thread
+waits until all have answered. The latest of these events is the last one. The threads also answer
+while the main threads wait for each other's gradients, so this cannot hang.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Callable, List, Optional
 
 import torch.distributed as dist
 
-from .agreement import DEFAULT_TIMEOUT, AgreementError
+from .agreement import DEFAULT_TIMEOUT, AgreementError, group_store, round_store
 
 __all__ = ['CommonStop']
 
@@ -36,9 +36,9 @@ class CommonStop:
                  timeout: float = DEFAULT_TIMEOUT) -> None:
         self._wanted, self._timeout = wanted, timeout
         self._interval = INTERVAL if interval is None else interval
-        self._turns = 0
-        self._held: Optional[int] = None  # the turn beyond which this rank must not go yet
-        self._last: Optional[int] = None  # the turn that all ranks agreed on
+        self._events = 0
+        self._held: Optional[int] = None  # the event beyond which this rank must not go yet
+        self._last: Optional[int] = None  # the event that all ranks agreed on
         self._error: Optional[str] = None
         self._lock, self._decided, self._closed = (
             threading.Lock(), threading.Event(), threading.Event())
@@ -46,19 +46,17 @@ class CommonStop:
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             return
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        self._store = self._open()
+        store = group_store('agree where to stop. Use gloo or nccl, or turn pre-emption off: '
+                            "custom_hooks=[dict(type='PreemptHook', signals=())]")
+        # the clone does not wait while the original does; an older torch has none, but keys are
+        # short, and nothing here waits long before the end
+        self._store = round_store(store.clone() if hasattr(store, 'clone') else store, 'stop',
+                                  self._world)
         self._thread = threading.Thread(target=self._watch, name='mmrepro stop', daemon=True)
         self._thread.start()
 
-    def _open(self) -> dist.Store:
-        store = _own_connection()
-        store = dist.PrefixStore(f'mmrepro/stop/{self._world}', store)
-        # as in `settle`: tickets count how often all ranks have come
-        number = (store.add('tickets', 1) - 1) // self._world
-        return dist.PrefixStore(str(number), store)
-
-    def turn(self) -> bool:
-        """End a turn; whether it is the last one. All ranks take the same turns.
+    def end_event(self) -> bool:
+        """Whether this event is the last one. All ranks have the same events.
 
         Raises:
             AgreementError: a rank did not answer, or the store is lost.
@@ -66,13 +64,13 @@ class CommonStop:
         if self._thread is None:
             return self._wanted()
         with self._lock:
-            self._turns += 1
-            if self._held is None or self._turns < self._held:
+            self._events += 1
+            if self._held is None or self._events < self._held:
                 return False
         self._decided.wait()
         if self._error is not None:
             raise AgreementError(self._error)
-        return self._turns >= self._last
+        return self._events >= self._last
 
     def leave(self, timeout: float = 3600.) -> None:
         """Wait until rank 0 has called this; rank 0 waits for all.
@@ -103,15 +101,15 @@ class CommonStop:
                     return
             self._store.set('wanted', '')
             with self._lock:
-                self._held = self._turns + 1
-            self._store.set(f'turn{self._rank}', str(self._held))
+                self._held = self._events + 1
+            self._store.set(f'event{self._rank}', str(self._held))
             self._last = self._collect()
         except (RuntimeError, OSError) as error:  # rank 0 has ended, and the store with it
             self._error = f'rank {self._rank} has lost the store of the process group: {error}'
         self._decided.set()
 
     def _collect(self) -> Optional[int]:
-        names: List[str] = [f'turn{rank}' for rank in range(self._world)]
+        names: List[str] = [f'event{rank}' for rank in range(self._world)]
         end = time.monotonic() + self._timeout
         while not self._store.check(names):
             if self._closed.wait(ANSWER_INTERVAL):
@@ -122,15 +120,3 @@ class CommonStop:
                                f'stop: {", ".join(map(str, missing))}')
                 return None
         return max(int(self._store.get(name)) for name in names)
-
-
-def _own_connection() -> dist.Store:
-    """A connection to the group's store that does not wait while another one does."""
-    store = dist.distributed_c10d._get_default_store()
-    if store is None:
-        raise AgreementError('the process group was made without a store (backend mpi): the ranks '
-                             'cannot agree where to stop. Use gloo or nccl, or turn pre-emption '
-                             "off: custom_hooks=[dict(type='PreemptHook', signals=())]")
-    if hasattr(store, 'clone'):
-        return store.clone()
-    return store  # an older torch: keys are short, and nothing here waits long before the end

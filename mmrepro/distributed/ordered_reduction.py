@@ -1,9 +1,9 @@
 """Gradients summed in the order of the ranks, whatever DistributedDataParallel's buckets are.
 
-An all-reduce may add up an element in an order that depends on where in the buffer it lies. DDP
-lays out its buckets anew after the first backward pass, so a run that was resumed adds up its first
-step in another order than the run that went on, and with three or more ranks that changes bits.
-(Two terms give the same sum in either order.) Here every element is
+An all-reduce may add up an element in an order that depends on its offset in the buffer. DDP
+rebuilds its buckets after the first backward pass, so a resumed run adds up its first step in a
+different order than an uninterrupted run, and with three or more ranks that changes bits. (Two
+terms give the same sum in either order.) Here every element is
 
     (((g[0] / n) + (g[1] / n)) + (g[2] / n)) + ...      n ranks, g[r] the gradient of rank r
 
@@ -23,7 +23,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ['fix_gradient_order', 'ordered_mean', 'ordered_mean_hook']
+__all__ = ['ORDER_MATTERS_FROM', 'fix_gradient_order', 'ordered_mean', 'ordered_mean_hook']
+
+ORDER_MATTERS_FROM = 3  # ranks; a sum of two is the same in either order
 
 # torch 2.13 gives it another name and warns of the old one
 _all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
@@ -78,7 +80,7 @@ def ordered_mean_hook(group, bucket):
 def fix_gradient_order(model: nn.Module) -> List[DistributedDataParallel]:
     """Register :func:`ordered_mean_hook` with every DistributedDataParallel in ``model``.
 
-    Nothing is registered where it could change nothing, that is, with fewer than three ranks.
+    Nothing is registered with fewer ranks than :data:`ORDER_MATTERS_FROM`.
 
     Returns:
         list: the wrappers that now have the hook.
@@ -91,7 +93,7 @@ def fix_gradient_order(model: nn.Module) -> List[DistributedDataParallel]:
                 if isinstance(module, DistributedDataParallel) and hasattr(module, 'reducer')]
     fixed = []
     for wrapper in wrappers:
-        if dist.get_world_size(wrapper.process_group) > 2:
+        if dist.get_world_size(wrapper.process_group) >= ORDER_MATTERS_FROM:
             wrapper.register_comm_hook(wrapper.process_group, ordered_mean_hook)
             fixed.append(wrapper)
     return fixed

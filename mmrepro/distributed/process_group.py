@@ -89,7 +89,7 @@ def launch_variables(launcher: str,
     Args:
         launcher: ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
         env: What the launcher set.
-        port: ``dist_cfg.port`` of the config, which goes before MASTER_PORT with ``'slurm'``, as in
+        port: ``dist_cfg.port`` of the config, which overrides MASTER_PORT with ``'slurm'``, as in
             MMEngine.
 
     Raises:

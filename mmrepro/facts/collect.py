@@ -13,7 +13,7 @@ import torch
 
 from ..distributed.agreement import package_version, start_fields
 
-__all__ = ['collect_facts', 'flatten', 'read_settings', 'settings_of']
+__all__ = ['collect_facts', 'cpu_name', 'flatten', 'read_settings', 'settings_of']
 
 # MMEngine writes these into the config by itself, or they say where and not what
 NOT_SETTINGS = ('randomness', 'resume', 'load_from', 'work_dir', 'launcher', 'experiment_name')
@@ -129,7 +129,7 @@ def _only_watches(hook: Any) -> bool:
 @functools.cache
 def _hardware() -> Dict[str, Any]:
     found = {
-        'hardware.cpu': _cpu_name(),
+        'hardware.cpu': cpu_name(),
         'hardware.cpu_instructions': torch.backends.cpu.get_cpu_capability(),
         # compilers and libraries; the same version can come in several builds
         'version.torch_build': hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
@@ -142,7 +142,8 @@ def _hardware() -> Dict[str, Any]:
     return found
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The model name of the processor, or its architecture where there is none."""
     try:
         with open('/proc/cpuinfo') as file:
             lines = [line.split(':', 1)[1].strip() for line in file

@@ -1,4 +1,4 @@
-"""Then and now: what differs between a checkpoint's run and this one, and what follows from it."""
+"""How this run differs from the one that wrote a checkpoint, and what follows from it."""
 from __future__ import annotations
 
 import fnmatch
@@ -71,39 +71,39 @@ CONDITIONS = {
 
 # The first row that matches counts.
 RULES = (
-    Rule('randomness.seed', CHANGES, 'other order of data, other random numbers'),
+    Rule('randomness.seed', CHANGES, 'different order of data, different random numbers'),
     Rule('randomness.resume_strict', HARMLESS, ''),
-    Rule('randomness.operators', HARMLESS, 'who provides operators is compared by itself'),
-    Rule('randomness.*', CHANGES, 'other random numbers or other kernels'),
+    Rule('randomness.operators', HARMLESS, 'the provider of operators is compared by itself'),
+    Rule('randomness.*', CHANGES, 'different random numbers or kernels'),
     Rule('scheme', CHANGES, 'random numbers are derived in another way'),
-    Rule('world_size', CHANGES, 'other batches per rank, another order of the sums of gradients'),
+    Rule('world_size', CHANGES, 'different batches per rank, gradients added in a different order'),
     Rule('train_samples', CHANGES, 'the training data are not the same'),
-    Rule('operators', CHANGES, 'other kernels for the operators of mmcv'),
+    Rule('operators', CHANGES, 'different kernels for the operators of mmcv'),
     Rule('version.mmrepro', HARMLESS, 'the scheme of the random numbers is compared by itself'),
     Rule('version.python', HARMLESS, 'nothing random depends on the interpreter'),
-    Rule('version.cudnn', CHANGES, 'other kernels', 'cuda'),
-    Rule('version.cuda', CHANGES, 'other kernels'),
+    Rule('version.cudnn', CHANGES, 'different kernels', 'cuda'),
+    Rule('version.cuda', CHANGES, 'different kernels'),
     Rule('version.driver', HARMLESS, 'kernels come with CUDA and cuDNN'),
     Rule('version.pycocotools', HARMLESS, 'metrics only'),
-    Rule('version.*', CHANGES, 'another implementation'),
-    Rule('hardware.*', CHANGES, 'other kernels: sums in another order'),
-    Rule('torch.num_threads', CHANGES, 'sums are cut into other pieces'),
-    Rule('torch.num_interop_threads', HARMLESS, 'no operator is cut by it'),
-    Rule('cv2.num_threads', HARMLESS, 'OpenCV cuts images, not sums'),
-    Rule('torch.backends.cu*', CHANGES, 'other kernels', 'cuda'),
+    Rule('version.*', CHANGES, 'a different implementation'),
+    Rule('hardware.*', CHANGES, 'different kernels: sums in a different order'),
+    Rule('torch.num_threads', CHANGES, 'sums are split differently'),
+    Rule('torch.num_interop_threads', HARMLESS, 'no operator is split by it'),
+    Rule('cv2.num_threads', HARMLESS, 'OpenCV splits images, not sums'),
+    Rule('torch.backends.cu*', CHANGES, 'different kernels', 'cuda'),
     Rule('torch._inductor.*', HARMLESS, 'compiled models are compiled again'),
     Rule('torch.utils.deterministic.fill_uninitialized_memory', HARMLESS,
          'only code that reads memory before it writes it can tell'),
-    Rule('torch.*', CHANGES, 'other kernels'),
+    Rule('torch.*', CHANGES, 'different kernels'),
     Rule('env.PYTHONHASHSEED', HARMLESS, 'no order comes from hashes'),
     Rule('env.O*_NUM_THREADS', HARMLESS, 'the number of threads is compared by itself'),
     Rule('env.MKL_NUM_THREADS', HARMLESS, 'the number of threads is compared by itself'),
     Rule('env.CUDA_LAUNCH_BLOCKING', HARMLESS, 'speed only'),
     Rule('env.PYTORCH_CUDA_ALLOC_CONF', HARMLESS, 'addresses only'),
-    Rule('env.CU*', CHANGES, 'other kernels', 'cuda'),
-    Rule('env.NVIDIA_*', CHANGES, 'other kernels', 'cuda'),
-    Rule('env.NCCL_*', CHANGES, 'another order of the sums over ranks', 'ranks'),
-    Rule('env.*', CHANGES, 'other kernels'),
+    Rule('env.CU*', CHANGES, 'different kernels', 'cuda'),
+    Rule('env.NVIDIA_*', CHANGES, 'different kernels', 'cuda'),
+    Rule('env.NCCL_*', CHANGES, 'a different order of the sums over ranks', 'ranks'),
+    Rule('env.*', CHANGES, 'different kernels'),
     Rule('config.train_dataloader.num_workers', CHANGES, 'streams belong to workers',
          'worker streams'),
     Rule('config.train_dataloader.persistent_workers', CHANGES, 'streams belong to workers',
@@ -121,7 +121,7 @@ RULES = (
       for name in ('checkpoint', 'logger', 'timer', 'visualization')),
     Rule('config.env_cfg.mp_cfg*', HARMLESS, 'how workers start'),
     Rule('config.env_cfg.dist_cfg*', CHANGES, 'the sums over ranks', 'ranks'),
-    *(Rule(f'config.{name}*', CHANGES, 'other training') for name in (
+    *(Rule(f'config.{name}*', CHANGES, 'different training') for name in (
         'model', 'train_dataloader', 'train_cfg', 'optim_wrapper', 'param_scheduler',
         'auto_scale_lr', 'custom_hooks', 'default_hooks', 'data_preprocessor', 'env_cfg',
         'default_scope', 'sync_bn', 'find_unused_parameters', 'broadcast_buffers',
@@ -189,11 +189,11 @@ def check(path: str, then: Dict[str, Any], now: Dict[str, Any], strict: bool) ->
         if strict:
             raise ResumeError(
                 f'{text}The result would not be that of the uninterrupted run. Put the settings '
-                'back; or go on with another result: randomness.resume_strict=False; or begin a '
+                'back; or accept a different result: randomness.resume_strict=False; or begin a '
                 'new run from these weights: load_from=..., resume=False')
         lines.append(f'{text}The result is not that of the uninterrupted run.')
     if harmless:
-        lines.append(f'other than in the run that is resumed, without effect on its bits: '
+        lines.append(f'different from the resumed run, without effect on its bits: '
                      f'{one_line(harmless)}')
     return lines
 

@@ -9,32 +9,32 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 import torch
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 
-__all__ = ['Place', 'Places']
+__all__ = ['CallSite', 'CallSites']
 
-# not by its name: the folder of a checkout may have it, too
+# by its path, because the folder of a checkout may have the same name
 PACKAGE = os.path.dirname(os.path.dirname(__file__))
 LOSS_FUNCTIONS = ('loss_by_feat', 'loss_and_target', 'parse_losses', 'loss_single')
 OPTIMIZERS = (torch.optim.Optimizer, OptimWrapper, OptimWrapperDict)
-ENGINE = '/torch/autograd/graph.py'  # starts the backward pass; what called it says nothing of it
+ENGINE = '/torch/autograd/graph.py'  # starts the backward pass; its callers are not the cause
 TENSOR = '/torch/_tensor.py'  # Tensor.backward makes the first gradient
 # what runs below a method of these is not part of the training
 OWN = os.path.join(PACKAGE, 'hooks', '')
 PREPROCESSOR = 'data_preprocessor'  # MMEngine's name for the module that moves and pads batches
 STACK = 40  # frames kept
-# frames between the training code and the recorder, which say nothing
+# frames between the training code and the recorder
 SKIPPED = ('/torch/utils/_python_dispatch.py', '/torch/_ops.py', '/torch/_dynamo/',
            '/torch/_compile.py', os.path.join(PACKAGE, 'fingerprint', ''),
            os.path.join(PACKAGE, 'localise', ''))
 
 
-class Place(NamedTuple):
+class CallSite(NamedTuple):
     """Phase, path of the module or parameter, and the Python calls, innermost first."""
     phase: str
     path: str
     stack: Tuple[Tuple[str, int, str], ...]
 
 
-class Places:
+class CallSites:
     """Answers where the operator that is being dispatched comes from.
 
     A backward operator belongs to the module whose forward made its autograd node: nodes carry a
@@ -55,36 +55,36 @@ class Places:
         """Name of a parameter or buffer, of a gradient, or ''."""
         return self._tensors.get(id(tensor), '')
 
-    def current(self) -> Optional[Place]:
-        """The place of the operator in dispatch; call it once for each, before it runs.
+    def current(self) -> Optional[CallSite]:
+        """The call site of the operator in dispatch; ask once for each, before it runs.
 
         None for what mmrepro's own hooks compute: digests of the state, which are no training.
         """
         node = torch._C._current_autograd_node()
-        place, found = self._from_stack(node is not None)
-        if place is None:
+        site, found = self._from_stack(node is not None)
+        if site is None:
             return None
         if node is not None:
-            return place._replace(phase='backward') if found else self._of_node(node, place.stack)
+            return site._replace(phase='backward') if found else self._of_node(node, site.stack)
         number = torch.autograd._get_sequence_nr()
         if number > self._next:
             self._numbers.append(self._next)
-            self._owners.append((place.path, place.stack))
+            self._owners.append((site.path, site.stack))
             self._next = number
-        return place
+        return site
 
-    def _of_node(self, node: Any, stack: Tuple) -> Place:
+    def _of_node(self, node: Any, stack: Tuple) -> CallSite:
         """Of an operator of the backward pass: the module and the Python calls of the forward."""
         variable = getattr(node, 'variable', None)
         if variable is not None:  # AccumulateGrad
-            return Place('backward', self.label(variable), stack)
+            return CallSite('backward', self.label(variable), stack)
         index = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1
         path, made_by = self._owners[index] if index >= 0 else ('', ())
-        return Place('backward', path, (*stack, (_class_file(node), 0, f'{node.name()}, made by'),
-                                        *made_by))
+        made = _class_file(node), 0, f'{node.name()}, made by'
+        return CallSite('backward', path, (*stack, made, *made_by))
 
-    def _from_stack(self, in_backward: bool) -> Tuple[Optional[Place], bool]:
-        """The place by the Python calls, and whether a module of the model is among them."""
+    def _from_stack(self, in_backward: bool) -> Tuple[Optional[CallSite], bool]:
+        """The call site by the Python calls, and whether a module of the model is among them."""
         phase, path, stack = '', None, []
         frame = sys._getframe(1)
         while frame is not None and len(stack) < STACK:
@@ -106,7 +106,7 @@ class Places:
             phase = phase or 'data'
         if self.hook and not in_backward:
             phase, path = 'hook', path or self.hook
-        return Place(phase or 'forward', path or '', tuple(stack)), path is not None
+        return CallSite(phase or 'forward', path or '', tuple(stack)), path is not None
 
     def _of_owner(self, owner: Any, phase: str,
                   path: Optional[str]) -> Tuple[str, Optional[str]]:

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from ..text import shorten
+from ..text import listed, shorten
 from .reader import RankLog
-from .schema import BY_NAME, FIELDS, MODULES, STREAMS, Call, call_of, value_of
+from .schema import BY_NAME, FIELDS, MODULES, STREAMS, StreamCall, call_of, value_of
 
-__all__ = ['ComparedField', 'Divergence', 'compare_steps', 'differing_iterations', 'divergence_at',
-           'first_divergence', 'not_compared']
+__all__ = ['ComparedField', 'Divergence', 'before', 'compare_steps', 'differing_iterations',
+           'divergence_at', 'first_differing_metric', 'first_divergence', 'not_compared']
 
-MAX_NAMES = 3  # of parts that a text names; the rest is counted
 ORDER = {name: number for number, name in enumerate(FIELDS)}
 # phase of the first differing call: the field that it comes before; other phases: the losses
 COMES_BEFORE = {'backward': 'gradients', 'optimizer': 'optimizer'}
 
 Step = Mapping[str, Any]
 Ranks = Mapping[int, RankLog]
+Pair = Tuple[StreamCall, StreamCall]
 
 
 class ComparedField(NamedTuple):
@@ -61,9 +61,7 @@ class ComparedField(NamedTuple):
         if isinstance(self.a, Mapping):
             return (f'{self.field}.{self.names[0]}', self.a.get(self.names[0]),
                     self.b.get(self.names[0]))
-        more = len(self.names) - MAX_NAMES
-        names = ', '.join(self.names[:MAX_NAMES]) + (f' and {more} more' if more > 0 else '')
-        return f'{self.field} of {names}', self.a, self.b
+        return f'{self.field} of {listed(self.names)}', self.a, self.b
 
 
 class Divergence(NamedTuple):
@@ -138,8 +136,8 @@ def _first_call(stream: str, first: List[list], second: List[list]) -> ComparedF
     different bits, the innermost is named. Backward calls follow from the forward pass, so one is
     named only where every forward call was given the same.
     """
-    given: Optional[Tuple[Call, Call]] = None  # the first calls with different inputs
-    made: Optional[Tuple[Call, Call]] = None  # those with the same inputs and different results
+    given: Optional[Pair] = None  # the first calls with different inputs
+    made: Optional[Pair] = None  # those with the same inputs and different results
     for a, b in ((call_of(stream, one), call_of(stream, other))
                  for one, other in zip(first, second) if one != other):
         if a.identity != b.identity:
@@ -204,6 +202,26 @@ def first_divergence(a: Ranks, b: Ranks) -> Optional[Divergence]:
     """The first iteration that differs on any rank, None where none does."""
     iteration = next(differing_iterations(a, b), None)
     return None if iteration is None else divergence_at(a, b, iteration)
+
+
+def first_differing_metric(a: Ranks, b: Ranks) -> Optional[Divergence]:
+    """The first metric that differs, of validations after the same number of iterations."""
+    for rank in sorted(set(a) & set(b)):
+        others = {val['iteration']: val['metrics'] for val in b[rank].vals}
+        for val in a[rank].vals:
+            there = others.get(val['iteration'], val['metrics'])
+            for name, value in val['metrics'].items():
+                if there.get(name) != value:
+                    return Divergence(val['iteration'], {rank: (ComparedField(
+                        f'metric {name} of the validation', value, there.get(name)), )})
+    return None
+
+
+def before(ranks: Ranks, end: int) -> Dict[int, RankLog]:
+    """The first ``end`` iterations of a run, and their validations."""
+    return {rank: log._replace(
+        steps={iteration: step for iteration, step in log.steps.items() if iteration < end},
+        vals=[val for val in log.vals if val['iteration'] <= end]) for rank, log in ranks.items()}
 
 
 def not_compared(a: Ranks, b: Ranks) -> List[str]:

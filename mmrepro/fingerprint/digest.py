@@ -7,14 +7,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
-from typing import Any, Iterable, List, Mapping, Sequence, Tuple
+from typing import Any, List, Mapping, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from . import hash_arithmetic as arithmetic
 
-__all__ = ['SCHEME', 'combine', 'combine_digests', 'combined_hex', 'hex_of', 'tensor_digest',
+__all__ = ['SCHEME', 'combine_digests', 'combined_hex', 'hex_of', 'tensor_digest',
            'tensor_digests', 'text_digest', 'to_hex', 'value_digest']
 
 SCHEME = 1
@@ -69,25 +69,16 @@ def tensor_digests(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return digests
 
 
-def combine(items: Iterable[Tuple[str, torch.Tensor]]) -> torch.Tensor:
-    """One 0-d digest of named digests (0-d, on one device); their order does not count."""
-    items = list(items)
-    values = torch.stack([value for _, value in items]) if items else torch.zeros(
-        0, dtype=torch.int64)
-    return combine_digests([name for name, _ in items], values)
-
-
 def combine_digests(names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
-    """As :func:`combine`, of ``[n]`` digests."""
-    place = ('names', values.device, tuple(names))
-    salts = arithmetic.constant(
-        place, lambda: np.array([_name_key(name) for name in names], np.uint64))
+    """One 0-d digest of ``[n]`` digests by their names; their order does not count."""
+    salts = arithmetic.constant(('names', values.device, tuple(names)), lambda: np.array(
+        [_name_key(name) for name in names], np.uint64))
     return arithmetic.mix(arithmetic.mix(values ^ salts).sum() + arithmetic.signed(
         (len(names) + 1) * arithmetic.GOLDEN & arithmetic.MASK))
 
 
 def combined_hex(digests: Mapping[str, int]) -> str:
-    """As :func:`combine`, of digests that are Python integers already."""
+    """As :func:`combine_digests`, of digests that are Python integers already."""
     total = sum(arithmetic.mix_int((value & arithmetic.MASK) ^ _name_key(name))
                 for name, value in digests.items())
     return hex_of(arithmetic.mix_int(
@@ -122,7 +113,10 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
                         'no bits to take a digest of; allowed: dense and sparse tensors with data')
     if tensor.numel() == 0:  # its strides may be anything, which views refuse
         return torch.zeros(0, dtype=torch.uint8, device=tensor.device)
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if tensor.numel() < 2:  # counts as contiguous with any stride, bytes need a stride of 1
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.view(-1)
 
 
 def _sparse_digest(tensor: torch.Tensor) -> torch.Tensor:
@@ -164,7 +158,7 @@ def value_digest(value: Any) -> torch.Tensor:
 
 
 def _describe(value: Any, text: List[str], tensors: List[torch.Tensor], within: tuple) -> None:
-    """Append what ``value`` is to ``text``, in the order of a walk; tensors to ``tensors``."""
+    """Append what ``value`` is to ``text``, depth first; tensors to ``tensors``."""
     kind = type(value)
     if id(value) in within:
         text.append('(above)')

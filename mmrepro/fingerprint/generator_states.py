@@ -1,4 +1,4 @@
-"""States of random generators, and calls that ask the world outside: clock, entropy, listings."""
+"""States of random generators, and calls for outside values: clock, entropy, listings."""
 from __future__ import annotations
 
 import gc
@@ -15,7 +15,7 @@ __all__ = ['NAMES', 'Watch', 'of_torch', 'own', 'states']
 
 NAMES = ('torch', 'numpy', 'python', 'cuda')  # of the global generators, in the order of states()
 
-# name of a C function -> what it asks; the interpreter reports calls to them, however imported
+# name of a C function -> what it reads; the interpreter reports calls to them, however imported
 WATCHED = {
     'urandom': 'entropy of the operating system',
     'getrandom': 'entropy of the operating system',
@@ -32,15 +32,15 @@ WATCHED = {
     'scandir': 'directory listing',
     'getpid': 'process id',
 }
-# they ask the clock all the time, for logs and timers
+# these read the clock all the time, for logs and timers
 IGNORED_CALLERS = ('/logging/', '/mmengine/logging/', '/mmengine/hooks/', '/mmengine/utils/',
                    '/threading.py', '/queue.py', '/selectors.py', '/abc.py', '/torch/autograd/',
                    '/torch/_', '/torch/utils/_', '/torch/nn/modules/module.py',
                    os.path.join(os.path.dirname(os.path.dirname(__file__)), ''),
                    '/multiprocessing/', '/tempfile.py', '/copy.py', '/weakref.py')
-# thin doors of the standard library: who asked is behind them
-DOORS = ('/random.py', '/secrets.py', '/glob.py', '/os.py', '/uuid.py')
-CALLS_KEPT = 50  # between two records; more say no more
+# thin wrappers in the standard library: the caller is the one who asked
+WRAPPERS = ('/random.py', '/secrets.py', '/glob.py', '/os.py', '/uuid.py')
+CALLS_KEPT = 50  # between two records
 FROM = ' from '  # in a call: between the line that asked and the line that called its function
 
 
@@ -53,7 +53,7 @@ def states() -> Tuple[str, ...]:
     inner = numpy_state['state']
     key = inner.get('key')
     numpy_bytes = repr(inner).encode() if key is None else key.tobytes() + b'%d' % inner['pos']
-    # the second of two normal numbers waits for its turn
+    # normal numbers are drawn in pairs, and the second is kept
     numpy_bytes += repr((numpy_state.get('has_gauss'), numpy_state.get('gauss'))).encode()
     found = [_short(torch.default_generator.get_state().numpy().tobytes()),
              _short(numpy_bytes), _of_python(random.getstate())]
@@ -86,7 +86,7 @@ def own(*namespaces: Mapping[str, Any]) -> Dict[str, str]:
 
 
 def _of_python(state: tuple) -> str:
-    # the hash of numbers is the same in every process; the last is a normal number that waits
+    # the hash of numbers is the same in every process; the last is a normal number that is kept
     return _short(b'%d' % (hash(state[1]) & (2 ** 64 - 1)) + repr(state[2]).encode())
 
 
@@ -127,21 +127,21 @@ class Watch:
         name = getattr(function, '__qualname__', None)
         if name not in WATCHED:
             return
-        while frame is not None and frame.f_code.co_filename.endswith(DOORS):
+        while frame is not None and frame.f_code.co_filename.endswith(WRAPPERS):
             frame = frame.f_back
         if frame is None or any(part in frame.f_code.co_filename for part in IGNORED_CALLERS):
             return
         if not _is_aside(frame):
-            caller = f'{FROM}{_place(frame.f_back)}' if frame.f_back is not None else ''
-            self._calls.append(f'{WATCHED[name]}: {name} at {_place(frame)}{caller}')
+            caller = f'{FROM}{_call_site(frame.f_back)}' if frame.f_back is not None else ''
+            self._calls.append(f'{WATCHED[name]}: {name} at {_call_site(frame)}{caller}')
 
 
-def _place(frame: Any) -> str:
+def _call_site(frame: Any) -> str:
     return f'{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}'
 
 
 def _is_aside(frame: Any) -> bool:
-    """Whether garbage collection called: it comes anywhere, and no value comes of it."""
+    """Whether garbage collection called: it runs at any moment, and no value depends on it."""
     collecting = {getattr(callback, '__code__', None) for callback in gc.callbacks}
     while frame is not None:
         if frame.f_code in collecting or frame.f_code.co_name == '__del__':

@@ -4,7 +4,7 @@ The digest of one tensor, in integers modulo 2^64 (every number here is part of 
 a change is another :data:`mmrepro.fingerprint.digest.SCHEME`):
 
 - ``x[j]`` is the 64-bit word at byte ``8 j`` of the elements in logical (row-major) order,
-  little-endian, with zeros behind the last. Words stand in blocks of :data:`BLOCK`.
+  little-endian, with zeros behind the last. Words are grouped in blocks of :data:`BLOCK`.
 - The sum of block ``b`` is ``s[b] = sum_j x[j] * KEYS[0, j] + (x[j] >> 32) * KEYS[1, j]``, ``j``
   counted within the block; the shift is that of unsigned numbers.
 - ``total = sum_b mix(s[b] + (b + 1) * GOLDEN)``, the digest ``mix(total ^ key(header))`` with
@@ -42,7 +42,7 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: its multiples visit all
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # splitmix64's finaliser
 KEY_SEED = 0x6D6D726570726F31  # 'mmrepro1'
 
-MAX_CONSTANTS = 256  # layouts that are remembered; images of new sizes make new ones
+MAX_CONSTANTS = 256  # layouts that are remembered; images of new sizes add new ones
 
 MASK = (1 << 64) - 1
 _HALF = np.uint64(32)
@@ -161,7 +161,7 @@ def host_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> tor
     counts = [-(-len(data) // BLOCK_BYTES) for data in datas]
     starts = [0, *itertools.accumulate(counts)]
     sums = np.empty(starts[-1], np.uint64)
-    places, rests = [], []
+    partial, rests = [], []  # numbers of blocks that are not full, and their bytes
     for data, start in zip(datas, starts):
         whole = len(data) // BLOCK_BYTES
         end = whole * BLOCK_BYTES
@@ -169,7 +169,7 @@ def host_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> tor
             _many_block_sums(data[:end].view('<u8').reshape(whole, BLOCK),
                              sums[start:start + whole])
         if end < len(data):
-            places.append(start + whole)
+            partial.append(start + whole)
             rests.append(data[end:])
     if rests:
         rows = np.zeros((len(rests), BLOCK_BYTES), np.uint8)
@@ -177,7 +177,7 @@ def host_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> tor
             row[:len(data)] = data
         found = np.empty(len(rests), np.uint64)
         _block_sums(rows.view('<u8'), found)
-        sums[places] = found
+        sums[partial] = found
     sums += np.concatenate([_steps_to(count) for count in counts])
     running = np.zeros(len(sums) + 1, np.uint64)
     np.cumsum(_mix_array(sums), out=running[1:])
@@ -188,17 +188,17 @@ def host_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> tor
 
 # --- on other devices: PyTorch, many tensors in few kernels -------------------------------------
 
-def constant(place: tuple, make: Callable[[], np.ndarray]) -> torch.Tensor:
-    """A constant uint64 array as int64 on a device, copied there once, without waiting for it."""
-    if place not in _constants:
+def constant(key: tuple, make: Callable[[], np.ndarray]) -> torch.Tensor:
+    """A constant uint64 array as int64 on the device ``key[1]``, copied once, without waiting."""
+    if key not in _constants:
         if len(_constants) >= MAX_CONSTANTS:
             _constants.clear()
-        device = place[1]
+        device = key[1]
         host = torch.from_numpy(make().view(np.int64))
         if device.type == 'cuda':
             host = host.pin_memory()
-        _constants[place] = host.to(device, non_blocking=True)
-    return _constants[place]
+        _constants[key] = host.to(device, non_blocking=True)
+    return _constants[key]
 
 
 class _Piece(NamedTuple):

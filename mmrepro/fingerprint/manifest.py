@@ -15,9 +15,9 @@ from ..distributed.unwrap import unwrap
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import CHANGES, HARMLESS, Difference, differences
 from . import provenance
-from .digest import combine, tensor_digests, to_hex
 from .reader import FingerprintError
 from .schema import FOLDER
+from .snapshot import Snapshot
 
 __all__ = ['CHANGES', 'HARMLESS', 'MAY', 'Difference', 'Manifest', 'compare_manifests',
            'make_manifest', 'read_manifest', 'severity_of', 'write_manifest']
@@ -103,16 +103,9 @@ def make_manifest(runner: Any) -> Dict[str, Any]:
 
 
 def _initial_weights(model: Any) -> str:
-    model = unwrap(model)
-    named = [*model.named_parameters(), *model.named_buffers()]
-    by_device: Dict[Any, list] = {}
-    for name, tensor in named:
-        by_device.setdefault(tensor.device, []).append((name, tensor.detach()))
-    values = []
-    for items in by_device.values():
-        digests = tensor_digests([tensor for _, tensor in items]).cpu()
-        values += zip([name for name, _ in items], digests)
-    return to_hex([combine(values)])[0]
+    model, snapshot = unwrap(model), Snapshot()
+    snapshot.add('weights', [*model.named_parameters(), *model.named_buffers()])
+    return snapshot.fetch().combined('weights')
 
 
 def write_manifest(runner: Any, folder: str) -> str:

@@ -50,7 +50,7 @@ class ModuleRecorder:
         self._calls.clear()
 
     def stop(self) -> Any:
-        """A function that makes the line's part of what was fetched."""
+        """A function that returns what the iteration's line gets, given what was fetched."""
         records, self._snapshot, self._known = self._records, None, {}
 
         def finish(found: Any) -> Dict[str, Any]:
@@ -70,8 +70,8 @@ class ModuleRecorder:
         self._records.append(record)
         return record
 
-    def put(self, record: list, side: int, tensors: Sequence[torch.Tensor], reuse: bool) -> None:
-        """Side 0 is in, 1 is out."""
+    def put(self, record: list, end: int, tensors: Sequence[torch.Tensor], reuse: bool) -> None:
+        """Digest the inputs (``end`` 0) or outputs (1) of a call."""
         if not tensors:
             return
         values = [self._digest(tensor, reuse) for tensor in tensors]
@@ -84,7 +84,7 @@ class ModuleRecorder:
             value = values[0]
         self._count += 1
         key = str(self._count)
-        record[3][side] = key
+        record[3][end] = key
         self._snapshot.add_digests(MODULES, [key], value.view(1))
 
     def _digest(self, tensor: torch.Tensor, reuse: bool) -> torch.Tensor:

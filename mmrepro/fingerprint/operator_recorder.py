@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_flatten
 
 from . import call_sites, generator_states
 from .digest import tensor_digest, to_hex
-from .records import GARBAGE, SEPARATOR, Record
-from .uninitialized import Unwritten
+from .records import SEPARATOR, UNINITIALIZED, Record
+from .uninitialized import UninitializedMemory
 
 __all__ = ['OperatorRecorder']
 
-# operators whose result is whatever the memory held: no digest, and the memory is remembered
-UNINITIALISED = ('aten.empty', 'aten.new_empty', 'aten.empty_like', 'aten.empty_strided',
+# operators that return uninitialized memory: no digest, and the memory is remembered
+ALLOCATE = ('aten.empty', 'aten.new_empty', 'aten.empty_like', 'aten.empty_strided',
                  'aten.new_empty_strided', 'aten.empty_permuted', 'aten.resize_')
 # operators that write to all of their first argument without reading it
 OVERWRITES = ('aten.fill_', 'aten.zero_', 'aten.copy_', 'aten.normal_', 'aten.uniform_',
@@ -34,7 +34,7 @@ MUTATED = {'aten.native_batch_norm': ('running_mean', 'running_var'),
 # by their schema they write; what they write is which memory a tensor shows. A copy of a storage
 # (copy.deepcopy of a tensor) shows new memory so before it is filled
 VIEWS = ('aten.set_', )
-SILENT = ('profiler',)  # namespaces of operators that compute nothing
+SILENT = ('profiler', )  # namespaces of operators that compute nothing
 # arguments of other types count by the name of their type: their text holds addresses
 PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout,
          torch.memory_format)
@@ -47,7 +47,7 @@ class _Operator(NamedTuple):
     """What a schema says: read once for each operator."""
     name: str
     view: bool
-    uninitialised: bool
+    allocates: bool
     overwrites: bool
     written: Tuple[str, ...]
     seeded: bool
@@ -65,11 +65,11 @@ class OperatorRecorder(TorchDispatchMode):
         super().__init__()
         self._keep = keep
         self.kept: Dict[str, List[torch.Tensor]] = {}
-        self._places = call_sites.Places(model)
+        self._sites = call_sites.CallSites(model)
         self._known: Dict[Any, _Operator] = {}
         self._raw: List[Record] = []
         self._digests: List[torch.Tensor] = []
-        self._unwritten = Unwritten()
+        self._uninitialized = UninitializedMemory()
         self._watch = generator_states.Watch()
         # a CPU part and a device part of one backward pass may run at the same time
         self._lock = threading.Lock()
@@ -86,8 +86,8 @@ class OperatorRecorder(TorchDispatchMode):
         """All records so far; one copy from the device for all digests."""
         texts = to_hex(self._digests)
 
-        def text(places: Tuple[Optional[int], ...]) -> Tuple[str, ...]:
-            return tuple('' if place is None else texts[place] for place in places)
+        def text(numbers: Tuple[Optional[int], ...]) -> Tuple[str, ...]:
+            return tuple('' if number is None else texts[number] for number in numbers)
 
         return [record._replace(inputs=text(record.inputs), outputs=text(record.outputs))
                 for record in self._raw]
@@ -107,7 +107,7 @@ class OperatorRecorder(TorchDispatchMode):
 
     def within_hook(self, path: str) -> None:
         """What runs from here on belongs to this hook; to none when '' is given."""
-        self._places.hook = path
+        self._sites.hook = path
 
     @property
     def at_note(self) -> bool:
@@ -121,14 +121,14 @@ class OperatorRecorder(TorchDispatchMode):
             return func(*args, **kwargs)
         operator = self._operator(func)
         with self._lock:
-            place = self._places.current()
-            if place is None:
+            site = self._sites.current()
+            if site is None:
                 return func(*args, **kwargs)
             states = generator_states.states()
             calls = self._watch.take()
             given, arguments = self._given(func, operator, args, kwargs)
-            labels = [GARBAGE if digest is None and tensor in self._unwritten
-                      else self._places.label(tensor) for tensor, _, digest in given]
+            labels = [UNINITIALIZED if digest is None and tensor in self._uninitialized
+                      else self._sites.label(tensor) for tensor, _, digest in given]
         # outside of the lock: an operator may wait for another thread
         result = func(*args, **kwargs)
         with self._lock:
@@ -140,14 +140,14 @@ class OperatorRecorder(TorchDispatchMode):
             if len(self._raw) == self._keep:
                 self.kept['outputs'] = [tensor.detach().to('cpu', copy=True)
                                         for tensor in [*returned, *changed]]
-            if place.phase == 'optimizer' and not place.path:
-                place = place._replace(path=next(filter(None, labels), ''))
+            if site.phase == 'optimizer' and not site.path:
+                site = site._replace(path=next(filter(None, labels), ''))
             self._raw.append(Record(
-                place.phase, place.path, operator.name,
+                site.phase, site.path, operator.name,
                 shapes=_shapes([tensor for tensor, _, _ in given], _tensors(result)),
                 arguments=arguments, inputs=tuple(digest for _, _, digest in given),
                 outputs=outputs, labels=tuple(labels),
-                generators=states, stack=place.stack, drew=operator.seeded, calls=calls))
+                generators=states, stack=site.stack, drew=operator.seeded, calls=calls))
         return result
 
     def _operator(self, func: Any) -> _Operator:
@@ -160,7 +160,7 @@ class OperatorRecorder(TorchDispatchMode):
             writes = () if packet in VIEWS else writes + MUTATED.get(packet, ())
             self._known[func] = _Operator(
                 name, bool(aliases) and not writes and packet not in NEW,
-                packet in UNINITIALISED, packet in OVERWRITES, writes,
+                packet in ALLOCATE, packet in OVERWRITES, writes,
                 torch.Tag.nondeterministic_seeded in func.tags)
         return self._known[func]
 
@@ -176,7 +176,7 @@ class OperatorRecorder(TorchDispatchMode):
                 if isinstance(leaf, torch.Tensor):
                     only_written = name in operator.written and (
                         operator.overwrites or name == 'out')
-                    unknown = only_written or operator.view or leaf in self._unwritten
+                    unknown = only_written or operator.view or leaf in self._uninitialized
                     given.append((leaf, name, None if unknown else self._digest(leaf)))
                 elif isinstance(leaf, torch.Generator):
                     text.append(f'{name}=generator {generator_states.of_torch(leaf)}')
@@ -188,18 +188,18 @@ class OperatorRecorder(TorchDispatchMode):
     def _returned(self, operator: _Operator, returned: List[torch.Tensor],
                   changed: List[torch.Tensor],
                   overwritten: List[torch.Tensor]) -> Tuple[Optional[int], ...]:
-        if operator.uninitialised:
+        if operator.allocates:
             for tensor in returned:
-                self._unwritten.made(tensor)
+                self._uninitialized.allocated(tensor)
             return ()
         seen = {id(tensor) for tensor in changed}
         fresh = [tensor for tensor in returned if id(tensor) not in seen]
         for tensor in fresh:
-            # memory that was freed unwritten belongs to a result now
-            self._unwritten.result(tensor)
+            # memory that was freed uninitialized belongs to a result now
+            self._uninitialized.result(tensor)
         for tensor in overwritten:
-            self._unwritten.overwritten(tensor)
-        return tuple(None if tensor in self._unwritten else self._digest(tensor)
+            self._uninitialized.overwritten(tensor)
+        return tuple(None if tensor in self._uninitialized else self._digest(tensor)
                      for tensor in [*fresh, *changed])
 
     def _digest(self, tensor: torch.Tensor) -> int:

@@ -1,4 +1,4 @@
-"""The operators of an iteration as a part of its fingerprint."""
+"""The operators of an iteration, for its line in the fingerprint file."""
 from __future__ import annotations
 
 from collections import Counter
@@ -27,7 +27,7 @@ class OperatorLines:
         self._recorder.__enter__()
 
     def stop(self) -> Any:
-        """A function that makes the line's part."""
+        """A function that returns what the iteration's line gets."""
         recorder = self._recorder
         self.remove()
         return lambda found: {OPERATORS: lines(recorder.records())}
@@ -43,10 +43,10 @@ def lines(records: Sequence[Record]) -> List[list]:
     calls: Counter = Counter()
     found = []
     for record in records:
-        place = record.phase, record.path, record.name
-        found.append([*place, calls[place], _one(record.inputs, record.arguments),
+        site = record.phase, record.path, record.name
+        found.append([*site, calls[site], _one(record.inputs, record.arguments),
                       _one(record.outputs), record.shapes])
-        calls[place] += 1
+        calls[site] += 1
     return found
 
 

@@ -64,7 +64,7 @@ def packages() -> Dict[str, str]:
 
 
 def machine() -> Dict[str, Any]:
-    """The parts that facts lack: counts, names of all GPUs, NCCL, how torch was built."""
+    """What facts leave out: counts, names of all GPUs, NCCL, how torch was built."""
     found: Dict[str, Any] = dict(
         platform=platform.platform(), cores=os.cpu_count(), torch_config=torch.__config__.show(),
         torch_git=torch.version.git_version, torch_parallel=torch.__config__.parallel_info(),
@@ -76,11 +76,11 @@ def machine() -> Dict[str, Any]:
     return found
 
 
-def code(*places: Optional[str]) -> Dict[str, Any]:
+def code(*paths: Optional[str]) -> Dict[str, Any]:
     """The git repositories that hold these files or folders: commit, changes, new files."""
     found: Dict[str, Any] = {}
-    for place in places:
-        folder = place if place and os.path.isdir(place) else os.path.dirname(place or '')
+    for path in paths:
+        folder = path if path and os.path.isdir(path) else os.path.dirname(path or '')
         root = _git(folder or '.', 'rev-parse', '--show-toplevel')
         if not root or root.strip() in found:
             continue
@@ -117,7 +117,7 @@ def file_record(path: str) -> Dict[str, Any]:
 
 
 def training_data(dataset: Any) -> Dict[str, Any]:
-    """Annotation files and image list of a built data set, whatever wraps it."""
+    """Annotation files and image list of a built dataset, whatever wraps it."""
     annotations: Dict[str, Any] = {}
     images = hashlib.sha256()
     count = 0

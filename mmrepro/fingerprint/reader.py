@@ -127,12 +127,16 @@ def read_rank(path: str) -> RankLog:
         ended = record['kind'] == END
         if record['kind'] == START:
             log.starts.append(record)
-            _go_back(log, record['iteration'], earlier)
+            # what an earlier start trained from there on was lost and does not count
+            for lost in [i for i in log.steps if i >= record['iteration']]:
+                earlier[lost] = log.steps.pop(lost)
+            log.vals[:] = [val for val in log.vals if 0 < val['iteration'] <= record['iteration']]
         elif record['kind'] == VAL:
             log.vals.append(record)
         elif record['kind'] == STEP:
             iteration = record['iteration']
-            if iteration in earlier and not _agree(earlier.pop(iteration), record):
+            before = earlier.pop(iteration, {})
+            if any(before[key] != record[key] for key in before if key in record):
                 differing.append(iteration)
             log.steps[iteration] = record
     if differing:
@@ -141,13 +145,6 @@ def read_rank(path: str) -> RankLog:
     if not log.starts:
         log.notes.append(f'{path} has no start line')
     return log._replace(ended=ended, steps=dict(sorted(log.steps.items())))
-
-
-def _go_back(log: RankLog, iteration: int, earlier: Dict[int, Dict[str, Any]]) -> None:
-    """A new start: what was trained from ``iteration`` on was lost and does not count."""
-    for lost in [i for i in log.steps if i >= iteration]:
-        earlier[lost] = log.steps.pop(lost)
-    log.vals[:] = [val for val in log.vals if 0 < val['iteration'] <= iteration]
 
 
 def _record(path: str, number: int, line: bytes, torn: bool, notes: List[str]) -> Any:
@@ -170,8 +167,3 @@ def _record(path: str, number: int, line: bytes, torn: bool, notes: List[str]) -
         raise FingerprintError(f'{path}, line {number}: format {record["format"]!r} is not known '
                                f'to this version of mmrepro, which reads format {FORMAT}')
     return record
-
-
-def _agree(before: Dict[str, Any], after: Dict[str, Any]) -> bool:
-    """Whether two records of an iteration say the same, as far as both say it."""
-    return all(before[key] == after[key] for key in before if key in after)

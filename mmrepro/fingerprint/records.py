@@ -4,18 +4,17 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
-__all__ = ['ATTRIBUTE', 'GARBAGE', 'GLOBAL', 'SEPARATOR', 'Record', 'append_record', 'read_records',
-           'useful_calls', 'write_records']
+__all__ = ['ATTRIBUTE', 'GLOBAL', 'SEPARATOR', 'UNINITIALIZED', 'Record', 'append_record',
+           'read_records', 'useful_calls', 'write_records']
 
 STATE = 'state '  # names of records that are states begin so
 ALWAYS = ('phase', 'path', 'name', 'stack')  # written even when empty
 SEPARATOR = '; '  # between the values of Record.arguments
-GARBAGE = 'memory that nothing has written'  # label of such an input
+UNINITIALIZED = 'memory that nothing has written'  # label of such an input
 
-
-# what names in Record.own begin with when they are no generators
+# prefixes of names in Record.own that are not generators
 ATTRIBUTE, GLOBAL = 'self.', 'global '
-# files whose lines say nothing to a user: the way from the model to the operator
+# files between the model and the operator, of no use to a reader
 LIBRARY = ('/torch/nn/modules/module.py', '/torch/nn/functional.py', '/torch/autograd/',
            '/torch/utils/_contextlib.py', '/torch/optim/optimizer.py', '/runpy.py', '<frozen')
 

@@ -13,8 +13,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 __all__ = ['BY_NAME', 'END', 'FIELDS', 'FINGERPRINTS', 'FOLDER', 'FORMAT', 'LEVELS', 'MANIFEST',
            'MODULES', 'NORMS', 'OPERATORS', 'REQUIRED', 'START', 'STATES', 'STEP', 'STREAMS', 'VAL',
-           'Call', 'call_of', 'end_line', 'fingerprint_name', 'meaning', 'start_line', 'step_line',
-           'val_line', 'value_of']
+           'StreamCall', 'call_of', 'end_line', 'fingerprint_name', 'meaning', 'start_line',
+           'step_line', 'val_line', 'value_of']
 
 FOLDER = 'mmrepro'  # within the work directory
 FORMAT = 1
@@ -63,7 +63,7 @@ STREAMS: Dict[str, Tuple[str, ...]] = {
 }
 
 
-class Call(NamedTuple):
+class StreamCall(NamedTuple):
     """One entry of a stream.
 
     Attributes:
@@ -93,8 +93,8 @@ class Call(NamedTuple):
         return f'{" ".join(filter(None, names))} (call {self.number})'
 
 
-def call_of(stream: str, entry: Sequence[Any]) -> Call:
-    return Call(**dict(zip(STREAMS[stream], entry)))
+def call_of(stream: str, entry: Sequence[Any]) -> StreamCall:
+    return StreamCall(**dict(zip(STREAMS[stream], entry)))
 
 
 def value_of(record: Mapping[str, Any], field: str) -> Any:

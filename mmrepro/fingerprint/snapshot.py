@@ -38,22 +38,22 @@ class Snapshot:
             self._put(('number', kind), [name], number.reshape(1).double().view(torch.int64))
 
     def _put(self, kind: tuple, names: Sequence[str], values: torch.Tensor) -> None:
-        place = (*kind, len(self._keys))
-        self._keys[place] = list(names)
-        self._pending.append((place, values))
+        key = (*kind, len(self._keys))
+        self._keys[key] = list(names)
+        self._pending.append((key, values))
 
     def fetch(self) -> Fetched:
         """Everything that was added, as Python numbers."""
         found: Dict[tuple, List[int]] = {}
         for device in {values.device for _, values in self._pending}:
-            mine = [(place, values) for place, values in self._pending if values.device == device]
+            mine = [(key, values) for key, values in self._pending if values.device == device]
             numbers = torch.cat([values for _, values in mine]).tolist()
-            for place, values in mine:
-                found[place], numbers = numbers[:len(values)], numbers[len(values):]
+            for key, values in mine:
+                found[key], numbers = numbers[:len(values)], numbers[len(values):]
         result = Fetched({}, {})
-        for place, names in self._keys.items():
-            target = result.digests if place[0] == 'digest' else result.numbers
-            target.setdefault(place[1], {}).update(zip(names, found[place]))
+        for key, names in self._keys.items():
+            target = result.digests if key[0] == 'digest' else result.numbers
+            target.setdefault(key[1], {}).update(zip(names, found[key]))
         return result
 
 
@@ -64,7 +64,7 @@ class Fetched:
         self.digests, self.numbers = digests, numbers
 
     def combined(self, kind: str) -> str:
-        """One digest of all of a kind: what :func:`mmrepro.fingerprint.digest.combine` gives."""
+        """One digest of all of a kind, as :func:`~.digest.combine_digests` gives it."""
         return digest.combined_hex(self.digests.get(kind, {}))
 
     def by_name(self, kind: str) -> Dict[str, str]:

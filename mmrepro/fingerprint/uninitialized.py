@@ -5,26 +5,26 @@ from typing import Dict, List, Tuple
 
 import torch
 
-__all__ = ['Unwritten']
+__all__ = ['UninitializedMemory']
 
 
-class Unwritten:
+class UninitializedMemory:
     """Storages that ``torch.empty`` and its like made, with the bytes that were written since.
 
-    What is written to places that are not one stretch of memory (an index, a column) is not
-    followed: such memory counts as unwritten, and gets no digest.
+    Writes that are not one stretch of memory (an index, a column) are not followed: the memory
+    stays uninitialized, and gets no digest.
     """
 
     def __init__(self) -> None:
         self._written: Dict[int, List[Tuple[int, int]]] = {}  # address -> stretches, merged
 
-    def made(self, tensor: torch.Tensor) -> None:
+    def allocated(self, tensor: torch.Tensor) -> None:
         """An operator returned this tensor without having written it."""
         if tensor.numel():
             self._written[_address(tensor)] = []
 
     def result(self, tensor: torch.Tensor) -> None:
-        """An operator returned this tensor as its result: whatever memory that is, it is good."""
+        """An operator returned this tensor as its result: all of its memory is initialized."""
         self._written.pop(_address(tensor), None)
 
     def overwritten(self, tensor: torch.Tensor) -> None:
@@ -44,7 +44,7 @@ class Unwritten:
             del self._written[address]
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
-        """Whether some of what the tensor shows may be unwritten."""
+        """Whether some elements of the tensor may be uninitialized."""
         if not self._written or _address(tensor) not in self._written:
             return False
         if not tensor.is_contiguous():

@@ -18,8 +18,11 @@ class Writer:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         self.path = path
         self._file = open(path, 'ab', buffering=0)
-        if os.path.getsize(path) and not _ends_line(path):
-            self._file.write(b'\n')
+        with open(path, 'rb') as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b'\n':
+                    self._file.write(b'\n')
 
     def write(self, record: Dict[str, Any]) -> None:
         line = json.dumps(record, separators=(',', ':'), ensure_ascii=False, allow_nan=False)
@@ -27,9 +30,3 @@ class Writer:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _ends_line(path: str) -> bool:
-    with open(path, 'rb') as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b'\n'

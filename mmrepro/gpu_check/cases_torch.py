@@ -12,6 +12,8 @@ from .operator_cases import Inputs, OperatorCall, OperatorCase
 __all__ = ['CASES']
 
 _VOLUME = (16, 64, 64)
+# Where torch keeps what it calls instead of a kernel under the deterministic flag.
+_PYTHON = 'torch._decomp.decompositions'
 
 
 def _of_map(run: Callable[[Tensor], Any], axes: int = 2, channels: int = 256
@@ -149,36 +151,36 @@ def _reflected(x: Tensor) -> Tensor:
 
 CASES: Dict[str, OperatorCase] = {
     'linear resize': OperatorCase(('upsample_linear1d_backward',), _resize('linear', 1)),
-    'bilinear resize': OperatorCase(('upsample_bilinear2d_backward',
-                                     'torch._decomp.decompositions._upsample_linear_vec',
-                                     'torch._decomp.decompositions.upsample_bilinear2d_vec'),
-                                    _resize('bilinear', 2)),
+    'bilinear resize': OperatorCase(
+        ('upsample_bilinear2d_backward', f'{_PYTHON}._upsample_linear_vec',
+         f'{_PYTHON}.upsample_bilinear2d_vec'),
+        _resize('bilinear', 2)),
     'trilinear resize': OperatorCase(('upsample_trilinear3d_backward',), _resize('trilinear', 3)),
     'bicubic resize': OperatorCase(('upsample_bicubic2d_backward',), _resize('bicubic', 2)),
-    'bilinear resize, antialiased': OperatorCase(('_upsample_bilinear2d_aa_backward',),
-                                                 _resize('bilinear', 2, antialias=True)),
-    'bicubic resize, antialiased': OperatorCase(('_upsample_bicubic2d_aa_backward',),
-                                                _resize('bicubic', 2, antialias=True)),
+    'bilinear resize, antialiased': OperatorCase(
+        ('_upsample_bilinear2d_aa_backward',), _resize('bilinear', 2, antialias=True)),
+    'bicubic resize, antialiased': OperatorCase(
+        ('_upsample_bicubic2d_aa_backward',), _resize('bicubic', 2, antialias=True)),
     'nearest resize': OperatorCase(('upsample_nearest2d_backward',), _resize('nearest', 2)),
     'nearest resize, 1-D': OperatorCase(('upsample_nearest1d_backward',), _resize('nearest', 1)),
     'nearest resize, 3-D': OperatorCase(('upsample_nearest3d_backward',), _resize('nearest', 3)),
-    'adaptive average pool': OperatorCase(('_adaptive_avg_pool2d_backward',),
-                                          _of_map(lambda x: F.adaptive_avg_pool2d(x, 7))),
-    'adaptive average pool, 3-D': OperatorCase(('_adaptive_avg_pool3d_backward',),
-                                               _of_map(lambda x: F.adaptive_avg_pool3d(x, 3), 3)),
-    'average pool': OperatorCase(('avg_pool2d_backward',),
-                                 _of_map(lambda x: F.avg_pool2d(x, 3, 2, 1))),
-    'average pool, 3-D': OperatorCase(('avg_pool3d_backward',),
-                                      _of_map(lambda x: F.avg_pool3d(x, 3, 2, 1), 3)),
-    'adaptive max pool': OperatorCase(('adaptive_max_pool2d_backward',),
-                                      _of_map(lambda x: F.adaptive_max_pool2d(x, 30))),
-    'adaptive max pool, 3-D': OperatorCase(('adaptive_max_pool3d_backward',),
-                                           _of_map(lambda x: F.adaptive_max_pool3d(x, 6), 3)),
-    'max pool': OperatorCase(('max_pool2d_with_indices_backward',),
-                             _of_map(lambda x: F.max_pool2d(x, 5, 1, 2))),
-    'max pool, 3-D': OperatorCase(('max_pool3d_with_indices_backward',
-                                   'torch._decomp.decompositions.max_pool3d_with_indices'),
-                                  _of_map(lambda x: F.max_pool3d(x, 3, 1, 1), 3)),
+    'adaptive average pool': OperatorCase(
+        ('_adaptive_avg_pool2d_backward',), _of_map(lambda x: F.adaptive_avg_pool2d(x, 7))),
+    'adaptive average pool, 3-D': OperatorCase(
+        ('_adaptive_avg_pool3d_backward',), _of_map(lambda x: F.adaptive_avg_pool3d(x, 3), 3)),
+    'average pool': OperatorCase(
+        ('avg_pool2d_backward',), _of_map(lambda x: F.avg_pool2d(x, 3, 2, 1))),
+    'average pool, 3-D': OperatorCase(
+        ('avg_pool3d_backward',), _of_map(lambda x: F.avg_pool3d(x, 3, 2, 1), 3)),
+    'adaptive max pool': OperatorCase(
+        ('adaptive_max_pool2d_backward',), _of_map(lambda x: F.adaptive_max_pool2d(x, 30))),
+    'adaptive max pool, 3-D': OperatorCase(
+        ('adaptive_max_pool3d_backward',), _of_map(lambda x: F.adaptive_max_pool3d(x, 6), 3)),
+    'max pool': OperatorCase(
+        ('max_pool2d_with_indices_backward',), _of_map(lambda x: F.max_pool2d(x, 5, 1, 2))),
+    'max pool, 3-D': OperatorCase(
+        ('max_pool3d_with_indices_backward', f'{_PYTHON}.max_pool3d_with_indices'),
+        _of_map(lambda x: F.max_pool3d(x, 3, 1, 1), 3)),
     'fractional max pool': OperatorCase(('fractional_max_pool2d_backward',), _fractional(2)),
     'fractional max pool, 3-D': OperatorCase(('fractional_max_pool3d_backward',), _fractional(3)),
     'max unpool': OperatorCase(('max_unpool2d',), _unpool(2)),
@@ -187,55 +189,70 @@ CASES: Dict[str, OperatorCase] = {
     'reflection pad': OperatorCase(('reflection_pad2d_backward',), _of_map(_reflected)),
     'reflection pad, 3-D': OperatorCase(('reflection_pad3d_backward',), _of_map(_reflected, 3)),
     'replication pad, 1-D': OperatorCase(('replication_pad1d_backward',), _of_map(_replicated, 1)),
-    'replication pad': OperatorCase(('replication_pad2d_backward',
-                                     'torch._decomp.decompositions._replication_pad'),
-                                    _of_map(_replicated)),
+    'replication pad': OperatorCase(
+        ('replication_pad2d_backward', f'{_PYTHON}._replication_pad'),
+        _of_map(_replicated)),
     'replication pad, 3-D': OperatorCase(('replication_pad3d_backward',), _of_map(_replicated, 3)),
-    'topk': OperatorCase(('topk',),
-                         _selection(lambda x: torch.topk(x, x.shape[-1] // 4), 16, 20000),
-                         reference=_stable_topk),
-    'sort': OperatorCase(('sort',), _selection(lambda x: torch.sort(x, descending=True), 16, 20000),
-                         reference=lambda x: torch.sort(x, descending=True, stable=True)),
+    'topk': OperatorCase(
+        ('topk',), _selection(lambda x: torch.topk(x, x.shape[-1] // 4), 16, 20000),
+        reference=_stable_topk),
+    'sort': OperatorCase(
+        ('sort',), _selection(lambda x: torch.sort(x, descending=True), 16, 20000),
+        reference=lambda x: torch.sort(x, descending=True, stable=True)),
     'kthvalue': OperatorCase(('kthvalue',), _value(lambda x: torch.kthvalue(x, 5))),
     'median': OperatorCase(('median.dim',), _value(lambda x: torch.median(x, -1))),
     'nanmedian': OperatorCase(('nanmedian.dim',), _value(lambda x: torch.nanmedian(x, -1))),
-    'maximum': OperatorCase(('max.dim', 'argmax'), _selection(
-        lambda x: (*torch.max(x, -1), torch.argmax(x, 0)), 64, 2000)),
-    'cumsum': OperatorCase(('cumsum', 'cumsum_'),
-                           _of_map(lambda x: x.cumsum(2) + x.clone().cumsum_(3))),
-    'NLL per pixel': OperatorCase(('nll_loss2d_forward', 'nll_loss2d_backward'),
-                                  _labels(F.nll_loss, (200, 336))),
-    'NLL': OperatorCase(('nll_loss_forward',), _labels(
-        lambda x, labels: F.nll_loss(x.flatten(0, 1).t()[:, :20].contiguous(),
-                                     labels.flatten()[:x.shape[2]]), (20000,))),
+    'maximum': OperatorCase(
+        ('max.dim', 'argmax'),
+        _selection(lambda x: (*torch.max(x, -1), torch.argmax(x, 0)), 64, 2000)),
+    'cumsum': OperatorCase(
+        ('cumsum', 'cumsum_'), _of_map(lambda x: x.cumsum(2) + x.clone().cumsum_(3))),
+    'NLL per pixel': OperatorCase(
+        ('nll_loss2d_forward', 'nll_loss2d_backward'), _labels(F.nll_loss, (200, 336))),
+    'NLL': OperatorCase(
+        ('nll_loss_forward',),
+        _labels(lambda x, labels: F.nll_loss(x.flatten(0, 1).t()[:, :20].contiguous(),
+                                             labels.flatten()[:x.shape[2]]), (20000,))),
     'bincount with weights': OperatorCase(('bincount',), _weighted_counts),
     'put': OperatorCase(('put_',), _put),
-    'histogram': OperatorCase(('histc',), lambda s: OperatorCall(
-        {}, dict(x=s.normal(4096)), lambda x: torch.histc(x, 20)), expect='raises'),
+    'histogram': OperatorCase(
+        ('histc',),
+        lambda s: OperatorCall({}, dict(x=s.normal(4096)), lambda x: torch.histc(x, 20)),
+        expect='raises'),
     'CTC': OperatorCase(('_ctc_loss_backward',), _ctc, expect='raises'),
-    'embedding bag, max': OperatorCase(('_embedding_bag',), _embedded(
-        lambda table, index: F.embedding_bag(index, table, mode='max')), expect='raises'),
-    'embedding bag': OperatorCase(('_embedding_bag_backward',), _embedded(
-        lambda table, index: F.embedding_bag(index, table, mode='sum'))),
-    'embedding': OperatorCase(('embedding_dense_backward',), _embedded(
-        lambda table, index: F.embedding(index, table))),
+    'embedding bag, max': OperatorCase(
+        ('_embedding_bag',),
+        _embedded(lambda table, index: F.embedding_bag(index, table, mode='max')), expect='raises'),
+    'embedding bag': OperatorCase(
+        ('_embedding_bag_backward',),
+        _embedded(lambda table, index: F.embedding_bag(index, table, mode='sum'))),
+    'embedding': OperatorCase(
+        ('embedding_dense_backward',), _embedded(lambda table, index: F.embedding(index, table))),
     'grid sample': OperatorCase(('grid_sampler_2d_backward',), _grid(2)),
     'grid sample, 3-D': OperatorCase(('grid_sampler_3d_backward',), _grid(3)),
     'grid sample by cuDNN': OperatorCase(('cudnn_grid_sampler_backward',), _grid(2, True)),
-    'scatter_add': OperatorCase(('scatter_add', 'scatter_add_'), _indexed(
-        lambda x, source, index: x.scatter_add(0, _wide(index, source), source))),
-    'scatter_reduce': OperatorCase(('scatter_reduce.two',), _indexed(
-        lambda x, source, index: x.scatter_reduce(0, _wide(index, source), source, 'mean'))),
-    'index_put': OperatorCase(('index_put',), _indexed(
-        lambda x, source, index: x.index_put((index,), source, accumulate=True))),
-    'index_add': OperatorCase(('index_add',), _indexed(
-        lambda x, source, index: x.index_add(0, index, source))),
-    'index_copy': OperatorCase(('index_copy',), _indexed(
-        lambda x, source, index: x.index_copy(0, index.unique(), source[:len(index.unique())]))),
-    'scatter': OperatorCase(('scatter.src',), _indexed(
-        lambda x, source, index: x.scatter(0, _wide(index.unique(), x[:len(index.unique())]),
-                                           source[:len(index.unique())]))),
-    'gather': OperatorCase(('scatter_add',), _indexed(
-        lambda x, source, index: x.gather(0, _wide(index, source)) + source)),
+    'scatter_add': OperatorCase(
+        ('scatter_add', 'scatter_add_'),
+        _indexed(lambda x, source, index: x.scatter_add(0, _wide(index, source), source))),
+    'scatter_reduce': OperatorCase(
+        ('scatter_reduce.two',),
+        _indexed(lambda x, source, index: x.scatter_reduce(0, _wide(index, source), source,
+                                                           'mean'))),
+    'index_put': OperatorCase(
+        ('index_put',),
+        _indexed(lambda x, source, index: x.index_put((index,), source, accumulate=True))),
+    'index_add': OperatorCase(
+        ('index_add',), _indexed(lambda x, source, index: x.index_add(0, index, source))),
+    'index_copy': OperatorCase(
+        ('index_copy',),
+        _indexed(lambda x, source, index: x.index_copy(0, index.unique(),
+                                                       source[:len(index.unique())]))),
+    'scatter': OperatorCase(
+        ('scatter.src',),
+        _indexed(lambda x, source, index: x.scatter(
+            0, _wide(index.unique(), x[:len(index.unique())]), source[:len(index.unique())]))),
+    'gather': OperatorCase(
+        ('scatter_add',),
+        _indexed(lambda x, source, index: x.gather(0, _wide(index, source)) + source)),
     'roll': OperatorCase(('roll',), _of_map(lambda x: torch.roll(x, (3, 5), (2, 3)))),
 }

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ['images', 'tracks', 'unlabelled']
+__all__ = ['images']
 
 # left, top, right, bottom as shares of the image: small, tall, wide, large, overlapping
 BOXES = ((.05, .10, .25, .28), (.55, .05, .75, .60), (.10, .62, .60, .90), (.30, .15, .95, .95))
@@ -74,38 +74,3 @@ def images(size: int = 64, classes: int = 1, number: int = 2, text: Any = None) 
     """
     return dict(inputs=[_picture(size, index) for index in range(number)],
                 data_samples=[_sample(size, index, classes, text) for index in range(number)])
-
-
-def with_proposals(batch: dict) -> dict:
-    """The batch with proposals near the boxes, as Fast R-CNN reads them from a file."""
-    import torch
-    from mmengine.structures import InstanceData
-    for sample in batch['data_samples']:
-        boxes = sample.gt_instances.bboxes.tensor
-        size = sample.img_shape[0]
-        near = torch.cat([boxes, boxes + 3, boxes - 5, boxes.flip(0) + size / 4])
-        sample.proposals = InstanceData(bboxes=near.clamp(0, size), scores=near.new_ones(len(near)))
-    return batch
-
-
-def unlabelled(batch: dict) -> dict:
-    """A batch of semi-supervised training: labelled images, and unlabelled ones in two views."""
-    import copy
-    names = ('sup', 'unsup_teacher', 'unsup_student')
-    return dict(inputs={name: list(batch['inputs']) for name in names},
-                data_samples={name: copy.deepcopy(batch['data_samples']) for name in names})
-
-
-def tracks(batch: dict) -> dict:
-    """A batch of one video: the images are its key frame and its reference frames."""
-    import torch
-    from mmdet.structures import TrackDataSample
-    video = TrackDataSample()
-    video.video_data_samples = batch['data_samples']
-    for number, frame in enumerate(video.video_data_samples):
-        frame.set_metainfo(dict(frame_id=number, is_video_data=True))
-        # LoadTrackAnnotations leaves arrays, and the preprocessor of videos converts nothing
-        for part in (frame.gt_instances, frame.ignored_instances):
-            part.bboxes = part.bboxes.tensor
-    video.set_metainfo(dict(key_frames_inds=[0], ref_frames_inds=[1]))
-    return dict(inputs=[torch.stack(batch['inputs'])], data_samples=[video])

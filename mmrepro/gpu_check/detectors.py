@@ -13,7 +13,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 import torch
 
 from .. import determinism, ops, seeds
-from .operator_check import default
+from ..fingerprint.digest import tensor_digests
+from .detector_inputs import images
+from .operator_check import default, wait
 
 __all__ = ['DETECTORS', 'Detector', 'check', 'first_difference', 'train']
 
@@ -106,11 +108,9 @@ def _without_downloads(node: Any) -> None:
 
 
 def train(detector: Detector, device: str, size: int, iterations: int, small: bool,
-          digest: bool = True, pictures: int = 2) -> DetectorRun:
+          digest: bool = True, number: int = 2) -> DetectorRun:
     """Train some iterations from the seed. Exceptions of the model propagate."""
     from mmengine.optim import OptimWrapper
-
-    from .detector_inputs import images
     model = build(detector.config, device, size, small)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     wrapper = OptimWrapper(torch.optim.AdamW(trained.values(), lr=1e-5),
@@ -121,18 +121,18 @@ def train(detector: Detector, device: str, size: int, iterations: int, small: bo
     labels, rows, losses, durations = [], [], [], []
     for step in range(iterations):
         seeds.seed_all(SEED, 'step', step)
-        batch = images(size, 2, pictures)
-        _wait(device)
+        batch = images(size, 2, number)
+        wait(device)
         start = time.perf_counter()
         logged = model.train_step(batch, wrapper)
-        _wait(device)
+        wait(device)
         durations.append(time.perf_counter() - start)
         losses.append(float(logged['loss']))
         if digest:
             row = [*_tagged('loss', logged), *_tagged('gradient of', grads),
                    *_tagged('weight', trained)]
             labels.append([(kind, name) for kind, name, _ in row])
-            rows.append(_digests([tensor for _, _, tensor in row], device))
+            rows.append(tensor_digests([tensor.to(device) for _, _, tensor in row]))
     late = sorted(durations[min(WARM, iterations // 2):])
     return DetectorRun(labels, [row.cpu() for row in rows], losses, late[len(late) // 2])
 
@@ -154,16 +154,6 @@ def _keep_gradients(wrapper: Any, trained: Dict[str, torch.nn.Parameter],
 def _tagged(kind: str, tensors: Dict[str, Any]) -> List[Tuple[str, str, torch.Tensor]]:
     return [(kind, name, tensor.detach()) for name, tensor in tensors.items()
             if isinstance(tensor, torch.Tensor)]
-
-
-def _digests(tensors: List[torch.Tensor], device: str) -> torch.Tensor:
-    from ..fingerprint.digest import tensor_digests
-    return tensor_digests([tensor.to(device) for tensor in tensors])
-
-
-def _wait(device: str) -> None:
-    if device == 'cuda':
-        torch.cuda.synchronize()
 
 
 def first_difference(one: DetectorRun, other: DetectorRun) -> str:

@@ -4,26 +4,17 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import re
 from typing import Any, Dict, Optional
 
 import torch
 
+from ..facts.collect import cpu_name
 from ..version import __version__
 
 __all__ = ['describe']
 
 _PACKAGES = ('numpy', 'opencv-python', 'opencv-python-headless', 'mmengine', 'mmcv', 'mmcv-lite',
              'mmdet', 'triton', 'torchvision')
-
-
-def _cpu() -> str:
-    try:
-        with open('/proc/cpuinfo') as file:
-            found = re.search(r'model name\s*:\s*(.+)', file.read())
-    except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
 def _version(package: str) -> Optional[str]:
@@ -37,7 +28,7 @@ def describe(device: str) -> Dict[str, Any]:
     """Names of the processor and, on CUDA, of the GPU, and versions of packages."""
     versions = {name: _version(name) for name in _PACKAGES}
     facts: Dict[str, Any] = dict(
-        device=device, cpu=_cpu(), cores=os.cpu_count(), threads=torch.get_num_threads(),
+        device=device, cpu=cpu_name(), cores=os.cpu_count(), threads=torch.get_num_threads(),
         system=platform.system(), python=platform.python_version(), torch=torch.__version__,
         mmrepro=__version__, **{name: text for name, text in versions.items() if text})
     if device == 'cuda':

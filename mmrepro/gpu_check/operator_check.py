@@ -11,7 +11,8 @@ from .. import determinism, ops
 from ..ops.provider import MARK
 from .operator_cases import Inputs, OperatorCall, OperatorCase, tensors_of
 
-__all__ = ['DEFAULTS', 'LIMIT', 'check', 'default', 'has_compiled_kernels', 'once']
+__all__ = ['DEFAULTS', 'LIMIT', 'check', 'default', 'has_compiled_kernels', 'once',
+           'wait']
 
 # Largest relative error (of a tensor, in the 2-norm) that counts as agreement: float32 sums of
 # thousands of terms are below 1e-5, a wrong formula is far above.
@@ -66,7 +67,8 @@ def _error(found: Tensor, expected: Tensor) -> float:
     return float(off / size) if size else float(off)
 
 
-def _wait(device: str) -> None:
+def wait(device: str) -> None:
+    """Wait for the device, so that times are those of finished work."""
     if device == 'cuda':
         torch.cuda.synchronize()
 
@@ -84,14 +86,14 @@ def _repeat(call: OperatorCall, device: str, times: int, seconds: float
             ) -> Tuple[int, List[str], float]:
     """(times run, names that ever differed, median milliseconds)."""
     first = once(call)
-    _wait(device)
+    wait(device)
     differed: Dict[str, None] = {}
     durations, begin, repetition = [], time.perf_counter(), 1
     while repetition < times and (repetition < 3 or time.perf_counter() - begin < seconds):
         _disturb(device, repetition)
         start = time.perf_counter()
         other = once(call)
-        _wait(device)
+        wait(device)
         durations.append(time.perf_counter() - start)
         differed.update(dict.fromkeys(_unequal(first, other)))
         repetition += 1

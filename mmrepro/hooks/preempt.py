@@ -16,10 +16,10 @@ from mmengine.registry import HOOKS
 
 from ..distributed.agreement import settle
 from ..distributed.common_stop import CommonStop
+from ..exit_codes import PREEMPTED
 
-__all__ = ['EXIT_CODE', 'FILE_NAME', 'PreemptHook', 'Preempted', 'SIGNALS', 'handling']
+__all__ = ['FILE_NAME', 'PreemptHook', 'Preempted', 'SIGNALS', 'handling']
 
-EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
 FILE_NAME = 'preempted.pth'
 
 # what announces an end -> by whom
@@ -30,7 +30,7 @@ SIGNALS = {
 
 
 class Preempted(SystemExit):
-    """Ends the process with :data:`EXIT_CODE`, unless somebody catches it.
+    """Ends the process with :data:`PREEMPTED`, unless somebody catches it.
 
     Attributes:
         path: of the checkpoint.
@@ -56,7 +56,7 @@ class PreemptHook(Hook):
     priority = 100
 
     def __init__(self, signals: Sequence[str] = tuple(SIGNALS),
-                 exit_code: int = EXIT_CODE) -> None:
+                 exit_code: int = PREEMPTED) -> None:
         for name in signals:
             if name not in signal.Signals.__members__ or name in ('SIGINT', 'SIGKILL', 'SIGSTOP'):
                 raise ValueError(f'PreemptHook(signals={signals!r}): {name!r} cannot announce an '
@@ -97,25 +97,25 @@ class PreemptHook(Hook):
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before = {}
 
-    # ------------------------------------------------------------------------- the turns
+    # ------------------------------------------------------------------------- the events
 
     def before_run(self, runner: Any) -> None:
         self.start(runner)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
-        if self._stop is not None and self._stop.turn():
+        if self._stop is not None and self._stop.end_event():
             self._leave(runner, runner.iter + 1)
 
     def before_val_epoch(self, runner: Any) -> None:
         if self._stop is not None:
-            # ranks may have one batch more than others; turns are what all ranks have
+            # ranks may have one batch more than others; events are what all ranks have
             own = len(runner.val_loop.dataloader)
             self._common_batches = settle('validation', own, min)
 
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
-        if (self._stop is not None and batch_idx < self._common_batches and self._stop.turn()):
+        if (self._stop is not None and batch_idx < self._common_batches and self._stop.end_event()):
             abandon_validation(runner)
             self._leave(runner, runner.iter)
 
@@ -139,7 +139,7 @@ def abandon_validation(runner: Any) -> None:
     """Bring the model back to what is trained; validation starts again in the resumed run."""
     for hook in runner.hooks:
         if isinstance(hook, EMAHook):
-            # the averages stand in the model's place while it is validated
+            # the averages are in the model while it is validated
             hook._swap_ema_parameters()
 
 

@@ -74,7 +74,7 @@ class HookSeedHook(_Seeds):
 
     def before_val(self, runner: Any) -> None:
         if not self._config.step_seed and not self._config.legacy:
-            # training goes on with its own sequence, as if there had been no validation
+            # training continues its own sequence, as if there had been no validation
             self.before_validation = seeds.capture_rng()
 
     def before_val_epoch(self, runner: Any) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, NamedTuple, Tuple
 
-from ..fingerprint.records import GARBAGE
+from ..fingerprint.records import UNINITIALIZED
 from .context import DifferenceContext
 
 __all__ = ['CAUSES', 'Cause', 'find_cause']
@@ -163,7 +163,7 @@ CAUSES: Tuple[Cause, ...] = (
           'Look for code that writes through NumPy or pointers, and for threads.',
           lambda c: c.state_names()[:STATE_SHOWN]),
     # --- operators -----------------------------------------------------------------------------
-    Cause('uninitialised memory', lambda c: c.kind == 'output' and GARBAGE in c.record.labels,
+    Cause('uninitialised memory', lambda c: c.kind == 'output' and UNINITIALIZED in c.record.labels,
           'The operator reads memory that torch.empty or a similar function allocated and nothing '
           'has written.',
           'Use torch.zeros, or write all of it first; '

@@ -11,7 +11,7 @@ from mmengine.config import Config
 
 from ..checkpoint.files import CheckpointError, load
 from ..fingerprint.reader import FingerprintError, RecordedRun, read_run
-from ..runs.progress import Line
+from ..runs.progress import ProgressLine
 from .compared_runs import RunSpec, start
 from .recording import RecordingPlan
 from .search import Localiser, LocaliseResult, first_iteration
@@ -45,7 +45,7 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
         values: run once more to measure how far the results of the operator are apart.
 
     Raises:
-        RunFailed: a training ended with an error.
+        TrainingFailed: a training ended with an error.
         ValueError: run B cannot validate, or the runs cannot be compared.
     """
     specs = []
@@ -72,7 +72,7 @@ def localise_runs(path_a: str, path_b: str, work_dir: str,
 
     Raises:
         FingerprintError: a run has no fingerprints or no manifest.
-        RunFailed, ValueError: see :func:`localise_config`.
+        TrainingFailed, ValueError: see :func:`localise_config`.
     """
     runs = read_run(path_a), read_run(path_b)
     _, found = first_iteration(*runs)
@@ -97,7 +97,7 @@ def unused_folder(path: str) -> str:
 def _localiser(specs: Sequence[RunSpec], work_dir: str) -> Localiser:
     """Its progress goes to the standard error; a terminal shows the iterations as they are done."""
     def launch(spec: RunSpec, folder: str, plan: RecordingPlan) -> None:
-        line = Line(sys.stderr)
+        line = ProgressLine(sys.stderr)
         try:
             start(spec, folder, plan, lambda done, of: sys.stderr.isatty() and line.say(
                 f'run {spec.name}: {done} of {of} iterations'))

@@ -57,7 +57,7 @@ class SampleRecorder:
         batch = current_batch()
         if batch is None:
             return f'sample {_loaded}.{index}' if self.positions is None else None
-        _, (epoch, position, *_) = batch._entry(batch.current)
+        _, (epoch, position, *_) = batch.entry(batch.current)
         if self.positions is None or position in self.positions:
             return f'sample {epoch}.{position}'
         return None

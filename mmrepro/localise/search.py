@@ -149,7 +149,7 @@ class Localiser:
         for spec, kept in zip(self.specs, keep):
             folder = os.path.join(self.work_dir, spec.name, name)
             os.makedirs(folder)
-            self.say(f'run {spec.name}: {plan.stop + 1} iterations')
+            self.say(f'run {spec.name}: training up to iteration {plan.stop}')
             self.launch(spec, folder, plan._replace(folder=folder, keep=kept))
             folders.append(folder)
         return folders

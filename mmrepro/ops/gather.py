@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ['COMPUTE', 'Sink', 'Source', 'add_rows', 'bags', 'chunk_rows', 'chunk_taps',
-           'chunk_by_cost', 'compute_dtype', 'dots', 'equal', 'gather_sum', 'masked_copy',
-           'put_rows', 'put_some', 'round_trip', 'rows_of', 'scatter_sum', 'scatter_sum_onto',
-           'single', 'tap_budget']
+__all__ = ['COMPUTE', 'Sink', 'Source', 'add_rows', 'bags', 'chunk_by_cost', 'chunk_rows',
+           'chunk_taps', 'compute_dtype', 'dots', 'equal', 'gather_sum', 'masked_copy', 'put_rows',
+           'put_some', 'replace_greater', 'round_trip', 'rows_of', 'scatter_sum',
+           'scatter_sum_onto', 'single', 'tap_budget']
 
 # Sums are computed in at least float32: half precision loses terms that are small beside the sum.
 COMPUTE = {torch.float64: torch.float64, torch.float32: torch.float32,
@@ -84,20 +84,17 @@ class Source:
         """The rows that ``index`` needs, and the index into them."""
         if self._rows is None and _few(self._feature, index):
             used, index = _compact(index, _pixels(self._feature))
-            return self._pick(used), index
+            n, c, h, w = self._feature.shape
+            rows = self._feature.new_empty((len(used) + 1, c), dtype=compute_dtype(self._feature))
+            for i, (part, pixels) in enumerate(_by_image(used, n, h * w)):
+                if len(pixels):
+                    columns = self._feature[i].reshape(c, h * w).index_select(1, pixels)
+                    rows[part].copy_(columns.t())
+            rows[-1].zero_()
+            return rows, index
         if self._rows is None:
             self._rows = rows_of(self._feature)
         return self._rows, index
-
-    def _pick(self, used: Tensor) -> Tensor:
-        n, c, h, w = self._feature.shape
-        rows = self._feature.new_empty((len(used) + 1, c), dtype=compute_dtype(self._feature))
-        for i, (part, pixels) in enumerate(_by_image(used, n, h * w)):
-            if len(pixels):
-                columns = self._feature[i].reshape(c, h * w).index_select(1, pixels)
-                rows[part].copy_(columns.t())
-        rows[-1].zero_()
-        return rows
 
 
 class Sink:
@@ -308,6 +305,19 @@ def masked_copy(values: Tensor, owner: Tensor, who: Union[int, Tensor], out: Ten
         # a byte of -1 widens to an integer of all ones
         ones = mask.view(torch.int8).neg_().to(bits)
         torch.bitwise_and(ones, values[part].view(bits), out=out[part].view(bits))
+
+
+def replace_greater(best: Tensor, winner: Tensor, value: Tensor, number: int,
+                    nan: float) -> None:
+    """Replace ``best`` where ``value`` is greater, and set ``winner`` to ``number`` there.
+
+    Numbers must ascend from call to call. ``value`` is changed: ``nan`` replaces NaN, which
+    torch.maximum would let win.
+    """
+    value.nan_to_num_(nan=nan, posinf=float('inf'), neginf=float('-inf'))
+    wins = (value > best).to(torch.int32).mul_(number)
+    torch.maximum(best, value, out=best)
+    torch.maximum(winner, wins, out=winner)
 
 
 def round_trip(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -127,11 +127,6 @@ def extensions() -> Set[str]:
     return found
 
 
-def _is_compiled(module: torch.nn.Module) -> bool:
-    return (getattr(module, '_compiled_call_impl', None) is not None
-            or type(module).__name__ == 'OptimizedModule')
-
-
 class _Dispatch(TorchDispatchMode):
     def __init__(self, see: Callable[[Any, Any, Any], None]) -> None:
         super().__init__()
@@ -164,7 +159,9 @@ class OperatorGuard:
                  report: Optional[Callable[[UnknownOperator], None]] = None) -> None:
         self.findings: List[UnknownOperator] = []
         self._paths = {} if model is None else {id(m): n for n, m in model.named_modules()}
-        self._compiled = model is not None and any(map(_is_compiled, model.modules()))
+        self._compiled = model is not None and any(
+            getattr(module, '_compiled_call_impl', None) is not None
+            or type(module).__name__ == 'OptimizedModule' for module in model.modules())
         self._devices = tuple(devices)
         self._allowed = {*KNOWN, *_ordered_mmcv(), *allow}
         self._report = report

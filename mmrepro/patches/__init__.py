@@ -18,9 +18,10 @@ import warnings
 from types import ModuleType
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-from .replacements import CAUSES, PATCHES, Cause, Patch
+from .replacements import CAUSES, PATCHES, Patch, StockCause
 
-__all__ = ['CAUSES', 'PATCHES', 'Cause', 'Patch', 'apply', 'apply_in_worker', 'applied', 'revert']
+__all__ = ['CAUSES', 'PATCHES', 'Patch', 'StockCause', 'apply', 'apply_in_worker', 'applied',
+           'revert']
 
 _ABSENT = object()
 _IMPORTED = ('mmdet', 'mmengine')  # other targets are looked up only where MMDetection loaded them

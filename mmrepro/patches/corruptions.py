@@ -1,4 +1,4 @@
-"""The ``imagecorruptions`` package: two corruptions draw from generators that nobody seeds."""
+"""The ``imagecorruptions`` package: two corruptions draw from unseeded generators."""
 from __future__ import annotations
 
 import functools

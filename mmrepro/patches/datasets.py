@@ -1,4 +1,4 @@
-"""Data sets whose index depends on something else than their files and the seed."""
+"""Datasets and transforms that depend on more than their files and the seed."""
 from __future__ import annotations
 
 from typing import List
@@ -6,7 +6,7 @@ from typing import List
 from .. import seeds
 from .wrapping import around
 
-__all__ = ['keyed_sentences', 'sorted_by_path']
+__all__ = ['keyed_sentences', 'own_class_names', 'sorted_by_path']
 
 
 @around
@@ -31,3 +31,12 @@ def keyed_sentences(stock, self) -> None:
             # 128 random bits: the bias of the modulo is below 2**-100
             chosen = seeds.derive(root, 'dataset', 'refcoco', ref_id).python % len(sentences)
             self.refs[ref_id] = dict(ref, sentences=[sentences[chosen]])
+
+
+@around
+def own_class_names(stock, self, results: dict) -> dict:
+    """Give each sample its own copy of the class names, which the stock method writes to."""
+    names = results['text'] if 'text' in results else self.label_map
+    if names is not None:
+        results['text'] = dict(names)
+    return stock(self, results)

@@ -1,12 +1,14 @@
-"""A set that iterates in the order of insertion, for code that turns a set into a list."""
+"""Orders that follow from the content, for code that makes lists of sets."""
 from __future__ import annotations
 
 from collections.abc import MutableSet
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterable, Iterator, List
 
 import torch
 
-__all__ = ['OrderedSet', 'ordered_set']
+from .wrapping import around
+
+__all__ = ['OrderedSet', 'ordered_set', 'sorted_names']
 
 
 class OrderedSet(MutableSet):
@@ -48,3 +50,9 @@ class OrderedSet(MutableSet):
 def ordered_set(stock: type) -> type:
     """The replacement for the name ``set`` in one module."""
     return OrderedSet
+
+
+@around
+def sorted_names(stock: Any, self: Any) -> List[str]:
+    """Return the stock names sorted: an order that depends on the names alone."""
+    return sorted(stock(self))

@@ -1,25 +1,26 @@
-"""Two runs: what they were made of, where they part, and how the difference grows."""
+"""Two runs compared: what they were made of, where they diverge, how the difference grows."""
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ..fingerprint.difference import (
     ComparedField,
+    Divergence,
     compare_steps,
     differing_iterations,
     divergence_at,
+    first_differing_metric,
     not_compared,
 )
 from ..fingerprint.reader import RankLog
 from ..fingerprint.schema import BY_NAME, meaning, value_of
-from ..text import shorten
+from ..text import listed, shorten
 from .run_view import RunView, number
 
 __all__ = ['Comparison', 'FirstDifference', 'FieldRow', 'compare_runs']
 
-MAX_NAMES = 3  # parameters that a first difference names; the rest is counted
 LOGGED = 'scalars'  # prefix of fields that MMEngine logged
 
 
@@ -50,9 +51,7 @@ class FirstDifference:
 
     def sentence(self) -> str:
         one = self.field
-        names = f' ({", ".join(one.names[:MAX_NAMES])}' + (
-            f' and {len(one.names) - MAX_NAMES} more)' if len(one.names) > MAX_NAMES else ')'
-        ) if one.names else ''
+        names = f' ({listed(one.names)})' if one.names else ''
         rank = f', rank {self.rank}' if self.rank else ''
         why = 'what MMEngine logged' if one.field.startswith(LOGGED) else meaning(one.field)
         return f'iteration {self.iteration}{rank}: {one.field}{names} differs first: {why}'
@@ -68,11 +67,12 @@ class Comparison:
         only: iterations that one has and the other lacks.
         losses: loss -> (iterations, values of A, values of B).
         vals: metric -> (steps, values of A, values of B).
-        parted: parameter -> first iteration after which its bits differ, None: never; in the order
-            of the model. Empty below level 'parameter'.
+        metric: the first metric of a validation that differs, of fingerprints.
+        diverged: parameter -> first iteration after which its bits differ, None: never; in the
+            order of the model. Empty below level 'parameter'.
         norms: (iterations, parameters, relative difference of norms per iteration and parameter);
             0 where the bits agree.
-        distances: checkpoint or iteration -> see ``weights``.
+        weights: distances between the checkpoints that both runs wrote.
     """
     a: RunView
     b: RunView
@@ -81,10 +81,11 @@ class Comparison:
     only: Tuple[List[int], List[int]]
     first: Optional[FirstDifference]
     differing: int
+    metric: Optional[Divergence] = None
     manifest: List[Any] = field(default_factory=list)
     losses: Dict[str, Tuple[List[int], List[float], List[float]]] = field(default_factory=dict)
     vals: Dict[str, Tuple[List[int], List[float], List[float]]] = field(default_factory=dict)
-    parted: Dict[str, Optional[int]] = field(default_factory=dict)
+    diverged: Dict[str, Optional[int]] = field(default_factory=dict)
     norms: Tuple[List[int], List[str], List[List[float]]] = ((), (), ())
     weights: List[Any] = field(default_factory=list)
     notes: List[str] = field(default_factory=list)
@@ -92,8 +93,8 @@ class Comparison:
     @property
     def equal(self) -> bool:
         """Nothing that both runs have differs."""
-        return bool(self.common) and self.first is None and not any(
-            value.distance for value in self.weights if value.distance is not None)
+        return bool(self.common) and self.first is None and self.metric is None and not any(
+            row.distance for row in self.weights)
 
     def verdict(self) -> str:
         if not self.common:
@@ -101,6 +102,8 @@ class Comparison:
         span = f'{len(self.common)} iterations, {self.common[0]} to {self.common[-1]}'
         if self.first is not None:
             return f'DIFFERENT: {self.first.sentence()}'
+        if self.metric is not None:
+            return f'DIFFERENT: {self.metric.text()}, although {span} do not'
         if not self.equal:
             return f'DIFFERENT: checkpoints differ, although {span} do not'
         if self.exact:
@@ -114,7 +117,11 @@ def compare_runs(a: RunView, b: RunView) -> Comparison:
     exact = bool(a.ranks and b.ranks)
     notes = [f'A: {note}' for note in a.notes] + [f'B: {note}' for note in b.notes]
     if not exact:
-        notes.append(_why_not_exact(a, b))
+        lacking = ' and '.join(name for name, run in (('A', a), ('B', b)) if not run.ranks)
+        notes.append(
+            f'{lacking}: no fingerprints, so the logs of MMEngine are compared. They hold losses '
+            'of the logged iterations only, means over the last ones, and no gradients or '
+            'weights: the iteration named is the first logged one that shows the difference')
     steps = ((a.log.steps, b.log.steps) if exact else (a.scalars, b.scalars))
     common = sorted(set(steps[0]) & set(steps[1]))
     only = tuple(sorted(set(one) - set(other)) for one, other in (steps, steps[::-1]))
@@ -124,27 +131,15 @@ def compare_runs(a: RunView, b: RunView) -> Comparison:
     else:
         first, differing = _first_logged(a, b, common)
     comparison = Comparison(a, b, exact, common, only, first, differing, notes=notes)
-    notes += _lengths(comparison)
+    notes += [f'{len(extra)} iterations of {name} are not in {other} ({extra[0]} to {extra[-1]}): '
+              'not compared' for name, extra, other in zip('AB', only, 'BA') if extra]
     comparison.losses = _columns(a.losses(exact), b.losses(exact))
     comparison.vals = _columns(a.vals(exact), b.vals(exact))
     if exact:
-        comparison.parted = _parted(a.log, b.log, common)
+        comparison.metric = first_differing_metric(a.ranks, b.ranks)
+        comparison.diverged = _diverged(a.log, b.log, common)
         comparison.norms = _norms(a, b, common)
     return comparison
-
-
-def _why_not_exact(a: RunView, b: RunView) -> str:
-    lacking = ' and '.join(name for name, run in (('A', a), ('B', b)) if not run.ranks)
-    return (f'{lacking}: no fingerprints, so the logs of MMEngine are compared. They hold '
-            'losses of the logged iterations only, means over the last ones, and no gradients or '
-            'weights: the iteration named is the first logged one that shows the difference')
-
-
-def _lengths(found: Comparison) -> Iterator[str]:
-    for name, extra, other in (('A', found.only[0], 'B'), ('B', found.only[1], 'A')):
-        if extra:
-            yield (f'{len(extra)} iterations of {name} are not in {other} '
-                   f'({extra[0]} to {extra[-1]}): not compared')
 
 
 # ---------------------------------------------------------------------------- first difference
@@ -189,20 +184,16 @@ def _first_logged(a: RunView, b: RunView,
     first, differing = None, 0
     for i in common:
         one, other = a.scalars[i], b.scalars[i]
-        names = [name for name in {**one, **other}
-                 if name in one and name in other and not _equal(one[name], other[name])]
+        shared = [name for name in one if name in other]
+        names = [name for name in shared if one[name] != other[name]
+                 and not (math.isnan(one[name]) and math.isnan(other[name]))]
         differing += bool(names)
         if names and first is None:
-            shared = [name for name in one if name in other]
             order = sorted(shared, key=lambda name: ('loss' not in name, name == 'grad_norm'))
             fields = [FieldRow(f'{LOGGED}.{name}', f'{one[name]:.9g}', f'{other[name]:.9g}',
                             name not in names) for name in order]
             first = FirstDifference(i, None, 0, fields)
     return first, differing
-
-
-def _equal(a: float, b: float) -> bool:
-    return a == b or (math.isnan(a) and math.isnan(b))
 
 
 # ---------------------------------------------------------------------------- growth
@@ -222,7 +213,7 @@ def _columns(a: Dict[int, Dict[str, float]], b: Dict[int, Dict[str, float]]
     return found
 
 
-def _parted(a: RankLog, b: RankLog, common: List[int]) -> Dict[str, Optional[int]]:
+def _diverged(a: RankLog, b: RankLog, common: List[int]) -> Dict[str, Optional[int]]:
     found: Dict[str, Optional[int]] = {}
     for i in common:
         one, other = (value_of(log.steps[i], f'{BY_NAME}.parameters') or {} for log in (a, b))

@@ -130,8 +130,8 @@ def parameter_divergence(found: Comparison) -> Optional[bytes]:
         axes.invert_yaxis()
         axes.grid(False)
         axes.set_facecolor('#eef1f4')
-        places, labels = _blocks(names)
-        axes.set_yticks(places, labels, fontsize=8)
+        ticks, labels = _blocks(names)
+        axes.set_yticks(ticks, labels, fontsize=8)
         axes.set_xlabel('iteration')
         axes.set_ylabel('parameter')
         axes.set_title('relative difference of norms; pale: same bits')
@@ -177,7 +177,7 @@ def _lower_bound(found: Comparison) -> List[Tuple[int, float]]:
 # file name -> (title, function)
 PLOTS = {
     'losses': ('Loss curves', loss_curves),
-    'loss_differences': ('How the losses part', loss_differences),
+    'loss_differences': ('How the losses diverge', loss_differences),
     'parameters': ('Where it spreads: parameters', parameter_divergence),
     'weights': ('Distance of the weights', weight_distance),
     'metrics': ('Validation', metrics),
@@ -220,7 +220,7 @@ def _edges(steps: List[int]) -> List[float]:
 
 
 def _blocks(names: List[str], most: int = 26) -> Tuple[List[float], List[str]]:
-    """Places and labels for stretches of parameters with a common prefix, at most about ``most``.
+    """Rows and labels for stretches of parameters with a common prefix, at most about ``most``.
 
     A stretch is split further as long as its parts are large enough for a label each.
     """
@@ -242,7 +242,7 @@ def _blocks(names: List[str], most: int = 26) -> Tuple[List[float], List[str]]:
     for one in found[1:]:
         if one[0] - kept[-1][0] >= .7 * least:  # labels of small neighbours would overlap
             kept.append(one)
-    return [place for place, _ in kept], [label for _, label in kept]
+    return [row for row, _ in kept], [label for _, label in kept]
 
 
 def _prefix(name: str, depth: int) -> str:

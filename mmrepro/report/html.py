@@ -1,16 +1,17 @@
-"""One HTML page without anything outside of it: pictures and style are in the file."""
+"""HTML reports in one file each: pictures and style are in it, nothing is loaded."""
 from __future__ import annotations
 
 import base64
 from html import escape
 from typing import Any, Dict, Iterable, List, Sequence
 
+from ..text import listed
 from ..version import __version__
 from .comparison import Comparison
 from .comparison_plots import PLOTS
 from .settings_differences import is_known
 
-__all__ = ['document', 'page', 'picture', 'table']
+__all__ = ['advice', 'document', 'listing', 'picture', 'report', 'section', 'table']
 
 STYLE = """
 :root { color-scheme: light dark; --back: #f5f6f8; --card: #fff; --ink: #22272e; --soft: #5d6672;
@@ -45,7 +46,7 @@ tr.other td { background: var(--other-back) } .tag { font-size: 12.5px; font-wei
 
 
 def document(title: str, body: Iterable[str]) -> str:
-    """A whole page."""
+    """A whole HTML document."""
     return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f'<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n'
@@ -67,65 +68,69 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], marked: Sequence[b
     return f'<table><thead><tr>{names}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
 
 
+def section(title: str, body: str) -> str:
+    """A part of the document; ``body`` is HTML. Nothing without a body."""
+    return f'<section><h2>{escape(title)}</h2>{body}</section>' if body else ''
+
+
+def listing(items: Iterable[str]) -> str:
+    lines = ''.join(f'<li>{escape(item)}</li>' for item in items)
+    return f'<ul>{lines}</ul>' if lines else ''
+
+
 def picture(title: str, data: bytes) -> str:
-    """A PNG within the page."""
+    """A PNG within the document."""
     text = base64.b64encode(data).decode()
-    return (f'<section><h2>{escape(title)}</h2><img alt="{escape(title)}" '
-            f'src="data:image/png;base64,{text}"></section>')
+    return section(title, f'<img alt="{escape(title)}" src="data:image/png;base64,{text}">')
 
 
-def page(found: Comparison, pictures: Dict[str, bytes]) -> str:
+def report(found: Comparison, pictures: Dict[str, bytes]) -> str:
     """The comparison as one HTML document."""
+    runs = [(letter, run.path, run.kind, len(run.iterations),
+             f'{run.iterations[0]} to {run.iterations[-1]}' if run.iterations else '-', run.starts)
+            for letter, run in (('A', found.a), ('B', found.b))]
     parts = ['<h1>Two runs compared</h1>',
              f'<div class="verdict {"same" if found.equal else "other"}">'
-             f'{escape(found.verdict())}</div>', _runs(found)]
+             f'{escape(found.verdict())}</div>',
+             section('Runs', table(
+                 ('', 'directory', 'read from', 'iterations', 'span', 'starts'), runs, code=(1, )))]
     if found.first is not None:
         parts.append(_first(found))
-    parts.append(_manifest(found))
+    parts.append(section('What the runs were made of', _manifest(found)))
     parts += [picture(title, pictures[name]) for name, (title, _) in PLOTS.items()
               if name in pictures]
     if found.weights:
-        parts.append(_weights(found))
-    if found.notes:
-        notes = ''.join(f'<li>{escape(note)}</li>' for note in found.notes)
-        parts.append(f'<section><h2>Notes</h2><ul>{notes}</ul></section>')
-    parts.append(_next(found))
+        rows = [(row.name, '-' if row.distance is None else f'{row.distance:.6g}',
+                 '-' if row.relative is None else f'{row.relative:.3g}',
+                 '; '.join(f'{name} {value:.2g}' for name, value in row.largest[:3]), row.note)
+                for row in found.weights]
+        parts.append(section('Checkpoints', table(
+            ('file', 'distance', 'relative', 'largest relative distances', ''), rows,
+            [bool(row.distance) for row in found.weights], code=(0, 3))))
+    parts += [section('Notes', listing(found.notes)), section('What next', listing(advice(found)))]
     return document(f'{found.a.name} and {found.b.name}', parts)
-
-
-def _runs(found: Comparison) -> str:
-    rows = []
-    for letter, run in (('A', found.a), ('B', found.b)):
-        span = run.iterations
-        rows.append((letter, run.path, run.kind, len(span), f'{span[0]} to {span[-1]}' if span
-                     else '-', run.starts))
-    return ('<section><h2>Runs</h2>' + table(
-        ('', 'directory', 'read from', 'iterations', 'span', 'starts'), rows, code=(1, ))
-        + '</section>')
 
 
 def _first(found: Comparison) -> str:
     first = found.first
     rows = [(field.field, field.a, field.b, 'same' if field.same else 'differs',
-             ', '.join(field.names[:4]) + (f' and {len(field.names) - 4} more'
-                                           if len(field.names) > 4 else ''))
-            for field in first.fields]
+             listed(field.names, 4)) for field in first.fields]
     module = f'<p>{escape(first.module)}</p>' if first.module else ''
     epoch = '' if first.epoch is None else f', epoch {first.epoch}'
-    return (f'<section><h2>First difference: iteration {first.iteration}{epoch}</h2>'
-            '<p class="soft">Fields in the order in which an iteration makes them. The first that '
-            'differs is the nearest to the cause; those below follow from it. '
-            f'{found.differing} of {len(found.common)} common iterations differ.</p>{module}'
-            + table(('field', 'A', 'B', '', 'which'), rows,
-                    [not field.same for field in first.fields], code=(0, 1, 2, 4)) + '</section>')
+    return section(
+        f'First difference: iteration {first.iteration}{epoch}',
+        '<p class="soft">Fields in the order in which an iteration computes them. The first that '
+        'differs is the nearest to the cause; those below follow from it. '
+        f'{found.differing} of {len(found.common)} common iterations differ.</p>{module}'
+        + table(('field', 'A', 'B', '', 'which'), rows, [not field.same for field in first.fields],
+                code=(0, 1, 2, 4)))
 
 
 def _manifest(found: Comparison) -> str:
     if not found.manifest:
         known = is_known(found.a) and is_known(found.b)
-        text = 'No difference in what was recorded.' if known else \
-            'Nothing was recorded of what one of the runs was made of.'
-        return f'<section><h2>What the runs were made of</h2><p>{text}</p></section>'
+        return ('<p>No difference in what was recorded.</p>' if known else
+                '<p>Nothing was recorded of what one of the runs was made of.</p>')
     parts = []
     for severity in dict.fromkeys(row.severity for row in found.manifest):
         rows = [(row.name, row.then, row.now, row.consequence) for row in found.manifest
@@ -134,25 +139,7 @@ def _manifest(found: Comparison) -> str:
         is_open = '' if severity == 'harmless' else ' open'
         parts.append(f'<details{is_open}><summary>{escape(severity)}: {len(rows)}</summary>{body}'
                      '</details>')
-    return f'<section><h2>What the runs were made of</h2>{"".join(parts)}</section>'
-
-
-def _weights(found: Comparison) -> str:
-    rows = [(row.name, '-' if row.distance is None else f'{row.distance:.6g}',
-             '-' if row.relative is None else f'{row.relative:.3g}',
-             '; '.join(f'{name} {value:.2g}' for name, value in row.largest[:3]), row.note)
-            for row in found.weights]
-    return '<section><h2>Checkpoints</h2>' + table(
-        ('file', 'distance', 'relative', 'largest relative distances', ''), rows,
-        [bool(row.distance) for row in found.weights], code=(0, 3)) + '</section>'
-
-
-def _next(found: Comparison) -> str:
-    items: List[str] = advice(found)
-    if not items:
-        return ''
-    lines = ''.join(f'<li>{escape(item)}</li>' for item in items)
-    return f'<section><h2>What next</h2><ul>{lines}</ul></section>'
+    return ''.join(parts)
 
 
 def advice(found: Comparison) -> List[str]:
@@ -160,16 +147,15 @@ def advice(found: Comparison) -> List[str]:
     items = []
     changing = [row.name for row in found.manifest if row.severity == 'changes bits']
     if changing and not found.equal:
-        items.append(f'First make these equal, they change bits: {", ".join(changing[:6])}'
-                     + (f' and {len(changing) - 6} more' if len(changing) > 6 else ''))
+        items.append(f'First make these equal, they change bits: {listed(changing, 6)}')
     if not found.exact:
         items.append('Record fingerprints: mmrepro train CONFIG --fingerprint')
     elif found.first is not None and not changing:
         items.append(f'mmrepro localise {found.a.path} {found.b.path} names the operator, '
                      'transform or hook behind it')
-    if found.exact and not found.parted and found.first is not None:
+    if found.exact and not found.diverged and found.first is not None:
         items.append('mmrepro train CONFIG --fingerprint parameter shows in which parameters it '
                      'begins')
     if not found.equal:
-        items.append('docs/how-to/my-runs-differ.md leads from symptom to cure')
+        items.append('docs/how-to/my-runs-differ.md leads from symptom to fix')
     return items

@@ -9,26 +9,25 @@ import glob
 import hashlib
 import json
 import os
-import subprocess
-import sys
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from mmengine.config import Config
 
 from ..determinism import missing_at_start
-from ..hooks.preempt import EXIT_CODE as PREEMPTED
+from ..exit_codes import PREEMPTED
+from ..runs.launcher import Launch, PlannedRun, TrainingFailed, run_all
 from ..seeds import MAX_SEED
 from .run_view import RunError, load_run
 
-__all__ = ['Job', 'SeedsError', 'choose_metric', 'jobs_of', 'parse_seeds', 'result_of', 'run_job',
-           'value_of']
+__all__ = ['SeedJob', 'SeedsError', 'choose_metric', 'jobs_of', 'parse_seeds', 'result_of',
+           'run_job', 'value_of']
 
 RESULT = 'result.json'
-MOST = 10_000  # seeds in a range; more are a slip of the hand
+MOST = 10_000  # seeds in a range; more are a typing error
 LOG = 'seed.log'
-# MMDetection's metrics log this, and report no number
+# MMDetection's metrics log this instead of reporting a number
 NOTHING_FOUND = 'The testing results of the whole dataset is empty'
-# one of these, if the run has it and nobody says which
+# the default: the first of these that the run has
 USUAL = ('coco/bbox_mAP', 'coco/segm_mAP', 'pascal_voc/mAP')
 # settings that say where and how fast, not what
 NOT_COMPARED = ('work_dir', 'resume', 'load_from', 'launcher')
@@ -38,7 +37,7 @@ class SeedsError(ValueError):
     """Arguments or results that cannot be used."""
 
 
-class Job(NamedTuple):
+class SeedJob(NamedTuple):
     """One seed of one config.
 
     Attributes:
@@ -81,12 +80,12 @@ def parse_seeds(text: str) -> List[int]:
         seeds += range(first, last + 1)
     double = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if double:
-        raise SeedsError(f'--seeds {text}: {double[0]} comes twice')
+        raise SeedsError(f'--seeds {text}: {double[0]} is listed twice')
     return seeds
 
 
 def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
-            options: Sequence[str] = (), changes: Optional[Dict[str, Any]] = None) -> List[Job]:
+            options: Sequence[str] = (), changes: Optional[Dict[str, Any]] = None) -> List[SeedJob]:
     """The jobs of one config; ``changes`` is ``options`` parsed."""
     cfg = Config.fromfile(config, import_custom_modules=False)
     cfg.merge_from_dict(changes or {})
@@ -97,13 +96,13 @@ def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     missing = missing_at_start(os.environ, mode=(cfg.get('randomness') or {}).get(
         'deterministic', False), num_threads=(cfg.get('randomness') or {}).get('num_threads'))
-    return [Job(label, config, tuple(options), digest, seed,
+    return [SeedJob(label, config, tuple(options), digest, seed,
                 os.path.join(work_dir, label, f'seed_{seed}'), tuple(sorted(missing.items())))
             for seed in seeds]
 
 
-def result_of(job: Job) -> Optional[Dict[str, Any]]:
-    """What a seed came to, or None if it has not come to its end.
+def result_of(job: SeedJob) -> Optional[Dict[str, Any]]:
+    """The result of a seed, or None if it is not finished.
 
     Raises:
         SeedsError: its folder belongs to another config, or the file is damaged.
@@ -124,28 +123,25 @@ def result_of(job: Job) -> Optional[Dict[str, Any]]:
     return result
 
 
-def run_job(job: Job, start: Callable[..., int] = subprocess.call) -> Dict[str, Any]:
+def run_job(job: SeedJob) -> Dict[str, Any]:
     """Train one seed in a fresh process; continues where an earlier attempt was interrupted.
 
     Raises:
         SeedsError: the process failed, or left no metrics; names its log.
     """
-    os.makedirs(job.folder, exist_ok=True)
-    command = [sys.executable, '-m', 'mmrepro.cli', 'train', job.config, '--seed', str(job.seed),
-               '--work-dir', job.folder]
+    command = ['mmrepro.cli', 'train', job.config, '--seed', str(job.seed), '--work-dir',
+               job.folder]
     if glob.glob(os.path.join(glob.escape(job.folder), '*.pth')):
         command.append('--resume')
     if job.options:
         command += ['--cfg-options', *job.options]
     log = os.path.join(job.folder, LOG)
-    with open(log, 'a', encoding='utf-8') as file:
-        code = start(command, stdout=file, stderr=subprocess.STDOUT, env=_environment(job))
-    if code == PREEMPTED:
-        raise SeedsError(f'{job.label}, seed {job.seed}: pre-empted, with a checkpoint; the same '
-                         'command continues')
-    if code:
-        raise SeedsError(f'{job.label}, seed {job.seed}: training ended with code {code}; '
-                         f'the end of {log}:\n{_tail(log)}')
+    try:
+        run_all([PlannedRun(job.label, job.folder, [Launch(command, log, dict(job.variables))])])
+    except TrainingFailed as error:
+        text = ('pre-empted, with a checkpoint; the same command continues'
+                if error.code == PREEMPTED else str(error))
+        raise SeedsError(f'{job.label}, seed {job.seed}: {text}') from error
     metrics = metrics_of(job.folder)
     if not metrics:
         raise SeedsError(f'{job.label}, seed {job.seed}: the run has no validation metrics '
@@ -166,19 +162,6 @@ def _why_none(log: str) -> str:
                 'metric. Train longer, begin from pretrained weights, or look at the learning rate '
                 'and at score_thr of model.test_cfg')
     return 'set val_dataloader, val_evaluator and val_interval'
-
-
-def _environment(job: Job) -> Dict[str, str]:
-    """As this process's, with this very mmrepro first on the path."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    paths = [root, *filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))]
-    return {**os.environ, **dict(job.variables),
-            'PYTHONPATH': os.pathsep.join(dict.fromkeys(paths))}
-
-
-def _tail(path: str, lines: int = 12) -> str:
-    with open(path, encoding='utf-8', errors='replace') as file:
-        return ''.join(f'  {line}' for line in file.readlines()[-lines:])
 
 
 def metrics_of(folder: str) -> Dict[str, List[Tuple[int, float]]]:

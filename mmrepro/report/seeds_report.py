@@ -1,14 +1,14 @@
-"""Tables, plot and page of many seeds."""
+"""Tables, plot and HTML report of many seeds."""
 from __future__ import annotations
 
 from html import escape
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from .html import document, picture, table
+from .html import document, listing, picture, section, table
 from .plot_style import DIFFERENCE, INK, SOFT, A, B, figure, png
 from .stats import MIN_PAIRS, Paired, Summary, paired, summary
 
-__all__ = ['Study', 'page', 'plot', 'scalars', 'show', 'study']
+__all__ = ['Study', 'plot', 'report', 'scalars', 'show', 'study']
 
 
 class Study(NamedTuple):
@@ -76,11 +76,11 @@ def plot(found: Study) -> bytes:
         if two:
             for pair in zip(*found.values.values()):
                 axes.plot([0, 1], pair, color=SOFT, linewidth=.8, alpha=.7, zorder=1)
-        for place, (label, colour) in enumerate(zip(labels, (A, B))):
+        for x, (label, colour) in enumerate(zip(labels, (A, B))):
             values, one = found.values[label], found.summaries[label]
-            axes.scatter([place] * len(values), values, color=colour, s=34, zorder=3,
-                         edgecolor='white', linewidth=.6, label='one seed' if not place else None)
-            _interval(axes, place + (.16 if place else -.16), one, colour)
+            axes.scatter([x] * len(values), values, color=colour, s=34, zorder=3,
+                         edgecolor='white', linewidth=.6, label='one seed' if not x else None)
+            _interval(axes, x + (.16 if x else -.16), one, colour)
         names = [f'{letter}  {label}' for letter, label in zip('AB', labels)] if two else labels
         axes.set_xticks(range(len(labels)), names)
         axes.set_xlim(-.5, len(labels) - .5)
@@ -92,10 +92,10 @@ def plot(found: Study) -> bytes:
         return png(fig)
 
 
-def _interval(axes: Any, place: float, one: Summary, colour: str) -> None:
-    axes.plot([place - .07, place + .07], [one.mean, one.mean], color=colour, linewidth=2.6)
+def _interval(axes: Any, x: float, one: Summary, colour: str) -> None:
+    axes.plot([x - .07, x + .07], [one.mean, one.mean], color=colour, linewidth=2.6)
     if one.low is not None:
-        axes.plot([place, place], [one.low, one.high], color=colour, linewidth=1.6)
+        axes.plot([x, x], [one.low, one.high], color=colour, linewidth=1.6)
 
 
 def _differences(axes: Any, found: Study) -> None:
@@ -188,8 +188,8 @@ def show(found: Study, console: Any) -> None:
         console.print(Text(f'note: {line}', 'yellow'))
 
 
-def page(found: Study, drawn: bytes) -> str:
-    """One self-contained HTML page."""
+def report(found: Study, drawn: bytes) -> str:
+    """One self-contained HTML document."""
     head, rows = _rows(found)
     title = f'{" and ".join(found.values)}, {len(found.seeds)} seeds'
     parts = [f'<h1>{escape(title)}</h1>']
@@ -197,11 +197,8 @@ def page(found: Study, drawn: bytes) -> str:
         kind = 'same' if found.test.larger else 'other'
         parts.append(f'<div class="verdict {kind}">{found.test.verdict}</div>')
     parts.append(picture(f'{found.metric}, {found.pick} validation', drawn))
-    parts.append(f'<section><h2>Values</h2>{table(head, rows)}</section>')
+    parts.append(section('Values', table(head, rows)))
     if found.test is not None:
-        parts.append(f'<section><h2>Tests</h2>{table(("test", "", "assumes"), _tests(found))}'
-                     '</section>')
-    notes = ''.join(f'<li>{line}</li>' for line in caution(found))
-    if notes:
-        parts.append(f'<section><h2>Notes</h2><ul>{notes}</ul></section>')
+        parts.append(section('Tests', table(('test', '', 'assumes'), _tests(found))))
+    parts.append(section('Notes', listing(caution(found))))
     return document(title, parts)

@@ -1,68 +1,74 @@
-"""One training in a process of its own, as far as asked: what ``verify`` and ``replay`` start.
+"""One training in a process of its own: what every comparison of runs starts.
 
-    python -m mmrepro.runs.child CONFIG --iterations 6 [--resume] [--kill-after 3] [...]
+    python -m mmrepro.runs.child '{"config": "CONFIG", "iterations": 6}'
 """
 from __future__ import annotations
 
-import argparse
-import os
-import signal
+import importlib
+import json
 import sys
-from typing import Any, Optional, Sequence
+from typing import Any, Dict, NamedTuple, Optional, Sequence
 
 from mmengine.config import Config
-from mmengine.hooks import Hook
 
-from .stopping import StopTraining, train_until_stopped
+from .startup import build_runner, restart_for
+from .stopping import EventHook, train_until_stopped
 
-__all__ = ['TurnHook', 'main']
-
-PRIORITY = 100  # after the checkpoint of the iteration is written
+__all__ = ['Training', 'main', 'train_here']
 
 
-class TurnHook(Hook):
-    """Ends, kills or validates after an iteration, counted from 1."""
-    priority = PRIORITY
-    validated = False  # so far
+class Training(NamedTuple):
+    """What to train, and how far.
 
-    def __init__(self, iterations: Optional[int] = None, kill_after: Optional[int] = None,
-                 validate_after: Optional[int] = None) -> None:
-        self._iterations, self._kill, self._validate = iterations, kill_after, validate_after
+    Attributes:
+        config: path.
+        work_dir: instead of the config's.
+        launcher: as in MMEngine: 'none', or 'pytorch' for several ranks.
+        resume: continue from ``checkpoint``, or from the latest in the work directory.
+        checkpoint: path.
+        iterations: end after so many, counted from the first of the run; None: all.
+        kill_after: this process kills itself after so many.
+        validate_after: validate after so many.
+        attach: ``'module:function'``, called with the runner and ``given`` before it trains.
+        given: keyword arguments of that function.
+        save: name of a checkpoint to write at the end, in the work directory.
+    """
+    config: str
+    work_dir: Optional[str] = None
+    launcher: str = 'none'
+    resume: bool = False
+    checkpoint: Optional[str] = None
+    iterations: Optional[int] = None
+    kill_after: Optional[int] = None
+    validate_after: Optional[int] = None
+    attach: Optional[str] = None
+    given: Dict[str, Any] = {}
+    save: Optional[str] = None
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Optional[dict] = None) -> None:
-        done = runner.iter + 1
-        if done == self._validate:
-            runner.val_loop.run()
-            runner.model.train()
-            self.validated = True
-        if done == self._iterations:
-            raise StopTraining
 
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        if runner.iter == self._kill:
-            os.kill(os.getpid(), signal.SIGKILL)
+def train_here(training: Training) -> None:
+    """Train in this process."""
+    cfg = Config.fromfile(training.config)
+    cfg.launcher = training.launcher
+    cfg.work_dir = training.work_dir or cfg.get('work_dir')
+    if training.resume:
+        cfg.resume, cfg.load_from = True, training.checkpoint
+    runner = build_runner(cfg)
+    runner.register_hook(EventHook(training.iterations, training.kill_after,
+                                   training.validate_after), priority=EventHook.priority)
+    if training.attach is not None:
+        module, _, function = training.attach.partition(':')
+        getattr(importlib.import_module(module), function)(runner, **training.given)
+    train_until_stopped(runner)
+    if training.save is not None:
+        runner.save_checkpoint(runner.work_dir, training.save, by_epoch=False,
+                               meta=dict(epoch=runner.epoch, iter=runner.iter))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('config')
-    parser.add_argument('--iterations', type=int)
-    parser.add_argument('--kill-after', type=int)
-    parser.add_argument('--validate-after', type=int)
-    parser.add_argument('--resume', action='store_true')
-    args = parser.parse_args(argv)
-
-    from .start import build_runner, restart_if_incomplete
-    cfg = Config.fromfile(args.config)
-    randomness = cfg.get('randomness') or {}
-    restart_if_incomplete(os.environ, randomness.get('deterministic', False),
-                          randomness.get('num_threads'))
-    cfg.resume = args.resume or cfg.get('resume', False)
-    runner = build_runner(cfg)
-    runner.register_hook(TurnHook(args.iterations, args.kill_after, args.validate_after),
-                         priority=PRIORITY)
-    train_until_stopped(runner)
+    training = Training(**json.loads((sys.argv[1:] if argv is None else argv)[0]))
+    restart_for(Config.fromfile(training.config, import_custom_modules=False))
+    train_here(training)
     return 0
 
 

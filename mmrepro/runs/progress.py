@@ -1,18 +1,18 @@
-"""Progress in one line."""
+"""How far trainings are, in one line."""
 from __future__ import annotations
 
 import os
 import time
 from typing import Any, Callable, Sequence
 
-from ..fingerprint.schema import FOLDER
-from .process import fingerprints_of
+from ..fingerprint.schema import FOLDER, fingerprint_name
+from .launcher import PlannedRun
 
-__all__ = ['Line', 'Runs']
+__all__ = ['ProgressLine', 'RunsProgress', 'iterations_done']
 
 
-class Line:
-    """Written over on a terminal; one below the other in a file."""
+class ProgressLine:
+    """Overwrites itself on a terminal; one line below the other in a file. A context manager."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._width = stream, 0
@@ -25,35 +25,44 @@ class Line:
             self._stream.write(f'{text}\n')
         self._stream.flush()
 
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.end()
+
     def end(self) -> None:
         if self._width:
             self._stream.write('\n')
             self._width = 0
 
 
-class Runs:
+class RunsProgress:
     """Says how many iterations of which run are done, when that has changed."""
 
-    def __init__(self, jobs: Sequence[Any], iterations: int, say: Callable[[str], None]) -> None:
-        self._jobs, self._iterations, self._say = jobs, iterations, say
+    def __init__(self, runs: Sequence[PlannedRun], iterations: int,
+                 say: Callable[[str], None]) -> None:
+        self._runs, self._iterations, self._say = runs, iterations, say
         self._ended: set = set()
         self._started, self._last = time.monotonic(), ''
 
-    def done(self, job: Any) -> None:
-        self._ended.add(job.name)
-        self.show()
+    def done(self, run: PlannedRun) -> None:
+        self._ended.add(run.name)
 
     def show(self) -> None:
-        parts = []
-        for job in self._jobs:
-            if job.name in self._ended:
-                parts.append(f'{job.name} done')
-                continue
-            path = os.path.join(job.folder, FOLDER)
-            log = fingerprints_of(job.folder) if os.path.isdir(path) else None
-            if log is not None:
-                parts.append(f'{job.name} {len(log.steps)}/{self._iterations}')
-        text = f'{len(self._ended)} of {len(self._jobs)} runs; {", ".join(parts) or "starting"}'
+        counts = {run.name: iterations_done(run.folder) for run in self._runs}
+        parts = [f'{name} done' if name in self._ended else f'{name} {count}/{self._iterations}'
+                 for name, count in counts.items() if name in self._ended or count]
+        text = f'{len(self._ended)} of {len(self._runs)} runs; {", ".join(parts) or "starting"}'
         if text != self._last:
             self._last = text
             self._say(f'{time.monotonic() - self._started:4.0f} s  {text}')
+
+
+def iterations_done(work_dir: str) -> int:
+    """Iterations in the fingerprints that a training is writing; counts lines, reads none."""
+    path = os.path.join(work_dir, FOLDER, fingerprint_name(0))
+    if not os.path.exists(path):
+        return 0
+    with open(path, 'rb') as file:
+        return sum(line.startswith(b'{"kind":"step"') for line in file)

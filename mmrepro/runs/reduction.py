@@ -1,4 +1,4 @@
-"""Make a training small without changing its code path: smaller images, fewer of them."""
+"""Shrink a training without changing its code path: smaller images, fewer of them."""
 from __future__ import annotations
 
 import os
@@ -19,17 +19,17 @@ SIZES = ('scale', 'scales', 'img_scale', 'img_scales', 'size', 'crop_size', 'ran
 
 
 class MissingData(RuntimeError):
-    """The data set of a config is not on this disk."""
+    """A file that the config reads is not on this disk."""
 
 
 def shrink(cfg: Any) -> int:
-    """Bring the images of pipelines and preprocessor down to LONGEST; returns that of before."""
+    """Shrink the images of pipelines and preprocessor; returns the longest side before."""
     nodes = [cfg.get('train_dataloader'), cfg.get('val_dataloader'), cfg.get('custom_hooks'),
              cfg.model.get('data_preprocessor')]
-    places = [place for node in nodes if node for place in _sizes(node)]
-    longest = max((max(size) for _, _, size in places), default=0)
+    sizes = [found for node in nodes if node for found in _sizes(node)]
+    longest = max((max(size) for _, _, size in sizes), default=0)
     if longest > LONGEST:
-        for node, key, size in places:
+        for node, key, size in sizes:
             node[key] = type(size)(max(STEP, round(side * LONGEST / longest / STEP) * STEP)
                                    for side in size)
     _drop_downloads(cfg._cfg_dict)
@@ -46,7 +46,7 @@ def _sizes(node: Any, within: str = '') -> Iterator[Tuple[Any, Any, Any]]:
             yield node, key, value
         elif isinstance(value, (dict, list, tuple)) and not isinstance(value, str):
             if named and isinstance(value, tuple) and any(map(_is_pair, value)):
-                value = node[key] = list(value)  # its sizes are exchanged in place
+                value = node[key] = list(value)  # a tuple cannot be edited in place
             yield from _sizes(value, key if isinstance(key, str) else within)
 
 
@@ -56,7 +56,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def _drop_downloads(node: Any) -> None:
-    """Start from random weights: pretrained ones would be downloaded, and change nothing here."""
+    """Start from random weights: pretrained ones would be downloaded for nothing."""
     for value in list(node.values() if isinstance(node, dict) else node):
         if isinstance(value, (dict, list, tuple)):
             _drop_downloads(value)
@@ -69,14 +69,14 @@ def _drop_downloads(node: Any) -> None:
 
 
 def innermost(dataset: Any) -> List[Any]:
-    """The data sets that read files, of a config's data set with whatever wraps it."""
+    """The datasets that read files, inside the wrappers of a config's dataset."""
     if isinstance(dataset.get('datasets'), (list, tuple)):
-        return [one for part in dataset['datasets'] for one in innermost(part)]
+        return [inner for one in dataset['datasets'] for inner in innermost(one)]
     return innermost(dataset['dataset']) if 'dataset' in dataset else [dataset]
 
 
 def few_images(cfg: Any, phase: str, count: int) -> None:
-    """Only the first ``count`` images of every data set of 'train' or 'val'."""
+    """Only the first ``count`` images of every dataset of 'train' or 'val'."""
     for dataset in innermost(cfg[f'{phase}_dataloader']['dataset']):
         dataset['indices'] = count
 
@@ -91,13 +91,13 @@ def check_data(cfg: Any, phases: Tuple[str, ...], exists: Callable[[str], bool] 
         for path in _files(cfg, phase):
             if not exists(path):
                 raise MissingData(
-                    f'{_missing(path, phase)}. Get the data set, or change data_root with '
-                    '--cfg-options; or take the demonstration data set instead, which works for '
+                    f'{_missing(path, phase)}. Get the dataset, or change data_root with '
+                    '--cfg-options; or take the demonstration dataset instead, which works for '
                     'configs made for COCO: --demo-data')
 
 
 def missing_file(cfg: Any, path: str) -> str:
-    """Which part of a config reads ``path``, which does not exist; '' if none does."""
+    """Says which loader of a config reads ``path``, if it does not exist; '' otherwise."""
     for phase in ('train', 'val', 'test'):
         if os.path.abspath(path) in map(os.path.abspath, _files(cfg, phase)) \
                 and not os.path.exists(path):
@@ -116,9 +116,9 @@ def _files(cfg: Any, phase: str) -> Iterator[str]:
     for dataset in innermost(data) if isinstance(data, dict) else ():
         root = dataset.get('data_root') or ''
         prefix = dataset.get('data_prefix') or {}
-        places = [dataset.get('ann_file') or '',
-                  *(prefix.values() if isinstance(prefix, dict) else [prefix])]
-        for place in filter(None, places):
-            path = place if os.path.isabs(place) else os.path.join(root, place)
+        names = [dataset.get('ann_file') or '',
+                 *(prefix.values() if isinstance(prefix, dict) else [prefix])]
+        for name in filter(None, names):
+            path = os.path.join(root, name)
             if '://' not in path:
                 yield path

@@ -1,9 +1,13 @@
-"""End a training early, without the training taking it for an error."""
+"""End, kill or validate a training at a chosen iteration."""
 from __future__ import annotations
 
-from typing import Any
+import os
+import signal
+from typing import Any, Optional
 
-__all__ = ['StopTraining', 'train_until_stopped']
+from mmengine.hooks import Hook
+
+__all__ = ['EventHook', 'StopTraining', 'train_until_stopped']
 
 
 class StopTraining(BaseException):
@@ -19,3 +23,33 @@ def train_until_stopped(runner: Any) -> None:
         runner.train()
     except StopTraining:
         pass
+
+
+class EventHook(Hook):
+    """Makes something happen during a training. Iterations are counted from 1.
+
+    Args:
+        stop_after: end the training after this iteration.
+        kill_after: kill this process after this iteration, before the next one.
+        validate_after: validate after this iteration.
+    """
+    priority = 100  # after the checkpoint of the iteration is written
+    validated = False  # so far; recordings of an iteration say it
+
+    def __init__(self, stop_after: Optional[int] = None, kill_after: Optional[int] = None,
+                 validate_after: Optional[int] = None) -> None:
+        self._stop, self._kill, self._validate = stop_after, kill_after, validate_after
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        if runner.iter == self._kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: Optional[dict] = None) -> None:
+        done = runner.iter + 1
+        if done == self._validate:
+            runner.val_loop.run()
+            runner.model.train()
+            self.validated = True
+        if done == self._stop:
+            raise StopTraining

@@ -1,15 +1,8 @@
-"""``mmrepro state``: does a config lose state when it resumes? Two runs of it, and a resumed one.
-
-The runs are processes of their own; each writes what it saw to a file.
-"""
+"""Does a config lose state when it resumes? Two runs of it, and a resumed one."""
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from mmengine.config import Config
@@ -18,12 +11,18 @@ from mmengine.hooks import Hook
 from ..checkpoint.lost_state import Lost, lost_state, snapshot
 from ..digests import state_digest
 from ..distributed.unwrap import unwrap
-from ..runs.stopping import StopTraining, train_until_stopped
+from ..runs.child import Training
+from ..runs.launcher import PlannedRun, launch_of, run_all
+from ..runs.stopping import StopTraining
 
-__all__ = ['Verdict', 'main', 'probe']
+__all__ = ['StateVerdict', 'attach', 'probe', 'train_all']
 
 CHECKPOINT = 'probe.pth'
-PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def attach(runner: Any, **given: Any) -> None:
+    """Let a runner that is about to train write what a :class:`ProbeHook` sees."""
+    runner.register_hook(ProbeHook(**given), priority=ProbeHook.priority)
 
 
 class ProbeHook(Hook):
@@ -55,7 +54,7 @@ class ProbeHook(Hook):
             raise StopTraining
 
 
-class Verdict(NamedTuple):
+class StateVerdict(NamedTuple):
     """What came out.
 
     Attributes:
@@ -73,75 +72,54 @@ class Verdict(NamedTuple):
     def good(self) -> bool:
         return not self.lost and not self.first
 
-    def text(self) -> str:
-        span = f'iterations {self.at} to {self.iterations - 1}'
-        lines = [f'{span}: ' + (f'the resumed run differs first in {self.first}' if self.first else
-                                'the resumed run has the bits of the uninterrupted one')]
-        if not self.lost:
-            return '\n'.join([*lines, 'no attribute is lost' if not self.first else
-                              'no attribute explains it: `mmrepro localise` compares operators'])
-        lines.append(f'{len(self.lost)} attributes are lost when the run resumes:')
-        for row in self.lost:
-            lines += [f'  {row.place} ({row.cls}).{row.attribute}',
-                      f'      in the uninterrupted run {row.then}, in the resumed one {row.now}']
-        lines += ['keep them in checkpoints, in a module that the config imports:',
-                  '  from mmrepro.checkpoint import adapters']
-        for cls in dict.fromkeys(row.cls for row in self.lost):
-            names = ', '.join(repr(row.attribute) for row in self.lost if row.cls == cls)
-            lines.append(f"  adapters.register({cls}, {names}, why='...')")
-        return '\n'.join(lines)
 
-
-def start(path: str) -> str:
-    """Run a job in a fresh process; returns what it printed."""
-    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join(
-        filter(None, [PACKAGE_ROOT, os.environ.get('PYTHONPATH')]))}
-    print(f'mmrepro state: {os.path.dirname(path)} ...', file=sys.stderr)
-    return subprocess.run([sys.executable, '-m', 'mmrepro.verify.state_probe', path],
-                          env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, check=False).stdout
+def train_all(trainings: Sequence[Training],
+              done: Callable[[PlannedRun], None] = lambda run: None) -> None:
+    """Train in fresh processes, one after the other; ``done`` is called with each that ended."""
+    run_all([PlannedRun(one.work_dir, one.work_dir,
+                        [launch_of(one, os.path.join(one.work_dir, 'output.txt'))])
+             for one in trainings], done=done)
 
 
 def probe(cfg: Config, at: int, iterations: int, work_dir: str,
-          start: Callable[[str], str] = start) -> Verdict:
+          train: Callable[[Sequence[Training]], None] = train_all) -> StateVerdict:
     """Run ``cfg`` twice for ``iterations``, resume it at ``at``, and compare.
 
     Args:
-        start: runs the job in this file in a process of its own, returns what it printed.
+        train: runs these trainings one after the other, each in a process of its own.
 
     Raises:
-        RuntimeError: a run failed, with the end of its output.
+        TrainingFailed: a run failed; the message has the end of its output.
+        RuntimeError: the config ends before ``iterations``.
     """
-    def job(name: str, **changes: Any) -> Dict[str, Any]:
+    def training(name: str, **more: Any) -> Training:
         folder = os.path.join(work_dir, name)
         os.makedirs(folder, exist_ok=True)
-        own = Config(cfg._cfg_dict.to_dict())
-        own.merge_from_dict(dict(work_dir=folder, **changes))
-        own.dump(os.path.join(folder, 'probe.py'))
-        return dict(config=os.path.join(folder, 'probe.py'), at=at, iterations=iterations,
-                    out=os.path.join(folder, 'seen.json'), save=name == 'run')
+        path, out = (os.path.join(folder, file) for file in ('probe.py', 'seen.json'))
+        if os.path.exists(out):  # of an earlier call
+            os.remove(out)
+        cfg.dump(path)
+        return Training(path, folder, attach=f'{__name__}:attach', given=dict(
+            at=at, iterations=iterations, out=out, save=name == 'run'), **more)
 
-    def run(job: Dict[str, Any]) -> Dict[str, Any]:
-        path = os.path.join(os.path.dirname(job['out']), 'job.json')
-        with open(path, 'w', encoding='utf-8') as file:
-            json.dump(job, file)
-        printed = start(path)
-        if not os.path.exists(job['out']):
-            end = '\n'.join(printed.splitlines()[-20:])
-            raise RuntimeError(f'{end}\nthe run in {os.path.dirname(path)} ended before iteration '
-                               f'{iterations}')
-        with open(job['out'], encoding='utf-8') as file:
-            return json.load(file)
-
-    runs = [run(job(name)) for name in ('run', 'again')]
-    resumed = run(job('resumed', resume=True,
-                      load_from=os.path.join(work_dir, 'run', CHECKPOINT)))
+    trainings = [training('run'), training('again'), training(
+        'resumed', resume=True, checkpoint=os.path.join(work_dir, 'run', CHECKPOINT))]
+    train(trainings)
+    *runs, resumed = [_seen(one) for one in trainings]
     before, after = (lost_state([run[key] for run in runs], resumed[key])
                      for key in ('before', 'after'))
     still = {(row.place, row.attribute) for row in after}
     # what is there again after a few iterations is a cache
     lost = [row for row in before if (row.place, row.attribute) in still]
-    return Verdict(lost, _first_difference(runs[0], resumed), at, iterations)
+    return StateVerdict(lost, _first_difference(runs[0], resumed), at, iterations)
+
+
+def _seen(training: Training) -> Dict[str, Any]:
+    if not os.path.exists(training.given['out']):
+        raise RuntimeError(f'the run in {training.work_dir} ended before iteration '
+                           f'{training.given["iterations"]}')
+    with open(training.given['out'], encoding='utf-8') as file:
+        return json.load(file)
 
 
 def _first_difference(run: Dict[str, Any], resumed: Dict[str, Any]) -> str:
@@ -150,45 +128,3 @@ def _first_difference(run: Dict[str, Any], resumed: Dict[str, Any]) -> str:
             if resumed['losses'].get(iteration, {}).get(name) != value:
                 return f'{name} of iteration {iteration}'
     return next((name for name in ('weights', 'optimizer') if run[name] != resumed[name]), '')
-
-
-def train_and_see(path: str) -> None:
-    """One run; ``path`` is a job of :func:`probe`."""
-    from ..runs.start import build_runner
-    with open(path, encoding='utf-8') as file:
-        job = json.load(file)
-    runner = build_runner(Config.fromfile(job.pop('config')))
-    runner.register_hook(ProbeHook(**job), priority=ProbeHook.priority)
-    train_until_stopped(runner)
-
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """0: nothing is lost; 1: named attributes are lost, or bits differ."""
-    from ..runs.start import _load, _parser
-    parser = _parser('state', 'Name state in Python attributes that a config loses when it '
-                              'resumes.')
-    parser.epilog = ('example:\n  %(prog)s configs/demo/yolox_s_demo.py --at 2 --iters 4')
-    parser.add_argument('--at', type=int, default=2, metavar='K',
-                        help='resume after this many iterations (default: 2)')
-    parser.add_argument('--iters', type=int, default=4, metavar='N',
-                        help='iterations of the uninterrupted runs (default: 4)')
-    parser.add_argument('--json', metavar='FILE', help='write the outcome to a file')
-    args = parser.parse_args(argv)
-    if not 0 < args.at < args.iters:
-        parser.error(f'--at {args.at} --iters {args.iters}: 0 < K < N is needed')
-    folder = args.work_dir or tempfile.mkdtemp(prefix='mmrepro-state-')
-    try:
-        verdict = probe(_load(args, parser), args.at, args.iters, folder)
-    finally:
-        if args.work_dir is None:
-            shutil.rmtree(folder)
-    print(verdict.text())
-    if args.json:
-        with open(args.json, 'w', encoding='utf-8') as file:
-            json.dump(dict(verdict._asdict(), lost=[row._asdict() for row in verdict.lost]), file,
-                      indent=2)
-    return 0 if verdict.good else 1
-
-
-if __name__ == '__main__':
-    train_and_see(sys.argv[1])

@@ -1,13 +1,22 @@
 """Every rule of the audit has a config that triggers it; the shipped configs trigger none."""
 from __future__ import annotations
 
+import copy
 import dataclasses
 import glob
 import os
+import re
 
 import pytest
+import torch
+from audit_sources import FILES
+from loaders import settings
 from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATA_SAMPLERS, DATASETS
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
+from mmrepro import determinism
 from mmrepro.audit import (
     CHANGES,
     HINT,
@@ -20,6 +29,11 @@ from mmrepro.audit import (
     exit_code,
     load,
 )
+from mmrepro.config import RandomnessConfig, RandomnessError, refuse_misspelt, upgrade_legacy_keys
+from mmrepro.data import adopt_loader
+from mmrepro.data.sampling_orders import STOCK_FAULTS
+from mmrepro.patches import CAUSES
+from mmrepro.runner import ReproRunner
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SHIPPED = sorted(os.path.relpath(path, ROOT) for pattern in ('*.py', 'demo/*_demo.py')
@@ -54,6 +68,22 @@ def subject(cfg, device='cpu', env=ENV, **kwargs):
 
 def pipeline(*transforms):
     return dict(num_workers=2, dataset=dict(type='CocoDataset', pipeline=list(transforms)))
+
+
+@DATASETS.register_module(force=True)
+class Records(IterableDataset):
+    """It has no positions; MMEngine's LoggerHook asks it for its length."""
+
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        return (dict(x=torch.full((4, ), float(i))) for i in range(8))
+
+
+@DATA_SAMPLERS.register_module(force=True)
+class OwnSampler(Sampler):
+    pass
 
 
 def optimizer(**kwargs):
@@ -107,6 +137,10 @@ TRIGGERS = {
     'stock-resume': (stock(resume=True), {}, CHANGES, 'resume'),
     'streams': (clean(randomness=dict(seed=1, deterministic=True, worker_seed='worker')), {},
                 HINT, 'randomness.worker_seed'),
+    'iterable': (clean(train_dataloader=dict(dataset=dict(type='Records'))), {}, CHANGES,
+                 'train_dataloader.dataset'),
+    'own-sampler': (clean(train_dataloader=dict(sampler=dict(type='OwnSampler'))), {}, MAY,
+                    'train_dataloader.sampler'),
     'resume-not-strict': (clean(randomness=dict(seed=1, deterministic=True,
                                                 resume_strict=False)), {}, HINT,
                           'randomness.resume_strict'),
@@ -155,6 +189,69 @@ def test_a_config_triggers_the_rule(rule, monkeypatch):
     assert where in findings[0].where
 
 
+@pytest.mark.parametrize('rule', [rule for rule in RULES if rule.settings or rule.env],
+                         ids=lambda rule: rule.name)
+def test_a_rule_is_silent_when_its_advice_is_followed(rule):
+    cfg, arguments, _, _ = TRIGGERS[rule.name]
+    seen = subject(cfg, **arguments)
+    advised = Config(copy.deepcopy(cfg))
+    advised.merge_from_dict(copy.deepcopy(dict(rule.settings)))
+    after = dataclasses.replace(seen, cfg=advised, env={**seen.env, **rule.env})
+    assert found(seen, rule.name) and not found(after, rule.name)
+    assert not after.randomness_error
+    refuse_misspelt(advised)
+    randomness = after.randomness
+    # as a run does; what contradicts its settings is refused
+    with determinism.deterministic(
+            randomness.deterministic, env=dict(after.env), num_threads=randomness.num_threads,
+            float32_precision=randomness.float32_precision,
+            cudnn_benchmark=(advised.get('env_cfg') or {}).get('cudnn_benchmark')):
+        pass
+
+
+@pytest.mark.parametrize('worker_seed', ['sample', 'worker', 'mmengine'])
+def test_the_audit_and_the_loader_agree_on_iterable_datasets(worker_seed, tmp_path, monkeypatch):
+    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
+    randomness = dict(seed=3, worker_seed=worker_seed)
+    cfg = settings(lambda: DataLoader(Records(), batch_size=4, collate_fn=pseudo_collate),
+                   tmp_path, 'iterations', validation=False)
+    cfg.update(randomness=randomness, train_cfg=dict(by_epoch=False, max_iters=2))
+    named = found(subject(clean(randomness=randomness,
+                                train_dataloader=dict(dataset=dict(type='Records')))), 'iterable')
+    if named:
+        with pytest.raises(RandomnessError, match=re.escape(named[0].what)):
+            ReproRunner(**cfg).train()
+    else:
+        ReproRunner(**cfg).train()
+    assert bool(named) == (worker_seed != 'mmengine')
+
+
+def test_a_loader_without_batches_is_named():
+    cfg = clean(val_dataloader=dict(batch_size=None, dataset=dict(type='CocoDataset')))
+    (finding, ) = found(subject(cfg), 'iterable')
+    assert finding.where == 'val_dataloader.batch_size'
+    with pytest.raises(RandomnessError, match=re.escape(finding.what)):
+        adopt_loader(DataLoader([1, 2], batch_size=None), RandomnessConfig(seed=0), 'val', 0)
+
+
+def test_legacy_keys_move_where_the_advice_says():
+    cfg = Config(TRIGGERS['legacy-keys'][0])
+    with pytest.warns(DeprecationWarning):
+        upgrade_legacy_keys(cfg)
+    assert audit(Subject(cfg, 'cpu', ENV)) == []
+
+
+def test_a_transform_in_an_albu_is_covered():
+    cfg = clean(train_dataloader=pipeline(dict(type='Albu', transforms=[dict(type='Blur')])))
+    assert not found(subject(cfg), 'albumentations-alone')
+
+
+@pytest.mark.parametrize('key', ['num_threads', 'float32_precision', 'cudnn_enabled',
+                                 'cudnn_benchmark', 'fill_uninitialized_memory'])
+def test_randomness_has_the_keys_that_advice_names(key):
+    assert key in RandomnessConfig().as_dict()
+
+
 @pytest.mark.parametrize('device', ['cpu', 'cuda'])
 def test_a_clean_config_has_no_findings(device):
     assert audit(subject(clean(), device)) == []
@@ -170,18 +267,15 @@ def test_no_false_alarm_on_a_shipped_config(path):
 
 
 def test_every_rule_is_tested():
-    from test_audit_sources import FILES
-    elsewhere = {'iterable', 'own-sampler', 'albumentations-alone', 'no-device', 'unreadable'}
+    elsewhere = {'albumentations-alone', 'no-device', 'unreadable'}
     assert {rule.name for rule in RULES} == {*TRIGGERS, *FILES, *elsewhere}
     assert len({rule.name for rule in RULES}) == len(RULES)
 
 
-def test_every_part_that_a_patch_replaces_is_known_to_the_audit():
-    from mmrepro.audit.data_rules import KNOWN
-    from mmrepro.patches.replacements import PATCHES
-    # drawing: no part of a config's training names it; C23 is about a crash, not about bits
-    unnamed = {'C5', 'C6', 'C23'}
-    assert {patch.cause for patch in PATCHES} - unnamed <= {row.cause for row in KNOWN}
+def test_every_type_with_a_known_fault_exists():
+    names = {name for cause in CAUSES for name in cause.types} | {*STOCK_FAULTS}
+    seen = subject(clean(model=[dict(type=name) for name in sorted(names)]))
+    assert names <= {*seen._classes}
 
 
 def test_links_lead_to_files():
@@ -195,34 +289,7 @@ def test_a_set_of_tensors_is_found_in_a_model_config():
     assert found(subject(cfg), 'known-part')[0].where == 'model.train_cfg.sampler'
 
 
-def test_an_iterable_data_set_is_refused():
-    from torch.utils.data import IterableDataset
-
-    class Endless(IterableDataset):
-        pass
-
-    cfg = clean(train_dataloader=dict(dataset=dict(type='Endless')))
-    seen = subject(cfg)
-    seen.__dict__['_classes'] = {'Endless': Endless}
-    assert found(seen, 'iterable')[0].where == 'train_dataloader.dataset'
-    cfg['randomness']['worker_seed'] = 'worker'
-    relaxed = subject(cfg)
-    relaxed.__dict__['_classes'] = {'Endless': Endless}
-    assert found(relaxed, 'iterable') == []
-
-
-def test_a_sampler_of_the_users_own_is_named():
-    from torch.utils.data import Sampler
-
-    class Own(Sampler):
-        pass
-
-    seen = subject(clean(train_dataloader=dict(sampler=dict(type='Own'))))
-    seen.__dict__['_classes'] = {'Own': Own}
-    assert found(seen, 'own-sampler')[0].severity == MAY
-
-
-def test_the_samplers_of_mmdetection_are_not():
+def test_samplers_of_mmdetection_are_known():
     cfg = clean(train_dataloader=dict(sampler=dict(type='TrackImgsSampler')))
     assert not found(subject(cfg), 'own-sampler')
 
@@ -322,6 +389,9 @@ def test_a_misspelt_key_is_named_with_the_one_that_is_meant(key, near, severity)
     (finding, ) = found(subject(clean(**{key: 7})), 'misspelt-key')
     assert (finding.where, finding.severity) == (key, severity)
     assert finding.what == f'7; did you mean {near}?'
+    if near == 'randomness':
+        with pytest.raises(RandomnessError, match=f'{key!r}'):
+            refuse_misspelt({key: 7})
 
 
 @pytest.mark.parametrize('key', [
@@ -355,7 +425,7 @@ def test_our_train_attaches_itself():
     assert [finding.rule for finding in audit(unseeded)] == ['no-seed', 'not-deterministic']
 
 
-def test_the_two_lines_take_away_what_they_cure():
+def test_the_two_lines_fix_what_they_promise():
     cfg = stock(train_dataloader=pipeline(dict(type='CachedMosaic')), resume=True,
                 model=dict(type='torch.nn.AdaptiveMaxPool2d', output_size=7))
     seen = subject(cfg, 'cuda')

@@ -1,78 +1,21 @@
 """What the audit reads out of the user's own files."""
 from __future__ import annotations
 
+import random
 import textwrap
 
+import numpy as np
 import pytest
+import torch
+from audit_sources import FILES
 from mmengine.config import Config
 
-from mmrepro.audit import CHANGES, HINT, MAY, Subject, audit
-from mmrepro.audit.sources import Source
+from mmrepro.audit import CHANGES, Subject, audit, environment_rules
+from mmrepro.audit.sources import SourceFile
+from mmrepro.checkpoint import adapters
+from mmrepro.config import RandomnessError
+from mmrepro.data import generators
 
-# rule -> (what triggers it, what looks like it and does not, severity)
-FILES = {
-    'foreign-generator': (
-        ['np.random.default_rng()', 'default_rng(None)', 'random.SystemRandom().random()',
-         'os.urandom(4)', 'random.seed()', 'secrets.token_bytes(4)', 'torch.seed()',
-         'np.random.RandomState(seed=None)'],
-        ['np.random.rand(3)', 'random.random()', 'torch.rand(3)', 'os.path.join("a")',
-         'self.default_rng()'], CHANGES),
-    'kept-generator': (
-        ['np.random.default_rng(3)', 'random.Random(0)', 'torch.Generator()'],
-        ['np.random.default_rng()'], MAY),
-    'reseeding': (
-        ['np.random.seed(5)', 'random.seed(i)', 'torch.manual_seed(1)'],
-        ['generator.manual_seed(1)', 'seed(5)'], MAY),
-    'clock': (
-        ['time.time()', 'datetime.datetime.now()'], ['time.sleep(1)', 'self.time()'], HINT),
-    'set-order': (
-        ['for x in set(names): pass', 'list({a, b})', '[x for x in set(a) | set(b)]',
-         'names = set(a)\n    return list(names)', '",".join({a, b})', 'set(a).pop()',
-         'random.choice(tuple(set(a)))', 'first, = iter(set(a))', '[*set(a)]'],
-        ['sorted(set(a))', 'len(set(a))', 'x in set(a)', 'for x in {1, 2}: pass',
-         'for x in sorted({a, b}): pass', 'any(x for x in set(a))', 'list(set(range(3)))',
-         'for x in dict.fromkeys(a): pass'], MAY),
-    'hash-order': (['hash(name)'], ['hashlib.sha256(b"")', 'self.hash(name)'], MAY),
-    'unsorted-listing': (
-        ['os.listdir(a)', 'for x in glob.glob(a): pass', 'list(Path(a).iterdir())',
-         'names = os.listdir(a)\n    return names', 'list(Path(a).rglob("*.png"))',
-         'mmengine.scandir(a)'],
-        ['sorted(os.listdir(a))', 'len(os.listdir(a))', 'x in os.listdir(a)',
-         'names = os.listdir(a)\n    names.sort()',
-         'names = os.listdir(a)\n    names = sorted(names)',
-         'sorted(x for x in os.listdir(a) if x)'], MAY),
-    'completion-order': (
-        ['for f in as_completed(futures): pass', 'pool.imap_unordered(f, a)'],
-        ['pool.map(f, a)', 'pool.imap(f, a)'], MAY),
-    'switches': (
-        ['torch.backends.cudnn.benchmark = True', 'torch.use_deterministic_algorithms(False)',
-         'torch.set_num_threads(4)', 'torch.backends.cudnn.deterministic = False'],
-        ['torch.backends.cudnn.benchmark = False', 'torch.use_deterministic_algorithms(True)',
-         'torch.backends.cudnn.deterministic = True'], CHANGES),
-    'uninitialised': (
-        ['torch.empty(3)', 'np.empty(3)', 'x.new_empty(3)'],
-        ['torch.empty(3).normal_()', 'nn.Parameter(torch.empty(3))', 'torch.zeros(3)'], HINT),
-    'worker-state': (
-        ['class A(BaseTransform):\n        def transform(self, r):\n            self.n += 1',
-         'class A(BaseTransform):\n        def transform(self, r):\n            '
-         'self.cache.append(r)',
-         '@TRANSFORMS.register_module()\n    class A:\n        def __call__(self, r):\n'
-         '            self.seen[r] = 1',
-         'class A(BaseDataset):\n        def __getitem__(self, i):\n            '
-         'self.last = self.last + i'],
-        ['class A(BaseTransform):\n        def __init__(self):\n            self.n = 0',
-         'class A(BaseTransform):\n        def transform(self, r):\n            n = self.n + 1',
-         'class A:\n        def transform(self, r):\n            self.n += 1'], MAY),
-    'kept-state': (
-        ['class A(nn.Module):\n        def forward(self, x):\n            self.n += 1',
-         'class A(BaseDetector):\n        def loss(self, x):\n            self.h.append(x)',
-         'class A(Hook):\n        def after_train_iter(self, r):\n            self.n += 1'],
-        ["class A(nn.Module):\n        def __init__(self):\n            "
-         "self.register_buffer('n', x)\n        def forward(self, x):\n            self.n += 1",
-         'class DropBlock(nn.Module):\n        def forward(self, x):\n            self.iter_cnt '
-         '+= 1',
-         'class A(nn.Module):\n        def train(self, x):\n            self.n += 1'], MAY),
-}
 HEAD = '''
 import datetime, glob, hashlib, os, random, secrets, time
 import mmengine
@@ -90,12 +33,12 @@ CASES = [(rule, code, True) for rule, (bad, _, _) in FILES.items() for code in b
     (rule, code, False) for rule, (_, good, _) in FILES.items() for code in good]
 
 
-def findings(tmp_path, monkeypatch, text):
+def findings(tmp_path, monkeypatch, text, **randomness):
     (tmp_path / 'my_plugin.py').write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     cfg = Config(dict(custom_imports=dict(imports=['mmrepro', 'my_plugin'],
                                           allow_failed_imports=False),
-                      randomness=dict(seed=1, deterministic=True)))
+                      randomness=dict(seed=1, deterministic=True, **randomness)))
     return audit(Subject(cfg, env={'OMP_NUM_THREADS': '1'}))
 
 
@@ -123,6 +66,55 @@ def test_a_line_can_be_excused(tmp_path, monkeypatch):
         assert len(findings(tmp_path, monkeypatch, text.format(excuse))) == count
 
 
+@pytest.mark.parametrize('call, rule', [
+    ('np.random.default_rng()', 'foreign-generator'), ('np.random.Philox()', 'foreign-generator'),
+    ('np.random.RandomState(3)', 'kept-generator'), ('random.Random(3)', 'kept-generator'),
+    ('torch.Generator()', 'kept-generator')])
+def test_a_generator_that_data_loading_keys_is_not_named(call, rule, tmp_path, monkeypatch):
+    text = ('import random, torch\nimport numpy as np\nfrom mmcv.transforms import BaseTransform\n'
+            'class Draws(BaseTransform):\n    def __init__(self):\n        self.rng = {}\n')
+    keyed = findings(tmp_path, monkeypatch, text.format(call))
+    assert rule not in {finding.rule for finding in keyed}
+    stock = findings(tmp_path, monkeypatch, text.format(call), worker_seed='mmengine')
+    assert rule in {finding.rule for finding in stock}
+    # the loader finds it in an object of such a class
+    made = eval(call, dict(np=np, random=random, torch=torch))
+    holder = type('Draws', (), {})()
+    holder.rng = made
+    assert list(generators.find(holder, 'transform')) == ['transform.rng']
+
+
+def test_a_generator_that_no_loader_can_key_is_named_and_refused(tmp_path, monkeypatch):
+    text = ('import random\nfrom mmcv.transforms import BaseTransform\n'
+            'class Draws(BaseTransform):\n    def __init__(self):\n'
+            '        self.rng = random.SystemRandom()\n')
+    assert [f.rule for f in findings(tmp_path, monkeypatch, text)] == ['foreign-generator']
+    holder = type('Draws', (), {})()
+    holder.rng = random.SystemRandom()
+    with pytest.raises(RandomnessError, match='SystemRandom'):
+        generators.find(holder, 'transform')
+
+
+def test_every_switch_of_the_policy_is_watched(tmp_path, monkeypatch):
+    from mmrepro.determinism import FLAGS
+    for flag in FLAGS:
+        if flag.name.startswith('torch.'):
+            line = f'{flag.setter}(x)' if flag.setter else f'{flag.name} = x'
+            found = findings(tmp_path, monkeypatch, f'import torch\nx = 3\n{line}\n')
+            assert [f.rule for f in found] == ['switches'], line
+
+
+def test_state_of_a_registered_class_is_not_named(tmp_path, monkeypatch):
+    """The advice of `kept-state`."""
+    text = ('from torch import nn\nclass Counts(nn.Module):\n    def forward(self, x):\n'
+            '        self.n += 1\n')
+    assert [f.rule for f in findings(tmp_path, monkeypatch, text)] == ['kept-state']
+    monkeypatch.setattr(adapters, 'ADAPTERS', dict(adapters.ADAPTERS))
+    monkeypatch.setattr(environment_rules, 'ADAPTERS', adapters.ADAPTERS)
+    adapters.register(type('Counts', (), {}), 'n')
+    assert findings(tmp_path, monkeypatch, text) == []
+
+
 def test_a_file_that_is_not_python_is_named(tmp_path, monkeypatch):
     found = findings(tmp_path, monkeypatch, 'def (:\n')
     assert [f.rule for f in found] == ['unreadable'] and 'SyntaxError' in found[0].what
@@ -148,7 +140,7 @@ def test_the_source_of_a_class_that_the_config_names_is_read():
 
 def test_aliases_are_resolved():
     import ast
-    source = Source('', '', ast.parse('import numpy.random as r\nfrom os import path as p\n'
+    source = SourceFile('', '', ast.parse('import numpy.random as r\nfrom os import path as p\n'
                                       'import torch.nn.functional'))
     names = [source.full_name(ast.parse(text, mode='eval').body)
              for text in ('r.seed', 'p.join', 'torch.nn.functional.pad', 'f().x')]

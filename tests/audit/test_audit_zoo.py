@@ -1,4 +1,4 @@
-"""One config of every family of MMDetection: the audit reads it, and the two lines cure it."""
+"""One config of every family of MMDetection: the audit reads it, and the two lines fix it."""
 from __future__ import annotations
 
 import glob

@@ -86,7 +86,7 @@ def test_an_incomplete_checkpoint_is_refused_and_announced(option, missing, tmp_
     warned = []
     runner.logger.warning = lambda text, *rest: warned.append(text)
     runner.train()
-    assert any(f'{option}=False of CheckpointHook: a run can not be resumed' in text
+    assert any(f'{option}=False of CheckpointHook: a run cannot be resumed' in text
                for text in warned)
     assert not (tmp_path / '.last_good.pth').exists()
     cfg = again(settings(tmp_path, interval=1, **{option: False}), tmp_path / 'epoch_1.pth')

@@ -1,5 +1,4 @@
 """State that no adapter keeps is named, by comparing a run with its own resume."""
-import os
 
 import pytest
 import torch
@@ -12,7 +11,9 @@ from small_runs import config
 
 from mmrepro.checkpoint import adapters
 from mmrepro.checkpoint.lost_state import Lost, lost_state
-from mmrepro.verify.state_probe import probe, train_and_see
+from mmrepro.cli.state import text_of
+from mmrepro.runs.child import train_here
+from mmrepro.verify.state_probe import probe
 
 
 class Memory:
@@ -59,9 +60,9 @@ class Countdown(Hook):
         self.left -= 1
 
 
-def start(path):
-    Child(train_and_see, path).result()
-    return ''
+def train(trainings):
+    for training in trainings:
+        Child(train_here, training).result()
 
 
 def settings(tmp_path, **model):
@@ -73,13 +74,13 @@ def settings(tmp_path, **model):
 
 
 def test_modules_their_parts_and_hooks_are_named(tmp_path):
-    verdict = probe(settings(tmp_path), 3, 6, str(tmp_path), start)
+    verdict = probe(settings(tmp_path), 3, 6, str(tmp_path), train)
     assert not verdict.good and verdict.first == 'loss of iteration 3'
     found = {(row.cls, row.attribute): (row.then, row.now) for row in verdict.lost}
     assert found.pop(('Forgetful', 'memory.recent'))
     assert found == {('Layer', 'calls'): ('3', '0'), ('Forgetful', 'memory.seen'): ('3', '0'),
                      ('Countdown', 'left'): ('7', '10')}
-    text = verdict.text()
+    text = text_of(verdict)
     assert 'differs first in loss of iteration 3' in text
     assert "adapters.register(Layer, 'calls', why='...')" in text
 
@@ -95,14 +96,14 @@ def kept():
 
 
 def test_what_the_advice_says_is_enough(tmp_path, kept):
-    verdict = probe(settings(tmp_path), 3, 6, str(tmp_path), start)
-    assert verdict.good, verdict.text()
+    verdict = probe(settings(tmp_path), 3, 6, str(tmp_path), train)
+    assert verdict.good, text_of(verdict)
 
 
 def test_state_that_moves_no_bit_is_named_too(tmp_path):
-    verdict = probe(settings(tmp_path, matters=False), 3, 6, str(tmp_path), start)
+    verdict = probe(settings(tmp_path, matters=False), 3, 6, str(tmp_path), train)
     assert not verdict.first and not verdict.good
-    assert 'has the bits of the uninterrupted one' in verdict.text()
+    assert 'has the bits of the uninterrupted one' in text_of(verdict)
     assert {row.cls for row in verdict.lost} == {'Forgetful', 'Countdown'}
 
 
@@ -112,8 +113,8 @@ def test_a_detector_loses_nothing(model, data_root, tmp_path):
     import mmdet.models  # noqa: F401
     cfg = small(model, data_root)
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
-    verdict = probe(cfg, 2, 3, str(tmp_path), start)
-    assert verdict.good, verdict.text()
+    verdict = probe(cfg, 2, 3, str(tmp_path), train)
+    assert verdict.good, text_of(verdict)
 
 
 def test_what_differs_between_two_runs_is_not_lost():
@@ -127,5 +128,4 @@ def test_what_differs_between_two_runs_is_not_lost():
 def test_a_run_that_fails_is_told(tmp_path):
     cfg = settings(tmp_path)
     with pytest.raises(RuntimeError, match='ended before iteration 60'):
-        probe(cfg, 3, 60, str(tmp_path), start)
-    assert os.path.exists(tmp_path / 'run' / 'job.json')
+        probe(cfg, 3, 60, str(tmp_path), train)

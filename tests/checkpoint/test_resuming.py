@@ -53,8 +53,9 @@ def raw_read(path):
         file.read()
 
 
-@pytest.mark.parametrize('planted, reads', [(files.check_file, (2, 1, 1)), (files.load, (2, 2, 2)),
-                                            (raw_read, (1, 1, 1))])
+@pytest.mark.parametrize('planted, reads', [
+    (lambda path: files.check_file(path), (2, 1, 1)), (lambda path: files.load(path), (2, 2, 2)),
+    (raw_read, (1, 1, 1))], ids=['check', 'load', 'read'])
 def test_a_second_read_would_be_counted(planted, reads, base, tmp_path):
     cfg = resumed(tmp_path, base / 'iter_3.pth')
     assert Child(counted_reads, cfg, planted).result() == reads
@@ -62,6 +63,7 @@ def test_a_second_read_would_be_counted(planted, reads, base, tmp_path):
 
 def test_an_automatic_resume_reads_each_candidate_once(tmp_path):
     finish(small_run(tmp_path))
+    (tmp_path / '.last_good.pth').unlink()  # a hard link to the newest file
     (tmp_path / 'iter_8.pth').write_bytes((tmp_path / 'iter_8.pth').read_bytes()[:-9])
     checks, loads, _ = Child(counted_reads, resumed(tmp_path)).result()
     assert (checks, loads) == (2, 1)  # the damaged file, and the one before it

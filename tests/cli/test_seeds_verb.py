@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 
 import pytest
 from fake_runs import write_log
 
 from mmrepro import cli
 from mmrepro.cli import seeds
+from mmrepro.exit_codes import PREEMPTED
 from mmrepro.report import seed_runs, seeds_report
 from mmrepro.report.seed_runs import (
     NOTHING_FOUND,
@@ -20,6 +20,7 @@ from mmrepro.report.seed_runs import (
     run_job,
     value_of,
 )
+from mmrepro.runs.launcher import TrainingFailed
 
 CONFIG = """
 custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)
@@ -43,17 +44,32 @@ def started(monkeypatch):
     """Stands for the trainings: what was started, with a metric that depends on seed and config."""
     commands = []
 
-    def start(command, stdout, stderr, env):
+    def start(runs):
+        command = runs[0].launches[0].command
         commands.append(command)
         folder = command[command.index('--work-dir') + 1]
         seed = int(command[command.index('--seed') + 1])
-        better = .02 + .001 * seed if 'mine' in command[4] else 0.
+        better = .02 + .001 * seed if 'mine' in command[2] else 0.
         write_log(folder, 2, val=.3 + .01 * (seed % 3) + better)
-        return 0
 
-    monkeypatch.setattr(seed_runs.subprocess, 'call', start)
-    monkeypatch.setattr(seeds, 'run_job', lambda job: run_job(job, start))
+    monkeypatch.setattr(seed_runs, 'run_all', start)
     return commands
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Lets the training end with this exit code and this output."""
+    def end(code, text=''):
+        def start(runs):
+            log = runs[0].launches[0].log
+            os.makedirs(os.path.dirname(log), exist_ok=True)
+            with open(log, 'w') as file:
+                file.write(text)
+            if code:
+                raise TrainingFailed(code, log)
+
+        monkeypatch.setattr(seed_runs, 'run_all', start)
+    return end
 
 
 def run(*arguments):
@@ -86,7 +102,7 @@ def test_every_seed_gets_a_process_and_a_folder(config, started, tmp_path, capsy
     assert run(path, '--seeds', '0..2', '--work-dir', out, '--cfg-options', 'a.b=[1,2]', 'c=x') == 0
     assert [command[command.index('--seed') + 1] for command in started] == ['0', '1', '2']
     command = started[0]
-    assert command[:5] == [sys.executable, '-m', 'mmrepro.cli', 'train', path]
+    assert command[:3] == ['mmrepro.cli', 'train', path]
     assert command[command.index('--work-dir') + 1] == os.path.join(out, 'base', 'seed_0')
     assert command[-3:] == ['--cfg-options', 'a.b=[1,2]', 'c=x'] and '--resume' not in command
     said = capsys.readouterr()
@@ -130,22 +146,19 @@ def test_options_are_settings(config, tmp_path):
     assert job.digest != other.digest and job.digest == place.digest
 
 
-def test_a_training_that_fails_stops_with_the_end_of_its_log(config, tmp_path):
+def test_a_training_that_fails_stops_with_the_end_of_its_log(config, tmp_path, ended):
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
-
-    def start(command, stdout, **kwargs):
-        stdout.write('CUDA out of memory\n')
-        return 1
-
-    with pytest.raises(SeedsError, match='seed 0: training ended with code 1(.|\n)*out of memory'):
-        run_job(job, start)
+    ended(1, 'CUDA out of memory\n')
+    with pytest.raises(SeedsError, match='(?s)seed 0: .*out of memory.*ended with exit code 1 '):
+        run_job(job)
     assert result_of(job) is None
 
 
-def test_a_training_that_is_pre_empted_can_be_continued(config, tmp_path):
+def test_a_training_that_is_pre_empted_can_be_continued(config, tmp_path, ended):
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
+    ended(PREEMPTED)
     with pytest.raises(SeedsError, match='pre-empted.*same command continues'):
-        run_job(job, lambda *args, **kwargs: 75)
+        run_job(job)
 
 
 def test_an_interrupt_is_no_traceback(config, tmp_path, monkeypatch, capsys):
@@ -157,21 +170,18 @@ def test_an_interrupt_is_no_traceback(config, tmp_path, monkeypatch, capsys):
     assert 'the same command continues' in capsys.readouterr().err
 
 
-def test_a_training_without_metrics_is_said(config, tmp_path):
+def test_a_training_without_metrics_is_said(config, tmp_path, ended):
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
+    ended(0)
     with pytest.raises(SeedsError, match='no validation metrics'):
-        run_job(job, lambda *args, **kwargs: 0)
+        run_job(job)
 
 
-def test_a_detector_that_finds_nothing_is_said(config, tmp_path):
+def test_a_detector_that_finds_nothing_is_said(config, tmp_path, ended):
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
-
-    def start(command, stdout, **kwargs):
-        stdout.write(f'mmengine - ERROR - {NOTHING_FOUND}.\n')
-        return 0
-
+    ended(0, f'mmengine - ERROR - {NOTHING_FOUND}.\n')
     with pytest.raises(SeedsError, match='found nothing at all.*Train longer') as error:
-        run_job(job, start)
+        run_job(job)
     assert 'set val_dataloader' not in str(error.value)
 
 
@@ -243,12 +253,12 @@ def test_few_seeds_and_best_validations_get_a_caution():
     assert 'too high' in notes(6, 'best')
 
 
-def test_plot_page_and_scalars(tmp_path):
+def test_plot_report_and_scalars(tmp_path):
     values = {'base': [.30, .31, .29], 'mine': [.33, .34, .31]}
     found = seeds_report.study('coco/bbox_mAP', 'last', [0, 1, 2], values)
     drawn = seeds_report.plot(found)
     assert drawn.startswith(b'\x89PNG')
-    text = seeds_report.page(found, drawn)
+    text = seeds_report.report(found, drawn)
     assert 'data:image/png;base64,' in text and 'http' not in text
     rows = seeds_report.scalars(found)
     assert ('mmrepro/seeds/mine/coco/bbox_mAP', .34, 1) in rows

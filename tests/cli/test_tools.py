@@ -1,4 +1,4 @@
-"""The command line: arguments, the single restart, the doors under tools/."""
+"""The scripts under tools/: doors to the verbs, shell scripts, trainings through them."""
 from __future__ import annotations
 
 import os
@@ -7,306 +7,26 @@ import subprocess
 import sys
 
 import pytest
+from harness import ROOT
 from mmengine.config import Config
 
 from mmrepro import cli
-from mmrepro.runs import start
+from mmrepro.runs.startup import RESTARTED
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-TOOLS = os.path.join(ROOT, 'tools')
+TOOLS = str(ROOT / 'tools')
 
-# a config that any argument can be merged into; nothing is built from it
-CONFIG = """
-randomness = dict(seed=1)
-optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1))
-auto_scale_lr = dict(enable=False, base_batch_size=16)
-test_dataloader = dict(dataset=dict(type='Wrapper', dataset=dict(
-    pipeline=[dict(type='LoadImageFromFile'), dict(type='PackDetInputs')]), pipeline=[]))
-model = dict(type='Detector')
-"""
 
+@pytest.mark.parametrize('verb', ['train', 'gpu_check'])
+def test_a_script_is_the_verb_of_its_name(verb, tmp_path):
+    done = subprocess.run([sys.executable, os.path.join(TOOLS, f'{verb}.py'), '--help'],
+                          cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert f'usage: {verb}.py' in done.stdout
 
-class Runner:
-    """Stands for a runner: remembers the config that it was built from."""
 
-    def __init__(self, cfg):
-        self.cfg, self.done = cfg, []
-
-    def train(self):
-        self.done.append('train')
-
-    def test(self):
-        self.done.append('test')
-
-
-@pytest.fixture
-def config(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ('a.pth', 'weights.pth'):
-        (tmp_path / name).touch()
-    path = tmp_path / 'my_config.py'
-    path.write_text(CONFIG)
-    return str(path)
-
-
-@pytest.fixture
-def built(monkeypatch):
-    """What train() and test() build, without building a detector or starting again."""
-    runners = []
-    monkeypatch.setattr(start, '_runner',
-                        lambda cfg, parser: runners.append(Runner(cfg)) or runners[-1])
-    monkeypatch.setattr(start, 'restart_if_incomplete', lambda *_: None)
-    monkeypatch.setenv('LOCAL_RANK', '0')
-    return runners
-
-
-def test_train_takes_every_argument_of_mmdetections_script(config, built, tmp_path):
-    start.train([
-        config, '--work-dir', str(tmp_path / 'w'), '--amp', '--auto-scale-lr', '--resume', 'a.pth',
-        '--launcher', 'none', '--local_rank', '0', '--cfg-options',
-        'optim_wrapper.optimizer.lr=0.5', 'randomness.num_threads=2'
-    ])
-    cfg = built[0].cfg
-    assert built[0].done == ['train']
-    assert cfg.work_dir == str(tmp_path / 'w')
-    assert cfg.optim_wrapper.type == 'AmpOptimWrapper'
-    assert cfg.optim_wrapper.loss_scale == 'dynamic'
-    assert cfg.auto_scale_lr.enable is True
-    assert (cfg.resume, cfg.load_from) == (True, 'a.pth')
-    assert cfg.optim_wrapper.optimizer.lr == 0.5
-    assert cfg.randomness == dict(seed=1, num_threads=2)
-
-
-def test_arguments_are_those_of_the_installed_mmdetection():
-    import mmdet
-    for verb in ('train', 'test'):
-        path = os.path.join(os.path.dirname(mmdet.__file__), '.mim', 'tools', f'{verb}.py')
-        with open(path, encoding='utf-8') as file:
-            words = file.read().replace('(', ' ').replace(',', ' ').split()
-        theirs = {word.strip("'") for word in words if word.startswith("'--")}
-        ours = subprocess.run([sys.executable, os.path.join(TOOLS, f'{verb}.py'), '--help'],
-                              capture_output=True, text=True, check=True).stdout
-        # hidden from the help: the launcher gives it, not a person
-        assert {t for t in theirs if t not in ours} == {'--local_rank', '--local-rank'}
-
-
-@pytest.mark.parametrize('given, expected', [
-    ([], dict(seed=1)),
-    (['--seed', '5'], dict(seed=5)),
-    (['--deterministic'], dict(seed=1, deterministic=True)),
-    (['--deterministic', 'warn'], dict(seed=1, deterministic='warn')),
-    (['--deterministic', 'false'], dict(seed=1, deterministic=False)),
-    (['--diff-rank-seed'], dict(seed=1, diff_rank_seed=True)),
-    (['--seed', '5', '--cfg-options', 'randomness.seed=5'], dict(seed=5)),
-])
-def test_reproducibility_arguments_become_keys_of_randomness(config, built, given, expected):
-    start.train([config, *given])
-    assert built[0].cfg.randomness == expected
-
-
-def test_without_a_randomness_dict_the_arguments_make_one(config, built):
-    with open(config, 'a', encoding='utf-8') as file:
-        file.write('randomness = None\n')
-    start.train([config, '--seed', '3'])
-    assert built[0].cfg.randomness == dict(seed=3)
-
-
-@pytest.mark.parametrize('given, message', [
-    (['--seed', '5', '--cfg-options', 'randomness.seed=6'], "--seed says 5 and --cfg-options"),
-    (['--deterministic', 'maybe'], "'maybe' is not allowed; allowed: warn, true, false"),
-    (['--seed', 'x'], 'invalid int value'),
-])
-def test_contradictions_are_refused(config, built, capsys, given, message):
-    with pytest.raises(SystemExit) as error:
-        start.train([config, *given])
-    assert error.value.code == 2
-    assert message in capsys.readouterr().err
-    assert built == []
-
-
-def test_a_missing_config_is_named(built, capsys):
-    with pytest.raises(SystemExit):
-        start.train(['no/such.py'])
-    assert 'no/such.py: no such config' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize('verb, arguments', [('train', ['--resume', 'no.pth']),
-                                             ('test', ['no.pth'])])
-def test_a_missing_checkpoint_is_named(config, built, capsys, verb, arguments):
-    with pytest.raises(SystemExit):
-        getattr(start, verb)([config, *arguments])
-    assert 'no.pth: no such checkpoint' in capsys.readouterr().err
-    assert built == []
-
-
-def test_a_setting_that_is_refused_is_named_without_a_traceback(config, monkeypatch, capsys):
-    monkeypatch.setattr(start, 'restart_if_incomplete', lambda *_: None)
-    with pytest.raises(SystemExit) as error:
-        start.train([config, '--cfg-options', 'randomness.sede=3'])
-    assert error.value.code == 2
-    assert "unknown key 'sede' (value 3); did you mean 'seed'?" in capsys.readouterr().err
-
-
-def test_resume_without_a_value_takes_the_latest(config, built):
-    start.train([config, '--resume'])
-    assert built[0].cfg.resume is True and built[0].cfg.load_from is None
-    assert built[0].cfg.work_dir == os.path.join('./work_dirs', 'my_config')
-
-
-def test_auto_scale_lr_needs_a_batch_size(config, built):
-    with open(config, 'a', encoding='utf-8') as file:
-        file.write('auto_scale_lr = dict(enable=False)\n')
-    with pytest.raises(KeyError, match='base_batch_size'):
-        start.train([config, '--auto-scale-lr'])
-
-
-def test_test_loads_the_checkpoint_and_augments(config, built):
-    with pytest.warns(UserWarning, match='no tta_'):
-        start.test([config, 'weights.pth', '--tta'])
-    cfg = built[0].cfg
-    assert built[0].done == ['test'] and cfg.load_from == 'weights.pth'
-    assert cfg.model.type == 'DetTTAModel' and cfg.model.module.type == 'Detector'
-    steps = cfg.test_dataloader.dataset.pipeline
-    assert [step.type for step in steps] == ['LoadImageFromFile', 'TestTimeAug']
-    assert [flip.prob for flip in steps[1].transforms[0]] == [1.0, 0.0]
-
-
-def test_out_must_be_a_pickle_file(config, built, capsys):
-    with pytest.raises(SystemExit):
-        start.test([config, 'weights.pth', '--out', 'result.json'])
-    assert '--out result.json: the name must end in .pkl or .pickle' in capsys.readouterr().err
-
-
-class Restarted(Exception):
-    pass
-
-
-@pytest.fixture
-def restarts(monkeypatch):
-    """Environments that the process would be started again with."""
-    seen = []
-
-    def execute(env):
-        seen.append(env)
-        raise Restarted
-
-    monkeypatch.setattr(start, '_execute', execute)
-    return seen
-
-
-COMPLETE = dict(PYTHONHASHSEED='0', CUBLAS_WORKSPACE_CONFIG=':4096:8', OMP_NUM_THREADS='1',
-                MKL_NUM_THREADS='1')
-
-
-def test_a_complete_environment_does_not_restart(restarts):
-    start.restart_if_incomplete(COMPLETE)
-    assert restarts == []
-
-
-def test_a_missing_variable_restarts_once_with_everything_else_kept(restarts, capsys):
-    env = dict(COMPLETE, OTHER='kept')
-    del env['PYTHONHASHSEED']
-    with pytest.raises(Restarted):
-        start.restart_if_incomplete(env)
-    assert restarts[0][start.RESTARTED] == '1' and restarts[0]['OTHER'] == 'kept'
-    assert 'PYTHONHASHSEED' in restarts[0]
-    assert 'starting again with PYTHONHASHSEED=' in capsys.readouterr().err
-    start.restart_if_incomplete(restarts[0])
-    assert len(restarts) == 1
-
-
-def test_a_variable_that_is_lost_is_an_error_not_a_loop(restarts):
-    env = dict(COMPLETE, **{start.RESTARTED: '1'})
-    del env['PYTHONHASHSEED']
-    with pytest.raises(RuntimeError, match='PYTHONHASHSEED.* did not survive a restart'):
-        start.restart_if_incomplete(env)
-    assert restarts == []
-
-
-def test_every_rank_decides_alike_and_one_says_so(restarts, capsys):
-    for rank in '01':
-        with pytest.raises(Restarted):
-            start.restart_if_incomplete(dict(RANK=rank, LOCAL_RANK=rank))
-    first, second = restarts
-    assert {k: v for k, v in first.items() if 'RANK' not in k} == \
-        {k: v for k, v in second.items() if 'RANK' not in k}
-    assert capsys.readouterr().err.count('starting again') == 1
-
-
-SCRIPT = """
-import os, sys
-sys.path.insert(0, {root!r})
-from mmrepro.runs import start
-print('pid', os.getpid(), 'hash', os.environ.get('PYTHONHASHSEED'), sys.argv[1:],
-      sys.flags.utf8_mode, flush=True)
-start.restart_if_incomplete(os.environ)
-"""
-
-
-def test_a_real_restart_keeps_the_process_and_its_arguments(tmp_path):
-    script = tmp_path / 'script.py'
-    script.write_text(SCRIPT.format(root=ROOT))
-    env = {k: v for k, v in os.environ.items() if k not in ('PYTHONHASHSEED', start.RESTARTED)}
-    result = subprocess.run([sys.executable, '-X', 'utf8', str(script), 'a b', '--c'], env=env,
-                            capture_output=True, text=True, check=True)
-    first, second = result.stdout.splitlines()
-    pid = first.split()[1]
-    assert first.startswith(f'pid {pid} hash None') and second.startswith(f'pid {pid} hash 0')
-    assert first.split('[')[1] == second.split('[')[1] == "'a b', '--c'] 1"
-
-
-@pytest.mark.parametrize('lines, mode, num_threads', [
-    ('', False, None),
-    ('randomness.update(deterministic=True)', True, None),
-    ('randomness.update(deterministic="warn", num_threads=2)', 'warn', 2),
-    ('deterministic = True', True, None),
-])
-def test_the_config_decides_what_must_be_set(config, monkeypatch, lines, mode, num_threads):
-    asked = []
-    monkeypatch.setattr(start, '_runner', lambda cfg, parser: Runner(cfg))
-    monkeypatch.setattr(start, 'restart_if_incomplete', lambda *args: asked.append(args))
-    with open(config, 'a', encoding='utf-8') as file:
-        file.write(f'{lines}\n')
-    start.train([config])
-    assert asked == [(os.environ, mode, num_threads)]
-
-
-def test_a_run_that_is_not_deterministic_does_not_start_again(restarts):
-    start.restart_if_incomplete({}, mode=False)
-    assert restarts == []
-
-
-def test_verbs_are_listed_and_unknown_ones_refused(capsys):
-    assert cli.main(['--help']) == 0
-    out = capsys.readouterr().out
-    assert all(verb in out for verb in cli.VERBS)
-    assert cli.main(['trian']) == 2
-    assert capsys.readouterr().err == (
-        "mmrepro: unknown verb 'trian'; did you mean 'train'? (see mmrepro --help)\n")
-    assert cli.main(['nothing-like-it']) == 2
-    assert 'verbs: demo, data, train' in capsys.readouterr().err
-    assert cli.main([]) == 2
-    assert 'usage: mmrepro VERB' in capsys.readouterr().err
-
-
-def test_a_verb_may_be_written_with_a_hyphen(capsys):
-    with pytest.raises(SystemExit) as error:
-        cli.main(['gpu-check', '--help'])
-    assert error.value.code == 0 and 'mmrepro gpu_check' in capsys.readouterr().out
-
-
-def test_the_package_can_be_run():
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-m', 'mmrepro', '--help'],
-                          capture_output=True, text=True, cwd=ROOT, check=True)
-    assert 'usage: mmrepro VERB' in done.stdout
-
-
-@pytest.mark.parametrize('verb', cli.VERBS)
-def test_every_verb_has_help_with_an_example(verb, capsys):
-    with pytest.raises(SystemExit) as error:
-        cli.main([verb, '--help'])
-    out = capsys.readouterr().out
-    assert error.value.code == 0 and f'example:\n  mmrepro {verb}' in out
+def test_every_script_has_a_verb():
+    scripts = {name[:-3] for name in os.listdir(TOOLS)
+               if name.endswith('.py') and not name.startswith('_')}
+    assert scripts == set(cli.VERBS) - {'demo', 'data'}
 
 
 @pytest.mark.parametrize('name, count', [('dist_train.sh', 2), ('dist_test.sh', 3),
@@ -369,7 +89,7 @@ def trained(tmp_path_factory):
     write_dataset(str(folder / 'data' / 'demo'), 0, 4, 2)
     (folder / 'config.py').write_text(TRAIN_CONFIG.format(
         base=demo_config.shipped('configs/demo/yolox_s_demo.py')))
-    env = {k: v for k, v in os.environ.items() if k not in ('PYTHONHASHSEED', start.RESTARTED)}
+    env = {k: v for k, v in os.environ.items() if k not in ('PYTHONHASHSEED', RESTARTED)}
 
     def run(script, *arguments, **variables):
         result = subprocess.run(
@@ -403,7 +123,7 @@ def test_mmdetections_own_script_trains_to_the_same_bits(trained):
     folder, run, _ = trained
     script = os.path.join(os.path.dirname(mmdet.__file__), '.mim', 'tools', 'train.py')
     run(script, 'config.py', '--work-dir', 'stock', '--cfg-options', 'randomness.seed=7',
-        PYTHONHASHSEED='1', PYTHONPATH=ROOT)
+        PYTHONHASHSEED='1', PYTHONPATH=str(ROOT))
     ours = _weights(folder / 'work_dirs' / 'config' / 'epoch_2.pth')
     assert _weights(folder / 'stock' / 'epoch_2.pth') == ours
 

@@ -93,7 +93,7 @@ def balanced():
     return ClassBalancedDataset(Pictures(13), oversample_thr=0.9)
 
 
-# a sampler takes a data set, a batch sampler takes a sampler; nothing: torch's BatchSampler
+# a sampler takes a dataset, a batch sampler takes a sampler; nothing: torch's BatchSampler
 CASES = {
     'Default': (lambda: Pictures(23), DefaultSampler),
     'Default, not shuffled, ragged': (
@@ -126,7 +126,7 @@ CASES = {
     'TrackAspectRatio, videos': (
         lambda: Videos(13), DefaultSampler, TrackAspectRatioBatchSampler),
 }
-# MMDetection accepts these data sets, and then cannot load frames from them by (video, frame)
+# MMDetection accepts these datasets, and then cannot load frames from them by (video, frame)
 INDICES_ONLY = {
     'TrackImg, several sets': (
         lambda: ConcatDataset([Videos(), Videos(3)]), TrackImgSampler),
@@ -280,7 +280,7 @@ VARYING = {
     'AspectRatio, drop last': (
         lambda: Pictures(24), DefaultSampler,
         lambda sampler: AspectRatioBatchSampler(sampler, 4, drop_last=True)),
-    # each epoch draws other shares of its data sets
+    # each epoch draws other shares of its datasets
     'MultiDataAspectRatio': (
         concat, lambda data: MultiDataSampler(data, [1, 2]),
         lambda sampler: MultiDataAspectRatioBatchSampler(sampler, [2, 4], 2, False)),

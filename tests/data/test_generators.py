@@ -154,7 +154,7 @@ def test_generators_are_found_by_name():
 
 
 def test_loading_in_the_main_process_leaves_its_generators_alone():
-    """A hook that draws from the data set's generator does not see who loads the samples."""
+    """A hook that draws from the dataset's generator does not see who loads the samples."""
     made = adopted(loader(shuffled, dataset=Own))
     before = [repr(made.dataset.generator.bit_generator.state), repr(OF_MODULE.__getstate__()),
               OF_MODULE.bit_generator.state['state']]

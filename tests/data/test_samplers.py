@@ -19,7 +19,7 @@ from mmrepro.data.samplers import Placement, adopt_batch_sampler, adopt_sampler
 
 
 class Images:
-    """A data set that knows sizes and classes of its images, and nothing else."""
+    """A dataset that knows sizes and classes of its images, and nothing else."""
     metainfo = dict(classes=('a', 'b', 'c'))
 
     def __init__(self, size):

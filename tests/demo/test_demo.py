@@ -1,4 +1,4 @@
-"""The demonstration: its data set, its digests, its verdict."""
+"""The demonstration: its dataset, its digests, its verdict."""
 from __future__ import annotations
 
 import json
@@ -9,8 +9,9 @@ import cv2
 import numpy as np
 import pytest
 
+from mmrepro.cli import data as data_verb
 from mmrepro.cli import demo
-from mmrepro.demo import dataset, demo_config, photos
+from mmrepro.demo import dataset, demo_config, photos, two_runs
 
 # of annotations alone: decoders of JPEG may differ in the last bit of a pixel
 ANNOTATIONS = {
@@ -148,14 +149,14 @@ def test_wrong_arguments_are_named(capsys, arguments, message):
     (['--seed', '-1'], '--seed -1: must be 0 to 4294967295')])
 def test_numbers_that_make_no_data_set_are_refused(capsys, tmp_path, arguments, message):
     with pytest.raises(SystemExit) as error:
-        dataset.main([str(tmp_path / 'out'), *arguments])
+        data_verb.main([str(tmp_path / 'out'), *arguments])
     assert error.value.code == 2 and message in capsys.readouterr().err
     assert not os.path.exists(tmp_path / 'out')
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(capsys, tmp_path):
     (tmp_path / 'file').touch()
-    for main, arguments, code in ((dataset.main, ['{}'], SystemExit),
+    for main, arguments, code in ((data_verb.main, ['{}'], SystemExit),
                                   (demo.main, ['--data', '{}'], None)):
         given = [word.format(tmp_path / 'file' / 'data') for word in arguments]
         if code is None:
@@ -169,7 +170,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(capsys, tmp_path):
 def test_without_the_photographs_it_says_what_to_install(capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'skimage', None)
     with pytest.raises(SystemExit):
-        dataset.main([str(tmp_path / 'out')])
+        data_verb.main([str(tmp_path / 'out')])
     said = capsys.readouterr().err
     assert "pip install 'mmrepro[demo]'" in said and "pip install '.[demo]'" in said
     assert len(said.splitlines()) == 1 and not os.path.exists(tmp_path / 'out')
@@ -199,15 +200,16 @@ def test_no_iteration_is_no_agreement():
 
 def test_the_two_runs_differ_in_what_must_not_matter_only(data):
     first, second = (
-        demo.prepare(demo_config.shipped(demo.DEFAULT_CONFIG), run, data, False, 10, 2)
-        for run in demo.RUNS)
+        two_runs.prepare(demo_config.shipped(demo.DEFAULT_CONFIG), run, data, False, 10, 2)
+        for run in two_runs.RUNS)
     assert first.train_dataloader.num_workers == 0 and second.train_dataloader.num_workers == 2
     second.train_dataloader.update(num_workers=0, persistent_workers=False)
     assert first.to_dict() == second.to_dict()
 
 
 def test_prepared_for_coco_it_predicts_80_classes(data):
-    cfg = demo.prepare(demo_config.shipped(demo.DEFAULT_CONFIG), demo.RUNS[0], data, True, 10, 1)
+    cfg = two_runs.prepare(demo_config.shipped(demo.DEFAULT_CONFIG), two_runs.RUNS[0], data, True,
+                           10, 1)
     assert cfg.model.roi_head.bbox_head.num_classes == 80
     assert 'metainfo' not in cfg.train_dataloader.dataset
     assert cfg.train_dataloader.dataset.data_root == data

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import logging
 import os
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from mmrepro import determinism
+from mmrepro.config import RandomnessConfig
 from mmrepro.determinism import DeterminismError, policy, tables
 
 BITS = 'torch.deterministic_debug_mode'
@@ -34,10 +36,22 @@ def flags():
 # ------------------------------------------------------------------------ tables
 
 
-def test_every_row_has_a_name_of_its_own_and_a_reason():
+def test_every_row_has_a_name_of_its_own():
     for table in (tables.ENV, tables.FLAGS):
         assert len({row.name for row in table}) == len(table)
-        assert all(len(row.why) > 15 for row in table)
+
+
+def test_the_config_takes_every_precision():
+    for precision in tables.PRECISIONS:
+        assert RandomnessConfig(float32_precision=precision).float32_precision == precision
+
+
+def test_setters_of_flags_and_variables_of_cuda_exist():
+    for flag in tables.FLAGS:
+        if flag.setter:
+            module, _, name = flag.setter.rpartition('.')
+            assert callable(getattr(importlib.import_module(module), name))
+    assert set(tables.CUDA_ENV) <= {row.name for row in tables.ENV}
 
 
 def test_every_default_is_a_value_that_is_accepted():
@@ -252,7 +266,7 @@ def test_a_conflicting_variable_is_refused_not_overridden(name, value):
         determinism.enable(env=env)
     row = next(row for row in tables.ENV if row.name == name)
     assert f'{name}={value!r}' in str(error.value)
-    for accepted in row.accepted(determinism.Settings()):
+    for accepted in row.accepted(determinism.PolicySettings()):
         assert accepted in str(error.value)
     assert env == {name: value} and flags() == before
 
@@ -357,6 +371,7 @@ def test_no_precision_means_highest_in_deterministic_mode_only():
 NEW_API = """
 import torch
 from mmrepro import determinism
+from mmrepro.config import RandomnessConfig
 def effective():
     return {n: v for n, v in determinism.snapshot({}).items() if n.endswith('.fp32_precision')}
 b = torch.backends

@@ -3,7 +3,8 @@ import json
 from pathlib import Path
 
 import pytest
-import resume_matrix as matrix
+
+from dev import resume_matrix as matrix
 
 REPORT = Path(__file__).resolve().parents[2] / 'docs' / 'results' / 'resume_matrix.json'
 

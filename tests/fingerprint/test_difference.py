@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrepro.cli.compare import compare
-from mmrepro.fingerprint.difference import compare_steps, first_divergence, not_compared
+from mmrepro.fingerprint.difference import (
+    before,
+    compare_steps,
+    first_differing_metric,
+    first_divergence,
+    not_compared,
+)
 from mmrepro.fingerprint.reader import RankLog, read_run
 from mmrepro.fingerprint.schema import FIELDS, FOLDER, STREAMS, fingerprint_name, value_of
 from mmrepro.fingerprint.writer import Writer
@@ -126,6 +132,17 @@ def test_backward_is_not_blamed_for_what_forward_did():
     assert call_between(a, b) == ['input of head forward (call 0)']
     b['modules'][0] = a['modules'][0]
     assert call_between(a, b) == ['output of head backward (call 0)']
+
+
+def test_metrics_of_validations_are_compared():
+    def run(*metrics):
+        return {0: log({})._replace(vals=[dict(iteration=4 * (i + 1), metrics=dict(mAP=value))
+                                          for i, value in enumerate(metrics)])}
+    assert first_differing_metric(run('0x1p-1'), run('0x1p-1')) is None
+    assert first_differing_metric(run('0x1p-1', '0x1p-3'), run('0x1p-1')) is None
+    found = first_differing_metric(run('0x1p-1', '0x1p-3'), run('0x1p-1', '0x1p-2'))
+    assert (found.iteration, found.field.field) == (8, 'metric mAP of the validation')
+    assert first_differing_metric(before(run('0x1p-1'), 3), run('0x1p-2')) is None
 
 
 # ------------------------------------------------------------------- every verb, the same answer

@@ -12,7 +12,14 @@ from mmengine.structures import InstanceData
 
 from mmrepro.fingerprint import digest
 from mmrepro.fingerprint import hash_arithmetic as arithmetic
-from mmrepro.fingerprint.digest import combine, tensor_digest, tensor_digests, to_hex, value_digest
+from mmrepro.fingerprint.digest import (
+    combine_digests,
+    combined_hex,
+    tensor_digest,
+    tensor_digests,
+    to_hex,
+    value_digest,
+)
 
 DTYPES = [getattr(torch, name) for name in (
     'bool', 'uint8', 'int8', 'int16', 'int32', 'int64', 'float16', 'bfloat16', 'float32',
@@ -206,10 +213,17 @@ def test_what_has_no_bits_is_refused():
 
 def test_combined_digests_are_by_name():
     a, b = tensor_digests([torch.zeros(1), torch.ones(1)])
-    assert to_hex([combine([('a', a), ('b', b)])]) == to_hex([combine([('b', b), ('a', a)])])
-    different = [combine([('a', a), ('b', b)]), combine([('a', b), ('b', a)]), combine([('a', a)]),
-                 combine([('a', a), ('b', a)]), combine([('a', a), ('a', a)]), combine([])]
-    assert len(set(to_hex(different))) == len(different)
+
+    def combined(**digests):
+        values = torch.stack(list(digests.values())) if digests else torch.zeros(0, dtype=a.dtype)
+        found = to_hex([combine_digests(list(digests), values)])[0]
+        assert found == combined_hex({name: int(value) for name, value in digests.items()})
+        return found
+
+    assert combined(a=a, b=b) == combined(b=b, a=a)
+    different = [combined(a=a, b=b), combined(a=b, b=a), combined(a=a), combined(a=a, b=a),
+                 combined()]
+    assert len(set(different)) == len(different)
 
 
 def test_nested_values():

@@ -18,7 +18,7 @@ from torch import nn
 
 from mmrepro.fingerprint import generator_states
 from mmrepro.fingerprint.operator_recorder import OperatorRecorder
-from mmrepro.fingerprint.records import GARBAGE, read_records, write_records
+from mmrepro.fingerprint.records import UNINITIALIZED, read_records, write_records
 from mmrepro.localise.diagnosis import diagnose
 
 
@@ -151,7 +151,7 @@ def test_memory_that_nothing_has_written_has_no_digest():
 
     empty, bad, empty_again, fill, good = recorded(read_garbage)
     assert empty.outputs == () and empty_again.outputs == ()
-    assert bad.labels == (GARBAGE,) and bad.inputs == ('',) and bad.outputs != ('',)
+    assert bad.labels == (UNINITIALIZED,) and bad.inputs == ('',) and bad.outputs != ('',)
     assert good.labels == ('',) and good.inputs == fill.outputs != ('',)
 
 
@@ -167,7 +167,7 @@ def test_memory_that_is_filled_in_parts_counts_when_it_is_whole():
     assert part.labels == whole.labels == ('',) and whole.inputs != ('',)
     *_, part, whole = recorded(lambda: fill_parts(5))
     assert part.labels == ('',) and part.inputs != ('',)
-    assert whole.labels == (GARBAGE,) and whole.inputs == ('',)
+    assert whole.labels == (UNINITIALIZED,) and whole.inputs == ('',)
 
 
 def test_memory_that_is_filled_by_indices_gives_no_false_alarm():
@@ -178,7 +178,7 @@ def test_memory_that_is_filled_by_indices_gives_no_false_alarm():
         return x * 2
 
     last = recorded(fill_by_index)[-1]
-    assert last.labels == (GARBAGE,) and last.outputs == recorded(
+    assert last.labels == (UNINITIALIZED,) and last.outputs == recorded(
         lambda: torch.full((4,), 1.) * 2)[-1].outputs
 
 
@@ -219,7 +219,7 @@ class Timed:
 
 
 def test_calls_that_garbage_collection_makes_are_not_noted():
-    """They come anywhere, on one side and not on the other, and no value comes of them."""
+    """They come at any moment, in one run and not in the other, and no value comes of them."""
     def stamp(phase, info):
         time.perf_counter()
 

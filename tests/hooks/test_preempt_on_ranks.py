@@ -57,7 +57,7 @@ def turns_of(rank, world, wants):
     state = dict(turns=0)
     stop = CommonStop(lambda: rank == wants and state['turns'] >= 50, interval=0.01)
     try:
-        while not stop.turn():
+        while not stop.end_event():
             state['turns'] += 1
         stop.leave()
     finally:
@@ -77,7 +77,7 @@ def without_the_last(rank, world):
         return None
     stop = CommonStop(lambda: True, interval=0.01, timeout=3)
     try:
-        while not stop.turn():
+        while not stop.end_event():
             pass
     finally:
         stop.close()

@@ -173,11 +173,11 @@ import mmcv.ops
 def wave(*shape):
     return torch.linspace(-9, 9, torch.Size(shape).numel()).sin().mul(40).frac().view(shape)
 feature, box = wave(1, 4, 9, 13), torch.tensor([[0., 8, 8, 60, 40], [0, 30, 2, 66, 70]])
-value, place, share = wave(1, 12, 2, 4), wave(1, 3, 2, 1, 2, 2) * .4 + .5, wave(1, 3, 2, 1, 2)
+value, location, share = wave(1, 12, 2, 4), wave(1, 3, 2, 1, 2, 2) * .4 + .5, wave(1, 3, 2, 1, 2)
 
 
 def bits(device):
-    leaves = [tensor.to(device).requires_grad_() for tensor in (feature, value, place, share)]
+    leaves = [tensor.to(device).requires_grad_() for tensor in (feature, value, location, share)]
     aligned = mmcv.ops.roi_align(leaves[0], box.to(device), (2, 2), 1 / 8, 0, 'avg', True)
     attended = mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply(
         leaves[1], torch.tensor([[3, 4]], device=device), torch.tensor([0], device=device),
@@ -214,5 +214,5 @@ def test_kernels_on_the_device(on_device):
     done = on_device('-c', KERNELS, TRITON_INTERPRET='1')
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.split()[-7:] == [
-        '_attend_kernel', '_conflict_kernel', '_filter_kernel', '_mean_kernel', '_slope_kernel',
-        '_scatter_kernel', '_sweep_kernel']
+        '_attend_kernel', '_conflict_kernel', '_filter_kernel', '_mean_kernel', '_scatter_kernel',
+        '_slope_kernel', '_sweep_kernel']

@@ -10,8 +10,9 @@ from faults.planted import FAULTS
 from faults.tiny import tiny, validating
 from harness import Child
 
-from mmrepro.localise.compared_runs import RunSpec, run_here, segments_of
+from mmrepro.localise.compared_runs import RunSpec, trainings_of
 from mmrepro.localise.search import Localiser
+from mmrepro.runs.child import train_here
 
 ITERATIONS = 6
 DETECTOR_ITERATIONS = 2
@@ -24,13 +25,13 @@ def run_planted(job, env, plant, run):
     torch.set_num_threads(1)
     if plant is not None:
         plant(run)
-    run_here(job)
+    train_here(job)
 
 
 class Forks:
     """Starts runs in forked children of this warm process.
 
-    RunSpec A without a fault is the same for many faults: it runs once.
+    Run A without a fault is the same for many faults: it runs once.
     """
 
     def __init__(self, fault, cache):
@@ -43,7 +44,7 @@ class Forks:
         if plant is None and known:
             shutil.copytree(known, folder, dirs_exist_ok=True)
             return
-        for job in segments_of(spec, folder, plan):
+        for job in trainings_of(spec, folder, plan):
             self.run(spec, job, plant)
         if plant is None:
             self.cache[repr(key)] = folder
@@ -53,6 +54,7 @@ class Forks:
             Child(run_planted, job, spec.env, plant, spec.name).result()
             return
         from ranks import free_port
+        job = job._replace(launcher='pytorch')
         env = dict(spec.env, WORLD_SIZE=str(spec.ranks), MASTER_ADDR='127.0.0.1',
                    MASTER_PORT=str(free_port()), GLOO_SOCKET_IFNAME='lo')
         children = [Child(run_planted, job, dict(env, RANK=str(rank), LOCAL_RANK=str(rank)), plant,

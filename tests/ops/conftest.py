@@ -12,7 +12,7 @@ from mmrepro import ops
 from mmrepro.ops.provider import MARK
 
 GOLDEN = Path(__file__).parent / 'golden'
-# Set to 'compiled' or 'torch' to write the golden files anew from that provider: mmcv's kernels
+# Set to 'compiled' or 'torch' to write the golden files again from that provider: mmcv's kernels
 # where they run on the CPU, else ours, after they agreed with the definition. They are compared
 # with a tolerance, so they belong to no type of CPU.
 WRITE = os.environ.get('MMREPRO_WRITE_GOLDEN')

@@ -89,8 +89,8 @@ def test_what_is_not_read_does_not_matter():
     assert rows.shape == (3, 1) and rows[-1].item() == 0
     index = torch.tensor([[0, 2]], dtype=torch.int32)
     assert gather.gather_sum(rows, index, torch.ones(1, 2)).item() == 1.
-    spread = gather.scatter_sum(torch.tensor([[3.]]), index, torch.ones(1, 2), 2)
-    assert spread.flatten().tolist() == [3., 0.]
+    sums = gather.scatter_sum(torch.tensor([[3.]]), index, torch.ones(1, 2), 2)
+    assert sums.flatten().tolist() == [3., 0.]
 
 
 @pytest.mark.parametrize('layout', ['contiguous', 'channels_last', 'sliced'])
@@ -145,7 +145,7 @@ def test_keep_is_exact_for_what_is_not_finite(monkeypatch):
 def test_reading_few_pixels_or_all_gives_the_same_bytes(wave, monkeypatch, few):
     feature = wave(3, 4, 5, 6, dtype=torch.float32)
     index = (wave(40, 3, phase=1).abs() * 91).to(torch.int32)
-    # Nothing of image 1; pixel 90 is nowhere.
+    # Nothing of image 1; pixel 90 is padding.
     index[(index >= 30) & (index < 60)] = 90
     weight, grad = wave(40, 3, phase=2).float(), wave(40, 4, phase=3).float()
     monkeypatch.setattr(gather, '_few', lambda *_: few)

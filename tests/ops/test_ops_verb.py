@@ -1,4 +1,4 @@
-"""`mmrepro ops` and its page: one table says it all, and both agree with it."""
+"""`mmrepro ops` and its tables agree with the table of operators."""
 from __future__ import annotations
 
 import json

@@ -18,7 +18,7 @@ from mmrepro.ops.triton import FUSED
 
 LITE = hasattr(mmcv._ext, MARK)
 
-# Names and parameters of mmcv 2.1.0's binding; MMREPRO_WRITE_GOLDEN writes it anew.
+# Names and parameters of mmcv 2.1.0's binding; MMREPRO_WRITE_GOLDEN writes it again.
 SIGNATURES = Path(__file__).parent / 'golden' / 'signatures.txt'
 WRITE = os.environ.get('MMREPRO_WRITE_GOLDEN')
 
@@ -33,7 +33,7 @@ def installed():
 def run(code):
     """Run code in a fresh interpreter; what it prints."""
     done = subprocess.run([sys.executable, '-c', textwrap.dedent(code)], capture_output=True,
-                          text=True, timeout=120)
+                          text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -12,7 +12,7 @@ from dev.causes_report import entries
 from mmrepro import patches
 from mmrepro.data.fetch import WorkerInit
 from mmrepro.data.samplers import Placement
-from mmrepro.patches import Cause, Patch
+from mmrepro.patches import Patch, StockCause
 
 PAGE = Path(__file__).resolve().parents[2] / 'docs' / 'explanation' / 'causes.md'
 MAX_CELL = 100  # characters of a table cell
@@ -34,7 +34,7 @@ def table(monkeypatch):
 
 
 def row(target: str) -> Patch:
-    cause = Cause('C7', 'a reason', 'somewhere', 'someone', 'a fix', False, ())
+    cause = StockCause('C7', 'a reason', 'somewhere', 'someone', 'a fix', False, ())
     return Patch(target, 'mmrepro.patches.datasets:sorted_by_path', cause)
 
 

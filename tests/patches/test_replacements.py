@@ -224,7 +224,7 @@ def test_the_order_of_a_directory_does_not_matter(monkeypatch):
 # --------------------------------------------------------------------------- C8: sentences
 @pytest.fixture
 def refcoco(tmp_path):
-    """Loader of a RefCOCO data set: 30 objects with 5 sentences each."""
+    """Loader of a RefCOCO dataset: 30 objects with 5 sentences each."""
     from mmdet.datasets import RefCocoDataset
     count = 30
     refs = [dict(ref_id=100 + i, ann_id=i, image_id=i // 3, split='train',

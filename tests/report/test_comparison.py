@@ -32,7 +32,7 @@ def test_equal_runs_are_equal(pair):
     assert found.equal and found.exact and found.first is None
     assert found.verdict() == 'SAME BITS: 20 iterations, 0 to 19'
     assert found.manifest == [] and found.notes == []
-    assert set(found.parted.values()) == {None}
+    assert set(found.diverged.values()) == {None}
 
 
 @pytest.mark.parametrize('field, expected', [
@@ -49,7 +49,7 @@ def test_the_first_field_of_the_first_iteration_is_named(field, expected, pair):
 def test_level_parameter_names_the_parameters(pair):
     found = compare(*pair(b=dict(since=7, noise=1e-9)))
     assert found.first.field.names == ('head.0.weight', 'head.1.weight')
-    assert found.parted == {name: 7 if name.startswith('head') else 8 for name in NAMES}
+    assert found.diverged == {name: 7 if name.startswith('head') else 8 for name in NAMES}
     steps, names, rows = found.norms
     assert steps == list(range(20)) and names == NAMES
     assert not any(any(row) for row in rows[:7]) and all(rows[8])
@@ -58,7 +58,7 @@ def test_level_parameter_names_the_parameters(pair):
 def test_level_step_names_no_parameters_and_says_how_to_get_them(pair):
     found = compare(*pair(a=dict(level='step'), b=dict(level='step', since=7)))
     assert found.first.field.field == 'parameters' and found.first.field.names == ()
-    assert found.parted == {} and found.norms == ([], [], [])
+    assert found.diverged == {} and found.norms == ([], [], [])
     assert any('--fingerprint parameter' in line for line in html.advice(found))
 
 
@@ -66,6 +66,18 @@ def test_levels_that_differ_compare_what_both_have(pair):
     found = compare(*pair(b=dict(level='step')))
     assert found.equal
     assert any('different levels, A parameter, B step' in note for note in found.notes)
+
+
+def test_metrics_of_equal_iterations_may_differ(pair):
+    a, b = pair()
+    path = os.path.join(b, 'mmrepro', 'fingerprints.rank0.jsonl')
+    with open(path) as file:
+        text = file.read()
+    with open(path, 'w') as file:
+        file.write(text.replace((.01 * 9).hex(), (.5).hex()))
+    found = compare(a, b)
+    assert not found.equal and found.first is None
+    assert 'iteration 10, metric coco/bbox_mAP of the validation: 0.09' in found.verdict()
 
 
 def test_a_loss_is_named(pair):
@@ -242,7 +254,7 @@ def test_a_torn_log_is_said_and_a_damaged_one_is_an_error(tmp_path):
         load_run(str(tmp_path / 'a'))
 
 
-def test_fingerprints_on_one_side_only_fall_back_to_logs(tmp_path):
+def test_without_fingerprints_of_one_run_the_logs_are_compared(tmp_path):
     write_run(tmp_path / 'a')
     write_log(tmp_path / 'a')
     write_log(tmp_path / 'b', off=4)
@@ -312,7 +324,7 @@ def test_a_checkpoint_that_runs_code_is_not_loaded(pair):
 # ---------------------------------------------------------------------------- what is written
 
 
-def test_plots_and_page(pair, tmp_path, capsys):
+def test_plots_and_report(pair, tmp_path, capsys):
     out = tmp_path / 'out'
     a, b = pair(b=dict(since=5, noise=1e-6))
     assert main([a, b, '--out', str(out)]) == 1
@@ -343,7 +355,7 @@ def test_names_are_escaped(pair):
     a, b = pair(a=dict(manifest={'command': '<script>1</script>'}))
     found = compare(a, b)
     found.a.name = '<b>$x$'
-    text = html.page(found, {})
+    text = html.report(found, {})
     assert '<script>' not in text and '&lt;script&gt;' in text
 
 

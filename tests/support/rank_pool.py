@@ -16,7 +16,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-LIMIT = timedelta(seconds=30)
+LIMIT = timedelta(seconds=120)
 
 
 def _serve(pipe, port) -> None:

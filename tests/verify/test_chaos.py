@@ -6,11 +6,10 @@ import torch
 from mmengine.hooks import CheckpointHook
 from preempted_runs import settings
 
-from mmrepro.cli.chaos import main, prepare
+from mmrepro.cli.chaos import main, prepare, table
 from mmrepro.hooks import PreemptHook
 from mmrepro.runner import ReproRunner
-from mmrepro.verify.chaos.campaign import Campaign, Settings, summary
-from mmrepro.verify.chaos.campaign_table import table
+from mmrepro.verify.chaos.campaign import Campaign, CampaignSettings, summary
 from mmrepro.verify.chaos.kinds import KINDS, allowed
 
 pytestmark = pytest.mark.filterwarnings('ignore')
@@ -21,7 +20,8 @@ def campaign(tmp_path, kills, ranks=1, kinds=(), seed=0, **changes):
         'train_dataloader.num_workers': 2, 'train_dataloader.persistent_workers': True,
         'train_cfg.max_epochs': 12, 'randomness.deterministic': True, **changes})
     prepare(cfg, interval=3)
-    return Campaign(cfg, Settings(str(tmp_path / 'chaos'), kills, seed, ranks, 2, kinds, span=20))
+    return Campaign(cfg, CampaignSettings(str(tmp_path / 'chaos'), kills, seed, ranks, 2, kinds,
+                                          span=20))
 
 
 def test_three_kinds_of_interruption(tmp_path):

@@ -1,17 +1,20 @@
-"""Comparing two runs, and replay; prepared files stand for the fresh processes."""
+"""Replay; prepared files stand for the fresh processes."""
 import copy
 import json
+import os
 
 import pytest
 from harness import Child
+from launches import folder_of, training_of
 from mmengine.config import Config
 from mmengine.runner import Runner
 from small_runs import config
 
+from mmrepro.cli.replay import main
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.fingerprint.reader import FingerprintError, read_run
 from mmrepro.fingerprint.writer import Writer
-from mmrepro.runs.process import TrainingFailed
+from mmrepro.runs.launcher import TrainingFailed
 from mmrepro.verify import replay as module
 
 
@@ -28,28 +31,30 @@ def original(tmp_path_factory):
 
 class Recorded:
     """Stands for a process: every look at it finds one more line of a prepared run."""
-    plans = []
+    launches = []
 
-    def __init__(self, plan):
-        self.plans.append(plan)
-        self.plan, self.stopped = plan, False
+    def __init__(self, launch):
+        self.launches.append(launch)
+        self.launch, self.killed = launch, False
         self._lines = list(self.content)
-        manifest = self.manifest
-        self._writer = Writer(f'{plan.work_dir}/mmrepro/fingerprints.rank0.jsonl')
-        with open(f'{plan.work_dir}/mmrepro/manifest.json', 'w') as file:
-            json.dump(manifest, file)
+        folder = os.path.join(folder_of(launch), 'mmrepro')
+        self._writer = Writer(f'{folder}/fingerprints.rank0.jsonl')
+        with open(f'{folder}/manifest.json', 'w') as file:
+            json.dump(self.manifest, file)
 
     def poll(self):
         if not self._lines:
             return True
         line = self._lines.pop(0)
         if line == 'fail':
-            raise TrainingFailed('it broke')
+            with open(self.launch.log, 'w') as file:
+                file.write('it broke')
+            raise TrainingFailed(1, self.launch.log)
         self._writer.write(line)
         return False
 
-    def stop(self):
-        self.stopped = True
+    def kill(self):
+        self.killed = True
         self._writer.close()
 
 
@@ -58,28 +63,29 @@ def stand_in(original, monkeypatch):
     with open(original / 'mmrepro' / 'fingerprints.rank0.jsonl') as file:
         content = [json.loads(line) for line in file]
     manifest = read_manifest(str(original)).content
-    made = type('Made', (Recorded, ), dict(content=content, manifest=manifest, plans=[]))
-    monkeypatch.setattr(module, 'Fresh', made)
+    made = type('Made', (Recorded, ), dict(content=content, manifest=manifest, launches=[]))
+    monkeypatch.setattr(module, 'LaunchedTraining', made)
     monkeypatch.setattr(module, 'POLL', 0)
     return made
 
 
 def test_the_same_bits(original, stand_in, tmp_path, capsys):
-    assert module.main([str(original), '--work-dir', str(tmp_path / 'r')]) == 0
+    assert main([str(original), '--work-dir', str(tmp_path / 'r')]) == 0
     assert 'SAME BITS: 8 iterations' in capsys.readouterr().out
-    (plan, ) = stand_in.plans
-    assert plan.arguments == [] and plan.ranks == 1
-    cfg = Config.fromfile(plan.config)
+    (launch, ) = stand_in.launches
+    training = training_of(launch)
+    assert training.iterations is None and launch.ranks == 1
+    cfg = Config.fromfile(training.config)
     assert cfg.randomness.seed == 3 and cfg.work_dir == str(tmp_path / 'r') and not cfg.resume
     assert cfg.default_hooks.checkpoint.interval == -1
-    assert plan.env['OMP_NUM_THREADS'] == '1'
+    assert launch.env['OMP_NUM_THREADS'] == '1'
 
 
 def test_it_stops_at_the_first_difference(original, stand_in, tmp_path, capsys):
     stand_in.content = copy.deepcopy(stand_in.content)
     stand_in.content[4]['gradients'] = 'x' * 16
     stand_in.content[6:] = ['fail']
-    assert module.main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
+    assert main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
     out = capsys.readouterr().out
     assert 'DIFFERENT after 3 equal iterations: iteration 3, gradients: ' in out
 
@@ -87,34 +93,25 @@ def test_it_stops_at_the_first_difference(original, stand_in, tmp_path, capsys):
 def test_a_shorter_replay_as_json(original, stand_in, tmp_path, capsys):
     stand_in.content = stand_in.content[:4]
     stand_in.manifest = dict(stand_in.manifest, initial_weights='0' * 16)
-    assert module.main([str(original), '--work-dir', str(tmp_path / 'r'), '--iters', '3',
+    assert main([str(original), '--work-dir', str(tmp_path / 'r'), '--iters', '3',
                         '--json']) == 0
     found = json.loads(capsys.readouterr().out)
     assert found['same'] and found['compared'] == 3 and found['difference'] is None
     (row, ) = found['environment']
     assert row['name'] == 'initial_weights' and row['severity'] == 'changes bits'
-    assert stand_in.plans[0].arguments == ['--iterations', '3']
+    assert training_of(stand_in.launches[0]).iterations == 3
 
 
 def test_an_iteration_that_is_lacking_is_a_difference(original, stand_in, tmp_path, capsys):
     stand_in.content = stand_in.content[:4]
-    assert module.main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
+    assert main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
     assert 'iteration 3, iteration: there and nothing' in capsys.readouterr().out
 
 
 def test_a_training_that_fails(original, stand_in, tmp_path, capsys):
     stand_in.content = ['fail']
-    assert module.main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
+    assert main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
     assert 'it broke' in capsys.readouterr().err
-
-
-def test_metrics_are_compared():
-    val = dict(kind='val', iteration=4, epoch=1, metrics=dict(mAP='0x1p-1'))
-    other = dict(val, metrics=dict(mAP='0x1p-2'))
-    assert module.compare_vals([val], [val], 8) is None
-    assert module.compare_vals([val], [], 8) is None
-    assert module.compare_vals([val], [other], 3) is None
-    assert module.compare_vals([val], [other], 8).field == 'metric mAP of the validation'
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
@@ -122,13 +119,13 @@ def test_metrics_are_compared():
     (['x', '--iters', '0'], '--iters 0')])
 def test_wrong_usage(arguments, message, capsys):
     with pytest.raises(SystemExit, match='2'):
-        module.main(arguments)
+        main(arguments)
     assert message in capsys.readouterr().err
 
 
 def test_the_run_itself_is_not_overwritten(original, capsys):
     with pytest.raises(SystemExit, match='2'):
-        module.main([str(original), '--work-dir', str(original)])
+        main([str(original), '--work-dir', str(original)])
     assert 'is the run itself' in capsys.readouterr().err
     assert len(read_run(str(original)).ranks[0].steps) == 8
 

@@ -1,4 +1,4 @@
-"""verify: what it varies, how it makes a config small, what it says; nightly in real processes."""
+"""verify: what it varies, what it says; nightly in real processes."""
 import json
 import os
 import subprocess
@@ -6,14 +6,16 @@ import sys
 
 import pytest
 from harness import ROOT, environment
-from mmengine.config import Config, ConfigDict
+from launches import folder_of, training_of
+from mmengine.config import Config
 
+from mmrepro.cli.verify import main
 from mmrepro.demo.demo_config import demo_config
 from mmrepro.fingerprint.writer import Writer
 from mmrepro.localise import entry
 from mmrepro.localise.search import LocaliseResult
-from mmrepro.runs import reduction
-from mmrepro.runs.process import Fresh, Plan, TrainingFailed, add_fingerprints
+from mmrepro.runs import launcher
+from mmrepro.runs.launcher import launch_of
 from mmrepro.verify import variations as module
 
 CONFIG = 'faster-rcnn_r50_fpn'
@@ -21,19 +23,18 @@ START = dict(kind='start', format=1, level='step', rank=0, world_size=1, iterati
 
 
 class Recorded:
-    """Stands for a process that writes the iterations of its plan; one of them may differ."""
-    plans = []
+    """Stands for a process that writes the iterations of its training; one of them may differ."""
+    launches = []
     wrong = {}
 
-    def __init__(self, plan):
-        self.plans.append(plan)
-        name = os.path.basename(plan.work_dir)
-        arguments = dict(zip(plan.arguments[::2], plan.arguments[1::2]))
-        first = 2 if '--resume' in plan.arguments else 0
-        last = int(arguments.get('--kill-after', arguments['--iterations']))
-        writer = Writer(f'{plan.work_dir}/mmrepro/fingerprints.rank0.jsonl')
+    def __init__(self, launch):
+        self.launches.append(launch)
+        training, folder = training_of(launch), folder_of(launch)
+        name = os.path.basename(folder)
+        first = 2 if training.resume else 0
+        writer = Writer(f'{folder}/mmrepro/fingerprints.rank0.jsonl')
         writer.write(dict(START, iteration=first))
-        for i in range(first, last):
+        for i in range(first, training.kill_after or training.iterations):
             gradients = 'other' if self.wrong.get(name) == i else 'same'
             writer.write(dict(kind='step', iteration=i, epoch=0, gradients=gradients))
         writer.close()
@@ -41,15 +42,15 @@ class Recorded:
     def poll(self):
         return True
 
-    def stop(self):
+    def kill(self):
         pass
 
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    made = type('Made', (Recorded, ), dict(plans=[], wrong={}))
-    monkeypatch.setattr(module, 'Fresh', made)
-    monkeypatch.setattr(module.time, 'sleep', lambda seconds: None)
+    made = type('Made', (Recorded, ), dict(launches=[], wrong={}))
+    monkeypatch.setattr(launcher, 'LaunchedTraining', made)
+    monkeypatch.setattr(launcher, 'POLL', 0)
     return made
 
 
@@ -61,7 +62,7 @@ def config(data_root, tmp_path):
 
 
 def run(config, tmp_path, *arguments):
-    return module.main([config, '--work-dir', str(tmp_path / 'w'), *arguments])
+    return main([config, '--work-dir', str(tmp_path / 'w'), *arguments])
 
 
 def test_all_equal(config, stand_in, tmp_path, capsys):
@@ -94,18 +95,19 @@ def test_json(config, stand_in, tmp_path, capsys):
 
 def test_what_is_varied(config, stand_in, tmp_path):
     run(config, tmp_path)
-    plans = {os.path.basename(plan.work_dir): plan for plan in stand_in.plans}
-    configs = {name: Config.fromfile(plan.config) for name, plan in plans.items()}
+    launches = {os.path.basename(folder_of(one)): one for one in stand_in.launches}
+    trainings = {name: training_of(one) for name, one in launches.items()}
+    configs = {name: Config.fromfile(training.config) for name, training in trainings.items()}
     loaders = {name: cfg.train_dataloader.num_workers for name, cfg in configs.items()}
     assert loaders.pop('workers') == 2 and set(loaders.values()) == {0}
-    assert {name for name, plan in plans.items() if plan.env['PYTHONHASHSEED'] == '1'} == {
+    assert {name for name, one in launches.items() if one.env['PYTHONHASHSEED'] == '1'} == {
         'hashseed'}
     assert {name for name, cfg in configs.items() if cfg.val_cfg} == {'validation'}
-    assert '--validate-after' in plans['validation'].arguments
-    kill, resume = (plan for plan in stand_in.plans if plan.work_dir.endswith('resume'))
-    assert kill.killed and not resume.killed
-    assert list(kill.arguments[-2:]) == ['--kill-after', '3']
-    assert resume.arguments[-1] == '--resume'
+    assert trainings['validation'].validate_after == 2
+    kill, resume = (one for one in stand_in.launches if folder_of(one).endswith('resume'))
+    assert -9 in kill.codes and -9 not in resume.codes
+    assert training_of(kill).kill_after == 3 and not training_of(kill).resume
+    assert training_of(resume).kill_after is None and training_of(resume).resume
     assert configs['resume'].default_hooks.checkpoint.interval == 2
     for name, cfg in configs.items():
         assert cfg.custom_hooks[-1].type == 'FingerprintHook'
@@ -116,11 +118,12 @@ def test_what_is_varied(config, stand_in, tmp_path):
 def test_an_iteration_that_is_lacking_is_a_difference(config, stand_in, tmp_path, capsys,
                                                       monkeypatch):
     class Short(stand_in):
-        def __init__(self, plan):
-            short = ['--iterations', '2'] if plan.work_dir.endswith('process') else plan.arguments
-            super().__init__(plan._replace(arguments=short))
+        def __init__(self, launch):
+            if folder_of(launch).endswith('process'):
+                launch = launch_of(training_of(launch)._replace(iterations=2), launch.log)
+            super().__init__(launch)
 
-    monkeypatch.setattr(module, 'Fresh', Short)
+    monkeypatch.setattr(launcher, 'LaunchedTraining', Short)
     assert run(config, tmp_path, '--vary', 'process') == 1
     assert 'iteration 2, number of iterations: 5 and 2' in capsys.readouterr().out
 
@@ -172,43 +175,6 @@ def test_no_such_config(tmp_path, capsys):
     with pytest.raises(SystemExit, match='2'):
         run('nowhere.py', tmp_path)
     assert 'nowhere.py: no such config' in capsys.readouterr().err
-
-
-def test_sizes_keep_their_proportions_and_are_multiples():
-    loader = ConfigDict(batch_size=8, dataset=dict(pipeline=[
-        dict(type='Resize', scale=(1333, 800)), dict(type='Other', scale=(0.1, 2.0)),
-        dict(type='RandomChoiceResize', scales=[(480, 1333), (512, 1333)]),
-        dict(type='Mosaic', img_scale=(640, 640)), dict(type='Pad', size_divisor=32)]))
-    cfg = Config(dict(train_dataloader=loader, load_from='http://x', model=dict(
-        backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='torchvision://resnet50'),
-                      scale=(999, 999)),
-        data_preprocessor=dict(batch_augments=[dict(random_size_range=(480, 800))]))))
-    assert reduction.shrink(cfg) == 1333
-    resize, other, choice, mosaic, pad = cfg.train_dataloader.dataset.pipeline
-    assert resize.scale == (256, 160) and other.scale == (0.1, 2.0)
-    assert [tuple(size) for size in choice.scales] == [(96, 256), (96, 256)]
-    assert mosaic.img_scale == (128, 128) and cfg.train_dataloader.batch_size == 2
-    assert cfg.model.data_preprocessor.batch_augments[0].random_size_range == (96, 160)
-    assert cfg.model.backbone.init_cfg is None and cfg.model.backbone.scale == (999, 999)
-    assert cfg.load_from is None
-
-
-def test_fingerprints_replace_those_of_the_config():
-    cfg = Config(dict(custom_hooks=[dict(type='EMAHook'), dict(type='mmrepro.FingerprintHook')]))
-    add_fingerprints(cfg, 'module', 2)
-    assert cfg.custom_hooks == [dict(type='EMAHook'),
-                                dict(type='FingerprintHook', level='module', interval=2)]
-
-
-def test_a_process_that_fails_shows_the_end_of_its_output(tmp_path, monkeypatch):
-    program = tmp_path / 'python'
-    program.write_text('#!/bin/sh\necho "it broke: $3"; exit 3\n')
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, 'executable', str(program))
-    fresh = Fresh(Plan('a.py', str(tmp_path)))
-    fresh.process.wait()
-    with pytest.raises(TrainingFailed, match='(?s)it broke: a.py.*exit code 3; all of its output'):
-        fresh.poll()
 
 
 @pytest.mark.nightly

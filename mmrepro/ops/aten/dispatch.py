@@ -57,13 +57,6 @@ def active(device: str, version: str = torch.__version__) -> List[KernelRow]:
             if row.target and device in row.devices and row.since <= now < row.until]
 
 
-def _impl(library: Any, row: KernelRow, key: str) -> None:
-    with warnings.catch_warnings():
-        # torch warns once that a kernel is overridden, which is intended
-        warnings.simplefilter('ignore', UserWarning)
-        library.impl(row.operator, row.load(), key, **_OVERRIDE)
-
-
 def _override(row: KernelRow) -> None:
     module_name, _, attribute = row.operator.rpartition('.')
     module = importlib.import_module(module_name)
@@ -93,7 +86,10 @@ def install(devices: Optional[Iterable[str]] = None) -> None:
                 if row.overrides_python:
                     _override(row)
                 elif _exists(row.operator):
-                    _impl(_library, row, _KEYS[device])
+                    with warnings.catch_warnings():
+                        # torch warns once that a kernel is overridden, which is intended
+                        warnings.simplefilter('ignore', UserWarning)
+                        _library.impl(row.operator, row.load(), _KEYS[device], **_OVERRIDE)
     except BaseException:
         uninstall()
         raise

@@ -74,11 +74,8 @@ class KernelRow(NamedTuple):
         module, _, expression = self.target.partition(':')
         name, _, arguments = expression.rstrip(')').partition('(')
         function = getattr(importlib.import_module(f'mmrepro.ops.aten.{module}'), name)
-        return function(*map(_literal, arguments.split(', '))) if arguments else function
-
-
-def _literal(text: str) -> Any:
-    return int(text) if text.lstrip('-').isdigit() else text
+        literals = [int(text) if text.isdigit() else text for text in arguments.split(', ')]
+        return function(*literals) if arguments else function
 
 
 _RESIZE = (

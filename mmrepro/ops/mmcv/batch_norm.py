@@ -41,10 +41,6 @@ def sum_per_channel(data: Tensor) -> Tensor:
     return rows.sum(0)
 
 
-def _wide(values: Tensor) -> Tensor:
-    return values[:, None]
-
-
 def sync_bn_forward_mean(input: Tensor, mean: Tensor) -> None:
     """Write the mean over batch and space of (N, C, S) to ``mean`` (C,).
 
@@ -58,7 +54,7 @@ def sync_bn_forward_mean(input: Tensor, mean: Tensor) -> None:
 def sync_bn_forward_var(input: Tensor, mean: Tensor, var: Tensor) -> None:
     """Write the mean squared distance of (N, C, S) from ``mean`` (C,) to ``var`` (C,)."""
     _check('sync_bn_forward_var', input, mean=mean, var=var)
-    distance = at_least_float32(input) - _wide(mean)
+    distance = at_least_float32(input) - mean[:, None]
     var.copy_(sum_per_channel(distance.mul_(distance)) / (input.shape[0] * input.shape[2]))
 
 
@@ -95,15 +91,15 @@ def sync_bn_forward_output(input: Tensor, mean: Tensor, var: Tensor, weight: Ten
     data = at_least_float32(input)
     # use the result's buffer if it has the right dtype: every pass over the data costs
     own = norm if norm.numel() and norm.dtype == data.dtype else None
-    result = torch.sub(data, _wide(mean), out=own).div_(_wide(deviation))
+    result = torch.sub(data, mean[:, None], out=own).div_(deviation[:, None])
     if norm.numel() and own is None:
         norm.copy_(result)
     if not weight.numel():
         output.copy_(result)
     elif output.dtype == data.dtype:
-        torch.addcmul(_wide(bias), result, _wide(weight), out=output)
+        torch.addcmul(bias[:, None], result, weight[:, None], out=output)
     else:
-        output.copy_(torch.addcmul(_wide(bias), result, _wide(weight)))
+        output.copy_(torch.addcmul(bias[:, None], result, weight[:, None]))
     if std.numel():
         std.copy_(deviation)
     if running_mean.numel():
@@ -138,6 +134,6 @@ def sync_bn_backward_data(grad_output: Tensor, weight: Tensor, grad_weight: Tens
     count = grad_output.shape[0] * grad_output.shape[2]
     # (gradient - (grad_weight * norm + grad_bias) / count) * weight / std, in two passes
     scale = weight / std
-    result = torch.mul(norm, _wide(grad_weight * scale / -count))
-    result.add_(_wide(grad_bias * scale / -count))
-    grad_input.copy_(result.addcmul_(at_least_float32(grad_output), _wide(scale)))
+    result = torch.mul(norm, (grad_weight * scale / -count)[:, None])
+    result.add_((grad_bias * scale / -count)[:, None])
+    grad_input.copy_(result.addcmul_(at_least_float32(grad_output), scale[:, None]))

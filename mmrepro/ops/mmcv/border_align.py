@@ -82,10 +82,7 @@ def border_align_forward(input: Tensor, boxes: Tensor, output: Tensor, argmax_id
                 best, winner = value, torch.zeros_like(value, dtype=torch.int32)
                 continue
             # NaN wins as the first sample only, because nothing is greater than it
-            value.nan_to_num_(nan=float('-inf'), posinf=float('inf'), neginf=float('-inf'))
-            wins = (value > best).to(torch.int32).mul_(i)
-            torch.maximum(winner, wins, out=winner)
-            torch.maximum(best, value, out=best)
+            gather.replace_greater(best, winner, value, i, float('-inf'))
         gather.put_rows(output[:, :, part], best)
         gather.put_rows(argmax_idx[:, :, part], winner)
 

@@ -9,9 +9,8 @@ held, so ``im2col_step`` is checked but not used.
 
 In the backward pass a run touches a band of the input, and its gradient is added to that band, run
 after run. The length of a run therefore determines the order of the sums; it is a constant per
-device (:data:`COLUMNS`) and does not depend on threads or free memory. The products
-themselves are those of the BLAS library, which may add in another order for another number of
-threads.
+device (:data:`COLUMNS`) and does not depend on threads or free memory. The products themselves are
+those of the BLAS library, which may add in a different order for another number of threads.
 """
 from __future__ import annotations
 

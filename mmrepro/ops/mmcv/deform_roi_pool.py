@@ -84,8 +84,11 @@ def deform_roi_pool_backward(grad_output: Tensor, input: Tensor, rois: Tensor, o
         scatter_samples(some, grad, sink)
         if offset.numel():
             rows, index = source.rows(some.row.flatten())
-            slopes = _slopes(some.corners, some.share, gather.dots(
-                grad, rows, index, some.bag.to(torch.int32).repeat_interleave(4)).view(-1, 4))
+            dot = gather.dots(grad, rows, index,
+                              some.bag.to(torch.int32).repeat_interleave(4)).view(-1, 4)
+            # derivatives by the position of each sample, x before y, (S, 2)
+            slopes = torch.stack(((some.corners.dx * dot).sum(-1),
+                                  (some.corners.dy * dot).sum(-1)), 1) * some.share[:, None]
             # sum the slopes of each bin: its bag has weights of one
             index = torch.arange(len(slopes), dtype=torch.int32, device=slopes.device)
             starts = torch.div(some.starts, 4, rounding_mode='floor').to(torch.int32)
@@ -94,9 +97,3 @@ def deform_roi_pool_backward(grad_output: Tensor, input: Tensor, rois: Tensor, o
             by_bin = by_bin * gather.single(gamma)
             grad_offset[a:b] += by_bin.view(b - a, 2, *bins).to(grad_offset.dtype)
     sink.close()
-
-
-def _slopes(corners: sampling.Corners, share: Tensor, dot: Tensor) -> Tensor:
-    """Derivatives by the position of each sample, x before y, (S, 2)."""
-    slope = torch.stack(((corners.dx * dot).sum(-1), (corners.dy * dot).sum(-1)), 1)
-    return slope * share[:, None]

@@ -35,14 +35,6 @@ def rank(scores: Tensor) -> Tensor:
     return torch.sort(scores.detach(), dim=0, descending=True, stable=True).indices
 
 
-def _any_row(matrix: Tensor) -> Tensor:
-    """``matrix.any(0)`` of a bool matrix (K, M); numpy's form is ten times faster on the CPU."""
-    if matrix.is_cuda:
-        return matrix.any(0)
-    bytes_ = np.bitwise_or.reduce(matrix.numpy().view(np.uint8), axis=0)
-    return torch.from_numpy(bytes_.view(bool))
-
-
 def _resolve_cpu(conflicts: np.ndarray) -> np.ndarray:
     """Sweep one block, and clear its diagonal. A row is one integer, and a drop one `or`."""
     count = len(conflicts)
@@ -105,7 +97,9 @@ def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,
         kept.append(head)
         if tail.numel():
             matrix = conflicts(head, tail)
-            dead = _any_row(matrix)
+            # NumPy's reduction is ten times faster than torch's
+            dead = matrix.any(0) if matrix.is_cuda else torch.from_numpy(
+                np.bitwise_or.reduce(matrix.numpy().view(np.uint8), axis=0).view(bool))
             if owner is not None:
                 owner[tail[dead]] = head[matrix[:, dead].byte().argmax(0)]
             tail = tail[~dead]

@@ -15,13 +15,9 @@ import torch
 from torch import Tensor
 
 from .. import gather, sampling
-from .rois import Rois
+from .rois import LOWEST, Rois
 
 __all__ = ['align_backward', 'align_forward']
-
-# The initial maximum, and the maximum of no samples: mmcv's -FLT_MAX.
-LOWEST = torch.finfo(torch.float32).min
-
 
 class _Visit(NamedTuple):
     """Sample number ``ordinal`` of the first B bins: taps (B, 4) and position (B, 1)."""
@@ -80,14 +76,9 @@ def align_forward(feature: Tensor, boxes: Rois, output: Tensor, argmax_y: Tensor
         # column 0 of the positions stands for no sample
         at_y, at_x = [best.new_full((len(best), 1), -1)], [best.new_full((len(best), 1), -1)]
         for visit in _visits(boxes.select(slice(a, b)), feature.shape, output.shape[2:]):
-            # torch.maximum would let NaN win
-            value = gather.gather_sum(rows, visit.row, visit.weight).nan_to_num_(
-                nan=LOWEST, posinf=float('inf'), neginf=float('-inf'))
-            part = slice(0, len(value))
-            wins = (value > best[part]).to(torch.int32).mul_(visit.ordinal + 1)
-            torch.maximum(best[part], value, out=best[part])
-            # later samples have greater numbers, so the last winner is the maximum
-            torch.maximum(winner[part], wins, out=winner[part])
+            value = gather.gather_sum(rows, visit.row, visit.weight)
+            gather.replace_greater(best[:len(value)], winner[:len(value)], value,
+                                   visit.ordinal + 1, LOWEST)
             for positions, one in ((at_y, visit.y), (at_x, visit.x)):
                 positions.append(torch.cat((one, one.new_zeros((len(best) - len(one), 1)))))
         which = winner.to(torch.int64)

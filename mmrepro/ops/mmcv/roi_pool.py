@@ -19,13 +19,9 @@ from torch import Tensor
 
 from .. import gather
 from ..contract import require_shape
-from .rois import check_rois
+from .rois import LOWEST, check_rois
 
 __all__ = ['roi_pool_backward', 'roi_pool_forward']
-
-# The initial maximum: mmcv's -FLT_MAX.
-LOWEST = torch.finfo(torch.float32).min
-
 
 class _Bins(NamedTuple):
     """Bins sorted by their number of pixels, most first: all (B,) int64.
@@ -117,12 +113,8 @@ def _greatest(rows: Tensor, bins: _Bins, width: int) -> Tuple[Tensor, Tensor]:
     best[bins.count == 0] = 0
     winner = torch.zeros_like(best, dtype=torch.int32)
     for number, pixel in enumerate(_visits(bins, width), 1):
-        value = rows.index_select(0, bins.base[:len(pixel)] + pixel).nan_to_num_(
-            nan=LOWEST, posinf=float('inf'), neginf=float('-inf'))
-        some = slice(0, len(pixel))
-        wins = (value > best[some]).to(torch.int32).mul_(number)
-        torch.maximum(best[some], value, out=best[some])
-        torch.maximum(winner[some], wins, out=winner[some])
+        value = rows.index_select(0, bins.base[:len(pixel)] + pixel)
+        gather.replace_greater(best[:len(pixel)], winner[:len(pixel)], value, number, LOWEST)
     return best, winner
 
 

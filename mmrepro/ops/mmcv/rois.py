@@ -9,7 +9,11 @@ from torch import Tensor
 from .. import gather, sampling
 from ..contract import describe, require, require_dtype, require_shape
 
-__all__ = ['Rois', 'check_rois', 'edges_of']
+__all__ = ['LOWEST', 'Rois', 'check_rois', 'edges_of']
+
+
+# The maximum of no samples, and the initial one: mmcv's -FLT_MAX.
+LOWEST = torch.finfo(torch.float32).min
 
 
 class Rois(NamedTuple):

@@ -155,8 +155,8 @@ def _soft(cols: np.ndarray, scores: np.ndarray, decay: _Decay, least: np.float32
             return torch.from_numpy(order.at[:order.count]), order.score[:order.count]
         found = None
         if len(np.unique(scores)) == len(scores):
-            found = decide(cols, scores, decay, least, offset, None)
-        chosen, final = found or decide(cols, scores, decay, least, offset,
+            found = decide(cols, scores, decay.apply, least, offset, None)
+        chosen, final = found or decide(cols, scores, decay.apply, least, offset,
                                         WorkingOrder(len(scores)))
     return torch.tensor(chosen), np.array(final, np.float32)
 

@@ -7,7 +7,7 @@ Boxes that were chosen or dropped leave the table at the next block.
 """
 from __future__ import annotations
 
-from typing import List, Optional, Protocol, Tuple
+from typing import Callable, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -25,10 +25,8 @@ _LEAST_ROWS = 4
 _TAKEN = np.float32(-1)
 
 
-class Decay(Protocol):
-    """Replaces overlaps (K, N) float32 by factors, in place."""
-
-    def apply(self, overlap: np.ndarray) -> np.ndarray: ...
+# Replaces overlaps (K, N) float32 by factors, in place.
+Decay = Callable[[np.ndarray], np.ndarray]
 
 
 class WorkingOrder:
@@ -71,11 +69,6 @@ def ordinary(cols: np.ndarray, scores: np.ndarray, sigma: float, least: float) -
     """
     return bool(least > 0 and sigma > 0 and np.isfinite(cols).all() and (cols[4] > 0).all()
                 and np.isfinite(scores).all())
-
-
-def _room(count: int) -> torch.Tensor:
-    """One buffer for all blocks: allocating memory costs as much as filling it."""
-    return torch.empty(4 * (count + min(_ROWS * count, max(_LEAST_ROWS * count, _ELEMENTS))))
 
 
 def _overlaps(table: np.ndarray, rows: np.ndarray, offset: int, room: torch.Tensor) -> np.ndarray:
@@ -129,7 +122,9 @@ def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32
     np.negative(table[:2], out=table[:2])
     chosen: List[int] = []
     final: List[np.float32] = []
-    needed, room = None, _room(len(scores))
+    needed, count = None, len(scores)
+    # one buffer for all blocks: allocating memory costs as much as filling it
+    room = torch.empty(4 * (count + min(_ROWS * count, max(_LEAST_ROWS * count, _ELEMENTS))))
     while True:
         if chosen:
             keep = (score >= least).nonzero()[0]
@@ -137,7 +132,7 @@ def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32
                 needed = int(keep.searchsorted(needed))
             table, score, names = table.take(keep, 1), score.take(keep), names.take(keep)
         rows = _guess(score, names, needed, order)
-        factors = dict(zip(rows.tolist(), decay.apply(_overlaps(table, rows, offset, room))))
+        factors = dict(zip(rows.tolist(), decay(_overlaps(table, rows, offset, room))))
         known, fallen = np.zeros(len(score), bool), 0
         while True:
             best = int(score.argmax())

@@ -4,36 +4,35 @@ from __future__ import annotations
 import glob
 import multiprocessing
 import os
-import signal
-import socket
 import time
 from multiprocessing.connection import wait
 from random import Random
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+from ...runs.launcher import free_port, kill_group, rank_variables
 from .kinds import KINDS
-from .reporting_child import Event, Seat, train
+from .reporting_child import RankEvent, train
 
-__all__ = ['Attempt', 'Plan', 'TURNS']
+__all__ = ['COUNTED', 'Attempt', 'Interruption']
 
-TURNS = ('train', 'val')  # events that count for the moment of an interruption
+COUNTED = ('train', 'val')  # events that count for the moment of an interruption
 GRACE = 60.  # seconds in which processes have to end by themselves, once one has
 APPEAR = 2.  # seconds to wait for a half-written checkpoint, once one is to be written
 LOOK = 0.1  # seconds after which we see that a process has ended; its workers may keep its pipes
 LIMIT = 1800.  # seconds without an event, after which a run counts as hung
 
 
-class Plan(NamedTuple):
+class Interruption(NamedTuple):
     """When and how an attempt is interrupted.
 
     Attributes:
         kind: a key of :data:`KINDS`.
-        turns: iterations and validation batches before it.
-        fraction: of the time that such a turn takes, which passes after that, 0 to 1. While a
+        events: iterations and validation batches before it.
+        fraction: how much of the time until the next event passes after that, 0 to 1. While a
             checkpoint is written: below 0.5 right when its file appears, else that much later.
     """
     kind: str
-    turns: int
+    events: int
     fraction: float
 
 
@@ -50,35 +49,33 @@ class Attempt:
 
     def __init__(self, config: str, ranks: int, log: str, start_method: str) -> None:
         context = multiprocessing.get_context(start_method)
-        port = _free_port() if ranks > 1 else None
-        self.events: List[List[Event]] = [[] for _ in range(ranks)]
+        port = free_port() if ranks > 1 else None
+        self.events: List[List[RankEvent]] = [[] for _ in range(ranks)]
         self.struck = False
         self._folder = os.path.dirname(config)
         self.seconds_to_end: Optional[float] = None
         self.ended_by_us: List[int] = []
-        self._times: Dict[str, List[float]] = dict(turn=[], save=[])
+        self._times: Dict[str, List[float]] = dict(event=[], save=[])
         self._last: Tuple[str, float] = ('', time.monotonic())
         self._connections, self._processes = [], []
         for rank in range(ranks):
             here, there = context.Pipe(duplex=False)
-            process = context.Process(target=train, args=(config, Seat(rank, ranks, port), there,
-                                                          log.format(rank=rank)))
+            process = context.Process(target=train, args=(
+                config, rank_variables(rank, ranks, port), there,
+                log.replace('{rank}', str(rank))))
             process.start()
             there.close()
             self._connections.append(here)
             self._processes.append(process)
 
-    def run(self, plan: Optional[Plan], gaps: Dict[str, float], random: Random,
-            heard: Callable[[int, Event], Any] = lambda rank, event: None) -> Attempt:
+    def run(self, plan: Optional[Interruption], gaps: Dict[str, float], random: Random) -> Attempt:
         """Watch until the end.
 
         Args:
-            plan: of the interruption, if any.
-            gaps: seconds that a turn and a checkpoint take, see :meth:`durations`.
+            plan: the interruption, if any.
+            gaps: seconds that an event and a checkpoint take, see :meth:`durations`.
             random: chooses processes.
-            heard: is called with every event.
         """
-        self._heard = heard
         strike_at: Optional[float] = None
         first_end: Optional[float] = None
         while any(process.is_alive() for process in self._processes):
@@ -102,7 +99,7 @@ class Attempt:
         return [process.exitcode for process in self._processes]
 
     def durations(self) -> Dict[str, float]:
-        """Median seconds of a turn, and from the begin of a checkpoint to what follows."""
+        """Median seconds between events, and from the begin of a checkpoint to what follows."""
         return {name: sorted(times)[len(times) // 2] if times else 0.
                 for name, times in self._times.items()}
 
@@ -110,16 +107,16 @@ class Attempt:
         return [(process.pid, events[-1].workers if events else ())
                 for process, events in zip(self._processes, self.events)]
 
-    def _reached(self, plan: Plan) -> bool:
+    def _reached(self, plan: Interruption) -> bool:
         events = self.events[0]
-        if sum(event.kind in TURNS for event in events) < plan.turns:
+        if sum(event.kind in COUNTED for event in events) < plan.events:
             return False
         moment = KINDS[plan.kind].moment
         return not moment or events[-1].kind == moment
 
-    def _moment(self, plan: Plan, gaps: Dict[str, float]) -> float:
+    def _moment(self, plan: Interruption, gaps: Dict[str, float]) -> float:
         if not KINDS[plan.kind].moment:
-            return self._last[1] + plan.fraction * gaps['turn']
+            return self._last[1] + plan.fraction * gaps['event']
         before = set(glob.glob(os.path.join(self._folder, '.*.partial')))
         end = time.monotonic() + APPEAR
         while time.monotonic() < end:  # without a pause: the file is there for milliseconds
@@ -142,14 +139,13 @@ class Attempt:
             connection.close()
             return
         self.events[rank].append(event)
-        self._heard(rank, event)
         if rank == 0:
             now = time.monotonic()
             before, then = self._last
             if before == 'save':
                 self._times['save'].append(now - then)
-            elif before in (*TURNS, 'turned') and event.kind in TURNS:
-                self._times['turn'].append(now - then)
+            elif before in (*COUNTED, 'trained') and event.kind in COUNTED:
+                self._times['event'].append(now - then)
             self._last = event.kind, now
 
     def _overdue(self, now: float, first_end: Optional[float]) -> bool:
@@ -168,17 +164,8 @@ class Attempt:
             self.seconds_to_end = time.monotonic() - self._struck_at
         for process in self._processes:
             process.join()
-            try:  # workers that have lost their trainer see it some seconds later
-                os.killpg(process.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
+            kill_group(process.pid)  # workers that have lost their trainer see it seconds later
         for connection in self._connections:
             while not connection.closed and connection.poll():
                 self._receive(connection)
             connection.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        return probe.getsockname()[1]

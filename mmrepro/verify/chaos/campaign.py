@@ -10,17 +10,18 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 from mmengine.config import Config
 
 from ...checkpoint import files
-from .attempt import TURNS, Attempt, Plan
+from ...exit_codes import PREEMPTED
+from .attempt import COUNTED, Attempt, Interruption
 from .kinds import KINDS, allowed
 
-__all__ = ['Campaign', 'Kill', 'Settings']
+__all__ = ['Campaign', 'CampaignSettings', 'Kill', 'summary']
 
 Key = Tuple[int, str, int]  # rank, kind of event, iteration
 COMPARED = ('train', 'metrics', 'end')
 WITHOUT_PROGRESS = 20  # attempts that end by themselves, with an error, before we give up
 
 
-class Settings(NamedTuple):
+class CampaignSettings(NamedTuple):
     """Of a campaign.
 
     Attributes:
@@ -30,7 +31,7 @@ class Settings(NamedTuple):
         ranks: processes of each run.
         workers: data loader workers of each rank.
         kinds: keys of ``KINDS``; empty for all that are possible.
-        span: most turns from a start to an interruption.
+        span: most iterations and validation batches from a start to an interruption.
         start_method: of the processes; 'fork' is faster, 'spawn' is a fresh interpreter.
     """
     work_dir: str
@@ -44,7 +45,7 @@ class Settings(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """What came of one interruption.
+    """The outcome of one interruption.
 
     Attributes:
         done: iterations that were finished when the processes ended.
@@ -72,9 +73,9 @@ class Campaign:
         compared: iterations and validations that were compared.
     """
 
-    def __init__(self, config: Config, settings: Settings,
+    def __init__(self, config: Config, settings: CampaignSettings,
                  say: Callable[[str], Any] = print) -> None:
-        self._config, self._settings, self._say = config, settings, say
+        self._config, self.settings, self._say = config, settings, say
         self._random = Random(settings.seed)
         self.kinds = list(settings.kinds) or allowed(settings.ranks, settings.workers)
         self.kills: List[Kill] = []
@@ -84,7 +85,7 @@ class Campaign:
 
     def run(self) -> bool:
         """Whether all interrupted runs were the uninterrupted one."""
-        if self._settings.start_method == 'fork':
+        if self.settings.start_method == 'fork':
             import torch._dynamo  # noqa: F401  the first optimizer of every process would
         folder = self._folder('reference')
         attempt = self._start(folder, None)
@@ -94,9 +95,9 @@ class Campaign:
         self._gaps = attempt.durations()
         self._expected = _records(attempt)
         self.iterations = max(iteration for _, _, iteration in self._expected)
-        self._say(f'uninterrupted run: {self.iterations} iterations, {self._gaps["turn"]:.2f} s '
+        self._say(f'uninterrupted run: {self.iterations} iterations, {self._gaps["event"]:.2f} s '
                   f'each; {self._gaps["save"]:.2f} s for a checkpoint')
-        while len(self.kills) < self._settings.kills and not self.problems:
+        while len(self.kills) < self.settings.kills and not self.problems:
             self._interrupted_run(self.runs + 1)
             self.runs += 1
         return not self.problems
@@ -106,7 +107,7 @@ class Campaign:
         pending: Optional[Kill] = None
         failures = 0
         while True:
-            plan = self._plan() if len(self.kills) + bool(pending) < self._settings.kills else None
+            plan = self._plan() if len(self.kills) + bool(pending) < self.settings.kills else None
             attempt = self._start(folder, plan)
             began = [event.iteration for event in attempt.events[0] if event.kind == 'begin']
             if pending is not None:
@@ -117,7 +118,7 @@ class Campaign:
             if not any(attempt.codes):
                 break
             failures = 0 if attempt.struck else failures + 1
-            if failures > WITHOUT_PROGRESS or (not attempt.struck and attempt.codes != [75]):
+            if failures > WITHOUT_PROGRESS or (not attempt.struck and attempt.codes != [PREEMPTED]):
                 self.problems.append(f'run {number} ended with {attempt.codes} by itself; see '
                                      f'{folder}/rank0.log')
                 return
@@ -132,27 +133,27 @@ class Campaign:
             shutil.rmtree(folder)
 
     def _folder(self, name: str) -> str:
-        folder = os.path.join(self._settings.work_dir, name)
+        folder = os.path.join(self.settings.work_dir, name)
         os.makedirs(folder)
         config = self._config.copy()
         config.work_dir, config.resume, config.load_from = folder, True, None
         config.dump(os.path.join(folder, 'chaos_config.py'))
         return folder
 
-    def _start(self, folder: str, plan: Optional[Plan]) -> Attempt:
-        settings = self._settings
+    def _start(self, folder: str, plan: Optional[Interruption]) -> Attempt:
+        settings = self.settings
         attempt = Attempt(os.path.join(folder, 'chaos_config.py'), settings.ranks,
                           os.path.join(folder, 'rank{rank}.log'), settings.start_method)
         return attempt.run(plan, getattr(self, '_gaps', {}), self._random)
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> Interruption:
         if not self._deck:  # every kind equally often
             self._deck = self._random.sample(self.kinds, len(self.kinds))
-        return Plan(self._deck.pop(), self._random.randint(1, self._settings.span),
+        return Interruption(self._deck.pop(), self._random.randint(1, self.settings.span),
                     self._random.random())
 
-    def _kill_of(self, number: int, plan: Plan, attempt: Attempt, folder: str) -> Kill:
-        done = max((event.iteration for event in attempt.events[0] if event.kind in TURNS),
+    def _kill_of(self, number: int, plan: Interruption, attempt: Attempt, folder: str) -> Kill:
+        done = max((event.iteration for event in attempt.events[0] if event.kind in COUNTED),
                    default=0)
         expected = {*KINDS[plan.kind].codes, 0}  # 0: the run was through before the signal
         through = all(any(event.kind == 'end' for event in events) for events in attempt.events)
@@ -179,7 +180,7 @@ class Campaign:
                 self.problems.append(f'run {number}, rank {rank}, {kind} {iteration}: {content}, '
                                      f'uninterrupted: {expected}')
 
-    def _check_files(self, folder: str, plan: Optional[Plan]) -> None:
+    def _check_files(self, folder: str, plan: Optional[Interruption]) -> None:
         pointer = os.path.join(folder, 'last_checkpoint')
         if not os.path.exists(pointer):
             return
@@ -202,7 +203,7 @@ def _records(attempt: Attempt) -> Dict[Key, Any]:
 def summary(campaign: Campaign, started: float) -> Dict[str, Any]:
     """The outcome, as JSON can hold it."""
     return dict(
-        settings=campaign._settings._asdict(), iterations_of_a_run=campaign.iterations,
+        settings=campaign.settings._asdict(), iterations_of_a_run=campaign.iterations,
         runs=campaign.runs, compared=campaign.compared, equal=not campaign.problems,
         problems=campaign.problems, minutes=round((time.time() - started) / 60, 1),
         kills=[kill._asdict() for kill in campaign.kills])

@@ -6,6 +6,8 @@ import signal
 from random import Random
 from typing import Callable, Dict, List, NamedTuple, Tuple
 
+from ...exit_codes import PREEMPTED
+
 __all__ = ['KINDS', 'Kind', 'allowed']
 
 Processes = List[Tuple[int, Tuple[int, ...]]]  # per rank: process id, those of its workers
@@ -15,7 +17,7 @@ class Kind(NamedTuple):
     """One way to interrupt.
 
     Attributes:
-        why: who does this to a run.
+        why: what does this to a run.
         strike: does it to the processes.
         moment: the event after which it happens, '' for any iteration or validation batch.
         possible: whether it is, with so many ranks and workers.
@@ -64,26 +66,24 @@ def _several(ranks: int, workers: int) -> bool:
     return ranks > 1
 
 
-PREEMPTED = (75, )
-
 KINDS: Dict[str, Kind] = {
     'SIGKILL': Kind('the machine is gone, or out of memory', _to_trainers(signal.SIGKILL)),
     'SIGKILL while writing': Kind('the same, in the middle of a checkpoint',
                                   _to_trainers(signal.SIGKILL), moment='save'),
     'SIGTERM': Kind('pre-emption; torchrun passes it on', _to_trainers(signal.SIGTERM),
-                    codes=PREEMPTED),
+                    codes=(PREEMPTED, )),
     'SIGUSR1': Kind('Slurm, before the time limit', _to_trainers(signal.SIGUSR1),
-                    codes=PREEMPTED),
+                    codes=(PREEMPTED, )),
     'SIGTERM to all': Kind('pre-emption that reaches data loader workers too', _to_all,
-                           possible=lambda ranks, workers: workers > 0, codes=PREEMPTED),
-    # the trainer raises an error of PyTorch; a worker of a finished pass is missed by nobody
+                           possible=lambda ranks, workers: workers > 0, codes=(PREEMPTED, )),
+    # the trainer raises an error of PyTorch; nothing waits for a worker of a finished pass
     'SIGKILL of a worker': Kind('out of memory, the largest process first', _to_one_worker,
                                 possible=lambda ranks, workers: workers > 0, codes=(1, 0)),
     'SIGKILL of a rank': Kind('one machine of several is gone', _to_one_rank(signal.SIGKILL),
                               possible=_several, codes=(-signal.SIGKILL, 1)),
     'SIGTERM to one rank': Kind('pre-emption of one machine of several',
                                 _to_one_rank(signal.SIGTERM), possible=_several,
-                                codes=PREEMPTED),
+                                codes=(PREEMPTED, )),
 }
 
 

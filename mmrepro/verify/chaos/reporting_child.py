@@ -4,7 +4,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, NamedTuple
 
 import mmengine.config.config
 from mmengine.config import Config
@@ -13,16 +13,16 @@ from mmengine.hooks import EMAHook, Hook
 from ...digests import state_digest
 from ...distributed.unwrap import unwrap
 
-__all__ = ['Event', 'Seat', 'train']
+__all__ = ['RankEvent', 'train']
 
 
-class Event(NamedTuple):
+class RankEvent(NamedTuple):
     """What a rank reports.
 
     Attributes:
-        kind: 'begin' of training, 'train' for an iteration, 'turned' behind all of its
-            hooks, 'val' for a validation batch, 'metrics'
-            of a validation, 'save' before a checkpoint is written, 'end' of training.
+        kind: 'begin' of training, 'train' for an iteration, 'trained' after all of its hooks, 'val'
+            for a validation batch, 'metrics' of a validation, 'save' before a checkpoint is
+            written, 'end' of training.
         iteration: that was finished, counted from 1; at which training begins or is validated.
         content: what must be equal in every run, as text and numbers.
         workers: process ids of its data loader workers.
@@ -33,17 +33,6 @@ class Event(NamedTuple):
     workers: tuple = ()
 
 
-class Seat(NamedTuple):
-    """Which rank of how many, and where they meet."""
-    rank: int
-    world: int
-    port: Optional[int] = None
-
-    def environment(self) -> Dict[str, str]:
-        return dict(RANK=str(self.rank), WORLD_SIZE=str(self.world), LOCAL_RANK=str(self.rank),
-                    MASTER_ADDR='127.0.0.1', MASTER_PORT=str(self.port))
-
-
 class _Sender(Hook):
     """What both hooks need."""
 
@@ -52,12 +41,12 @@ class _Sender(Hook):
 
     def _send(self, kind: str, iteration: int, content: Any = None) -> None:
         workers = tuple(process.pid for process in multiprocessing.active_children())
-        self._connection.send(Event(kind, iteration, content, workers))
+        self._connection.send(RankEvent(kind, iteration, content, workers))
 
 
 class _StepReporter(_Sender):
-    """Sends every step before a checkpoint can hold it: a run that is killed behind the checkpoint
-    does not do this step again.
+    """Sends every step before a checkpoint can hold it: a run that is killed after the checkpoint
+    does not repeat this step.
     """
     priority = 0
 
@@ -68,7 +57,7 @@ class _StepReporter(_Sender):
 
 
 class _Reporter(_Sender):
-    """Sends an :class:`Event` at every other turn."""
+    """Sends all other events."""
     priority = 100
 
     def before_train(self, runner: Any) -> None:
@@ -76,7 +65,7 @@ class _Reporter(_Sender):
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
-        self._send('turned', runner.iter + 1)
+        self._send('trained', runner.iter + 1)
 
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
@@ -93,7 +82,7 @@ class _Reporter(_Sender):
 
 
 def final_state(runner: Any) -> Dict[str, str]:
-    """Digests of all that training has made."""
+    """Digests of everything that training produces."""
     model = unwrap(runner.model)
     schedulers = runner.param_schedulers or []
     if isinstance(schedulers, dict):
@@ -105,8 +94,14 @@ def final_state(runner: Any) -> Dict[str, str]:
     return {name: state_digest(value) for name, value in state.items()}
 
 
-def train(config: str, seat: Seat, connection: Any, log: str) -> None:
-    """Train in this process, which becomes the leader of a process group; ends the process."""
+def train(config: str, variables: Dict[str, str], connection: Any, log: str) -> None:
+    """Train in this process, which becomes the leader of a process group; ends the process.
+
+    Args:
+        variables: those of a rank, see :func:`mmrepro.runs.launcher.rank_variables`.
+        connection: takes :class:`RankEvent`.
+        log: path that the output is added to.
+    """
     os.setsid()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
@@ -116,8 +111,8 @@ def train(config: str, seat: Seat, connection: Any, log: str) -> None:
     # laying out the text of a config takes longer than all the rest of a start
     mmengine.config.config.FormatCode = lambda text, **options: (text, False)
     cfg = Config.fromfile(config)
-    if seat.world > 1:
-        os.environ.update(seat.environment())
+    if variables:
+        os.environ.update(variables)
         cfg.launcher = 'pytorch'
     runner = Runner.from_cfg(cfg)
     for kind in (_StepReporter, _Reporter):

@@ -135,16 +135,16 @@ def test_cumsum(wave, shape, dim):
 
 
 def test_max_unpool(wave):
-    x, place = wave(2, 3, 4, 4), torch.tensor([[0, 2, 2, 7], [8, 9, 9, 9], [1, 3, 5, 35],
+    x, position = wave(2, 3, 4, 4), torch.tensor([[0, 2, 2, 7], [8, 9, 9, 9], [1, 3, 5, 35],
                                                [30, 31, 2, 0]]).expand(2, 3, 4, 4)
-    assert torch.equal(scatter.max_unpool(2)(x, place, (7, 9)),
-                       F.max_unpool2d(x, place, 2, output_size=(7, 9)))
+    assert torch.equal(scatter.max_unpool(2)(x, position, (7, 9)),
+                       F.max_unpool2d(x, position, 2, output_size=(7, 9)))
     deep = wave(2, 3, 2, 2, 4)
-    place = (torch.arange(16).view(2, 2, 4) % 5 * 11).expand(2, 3, 2, 2, 4)
-    assert torch.equal(scatter.max_unpool(3)(deep, place, (4, 4, 8), (2, 2, 2), (0, 0, 0)),
-                       F.max_unpool3d(deep, place, 2, output_size=(4, 4, 8)))
+    position = (torch.arange(16).view(2, 2, 4) % 5 * 11).expand(2, 3, 2, 2, 4)
+    assert torch.equal(scatter.max_unpool(3)(deep, position, (4, 4, 8), (2, 2, 2), (0, 0, 0)),
+                       F.max_unpool3d(deep, position, 2, output_size=(4, 4, 8)))
     with pytest.raises(RuntimeError, match='index 33 lies outside'):
-        scatter.max_unpool(3)(deep, place + 11, (2, 2, 8))
+        scatter.max_unpool(3)(deep, position + 11, (2, 2, 8))
 
 
 @pytest.mark.parametrize('axes', [2, 3])
@@ -160,14 +160,14 @@ def test_fractional_max_pool(wave, axes):
 
 
 def test_put_and_bincount(wave):
-    x, place = wave(4, 5), torch.tensor([[0, 3, 3], [19, -1, 7]])
+    x, position = wave(4, 5), torch.tensor([[0, 3, 3], [19, -1, 7]])
     values = wave(2, 3, phase=1.)
     for accumulate in (True, False):
         for base in (x, x.t()):
             expected = base.clone(memory_format=torch.preserve_format)
             found = base.clone(memory_format=torch.preserve_format)
-            expected.put_(place, values, accumulate)
-            assert scatter.put_(found, place, values, accumulate) is found
+            expected.put_(position, values, accumulate)
+            assert scatter.put_(found, position, values, accumulate) is found
             torch.testing.assert_close(found, expected, rtol=1e-15, atol=0)
     labels = torch.tensor([3, 0, 3, 5, 3])
     for weights in (None, wave(5), wave(5).float(), torch.arange(5)):

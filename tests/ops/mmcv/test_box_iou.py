@@ -143,14 +143,14 @@ def test_rotated_overlaps_are_the_definition(rows, cols, seed, mode):
             assert ours[i, j].item() == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize('turn', [0., math.pi / 2, math.pi, 1e-7, -2 * math.pi])
+@pytest.mark.parametrize('angle', [0., math.pi / 2, math.pi, 1e-7, -2 * math.pi])
 @pytest.mark.parametrize('shift', [0., 1e-6, 1e-5, 1e-4])
-def test_a_box_and_nearly_itself(turn, shift):
+def test_a_box_and_nearly_itself(angle, shift):
     a = draw_rotated(200)
     a[:, 3] = a[:, 2]
     b = a.clone()
     b[:, 0] += shift
-    b[:, 4] += turn
+    b[:, 4] += angle
     ours = box_iou_rotated(a, b, aligned=True)
     assert (ours - 1).abs().max() < 2e-5 + 4 * shift and ours.max() <= 1
 
@@ -161,11 +161,11 @@ def test_one_inside_another_and_side_by_side():
                       [0, 0, 0, 10, 0], [0, 0, -10, -10, 0.3]])
     expected = torch.tensor([[0.1, 0.25, 0, 0, 1]])
     torch.testing.assert_close(box_iou_rotated(a, b), expected, rtol=0, atol=1e-6)
-    turned = draw_rotated(300)
-    beside = turned.clone()
-    beside[:, 0] += turned[:, 4].cos() * turned[:, 2]
-    beside[:, 1] += turned[:, 4].sin() * turned[:, 2]
-    touching = box_iou_rotated(turned, beside, aligned=True)
+    rotated = draw_rotated(300)
+    beside = rotated.clone()
+    beside[:, 0] += rotated[:, 4].cos() * rotated[:, 2]
+    beside[:, 1] += rotated[:, 4].sin() * rotated[:, 2]
+    touching = box_iou_rotated(rotated, beside, aligned=True)
     assert (touching >= 0).all() and (touching < 1e-5).all()
     # a pair that touches along an edge, and whose area rounds to less than nothing
     angle, extent = 2.538484573364258, [30.22097396850586, 25.925424575805664]

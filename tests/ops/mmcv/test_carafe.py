@@ -115,8 +115,8 @@ def test_carafe_takes_what_is_empty_or_strided(wave):
     assert out.shape == (2, 0, 6, 8)
     assert torch.autograd.grad(out.sum(), none)[0].count_nonzero() == 0
     strided = features.contiguous(memory_format=torch.channels_last)
-    turned = masks.transpose(2, 3).contiguous().transpose(2, 3)
-    assert torch.equal(carafe(strided, turned, 3, 1, 2), carafe(features, masks, 3, 1, 2))
+    transposed = masks.transpose(2, 3).contiguous().transpose(2, 3)
+    assert torch.equal(carafe(strided, transposed, 3, 1, 2), carafe(features, masks, 3, 1, 2))
 
 
 def test_a_pixel_that_is_not_read_does_not_reach_the_result():

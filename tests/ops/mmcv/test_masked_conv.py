@@ -65,18 +65,18 @@ def test_an_empty_mask_and_no_mask():
 
 
 def test_it_refuses_with_the_shapes():
-    place, x = torch.tensor([0, 1]), torch.zeros(1, 2, 4, 4)
+    pixel, x = torch.tensor([0, 1]), torch.zeros(1, 2, 4, 4)
     with pytest.raises(RuntimeError, match=r'col.*\(18, 2\).*\(17, 2\)'):
-        masked_conv.masked_im2col_forward(x, place, place, torch.zeros(17, 2), 3, 3, 1, 1)
+        masked_conv.masked_im2col_forward(x, pixel, pixel, torch.zeros(17, 2), 3, 3, 1, 1)
     with pytest.raises(RuntimeError, match=r'\(1, N, N, N\).*\(2, 2, 4, 4\)'):
-        masked_conv.masked_im2col_forward(x.repeat(2, 1, 1, 1), place, place, torch.zeros(18, 2), 3,
+        masked_conv.masked_im2col_forward(x.repeat(2, 1, 1, 1), pixel, pixel, torch.zeros(18, 2), 3,
                                           3, 1, 1)
     with pytest.raises(RuntimeError, match=r'\(2,\).*\(1,\)'):
-        masked_conv.masked_col2im_forward(torch.zeros(2, 2), place, place[:1], x, 4, 4, 2)
+        masked_conv.masked_col2im_forward(torch.zeros(2, 2), pixel, pixel[:1], x, 4, 4, 2)
     with pytest.raises(RuntimeError, match=r'int64.*int32'):
-        masked_conv.masked_col2im_forward(torch.zeros(2, 2), place.int(), place, x, 4, 4, 2)
+        masked_conv.masked_col2im_forward(torch.zeros(2, 2), pixel.int(), pixel, x, 4, 4, 2)
     with pytest.raises(RuntimeError, match=r'\(9, 1\).*outside.*\(4, 4\)'):
-        masked_conv.masked_col2im_forward(torch.zeros(2, 2), place * 9, place, x, 4, 4, 2)
+        masked_conv.masked_col2im_forward(torch.zeros(2, 2), pixel * 9, pixel, x, 4, 4, 2)
 
 
 def test_it_does_not_depend_on_threads(same_bytes):

@@ -14,7 +14,7 @@ from mmrepro.ops.mmcv.box_iou import ROTATED, overlap_matrix
 pytestmark = pytest.mark.usefixtures('torch_operators')
 
 NAN, INF = float('nan'), float('inf')
-CROWDS = {'scattered': (40, 700.), 'crowded': (60, 60.), 'piled': (50, 8.)}
+CROWDS = {'scattered': (40, 700.), 'crowded': (60, 60.), 'overlapping': (50, 8.)}
 
 
 def draw(count, seed=0, size=40, room=300.):

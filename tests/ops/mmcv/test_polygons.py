@@ -94,8 +94,8 @@ def test_convex_iou_of_a_quadrilateral_that_is_not_convex():
     arrow = [0., 0, 10, 0, 5, 3, 5, 10]
     expected = abs(geometry.area(geometry.pairs(arrow))) / 100
     for quad in (arrow, arrow[6:] + arrow[:6], arrow[4:] + arrow[:4]):
-        turned = [v for p in geometry.pairs(quad)[::-1] for v in p]
-        ours = convex_iou(torch.tensor([square]), torch.tensor([quad, turned]))
+        reversed_quad = [v for p in geometry.pairs(quad)[::-1] for v in p]
+        ours = convex_iou(torch.tensor([square]), torch.tensor([quad, reversed_quad]))
         assert ours[0].tolist() == pytest.approx([expected, expected], abs=1e-6)
 
 
@@ -199,7 +199,7 @@ def test_points_in_polygons_is_mmcvs_also_on_edges(points, quads, seed, grid):
 
 
 def rotations(orientations=8, kernel=3, count=8, seed=0):
-    """Indices that send every entry of a filter to a place of its own, in each rotation."""
+    """Indices that send every entry of a filter to a position of its own, in each rotation."""
     random = torch.Generator().manual_seed(seed)
     entries = orientations * kernel * kernel
     index = torch.stack([torch.randperm(entries, generator=random) for _ in range(count)], 1) + 1
@@ -235,8 +235,8 @@ def test_active_rotated_filter_puts_every_entry_where_it_belongs():
         for i in range(3):
             for entry in range(4):
                 for r in range(2):
-                    place = int(indices.view(4, 2)[entry, r]) - 1
-                    assert out[o * 2 + r, i * 4 + place, 0, 0] == filters[o, i, entry, 0, 0]
+                    target = int(indices.view(4, 2)[entry, r]) - 1
+                    assert out[o * 2 + r, i * 4 + target, 0, 0] == filters[o, i, entry, 0, 0]
 
 
 def test_active_rotated_filter_gradcheck():

@@ -198,9 +198,9 @@ def test_roi_align_takes_what_is_empty_strided_or_outside(wave, mode):
     rois = torch.tensor(ROIS)
     strided = feature.detach().permute(0, 1, 3, 2)[:, ::2, 1:, :-1]
     expected = roi_align(strided.contiguous(), rois, (2, 3), 0.5, 0, mode, True)
-    spread = torch.zeros(len(rois), 10)
-    spread[:, ::2] = rois
-    assert torch.equal(roi_align(strided, spread[:, ::2], (2, 3), 0.5, 0, mode, True), expected)
+    wide = torch.zeros(len(rois), 10)
+    wide[:, ::2] = rois
+    assert torch.equal(roi_align(strided, wide[:, ::2], (2, 3), 0.5, 0, mode, True), expected)
 
 
 @pytest.mark.parametrize('by_lines', [True, False])

@@ -18,22 +18,23 @@ from mmrepro.ops import gather
 pytestmark = pytest.mark.usefixtures('torch_operators')
 
 # image, center x, center y, width, height, angle: inside, across edges, outside, tiny, empty.
-TURNED = [[0, 5, 6, 8, 5, 0.4], [1, 0, 1, 9, 4, -1.3], [1, 12, 9, 6, 20, 3.0],
+ROTATED = [[0, 5, 6, 8, 5, 0.4], [1, 0, 1, 9, 4, -1.3], [1, 12, 9, 6, 20, 3.0],
           [0, 40, 30, 5, 5, 0.1], [1, 5, 5, 0.3, 0.4, 7.], [0, 6, 5, 0, 0, 1.],
           [1, 6, 5, 30, 30, 2.]]
 
 # How each operator is called, on features (N, 8, 11, 13) and a scale of 0.75.
 OPERATORS = {
-    'rotated': lambda f, boxes: roi_align_rotated(f, boxes['turned'], (3, 2), 0.75, 0, True, False),
-    'rotated_2': lambda f, boxes: roi_align_rotated(f, boxes['turned'], (3, 2), 0.75, 2, False,
+    'rotated': lambda f, boxes: roi_align_rotated(f, boxes['rotated'], (3, 2), 0.75, 0, True,
+                                                  False),
+    'rotated_2': lambda f, boxes: roi_align_rotated(f, boxes['rotated'], (3, 2), 0.75, 2, False,
                                                     True),
     'bezier': lambda f, boxes: bezier_align(f, boxes['curved'], (2, 4), 0.75, 0, True),
     'bezier_2': lambda f, boxes: bezier_align(f, boxes['curved'], (2, 4), 0.75, 2, False),
     'anchors_1': lambda f, boxes: rotated_feature_align(f, boxes['anchors'], 0.75, 1),
     'anchors_5': lambda f, boxes: rotated_feature_align(f, boxes['anchors'], 0.75, 5),
-    'orientations': lambda f, boxes: riroi_align_rotated(f, boxes['turned'], (3, 2), 0.75, 0, 4,
+    'orientations': lambda f, boxes: riroi_align_rotated(f, boxes['rotated'], (3, 2), 0.75, 0, 4,
                                                          False),
-    'orientations_2': lambda f, boxes: riroi_align_rotated(f, boxes['turned'], (3, 2), 0.75, 2, 8,
+    'orientations_2': lambda f, boxes: riroi_align_rotated(f, boxes['rotated'], (3, 2), 0.75, 2, 8,
                                                            True),
     'border': lambda f, boxes: border_align(f, boxes['sides'], 3),
 }
@@ -51,7 +52,7 @@ def inputs(wave):
         anchors = wave(2, h, w, 5, phase=2) * 8 + 6
         sides = wave(2, h * w, 4, phase=3) * 5 + 4
         sides[..., 2:] += sides[..., :2].abs()
-        boxes = dict(turned=torch.tensor(TURNED, dtype=torch.float64), curved=curved,
+        boxes = dict(rotated=torch.tensor(ROTATED, dtype=torch.float64), curved=curved,
                      anchors=anchors, sides=sides)
         return (wave(2, channels, h, w).to(dtype).requires_grad_(),
                 {name: box.to(dtype) for name, box in boxes.items()})
@@ -106,8 +107,8 @@ def naive_rotated(feature, rois, bins, scale, ratio, offset, at_least_one, clock
 @pytest.mark.parametrize('ratio', [0, 2])
 def test_rotated_roi_align_follows_its_definition(inputs, ratio, aligned, clockwise):
     feature, boxes = inputs()
-    out = roi_align_rotated(feature, boxes['turned'], (3, 2), 0.75, ratio, aligned, clockwise)
-    expected = naive_rotated(feature, boxes['turned'], (3, 2), 0.75, ratio,
+    out = roi_align_rotated(feature, boxes['rotated'], (3, 2), 0.75, ratio, aligned, clockwise)
+    expected = naive_rotated(feature, boxes['rotated'], (3, 2), 0.75, ratio,
                              0.5 if aligned else 0., not aligned, clockwise)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
 
@@ -122,17 +123,17 @@ def test_a_box_that_is_not_turned_is_roi_align(inputs):
 @pytest.mark.parametrize('count', [1, 4, 8])
 def test_orientations_follow_their_definition(inputs, count):
     feature, boxes = inputs()
-    straight = naive_rotated(feature, boxes['turned'], (3, 2), 0.75, 2, 0., True, False)
+    straight = naive_rotated(feature, boxes['rotated'], (3, 2), 0.75, 2, 0., True, False)
     expected = torch.zeros_like(straight)
-    for k, roi in enumerate(TURNED):
-        turn = roi[5] * count / (2 * math.pi)
-        first, past = math.floor(turn), turn - math.floor(turn)
+    for k, roi in enumerate(ROTATED):
+        steps = roi[5] * count / (2 * math.pi)
+        first, past = math.floor(steps), steps - math.floor(steps)
         for channel in range(8):
             group, o = channel // count * count, channel % count
             near = (o - first) % count
             expected[k, channel] = ((1 - past) * straight[k, group + near]
                                     + past * straight[k, group + (near + 1) % count])
-    out = riroi_align_rotated(feature, boxes['turned'], (3, 2), 0.75, 2, count, False)
+    out = riroi_align_rotated(feature, boxes['rotated'], (3, 2), 0.75, 2, count, False)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -153,7 +154,7 @@ def test_border_align_follows_its_definition(inputs):
 @pytest.mark.parametrize('name', OPERATORS)
 def test_gradient(inputs, name):
     feature, boxes = inputs(size=(3, 4))
-    boxes['turned'] = boxes['turned'][[0, 1, 4]] * torch.tensor([1, .4, .4, .4, .4, 1])
+    boxes['rotated'] = boxes['rotated'][[0, 1, 4]] * torch.tensor([1, .4, .4, .4, .4, 1])
     assert torch.autograd.gradcheck(lambda f: OPERATORS[name](f, boxes), feature, fast_mode=True)
 
 
@@ -179,7 +180,7 @@ def test_values_are_kept(inputs, golden, name):
 @pytest.mark.parametrize('name', OPERATORS)
 def test_the_same_bytes_every_time(inputs, same_bytes, name):
     feature, boxes = inputs(torch.float32, size=(24, 24), channels=16)
-    boxes['turned'] = boxes['turned'].repeat(40, 1)
+    boxes['rotated'] = boxes['rotated'].repeat(40, 1)
     boxes['curved'] = boxes['curved'].repeat(40, 1)
     same_bytes(lambda: run(name, feature, boxes))
 
@@ -228,14 +229,14 @@ def test_what_is_empty_or_strided_is_taken(inputs, name):
 def test_what_is_refused_is_named_with_its_shape(inputs):
     feature, boxes = inputs()
     for name, box, message in (
-            ('rotated', dict(turned=torch.zeros(3, 5).double()), r'rois must have shape \(N, 6\)'),
+            ('rotated', dict(rotated=torch.zeros(3, 5).double()), r'rois must have shape \(N, 6\)'),
             ('bezier', dict(curved=torch.zeros(1, 17)), 'rois must be float64'),
             ('anchors_5', dict(anchors=torch.zeros(2, 3, 3, 5)), r'shape \(2, 11, 13, 5\)'),
-            ('orientations', dict(turned=torch.full((1, 6), 2.).double()), 'images 2 to 2')):
+            ('orientations', dict(rotated=torch.full((1, 6), 2.).double()), 'images 2 to 2')):
         with pytest.raises((RuntimeError, AssertionError), match=message):
             OPERATORS[name](feature, {**boxes, **box})
     with pytest.raises(RuntimeError, match='8 channels are not divisible by num_orientations 3'):
-        riroi_align_rotated(feature, boxes['turned'], 2, 1., 2, 3)
+        riroi_align_rotated(feature, boxes['rotated'], 2, 1., 2, 3)
     with pytest.raises(RuntimeError, match=r'on input \(2, 8, 0, 13\), which has no pixels'):
         border_align(feature[:, :, :0], boxes['sides'], 2)
 

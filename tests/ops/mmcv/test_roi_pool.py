@@ -315,7 +315,7 @@ def test_what_is_refused_is_named_with_its_shape(wave, name):
 
 
 def test_a_zero_has_no_sign_wherever_a_vector_ends(wave):
-    """The maximum of -0 and 0 is either, by the place in a vector; equal boxes must not differ."""
+    """The maximum of -0 and 0 is either, by position in a vector; equal boxes must not differ."""
     feature = torch.where(wave(1, 17, 16, 16) < 0, -0., 0.)
     out = roi_pool(feature, torch.tensor([[0, 2., 2, 9, 9]]).repeat(101, 1), 7, 1.)
     assert out.count_nonzero() == 0 and not out.signbit().any()

@@ -226,9 +226,9 @@ def test_nms_at_the_threshold_to_the_last_bit(interpreted):
 
 
 def attend(module, *inputs, grad):
-    value, shapes, starts, place, share = inputs
+    value, shapes, starts, location, share = inputs
     out = module.ms_deform_attn_forward(*inputs, 64)
-    grads = [torch.ones_like(tensor) for tensor in (value, place, share)]
+    grads = [torch.ones_like(tensor) for tensor in (value, location, share)]
     module.ms_deform_attn_backward(*inputs, grad, *grads, 64)
     return out, *grads
 
@@ -238,9 +238,9 @@ def attend(module, *inputs, grad):
 def test_attention(interpreted, wave, dtype, batch, queries, heads, depth, points):
     close.dtype = dtype
     shapes, starts = torch.tensor([[5, 7], [3, 4], [1, 1]]), torch.tensor([0, 35, 47])
-    place = (wave(batch, queries, heads, 3, points, 2) * 0.8 + 0.5).to(dtype)
-    place[0, 0, 0, 0, 0, 0] = float('nan')
-    inputs = (wave(batch, 48, heads, depth, dtype=dtype), shapes, starts, place,
+    location = (wave(batch, queries, heads, 3, points, 2) * 0.8 + 0.5).to(dtype)
+    location[0, 0, 0, 0, 0, 0] = float('nan')
+    inputs = (wave(batch, 48, heads, depth, dtype=dtype), shapes, starts, location,
               wave(batch, queries, heads, 3, points, phase=1., dtype=dtype))
     grad = wave(batch, queries, heads * depth, phase=2., dtype=dtype)
     for found, expected in zip(attend(interpreted.attention_kernels, *inputs, grad=grad),
@@ -249,7 +249,7 @@ def test_attention(interpreted, wave, dtype, batch, queries, heads, depth, point
 
 
 def test_attention_in_groups_of_heads(interpreted, wave, monkeypatch):
-    """Where the taps of all heads are too many at once, heads take turns; same bits."""
+    """Where the taps of all heads are too many at once, groups of heads are used; same bits."""
     close.dtype = torch.float64
     inputs = (wave(2, 12, 4, 5), torch.tensor([[3, 4]]), torch.tensor([0]),
               wave(2, 7, 4, 1, 2, 2) * 0.6 + 0.5, wave(2, 7, 4, 1, 2))

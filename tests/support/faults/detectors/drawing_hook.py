@@ -11,7 +11,7 @@ from mmengine.registry import HOOKS
 
 @HOOKS.register_module()
 class DrawingHook(Hook):
-    """A look at the weights in random places."""
+    """Looks at random weights."""
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         weight = next(runner.model.parameters()).detach().view(-1)

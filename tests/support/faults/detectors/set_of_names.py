@@ -1,4 +1,4 @@
-"""A data set that drops images named twice through a set, and so orders them by their hashes."""
+"""A dataset that drops images named twice through a set, and so orders them by their hashes."""
 from mmdet.datasets import CocoDataset
 from mmdet.registry import DATASETS
 

@@ -7,15 +7,15 @@ import subprocess
 import sys
 
 import pytest
+from harness import ROOT
 from mmengine.config import Config
 from mmengine.runner import Runner
 
 import mmrepro  # noqa: F401  attaches itself
-from mmrepro import cli, errors
-from mmrepro.cli.arguments import READER_LEFT, Parser, quiet_when_reader_leaves, setting
-from mmrepro.runs import start
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from mmrepro import cli
+from mmrepro.cli import known_errors, train, training_arguments
+from mmrepro.cli.arguments import Parser, quiet_when_reader_leaves, setting
+from mmrepro.exit_codes import READER_LEFT
 
 # what can be built without a detector, or is refused before one is
 CONFIG = """
@@ -34,8 +34,8 @@ randomness = dict(seed=1)
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     import small_runs  # noqa: F401  registers NoisyLine and Points
-    monkeypatch.setattr(start, 'restart_if_incomplete', lambda *_: None)
-    monkeypatch.setattr(start, 'build_runner', Runner.from_cfg)
+    monkeypatch.setattr(training_arguments, 'restart_for', lambda cfg: None)
+    monkeypatch.setattr(training_arguments, 'build_runner', Runner.from_cfg)
     monkeypatch.setenv('LOCAL_RANK', '0')
     path = tmp_path / 'config.py'
     path.write_text(CONFIG.format(work=str(tmp_path / 'work')))
@@ -62,7 +62,7 @@ def refused(capsys, function, *arguments):
 def test_a_hook_that_is_refused(config, capsys, hook, message):
     with open(config, 'a', encoding='utf-8') as file:
         file.write(f'custom_hooks = [{hook}]\n')
-    assert message in refused(capsys, start.train, config)
+    assert message in refused(capsys, train.main, config)
 
 
 @pytest.mark.parametrize('option, message', [
@@ -72,7 +72,7 @@ def test_a_hook_that_is_refused(config, capsys, hook, message):
     ("custom_hooks=[dict(type='FingerprintHook',level='module')]", 'belongs into the config'),
 ])
 def test_an_option_that_cannot_be_read(config, capsys, option, message):
-    assert message in refused(capsys, start.train, config, '--cfg-options', option)
+    assert message in refused(capsys, train.main, config, '--cfg-options', option)
 
 
 @pytest.mark.parametrize('below', ['', 'deeper'])
@@ -80,7 +80,7 @@ def test_a_work_dir_that_cannot_be_made(config, capsys, below, tmp_path):
     (tmp_path / 'file').touch()
     folder = tmp_path / 'file' / below
     assert f'work_dir {folder} cannot be made or written to' in refused(
-        capsys, start.train, config, '--work-dir', folder)
+        capsys, train.main, config, '--work-dir', folder)
 
 
 @pytest.mark.parametrize('verb', ['verify', 'localise', 'chaos', 'demo'])
@@ -88,7 +88,7 @@ def test_a_folder_for_results_that_cannot_be_made(verb, config, capsys, tmp_path
     (tmp_path / 'file').touch()
     given = [] if verb == 'demo' else [config]
     assert f'--work-dir {tmp_path}/file/w: cannot be made: Not a directory' in refused(
-        capsys, cli.VERBS[verb].load(), *given, '--work-dir', tmp_path / 'file' / 'w')
+        capsys, cli.load(verb), *given, '--work-dir', tmp_path / 'file' / 'w')
 
 
 def test_a_damaged_checkpoint(config, capsys, tmp_path):
@@ -98,9 +98,9 @@ def test_a_damaged_checkpoint(config, capsys, tmp_path):
     (tmp_path / 'bad.pth').write_bytes(b'PK\3\4' + bytes(100))
     with pytest.raises(CheckpointError):
         load(str(tmp_path / 'bad.pth'))
-    assert 'bad.pth' in refused(capsys, start.train, config)
+    assert 'bad.pth' in refused(capsys, train.main, config)
     (tmp_path / 'bad.pth').unlink()
-    assert 'bad.pth does not exist' in refused(capsys, start.train, config)
+    assert 'bad.pth does not exist' in refused(capsys, train.main, config)
 
 
 def test_annotations_that_are_missing(config, capsys, tmp_path):
@@ -108,7 +108,7 @@ def test_annotations_that_are_missing(config, capsys, tmp_path):
     data = dict(type='mmdet.CocoDataset', data_root=str(tmp_path), ann_file='no/such.json')
     with open(config, 'a', encoding='utf-8') as file:
         file.write(f'train_dataloader["dataset"] = {data!r}\n')
-    said = refused(capsys, start.train, config)
+    said = refused(capsys, train.main, config)
     assert f'{tmp_path}/no/such.json does not exist, and train_dataloader' in said
     assert 'data_root' in said
 
@@ -118,7 +118,7 @@ def test_a_provider_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(provider, 'requirement', lambda: 'triton is not installed')
     with pytest.raises(RuntimeError) as error:
         provider.use('triton')
-    assert errors.known(error.value, Config()) == 'triton is not installed'
+    assert known_errors.known(error.value, Config()) == 'triton is not installed'
 
 
 def _own_hook():
@@ -131,7 +131,7 @@ def _own_hook():
 def test_any_other_error_keeps_its_traceback(fail):
     cfg = Config(dict(work_dir='/somewhere/else', train_dataloader=dict(
         dataset=dict(type='CocoDataset', ann_file='/no/such.json'))))
-    with pytest.raises(Exception) as error, errors.one_line(Parser(prog='p'), cfg, True):
+    with pytest.raises(Exception) as error, known_errors.one_line(Parser(prog='p'), cfg, True):
         fail()
     assert not isinstance(error.value, SystemExit)
 
@@ -140,14 +140,14 @@ def test_disk_errors_of_the_training_keep_their_traceback(tmp_path):
     denied = PermissionError(13, 'Permission denied', str(tmp_path / 'work' / 'iter_1.pth'))
     full = OSError(28, 'No space left on device', denied.filename)
     cfg = Config(dict(work_dir=str(tmp_path / 'work')))
-    assert errors.known(denied, cfg) == errors.known(full, cfg) == ''
+    assert known_errors.known(denied, cfg) == known_errors.known(full, cfg) == ''
     (tmp_path / 'work').mkdir()
-    assert errors.known(denied, cfg, building=True)
-    assert not errors.known(full, cfg, building=True)
+    assert known_errors.known(denied, cfg, building=True)
+    assert not known_errors.known(full, cfg, building=True)
 
 
 def test_every_known_error_exists():
-    for row in errors.KNOWN:
+    for row in known_errors.KNOWN:
         module, _, name = row.error.rpartition('.')
         assert issubclass(getattr(importlib.import_module(module), name), Exception)
 
@@ -162,33 +162,33 @@ def test_fingerprints_are_added_to_the_hooks_of_the_config(config, monkeypatch, 
         def train(self):
             pass
 
-    monkeypatch.setattr(start, 'build_runner', lambda cfg: seen.append(cfg) or Built())
+    monkeypatch.setattr(training_arguments, 'build_runner', lambda cfg: seen.append(cfg) or Built())
     with open(config, 'a', encoding='utf-8') as file:
         file.write("custom_hooks = [dict(type='EMAHook'), dict(type='FingerprintHook')]\n")
-    start.train([str(config), '--fingerprint', *given])
+    train.main([str(config), '--fingerprint', *given])
     assert [hook.type for hook in seen[0].custom_hooks] == ['EMAHook', 'FingerprintHook']
     assert seen[0].custom_hooks[1].level == level
 
 
 def test_a_level_that_is_none_is_refused(config, capsys):
-    said = refused(capsys, start.train, '--fingerprint', config)
+    said = refused(capsys, train.main, '--fingerprint', config)
     assert 'allowed: step, parameter, module, operator' in said and 'config first' in said
 
 
 def test_nothing_heavy_is_imported_before_the_process_may_start_again():
-    code = ("import sys, mmrepro.runs.start; mmrepro.runs.start._parser('train', ''); "
-            "print('torch' in sys.modules)")
+    code = ("import sys, mmrepro.cli.train, mmrepro.cli.test; "
+            "mmrepro.cli.train.training_parser('train', ''); print('torch' in sys.modules)")
     done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True,
-                          text=True, check=True, env={**os.environ, 'PYTHONPATH': ROOT})
+                          text=True, check=True, env={**os.environ, 'PYTHONPATH': str(ROOT)})
     assert done.stdout.split() == ['False']
 
 
 # ---------------------------------------------------------------------------- one line, and pipes
 
 def test_usage_is_shown_when_asked_for_only(config, capsys):
-    assert refused(capsys, start.train, '--seed', 3) == (
+    assert refused(capsys, train.main, '--seed', 3) == (
         'mmrepro train: the following arguments are required: config (see mmrepro train --help)')
-    assert refused(capsys, start.train, 'no.py') == 'mmrepro train: no.py: no such config'
+    assert refused(capsys, train.main, 'no.py') == 'mmrepro train: no.py: no such config'
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path):
@@ -199,7 +199,7 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
             '    return 0\n'
             'sys.exit(main())')
     process = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, env={**os.environ, 'PYTHONPATH': ROOT})
+                               stderr=subprocess.PIPE, env={**os.environ, 'PYTHONPATH': str(ROOT)})
     process.stdout.readline()
     process.stdout.close()
     assert process.stderr.read() == b'' and process.wait() == READER_LEFT

@@ -8,12 +8,12 @@ import os
 from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple, Optional
 
-from .runs.reduction import missing_file
+from ..runs.reduction import missing_file
 
-__all__ = ['KNOWN', 'Known', 'known', 'one_line']
+__all__ = ['KNOWN', 'KnownError', 'known', 'one_line']
 
 
-class Known(NamedTuple):
+class KnownError(NamedTuple):
     """An error that names setting or file, value and what is allowed.
 
     Attributes:
@@ -28,19 +28,19 @@ class Known(NamedTuple):
 
 KNOWN = (
     # a setting
-    Known('mmrepro.config.RandomnessError'),
+    KnownError('mmrepro.config.RandomnessError'),
     # a setting that contradicts determinism
-    Known('mmrepro.determinism.policy.DeterminismError'),
+    KnownError('mmrepro.determinism.policy.DeterminismError'),
     # damaged, or holds what could run code
-    Known('mmrepro.checkpoint.files.CheckpointError'),
+    KnownError('mmrepro.checkpoint.files.CheckpointError'),
     # a `load_from` that is not there
-    Known('builtins.FileNotFoundError', 'mmrepro.checkpoint.files', 'load'),
+    KnownError('builtins.FileNotFoundError', 'mmrepro.checkpoint.files', 'load'),
     # resumed with other settings, versions or hardware
-    Known('mmrepro.facts.compatibility.ResumeError'),
+    KnownError('mmrepro.facts.compatibility.ResumeError'),
     # an argument of one of our hooks, which refuse theirs in the constructor
-    Known('builtins.ValueError', 'mmrepro.hooks.', '__init__'),
+    KnownError('builtins.ValueError', 'mmrepro.hooks.', '__init__'),
     # a provider of operators that is not installed
-    Known('builtins.RuntimeError', 'mmrepro.ops.provider', 'use'),
+    KnownError('builtins.RuntimeError', 'mmrepro.ops.provider', 'use'),
 )
 
 
@@ -56,12 +56,12 @@ def known(error: BaseException, cfg: Any, building: bool = False) -> str:
         frame = _raised_in(one)
         names = {f'{cls.__module__}.{cls.__qualname__}' for cls in type(one).__mro__}
         for row in KNOWN:
-            if row.error in names and _place(frame, row):
+            if row.error in names and _raised_by(frame, row):
                 return _told(one, frame)
         if isinstance(one, OSError) and isinstance(one.filename, str):
             missing = missing_file(cfg, one.filename)
             if missing and isinstance(one, FileNotFoundError):
-                return f'{missing}. Get the data set, or change data_root with --cfg-options'
+                return f'{missing}. Get the dataset, or change data_root with --cfg-options'
             if building and _is_refused(one, cfg.get('work_dir')):
                 return f'work_dir {cfg.work_dir} cannot be made or written to: {one.strerror}'
     return ''
@@ -80,7 +80,7 @@ def one_line(parser: Any, cfg: Any, building: bool = False) -> Iterator[None]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that it repeats: some versions of MMEngine raise the same type anew."""
+    """The error, and those of its type that it repeats, as some versions of MMEngine do."""
     inner: Optional[BaseException] = error
     while inner is not None and type(inner) is type(error):
         yield inner
@@ -94,7 +94,7 @@ def _raised_in(error: BaseException) -> Any:
     return trace and trace.tb_frame
 
 
-def _place(frame: Any, row: Known) -> bool:
+def _raised_by(frame: Any, row: KnownError) -> bool:
     if frame is None:
         return not row.module
     return frame.f_globals.get('__name__', '').startswith(row.module) and (

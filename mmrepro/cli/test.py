@@ -1,0 +1,38 @@
+"""``mmrepro test``: MMDetection's tools/test.py, with arguments for reproducibility."""
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+from ..runs.config_edits import augment_test
+from .known_errors import one_line
+from .training_arguments import build, existing_checkpoint, load, training_parser
+
+__all__ = ['main']
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = training_parser('test', 'Evaluate a detector.', checkpoint=True)
+    parser.add_argument('--out', metavar='FILE.pkl', help='write the predictions to a pickle file')
+    parser.add_argument('--show', action='store_true', help='show the predictions in a window')
+    parser.add_argument('--show-dir', metavar='DIR',
+                        help='draw the predictions into WORK_DIR/TIMESTAMP/DIR')
+    parser.add_argument('--wait-time', type=float, default=2, metavar='SECONDS',
+                        help='how long --show shows one image (default: 2)')
+    parser.add_argument('--tta', action='store_true', help='test with augmented images')
+    args = parser.parse_args(argv)
+    if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
+        parser.error(f'--out {args.out}: the name must end in .pkl or .pickle')
+    cfg = load(args, parser)
+    cfg.load_from = existing_checkpoint(args.checkpoint, parser)
+    if args.show or args.show_dir:
+        from mmdet.engine.hooks.utils import trigger_visualization_hook
+        cfg = trigger_visualization_hook(cfg, args)
+    if args.tta:
+        augment_test(cfg)
+    runner = build(cfg, parser)
+    if args.out is not None:
+        from mmdet.evaluation import DumpDetResults
+        runner.test_evaluator.metrics.append(DumpDetResults(out_file_path=args.out))
+    with one_line(parser, cfg):
+        runner.test()
+    return 0

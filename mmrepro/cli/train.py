@@ -1,0 +1,49 @@
+"""``mmrepro train``: MMDetection's tools/train.py, with arguments for reproducibility."""
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+from ..fingerprint.schema import LEVELS
+from ..runs.config_edits import add_fingerprints, scale_learning_rate
+from .known_errors import one_line
+from .training_arguments import (
+    build,
+    existing_checkpoint,
+    fingerprint_level,
+    load,
+    training_parser,
+)
+
+__all__ = ['main']
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = training_parser('train', 'Train a detector.')
+    parser.add_argument('--amp', action='store_true', help='train with automatic mixed precision')
+    parser.add_argument('--auto-scale-lr', action='store_true',
+                        help="scale the learning rate with the batch size (config's auto_scale_lr)")
+    parser.add_argument(
+        '--resume', nargs='?', const='auto', metavar='CHECKPOINT',
+        help='resume from this checkpoint; without a value, from the latest in the work directory')
+    parser.add_argument(
+        '--fingerprint', nargs='?', type=fingerprint_level, const=LEVELS[0],
+        metavar='|'.join(LEVELS),
+        help='write digests of every iteration, for compare and localise; changes no bit of the '
+        'training (default of the level: step; see docs/reference/fingerprints.md)')
+    args = parser.parse_args(argv)
+    cfg = load(args, parser)
+    if args.amp:
+        cfg.optim_wrapper.type = 'AmpOptimWrapper'
+        cfg.optim_wrapper.loss_scale = 'dynamic'
+    if args.auto_scale_lr:
+        scale_learning_rate(cfg)
+    if args.resume is not None:
+        cfg.resume = True
+        cfg.load_from = (None if args.resume == 'auto'
+                         else existing_checkpoint(args.resume, parser))
+    if args.fingerprint is not None:
+        add_fingerprints(cfg, args.fingerprint)
+    runner = build(cfg, parser)
+    with one_line(parser, cfg):
+        runner.train()
+    return 0

@@ -1,0 +1,184 @@
+"""``mmrepro verify``: train in fresh processes, vary what must not matter, compare the bits."""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any, Dict, List, Optional, Sequence
+
+from mmengine.config import Config
+
+from ..demo import use_data, write_dataset
+from ..exit_codes import DIFFERENT, DONE
+from ..fingerprint.reader import FingerprintError
+from ..localise import entry
+from ..localise.search import LocaliseResult
+from ..report.terminal import show
+from ..runs.launcher import TrainingFailed, one_thread_each
+from ..runs.progress import ProgressLine
+from ..runs.reduction import MissingData
+from ..verify.variations import VARIATIONS, VariationResult, prepare, verify
+from . import program_name
+from .arguments import Options, Parser, quiet_when_reader_leaves
+
+__all__ = ['certificate', 'main']
+
+ITERATIONS = 5
+DEMO_DATA = 'data/demo'
+# variations that are events of a run, not changes of its config: parameters of localise_config
+EVENTS = {'resume': 'resume_b', 'validation': 'validate_b'}
+
+
+@quiet_when_reader_leaves
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Exit code 0: all equal; 1: a difference, or a training failed; 2: wrong usage."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    names = _names(args, parser)
+    cfg, notes = _load(args, names, parser)
+    threads = int(one_thread_each()['OMP_NUM_THREADS'])
+    jobs = args.jobs or (1 if _has_gpu() else max(1, min(2, (os.cpu_count() or 1) // threads)))
+    started = time.monotonic()
+    parser.make_folder(args.work_dir)
+    try:
+        with ProgressLine(sys.stderr) as line:
+            results = verify(cfg, args.work_dir, names, args.iters, jobs, args.level, line.say)
+    except (TrainingFailed, FingerprintError) as error:
+        print(f'\n{error}', file=sys.stderr)
+        return DIFFERENT
+    notes.append(f'{args.iters} iterations, fingerprints of level {args.level}, '
+                 f'{time.monotonic() - started:.0f} s')
+    same = all(result.equal or result.skipped for result in results) and any(
+        result.equal for result in results)
+    if not args.json:
+        show(certificate(args.config, results, notes, args.work_dir))
+    found = _localise(results, args.work_dir, args.iters) if args.localise else None
+    if args.json:
+        print(json.dumps(dict(_as_json(args, results, notes, same),
+                              localise=found.as_dict() if found else None), indent=1))
+    elif found:
+        show(found.text())
+    return DONE if same else DIFFERENT
+
+
+def _load(args: argparse.Namespace, names: Sequence[str], parser: Parser) -> tuple:
+    """The config to verify, and what was done to it."""
+    parser.existing_config(args.config)
+    notes = []
+    try:
+        cfg = Config.fromfile(args.config)
+        cfg.merge_from_dict(args.cfg_options or {})
+        if args.demo_data is not None:
+            write_dataset(args.demo_data)
+            use_data(cfg, os.path.abspath(args.demo_data))
+            notes.append(f'data: the demonstration dataset in {args.demo_data}')
+        return cfg, notes + prepare(cfg, names, args.full)
+    except (MissingData, OSError, KeyError, SyntaxError, ImportError) as error:
+        parser.error(f'{args.config}: {error}')
+
+
+def _localise(results: Sequence[VariationResult], work_dir: str,
+              iterations: int) -> Optional[LocaliseResult]:
+    """Name the cause of the first variation that differs; see ``mmrepro localise``."""
+    name = next((result.name for result in results if result.difference is not None), None)
+    if name is None:
+        return None
+    reference, other = (os.path.join(work_dir, which) for which in ('reference', name))
+    folder = entry.unused_folder(os.path.join(work_dir, 'localise'))
+    os.makedirs(folder, exist_ok=True)
+    try:
+        if name not in EVENTS:
+            print(f'\nmmrepro localise {reference} {other}', file=sys.stderr, flush=True)
+            return entry.localise_runs(reference, other, folder)
+        # the reference's config has no validation that run B could do
+        config = os.path.join(reference if name == 'resume' else other, 'config.py')
+        half = max(1, iterations // 2)
+        print(f'\nmmrepro localise {config} --{EVENTS[name].replace("_", "-")} {half} --iters '
+              f'{iterations}', file=sys.stderr, flush=True)
+        return entry.localise_config(config, folder, iterations, **{EVENTS[name]: half})
+    except (TrainingFailed, FingerprintError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return None
+
+
+def certificate(config: str, results: Sequence[VariationResult], notes: Sequence[str],
+                work_dir: str) -> str:
+    """The table that the command prints."""
+    width = max(len(result.title) for result in results)
+    lines = [f'{config}', *(f'  {note}' for note in notes), '']
+    for result in results:
+        verdict = (f'not run: {result.skipped}' if result.skipped else 'equal' if result.equal
+                   else f'DIFFERENT  {result.difference.text()}')
+        lines.append(f'  {result.name:<10}  {result.title:<{width}}  {verdict}')
+    different = [result for result in results if result.difference is not None]
+    if different:
+        lines += ['', f'DIFFERENT BITS in {len(different)} of {len(results)} variations. Both '
+                  f'runs are in {work_dir}; to see them side by side:',
+                  f'  mmrepro compare {os.path.join(work_dir, "reference")} '
+                  f'{os.path.join(work_dir, different[0].name)}']
+    elif any(result.equal for result in results):
+        lines += ['', 'SAME BITS: batches, losses, gradients, parameters, buffers and optimizer '
+                  'state agree after every iteration']
+    else:
+        lines += ['', 'NOTHING WAS COMPARED']
+    return '\n'.join(lines)
+
+
+def _as_json(args: argparse.Namespace, results: Sequence[VariationResult], notes: Sequence[str],
+             same: bool) -> Dict[str, Any]:
+    return dict(config=args.config, same=same, iterations=args.iters, level=args.level,
+                notes=list(notes), work_dir=args.work_dir, variations=[
+                    dict(name=result.name, title=result.title, equal=result.equal,
+                         skipped=result.skipped or None,
+                         difference=result.difference.as_dict() if result.difference else None)
+                    for result in results])
+
+
+def _names(args: argparse.Namespace, parser: Parser) -> List[str]:
+    names = list(VARIATIONS) if args.vary is None else [
+        name.strip() for name in args.vary.split(',') if name.strip()]
+    unknown = [name for name in names if name not in VARIATIONS]
+    if unknown or not names:
+        parser.error(f'--vary {args.vary}: {", ".join(unknown) or "nothing"} is not allowed; '
+                     f'allowed: {",".join(VARIATIONS)}')
+    parser.check_least(args, iters=1, jobs=1)
+    return list(dict.fromkeys(names))
+
+
+def _has_gpu() -> bool:
+    import torch
+    return torch.cuda.is_available()
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog=program_name('verify'), description='Train a config in several fresh processes, '
+        'varying what must not matter, and compare the bits.',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog='variations:\n' + '\n'.join(
+            f'  {name:<10}  {one.title}' for name, one in VARIATIONS.items())
+        + '\n\nexample:\n  mmrepro verify configs/demo/faster-rcnn_r50_fpn_demo.py --demo-data')
+    parser.add_argument('config', metavar='CONFIG')
+    parser.add_argument('--iters', type=int, default=ITERATIONS, metavar='N',
+                        help=f'iterations of each run (default: {ITERATIONS})')
+    parser.add_argument('--vary', metavar='NAME,...',
+                        help=f'what to vary (default: {",".join(VARIATIONS)})')
+    parser.add_argument('--full', action='store_true',
+                        help='images, batch and weights as in the config')
+    parser.add_argument('--level', choices=('step', 'parameter', 'module'), default='step',
+                        help='how much the fingerprints say (default: step)')
+    parser.add_argument('--demo-data', nargs='?', const=DEMO_DATA, metavar='DIR',
+                        help=f'train on the demonstration dataset, written to DIR ({DEMO_DATA})')
+    parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE',
+                        help='change settings of the config')
+    parser.add_argument('--jobs', type=int, metavar='N',
+                        help='runs at a time (default: 2 where there are cores for them, 1 on a '
+                        'GPU)')
+    parser.add_argument('--json', action='store_true', help='print the certificate as JSON')
+    parser.add_argument('--localise', action='store_true',
+                        help='when bits differ, go on and name the cause')
+    parser.add_argument('--work-dir', default='work_dirs/verify', metavar='DIR',
+                        help='for logs and fingerprints (default: work_dirs/verify)')
+    return parser

@@ -1,0 +1,75 @@
+"""Two runs of one config that differ in what must not matter."""
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Callable, Dict, List, NamedTuple
+
+from mmengine.config import Config
+
+from ..runs.child import Training
+from ..runs.config_edits import without_checkpoints, without_evaluation
+from ..runs.launcher import PlannedRun, launch_of, one_thread_each, run_all
+from ..runs.reduction import few_images
+from .demo_config import use_coco_classes, use_data
+from .digest_hook import PREFIX
+
+__all__ = ['RUNS', 'DemoRun', 'Record', 'prepare', 'train']
+
+Record = Dict[str, Any]  # of one iteration, see DigestHook
+
+
+class DemoRun(NamedTuple):
+    """One of the two runs: its name and what is different about it."""
+    name: str
+    num_workers: int
+    hash_seed: str
+
+    def title(self) -> str:
+        return f'run {self.name}: num_workers={self.num_workers}, PYTHONHASHSEED={self.hash_seed}'
+
+
+RUNS = (DemoRun('A', num_workers=0, hash_seed='0'), DemoRun('B', num_workers=2, hash_seed='1'))
+
+
+def prepare(config: str, run: DemoRun, root: str, coco: bool, images: int, epochs: int) -> Config:
+    """The config of one run: few images, no validation, no checkpoints, a digest per iteration."""
+    cfg = Config.fromfile(config, import_custom_modules=False)
+    use_data(cfg, root)
+    if coco:
+        use_coco_classes(cfg)
+    cfg.train_dataloader.num_workers = run.num_workers
+    cfg.train_dataloader.persistent_workers = run.num_workers > 0
+    few_images(cfg, 'train', images)
+    cfg.train_cfg.max_epochs = epochs
+    without_evaluation(cfg)
+    without_checkpoints(cfg)
+    cfg.custom_hooks = [*cfg.get('custom_hooks', []),
+                        dict(type='mmrepro.demo.digest_hook.DigestHook')]
+    return cfg
+
+
+def train(run: DemoRun, config: str, folder: str, tell: Callable[[Record], None]) -> List[Record]:
+    """Train in a fresh process; ``tell`` is called with the record of every iteration.
+
+    Raises:
+        TrainingFailed: the training ended with an error.
+    """
+    log = os.path.join(folder, 'output.txt')
+    open(log, 'wb').close()
+    # one thread per operator is the fastest for images this small, and by far on a busy machine
+    env = {**one_thread_each(), 'PYTHONHASHSEED': run.hash_seed}
+    records: List[Record] = []
+
+    def look() -> None:
+        with open(log, encoding='utf-8', errors='replace') as file:
+            # a line without its end is still being written
+            lines = [line[len(PREFIX):] for line in file
+                     if line.startswith(PREFIX) and line.endswith('\n')]
+        for line in lines[len(records):]:
+            records.append(json.loads(line))
+            tell(records[-1])
+
+    launch = launch_of(Training(config, folder), log, env)
+    run_all([PlannedRun(run.name, folder, [launch])], tick=look)
+    return records

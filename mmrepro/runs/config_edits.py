@@ -1,0 +1,87 @@
+"""Changes of a config that command lines and comparisons of runs ask for."""
+from __future__ import annotations
+
+import warnings
+from copy import deepcopy
+from typing import Any, Dict, List, Mapping, Sequence
+
+from mmengine.config import Config, ConfigDict
+
+from .reduction import innermost
+
+__all__ = ['add_fingerprints', 'augment_test', 'import_mmrepro', 'is_fingerprint',
+           'scale_learning_rate', 'set_randomness', 'without_checkpoints', 'without_evaluation']
+
+TEST_TIME_AUGMENTATION = dict(
+    type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100))
+TEST_TIME_META_KEYS = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'flip',
+                       'flip_direction')
+
+
+def set_randomness(cfg: Config, asked: Mapping[str, Any]) -> None:
+    """Write the values that were given into ``cfg.randomness``; None is not given."""
+    given = {key: value for key, value in asked.items() if value is not None}
+    if given:
+        cfg.randomness = dict(cfg.get('randomness') or {}, **given)
+
+
+def import_mmrepro(cfg: Config) -> bool:
+    """Let the config import mmrepro; returns whether it did not do so before."""
+    imports = cfg.get('custom_imports') or dict(imports=[])
+    if 'mmrepro' in imports.get('imports', []):
+        return False
+    cfg.custom_imports = dict(imports=[*imports['imports'], 'mmrepro'],
+                              allow_failed_imports=False)
+    return True
+
+
+def add_fingerprints(cfg: Any, level: str, interval: int = 1) -> None:
+    """Add one FingerprintHook of this level; it replaces any other."""
+    others = [hook for hook in cfg.get('custom_hooks') or [] if not is_fingerprint(hook)]
+    cfg.custom_hooks = [*others, dict(type='FingerprintHook', level=level, interval=interval)]
+
+
+def is_fingerprint(hook: Any) -> bool:
+    kind: Any = hook.get('type') if isinstance(hook, Mapping) else None
+    return getattr(kind, '__name__', str(kind).rsplit('.', 1)[-1]) == 'FingerprintHook'
+
+
+def without_checkpoints(cfg: Config) -> None:
+    """Let the training write no checkpoints."""
+    cfg.setdefault('default_hooks', ConfigDict())
+    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=-1, save_last=False)
+
+
+def without_evaluation(cfg: Config, phases: Sequence[str] = ('val', 'test')) -> None:
+    """Let the training neither validate nor test."""
+    for phase in phases:
+        for key in ('cfg', 'dataloader', 'evaluator'):
+            cfg[f'{phase}_{key}'] = None
+
+
+def scale_learning_rate(cfg: Config) -> None:
+    """
+    Raises:
+        KeyError: the config does not say which batch size its learning rate was chosen for.
+    """
+    scale = cfg.get('auto_scale_lr') or {}
+    if 'base_batch_size' not in scale:
+        raise KeyError('--auto-scale-lr needs auto_scale_lr = dict(base_batch_size=...) in the '
+                       'config, the batch size that its learning rate was chosen for')
+    cfg.auto_scale_lr.enable = True
+
+
+def augment_test(cfg: Config) -> None:
+    """Wrap model and pipeline for test-time augmentation, with flips if the config names none."""
+    if 'tta_model' not in cfg:
+        warnings.warn('the config has no tta_model; MMDetection\'s default is used', stacklevel=2)
+        cfg.tta_model = deepcopy(TEST_TIME_AUGMENTATION)
+    data = cfg.test_dataloader.dataset
+    if 'tta_pipeline' not in cfg:
+        warnings.warn('the config has no tta_pipeline; flips are used', stacklevel=2)
+        flips: List[Dict[str, Any]] = [dict(type='RandomFlip', prob=p) for p in (1.0, 0.0)]
+        pack = dict(type='PackDetInputs', meta_keys=TEST_TIME_META_KEYS)
+        augment = dict(type='TestTimeAug', transforms=[flips, [pack]])
+        cfg.tta_pipeline = [*deepcopy(innermost(data)[0].pipeline[:-1]), augment]
+    cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
+    data.pipeline = cfg.tta_pipeline

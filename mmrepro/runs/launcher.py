@@ -1,0 +1,229 @@
+"""Start trainings in processes of their own, watch them, kill them, and say how they ended."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
+
+from ..exit_codes import meaning
+from .child import Training
+
+__all__ = ['Launch', 'LaunchedTraining', 'PlannedRun', 'TrainingFailed', 'free_port', 'kill_group',
+           'killed_at_exit', 'launch_of', 'one_thread_each', 'rank_variables', 'run_all']
+
+LOG_TAIL = 30  # lines of a failed training's output that are shown
+POLL = 0.2  # seconds between two looks at the processes
+GRACE = 60  # seconds that a training has to end after SIGTERM
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class TrainingFailed(RuntimeError):
+    """A training process ended with an error; the message has the end of its output.
+
+    Attributes:
+        code: exit code; negative is the number of the signal that ended the process.
+        log: path of its output.
+    """
+
+    def __init__(self, code: int, log: str) -> None:
+        with open(log, encoding='utf-8', errors='replace') as file:
+            tail = ''.join(file.readlines()[-LOG_TAIL:])
+        super().__init__(f'{tail}\nthe training ended with exit code {code} ({meaning(code)}); '
+                         f'all of its output is in {log}')
+        self.code, self.log = code, log
+
+
+class Launch(NamedTuple):
+    """One training to start.
+
+    Attributes:
+        command: module and arguments for ``python -m``.
+        log: path that the output is added to; ``{rank}`` in it becomes the rank.
+        env: variables that differ from this process's; None takes one out.
+        ranks: processes.
+        cwd: folder that they start in.
+        codes: exit codes that are no failure.
+    """
+    command: Sequence[str]
+    log: str
+    env: Mapping[str, Optional[str]] = {}
+    ranks: int = 1
+    cwd: Optional[str] = None
+    codes: Tuple[int, ...] = (0, )
+
+
+def launch_of(training: Training, log: str, env: Mapping[str, Optional[str]] = {},
+              ranks: int = 1, cwd: Optional[str] = None) -> Launch:
+    """The launch of :mod:`mmrepro.runs.child` with this training."""
+    training = training._replace(launcher='pytorch' if ranks > 1 else 'none')
+    default = Training._field_defaults
+    given = {name: value for name, value in training._asdict().items()
+             if name not in default or value != default[name]}
+    codes = (0, ) if training.kill_after is None else (0, -signal.SIGKILL)
+    return Launch(['mmrepro.runs.child', json.dumps(given)], log, env, ranks, cwd, codes)
+
+
+class LaunchedTraining:
+    """A running training. Each process leads a session of its own, with its workers."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        os.makedirs(os.path.dirname(os.path.abspath(launch.log)), exist_ok=True)
+        # a checkout that is not installed has to be found by the child as well
+        path = os.pathsep.join(filter(None, [ROOT, os.environ.get('PYTHONPATH')]))
+        port = free_port() if launch.ranks > 1 else None
+        self._logs = [launch.log.replace('{rank}', str(rank)) for rank in range(launch.ranks)]
+        self._processes = []
+        for rank, log in enumerate(self._logs):
+            env = {**os.environ, **launch.env, 'PYTHONPATH': path,
+                   **rank_variables(rank, launch.ranks, port)}
+            with open(log, 'ab') as output:
+                self._processes.append(subprocess.Popen(
+                    [sys.executable, '-m', *launch.command], stdout=output,
+                    stderr=subprocess.STDOUT, cwd=launch.cwd, start_new_session=True,
+                    env={name: value for name, value in env.items() if value is not None}))
+
+    def poll(self) -> bool:
+        """Whether it has ended.
+
+        Raises:
+            TrainingFailed: a process ended with an error; the others are killed.
+        """
+        codes = [process.poll() for process in self._processes]
+        for code, log in zip(codes, self._logs):
+            if code is not None and code not in self.launch.codes:
+                self.kill()
+                raise TrainingFailed(code, log)
+        return None not in codes
+
+    def kill(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                kill_group(process.pid)
+                process.wait()
+
+    def terminate(self) -> None:
+        """Send SIGTERM, leave time for a last checkpoint, then kill."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.terminate()
+        end = time.monotonic() + GRACE
+        for process in self._processes:
+            try:
+                process.wait(max(end - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                pass
+            kill_group(process.pid)
+            process.wait()
+
+
+class PlannedRun(NamedTuple):
+    """A run as the launches to make one after the other: two if it is interrupted and resumed."""
+    name: str
+    folder: str
+    launches: Sequence[Launch]
+
+
+def run_all(runs: Sequence[PlannedRun], jobs: int = 1,
+            tick: Callable[[], Any] = lambda: None,
+            done: Callable[[PlannedRun], Any] = lambda run: None) -> None:
+    """Train all runs, at most ``jobs`` at a time, in the order given.
+
+    Args:
+        tick: is called between two looks at the processes.
+        done: is called with every run that has ended.
+
+    Raises:
+        TrainingFailed: a training ended with an error; the others are killed.
+    """
+    waiting = [(run, list(run.launches)) for run in runs]
+    running: Dict[str, LaunchedTraining] = {}
+    active: List[Tuple[PlannedRun, List[Launch]]] = []
+    with killed_at_exit(running):
+        while waiting or active:
+            while waiting and len(active) < jobs:
+                active.append(waiting.pop(0))
+            for entry in list(active):
+                run, launches = entry
+                if run.name in running and not running[run.name].poll():
+                    continue
+                if launches:
+                    running[run.name] = LaunchedTraining(launches.pop(0))
+                else:
+                    del running[run.name]
+                    active.remove(entry)
+                    done(run)
+            tick()
+            if active:
+                time.sleep(POLL)
+
+
+@contextmanager
+def killed_at_exit(running: Mapping[str, LaunchedTraining]) -> Iterator[None]:
+    """Kill what still runs at the end of the block; SIGTERM and SIGHUP are passed on.
+
+    The trainings have sessions of their own: no terminal ends them with this process.
+    """
+    def leave(number: int, frame: Any) -> None:
+        for training in running.values():
+            training.terminate()
+        sys.exit(128 + number)
+
+    handlers = {}
+    if threading.current_thread() is threading.main_thread() and os.name != 'nt':
+        handlers = {number: signal.signal(number, leave)
+                    for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for training in running.values():
+            training.kill()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def kill_group(pid: int) -> None:
+    """Kill the process that leads a group, and its workers."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # all have ended
+        pass
+
+
+def rank_variables(rank: int, ranks: int, port: Optional[int]) -> Dict[str, str]:
+    """Variables by which the ranks of one machine find each other; none for a single one."""
+    if ranks == 1:
+        return {}
+    return dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
+                LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(('127.0.0.1', 0))
+        return one.getsockname()[1]
+
+
+def one_thread_each() -> Dict[str, str]:
+    """Variables for trainings that share a machine: one thread each, unless OMP_NUM_THREADS says
+    otherwise."""
+    count = os.environ.get('OMP_NUM_THREADS', '1')
+    return {'OMP_NUM_THREADS': count, 'MKL_NUM_THREADS': os.environ.get('MKL_NUM_THREADS', count)}

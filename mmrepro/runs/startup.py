@@ -1,0 +1,68 @@
+"""Build a runner, in a process that has the variables which Python reads at its start.
+
+Imports nothing heavy: the process may have to start again first.
+"""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any, Dict, Mapping, NoReturn, Optional
+
+__all__ = ['RESTARTED', 'build_runner', 'restart_for', 'restart_if_incomplete']
+
+# set in the environment of a process that has started itself again; it does so once
+RESTARTED = 'MMREPRO_RESTARTED'
+
+
+def restart_for(cfg: Any) -> None:
+    """:func:`restart_if_incomplete` with the settings of a config."""
+    randomness = cfg.get('randomness') or {}
+    # MMDetection 2.x has `deterministic` at the top
+    mode = randomness.get('deterministic', cfg.get('deterministic', False))
+    restart_if_incomplete(os.environ, mode, randomness.get('num_threads'))
+
+
+def restart_if_incomplete(env: Mapping[str, str], mode: Any = True,
+                          num_threads: Optional[int] = None) -> None:
+    """Start this process again when a variable that must exist before Python starts is missing.
+
+    ``mode`` and ``num_threads`` are ``deterministic`` and ``num_threads`` of ``randomness``. The
+    process keeps its id, its standard streams and its rank in a distributed launch. Every rank
+    decides alike, because the decision depends on the environment and the config alone.
+
+    Raises:
+        RuntimeError: when variables are missing although the process has started again.
+    """
+    from ..determinism import missing_at_start
+    missing = missing_at_start(env, mode=mode, num_threads=num_threads)
+    if not missing:
+        return
+    text = ' '.join(f'{name}={value}' for name, value in sorted(missing.items()))
+    if env.get(RESTARTED):
+        raise RuntimeError(f'{text} did not survive a restart of this process; set it in the shell '
+                           'that starts the training')
+    if env.get('RANK', '0') == '0':
+        print(f'mmrepro: starting again with {text} (read when Python starts)', file=sys.stderr)
+    _execute({**env, **missing, RESTARTED: '1'})
+
+
+def _execute(env: Dict[str, str]) -> NoReturn:
+    # orig_argv (Python 3.10) keeps the interpreter's own arguments, such as -u and -m
+    command = [sys.executable, *getattr(sys, 'orig_argv', [sys.executable, *sys.argv])[1:]]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.name == 'nt':  # execve there starts a new process and lets the shell go on
+        sys.exit(subprocess.call(command, env=env))
+    os.execve(command[0], command, env)
+
+
+def build_runner(cfg: Any) -> Any:
+    """The runner that ``cfg`` asks for, as MMDetection's own script builds it."""
+    from mmdet.utils import setup_cache_size_limit_of_dynamo
+    from mmengine.registry import RUNNERS
+    from mmengine.runner import Runner
+
+    # as MMDetection's own script does: the default makes torch.compile give up on detectors
+    setup_cache_size_limit_of_dynamo()
+    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)

@@ -1,0 +1,187 @@
+"""The command lines of ``train`` and ``test``."""
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from mmrepro import cli
+from mmrepro.cli import test, train, training_arguments
+from mmrepro.runs import startup
+
+# a config that any argument can be merged into; nothing is built from it
+CONFIG = """
+randomness = dict(seed=1)
+optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1))
+auto_scale_lr = dict(enable=False, base_batch_size=16)
+test_dataloader = dict(dataset=dict(type='Wrapper', dataset=dict(
+    pipeline=[dict(type='LoadImageFromFile'), dict(type='PackDetInputs')]), pipeline=[]))
+model = dict(type='Detector')
+"""
+
+
+class Runner:
+    """Stands for a runner: remembers the config that it was built from."""
+
+    def __init__(self, cfg):
+        self.cfg, self.done = cfg, []
+
+    def train(self):
+        self.done.append('train')
+
+    def test(self):
+        self.done.append('test')
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ('a.pth', 'weights.pth'):
+        (tmp_path / name).touch()
+    path = tmp_path / 'my_config.py'
+    path.write_text(CONFIG)
+    return str(path)
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """What the verbs build, without building a detector or starting again."""
+    runners = []
+    monkeypatch.setattr(training_arguments, 'build_runner',
+                        lambda cfg: runners.append(Runner(cfg)) or runners[-1])
+    monkeypatch.setattr(training_arguments, 'restart_for', lambda cfg: None)
+    monkeypatch.setenv('LOCAL_RANK', '0')
+    return runners
+
+
+def test_train_takes_every_argument_of_mmdetections_script(config, built, tmp_path):
+    train.main([
+        config, '--work-dir', str(tmp_path / 'w'), '--amp', '--auto-scale-lr', '--resume', 'a.pth',
+        '--launcher', 'none', '--local_rank', '0', '--cfg-options',
+        'optim_wrapper.optimizer.lr=0.5', 'randomness.num_threads=2'
+    ])
+    cfg = built[0].cfg
+    assert built[0].done == ['train']
+    assert cfg.work_dir == str(tmp_path / 'w')
+    assert cfg.optim_wrapper.type == 'AmpOptimWrapper'
+    assert cfg.optim_wrapper.loss_scale == 'dynamic'
+    assert cfg.auto_scale_lr.enable is True
+    assert (cfg.resume, cfg.load_from) == (True, 'a.pth')
+    assert cfg.optim_wrapper.optimizer.lr == 0.5
+    assert cfg.randomness == dict(seed=1, num_threads=2)
+
+
+def test_arguments_are_those_of_the_installed_mmdetection(capsys):
+    import mmdet
+    for verb in ('train', 'test'):
+        path = os.path.join(os.path.dirname(mmdet.__file__), '.mim', 'tools', f'{verb}.py')
+        with open(path, encoding='utf-8') as file:
+            words = file.read().replace('(', ' ').replace(',', ' ').split()
+        theirs = {word.strip("'") for word in words if word.startswith("'--")}
+        pytest.raises(SystemExit, cli.load(verb), ['--help'])
+        ours = capsys.readouterr().out
+        # hidden from the help: the launcher gives it, not a person
+        assert {t for t in theirs if t not in ours} == {'--local_rank', '--local-rank'}
+
+
+@pytest.mark.parametrize('given, expected', [
+    ([], dict(seed=1)),
+    (['--seed', '5'], dict(seed=5)),
+    (['--deterministic'], dict(seed=1, deterministic=True)),
+    (['--deterministic', 'warn'], dict(seed=1, deterministic='warn')),
+    (['--deterministic', 'false'], dict(seed=1, deterministic=False)),
+    (['--diff-rank-seed'], dict(seed=1, diff_rank_seed=True)),
+    (['--seed', '5', '--cfg-options', 'randomness.seed=5'], dict(seed=5)),
+])
+def test_reproducibility_arguments_become_keys_of_randomness(config, built, given, expected):
+    train.main([config, *given])
+    assert built[0].cfg.randomness == expected
+
+
+def test_without_a_randomness_dict_the_arguments_make_one(config, built):
+    with open(config, 'a', encoding='utf-8') as file:
+        file.write('randomness = None\n')
+    train.main([config, '--seed', '3'])
+    assert built[0].cfg.randomness == dict(seed=3)
+
+
+@pytest.mark.parametrize('given, message', [
+    (['--seed', '5', '--cfg-options', 'randomness.seed=6'], "--seed says 5 and --cfg-options"),
+    (['--deterministic', 'maybe'], "'maybe' is not allowed; allowed: warn, true, false"),
+    (['--seed', 'x'], 'invalid int value'),
+])
+def test_contradictions_are_refused(config, built, capsys, given, message):
+    with pytest.raises(SystemExit) as error:
+        train.main([config, *given])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+    assert built == []
+
+
+def test_a_missing_config_is_named(built, capsys):
+    with pytest.raises(SystemExit):
+        train.main(['no/such.py'])
+    assert 'no/such.py: no such config' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('verb, arguments', [('train', ['--resume', 'no.pth']),
+                                             ('test', ['no.pth'])])
+def test_a_missing_checkpoint_is_named(config, built, capsys, verb, arguments):
+    with pytest.raises(SystemExit):
+        cli.load(verb)([config, *arguments])
+    assert 'no.pth: no such checkpoint' in capsys.readouterr().err
+    assert built == []
+
+
+def test_a_setting_that_is_refused_is_named_without_a_traceback(config, monkeypatch, capsys):
+    monkeypatch.setattr(training_arguments, 'restart_for', lambda cfg: None)
+    with pytest.raises(SystemExit) as error:
+        train.main([config, '--cfg-options', 'randomness.sede=3'])
+    assert error.value.code == 2
+    assert "unknown key 'sede' (value 3); did you mean 'seed'?" in capsys.readouterr().err
+
+
+def test_resume_without_a_value_takes_the_latest(config, built):
+    train.main([config, '--resume'])
+    assert built[0].cfg.resume is True and built[0].cfg.load_from is None
+    assert built[0].cfg.work_dir == os.path.join('./work_dirs', 'my_config')
+
+
+def test_auto_scale_lr_needs_a_batch_size(config, built):
+    with open(config, 'a', encoding='utf-8') as file:
+        file.write('auto_scale_lr = dict(enable=False)\n')
+    with pytest.raises(KeyError, match='base_batch_size'):
+        train.main([config, '--auto-scale-lr'])
+
+
+def test_test_loads_the_checkpoint_and_augments(config, built):
+    with pytest.warns(UserWarning, match='no tta_'):
+        test.main([config, 'weights.pth', '--tta'])
+    cfg = built[0].cfg
+    assert built[0].done == ['test'] and cfg.load_from == 'weights.pth'
+    assert cfg.model.type == 'DetTTAModel' and cfg.model.module.type == 'Detector'
+    steps = cfg.test_dataloader.dataset.pipeline
+    assert [step.type for step in steps] == ['LoadImageFromFile', 'TestTimeAug']
+    assert [flip.prob for flip in steps[1].transforms[0]] == [1.0, 0.0]
+
+
+def test_out_must_be_a_pickle_file(config, built, capsys):
+    with pytest.raises(SystemExit):
+        test.main([config, 'weights.pth', '--out', 'result.json'])
+    assert '--out result.json: the name must end in .pkl or .pickle' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('lines, mode, num_threads', [
+    ('', False, None),
+    ('randomness.update(deterministic=True)', True, None),
+    ('randomness.update(deterministic="warn", num_threads=2)', 'warn', 2),
+    ('deterministic = True', True, None),
+])
+def test_the_config_decides_what_must_be_set(config, monkeypatch, lines, mode, num_threads):
+    asked = []
+    monkeypatch.setattr(training_arguments, 'build_runner', Runner)
+    monkeypatch.setattr(startup, 'restart_if_incomplete', lambda *args: asked.append(args))
+    with open(config, 'a', encoding='utf-8') as file:
+        file.write(f'{lines}\n')
+    train.main([config])
+    assert asked == [(os.environ, mode, num_threads)]

@@ -1,0 +1,63 @@
+"""The command ``mmrepro VERB``: verbs, help, exit codes."""
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from harness import ROOT
+
+from mmrepro import cli, exit_codes
+
+
+def test_verbs_are_listed_and_unknown_ones_refused(capsys):
+    assert cli.main(['--help']) == 0
+    out = capsys.readouterr().out
+    assert all(verb in out for verb in cli.VERBS)
+    assert cli.main(['trian']) == 2
+    assert capsys.readouterr().err == (
+        "mmrepro: unknown verb 'trian'; did you mean 'train'? (see mmrepro --help)\n")
+    assert cli.main(['nothing-like-it']) == 2
+    assert 'verbs: demo, data, train' in capsys.readouterr().err
+    assert cli.main([]) == 2
+    assert 'usage: mmrepro VERB' in capsys.readouterr().err
+
+
+def test_a_verb_may_be_written_with_a_hyphen(capsys):
+    with pytest.raises(SystemExit) as error:
+        cli.main(['gpu-check', '--help'])
+    assert error.value.code == 0 and 'mmrepro gpu_check' in capsys.readouterr().out
+
+
+def test_the_package_can_be_run():
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-m', 'mmrepro', '--help'],
+                          capture_output=True, text=True, cwd=ROOT, check=True)
+    assert 'usage: mmrepro VERB' in done.stdout
+
+
+@pytest.mark.parametrize('verb', cli.VERBS)
+def test_every_verb_has_help_with_an_example(verb, capsys):
+    with pytest.raises(SystemExit) as error:
+        cli.main([verb, '--help'])
+    out = capsys.readouterr().out
+    assert error.value.code == 0 and f'example:\n  mmrepro {verb}' in out
+
+
+@pytest.mark.parametrize('verb', cli.VERBS)
+def test_wrong_usage_of_every_verb_is_one_line_and_its_exit_code(verb, capsys):
+    with pytest.raises(SystemExit) as error:
+        cli.main([verb, '--no-such-option'])
+    said = capsys.readouterr().err
+    assert error.value.code == exit_codes.USAGE
+    assert said.startswith(f'mmrepro {verb}: ') and said.count('\n') == 1
+
+
+def test_the_help_names_every_exit_code(capsys):
+    cli.main(['--help'])
+    said = capsys.readouterr().out
+    assert all(f'{code:>3}  {text}' in said for code, text in exit_codes.MEANINGS.items())
+
+
+def test_a_signal_is_named():
+    assert exit_codes.meaning(-15) == 'killed by SIGTERM'
+    assert exit_codes.meaning(77) == 'unknown'

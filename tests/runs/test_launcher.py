@@ -1,0 +1,94 @@
+"""Trainings in processes of their own; small programs stand for Python."""
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from mmrepro.runs import launcher
+from mmrepro.runs.child import Training
+from mmrepro.runs.launcher import Launch, PlannedRun, TrainingFailed, launch_of, run_all
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Lets a shell script stand for the interpreter; $2 and $3 are module and argument."""
+    monkeypatch.setattr(launcher, 'POLL', 0.01)
+
+    def write(script):
+        path = tmp_path / 'python'
+        path.write_text(f'#!/bin/sh\n{script}\n')
+        path.chmod(0o755)
+        monkeypatch.setattr(sys, 'executable', str(path))
+        return str(tmp_path / 'logs' / 'output.txt')
+    return write
+
+
+def lines(path):
+    with open(path) as file:
+        return file.read().splitlines()
+
+
+def test_a_process_that_fails_shows_the_end_of_its_output(program):
+    log = program('echo "it broke: $3"; exit 3')
+    with pytest.raises(TrainingFailed, match='(?s)it broke: a.py.*code 3 .*output.txt') as error:
+        run_all([PlannedRun('A', '', [Launch(['module', 'a.py'], log)])])
+    assert (error.value.code, error.value.log) == (3, log)
+
+
+def test_a_signal_that_was_not_asked_for_is_named(program):
+    log = program('kill -KILL $$')
+    with pytest.raises(TrainingFailed, match='killed by SIGKILL'):
+        run_all([PlannedRun('A', '', [Launch(['module'], log)])])
+    run_all([PlannedRun('A', '', [Launch(['module'], log, codes=(-signal.SIGKILL, ))])])
+
+
+def test_launches_of_a_run_come_one_after_the_other(program):
+    log, done = program('echo $3'), []
+    runs = [PlannedRun(name, '', [Launch(['module', f'{name}{number}'], log)
+                                  for number in range(2)]) for name in 'AB']
+    run_all(runs, done=lambda run: done.append(run.name))
+    assert lines(log) == ['A0', 'A1', 'B0', 'B1'] and done == ['A', 'B']
+
+
+def test_ranks_find_each_other(program, monkeypatch, tmp_path):
+    program('echo $RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $GONE')
+    monkeypatch.setenv('GONE', 'here')
+    log = str(tmp_path / 'rank{rank}.txt')
+    run_all([PlannedRun('A', '', [Launch(['module'], log, dict(GONE=None), ranks=2)])])
+    (first, ), (second, ) = (lines(log.format(rank=rank)) for rank in range(2))
+    assert first.startswith('0 0 2 127.0.0.1 ') and second.startswith('1 1 2 127.0.0.1 ')
+    assert first.split()[-1] == second.split()[-1] and 'here' not in first
+
+
+def test_when_a_rank_fails_the_others_are_killed(program, tmp_path):
+    program('echo $$; [ "$RANK" = 1 ] && exit 1; sleep 600')
+    log = str(tmp_path / 'rank{rank}.txt')
+    with pytest.raises(TrainingFailed, match='exit code 1 .*rank1.txt'):
+        run_all([PlannedRun('A', '', [Launch(['module'], log, ranks=2)])])
+    for pid in lines(log.format(rank=0)):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+def test_a_training_survives_the_command_line(tmp_path):
+    training = Training('c.py', str(tmp_path), kill_after=3, given=dict(keep={'0': 1}))
+    launch = launch_of(training, 'log', ranks=2)
+    module, given = launch.command
+    assert Training(**json.loads(given)) == training._replace(launcher='pytorch')
+    assert launch.codes == (0, -signal.SIGKILL) and launch.ranks == 2
+
+
+def test_pre_emption_leaves_time_for_a_checkpoint(program):
+    log = program('trap "echo saved; exit 75" TERM; echo started; sleep 600 & wait')
+    before = signal.getsignal(signal.SIGTERM)
+
+    def announce_the_end():
+        if lines(log) == ['started']:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as error:
+        run_all([PlannedRun('A', '', [Launch(['module'], log)])], tick=announce_the_end)
+    assert error.value.code == 128 + signal.SIGTERM and lines(log) == ['started', 'saved']
+    assert signal.getsignal(signal.SIGTERM) is before

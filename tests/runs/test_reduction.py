@@ -1,0 +1,23 @@
+"""A training that is made small keeps its code path."""
+from mmengine.config import Config, ConfigDict
+
+from mmrepro.runs import reduction
+
+
+def test_sizes_keep_their_proportions_and_are_multiples():
+    loader = ConfigDict(batch_size=8, dataset=dict(pipeline=[
+        dict(type='Resize', scale=(1333, 800)), dict(type='Other', scale=(0.1, 2.0)),
+        dict(type='RandomChoiceResize', scales=[(480, 1333), (512, 1333)]),
+        dict(type='Mosaic', img_scale=(640, 640)), dict(type='Pad', size_divisor=32)]))
+    cfg = Config(dict(train_dataloader=loader, load_from='http://x', model=dict(
+        backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='torchvision://resnet50'),
+                      scale=(999, 999)),
+        data_preprocessor=dict(batch_augments=[dict(random_size_range=(480, 800))]))))
+    assert reduction.shrink(cfg) == 1333
+    resize, other, choice, mosaic, pad = cfg.train_dataloader.dataset.pipeline
+    assert resize.scale == (256, 160) and other.scale == (0.1, 2.0)
+    assert [tuple(size) for size in choice.scales] == [(96, 256), (96, 256)]
+    assert mosaic.img_scale == (128, 128) and cfg.train_dataloader.batch_size == 2
+    assert cfg.model.data_preprocessor.batch_augments[0].random_size_range == (96, 160)
+    assert cfg.model.backbone.init_cfg is None and cfg.model.backbone.scale == (999, 999)
+    assert cfg.load_from is None

@@ -1,0 +1,15 @@
+"""What the scripts in this folder share: `python tools/VERB.py ...` is `mmrepro VERB ...`."""
+import os
+import sys
+
+# a checkout works without being installed, and is preferred to an installed mmrepro
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if os.path.isfile(os.path.join(ROOT, 'mmrepro', '__init__.py')):
+    sys.path.insert(0, ROOT)
+
+from mmrepro.cli import load  # noqa: E402
+
+
+def run(script):
+    verb = os.path.splitext(os.path.basename(script))[0]
+    sys.exit(load(verb)(sys.argv[1:]))
