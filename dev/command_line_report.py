@@ -5,7 +5,8 @@ import argparse
 from typing import Any, Iterator
 from unittest import mock
 
-from mmrepro.cli import VERBS
+from mmrepro.cli import VERBS, load
+from mmrepro.exit_codes import MEANINGS
 
 __all__ = ['lines', 'parser_of']
 
@@ -22,7 +23,7 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
     with mock.patch.object(argparse.ArgumentParser, 'parse_known_args', stop), \
             mock.patch('torch.cuda.is_available', return_value=False):
         try:
-            VERBS[verb].load()([])
+            load(verb)([])
         except _Parser as found:
             return found.args[0]
     raise LookupError(f'the verb {verb} has parsed no arguments')
@@ -56,8 +57,9 @@ def _text(parser: argparse.ArgumentParser, text: str | None) -> str:
 
 
 def lines() -> str:
-    """A section per verb."""
-    found = []
+    """The exit codes, and a section per verb."""
+    found = ['| exit code | meaning |', '|--:|---|',
+             *(f'| {code} | {text} |' for code, text in MEANINGS.items()), '']
     for verb in VERBS:
         parser = parser_of(verb)
         found += [f'## mmrepro {verb}', '', ' '.join(_text(parser, parser.description).split()), '']
