@@ -342,7 +342,7 @@ FLAGS = (
     Flag('mmrepro.native_operators', _has_native_operators, _set_native_operators,
          _when_deterministic(True),
          "torch's own kernels that would raise, or break ties as they like: "
-         'docs/reference/operators.md\'),
+         'docs/reference/operators.md'),
     # Not torch.use_deterministic_algorithms: recent releases import inductor in there, 1.6 s.
     Flag('torch.deterministic_debug_mode',
          *_functions(lambda: torch, 'get_deterministic_debug_mode', 'set_deterministic_debug_mode'),
