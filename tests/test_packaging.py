@@ -149,7 +149,7 @@ def test_the_lock_compiles_nothing_and_leaves_torchvision_out():
 
 
 def test_the_lock_satisfies_the_package():
-    versions = dict(line.split('==') for name in ('lock.txt', 'tests.txt', 'triton.txt')
+    versions = dict(line.split('==') for name in ('lock.txt', 'tests.txt', 'triton.txt', 'docs.txt')
                     for line in _pins(name))
     parser = _setup()
     wanted = parser['options']['install_requires'].split('\n')
