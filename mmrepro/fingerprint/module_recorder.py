@@ -2,10 +2,9 @@
 
 Backward, a module's record is about the nodes of the autograd graph that its forward has made: 'in'
 are the gradients that reach its outputs, 'out' those that it hands on to its inputs; gradients of
-parameters are in the line by name.
-The nodes are only watched. PyTorch's full backward hooks would put nodes of their own into the
-graph, refuse in-place operators behind a module, and might change the order in which gradients are
-summed.
+parameters are in the line by name. The nodes are only watched. PyTorch's full backward hooks would
+put nodes of their own into the graph, refuse in-place operators behind a module, and might change
+the order in which gradients are summed.
 """
 from __future__ import annotations
 
