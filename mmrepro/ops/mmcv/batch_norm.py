@@ -42,11 +42,7 @@ def sum_per_channel(data: Tensor) -> Tensor:
 
 
 def sync_bn_forward_mean(input: Tensor, mean: Tensor) -> None:
-    """Write the mean over batch and space of (N, C, S) to ``mean`` (C,).
-
-    Raises:
-        RuntimeError: shapes do not match.
-    """
+    """Write the mean over batch and space of (N, C, S) to ``mean`` (C,)."""
     _check('sync_bn_forward_mean', input, mean=mean)
     mean.copy_(sum_per_channel(at_least_float32(input)) / (input.shape[0] * input.shape[2]))
 
@@ -75,9 +71,6 @@ def sync_bn_forward_output(input: Tensor, mean: Tensor, var: Tensor, weight: Ten
         eps: added to the variance.
         momentum: weight of the new statistics; a number or a tensor of one element.
         group_size: ranks; the running variance is unbiased by ``N * S * group_size``.
-
-    Raises:
-        RuntimeError: shapes do not match.
     """
     operator = 'sync_bn_forward_output'
     given = {name: tensor for name, tensor in (

@@ -64,9 +64,6 @@ def border_align_forward(input: Tensor, boxes: Tensor, output: Tensor, argmax_id
         input: (N, 4 * C, H, W): channels for the top, left, bottom and right side.
         boxes: (N, boxes, 4): x1, y1, x2, y2 in pixels of the map.
         argmax_idx: int32, number of the greatest of the pool_size + 1 samples.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
     """
     _check(input, boxes, pool_size)
     if output.numel() == 0:

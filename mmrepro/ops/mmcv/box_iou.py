@@ -105,9 +105,6 @@ def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, ali
         mode: 0 for intersection over union, 1 for intersection over the first box.
         aligned: box i with box i only.
         offset: 0 or 1; widths and heights are ``x2 - x1 + offset``.
-
-    Raises:
-        RuntimeError: shapes do not match.
     """
     _check_pair('bbox_overlaps', bboxes1, bboxes2, ious, 4, aligned)
     if ious.numel() <= _TILE['cpu'] and _fits_numpy(bboxes1) and _fits_numpy(bboxes2):
@@ -284,9 +281,6 @@ def box_iou_rotated(boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode_flag: int
         ious: float32, M * N or, if ``aligned``, M elements.
         mode_flag: 0 for intersection over union, 1 for intersection over the first box.
         aligned: box i with box i only.
-
-    Raises:
-        RuntimeError: shapes do not match, or a tensor is not float32.
     """
     _iou('box_iou_rotated', ROTATED, boxes1, boxes2, ious, mode_flag, aligned)
 
@@ -351,9 +345,6 @@ def diff_iou_rotated_sort_vertices_forward(vertices: Tensor, mask: Tensor,
     Returns:
         (B, N, 9) int32: the corners in order, the first again, then the index of a missing corner;
         only the latter if there are fewer than three corners.
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match.
     """
     operator = 'diff_iou_rotated_sort_vertices_forward'
     require_dtype(operator, 'vertices', vertices, (torch.float32,))

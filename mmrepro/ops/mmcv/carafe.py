@@ -124,9 +124,6 @@ def carafe_forward(features: Tensor, masks: Tensor, rfeatures: Tensor, routput: 
         masks: (N, kernel_size ** 2 * group_size, H * scale_factor, W * scale_factor).
         rfeatures: receives the features with channels last, for :func:`carafe_backward`.
         routput, rmasks: buffers of mmcv's kernels, not used.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
     """
     _check_features('carafe', features)
     shape = _check('carafe', features.shape, masks, features.dtype, kernel_size, group_size,

@@ -267,9 +267,6 @@ def deform_conv_forward(input: Tensor, weight: Tensor, offset: Tensor, output: T
         offset: (N, deformable_group * 2 * kH * kW, H_out, W_out); y before x for every tap.
         columns, ones: buffers of mmcv's kernels, not used.
         dW, dH: strides. im2col_step: must divide the batch.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
     """
     _check_step(input, im2col_step)
     shape = _Shape((kH, kW), (dH, dW), (padH, padW), (dilationH, dilationW), group,

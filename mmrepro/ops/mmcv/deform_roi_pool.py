@@ -59,9 +59,6 @@ def deform_roi_pool_forward(input: Tensor, rois: Tensor, offset: Tensor, output:
             ``gamma``; empty for none.
         spatial_scale: pixels of the map per pixel of the image.
         sampling_ratio: samples per bin and axis; 0 or less: one per started pixel.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
     """
     means, _ = _means(input, rois, offset, (pooled_height, pooled_width), spatial_scale,
                       sampling_ratio, gamma)

@@ -108,9 +108,6 @@ def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
 
     Returns:
         (B, Q, heads * D).
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
     """
     levels = check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
                    attention_weights, im2col_step)

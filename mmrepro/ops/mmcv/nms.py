@@ -45,9 +45,6 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
 
     Returns:
         (K,) int64, best score first.
-
-    Raises:
-        RuntimeError: shapes do not match, or the boxes are not float32.
     """
     if boxes.numel() == 0:
         return torch.empty(0, dtype=torch.long, device=boxes.device)
@@ -73,9 +70,6 @@ def nms_match(dets: Tensor, iou_threshold: float) -> List[List[int]]:
     Args:
         dets: (N, 5) float32, x1 y1 x2 y2 score.
         iou_threshold: overlaps of at least this drop the lower score.
-
-    Raises:
-        RuntimeError: shape or dtype do not match.
     """
     require_shape('nms_match', 'dets', dets, (None, 5))
     require_dtype('nms_match', 'dets', dets, (torch.float32,))
@@ -128,9 +122,6 @@ def nms_rotated(dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor
         scores: (N,) of the same dtype.
         order, dets_sorted, labels, multi_label: passed by mmcv, not used.
         iou_threshold: overlaps of at least this (on CUDA: above this) drop the lower score.
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match.
     """
     return _nms_shape('nms_rotated', ROTATED, dets, scores, iou_threshold)
 

@@ -80,9 +80,6 @@ def convex_iou(pointsets: Tensor, polygons: Tensor, ious: Tensor) -> None:
         pointsets: (N, 18), nine points x1 y1 ... x9 y9; computed in float64.
         polygons: (K, 8), x1 y1 ... x4 y4.
         ious: (N, K).
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match.
     """
     sets, quads = len(pointsets), len(polygons)
     _check('convex_iou', pointsets, polygons, ious, (sets, quads))
@@ -119,9 +116,6 @@ def convex_giou(pointsets: Tensor, polygons: Tensor, output: Tensor) -> None:
         pointsets: (N, 18); computed in float64.
         polygons: (N, 8).
         output: (N, 19): the gradient by the points, then the overlap.
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match.
     """
     operator = 'convex_giou'
     _check(operator, pointsets, polygons, output, (len(pointsets), 2 * _POINTS + 1))
@@ -160,9 +154,6 @@ def min_area_polygons(pointsets: Tensor, polygons: Tensor) -> None:
     Args:
         pointsets: (N, 18).
         polygons: (N, 8), x1 y1 ... x4 y4.
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match.
     """
     operator = 'min_area_polygons'
     _check(operator, pointsets, polygons, polygons, (len(pointsets), 2 * _CORNERS))
@@ -196,9 +187,6 @@ def points_in_polygons_forward(points: Tensor, polygons: Tensor, output: Tensor)
         points: (B, 2).
         polygons: (M, 8).
         output: (B, M).
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match.
     """
     operator = 'points_in_polygons_forward'
     require_shape(operator, 'points', points, (None, 2))
@@ -247,9 +235,6 @@ def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor
         indices: (o, H, W, r) int32, one-based: the target of each entry in each rotation.
         output: (O * r, I * o, H, W). Entries that are no target keep their values; of several
             sources of a target the last one is taken.
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match.
     """
     entries, rotations = _filter_shape('active_rotated_filter_forward', indices, output, input)
     goes = indices.view(1, entries, rotations).long() - 1

@@ -101,9 +101,6 @@ def prroi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, pooled_heigh
     Args:
         rois: (K, 5): image index, x1, y1, x2, y2 in pixels of the image.
         spatial_scale: pixels of the map per pixel of the image.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
     """
     image = check_rois('prroi_pool', input, rois, 5)
     if output.numel() == 0:

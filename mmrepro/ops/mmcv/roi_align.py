@@ -103,9 +103,6 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
         sampling_ratio: samples per bin and axis; 0 or less: one per started pixel.
         pool_mode: 0 for the maximum, 1 for the mean.
         aligned: subtract half a pixel; without it boxes are at least 1 x 1 pixels.
-
-    Raises:
-        RuntimeError: see :func:`check_rois`.
     """
     bins = (aligned_height, aligned_width)
     boxes = _boxes(input, rois, bins, spatial_scale, sampling_ratio, aligned)

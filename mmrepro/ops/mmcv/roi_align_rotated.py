@@ -59,9 +59,6 @@ def roi_align_rotated_forward(input: Tensor, rois: Tensor, output: Tensor, poole
         spatial_scale: pixels of the map per pixel of the image.
         sampling_ratio: samples per bin and axis; 0 or less: one per started pixel.
         aligned: subtract half a pixel; without it boxes are at least 1 x 1 pixels.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
     """
     means = _rotated('roi_align_rotated', input, rois, (pooled_height, pooled_width),
                      spatial_scale, sampling_ratio, 0.5 if aligned else 0., not aligned, clockwise)

@@ -86,9 +86,6 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
         input: (N, C, H, W). rois: (K, 5): image index, x1, y1, x2, y2 in pixels of the image.
         argmax: int32, position y * W + x of the winner, -1 where nothing won.
         spatial_scale: pixels of the map per pixel of the image.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
     """
     pooled = (pooled_height, pooled_width)
     image = check_rois('roi_pool', input, rois, 5)

@@ -177,9 +177,6 @@ def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, s
 
     Returns:
         (K,) int64, in the order of ``dets``.
-
-    Raises:
-        RuntimeError: shapes, dtypes or devices do not match.
     """
     if boxes.numel() == 0:
         return torch.empty(0, dtype=torch.long, device=boxes.device)
