@@ -99,9 +99,8 @@ class _DeformConv:
 
     def samples(self, image: int, part: slice) -> Tuple[Tensor, sampling.Corners]:
         """Rows (P * taps * deform_groups, 4) and corners (P, taps, deform_groups, 4) of a run."""
-        device = self.rows.device
-        kernel = self.shape.kernel
-        _, _, height, width = self.input_shape
+        device, kernel = self.rows.device, self.shape.kernel
+        height, width = self.input_shape[2:]
         pixel = torch.arange(part.start, part.stop, device=device)
         tap = torch.arange(self.shape.taps, device=device)
         at = (torch.div(pixel, self.out[1], rounding_mode='floor'), pixel % self.out[1])
@@ -126,35 +125,11 @@ class _DeformConv:
     def columns(self, row: Tensor, weight: Tensor, pixels: int) -> Tensor:
         """(groups, pixels, taps * channels per group), ready for a product."""
         read = gather.gather_sum(self.rows, row, weight)
-        return self._by_group(read, pixels).to(self.product)
-
-    def _by_group(self, rows: Tensor, pixels: int) -> Tensor:
         groups = self.shape.groups
         if groups == 1:
-            return rows.view(1, pixels, -1)
-        rows = rows.view(pixels, self.shape.taps, groups, -1)
-        return rows.permute(2, 0, 1, 3).reshape(groups, pixels, -1)
-
-    def by_group(self, grad_output: Tensor, image: int, part: slice) -> Tensor:
-        """(groups, out channels per group, P) of a (N, C, H, W) gradient."""
-        flat = grad_output[image].reshape(self.shape.groups, -1, self.pixels)
-        return flat[:, :, part].to(self.product)
-
-    def column_gradients(self, grad: Tensor) -> Tensor:
-        """Gradient of the columns as rows, (P * taps * deform_groups, D)."""
-        pixels = grad.shape[2]
-        columns = _product(grad.transpose(1, 2), self.weight).to(self.dtype)
-        columns = columns.view(self.shape.groups, pixels, self.shape.taps, -1)
-        return columns.permute(1, 2, 0, 3).reshape(-1, self.rows.shape[1])
-
-    def weight_gradient(self, grad_weight: Tensor, total: Tensor, scale: float = 1.) -> None:
-        """Add (groups, out channels per group, taps * channels per group) to ``grad_weight``."""
-        shape = self.shape
-        total = total.view(shape.groups, total.shape[1], shape.taps, -1).transpose(2, 3)
-        grad_weight += (total.reshape(grad_weight.shape) * scale).to(grad_weight.dtype)
-
-    def input_gradient(self, grad_input: Tensor, total: Tensor) -> None:
-        gather.add_rows(grad_input, total.view(-1, self.input_shape[1]))
+            return read.view(1, pixels, -1).to(self.product)
+        read = read.view(pixels, self.shape.taps, groups, -1)
+        return read.permute(2, 0, 1, 3).reshape(groups, pixels, -1).to(self.product)
 
 
 def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tensor,
@@ -214,6 +189,7 @@ def _backward(conv: _DeformConv, grad_output: Tensor, grad_input: Optional[Tenso
               grad_offset: Optional[Tensor], grad_mask: Optional[Tensor],
               grad_weight: Optional[Tensor], scale: float = 1.) -> None:
     """Compute the gradients whose tensors are not None, in one pass over the runs."""
+    groups, taps = conv.shape.groups, conv.shape.taps
     total = torch.zeros_like(conv.rows[:conv.padding]) if grad_input is not None else None
     by_weight = torch.zeros_like(conv.weight, dtype=conv.dtype)
     by_offset = torch.zeros_like(conv.offsets) if grad_offset is not None else None
@@ -221,13 +197,17 @@ def _backward(conv: _DeformConv, grad_output: Tensor, grad_input: Optional[Tenso
     for image, part in conv.runs():
         row, corners = conv.samples(image, part)
         weight = conv.weigh(image, part, corners.weight)
-        grad = conv.by_group(grad_output, image, part)
+        # (groups, out channels per group, P)
+        grad = grad_output[image].reshape(groups, -1, conv.pixels)[:, :, part].to(conv.product)
         if grad_weight is not None:
             columns = conv.columns(row, weight, part.stop - part.start)
             by_weight += _product(grad, columns).to(conv.dtype)
         if grad_input is None:
             continue
-        by_column = conv.column_gradients(grad)
+        # gradient of the columns as rows, (P * taps * deform_groups, D)
+        by_column = _product(grad.transpose(1, 2), conv.weight).to(conv.dtype)
+        by_column = by_column.view(groups, grad.shape[2], taps, -1).permute(1, 2, 0, 3)
+        by_column = by_column.reshape(-1, conv.rows.shape[1])
         gather.scatter_sum_onto(total, by_column, row, weight)
         dot = gather.dots(by_column, conv.rows, row).view(corners.weight.shape)
         if by_mask is not None:
@@ -236,9 +216,10 @@ def _backward(conv: _DeformConv, grad_output: Tensor, grad_input: Optional[Tenso
         by_offset[image, part] = torch.stack(
             ((corners.dy * dot).sum(-1), (corners.dx * dot).sum(-1)), -1)
     if grad_weight is not None:
-        conv.weight_gradient(grad_weight, by_weight, scale)
+        by_weight = by_weight.view(groups, by_weight.shape[1], taps, -1).transpose(2, 3)
+        grad_weight += (by_weight.reshape(grad_weight.shape) * scale).to(grad_weight.dtype)
     if grad_input is not None:
-        conv.input_gradient(grad_input, total)
+        gather.add_rows(grad_input, total.view(-1, conv.input_shape[1]))
         _write_by_channel(by_offset, grad_offset)
     if grad_mask is not None:
         _write_by_channel(by_mask.unsqueeze(-1), grad_mask)

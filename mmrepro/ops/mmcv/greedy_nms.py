@@ -23,9 +23,6 @@ _ROUNDS_PER_LOOK = 4
 # Up to this many pairs per box a Python loop is faster than NumPy calls per box.
 _SINGLY = 16
 
-# Up to this many pairs Python sorts faster than NumPy.
-_FEW_PAIRS = 64
-
 
 def rank(scores: Tensor) -> Tensor:
     """Indices of ``scores`` (N,), best first; equal scores by lower index, NaN first.
@@ -109,20 +106,14 @@ def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,
 
 def greedy_pairs(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Ranks of the kept boxes, given all conflicting pairs of ranks (``first`` < ``second``)."""
+    by_first = first.argsort(kind='stable')
+    second = second.take(by_first)
     if len(first) <= _SINGLY * count:
-        pairs = zip(first.tolist(), second.tolist())
-        if len(first) > _FEW_PAIRS:
-            by_first = first.argsort(kind='stable')
-            pairs = zip(first.take(by_first).tolist(), second.take(by_first).tolist())
-        else:
-            pairs = sorted(pairs)
         kept = bytearray(b'\1') * count
-        for better, worse in pairs:
+        for better, worse in zip(first.take(by_first).tolist(), second.tolist()):
             if kept[better]:
                 kept[worse] = 0
         return np.frombuffer(kept, bool).nonzero()[0]
-    by_first = first.argsort(kind='stable')
-    second = second.take(by_first)
     kept = np.ones(count, bool)
     starts = np.concatenate([[0], np.cumsum(np.bincount(first, minlength=count))])
     for row in np.flatnonzero(np.diff(starts)).tolist():

@@ -96,13 +96,9 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
     """Fill ``output`` (K, C, aligned_height, aligned_width) from ``input`` (N, C, H, W).
 
     Args:
-        rois: (K, 5): image index, x1, y1, x2, y2 in pixels of the image.
         argmax_y, argmax_x: for the maximum, of the shape of ``output``: receive the position of the
             greatest sample; unused for the mean.
-        spatial_scale: pixels of the map per pixel of the image.
-        sampling_ratio: samples per bin and axis; 0 or less: one per started pixel.
         pool_mode: 0 for the maximum, 1 for the mean.
-        aligned: subtract half a pixel; without it boxes are at least 1 x 1 pixels.
     """
     bins = (aligned_height, aligned_width)
     boxes = _boxes(input, rois, bins, spatial_scale, sampling_ratio, aligned)

@@ -53,12 +53,8 @@ def roi_align_rotated_forward(input: Tensor, rois: Tensor, output: Tensor, poole
                               aligned: bool, clockwise: bool) -> None:
     """Fill ``output`` (K, C, pooled_height, pooled_width) from ``input`` (N, C, H, W).
 
-    Args:
-        rois: (K, 6): image index, center x and y, width, height in pixels of the image, angle in
-            radians, counterclockwise unless ``clockwise``.
-        spatial_scale: pixels of the map per pixel of the image.
-        sampling_ratio: samples per bin and axis; 0 or less: one per started pixel.
-        aligned: subtract half a pixel; without it boxes are at least 1 x 1 pixels.
+    ``rois`` is (K, 6): image index, center x and y, width, height in pixels of the image, angle in
+    radians, counterclockwise unless ``clockwise``.
     """
     means = _rotated('roi_align_rotated', input, rois, (pooled_height, pooled_width),
                      spatial_scale, sampling_ratio, 0.5 if aligned else 0., not aligned, clockwise)

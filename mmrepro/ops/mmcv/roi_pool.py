@@ -83,9 +83,8 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
     """Fill ``output`` and ``argmax`` (K, C, pooled_height, pooled_width).
 
     Args:
-        input: (N, C, H, W). rois: (K, 5): image index, x1, y1, x2, y2 in pixels of the image.
+        input: (N, C, H, W).
         argmax: int32, position y * W + x of the winner, -1 where nothing won.
-        spatial_scale: pixels of the map per pixel of the image.
     """
     pooled = (pooled_height, pooled_width)
     image = check_rois('roi_pool', input, rois, 5)
