@@ -24,8 +24,8 @@ from torch import Tensor
 
 __all__ = ['COMPUTE', 'Sink', 'Source', 'add_rows', 'bags', 'chunk_by_cost', 'chunk_rows',
            'chunk_taps', 'compute_dtype', 'dots', 'equal', 'gather_sum', 'masked_copy', 'put_rows',
-           'put_some', 'replace_greater', 'round_trip', 'rows_of', 'scatter_sum',
-           'scatter_sum_onto', 'single', 'tap_budget']
+           'put_some', 'replace_greater', 'rows_of', 'scatter_sum', 'scatter_sum_onto', 'single',
+           'tap_budget']
 
 # Sums are computed in at least float32: half precision loses terms that are small beside the sum.
 COMPUTE = {torch.float64: torch.float64, torch.float32: torch.float32,
@@ -246,8 +246,7 @@ def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
 def scatter_sum_onto(total: Tensor, source: Tensor, index: Tensor, weight: Tensor) -> None:
     """Add :func:`scatter_sum` to ``total``, limited to the band of rows that the taps touch.
 
-    Args:
-        index: (B, T); indices past the end of ``total`` are ignored.
+    ``index`` is (B, T); indices past the end of ``total`` are ignored.
     """
     if index.numel() == 0:
         return
@@ -292,8 +291,8 @@ def masked_copy(values: Tensor, owner: Tensor, who: Union[int, Tensor], out: Ten
     Several times faster than torch.where, and exact for infinities and NaN, which a product with
     a mask is not.
 
-    Args:
-        values, owner: (B, C). who: a number or (B, 1). out: (at least B, C), dtype of values.
+    ``values`` and ``owner`` are (B, C), ``who`` a number or (B, 1), and ``out`` at least (B, C) of
+    the dtype of ``values``.
     """
     bits = torch.int64 if values.dtype == torch.float64 else torch.int32
     step = chunk_rows(values.device, values.shape[1])
@@ -320,11 +319,6 @@ def replace_greater(best: Tensor, winner: Tensor, value: Tensor, number: int,
     torch.maximum(winner, wins, out=winner)
 
 
-def round_trip(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """``values`` rounded to ``dtype``, in their own dtype."""
-    return values.to(dtype).to(values.dtype)
-
-
 def chunk_by_cost(costs: List[int], budget: int,
                   widths: Optional[List[int]] = None) -> List[Tuple[int, int]]:
     """Split items of known cost, in order, into runs that cost at most ``budget`` each.
@@ -332,11 +326,8 @@ def chunk_by_cost(costs: List[int], budget: int,
     An item above the budget is a run of its own. The result depends on the arguments only, never
     on threads or free memory.
 
-    Args:
-        costs: of each item.
-        budget: of a run.
-        widths: of each item where the items of a run are padded to the widest of them; the padded
-            area of a run stays within the budget too.
+    ``widths`` are given where the items of a run are padded to the widest of them; the padded area
+    of a run stays within the budget too.
 
     >>> chunk_by_cost([1, 1, 5, 1, 1], 2)
     [(0, 2), (2, 3), (3, 5)]

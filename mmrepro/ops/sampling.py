@@ -71,9 +71,7 @@ def padded_corners(y: Tensor, x: Tensor, height: Union[int, Tensor],
     """Taps of samples under the zero-padding rule of deformable operators.
 
     A sample at NaN is outside: it reads nothing, and its gradient is zero.
-
-    Args:
-        height, width: of the map, or of the map of each sample as tensors that broadcast.
+    ``height`` and ``width`` may be tensors that broadcast: the map of each sample.
     """
     inside = (y > -1) & (x > -1) & (y < height) & (x < width)
     y, x = y.masked_fill(~inside, 0), x.masked_fill(~inside, 0)
@@ -160,7 +158,11 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
     taps = _shared_taps(y, low, live, size, min(most + 1, size) if adaptive else 2 * most)
     if not adaptive:
         near = (bin_size.abs() <= grid)[:, None, None]
-        apart = _separate_taps(y - low, low, live, grid, size)
+        # two taps per sample
+        position = torch.stack((low, (low + 1).clamp(max=size - 1)), -1).flatten(-2).nan_to_num(0)
+        weight = torch.stack((1 - (y - low), y - low), -1).masked_fill(~live.unsqueeze(-1), 0)
+        count = (live.any(-1) * (2 * grid[:, None])).to(low.dtype)
+        apart = position, weight.flatten(-2), count
         taps = [torch.where(near if one.dim() == 3 else near[:, :, 0], one, other)
                 for one, other in zip(taps, apart)]
     position, weight, count = taps
@@ -179,15 +181,6 @@ def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: int, slots: int) ->
         weight += hat.masked_fill_(~live[:, :, i, None], 0)
     count = (top + 2).clamp(max=size) - base
     return [position, weight, count.masked_fill(top < 0, 0)]
-
-
-def _separate_taps(fraction: Tensor, low: Tensor, live: Tensor, grid: Tensor,
-                   size: int) -> List[Tensor]:
-    """Two taps per sample."""
-    position = torch.stack((low, (low + 1).clamp(max=size - 1)), -1).flatten(-2).nan_to_num(0)
-    weight = torch.stack((1 - fraction, fraction), -1).masked_fill(~live.unsqueeze(-1), 0)
-    count = (live.any(-1) * (2 * grid[:, None])).to(low.dtype)
-    return [position, weight.flatten(-2), count]
 
 
 class Taps(NamedTuple):
@@ -236,9 +229,7 @@ def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: 
 def plane_taps(base: Tensor, taps: AxisTaps) -> Tuple[Tensor, Tensor, Tensor]:
     """Taps of one filter per plane and bin: rows, weights (E,) and starts of the bags (K, C, P).
 
-    Args:
-        base: (K, C) row of position 0 of each plane.
-        taps: of one axis, (K, P, T).
+    ``base`` (K, C) is the row of position 0 of each plane; ``taps`` is of one axis, (K, P, T).
     """
     shape = (*base.shape, *taps.weight.shape[1:])
     slot = torch.arange(shape[3], device=base.device)
@@ -255,10 +246,7 @@ def _ordinal(owner: Tensor, first: Tensor) -> Tensor:
 
 
 def bin_samples(grid_y: Tensor, grid_x: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """List the samples of bins that have ``grid_y * grid_x`` of them each, in mmcv's order.
-
-    Args:
-        grid_y, grid_x: (B,) int64.
+    """List the samples of bins that have ``grid_y * grid_x`` (B,) of them each, in mmcv's order.
 
     Returns:
         Of S samples: the bin, and the row and column within the bin, (S,) int64 each; and the first

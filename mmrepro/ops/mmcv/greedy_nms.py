@@ -16,10 +16,8 @@ __all__ = ['Conflicts', 'greedy', 'greedy_pairs', 'rank', 'resolve']
 
 # The conflicts of boxes (rows) with others (columns), given by rank, as a bool matrix.
 Conflicts = Callable[[Tensor, Tensor], Tensor]
-
 # On CUDA a round costs microseconds, and looking at its result a synchronisation.
 _ROUNDS_PER_LOOK = 4
-
 # Up to this many pairs per box a Python loop is faster than NumPy calls per box.
 _SINGLY = 16
 
@@ -30,21 +28,6 @@ def rank(scores: Tensor) -> Tensor:
     torch sorts NaN above every number, and so do mmcv's kernels.
     """
     return torch.sort(scores.detach(), dim=0, descending=True, stable=True).indices
-
-
-def _resolve_cpu(conflicts: np.ndarray) -> np.ndarray:
-    """Sweep one block, and clear its diagonal. A row is one integer, and a drop one `or`."""
-    count = len(conflicts)
-    np.fill_diagonal(conflicts, False)
-    bits = np.packbits(conflicts, axis=1, bitorder='little')
-    dropped = 0
-    data, width = bits.tobytes(), bits.shape[1]
-    for row in np.flatnonzero(bits.any(1)).tolist():
-        if not dropped >> row & 1:
-            later = int.from_bytes(data[row * width:(row + 1) * width], 'little') >> row + 1
-            dropped |= later << row + 1
-    packed = np.frombuffer(dropped.to_bytes((count + 7) // 8, 'little'), np.uint8)
-    return ~np.unpackbits(packed, count=count, bitorder='little').astype(bool)
 
 
 def _resolve_rounds(conflicts: Tensor) -> Tensor:
@@ -64,10 +47,25 @@ def _resolve_rounds(conflicts: Tensor) -> Tensor:
 
 
 def resolve(conflicts: Tensor) -> Tensor:
-    """Whether each box of a block is kept, (B,) bool, given conflicts (B, B) by rank."""
+    """Whether each box of a block is kept, (B,) bool, given conflicts (B, B) by rank.
+
+    On a CPU a row is one integer, and a drop one `or`; the diagonal of ``conflicts`` is cleared.
+    """
     if conflicts.is_cuda:
         return _resolve_rounds(conflicts)
-    return torch.from_numpy(_resolve_cpu(conflicts.numpy()))
+    matrix = conflicts.numpy()
+    count = len(matrix)
+    np.fill_diagonal(matrix, False)
+    bits = np.packbits(matrix, axis=1, bitorder='little')
+    dropped = 0
+    data, width = bits.tobytes(), bits.shape[1]
+    for row in np.flatnonzero(bits.any(1)).tolist():
+        if not dropped >> row & 1:
+            later = int.from_bytes(data[row * width:(row + 1) * width], 'little') >> row + 1
+            dropped |= later << row + 1
+    packed = np.frombuffer(dropped.to_bytes((count + 7) // 8, 'little'), np.uint8)
+    stays = ~np.unpackbits(packed, count=count, bitorder='little').astype(bool)
+    return torch.from_numpy(stays)
 
 
 def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,

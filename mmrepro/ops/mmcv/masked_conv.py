@@ -29,7 +29,6 @@ def masked_im2col_forward(im: Tensor, mask_h_idx: Tensor, mask_w_idx: Tensor, co
         im: (1, C, H, W).
         mask_h_idx, mask_w_idx: (K,) int64, rows and columns of pixels; the stride is 1.
         col: (C * kernel_h * kernel_w, K).
-        kernel_h, kernel_w, pad_h, pad_w: of the convolution.
     """
     operator = 'masked_im2col_forward'
     require_shape(operator, 'im', im, (1, None, None, None))

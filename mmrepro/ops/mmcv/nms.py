@@ -67,9 +67,8 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
 def nms_match(dets: Tensor, iou_threshold: float) -> List[List[int]]:
     """Groups of boxes: a kept box, then those that it drops, in the order of their scores.
 
-    Args:
-        dets: (N, 5) float32, x1 y1 x2 y2 score.
-        iou_threshold: overlaps of at least this drop the lower score.
+    ``dets`` is (N, 5) float32, x1 y1 x2 y2 score; overlaps of at least ``iou_threshold`` drop the
+    lower score.
     """
     require_shape('nms_match', 'dets', dets, (None, 5))
     require_dtype('nms_match', 'dets', dets, (torch.float32,))

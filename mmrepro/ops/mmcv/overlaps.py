@@ -14,11 +14,11 @@ from torch import Tensor
 
 from .greedy_nms import Conflicts, greedy, greedy_pairs, resolve
 
-__all__ = ['BLOCK', 'FEW', 'columns', 'dense_conflicts', 'exceeds', 'keep_cpu',
-           'keep_few', 'overlaps']
+__all__ = ['BLOCK', 'FEW', 'TILE', 'columns', 'dense_conflicts', 'exceeds', 'keep_cpu', 'keep_few',
+           'overlaps']
 
 # Elements of a temporary matrix, by device: near the L2 cache on a CPU, few launches on CUDA.
-_TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
+TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
 
 # Boxes decided at a time, by device: early drops pay on a CPU, synchronisations cost on CUDA.
 BLOCK = {'cpu': 256, 'cuda': 1024}
@@ -89,12 +89,10 @@ def exceeds(a: Tensor, b: Tensor, threshold: float, offset: int, equal: bool = F
 def dense_conflicts(cols: Tensor, threshold: float, offset: int,
                     equal: bool = False) -> Conflicts:
     """The conflict function of :func:`mmrepro.ops.mmcv.greedy_nms.greedy` over columns (5, N)."""
-    tile = _TILE[cols.device.type]
-
     def conflicts(rows: Tensor, others: Tensor) -> Tensor:
         a = cols.index_select(1, rows)[:, :, None]
         b = cols.index_select(1, others)[:, None]
-        step = max(1, tile // max(1, len(others)))
+        step = max(1, TILE[cols.device.type] // max(1, len(others)))
         return torch.cat([exceeds(part, b, threshold, offset, equal)
                           for part in a.split(step, dim=1)])
 
@@ -143,7 +141,7 @@ class _ByLeftEdge:
         start, count = 0, len(ends)
         while start < count:
             done = ends[start - 1] if start else 0
-            stop = max(start + 1, int(np.searchsorted(ends, done + _TILE['cpu'], 'right')))
+            stop = max(start + 1, int(np.searchsorted(ends, done + TILE['cpu'], 'right')))
             if ends[stop - 1] > done:
                 yield self._pairs(start, stop, ends[start:stop] - done)
             start = stop

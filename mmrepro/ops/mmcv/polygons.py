@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..contract import describe, require, require_dtype, require_shape
 from .convex import clip_area, hull, shoelace
+from .overlaps import TILE
 
 __all__ = ['active_rotated_filter_backward', 'active_rotated_filter_forward', 'convex_giou',
            'convex_iou', 'min_area_polygons', 'points_in_polygons_forward']
@@ -21,9 +22,6 @@ __all__ = ['active_rotated_filter_backward', 'active_rotated_filter_forward', 'c
 # Pairs of polygons at a time, by device: each takes a few kilobytes of temporaries. On a CPU torch
 # does not use several threads for so few angles, which would change their last bits.
 _PAIRS = {'cpu': 1 << 11, 'cuda': 1 << 17}
-
-# Elements of a matrix at a time, by device.
-_TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
 
 _POINTS = 9
 _CORNERS = 4
@@ -69,17 +67,15 @@ def _meet(x: Tensor, y: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
 
 
 def _hull_of(x: Tensor, y: Tensor) -> Tuple[Tensor, Tensor]:
-    index, _ = hull(x, y)
+    index = hull(x, y)[0]
     return x.gather(0, index), y.gather(0, index)
 
 
 def convex_iou(pointsets: Tensor, polygons: Tensor, ious: Tensor) -> None:
-    """Write the overlaps of the convex hulls of point sets with quadrilaterals to ``ious``.
+    """Write the overlaps (N, K) of the convex hulls of point sets with quadrilaterals to ``ious``.
 
-    Args:
-        pointsets: (N, 18), nine points x1 y1 ... x9 y9; computed in float64.
-        polygons: (K, 8), x1 y1 ... x4 y4.
-        ious: (N, K).
+    ``pointsets`` is (N, 18), nine points x1 y1 ... x9 y9, and ``polygons`` (K, 8), x1 y1 ... x4 y4.
+    Computed in float64.
     """
     sets, quads = len(pointsets), len(polygons)
     _check('convex_iou', pointsets, polygons, ious, (sets, quads))
@@ -87,9 +83,8 @@ def convex_iou(pointsets: Tensor, polygons: Tensor, ious: Tensor) -> None:
         return
     x, y = _hull_of(*_corners(pointsets))
     qx, qy = _corners(polygons)
-    pairs = torch.arange(sets * quads, device=ious.device).split(_PAIRS[ious.device.type])
     flat = ious.view(-1)
-    for part in pairs:
+    for part in torch.arange(len(flat), device=ious.device).split(_PAIRS[ious.device.type]):
         first, second = part.div(quads, rounding_mode='floor'), part % quads
         a, b = (x[:, first], y[:, first]), (qx[:, second], qy[:, second])
         # move to the origin, for the precision of products
@@ -112,18 +107,15 @@ def _giou(x: Tensor, y: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
 def convex_giou(pointsets: Tensor, polygons: Tensor, output: Tensor) -> None:
     """Write the generalised overlap of each point set's hull with its polygon, and its gradient.
 
-    Args:
-        pointsets: (N, 18); computed in float64.
-        polygons: (N, 8).
-        output: (N, 19): the gradient by the points, then the overlap.
+    ``pointsets`` is (N, 18), ``polygons`` (N, 8), and ``output`` (N, 19): the gradient by the
+    points, then the overlap. Computed in float64.
     """
     operator = 'convex_giou'
     _check(operator, pointsets, polygons, output, (len(pointsets), 2 * _POINTS + 1))
     require(len(pointsets) == len(polygons), operator, 'point sets and polygons come in pairs: '
             f'pointsets {describe(pointsets)}, polygons {describe(polygons)}')
     step = _PAIRS[output.device.type]
-    parts = zip(pointsets.split(step), polygons.split(step), output.split(step))
-    for points, quads, out in parts:
+    for points, quads, out in zip(*(t.split(step) for t in (pointsets, polygons, output))):
         if len(points) == 0:
             continue
         qx, qy = _corners(quads)
@@ -146,14 +138,10 @@ def _edge_angles(x: Tensor, y: Tensor) -> Tensor:
 
 
 def min_area_polygons(pointsets: Tensor, polygons: Tensor) -> None:
-    """Write the smallest rectangles around the point sets to ``polygons``.
+    """Write the smallest rectangles around ``pointsets`` (N, 18) to ``polygons`` (N, 8).
 
     One side lies along an edge of the hull; of equal areas the first edge's is taken, counted from
     the lowest (then leftmost) point. Computed in float32, as in mmcv.
-
-    Args:
-        pointsets: (N, 18).
-        polygons: (N, 8), x1 y1 ... x4 y4.
     """
     operator = 'min_area_polygons'
     _check(operator, pointsets, polygons, polygons, (len(pointsets), 2 * _CORNERS))
@@ -179,14 +167,10 @@ def min_area_polygons(pointsets: Tensor, polygons: Tensor) -> None:
 
 
 def points_in_polygons_forward(points: Tensor, polygons: Tensor, output: Tensor) -> None:
-    """Write 1 where a point lies in a quadrilateral, else 0, by counting crossed edges.
+    """Write to (B, M) 1 where a point (B, 2) lies in a quadrilateral (M, 8), else 0.
 
-    Points on the boundary are treated as in mmcv: the count stops at the edge that they lie on.
-
-    Args:
-        points: (B, 2).
-        polygons: (M, 8).
-        output: (B, M).
+    Crossed edges are counted. Points on the boundary are treated as in mmcv: the count stops at the
+    edge that they lie on.
     """
     operator = 'points_in_polygons_forward'
     require_shape(operator, 'points', points, (None, 2))
@@ -196,7 +180,7 @@ def points_in_polygons_forward(points: Tensor, polygons: Tensor, output: Tensor)
             f'output {describe(output)}')
     require_shape(operator, 'output', output, (len(points), len(polygons)))
     corners = polygons.detach().float().T.contiguous().view(_CORNERS, 2, -1)
-    step = max(1, _TILE[output.device.type] // max(1, len(polygons)))
+    step = max(1, TILE[output.device.type] // max(1, len(polygons)))
     for part, out in zip(points.detach().float().split(step), output.split(step)):
         px, py = part[:, :1], part[:, 1:]
         odd = torch.zeros(len(part), len(polygons), dtype=torch.bool, device=part.device)

@@ -98,7 +98,8 @@ def _samples_at(at: Tensor, start: Tensor, size: Tensor, grid: Tensor, stored: t
     """
     found = torch.zeros(at.shape, dtype=number, device=at.device)
     for ordinal in range(int(grid.amax())):
-        there = gather.round_trip(start + ((ordinal + 0.5) * size / grid)[:, None], stored)[:, None]
+        there = start + ((ordinal + 0.5) * size / grid)[:, None]
+        there = there.to(stored).to(there.dtype)[:, None]
         rows = (grid > ordinal).nonzero()[:, 0].tolist()
         # few boxes have many samples: compare them one by one
         parts = rows if 2 * len(rows) < len(at) else [slice(None)]

@@ -98,20 +98,15 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
     for which in order.split(step):
         bins = _bins(input.shape, rois.index_select(0, which), image.index_select(0, which),
                      pooled, spatial_scale)
-        best, winner = _greatest(rows, bins, input.shape[3])
+        # the greatest pixel of every bin, and its visit number from 1 (0: none); (B, C) each
+        best = rows.new_full((len(bins.order), rows.shape[1]), LOWEST)
+        best[bins.count == 0] = 0
+        winner = torch.zeros_like(best, dtype=torch.int32)
+        for number, pixel in enumerate(_visits(bins, input.shape[3]), 1):
+            value = rows.index_select(0, bins.base[:len(pixel)] + pixel)
+            gather.replace_greater(best[:len(pixel)], winner[:len(pixel)], value, number, LOWEST)
         for out, result in ((output, best), (argmax, _positions(winner, bins, input.shape[3]))):
             gather.put_some(out, which, torch.empty_like(result).index_copy_(0, bins.order, result))
-
-
-def _greatest(rows: Tensor, bins: _Bins, width: int) -> Tuple[Tensor, Tensor]:
-    """The greatest pixel of every bin, and its visit number from 1 (0: none); (B, C) each."""
-    best = rows.new_full((len(bins.order), rows.shape[1]), LOWEST)
-    best[bins.count == 0] = 0
-    winner = torch.zeros_like(best, dtype=torch.int32)
-    for number, pixel in enumerate(_visits(bins, width), 1):
-        value = rows.index_select(0, bins.base[:len(pixel)] + pixel)
-        gather.replace_greater(best[:len(pixel)], winner[:len(pixel)], value, number, LOWEST)
-    return best, winner
 
 
 def _positions(winner: Tensor, bins: _Bins, width: int) -> Tensor:
