@@ -191,16 +191,13 @@ def bags(feature: Tensor) -> Tensor:
 
 def gather_sum(rows: Tensor, index: Tensor, weight: Tensor,
                offsets: Optional[Tensor] = None) -> Tensor:
-    """``out[b] = sum of weight * rows[index]`` over the taps of bag b, in their order.
+    """``out[b] = sum of weight * rows[index]`` over the taps of bag b, in their order; (B, C).
 
     Args:
         rows: (R, C), contiguous.
         index: int32 or int64, (B, T) for T taps in every bag, else (E,).
         weight: as ``index``, dtype of ``rows``.
         offsets: with (E,) taps, (B + 1,) of the dtype of ``index``: where each bag begins.
-
-    Returns:
-        (B, C).
     """
     if index.numel() == 0:
         bag_count = index.shape[0] if offsets is None else offsets.numel() - 1
@@ -221,11 +218,8 @@ def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
         source: (B, C), contiguous.
         index, weight: the taps, as in :func:`gather_sum`. Taps with an index of ``size`` or above
             (padding) are ignored.
-        size: rows of the result.
+        size: rows of the result, (size, C).
         bag_of: (E,) the bag of each tap, where ``index`` is not (B, T).
-
-    Returns:
-        (size, C).
     """
     if index.numel() == 0:
         return source.new_zeros((size, source.shape[1]))
@@ -260,13 +254,8 @@ def scatter_sum_onto(total: Tensor, source: Tensor, index: Tensor, weight: Tenso
 def dots(grad: Tensor, rows: Tensor, index: Tensor, bag_of: Optional[Tensor] = None) -> Tensor:
     """``<grad[bag], rows[index]>`` per tap: the gradient of :func:`gather_sum`'s weights.
 
-    Args:
-        grad: (B, C), contiguous.
-        rows: (R, C), contiguous.
-        index: (B, T), or (E,) together with ``bag_of`` (E,).
-
-    Returns:
-        The shape of ``index``, dtype of ``rows``.
+    ``grad`` (B, C) and ``rows`` (R, C) are contiguous. ``index`` is (B, T), or (E,) together with
+    ``bag_of`` (E,). The result has its shape, and the dtype of ``rows``.
     """
     if index.numel() == 0:
         return rows.new_zeros(index.shape)

@@ -46,8 +46,8 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def as_markdown(reached: Optional[Mapping[str, List[str]]] = None) -> str:
     """The tables of docs/operators.md, from the table of operators.
 
-    Args:
-        reached: operator -> folders of the model zoo whose sweep called it; see ``dev.zoo``.
+    ``reached`` has, by operator, the folders of the model zoo whose sweep called it; see
+    ``dev.zoo``.
     """
     rows, missing = [], []
     for family in FAMILIES:

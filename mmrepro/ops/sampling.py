@@ -108,10 +108,8 @@ def samples_per_bin(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Tensor
 def grid_of(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Grid:
     """Samples per bin: ``sampling_ratio``, or one per started pixel if that is 0 or less.
 
-    A bin whose size is not finite has none, as after mmcv's conversion to int.
-
-    Raises:
-        RuntimeError: a bin would have more than :data:`MAX_GRID` samples along one axis.
+    A bin whose size is not finite has none, as after mmcv's conversion to int. Raises RuntimeError
+    if a bin would have more than :data:`MAX_GRID` samples along one axis.
     """
     grid = samples_per_bin(bin_h, bin_w, sampling_ratio)
     if sampling_ratio > 0:
@@ -193,13 +191,10 @@ class Taps(NamedTuple):
 
 
 def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: int) -> Taps:
-    """Taps of 2-D filters, each the product of one filter per axis.
+    """Taps of 2-D filters, each the product of one filter per axis: ``ys`` (PH) and ``xs`` (PW).
 
-    A bag is a bin (K, PH, PW); a *line* is the part of a bin in one row of pixels.
-
-    Args:
-        image: (K,) int64. ys, xs: filters of PH and of PW bins.
-        height, width: of the maps.
+    A bag is a bin (K, PH, PW); a *line* is the part of a bin in one row of pixels. ``image`` is
+    (K,).
     """
     (k, ph), pw = ys.count.shape, xs.count.shape[1]
     lines_of = ys.count[:, :, None].expand(k, ph, pw).reshape(-1)
@@ -248,9 +243,8 @@ def _ordinal(owner: Tensor, first: Tensor) -> Tensor:
 def bin_samples(grid_y: Tensor, grid_x: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """List the samples of bins that have ``grid_y * grid_x`` (B,) of them each, in mmcv's order.
 
-    Returns:
-        Of S samples: the bin, and the row and column within the bin, (S,) int64 each; and the first
-        sample of each bin (B + 1,).
+    Of S samples: the bin, and the row and column within the bin, (S,) int64 each; and the first
+    sample of each bin (B + 1,).
     """
     counts = grid_y * grid_x
     starts = torch.cat((counts.new_zeros(1), counts.cumsum(0)))

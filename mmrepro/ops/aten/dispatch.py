@@ -22,7 +22,6 @@ __all__ = ['active', 'install', 'installed', 'installing', 'release', 'uninstall
 
 # Dispatch keys of devices.
 _KEYS = {'cpu': 'CPU', 'cuda': 'CUDA', 'meta': 'Meta'}
-
 # Newer releases require permission to override a kernel.
 _OVERRIDE = {'allow_override': True} if 'allow_override' in inspect.signature(
     torch.library.Library.impl).parameters else {}
@@ -68,9 +67,8 @@ def _override(row: KernelRow) -> None:
 def install(devices: Optional[Iterable[str]] = None) -> None:
     """Install the rows of the table for ``devices``, instead of those installed before.
 
-    Args:
-        devices: of 'cpu' and 'cuda', which need not be present; None: 'cpu', and 'cuda' if this
-            torch was built with it.
+    ``devices`` are of 'cpu' and 'cuda', which need not be present; None stands for 'cpu', and
+    'cuda' if this torch was built with it.
     """
     global _library
     if devices is None:

@@ -169,10 +169,7 @@ def grid_sample_backward(grad: Tensor, input: Tensor, grid: Tensor, mode: int, p
         grad: (N, C, [D,] H', W'). input: (N, C, [D,] H, W).
         grid: (N, [D',] H', W', 2 or 3), x first.
         mode, padding: aten's codes.
-        output_mask: which of the two gradients to compute.
-
-    Returns:
-        Gradients of the input and of the grid; None if not requested.
+        output_mask: which gradients to compute, of input and grid; the others are None.
     """
     sizes = input.shape[2:]
     wants_input, wants_grid = output_mask

@@ -25,12 +25,9 @@ from typing import Any, Callable, NamedTuple, Tuple
 __all__ = ['BEHAVIOURS', 'TABLE', 'KernelRow']
 
 BEHAVIOURS = ('raises', 'silent', 'slow', 'ties', 'good')
-
 # Spans of releases. 2.0 is the oldest that mmrepro runs on.
 _FIRST, _LATER = (2, 0), (99, 0)
-
 _CUDA, _BOTH = ('cuda',), ('cpu', 'cuda')
-
 # Why a replacement is deterministic, or why an operator is not replaced.
 _AXES = 'one filter per axis; every element is a sum over its own readers in ascending order'
 _TAPS = 'corners are sorted by destination (stable), then every pixel is one ordered sum'
@@ -43,26 +40,16 @@ _UNUSED = 'no detector uses it; torch refuses it by name, which is the promise'
 
 
 class KernelRow(NamedTuple):
-    """One operator over a span of releases.
+    """One operator over a span of releases."""
 
-    Attributes:
-        operator: name in ``aten`` with its overload, or ``module.attribute``.
-        torch: a word of :data:`BEHAVIOURS`.
-        target: ``module:expression`` of the replacement, or ''.
-        why: why the replacement is deterministic, or why there is none.
-        users: detectors and parts that reach it.
-        since, until: releases (major, minor) that the row applies to, the latter excluded.
-        devices: devices on which it is replaced.
-    """
-
-    operator: str
-    torch: str
-    target: str
-    why: str
-    users: str = ''
-    since: Tuple[int, int] = _FIRST
-    until: Tuple[int, int] = _LATER
-    devices: Tuple[str, ...] = _CUDA
+    operator: str  # name in aten with its overload, or module.attribute
+    torch: str  # a word of BEHAVIOURS
+    target: str  # module:expression of the replacement, or ''
+    why: str  # why the replacement is deterministic, or why there is none
+    users: str = ''  # detectors and parts that reach it
+    since: Tuple[int, int] = _FIRST  # the first release (major, minor) that the row applies to
+    until: Tuple[int, int] = _LATER  # the first one that it does not apply to any more
+    devices: Tuple[str, ...] = _CUDA  # on which it is replaced
 
     @property
     def overrides_python(self) -> bool:

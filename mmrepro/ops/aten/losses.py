@@ -17,11 +17,8 @@ def nll_loss2d_forward(self: Tensor, target: Tensor, weight: Optional[Tensor], r
                        ignore_index: int) -> Tuple[Tensor, Tensor]:
     """``aten::nll_loss2d_forward``: (loss, sum of the weights of pixels that are not ignored).
 
-    Args:
-        self: (N, C, H, W) log-probabilities. target: (N, H, W) classes. weight: (C,) or None.
-
-    Raises:
-        RuntimeError: the shapes do not fit.
+    ``self`` is (N, C, H, W) log-probabilities, ``target`` (N, H, W) classes, ``weight`` (C,) or
+    None. Raises RuntimeError if the shapes do not fit.
     """
     shape = (self.shape[0], *self.shape[2:])
     if self.dim() != 4 or target.shape != shape:

@@ -19,14 +19,9 @@ __all__ = ['add_at', 'bincount', 'max_pool_backward', 'max_unpool', 'put_', 'sca
 
 def add_at(size: int, position: Tensor, values: Tensor,
            dtype: Optional[torch.dtype] = None) -> Tensor:
-    """``out[p] = sum of the values whose position is p``, in their order.
+    """``out[p] = sum of the values whose position is p``, in their order: (size,) of ``dtype``.
 
-    Args:
-        size: elements of the result. position: (E,) int64. values: (E,).
-        dtype: of the sums; float32 for half precision unless given.
-
-    Returns:
-        (size,) of ``dtype``.
+    ``position`` (E,) is int64. Sums of half precision are float32 unless ``dtype`` is given.
     """
     dtype = dtype or compute_dtype(values)
     out = torch.zeros(size, dtype=dtype, device=values.device)
@@ -41,12 +36,10 @@ def _planes(indices: Tensor, axes: int, plane: int) -> Tensor:
 
 
 def max_pool_backward(axes: int, at: int = -1) -> Callable[..., Tensor]:
-    """Backward of max pooling that kept the position of each maximum.
+    """Backward of max pooling, over ``axes`` axes, that kept the position of each maximum.
 
-    Args:
-        axes: spatial axes, 2 or 3.
-        at: position of the operator's indices among the arguments after (grad, input): 0 for
-            adaptive pooling, -1 for the others.
+    ``at`` is the position of the operator's indices among the arguments after (grad, input): 0 for
+    adaptive pooling, -1 for the others.
     """
 
     def backward(grad: Tensor, self: Tensor, *arguments) -> Tensor:
@@ -106,8 +99,7 @@ def put_(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
 def bincount(self: Tensor, weights: Optional[Tensor] = None, minlength: int = 0) -> Tensor:
     """``aten::bincount`` with weights. Sums are float32 for float32 weights, else float64.
 
-    Raises:
-        RuntimeError: not 1-D, negative, or weights of another length; as torch.
+    Raises RuntimeError, as torch, if not 1-D, negative, or with weights of another length.
     """
     if self.dim() != 1 or (self.numel() and int(self.min()) < 0):
         raise RuntimeError('bincount only supports 1-d non-negative integral inputs.')

@@ -194,8 +194,7 @@ def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[Tuple[Callab
 def resize_backward(kind: str) -> Callable[..., Tensor]:
     """Backward of ``aten::upsample_*``: (grad, output_size, input_size, align_corners, *scales).
 
-    Args:
-        kind: a key of :data:`RESIZES`.
+    ``kind`` is a key of :data:`RESIZES`.
     """
     build = RESIZES[kind]
 
@@ -211,11 +210,7 @@ def resize_backward(kind: str) -> Callable[..., Tensor]:
 
 
 def adaptive_avg_pool_backward(spatial: int) -> Callable[..., Tensor]:
-    """Backward of ``aten::_adaptive_avg_pool2d`` or ``3d``: (grad, input), batched or not.
-
-    Args:
-        spatial: number of pooled axes, 2 or 3.
-    """
+    """Backward of ``aten::_adaptive_avg_pool2d`` or ``3d``: (grad, input), batched or not."""
 
     def backward(grad: Tensor, self: Tensor) -> Tensor:
         return _transpose(grad, self.shape[-spatial:], [(_adaptive, ())] * spatial)
@@ -243,9 +238,8 @@ def _three(values: Sequence[int]) -> Tuple[int, ...]:
 def pad_backward(kind: str) -> Callable[..., Tensor]:
     """Backward of ``aten::reflection_pad*`` and ``replication_pad*``: (grad, input, padding).
 
-    Args:
-        kind: a key of :data:`PADS`. ``padding`` has two numbers per axis, from the last axis on;
-            negative ones crop.
+    ``kind`` is a key of :data:`PADS`. ``padding`` has two numbers per axis, from the last axis on;
+    negative ones crop.
     """
     build = PADS[kind]
 

@@ -21,10 +21,8 @@ __all__ = ['bbox_overlaps', 'box_iou_quadri', 'box_iou_rotated',
 
 # Pairs of polygons at a time: each takes about a kilobyte of temporaries.
 _PAIRS = {'cpu': 1 << 12, 'cuda': 1 << 18}
-
 # mmcv's: boxes of less area overlap nothing.
 _NO_AREA = 1e-14
-
 # The sort of vertices: mmcv's tolerance, the length of a result, where edge crossings begin.
 _SAME = 1e-8
 _CYCLE = 9
@@ -269,13 +267,10 @@ def _iou(operator: str, kind: BoxKind, boxes1: Tensor, boxes2: Tensor, ious: Ten
 
 def box_iou_rotated(boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode_flag: int,
                     aligned: bool) -> None:
-    """Write the overlaps of rotated boxes to ``ious``; computed in float64.
+    """Write the overlaps of rotated boxes (M, 5) and (N, 5) to ``ious``; computed in float64.
 
-    Args:
-        boxes1, boxes2: (M, 5) and (N, 5) float32: centre x, y, width, height, angle in radians.
-        ious: float32, M * N or, if ``aligned``, M elements.
-        mode_flag: 0 for intersection over union, 1 for intersection over the first box.
-        aligned: box i with box i only.
+    Boxes are float32: centre x, y, width, height, angle in radians. The other arguments are those
+    of :func:`bbox_overlaps`.
     """
     _iou('box_iou_rotated', ROTATED, boxes1, boxes2, ious, mode_flag, aligned)
 
@@ -334,8 +329,7 @@ def diff_iou_rotated_sort_vertices_forward(vertices: Tensor, mask: Tensor,
 
     Args:
         vertices: (B, N, M, 2) float32 around the origin; the last M - 8 are edge crossings.
-        mask: (B, N, M) bool, which of them exist.
-        num_valid: (B, N) int32, how many exist.
+        mask: (B, N, M) bool, which of them exist. num_valid: (B, N) int32, how many.
 
     Returns:
         (B, N, 9) int32: the corners in order, the first again, then the index of a missing corner;

@@ -14,7 +14,7 @@ those of the BLAS library, which may add in a different order for another number
 """
 from __future__ import annotations
 
-from typing import Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -65,9 +65,10 @@ class _DeformConv:
         weight: (groups, out channels per group, taps * channels per group).
     """
 
-    def __init__(self, name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tensor,
-                 mask: Optional[Tensor]) -> None:
-        self.shape, self.input_shape = shape, input.shape
+    def __init__(self, name: str, input: Tensor, weight: Tensor, offset: Tensor,
+                 mask: Optional[Tensor], *geometry: Any) -> None:
+        self.shape = shape = _Shape(*geometry)
+        self.input_shape = input.shape
         self.out = _check(name, shape, input, weight, offset, mask)
         self.pixels = self.out[0] * self.out[1]
         self.dtype = gather.compute_dtype(input)
@@ -249,10 +250,9 @@ def deform_conv_forward(input: Tensor, weight: Tensor, offset: Tensor, output: T
         columns, ones: buffers of mmcv's kernels, not used.
         dW, dH: strides. im2col_step: must divide the batch.
     """
-    _check_step(input, im2col_step)
-    shape = _Shape((kH, kW), (dH, dW), (padH, padW), (dilationH, dilationW), group,
-                   deformable_group)
-    _forward(_DeformConv('deform_conv', shape, input, weight, offset, None), output, None)
+    conv = _without_mask(input, weight, offset, im2col_step, (kH, kW), (dH, dW), (padH, padW),
+                         (dilationH, dilationW), group, deformable_group)
+    _forward(conv, output, None)
 
 
 def deform_conv_backward_input(input: Tensor, offset: Tensor, gradOutput: Tensor,
@@ -261,10 +261,8 @@ def deform_conv_backward_input(input: Tensor, offset: Tensor, gradOutput: Tensor
                                padH: int, dilationW: int, dilationH: int, group: int,
                                deformable_group: int, im2col_step: int) -> None:
     """Add the gradient of the input to ``gradInput`` and write that of the offsets."""
-    _check_step(input, im2col_step)
-    shape = _Shape((kH, kW), (dH, dW), (padH, padW), (dilationH, dilationW), group,
-                   deformable_group)
-    conv = _DeformConv('deform_conv', shape, input, weight, offset, None)
+    conv = _without_mask(input, weight, offset, im2col_step, (kH, kW), (dH, dW), (padH, padW),
+                         (dilationH, dilationW), group, deformable_group)
     require_shape('deform_conv', 'gradOutput', gradOutput, (len(input), len(weight), *conv.out))
     _backward(conv, gradOutput, gradInput, gradOffset, None, None)
 
@@ -276,18 +274,18 @@ def deform_conv_backward_parameters(input: Tensor, offset: Tensor, gradOutput: T
                                     deformable_group: int, scale: float,
                                     im2col_step: int) -> None:
     """Add ``scale`` times the gradient of the weights to ``gradWeight``."""
-    _check_step(input, im2col_step)
-    shape = _Shape((kH, kW), (dH, dW), (padH, padW), (dilationH, dilationW), group,
-                   deformable_group)
-    conv = _DeformConv('deform_conv', shape, input, gradWeight, offset, None)
+    conv = _without_mask(input, gradWeight, offset, im2col_step, (kH, kW), (dH, dW), (padH, padW),
+                         (dilationH, dilationW), group, deformable_group)
     require_shape('deform_conv', 'gradOutput', gradOutput,
                   (len(input), len(gradWeight), *conv.out))
     _backward(conv, gradOutput, None, None, None, gradWeight, scale)
 
 
-def _check_step(input: Tensor, im2col_step: int) -> None:
+def _without_mask(input: Tensor, weight: Tensor, offset: Tensor, im2col_step: int,
+                  *geometry: Any) -> _DeformConv:
     require(im2col_step > 0 and len(input) % im2col_step == 0, 'deform_conv',
             f'batch {len(input)} is not divisible by im2col_step {im2col_step}')
+    return _DeformConv('deform_conv', input, weight, offset, None, *geometry)
 
 
 def modulated_deform_conv_forward(input: Tensor, weight: Tensor, bias: Tensor, ones: Tensor,
@@ -295,15 +293,13 @@ def modulated_deform_conv_forward(input: Tensor, weight: Tensor, bias: Tensor, o
                                   kernel_h: int, kernel_w: int, stride_h: int, stride_w: int,
                                   pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
                                   group: int, deformable_group: int, with_bias: bool) -> None:
-    """:func:`deform_conv_forward` with samples multiplied by ``mask``, and a bias.
+    """:func:`deform_conv_forward` with samples multiplied by ``mask``, and a bias (C_out,) or none.
 
-    Args:
-        mask: (N, deformable_group * kernel_h * kernel_w, H_out, W_out).
-        bias: (C_out,), read if ``with_bias``.
+    ``mask`` is (N, deformable_group * kernel_h * kernel_w, H_out, W_out).
     """
-    shape = _Shape((kernel_h, kernel_w), (stride_h, stride_w), (pad_h, pad_w),
-                   (dilation_h, dilation_w), group, deformable_group)
-    conv = _DeformConv('modulated_deform_conv', shape, input, weight, offset, mask)
+    conv = _DeformConv('modulated_deform_conv', input, weight, offset, mask, (kernel_h, kernel_w),
+                       (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), group,
+                       deformable_group)
     _forward(conv, output, bias if with_bias else None)
 
 
@@ -315,9 +311,9 @@ def modulated_deform_conv_backward(input: Tensor, weight: Tensor, bias: Tensor, 
                                    pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
                                    group: int, deformable_group: int, with_bias: bool) -> None:
     """Add the gradients of input, weight and bias; write those of offset and mask."""
-    shape = _Shape((kernel_h, kernel_w), (stride_h, stride_w), (pad_h, pad_w),
-                   (dilation_h, dilation_w), group, deformable_group)
-    conv = _DeformConv('modulated_deform_conv', shape, input, weight, offset, mask)
+    conv = _DeformConv('modulated_deform_conv', input, weight, offset, mask, (kernel_h, kernel_w),
+                       (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), group,
+                       deformable_group)
     require_shape('modulated_deform_conv', 'grad_output', grad_output,
                   (len(input), len(weight), *conv.out))
     _backward(conv, grad_output, grad_input, grad_offset, grad_mask, grad_weight)

@@ -52,9 +52,8 @@ def deform_roi_pool_forward(input: Tensor, rois: Tensor, offset: Tensor, output:
                             sampling_ratio: int, gamma: float) -> None:
     """Fill ``output`` (K, C, pooled_height, pooled_width) from ``input`` (N, C, H, W).
 
-    Args:
-        offset: (K, 2, pooled_height, pooled_width), x before y, in sizes of the RoI over
-            ``gamma``; empty for none.
+    ``offset`` is (K, 2, pooled_height, pooled_width), x before y, in sizes of the RoI over
+    ``gamma``; empty for none.
     """
     means, _ = _means(input, rois, offset, (pooled_height, pooled_width), spatial_scale,
                       sampling_ratio, gamma)

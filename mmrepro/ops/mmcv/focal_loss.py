@@ -19,7 +19,6 @@ __all__ = ['sigmoid_focal_loss_backward', 'sigmoid_focal_loss_forward',
 # Elements of a temporary, by device. On a CPU too few for torch to use several threads: at the end
 # of a thread's part exp and log take another code path, with different bits.
 _TILE = {'cpu': (1 << 15) - 1, 'cuda': 1 << 24}
-
 # mmcv's FLT_MIN: the least probability to take a logarithm of.
 _LEAST = torch.finfo(torch.float32).tiny
 

@@ -25,10 +25,8 @@ def masked_im2col_forward(im: Tensor, mask_h_idx: Tensor, mask_w_idx: Tensor, co
                           kernel_h: int, kernel_w: int, pad_h: int, pad_w: int) -> None:
     """Write the windows around the selected pixels to ``col``; 0 outside the image.
 
-    Args:
-        im: (1, C, H, W).
-        mask_h_idx, mask_w_idx: (K,) int64, rows and columns of pixels; the stride is 1.
-        col: (C * kernel_h * kernel_w, K).
+    ``im`` is (1, C, H, W), and ``col`` (C * kernel_h * kernel_w, K) for the K pixels whose rows and
+    columns are ``mask_h_idx`` and ``mask_w_idx``, (K,) int64. The stride is 1.
     """
     operator = 'masked_im2col_forward'
     require_shape(operator, 'im', im, (1, None, None, None))

@@ -135,10 +135,8 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
                             im2col_step: int) -> None:
     """Add the gradients of :func:`ms_deform_attn_forward` to the three ``grad_`` tensors.
 
-    Args:
-        grad_output: (B, Q, heads * D).
-        grad_value, grad_sampling_loc, grad_attn_weight: of the shapes of value,
-            sampling_locations and attention_weights.
+    They have the shapes of value, sampling_locations and attention_weights; ``grad_output`` has
+    that of the result.
     """
     levels = check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
                    attention_weights, im2col_step)

@@ -38,8 +38,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     """Indices of the boxes that no better box overlaps by more than ``iou_threshold``.
 
     Args:
-        boxes: (N, 4) float32, x1 y1 x2 y2.
-        scores: (N,).
+        boxes: (N, 4) float32, x1 y1 x2 y2. scores: (N,).
         iou_threshold: overlaps above it (not equal to it) drop the lower score.
         offset: 0 or 1; widths and heights are ``x2 - x1 + offset``.
 

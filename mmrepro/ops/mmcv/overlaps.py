@@ -19,26 +19,19 @@ __all__ = ['BLOCK', 'FEW', 'TILE', 'columns', 'dense_conflicts', 'exceeds', 'kee
 
 # Elements of a temporary matrix, by device: near the L2 cache on a CPU, few launches on CUDA.
 TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
-
 # Boxes decided at a time, by device: early drops pay on a CPU, synchronisations cost on CUDA.
 BLOCK = {'cpu': 256, 'cuda': 1024}
-
 # A group is swept densely if more than this share of its pairs would have to be listed.
 _LISTED_SHARE = 0.5
-
 # Up to this many boxes the number of calls matters more than that of pairs: see keep_few.
 FEW = 256
-
 # Smaller groups are never swept densely, because of the fixed cost of a sweep.
 _DENSE_GROUP = 256
-
 # Never list more pairs than this: 64 MiB of indices.
 _LISTED_LIMIT = 1 << 22
-
 # Rounding moves a float32 overlap of at least _LEAST by less than _SLACK of itself.
 _SLACK = 1e-5
 _LEAST = 0.01
-
 # Smaller areas are not normal float32 numbers, so their rounding is not bounded.
 _TINY_AREA = 1e-30
 

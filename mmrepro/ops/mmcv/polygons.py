@@ -22,10 +22,8 @@ __all__ = ['active_rotated_filter_backward', 'active_rotated_filter_forward', 'c
 # Pairs of polygons at a time, by device: each takes a few kilobytes of temporaries. On a CPU torch
 # does not use several threads for so few angles, which would change their last bits.
 _PAIRS = {'cpu': 1 << 11, 'cuda': 1 << 17}
-
 _POINTS = 9
 _CORNERS = 4
-
 # mmcv's PI, a float32 constant below pi by 5e-8, and its half.
 _PI = float(torch.tensor(3.1415926))
 _QUARTER = _PI / 2
@@ -212,13 +210,10 @@ def _filter_shape(operator: str, indices: Tensor, outer: Tensor, inner: Tensor) 
 
 
 def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor) -> None:
-    """Write every rotation of every filter to ``output``.
+    """Write every rotation of filters ``input`` (O, I, o, H, W) to ``output`` (O * r, I * o, H, W).
 
-    Args:
-        input: (O, I, o, H, W) filters.
-        indices: (o, H, W, r) int32, one-based: the target of each entry in each rotation.
-        output: (O * r, I * o, H, W). Entries that are no target keep their values; of several
-            sources of a target the last one is taken.
+    ``indices`` (o, H, W, r) int32 are one-based: the target of each entry in each rotation. Entries
+    that are no target keep their values; of several sources of a target the last one is taken.
     """
     entries, rotations = _filter_shape('active_rotated_filter_forward', indices, output, input)
     goes = indices.view(1, entries, rotations).long() - 1

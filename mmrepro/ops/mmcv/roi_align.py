@@ -95,10 +95,9 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
                       aligned: bool) -> None:
     """Fill ``output`` (K, C, aligned_height, aligned_width) from ``input`` (N, C, H, W).
 
-    Args:
-        argmax_y, argmax_x: for the maximum, of the shape of ``output``: receive the position of the
-            greatest sample; unused for the mean.
-        pool_mode: 0 for the maximum, 1 for the mean.
+    ``pool_mode`` is 0 for the maximum, 1 for the mean. For the maximum ``argmax_y`` and
+    ``argmax_x``, of the shape of ``output``, receive the position of the greatest sample; the mean
+    ignores them.
     """
     bins = (aligned_height, aligned_width)
     boxes = _boxes(input, rois, bins, spatial_scale, sampling_ratio, aligned)

@@ -91,10 +91,8 @@ def _samples_at(at: Tensor, start: Tensor, size: Tensor, grid: Tensor, stored: t
                 number: torch.dtype) -> Tensor:
     """The number, from 1, of the sample at a stored position along one axis; 0 if there is none.
 
-    Args:
-        at: (K, C, P) positions. start: (K, P) of the bins. size: (K,) of a bin. grid: (K,) samples
-            per bin. stored: dtype that the positions were rounded to.
-        number: dtype of the result (K, C, P).
+    Positions ``at`` (K, C, P) were rounded to the dtype ``stored``; ``start`` (K, P) and ``size``
+    (K,) are those of bins with ``grid`` (K,) samples. The result is of the dtype ``number``.
     """
     found = torch.zeros(at.shape, dtype=number, device=at.device)
     for ordinal in range(int(grid.amax())):

@@ -23,14 +23,15 @@ __all__ = ['bezier_align_backward', 'bezier_align_forward', 'riroi_align_rotated
 
 
 def _rotated(name: str, feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
-             sampling_ratio: int, offset: float, at_least_one: bool, clockwise: bool) -> Means:
+             sampling_ratio: int, aligned: bool, clockwise: bool) -> Means:
     """Boxes (K, 6): image index, center x, center y, width, height in pixels, angle in radians."""
     image = check_rois(name, feature, rois, 6)
     rois = rois.to(gather.COMPUTE[rois.dtype])
     box = rois[:, 1:5] * gather.single(scale)
+    offset = 0.5 if aligned else 0.
     center_x, center_y = box[:, 0] - offset, box[:, 1] - offset
     width, height = box[:, 2], box[:, 3]
-    if at_least_one:
+    if not aligned:
         width, height = width.clamp(min=1), height.clamp(min=1)
     theta = -rois[:, 5] if clockwise else rois[:, 5]
     bin_h, bin_w = height / bins[0], width / bins[1]
@@ -56,9 +57,8 @@ def roi_align_rotated_forward(input: Tensor, rois: Tensor, output: Tensor, poole
     ``rois`` is (K, 6): image index, center x and y, width, height in pixels of the image, angle in
     radians, counterclockwise unless ``clockwise``.
     """
-    means = _rotated('roi_align_rotated', input, rois, (pooled_height, pooled_width),
-                     spatial_scale, sampling_ratio, 0.5 if aligned else 0., not aligned, clockwise)
-    mean_forward(means, input, output)
+    mean_forward(_rotated('roi_align_rotated', input, rois, (pooled_height, pooled_width),
+                          spatial_scale, sampling_ratio, aligned, clockwise), input, output)
 
 
 def roi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Tensor,
@@ -66,7 +66,7 @@ def roi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Tens
                                sampling_ratio: int, aligned: bool, clockwise: bool) -> None:
     """Add the gradient of :func:`roi_align_rotated_forward` to ``bottom_grad`` (N, C, H, W)."""
     means = _rotated('roi_align_rotated', bottom_grad, rois, (pooled_height, pooled_width),
-                     spatial_scale, sampling_ratio, 0.5 if aligned else 0., not aligned, clockwise)
+                     spatial_scale, sampling_ratio, aligned, clockwise)
     mean_backward(means, top_grad, bottom_grad)
 
 
@@ -113,7 +113,7 @@ def riroi_align_rotated_forward(features: Tensor, rois: Tensor, output: Tensor, 
     """
     _check_orientations(features.shape[1], num_orientations)
     means = _rotated('riroi_align_rotated', features, rois, (pooled_height, pooled_width),
-                     spatial_scale, num_samples, 0., True, clockwise)
+                     spatial_scale, num_samples, False, clockwise)
     # low precision must not be rounded twice; full precision is rotated in place
     straight = output if output.dtype == gather.COMPUTE[output.dtype] else torch.empty_like(
         output, dtype=gather.COMPUTE[output.dtype])
@@ -129,7 +129,7 @@ def riroi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Te
     """Add the gradient of :func:`riroi_align_rotated_forward` to ``bottom_grad``."""
     _check_orientations(bottom_grad.shape[1], num_orientations)
     means = _rotated('riroi_align_rotated', bottom_grad, rois, (pooled_height, pooled_width),
-                     spatial_scale, num_samples, 0., True, clockwise)
+                     spatial_scale, num_samples, False, clockwise)
     straight = torch.empty_like(top_grad, dtype=gather.COMPUTE[top_grad.dtype])
     _rotate_channels(top_grad, straight, _orientations(rois, num_orientations), num_orientations,
                      back=True)
@@ -225,9 +225,8 @@ def rotated_feature_align_forward(features: Tensor, best_bboxes: Tensor, output:
                                   spatial_scale: float, points: int) -> None:
     """Fill ``output`` (N, C, H, W) with each pixel plus the samples at its box.
 
-    Args:
-        best_bboxes: (N, H, W, 5): center y, center x, width, height, angle in radians.
-        points: 1 for the center, 5 for the center and the corners.
+    ``best_bboxes`` is (N, H, W, 5): center y, center x, width, height, angle in radians. ``points``
+    is 1 for the center, 5 for the center and the corners.
     """
     row, weight = _anchor_taps(features, best_bboxes, spatial_scale, points)
     if output.numel():

@@ -24,17 +24,13 @@ from .rois import LOWEST, check_rois
 __all__ = ['roi_pool_backward', 'roi_pool_forward']
 
 class _Bins(NamedTuple):
-    """Bins sorted by their number of pixels, most first: all (B,) int64.
+    """Bins sorted by their number of pixels, most first: all (B,) int64."""
 
-    ``order`` is the bin's index in the output, ``first`` its first pixel in the image, ``base`` the
-    first row of the image.
-    """
-
-    order: Tensor
+    order: Tensor  # index in the output
     count: Tensor
     columns: Tensor
-    first: Tensor
-    base: Tensor
+    first: Tensor  # the first pixel in the image
+    base: Tensor  # the first row of the image
 
 
 def _edges(start: Tensor, size: Tensor, bins: int, limit: int) -> Tuple[Tensor, Tensor]:
@@ -80,11 +76,9 @@ def _visits(bins: _Bins, width: int) -> Iterator[Tensor]:
 
 def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor,
                      pooled_height: int, pooled_width: int, spatial_scale: float) -> None:
-    """Fill ``output`` and ``argmax`` (K, C, pooled_height, pooled_width).
+    """Fill ``output`` and ``argmax`` (K, C, pooled_height, pooled_width) from (N, C, H, W).
 
-    Args:
-        input: (N, C, H, W).
-        argmax: int32, position y * W + x of the winner, -1 where nothing won.
+    ``argmax`` is int32: position y * W + x of the winner, -1 where nothing won.
     """
     pooled = (pooled_height, pooled_width)
     image = check_rois('roi_pool', input, rois, 5)

@@ -34,8 +34,7 @@ class Rois(NamedTuple):
 def check_rois(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Tensor:
     """Check RoIs, which mmcv's kernels do not, and return their image indices, (K,) int64.
 
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit, or a RoI of an image not in the batch.
+    Raises RuntimeError if shapes or dtypes do not fit, or a RoI names an image not in the batch.
     """
     require_shape(operator, 'input', feature, (None,) * 4)
     require_shape(operator, 'rois', rois, (None, columns))
