@@ -56,14 +56,6 @@ def active(device: str, version: str = torch.__version__) -> List[KernelRow]:
             if row.target and device in row.devices and row.since <= now < row.until]
 
 
-def _override(row: KernelRow) -> None:
-    module_name, _, attribute = row.operator.rpartition('.')
-    module = importlib.import_module(module_name)
-    if hasattr(module, attribute):
-        _attributes.append((module, attribute, getattr(module, attribute)))
-        setattr(module, attribute, row.load())
-
-
 def install(devices: Optional[Iterable[str]] = None) -> None:
     """Install the rows of the table for ``devices``, instead of those installed before.
 
@@ -82,7 +74,11 @@ def install(devices: Optional[Iterable[str]] = None) -> None:
         for device in devices:
             for row in active(device):
                 if row.overrides_python:
-                    _override(row)
+                    path, _, attribute = row.operator.rpartition('.')
+                    module = importlib.import_module(path)
+                    if hasattr(module, attribute):
+                        _attributes.append((module, attribute, getattr(module, attribute)))
+                        setattr(module, attribute, row.load())
                 elif _exists(row.operator):
                     with warnings.catch_warnings():
                         # torch warns once that a kernel is overridden, which is intended

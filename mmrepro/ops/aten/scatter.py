@@ -6,6 +6,7 @@ in order: on CUDA always, and on a CPU under the deterministic flag, in all supp
 """
 from __future__ import annotations
 
+import math
 from typing import Callable, Optional, Sequence
 
 import torch
@@ -58,9 +59,7 @@ def max_unpool(axes: int) -> Callable[..., Tensor]:
                 *ignored: Sequence[int]) -> Tensor:
         shape = (*self.shape[:-axes], *output_size)
         out = self.new_zeros(shape)
-        plane = 1
-        for size in output_size:
-            plane *= int(size)
+        plane = math.prod(output_size)
         outside = (indices < 0) | (indices >= plane)
         if bool(outside.any()):
             found = int(indices[outside][0])

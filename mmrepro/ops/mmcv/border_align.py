@@ -60,10 +60,9 @@ def border_align_forward(input: Tensor, boxes: Tensor, output: Tensor, argmax_id
                          pool_size: int) -> None:
     """Fill ``output`` and ``argmax_idx`` (N, C, boxes, 4).
 
-    Args:
-        input: (N, 4 * C, H, W): channels for the top, left, bottom and right side.
-        boxes: (N, boxes, 4): x1, y1, x2, y2 in pixels of the map.
-        argmax_idx: int32, number of the greatest of the pool_size + 1 samples.
+    ``input`` is (N, 4 * C, H, W): channels for the top, left, bottom and right side; ``boxes`` is
+    (N, boxes, 4): x1, y1, x2, y2 in pixels of the map. ``argmax_idx`` is int32, the number of the
+    greatest of the pool_size + 1 samples.
     """
     _check(input, boxes, pool_size)
     if output.numel() == 0:

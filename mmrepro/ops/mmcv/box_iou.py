@@ -78,9 +78,6 @@ class _Boxes(NamedTuple):
         size = (high - low).add_(offset)
         return cls(low, high, size[0] * size[1])
 
-    def rows(self, part: slice) -> _Boxes:
-        return _Boxes(self.low[:, part, None], self.high[:, part, None], self.area[part, None])
-
 
 def _overlap(a: _Boxes, b: _Boxes, mode: int, offset: int) -> Tensor:
     """Overlaps of boxes, broadcast, in mmcv's order of operations."""
@@ -119,7 +116,8 @@ def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, ali
     b = _Boxes(*(value.unsqueeze(-2) for value in b))
     for start in range(0, len(bboxes1), step):
         part = slice(start, start + step)
-        table[part].copy_(_overlap(a.rows(part), b, mode, offset))
+        rows = _Boxes(a.low[:, part, None], a.high[:, part, None], a.area[part, None])
+        table[part].copy_(_overlap(rows, b, mode, offset))
 
 
 def _rotated_corners(boxes: Tensor) -> Tuple[Tensor, Tensor]:

@@ -117,10 +117,9 @@ def carafe_forward(features: Tensor, masks: Tensor, rfeatures: Tensor, routput: 
                    scale_factor: int) -> None:
     """Fill ``output`` (N, C, H * scale_factor, W * scale_factor) from ``features`` (N, C, H, W).
 
-    Args:
-        masks: (N, kernel_size ** 2 * group_size, H * scale_factor, W * scale_factor).
-        rfeatures: receives the features with channels last, for :func:`carafe_backward`.
-        routput, rmasks: buffers of mmcv's kernels, not used.
+    ``masks`` is (N, kernel_size ** 2 * group_size, H * scale_factor, W * scale_factor).
+    ``rfeatures`` receives the features with channels last, for :func:`carafe_backward`; ``routput``
+    and ``rmasks`` are buffers of mmcv's kernels, not used.
     """
     shape = _check('carafe', features, masks, kernel_size, group_size, scale_factor)
     rows = gather.rows_of(features)

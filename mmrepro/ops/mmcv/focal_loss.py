@@ -118,7 +118,7 @@ def _sigmoid(operator: str, absent: Part, present: Part, scores: Tensor, target:
 
 def sigmoid_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, output: Tensor,
                                gamma: float, alpha: float) -> None:
-    """Write ``-a (1 - p)^gamma log p`` per class to ``output``.
+    """Write ``-a (1 - p)^gamma log p`` per class to ``output`` (N, C).
 
     p is the probability of the right answer, and a its weight: ``sigmoid(input)`` and alpha for the
     target's class, one minus them for the others.
@@ -127,9 +127,6 @@ def sigmoid_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, ou
         input: (N, C) logits.
         target: (N,) int64; C or a negative label stands for the background.
         weight: (C,) factors by the target's class, or empty.
-        output: (N, C).
-        gamma: exponent.
-        alpha: weight of the target's class; the others have 1 - alpha.
 
     Raises:
         RuntimeError: shapes or dtypes do not match; a label is above C, or has no weight.
@@ -164,16 +161,9 @@ def softmax_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, ou
                                gamma: float, alpha: float) -> None:
     """Write ``-alpha (1 - p)^gamma log p`` of each row's class to ``output`` (N,).
 
-    Args:
-        input: (N, C), the softmax itself.
-        target: (N,) int64; rows with a negative label have no loss.
-        weight: (C,) factors by the target's class, or empty.
-        output: (N,).
-        gamma: exponent.
-        alpha: factor of all rows.
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match; a label is not below C.
+    ``input`` (N, C) is the softmax itself. Rows whose ``target`` is negative have no loss;
+    ``weight`` is as in :func:`sigmoid_focal_loss_forward`. Raises RuntimeError if shapes or dtypes
+    do not match, or a label is not below C.
     """
     p, factor, _ = _own('softmax_focal_loss_forward', input, target, weight, output)
     loss = _power(1 - p, float(gamma)).mul_(-float(alpha)).mul_(_log(p))

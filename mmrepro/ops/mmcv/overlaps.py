@@ -92,13 +92,6 @@ def dense_conflicts(cols: Tensor, threshold: float, offset: int,
     return conflicts
 
 
-def _ordinary(cols: np.ndarray) -> bool:
-    """Whether all boxes are finite, none is inverted, and rounding is bounded for all."""
-    x1, y1, x2, y2, area = cols
-    return bool(np.isfinite(cols).all() and (x1 <= x2).all() and (y1 <= y2).all()
-                and ((area == 0) | (area > _TINY_AREA)).all())
-
-
 class _ByLeftEdge:
     """Boxes sorted by their left edge, and for each the number of next ones that may conflict.
 
@@ -207,7 +200,11 @@ def keep_cpu(cols: Tensor, threshold: float, offset: int) -> Tensor:
     count = cols.shape[1]
     if count <= BLOCK['cpu']:
         return resolve(exceeds(cols[:, :, None], cols[:, None], threshold, offset)).nonzero()[:, 0]
-    if threshold < _LEAST or not _ordinary(cols.numpy()):
+    x1, y1, x2, y2, area = cols.numpy()
+    # all boxes are finite, none is inverted, and rounding is bounded for all
+    ordinary = (np.isfinite(cols.numpy()).all() and (x1 <= x2).all() and (y1 <= y2).all()
+                and ((area == 0) | (area > _TINY_AREA)).all())
+    if threshold < _LEAST or not ordinary:
         everything = dense_conflicts(cols, threshold, offset)
         return greedy(count, everything, cols.device, BLOCK['cpu'])
     order = _ByLeftEdge(cols.numpy(), threshold, offset)

@@ -42,14 +42,13 @@ def _runs(boxes: Rois, shape: torch.Size, bins: Tuple[int, int], adaptive: bool,
     return gather.chunk_by_cost(costs, budget, widths)
 
 
-def _mean_taps(boxes: Rois, shape: torch.Size, bins: Tuple[int, int],
-               adaptive: bool) -> sampling.Taps:
-    """All taps of RoIs; each bin is a bag."""
-    height, width = shape[2:]
+def _filters(boxes: Rois, shape: torch.Size, bins: Tuple[int, int],
+             adaptive: bool) -> Tuple[sampling.AxisTaps, sampling.AxisTaps]:
+    """The filters of RoIs along y and x."""
     most_y, most_x = torch.stack((boxes.grid.y.amax(), boxes.grid.x.amax())).tolist()
-    ys = sampling.axis_taps(boxes.y, boxes.bin_h, boxes.grid.y, most_y, bins[0], height, adaptive)
-    xs = sampling.axis_taps(boxes.x, boxes.bin_w, boxes.grid.x, most_x, bins[1], width, adaptive)
-    return sampling.product_taps(boxes.image, ys, xs, height, width)
+    return (
+        sampling.axis_taps(boxes.y, boxes.bin_h, boxes.grid.y, most_y, bins[0], shape[2], adaptive),
+        sampling.axis_taps(boxes.x, boxes.bin_w, boxes.grid.x, most_x, bins[1], shape[3], adaptive))
 
 
 def _few_channels(boxes: Rois, shape: torch.Size, bins: Tuple[int, int], adaptive: bool) -> bool:
@@ -78,9 +77,7 @@ def _mean_by_lines(input: Tensor, boxes: Rois, output: Tensor) -> None:
     step = max(1, gather.chunk_taps(input.device) * 4 // (c * ph * w))
     for a in range(0, k, step):
         some = boxes.select(slice(a, min(a + step, k)))
-        most_y, most_x = torch.stack((some.grid.y.amax(), some.grid.x.amax())).tolist()
-        ys = sampling.axis_taps(some.y, some.bin_h, some.grid.y, most_y, ph, h, True)
-        xs = sampling.axis_taps(some.x, some.bin_w, some.grid.x, most_x, pw, w, True)
+        ys, xs = _filters(some, input.shape, (ph, pw), True)
         plane = some.image[:, None] * c + torch.arange(c, device=input.device)
         down = gather.gather_sum(lines, *sampling.plane_taps(plane * h, ys))
         across = down.view(-1, ph, w).transpose(1, 2).reshape(-1, ph)
@@ -112,7 +109,9 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
         return
     source = gather.Source(input)
     for a, b in _runs(boxes, input.shape, bins, adaptive, gather.tap_budget(input, output)):
-        taps = _mean_taps(boxes.select(slice(a, b)), input.shape, bins, adaptive)
+        some = boxes.select(slice(a, b))
+        filters = _filters(some, input.shape, bins, adaptive)
+        taps = sampling.product_taps(some.image, *filters, *input.shape[2:])
         gather.put_rows(output[a:b], source.gather_sum(taps.row, taps.weight, taps.starts))
 
 
@@ -134,6 +133,7 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
     adaptive, shape = sampling_ratio <= 0, grad_input.shape
     sink = gather.Sink(grad_input)
     for a, b in _runs(boxes, shape, bins, adaptive, gather.tap_budget(grad_input, grad_output)):
-        taps = _mean_taps(boxes.select(slice(a, b)), shape, bins, adaptive)
+        some = boxes.select(slice(a, b))
+        taps = sampling.product_taps(some.image, *_filters(some, shape, bins, adaptive), *shape[2:])
         sink.scatter_sum(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag)
     sink.close()
