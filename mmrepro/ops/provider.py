@@ -203,8 +203,7 @@ def use(name: str) -> None:
 
     Raises:
         ValueError: ``name`` is not in :data:`PROVIDERS`.
-        RuntimeError: 'compiled' with mmcv-lite; 'triton' if the package triton is missing or too
-            old.
+        RuntimeError: 'compiled' with mmcv-lite; 'triton' if Triton is missing or too old.
     """
     global _fused
     if name not in PROVIDERS:

@@ -135,16 +135,14 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
 
     The samples of a bin are a product of two axes, and so is the clamping rule; hence the average
     is a product of one small filter per axis. Samples that are at most a pixel apart share pixels;
-    the filter then has one tap per pixel instead of two per sample.
+    the filter then has one tap per pixel instead of two per sample. The weights of a bin with all
+    samples inside sum to one.
 
     Args:
         start: (K,) where each RoI begins, in pixels. bin_size: (K,), signed.
         grid: (K,) samples per bin. most: the largest of them.
         bins: P. size: pixels along this axis.
         adaptive: ``grid`` is one sample per started pixel, so samples are never further apart.
-
-    Returns:
-        Taps; the weights of a bin with all samples inside sum to one.
     """
     ordinal = torch.arange(bins, dtype=start.dtype, device=start.device)
     sample = torch.arange(most, dtype=start.dtype, device=start.device)

@@ -143,12 +143,12 @@ _SELECTION = (
 )
 
 _SUMS = (
-    KernelRow('cumsum', 'raises', 'cumsum:cumsum', _STEPS,
+    KernelRow('cumsum', 'raises', 'sums:cumsum', _STEPS,
               'sine position encodings: DETR, Deformable DETR, DINO, Mask2Former and all relatives',
               until=(2, 6)),
-    KernelRow('cumsum_', 'raises', 'cumsum:cumsum_', _STEPS, until=(2, 6)),
+    KernelRow('cumsum_', 'raises', 'sums:cumsum_', _STEPS, until=(2, 6)),
     KernelRow('cumsum', 'good', '', 'a scan in a fixed order under the flag', since=(2, 6)),
-    KernelRow('nll_loss2d_forward', 'raises', 'losses:nll_loss2d_forward',
+    KernelRow('nll_loss2d_forward', 'raises', 'sums:nll_loss2d_forward',
               'gathered and summed by torch.sum',
               'third-party losses (MMDetection reduces itself)'),
     KernelRow('nll_loss2d_backward', 'good', '', 'one write per pixel'),

@@ -204,8 +204,6 @@ def resize_backward(kind: str) -> Callable[..., Tensor]:
         given = (*scales, *(None,) * (len(output_size) - len(scales)))
         return _transpose(grad, input_size[2:],
                           [(build, (bool(align_corners), scale)) for scale in given])
-
-    backward.__name__ = f'resize_{kind}_backward'
     return backward
 
 
@@ -247,6 +245,4 @@ def pad_backward(kind: str) -> Callable[..., Tensor]:
         axes = len(padding) // 2
         befores = [int(padding[2 * (axes - 1 - i)]) for i in range(axes)]
         return _transpose(grad, self.shape[-axes:], [(build, (before,)) for before in befores])
-
-    backward.__name__ = f'{kind}_pad_backward'
     return backward

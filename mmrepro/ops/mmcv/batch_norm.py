@@ -11,7 +11,7 @@ from typing import Union
 import torch
 from torch import Tensor
 
-from ..contract import describe, require, require_dtype, require_shape
+from ..contract import describe, require, require_tensor
 
 __all__ = ['at_least_float32', 'sum_per_channel', 'sync_bn_backward_data',
            'sync_bn_backward_param', 'sync_bn_forward_mean', 'sync_bn_forward_output',
@@ -19,8 +19,7 @@ __all__ = ['at_least_float32', 'sum_per_channel', 'sync_bn_backward_data',
 
 
 def _check(operator: str, data: Tensor, **per_channel: Tensor) -> None:
-    require_shape(operator, 'input', data, (None, None, None))
-    require_dtype(operator, 'input', data)
+    require_tensor(operator, 'input', data, (None, None, None))
     for name, tensor in per_channel.items():
         require(tensor.shape == data.shape[1:2], operator,
                 f'{name} must have one value per channel of {describe(data)}, '
@@ -64,7 +63,7 @@ def sync_bn_forward_output(input: Tensor, mean: Tensor, var: Tensor, weight: Ten
                            running_mean: Tensor, running_var: Tensor, norm: Tensor, std: Tensor,
                            output: Tensor, eps: float, momentum: Union[float, Tensor],
                            group_size: int) -> None:
-    """Normalise, scale and shift ``input`` (N, C, S) into ``output``; update the running statistics.
+    """Normalise, scale and shift (N, C, S) into ``output``; update the running statistics.
 
     Args:
         mean, var: (C,), of all ranks. weight, bias: (C,), or empty.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import gather
-from ..contract import require, require_dtype, require_shape
+from ..contract import require, require_dtype, require_shape, require_tensor
 
 __all__ = ['carafe_backward', 'carafe_forward', 'carafe_naive_backward', 'carafe_naive_forward']
 
@@ -32,8 +32,7 @@ class _Shape(NamedTuple):
 
 def _check(name: str, features: Tensor, masks: Tensor, kernel: int, groups: int,
            scale: int) -> _Shape:
-    require_shape(name, 'features', features, (None,) * 4)
-    require_dtype(name, 'features', features)
+    require_tensor(name, 'features', features, (None,) * 4)
     n, c, h, w = features.shape
     require(kernel > 0 and kernel % 2 == 1, name, f'kernel_size must be odd, got {kernel}')
     require(scale > 0, name, f'scale_factor must be positive, got {scale}')

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import gather, sampling
-from ..contract import describe, require, require_dtype, require_shape
+from ..contract import describe, require, require_dtype, require_shape, require_tensor
 
 __all__ = ['deform_conv_backward_input', 'deform_conv_backward_parameters', 'deform_conv_forward',
            'modulated_deform_conv_backward', 'modulated_deform_conv_forward']
@@ -49,20 +49,13 @@ class _Shape(NamedTuple):
     def taps(self) -> int:
         return self.kernel[0] * self.kernel[1]
 
-    def output(self, height: int, width: int) -> Tuple[int, int]:
-        return tuple((size + 2 * pad - (dilation * (kernel - 1) + 1)) // stride + 1
-                     for size, pad, dilation, kernel, stride in zip(
-                         (height, width), self.padding, self.dilation, self.kernel, self.stride))
-
 
 class _DeformConv:
     """One call, with its tensors in the layout of the runs.
 
-    Attributes:
-        rows: (N * H * W + 1) * deform_groups rows of the input, channels of one group each.
-        offsets: (N, pixels, taps, deform_groups, 2), y before x. masks: without the last axis,
-            or None.
-        weight: (groups, out channels per group, taps * channels per group).
+    ``rows`` has (N * H * W + 1) * deform_groups rows of the input, channels of one group each;
+    ``offsets`` is (N, pixels, taps, deform_groups, 2), y before x, ``masks`` the same without the
+    last axis, or None; ``weight`` is (groups, out channels per group, taps * channels per group).
     """
 
     def __init__(self, name: str, input: Tensor, weight: Tensor, offset: Tensor,
@@ -136,8 +129,7 @@ class _DeformConv:
 def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tensor,
            mask: Optional[Tensor]) -> Tuple[int, int]:
     """The size of the output, after the checks of mmcv's ``deform_conv_shape_check``."""
-    require_shape(name, 'input', input, (None,) * 4)
-    require_dtype(name, 'input', input)
+    require_tensor(name, 'input', input, (None,) * 4)
     n, c, h, w = input.shape
     for what in ('kernel', 'stride', 'dilation'):
         require(min(getattr(shape, what)) > 0, name,
@@ -148,7 +140,8 @@ def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tens
     require_shape(name, 'weight', weight, (None, c // shape.groups, *shape.kernel))
     require(len(weight) % shape.groups == 0, name,
             f'the {len(weight)} output channels are not divisible by groups {shape.groups}')
-    out = shape.output(h, w)
+    out = tuple((size + 2 * pad - (dilation * (kernel - 1) + 1)) // stride + 1
+                for size, kernel, stride, pad, dilation in zip((h, w), *shape[:4]))
     fits = mask is not None or (h >= shape.kernel[0] and w >= shape.kernel[1])
     require(min(out) > 0 and fits, name,
             f'input {describe(input)} is smaller than the kernel {shape.kernel}')
@@ -242,13 +235,11 @@ def deform_conv_forward(input: Tensor, weight: Tensor, offset: Tensor, output: T
                         columns: Tensor, ones: Tensor, kW: int, kH: int, dW: int, dH: int,
                         padW: int, padH: int, dilationW: int, dilationH: int, group: int,
                         deformable_group: int, im2col_step: int) -> None:
-    """Convolve at shifted positions: fill ``output`` (N, C_out, H_out, W_out).
+    """Convolve (N, C, H, W) at shifted positions: fill ``output`` (N, C_out, H_out, W_out).
 
-    Args:
-        input: (N, C, H, W). weight: (C_out, C / group, kH, kW).
-        offset: (N, deformable_group * 2 * kH * kW, H_out, W_out); y before x for every tap.
-        columns, ones: buffers of mmcv's kernels, not used.
-        dW, dH: strides. im2col_step: must divide the batch.
+    ``weight`` is (C_out, C / group, kH, kW), ``offset`` (N, deformable_group * 2 * kH * kW, H_out,
+    W_out), y before x for every tap; dW and dH are strides, and ``im2col_step`` must divide the
+    batch. ``columns`` and ``ones`` are buffers of mmcv's kernels, not used.
     """
     conv = _without_mask(input, weight, offset, im2col_step, (kH, kW), (dH, dW), (padH, padW),
                          (dilationH, dilationW), group, deformable_group)

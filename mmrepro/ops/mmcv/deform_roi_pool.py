@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import gather, sampling
-from ..contract import require_dtype, require_shape
+from ..contract import require_tensor
 from .bilinear_mean import Means, Visit, mean_forward, runs, samples, scatter_samples
 from .rois import check_rois
 
@@ -32,8 +32,7 @@ def _means(feature: Tensor, rois: Tensor, offset: Tensor, bins: Tuple[int, int],
     # (K, 2, PH, PW), x before y
     shift = None
     if offset.numel():
-        require_shape('deform_roi_pool', 'offset', offset, (len(rois), 2, *bins))
-        require_dtype('deform_roi_pool', 'offset', offset, (feature.dtype,))
+        require_tensor('deform_roi_pool', 'offset', offset, (len(rois), 2, *bins), (feature.dtype,))
         shift = gather.single(gamma) * size[:, :, None, None] * offset.to(dtype)
 
     def locate(visit: Visit) -> Tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Callable, Optional, Tuple
 import torch
 from torch import Tensor
 
-from ..contract import describe, require, require_dtype, require_shape
+from ..contract import describe, require, require_tensor
 
 __all__ = ['sigmoid_focal_loss_backward', 'sigmoid_focal_loss_forward',
            'softmax_focal_loss_backward', 'softmax_focal_loss_forward']
@@ -22,17 +22,14 @@ _TILE = {'cpu': (1 << 15) - 1, 'cuda': 1 << 24}
 # mmcv's FLT_MIN: the least probability to take a logarithm of.
 _LEAST = torch.finfo(torch.float32).tiny
 
-
 # Loss or derivative by the logits, given gamma and alpha.
 Part = Callable[[Tensor, float, float], Tensor]
 
 
 def _check(operator: str, scores: Tensor, target: Tensor, weight: Tensor, out: Tensor,
            out_shape: Tuple[int, ...]) -> None:
-    require_shape(operator, 'input', scores, (None, None))
-    require_dtype(operator, 'input', scores)
-    require_dtype(operator, 'target', target, (torch.long,))
-    require_shape(operator, 'target', target, (len(scores),))
+    require_tensor(operator, 'input', scores, (None, None))
+    require_tensor(operator, 'target', target, (len(scores),), (torch.long,))
     require(tuple(out.shape) == out_shape and out.dtype == scores.dtype, operator,
             f'the result must be {out_shape} of the dtype of input {describe(scores)}, '
             f'got {describe(out)}')

@@ -70,14 +70,11 @@ def resolve(conflicts: Tensor) -> Tensor:
 
 def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,
            owner: Optional[Tensor] = None) -> Tensor:
-    """Ranks of the kept boxes, ascending, on ``device``.
+    """Ranks of the kept boxes, ascending, on ``device``; rank 0 of ``count`` is the best.
 
-    Args:
-        count: number of boxes; rank 0 is the best.
-        conflicts: called with two index tensors, ranks of rows and of columns.
-        block: boxes per block. Boxes that a block drops do not enter the next, and no matrix is
-            larger than ``block`` x ``count``.
-        owner: (N,) int64 or None; receives for each dropped box the one that dropped it.
+    ``conflicts`` is called with two index tensors, ranks of rows and of columns. Boxes that a block
+    of ``block`` boxes drops do not enter the next, and no matrix is larger than ``block`` x
+    ``count``. ``owner`` (N,) int64 receives for each dropped box the one that dropped it.
     """
     alive = torch.arange(count, device=device)
     kept = []

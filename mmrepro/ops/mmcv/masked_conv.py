@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..contract import describe, require, require_dtype, require_shape
+from ..contract import describe, require, require_dtype, require_shape, require_tensor
 
 __all__ = ['masked_col2im_forward', 'masked_im2col_forward']
 
@@ -29,8 +29,7 @@ def masked_im2col_forward(im: Tensor, mask_h_idx: Tensor, mask_w_idx: Tensor, co
     columns are ``mask_h_idx`` and ``mask_w_idx``, (K,) int64. The stride is 1.
     """
     operator = 'masked_im2col_forward'
-    require_shape(operator, 'im', im, (1, None, None, None))
-    require_dtype(operator, 'im', im)
+    require_tensor(operator, 'im', im, (1, None, None, None))
     _check_pixels(operator, mask_h_idx, mask_w_idx)
     _, channels, height, width = im.shape
     count, window = len(mask_h_idx), kernel_h * kernel_w

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import gather, sampling
-from ..contract import describe, require, require_dtype, require_shape
+from ..contract import describe, require, require_dtype, require_shape, require_tensor
 
 __all__ = ['check', 'groups', 'ms_deform_attn_backward', 'ms_deform_attn_forward']
 
@@ -38,10 +38,9 @@ def check(value: Tensor, shapes: Tensor, starts: Tensor, locations: Tensor,
     (b, keys, heads, _), levels = value.shape, len(shapes)
     require_shape(name, 'value_level_start_index', starts, (levels,))
     require_shape(name, 'sampling_locations', locations, (b, None, heads, levels, None, 2))
-    require_shape(name, 'attention_weights', weights, locations.shape[:5])
+    require_tensor(name, 'attention_weights', weights, locations.shape[:5], (value.dtype,))
     require_dtype(name, 'value', value)
     require_dtype(name, 'sampling_locations', locations, (value.dtype,))
-    require_dtype(name, 'attention_weights', weights, (value.dtype,))
     step = min(b, im2col_step)
     require(not b or (step > 0 and b % step == 0), name,
             f'batch {b} is not divisible by im2col_step {im2col_step}')

@@ -12,7 +12,7 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
-from ..contract import describe, require, require_dtype, require_shape
+from ..contract import describe, require, require_dtype, require_shape, require_tensor
 from .convex import clip_area, hull, shoelace
 from .overlaps import TILE
 
@@ -196,8 +196,7 @@ def points_in_polygons_forward(points: Tensor, polygons: Tensor, output: Tensor)
 
 def _filter_shape(operator: str, indices: Tensor, outer: Tensor, inner: Tensor) -> Tuple[int, int]:
     """Entries and rotations of ``indices`` (O, H, W, R), if the two filter tensors fit them."""
-    require_shape(operator, 'indices', indices, (None, None, None, None))
-    require_dtype(operator, 'indices', indices, (torch.int32,))
+    require_tensor(operator, 'indices', indices, (None, None, None, None), (torch.int32,))
     require_dtype(operator, 'filters', outer)
     orientations, height, width, rotations = indices.shape
     fits = (inner.dim() == 5 and tuple(inner.shape[2:]) == (orientations, height, width)

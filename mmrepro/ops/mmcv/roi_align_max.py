@@ -1,11 +1,9 @@
 """The 'max' mode of RoIAlign.
 
-Signature: ``mmcv/ops/roi_align.py``; formula: ``roi_align_cuda_kernel.cuh`` (mmcv 2.1.0). Samples
-are visited in mmcv's order, and a value replaces the best one only if it is greater: the first of
-equal samples wins, and NaN never does.
-
-All channels share the samples, so one sample of every bin is visited at a time. Boxes are sorted by
-their number of samples, most first; those that still have a sample are then a prefix.
+Signature: ``mmcv/ops/roi_align.py``; formula: ``roi_align_cuda_kernel.cuh`` (mmcv 2.1.0). All
+channels share the samples, so one sample of every bin is visited at a time, in mmcv's order. Boxes
+are sorted by their number of samples, most first; those that still have a sample are then a prefix.
+A value replaces the best one only if it is greater: the first of equal samples wins, and NaN never.
 """
 from __future__ import annotations
 

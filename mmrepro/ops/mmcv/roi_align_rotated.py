@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import gather, sampling
-from ..contract import require, require_dtype, require_shape
+from ..contract import require, require_dtype, require_shape, require_tensor
 from .bilinear_mean import Means, Visit, mean_backward, mean_forward
 from .rois import check_rois
 
@@ -72,8 +72,8 @@ def roi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Tens
 
 def _orientations(rois: Tensor, count: int) -> Tuple[Tensor, Tensor]:
     """First orientation of each RoI, (K,) int64, and the fraction beyond it, (K,)."""
-    steps = ((rois[:, 5].to(gather.COMPUTE[rois.dtype]) * count).double() / (2 * math.pi))
-    steps = steps.to(gather.COMPUTE[rois.dtype])
+    dtype = gather.COMPUTE[rois.dtype]
+    steps = ((rois[:, 5].to(dtype) * count).double() / (2 * math.pi)).to(dtype)
     start = steps.floor()
     return start.nan_to_num(0).to(torch.int64) % count, steps - start
 
@@ -198,9 +198,8 @@ def _anchor_taps(feature: Tensor, boxes: Tensor, scale: float,
     name = 'rotated_feature_align'
     require_shape(name, 'features', feature, (None,) * 4)
     n, _, h, w = feature.shape
-    require_shape(name, 'best_bboxes', boxes, (n, h, w, 5))
+    require_tensor(name, 'best_bboxes', boxes, (n, h, w, 5), (feature.dtype,))
     require_dtype(name, 'features', feature)
-    require_dtype(name, 'best_bboxes', boxes, (feature.dtype,))
     require(points in (1, 5), name, f'points must be 1 or 5, got {points}')
     boxes = boxes.reshape(-1, 5).to(gather.COMPUTE[boxes.dtype])
     # mmcv reads y before x, unlike its documentation

@@ -1,11 +1,9 @@
 """RoIPool: the greatest pixel of every bin of axis-aligned boxes.
 
-Signature: ``mmcv/ops/roi_pool.py``; formula: ``roi_pool_cuda_kernel.cuh`` (mmcv 2.1.0). Pixels are
-visited row by row, and a value replaces the best one only if it is greater: the first of equal
-pixels wins, and NaN never does.
-
-One pixel of every bin is visited at a time. Bins are sorted by their number of pixels, most first;
-those that still have a pixel are then a prefix.
+Signature: ``mmcv/ops/roi_pool.py``; formula: ``roi_pool_cuda_kernel.cuh`` (mmcv 2.1.0). One pixel
+of every bin is visited at a time, row by row. Bins are sorted by their number of pixels, most
+first; those that still have a pixel are then a prefix. A value replaces the best one only if it is
+greater: the first of equal pixels wins, and NaN never does.
 
 One difference from mmcv: bins of a malformed box (of negative size) have no gradient. mmcv leaves
 their argmax at 0 and so adds their gradient to the first pixel.

@@ -22,7 +22,6 @@ _LEAST_ROWS = 4
 # The score of a chosen box: below every limit, also after products with factors.
 _TAKEN = np.float32(-1)
 
-
 # Replaces overlaps (K, N) float32 by factors, in place.
 Decay = Callable[[np.ndarray], np.ndarray]
 
