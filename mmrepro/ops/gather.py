@@ -204,8 +204,7 @@ def gather_sum(rows: Tensor, index: Tensor, weight: Tensor,
         return rows.new_zeros((bag_count, rows.shape[1]))
     with torch.no_grad():
         return F.embedding_bag(index, rows.contiguous(), offsets, mode='sum',
-                               per_sample_weights=weight,
-                               include_last_offset=offsets is not None)
+                               per_sample_weights=weight, include_last_offset=offsets is not None)
 
 
 def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
@@ -295,8 +294,7 @@ def masked_copy(values: Tensor, owner: Tensor, who: Union[int, Tensor], out: Ten
         torch.bitwise_and(ones, values[part].view(bits), out=out[part].view(bits))
 
 
-def replace_greater(best: Tensor, winner: Tensor, value: Tensor, number: int,
-                    nan: float) -> None:
+def replace_greater(best: Tensor, winner: Tensor, value: Tensor, number: int, nan: float) -> None:
     """Replace ``best`` where ``value`` is greater, and set ``winner`` to ``number`` there.
 
     Numbers must ascend from call to call. ``value`` is changed: ``nan`` replaces NaN, which

@@ -52,8 +52,7 @@ class OperatorRow(NamedTuple):
         return bool(self.target)
 
 
-def _family(module: str, source: str, why: str, compiled: str, users: str,
-            *names: str) -> Family:
+def _family(module: str, source: str, why: str, compiled: str, users: str, *names: str) -> Family:
     return Family(module if '.' in module else f'mmrepro.ops.mmcv.{module}', source, why, compiled,
                   users, names)
 

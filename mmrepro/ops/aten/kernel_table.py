@@ -83,8 +83,7 @@ _RESIZE = (
               'python_overrides:upsample_linear',
               _DETOUR, 'F.interpolate', since=(2, 1), until=(2, 4)),
     KernelRow('torch._decomp.decompositions._upsample_linear_vec', 'slow',
-              'python_overrides:upsample_linear',
-              _DETOUR, 'F.interpolate', since=(2, 2)),
+              'python_overrides:upsample_linear', _DETOUR, 'F.interpolate', since=(2, 2)),
     KernelRow('upsample_nearest2d_backward', 'good', '', _GATHER, 'FPN, PAFPN, BFP, HRNet'),
     KernelRow('upsample_nearest1d_backward', 'good', '', _GATHER),
     KernelRow('upsample_nearest3d_backward', 'good', '', _GATHER),
@@ -121,8 +120,7 @@ _PADDING = (
               'CondInst, BoxInst'),
     KernelRow('replication_pad3d_backward', 'raises', 'separable:pad_backward(replication)', _AXES),
     KernelRow('torch._decomp.decompositions._replication_pad', 'slow',
-              'python_overrides:replication_pad', _DETOUR,
-              'F.pad(mode="replicate")', since=(2, 1)),
+              'python_overrides:replication_pad', _DETOUR, 'F.pad(mode="replicate")', since=(2, 1)),
 )
 
 _SELECTION = (
@@ -131,8 +129,7 @@ _SELECTION = (
     KernelRow('sort', 'ties', 'selection:sort', _TIES,
               'candidates before NMS, PISA, rank losses', devices=_BOTH),
     KernelRow('kthvalue', 'raises', 'selection:kthvalue', _TIES,
-              'Dynamic R-CNN, CenterNet (update)',
-              until=(2, 10)),
+              'Dynamic R-CNN, CenterNet (update)', until=(2, 10)),
     KernelRow('kthvalue', 'good', '', 'the lowest index of equal values',
               'Dynamic R-CNN, CenterNet (update)', since=(2, 10)),
     KernelRow('median.dim', 'raises', 'selection:median', _TIES),

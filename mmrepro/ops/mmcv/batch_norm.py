@@ -114,8 +114,7 @@ def sync_bn_backward_param(grad_output: Tensor, norm: Tensor, grad_weight: Tenso
 
 
 def sync_bn_backward_data(grad_output: Tensor, weight: Tensor, grad_weight: Tensor,
-                          grad_bias: Tensor, norm: Tensor, std: Tensor,
-                          grad_input: Tensor) -> None:
+                          grad_bias: Tensor, norm: Tensor, std: Tensor, grad_input: Tensor) -> None:
     """Write the gradient of the input (N, C, S), given those of the parameters over all ranks."""
     operator = 'sync_bn_backward_data'
     _check(operator, grad_output, weight=weight, grad_weight=grad_weight, grad_bias=grad_bias,

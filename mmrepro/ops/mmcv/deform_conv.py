@@ -260,15 +260,13 @@ def deform_conv_backward_input(input: Tensor, offset: Tensor, gradOutput: Tensor
 
 def deform_conv_backward_parameters(input: Tensor, offset: Tensor, gradOutput: Tensor,
                                     gradWeight: Tensor, columns: Tensor, ones: Tensor, kW: int,
-                                    kH: int, dW: int, dH: int, padW: int, padH: int,
-                                    dilationW: int, dilationH: int, group: int,
-                                    deformable_group: int, scale: float,
+                                    kH: int, dW: int, dH: int, padW: int, padH: int, dilationW: int,
+                                    dilationH: int, group: int, deformable_group: int, scale: float,
                                     im2col_step: int) -> None:
     """Add ``scale`` times the gradient of the weights to ``gradWeight``."""
     conv = _without_mask(input, gradWeight, offset, im2col_step, (kH, kW), (dH, dW), (padH, padW),
                          (dilationH, dilationW), group, deformable_group)
-    require_shape('deform_conv', 'gradOutput', gradOutput,
-                  (len(input), len(gradWeight), *conv.out))
+    require_shape('deform_conv', 'gradOutput', gradOutput, (len(input), len(gradWeight), *conv.out))
     _backward(conv, gradOutput, None, None, None, gradWeight, scale)
 
 

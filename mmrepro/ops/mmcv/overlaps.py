@@ -79,8 +79,7 @@ def exceeds(a: Tensor, b: Tensor, threshold: float, offset: int, equal: bool = F
     return torch.from_numpy(compare(overlap.numpy(), np.float32(threshold)))
 
 
-def dense_conflicts(cols: Tensor, threshold: float, offset: int,
-                    equal: bool = False) -> Conflicts:
+def dense_conflicts(cols: Tensor, threshold: float, offset: int, equal: bool = False) -> Conflicts:
     """The conflict function of :func:`mmrepro.ops.mmcv.greedy_nms.greedy` over columns (5, N)."""
     def conflicts(rows: Tensor, others: Tensor) -> Tensor:
         a = cols.index_select(1, rows)[:, :, None]

@@ -233,8 +233,7 @@ def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor
 
 def active_rotated_filter_backward(grad_out: Tensor, indices: Tensor, grad_in: Tensor) -> None:
     """Write the sum over rotations, in their order, of ``grad_out`` to ``grad_in``."""
-    entries, rotations = _filter_shape('active_rotated_filter_backward', indices, grad_out,
-                                       grad_in)
+    entries, rotations = _filter_shape('active_rotated_filter_backward', indices, grad_out, grad_in)
     goes = indices.view(entries, rotations).long() - 1
     outputs, inputs = grad_in.shape[:2]
     table = grad_out.detach().reshape(outputs, rotations, inputs, entries)

@@ -124,8 +124,7 @@ def riroi_align_rotated_forward(features: Tensor, rois: Tensor, output: Tensor, 
 
 def riroi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Tensor,
                                  pooled_height: int, pooled_width: int, spatial_scale: float,
-                                 num_samples: int, num_orientations: int,
-                                 clockwise: bool) -> None:
+                                 num_samples: int, num_orientations: int, clockwise: bool) -> None:
     """Add the gradient of :func:`riroi_align_rotated_forward` to ``bottom_grad``."""
     _check_orientations(bottom_grad.shape[1], num_orientations)
     means = _rotated('riroi_align_rotated', bottom_grad, rois, (pooled_height, pooled_width),
