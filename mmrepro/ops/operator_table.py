@@ -46,11 +46,6 @@ class OperatorRow(NamedTuple):
     compiled: str
     users: str
 
-    @property
-    def deterministic(self) -> bool:
-        """Whether there is an implementation: all of them give the same bits on every run."""
-        return bool(self.target)
-
 
 def _family(module: str, source: str, why: str, compiled: str, users: str, *names: str) -> Family:
     return Family(module if '.' in module else f'mmrepro.ops.mmcv.{module}', source, why, compiled,

@@ -89,12 +89,10 @@ def padded_corners(y: Tensor, x: Tensor, height: Union[int, Tensor],
 
 
 class Grid(NamedTuple):
-    """Samples per bin, (K,) int64 each, and the largest of them, known to the host."""
+    """Samples per bin, (K,) int64 each."""
 
     y: Tensor
     x: Tensor
-    most_y: int
-    most_x: int
 
 
 def samples_per_bin(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Tensor:
@@ -112,13 +110,11 @@ def grid_of(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Grid:
     if a bin would have more than :data:`MAX_GRID` samples along one axis.
     """
     grid = samples_per_bin(bin_h, bin_w, sampling_ratio)
-    if sampling_ratio > 0:
-        return Grid(grid[0], grid[1], sampling_ratio, sampling_ratio)
-    most = grid.amax(1).tolist() if grid.numel() else [0, 0]
-    require(max(most) <= MAX_GRID, 'sampling_ratio=0',
-            f'a bin asks for {max(most)} or more samples along one axis (allowed: {MAX_GRID}); its '
+    most = int(grid.amax()) if sampling_ratio <= 0 and grid.numel() else 0
+    require(most <= MAX_GRID, 'sampling_ratio=0',
+            f'a bin asks for {most} or more samples along one axis (allowed: {MAX_GRID}); its '
             'box is larger than any image')
-    return Grid(grid[0], grid[1], most[0], most[1])
+    return Grid(*grid)
 
 
 class AxisTaps(NamedTuple):

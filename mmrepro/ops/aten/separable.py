@@ -22,7 +22,7 @@ from torch import Tensor
 from ..gather import compute_dtype
 
 __all__ = ['PADS', 'RESIZES', 'adaptive_avg_pool_backward', 'avg_pool3d_backward', 'pad_backward',
-           'resize_backward', 'transpose_axis']
+           'resize_backward']
 
 # Constants of the cubic filter: torch uses OpenCV's for plain and Pillow's for antialiased resize.
 _CUBIC, _CUBIC_ANTIALIASED = -0.75, -0.5
@@ -159,35 +159,28 @@ def _axis(build: Callable[..., _Reads], size: int, outputs: int, arguments: tupl
                  bool((counts < taps).any()))
 
 
-def transpose_axis(grad: Tensor, dim: int, axis: _Axis) -> Tensor:
-    """``out[i] = sum over t of weight[t, i] * grad[index[t, i]]`` along ``dim``, t ascending."""
-    shape = [1] * grad.dim()
-    shape[dim] = -1
-    if axis.padded:
-        # padding reads an extra zero: 0 times an infinite gradient would be NaN
-        nothing = list(grad.shape)
-        nothing[dim] = 1
-        grad = torch.cat((grad, grad.new_zeros(nothing)), dim)
-    total = None
-    for index, weight in zip(axis.index, axis.weight):
-        part = grad.index_select(dim, index).mul_(weight.view(shape))
-        total = part if total is None else total.add_(part)
-    if total is None:
-        size = list(grad.shape)
-        size[dim] = axis.index.shape[1]
-        return grad.new_zeros(size)
-    return total
-
-
 def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[Tuple[Callable, tuple]]
                ) -> Tensor:
-    """Transpose the last ``len(sizes)`` dimensions of ``grad``, in order."""
+    """Transpose the last ``len(sizes)`` dimensions of ``grad``, in order.
+
+    Along each: ``out[i] = sum over t of weight[t, i] * grad[index[t, i]]``, t ascending.
+    """
     dtype = compute_dtype(grad)
     result = grad.to(dtype)
-    first = grad.dim() - len(sizes)
-    for i, (size, (build, arguments)) in enumerate(zip(sizes, builds)):
-        axis = _axis(build, int(size), grad.shape[first + i], arguments, grad.device, dtype)
-        result = transpose_axis(result, first + i, axis)
+    for dim, size, (build, arguments) in zip(range(-len(sizes), 0), sizes, builds):
+        axis = _axis(build, int(size), grad.shape[dim], arguments, grad.device, dtype)
+        shape = list(result.shape)
+        if axis.padded:
+            # padding reads an extra zero: 0 times an infinite gradient would be NaN
+            shape[dim] = 1
+            result = torch.cat((result, result.new_zeros(shape)), dim)
+        shape[dim] = axis.index.shape[1]
+        total = None if len(axis.index) else result.new_zeros(shape)
+        for index, weight in zip(axis.index, axis.weight):
+            weight = weight.view(-1, *[1] * (-1 - dim))
+            part = result.index_select(dim, index).mul_(weight)
+            total = part if total is None else total.add_(part)
+        result = total
     return result.to(grad.dtype)
 
 

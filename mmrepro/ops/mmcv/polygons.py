@@ -93,15 +93,6 @@ def convex_iou(pointsets: Tensor, polygons: Tensor, ious: Tensor) -> None:
         flat[part] = (inter / union).to(ious.dtype)
 
 
-def _giou(x: Tensor, y: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
-    """Generalised overlap (P,) of the hulls of (9, P) with quadrilaterals (4, P)."""
-    ax, ay = _hull_of(x, y)
-    inter = _meet(ax, ay, qx, qy)
-    union = shoelace(ax, ay).abs() + shoelace(qx, qy).abs() - inter
-    around = shoelace(*_hull_of(torch.cat([ax, qx]), torch.cat([ay, qy]))).abs()
-    return inter / union - (around - union) / around
-
-
 def convex_giou(pointsets: Tensor, polygons: Tensor, output: Tensor) -> None:
     """Write the generalised overlap of each point set's hull with its polygon, and its gradient.
 
@@ -121,18 +112,15 @@ def convex_giou(pointsets: Tensor, polygons: Tensor, output: Tensor) -> None:
         with torch.enable_grad():
             x, y = ((value - middle).requires_grad_() for value, middle in
                     zip(_corners(points), (middle_x, middle_y)))
-            giou = _giou(x, y, qx - middle_x, qy - middle_y)
+            qx, qy = qx - middle_x, qy - middle_y
+            ax, ay = _hull_of(x, y)
+            inter = _meet(ax, ay, qx, qy)
+            union = shoelace(ax, ay).abs() + shoelace(qx, qy).abs() - inter
+            around = shoelace(*_hull_of(torch.cat([ax, qx]), torch.cat([ay, qy]))).abs()
+            giou = inter / union - (around - union) / around
             gradient = torch.autograd.grad(giou.sum(), (x, y))
         out[:, :-1] = torch.stack(gradient, -1).transpose(0, 1).flatten(1).to(out.dtype)
         out[:, -1] = giou.detach().to(out.dtype)
-
-
-def _edge_angles(x: Tensor, y: Tensor) -> Tensor:
-    """Angles of a hull's edges (K, P) modulo a right angle, as mmcv reduces them."""
-    angle = torch.atan2((y.roll(-1, 0) - y).double(), (x.roll(-1, 0) - x).double()).float()
-    above = torch.fmod(angle.double(), _QUARTER).float()
-    quarters = (angle / _QUARTER - 1).trunc()
-    return torch.where(angle >= 0, above, angle - quarters * _QUARTER)
 
 
 def min_area_polygons(pointsets: Tensor, polygons: Tensor) -> None:
@@ -150,7 +138,11 @@ def min_area_polygons(pointsets: Tensor, polygons: Tensor) -> None:
         index, number = hull(*_corners(points))
         x, y = (value.float().gather(0, index) for value in _corners(points))
         edges = torch.arange(_POINTS, device=x.device)[:, None] < number.clamp(min=1)
-        angle = _edge_angles(x, y)
+        # angles of the edges modulo a right angle, as mmcv reduces them
+        angle = torch.atan2((y.roll(-1, 0) - y).double(), (x.roll(-1, 0) - x).double()).float()
+        above = torch.fmod(angle.double(), _QUARTER).float()
+        quarters = (angle / _QUARTER - 1).trunc()
+        angle = torch.where(angle >= 0, above, angle - quarters * _QUARTER)
         cos, sin = angle.cos(), angle.sin()
         u = cos[:, None] * x + sin[:, None] * y
         v = -sin[:, None] * x + cos[:, None] * y
