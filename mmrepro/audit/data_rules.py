@@ -17,7 +17,7 @@ class StockFault(NamedTuple):
     """What a type of MMDetection does that differs between runs, without mmrepro.
 
     Attributes:
-        cause: id in docs/causes.md.
+        cause: id in docs/explanation/causes.md.
         why: in one line.
         condition: ``key=value`` that has to be in the dict, or ''.
     """

@@ -48,7 +48,8 @@ class AuditRule(NamedTuple):
         check: ``check(subject)`` yields what it found.
         why: what goes wrong, in one line.
         fix: what to do, besides or instead of the next two.
-        link: section of the documentation; letters and numbers are those of docs/causes.md.
+        link: section of the documentation; letters and numbers are those of
+            docs/explanation/causes.md.
         settings: of the config, as ``--cfg-options`` takes them, with which the rule is silent.
         env: variables of the environment with which the rule is silent.
     """

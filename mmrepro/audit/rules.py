@@ -12,9 +12,11 @@ from .findings import CHANGES, HINT, MAY, TWO_LINES, AuditRule
 
 __all__ = ['RULES']
 
-_CAUSES = 'docs/causes.md'
-_LIMITS = 'docs/limits.md'
-_STREAMS = 'docs/streams.md'
+_AUDIT = 'docs/how-to/audit.md'
+_CAUSES = 'docs/explanation/causes.md'
+_LIMITS = 'docs/explanation/limits.md'
+_QUICKSTART = 'docs/tutorials/quickstart.md'
+_STREAMS = 'docs/explanation/streams.md'
 _RUNNER = {'runner_type': 'mmrepro.ReproRunner'}
 _DETERMINISTIC = {'randomness.deterministic': True}
 
@@ -25,13 +27,13 @@ _SETUP = (
          '', f'{_CAUSES} A1-A8', TWO_LINES),
     AuditRule('lazy-import', CHANGES, setting_rules.lazy_import,
          'mmrepro is named but never imported, so the run is a stock one',
-         'or inherit from mmrepro.configs._base_.reproducible', 'docs/quickstart.md', _RUNNER),
+         'or inherit from mmrepro.configs._base_.reproducible', _QUICKSTART, _RUNNER),
     AuditRule('import-may-fail', HINT, setting_rules.import_may_fail,
          'where mmrepro is not installed the run goes on without it, with a warning only',
-         '', 'docs/quickstart.md', {'custom_imports.allow_failed_imports': False}),
+         '', _QUICKSTART, {'custom_imports.allow_failed_imports': False}),
     AuditRule('import-failed', MAY, setting_rules.import_failed,
          'what the module registers could not be looked at',
-         'install it, or put its folder on PYTHONPATH, and audit again', 'docs/audit.md'),
+         'install it, or put its folder on PYTHONPATH, and audit again', _AUDIT),
     AuditRule('other-runner', CHANGES, setting_rules.runner_type,
          'its strategies shard states and reduce in orders that mmrepro does not control; refused',
          '', f'{_LIMITS} FlexibleRunner', _RUNNER),
@@ -43,10 +45,10 @@ _SETUP = (
     AuditRule('misspelt-key', MAY, setting_rules.misspelt,
          'nothing reads this key: the run goes on with what the base or a default says',
          'correct the name; if it is a variable of your own, rename it or --ignore misspelt-key',
-         'docs/audit.md'),
+         _AUDIT),
     AuditRule('legacy-keys', HINT, setting_rules.legacy_keys,
          "a key of MMDetection 2.x; stock MMEngine ignores it",
-         'move it into randomness = dict(...)', 'docs/quickstart.md'),
+         'move it into randomness = dict(...)', _QUICKSTART),
 )
 
 _KERNELS = (
@@ -66,7 +68,7 @@ _KERNELS = (
          'or torch.backends.cudnn.allow_tf32 = False', f'{_CAUSES} A1', TWO_LINES),
     AuditRule('torch-operator', CHANGES, operator_rules.native_operators,
          'torch has no form of it on CUDA that repeats; with determinism it refuses to run',
-         'mmrepro has forms of nearly all of them', 'docs/audit.md operators', TWO_LINES),
+         'mmrepro has forms of nearly all of them', 'docs/explanation/operators.md', TWO_LINES),
     AuditRule('mmcv-operator', CHANGES, operator_rules.mmcv_operators,
          "a compiled kernel of mmcv that adds with atomics, or one that is missing",
          'the two lines (see not-attached): mmrepro provides these operators; where it has no '
@@ -74,7 +76,7 @@ _KERNELS = (
     AuditRule('mixed-precision', HINT, setting_rules.mixed_precision,
          'repeats on one machine; 16 bits make every other difference visible sooner, and with a '
          'dynamic scale a skipped step follows from the first overflow',
-         'only while you look for a difference', 'docs/my-runs-differ.md',
+         'only while you look for a difference', 'docs/how-to/my-runs-differ.md',
          {'optim_wrapper.type': 'OptimWrapper'}),
     AuditRule('compile', MAY, setting_rules.compiled,
          'inductor may choose kernels by timing them; mmrepro sets TORCHINDUCTOR_DETERMINISTIC, '
@@ -120,7 +122,7 @@ _DATA = (
          {'randomness.worker_seed': 'sample', 'randomness.step_seed': True}),
     AuditRule('resume-not-strict', HINT, setting_rules.not_strict_resume,
          'a resume with different settings or versions only warns',
-         '', 'docs/resume.md', {'randomness.resume_strict': True}),
+         '', 'docs/how-to/resume.md', {'randomness.resume_strict': True}),
     AuditRule('iterable', CHANGES, data_rules.without_position,
          'samples without a position cannot be seeded one by one: refused',
          "or a map-style dataset in batches: MMEngine's own streams do not resume exactly",
@@ -149,10 +151,10 @@ _ENVIRONMENT = (
          'or any other fixed number, or OMP_NUM_THREADS', f'{_LIMITS} other machines',
          {'randomness.num_threads': 1}),
     AuditRule('no-device', HINT, environment_rules.no_such_device,
-         'no GPU was queried', 'audit again on the machine that trains', 'docs/audit.md'),
+         'no GPU was queried', 'audit again on the machine that trains', _AUDIT),
     AuditRule('not-built', HINT, environment_rules.not_built,
          'the model could not be built without memory, so its operators were not looked at',
-         'audit where all its packages are installed', 'docs/audit.md'),
+         'audit where all its packages are installed', _AUDIT),
 )
 
 # what the user's own files hold: transforms, datasets, modules, hooks, samplers
@@ -199,7 +201,7 @@ _SOURCES = (
          'register_buffer(...), or mmrepro.checkpoint.adapters.register(Class, "attribute")',
          f'{_CAUSES} B11'),
     AuditRule('unreadable', MAY, environment_rules.unreadable,
-         'nothing in it was checked', 'correct the file', 'docs/audit.md'),
+         'nothing in it was checked', 'correct the file', _AUDIT),
 )
 
 RULES: Tuple[AuditRule, ...] = (*_SETUP, *_KERNELS, *_RANKS, *_DATA, *_ENVIRONMENT, *_SOURCES)

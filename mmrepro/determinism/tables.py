@@ -128,7 +128,7 @@ def _is_thread_count(value: str) -> bool:
 # CUDA_LAUNCH_BLOCKING=1 is deliberately not here: work on one stream runs in order without it, so
 # it buys no bit and costs the overlap of host and device. MKL_CBWR is not either: it makes
 # matrix products independent of the number of threads but not convolutions, and it changes the
-# bits of products with one thread (docs/limits.md). Both are recorded below.
+# bits of products with one thread (docs/explanation/limits.md). Both are recorded below.
 ENV = (
     EnvRow(
         'CUBLAS_WORKSPACE_CONFIG', _deterministic(':4096:8', ':16:8'), ':4096:8',
@@ -290,7 +290,7 @@ FLAGS = (
          _precision('matmul'), 'float32 or TF32 in matrix products, on every release',
          setter='torch.set_float32_matmul_precision'),
     Flag('torch.backends.cudnn.allow_tf32', *_attribute(_cudnn, 'allow_tf32'),
-         _precision('tf32'), 'float32 or TF32 in convolutions; on unless turned off'),
+         _precision('tf32'), 'float32 or TF32 in convolutions; on by default'),
     Flag('torch.backends.cuda.matmul.fp32_precision',
          *_attribute(lambda: torch.backends.cuda.matmul, 'fp32_precision'),
          _precision('cuda'), 'the newer switch of matrix products; it may be set on its own'),
@@ -341,7 +341,8 @@ FLAGS = (
          'most of the price of determinism, and only of use to find reads of unset memory'),
     Flag('mmrepro.native_operators', _has_native_operators, _set_native_operators,
          _when_deterministic(True),
-         "torch's own kernels that would raise, or break ties as they like: docs/native-operators"),
+         "torch's own kernels that would raise, or break ties as they like: "
+         'docs/reference/operators.md'),
     # Not torch.use_deterministic_algorithms: recent releases import inductor in there, 1.6 s.
     Flag('torch.deterministic_debug_mode',
          *_functions(lambda: torch, 'get_deterministic_debug_mode', 'set_deterministic_debug_mode'),

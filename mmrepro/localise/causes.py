@@ -252,7 +252,7 @@ CAUSES: Tuple[Cause, ...] = (
     Cause('order of additions on the device',
           lambda c: c.kind == 'output' and any(name in c.record.name for name in ATOMIC),
           'This kernel may add up in the order in which its threads arrive.',
-          'randomness = dict(deterministic=True); see docs/causes.md.'),
+          'randomness = dict(deterministic=True); see docs/explanation/causes.md.'),
     Cause('extra operator', lambda c: c.different_steps,
           'One run executes operators that the other does not: the Python code took a different '
           'branch.',
@@ -261,7 +261,7 @@ CAUSES: Tuple[Cause, ...] = (
     Cause('operator', lambda c: True,
           'The operator returns a different result for the same bits.',
           'Possible reasons: a kernel without a fixed order of additions, a race, or a custom '
-          'operator with state. See docs/causes.md, and report it with these shapes.'),
+          'operator with state. See docs/explanation/causes.md, and report it with these shapes.'),
 )
 
 

@@ -19,7 +19,7 @@ WORKER_PACKAGES = ('mmdet.datasets', 'mmengine.structures', 'albumentations')
 
 @dataclass(frozen=True)
 class StockCause:
-    """A cause of differences, as ``docs/causes.md`` shows it. Each text fits a table cell.
+    """A cause of differences, as ``docs/explanation/causes.md`` shows it. Each text fits a line.
 
     Attributes:
         id: of the cause in the documentation; several rows may share one.
