@@ -10,7 +10,7 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
-__all__ = ['describe', 'require', 'require_dtype', 'require_shape']
+__all__ = ['describe', 'require', 'require_dtype', 'require_shape', 'require_tensor']
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -43,3 +43,10 @@ def require_dtype(operator: str, name: str, tensor: Tensor,
     if tensor.dtype not in allowed:
         names = ', '.join(str(dtype).replace('torch.', '') for dtype in allowed)
         require(False, operator, f'{name} must be {names}, got {describe(tensor)}')
+
+
+def require_tensor(operator: str, name: str, tensor: Tensor, shape: Tuple[Optional[int], ...],
+                   allowed: Tuple[torch.dtype, ...] = FLOATS) -> None:
+    """:func:`require_shape` and :func:`require_dtype`."""
+    require_shape(operator, name, tensor, shape)
+    require_dtype(operator, name, tensor, allowed)

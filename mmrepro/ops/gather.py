@@ -24,8 +24,8 @@ from torch import Tensor
 
 __all__ = ['COMPUTE', 'Sink', 'Source', 'add_rows', 'bags', 'chunk_by_cost', 'chunk_rows',
            'chunk_taps', 'compute_dtype', 'dots', 'equal', 'gather_sum', 'masked_copy', 'put_rows',
-           'put_some', 'replace_greater', 'round_trip', 'rows_of', 'scatter_sum',
-           'scatter_sum_onto', 'single', 'tap_budget']
+           'put_some', 'replace_greater', 'rows_of', 'scatter_sum', 'scatter_sum_onto', 'single',
+           'tap_budget']
 
 # Sums are computed in at least float32: half precision loses terms that are small beside the sum.
 COMPUTE = {torch.float64: torch.float64, torch.float32: torch.float32,
@@ -191,24 +191,20 @@ def bags(feature: Tensor) -> Tensor:
 
 def gather_sum(rows: Tensor, index: Tensor, weight: Tensor,
                offsets: Optional[Tensor] = None) -> Tensor:
-    """``out[b] = sum of weight * rows[index]`` over the taps of bag b, in their order.
+    """``out[b] = sum of weight * rows[index]`` over the taps of bag b, in their order; (B, C).
 
     Args:
         rows: (R, C), contiguous.
         index: int32 or int64, (B, T) for T taps in every bag, else (E,).
         weight: as ``index``, dtype of ``rows``.
         offsets: with (E,) taps, (B + 1,) of the dtype of ``index``: where each bag begins.
-
-    Returns:
-        (B, C).
     """
     if index.numel() == 0:
         bag_count = index.shape[0] if offsets is None else offsets.numel() - 1
         return rows.new_zeros((bag_count, rows.shape[1]))
     with torch.no_grad():
         return F.embedding_bag(index, rows.contiguous(), offsets, mode='sum',
-                               per_sample_weights=weight,
-                               include_last_offset=offsets is not None)
+                               per_sample_weights=weight, include_last_offset=offsets is not None)
 
 
 def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
@@ -221,11 +217,8 @@ def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
         source: (B, C), contiguous.
         index, weight: the taps, as in :func:`gather_sum`. Taps with an index of ``size`` or above
             (padding) are ignored.
-        size: rows of the result.
+        size: rows of the result, (size, C).
         bag_of: (E,) the bag of each tap, where ``index`` is not (B, T).
-
-    Returns:
-        (size, C).
     """
     if index.numel() == 0:
         return source.new_zeros((size, source.shape[1]))
@@ -246,8 +239,7 @@ def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
 def scatter_sum_onto(total: Tensor, source: Tensor, index: Tensor, weight: Tensor) -> None:
     """Add :func:`scatter_sum` to ``total``, limited to the band of rows that the taps touch.
 
-    Args:
-        index: (B, T); indices past the end of ``total`` are ignored.
+    ``index`` is (B, T); indices past the end of ``total`` are ignored.
     """
     if index.numel() == 0:
         return
@@ -261,13 +253,8 @@ def scatter_sum_onto(total: Tensor, source: Tensor, index: Tensor, weight: Tenso
 def dots(grad: Tensor, rows: Tensor, index: Tensor, bag_of: Optional[Tensor] = None) -> Tensor:
     """``<grad[bag], rows[index]>`` per tap: the gradient of :func:`gather_sum`'s weights.
 
-    Args:
-        grad: (B, C), contiguous.
-        rows: (R, C), contiguous.
-        index: (B, T), or (E,) together with ``bag_of`` (E,).
-
-    Returns:
-        The shape of ``index``, dtype of ``rows``.
+    ``grad`` (B, C) and ``rows`` (R, C) are contiguous. ``index`` is (B, T), or (E,) together with
+    ``bag_of`` (E,). The result has its shape, and the dtype of ``rows``.
     """
     if index.numel() == 0:
         return rows.new_zeros(index.shape)
@@ -292,8 +279,8 @@ def masked_copy(values: Tensor, owner: Tensor, who: Union[int, Tensor], out: Ten
     Several times faster than torch.where, and exact for infinities and NaN, which a product with
     a mask is not.
 
-    Args:
-        values, owner: (B, C). who: a number or (B, 1). out: (at least B, C), dtype of values.
+    ``values`` and ``owner`` are (B, C), ``who`` a number or (B, 1), and ``out`` at least (B, C) of
+    the dtype of ``values``.
     """
     bits = torch.int64 if values.dtype == torch.float64 else torch.int32
     step = chunk_rows(values.device, values.shape[1])
@@ -307,8 +294,7 @@ def masked_copy(values: Tensor, owner: Tensor, who: Union[int, Tensor], out: Ten
         torch.bitwise_and(ones, values[part].view(bits), out=out[part].view(bits))
 
 
-def replace_greater(best: Tensor, winner: Tensor, value: Tensor, number: int,
-                    nan: float) -> None:
+def replace_greater(best: Tensor, winner: Tensor, value: Tensor, number: int, nan: float) -> None:
     """Replace ``best`` where ``value`` is greater, and set ``winner`` to ``number`` there.
 
     Numbers must ascend from call to call. ``value`` is changed: ``nan`` replaces NaN, which
@@ -320,11 +306,6 @@ def replace_greater(best: Tensor, winner: Tensor, value: Tensor, number: int,
     torch.maximum(winner, wins, out=winner)
 
 
-def round_trip(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """``values`` rounded to ``dtype``, in their own dtype."""
-    return values.to(dtype).to(values.dtype)
-
-
 def chunk_by_cost(costs: List[int], budget: int,
                   widths: Optional[List[int]] = None) -> List[Tuple[int, int]]:
     """Split items of known cost, in order, into runs that cost at most ``budget`` each.
@@ -332,11 +313,8 @@ def chunk_by_cost(costs: List[int], budget: int,
     An item above the budget is a run of its own. The result depends on the arguments only, never
     on threads or free memory.
 
-    Args:
-        costs: of each item.
-        budget: of a run.
-        widths: of each item where the items of a run are padded to the widest of them; the padded
-            area of a run stays within the budget too.
+    ``widths`` are given where the items of a run are padded to the widest of them; the padded area
+    of a run stays within the budget too.
 
     >>> chunk_by_cost([1, 1, 5, 1, 1], 2)
     [(0, 2), (2, 3), (3, 5)]

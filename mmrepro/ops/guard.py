@@ -26,7 +26,7 @@ import mmap
 import os
 import sys
 from types import FrameType
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Set
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,9 +48,8 @@ NAMESPACES = {
     'debugprims': 'torch; markers, no computation',
     'higher_order': 'torch; control flow, whose operators are seen one by one',
     'inductor': 'torch; compiled code, under the deterministic setting of inductor',
-    'c10d': 'torch; collectives, see docs/explanation/limits.md',
-    '_c10d_functional': 'torch; collectives, see docs/explanation/limits.md',
-    'c10d_functional': 'torch; collectives, see docs/explanation/limits.md',
+    **dict.fromkeys(('c10d', '_c10d_functional', 'c10d_functional'),
+                    'torch; collectives, see docs/explanation/limits.md'),
     'symm_mem': 'torch; collectives',
     'mkldnn': 'oneDNN on a CPU',
     'mkl': 'MKL on a CPU',
@@ -60,22 +59,11 @@ NAMESPACES = {
 # Single operators that are deterministic, or alert under the deterministic flag.
 KNOWN = {
     'torchvision::nms': 'ordered: a bit mask, read in order of the scores',
-    'torchvision::roi_align': 'forward is ordered',
-    'torchvision::_roi_align_backward': 'alerts under the deterministic flag',
-    'torchvision::roi_pool': 'forward is ordered',
-    'torchvision::_roi_pool_backward': 'alerts under the deterministic flag',
-    'torchvision::ps_roi_align': 'forward is ordered',
-    'torchvision::_ps_roi_align_backward': 'alerts under the deterministic flag',
-    'torchvision::ps_roi_pool': 'forward is ordered',
-    'torchvision::_ps_roi_pool_backward': 'alerts under the deterministic flag',
+    **{f'torchvision::{name}': 'forward is ordered'
+       for name in ('roi_align', 'roi_pool', 'ps_roi_align', 'ps_roi_pool')},
+    **{f'torchvision::_{name}_backward': 'alerts under the deterministic flag'
+       for name in ('roi_align', 'roi_pool', 'ps_roi_align', 'ps_roi_pool')},
 }
-
-
-def _ordered_mmcv() -> Dict[str, str]:
-    """Compiled mmcv functions from files whose kernels have no atomic additions."""
-    atomic = {row.source for row in TABLE.values() if row.compiled == 'atomics'}
-    return {f'mmcv._ext.{name}': 'ordered, as the table of mmrepro.ops says'
-            for name, row in TABLE.items() if row.source not in atomic}
 
 
 # A library that links against torch contains one of these names.
@@ -83,19 +71,12 @@ _MARKS = (b'libtorch', b'libc10', b'torch_python', b'c10.dll')
 
 
 class UnknownOperator(NamedTuple):
-    """An operator that is not known to be deterministic.
+    """An operator that is not known to be deterministic."""
 
-    Attributes:
-        operator: ``namespace::name``, ``module.function`` or ``triton:module.kernel``.
-        kind: 'torch.library', 'extension' or 'triton'.
-        module: path and class of the torch module whose code called it first; '' outside of one.
-        call_site: file and line of the call.
-    """
-
-    operator: str
-    kind: str
-    module: str
-    call_site: str
+    operator: str  # namespace::name, module.function or triton:module.kernel
+    kind: str  # 'torch.library', 'extension' or 'triton'
+    module: str  # path and class of the torch module that called it first; '' outside of one
+    call_site: str  # file and line of the call
 
     def __str__(self) -> str:
         caller = f'module {self.module}' if self.module else 'no module (a loss, a hook, backward)'
@@ -163,7 +144,10 @@ class OperatorGuard:
             getattr(module, '_compiled_call_impl', None) is not None
             or type(module).__name__ == 'OptimizedModule' for module in model.modules())
         self._devices = tuple(devices)
-        self._allowed = {*KNOWN, *_ordered_mmcv(), *allow}
+        # files of mmcv whose compiled kernels add with atomics
+        atomic = {row.source for row in TABLE.values() if row.compiled == 'atomics'}
+        self._allowed = {*KNOWN, *allow, *(
+            f'mmcv._ext.{name}' for name, row in TABLE.items() if row.source not in atomic)}
         self._report = report
         self._settled: Set[Any] = set()  # operators already decided on
         self._extensions: Set[str] = set()

@@ -40,8 +40,8 @@ def as_json(entries: Sequence[CatalogueEntry], device: str) -> Dict[str, Any]:
 def as_markdown(reached: Optional[Mapping[str, List[str]]] = None) -> str:
     """The tables of docs/reference/operators.md, from the table of operators.
 
-    Args:
-        reached: operator -> folders of the model zoo whose sweep called it; see ``dev.zoo``.
+    ``reached`` has, by operator, the folders of the model zoo whose sweep called it; see
+    ``dev.zoo``.
     """
     ours = [family for family in FAMILIES if family.module]
     reasons = {why: number for number, why in enumerate(

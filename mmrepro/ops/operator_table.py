@@ -26,38 +26,28 @@ NONE = 'no implementation in PyTorch'
 
 
 class Family(NamedTuple):
-    """Operators that share a module, a calling file and a reason.
+    """Operators that share a module, a calling file and a reason."""
 
-    ``module`` is '' without an implementation. ``compiled`` is the kind of mmcv's CUDA kernel:
-    'ordered', or 'atomics' if it adds floats in the order in which threads arrive.
-    """
-
-    module: str
+    module: str  # '' without an implementation
     source: str
     why: str
-    compiled: str
+    compiled: str  # mmcv's CUDA kernel: 'ordered', or 'atomics' if it adds as threads arrive
     users: str
     names: Tuple[str, ...]
 
 
 class OperatorRow(NamedTuple):
-    """One operator. ``target`` is 'module:function', or '' without an implementation."""
+    """One operator of a family."""
 
     name: str
-    target: str
+    target: str  # 'module:function', or '' without an implementation
     source: str
     why: str
     compiled: str
     users: str
 
-    @property
-    def deterministic(self) -> bool:
-        """Whether there is an implementation: all of them give the same bits on every run."""
-        return bool(self.target)
 
-
-def _family(module: str, source: str, why: str, compiled: str, users: str,
-            *names: str) -> Family:
+def _family(module: str, source: str, why: str, compiled: str, users: str, *names: str) -> Family:
     return Family(module if '.' in module else f'mmrepro.ops.mmcv.{module}', source, why, compiled,
                   users, names)
 

@@ -24,11 +24,9 @@ __all__ = ['MARK', 'PROVIDERS', 'CatalogueEntry', 'catalogue', 'install', 'insta
            'provider_of', 'uninstall', 'use', 'using']
 
 EXTENSION = 'mmcv._ext'
-
 # 'torch': mmrepro's operators; 'triton': the same, with fused kernels on CUDA where they exist;
 # 'compiled': mmcv's own.
 PROVIDERS = ('torch', 'triton', 'compiled')
-
 # The attribute that tells mmrepro's module from a compiled one.
 MARK = '__mmrepro_operators__'
 
@@ -40,15 +38,11 @@ _fused = False
 
 
 class CatalogueEntry(NamedTuple):
-    """One operator of :func:`catalogue`.
-
-    ``provider`` is 'torch', 'triton', 'compiled' or 'none'; ``deterministic`` says whether that
-    provider gives the same bits on every run on the requested device, and ``why`` why.
-    """
+    """One operator of :func:`catalogue`."""
 
     operator: str
-    provider: str
-    deterministic: bool
+    provider: str  # 'torch', 'triton', 'compiled' or 'none'
+    deterministic: bool  # whether it gives the same bits on every run on the requested device
     why: str
     users: str
     source: str
@@ -209,8 +203,7 @@ def use(name: str) -> None:
 
     Raises:
         ValueError: ``name`` is not in :data:`PROVIDERS`.
-        RuntimeError: 'compiled' with mmcv-lite; 'triton' if the package triton is missing or too
-            old.
+        RuntimeError: 'compiled' with mmcv-lite; 'triton' if Triton is missing or too old.
     """
     global _fused
     if name not in PROVIDERS:
@@ -245,14 +238,10 @@ def using(name: str) -> Iterator[None]:
 
 
 def provider_of(operator: str, device: str = 'cpu') -> str:
-    """The provider of one operator: 'torch', 'triton', 'compiled' or 'none'.
+    """The provider of an operator: 'torch', 'triton', 'compiled' or 'none'.
 
-    Args:
-        operator: its name in ``mmcv._ext``.
-        device: 'cpu' or 'cuda', where the tensors are.
-
-    Raises:
-        KeyError: mmcv has no operator of that name.
+    ``device`` is 'cpu' or 'cuda', where the tensors are. Raises KeyError if mmcv has no operator of
+    that name.
     """
     if operator not in TABLE:
         raise KeyError(f'unknown operator {operator!r}; `mmrepro.ops.TABLE` has the names')
@@ -268,9 +257,8 @@ def provider_of(operator: str, device: str = 'cpu') -> str:
 def catalogue(device: str = 'cpu') -> List[CatalogueEntry]:
     """All operators, their provider, and whether it is deterministic on ``device``.
 
-    Args:
-        device: 'cpu' or 'cuda'. mmcv's compiled kernels are single-threaded loops on a CPU; on CUDA
-            some of them add with atomics.
+    mmcv's compiled kernels are single-threaded loops on a CPU; on CUDA some of them add with
+    atomics.
     """
     entries = []
     for row in TABLE.values():

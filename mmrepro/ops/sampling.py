@@ -71,9 +71,7 @@ def padded_corners(y: Tensor, x: Tensor, height: Union[int, Tensor],
     """Taps of samples under the zero-padding rule of deformable operators.
 
     A sample at NaN is outside: it reads nothing, and its gradient is zero.
-
-    Args:
-        height, width: of the map, or of the map of each sample as tensors that broadcast.
+    ``height`` and ``width`` may be tensors that broadcast: the map of each sample.
     """
     inside = (y > -1) & (x > -1) & (y < height) & (x < width)
     y, x = y.masked_fill(~inside, 0), x.masked_fill(~inside, 0)
@@ -91,12 +89,10 @@ def padded_corners(y: Tensor, x: Tensor, height: Union[int, Tensor],
 
 
 class Grid(NamedTuple):
-    """Samples per bin, (K,) int64 each, and the largest of them, known to the host."""
+    """Samples per bin, (K,) int64 each."""
 
     y: Tensor
     x: Tensor
-    most_y: int
-    most_x: int
 
 
 def samples_per_bin(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Tensor:
@@ -110,19 +106,15 @@ def samples_per_bin(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Tensor
 def grid_of(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Grid:
     """Samples per bin: ``sampling_ratio``, or one per started pixel if that is 0 or less.
 
-    A bin whose size is not finite has none, as after mmcv's conversion to int.
-
-    Raises:
-        RuntimeError: a bin would have more than :data:`MAX_GRID` samples along one axis.
+    A bin whose size is not finite has none, as after mmcv's conversion to int. Raises RuntimeError
+    if a bin would have more than :data:`MAX_GRID` samples along one axis.
     """
     grid = samples_per_bin(bin_h, bin_w, sampling_ratio)
-    if sampling_ratio > 0:
-        return Grid(grid[0], grid[1], sampling_ratio, sampling_ratio)
-    most = grid.amax(1).tolist() if grid.numel() else [0, 0]
-    require(max(most) <= MAX_GRID, 'sampling_ratio=0',
-            f'a bin asks for {max(most)} or more samples along one axis (allowed: {MAX_GRID}); its '
+    most = int(grid.amax()) if sampling_ratio <= 0 and grid.numel() else 0
+    require(most <= MAX_GRID, 'sampling_ratio=0',
+            f'a bin asks for {most} or more samples along one axis (allowed: {MAX_GRID}); its '
             'box is larger than any image')
-    return Grid(grid[0], grid[1], most[0], most[1])
+    return Grid(*grid)
 
 
 class AxisTaps(NamedTuple):
@@ -139,16 +131,14 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
 
     The samples of a bin are a product of two axes, and so is the clamping rule; hence the average
     is a product of one small filter per axis. Samples that are at most a pixel apart share pixels;
-    the filter then has one tap per pixel instead of two per sample.
+    the filter then has one tap per pixel instead of two per sample. The weights of a bin with all
+    samples inside sum to one.
 
     Args:
         start: (K,) where each RoI begins, in pixels. bin_size: (K,), signed.
         grid: (K,) samples per bin. most: the largest of them.
         bins: P. size: pixels along this axis.
         adaptive: ``grid`` is one sample per started pixel, so samples are never further apart.
-
-    Returns:
-        Taps; the weights of a bin with all samples inside sum to one.
     """
     ordinal = torch.arange(bins, dtype=start.dtype, device=start.device)
     sample = torch.arange(most, dtype=start.dtype, device=start.device)
@@ -160,7 +150,11 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
     taps = _shared_taps(y, low, live, size, min(most + 1, size) if adaptive else 2 * most)
     if not adaptive:
         near = (bin_size.abs() <= grid)[:, None, None]
-        apart = _separate_taps(y - low, low, live, grid, size)
+        # two taps per sample
+        position = torch.stack((low, (low + 1).clamp(max=size - 1)), -1).flatten(-2).nan_to_num(0)
+        weight = torch.stack((1 - (y - low), y - low), -1).masked_fill(~live.unsqueeze(-1), 0)
+        count = (live.any(-1) * (2 * grid[:, None])).to(low.dtype)
+        apart = position, weight.flatten(-2), count
         taps = [torch.where(near if one.dim() == 3 else near[:, :, 0], one, other)
                 for one, other in zip(taps, apart)]
     position, weight, count = taps
@@ -181,15 +175,6 @@ def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: int, slots: int) ->
     return [position, weight, count.masked_fill(top < 0, 0)]
 
 
-def _separate_taps(fraction: Tensor, low: Tensor, live: Tensor, grid: Tensor,
-                   size: int) -> List[Tensor]:
-    """Two taps per sample."""
-    position = torch.stack((low, (low + 1).clamp(max=size - 1)), -1).flatten(-2).nan_to_num(0)
-    weight = torch.stack((1 - fraction, fraction), -1).masked_fill(~live.unsqueeze(-1), 0)
-    count = (live.any(-1) * (2 * grid[:, None])).to(low.dtype)
-    return [position, weight.flatten(-2), count]
-
-
 class Taps(NamedTuple):
     """Bags of taps: row, weight and bag (E,), and where each bag begins (B + 1,); int32."""
 
@@ -200,13 +185,10 @@ class Taps(NamedTuple):
 
 
 def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: int) -> Taps:
-    """Taps of 2-D filters, each the product of one filter per axis.
+    """Taps of 2-D filters, each the product of one filter per axis: ``ys`` (PH) and ``xs`` (PW).
 
-    A bag is a bin (K, PH, PW); a *line* is the part of a bin in one row of pixels.
-
-    Args:
-        image: (K,) int64. ys, xs: filters of PH and of PW bins.
-        height, width: of the maps.
+    A bag is a bin (K, PH, PW); a *line* is the part of a bin in one row of pixels. ``image`` is
+    (K,).
     """
     (k, ph), pw = ys.count.shape, xs.count.shape[1]
     lines_of = ys.count[:, :, None].expand(k, ph, pw).reshape(-1)
@@ -236,9 +218,7 @@ def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: 
 def plane_taps(base: Tensor, taps: AxisTaps) -> Tuple[Tensor, Tensor, Tensor]:
     """Taps of one filter per plane and bin: rows, weights (E,) and starts of the bags (K, C, P).
 
-    Args:
-        base: (K, C) row of position 0 of each plane.
-        taps: of one axis, (K, P, T).
+    ``base`` (K, C) is the row of position 0 of each plane; ``taps`` is of one axis, (K, P, T).
     """
     shape = (*base.shape, *taps.weight.shape[1:])
     slot = torch.arange(shape[3], device=base.device)
@@ -255,14 +235,10 @@ def _ordinal(owner: Tensor, first: Tensor) -> Tensor:
 
 
 def bin_samples(grid_y: Tensor, grid_x: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """List the samples of bins that have ``grid_y * grid_x`` of them each, in mmcv's order.
+    """List the samples of bins that have ``grid_y * grid_x`` (B,) of them each, in mmcv's order.
 
-    Args:
-        grid_y, grid_x: (B,) int64.
-
-    Returns:
-        Of S samples: the bin, and the row and column within the bin, (S,) int64 each; and the first
-        sample of each bin (B + 1,).
+    Of S samples: the bin, and the row and column within the bin, (S,) int64 each; and the first
+    sample of each bin (B + 1,).
     """
     counts = grid_y * grid_x
     starts = torch.cat((counts.new_zeros(1), counts.cumsum(0)))

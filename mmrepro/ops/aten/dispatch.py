@@ -22,7 +22,6 @@ __all__ = ['active', 'install', 'installed', 'installing', 'release', 'uninstall
 
 # Dispatch keys of devices.
 _KEYS = {'cpu': 'CPU', 'cuda': 'CUDA', 'meta': 'Meta'}
-
 # Newer releases require permission to override a kernel.
 _OVERRIDE = {'allow_override': True} if 'allow_override' in inspect.signature(
     torch.library.Library.impl).parameters else {}
@@ -57,20 +56,11 @@ def active(device: str, version: str = torch.__version__) -> List[KernelRow]:
             if row.target and device in row.devices and row.since <= now < row.until]
 
 
-def _override(row: KernelRow) -> None:
-    module_name, _, attribute = row.operator.rpartition('.')
-    module = importlib.import_module(module_name)
-    if hasattr(module, attribute):
-        _attributes.append((module, attribute, getattr(module, attribute)))
-        setattr(module, attribute, row.load())
-
-
 def install(devices: Optional[Iterable[str]] = None) -> None:
     """Install the rows of the table for ``devices``, instead of those installed before.
 
-    Args:
-        devices: of 'cpu' and 'cuda', which need not be present; None: 'cpu', and 'cuda' if this
-            torch was built with it.
+    ``devices`` are of 'cpu' and 'cuda', which need not be present; None stands for 'cpu', and
+    'cuda' if this torch was built with it.
     """
     global _library
     if devices is None:
@@ -84,7 +74,11 @@ def install(devices: Optional[Iterable[str]] = None) -> None:
         for device in devices:
             for row in active(device):
                 if row.overrides_python:
-                    _override(row)
+                    path, _, attribute = row.operator.rpartition('.')
+                    module = importlib.import_module(path)
+                    if hasattr(module, attribute):
+                        _attributes.append((module, attribute, getattr(module, attribute)))
+                        setattr(module, attribute, row.load())
                 elif _exists(row.operator):
                     with warnings.catch_warnings():
                         # torch warns once that a kernel is overridden, which is intended

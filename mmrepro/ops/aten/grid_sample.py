@@ -10,21 +10,13 @@ slopes; cubic coefficients from ``UpSample.h``).
 """
 from __future__ import annotations
 
+import math
 from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
-from ..gather import (
-    add_rows,
-    bags,
-    chunk_by_cost,
-    chunk_taps,
-    compute_dtype,
-    dots,
-    rows_of,
-    scatter_sum,
-)
+from .. import gather
 
 __all__ = ['cudnn_grid_sample_backward', 'grid_sample_backward']
 
@@ -137,22 +129,22 @@ def _product(filters: Sequence[_Filter], sizes: Sequence[int], images: int, want
     """Taps of the product of one filter per axis, (images, samples, T) each."""
     row, live = 0, True
     axes = len(filters)
+
+    def along(values: Tensor, axis: int) -> Tensor:
+        return values.view(*values.shape[:2], *[-1 if axis == j else 1 for j in range(axes)])
+
     for i, (one, size) in enumerate(zip(filters, sizes)):
-        shape = (*one.weight.shape[:2], *[-1 if i == j else 1 for j in range(axes)])
-        row = row * size + one.position.view(shape)
-        live = live & one.live.view(shape)
+        row = row * size + along(one.position, i)
+        live = live & along(one.live, i)
 
     def multiply(chosen: int) -> Tensor:
         total = None
         for i, one in enumerate(filters):
-            shape = (*one.weight.shape[:2], *[-1 if i == j else 1 for j in range(axes)])
-            part = (one.slope if i == chosen else one.weight).view(shape)
+            part = along(one.slope if i == chosen else one.weight, i)
             total = part if total is None else total * part
         return total.reshape(total.shape[0] * total.shape[1], -1)
 
-    pixels = 1
-    for size in sizes:
-        pixels *= size
+    pixels = math.prod(sizes)
     first = torch.arange(images, device=row.device).view(-1, *[1] * (axes + 1)) * pixels
     row = torch.where(live, row + first, images * pixels)
     index = torch.int32 if images * pixels < 2 ** 31 - 1 else torch.int64
@@ -169,14 +161,11 @@ def grid_sample_backward(grad: Tensor, input: Tensor, grid: Tensor, mode: int, p
         grad: (N, C, [D,] H', W'). input: (N, C, [D,] H, W).
         grid: (N, [D',] H', W', 2 or 3), x first.
         mode, padding: aten's codes.
-        output_mask: which of the two gradients to compute.
-
-    Returns:
-        Gradients of the input and of the grid; None if not requested.
+        output_mask: which gradients to compute, of input and grid; the others are None.
     """
     sizes = input.shape[2:]
     wants_input, wants_grid = output_mask
-    dtype = compute_dtype(input)
+    dtype = gather.compute_dtype(input)
     grad_input = torch.zeros_like(input, memory_format=torch.contiguous_format,
                                   dtype=dtype) if wants_input else None
     grad_grid = torch.zeros_like(grid, memory_format=torch.contiguous_format,
@@ -185,7 +174,7 @@ def grid_sample_backward(grad: Tensor, input: Tensor, grid: Tensor, mode: int, p
     if input.numel() and samples:
         per_axis = (1, 2, 4)[(_NEAREST, _BILINEAR, _BICUBIC).index(mode)]
         taps = samples * per_axis ** len(sizes)
-        for low, high in chunk_by_cost([taps] * len(input), chunk_taps(input.device)):
+        for low, high in gather.chunk_by_cost([taps] * len(input), gather.chunk_taps(input.device)):
             part = slice(low, high)
             _images(grad[part], input[part], grid[part], mode, padding, align_corners,
                     None if grad_input is None else grad_input[part],
@@ -198,18 +187,18 @@ def _images(grad: Tensor, input: Tensor, grid: Tensor, mode: int, padding: int, 
             grad_input: Optional[Tensor], grad_grid: Optional[Tensor]) -> None:
     """Add the gradients of some images to ``grad_input`` and write ``grad_grid``."""
     images, channels, *sizes = input.shape
-    dtype = compute_dtype(input)
+    dtype = gather.compute_dtype(input)
     positions = grid.reshape(images, -1, len(sizes)).to(dtype)
     filters = [_filter(positions[..., len(sizes) - 1 - i], size, mode, padding, align)
                for i, size in enumerate(sizes)]
     taps = _product(filters, sizes, images, grad_grid is not None)
-    source = bags(grad.reshape(images, channels, -1)).contiguous()
+    source = gather.bags(grad.reshape(images, channels, -1)).contiguous()
     flat = (images, channels, 1, -1)
     if grad_input is not None:
-        rows = scatter_sum(source, taps.row, taps.weight, images * input[0, 0].numel())
-        add_rows(grad_input.view(flat), rows)
+        rows = gather.scatter_sum(source, taps.row, taps.weight, images * input[0, 0].numel())
+        gather.add_rows(grad_input.view(flat), rows)
     if grad_grid is not None:
-        reads = dots(source, rows_of(input.reshape(flat)), taps.row)
+        reads = gather.dots(source, gather.rows_of(input.reshape(flat)), taps.row)
         for i, slope in enumerate(taps.slopes):
             out = grad_grid.view(images, -1, len(sizes))[..., len(sizes) - 1 - i]
             out.copy_((reads * slope).sum(-1).view(images, -1))

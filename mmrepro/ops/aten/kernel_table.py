@@ -25,12 +25,9 @@ from typing import Any, Callable, NamedTuple, Tuple
 __all__ = ['BEHAVIOURS', 'TABLE', 'KernelRow']
 
 BEHAVIOURS = ('raises', 'silent', 'slow', 'ties', 'good')
-
 # Spans of releases. 2.0 is the oldest that mmrepro runs on.
 _FIRST, _LATER = (2, 0), (99, 0)
-
 _CUDA, _BOTH = ('cuda',), ('cpu', 'cuda')
-
 # Why a replacement is deterministic, or why an operator is not replaced.
 _AXES = 'one filter per axis; every element is a sum over its own readers in ascending order'
 _TAPS = 'corners are sorted by destination (stable), then every pixel is one ordered sum'
@@ -43,26 +40,16 @@ _UNUSED = 'no detector uses it; torch refuses it by name, which is the promise'
 
 
 class KernelRow(NamedTuple):
-    """One operator over a span of releases.
+    """One operator over a span of releases."""
 
-    Attributes:
-        operator: name in ``aten`` with its overload, or ``module.attribute``.
-        torch: a word of :data:`BEHAVIOURS`.
-        target: ``module:expression`` of the replacement, or ''.
-        why: why the replacement is deterministic, or why there is none.
-        users: detectors and parts that reach it.
-        since, until: releases (major, minor) that the row applies to, the latter excluded.
-        devices: devices on which it is replaced.
-    """
-
-    operator: str
-    torch: str
-    target: str
-    why: str
-    users: str = ''
-    since: Tuple[int, int] = _FIRST
-    until: Tuple[int, int] = _LATER
-    devices: Tuple[str, ...] = _CUDA
+    operator: str  # name in aten with its overload, or module.attribute
+    torch: str  # a word of BEHAVIOURS
+    target: str  # module:expression of the replacement, or ''
+    why: str  # why the replacement is deterministic, or why there is none
+    users: str = ''  # detectors and parts that reach it
+    since: Tuple[int, int] = _FIRST  # the first release (major, minor) that the row applies to
+    until: Tuple[int, int] = _LATER  # the first one that it does not apply to any more
+    devices: Tuple[str, ...] = _CUDA  # on which it is replaced
 
     @property
     def overrides_python(self) -> bool:
@@ -96,8 +83,7 @@ _RESIZE = (
               'python_overrides:upsample_linear',
               _DETOUR, 'F.interpolate', since=(2, 1), until=(2, 4)),
     KernelRow('torch._decomp.decompositions._upsample_linear_vec', 'slow',
-              'python_overrides:upsample_linear',
-              _DETOUR, 'F.interpolate', since=(2, 2)),
+              'python_overrides:upsample_linear', _DETOUR, 'F.interpolate', since=(2, 2)),
     KernelRow('upsample_nearest2d_backward', 'good', '', _GATHER, 'FPN, PAFPN, BFP, HRNet'),
     KernelRow('upsample_nearest1d_backward', 'good', '', _GATHER),
     KernelRow('upsample_nearest3d_backward', 'good', '', _GATHER),
@@ -134,8 +120,7 @@ _PADDING = (
               'CondInst, BoxInst'),
     KernelRow('replication_pad3d_backward', 'raises', 'separable:pad_backward(replication)', _AXES),
     KernelRow('torch._decomp.decompositions._replication_pad', 'slow',
-              'python_overrides:replication_pad', _DETOUR,
-              'F.pad(mode="replicate")', since=(2, 1)),
+              'python_overrides:replication_pad', _DETOUR, 'F.pad(mode="replicate")', since=(2, 1)),
 )
 
 _SELECTION = (
@@ -144,8 +129,7 @@ _SELECTION = (
     KernelRow('sort', 'ties', 'selection:sort', _TIES,
               'candidates before NMS, PISA, rank losses', devices=_BOTH),
     KernelRow('kthvalue', 'raises', 'selection:kthvalue', _TIES,
-              'Dynamic R-CNN, CenterNet (update)',
-              until=(2, 10)),
+              'Dynamic R-CNN, CenterNet (update)', until=(2, 10)),
     KernelRow('kthvalue', 'good', '', 'the lowest index of equal values',
               'Dynamic R-CNN, CenterNet (update)', since=(2, 10)),
     KernelRow('median.dim', 'raises', 'selection:median', _TIES),
@@ -156,12 +140,12 @@ _SELECTION = (
 )
 
 _SUMS = (
-    KernelRow('cumsum', 'raises', 'cumsum:cumsum', _STEPS,
+    KernelRow('cumsum', 'raises', 'sums:cumsum', _STEPS,
               'sine position encodings: DETR, Deformable DETR, DINO, Mask2Former and all relatives',
               until=(2, 6)),
-    KernelRow('cumsum_', 'raises', 'cumsum:cumsum_', _STEPS, until=(2, 6)),
+    KernelRow('cumsum_', 'raises', 'sums:cumsum_', _STEPS, until=(2, 6)),
     KernelRow('cumsum', 'good', '', 'a scan in a fixed order under the flag', since=(2, 6)),
-    KernelRow('nll_loss2d_forward', 'raises', 'losses:nll_loss2d_forward',
+    KernelRow('nll_loss2d_forward', 'raises', 'sums:nll_loss2d_forward',
               'gathered and summed by torch.sum',
               'third-party losses (MMDetection reduces itself)'),
     KernelRow('nll_loss2d_backward', 'good', '', 'one write per pixel'),

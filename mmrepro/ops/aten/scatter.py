@@ -6,6 +6,7 @@ in order: on CUDA always, and on a CPU under the deterministic flag, in all supp
 """
 from __future__ import annotations
 
+import math
 from typing import Callable, Optional, Sequence
 
 import torch
@@ -19,14 +20,9 @@ __all__ = ['add_at', 'bincount', 'max_pool_backward', 'max_unpool', 'put_', 'sca
 
 def add_at(size: int, position: Tensor, values: Tensor,
            dtype: Optional[torch.dtype] = None) -> Tensor:
-    """``out[p] = sum of the values whose position is p``, in their order.
+    """``out[p] = sum of the values whose position is p``, in their order: (size,) of ``dtype``.
 
-    Args:
-        size: elements of the result. position: (E,) int64. values: (E,).
-        dtype: of the sums; float32 for half precision unless given.
-
-    Returns:
-        (size,) of ``dtype``.
+    ``position`` (E,) is int64. Sums of half precision are float32 unless ``dtype`` is given.
     """
     dtype = dtype or compute_dtype(values)
     out = torch.zeros(size, dtype=dtype, device=values.device)
@@ -41,12 +37,10 @@ def _planes(indices: Tensor, axes: int, plane: int) -> Tensor:
 
 
 def max_pool_backward(axes: int, at: int = -1) -> Callable[..., Tensor]:
-    """Backward of max pooling that kept the position of each maximum.
+    """Backward of max pooling, over ``axes`` axes, that kept the position of each maximum.
 
-    Args:
-        axes: spatial axes, 2 or 3.
-        at: position of the operator's indices among the arguments after (grad, input): 0 for
-            adaptive pooling, -1 for the others.
+    ``at`` is the position of the operator's indices among the arguments after (grad, input): 0 for
+    adaptive pooling, -1 for the others.
     """
 
     def backward(grad: Tensor, self: Tensor, *arguments) -> Tensor:
@@ -65,9 +59,7 @@ def max_unpool(axes: int) -> Callable[..., Tensor]:
                 *ignored: Sequence[int]) -> Tensor:
         shape = (*self.shape[:-axes], *output_size)
         out = self.new_zeros(shape)
-        plane = 1
-        for size in output_size:
-            plane *= int(size)
+        plane = math.prod(output_size)
         outside = (indices < 0) | (indices >= plane)
         if bool(outside.any()):
             found = int(indices[outside][0])
@@ -106,8 +98,7 @@ def put_(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
 def bincount(self: Tensor, weights: Optional[Tensor] = None, minlength: int = 0) -> Tensor:
     """``aten::bincount`` with weights. Sums are float32 for float32 weights, else float64.
 
-    Raises:
-        RuntimeError: not 1-D, negative, or weights of another length; as torch.
+    Raises RuntimeError, as torch, if not 1-D, negative, or with weights of another length.
     """
     if self.dim() != 1 or (self.numel() and int(self.min()) < 0):
         raise RuntimeError('bincount only supports 1-d non-negative integral inputs.')

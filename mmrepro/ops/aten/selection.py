@@ -53,10 +53,7 @@ def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True,
     """``aten::topk``, always sorted, equal values by lower index.
 
     If a value and its index fit into 64 bits, torch's own kernel selects both as one key, which has
-    no ties; wider dtypes are sorted.
-
-    Raises:
-        RuntimeError: ``k`` or ``dim`` out of range.
+    no ties; wider dtypes are sorted. Raises RuntimeError if ``k`` or ``dim`` is out of range.
     """
     size = self.shape[dim] if self.dim() else 1
     if not self.dim() or k == 0 or k > size or k < 0:
@@ -76,11 +73,7 @@ def sort(self: Tensor, dim: int = -1, descending: bool = False) -> Tuple[Tensor,
 
 
 def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Tuple[Tensor, Tensor]:
-    """``aten::kthvalue``: the k-th of a stable sort.
-
-    Raises:
-        RuntimeError: ``k`` is not in 1 ... size.
-    """
+    """``aten::kthvalue``: the k-th of a stable sort. Raises RuntimeError unless 1 <= k <= size."""
     size = self.shape[dim] if self.dim() else 1
     if not 1 <= k <= size:
         raise RuntimeError(f'kthvalue(): selected number k out of range for dimension {dim}: '

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..gather import compute_dtype
 
 __all__ = ['PADS', 'RESIZES', 'adaptive_avg_pool_backward', 'avg_pool3d_backward', 'pad_backward',
-           'resize_backward', 'transpose_axis']
+           'resize_backward']
 
 # Constants of the cubic filter: torch uses OpenCV's for plain and Pillow's for antialiased resize.
 _CUBIC, _CUBIC_ANTIALIASED = -0.75, -0.5
@@ -159,43 +159,35 @@ def _axis(build: Callable[..., _Reads], size: int, outputs: int, arguments: tupl
                  bool((counts < taps).any()))
 
 
-def transpose_axis(grad: Tensor, dim: int, axis: _Axis) -> Tensor:
-    """``out[i] = sum over t of weight[t, i] * grad[index[t, i]]`` along ``dim``, t ascending."""
-    shape = [1] * grad.dim()
-    shape[dim] = -1
-    if axis.padded:
-        # padding reads an extra zero: 0 times an infinite gradient would be NaN
-        nothing = list(grad.shape)
-        nothing[dim] = 1
-        grad = torch.cat((grad, grad.new_zeros(nothing)), dim)
-    total = None
-    for index, weight in zip(axis.index, axis.weight):
-        part = grad.index_select(dim, index).mul_(weight.view(shape))
-        total = part if total is None else total.add_(part)
-    if total is None:
-        size = list(grad.shape)
-        size[dim] = axis.index.shape[1]
-        return grad.new_zeros(size)
-    return total
-
-
 def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[Tuple[Callable, tuple]]
                ) -> Tensor:
-    """Transpose the last ``len(sizes)`` dimensions of ``grad``, in order."""
+    """Transpose the last ``len(sizes)`` dimensions of ``grad``, in order.
+
+    Along each: ``out[i] = sum over t of weight[t, i] * grad[index[t, i]]``, t ascending.
+    """
     dtype = compute_dtype(grad)
     result = grad.to(dtype)
-    first = grad.dim() - len(sizes)
-    for i, (size, (build, arguments)) in enumerate(zip(sizes, builds)):
-        axis = _axis(build, int(size), grad.shape[first + i], arguments, grad.device, dtype)
-        result = transpose_axis(result, first + i, axis)
+    for dim, size, (build, arguments) in zip(range(-len(sizes), 0), sizes, builds):
+        axis = _axis(build, int(size), grad.shape[dim], arguments, grad.device, dtype)
+        shape = list(result.shape)
+        if axis.padded:
+            # padding reads an extra zero: 0 times an infinite gradient would be NaN
+            shape[dim] = 1
+            result = torch.cat((result, result.new_zeros(shape)), dim)
+        shape[dim] = axis.index.shape[1]
+        total = None if len(axis.index) else result.new_zeros(shape)
+        for index, weight in zip(axis.index, axis.weight):
+            weight = weight.view(-1, *[1] * (-1 - dim))
+            part = result.index_select(dim, index).mul_(weight)
+            total = part if total is None else total.add_(part)
+        result = total
     return result.to(grad.dtype)
 
 
 def resize_backward(kind: str) -> Callable[..., Tensor]:
     """Backward of ``aten::upsample_*``: (grad, output_size, input_size, align_corners, *scales).
 
-    Args:
-        kind: a key of :data:`RESIZES`.
+    ``kind`` is a key of :data:`RESIZES`.
     """
     build = RESIZES[kind]
 
@@ -205,17 +197,11 @@ def resize_backward(kind: str) -> Callable[..., Tensor]:
         given = (*scales, *(None,) * (len(output_size) - len(scales)))
         return _transpose(grad, input_size[2:],
                           [(build, (bool(align_corners), scale)) for scale in given])
-
-    backward.__name__ = f'resize_{kind}_backward'
     return backward
 
 
 def adaptive_avg_pool_backward(spatial: int) -> Callable[..., Tensor]:
-    """Backward of ``aten::_adaptive_avg_pool2d`` or ``3d``: (grad, input), batched or not.
-
-    Args:
-        spatial: number of pooled axes, 2 or 3.
-    """
+    """Backward of ``aten::_adaptive_avg_pool2d`` or ``3d``: (grad, input), batched or not."""
 
     def backward(grad: Tensor, self: Tensor) -> Tensor:
         return _transpose(grad, self.shape[-spatial:], [(_adaptive, ())] * spatial)
@@ -243,9 +229,8 @@ def _three(values: Sequence[int]) -> Tuple[int, ...]:
 def pad_backward(kind: str) -> Callable[..., Tensor]:
     """Backward of ``aten::reflection_pad*`` and ``replication_pad*``: (grad, input, padding).
 
-    Args:
-        kind: a key of :data:`PADS`. ``padding`` has two numbers per axis, from the last axis on;
-            negative ones crop.
+    ``kind`` is a key of :data:`PADS`. ``padding`` has two numbers per axis, from the last axis on;
+    negative ones crop.
     """
     build = PADS[kind]
 
@@ -253,6 +238,4 @@ def pad_backward(kind: str) -> Callable[..., Tensor]:
         axes = len(padding) // 2
         befores = [int(padding[2 * (axes - 1 - i)]) for i in range(axes)]
         return _transpose(grad, self.shape[-axes:], [(build, (before,)) for before in befores])
-
-    backward.__name__ = f'{kind}_pad_backward'
     return backward

@@ -107,9 +107,7 @@ def sync_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[Tens
     """Batch norm of (N, C, ...) with the statistics of all ranks of ``group``, for the CPU.
 
     N may be 0 on a rank. Statistics and gradients of parameters are float32 for half precision.
-
-    Raises:
-        ValueError: there is only one value per channel over all ranks.
+    Raises ValueError if there is only one value per channel over all ranks.
     """
     return _Function.apply(input, weight, bias, running_mean, running_var, eps, momentum,
                            group or dist.group.WORLD)

@@ -11,7 +11,7 @@ from typing import Union
 import torch
 from torch import Tensor
 
-from ..contract import describe, require, require_dtype, require_shape
+from ..contract import describe, require, require_tensor
 
 __all__ = ['at_least_float32', 'sum_per_channel', 'sync_bn_backward_data',
            'sync_bn_backward_param', 'sync_bn_forward_mean', 'sync_bn_forward_output',
@@ -19,12 +19,17 @@ __all__ = ['at_least_float32', 'sum_per_channel', 'sync_bn_backward_data',
 
 
 def _check(operator: str, data: Tensor, **per_channel: Tensor) -> None:
-    require_shape(operator, 'input', data, (None, None, None))
-    require_dtype(operator, 'input', data)
+    require_tensor(operator, 'input', data, (None, None, None))
     for name, tensor in per_channel.items():
         require(tensor.shape == data.shape[1:2], operator,
                 f'{name} must have one value per channel of {describe(data)}, '
                 f'got {describe(tensor)}')
+
+
+def _check_same(operator: str, like: str, data: Tensor, **tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        require(tensor.shape == data.shape, operator,
+                f'{name} {describe(tensor)} does not match {like} {describe(data)}')
 
 
 def at_least_float32(data: Tensor) -> Tensor:
@@ -42,11 +47,7 @@ def sum_per_channel(data: Tensor) -> Tensor:
 
 
 def sync_bn_forward_mean(input: Tensor, mean: Tensor) -> None:
-    """Write the mean over batch and space of (N, C, S) to ``mean`` (C,).
-
-    Raises:
-        RuntimeError: shapes do not match.
-    """
+    """Write the mean over batch and space of (N, C, S) to ``mean`` (C,)."""
     _check('sync_bn_forward_mean', input, mean=mean)
     mean.copy_(sum_per_channel(at_least_float32(input)) / (input.shape[0] * input.shape[2]))
 
@@ -62,31 +63,23 @@ def sync_bn_forward_output(input: Tensor, mean: Tensor, var: Tensor, weight: Ten
                            running_mean: Tensor, running_var: Tensor, norm: Tensor, std: Tensor,
                            output: Tensor, eps: float, momentum: Union[float, Tensor],
                            group_size: int) -> None:
-    """Normalise, scale and shift; update the running statistics.
+    """Normalise, scale and shift (N, C, S) into ``output``; update the running statistics.
 
     Args:
-        input: (N, C, S).
-        mean, var: (C,), of all ranks.
-        weight, bias: (C,), or empty.
+        mean, var: (C,), of all ranks. weight, bias: (C,), or empty.
         running_mean, running_var: (C,), updated in place; or empty.
         norm: (N, C, S), receives the normalised input; or empty.
         std: (C,), receives ``sqrt(var + eps)``; or empty.
-        output: (N, C, S).
-        eps: added to the variance.
         momentum: weight of the new statistics; a number or a tensor of one element.
         group_size: ranks; the running variance is unbiased by ``N * S * group_size``.
-
-    Raises:
-        RuntimeError: shapes do not match.
     """
     operator = 'sync_bn_forward_output'
     given = {name: tensor for name, tensor in (
         ('weight', weight), ('bias', bias), ('running_mean', running_mean),
         ('running_var', running_var), ('std', std)) if tensor.numel()}
     _check(operator, input, mean=mean, var=var, **given)
-    for name, tensor in (('norm', norm), ('output', output)):
-        require(tensor.shape == input.shape or (name == 'norm' and not tensor.numel()), operator,
-                f'{name} {describe(tensor)} does not match input {describe(input)}')
+    same = dict(norm=norm, output=output) if norm.numel() else dict(output=output)
+    _check_same(operator, 'input', input, **same)
     deviation = (var + eps).sqrt()
     data = at_least_float32(input)
     # use the result's buffer if it has the right dtype: every pass over the data costs
@@ -114,23 +107,19 @@ def sync_bn_backward_param(grad_output: Tensor, norm: Tensor, grad_weight: Tenso
     """Write the gradients of weight and bias (C,), from (N, C, S) and the normalised input."""
     operator = 'sync_bn_backward_param'
     _check(operator, grad_output, grad_weight=grad_weight, grad_bias=grad_bias)
-    require(norm.shape == grad_output.shape, operator,
-            f'norm {describe(norm)} does not match grad_output {describe(grad_output)}')
+    _check_same(operator, 'grad_output', grad_output, norm=norm)
     gradient = at_least_float32(grad_output)
     grad_weight.copy_(sum_per_channel(gradient * norm))
     grad_bias.copy_(sum_per_channel(gradient))
 
 
 def sync_bn_backward_data(grad_output: Tensor, weight: Tensor, grad_weight: Tensor,
-                          grad_bias: Tensor, norm: Tensor, std: Tensor,
-                          grad_input: Tensor) -> None:
+                          grad_bias: Tensor, norm: Tensor, std: Tensor, grad_input: Tensor) -> None:
     """Write the gradient of the input (N, C, S), given those of the parameters over all ranks."""
     operator = 'sync_bn_backward_data'
     _check(operator, grad_output, weight=weight, grad_weight=grad_weight, grad_bias=grad_bias,
            std=std)
-    for name, tensor in (('norm', norm), ('grad_input', grad_input)):
-        require(tensor.shape == grad_output.shape, operator,
-                f'{name} {describe(tensor)} does not match grad_output {describe(grad_output)}')
+    _check_same(operator, 'grad_output', grad_output, norm=norm, grad_input=grad_input)
     count = grad_output.shape[0] * grad_output.shape[2]
     # (gradient - (grad_weight * norm + grad_bias) / count) * weight / std, in two passes
     scale = weight / std

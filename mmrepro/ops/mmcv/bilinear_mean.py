@@ -37,17 +37,13 @@ class Means(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Taps of the samples of some RoIs.
+    """Taps of the samples of some RoIs."""
 
-    row, weight: (S, 4); the weights include ``share``. bag: (S,) bin within the run.
-    starts: (B + 1,) first tap of each bin. share: (S,) 1 / samples of the bin.
-    """
-
-    row: Tensor
-    weight: Tensor
-    bag: Tensor
-    starts: Tensor
-    share: Tensor
+    row: Tensor  # (S, 4)
+    weight: Tensor  # (S, 4), times share
+    bag: Tensor  # (S,) bin within the run
+    starts: Tensor  # (B + 1,) first tap of each bin
+    share: Tensor  # (S,) 1 / samples of the bin
     corners: sampling.Corners
     visit: Visit
 

@@ -11,17 +11,15 @@ import torch
 from torch import Tensor
 
 from .. import gather, sampling
-from ..contract import require, require_dtype, require_shape
+from ..contract import require, require_tensor
 
 __all__ = ['border_align_backward', 'border_align_forward']
 
 
 def _check(feature: Tensor, boxes: Tensor, pool_size: int) -> None:
     name = 'border_align'
-    require_shape(name, 'input', feature, (None,) * 4)
-    require_shape(name, 'boxes', boxes, (len(feature), None, 4))
-    require_dtype(name, 'input', feature)
-    require_dtype(name, 'boxes', boxes, (feature.dtype,))
+    require_tensor(name, 'input', feature, (None,) * 4)
+    require_tensor(name, 'boxes', boxes, (len(feature), None, 4), (feature.dtype,))
     require(feature.shape[2] * feature.shape[3] > 0 or boxes.numel() == 0, name,
             f'boxes {tuple(boxes.shape)} on input {tuple(feature.shape)}, which has no pixels')
     require(feature.shape[1] % 4 == 0, name,
@@ -60,13 +58,9 @@ def border_align_forward(input: Tensor, boxes: Tensor, output: Tensor, argmax_id
                          pool_size: int) -> None:
     """Fill ``output`` and ``argmax_idx`` (N, C, boxes, 4).
 
-    Args:
-        input: (N, 4 * C, H, W): channels for the top, left, bottom and right side.
-        boxes: (N, boxes, 4): x1, y1, x2, y2 in pixels of the map.
-        argmax_idx: int32, number of the greatest of the pool_size + 1 samples.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
+    ``input`` is (N, 4 * C, H, W): channels for the top, left, bottom and right side; ``boxes`` is
+    (N, boxes, 4): x1, y1, x2, y2 in pixels of the map. ``argmax_idx`` is int32, the number of the
+    greatest of the pool_size + 1 samples.
     """
     _check(input, boxes, pool_size)
     if output.numel() == 0:

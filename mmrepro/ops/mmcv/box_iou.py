@@ -14,19 +14,15 @@ from torch import Tensor
 
 from ..contract import describe, require, require_dtype, require_shape
 from .convex import clip_area, hull, shoelace
+from .overlaps import TILE
 
 __all__ = ['bbox_overlaps', 'box_iou_quadri', 'box_iou_rotated',
            'diff_iou_rotated_sort_vertices_forward', 'overlap_matrix', 'QUADRI', 'ROTATED']
 
-# Elements of a temporary matrix, by device: near the L2 cache on a CPU, few launches on CUDA.
-_TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
-
 # Pairs of polygons at a time: each takes about a kilobyte of temporaries.
 _PAIRS = {'cpu': 1 << 12, 'cuda': 1 << 18}
-
 # mmcv's: boxes of less area overlap nothing.
 _NO_AREA = 1e-14
-
 # The sort of vertices: mmcv's tolerance, the length of a result, where edge crossings begin.
 _SAME = 1e-8
 _CYCLE = 9
@@ -82,9 +78,6 @@ class _Boxes(NamedTuple):
         size = (high - low).add_(offset)
         return cls(low, high, size[0] * size[1])
 
-    def rows(self, part: slice) -> _Boxes:
-        return _Boxes(self.low[:, part, None], self.high[:, part, None], self.area[part, None])
-
 
 def _overlap(a: _Boxes, b: _Boxes, mode: int, offset: int) -> Tensor:
     """Overlaps of boxes, broadcast, in mmcv's order of operations."""
@@ -99,18 +92,15 @@ def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, ali
     """Write the overlaps of axis-aligned boxes to ``ious``.
 
     Args:
-        bboxes1: (M, 4) x1 y1 x2 y2, of any floating dtype; computed in that dtype, as in mmcv.
-        bboxes2: (N, 4).
+        bboxes1, bboxes2: (M, 4) and (N, 4) x1 y1 x2 y2, of any floating dtype; computed in that
+            dtype, as in mmcv.
         ious: (M, N), or (M,) if ``aligned``.
         mode: 0 for intersection over union, 1 for intersection over the first box.
         aligned: box i with box i only.
         offset: 0 or 1; widths and heights are ``x2 - x1 + offset``.
-
-    Raises:
-        RuntimeError: shapes do not match.
     """
     _check_pair('bbox_overlaps', bboxes1, bboxes2, ious, 4, aligned)
-    if ious.numel() <= _TILE['cpu'] and _fits_numpy(bboxes1) and _fits_numpy(bboxes2):
+    if ious.numel() <= TILE['cpu'] and _fits_numpy(bboxes1) and _fits_numpy(bboxes2):
         first, second = (np.ascontiguousarray(boxes.detach().numpy().T)
                          for boxes in (bboxes1, bboxes2))
         if not aligned:
@@ -122,11 +112,12 @@ def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, ali
         ious.copy_(_overlap(a, b, mode, offset).view_as(ious))
         return
     table = ious.view(len(bboxes1), len(bboxes2))
-    step = max(1, _TILE[ious.device.type] // max(1, len(bboxes2)))
+    step = max(1, TILE[ious.device.type] // max(1, len(bboxes2)))
     b = _Boxes(*(value.unsqueeze(-2) for value in b))
     for start in range(0, len(bboxes1), step):
         part = slice(start, start + step)
-        table[part].copy_(_overlap(a.rows(part), b, mode, offset))
+        rows = _Boxes(a.low[:, part, None], a.high[:, part, None], a.area[part, None])
+        table[part].copy_(_overlap(rows, b, mode, offset))
 
 
 def _rotated_corners(boxes: Tensor) -> Tuple[Tensor, Tensor]:
@@ -227,11 +218,6 @@ ROTATED = BoxKind(5, _rotated_frame, lambda boxes: boxes[2] * boxes[3], _rotated
 QUADRI = BoxKind(8, _quadri_frame, lambda boxes: _fan_area(boxes[0::2], boxes[1::2]), _quadri_pair)
 
 
-def _close(a: Tensor, b: Tensor) -> Tensor:
-    """Whether bounds (4, ...) touch, which an overlap requires; NaN does not."""
-    return (a[0] <= b[2]) & (b[0] <= a[2]) & (a[1] <= b[3]) & (b[1] <= a[3])
-
-
 def overlap_matrix(kind: BoxKind, a: Tensor, b: Tensor, mode: int) -> Tensor:
     """Overlaps (M, N), float64, of float64 columns (C, M) with (C, N).
 
@@ -243,11 +229,14 @@ def overlap_matrix(kind: BoxKind, a: Tensor, b: Tensor, mode: int) -> Tensor:
     if bool(area_a.isnan().any()) or bool(area_b.isnan().any()):
         # an area of NaN makes all overlaps of its box NaN, as in mmcv
         out += _ratio(out, area_a[:, None], area_b[None], mode)
-    frame_a, frame_b = kind.frame(a), kind.frame(b)
-    step = max(1, _TILE[out.device.type] // max(1, cols))
+    frame_a, frame_b = kind.frame(a)[:, :, None], kind.frame(b)[:, None]
+    step = max(1, TILE[out.device.type] // max(1, cols))
     pairs = _PAIRS[out.device.type]
     for start in range(0, rows, step):
-        near = _close(frame_a[:, start:start + step, None], frame_b[:, None])
+        # bounds that touch; those at NaN do not
+        x1, y1, x2, y2 = frame_a[:, start:start + step]
+        near = ((x1 <= frame_b[2]) & (frame_b[0] <= x2)
+                & (y1 <= frame_b[3]) & (frame_b[1] <= y2))
         first, second = near.nonzero(as_tuple=True)
         for i, j in zip((first + start).split(pairs), second.split(pairs)):
             out[i, j] = kind.pair(a.index_select(1, i), b.index_select(1, j), mode)
@@ -267,7 +256,7 @@ def _iou(operator: str, kind: BoxKind, boxes1: Tensor, boxes2: Tensor, ious: Ten
         for part in torch.arange(len(flat), device=ious.device).split(_PAIRS[ious.device.type]):
             flat[part] = kind.pair(a[:, part], b[:, part], mode).to(ious.dtype)
         return
-    rows = max(1, _TILE[ious.device.type] // max(1, len(boxes2)))
+    rows = max(1, TILE[ious.device.type] // max(1, len(boxes2)))
     table = ious.view(len(boxes1), len(boxes2))
     for start in range(0, len(boxes1), rows):
         part = slice(start, start + rows)
@@ -276,17 +265,10 @@ def _iou(operator: str, kind: BoxKind, boxes1: Tensor, boxes2: Tensor, ious: Ten
 
 def box_iou_rotated(boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode_flag: int,
                     aligned: bool) -> None:
-    """Write the overlaps of rotated boxes to ``ious``; computed in float64.
+    """Write the overlaps of rotated boxes (M, 5) and (N, 5) to ``ious``; computed in float64.
 
-    Args:
-        boxes1: (M, 5) float32: centre x, y, width, height, angle in radians.
-        boxes2: (N, 5) float32.
-        ious: float32, M * N or, if ``aligned``, M elements.
-        mode_flag: 0 for intersection over union, 1 for intersection over the first box.
-        aligned: box i with box i only.
-
-    Raises:
-        RuntimeError: shapes do not match, or a tensor is not float32.
+    Boxes are float32: centre x, y, width, height, angle in radians. The other arguments are those
+    of :func:`bbox_overlaps`.
     """
     _iou('box_iou_rotated', ROTATED, boxes1, boxes2, ious, mode_flag, aligned)
 
@@ -345,15 +327,11 @@ def diff_iou_rotated_sort_vertices_forward(vertices: Tensor, mask: Tensor,
 
     Args:
         vertices: (B, N, M, 2) float32 around the origin; the last M - 8 are edge crossings.
-        mask: (B, N, M) bool, which of them exist.
-        num_valid: (B, N) int32, how many exist.
+        mask: (B, N, M) bool, which of them exist. num_valid: (B, N) int32, how many.
 
     Returns:
         (B, N, 9) int32: the corners in order, the first again, then the index of a missing corner;
         only the latter if there are fewer than three corners.
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match.
     """
     operator = 'diff_iou_rotated_sort_vertices_forward'
     require_dtype(operator, 'vertices', vertices, (torch.float32,))

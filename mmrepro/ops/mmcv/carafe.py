@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import gather
-from ..contract import require, require_dtype, require_shape
+from ..contract import require, require_dtype, require_shape, require_tensor
 
 __all__ = ['carafe_backward', 'carafe_forward', 'carafe_naive_backward', 'carafe_naive_forward']
 
@@ -30,15 +30,16 @@ class _Shape(NamedTuple):
     scale: int
 
 
-def _check(name: str, features: Tuple[int, ...], masks: Tensor, dtype: torch.dtype, kernel: int,
-           groups: int, scale: int) -> _Shape:
-    n, c, h, w = features
+def _check(name: str, features: Tensor, masks: Tensor, kernel: int, groups: int,
+           scale: int) -> _Shape:
+    require_tensor(name, 'features', features, (None,) * 4)
+    n, c, h, w = features.shape
     require(kernel > 0 and kernel % 2 == 1, name, f'kernel_size must be odd, got {kernel}')
     require(scale > 0, name, f'scale_factor must be positive, got {scale}')
     require(groups > 0 and c % groups == 0, name,
             f'{c} channels are not divisible by group_size {groups}')
     require_shape(name, 'masks', masks, (n, kernel * kernel * groups, h * scale, w * scale))
-    require_dtype(name, 'masks', masks, (dtype,))
+    require_dtype(name, 'masks', masks, (features.dtype,))
     return _Shape(n, c, h, w, kernel, groups, scale)
 
 
@@ -110,27 +111,16 @@ def _backward(shape: _Shape, rows: Tensor, masks: Tensor, grad_output: Tensor,
     gather.add_rows(grad_features, total.view(-1, shape.channels))
 
 
-def _check_features(name: str, features: Tensor) -> None:
-    require_shape(name, 'features', features, (None,) * 4)
-    require_dtype(name, 'features', features)
-
-
 def carafe_forward(features: Tensor, masks: Tensor, rfeatures: Tensor, routput: Tensor,
                    rmasks: Tensor, output: Tensor, kernel_size: int, group_size: int,
                    scale_factor: int) -> None:
     """Fill ``output`` (N, C, H * scale_factor, W * scale_factor) from ``features`` (N, C, H, W).
 
-    Args:
-        masks: (N, kernel_size ** 2 * group_size, H * scale_factor, W * scale_factor).
-        rfeatures: receives the features with channels last, for :func:`carafe_backward`.
-        routput, rmasks: buffers of mmcv's kernels, not used.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
+    ``masks`` is (N, kernel_size ** 2 * group_size, H * scale_factor, W * scale_factor).
+    ``rfeatures`` receives the features with channels last, for :func:`carafe_backward`; ``routput``
+    and ``rmasks`` are buffers of mmcv's kernels, not used.
     """
-    _check_features('carafe', features)
-    shape = _check('carafe', features.shape, masks, features.dtype, kernel_size, group_size,
-                   scale_factor)
+    shape = _check('carafe', features, masks, kernel_size, group_size, scale_factor)
     rows = gather.rows_of(features)
     rfeatures.resize_((shape.images, shape.height, shape.width, shape.channels))
     rfeatures.copy_(rows[:-1].view(rfeatures.shape))
@@ -146,8 +136,7 @@ def carafe_backward(top_grad: Tensor, rfeatures: Tensor, masks: Tensor, rtop_gra
     ``rfeatures`` comes from the forward; the other tensors whose names begin with r are buffers of
     mmcv's kernels, not used.
     """
-    shape = _check('carafe', bottom_grad.shape, masks, top_grad.dtype, kernel_size, group_size,
-                   scale_factor)
+    shape = _check('carafe', bottom_grad, masks, kernel_size, group_size, scale_factor)
     require_shape('carafe', 'rfeatures', rfeatures,
                   (shape.images, shape.height, shape.width, shape.channels))
     rows = gather.rows_of(rfeatures.permute(0, 3, 1, 2))
@@ -157,9 +146,7 @@ def carafe_backward(top_grad: Tensor, rfeatures: Tensor, masks: Tensor, rtop_gra
 def carafe_naive_forward(features: Tensor, masks: Tensor, output: Tensor, kernel_size: int,
                          group_size: int, scale_factor: int) -> None:
     """:func:`carafe_forward` without buffers."""
-    _check_features('carafe_naive', features)
-    shape = _check('carafe_naive', features.shape, masks, features.dtype, kernel_size, group_size,
-                   scale_factor)
+    shape = _check('carafe_naive', features, masks, kernel_size, group_size, scale_factor)
     _forward(shape, gather.rows_of(features), masks, output)
 
 
@@ -167,7 +154,5 @@ def carafe_naive_backward(top_grad: Tensor, features: Tensor, masks: Tensor, bot
                           mask_grad: Tensor, kernel_size: int, group_size: int,
                           scale_factor: int) -> None:
     """Write the gradients of :func:`carafe_naive_forward` to ``bottom_grad`` and ``mask_grad``."""
-    _check_features('carafe_naive', features)
-    shape = _check('carafe_naive', features.shape, masks, features.dtype, kernel_size, group_size,
-                   scale_factor)
+    shape = _check('carafe_naive', features, masks, kernel_size, group_size, scale_factor)
     _backward(shape, gather.rows_of(features), masks, top_grad, bottom_grad, mask_grad)

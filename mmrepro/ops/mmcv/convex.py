@@ -65,15 +65,12 @@ def clip_area(ax: Tensor, ay: Tensor, bx: Tensor, by: Tensor) -> Tensor:
 
 
 def hull(x: Tensor, y: Tensor, valid: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
-    """Convex hulls of point sets (N, P), by gift wrapping.
+    """Convex hulls of point sets (N, P), float64, by gift wrapping; not differentiated.
 
     The path rises from the lowest point and falls back to it. Rounding may make it miss that point,
     so it also ends where it would rise again. Points closer than the rounding error count as one,
-    because noise would determine the direction between them.
-
-    Args:
-        x, y: coordinates, float64; not differentiated.
-        valid: (N, P) bool, points that count; all, if None.
+    because noise would determine the direction between them. ``valid`` (N, P) tells the points that
+    count; all, if None.
 
     Returns:
         index (N, P) of the hull's corners in positive order from the lowest (then leftmost) point,

@@ -14,13 +14,13 @@ those of the BLAS library, which may add in a different order for another number
 """
 from __future__ import annotations
 
-from typing import Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
-from ..contract import describe, require, require_dtype, require_shape
+from ..contract import describe, require, require_dtype, require_shape, require_tensor
 
 __all__ = ['deform_conv_backward_input', 'deform_conv_backward_parameters', 'deform_conv_forward',
            'modulated_deform_conv_backward', 'modulated_deform_conv_forward']
@@ -49,25 +49,19 @@ class _Shape(NamedTuple):
     def taps(self) -> int:
         return self.kernel[0] * self.kernel[1]
 
-    def output(self, height: int, width: int) -> Tuple[int, int]:
-        return tuple((size + 2 * pad - (dilation * (kernel - 1) + 1)) // stride + 1
-                     for size, pad, dilation, kernel, stride in zip(
-                         (height, width), self.padding, self.dilation, self.kernel, self.stride))
-
 
 class _DeformConv:
     """One call, with its tensors in the layout of the runs.
 
-    Attributes:
-        rows: (N * H * W + 1) * deform_groups rows of the input, channels of one group each.
-        offsets: (N, pixels, taps, deform_groups, 2), y before x. masks: without the last axis,
-            or None.
-        weight: (groups, out channels per group, taps * channels per group).
+    ``rows`` has (N * H * W + 1) * deform_groups rows of the input, channels of one group each;
+    ``offsets`` is (N, pixels, taps, deform_groups, 2), y before x, ``masks`` the same without the
+    last axis, or None; ``weight`` is (groups, out channels per group, taps * channels per group).
     """
 
-    def __init__(self, name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tensor,
-                 mask: Optional[Tensor]) -> None:
-        self.shape, self.input_shape = shape, input.shape
+    def __init__(self, name: str, input: Tensor, weight: Tensor, offset: Tensor,
+                 mask: Optional[Tensor], *geometry: Any) -> None:
+        self.shape = shape = _Shape(*geometry)
+        self.input_shape = input.shape
         self.out = _check(name, shape, input, weight, offset, mask)
         self.pixels = self.out[0] * self.out[1]
         self.dtype = gather.compute_dtype(input)
@@ -99,9 +93,8 @@ class _DeformConv:
 
     def samples(self, image: int, part: slice) -> Tuple[Tensor, sampling.Corners]:
         """Rows (P * taps * deform_groups, 4) and corners (P, taps, deform_groups, 4) of a run."""
-        device = self.rows.device
-        kernel = self.shape.kernel
-        _, _, height, width = self.input_shape
+        device, kernel = self.rows.device, self.shape.kernel
+        height, width = self.input_shape[2:]
         pixel = torch.arange(part.start, part.stop, device=device)
         tap = torch.arange(self.shape.taps, device=device)
         at = (torch.div(pixel, self.out[1], rounding_mode='floor'), pixel % self.out[1])
@@ -126,42 +119,17 @@ class _DeformConv:
     def columns(self, row: Tensor, weight: Tensor, pixels: int) -> Tensor:
         """(groups, pixels, taps * channels per group), ready for a product."""
         read = gather.gather_sum(self.rows, row, weight)
-        return self._by_group(read, pixels).to(self.product)
-
-    def _by_group(self, rows: Tensor, pixels: int) -> Tensor:
         groups = self.shape.groups
         if groups == 1:
-            return rows.view(1, pixels, -1)
-        rows = rows.view(pixels, self.shape.taps, groups, -1)
-        return rows.permute(2, 0, 1, 3).reshape(groups, pixels, -1)
-
-    def by_group(self, grad_output: Tensor, image: int, part: slice) -> Tensor:
-        """(groups, out channels per group, P) of a (N, C, H, W) gradient."""
-        flat = grad_output[image].reshape(self.shape.groups, -1, self.pixels)
-        return flat[:, :, part].to(self.product)
-
-    def column_gradients(self, grad: Tensor) -> Tensor:
-        """Gradient of the columns as rows, (P * taps * deform_groups, D)."""
-        pixels = grad.shape[2]
-        columns = _product(grad.transpose(1, 2), self.weight).to(self.dtype)
-        columns = columns.view(self.shape.groups, pixels, self.shape.taps, -1)
-        return columns.permute(1, 2, 0, 3).reshape(-1, self.rows.shape[1])
-
-    def weight_gradient(self, grad_weight: Tensor, total: Tensor, scale: float = 1.) -> None:
-        """Add (groups, out channels per group, taps * channels per group) to ``grad_weight``."""
-        shape = self.shape
-        total = total.view(shape.groups, total.shape[1], shape.taps, -1).transpose(2, 3)
-        grad_weight += (total.reshape(grad_weight.shape) * scale).to(grad_weight.dtype)
-
-    def input_gradient(self, grad_input: Tensor, total: Tensor) -> None:
-        gather.add_rows(grad_input, total.view(-1, self.input_shape[1]))
+            return read.view(1, pixels, -1).to(self.product)
+        read = read.view(pixels, self.shape.taps, groups, -1)
+        return read.permute(2, 0, 1, 3).reshape(groups, pixels, -1).to(self.product)
 
 
 def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tensor,
            mask: Optional[Tensor]) -> Tuple[int, int]:
     """The size of the output, after the checks of mmcv's ``deform_conv_shape_check``."""
-    require_shape(name, 'input', input, (None,) * 4)
-    require_dtype(name, 'input', input)
+    require_tensor(name, 'input', input, (None,) * 4)
     n, c, h, w = input.shape
     for what in ('kernel', 'stride', 'dilation'):
         require(min(getattr(shape, what)) > 0, name,
@@ -172,7 +140,8 @@ def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tens
     require_shape(name, 'weight', weight, (None, c // shape.groups, *shape.kernel))
     require(len(weight) % shape.groups == 0, name,
             f'the {len(weight)} output channels are not divisible by groups {shape.groups}')
-    out = shape.output(h, w)
+    out = tuple((size + 2 * pad - (dilation * (kernel - 1) + 1)) // stride + 1
+                for size, kernel, stride, pad, dilation in zip((h, w), *shape[:4]))
     fits = mask is not None or (h >= shape.kernel[0] and w >= shape.kernel[1])
     require(min(out) > 0 and fits, name,
             f'input {describe(input)} is smaller than the kernel {shape.kernel}')
@@ -214,6 +183,7 @@ def _backward(conv: _DeformConv, grad_output: Tensor, grad_input: Optional[Tenso
               grad_offset: Optional[Tensor], grad_mask: Optional[Tensor],
               grad_weight: Optional[Tensor], scale: float = 1.) -> None:
     """Compute the gradients whose tensors are not None, in one pass over the runs."""
+    groups, taps = conv.shape.groups, conv.shape.taps
     total = torch.zeros_like(conv.rows[:conv.padding]) if grad_input is not None else None
     by_weight = torch.zeros_like(conv.weight, dtype=conv.dtype)
     by_offset = torch.zeros_like(conv.offsets) if grad_offset is not None else None
@@ -221,13 +191,17 @@ def _backward(conv: _DeformConv, grad_output: Tensor, grad_input: Optional[Tenso
     for image, part in conv.runs():
         row, corners = conv.samples(image, part)
         weight = conv.weigh(image, part, corners.weight)
-        grad = conv.by_group(grad_output, image, part)
+        # (groups, out channels per group, P)
+        grad = grad_output[image].reshape(groups, -1, conv.pixels)[:, :, part].to(conv.product)
         if grad_weight is not None:
             columns = conv.columns(row, weight, part.stop - part.start)
             by_weight += _product(grad, columns).to(conv.dtype)
         if grad_input is None:
             continue
-        by_column = conv.column_gradients(grad)
+        # gradient of the columns as rows, (P * taps * deform_groups, D)
+        by_column = _product(grad.transpose(1, 2), conv.weight).to(conv.dtype)
+        by_column = by_column.view(groups, grad.shape[2], taps, -1).permute(1, 2, 0, 3)
+        by_column = by_column.reshape(-1, conv.rows.shape[1])
         gather.scatter_sum_onto(total, by_column, row, weight)
         dot = gather.dots(by_column, conv.rows, row).view(corners.weight.shape)
         if by_mask is not None:
@@ -236,9 +210,10 @@ def _backward(conv: _DeformConv, grad_output: Tensor, grad_input: Optional[Tenso
         by_offset[image, part] = torch.stack(
             ((corners.dy * dot).sum(-1), (corners.dx * dot).sum(-1)), -1)
     if grad_weight is not None:
-        conv.weight_gradient(grad_weight, by_weight, scale)
+        by_weight = by_weight.view(groups, by_weight.shape[1], taps, -1).transpose(2, 3)
+        grad_weight += (by_weight.reshape(grad_weight.shape) * scale).to(grad_weight.dtype)
     if grad_input is not None:
-        conv.input_gradient(grad_input, total)
+        gather.add_rows(grad_input, total.view(-1, conv.input_shape[1]))
         _write_by_channel(by_offset, grad_offset)
     if grad_mask is not None:
         _write_by_channel(by_mask.unsqueeze(-1), grad_mask)
@@ -260,21 +235,15 @@ def deform_conv_forward(input: Tensor, weight: Tensor, offset: Tensor, output: T
                         columns: Tensor, ones: Tensor, kW: int, kH: int, dW: int, dH: int,
                         padW: int, padH: int, dilationW: int, dilationH: int, group: int,
                         deformable_group: int, im2col_step: int) -> None:
-    """Convolve at shifted positions: fill ``output`` (N, C_out, H_out, W_out).
+    """Convolve (N, C, H, W) at shifted positions: fill ``output`` (N, C_out, H_out, W_out).
 
-    Args:
-        input: (N, C, H, W). weight: (C_out, C / group, kH, kW).
-        offset: (N, deformable_group * 2 * kH * kW, H_out, W_out); y before x for every tap.
-        columns, ones: buffers of mmcv's kernels, not used.
-        dW, dH: strides. im2col_step: must divide the batch.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
+    ``weight`` is (C_out, C / group, kH, kW), ``offset`` (N, deformable_group * 2 * kH * kW, H_out,
+    W_out), y before x for every tap; dW and dH are strides, and ``im2col_step`` must divide the
+    batch. ``columns`` and ``ones`` are buffers of mmcv's kernels, not used.
     """
-    _check_step(input, im2col_step)
-    shape = _Shape((kH, kW), (dH, dW), (padH, padW), (dilationH, dilationW), group,
-                   deformable_group)
-    _forward(_DeformConv('deform_conv', shape, input, weight, offset, None), output, None)
+    conv = _without_mask(input, weight, offset, im2col_step, (kH, kW), (dH, dW), (padH, padW),
+                         (dilationH, dilationW), group, deformable_group)
+    _forward(conv, output, None)
 
 
 def deform_conv_backward_input(input: Tensor, offset: Tensor, gradOutput: Tensor,
@@ -283,33 +252,29 @@ def deform_conv_backward_input(input: Tensor, offset: Tensor, gradOutput: Tensor
                                padH: int, dilationW: int, dilationH: int, group: int,
                                deformable_group: int, im2col_step: int) -> None:
     """Add the gradient of the input to ``gradInput`` and write that of the offsets."""
-    _check_step(input, im2col_step)
-    shape = _Shape((kH, kW), (dH, dW), (padH, padW), (dilationH, dilationW), group,
-                   deformable_group)
-    conv = _DeformConv('deform_conv', shape, input, weight, offset, None)
+    conv = _without_mask(input, weight, offset, im2col_step, (kH, kW), (dH, dW), (padH, padW),
+                         (dilationH, dilationW), group, deformable_group)
     require_shape('deform_conv', 'gradOutput', gradOutput, (len(input), len(weight), *conv.out))
     _backward(conv, gradOutput, gradInput, gradOffset, None, None)
 
 
 def deform_conv_backward_parameters(input: Tensor, offset: Tensor, gradOutput: Tensor,
                                     gradWeight: Tensor, columns: Tensor, ones: Tensor, kW: int,
-                                    kH: int, dW: int, dH: int, padW: int, padH: int,
-                                    dilationW: int, dilationH: int, group: int,
-                                    deformable_group: int, scale: float,
+                                    kH: int, dW: int, dH: int, padW: int, padH: int, dilationW: int,
+                                    dilationH: int, group: int, deformable_group: int, scale: float,
                                     im2col_step: int) -> None:
     """Add ``scale`` times the gradient of the weights to ``gradWeight``."""
-    _check_step(input, im2col_step)
-    shape = _Shape((kH, kW), (dH, dW), (padH, padW), (dilationH, dilationW), group,
-                   deformable_group)
-    conv = _DeformConv('deform_conv', shape, input, gradWeight, offset, None)
-    require_shape('deform_conv', 'gradOutput', gradOutput,
-                  (len(input), len(gradWeight), *conv.out))
+    conv = _without_mask(input, gradWeight, offset, im2col_step, (kH, kW), (dH, dW), (padH, padW),
+                         (dilationH, dilationW), group, deformable_group)
+    require_shape('deform_conv', 'gradOutput', gradOutput, (len(input), len(gradWeight), *conv.out))
     _backward(conv, gradOutput, None, None, None, gradWeight, scale)
 
 
-def _check_step(input: Tensor, im2col_step: int) -> None:
+def _without_mask(input: Tensor, weight: Tensor, offset: Tensor, im2col_step: int,
+                  *geometry: Any) -> _DeformConv:
     require(im2col_step > 0 and len(input) % im2col_step == 0, 'deform_conv',
             f'batch {len(input)} is not divisible by im2col_step {im2col_step}')
+    return _DeformConv('deform_conv', input, weight, offset, None, *geometry)
 
 
 def modulated_deform_conv_forward(input: Tensor, weight: Tensor, bias: Tensor, ones: Tensor,
@@ -317,15 +282,13 @@ def modulated_deform_conv_forward(input: Tensor, weight: Tensor, bias: Tensor, o
                                   kernel_h: int, kernel_w: int, stride_h: int, stride_w: int,
                                   pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
                                   group: int, deformable_group: int, with_bias: bool) -> None:
-    """:func:`deform_conv_forward` with samples multiplied by ``mask``, and a bias.
+    """:func:`deform_conv_forward` with samples multiplied by ``mask``, and a bias (C_out,) or none.
 
-    Args:
-        mask: (N, deformable_group * kernel_h * kernel_w, H_out, W_out).
-        bias: (C_out,), read if ``with_bias``.
+    ``mask`` is (N, deformable_group * kernel_h * kernel_w, H_out, W_out).
     """
-    shape = _Shape((kernel_h, kernel_w), (stride_h, stride_w), (pad_h, pad_w),
-                   (dilation_h, dilation_w), group, deformable_group)
-    conv = _DeformConv('modulated_deform_conv', shape, input, weight, offset, mask)
+    conv = _DeformConv('modulated_deform_conv', input, weight, offset, mask, (kernel_h, kernel_w),
+                       (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), group,
+                       deformable_group)
     _forward(conv, output, bias if with_bias else None)
 
 
@@ -337,9 +300,9 @@ def modulated_deform_conv_backward(input: Tensor, weight: Tensor, bias: Tensor, 
                                    pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
                                    group: int, deformable_group: int, with_bias: bool) -> None:
     """Add the gradients of input, weight and bias; write those of offset and mask."""
-    shape = _Shape((kernel_h, kernel_w), (stride_h, stride_w), (pad_h, pad_w),
-                   (dilation_h, dilation_w), group, deformable_group)
-    conv = _DeformConv('modulated_deform_conv', shape, input, weight, offset, mask)
+    conv = _DeformConv('modulated_deform_conv', input, weight, offset, mask, (kernel_h, kernel_w),
+                       (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), group,
+                       deformable_group)
     require_shape('modulated_deform_conv', 'grad_output', grad_output,
                   (len(input), len(weight), *conv.out))
     _backward(conv, grad_output, grad_input, grad_offset, grad_mask, grad_weight)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import gather, sampling
-from ..contract import require_dtype, require_shape
+from ..contract import require_tensor
 from .bilinear_mean import Means, Visit, mean_forward, runs, samples, scatter_samples
 from .rois import check_rois
 
@@ -21,8 +21,7 @@ __all__ = ['deform_roi_pool_backward', 'deform_roi_pool_forward']
 def _means(feature: Tensor, rois: Tensor, offset: Tensor, bins: Tuple[int, int], scale: float,
            sampling_ratio: int, gamma: float) -> Tuple[Means, Tensor]:
     """The samples, and the size of each RoI in pixels (K, 2), width before height."""
-    name = 'deform_roi_pool'
-    image = check_rois(name, feature, rois, 5)
+    image = check_rois('deform_roi_pool', feature, rois, 5)
     dtype = gather.COMPUTE[rois.dtype]
     edges = rois[:, 1:].to(dtype) * gather.single(scale) - 0.5
     size = edges[:, 2:] - edges[:, :2]
@@ -33,8 +32,7 @@ def _means(feature: Tensor, rois: Tensor, offset: Tensor, bins: Tuple[int, int],
     # (K, 2, PH, PW), x before y
     shift = None
     if offset.numel():
-        require_shape(name, 'offset', offset, (len(rois), 2, *bins))
-        require_dtype(name, 'offset', offset, (feature.dtype,))
+        require_tensor('deform_roi_pool', 'offset', offset, (len(rois), 2, *bins), (feature.dtype,))
         shift = gather.single(gamma) * size[:, :, None, None] * offset.to(dtype)
 
     def locate(visit: Visit) -> Tuple[Tensor, Tensor]:
@@ -53,15 +51,8 @@ def deform_roi_pool_forward(input: Tensor, rois: Tensor, offset: Tensor, output:
                             sampling_ratio: int, gamma: float) -> None:
     """Fill ``output`` (K, C, pooled_height, pooled_width) from ``input`` (N, C, H, W).
 
-    Args:
-        rois: (K, 5): image index, x1, y1, x2, y2 in pixels of the image.
-        offset: (K, 2, pooled_height, pooled_width), x before y, in sizes of the RoI over
-            ``gamma``; empty for none.
-        spatial_scale: pixels of the map per pixel of the image.
-        sampling_ratio: samples per bin and axis; 0 or less: one per started pixel.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
+    ``offset`` is (K, 2, pooled_height, pooled_width), x before y, in sizes of the RoI over
+    ``gamma``; empty for none.
     """
     means, _ = _means(input, rois, offset, (pooled_height, pooled_width), spatial_scale,
                       sampling_ratio, gamma)

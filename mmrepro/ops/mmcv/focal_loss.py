@@ -11,7 +11,7 @@ from typing import Callable, Optional, Tuple
 import torch
 from torch import Tensor
 
-from ..contract import describe, require, require_dtype, require_shape
+from ..contract import describe, require, require_tensor
 
 __all__ = ['sigmoid_focal_loss_backward', 'sigmoid_focal_loss_forward',
            'softmax_focal_loss_backward', 'softmax_focal_loss_forward']
@@ -19,10 +19,8 @@ __all__ = ['sigmoid_focal_loss_backward', 'sigmoid_focal_loss_forward',
 # Elements of a temporary, by device. On a CPU too few for torch to use several threads: at the end
 # of a thread's part exp and log take another code path, with different bits.
 _TILE = {'cpu': (1 << 15) - 1, 'cuda': 1 << 24}
-
 # mmcv's FLT_MIN: the least probability to take a logarithm of.
 _LEAST = torch.finfo(torch.float32).tiny
-
 
 # Loss or derivative by the logits, given gamma and alpha.
 Part = Callable[[Tensor, float, float], Tensor]
@@ -30,10 +28,8 @@ Part = Callable[[Tensor, float, float], Tensor]
 
 def _check(operator: str, scores: Tensor, target: Tensor, weight: Tensor, out: Tensor,
            out_shape: Tuple[int, ...]) -> None:
-    require_shape(operator, 'input', scores, (None, None))
-    require_dtype(operator, 'input', scores)
-    require_dtype(operator, 'target', target, (torch.long,))
-    require_shape(operator, 'target', target, (len(scores),))
+    require_tensor(operator, 'input', scores, (None, None))
+    require_tensor(operator, 'target', target, (len(scores),), (torch.long,))
     require(tuple(out.shape) == out_shape and out.dtype == scores.dtype, operator,
             f'the result must be {out_shape} of the dtype of input {describe(scores)}, '
             f'got {describe(out)}')
@@ -119,7 +115,7 @@ def _sigmoid(operator: str, absent: Part, present: Part, scores: Tensor, target:
 
 def sigmoid_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, output: Tensor,
                                gamma: float, alpha: float) -> None:
-    """Write ``-a (1 - p)^gamma log p`` per class to ``output``.
+    """Write ``-a (1 - p)^gamma log p`` per class to ``output`` (N, C).
 
     p is the probability of the right answer, and a its weight: ``sigmoid(input)`` and alpha for the
     target's class, one minus them for the others.
@@ -128,9 +124,6 @@ def sigmoid_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, ou
         input: (N, C) logits.
         target: (N,) int64; C or a negative label stands for the background.
         weight: (C,) factors by the target's class, or empty.
-        output: (N, C).
-        gamma: exponent.
-        alpha: weight of the target's class; the others have 1 - alpha.
 
     Raises:
         RuntimeError: shapes or dtypes do not match; a label is above C, or has no weight.
@@ -165,16 +158,9 @@ def softmax_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, ou
                                gamma: float, alpha: float) -> None:
     """Write ``-alpha (1 - p)^gamma log p`` of each row's class to ``output`` (N,).
 
-    Args:
-        input: (N, C), the softmax itself.
-        target: (N,) int64; rows with a negative label have no loss.
-        weight: (C,) factors by the target's class, or empty.
-        output: (N,).
-        gamma: exponent.
-        alpha: factor of all rows.
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match; a label is not below C.
+    ``input`` (N, C) is the softmax itself. Rows whose ``target`` is negative have no loss;
+    ``weight`` is as in :func:`sigmoid_focal_loss_forward`. Raises RuntimeError if shapes or dtypes
+    do not match, or a label is not below C.
     """
     p, factor, _ = _own('softmax_focal_loss_forward', input, target, weight, output)
     loss = _power(1 - p, float(gamma)).mul_(-float(alpha)).mul_(_log(p))

@@ -16,15 +16,10 @@ __all__ = ['Conflicts', 'greedy', 'greedy_pairs', 'rank', 'resolve']
 
 # The conflicts of boxes (rows) with others (columns), given by rank, as a bool matrix.
 Conflicts = Callable[[Tensor, Tensor], Tensor]
-
 # On CUDA a round costs microseconds, and looking at its result a synchronisation.
 _ROUNDS_PER_LOOK = 4
-
 # Up to this many pairs per box a Python loop is faster than NumPy calls per box.
 _SINGLY = 16
-
-# Up to this many pairs Python sorts faster than NumPy.
-_FEW_PAIRS = 64
 
 
 def rank(scores: Tensor) -> Tensor:
@@ -33,21 +28,6 @@ def rank(scores: Tensor) -> Tensor:
     torch sorts NaN above every number, and so do mmcv's kernels.
     """
     return torch.sort(scores.detach(), dim=0, descending=True, stable=True).indices
-
-
-def _resolve_cpu(conflicts: np.ndarray) -> np.ndarray:
-    """Sweep one block, and clear its diagonal. A row is one integer, and a drop one `or`."""
-    count = len(conflicts)
-    np.fill_diagonal(conflicts, False)
-    bits = np.packbits(conflicts, axis=1, bitorder='little')
-    dropped = 0
-    data, width = bits.tobytes(), bits.shape[1]
-    for row in np.flatnonzero(bits.any(1)).tolist():
-        if not dropped >> row & 1:
-            later = int.from_bytes(data[row * width:(row + 1) * width], 'little') >> row + 1
-            dropped |= later << row + 1
-    packed = np.frombuffer(dropped.to_bytes((count + 7) // 8, 'little'), np.uint8)
-    return ~np.unpackbits(packed, count=count, bitorder='little').astype(bool)
 
 
 def _resolve_rounds(conflicts: Tensor) -> Tensor:
@@ -67,22 +47,34 @@ def _resolve_rounds(conflicts: Tensor) -> Tensor:
 
 
 def resolve(conflicts: Tensor) -> Tensor:
-    """Whether each box of a block is kept, (B,) bool, given conflicts (B, B) by rank."""
+    """Whether each box of a block is kept, (B,) bool, given conflicts (B, B) by rank.
+
+    On a CPU a row is one integer, and a drop one `or`; the diagonal of ``conflicts`` is cleared.
+    """
     if conflicts.is_cuda:
         return _resolve_rounds(conflicts)
-    return torch.from_numpy(_resolve_cpu(conflicts.numpy()))
+    matrix = conflicts.numpy()
+    count = len(matrix)
+    np.fill_diagonal(matrix, False)
+    bits = np.packbits(matrix, axis=1, bitorder='little')
+    dropped = 0
+    data, width = bits.tobytes(), bits.shape[1]
+    for row in np.flatnonzero(bits.any(1)).tolist():
+        if not dropped >> row & 1:
+            later = int.from_bytes(data[row * width:(row + 1) * width], 'little') >> row + 1
+            dropped |= later << row + 1
+    packed = np.frombuffer(dropped.to_bytes((count + 7) // 8, 'little'), np.uint8)
+    stays = ~np.unpackbits(packed, count=count, bitorder='little').astype(bool)
+    return torch.from_numpy(stays)
 
 
 def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,
            owner: Optional[Tensor] = None) -> Tensor:
-    """Ranks of the kept boxes, ascending, on ``device``.
+    """Ranks of the kept boxes, ascending, on ``device``; rank 0 of ``count`` is the best.
 
-    Args:
-        count: number of boxes; rank 0 is the best.
-        conflicts: called with two index tensors, ranks of rows and of columns.
-        block: boxes per block. Boxes that a block drops do not enter the next, and no matrix is
-            larger than ``block`` x ``count``.
-        owner: (N,) int64 or None; receives for each dropped box the one that dropped it.
+    ``conflicts`` is called with two index tensors, ranks of rows and of columns. Boxes that a block
+    of ``block`` boxes drops do not enter the next, and no matrix is larger than ``block`` x
+    ``count``. ``owner`` (N,) int64 receives for each dropped box the one that dropped it.
     """
     alive = torch.arange(count, device=device)
     kept = []
@@ -109,20 +101,14 @@ def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,
 
 def greedy_pairs(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Ranks of the kept boxes, given all conflicting pairs of ranks (``first`` < ``second``)."""
+    by_first = first.argsort(kind='stable')
+    second = second.take(by_first)
     if len(first) <= _SINGLY * count:
-        pairs = zip(first.tolist(), second.tolist())
-        if len(first) > _FEW_PAIRS:
-            by_first = first.argsort(kind='stable')
-            pairs = zip(first.take(by_first).tolist(), second.take(by_first).tolist())
-        else:
-            pairs = sorted(pairs)
         kept = bytearray(b'\1') * count
-        for better, worse in pairs:
+        for better, worse in zip(first.take(by_first).tolist(), second.tolist()):
             if kept[better]:
                 kept[worse] = 0
         return np.frombuffer(kept, bool).nonzero()[0]
-    by_first = first.argsort(kind='stable')
-    second = second.take(by_first)
     kept = np.ones(count, bool)
     starts = np.concatenate([[0], np.cumsum(np.bincount(first, minlength=count))])
     for row in np.flatnonzero(np.diff(starts)).tolist():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..contract import describe, require, require_dtype, require_shape
+from ..contract import describe, require, require_dtype, require_shape, require_tensor
 
 __all__ = ['masked_col2im_forward', 'masked_im2col_forward']
 
@@ -25,18 +25,11 @@ def masked_im2col_forward(im: Tensor, mask_h_idx: Tensor, mask_w_idx: Tensor, co
                           kernel_h: int, kernel_w: int, pad_h: int, pad_w: int) -> None:
     """Write the windows around the selected pixels to ``col``; 0 outside the image.
 
-    Args:
-        im: (1, C, H, W).
-        mask_h_idx, mask_w_idx: (K,) int64, rows and columns of pixels; the stride is 1.
-        col: (C * kernel_h * kernel_w, K).
-        kernel_h, kernel_w, pad_h, pad_w: of the convolution.
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match.
+    ``im`` is (1, C, H, W), and ``col`` (C * kernel_h * kernel_w, K) for the K pixels whose rows and
+    columns are ``mask_h_idx`` and ``mask_w_idx``, (K,) int64. The stride is 1.
     """
     operator = 'masked_im2col_forward'
-    require_shape(operator, 'im', im, (1, None, None, None))
-    require_dtype(operator, 'im', im)
+    require_tensor(operator, 'im', im, (1, None, None, None))
     _check_pixels(operator, mask_h_idx, mask_w_idx)
     _, channels, height, width = im.shape
     count, window = len(mask_h_idx), kernel_h * kernel_w

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import gather, sampling
-from ..contract import describe, require, require_dtype, require_shape
+from ..contract import describe, require, require_dtype, require_shape, require_tensor
 
 __all__ = ['check', 'groups', 'ms_deform_attn_backward', 'ms_deform_attn_forward']
 
@@ -38,10 +38,9 @@ def check(value: Tensor, shapes: Tensor, starts: Tensor, locations: Tensor,
     (b, keys, heads, _), levels = value.shape, len(shapes)
     require_shape(name, 'value_level_start_index', starts, (levels,))
     require_shape(name, 'sampling_locations', locations, (b, None, heads, levels, None, 2))
-    require_shape(name, 'attention_weights', weights, locations.shape[:5])
+    require_tensor(name, 'attention_weights', weights, locations.shape[:5], (value.dtype,))
     require_dtype(name, 'value', value)
     require_dtype(name, 'sampling_locations', locations, (value.dtype,))
-    require_dtype(name, 'attention_weights', weights, (value.dtype,))
     step = min(b, im2col_step)
     require(not b or (step > 0 and b % step == 0), name,
             f'batch {b} is not divisible by im2col_step {im2col_step}')
@@ -108,9 +107,6 @@ def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
 
     Returns:
         (B, Q, heads * D).
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
     """
     levels = check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
                    attention_weights, im2col_step)
@@ -138,10 +134,8 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
                             im2col_step: int) -> None:
     """Add the gradients of :func:`ms_deform_attn_forward` to the three ``grad_`` tensors.
 
-    Args:
-        grad_output: (B, Q, heads * D).
-        grad_value, grad_sampling_loc, grad_attn_weight: of the shapes of value,
-            sampling_locations and attention_weights.
+    They have the shapes of value, sampling_locations and attention_weights; ``grad_output`` has
+    that of the result.
     """
     levels = check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
                    attention_weights, im2col_step)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..contract import describe, require, require_dtype, require_shape
+from ..contract import describe, require, require_dtype, require_tensor
 from .box_iou import QUADRI, ROTATED, BoxKind, overlap_matrix
 from .greedy_nms import greedy, rank
 from .overlaps import BLOCK, FEW, columns, dense_conflicts, keep_cpu, keep_few
@@ -27,8 +27,7 @@ _REACHES = {'cpu': torch.ge, 'cuda': torch.gt}
 
 
 def check(operator: str, boxes: Tensor, scores: Tensor, width: int) -> None:
-    require_shape(operator, 'boxes', boxes, (None, width))
-    require_dtype(operator, 'boxes', boxes, (torch.float32,))
+    require_tensor(operator, 'boxes', boxes, (None, width), (torch.float32,))
     if scores.shape != boxes.shape[:1]:
         require(False, operator,
                 f'one score per box: boxes {describe(boxes)}, scores {describe(scores)}')
@@ -38,16 +37,12 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     """Indices of the boxes that no better box overlaps by more than ``iou_threshold``.
 
     Args:
-        boxes: (N, 4) float32, x1 y1 x2 y2.
-        scores: (N,).
+        boxes: (N, 4) float32, x1 y1 x2 y2. scores: (N,).
         iou_threshold: overlaps above it (not equal to it) drop the lower score.
         offset: 0 or 1; widths and heights are ``x2 - x1 + offset``.
 
     Returns:
         (K,) int64, best score first.
-
-    Raises:
-        RuntimeError: shapes do not match, or the boxes are not float32.
     """
     if boxes.numel() == 0:
         return torch.empty(0, dtype=torch.long, device=boxes.device)
@@ -70,15 +65,10 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
 def nms_match(dets: Tensor, iou_threshold: float) -> List[List[int]]:
     """Groups of boxes: a kept box, then those that it drops, in the order of their scores.
 
-    Args:
-        dets: (N, 5) float32, x1 y1 x2 y2 score.
-        iou_threshold: overlaps of at least this drop the lower score.
-
-    Raises:
-        RuntimeError: shape or dtype do not match.
+    ``dets`` is (N, 5) float32, x1 y1 x2 y2 score; overlaps of at least ``iou_threshold`` drop the
+    lower score.
     """
-    require_shape('nms_match', 'dets', dets, (None, 5))
-    require_dtype('nms_match', 'dets', dets, (torch.float32,))
+    require_tensor('nms_match', 'dets', dets, (None, 5), (torch.float32,))
     dets = dets.detach().cpu()
     order = rank(dets[:, 4])
     cols = columns(dets[order, :4], 0)
@@ -121,16 +111,13 @@ def nms_rotated(dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor
     """Indices of the rotated boxes that no better box overlaps, best score first.
 
     As in mmcv, boxes of different labels suppress each other. Scores are ranked here, because the
-    ties in mmcv's ``order`` depend on the device.
+    ties in mmcv's ``order`` depend on the device; it is not used, nor are ``dets_sorted``,
+    ``labels`` and ``multi_label``.
 
     Args:
         dets: (N, 5), or (N, 6) with labels: centre x, y, width, height, angle in radians.
         scores: (N,) of the same dtype.
-        order, dets_sorted, labels, multi_label: passed by mmcv, not used.
         iou_threshold: overlaps of at least this (on CUDA: above this) drop the lower score.
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match.
     """
     return _nms_shape('nms_rotated', ROTATED, dets, scores, iou_threshold)
 

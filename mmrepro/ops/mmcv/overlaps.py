@@ -14,31 +14,24 @@ from torch import Tensor
 
 from .greedy_nms import Conflicts, greedy, greedy_pairs, resolve
 
-__all__ = ['BLOCK', 'FEW', 'columns', 'dense_conflicts', 'exceeds', 'keep_cpu',
-           'keep_few', 'overlaps']
+__all__ = ['BLOCK', 'FEW', 'TILE', 'columns', 'dense_conflicts', 'exceeds', 'keep_cpu', 'keep_few',
+           'overlaps']
 
 # Elements of a temporary matrix, by device: near the L2 cache on a CPU, few launches on CUDA.
-_TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
-
+TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
 # Boxes decided at a time, by device: early drops pay on a CPU, synchronisations cost on CUDA.
 BLOCK = {'cpu': 256, 'cuda': 1024}
-
 # A group is swept densely if more than this share of its pairs would have to be listed.
 _LISTED_SHARE = 0.5
-
 # Up to this many boxes the number of calls matters more than that of pairs: see keep_few.
 FEW = 256
-
 # Smaller groups are never swept densely, because of the fixed cost of a sweep.
 _DENSE_GROUP = 256
-
 # Never list more pairs than this: 64 MiB of indices.
 _LISTED_LIMIT = 1 << 22
-
 # Rounding moves a float32 overlap of at least _LEAST by less than _SLACK of itself.
 _SLACK = 1e-5
 _LEAST = 0.01
-
 # Smaller areas are not normal float32 numbers, so their rounding is not bounded.
 _TINY_AREA = 1e-30
 
@@ -86,26 +79,16 @@ def exceeds(a: Tensor, b: Tensor, threshold: float, offset: int, equal: bool = F
     return torch.from_numpy(compare(overlap.numpy(), np.float32(threshold)))
 
 
-def dense_conflicts(cols: Tensor, threshold: float, offset: int,
-                    equal: bool = False) -> Conflicts:
+def dense_conflicts(cols: Tensor, threshold: float, offset: int, equal: bool = False) -> Conflicts:
     """The conflict function of :func:`mmrepro.ops.mmcv.greedy_nms.greedy` over columns (5, N)."""
-    tile = _TILE[cols.device.type]
-
     def conflicts(rows: Tensor, others: Tensor) -> Tensor:
         a = cols.index_select(1, rows)[:, :, None]
         b = cols.index_select(1, others)[:, None]
-        step = max(1, tile // max(1, len(others)))
+        step = max(1, TILE[cols.device.type] // max(1, len(others)))
         return torch.cat([exceeds(part, b, threshold, offset, equal)
                           for part in a.split(step, dim=1)])
 
     return conflicts
-
-
-def _ordinary(cols: np.ndarray) -> bool:
-    """Whether all boxes are finite, none is inverted, and rounding is bounded for all."""
-    x1, y1, x2, y2, area = cols
-    return bool(np.isfinite(cols).all() and (x1 <= x2).all() and (y1 <= y2).all()
-                and ((area == 0) | (area > _TINY_AREA)).all())
 
 
 class _ByLeftEdge:
@@ -143,7 +126,7 @@ class _ByLeftEdge:
         start, count = 0, len(ends)
         while start < count:
             done = ends[start - 1] if start else 0
-            stop = max(start + 1, int(np.searchsorted(ends, done + _TILE['cpu'], 'right')))
+            stop = max(start + 1, int(np.searchsorted(ends, done + TILE['cpu'], 'right')))
             if ends[stop - 1] > done:
                 yield self._pairs(start, stop, ends[start:stop] - done)
             start = stop
@@ -216,7 +199,11 @@ def keep_cpu(cols: Tensor, threshold: float, offset: int) -> Tensor:
     count = cols.shape[1]
     if count <= BLOCK['cpu']:
         return resolve(exceeds(cols[:, :, None], cols[:, None], threshold, offset)).nonzero()[:, 0]
-    if threshold < _LEAST or not _ordinary(cols.numpy()):
+    x1, y1, x2, y2, area = cols.numpy()
+    # all boxes are finite, none is inverted, and rounding is bounded for all
+    ordinary = (np.isfinite(cols.numpy()).all() and (x1 <= x2).all() and (y1 <= y2).all()
+                and ((area == 0) | (area > _TINY_AREA)).all())
+    if threshold < _LEAST or not ordinary:
         everything = dense_conflicts(cols, threshold, offset)
         return greedy(count, everything, cols.device, BLOCK['cpu'])
     order = _ByLeftEdge(cols.numpy(), threshold, offset)

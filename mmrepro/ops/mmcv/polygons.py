@@ -12,8 +12,9 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
-from ..contract import describe, require, require_dtype, require_shape
+from ..contract import describe, require, require_dtype, require_shape, require_tensor
 from .convex import clip_area, hull, shoelace
+from .overlaps import TILE
 
 __all__ = ['active_rotated_filter_backward', 'active_rotated_filter_forward', 'convex_giou',
            'convex_iou', 'min_area_polygons', 'points_in_polygons_forward']
@@ -21,13 +22,8 @@ __all__ = ['active_rotated_filter_backward', 'active_rotated_filter_forward', 'c
 # Pairs of polygons at a time, by device: each takes a few kilobytes of temporaries. On a CPU torch
 # does not use several threads for so few angles, which would change their last bits.
 _PAIRS = {'cpu': 1 << 11, 'cuda': 1 << 17}
-
-# Elements of a matrix at a time, by device.
-_TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
-
 _POINTS = 9
 _CORNERS = 4
-
 # mmcv's PI, a float32 constant below pi by 5e-8, and its half.
 _PI = float(torch.tensor(3.1415926))
 _QUARTER = _PI / 2
@@ -69,20 +65,15 @@ def _meet(x: Tensor, y: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
 
 
 def _hull_of(x: Tensor, y: Tensor) -> Tuple[Tensor, Tensor]:
-    index, _ = hull(x, y)
+    index = hull(x, y)[0]
     return x.gather(0, index), y.gather(0, index)
 
 
 def convex_iou(pointsets: Tensor, polygons: Tensor, ious: Tensor) -> None:
-    """Write the overlaps of the convex hulls of point sets with quadrilaterals to ``ious``.
+    """Write the overlaps (N, K) of the convex hulls of point sets with quadrilaterals to ``ious``.
 
-    Args:
-        pointsets: (N, 18), nine points x1 y1 ... x9 y9; computed in float64.
-        polygons: (K, 8), x1 y1 ... x4 y4.
-        ious: (N, K).
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match.
+    ``pointsets`` is (N, 18), nine points x1 y1 ... x9 y9, and ``polygons`` (K, 8), x1 y1 ... x4 y4.
+    Computed in float64.
     """
     sets, quads = len(pointsets), len(polygons)
     _check('convex_iou', pointsets, polygons, ious, (sets, quads))
@@ -90,9 +81,8 @@ def convex_iou(pointsets: Tensor, polygons: Tensor, ious: Tensor) -> None:
         return
     x, y = _hull_of(*_corners(pointsets))
     qx, qy = _corners(polygons)
-    pairs = torch.arange(sets * quads, device=ious.device).split(_PAIRS[ious.device.type])
     flat = ious.view(-1)
-    for part in pairs:
+    for part in torch.arange(len(flat), device=ious.device).split(_PAIRS[ious.device.type]):
         first, second = part.div(quads, rounding_mode='floor'), part % quads
         a, b = (x[:, first], y[:, first]), (qx[:, second], qy[:, second])
         # move to the origin, for the precision of products
@@ -103,33 +93,18 @@ def convex_iou(pointsets: Tensor, polygons: Tensor, ious: Tensor) -> None:
         flat[part] = (inter / union).to(ious.dtype)
 
 
-def _giou(x: Tensor, y: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
-    """Generalised overlap (P,) of the hulls of (9, P) with quadrilaterals (4, P)."""
-    ax, ay = _hull_of(x, y)
-    inter = _meet(ax, ay, qx, qy)
-    union = shoelace(ax, ay).abs() + shoelace(qx, qy).abs() - inter
-    around = shoelace(*_hull_of(torch.cat([ax, qx]), torch.cat([ay, qy]))).abs()
-    return inter / union - (around - union) / around
-
-
 def convex_giou(pointsets: Tensor, polygons: Tensor, output: Tensor) -> None:
     """Write the generalised overlap of each point set's hull with its polygon, and its gradient.
 
-    Args:
-        pointsets: (N, 18); computed in float64.
-        polygons: (N, 8).
-        output: (N, 19): the gradient by the points, then the overlap.
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match.
+    ``pointsets`` is (N, 18), ``polygons`` (N, 8), and ``output`` (N, 19): the gradient by the
+    points, then the overlap. Computed in float64.
     """
     operator = 'convex_giou'
     _check(operator, pointsets, polygons, output, (len(pointsets), 2 * _POINTS + 1))
     require(len(pointsets) == len(polygons), operator, 'point sets and polygons come in pairs: '
             f'pointsets {describe(pointsets)}, polygons {describe(polygons)}')
     step = _PAIRS[output.device.type]
-    parts = zip(pointsets.split(step), polygons.split(step), output.split(step))
-    for points, quads, out in parts:
+    for points, quads, out in zip(*(t.split(step) for t in (pointsets, polygons, output))):
         if len(points) == 0:
             continue
         qx, qy = _corners(quads)
@@ -137,32 +112,22 @@ def convex_giou(pointsets: Tensor, polygons: Tensor, output: Tensor) -> None:
         with torch.enable_grad():
             x, y = ((value - middle).requires_grad_() for value, middle in
                     zip(_corners(points), (middle_x, middle_y)))
-            giou = _giou(x, y, qx - middle_x, qy - middle_y)
+            qx, qy = qx - middle_x, qy - middle_y
+            ax, ay = _hull_of(x, y)
+            inter = _meet(ax, ay, qx, qy)
+            union = shoelace(ax, ay).abs() + shoelace(qx, qy).abs() - inter
+            around = shoelace(*_hull_of(torch.cat([ax, qx]), torch.cat([ay, qy]))).abs()
+            giou = inter / union - (around - union) / around
             gradient = torch.autograd.grad(giou.sum(), (x, y))
         out[:, :-1] = torch.stack(gradient, -1).transpose(0, 1).flatten(1).to(out.dtype)
         out[:, -1] = giou.detach().to(out.dtype)
 
 
-def _edge_angles(x: Tensor, y: Tensor) -> Tensor:
-    """Angles of a hull's edges (K, P) modulo a right angle, as mmcv reduces them."""
-    angle = torch.atan2((y.roll(-1, 0) - y).double(), (x.roll(-1, 0) - x).double()).float()
-    above = torch.fmod(angle.double(), _QUARTER).float()
-    quarters = (angle / _QUARTER - 1).trunc()
-    return torch.where(angle >= 0, above, angle - quarters * _QUARTER)
-
-
 def min_area_polygons(pointsets: Tensor, polygons: Tensor) -> None:
-    """Write the smallest rectangles around the point sets to ``polygons``.
+    """Write the smallest rectangles around ``pointsets`` (N, 18) to ``polygons`` (N, 8).
 
     One side lies along an edge of the hull; of equal areas the first edge's is taken, counted from
     the lowest (then leftmost) point. Computed in float32, as in mmcv.
-
-    Args:
-        pointsets: (N, 18).
-        polygons: (N, 8), x1 y1 ... x4 y4.
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match.
     """
     operator = 'min_area_polygons'
     _check(operator, pointsets, polygons, polygons, (len(pointsets), 2 * _CORNERS))
@@ -173,7 +138,11 @@ def min_area_polygons(pointsets: Tensor, polygons: Tensor) -> None:
         index, number = hull(*_corners(points))
         x, y = (value.float().gather(0, index) for value in _corners(points))
         edges = torch.arange(_POINTS, device=x.device)[:, None] < number.clamp(min=1)
-        angle = _edge_angles(x, y)
+        # angles of the edges modulo a right angle, as mmcv reduces them
+        angle = torch.atan2((y.roll(-1, 0) - y).double(), (x.roll(-1, 0) - x).double()).float()
+        above = torch.fmod(angle.double(), _QUARTER).float()
+        quarters = (angle / _QUARTER - 1).trunc()
+        angle = torch.where(angle >= 0, above, angle - quarters * _QUARTER)
         cos, sin = angle.cos(), angle.sin()
         u = cos[:, None] * x + sin[:, None] * y
         v = -sin[:, None] * x + cos[:, None] * y
@@ -188,17 +157,10 @@ def min_area_polygons(pointsets: Tensor, polygons: Tensor) -> None:
 
 
 def points_in_polygons_forward(points: Tensor, polygons: Tensor, output: Tensor) -> None:
-    """Write 1 where a point lies in a quadrilateral, else 0, by counting crossed edges.
+    """Write to (B, M) 1 where a point (B, 2) lies in a quadrilateral (M, 8), else 0.
 
-    Points on the boundary are treated as in mmcv: the count stops at the edge that they lie on.
-
-    Args:
-        points: (B, 2).
-        polygons: (M, 8).
-        output: (B, M).
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match.
+    Crossed edges are counted. Points on the boundary are treated as in mmcv: the count stops at the
+    edge that they lie on.
     """
     operator = 'points_in_polygons_forward'
     require_shape(operator, 'points', points, (None, 2))
@@ -208,7 +170,7 @@ def points_in_polygons_forward(points: Tensor, polygons: Tensor, output: Tensor)
             f'output {describe(output)}')
     require_shape(operator, 'output', output, (len(points), len(polygons)))
     corners = polygons.detach().float().T.contiguous().view(_CORNERS, 2, -1)
-    step = max(1, _TILE[output.device.type] // max(1, len(polygons)))
+    step = max(1, TILE[output.device.type] // max(1, len(polygons)))
     for part, out in zip(points.detach().float().split(step), output.split(step)):
         px, py = part[:, :1], part[:, 1:]
         odd = torch.zeros(len(part), len(polygons), dtype=torch.bool, device=part.device)
@@ -226,8 +188,7 @@ def points_in_polygons_forward(points: Tensor, polygons: Tensor, output: Tensor)
 
 def _filter_shape(operator: str, indices: Tensor, outer: Tensor, inner: Tensor) -> Tuple[int, int]:
     """Entries and rotations of ``indices`` (O, H, W, R), if the two filter tensors fit them."""
-    require_shape(operator, 'indices', indices, (None, None, None, None))
-    require_dtype(operator, 'indices', indices, (torch.int32,))
+    require_tensor(operator, 'indices', indices, (None, None, None, None), (torch.int32,))
     require_dtype(operator, 'filters', outer)
     orientations, height, width, rotations = indices.shape
     fits = (inner.dim() == 5 and tuple(inner.shape[2:]) == (orientations, height, width)
@@ -240,16 +201,10 @@ def _filter_shape(operator: str, indices: Tensor, outer: Tensor, inner: Tensor) 
 
 
 def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor) -> None:
-    """Write every rotation of every filter to ``output``.
+    """Write every rotation of filters ``input`` (O, I, o, H, W) to ``output`` (O * r, I * o, H, W).
 
-    Args:
-        input: (O, I, o, H, W) filters.
-        indices: (o, H, W, r) int32, one-based: the target of each entry in each rotation.
-        output: (O * r, I * o, H, W). Entries that are no target keep their values; of several
-            sources of a target the last one is taken.
-
-    Raises:
-        RuntimeError: shapes or dtypes do not match.
+    ``indices`` (o, H, W, r) int32 are one-based: the target of each entry in each rotation. Entries
+    that are no target keep their values; of several sources of a target the last one is taken.
     """
     entries, rotations = _filter_shape('active_rotated_filter_forward', indices, output, input)
     goes = indices.view(1, entries, rotations).long() - 1
@@ -270,8 +225,7 @@ def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor
 
 def active_rotated_filter_backward(grad_out: Tensor, indices: Tensor, grad_in: Tensor) -> None:
     """Write the sum over rotations, in their order, of ``grad_out`` to ``grad_in``."""
-    entries, rotations = _filter_shape('active_rotated_filter_backward', indices, grad_out,
-                                       grad_in)
+    entries, rotations = _filter_shape('active_rotated_filter_backward', indices, grad_out, grad_in)
     goes = indices.view(entries, rotations).long() - 1
     outputs, inputs = grad_in.shape[:2]
     table = grad_out.detach().reshape(outputs, rotations, inputs, entries)

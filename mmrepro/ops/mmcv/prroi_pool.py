@@ -96,15 +96,7 @@ def _means(bins: _Bins, image: Tensor, shape: torch.Size) -> sampling.Taps:
 
 def prroi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, pooled_height: int,
                        pooled_width: int, spatial_scale: float) -> None:
-    """Fill ``output`` (K, C, pooled_height, pooled_width) from ``input`` (N, C, H, W).
-
-    Args:
-        rois: (K, 5): image index, x1, y1, x2, y2 in pixels of the image.
-        spatial_scale: pixels of the map per pixel of the image.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
-    """
+    """Fill ``output`` (K, C, pooled_height, pooled_width) from ``input`` (N, C, H, W)."""
     image = check_rois('prroi_pool', input, rois, 5)
     if output.numel() == 0:
         return

@@ -42,14 +42,13 @@ def _runs(boxes: Rois, shape: torch.Size, bins: Tuple[int, int], adaptive: bool,
     return gather.chunk_by_cost(costs, budget, widths)
 
 
-def _mean_taps(boxes: Rois, shape: torch.Size, bins: Tuple[int, int],
-               adaptive: bool) -> sampling.Taps:
-    """All taps of RoIs; each bin is a bag."""
-    height, width = shape[2:]
+def _filters(boxes: Rois, shape: torch.Size, bins: Tuple[int, int],
+             adaptive: bool) -> Tuple[sampling.AxisTaps, sampling.AxisTaps]:
+    """The filters of RoIs along y and x."""
     most_y, most_x = torch.stack((boxes.grid.y.amax(), boxes.grid.x.amax())).tolist()
-    ys = sampling.axis_taps(boxes.y, boxes.bin_h, boxes.grid.y, most_y, bins[0], height, adaptive)
-    xs = sampling.axis_taps(boxes.x, boxes.bin_w, boxes.grid.x, most_x, bins[1], width, adaptive)
-    return sampling.product_taps(boxes.image, ys, xs, height, width)
+    return (
+        sampling.axis_taps(boxes.y, boxes.bin_h, boxes.grid.y, most_y, bins[0], shape[2], adaptive),
+        sampling.axis_taps(boxes.x, boxes.bin_w, boxes.grid.x, most_x, bins[1], shape[3], adaptive))
 
 
 def _few_channels(boxes: Rois, shape: torch.Size, bins: Tuple[int, int], adaptive: bool) -> bool:
@@ -78,9 +77,7 @@ def _mean_by_lines(input: Tensor, boxes: Rois, output: Tensor) -> None:
     step = max(1, gather.chunk_taps(input.device) * 4 // (c * ph * w))
     for a in range(0, k, step):
         some = boxes.select(slice(a, min(a + step, k)))
-        most_y, most_x = torch.stack((some.grid.y.amax(), some.grid.x.amax())).tolist()
-        ys = sampling.axis_taps(some.y, some.bin_h, some.grid.y, most_y, ph, h, True)
-        xs = sampling.axis_taps(some.x, some.bin_w, some.grid.x, most_x, pw, w, True)
+        ys, xs = _filters(some, input.shape, (ph, pw), True)
         plane = some.image[:, None] * c + torch.arange(c, device=input.device)
         down = gather.gather_sum(lines, *sampling.plane_taps(plane * h, ys))
         across = down.view(-1, ph, w).transpose(1, 2).reshape(-1, ph)
@@ -95,17 +92,9 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
                       aligned: bool) -> None:
     """Fill ``output`` (K, C, aligned_height, aligned_width) from ``input`` (N, C, H, W).
 
-    Args:
-        rois: (K, 5): image index, x1, y1, x2, y2 in pixels of the image.
-        argmax_y, argmax_x: for the maximum, of the shape of ``output``: receive the position of the
-            greatest sample; unused for the mean.
-        spatial_scale: pixels of the map per pixel of the image.
-        sampling_ratio: samples per bin and axis; 0 or less: one per started pixel.
-        pool_mode: 0 for the maximum, 1 for the mean.
-        aligned: subtract half a pixel; without it boxes are at least 1 x 1 pixels.
-
-    Raises:
-        RuntimeError: see :func:`check_rois`.
+    ``pool_mode`` is 0 for the maximum, 1 for the mean. For the maximum ``argmax_y`` and
+    ``argmax_x``, of the shape of ``output``, receive the position of the greatest sample; the mean
+    ignores them.
     """
     bins = (aligned_height, aligned_width)
     boxes = _boxes(input, rois, bins, spatial_scale, sampling_ratio, aligned)
@@ -120,7 +109,9 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
         return
     source = gather.Source(input)
     for a, b in _runs(boxes, input.shape, bins, adaptive, gather.tap_budget(input, output)):
-        taps = _mean_taps(boxes.select(slice(a, b)), input.shape, bins, adaptive)
+        some = boxes.select(slice(a, b))
+        filters = _filters(some, input.shape, bins, adaptive)
+        taps = sampling.product_taps(some.image, *filters, *input.shape[2:])
         gather.put_rows(output[a:b], source.gather_sum(taps.row, taps.weight, taps.starts))
 
 
@@ -142,6 +133,7 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
     adaptive, shape = sampling_ratio <= 0, grad_input.shape
     sink = gather.Sink(grad_input)
     for a, b in _runs(boxes, shape, bins, adaptive, gather.tap_budget(grad_input, grad_output)):
-        taps = _mean_taps(boxes.select(slice(a, b)), shape, bins, adaptive)
+        some = boxes.select(slice(a, b))
+        taps = sampling.product_taps(some.image, *_filters(some, shape, bins, adaptive), *shape[2:])
         sink.scatter_sum(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag)
     sink.close()

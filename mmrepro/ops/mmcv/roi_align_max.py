@@ -1,11 +1,9 @@
 """The 'max' mode of RoIAlign.
 
-Signature: ``mmcv/ops/roi_align.py``; formula: ``roi_align_cuda_kernel.cuh`` (mmcv 2.1.0). Samples
-are visited in mmcv's order, and a value replaces the best one only if it is greater: the first of
-equal samples wins, and NaN never does.
-
-All channels share the samples, so one sample of every bin is visited at a time. Boxes are sorted by
-their number of samples, most first; those that still have a sample are then a prefix.
+Signature: ``mmcv/ops/roi_align.py``; formula: ``roi_align_cuda_kernel.cuh`` (mmcv 2.1.0). All
+channels share the samples, so one sample of every bin is visited at a time, in mmcv's order. Boxes
+are sorted by their number of samples, most first; those that still have a sample are then a prefix.
+A value replaces the best one only if it is greater: the first of equal samples wins, and NaN never.
 """
 from __future__ import annotations
 
@@ -91,14 +89,13 @@ def _samples_at(at: Tensor, start: Tensor, size: Tensor, grid: Tensor, stored: t
                 number: torch.dtype) -> Tensor:
     """The number, from 1, of the sample at a stored position along one axis; 0 if there is none.
 
-    Args:
-        at: (K, C, P) positions. start: (K, P) of the bins. size: (K,) of a bin. grid: (K,) samples
-            per bin. stored: dtype that the positions were rounded to.
-        number: dtype of the result (K, C, P).
+    Positions ``at`` (K, C, P) were rounded to the dtype ``stored``; ``start`` (K, P) and ``size``
+    (K,) are those of bins with ``grid`` (K,) samples. The result is of the dtype ``number``.
     """
     found = torch.zeros(at.shape, dtype=number, device=at.device)
     for ordinal in range(int(grid.amax())):
-        there = gather.round_trip(start + ((ordinal + 0.5) * size / grid)[:, None], stored)[:, None]
+        there = start + ((ordinal + 0.5) * size / grid)[:, None]
+        there = there.to(stored).to(there.dtype)[:, None]
         rows = (grid > ordinal).nonzero()[:, 0].tolist()
         # few boxes have many samples: compare them one by one
         parts = rows if 2 * len(rows) < len(at) else [slice(None)]

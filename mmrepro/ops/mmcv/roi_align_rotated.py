@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import gather, sampling
-from ..contract import require, require_dtype, require_shape
+from ..contract import require, require_dtype, require_shape, require_tensor
 from .bilinear_mean import Means, Visit, mean_backward, mean_forward
 from .rois import check_rois
 
@@ -23,14 +23,15 @@ __all__ = ['bezier_align_backward', 'bezier_align_forward', 'riroi_align_rotated
 
 
 def _rotated(name: str, feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
-             sampling_ratio: int, offset: float, at_least_one: bool, clockwise: bool) -> Means:
+             sampling_ratio: int, aligned: bool, clockwise: bool) -> Means:
     """Boxes (K, 6): image index, center x, center y, width, height in pixels, angle in radians."""
     image = check_rois(name, feature, rois, 6)
     rois = rois.to(gather.COMPUTE[rois.dtype])
     box = rois[:, 1:5] * gather.single(scale)
+    offset = 0.5 if aligned else 0.
     center_x, center_y = box[:, 0] - offset, box[:, 1] - offset
     width, height = box[:, 2], box[:, 3]
-    if at_least_one:
+    if not aligned:
         width, height = width.clamp(min=1), height.clamp(min=1)
     theta = -rois[:, 5] if clockwise else rois[:, 5]
     bin_h, bin_w = height / bins[0], width / bins[1]
@@ -53,19 +54,11 @@ def roi_align_rotated_forward(input: Tensor, rois: Tensor, output: Tensor, poole
                               aligned: bool, clockwise: bool) -> None:
     """Fill ``output`` (K, C, pooled_height, pooled_width) from ``input`` (N, C, H, W).
 
-    Args:
-        rois: (K, 6): image index, center x and y, width, height in pixels of the image, angle in
-            radians, counterclockwise unless ``clockwise``.
-        spatial_scale: pixels of the map per pixel of the image.
-        sampling_ratio: samples per bin and axis; 0 or less: one per started pixel.
-        aligned: subtract half a pixel; without it boxes are at least 1 x 1 pixels.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
+    ``rois`` is (K, 6): image index, center x and y, width, height in pixels of the image, angle in
+    radians, counterclockwise unless ``clockwise``.
     """
-    means = _rotated('roi_align_rotated', input, rois, (pooled_height, pooled_width),
-                     spatial_scale, sampling_ratio, 0.5 if aligned else 0., not aligned, clockwise)
-    mean_forward(means, input, output)
+    mean_forward(_rotated('roi_align_rotated', input, rois, (pooled_height, pooled_width),
+                          spatial_scale, sampling_ratio, aligned, clockwise), input, output)
 
 
 def roi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Tensor,
@@ -73,14 +66,14 @@ def roi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Tens
                                sampling_ratio: int, aligned: bool, clockwise: bool) -> None:
     """Add the gradient of :func:`roi_align_rotated_forward` to ``bottom_grad`` (N, C, H, W)."""
     means = _rotated('roi_align_rotated', bottom_grad, rois, (pooled_height, pooled_width),
-                     spatial_scale, sampling_ratio, 0.5 if aligned else 0., not aligned, clockwise)
+                     spatial_scale, sampling_ratio, aligned, clockwise)
     mean_backward(means, top_grad, bottom_grad)
 
 
 def _orientations(rois: Tensor, count: int) -> Tuple[Tensor, Tensor]:
     """First orientation of each RoI, (K,) int64, and the fraction beyond it, (K,)."""
-    steps = ((rois[:, 5].to(gather.COMPUTE[rois.dtype]) * count).double() / (2 * math.pi))
-    steps = steps.to(gather.COMPUTE[rois.dtype])
+    dtype = gather.COMPUTE[rois.dtype]
+    steps = ((rois[:, 5].to(dtype) * count).double() / (2 * math.pi)).to(dtype)
     start = steps.floor()
     return start.nan_to_num(0).to(torch.int64) % count, steps - start
 
@@ -120,7 +113,7 @@ def riroi_align_rotated_forward(features: Tensor, rois: Tensor, output: Tensor, 
     """
     _check_orientations(features.shape[1], num_orientations)
     means = _rotated('riroi_align_rotated', features, rois, (pooled_height, pooled_width),
-                     spatial_scale, num_samples, 0., True, clockwise)
+                     spatial_scale, num_samples, False, clockwise)
     # low precision must not be rounded twice; full precision is rotated in place
     straight = output if output.dtype == gather.COMPUTE[output.dtype] else torch.empty_like(
         output, dtype=gather.COMPUTE[output.dtype])
@@ -131,12 +124,11 @@ def riroi_align_rotated_forward(features: Tensor, rois: Tensor, output: Tensor, 
 
 def riroi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Tensor,
                                  pooled_height: int, pooled_width: int, spatial_scale: float,
-                                 num_samples: int, num_orientations: int,
-                                 clockwise: bool) -> None:
+                                 num_samples: int, num_orientations: int, clockwise: bool) -> None:
     """Add the gradient of :func:`riroi_align_rotated_forward` to ``bottom_grad``."""
     _check_orientations(bottom_grad.shape[1], num_orientations)
     means = _rotated('riroi_align_rotated', bottom_grad, rois, (pooled_height, pooled_width),
-                     spatial_scale, num_samples, 0., True, clockwise)
+                     spatial_scale, num_samples, False, clockwise)
     straight = torch.empty_like(top_grad, dtype=gather.COMPUTE[top_grad.dtype])
     _rotate_channels(top_grad, straight, _orientations(rois, num_orientations), num_orientations,
                      back=True)
@@ -205,9 +197,8 @@ def _anchor_taps(feature: Tensor, boxes: Tensor, scale: float,
     name = 'rotated_feature_align'
     require_shape(name, 'features', feature, (None,) * 4)
     n, _, h, w = feature.shape
-    require_shape(name, 'best_bboxes', boxes, (n, h, w, 5))
+    require_tensor(name, 'best_bboxes', boxes, (n, h, w, 5), (feature.dtype,))
     require_dtype(name, 'features', feature)
-    require_dtype(name, 'best_bboxes', boxes, (feature.dtype,))
     require(points in (1, 5), name, f'points must be 1 or 5, got {points}')
     boxes = boxes.reshape(-1, 5).to(gather.COMPUTE[boxes.dtype])
     # mmcv reads y before x, unlike its documentation
@@ -232,9 +223,8 @@ def rotated_feature_align_forward(features: Tensor, best_bboxes: Tensor, output:
                                   spatial_scale: float, points: int) -> None:
     """Fill ``output`` (N, C, H, W) with each pixel plus the samples at its box.
 
-    Args:
-        best_bboxes: (N, H, W, 5): center y, center x, width, height, angle in radians.
-        points: 1 for the center, 5 for the center and the corners.
+    ``best_bboxes`` is (N, H, W, 5): center y, center x, width, height, angle in radians. ``points``
+    is 1 for the center, 5 for the center and the corners.
     """
     row, weight = _anchor_taps(features, best_bboxes, spatial_scale, points)
     if output.numel():

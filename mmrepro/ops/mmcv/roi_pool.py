@@ -1,11 +1,9 @@
 """RoIPool: the greatest pixel of every bin of axis-aligned boxes.
 
-Signature: ``mmcv/ops/roi_pool.py``; formula: ``roi_pool_cuda_kernel.cuh`` (mmcv 2.1.0). Pixels are
-visited row by row, and a value replaces the best one only if it is greater: the first of equal
-pixels wins, and NaN never does.
-
-One pixel of every bin is visited at a time. Bins are sorted by their number of pixels, most first;
-those that still have a pixel are then a prefix.
+Signature: ``mmcv/ops/roi_pool.py``; formula: ``roi_pool_cuda_kernel.cuh`` (mmcv 2.1.0). One pixel
+of every bin is visited at a time, row by row. Bins are sorted by their number of pixels, most
+first; those that still have a pixel are then a prefix. A value replaces the best one only if it is
+greater: the first of equal pixels wins, and NaN never does.
 
 One difference from mmcv: bins of a malformed box (of negative size) have no gradient. mmcv leaves
 their argmax at 0 and so adds their gradient to the first pixel.
@@ -24,17 +22,13 @@ from .rois import LOWEST, check_rois
 __all__ = ['roi_pool_backward', 'roi_pool_forward']
 
 class _Bins(NamedTuple):
-    """Bins sorted by their number of pixels, most first: all (B,) int64.
+    """Bins sorted by their number of pixels, most first: all (B,) int64."""
 
-    ``order`` is the bin's index in the output, ``first`` its first pixel in the image, ``base`` the
-    first row of the image.
-    """
-
-    order: Tensor
+    order: Tensor  # index in the output
     count: Tensor
     columns: Tensor
-    first: Tensor
-    base: Tensor
+    first: Tensor  # the first pixel in the image
+    base: Tensor  # the first row of the image
 
 
 def _edges(start: Tensor, size: Tensor, bins: int, limit: int) -> Tuple[Tensor, Tensor]:
@@ -80,15 +74,9 @@ def _visits(bins: _Bins, width: int) -> Iterator[Tensor]:
 
 def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor,
                      pooled_height: int, pooled_width: int, spatial_scale: float) -> None:
-    """Fill ``output`` and ``argmax`` (K, C, pooled_height, pooled_width).
+    """Fill ``output`` and ``argmax`` (K, C, pooled_height, pooled_width) from (N, C, H, W).
 
-    Args:
-        input: (N, C, H, W). rois: (K, 5): image index, x1, y1, x2, y2 in pixels of the image.
-        argmax: int32, position y * W + x of the winner, -1 where nothing won.
-        spatial_scale: pixels of the map per pixel of the image.
-
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit.
+    ``argmax`` is int32: position y * W + x of the winner, -1 where nothing won.
     """
     pooled = (pooled_height, pooled_width)
     image = check_rois('roi_pool', input, rois, 5)
@@ -102,20 +90,15 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
     for which in order.split(step):
         bins = _bins(input.shape, rois.index_select(0, which), image.index_select(0, which),
                      pooled, spatial_scale)
-        best, winner = _greatest(rows, bins, input.shape[3])
+        # the greatest pixel of every bin, and its visit number from 1 (0: none); (B, C) each
+        best = rows.new_full((len(bins.order), rows.shape[1]), LOWEST)
+        best[bins.count == 0] = 0
+        winner = torch.zeros_like(best, dtype=torch.int32)
+        for number, pixel in enumerate(_visits(bins, input.shape[3]), 1):
+            value = rows.index_select(0, bins.base[:len(pixel)] + pixel)
+            gather.replace_greater(best[:len(pixel)], winner[:len(pixel)], value, number, LOWEST)
         for out, result in ((output, best), (argmax, _positions(winner, bins, input.shape[3]))):
             gather.put_some(out, which, torch.empty_like(result).index_copy_(0, bins.order, result))
-
-
-def _greatest(rows: Tensor, bins: _Bins, width: int) -> Tuple[Tensor, Tensor]:
-    """The greatest pixel of every bin, and its visit number from 1 (0: none); (B, C) each."""
-    best = rows.new_full((len(bins.order), rows.shape[1]), LOWEST)
-    best[bins.count == 0] = 0
-    winner = torch.zeros_like(best, dtype=torch.int32)
-    for number, pixel in enumerate(_visits(bins, width), 1):
-        value = rows.index_select(0, bins.base[:len(pixel)] + pixel)
-        gather.replace_greater(best[:len(pixel)], winner[:len(pixel)], value, number, LOWEST)
-    return best, winner
 
 
 def _positions(winner: Tensor, bins: _Bins, width: int) -> Tensor:

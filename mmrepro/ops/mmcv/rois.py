@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from .. import gather, sampling
-from ..contract import describe, require, require_dtype, require_shape
+from ..contract import describe, require, require_tensor
 
 __all__ = ['LOWEST', 'Rois', 'check_rois', 'edges_of']
-
 
 # The maximum of no samples, and the initial one: mmcv's -FLT_MAX.
 LOWEST = torch.finfo(torch.float32).min
@@ -34,13 +33,10 @@ class Rois(NamedTuple):
 def check_rois(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Tensor:
     """Check RoIs, which mmcv's kernels do not, and return their image indices, (K,) int64.
 
-    Raises:
-        RuntimeError: shapes or dtypes that do not fit, or a RoI of an image not in the batch.
+    Raises RuntimeError if shapes or dtypes do not fit, or a RoI names an image not in the batch.
     """
-    require_shape(operator, 'input', feature, (None,) * 4)
-    require_shape(operator, 'rois', rois, (None, columns))
-    require_dtype(operator, 'input', feature)
-    require_dtype(operator, 'rois', rois, (feature.dtype,))
+    require_tensor(operator, 'input', feature, (None,) * 4)
+    require_tensor(operator, 'rois', rois, (None, columns), (feature.dtype,))
     image = rois[:, 0].nan_to_num(-1).to(torch.int64)
     if image.numel():
         low, high = torch.stack(image.aminmax()).tolist()

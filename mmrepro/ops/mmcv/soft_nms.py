@@ -166,8 +166,7 @@ def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, s
     """Lower the scores of overlapped boxes; drop those that fall below ``min_score``.
 
     Args:
-        boxes: (N, 4) float32 on the CPU, x1 y1 x2 y2.
-        scores: (N,) float32.
+        boxes: (N, 4) float32 on the CPU, x1 y1 x2 y2. scores: (N,) float32.
         dets: (N, 5) float32; boxes with their final scores are written to its first K rows.
         iou_threshold: overlaps of at least this count (methods 0 and 1).
         sigma: width of the Gaussian (method 2).
@@ -177,9 +176,6 @@ def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, s
 
     Returns:
         (K,) int64, in the order of ``dets``.
-
-    Raises:
-        RuntimeError: shapes, dtypes or devices do not match.
     """
     if boxes.numel() == 0:
         return torch.empty(0, dtype=torch.long, device=boxes.device)

@@ -16,14 +16,11 @@ __all__ = ['WorkingOrder', 'decide', 'ordinary']
 
 # Rows of factors computed at once: fewer need more calls, more are wasted more often.
 _ROWS = 32
-
 # Elements of those rows, so that temporaries fit the cache; but at least _LEAST_ROWS rows.
 _ELEMENTS = 1 << 17
 _LEAST_ROWS = 4
-
 # The score of a chosen box: below every limit, also after products with factors.
 _TAKEN = np.float32(-1)
-
 
 # Replaces overlaps (K, N) float32 by factors, in place.
 Decay = Callable[[np.ndarray], np.ndarray]
@@ -33,11 +30,8 @@ class WorkingOrder:
     """The order of boxes by which mmcv breaks ties.
 
     A chosen box changes positions with the first undecided one; the last box moves to the position
-    of a dropped one.
-
-    Attributes:
-        at: the box at each position. where: the position of each box.
-        count: boxes that are not dropped.
+    of a dropped one. ``at`` is the box at each position, ``where`` the position of each box, and
+    ``count`` the number of boxes that are not dropped.
     """
 
     def __init__(self, count: int) -> None:
@@ -112,11 +106,8 @@ def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32
            order: Optional[WorkingOrder]) -> Optional[Tuple[List[int], List[np.float32]]]:
     """Boxes in the order in which they are chosen, and their scores then.
 
-    Args:
-        cols: (5, N) float32, x1, y1, x2, y2, area.
-        scores: (N,) float32.
-        least: boxes whose score falls below it are dropped, except the best of all.
-        order: the working order, needed for ties; if None, a tie gives None.
+    ``cols`` (5, N) float32 are x1, y1, x2, y2, area. Boxes whose score falls below ``least`` are
+    dropped, except the best of all. ``order`` is needed for ties; if None, a tie gives None.
     """
     table, score, names = cols.copy(), scores.copy(), np.arange(len(scores))
     np.negative(table[:2], out=table[:2])

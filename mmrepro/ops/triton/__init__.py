@@ -1,14 +1,13 @@
 """Fused Triton kernels of operators, for CUDA.
 
-The PyTorch forms of :mod:`mmrepro.ops` are the reference and the default. On a GPU some of them
-need hundreds of short calls and several synchronisations; these have a second form here, of one
-kernel or a few. Select it with ``randomness=dict(operators='triton')`` or
-``mmrepro.ops.use('triton')``.
+The PyTorch forms are the reference and the default. Some of them need hundreds of short calls and
+several synchronisations on a GPU; these need one kernel or a few. Select them with
+``randomness=dict(operators='triton')`` or ``mmrepro.ops.use('triton')``.
 
-The rules are the same: a kernel writes each output once, as a sum in a fixed order, without
-atomics. There are no fused multiply-adds, and float32 divisions round correctly, so that decisions
-(which boxes overlap) are those of a CPU. Each kernel accepts what its PyTorch form accepts, and
-delegates to it what it does not implement.
+A kernel writes each output once, as a sum in a fixed order, without atomics. There are no fused
+multiply-adds, and float32 divisions round correctly, so that decisions (which boxes overlap) are
+those of a CPU. Each kernel accepts what its PyTorch form accepts, and delegates to it what it does
+not implement.
 """
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from mmrepro.ops import aten
-from mmrepro.ops.aten import cumsum, losses, scatter, selection
+from mmrepro.ops.aten import scatter, selection, sums
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64,
           torch.uint8]
@@ -121,17 +121,17 @@ def test_kthvalue_and_medians(dim, keepdim):
                                        ((5, 1), 1), ((), 0)])
 def test_cumsum(wave, shape, dim):
     x = wave(*shape).view(shape) if shape else torch.tensor(.5, dtype=torch.float64)
-    torch.testing.assert_close(cumsum.cumsum(x, dim), torch.cumsum(x, dim), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(sums.cumsum(x, dim), torch.cumsum(x, dim), rtol=1e-14, atol=1e-14)
     whole = (x * 10).round()
     for dtype in (torch.int64, torch.int32, torch.float32, torch.float16, torch.complex64):
         for wanted in (None, dtype if dtype.is_complex else torch.float64):
             given = whole.to(dtype)
-            found = cumsum.cumsum(given, dim, dtype=wanted)
+            found = sums.cumsum(given, dim, dtype=wanted)
             expected = given.cumsum(dim, dtype=wanted)
             assert found.dtype == expected.dtype and torch.equal(found, expected)
     again = whole.clone()
-    assert cumsum.cumsum_(again, dim) is again and torch.equal(again, whole.cumsum(dim))
-    assert cumsum.cumsum(x, dim).data_ptr() != x.data_ptr() or not x.numel()
+    assert sums.cumsum_(again, dim) is again and torch.equal(again, whole.cumsum(dim))
+    assert sums.cumsum(x, dim).data_ptr() != x.data_ptr() or not x.numel()
 
 
 def test_max_unpool(wave):
@@ -206,8 +206,8 @@ def test_nll_loss2d(wave, weighted, reduction):
     if reduction:
         logits[0, :, 0, 0] = -float('inf')  # ignored, so it must not count
     expected = torch.ops.aten.nll_loss2d_forward(logits, target, weight, reduction, -100)
-    found = losses.nll_loss2d_forward(logits, target, weight, reduction, -100)
+    found = sums.nll_loss2d_forward(logits, target, weight, reduction, -100)
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b)
     with pytest.raises(RuntimeError, match=r'\(N, C, H, W\)'):
-        losses.nll_loss2d_forward(logits, target[0], weight, reduction, -100)
+        sums.nll_loss2d_forward(logits, target[0], weight, reduction, -100)
