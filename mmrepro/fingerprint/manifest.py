@@ -13,13 +13,13 @@ from mmengine.dist import get_world_size
 
 from ..distributed.unwrap import unwrap
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
-from ..facts.compatibility import CHANGES, HARMLESS, Difference, differences
+from ..facts.compatibility import CHANGES, HARMLESS, FactDifference, differences
 from . import provenance
 from .reader import FingerprintError
 from .schema import FOLDER
 from .snapshot import Snapshot
 
-__all__ = ['CHANGES', 'HARMLESS', 'MAY', 'Difference', 'Manifest', 'compare_manifests',
+__all__ = ['CHANGES', 'HARMLESS', 'MAY', 'FactDifference', 'Manifest', 'compare_manifests',
            'make_manifest', 'read_manifest', 'severity_of', 'write_manifest']
 
 FORMAT = 1
@@ -168,14 +168,14 @@ def severity_of(name: str) -> tuple:
 _ELSEWHERE = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size')
 
 
-def compare_manifests(first: Manifest, second: Manifest) -> List[Difference]:
+def compare_manifests(first: Manifest, second: Manifest) -> List[FactDifference]:
     """What differs, by severity: CHANGES, then MAY, then HARMLESS; by name within."""
     found = differences(first.facts, second.facts)
     before, after = _fields(first.content), _fields(second.content)
     for name in sorted({*before, *after}):
         if before.get(name, _ABSENT) != after.get(name, _ABSENT):
             severity, consequence = severity_of(name)
-            found.append(Difference(name, before.get(name, _ABSENT), after.get(name, _ABSENT),
+            found.append(FactDifference(name, before.get(name, _ABSENT), after.get(name, _ABSENT),
                                     severity, consequence))
     return sorted(found, key=lambda one: (ORDER.index(one.severity), one.name))
 
