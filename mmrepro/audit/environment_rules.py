@@ -65,7 +65,7 @@ def not_built(s: Subject) -> Hits:
 
 def rank_statistics(s: Subject) -> Hits:
     """BatchNorm that each rank keeps for itself; only once the launcher says how many."""
-    if (s.world_size or 1) < 2 or s.model is None or s.cfg.get('sync_bn'):
+    if s.world_size < 2 or s.model is None or s.cfg.get('sync_bn'):
         return
     from torch.nn import SyncBatchNorm
     from torch.nn.modules.batchnorm import _BatchNorm

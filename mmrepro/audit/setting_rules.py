@@ -153,7 +153,7 @@ def compiled(s: Subject) -> Hits:
 
 
 def _order_matters(s: Subject) -> bool:
-    return (s.world_size or 1) >= ORDER_MATTERS_FROM and not s.strict
+    return s.world_size >= ORDER_MATTERS_FROM and not s.strict
 
 
 def unused_parameters(s: Subject) -> Hits:

@@ -1,33 +1,11 @@
 """Backbones and heads."""
 from __future__ import annotations
 
-import functools
-from types import ModuleType
-from typing import Any, Optional
+from typing import Any
 
 from .wrapping import around
 
-__all__ = ['SeededMixture', 'initialised', 'seeded_mixture', 'without_loss_of_its_own']
-
-
-class SeededMixture:
-    """``sklearn.mixture`` whose ``GaussianMixture`` leaves the global NumPy generator alone.
-
-    PAA and LAD give the initial means, weights and precisions, so the fit does not depend on the
-    seed. Older versions of scikit-learn run k-means first all the same, and discard it.
-    """
-
-    def __init__(self, module: ModuleType) -> None:
-        self._module = module
-        self.GaussianMixture = functools.partial(module.GaussianMixture, random_state=0)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-
-def seeded_mixture(stock: Optional[ModuleType]) -> Optional[SeededMixture]:
-    """The replacement for ``skm``, which is None without scikit-learn."""
-    return None if stock is None else SeededMixture(stock)
+__all__ = ['initialised', 'without_loss_of_its_own']
 
 
 @around

@@ -19,31 +19,19 @@ WORKER_PACKAGES = ('mmdet.datasets', 'mmengine.structures', 'albumentations')
 
 @dataclass(frozen=True)
 class StockCause:
-    """A cause of differences, as ``docs/causes.md`` shows it. Each text fits a table cell.
-
-    Attributes:
-        id: of the cause in the documentation; several rows may share one.
-        why: what goes wrong.
-        where: file and line in MMDetection 3.3.0, relative to its package, or MMEngine 0.10.7.
-        affects: users that meet it.
-        fix: what mmrepro does.
-        affects_data: the replacements change what is drawn from, or read out of, the data streams,
-            so they are left out when an old run is repeated with MMEngine's own streams.
-        replaces: (target, replacement) pairs, see :class:`Patch`.
-        types: types in a config that meet it; empty for what no training config names.
-        condition: ``key=value`` that has to be in the type's dict, or ''.
-        details: more than fits a cell.
-    """
-    id: str
-    why: str
-    where: str
-    affects: str
-    fix: str
+    """A cause of differences, as ``docs/causes.md`` shows it. Each text fits a table cell."""
+    id: str  # of the cause in the documentation; several rows may share one
+    why: str  # what goes wrong
+    where: str  # file and line in MMDetection 3.3.0, relative to its package, or MMEngine 0.10.7
+    affects: str  # users that meet it
+    fix: str  # what mmrepro does
+    # the replacements change what is drawn from, or read out of, the data streams, so they are left
+    # out when an old run is repeated with MMEngine's own streams
     affects_data: bool
-    replaces: Tuple[Tuple[str, str], ...]
-    types: Tuple[str, ...] = ()
-    condition: str = ''
-    details: str = ''
+    replaces: Tuple[Tuple[str, str], ...]  # (target, replacement) pairs, see `Patch`
+    types: Tuple[str, ...] = ()  # in a config; empty for what no training config names
+    condition: str = ''  # ``key=value`` that has to be in the type's dict, or ''
+    details: str = ''  # more than fits a cell
 
 
 class Patch(NamedTuple):
@@ -110,18 +98,18 @@ CAUSES: Tuple[StockCause, ...] = (
         'C5', '`np.random.seed(track id)` on the global generator, never restored',
         '`random_color` in `visualization/local_visualizer.py` 514', 'tracking with drawing on',
         'The generator is put back', True,
-        ((f'{_DRAWING}:random_color', 'visualization:keep_generators'), )),
+        ((f'{_DRAWING}:random_color', 'generators:keep_generators'), )),
     StockCause(
         'C6', 'Mask colours are jittered with the global generator',
         '`jitter_color`, called by `DetLocalVisualizer.add_datasample`',
         'drawing masks during validation', 'The generators are put back after each image', True,
-        ((f'{_DRAWING}:DetLocalVisualizer.add_datasample', 'visualization:keep_generators'), )),
+        ((f'{_DRAWING}:DetLocalVisualizer.add_datasample', 'generators:keep_generators'), )),
     StockCause(
         'C6', 'The palette is drawn from the global generator',
         '`GroundingVisualizationHook.after_test_iter` in `engine/hooks/visualization_hook.py` 408',
         'Grounding DINO with drawing on', 'The generators are put back', True,
         (('mmdet.engine.hooks.visualization_hook:GroundingVisualizationHook.after_test_iter',
-          'visualization:keep_generators'), )),
+          'generators:keep_generators'), )),
     StockCause(
         'C7', 'Images are indexed in the order in which the file system lists them',
         '`ADE20KSegDataset.load_data_list` in `datasets/ade20k.py` 246',
@@ -151,7 +139,7 @@ CAUSES: Tuple[StockCause, ...] = (
     StockCause(
         'C14', 'Fitting a Gaussian mixture may move the global NumPy generator',
         '`models/dense_heads/paa_head.py` 322', 'PAA, LAD', 'A fixed `random_state`', True,
-        (('mmdet.models.dense_heads.paa_head:skm', 'models:seeded_mixture'), ),
+        (('mmdet.models.dense_heads.paa_head:skm', 'generators:seeded_mixture'), ),
         ('PAAHead', 'LADHead'), '',
         'scikit-learn 1.2 and 1.3 move the generator, 1.9 does not. The fit does not depend on the '
         'seed: means, weights and precisions are given.'),
@@ -161,7 +149,7 @@ CAUSES: Tuple[StockCause, ...] = (
         'any config with albumentations',
         "Each call of a pipeline without `seed` draws its generators from the sample's", True,
         (('albumentations.core.composition:Compose.__call__',
-          'albumentations:seeded_from_sample'), ),
+          'generators:seeded_pipeline'), ),
         ('Albu', ), '',
         "albumentations 1.4.20 and older follow Python's global generator. A pipeline that you "
         'gave a seed keeps its own stream, which belongs to a worker. Transforms of albumentations '
@@ -171,7 +159,7 @@ CAUSES: Tuple[StockCause, ...] = (
         '`Corrupt` in `datasets/transforms/transforms.py` 1527',
         'robustness tests, training with corruptions',
         "Both are seeded from the sample's generator for the call", True,
-        ((f'{_TRANSFORMS}.transforms:Corrupt.transform', 'corruptions:seeded_from_sample'), ),
+        ((f'{_TRANSFORMS}.transforms:Corrupt.transform', 'generators:seeded_corruption'), ),
         ('Corrupt', ), '',
         "Impulse noise draws from scikit-image's generator. Glass blur draws from Numba's in the "
         'development version of `imagecorruptions`.'),
