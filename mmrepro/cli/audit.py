@@ -26,6 +26,7 @@ OTHERS = {
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Audit a config; 0: nothing changes bits, 1: something does, 2: it cannot be audited."""
     args = _parser().parse_args(argv)
+    import torch
     from rich.console import Console
     if args.rules:
         for rule in RULES:
@@ -37,7 +38,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                              'retinanet_r50_fpn_1x_coco.py')
         # constructors may print
         with contextlib.redirect_stdout(sys.stderr):
-            subject = load(args.config, args.device or _device(), options=args.cfg_options)
+            device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
+            subject = load(args.config, device, options=args.cfg_options)
             findings = audit(subject, args.ignore or ())
             others = {} if subject.attached else {
                 name: audit(other, args.ignore or ()) for name, other in (
@@ -68,11 +70,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _dicts(findings: Sequence[AuditFinding]) -> List[Dict[str, str]]:
     return [finding.as_dict() for finding in findings]
-
-
-def _device() -> str:
-    import torch
-    return 'cuda' if torch.cuda.is_available() else 'cpu'
 
 
 def _parser() -> argparse.ArgumentParser:
