@@ -61,8 +61,6 @@ class Subject:
     lazy: bool = False  # a pure-Python config, whose custom_imports MMEngine does not run
     failed_import: str = ''  # message of the import of custom_imports that did not work
 
-    # ------------------------------------------------------------------ mmrepro's part in the run
-
     @cached_property
     def imports(self) -> Tuple[str, ...]:
         """Modules in ``custom_imports``."""
@@ -134,8 +132,6 @@ class Subject:
         text = self.env.get('WORLD_SIZE', '')
         return int(text) if text.isdigit() else 1
 
-    # ------------------------------------------------------------------ what the config names
-
     @cached_property
     def parts(self) -> List[Part]:
         """Every dict with a ``type``, in the order of the file."""
@@ -177,8 +173,6 @@ class Subject:
                     found[kind] = cls
         return found
 
-    # ------------------------------------------------------------------ the model
-
     @cached_property
     def _built(self) -> Tuple[Optional[Any], str]:
         if not self.cfg.get('model'):
@@ -213,8 +207,6 @@ class Subject:
     def model_error(self) -> str:
         """Why there is no model."""
         return self._built[1]
-
-    # ------------------------------------------------------------------ the user's own code
 
     @cached_property
     def sources(self) -> Tuple[Any, ...]:

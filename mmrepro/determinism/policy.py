@@ -230,9 +230,6 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
     return {name: value for name, value in values.items() if name not in env}
 
 
-# -------------------------------------------------------------------------------- checks
-
-
 def _check_types(s: PolicySettings) -> None:
     if not (isinstance(s.mode, bool) or s.mode == 'warn'):
         raise ValueError(f"deterministic={s.mode!r}: expected True, False or 'warn'")
@@ -263,9 +260,6 @@ def _check_conflicts(s: PolicySettings, env: Mapping[str, str]) -> Tuple[str, ..
     if conflicts:
         raise DeterminismError('\n'.join(conflicts))
     return ()
-
-
-# -------------------------------------------------------------------------------- flags
 
 
 def _read(get: Any) -> Any:

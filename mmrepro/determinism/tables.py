@@ -93,9 +93,6 @@ def _deterministic(*values: Any) -> Callable[[PolicySettings], Tuple[Any, ...]]:
     return lambda s: values if s.mode else ()
 
 
-# -------------------------------------------------------------------------------- environment
-
-
 def _tf32(off: Tuple[str, ...], on: Tuple[str, ...]) -> Callable[[PolicySettings], Tuple]:
     return lambda s: () if s.precision is None else on if s.precision['tf32'] else off
 
@@ -192,9 +189,6 @@ RECORDED_ENV = (
     'NCCL_MIN_NCHANNELS',  # likewise
     'PYTORCH_CUDA_ALLOC_CONF',  # addresses, for code that orders by them
 )
-
-# -------------------------------------------------------------------------------- flags
-
 
 def _find(name: str) -> Any:
     """What ``torch.a.b`` names; at the time of the call, because releases lack some of it."""

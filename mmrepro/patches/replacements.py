@@ -82,7 +82,7 @@ CAUSES: Tuple[StockCause, ...] = (
         '`RandomSamplingNegPos.od_aug`, same file 163-165',
         'MM-Grounding-DINO with `label_map_file`', 'Each sample gets a copy of the table', True,
         ((f'{_TRANSFORMS}.text_transformers:RandomSamplingNegPos.od_aug',
-          'datasets:own_class_names'), ),
+          'methods:own_class_names'), ),
         ('RandomSamplingNegPos', ), '',
         '`RandomSamplingNegPos` writes the name that it draws into the table that all samples '
         'share.'),
@@ -114,13 +114,13 @@ CAUSES: Tuple[StockCause, ...] = (
         'C7', 'Images are indexed in the order in which the file system lists them',
         '`ADE20KSegDataset.load_data_list` in `datasets/ade20k.py` 246',
         'semantic ADE20K (its base class sorts)', 'Sorted by path', True,
-        (('mmdet.datasets.ade20k:ADE20KSegDataset.load_data_list', 'datasets:sorted_by_path'), ),
+        (('mmdet.datasets.ade20k:ADE20KSegDataset.load_data_list', 'methods:sorted_by_path'), ),
         ('ADE20KSegDataset', )),
     StockCause(
         'C8', 'One sentence per object is drawn while loading; what ran before moved the generator',
         '`datasets/refcoco.py` 133', "RefCOCO with `text_mode='random'`",
         'Chosen by root seed and reference id', True,
-        (('mmdet.datasets.refcoco:RefCocoDataset._init_refs', 'datasets:keyed_sentences'), ),
+        (('mmdet.datasets.refcoco:RefCocoDataset._init_refs', 'methods:keyed_sentences'), ),
         ('RefCocoDataset', ), 'text_mode=random'),
     StockCause(
         'C13', 'Fields live in a set of strings: order of keys depends on `PYTHONHASHSEED`',
@@ -168,14 +168,14 @@ CAUSES: Tuple[StockCause, ...] = (
         '`models/backbones/trident_resnet.py` 54', 'TridentNet trained from scratch',
         'They start like the `Conv2d` of a ResNet', False,
         (('mmdet.models.backbones.trident_resnet:TridentConv.__init__',
-          'models:initialised'), ),
+          'methods:initialised'), ),
         ('TridentResNet', )),
     StockCause(
         'C23', 'Inference asks every head for its `loss_cls`; that of SSD has none',
         '`models/dense_heads/base_dense_head.py` 376, `ssd_head.py`', 'SSD, SSDLite, PISA-SSD',
         'The head gets `loss_cls = None`', False,
         (('mmdet.models.dense_heads.ssd_head:SSDHead.__init__',
-          'models:without_loss_of_its_own'), ),
+          'methods:without_loss_of_its_own'), ),
         (), '',
         'Since 3.1 validation of SSD ends with an `AttributeError`, with or without mmrepro.'),
 )
