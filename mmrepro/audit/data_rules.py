@@ -1,7 +1,7 @@
 """Checks of datasets, transforms and samplers. The table of rules is in ``rules.py``."""
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Tuple
+from typing import Dict, Tuple
 
 from ..checkpoint.adapters import ADAPTERS
 from ..data.loader import without_positions
@@ -11,13 +11,6 @@ from .findings import MAY, Found, Hits
 from .subject import Subject, is_stock
 
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
-
-
-class StockFault(NamedTuple):
-    """What a type of MMDetection does that differs between runs, without mmrepro."""
-    cause: str  # id in docs/causes.md
-    why: str
-    condition: str = ''  # ``key=value`` that has to be in the dict
 
 
 # streams of samples and steps take care of these; no table of replacements has them
@@ -33,18 +26,17 @@ def known_parts(s: Subject) -> Hits:
     """Types that break the contract, where mmrepro does not replace or seed them."""
     if s.keyed:
         return
+    # type in a config, id in docs/causes.md, why, 'key=value' that has to be in the dict
     faults = [
-        *((name, StockFault(*fault)) for name, fault in (*_BY_STREAMS.items(),
-                                                         *STOCK_FAULTS.items())),
-        *((name, StockFault(cause.id, cause.why, cause.condition))
-          for cause in CAUSES for name in cause.types),
-        *((name, StockFault('B11', f'lost at a resume: {adapter.why}'))
+        *((name, *fault, '') for name, fault in (*_BY_STREAMS.items(), *STOCK_FAULTS.items())),
+        *((name, cause.id, cause.why, cause.condition) for cause in CAUSES for name in cause.types),
+        *((name, 'B11', f'lost at a resume: {adapter.why}', '')
           for name, adapter in ADAPTERS.items())]
     for part in s.training:
-        for name, fault in faults:
-            key, _, value = fault.condition.partition('=')
+        for name, cause, why, condition in faults:
+            key, _, value = condition.partition('=')
             if name == part.name and (not key or part.node.get(key) == value):
-                yield Found(part.key, f'{part.name}: {fault.why} ({fault.cause})')
+                yield Found(part.key, f'{part.name}: {why} ({cause})')
 
 
 def stock_workers(s: Subject) -> Hits:

@@ -123,8 +123,9 @@ class SourceFile:
 
     def _calls(self) -> Iterator[Hit]:
         for node, name in self._named_calls:
+            seeded = not all(_is_one_of(value, (None, )) for value in _values(node))
             for row in CALLS:
-                if fnmatchcase(name, row.name) and row.seeded in (None, _has_value(node)) \
+                if fnmatchcase(name, row.name) and row.seeded in (None, seeded) \
                         and not self._harmless(row.rule, node):
                     yield Hit(row.rule, node.lineno, f'{self.code(node)}: {row.what}',
                               row.makes is not None and issubclass(row.makes, GENERATORS)
@@ -231,14 +232,13 @@ class SourceFile:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Assign):
                 for target in node.targets:
-                    if self.full_name(target) in SETTINGS and _undoes(
-                            SETTINGS[self.full_name(target)], node.value):
+                    name = self.full_name(target)
+                    if name in SETTINGS and not _is_one_of(node.value, SETTINGS[name]):
                         yield Hit('switches', node.lineno, self.code(node))
         for node, name in self._named_calls:
-            if name in SETTING_CALLS:
-                first = next(iter(_values(node)), None)
-                if _undoes(SETTING_CALLS[name], first):
-                    yield Hit('switches', node.lineno, self.code(node))
+            first = next(iter(_values(node)), None)
+            if name in SETTING_CALLS and not _is_one_of(first, SETTING_CALLS[name]):
+                yield Hit('switches', node.lineno, self.code(node))
 
     def _states(self) -> Iterator[Hit]:
         for cls in ast.walk(self.tree):
@@ -251,13 +251,8 @@ def _values(node: ast.Call) -> List[ast.AST]:
     return [*node.args, *(word.value for word in node.keywords)]
 
 
-def _has_value(node: ast.Call) -> bool:
-    return any(not isinstance(value, ast.Constant) or value.value is not None
-               for value in _values(node))
-
-
-def _undoes(accepted: Sequence[Any], value: Optional[ast.AST]) -> bool:
-    return not isinstance(value, ast.Constant) or value.value not in accepted
+def _is_one_of(value: Optional[ast.AST], constants: Sequence[Any]) -> bool:
+    return isinstance(value, ast.Constant) and value.value in constants
 
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:

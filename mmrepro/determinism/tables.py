@@ -119,52 +119,39 @@ _is_thread_count = re.compile(r'[1-9][0-9]*(,[1-9][0-9]*)*').fullmatch
 # matrix products independent of the number of threads but not convolutions, and it changes the
 # bits of products with one thread (docs/limits.md). Both are recorded below.
 ENV = (
-    EnvRow(
-        'CUBLAS_WORKSPACE_CONFIG', _deterministic(':4096:8', ':16:8'), ':4096:8',
-        'cuBLAS otherwise sizes its workspace itself and picks kernels that share it between '
-        'streams; read when the first handle is made, and demanded by older torch',
-        at_start=True),
-    EnvRow(
-        'PYTHONHASHSEED', _deterministic('an integer from 0 to 4294967295'), None,
-        'the order of a set of strings; read by the interpreter before any code runs',
-        at_start=True, matches=_is_hash_seed),
-    EnvRow(
-        'OMP_NUM_THREADS', _deterministic('a positive integer'), None,
-        'a sum that is split over threads depends on their number; OpenMP reads it when loaded',
-        at_start=True, matches=_is_thread_count),
-    EnvRow(
-        'MKL_NUM_THREADS', _deterministic('a positive integer'), None,
-        'the same for matrix products on the CPU',
-        at_start=True, matches=_is_thread_count),
-    EnvRow(
-        'NCCL_ALGO',
-        _deterministic('a list of Ring, CollnetDirect, CollnetChain',
-                       'an exclusion list that names NVLS, such as ^NVLS'), 'Ring',
-        'NCCL otherwise picks the algorithm, and with it the order of a sum, by message size and '
-        'topology; NVLS sums inside the switch, in an order that nobody controls',
-        matches=_is_nccl_algo),
-    EnvRow(
-        'TORCHINDUCTOR_DETERMINISTIC', _deterministic('1'), '1',
-        'inductor otherwise times candidate kernels on the device, and the fastest differs from '
-        'run to run'),
-    EnvRow(
-        'FLASH_ATTENTION_DETERMINISTIC', _deterministic('1'), '1',
-        'the flash-attn package, as transformers call it: its backward adds up dQ atomically'),
-    EnvRow(
-        'NVTE_ALLOW_NONDETERMINISTIC_ALGO', _deterministic('0'), '0',
-        'Transformer Engine allows attention kernels with atomics unless told not to'),
-    EnvRow(
-        'NVIDIA_TF32_OVERRIDE', _tf32(off=('0', ), on=('1', )), None,
-        'overrules the TF32 setting of every NVIDIA library'),
-    EnvRow(
-        'TORCH_ALLOW_TF32_CUBLAS_OVERRIDE', _tf32(off=('0', ), on=('0', '1')), None,
-        'overrules the precision of matrix products, whatever the program sets'),
-    EnvRow(
-        'DNNL_DEFAULT_FPMATH_MODE', _tf32(off=('STRICT', 'strict'), on=()), None,
-        'lets oneDNN round float32 inputs on the CPU'),
-    EnvRow(
-        'ONEDNN_DEFAULT_FPMATH_MODE', _tf32(off=('STRICT', 'strict'), on=()), None,
-        'the newer name of the variable above'),
+    EnvRow('CUBLAS_WORKSPACE_CONFIG', _deterministic(':4096:8', ':16:8'), ':4096:8',
+           'cuBLAS otherwise sizes its workspace itself and picks kernels that share it between '
+           'streams; read when the first handle is made, and demanded by older torch',
+           at_start=True),
+    EnvRow('PYTHONHASHSEED', _deterministic('an integer from 0 to 4294967295'), None,
+           'the order of a set of strings; read by the interpreter before any code runs',
+           at_start=True, matches=_is_hash_seed),
+    EnvRow('OMP_NUM_THREADS', _deterministic('a positive integer'), None,
+           'a sum that is split over threads depends on their number; OpenMP reads it when loaded',
+           at_start=True, matches=_is_thread_count),
+    EnvRow('MKL_NUM_THREADS', _deterministic('a positive integer'), None,
+           'the same for matrix products on the CPU', at_start=True, matches=_is_thread_count),
+    EnvRow('NCCL_ALGO',
+           _deterministic('a list of Ring, CollnetDirect, CollnetChain',
+                          'an exclusion list that names NVLS, such as ^NVLS'), 'Ring',
+           'NCCL otherwise picks the algorithm, and with it the order of a sum, by message size '
+           'and topology; NVLS sums inside the switch, in an order that nobody controls',
+           matches=_is_nccl_algo),
+    EnvRow('TORCHINDUCTOR_DETERMINISTIC', _deterministic('1'), '1',
+           'inductor otherwise times candidate kernels on the device, and the fastest differs from '
+           'run to run'),
+    EnvRow('FLASH_ATTENTION_DETERMINISTIC', _deterministic('1'), '1',
+           'the flash-attn package, as transformers call it: its backward adds up dQ atomically'),
+    EnvRow('NVTE_ALLOW_NONDETERMINISTIC_ALGO', _deterministic('0'), '0',
+           'Transformer Engine allows attention kernels with atomics unless told not to'),
+    EnvRow('NVIDIA_TF32_OVERRIDE', _tf32(off=('0', ), on=('1', )), None,
+           'overrules the TF32 setting of every NVIDIA library'),
+    EnvRow('TORCH_ALLOW_TF32_CUBLAS_OVERRIDE', _tf32(off=('0', ), on=('0', '1')), None,
+           'overrules the precision of matrix products, whatever the program sets'),
+    EnvRow('DNNL_DEFAULT_FPMATH_MODE', _tf32(off=('STRICT', 'strict'), on=()), None,
+           'lets oneDNN round float32 inputs on the CPU'),
+    EnvRow('ONEDNN_DEFAULT_FPMATH_MODE', _tf32(off=('STRICT', 'strict'), on=()), None,
+           'the newer name of the variable above'),
 )
 
 # Rows of ENV that nothing on a CPU reads.

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import fnmatch
 import textwrap
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 __all__ = ['CHANGES', 'HARMLESS', 'RULES', 'FactDifference', 'ResumeError', 'differences', 'table']
 
@@ -155,13 +155,6 @@ def table(rows: Sequence[FactDifference]) -> str:
     return textwrap.indent('\n'.join(lines), '  ')
 
 
-def one_line(rows: Iterable[FactDifference]) -> str:
-    """Harmless differences, for the log."""
-    parts = [f'{row.name} {_cut(_text(row.then), 24)} -> {_cut(_text(row.now), 24)}'
-             for row in rows]
-    return '; '.join([*parts[:8], *([f'and {len(parts) - 8} more'] if len(parts) > 8 else [])])
-
-
 def check(path: str, then: Dict[str, Any], now: Dict[str, Any], strict: bool) -> List[str]:
     """Lines for the log about what differs from the run that wrote ``path``.
 
@@ -170,7 +163,8 @@ def check(path: str, then: Dict[str, Any], now: Dict[str, Any], strict: bool) ->
     """
     found = differences(then, now)
     serious = [row for row in found if row.severity == CHANGES]
-    harmless = [row for row in found if row.severity == HARMLESS]
+    harmless = [f'{row.name} {_cut(_text(row.then), 24)} -> {_cut(_text(row.now), 24)}'
+                for row in found if row.severity == HARMLESS]
     lines = []
     if serious:
         text = f'This run differs from the one that wrote {path}:\n{table(serious)}\n'
@@ -181,8 +175,9 @@ def check(path: str, then: Dict[str, Any], now: Dict[str, Any], strict: bool) ->
                 'new run from these weights: load_from=..., resume=False')
         lines.append(f'{text}The result is not that of the uninterrupted run.')
     if harmless:
-        lines.append(f'different from the resumed run, without effect on its bits: '
-                     f'{one_line(harmless)}')
+        more = [f'and {len(harmless) - 8} more'] if len(harmless) > 8 else []
+        lines.append('different from the resumed run, without effect on its bits: '
+                     + '; '.join([*harmless[:8], *more]))
     return lines
 
 

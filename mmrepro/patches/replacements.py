@@ -35,18 +35,11 @@ class StockCause:
 
 
 class Patch(NamedTuple):
-    """One replacement.
-
-    Attributes:
-        target: what is replaced, ``'package.module:attribute'`` or
-            ``'package.module:Class.attribute'``. A bare name of a builtin (``set``) that the module
-            does not define is shadowed in that module only.
-        replacement: ``'package.module:function'``; the function receives the stock object
-            and returns the new one.
-        cause: its row.
-    """
+    """One replacement."""
+    # 'package.module:attribute' or 'package.module:Class.attribute'; a bare name of a builtin
+    # (`set`) that the module does not define is shadowed in that module only
     target: str
-    replacement: str
+    replacement: str  # 'package.module:function', which takes the stock object and returns the new
     cause: StockCause
 
     @property
