@@ -118,15 +118,15 @@ def native_operators(subject: Subject) -> Iterator[Found]:
         return
     rows = [(row, _trouble(row, subject)) for row in NATIVE]
     rows = [(row, trouble) for row, trouble in rows if trouble]
-    for path, module in subject.model.named_modules():
-        for row, trouble in rows:
-            if type(module).__name__ in row.modules and _CONDITIONS[row.only][1](module):
-                yield Found(f'model.{path}'.rstrip('.'), f'{type(module).__name__}: {trouble}')
     classes: Dict[type, str] = {}  # and what they inherit from -> a first module of the class
     for path, module in subject.model.named_modules():
+        path = f'model.{path}'.rstrip('.')
+        for row, trouble in rows:
+            if type(module).__name__ in row.modules and _CONDITIONS[row.only][1](module):
+                yield Found(path, f'{type(module).__name__}: {trouble}')
         for cls in type(module).__mro__:
             if cls.__module__.partition('.')[0] not in ('torch', 'builtins', 'abc', 'mmengine'):
-                classes.setdefault(cls, f'model.{path}'.rstrip('.'))
+                classes.setdefault(cls, path)
     for cls, path in classes.items():
         yield from _in_class(cls, path, rows)
 

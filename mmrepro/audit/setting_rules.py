@@ -106,9 +106,8 @@ def cudnn_benchmark(s: Subject) -> Hits:
     by_env = (s.cfg.get('env_cfg') or {}).get('cudnn_benchmark', False)
     by_us = s.attached and s.randomness.cudnn_benchmark
     key = 'randomness.cudnn_benchmark' if by_us else 'env_cfg.cudnn_benchmark'
-    if s.attached and s.randomness.cudnn_benchmark is False:
-        return
-    if by_us or by_env:
+    off = s.attached and s.randomness.cudnn_benchmark is False
+    if (by_us or by_env) and not off:
         # with deterministic=True the run is refused on every device
         serious = s.device != 'cpu' or s.strict
         yield Found(key, 'True', CHANGES if serious else HINT)

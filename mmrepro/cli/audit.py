@@ -10,15 +10,16 @@ from typing import Dict, List, Optional, Sequence
 from ..audit.auditing import audit, exit_code, load, report, summary
 from ..audit.findings import AuditError, AuditFinding
 from ..audit.rules import RULES
+from ..audit.subject import Subject
 from . import program_name
 from .arguments import Options, Parser, quiet_when_reader_leaves
 
 __all__ = ['main']
 
-# how else a config that does not attach mmrepro could be trained -> in the report
+# how else a config that does not attach mmrepro could be trained: in the report, and as a subject
 OTHERS = {
-    'with_mmrepro_train': 'under mmrepro train, which attaches itself',
-    'with_two_lines': 'with the two lines of mmrepro',
+    'with_mmrepro_train': ('under mmrepro train, which attaches itself', Subject.under_our_train),
+    'with_two_lines': ('with the two lines of mmrepro', Subject.with_two_lines),
 }
 
 
@@ -42,9 +43,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             subject = load(args.config, device, options=args.cfg_options)
             findings = audit(subject, args.ignore or ())
             others = {} if subject.attached else {
-                name: audit(other, args.ignore or ()) for name, other in (
-                    ('with_mmrepro_train', subject.under_our_train()),
-                    ('with_two_lines', subject.with_two_lines()))}
+                name: audit(attached(subject), args.ignore or ())
+                for name, (_, attached) in OTHERS.items()}
     except AuditError as error:
         print(f'{program_name("audit")}: {error}', file=sys.stderr)
         return 2
@@ -64,7 +64,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                   f'torch {".".join(map(str, subject.torch_version))})')
     for name, rest in others.items():
         rules = ', '.join(dict.fromkeys(finding.rule for finding in rest))
-        console.print(f'{OTHERS[name]}: {summary(rest)}{f" ({rules})" if rules else ""}')
+        console.print(f'{OTHERS[name][0]}: {summary(rest)}{f" ({rules})" if rules else ""}')
     return code
 
 

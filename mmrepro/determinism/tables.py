@@ -234,10 +234,6 @@ def _precision(key: str) -> Callable[[PolicySettings], Sequence[Any]]:
     return wanted
 
 
-def _ieee(s: PolicySettings) -> Sequence[str]:
-    return () if s.precision is None else ('ieee', 'none')
-
-
 def _given(name: str) -> Callable[[PolicySettings], Sequence[Any]]:
     return lambda s: () if getattr(s, name) is None else (getattr(s, name), )
 
@@ -267,10 +263,10 @@ FLAGS = (
                           ('cudnn.rnn', 'recurrent layers'))),
     _attribute('torch.backends.mkldnn.matmul.fp32_precision', _precision('cpu'),
                'oneDNN rounds inputs where the CPU has units for it'),
-    _attribute('torch.backends.mkldnn.conv.fp32_precision', _ieee,
-               'convolutions on the CPU stay float32'),
-    _attribute('torch.backends.mkldnn.rnn.fp32_precision', _ieee,
-               'recurrent layers on the CPU stay float32'),
+    *(_attribute(f'torch.backends.mkldnn.{owner}.fp32_precision',
+                 lambda s: () if s.precision is None else ('ieee', 'none'),
+                 f'{what} on the CPU stay float32')
+      for owner, what in (('conv', 'convolutions'), ('rnn', 'recurrent layers'))),
     _reduction('fp16', 'partial sums kept in 16 bits: the result depends on how many pieces a '
                'heuristic chose'),
     _reduction('bf16', 'the same for bfloat16'),
