@@ -7,11 +7,12 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
-# demo.sh, test.sh and what they share make the environment of a checkout; the command is
+# demo.sh, test.sh, docs.sh and what they share need a checkout; the command is
 # `mmrepro demo` in an installed package
-LEFT_OUT = ('__pycache__', '*.pyc', 'demo.sh', 'test.sh', 'test_hosts.sh', 'environment.sh')
+LEFT_OUT = ('__pycache__', '*.pyc', 'demo.sh', 'test.sh', 'test_hosts.sh', 'docs.sh',
+            'environment.sh')
 
-# source -> places inside the package
+# source -> targets inside the package
 EXTRA = {
     # `mim train mmrepro ...` and MMEngine look under .mim
     'configs': ('.mim/configs', ),

@@ -1,18 +1,25 @@
-"""The table of ``docs/causes.md`` on what mmrepro replaces inside MMDetection and MMEngine."""
+"""The part of ``docs/explanation/causes.md`` on what mmrepro replaces inside MMDetection."""
 from __future__ import annotations
 
 from typing import List
 
 from mmrepro.patches import CAUSES
 
-__all__ = ['table_markdown']
+__all__ = ['entries', 'entry']
 
 
-def table_markdown() -> str:
-    """The table of causes, a row each, and below it the details that fit no cell."""
-    lines: List[str] = ['| | Cause | Where | Affects | What mmrepro does | Data |',
-                        '|---|---|---|---|---|---|']
-    lines += [f'| {one.id} | {one.why} | {one.where} | {one.affects} | {one.fix} | '
-              f'{"yes" if one.affects_data else ""} |'.replace('|  |', '| |') for one in CAUSES]
-    lines += ['', *(f'- {one.id}: {one.details}' for one in CAUSES if one.details)]
-    return '\n'.join(lines)
+def entry(number: str, affects: str, where: str, why: str, fix: str, details: str = '') -> str:
+    """A cause as an entry of a Markdown definition list."""
+    return '\n'.join((f'**{number}** · {affects} · {where}',
+                      f':   {why}. {details}'.rstrip(), '',
+                      f'    *mmrepro:* {fix}.', ''))
+
+
+def entries() -> str:
+    """Every cause of the table of replacements, in its order."""
+    found: List[str] = []
+    for one in CAUSES:
+        streams = ' (data)' if one.affects_data else ''
+        found.append(entry(f'{one.id}{streams}', one.affects, one.where, one.why, one.fix,
+                           one.details))
+    return '\n'.join(found)

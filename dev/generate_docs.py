@@ -1,7 +1,7 @@
-"""Make the tables of the docs anew from what they show: code's own tables and measured figures.
+"""Regenerate the parts of the docs that show the code's own tables and measured figures.
 
     python dev/generate_docs.py            # write
-    python dev/generate_docs.py --check    # say which are out of date, and exit with 1
+    python dev/generate_docs.py --check    # name what is out of date, and exit with 1
 """
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ ROOT = Path(__file__).resolve().parent.parent
 if os.path.isfile(ROOT / 'mmrepro' / '__init__.py'):
     sys.path.insert(0, str(ROOT))
 
-from dev import causes_report  # noqa: E402
-from dev import kernel_table_report as native  # noqa: E402
+from dev import (  # noqa: E402
+    causes_report,
+    command_line_report,
+    kernel_table_report,
+    layers,
+)
 from dev.zoo import sweep_report  # noqa: E402
 from mmrepro.ops import operator_report  # noqa: E402
 
@@ -32,15 +36,18 @@ def result(name: str) -> dict:
 
 # A page, or a part of one between two comments, the command that it names, and what makes it.
 PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
-    ('operators.md', 'mmrepro ops --markdown',
-     lambda: operator_report.as_markdown(sweep_report.reached_by(result('zoo_cpu.json')['rows']))),
-    ('causes.md', 'dev/causes_report.py', causes_report.table_markdown),
-    ('native-operators.md', 'python -m dev.kernel_table_report',
-     lambda: '\n'.join(native.lines())),
-    ('zoo.md', 'dev/zoo/__main__.py', lambda: sweep_report.needs(result('zoo_cpu.json')['rows'],
-                                                    result('zoo_packages.json')['rows'])),
+    ('reference/operators.md', 'mmrepro ops --markdown',
+     lambda: operator_report.as_markdown(sweep_report.reached_by(
+         result('zoo_cpu.json')['rows']))),
+    ('reference/operators.md', 'python -m dev.kernel_table_report',
+     lambda: '\n'.join(kernel_table_report.lines())),
+    ('reference/command-line.md', 'the parsers', command_line_report.lines),
+    ('explanation/architecture.md', 'dev/layers.py', layers.table),
+    ('explanation/causes.md', 'dev/causes_report.py', causes_report.entries),
+    ('evidence/zoo.md', 'dev/zoo/__main__.py', lambda: sweep_report.needs(
+        result('zoo_cpu.json')['rows'], result('zoo_packages.json')['rows'])),
     ('results/zoo_cpu.md', '', lambda: sweep_report.table(result('zoo_cpu.json'))),
-    ('benchmarks.md', 'python benchmarks/ops --page',
+    ('evidence/cost.md', 'python benchmarks/ops --page',
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'ops' / 'page.py'))['page'](
          result('ops_cpu.json'))),
 )
@@ -80,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     found = stale(not args.check)
     for name in found:
-        print(f'docs/{name}: {"out of date" if args.check else "made anew"}')
+        print(f'docs/{name}: {"out of date" if args.check else "regenerated"}')
     return 1 if found and args.check else 0
 
 

@@ -1,7 +1,7 @@
 """The table of torch's own operators as Markdown: ``python -m dev.kernel_table_report``."""
 from __future__ import annotations
 
-from typing import List
+from typing import Dict, List
 
 from mmrepro.ops.aten.kernel_table import TABLE, KernelRow
 
@@ -23,12 +23,22 @@ def _ours(row: KernelRow) -> str:
 
 
 def lines() -> List[str]:
-    """Head and rows."""
-    head = ['| operator | releases | torch, on CUDA | mmrepro | why | reached by |',
-            '|---|---|---|---|---|---|']
-    return head + [f'| `{row.operator.replace("torch._decomp.decompositions", "decompositions")}` '
-                   f'| {_span(row)} | {row.torch} | {_ours(row)} | {row.why} | {row.users} |'
-                   for row in TABLE]
+    """The table, the reasons that its last column counts, and who reaches the operators."""
+    reasons = {why: number for number, why in enumerate(
+        dict.fromkeys(row.why for row in TABLE), 1)}
+    names = [f'`{row.operator.replace("torch._decomp.decompositions", "decompositions")}`'
+             for row in TABLE]
+    users: Dict[str, List[str]] = {}
+    for name, row in zip(names, TABLE):
+        if row.users and name not in users.setdefault(row.users, []):
+            users[row.users].append(name)
+    return ['| operator | releases | torch, on CUDA | mmrepro | reason |',
+            '|---|---|---|---|--:|',
+            *(f'| {name} | {_span(row)} | {row.torch} | {_ours(row)} | {reasons[row.why]} |'
+              for name, row in zip(names, TABLE)),
+            '', 'Reasons:', '', *(f'{number}. {why}' for why, number in reasons.items()),
+            '', '### Who reaches them', '',
+            *(f'- {", ".join(found)}: {used}' for used, found in users.items())]
 
 
 if __name__ == '__main__':

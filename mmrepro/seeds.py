@@ -2,7 +2,7 @@
 
 Every stream is addressed by ``(root, stream, *key)`` and nothing else: not by what ran before, not
 by the process that asks. The derivation is part of the file format (``SCHEME``), documented in
-``docs/streams.md`` and pinned by golden values in the tests:
+``docs/explanation/streams.md`` and pinned by golden values in the tests:
 
     message = b'mmrepro' | u8 SCHEME | u64 root | field(stream) | field(k) for k in key
     field   = b'i' | i64                      for an integer

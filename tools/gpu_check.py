@@ -1,4 +1,7 @@
-"""Does training repeat bit for bit on this device, and what does it cost? See docs/gpu.md."""
+"""Does training repeat bit for bit on this device, and what does it cost?
+
+See docs/how-to/check-a-gpu.md.
+"""
 from _door import run
 
 if __name__ == '__main__':

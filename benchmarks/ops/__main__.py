@@ -2,7 +2,7 @@
 
     python benchmarks/ops --out ops.json             # sizes of R50-FPN at 800 x 1333
     python benchmarks/ops --quick --only roi_align   # an eighth of the size, a few seconds
-    python benchmarks/ops --page ops.json            # the tables of docs/benchmarks.md
+    python benchmarks/ops --page ops.json            # the tables of docs/evidence/cost.md
 
 Both forms of a case run alternately and the least time of each counts, so other load on the
 machine affects both alike; with one thread it is processor time. The ratio (ours / theirs, below

@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md."""
+"""The tables of docs/evidence/cost.md."""
 from __future__ import annotations
 
 from typing import Any, Dict, Optional

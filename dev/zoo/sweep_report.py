@@ -44,7 +44,8 @@ def table(results: Dict[str, Any]) -> str:
         f'{", ".join(_short(row.get("operators", ())))} |' for row in rows]
     return '\n'.join((
         '# The sweep over the zoo, config by config', '',
-        f'Written by `dev/zoo/__main__.py --out`; see [the zoo](../zoo.md). {versions}.', '',
+        f'Written by `python -m dev.zoo --out`; see [detectors](../evidence/zoo.md). '
+        f'{versions}.', '',
         f'{len(rows)} of the {len(FAMILIES)} configs in the list, of '
         f'{len({row["family"] for row in rows})} folders: {count["ok"]} build, train and infer '
         f'({twice} of them twice, with the same bits), {count["needs"]} need another package, '

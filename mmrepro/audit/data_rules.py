@@ -26,7 +26,7 @@ def known_parts(s: Subject) -> Hits:
     """Types that break the contract, where mmrepro does not replace or seed them."""
     if s.keyed:
         return
-    # type in a config, id in docs/causes.md, why, 'key=value' that has to be in the dict
+    # type in a config, id in causes.md, why, 'key=value' that has to be in the dict
     faults = [
         *((name, *fault, '') for name, fault in (*_BY_STREAMS.items(), *STOCK_FAULTS.items())),
         *((name, cause.id, cause.why, cause.condition) for cause in CAUSES for name in cause.types),

@@ -50,7 +50,7 @@ class AuditRule(NamedTuple):
     check: Callable[[Any], Hits]  # of the subject
     why: str  # what goes wrong, in one line
     fix: str  # what to do, besides or instead of the settings and variables
-    link: str  # section of the documentation; letters and numbers are those of docs/causes.md
+    link: str  # section of the documentation; letters and numbers are those of causes.md
     settings: Mapping[str, Any] = {}  # of the config, with which the rule is silent
     env: Mapping[str, str] = {}  # variables of the environment with which the rule is silent
 

@@ -20,7 +20,7 @@ from .findings import TWO_LINES
 
 __all__ = ['Part', 'Subject', 'class_name', 'is_stock']
 
-# Packages whose own code was read for docs/causes.md, or is none of ours to read.
+# Packages whose own code was read for docs/explanation/causes.md, or is none of ours to read.
 STOCK = ('mmengine', 'mmcv', 'mmdet', 'mmrepro', 'mmpretrain', 'mmcls', 'torch', 'torchvision',
          'timm', 'transformers', 'numpy', 'builtins', 'albumentations')
 

@@ -30,7 +30,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                         '%(default)s)')
     form = parser.add_mutually_exclusive_group()
     form.add_argument('--json', action='store_true', help='for programs')
-    form.add_argument('--markdown', action='store_true', help='the tables of docs/operators.md')
+    form.add_argument('--markdown', action='store_true',
+                      help='the tables of docs/reference/operators.md')
     args = parser.parse_args(argv)
     if args.markdown:
         print(as_markdown())

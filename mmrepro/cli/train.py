@@ -29,7 +29,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         '--fingerprint', nargs='?', type=fingerprint_level, const=LEVELS[0],
         metavar='|'.join(LEVELS),
         help='write digests of every iteration, for compare and localise; changes no bit of the '
-        'training (default of the level: step; see docs/fingerprints.md)')
+        'training (default of the level: step; see docs/reference/fingerprints.md)')
     args = parser.parse_args(argv)
     cfg = load(args, parser)
     if args.amp:

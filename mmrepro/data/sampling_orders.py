@@ -281,7 +281,7 @@ SAMPLING_ORDERS: Dict[str, SamplingOrder] = {
 }
 
 
-# sampler -> (cause in docs/causes.md, what its stock order does)
+# sampler -> (cause in docs/explanation/causes.md, what its stock order does)
 STOCK_FAULTS = {
     'GroupMultiSourceSampler': (
         'C3', "groups are drawn from the main process's global generator"),

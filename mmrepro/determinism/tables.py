@@ -117,7 +117,7 @@ _is_thread_count = re.compile(r'[1-9][0-9]*(,[1-9][0-9]*)*').fullmatch
 # CUDA_LAUNCH_BLOCKING=1 is deliberately not here: work on one stream runs in order without it, so
 # it buys no bit and costs the overlap of host and device. MKL_CBWR is not either: it makes
 # matrix products independent of the number of threads but not convolutions, and it changes the
-# bits of products with one thread (docs/limits.md). Both are recorded below.
+# bits of products with one thread (docs/explanation/limits.md). Both are recorded below.
 ENV = (
     EnvRow('CUBLAS_WORKSPACE_CONFIG', _deterministic(':4096:8', ':16:8'), ':4096:8',
            'cuBLAS otherwise sizes its workspace itself and picks kernels that share it between '
@@ -256,7 +256,7 @@ FLAGS = (
                'torch.set_float32_matmul_precision', _precision('matmul'),
                'float32 or TF32 in matrix products, on every release'),
     _attribute('torch.backends.cudnn.allow_tf32', _precision('tf32'),
-               'float32 or TF32 in convolutions; on unless turned off'),
+               'float32 or TF32 in convolutions; on by default'),
     *(_attribute(f'torch.backends.{owner}.fp32_precision', _precision('cuda'),
                  f'the newer switch of {what}; it may be set on its own')
       for owner, what in (('cuda.matmul', 'matrix products'), ('cudnn.conv', 'convolutions'),
@@ -293,7 +293,8 @@ FLAGS = (
                'most of the price of determinism, and only of use to find reads of unset memory'),
     Flag('mmrepro.native_operators', _has_native_operators, _set_native_operators,
          _deterministic(True),
-         "torch's own kernels that would raise, or break ties as they like: docs/native-operators"),
+         "torch's own kernels that would raise, or break ties as they like: "
+         'docs/reference/operators.md'),
     # Not torch.use_deterministic_algorithms: recent releases import inductor in there, 1.6 s.
     _functions('torch.deterministic_debug_mode', 'torch.get_deterministic_debug_mode',
                'torch.set_deterministic_debug_mode',

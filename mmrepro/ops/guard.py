@@ -38,7 +38,7 @@ __all__ = ['KNOWN', 'NAMESPACES', 'UnknownOperator', 'OperatorGuard', 'extension
 # Namespaces of torch.library that torch itself registers: their operators alert under the
 # deterministic flag, or mmrepro.ops.aten has a row for them.
 NAMESPACES = {
-    'aten': 'torch; alerts, and docs/native-operators.md has what does not',
+    'aten': 'torch; alerts, and docs/reference/operators.md has what does not',
     'prim': 'torch; no kernels of its own',
     'prims': 'torch; written in terms of aten',
     'rngprims': 'torch; random numbers from a seed',
@@ -48,9 +48,9 @@ NAMESPACES = {
     'debugprims': 'torch; markers, no computation',
     'higher_order': 'torch; control flow, whose operators are seen one by one',
     'inductor': 'torch; compiled code, under the deterministic setting of inductor',
-    'c10d': 'torch; collectives, see docs/limits.md',
-    '_c10d_functional': 'torch; collectives, see docs/limits.md',
-    'c10d_functional': 'torch; collectives, see docs/limits.md',
+    'c10d': 'torch; collectives, see docs/explanation/limits.md',
+    '_c10d_functional': 'torch; collectives, see docs/explanation/limits.md',
+    'c10d_functional': 'torch; collectives, see docs/explanation/limits.md',
     'symm_mem': 'torch; collectives',
     'mkldnn': 'oneDNN on a CPU',
     'mkl': 'MKL on a CPU',

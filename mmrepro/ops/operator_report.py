@@ -1,4 +1,4 @@
-"""The catalogue of operators as text, as JSON and as the tables of docs/operators.md."""
+"""The catalogue of operators as text, as JSON and as the tables of docs/reference/operators.md."""
 from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence
@@ -9,7 +9,7 @@ from .provider import CatalogueEntry, provider
 __all__ = ['as_json', 'as_markdown', 'as_text']
 
 # Whether a kind of compiled kernel gives the same bits on every run.
-_COMPILED = {'atomics': '**no**: adds with atomics', 'ordered': 'yes'}
+_COMPILED = {'atomics': '**no**: atomics', 'ordered': 'yes'}
 
 
 def _verdict(entry: CatalogueEntry) -> str:
@@ -37,32 +37,32 @@ def as_json(entries: Sequence[CatalogueEntry], device: str) -> Dict[str, Any]:
                 operators=[entry._asdict() for entry in entries])
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head, *lines = ('| ' + ' | '.join(cell.replace('|', '\\|') for cell in row) + ' |'
-                    for row in (titles, *rows))
-    return '\n'.join((head, '|' + '---|' * len(titles), *lines))
-
-
 def as_markdown(reached: Optional[Mapping[str, List[str]]] = None) -> str:
-    """The tables of docs/operators.md, from the table of operators.
+    """The tables of docs/reference/operators.md, from the table of operators.
 
     Args:
         reached: operator -> folders of the model zoo whose sweep called it; see ``dev.zoo``.
     """
-    rows, missing = [], []
-    for family in FAMILIES:
-        if not family.module:
-            missing.append((', '.join(f'`{name}`' for name in family.names), f'`{family.source}`',
-                            family.users))
-            continue
-        folders = sorted({folder for name in family.names
-                          for folder in (reached or {}).get(name, ())})
-        measured = f'<br>in the sweep: {", ".join(folders)}' if folders else ''
-        rows.append(('<br>'.join(f'`{name}`' for name in family.names), f'`{family.source}`',
-                     family.users + measured, f'yes: {family.why}', _COMPILED[family.compiled]))
-    ours = _table(('operator', 'in `mmcv/ops`', 'who uses it', 'mmrepro: same bits every time',
-                   "mmcv's CUDA kernel"), rows)
-    without = _table(('operator', 'in `mmcv/ops`', 'who uses it'), missing)
-    return (f'\n## Operators in PyTorch\n\n{ours}\n\n## Without an implementation\n\nNo config of '
-            'MMDetection builds them. They import, and when called say that a compiled mmcv has '
-            f'them.\n\n{without}\n')
+    ours = [family for family in FAMILIES if family.module]
+    reasons = {why: number for number, why in enumerate(
+        dict.fromkeys(family.why for family in ours), 1)}
+    rows: List[str] = []
+    users: Dict[str, List[str]] = {}
+    for family in ours:
+        names = [f'`{name}`' for name in family.names]
+        folders = {folder for name in family.names for folder in (reached or {}).get(name, ())}
+        rows.append(f'| {"<br>".join(names)} | yes, {reasons[family.why]} '
+                    f'| {_COMPILED[family.compiled]} | {len(folders) or ""} |')
+        users.setdefault(family.users, []).extend(names)
+    missing = [f'- {family.users}, `{family.source}`: '
+               + ', '.join(f'`{name}`' for name in family.names)
+               for family in FAMILIES if not family.module]
+    return '\n'.join((
+        '', '| operator | mmrepro | mmcv on CUDA | folders |', '|---|---|---|--:|', *rows, '',
+        "Why mmrepro's form gives the same bits every time:", '',
+        *(f'{number}. {why}' for why, number in reasons.items()), '',
+        '### Who uses them', '',
+        *(f'- {", ".join(names)}: {used}' for used, names in users.items()), '',
+        '### Without an implementation', '',
+        'No config of MMDetection builds them. They import, and when called say that a compiled '
+        'mmcv has them.', '', *missing, ''))

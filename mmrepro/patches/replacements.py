@@ -19,7 +19,7 @@ WORKER_PACKAGES = ('mmdet.datasets', 'mmengine.structures', 'albumentations')
 
 @dataclass(frozen=True)
 class StockCause:
-    """A cause of differences, as ``docs/causes.md`` shows it. Each text fits a table cell."""
+    """A cause of differences, as ``docs/explanation/causes.md`` shows it; a line a text."""
     id: str  # of the cause in the documentation; several rows may share one
     why: str  # what goes wrong
     where: str  # file and line in MMDetection 3.3.0, relative to its package, or MMEngine 0.10.7

@@ -157,5 +157,5 @@ def advice(found: Comparison) -> List[str]:
         items.append('mmrepro train CONFIG --fingerprint parameter shows in which parameters it '
                      'begins')
     if not found.equal:
-        items.append('docs/my-runs-differ.md leads from symptom to fix')
+        items.append('docs/how-to/my-runs-differ.md leads from symptom to fix')
     return items

@@ -19,7 +19,7 @@ def test_pages_show_the_tables_and_the_figures(pages):
     assert pages.stale(write=False) == [], 'run `python dev/generate_docs.py`'
 
 
-def test_a_page_that_is_out_of_date_is_named_and_made_anew(pages, tmp_path, monkeypatch, capsys):
+def test_a_page_that_is_out_of_date_is_named_and_regenerated(pages, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pages, 'DOCS', tmp_path)
     monkeypatch.setattr(pages, 'PARTS', (('a.md', 'us', lambda: '| new |'),
                                          ('b.md', '', lambda: 'all')))
@@ -30,7 +30,7 @@ def test_a_page_that_is_out_of_date_is_named_and_made_anew(pages, tmp_path, monk
     assert pages.main(['--check']) == 1 and a.read_text() == old
     assert pages.main([]) == 0 and a.read_text() == old.replace('old', 'new')
     assert pages.main(['--check']) == 0
-    assert capsys.readouterr().out == 'docs/a.md: out of date\ndocs/a.md: made anew\n'
+    assert capsys.readouterr().out == 'docs/a.md: out of date\ndocs/a.md: regenerated\n'
     for text in ('nothing', '<!-- made by: us -->'):
         a.write_text(text)
         with pytest.raises(ValueError, match='the page has no <!-- '):

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from dev.causes_report import table_markdown
+from dev.causes_report import entries
 from mmrepro import patches
 from mmrepro.data.fetch import WorkerInit
 from mmrepro.data.samplers import Placement
 from mmrepro.patches import Patch, StockCause
 
-PAGE = Path(__file__).resolve().parents[2] / 'docs' / 'causes.md'
+PAGE = Path(__file__).resolve().parents[2] / 'docs' / 'explanation' / 'causes.md'
 MAX_CELL = 100  # characters of a table cell
 ADE = 'mmdet.datasets.ade20k:ADE20KSegDataset.load_data_list'
 
@@ -62,7 +62,7 @@ def test_every_cell_of_the_table_of_causes_fits_a_line():
 
 
 def test_the_page_of_causes_shows_the_table():
-    assert table_markdown() in PAGE.read_text(encoding='utf-8')
+    assert entries() in PAGE.read_text(encoding='utf-8')
 
 
 def test_every_row_applies_to_the_installed_mmdetection(recwarn):

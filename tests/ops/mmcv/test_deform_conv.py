@@ -229,7 +229,7 @@ def test_convolution_gives_the_same_bytes_every_time(wave, same_bytes, version):
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason='torch without MKL')
 def test_one_code_path_of_mkl_gives_the_same_bytes_for_any_number_of_threads():
-    """What docs/limits.md says of MKL_CBWR: products, attention, deformable convolution."""
+    """What docs/explanation/limits.md says of MKL_CBWR: products, attention, deform_conv."""
     code = '''
 import torch
 import mmrepro
@@ -285,8 +285,8 @@ def test_convolution_takes_what_is_empty_strided_or_lost(inputs):
     deform_conv.modulated_deform_conv_forward(feature[:0], weight, bias, bias, offset[:0], mask[:0],
                                          out, bias, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, True)
     last = feature.contiguous(memory_format=torch.channels_last)
-    turned = mask.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)
-    assert torch.equal(convolve(2, 'plain', last, offset, turned, weight, bias), expected)
+    permuted = mask.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)
+    assert torch.equal(convolve(2, 'plain', last, offset, permuted, weight, bias), expected)
     lost = offset.clone()
     lost[0, :, 0, 0] = float('nan')
     lost.requires_grad_()

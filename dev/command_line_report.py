@@ -1,0 +1,71 @@
+"""The command line of every verb as Markdown, read from the parsers themselves."""
+from __future__ import annotations
+
+import argparse
+from typing import Any, Iterator
+from unittest import mock
+
+from mmrepro.cli import VERBS, load
+from mmrepro.exit_codes import MEANINGS
+
+__all__ = ['lines', 'parser_of']
+
+
+class _Parser(Exception):
+    """Carries a parser out of a verb before the verb does anything."""
+
+
+def parser_of(verb: str) -> argparse.ArgumentParser:
+    """The parser of a verb, as it is on a machine without a GPU."""
+    def stop(self: argparse.ArgumentParser, *args: Any) -> None:
+        raise _Parser(self)
+
+    with mock.patch.object(argparse.ArgumentParser, 'parse_known_args', stop), \
+            mock.patch('torch.cuda.is_available', return_value=False):
+        try:
+            load(verb)([])
+        except _Parser as found:
+            return found.args[0]
+    raise LookupError(f'the verb {verb} has parsed no arguments')
+
+
+def _value(action: argparse.Action) -> str:
+    """What follows an option: ``N``, ``[STEP]``, ``A B ...``."""
+    if action.nargs == 0:
+        return ''
+    name = action.metavar or '|'.join(map(str, action.choices or ())) or action.dest.upper()
+    if not isinstance(name, str):
+        name = ' '.join(name)
+    if action.nargs == '?':
+        return f' [{name}]'
+    return f' {name} ...' if action.nargs in ('+', '*') else f' {name}'
+
+
+def _lines_of(action: argparse.Action, parser: argparse.ArgumentParser) -> Iterator[str]:
+    value = _value(action)
+    name = ', '.join(f'{option}{value}' for option in action.option_strings) or (
+        str(action.metavar or action.dest))
+    # the formatter fills in defaults
+    said = parser._get_formatter()._expand_help(action) if action.help else ''
+    yield f'`{name}`'
+    yield f':   {" ".join(said.split()) or "."}'.replace(':   .', ':   see the usage.')
+    yield ''
+
+
+def _text(parser: argparse.ArgumentParser, text: str | None) -> str:
+    return (text or '').replace('%(prog)s', parser.prog).strip()
+
+
+def lines() -> str:
+    """The exit codes, and a section per verb."""
+    found = ['| exit code | meaning |', '|--:|---|',
+             *(f'| {code} | {text} |' for code, text in MEANINGS.items()), '']
+    for verb in VERBS:
+        parser = parser_of(verb)
+        found += [f'## mmrepro {verb}', '', ' '.join(_text(parser, parser.description).split()), '']
+        for action in parser._actions:
+            if not isinstance(action, argparse._HelpAction):
+                found += _lines_of(action, parser)
+        if parser.epilog:
+            found += ['```text', _text(parser, parser.epilog), '```', '']
+    return '\n'.join(found)

@@ -1,0 +1,144 @@
+"""Links in the docs lead somewhere, pages are in the navigation, and the pages stay readable."""
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import unicodedata
+from pathlib import Path
+from typing import Iterator, List, Set, Tuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / 'docs'
+PAGES = sorted(DOCS.rglob('*.md'))
+OUTSIDE = [ROOT / name for name in ('README.md', 'CONTRIBUTING.md', 'CHANGELOG.md')]
+# what a program wrote: results, and the parts of pages between two comments
+RESULTS = DOCS / 'results'
+MADE = re.compile(r'<!-- made by: (.*?) -->.*?<!-- end of what \1 made -->', re.S)
+MAX_CELL = 100  # characters of a table cell, without the addresses of links
+
+# Words of earlier versions, and what the pages say instead.
+RETIRED = {
+    r'\bbitten\b': 'affects', r'\bcures?\b': 'fix', r'\bparting\b|\bparts? ways\b': 'diverge',
+    r'\bsides?\b(?! by side)': 'run A, run B', r'\bturned\b|\bin turn\b': 'rotated, alternately',
+    r'\bpiled?\b|\bpiles\b': 'overlapping', r'\bnowhere\b': 'padding index',
+    r'\bwalk(s|ed|ing)?\b': 'sweep', r'\bstand-ins?\b': 'stubs', r'\bdata sets?\b': 'dataset',
+    r'\banswers? for\b': 'provided by', r'\bother bits\b': 'different bits',
+    r'\banew\b': 'regenerated, again', r'(?<!in )(?<!last )\bplaces?\b': 'position, call site',
+    r'\bpictures\b': 'images', r'\bpage of plots\b': 'report',
+}
+
+
+def prose(page: Path) -> str:
+    """The text of a page without code."""
+    text = re.sub(r'^( *)```.*?^\1```', '', page.read_text(encoding='utf-8'), flags=re.S | re.M)
+    return re.sub(r'`[^`\n]*`', '`code`', text)
+
+
+def slug(title: str) -> str:
+    """The anchor of a heading, as Python-Markdown's ``toc`` makes it."""
+    title = re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', title).replace('`', '').replace('*', '')
+    plain = unicodedata.normalize('NFKD', title).encode('ascii', 'ignore').decode()
+    return re.sub(r'[-\s]+', '-', re.sub(r'[^\w\s-]', '', plain).strip().lower())
+
+
+def anchors(page: Path) -> Set[str]:
+    text = re.sub(r'^( *)```.*?^\1```', '', page.read_text(encoding='utf-8'), flags=re.S | re.M)
+    return {slug(title) for title in re.findall(r'^#+ (.*)$', text, re.M)} | set(
+        re.findall(r'\bid="([^"]+)"', text))
+
+
+def links(page: Path) -> Iterator[str]:
+    for target in re.findall(r'\]\(([^)\s]+)\)', prose(page)):
+        if not re.match(r'[a-z]+:', target):
+            yield target
+
+
+def broken(page: Path) -> Iterator[str]:
+    for link in links(page):
+        path, _, anchor = link.partition('#')
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            yield f'{link}: there is no such file'
+        elif page.is_relative_to(DOCS) and not target.is_relative_to(DOCS):
+            yield f'{link}: lies outside of docs, so the site cannot show it'
+        elif anchor and anchor not in anchors(target):
+            yield f'{link}: the page has no such heading'
+
+
+def cells(page: Path) -> Iterator[Tuple[str, str]]:
+    """Lines of tables and their cells."""
+    for line in page.read_text(encoding='utf-8').splitlines():
+        if line.startswith('|'):
+            for cell in re.split(r'(?<!\\)\|', line)[1:-1]:
+                yield line, re.sub(r'\]\([^)]*\)', ']', cell.strip())
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize('page', [*PAGES, *OUTSIDE], ids=name)
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    assert list(broken(page)) == []
+
+
+def test_every_page_is_in_the_navigation_once():
+    text = (ROOT / 'mkdocs.yml').read_text(encoding='utf-8')
+    listed: List[str] = re.findall(r'^ *- (?:[^:\n]+: )?(\S+\.md)$', text, re.M)
+    assert sorted(listed) == [page.relative_to(DOCS).as_posix() for page in PAGES]
+
+
+@pytest.mark.parametrize('page', [*PAGES, *OUTSIDE], ids=name)
+def test_every_cell_of_a_table_fits_a_line(page):
+    assert [line for line, cell in cells(page)
+            if max(map(len, cell.split('<br>'))) > MAX_CELL] == []
+
+
+@pytest.mark.parametrize('page', [*PAGES, *OUTSIDE], ids=name)
+def test_retired_words_are_gone(page):
+    if page.is_relative_to(RESULTS):
+        pytest.skip('written by the program that measured')
+    text = MADE.sub('', prose(page))
+    assert [(word, say) for word, say in RETIRED.items() if re.search(word, text, re.I)] == []
+
+
+def test_every_randomness_key_is_documented_with_its_default():
+    from mmrepro.config import RandomnessConfig
+    text = (DOCS / 'reference' / 'randomness.md').read_text(encoding='utf-8')
+    documented = {key: default for key, default in re.findall(
+        r'^## (\w+)\n\n\*.*?Default: `([^`]+)`\.\*$', text, re.M)}
+    assert documented == {key: repr(value) for key, value in RandomnessConfig().as_dict().items()}
+
+
+def test_pages_that_the_code_names_exist():
+    # tests of the generator make pages of their own
+    files = [path for folder in ('mmrepro', 'tests', 'dev', 'tools', 'benchmarks', 'configs')
+             for path in (ROOT / folder).rglob('*.py')
+             if '.mim' not in path.parts and path.name != 'test_generate_docs.py']
+    named = {(name(path), page) for path in files
+             for page in re.findall(r'\bdocs/[\w/-]+\.md\b', path.read_text(encoding='utf-8'))}
+    assert [one for one in sorted(named) if not (ROOT / one[1]).exists()] == []
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(f'{__name__}.DOCS', tmp_path)
+    page = tmp_path / 'a.md'
+    page.write_text('# A title: *with* `code`\n\n[good](#a-title-with-code) [no file](b.md) '
+                    '[no heading](a.md#b) [outside](../) `[code](c.md)`\n')
+    assert [found.partition(':')[0] for found in broken(page)] == ['b.md', 'a.md#b', '../']
+
+
+def imported_names() -> Iterator[Tuple[str, str, str]]:
+    for page in [*PAGES, *OUTSIDE]:
+        for module, names in re.findall(r'^ *from (mmrepro[\w.]*) import ([\w, ]+)$',
+                                        page.read_text(encoding='utf-8'), re.M):
+            yield from ((name(page), module, one.strip()) for one in names.split(','))
+
+
+@pytest.mark.parametrize('page, module, imported', sorted(imported_names()))
+def test_names_that_examples_import_exist(page, module, imported):
+    found = importlib.import_module(module)
+    assert hasattr(found, imported) or importlib.util.find_spec(f'{module}.{imported}')
