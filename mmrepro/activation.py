@@ -10,7 +10,7 @@ import importlib.abc
 import importlib.util
 import sys
 from types import ModuleType
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Tuple
 
 from . import ops
 
@@ -18,15 +18,6 @@ __all__ = ['REFUSED_RUNNERS', 'activate', 'deactivate', 'is_active', 'reproducib
 
 # methods that the mixin replaces: a Runner subclass with its own has to say how they combine
 OWN_METHODS = ('set_randomness', 'build_dataloader')
-
-
-def _repro_from_cfg(original: classmethod) -> classmethod:
-    def from_cfg(cls: type, cfg: Any) -> Any:
-        """As MMEngine's, but builds the class's reproducible form (see ``mmrepro``)."""
-        from .config import prepare_cfg
-        return original.__func__(reproducible_class(cls), prepare_cfg(cfg))
-
-    return classmethod(from_cfg)
 
 
 @functools.cache
@@ -62,41 +53,35 @@ def _refuse(cls: type) -> type:
         "runner_type='Runner', or remove mmrepro from custom_imports")
 
 
-def _refuse_from_cfg(original: classmethod) -> classmethod:
-    def from_cfg(cls: type, cfg: Any) -> Any:
-        """Refused while mmrepro is active."""
-        _refuse(cls)
+# module that defines the class: (class, the class to make instead)
+TARGETS: Dict[str, Tuple[str, Callable[[type], type]]] = {
+    'mmengine.runner.runner': ('Runner', reproducible_class),
+    'mmengine.runner._flexible_runner': ('FlexibleRunner', _refuse),
+}
 
-    return classmethod(from_cfg)
+REFUSED_RUNNERS = tuple(name for name, wanted in TARGETS.values() if wanted is _refuse)
+
+_originals: Dict[str, Any] = {}  # module -> the class's own from_cfg, a classmethod
 
 
-def _new(wanted: Callable[[type], type]) -> Callable:
+def _change(module: ModuleType) -> None:
+    name, wanted = TARGETS[module.__name__]
+    cls = getattr(module, name)
+
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
         # stays when mmrepro is deactivated: a class that once had a `__new__` cannot lose it
         return object.__new__(wanted(cls) if is_active() else cls)
 
-    return __new__
+    def from_cfg(cls: type, cfg: Any) -> Any:
+        """As MMEngine's, but builds the class's reproducible form, or refuses the class."""
+        from .config import prepare_cfg
+        return original.__func__(wanted(cls), prepare_cfg(cfg))
 
-
-# module that defines the class: (class, what becomes of its from_cfg, the class to make instead)
-TARGETS: Dict[str, tuple] = {
-    'mmengine.runner.runner': ('Runner', _repro_from_cfg, reproducible_class),
-    'mmengine.runner._flexible_runner': ('FlexibleRunner', _refuse_from_cfg, _refuse),
-}
-
-REFUSED_RUNNERS = tuple(name for name, _, made in TARGETS.values() if made is _refuse)
-
-_originals: Dict[str, classmethod] = {}
-
-
-def _change(module: ModuleType) -> None:
-    name, make, wanted = TARGETS[module.__name__]
-    cls = getattr(module, name)
     if '__new__' not in vars(cls):
-        cls.__new__ = _new(wanted)
+        cls.__new__ = __new__
     if module.__name__ not in _originals:
-        _originals[module.__name__] = cls.__dict__['from_cfg']
-        cls.from_cfg = make(_originals[module.__name__])
+        original = _originals[module.__name__] = vars(cls)['from_cfg']
+        cls.from_cfg = classmethod(from_cfg)
 
 
 class _Loader(importlib.abc.Loader):
@@ -105,10 +90,10 @@ class _Loader(importlib.abc.Loader):
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
-    def create_module(self, spec: Any) -> Optional[ModuleType]:
+    def create_module(self, spec: Any) -> Any:
         return self._loader.create_module(spec)
 
-    def exec_module(self, module: ModuleType) -> None:
+    def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         _change(module)
@@ -121,10 +106,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname not in TARGETS:
             return None
         for finder in sys.meta_path:
-            find: Optional[Callable] = getattr(finder, 'find_spec', None)
-            if finder is self or find is None:
-                continue
-            spec = find(fullname, path, target)
+            find = None if finder is self else getattr(finder, 'find_spec', None)
+            spec = find(fullname, path, target) if find else None
             if spec is not None:
                 spec.loader = _Loader(spec.loader)
                 return spec

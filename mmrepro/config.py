@@ -18,13 +18,8 @@ class RandomnessError(ValueError):
 
 
 # MMDetection 2.x top-level key -> key of `randomness`
-LEGACY_KEYS = {
-    'seed': 'seed',
-    'deterministic': 'deterministic',
-    'diff_seed': 'diff_rank_seed',
-}
+LEGACY_KEYS = {'seed': 'seed', 'deterministic': 'deterministic', 'diff_seed': 'diff_rank_seed'}
 
-_ABSENT = object()
 _BOOL = (False, True)
 _CHOICES: Dict[str, Tuple[Any, ...]] = {
     'diff_rank_seed': _BOOL,
@@ -139,16 +134,16 @@ class RandomnessConfig:
 
     def promises(self) -> List[Tuple[str, str]]:
         """What these values promise, and what not, in the user's words."""
-        same_bits = 'yes' if self.deterministic is True else (
-            'no: warn keeps non-deterministic kernels' if self.deterministic == 'warn' else
-            'no: deterministic=False lets kernels add in any order')
-        keyed = {'sample': 'yes', 'worker': 'no: streams belong to workers',
-                 'mmengine': "no: MMEngine's own streams"}[self.worker_seed]
-        resumes = {'sample': 'yes, from any iteration',
-                   'worker': 'from the end of an epoch only: streams belong to workers',
-                   'mmengine': "no: MMEngine's own streams"}[self.worker_seed]
+        same_bits = {True: 'yes', 'warn': 'no: warn keeps non-deterministic kernels',
+                     False: 'no: deterministic=False lets kernels add in any order'}
+        keyed, resumes = {
+            'sample': ('yes', 'yes, from any iteration'),
+            'worker': ('no: streams belong to workers',
+                       'from the end of an epoch only: streams belong to workers'),
+            'mmengine': ("no: MMEngine's own streams", "no: MMEngine's own streams"),
+        }[self.worker_seed]
         return [
-            ('same bits on the same machine, versions and config', same_bits),
+            ('same bits on the same machine, versions and config', same_bits[self.deterministic]),
             ('same data for any num_workers, persistent_workers, prefetch_factor', keyed),
             ('a resumed run is the uninterrupted one', resumes),
             ('validation and logging leave training alone',
@@ -166,12 +161,11 @@ class RandomnessConfig:
 
 
 def _checked_int(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RandomnessError(f'randomness.{name}={value!r} has type {type(value).__name__}; '
-                              f'allowed is None or an int from {low} to {high}')
-    if not low <= value <= high:
-        raise RandomnessError(f'randomness.{name}={value!r} is out of range; allowed is None or '
-                              f'an int from {low} to {high}')
+    an_int = isinstance(value, int) and not isinstance(value, bool)
+    if not an_int or not low <= value <= high:
+        problem = 'is out of range' if an_int else f'has type {type(value).__name__}'
+        raise RandomnessError(f'randomness.{name}={value!r} {problem}; allowed is None or an int '
+                              f'from {low} to {high}')
 
 
 def refuse_misspelt(cfg: Mapping[str, Any]) -> None:
@@ -196,7 +190,7 @@ def upgrade_legacy_keys(cfg: MutableMapping[str, Any]) -> None:
     Raises:
         RandomnessError: when both forms are given and disagree.
     """
-    found = {old: cfg[old] for old in LEGACY_KEYS if cfg.get(old, _ABSENT) is not _ABSENT}
+    found = {old: cfg[old] for old in LEGACY_KEYS if old in cfg}
     if not found:
         return
     randomness = dict(cfg.get('randomness') or {})

@@ -34,7 +34,7 @@ def _update(digest: Any, value: Any, above: Tuple[int, ...]) -> None:
             tensor = tensor.clone(memory_format=torch.contiguous_format)
         digest.update(f'tensor {tensor.dtype} {tuple(tensor.shape)}'.encode())
         # as bytes, because numpy has no bfloat16
-        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
         # the repr of a long array leaves most of it out
         digest.update(f'array {value.dtype} {value.shape}'.encode())

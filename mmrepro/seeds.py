@@ -24,7 +24,7 @@ import random
 import struct
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from typing import Iterator, NamedTuple, Optional, Tuple, Union
+from typing import Any, Iterator, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -97,7 +97,7 @@ def _field(part: Key) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _prefix(root_seed: int, stream: str):
+def _prefix(root_seed: int, stream: str) -> hashlib.blake2b:
     if stream not in STREAMS:
         raise ValueError(f'unknown stream {stream!r}; known are {", ".join(STREAMS)}')
     return hashlib.blake2b(
@@ -203,7 +203,7 @@ def set_root(seed: Optional[int]) -> None:
     _root = None if seed is None else check_seed(seed)
 
 
-def capture_rng(accelerators: bool = True) -> tuple:
+def capture_rng(accelerators: bool = True) -> Tuple[Any, ...]:
     """States of all global generators, for :func:`restore_rng`."""
     cuda = None
     if accelerators and torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork():
@@ -211,7 +211,7 @@ def capture_rng(accelerators: bool = True) -> tuple:
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
 
 
-def restore_rng(state: tuple) -> None:
+def restore_rng(state: Tuple[Any, ...]) -> None:
     """Put all global generators back to where :func:`capture_rng` saw them."""
     python, numpy, cpu, cuda = state
     random.setstate(python)

@@ -1,6 +1,7 @@
 """Run the rules, and report what they found."""
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib.util
 import itertools
@@ -59,7 +60,7 @@ def load(path: str, device: str = 'cpu', env: Optional[Mapping[str, str]] = None
         AuditError: the file is missing or is not a config.
     """
     import torch
-    path, failed = find_config(path), ''
+    path = find_config(path)
     # what MMEngine's parser raises depends on what is wrong; any of it is about the file
     try:
         cfg = Config.fromfile(path, import_custom_modules=False)
@@ -69,21 +70,15 @@ def load(path: str, device: str = 'cpu', env: Optional[Mapping[str, str]] = None
                          f'{type(error).__name__}: {error}') from error
     if options:
         cfg.merge_from_dict(dict(options))
-    if cfg.get('custom_imports'):
-        failed = _import(cfg.custom_imports)
     version = tuple(int(part) for part in re.findall(r'\d+', torch.__version__)[:2])
-    return Subject(cfg, device, os.environ if env is None else env, version, lazy, failed)
-
-
-def _import(imports: Mapping[str, Any]) -> str:
-    """Import the user's modules; what went wrong, or ''."""
-    given = imports.get('imports') or ()
-    for name in (given, ) if isinstance(given, str) else given:
+    subject = Subject(cfg, device, os.environ if env is None else env, version, lazy)
+    for name in subject.imports:
         try:
             importlib.import_module(name)
         except Exception as error:  # user code may raise anything
-            return f'{name}: {type(error).__name__}: {error}'.splitlines()[0]
-    return ''
+            failed = f'{name}: {type(error).__name__}: {error}'.splitlines()[0]
+            return dataclasses.replace(subject, failed_import=failed)
+    return subject
 
 
 def audit(subject: Subject, ignore: Collection[str] = ()) -> List[AuditFinding]:

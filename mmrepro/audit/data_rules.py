@@ -1,66 +1,42 @@
 """Checks of datasets, transforms and samplers. The table of rules is in ``rules.py``."""
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple
+from typing import Dict, Tuple
 
 from ..checkpoint.adapters import ADAPTERS
 from ..data.loader import without_positions
 from ..data.sampling_orders import STOCK_FAULTS, sampling_order_of, strided_stock
 from ..patches import CAUSES
 from .findings import MAY, Found, Hits
-from .subject import STOCK, Subject
+from .subject import Subject, is_stock
 
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 
 
-class StockFault(NamedTuple):
-    """What a type of MMDetection does that differs between runs, without mmrepro.
-
-    Attributes:
-        cause: id in docs/explanation/causes.md.
-        why: in one line.
-        condition: ``key=value`` that has to be in the dict, or ''.
-    """
-    cause: str
-    why: str
-    condition: str = ''
-
-    def applies(self, node: dict) -> bool:
-        key, _, value = self.condition.partition('=')
-        return not key or node.get(key) == value
-
-
 # streams of samples and steps take care of these; no table of replacements has them
-_BY_STREAMS: Dict[str, StockFault] = {
-    'ScoreHLRSampler': StockFault(
+_BY_STREAMS: Dict[str, Tuple[str, str]] = {
+    'ScoreHLRSampler': (
         'C15', "positives from the accelerator's generator, negatives from the CPU's"),
-    **dict.fromkeys(('YOLOXModeSwitchHook', 'PipelineSwitchHook'), StockFault(
+    **dict.fromkeys(('YOLOXModeSwitchHook', 'PipelineSwitchHook'), (
         'B14', 'restarts the workers at the switch, and again at a resume')),
 }
-
-
-def stock_faults() -> Dict[str, List[StockFault]]:
-    """Type in a config -> its faults, from the tables that mmrepro answers them with."""
-    faults: Dict[str, List[StockFault]] = {name: [one] for name, one in _BY_STREAMS.items()}
-    for cause in CAUSES:
-        for name in cause.types:
-            faults.setdefault(name, []).append(StockFault(cause.id, cause.why, cause.condition))
-    for name, fault in STOCK_FAULTS.items():
-        faults.setdefault(name, []).append(StockFault(*fault))
-    for name, adapter in ADAPTERS.items():
-        faults.setdefault(name, []).append(StockFault('B11', f'lost at a resume: {adapter.why}'))
-    return faults
 
 
 def known_parts(s: Subject) -> Hits:
     """Types that break the contract, where mmrepro does not replace or seed them."""
     if s.keyed:
         return
-    faults = stock_faults()
+    # type in a config, id in causes.md, why, 'key=value' that has to be in the dict
+    faults = [
+        *((name, *fault, '') for name, fault in (*_BY_STREAMS.items(), *STOCK_FAULTS.items())),
+        *((name, cause.id, cause.why, cause.condition) for cause in CAUSES for name in cause.types),
+        *((name, 'B11', f'lost at a resume: {adapter.why}', '')
+          for name, adapter in ADAPTERS.items())]
     for part in s.training:
-        for fault in faults.get(part.name, ()):
-            if fault.applies(part.node):
-                yield Found(part.key, f'{part.name}: {fault.why} ({fault.cause})')
+        for name, cause, why, condition in faults:
+            key, _, value = condition.partition('=')
+            if name == part.name and (not key or part.node.get(key) == value):
+                yield Found(part.key, f'{part.name}: {why} ({cause})')
 
 
 def stock_workers(s: Subject) -> Hits:
@@ -105,12 +81,12 @@ def own_sampler(s: Subject) -> Hits:
     for part in s.parts_in('train_dataloader'):
         cls = s.class_of(part)
         if part.key == 'train_dataloader.sampler' and cls is not None \
-                and cls.__module__.partition('.')[0] not in STOCK \
+                and not is_stock(cls.__module__) \
                 and sampling_order_of(cls) is strided_stock:
             yield Found(part.key, f'{part.name}: an order that mmrepro does not know')
 
 
 def ranks_differ(s: Subject) -> Hits:
     for part in s.parts_in('train_dataloader'):
-        if part.name == 'MultiDataAspectRatioBatchSampler' and (s.world_size or 1) > 1:
+        if part.name == 'MultiDataAspectRatioBatchSampler' and s.world_size > 1:
             yield Found(part.key, f'{part.name}, {s.world_size} ranks')

@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Callable
+from typing import Callable, Iterator, Tuple
 
 from ..checkpoint.adapters import ADAPTERS
 from ..determinism.tables import CUDA_ENV, ENV, PolicySettings
-from .findings import CHANGES, HINT, MAY, Found, Hits
+from .findings import CHANGES, HINT, MAY, Found, Hits, when
+from .sources import Hit, SourceFile
 from .subject import Subject
 
 
@@ -36,36 +37,26 @@ def missing_variables(s: Subject) -> Hits:
             yield Found(name, 'not set')
 
 
-def hash_seed(s: Subject) -> Hits:
-    if s.attached or s.env.get('PYTHONHASHSEED', 'random') != 'random':
-        return
-    yield Found('PYTHONHASHSEED', 'not set')
-
-
-def threads(s: Subject) -> Hits:
-    if s.device == 'cpu' and s.randomness.num_threads is None \
-            and 'OMP_NUM_THREADS' not in s.env:
-        yield Found('OMP_NUM_THREADS', 'not set: as many threads as this machine has cores')
-
-
-def no_such_device(s: Subject) -> Hits:
-    if s.device != 'cpu' and not _has_cuda():
-        yield Found('--device cuda', 'no CUDA device here: judged by the tables alone')
-
-
 def _has_cuda() -> bool:
     import torch
     return torch.cuda.is_available()
 
 
-def not_built(s: Subject) -> Hits:
-    if s.model_error:
-        yield Found('model', s.model_error)
+hash_seed = when(
+    lambda s: not s.attached and s.env.get('PYTHONHASHSEED', 'random') == 'random',
+    'PYTHONHASHSEED', 'not set')
+threads = when(
+    lambda s: s.device == 'cpu' and s.randomness.num_threads is None
+    and 'OMP_NUM_THREADS' not in s.env,
+    'OMP_NUM_THREADS', 'not set: as many threads as this machine has cores')
+no_such_device = when(lambda s: s.device != 'cpu' and not _has_cuda(), '--device cuda',
+                      'no CUDA device here: judged by the tables alone')
+not_built = when(lambda s: s.model_error, 'model', lambda s: s.model_error)
 
 
 def rank_statistics(s: Subject) -> Hits:
     """BatchNorm that each rank keeps for itself; only once the launcher says how many."""
-    if (s.world_size or 1) < 2 or s.model is None or s.cfg.get('sync_bn'):
+    if s.world_size < 2 or s.model is None or s.cfg.get('sync_bn'):
         return
     from torch.nn import SyncBatchNorm
     from torch.nn.modules.batchnorm import _BatchNorm
@@ -91,36 +82,34 @@ def albumentations_alone(s: Subject) -> Hits:
             yield Found(part.key, part.name)
 
 
+def _hits(s: Subject, *rules: str) -> Iterator[Tuple[SourceFile, Hit]]:
+    return ((source, hit) for source in s.sources for hit in source.hits if hit.rule in rules)
+
+
 def source_hits(rule: str) -> Callable[[Subject], Hits]:
     """A check that reports what the user's own files hold about ``rule``."""
 
     def check(s: Subject) -> Hits:
-        for source in s.sources:
-            for hit in source.hits:
-                if hit.rule == rule and not (hit.keyed and s.keyed):
-                    yield Found(f'{source.path}:{hit.line}', hit.what)
+        for source, hit in _hits(s, rule):
+            if not (hit.keyed and s.keyed):
+                yield Found(f'{source.path}:{hit.line}', hit.what)
 
     return check
 
 
 def seeds_from_clock(s: Subject) -> Hits:
     """A clock that ends up in a seed is worse than one in a log."""
-    for source in s.sources:
-        for hit in source.hits:
-            if hit.rule == 'clock':
-                line = source.text.splitlines()[hit.line - 1]
-                yield Found(f'{source.path}:{hit.line}', hit.what,
-                            CHANGES if 'seed' in line.lower() else MAY
-                            if 'uuid' in line else None)
+    for source, hit in _hits(s, 'clock'):
+        line = source.text.splitlines()[hit.line - 1]
+        severity = CHANGES if 'seed' in line.lower() else MAY if 'uuid' in line else None
+        yield Found(f'{source.path}:{hit.line}', hit.what, severity)
 
 
 def kept_state(s: Subject) -> Hits:
     """Attributes of modules and hooks that change, unless an adapter keeps them."""
-    for source in s.sources:
-        for hit in source.hits:
-            if hit.rule in ('model-state', 'hook-state') \
-                    and hit.what.partition('.')[0] not in ADAPTERS:
-                yield Found(f'{source.path}:{hit.line}', hit.what)
+    for source, hit in _hits(s, 'model-state', 'hook-state'):
+        if hit.what.partition('.')[0] not in ADAPTERS:
+            yield Found(f'{source.path}:{hit.line}', hit.what)
 
 
 def unreadable(s: Subject) -> Hits:

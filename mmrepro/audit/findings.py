@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional
 
 __all__ = ['CHANGES', 'HINT', 'MAY', 'SEVERITIES', 'TWO_LINES', 'AuditError', 'AuditFinding',
-           'AuditRule', 'Found', 'Hits']
+           'AuditRule', 'Found', 'Hits', 'when']
 
 # two runs will differ, or mmrepro will refuse to start (what it refuses would make them differ)
 CHANGES = 'changes bits'
@@ -24,43 +24,35 @@ class AuditError(ValueError):
 
 
 class Found(NamedTuple):
-    """What a check found.
-
-    Attributes:
-        where: config key, ``file:line``, module path or environment variable.
-        what: the value or code that is there, in one line.
-        severity: replaces the rule's.
-    """
-    where: str
-    what: str
-    severity: Optional[str] = None
+    """What a check found."""
+    where: str  # config key, file:line, module path or environment variable
+    what: str  # the value or code that is there, in one line
+    severity: Optional[str] = None  # replaces the rule's
 
 
 Hits = Iterator[Found]
 
 
-class AuditRule(NamedTuple):
-    """One row of the table.
+def when(holds: Callable[[Any], bool], where: str, what: Any) -> Callable[[Any], Hits]:
+    """A check of one condition on the subject; ``what`` is a text, or makes one of the subject."""
 
-    Attributes:
-        name: stable identifier; ``--ignore`` and ``# mmrepro: ignore[name]`` take it.
-        severity: one of ``SEVERITIES``.
-        check: ``check(subject)`` yields what it found.
-        why: what goes wrong, in one line.
-        fix: what to do, besides or instead of the next two.
-        link: section of the documentation; letters and numbers are those of
-            docs/explanation/causes.md.
-        settings: of the config, as ``--cfg-options`` takes them, with which the rule is silent.
-        env: variables of the environment with which the rule is silent.
-    """
-    name: str
-    severity: str
-    check: Callable[[Any], Hits]
-    why: str
-    fix: str
-    link: str
-    settings: Mapping[str, Any] = {}
-    env: Mapping[str, str] = {}
+    def check(s: Any) -> Hits:
+        if holds(s):
+            yield Found(where, what(s) if callable(what) else what)
+
+    return check
+
+
+class AuditRule(NamedTuple):
+    """One row of the table."""
+    name: str  # stable: --ignore and `# mmrepro: ignore[name]` take it
+    severity: str  # one of SEVERITIES
+    check: Callable[[Any], Hits]  # of the subject
+    why: str  # what goes wrong, in one line
+    fix: str  # what to do, besides or instead of the settings and variables
+    link: str  # section of the documentation; letters and numbers are those of causes.md
+    settings: Mapping[str, Any] = {}  # of the config, with which the rule is silent
+    env: Mapping[str, str] = {}  # variables of the environment with which the rule is silent
 
     @property
     def advice(self) -> str:

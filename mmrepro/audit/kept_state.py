@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator, NamedTuple, Optional, Set, Tuple
+from typing import Iterator, NamedTuple, Optional, Tuple
 
 __all__ = ['STATEFUL', 'StatefulClass', 'of_data_loading', 'states']
 
@@ -12,16 +12,10 @@ _MUTATORS = {'append', 'appendleft', 'extend', 'insert', 'pop', 'popleft', 'popi
 
 
 class StatefulClass(NamedTuple):
-    """A kind of class, and the methods of it that run again and again.
-
-    Attributes:
-        rule: name of the rule.
-        bases: endings of base class names, or of the registry in the decorator.
-        methods: beginnings of method names.
-    """
+    """A kind of class, and the methods of it that run again and again."""
     rule: str
-    bases: Tuple[str, ...]
-    methods: Tuple[str, ...]
+    bases: Tuple[str, ...]  # endings of base class names, or of the registry in the decorator
+    methods: Tuple[str, ...]  # beginnings of method names
 
 
 STATEFUL: Tuple[StatefulClass, ...] = (
@@ -41,10 +35,19 @@ def states(cls: ast.ClassDef) -> Iterator[Tuple[str, ast.AST, str]]:
     kind = _kind(cls)
     if kind is None:
         return
-    safe = _buffers(cls)
+    # names that are registered as buffers or parameters: checkpoints hold them
+    safe = {call.args[0].value for call in ast.walk(cls)
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+            and call.func.attr in ('register_buffer', 'register_parameter') and call.args
+            and isinstance(call.args[0], ast.Constant)}
     for method in cls.body:
         if isinstance(method, ast.FunctionDef) and method.name.startswith(kind.methods):
-            yield from _changes(method, kind.rule, safe)
+            said = {'', *safe}
+            for node in ast.walk(method):
+                name = _changed(node)
+                if name not in said:
+                    said.add(name)
+                    yield kind.rule, node, f'{method.name} changes self.{name}'
 
 
 def _kind(cls: ast.ClassDef) -> Optional[StatefulClass]:
@@ -59,16 +62,6 @@ def of_data_loading(cls: ast.ClassDef) -> bool:
     """Whether objects of the class live in data loading workers."""
     kind = _kind(cls)
     return kind is not None and kind.rule == 'worker-state'
-
-
-def _changes(method: ast.FunctionDef, rule: str,
-             safe: Set[str]) -> Iterator[Tuple[str, ast.AST, str]]:
-    said = set(safe)
-    for node in ast.walk(method):
-        name = _changed(node)
-        if name and name not in said:
-            said.add(name)
-            yield rule, node, f'{method.name} changes self.{name}'
 
 
 def _changed(node: ast.AST) -> str:
@@ -94,14 +87,6 @@ def _self_attribute(node: ast.AST) -> str:
             and node.value.id == 'self':
         return node.attr
     return ''
-
-
-def _buffers(cls: ast.ClassDef) -> Set[str]:
-    """Names that are registered as buffers or parameters: checkpoints hold them."""
-    return {call.args[0].value for call in ast.walk(cls)
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
-            and call.func.attr in ('register_buffer', 'register_parameter') and call.args
-            and isinstance(call.args[0], ast.Constant)}
 
 
 def _last(node: ast.AST) -> str:

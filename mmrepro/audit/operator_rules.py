@@ -6,6 +6,7 @@ operators of its file, and the source of every other class is searched for calls
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
@@ -27,66 +28,52 @@ _INFERENCE = ('predict', '_predict', 'simple_test', 'aug_test', 'get_bboxes', '_
 
 
 class Native(NamedTuple):
-    """What in a model leads to operators of torch that may add in any order on CUDA.
-
-    Attributes:
-        operators: rows of ``mmrepro.ops.aten.TABLE``, which knows torch's releases and ours.
-        calls: last part of the names that lead to them, as functions or methods.
-        modules: classes of ``torch.nn`` or ``mmcv.ops`` that lead to them.
-        only: condition on the call or module, a key of ``_CONDITIONS``; '' without one.
-        instead: what to use where we have no form either; '' where we have.
-    """
-    operators: Tuple[str, ...]
-    calls: Tuple[str, ...]
-    modules: Tuple[str, ...]
-    only: str = ''
-    instead: str = ''
+    """What in a model leads to an operator of torch that may add in any order on CUDA."""
+    operator: str  # of mmrepro.ops.aten.TABLE, which knows torch's releases and ours
+    calls: Tuple[str, ...]  # last part of the names that lead to it, as functions or methods
+    modules: Tuple[str, ...] = ()  # classes of torch.nn or mmcv.ops that lead to it
+    only: str = ''  # condition on the call or module, a key of _CONDITIONS
+    instead: str = ''  # what to use where we have no form either
 
 
 # topk and sort are in every detector, and differ in ties only: `not-deterministic` speaks of them
 NATIVE: Tuple[Native, ...] = (
-    Native(('grid_sampler_2d_backward', ), ('grid_sample', 'point_sample'), ('SimpleRoIAlign', )),
-    Native(('_adaptive_avg_pool2d_backward', ), ('adaptive_avg_pool2d', ),
-           ('AdaptiveAvgPool2d', ), 'size'),
-    Native(('_adaptive_avg_pool3d_backward', ), ('adaptive_avg_pool3d', ),
-           ('AdaptiveAvgPool3d', ), 'size'),
-    Native(('adaptive_max_pool2d_backward', ), ('adaptive_max_pool2d', ),
-           ('AdaptiveMaxPool2d', )),
-    Native(('adaptive_max_pool3d_backward', ), ('adaptive_max_pool3d', ),
-           ('AdaptiveMaxPool3d', )),
-    Native(('avg_pool3d_backward', ), ('avg_pool3d', ), ('AvgPool3d', )),
-    Native(('upsample_bicubic2d_backward', ), ('interpolate', ), ('Upsample', ), 'bicubic'),
-    Native(('reflection_pad2d_backward', ), ('pad', ), ('ReflectionPad1d', 'ReflectionPad2d'),
+    Native('grid_sampler_2d_backward', ('grid_sample', 'point_sample'), ('SimpleRoIAlign', )),
+    Native('_adaptive_avg_pool2d_backward', ('adaptive_avg_pool2d', ), ('AdaptiveAvgPool2d', ),
+           'size'),
+    Native('_adaptive_avg_pool3d_backward', ('adaptive_avg_pool3d', ), ('AdaptiveAvgPool3d', ),
+           'size'),
+    Native('adaptive_max_pool2d_backward', ('adaptive_max_pool2d', ), ('AdaptiveMaxPool2d', )),
+    Native('adaptive_max_pool3d_backward', ('adaptive_max_pool3d', ), ('AdaptiveMaxPool3d', )),
+    Native('avg_pool3d_backward', ('avg_pool3d', ), ('AvgPool3d', )),
+    Native('upsample_bicubic2d_backward', ('interpolate', ), ('Upsample', ), 'bicubic'),
+    Native('reflection_pad2d_backward', ('pad', ), ('ReflectionPad1d', 'ReflectionPad2d'),
            'reflect'),
-    Native(('max_unpool2d', ), ('max_unpool2d', ), ('MaxUnpool2d', )),
-    Native(('fractional_max_pool2d_backward', ), ('fractional_max_pool2d', ),
+    Native('max_unpool2d', ('max_unpool2d', ), ('MaxUnpool2d', )),
+    Native('fractional_max_pool2d_backward', ('fractional_max_pool2d', ),
            ('FractionalMaxPool2d', )),
-    Native(('cumsum', ), ('cumsum', ), ()),
-    Native(('kthvalue', ), ('kthvalue', ), ()),
-    Native(('median.dim', ), ('median', ), (), 'dim'),
-    Native(('bincount', ), ('bincount', ), (), 'weights'),
-    Native(('put_', ), ('put_', ), (), 'accumulate'),
-    Native(('histc', ), ('histc', ), (), '', 'torch.bincount of integers'),
-    Native(('_ctc_loss_backward', ), ('ctc_loss', ), ('CTCLoss', ), '', 'ctc_loss on the CPU'),
-    Native(('_embedding_bag', ), (), ('EmbeddingBag', ), 'max', "mode='sum' or 'mean'"),
+    Native('cumsum', ('cumsum', )),
+    Native('kthvalue', ('kthvalue', )),
+    Native('median.dim', ('median', ), only='dim'),
+    Native('bincount', ('bincount', ), only='weights'),
+    Native('put_', ('put_', ), only='accumulate'),
+    Native('histc', ('histc', ), instead='torch.bincount of integers'),
+    Native('_ctc_loss_backward', ('ctc_loss', ), ('CTCLoss', ), instead='ctc_loss on the CPU'),
+    Native('_embedding_bag', (), ('EmbeddingBag', ), 'max', "mode='sum' or 'mean'"),
 )
 
 
 def _trouble(native: Native, subject: Subject) -> str:
-    """What is wrong with the operators for this subject, or ''."""
-    rows = [row for row in NATIVE_TABLE if row.operator in native.operators
-            and row.since <= subject.torch_version < row.until
-            and row.torch in ('raises', 'silent')]
-    left = [row for row in rows if not (row.target and subject.strict)]
-    if not left:
+    """What is wrong with the operator for this subject, or ''."""
+    if not any(row.operator == native.operator
+               and row.since <= subject.torch_version < row.until
+               and row.torch in ('raises', 'silent')
+               and not (row.target and subject.strict) for row in NATIVE_TABLE):
         return ''
-    name = left[0].operator
     if subject.randomness.deterministic is True:
-        return f'{name} raises' + (f'; instead: {native.instead}' if native.instead else '')
-    return f'{name} adds in the order in which threads arrive'
-
-
-# ---------------------------------------------------------------------------- conditions
+        instead = f'; instead: {native.instead}' if native.instead else ''
+        return f'{native.operator} raises{instead}'
+    return f'{native.operator} adds in the order in which threads arrive'
 
 
 def _constant(node: Optional[ast.AST]) -> Any:
@@ -125,34 +112,26 @@ _CONDITIONS = {
        for mode in ('bicubic', 'reflect')},
 }
 
-# ---------------------------------------------------------------------------- operators of torch
-
-
 def native_operators(subject: Subject) -> Iterator[Found]:
     """Operators of torch that the model reaches, and that do not repeat on this device."""
     if subject.device == 'cpu' or subject.model is None:
         return
     rows = [(row, _trouble(row, subject)) for row in NATIVE]
     rows = [(row, trouble) for row, trouble in rows if trouble]
+    classes: Dict[type, str] = {}  # and what they inherit from -> a first module of the class
     for path, module in subject.model.named_modules():
+        path = f'model.{path}'.rstrip('.')
         for row, trouble in rows:
             if type(module).__name__ in row.modules and _CONDITIONS[row.only][1](module):
-                yield Found(f'model.{path}'.rstrip('.'), f'{type(module).__name__}: {trouble}')
-    for cls, path in _classes(subject.model).items():
+                yield Found(path, f'{type(module).__name__}: {trouble}')
+        for cls in type(module).__mro__:
+            if cls.__module__.partition('.')[0] not in ('torch', 'builtins', 'abc', 'mmengine'):
+                classes.setdefault(cls, path)
+    for cls, path in classes.items():
         yield from _in_class(cls, path, rows)
 
 
-def _classes(model: Any) -> Dict[type, str]:
-    """Classes of the modules, and those that they inherit from, with a first module of each."""
-    found: Dict[type, str] = {}
-    for path, module in model.named_modules():
-        for cls in type(module).__mro__:
-            if cls.__module__.partition('.')[0] not in ('torch', 'builtins', 'abc', 'mmengine'):
-                found.setdefault(cls, f'model.{path}'.rstrip('.'))
-    return found
-
-
-_sources: Dict[str, SourceFile] = {}
+_read = functools.cache(SourceFile.read)
 
 
 def _in_class(cls: type, path: str, rows: List[Tuple[Native, str]]) -> Iterator[Found]:
@@ -170,7 +149,7 @@ def _in_class(cls: type, path: str, rows: List[Tuple[Native, str]]) -> Iterator[
             for row, trouble in rows:
                 if name in row.calls and _CONDITIONS[row.only][0](call) \
                         and not source.ignored(call.lineno, 'torch-operator') \
-                        and not (row.operators[0].endswith('backward')
+                        and not (row.operator.endswith('backward')
                                  and (inference or source.without_gradient(call))):
                     yield Found(f'{source.path}:{call.lineno}',
                                 f'{cls.__name__} ({path}) calls {name}: {trouble}')
@@ -183,16 +162,9 @@ def _source_of(cls: type) -> Tuple[Optional[SourceFile], Optional[ast.ClassDef]]
         file = None
     if file is None:
         return None, None
-    if file not in _sources:
-        _sources[file] = SourceFile.read(file)
-    source = _sources[file]
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
-            return source, node
-    return source, None
-
-
-# ---------------------------------------------------------------------------- operators of mmcv
+    source = _read(file)
+    return source, next((node for node in ast.walk(source.tree)
+                         if isinstance(node, ast.ClassDef) and node.name == cls.__name__), None)
 
 
 def mmcv_operators(subject: Subject) -> Iterator[Found]:
@@ -200,7 +172,11 @@ def mmcv_operators(subject: Subject) -> Iterator[Found]:
     if subject.model is None:
         return
     compiled = importlib.util.find_spec('mmcv') is not None and _has_extension()
-    for source, path in sorted(_mmcv_sources(subject.model).items()):
+    needed: Dict[str, str] = {}  # file of mmcv.ops -> a module that needs it
+    for path, module in subject.model.named_modules():
+        for file in _files_of(type(module)):
+            needed.setdefault(file, f'model.{path}'.rstrip('.'))
+    for source, path in sorted(needed.items()):
         rows = [row for row in TABLE.values() if row.source == source]
         lacking = [row.name for row in rows if not row.target]
         atomics = [row.name for row in rows if row.compiled == 'atomics']
@@ -222,40 +198,20 @@ def _has_extension() -> bool:
     return finder.find_spec('mmcv._ext', mmcv.__path__) is not None
 
 
-def _mmcv_sources(model: Any) -> Dict[str, str]:
-    """``{'roi_align.py': a module that needs it}``."""
-    found: Dict[str, str] = {}
-    for path, module in model.named_modules():
-        for file in _files_of(type(module)):
-            found.setdefault(file, f'model.{path}'.rstrip('.'))
-    return found
-
-
-_files: Dict[type, Set[str]] = {}
-
-
+@functools.cache
 def _files_of(cls: type) -> Set[str]:
-    if cls not in _files:
-        files = set()
-        for base in cls.__mro__:
-            if base.__module__.startswith('mmcv.ops.'):
-                files.add(base.__module__.rpartition('.')[2] + '.py')
-            elif base.__module__.partition('.')[0] not in ('torch', 'builtins', 'mmengine'):
-                files |= _imported_operators(base)
-        _files[cls] = files
-    return _files[cls]
-
-
-def _imported_operators(cls: type) -> Set[str]:
-    """Files of the functions of ``mmcv.ops`` that the class's own code names."""
-    source, tree = _source_of(cls)
-    if tree is None or not source.imports('mmcv'):
-        return set()
-    names = {source.full_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    """Files of ``mmcv.ops`` that a class is from, or whose functions its own code names."""
     files = set()
-    for name in names:
-        if name.startswith('mmcv.ops.'):
-            owner = getattr(importlib.import_module('mmcv.ops'), name.split('.')[2], None)
-            module = getattr(owner, '__module__', '') or ''
-            files.add(module.rpartition('.')[2] + '.py')
+    for base in cls.__mro__:
+        if base.__module__.startswith('mmcv.ops.'):
+            files.add(base.__module__.rpartition('.')[2] + '.py')
+        elif base.__module__.partition('.')[0] not in ('torch', 'builtins', 'mmengine'):
+            source, tree = _source_of(base)
+            calls = ast.walk(tree) if tree is not None and source.imports('mmcv') else ()
+            for name in {source.full_name(node.func) for node in calls
+                         if isinstance(node, ast.Call)}:
+                if name.startswith('mmcv.ops.'):
+                    owner = getattr(importlib.import_module('mmcv.ops'), name.split('.')[2], None)
+                    module = getattr(owner, '__module__', '') or ''
+                    files.add(module.rpartition('.')[2] + '.py')
     return files

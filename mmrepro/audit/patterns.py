@@ -17,16 +17,12 @@ __all__ = ['CALLS', 'LISTINGS', 'SETTINGS', 'SETTING_CALLS', 'CallPattern']
 
 
 class CallPattern(NamedTuple):
-    """A call by its full dotted name (import aliases resolved).
-
-    Attributes:
-        makes: class of the generator that it returns.
-    """
+    """A call by its full dotted name (import aliases resolved), as in ``fnmatch``."""
     name: str
     rule: str
     seeded: Optional[bool]
     what: str
-    makes: Optional[type] = None
+    makes: Optional[type] = None  # class of the generator that it returns
 
 
 # what generators are made by -> their class

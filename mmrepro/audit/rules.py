@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Tuple
 
 from . import data_rules, environment_rules, operator_rules, setting_rules
-from .environment_rules import START_ENV
+from .environment_rules import START_ENV, source_hits
 from .findings import CHANGES, HINT, MAY, TWO_LINES, AuditRule
 
 __all__ = ['RULES']
@@ -20,7 +20,7 @@ _STREAMS = 'docs/explanation/streams.md'
 _RUNNER = {'runner_type': 'mmrepro.ReproRunner'}
 _DETERMINISTIC = {'randomness.deterministic': True}
 
-_SETUP = (
+RULES: Tuple[AuditRule, ...] = (
     AuditRule('not-attached', CHANGES, setting_rules.not_attached,
          "under MMDetection's own tools/train.py, MMEngine's seeding leaves most causes in place: "
          'seeds of workers, resume, validation, kernels (mmrepro train attaches itself)',
@@ -38,7 +38,7 @@ _SETUP = (
          'its strategies shard states and reduce in orders that mmrepro does not control; refused',
          '', f'{_LIMITS} FlexibleRunner', _RUNNER),
     AuditRule('invalid-randomness', CHANGES, setting_rules.invalid,
-         'the run is refused at its start', 'correct the key', f'{_STREAMS}'),
+         'the run is refused at its start', 'correct the key', _STREAMS),
     AuditRule('no-seed', CHANGES, setting_rules.no_seed,
          'every start draws another seed (it is written into log, config and checkpoint)',
          '', f'{_CAUSES} A7', {'randomness.seed': 42}),
@@ -49,9 +49,7 @@ _SETUP = (
     AuditRule('legacy-keys', HINT, setting_rules.legacy_keys,
          "a key of MMDetection 2.x; stock MMEngine ignores it",
          'move it into randomness = dict(...)', _QUICKSTART),
-)
-
-_KERNELS = (
+    # kernels
     AuditRule('not-deterministic', CHANGES, setting_rules.not_deterministic,
          'kernels may add in any order; losses agree to rounding at first, then drift apart',
          '', f'{_CAUSES} A1', _DETERMINISTIC),
@@ -82,9 +80,7 @@ _KERNELS = (
          'inductor may choose kernels by timing them; mmrepro sets TORCHINDUCTOR_DETERMINISTIC, '
          'which not every release honours', "or no mode='max-autotune'",
          f'{_LIMITS} other versions', {'compile': False}),
-)
-
-_RANKS = (
+    # ranks
     AuditRule('gradient-order', CHANGES, setting_rules.gradient_order,
          'a sum of three or more ranks depends on how DDP lays out its buckets, which changes '
          'after the first step and after a resume',
@@ -103,9 +99,7 @@ _RANKS = (
     AuditRule('ranks-differ', MAY, data_rules.ranks_differ,
          'ranks can get different numbers of batches, as in MMDetection',
          'AspectRatioBatchSampler over one dataset', f'{_CAUSES} C11'),
-)
-
-_DATA = (
+    # data
     AuditRule('known-part', CHANGES, data_rules.known_parts,
          'mmrepro replaces or seeds this part; here it is stock',
          "with worker_seed='mmengine' it stays stock", _CAUSES, TWO_LINES),
@@ -134,9 +128,7 @@ _DATA = (
     AuditRule('albumentations-alone', MAY, environment_rules.albumentations_alone,
          'only a Compose is seeded', "wrap it: dict(type='Albu', transforms=[...])",
          f'{_CAUSES} C16'),
-)
-
-_ENVIRONMENT = (
+    # environment
     AuditRule('variable', CHANGES, environment_rules.contradicting_variables,
          'contradicts the determinism that the config asks for; refused at the start of a run '
          'with deterministic=True', 'unset it, or set an accepted value', f'{_CAUSES} A1'),
@@ -155,45 +147,42 @@ _ENVIRONMENT = (
     AuditRule('not-built', HINT, environment_rules.not_built,
          'the model could not be built without memory, so its operators were not looked at',
          'audit where all its packages are installed', _AUDIT),
-)
-
-# what the user's own files hold: transforms, datasets, modules, hooks, samplers
-_SOURCES = (
-    AuditRule('foreign-generator', CHANGES, environment_rules.source_hits('foreign-generator'),
+    # what the user's own files hold: transforms, datasets, modules, hooks, samplers
+    AuditRule('foreign-generator', CHANGES, source_hits('foreign-generator'),
          'no seed reaches it', "draw from numpy.random, random or torch's functions: each sample "
          'and step has its own stream there', f'{_CAUSES} C16'),
-    AuditRule('kept-generator', MAY, environment_rules.source_hits('kept-generator'),
+    AuditRule('kept-generator', MAY, source_hits('kept-generator'),
          'its state belongs to an object that no checkpoint holds; mmrepro keys those that a '
          'transform or a dataset keeps in an attribute from its constructor on',
          'draw from the global generators, which belong to the sample or step; or build it in each '
          'call from a seed drawn there', f'{_CAUSES} C16'),
-    AuditRule('reseeding', MAY, environment_rules.source_hits('reseeding'),
+    AuditRule('reseeding', MAY, source_hits('reseeding'),
          'everything that draws afterwards draws the same numbers again',
          'remove it; or put the old state back (getstate, setstate)', f'{_CAUSES} C5'),
     AuditRule('clock', HINT, environment_rules.seeds_from_clock,
          'different in every run; harmless in names and logs',
          'keep it out of data, seeds and losses', f'{_CAUSES} harmless'),
-    AuditRule('set-order', MAY, environment_rules.source_hits('set-order'),
+    AuditRule('set-order', MAY, source_hits('set-order'),
          'sets of integers are safe, others are not', 'sorted(...), or dict.fromkeys(...)',
          f'{_CAUSES} C1'),
-    AuditRule('hash-order', MAY, environment_rules.source_hits('hash-order'),
+    AuditRule('hash-order', MAY, source_hits('hash-order'),
          'hashes of strings differ from process to process', 'hashlib, or zlib.crc32',
          f'{_CAUSES} C1'),
-    AuditRule('unsorted-listing', MAY, environment_rules.source_hits('unsorted-listing'),
+    AuditRule('unsorted-listing', MAY, source_hits('unsorted-listing'),
          'the order differs between machines and copies of the folder',
          'sorted(...)', f'{_CAUSES} C7'),
-    AuditRule('completion-order', MAY, environment_rules.source_hits('completion-order'),
+    AuditRule('completion-order', MAY, source_hits('completion-order'),
          'the order depends on which is done first', 'map(), which keeps the order',
          f'{_CAUSES} C20'),
-    AuditRule('switches', CHANGES, environment_rules.source_hits('switches'),
+    AuditRule('switches', CHANGES, source_hits('switches'),
          'changes a switch that determinism relies on, after mmrepro has set it',
          'remove it; randomness = dict(...) has keys for threads, precision, cuDNN',
          f'{_CAUSES} A1'),
-    AuditRule('uninitialised', HINT, environment_rules.source_hits('uninitialised'),
+    AuditRule('uninitialised', HINT, source_hits('uninitialised'),
          'fine if it is filled before it is read',
          'zeros; to find a read: randomness = dict(..., fill_uninitialized_memory=True)',
          f'{_CAUSES} harmless'),
-    AuditRule('worker-state', MAY, environment_rules.source_hits('worker-state'),
+    AuditRule('worker-state', MAY, source_hits('worker-state'),
          'the attribute belongs to a worker: depends on their number and on a resume',
          'compute it from the sample, or once in __init__', f'{_CAUSES} B12'),
     AuditRule('kept-state', MAY, environment_rules.kept_state,
@@ -203,5 +192,3 @@ _SOURCES = (
     AuditRule('unreadable', MAY, environment_rules.unreadable,
          'nothing in it was checked', 'correct the file', _AUDIT),
 )
-
-RULES: Tuple[AuditRule, ...] = (*_SETUP, *_KERNELS, *_RANKS, *_DATA, *_ENVIRONMENT, *_SOURCES)

@@ -7,7 +7,7 @@ from ..activation import REFUSED_RUNNERS
 from ..config import LEGACY_KEYS
 from ..distributed.ordered_reduction import ORDER_MATTERS_FROM
 from ..text import shorten
-from .findings import CHANGES, HINT, MAY, Found, Hits
+from .findings import CHANGES, HINT, MAY, Found, Hits, when
 from .subject import Subject, class_name
 
 # keys whose absence changes the run, whatever else the config says
@@ -24,21 +24,29 @@ KEYS = (*DECISIVE, 'model', 'work_dir', 'train_dataloader', 'val_dataloader', 't
 SIMILAR = 0.82
 
 
-def not_attached(s: Subject) -> Hits:
-    if s.attached or not_run(s):
-        return
-    yield Found('custom_imports', f'imports={list(s.imports)!r} has no mmrepro')
-
-
-def not_run(s: Subject) -> bool:
+def _not_run(s: Subject) -> bool:
     """A pure-Python config whose ``custom_imports`` name mmrepro without effect."""
     return s.lazy and not s.attached and 'mmrepro' in s.imports
 
 
-def lazy_import(s: Subject) -> Hits:
-    if not_run(s):
-        yield Found('custom_imports', 'a pure-Python config: MMEngine does not run its '
-                    'custom_imports')
+def _order_matters(s: Subject) -> bool:
+    return s.world_size >= ORDER_MATTERS_FROM and not s.strict
+
+
+not_attached = when(lambda s: not (s.attached or _not_run(s)), 'custom_imports',
+                    lambda s: f'imports={list(s.imports)!r} has no mmrepro')
+lazy_import = when(_not_run, 'custom_imports',
+                   'a pure-Python config: MMEngine does not run its custom_imports')
+import_failed = when(lambda s: s.failed_import, 'custom_imports', lambda s: s.failed_import)
+only_warns = when(lambda s: s.randomness.deterministic == 'warn', 'randomness.deterministic',
+                  "'warn'")
+not_strict_resume = when(lambda s: s.attached and not s.randomness.resume_strict,
+                         'randomness.resume_strict', 'False')
+precision = when(
+    lambda s: s.device != 'cpu' and not s.attached, 'randomness.float32_precision',
+    'not set: convolutions use TF32 where the GPU has it, and float32 where not')
+gradient_order = when(_order_matters, 'WORLD_SIZE', lambda s: f'{s.world_size} ranks')
+stock_resume = when(lambda s: s.cfg.get('resume') and not s.keyed, 'resume', 'True')
 
 
 def import_may_fail(s: Subject) -> Hits:
@@ -50,11 +58,6 @@ def import_may_fail(s: Subject) -> Hits:
                     f'{imports.get("allow_failed_imports", "missing, which means True")}')
 
 
-def import_failed(s: Subject) -> Hits:
-    if s.failed_import:
-        yield Found('custom_imports', s.failed_import)
-
-
 def no_seed(s: Subject) -> Hits:
     if s.randomness.seed is None and not s.randomness_error:
         given = s.cfg.get('randomness')
@@ -62,10 +65,9 @@ def no_seed(s: Subject) -> Hits:
 
 
 def invalid(s: Subject) -> Hits:
-    if s.randomness_error and (s.attached or 'randomness' not in s.cfg):
-        yield Found('randomness', s.randomness_error)
-    elif s.randomness_error:
-        yield Found('randomness', s.randomness_error, MAY)
+    if s.randomness_error:
+        refused = s.attached or 'randomness' not in s.cfg
+        yield Found('randomness', s.randomness_error, None if refused else MAY)
 
 
 def not_deterministic(s: Subject) -> Hits:
@@ -75,11 +77,6 @@ def not_deterministic(s: Subject) -> Hits:
         yield Found('randomness.deterministic', 'False', severity)
 
 
-def only_warns(s: Subject) -> Hits:
-    if s.randomness.deterministic == 'warn':
-        yield Found('randomness.deterministic', "'warn'")
-
-
 def streams(s: Subject) -> Hits:
     randomness = s.randomness
     if s.attached and randomness.worker_seed != 'sample':
@@ -87,11 +84,6 @@ def streams(s: Subject) -> Hits:
                     MAY if randomness.legacy else None)
     if s.attached and not randomness.step_seed:
         yield Found('randomness.step_seed', 'False')
-
-
-def not_strict_resume(s: Subject) -> Hits:
-    if s.attached and not s.randomness.resume_strict:
-        yield Found('randomness.resume_strict', 'False')
 
 
 def misspelt(s: Subject) -> Hits:
@@ -114,18 +106,11 @@ def cudnn_benchmark(s: Subject) -> Hits:
     by_env = (s.cfg.get('env_cfg') or {}).get('cudnn_benchmark', False)
     by_us = s.attached and s.randomness.cudnn_benchmark
     key = 'randomness.cudnn_benchmark' if by_us else 'env_cfg.cudnn_benchmark'
-    if s.attached and s.randomness.cudnn_benchmark is False:
-        return
-    if by_us or by_env:
+    off = s.attached and s.randomness.cudnn_benchmark is False
+    if (by_us or by_env) and not off:
         # with deterministic=True the run is refused on every device
         serious = s.device != 'cpu' or s.strict
         yield Found(key, 'True', CHANGES if serious else HINT)
-
-
-def precision(s: Subject) -> Hits:
-    if s.device != 'cpu' and not s.attached:
-        yield Found('randomness.float32_precision', 'not set: convolutions use TF32 where the '
-                    'GPU has it, and float32 where not')
 
 
 def runner_type(s: Subject) -> Hits:
@@ -145,15 +130,10 @@ def compiled(s: Subject) -> Hits:
     if not given:
         return
     mode = given.get('mode') if isinstance(given, dict) else None
-    tunes = isinstance(mode, str) and mode.startswith('max-autotune')
-    if tunes:
+    if isinstance(mode, str) and mode.startswith('max-autotune'):
         yield Found('compile.mode', repr(mode), None if s.strict else CHANGES)
     else:
         yield Found('compile', shorten(given), HINT)
-
-
-def _order_matters(s: Subject) -> bool:
-    return (s.world_size or 1) >= ORDER_MATTERS_FROM and not s.strict
 
 
 def unused_parameters(s: Subject) -> Hits:
@@ -165,11 +145,6 @@ def unused_parameters(s: Subject) -> Hits:
             yield Found(key, 'True')
 
 
-def gradient_order(s: Subject) -> Hits:
-    if _order_matters(s):
-        yield Found('WORLD_SIZE', f'{s.world_size} ranks')
-
-
 def accumulation(s: Subject) -> Hits:
     if s.keyed:
         return
@@ -177,8 +152,3 @@ def accumulation(s: Subject) -> Hits:
         count = part.node.get('accumulative_counts', 1)
         if isinstance(count, int) and count > 1:
             yield Found(f'{part.key}.accumulative_counts', str(count))
-
-
-def stock_resume(s: Subject) -> Hits:
-    if s.cfg.get('resume') and not s.keyed:
-        yield Found('resume', 'True')

@@ -4,6 +4,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -24,28 +25,20 @@ _ORDERED = {'list', 'tuple', 'enumerate', 'iter', 'zip', 'map', 'next', 'reverse
 
 
 class Hit(NamedTuple):
-    """One line of user code, and the rule that it is about.
-
-    Attributes:
-        keyed: a generator that data loading finds and keys.
-    """
+    """One line of user code, and the rule that it is about."""
     rule: str
     line: int
     what: str
-    keyed: bool = False
+    keyed: bool = False  # a generator that data loading finds and keys
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file and its syntax tree.
-
-    Attributes:
-        error: why there is no tree.
-    """
+    """A file and its syntax tree."""
     path: str
     text: str
     tree: ast.Module
-    error: str = ''
+    error: str = ''  # why there is no tree
 
     @classmethod
     def read(cls, path: str) -> SourceFile:
@@ -87,9 +80,8 @@ class SourceFile:
         """Whether the line says ``# mmrepro: ignore`` or ``# mmrepro: ignore[rule]``."""
         lines = self.text.splitlines()
         match = _IGNORE.search(lines[line - 1]) if 0 < line <= len(lines) else None
-        if match is None:
-            return False
-        return match[1] is None or rule in re.split(r'[,\s]+', match[1])
+        return match is not None and (
+            match[1] is None or rule in re.split(r'[,\s]+', match[1]))
 
     @cached_property
     def hits(self) -> Tuple[Hit, ...]:
@@ -124,8 +116,6 @@ class SourceFile:
                     return True
         return False
 
-    # ------------------------------------------------------------------ calls
-
     @cached_property
     def _named_calls(self) -> List[Tuple[ast.Call, str]]:
         return [(node, self.full_name(node.func)) for node in ast.walk(self.tree)
@@ -133,8 +123,9 @@ class SourceFile:
 
     def _calls(self) -> Iterator[Hit]:
         for node, name in self._named_calls:
+            seeded = not all(_is_one_of(value, (None, )) for value in _values(node))
             for row in CALLS:
-                if _matches(name, row.name) and row.seeded in (None, _has_value(node)) \
+                if fnmatchcase(name, row.name) and row.seeded in (None, seeded) \
                         and not self._harmless(row.rule, node):
                     yield Hit(row.rule, node.lineno, f'{self.code(node)}: {row.what}',
                               row.makes is not None and issubclass(row.makes, GENERATORS)
@@ -160,11 +151,9 @@ class SourceFile:
             return getattr(function, 'name', '') == '__hash__'
         return False
 
-    # ------------------------------------------------------------------ listings
-
     def _listings(self) -> Iterator[Hit]:
         for node, name in self._named_calls:
-            if any(_matches(name, row) for row in LISTINGS) and not self._sorted(node):
+            if any(fnmatchcase(name, row) for row in LISTINGS) and not self._sorted(node):
                 yield Hit('unsorted-listing', node.lineno,
                           f'{self.code(node)}: in the order of the file system')
 
@@ -180,20 +169,16 @@ class SourceFile:
             above = self.parents.get(above)
         targets = above.targets if isinstance(above, ast.Assign) else ()
         names = {target.id for target in targets if isinstance(target, ast.Name)}
-        return bool(names) and any(name in self._sorted_names(node) for name in names)
-
-    def _sorted_names(self, node: ast.AST) -> Set[str]:
-        found = set()
         for call in ast.walk(self._function_of(node)):
             if not isinstance(call, ast.Call):
                 continue
-            if isinstance(call.func, ast.Attribute) and call.func.attr == 'sort':
-                found.add(self.full_name(call.func.value))
-            elif self.full_name(call.func).rpartition('.')[2] in ('sorted', 'natsorted'):
-                found.update(self.full_name(item) for item in call.args)
-        return found
-
-    # ------------------------------------------------------------------ sets
+            sorts = isinstance(call.func, ast.Attribute) and call.func.attr == 'sort'
+            if sorts and self.full_name(call.func.value) in names:
+                return True
+            if self.full_name(call.func).rpartition('.')[2] in ('sorted', 'natsorted') \
+                    and names.intersection(map(self.full_name, call.args)):
+                return True
+        return False
 
     def _sets(self) -> Iterator[Hit]:
         for scope in ast.walk(self.tree):
@@ -203,8 +188,11 @@ class SourceFile:
                      and self._is_set(node.value, set())
                      for target in node.targets if isinstance(target, ast.Name)}
             for node in _own(scope):
+                parent = self.parents.get(node)
+                if isinstance(parent, ast.Call) and self.full_name(parent.func) in _ORDERLESS:
+                    continue
                 for used in self._order_seen(node):
-                    if self._is_set(used, names) and not self._under_orderless(node):
+                    if self._is_set(used, names):
                         yield Hit('set-order', used.lineno,
                                   f'{self.code(used)}: iterated over; sets of strings or objects '
                                   'have another order in every process')
@@ -240,26 +228,17 @@ class SourceFile:
             return [node.value]
         return []
 
-    def _under_orderless(self, node: ast.AST) -> bool:
-        parent = self.parents.get(node)
-        return isinstance(parent, ast.Call) and self.full_name(parent.func) in _ORDERLESS
-
-    # ------------------------------------------------------------------ switches
-
     def _settings(self) -> Iterator[Hit]:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Assign):
                 for target in node.targets:
-                    if self.full_name(target) in SETTINGS and _undoes(
-                            SETTINGS[self.full_name(target)], node.value):
+                    name = self.full_name(target)
+                    if name in SETTINGS and not _is_one_of(node.value, SETTINGS[name]):
                         yield Hit('switches', node.lineno, self.code(node))
         for node, name in self._named_calls:
-            if name in SETTING_CALLS:
-                first = next(iter([*node.args, *(word.value for word in node.keywords)]), None)
-                if _undoes(SETTING_CALLS[name], first):
-                    yield Hit('switches', node.lineno, self.code(node))
-
-    # ------------------------------------------------------------------ state
+            first = next(iter(_values(node)), None)
+            if name in SETTING_CALLS and not _is_one_of(first, SETTING_CALLS[name]):
+                yield Hit('switches', node.lineno, self.code(node))
 
     def _states(self) -> Iterator[Hit]:
         for cls in ast.walk(self.tree):
@@ -268,22 +247,12 @@ class SourceFile:
                     yield Hit(rule, node.lineno, f'{cls.name}.{what}')
 
 
-def _matches(name: str, pattern: str) -> bool:
-    if pattern.startswith('*.'):
-        return name.endswith(pattern[1:]) and name != pattern[2:]
-    if pattern.endswith('.*'):
-        return name.startswith(pattern[:-1])
-    return name == pattern
+def _values(node: ast.Call) -> List[ast.AST]:
+    return [*node.args, *(word.value for word in node.keywords)]
 
 
-def _has_value(node: ast.Call) -> bool:
-    values = [*node.args, *(word.value for word in node.keywords)]
-    return bool(values) and not all(
-        isinstance(value, ast.Constant) and value.value is None for value in values)
-
-
-def _undoes(accepted: Sequence[Any], value: Optional[ast.AST]) -> bool:
-    return not isinstance(value, ast.Constant) or value.value not in accepted
+def _is_one_of(value: Optional[ast.AST], constants: Sequence[Any]) -> bool:
+    return isinstance(value, ast.Constant) and value.value in constants
 
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:

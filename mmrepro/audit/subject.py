@@ -9,7 +9,7 @@ import sys
 import warnings
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import torch
 from mmengine.config import Config
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ..config import LEGACY_KEYS, RandomnessConfig, RandomnessError
 from .findings import TWO_LINES
 
-__all__ = ['STOCK', 'Part', 'Subject', 'class_name']
+__all__ = ['Part', 'Subject', 'class_name', 'is_stock']
 
 # Packages whose own code was read for docs/explanation/causes.md, or is none of ours to read.
 STOCK = ('mmengine', 'mmcv', 'mmdet', 'mmrepro', 'mmpretrain', 'mmcls', 'torch', 'torchvision',
@@ -35,15 +35,9 @@ _SCOPE_KEY = '_scope_'
 
 
 class Part(NamedTuple):
-    """A dict of the config that names a type.
-
-    Attributes:
-        key: where it is in the config, as in ``train_dataloader.dataset.pipeline[2]``.
-        name: the type's bare name.
-        node: the dict.
-    """
-    key: str
-    name: str
+    """A dict of the config that names a type."""
+    key: str  # where it is in the config, as in train_dataloader.dataset.pipeline[2]
+    name: str  # the type's bare name
     node: Mapping[str, Any]
 
 
@@ -59,24 +53,13 @@ def class_name(kind: Any) -> str:
 
 @dataclass(frozen=True)
 class Subject:
-    """A config and the machine it would run on.
-
-    Attributes:
-        cfg: the config, complete.
-        device: ``'cpu'`` or ``'cuda'``.
-        env: environment variables.
-        torch_version: ``(major, minor)``.
-        lazy: the file is a pure-Python config, whose ``custom_imports`` MMEngine does not run.
-        failed_import: message of the import of ``custom_imports`` that did not work.
-    """
-    cfg: Config
-    device: str = 'cpu'
+    """A config and the machine it would run on."""
+    cfg: Config  # complete
+    device: str = 'cpu'  # or 'cuda'
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
     torch_version: Tuple[int, int] = (2, 13)
-    lazy: bool = False
-    failed_import: str = ''
-
-    # ------------------------------------------------------------------ mmrepro's part in the run
+    lazy: bool = False  # a pure-Python config, whose custom_imports MMEngine does not run
+    failed_import: str = ''  # message of the import of custom_imports that did not work
 
     @cached_property
     def imports(self) -> Tuple[str, ...]:
@@ -126,30 +109,28 @@ class Subject:
 
     def with_two_lines(self) -> Subject:
         """The same config, if it had mmrepro's two lines."""
-        return self._attaching(randomness=copy.deepcopy(TWO_LINES['randomness']),
+        return self._attaching(self.lazy, randomness=copy.deepcopy(TWO_LINES['randomness']),
                                runner_type='mmrepro.ReproRunner')
 
     def under_our_train(self) -> Subject:
         """The same config, started by `mmrepro train`, which attaches itself."""
         return self._attaching(lazy=False)
 
-    def _attaching(self, lazy: Optional[bool] = None, **settings: Any) -> Subject:
+    def _attaching(self, lazy: bool, **settings: Any) -> Subject:
         cfg = copy.deepcopy(self.cfg)
         cfg.update(settings, custom_imports=dict(
             TWO_LINES['custom_imports'],
             imports=[*self.imports, *TWO_LINES['custom_imports']['imports']]))
-        other = replace(self, cfg=cfg, lazy=self.lazy if lazy is None else lazy)
+        other = replace(self, cfg=cfg, lazy=lazy)
         other.__dict__.update({name: self.__dict__[name] for name in ('_built', 'sources')
                                if name in self.__dict__})
         return other
 
     @property
-    def world_size(self) -> Optional[int]:
-        """Number of ranks if the launcher has said it already."""
+    def world_size(self) -> int:
+        """Number of ranks if the launcher has said it already, else 1."""
         text = self.env.get('WORLD_SIZE', '')
-        return int(text) if text.isdigit() else None
-
-    # ------------------------------------------------------------------ what the config names
+        return int(text) if text.isdigit() else 1
 
     @cached_property
     def parts(self) -> List[Part]:
@@ -192,19 +173,24 @@ class Subject:
                     found[kind] = cls
         return found
 
-    # ------------------------------------------------------------------ the model
-
     @cached_property
     def _built(self) -> Tuple[Optional[Any], str]:
         if not self.cfg.get('model'):
             return None, ''
+        from unittest import mock
+
         from mmengine.registry import MODELS, DefaultScope
+        from mmengine.runner import checkpoint
         error = ''
+        # nothing is downloaded: weights do not matter here
         for device in (torch.device('meta'), _ParametersOnMeta()):
-            # nothing is downloaded: weights do not matter here
             scope = DefaultScope.overwrite_default_scope(self.scope)
-            with _environment(HF_HUB_OFFLINE='1', TRANSFORMERS_OFFLINE='1'), _no_checkpoints(), \
-                    scope, device, warnings.catch_warnings():
+            offline = mock.patch.dict(os.environ, HF_HUB_OFFLINE='1', TRANSFORMERS_OFFLINE='1')
+            # constructors that load a teacher's weights, often from a URL, load nothing
+            weights = mock.patch.multiple(
+                checkpoint, _load_checkpoint=lambda *args, **kwargs: {},
+                _load_checkpoint_to_model=lambda model, loaded, *args, **kwargs: loaded)
+            with offline, weights, scope, device, warnings.catch_warnings():
                 warnings.simplefilter('ignore')
                 try:
                     return MODELS.build(copy.deepcopy(self.cfg.model)), ''
@@ -222,23 +208,24 @@ class Subject:
         """Why there is no model."""
         return self._built[1]
 
-    # ------------------------------------------------------------------ the user's own code
-
     @cached_property
     def sources(self) -> Tuple[Any, ...]:
         """The user's files: ``custom_imports``, and classes that the config names."""
         from .sources import SourceFile
-        paths: Dict[str, str] = {}
+        paths: Set[str] = set()
         for name in self.imports:
-            for module in _loaded(name) or _found(name):
-                paths.setdefault(*module)
-        for part in self.parts:
-            cls = self.class_of(part)
-            module = sys.modules.get(getattr(cls, '__module__', ''))
-            path = getattr(module, '__file__', None)
-            if path and cls.__module__.partition('.')[0] not in STOCK:
-                paths.setdefault(path, cls.__module__)
+            if not is_stock(name):
+                paths.update(_files_of(name))
+        for cls in filter(None, map(self.class_of, self.parts)):
+            path = getattr(sys.modules.get(cls.__module__), '__file__', None)
+            if path and not is_stock(cls.__module__):
+                paths.add(path)
         return tuple(SourceFile.read(path) for path in sorted(paths) if path.endswith('.py'))
+
+
+def is_stock(module: str) -> bool:
+    """Whether a module belongs to one of the packages in :data:`STOCK`."""
+    return module.partition('.')[0] in STOCK
 
 
 class _ParametersOnMeta(TorchFunctionMode):
@@ -279,52 +266,15 @@ def _look_up(registry: Any, kind: str, scope: str) -> Optional[type]:
     return None
 
 
-def _loaded(name: str) -> List[Tuple[str, str]]:
-    """``(path, module)`` of a module and what it imported below itself, if it is imported."""
-    if name.partition('.')[0] in STOCK or name not in sys.modules:
-        return []
-    package = f'{name}.'
-    modules = [(key, module) for key, module in sys.modules.items()
-               if key == name or key.startswith(package)]
-    return [(module.__file__, key) for key, module in modules
-            if getattr(module, '__file__', None)]
-
-
-def _found(name: str) -> List[Tuple[str, str]]:
-    """The file of a module that could not be imported, without importing it."""
-    if name.partition('.')[0] in STOCK:
-        return []
+def _files_of(name: str) -> List[str]:
+    """Files of a module and of what it imported below itself; found on the path if not imported."""
+    if name in sys.modules:
+        modules = [module for key, module in sys.modules.items()
+                   if key == name or key.startswith(f'{name}.')]
+        loaded = [module.__file__ for module in modules if getattr(module, '__file__', None)]
+        if loaded:
+            return loaded
     relative = name.replace('.', os.sep)
-    for folder in (os.getcwd(), *sys.path):
-        for tail in (f'{relative}.py', os.path.join(relative, '__init__.py')):
-            path = os.path.join(folder, tail)
-            if os.path.isfile(path):
-                return [(path, name)]
-    return []
-
-
-@contextlib.contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _no_checkpoints() -> Iterator[None]:
-    """Constructors that load a teacher's weights, often from a URL, load nothing."""
-    from mmengine.runner import checkpoint
-    before = checkpoint._load_checkpoint, checkpoint._load_checkpoint_to_model
-    checkpoint._load_checkpoint = lambda *args, **kwargs: {}
-    checkpoint._load_checkpoint_to_model = lambda model, loaded, *args, **kwargs: loaded
-    try:
-        yield
-    finally:
-        checkpoint._load_checkpoint, checkpoint._load_checkpoint_to_model = before
+    candidates = (os.path.join(folder, tail) for folder in (os.getcwd(), *sys.path)
+                  for tail in (f'{relative}.py', os.path.join(relative, '__init__.py')))
+    return [path for path in candidates if os.path.isfile(path)][:1]

@@ -10,15 +10,16 @@ from typing import Dict, List, Optional, Sequence
 from ..audit.auditing import audit, exit_code, load, report, summary
 from ..audit.findings import AuditError, AuditFinding
 from ..audit.rules import RULES
+from ..audit.subject import Subject
 from . import program_name
 from .arguments import Options, Parser, quiet_when_reader_leaves
 
 __all__ = ['main']
 
-# how else a config that does not attach mmrepro could be trained -> in the report
+# how else a config that does not attach mmrepro could be trained: in the report, and as a subject
 OTHERS = {
-    'with_mmrepro_train': 'under mmrepro train, which attaches itself',
-    'with_two_lines': 'with the two lines of mmrepro',
+    'with_mmrepro_train': ('under mmrepro train, which attaches itself', Subject.under_our_train),
+    'with_two_lines': ('with the two lines of mmrepro', Subject.with_two_lines),
 }
 
 
@@ -26,6 +27,7 @@ OTHERS = {
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Audit a config; 0: nothing changes bits, 1: something does, 2: it cannot be audited."""
     args = _parser().parse_args(argv)
+    import torch
     from rich.console import Console
     if args.rules:
         for rule in RULES:
@@ -37,12 +39,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                              'retinanet_r50_fpn_1x_coco.py')
         # constructors may print
         with contextlib.redirect_stdout(sys.stderr):
-            subject = load(args.config, args.device or _device(), options=args.cfg_options)
+            device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
+            subject = load(args.config, device, options=args.cfg_options)
             findings = audit(subject, args.ignore or ())
             others = {} if subject.attached else {
-                name: audit(other, args.ignore or ()) for name, other in (
-                    ('with_mmrepro_train', subject.under_our_train()),
-                    ('with_two_lines', subject.with_two_lines()))}
+                name: audit(attached(subject), args.ignore or ())
+                for name, (_, attached) in OTHERS.items()}
     except AuditError as error:
         print(f'{program_name("audit")}: {error}', file=sys.stderr)
         return 2
@@ -62,17 +64,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                   f'torch {".".join(map(str, subject.torch_version))})')
     for name, rest in others.items():
         rules = ', '.join(dict.fromkeys(finding.rule for finding in rest))
-        console.print(f'{OTHERS[name]}: {summary(rest)}{f" ({rules})" if rules else ""}')
+        console.print(f'{OTHERS[name][0]}: {summary(rest)}{f" ({rules})" if rules else ""}')
     return code
 
 
 def _dicts(findings: Sequence[AuditFinding]) -> List[Dict[str, str]]:
     return [finding.as_dict() for finding in findings]
-
-
-def _device() -> str:
-    import torch
-    return 'cuda' if torch.cuda.is_available() else 'cpu'
 
 
 def _parser() -> argparse.ArgumentParser:

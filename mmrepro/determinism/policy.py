@@ -6,7 +6,7 @@ import os
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, MutableMapping, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, MutableMapping, Optional, Tuple
 
 import torch
 
@@ -18,7 +18,6 @@ from .tables import (
     RECORDED_FLAGS,
     UNAVAILABLE,
     UNREADABLE,
-    EnvRow,
     Flag,
     Mode,
     PolicySettings,
@@ -74,13 +73,7 @@ class _Saved:
     flags: Dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Active:
-    baseline: _Saved
-    report: Report
-
-
-_active: Optional[_Active] = None
+_active: Optional[Tuple[_Saved, Report]] = None  # the state before, and what `enable` returned
 _said: set = set()  # warnings that were logged already
 
 
@@ -130,12 +123,18 @@ def enable(mode: Mode = True,
             if row.default is not None and row.accepted(settings):
                 env.setdefault(row.name, row.default)
         for flag in FLAGS:
-            _apply(flag, settings)
-        report = Report(settings, _changes(baseline), said)
+            wanted = flag.wanted(settings)
+            if wanted and _read(flag.get) not in (*wanted, UNAVAILABLE):
+                _write(flag, wanted[0])
+        pairs = [(row, baseline.variables[row.name], env.get(row.name))
+                 for row in ENV if row.name in baseline.variables]
+        pairs += [(flag, baseline.flags[flag.name], _read(flag.get)) for flag in FLAGS]
+        report = Report(settings, tuple(Change(row.name, before, after, row.why)
+                                        for row, before, after in pairs if before != after), said)
     except BaseException:
         _restore(baseline)
         raise
-    _active = _Active(baseline, report)
+    _active = baseline, report
     for text in said:
         if text not in _said:
             _said.add(text)
@@ -147,18 +146,18 @@ def disable() -> None:
     """Put back everything that ``enable`` changed. Does nothing if nothing is in force."""
     global _active
     if _active is not None:
-        _restore(_active.baseline)
+        _restore(_active[0])
         _active = None
 
 
 def is_enabled() -> Mode:
     """The mode in force: True, ``'warn'`` or False."""
-    return False if _active is None else _active.report.settings.mode
+    return False if _active is None else _active[1].settings.mode
 
 
 def in_force() -> Optional[Report]:
     """What the ``enable`` that counts has returned; None if nothing is in force."""
-    return None if _active is None else _active.report
+    return None if _active is None else _active[1]
 
 
 @contextmanager
@@ -196,10 +195,9 @@ def drifted() -> Tuple[Change, ...]:
     """Flags that were changed since ``enable``, so that the promise no longer holds."""
     if _active is None:
         return ()
-    settings = _active.report.settings
     found = []
     for flag in FLAGS:
-        wanted, now = flag.wanted(settings), _read(flag.get)
+        wanted, now = flag.wanted(_active[1].settings), _read(flag.get)
         if wanted and now not in (*wanted, UNAVAILABLE):
             found.append(Change(flag.name, wanted[0], now, flag.why))
     return tuple(found)
@@ -232,9 +230,6 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
     return {name: value for name, value in values.items() if name not in env}
 
 
-# -------------------------------------------------------------------------------- checks
-
-
 def _check_types(s: PolicySettings) -> None:
     if not (isinstance(s.mode, bool) or s.mode == 'warn'):
         raise ValueError(f"deterministic={s.mode!r}: expected True, False or 'warn'")
@@ -251,7 +246,11 @@ def _check_types(s: PolicySettings) -> None:
 
 def _check_conflicts(s: PolicySettings, env: Mapping[str, str]) -> Tuple[str, ...]:
     """Raise what contradicts ``s``; in ``'warn'`` mode, return it."""
-    conflicts = [text for row in ENV for text in _conflict(row, s, env)]
+    conflicts = [
+        f'{row.name}={env[row.name]!r} is set in the environment, with deterministic={s.mode!r}, '
+        f'float32_precision={s.float32_precision!r}: {row.why}. Unset {row.name}, or set one of: '
+        f'{" | ".join(row.accepted(s))}.'
+        for row in ENV if row.name in env and not row.accepts(env[row.name], s)]
     if s.mode and s.cudnn_benchmark:
         conflicts.append(_BENCHMARK.format(mode=s.mode))
     if s.mode and 'CUBLAS_WORKSPACE_CONFIG' not in env and torch.cuda.is_initialized():
@@ -261,18 +260,6 @@ def _check_conflicts(s: PolicySettings, env: Mapping[str, str]) -> Tuple[str, ..
     if conflicts:
         raise DeterminismError('\n'.join(conflicts))
     return ()
-
-
-def _conflict(row: EnvRow, s: PolicySettings, env: Mapping[str, str]) -> List[str]:
-    value = env.get(row.name)
-    if value is None or row.accepts(value, s):
-        return []
-    return [f'{row.name}={value!r} is set in the environment, with '
-            f'deterministic={s.mode!r}, float32_precision={s.float32_precision!r}: {row.why}. '
-            f'Unset {row.name}, or set one of: {" | ".join(row.accepted(s))}.']
-
-
-# -------------------------------------------------------------------------------- flags
 
 
 def _read(get: Any) -> Any:
@@ -291,12 +278,6 @@ def _write(flag: Flag, value: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', UserWarning)
         flag.set(value)
-
-
-def _apply(flag: Flag, s: PolicySettings) -> None:
-    wanted = flag.wanted(s)
-    if wanted and _read(flag.get) not in (*wanted, UNAVAILABLE):
-        _write(flag, wanted[0])
 
 
 def _save(env: MutableMapping[str, str]) -> _Saved:
@@ -318,11 +299,3 @@ def _restore(saved: _Saved) -> None:
             value = flag.later(saved.env)
         if value not in (UNAVAILABLE, UNREADABLE) and _read(flag.get) != value:
             _write(flag, value)
-
-
-def _changes(saved: _Saved) -> Tuple[Change, ...]:
-    pairs = [(row, saved.variables[row.name], saved.env.get(row.name))
-             for row in ENV if row.name in saved.variables]
-    pairs += [(flag, saved.flags[flag.name], _read(flag.get)) for flag in FLAGS]
-    return tuple(Change(row.name, before, after, row.why)
-                 for row, before, after in pairs if before != after)

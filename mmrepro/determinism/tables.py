@@ -4,10 +4,12 @@ A new case is a new row. The code that reads the tables is in ``policy.py``.
 """
 from __future__ import annotations
 
+import functools
+import operator
 import re
 import sys
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -54,52 +56,40 @@ class PolicySettings:
 
 
 class EnvRow(NamedTuple):
-    """One environment variable that the policy has an opinion on.
-
-    Attributes:
-        accepted: PolicySettings -> values that a user may have set; an empty tuple: no opinion now.
-        default: Set if the variable is missing; None: a missing variable is as good.
-        at_start: It is read so early that setting it inside a running Python comes too late.
-        matches: ``matches(value)`` replaces "is one of ``accepted``" where a list is too short.
-    """
+    """One environment variable that the policy has an opinion on."""
 
     name: str
+    # values that a user may have set; an empty tuple: no opinion with these settings
     accepted: Callable[[PolicySettings], Tuple[str, ...]]
-    default: Optional[str]
+    default: Optional[str]  # set if the variable is missing; None: a missing one is as good
     why: str
-    at_start: bool = False
-    matches: Optional[Callable[[str], bool]] = None
+    at_start: bool = False  # read so early that setting it inside a running Python comes too late
+    # replaces "is one of `accepted`" where a list is too short
+    matches: Optional[Callable[[str], Any]] = None
 
     def accepts(self, value: str, settings: PolicySettings) -> bool:
         """Whether a user may have set ``value``."""
         accepted = self.accepted(settings)
-        return not accepted or (value in accepted if self.matches is None else self.matches(value))
+        return not accepted or bool(
+            value in accepted if self.matches is None else self.matches(value))
 
 
 class Flag(NamedTuple):
-    """One switch of torch.
-
-    Attributes:
-        get, set: May raise AttributeError: this torch does not have it.
-        wanted: settings -> acceptable values, the first of which is written if the current one is
-            not among them; an empty tuple: leave it.
-        later: env -> what to restore if the switch was not there on the way in, but is now.
-        setter: torch's function that sets it, where it is no attribute.
-    """
+    """One switch of torch."""
 
     name: str
-    get: Callable[[], Any]
+    get: Callable[[], Any]  # raises AttributeError where this torch does not have it
     set: Callable[[Any], None]
+    # acceptable values, the first of which is written if the current one is not among them; an
+    # empty tuple: leave it
     wanted: Callable[[PolicySettings], Sequence[Any]]
     why: str
+    # env -> what to restore if the switch was not there on the way in, but is now
     later: Optional[Callable[[Mapping[str, str]], Any]] = None
-    setter: str = ''
+    setter: str = ''  # torch's function that sets it, where it is no attribute
 
 
-# -------------------------------------------------------------------------------- environment
-
-
-def _deterministic(*values: str) -> Callable[[PolicySettings], Tuple[str, ...]]:
+def _deterministic(*values: Any) -> Callable[[PolicySettings], Tuple[Any, ...]]:
     return lambda s: values if s.mode else ()
 
 
@@ -121,8 +111,7 @@ def _is_hash_seed(value: str) -> bool:
     return re.fullmatch(r'[0-9]{1,10}', value) is not None and int(value) < 2**32
 
 
-def _is_thread_count(value: str) -> bool:
-    return re.fullmatch(r'[1-9][0-9]*(,[1-9][0-9]*)*', value) is not None
+_is_thread_count = re.compile(r'[1-9][0-9]*(,[1-9][0-9]*)*').fullmatch
 
 
 # CUDA_LAUNCH_BLOCKING=1 is deliberately not here: work on one stream runs in order without it, so
@@ -130,52 +119,39 @@ def _is_thread_count(value: str) -> bool:
 # matrix products independent of the number of threads but not convolutions, and it changes the
 # bits of products with one thread (docs/explanation/limits.md). Both are recorded below.
 ENV = (
-    EnvRow(
-        'CUBLAS_WORKSPACE_CONFIG', _deterministic(':4096:8', ':16:8'), ':4096:8',
-        'cuBLAS otherwise sizes its workspace itself and picks kernels that share it between '
-        'streams; read when the first handle is made, and demanded by older torch',
-        at_start=True),
-    EnvRow(
-        'PYTHONHASHSEED', _deterministic('an integer from 0 to 4294967295'), None,
-        'the order of a set of strings; read by the interpreter before any code runs',
-        at_start=True, matches=_is_hash_seed),
-    EnvRow(
-        'OMP_NUM_THREADS', _deterministic('a positive integer'), None,
-        'a sum that is split over threads depends on their number; OpenMP reads it when loaded',
-        at_start=True, matches=_is_thread_count),
-    EnvRow(
-        'MKL_NUM_THREADS', _deterministic('a positive integer'), None,
-        'the same for matrix products on the CPU',
-        at_start=True, matches=_is_thread_count),
-    EnvRow(
-        'NCCL_ALGO',
-        _deterministic('a list of Ring, CollnetDirect, CollnetChain',
-                       'an exclusion list that names NVLS, such as ^NVLS'), 'Ring',
-        'NCCL otherwise picks the algorithm, and with it the order of a sum, by message size and '
-        'topology; NVLS sums inside the switch, in an order that nobody controls',
-        matches=_is_nccl_algo),
-    EnvRow(
-        'TORCHINDUCTOR_DETERMINISTIC', _deterministic('1'), '1',
-        'inductor otherwise times candidate kernels on the device, and the fastest differs from '
-        'run to run'),
-    EnvRow(
-        'FLASH_ATTENTION_DETERMINISTIC', _deterministic('1'), '1',
-        'the flash-attn package, as transformers call it: its backward adds up dQ atomically'),
-    EnvRow(
-        'NVTE_ALLOW_NONDETERMINISTIC_ALGO', _deterministic('0'), '0',
-        'Transformer Engine allows attention kernels with atomics unless told not to'),
-    EnvRow(
-        'NVIDIA_TF32_OVERRIDE', _tf32(off=('0', ), on=('1', )), None,
-        'overrules the TF32 setting of every NVIDIA library'),
-    EnvRow(
-        'TORCH_ALLOW_TF32_CUBLAS_OVERRIDE', _tf32(off=('0', ), on=('0', '1')), None,
-        'overrules the precision of matrix products, whatever the program sets'),
-    EnvRow(
-        'DNNL_DEFAULT_FPMATH_MODE', _tf32(off=('STRICT', 'strict'), on=()), None,
-        'lets oneDNN round float32 inputs on the CPU'),
-    EnvRow(
-        'ONEDNN_DEFAULT_FPMATH_MODE', _tf32(off=('STRICT', 'strict'), on=()), None,
-        'the newer name of the variable above'),
+    EnvRow('CUBLAS_WORKSPACE_CONFIG', _deterministic(':4096:8', ':16:8'), ':4096:8',
+           'cuBLAS otherwise sizes its workspace itself and picks kernels that share it between '
+           'streams; read when the first handle is made, and demanded by older torch',
+           at_start=True),
+    EnvRow('PYTHONHASHSEED', _deterministic('an integer from 0 to 4294967295'), None,
+           'the order of a set of strings; read by the interpreter before any code runs',
+           at_start=True, matches=_is_hash_seed),
+    EnvRow('OMP_NUM_THREADS', _deterministic('a positive integer'), None,
+           'a sum that is split over threads depends on their number; OpenMP reads it when loaded',
+           at_start=True, matches=_is_thread_count),
+    EnvRow('MKL_NUM_THREADS', _deterministic('a positive integer'), None,
+           'the same for matrix products on the CPU', at_start=True, matches=_is_thread_count),
+    EnvRow('NCCL_ALGO',
+           _deterministic('a list of Ring, CollnetDirect, CollnetChain',
+                          'an exclusion list that names NVLS, such as ^NVLS'), 'Ring',
+           'NCCL otherwise picks the algorithm, and with it the order of a sum, by message size '
+           'and topology; NVLS sums inside the switch, in an order that nobody controls',
+           matches=_is_nccl_algo),
+    EnvRow('TORCHINDUCTOR_DETERMINISTIC', _deterministic('1'), '1',
+           'inductor otherwise times candidate kernels on the device, and the fastest differs from '
+           'run to run'),
+    EnvRow('FLASH_ATTENTION_DETERMINISTIC', _deterministic('1'), '1',
+           'the flash-attn package, as transformers call it: its backward adds up dQ atomically'),
+    EnvRow('NVTE_ALLOW_NONDETERMINISTIC_ALGO', _deterministic('0'), '0',
+           'Transformer Engine allows attention kernels with atomics unless told not to'),
+    EnvRow('NVIDIA_TF32_OVERRIDE', _tf32(off=('0', ), on=('1', )), None,
+           'overrules the TF32 setting of every NVIDIA library'),
+    EnvRow('TORCH_ALLOW_TF32_CUBLAS_OVERRIDE', _tf32(off=('0', ), on=('0', '1')), None,
+           'overrules the precision of matrix products, whatever the program sets'),
+    EnvRow('DNNL_DEFAULT_FPMATH_MODE', _tf32(off=('STRICT', 'strict'), on=()), None,
+           'lets oneDNN round float32 inputs on the CPU'),
+    EnvRow('ONEDNN_DEFAULT_FPMATH_MODE', _tf32(off=('STRICT', 'strict'), on=()), None,
+           'the newer name of the variable above'),
 )
 
 # Rows of ENV that nothing on a CPU reads.
@@ -201,15 +177,21 @@ RECORDED_ENV = (
     'PYTORCH_CUDA_ALLOC_CONF',  # addresses, for code that orders by them
 )
 
-# -------------------------------------------------------------------------------- flags
+def _find(name: str) -> Any:
+    """What ``torch.a.b`` names; at the time of the call, because releases lack some of it."""
+    return operator.attrgetter(name.partition('.')[2])(torch)
 
 
-def _attribute(owner: Callable[[], Any], name: str) -> Tuple[Callable, Callable]:
-    return lambda: getattr(owner(), name), lambda value: setattr(owner(), name, value)
+def _attribute(name: str, wanted: Callable[[PolicySettings], Sequence[Any]], why: str) -> Flag:
+    owner, _, attribute = name.rpartition('.')
+    return Flag(name, lambda: _find(name), lambda value: setattr(_find(owner), attribute, value),
+                wanted, why)
 
 
-def _functions(owner: Callable[[], Any], getter: str, setter: str) -> Tuple[Callable, Callable]:
-    return lambda: getattr(owner(), getter)(), lambda value: getattr(owner(), setter)(value)
+def _functions(name: str, getter: str, setter: str,
+               wanted: Callable[[PolicySettings], Sequence[Any]], why: str) -> Flag:
+    return Flag(name, lambda: _find(getter)(), lambda value: _find(setter)(value), wanted, why,
+                setter=setter)
 
 
 def _inductor_config() -> Any:
@@ -221,7 +203,7 @@ def _inductor_config() -> Any:
     return module
 
 
-def _reduction(kind: str) -> Tuple[Callable, Callable]:
+def _reduction(kind: str, why: str) -> Flag:
     name = f'allow_{kind}_reduced_precision_reduction'
 
     def put(value: bool) -> None:
@@ -230,11 +212,8 @@ def _reduction(kind: str) -> Tuple[Callable, Callable]:
         # A bare bool would also turn split-K on again; True is only valid together with split-K.
         setattr(matmul, name, value if split_k is None else (value, bool(value or split_k)))
 
-    return lambda: getattr(torch.backends.cuda.matmul, name), put
-
-
-def _debug_mode(s: PolicySettings) -> Sequence[int]:
-    return (1, ) if s.mode == 'warn' else (2, ) if s.mode else ()
+    return _attribute(f'torch.backends.cuda.matmul.{name}', _deterministic(False),
+                      why)._replace(set=put)
 
 
 def _benchmark(s: PolicySettings) -> Sequence[bool]:
@@ -242,10 +221,6 @@ def _benchmark(s: PolicySettings) -> Sequence[bool]:
         return (False, )
     # In 'warn' mode a conflict is kept and said; without determinism the request is all there is.
     return (bool(s.cudnn_benchmark), ) if s.mode or s.cudnn_benchmark is not None else ()
-
-
-def _when_deterministic(value: Any) -> Callable[[PolicySettings], Sequence[Any]]:
-    return lambda s: (value, ) if s.mode else ()
 
 
 def _precision(key: str) -> Callable[[PolicySettings], Sequence[Any]]:
@@ -259,16 +234,8 @@ def _precision(key: str) -> Callable[[PolicySettings], Sequence[Any]]:
     return wanted
 
 
-def _ieee(s: PolicySettings) -> Sequence[str]:
-    return () if s.precision is None else ('ieee', 'none')
-
-
 def _given(name: str) -> Callable[[PolicySettings], Sequence[Any]]:
     return lambda s: () if getattr(s, name) is None else (getattr(s, name), )
-
-
-def _cudnn() -> Any:
-    return torch.backends.cudnn
 
 
 def _has_native_operators() -> bool:
@@ -285,81 +252,64 @@ def _set_native_operators(wanted: bool) -> None:
 # writing the old one also writes the new one, never the other way round. The global switch comes
 # last, when everything that it relies on is in place.
 FLAGS = (
-    Flag('torch.float32_matmul_precision',
-         *_functions(lambda: torch, 'get_float32_matmul_precision', 'set_float32_matmul_precision'),
-         _precision('matmul'), 'float32 or TF32 in matrix products, on every release',
-         setter='torch.set_float32_matmul_precision'),
-    Flag('torch.backends.cudnn.allow_tf32', *_attribute(_cudnn, 'allow_tf32'),
-         _precision('tf32'), 'float32 or TF32 in convolutions; on by default'),
-    Flag('torch.backends.cuda.matmul.fp32_precision',
-         *_attribute(lambda: torch.backends.cuda.matmul, 'fp32_precision'),
-         _precision('cuda'), 'the newer switch of matrix products; it may be set on its own'),
-    Flag('torch.backends.cudnn.conv.fp32_precision',
-         *_attribute(lambda: torch.backends.cudnn.conv, 'fp32_precision'),
-         _precision('cuda'), 'the newer switch of convolutions; it may be set on its own'),
-    Flag('torch.backends.cudnn.rnn.fp32_precision',
-         *_attribute(lambda: torch.backends.cudnn.rnn, 'fp32_precision'),
-         _precision('cuda'), 'the newer switch of recurrent layers; it may be set on its own'),
-    Flag('torch.backends.mkldnn.matmul.fp32_precision',
-         *_attribute(lambda: torch.backends.mkldnn.matmul, 'fp32_precision'),
-         _precision('cpu'), 'oneDNN rounds inputs where the CPU has units for it'),
-    Flag('torch.backends.mkldnn.conv.fp32_precision',
-         *_attribute(lambda: torch.backends.mkldnn.conv, 'fp32_precision'),
-         _ieee, 'convolutions on the CPU stay float32'),
-    Flag('torch.backends.mkldnn.rnn.fp32_precision',
-         *_attribute(lambda: torch.backends.mkldnn.rnn, 'fp32_precision'),
-         _ieee, 'recurrent layers on the CPU stay float32'),
-    Flag('torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction', *_reduction('fp16'),
-         _when_deterministic(False),
-         'partial sums kept in 16 bits: the result depends on how many pieces a heuristic chose'),
-    Flag('torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction', *_reduction('bf16'),
-         _when_deterministic(False), 'the same for bfloat16'),
-    Flag('torch.num_threads', *_functions(lambda: torch, 'get_num_threads', 'set_num_threads'),
-         _given('num_threads'), 'a sum that is split over threads depends on their number',
-         setter='torch.set_num_threads'),
-    Flag('torch.backends.cudnn.enabled', *_attribute(_cudnn, 'enabled'),
-         _given('cudnn_enabled'), 'cuDNN and the native kernels give different bits'),
-    Flag('torch.backends.cudnn.benchmark', *_attribute(_cudnn, 'benchmark'),
-         _benchmark, 'cuDNN times its kernels and takes the fastest, a matter of chance'),
-    Flag('torch.backends.cudnn.deterministic', *_attribute(_cudnn, 'deterministic'),
-         _when_deterministic(True), 'the fastest backward convolutions add up atomically'),
-    Flag('torch.backends.mkldnn.deterministic',
-         *_attribute(lambda: torch.backends.mkldnn, 'deterministic'),
-         _when_deterministic(True), 'oneDNN on Intel GPUs adds up atomically'),
-    Flag('torch.backends.cuda.cudnn_sdp_enabled',
-         *_functions(lambda: torch.backends.cuda, 'cudnn_sdp_enabled', 'enable_cudnn_sdp'),
-         _when_deterministic(False),
-         'backward of attention in cuDNN has no deterministic form; the flash and '
-         'memory-efficient backends have one, and torch picks it',
-         setter='torch.backends.cuda.enable_cudnn_sdp'),
-    Flag('torch._inductor.config.deterministic', *_attribute(_inductor_config, 'deterministic'),
-         _when_deterministic(True), 'no timing of candidate kernels',
+    _functions('torch.float32_matmul_precision', 'torch.get_float32_matmul_precision',
+               'torch.set_float32_matmul_precision', _precision('matmul'),
+               'float32 or TF32 in matrix products, on every release'),
+    _attribute('torch.backends.cudnn.allow_tf32', _precision('tf32'),
+               'float32 or TF32 in convolutions; on by default'),
+    *(_attribute(f'torch.backends.{owner}.fp32_precision', _precision('cuda'),
+                 f'the newer switch of {what}; it may be set on its own')
+      for owner, what in (('cuda.matmul', 'matrix products'), ('cudnn.conv', 'convolutions'),
+                          ('cudnn.rnn', 'recurrent layers'))),
+    _attribute('torch.backends.mkldnn.matmul.fp32_precision', _precision('cpu'),
+               'oneDNN rounds inputs where the CPU has units for it'),
+    *(_attribute(f'torch.backends.mkldnn.{owner}.fp32_precision',
+                 lambda s: () if s.precision is None else ('ieee', 'none'),
+                 f'{what} on the CPU stay float32')
+      for owner, what in (('conv', 'convolutions'), ('rnn', 'recurrent layers'))),
+    _reduction('fp16', 'partial sums kept in 16 bits: the result depends on how many pieces a '
+               'heuristic chose'),
+    _reduction('bf16', 'the same for bfloat16'),
+    _functions('torch.num_threads', 'torch.get_num_threads', 'torch.set_num_threads',
+               _given('num_threads'), 'a sum that is split over threads depends on their number'),
+    _attribute('torch.backends.cudnn.enabled', _given('cudnn_enabled'),
+               'cuDNN and the native kernels give different bits'),
+    _attribute('torch.backends.cudnn.benchmark', _benchmark,
+               'cuDNN times its kernels and takes the fastest, a matter of chance'),
+    _attribute('torch.backends.cudnn.deterministic', _deterministic(True),
+               'the fastest backward convolutions add up atomically'),
+    _attribute('torch.backends.mkldnn.deterministic', _deterministic(True),
+               'oneDNN on Intel GPUs adds up atomically'),
+    _functions('torch.backends.cuda.cudnn_sdp_enabled', 'torch.backends.cuda.cudnn_sdp_enabled',
+               'torch.backends.cuda.enable_cudnn_sdp', _deterministic(False),
+               'backward of attention in cuDNN has no deterministic form; the flash and '
+               'memory-efficient backends have one, and torch picks it'),
+    Flag('torch._inductor.config.deterministic', lambda: _inductor_config().deterministic,
+         lambda value: setattr(_inductor_config(), 'deterministic', value),
+         _deterministic(True), 'no timing of candidate kernels',
          later=lambda env: env.get('TORCHINDUCTOR_DETERMINISTIC') == '1'),
-    Flag('torch.utils.deterministic.fill_uninitialized_memory',
-         *_attribute(lambda: torch.utils.deterministic, 'fill_uninitialized_memory'),
-         lambda s: (s.fill_uninitialized_memory, ) if s.mode else (),
-         'most of the price of determinism, and only of use to find reads of unset memory'),
+    _attribute('torch.utils.deterministic.fill_uninitialized_memory',
+               lambda s: (s.fill_uninitialized_memory, ) if s.mode else (),
+               'most of the price of determinism, and only of use to find reads of unset memory'),
     Flag('mmrepro.native_operators', _has_native_operators, _set_native_operators,
-         _when_deterministic(True),
+         _deterministic(True),
          "torch's own kernels that would raise, or break ties as they like: "
          'docs/reference/operators.md'),
     # Not torch.use_deterministic_algorithms: recent releases import inductor in there, 1.6 s.
-    Flag('torch.deterministic_debug_mode',
-         *_functions(lambda: torch, 'get_deterministic_debug_mode', 'set_deterministic_debug_mode'),
-         _debug_mode, 'deterministic algorithms; without one, an error (2) or a warning (1)',
-         setter='torch.set_deterministic_debug_mode'),
+    _functions('torch.deterministic_debug_mode', 'torch.get_deterministic_debug_mode',
+               'torch.set_deterministic_debug_mode',
+               lambda s: (1, ) if s.mode == 'warn' else (2, ) if s.mode else (),
+               'deterministic algorithms; without one, an error (2) or a warning (1)'),
 )
 
 # name -> getter, for the snapshot only
-RECORDED_FLAGS = {
-    'torch.num_interop_threads': lambda: torch.get_num_interop_threads(),
-    'torch.backends.mkldnn.enabled': lambda: torch.backends.mkldnn.enabled,
-    'torch.backends.cuda.matmul.allow_fp16_accumulation':
-    lambda: torch.backends.cuda.matmul.allow_fp16_accumulation,
-    'torch.backends.cuda.flash_sdp_enabled': lambda: torch.backends.cuda.flash_sdp_enabled(),
-    'torch.backends.cuda.mem_efficient_sdp_enabled':
-    lambda: torch.backends.cuda.mem_efficient_sdp_enabled(),
-    'torch.backends.cuda.math_sdp_enabled': lambda: torch.backends.cuda.math_sdp_enabled(),
+RECORDED_FLAGS: Dict[str, Callable[[], Any]] = {
+    'torch.num_interop_threads': torch.get_num_interop_threads,
+    **{name: functools.partial(_find, name) for name in (
+        'torch.backends.mkldnn.enabled', 'torch.backends.cuda.matmul.allow_fp16_accumulation')},
+    **{name: lambda name=name: _find(name)() for name in (
+        'torch.backends.cuda.flash_sdp_enabled', 'torch.backends.cuda.mem_efficient_sdp_enabled',
+        'torch.backends.cuda.math_sdp_enabled')},
     # without importing OpenCV: a module that is not there raises AttributeError
     'cv2.num_threads': lambda: sys.modules.get('cv2').getNumThreads(),
 }

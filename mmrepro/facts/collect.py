@@ -115,15 +115,14 @@ def settings_of(config: Mapping[str, Any]) -> Dict[str, Any]:
     kept = {key: value for key, value in config.items() if key not in NOT_SETTINGS}
     hooks = kept.pop('custom_hooks', None)
     if isinstance(hooks, (list, tuple)):
-        hooks = [hook for hook in hooks if not _only_watches(hook)]
+        hooks = [hook for hook in hooks if _type_name(hook) not in WATCHERS]
     flat = flatten({**kept, 'custom_hooks': hooks} if hooks else kept)
     return {f'config.{name}': value for name, value in flat.items()}
 
 
-def _only_watches(hook: Any) -> bool:
+def _type_name(hook: Any) -> str:
     kind = hook.get('type') if isinstance(hook, Mapping) else None
-    name = getattr(kind, '__name__', None) or str(kind).rsplit('.', 1)[-1]
-    return name in WATCHERS
+    return getattr(kind, '__name__', None) or str(kind).rsplit('.', 1)[-1]
 
 
 @functools.cache

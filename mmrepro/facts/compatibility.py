@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import fnmatch
 import textwrap
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-__all__ = ['CHANGES', 'HARMLESS', 'RULES', 'Difference', 'ResumeError', 'differences', 'table']
+__all__ = ['CHANGES', 'HARMLESS', 'RULES', 'FactDifference', 'ResumeError', 'differences', 'table']
 
 CHANGES, HARMLESS = 'changes bits', 'harmless'
 
@@ -18,7 +18,7 @@ class ResumeError(RuntimeError):
     """The run that resumes differs from the one that wrote the checkpoint."""
 
 
-class Difference(NamedTuple):
+class FactDifference(NamedTuple):
     """One fact that differs. ``severity`` is CHANGES or HARMLESS."""
     name: str
     then: Any
@@ -27,19 +27,12 @@ class Difference(NamedTuple):
     consequence: str
 
 
-class Rule(NamedTuple):
-    """What follows when a fact whose name matches ``pattern`` differs.
-
-    Attributes:
-        pattern: as in ``fnmatch``.
-        severity: CHANGES or HARMLESS.
-        consequence: for the table.
-        only: the condition under which it matters (a key of CONDITIONS); harmless otherwise.
-    """
-    pattern: str
-    severity: str
-    consequence: str
-    only: str = ''
+class FactRule(NamedTuple):
+    """What follows when a fact whose name matches ``pattern`` differs."""
+    pattern: str  # as in fnmatch
+    severity: str  # CHANGES or HARMLESS
+    consequence: str  # for the table
+    only: str = ''  # key of CONDITIONS: harmless unless it holds
 
 
 def _reacts_to_metrics(facts: Mapping[str, Any]) -> bool:
@@ -69,92 +62,87 @@ CONDITIONS = {
     'validation': lambda facts: _reacts_to_metrics(facts) or _averages_at_validation(facts),
 }
 
-# The first row that matches counts.
-RULES = (
-    Rule('randomness.seed', CHANGES, 'different order of data, different random numbers'),
-    Rule('randomness.resume_strict', HARMLESS, ''),
-    Rule('randomness.operators', HARMLESS, 'the provider of operators is compared by itself'),
-    Rule('randomness.*', CHANGES, 'different random numbers or kernels'),
-    Rule('scheme', CHANGES, 'random numbers are derived in another way'),
-    Rule('world_size', CHANGES, 'different batches per rank, gradients added in a different order'),
-    Rule('train_samples', CHANGES, 'the training data are not the same'),
-    Rule('operators', CHANGES, 'different kernels for the operators of mmcv'),
-    Rule('version.mmrepro', HARMLESS, 'the scheme of the random numbers is compared by itself'),
-    Rule('version.python', HARMLESS, 'nothing random depends on the interpreter'),
-    Rule('version.cudnn', CHANGES, 'different kernels', 'cuda'),
-    Rule('version.cuda', CHANGES, 'different kernels'),
-    Rule('version.driver', HARMLESS, 'kernels come with CUDA and cuDNN'),
-    Rule('version.pycocotools', HARMLESS, 'metrics only'),
-    Rule('version.*', CHANGES, 'a different implementation'),
-    Rule('hardware.*', CHANGES, 'different kernels: sums in a different order'),
-    Rule('torch.num_threads', CHANGES, 'sums are split differently'),
-    Rule('torch.num_interop_threads', HARMLESS, 'no operator is split by it'),
-    Rule('cv2.num_threads', HARMLESS, 'OpenCV splits images, not sums'),
-    Rule('torch.backends.cu*', CHANGES, 'different kernels', 'cuda'),
-    Rule('torch._inductor.*', HARMLESS, 'compiled models are compiled again'),
-    Rule('torch.utils.deterministic.fill_uninitialized_memory', HARMLESS,
-         'only code that reads memory before it writes it can tell'),
-    Rule('torch.*', CHANGES, 'different kernels'),
-    Rule('env.PYTHONHASHSEED', HARMLESS, 'no order comes from hashes'),
-    Rule('env.O*_NUM_THREADS', HARMLESS, 'the number of threads is compared by itself'),
-    Rule('env.MKL_NUM_THREADS', HARMLESS, 'the number of threads is compared by itself'),
-    Rule('env.CUDA_LAUNCH_BLOCKING', HARMLESS, 'speed only'),
-    Rule('env.PYTORCH_CUDA_ALLOC_CONF', HARMLESS, 'addresses only'),
-    Rule('env.CU*', CHANGES, 'different kernels', 'cuda'),
-    Rule('env.NVIDIA_*', CHANGES, 'different kernels', 'cuda'),
-    Rule('env.NCCL_*', CHANGES, 'a different order of the sums over ranks', 'ranks'),
-    Rule('env.*', CHANGES, 'different kernels'),
-    Rule('config.train_dataloader.num_workers', CHANGES, 'streams belong to workers',
-         'worker streams'),
-    Rule('config.train_dataloader.persistent_workers', CHANGES, 'streams belong to workers',
-         'worker streams'),
-    *(Rule(f'config.train_dataloader.{name}', HARMLESS, 'speed only') for name in (
-        'prefetch_factor', 'pin_memory', 'timeout', 'multiprocessing_context')),
-    Rule('config.train_cfg.max_*', CHANGES,
-         'the run ends elsewhere; schedules and hooks that count from the end move'),
-    *(Rule(f'config.{name}*', CHANGES, 'training reacts to metrics, or to averages of BatchNorm '
-           'over ranks', 'validation')
-      for name in ('train_cfg.val_', 'train_cfg.dynamic_intervals', 'val_cfg')),
-    *(Rule(f'config.val_{name}*', CHANGES, 'training reacts to metrics', 'metrics')
-      for name in ('dataloader', 'evaluator')),
-    *(Rule(f'config.default_hooks.{name}*', HARMLESS, 'what is written, not what is computed')
-      for name in ('checkpoint', 'logger', 'timer', 'visualization')),
-    Rule('config.env_cfg.mp_cfg*', HARMLESS, 'how workers start'),
-    Rule('config.env_cfg.dist_cfg*', CHANGES, 'the sums over ranks', 'ranks'),
-    *(Rule(f'config.{name}*', CHANGES, 'different training') for name in (
-        'model', 'train_dataloader', 'train_cfg', 'optim_wrapper', 'param_scheduler',
-        'auto_scale_lr', 'custom_hooks', 'default_hooks', 'data_preprocessor', 'env_cfg',
-        'default_scope', 'sync_bn', 'find_unused_parameters', 'broadcast_buffers',
-        'detect_anomalous_params', 'compile', 'activation_checkpointing',
-        'efficient_conv_bn_eval', 'runner_type')),
-    Rule('*', HARMLESS, 'the training does not read it'),
+# patterns and the other fields of FactRule; the first pattern that matches counts
+_ROWS: Tuple[Tuple[str, ...], ...] = (
+    ('randomness.seed', CHANGES, 'different order of data, different random numbers'),
+    ('randomness.resume_strict', HARMLESS, ''),
+    ('randomness.operators', HARMLESS, 'the provider of operators is compared by itself'),
+    ('randomness.*', CHANGES, 'different random numbers or kernels'),
+    ('scheme', CHANGES, 'random numbers are derived in another way'),
+    ('world_size', CHANGES, 'different batches per rank, gradients added in a different order'),
+    ('train_samples', CHANGES, 'the training data are not the same'),
+    ('operators', CHANGES, 'different kernels for the operators of mmcv'),
+    ('version.mmrepro', HARMLESS, 'the scheme of the random numbers is compared by itself'),
+    ('version.python', HARMLESS, 'nothing random depends on the interpreter'),
+    ('version.cudnn', CHANGES, 'different kernels', 'cuda'),
+    ('version.cuda', CHANGES, 'different kernels'),
+    ('version.driver', HARMLESS, 'kernels come with CUDA and cuDNN'),
+    ('version.pycocotools', HARMLESS, 'metrics only'),
+    ('version.*', CHANGES, 'a different implementation'),
+    ('hardware.*', CHANGES, 'different kernels: sums in a different order'),
+    ('torch.num_threads', CHANGES, 'sums are split differently'),
+    ('torch.num_interop_threads', HARMLESS, 'no operator is split by it'),
+    ('cv2.num_threads', HARMLESS, 'OpenCV splits images, not sums'),
+    ('torch.backends.cu*', CHANGES, 'different kernels', 'cuda'),
+    ('torch._inductor.*', HARMLESS, 'compiled models are compiled again'),
+    ('torch.utils.deterministic.fill_uninitialized_memory', HARMLESS,
+     'only code that reads memory before it writes it can tell'),
+    ('torch.*', CHANGES, 'different kernels'),
+    ('env.PYTHONHASHSEED', HARMLESS, 'no order comes from hashes'),
+    ('env.O*_NUM_THREADS env.MKL_NUM_THREADS', HARMLESS,
+     'the number of threads is compared by itself'),
+    ('env.CUDA_LAUNCH_BLOCKING', HARMLESS, 'speed only'),
+    ('env.PYTORCH_CUDA_ALLOC_CONF', HARMLESS, 'addresses only'),
+    ('env.CU* env.NVIDIA_*', CHANGES, 'different kernels', 'cuda'),
+    ('env.NCCL_*', CHANGES, 'a different order of the sums over ranks', 'ranks'),
+    ('env.*', CHANGES, 'different kernels'),
+    ('config.train_dataloader.num_workers config.train_dataloader.persistent_workers', CHANGES,
+     'streams belong to workers', 'worker streams'),
+    ('config.train_dataloader.prefetch_factor config.train_dataloader.pin_memory '
+     'config.train_dataloader.timeout config.train_dataloader.multiprocessing_context', HARMLESS,
+     'speed only'),
+    ('config.train_cfg.max_*', CHANGES,
+     'the run ends elsewhere; schedules and hooks that count from the end move'),
+    ('config.train_cfg.val_* config.train_cfg.dynamic_intervals* config.val_cfg*', CHANGES,
+     'training reacts to metrics, or to averages of BatchNorm over ranks', 'validation'),
+    ('config.val_dataloader* config.val_evaluator*', CHANGES, 'training reacts to metrics',
+     'metrics'),
+    ('config.default_hooks.checkpoint* config.default_hooks.logger* config.default_hooks.timer* '
+     'config.default_hooks.visualization*', HARMLESS, 'what is written, not what is computed'),
+    ('config.env_cfg.mp_cfg*', HARMLESS, 'how workers start'),
+    ('config.env_cfg.dist_cfg*', CHANGES, 'the sums over ranks', 'ranks'),
+    ('config.model* config.train_dataloader* config.train_cfg* config.optim_wrapper* '
+     'config.param_scheduler* config.auto_scale_lr* config.custom_hooks* config.default_hooks* '
+     'config.data_preprocessor* config.env_cfg* config.default_scope* config.sync_bn* '
+     'config.find_unused_parameters* config.broadcast_buffers* config.detect_anomalous_params* '
+     'config.compile* config.activation_checkpointing* config.efficient_conv_bn_eval* '
+     'config.runner_type*', CHANGES, 'different training'),
+    ('*', HARMLESS, 'the training does not read it'),
 )
+RULES = tuple(FactRule(pattern, *row) for patterns, *row in _ROWS for pattern in patterns.split())
 
 # of facts that exist only once a module is imported
 _UNKNOWN = ('unavailable', 'mmcv is not in use')
 
 
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> List[Difference]:
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> List[FactDifference]:
     """Facts that differ, those that change bits first; see :func:`mmrepro.facts.collect`."""
     found = []
     for name in sorted({*then, *now}):
         before, after = then.get(name, _ABSENT), now.get(name, _ABSENT)
         same = before == after and isinstance(before, bool) == isinstance(after, bool)
-        if same or before in _UNKNOWN or after in _UNKNOWN or _not_asked(name, before, after):
+        # a package that only one of the processes had imported when it looked
+        not_asked = name.startswith(('version.', 'train_samples')) and _ABSENT in (before, after)
+        if same or before in _UNKNOWN or after in _UNKNOWN or not_asked:
             continue
         rule = next(rule for rule in RULES if fnmatch.fnmatchcase(name, rule.pattern))
         matters = not rule.only or CONDITIONS[rule.only](then) or CONDITIONS[rule.only](now)
         severity = rule.severity if matters else HARMLESS
-        found.append(Difference(name, before, after, severity, rule.consequence))
+        found.append(FactDifference(name, before, after, severity, rule.consequence))
     return sorted(found, key=lambda one: (one.severity != CHANGES, one.name))
 
 
-def _not_asked(name: str, before: Any, after: Any) -> bool:
-    """A package that only one of the processes had imported when it looked."""
-    return name.startswith(('version.', 'train_samples')) and _ABSENT in (before, after)
-
-
-def table(rows: Sequence[Difference]) -> str:
+def table(rows: Sequence[FactDifference]) -> str:
     """Name, then, now, consequence; long values are shortened."""
     shown = [('', 'then', 'now', 'consequence'), *(
         (row.name, _text(row.then), _text(row.now), row.consequence) for row in rows[:MAX_ROWS])]
@@ -167,13 +155,6 @@ def table(rows: Sequence[Difference]) -> str:
     return textwrap.indent('\n'.join(lines), '  ')
 
 
-def one_line(rows: Iterable[Difference]) -> str:
-    """Harmless differences, for the log."""
-    parts = [f'{row.name} {_cut(_text(row.then), 24)} -> {_cut(_text(row.now), 24)}'
-             for row in rows]
-    return '; '.join([*parts[:8], *([f'and {len(parts) - 8} more'] if len(parts) > 8 else [])])
-
-
 def check(path: str, then: Dict[str, Any], now: Dict[str, Any], strict: bool) -> List[str]:
     """Lines for the log about what differs from the run that wrote ``path``.
 
@@ -182,7 +163,8 @@ def check(path: str, then: Dict[str, Any], now: Dict[str, Any], strict: bool) ->
     """
     found = differences(then, now)
     serious = [row for row in found if row.severity == CHANGES]
-    harmless = [row for row in found if row.severity == HARMLESS]
+    harmless = [f'{row.name} {_cut(_text(row.then), 24)} -> {_cut(_text(row.now), 24)}'
+                for row in found if row.severity == HARMLESS]
     lines = []
     if serious:
         text = f'This run differs from the one that wrote {path}:\n{table(serious)}\n'
@@ -193,13 +175,14 @@ def check(path: str, then: Dict[str, Any], now: Dict[str, Any], strict: bool) ->
                 'new run from these weights: load_from=..., resume=False')
         lines.append(f'{text}The result is not that of the uninterrupted run.')
     if harmless:
-        lines.append(f'different from the resumed run, without effect on its bits: '
-                     f'{one_line(harmless)}')
+        more = [f'and {len(harmless) - 8} more'] if len(harmless) > 8 else []
+        lines.append('different from the resumed run, without effect on its bits: '
+                     + '; '.join([*harmless[:8], *more]))
     return lines
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) and value == _ABSENT else repr(value)
+    return _ABSENT if value == _ABSENT else repr(value)
 
 
 def _cut(text: str, width: int) -> str:

@@ -14,13 +14,13 @@ from mmengine.dist import get_world_size
 
 from ..distributed.unwrap import unwrap
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
-from ..facts.compatibility import CHANGES, HARMLESS, Difference, differences
+from ..facts.compatibility import CHANGES, HARMLESS, FactDifference, differences
 from . import provenance
 from .reader import FingerprintError, read_json
 from .schema import FOLDER
 from .snapshot import Snapshot
 
-__all__ = ['CHANGES', 'HARMLESS', 'MAY', 'Difference', 'Manifest', 'compare_manifests',
+__all__ = ['CHANGES', 'HARMLESS', 'MAY', 'FactDifference', 'Manifest', 'compare_manifests',
            'make_manifest', 'read_manifest', 'write_manifest']
 
 FORMAT = 1
@@ -155,7 +155,7 @@ def read_manifest(path: str, name: Optional[str] = None) -> Manifest:
 _ELSEWHERE = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size')
 
 
-def compare_manifests(first: Manifest, second: Manifest) -> List[Difference]:
+def compare_manifests(first: Manifest, second: Manifest) -> List[FactDifference]:
     """What differs, by severity: CHANGES, then MAY, then HARMLESS; by name within."""
     found = differences(first.facts, second.facts)
     fields = [_fields(manifest.content) for manifest in (first, second)]
@@ -164,7 +164,7 @@ def compare_manifests(first: Manifest, second: Manifest) -> List[Difference]:
         if before != after:
             severity, why = next(row for pattern, *row in RULES
                                  if fnmatch.fnmatchcase(name, pattern))
-            found.append(Difference(name, before, after, severity, why))
+            found.append(FactDifference(name, before, after, severity, why))
     return sorted(found, key=lambda one: (ORDER.index(one.severity), one.name))
 
 

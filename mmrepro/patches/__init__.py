@@ -13,6 +13,7 @@ import builtins
 import functools
 import importlib
 import importlib.util
+import pkgutil
 import sys
 import warnings
 from types import ModuleType
@@ -93,8 +94,7 @@ def _do(patch: Patch) -> None:
             f'{patch.target} does not exist in this version, so cause {patch.cause.id} is not '
             f'covered ({patch.cause.why})', RuntimeWarning, stacklevel=3)
         return
-    module, _, function = patch.replacement.partition(':')
-    after = getattr(importlib.import_module(module), function)(stock)
+    after = pkgutil.resolve_name(patch.replacement)(stock)
     _changes[patch] = _Replaced(owner, name, vars(owner).get(name, _ABSENT), after)
     setattr(owner, name, after)
 
@@ -116,19 +116,14 @@ def _locate(patch: Patch) -> Tuple[Optional[Any], str]:
     """The object that holds the target and the attribute's name; (None, name) without a holder."""
     path, _, attributes = patch.target.partition(':')
     *parents, name = attributes.split('.')
-    owner: Any = _module(path)
+    owner: Any = sys.modules.get(path)
+    if path.partition('.')[0] in _IMPORTED:
+        try:
+            owner = importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            # `path` itself or a parent of it is missing, as opposed to something that it imports
+            if error.name is None or not f'{path}.'.startswith(f'{error.name}.'):
+                raise
     for parent in parents:
         owner = getattr(owner, parent, None)
     return owner, name
-
-
-def _module(path: str) -> Optional[ModuleType]:
-    if path.partition('.')[0] not in _IMPORTED:
-        return sys.modules.get(path)
-    try:
-        return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        # `path` itself or a parent of it is missing, as opposed to something that it imports
-        if error.name is not None and f'{path}.'.startswith(f'{error.name}.'):
-            return None
-        raise

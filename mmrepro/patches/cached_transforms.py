@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Callable, List
 
 from ..data.batch_context import EXTRA_SAMPLES, BatchContext, current_batch
+from .wrapping import around
 
 __all__ = ['PARTNERS', 'pure']
 
@@ -53,21 +54,17 @@ def partners(kind: str, current: int, max_cached_images: int) -> List[int]:
     return [offset for offset in range(first, last) if offset != current][-max_cached_images + 1:]
 
 
-def pure(transform: Callable) -> Callable:
+@around
+def pure(stock: Callable[..., dict], self: Any, results: dict) -> dict:
     """``transform`` of a cached class, with partners from the batch instead of its cache.
 
     Outside of keyed data loading (a script that asks for ``dataset[0]``) stock's cache is used.
     """
-
-    def wrapped(self: Any, results: dict) -> dict:
-        batch = current_batch()
-        if batch is None:
-            return transform(self, results)
-        outer, self.results_cache = self.results_cache, _Partners(self, batch)
-        try:
-            return transform(self, results)
-        finally:
-            self.results_cache = outer
-
-    wrapped.__doc__, wrapped.__name__ = transform.__doc__, transform.__name__
-    return wrapped
+    batch = current_batch()
+    if batch is None:
+        return stock(self, results)
+    outer, self.results_cache = self.results_cache, _Partners(self, batch)
+    try:
+        return stock(self, results)
+    finally:
+        self.results_cache = outer

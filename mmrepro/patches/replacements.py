@@ -19,46 +19,27 @@ WORKER_PACKAGES = ('mmdet.datasets', 'mmengine.structures', 'albumentations')
 
 @dataclass(frozen=True)
 class StockCause:
-    """A cause of differences, as ``docs/explanation/causes.md`` shows it. Each text fits a line.
-
-    Attributes:
-        id: of the cause in the documentation; several rows may share one.
-        why: what goes wrong.
-        where: file and line in MMDetection 3.3.0, relative to its package, or MMEngine 0.10.7.
-        affects: users that meet it.
-        fix: what mmrepro does.
-        affects_data: the replacements change what is drawn from, or read out of, the data streams,
-            so they are left out when an old run is repeated with MMEngine's own streams.
-        replaces: (target, replacement) pairs, see :class:`Patch`.
-        types: types in a config that meet it; empty for what no training config names.
-        condition: ``key=value`` that has to be in the type's dict, or ''.
-        details: more than fits a cell.
-    """
-    id: str
-    why: str
-    where: str
-    affects: str
-    fix: str
+    """A cause of differences, as ``docs/explanation/causes.md`` shows it; a line a text."""
+    id: str  # of the cause in the documentation; several rows may share one
+    why: str  # what goes wrong
+    where: str  # file and line in MMDetection 3.3.0, relative to its package, or MMEngine 0.10.7
+    affects: str  # users that meet it
+    fix: str  # what mmrepro does
+    # the replacements change what is drawn from, or read out of, the data streams, so they are left
+    # out when an old run is repeated with MMEngine's own streams
     affects_data: bool
-    replaces: Tuple[Tuple[str, str], ...]
-    types: Tuple[str, ...] = ()
-    condition: str = ''
-    details: str = ''
+    replaces: Tuple[Tuple[str, str], ...]  # (target, replacement) pairs, see `Patch`
+    types: Tuple[str, ...] = ()  # in a config; empty for what no training config names
+    condition: str = ''  # ``key=value`` that has to be in the type's dict, or ''
+    details: str = ''  # more than fits a cell
 
 
 class Patch(NamedTuple):
-    """One replacement.
-
-    Attributes:
-        target: what is replaced, ``'package.module:attribute'`` or
-            ``'package.module:Class.attribute'``. A bare name of a builtin (``set``) that the module
-            does not define is shadowed in that module only.
-        replacement: ``'package.module:function'``; the function receives the stock object
-            and returns the new one.
-        cause: its row.
-    """
+    """One replacement."""
+    # 'package.module:attribute' or 'package.module:Class.attribute'; a bare name of a builtin
+    # (`set`) that the module does not define is shadowed in that module only
     target: str
-    replacement: str
+    replacement: str  # 'package.module:function', which takes the stock object and returns the new
     cause: StockCause
 
     @property
@@ -76,66 +57,60 @@ _TRANSFORMS = 'mmdet.datasets.transforms'
 _DRAWING = 'mmdet.visualization.local_visualizer'
 
 CAUSES: Tuple[StockCause, ...] = (
-    StockCause(
-        'B12', 'Partners are what this worker loaded before: depends on workers and on a resume',
+    StockCause('B12',
+        'Partners are what this worker loaded before: depends on workers and on a resume',
         '`CachedMosaic`, `CachedMixUp` in `datasets/transforms/transforms.py` 3420-3457, 3671-3712',
         'RTMDet', "Partners follow from the sample's position in the global order", True,
         ((f'{_TRANSFORMS}.transforms:CachedMosaic.transform', 'cached_transforms:pure'),
          (f'{_TRANSFORMS}.transforms:CachedMixUp.transform', 'cached_transforms:pure')),
         ('CachedMosaic', 'CachedMixUp')),
-    StockCause(
-        'C1', 'Names of negative classes go through a set of strings: depends on `PYTHONHASHSEED`',
+    StockCause('C1',
+        'Names of negative classes go through a set of strings: depends on `PYTHONHASHSEED`',
         '`datasets/transforms/text_transformers.py` 195-208', 'MM-Grounding-DINO',
         'In that module `set` keeps the order of insertion', True,
         ((f'{_TRANSFORMS}.text_transformers:set', 'ordered:ordered_set'), ),
         ('RandomSamplingNegPos', )),
-    StockCause(
-        'C1', "A worker's first sample chooses the name of a class `a/b` for all later samples",
+    StockCause('C1',
+        "A worker's first sample chooses the name of a class `a/b` for all later samples",
         '`RandomSamplingNegPos.od_aug`, same file 163-165',
         'MM-Grounding-DINO with `label_map_file`', 'Each sample gets a copy of the table', True,
         ((f'{_TRANSFORMS}.text_transformers:RandomSamplingNegPos.od_aug',
-          'datasets:own_class_names'), ),
+          'methods:own_class_names'), ),
         ('RandomSamplingNegPos', ), '',
         '`RandomSamplingNegPos` writes the name that it draws into the table that all samples '
         'share.'),
-    StockCause(
-        'C2', 'Tensors hash by address: their set difference removes nothing, in any order',
+    StockCause('C2', 'Tensors hash by address: their set difference removes nothing, in any order',
         '`models/task_modules/samplers/instance_balanced_pos_sampler.py` 47-48',
         'Libra R-CNN, QDTrack', 'In that module `set` compares tensors by value, in order', False,
         (('mmdet.models.task_modules.samplers.instance_balanced_pos_sampler:set',
           'ordered:ordered_set'), ),
         ('InstanceBalancedPosSampler', 'CombinedSampler'), '',
         'The order of the result is that of memory addresses, and positives are drawn twice.'),
-    StockCause(
-        'C5', '`np.random.seed(track id)` on the global generator, never restored',
+    StockCause('C5', '`np.random.seed(track id)` on the global generator, never restored',
         '`random_color` in `visualization/local_visualizer.py` 514', 'tracking with drawing on',
         'The generator is put back', True,
-        ((f'{_DRAWING}:random_color', 'visualization:keep_generators'), )),
-    StockCause(
-        'C6', 'Mask colours are jittered with the global generator',
+        ((f'{_DRAWING}:random_color', 'generators:keep_generators'), )),
+    StockCause('C6', 'Mask colours are jittered with the global generator',
         '`jitter_color`, called by `DetLocalVisualizer.add_datasample`',
         'drawing masks during validation', 'The generators are put back after each image', True,
-        ((f'{_DRAWING}:DetLocalVisualizer.add_datasample', 'visualization:keep_generators'), )),
-    StockCause(
-        'C6', 'The palette is drawn from the global generator',
+        ((f'{_DRAWING}:DetLocalVisualizer.add_datasample', 'generators:keep_generators'), )),
+    StockCause('C6', 'The palette is drawn from the global generator',
         '`GroundingVisualizationHook.after_test_iter` in `engine/hooks/visualization_hook.py` 408',
         'Grounding DINO with drawing on', 'The generators are put back', True,
         (('mmdet.engine.hooks.visualization_hook:GroundingVisualizationHook.after_test_iter',
-          'visualization:keep_generators'), )),
-    StockCause(
-        'C7', 'Images are indexed in the order in which the file system lists them',
+          'generators:keep_generators'), )),
+    StockCause('C7', 'Images are indexed in the order in which the file system lists them',
         '`ADE20KSegDataset.load_data_list` in `datasets/ade20k.py` 246',
         'semantic ADE20K (its base class sorts)', 'Sorted by path', True,
-        (('mmdet.datasets.ade20k:ADE20KSegDataset.load_data_list', 'datasets:sorted_by_path'), ),
+        (('mmdet.datasets.ade20k:ADE20KSegDataset.load_data_list', 'methods:sorted_by_path'), ),
         ('ADE20KSegDataset', )),
-    StockCause(
-        'C8', 'One sentence per object is drawn while loading; what ran before moved the generator',
+    StockCause('C8',
+        'One sentence per object is drawn while loading; what ran before moved the generator',
         '`datasets/refcoco.py` 133', "RefCOCO with `text_mode='random'`",
         'Chosen by root seed and reference id', True,
-        (('mmdet.datasets.refcoco:RefCocoDataset._init_refs', 'datasets:keyed_sentences'), ),
+        (('mmdet.datasets.refcoco:RefCocoDataset._init_refs', 'methods:keyed_sentences'), ),
         ('RefCocoDataset', ), 'text_mode=random'),
-    StockCause(
-        'C13', 'Fields live in a set of strings: order of keys depends on `PYTHONHASHSEED`',
+    StockCause('C13', 'Fields live in a set of strings: order of keys depends on `PYTHONHASHSEED`',
         '`BaseDataElement` in MMEngine `structures/base_data_element.py` 212-327',
         'comparing dumped predictions byte by byte', 'Sorted names', False,
         (('mmengine.structures.base_data_element:BaseDataElement.keys', 'ordered:sorted_names'),
@@ -143,51 +118,46 @@ CAUSES: Tuple[StockCause, ...] = (
           'ordered:sorted_names')), (), '',
         '`keys()`, `items()` and `to_dict()` of `BaseDataElement` follow that order. No gradient '
         'of a stock model was found to depend on it.'),
-    StockCause(
-        'C13', 'Groups of a semi-supervised batch come in the order of hashed tags',
+    StockCause('C13', 'Groups of a semi-supervised batch come in the order of hashed tags',
         '`utils/split_batch.py` 41', 'no stock detector of 3.x; ported 2.x ones',
         'In that module `set` keeps the order of insertion', False,
         (('mmdet.utils.split_batch:set', 'ordered:ordered_set'), ), ('MultiBranch', )),
-    StockCause(
-        'C14', 'Fitting a Gaussian mixture may move the global NumPy generator',
+    StockCause('C14', 'Fitting a Gaussian mixture may move the global NumPy generator',
         '`models/dense_heads/paa_head.py` 322', 'PAA, LAD', 'A fixed `random_state`', True,
-        (('mmdet.models.dense_heads.paa_head:skm', 'models:seeded_mixture'), ),
+        (('mmdet.models.dense_heads.paa_head:skm', 'generators:seeded_mixture'), ),
         ('PAAHead', 'LADHead'), '',
         'scikit-learn 1.2 and 1.3 move the generator, 1.9 does not. The fit does not depend on the '
         'seed: means, weights and precisions are given.'),
-    StockCause(
-        'C16', 'From albumentations 1.4.21 on, the operating system seeds the pipelines',
+    StockCause('C16', 'From albumentations 1.4.21 on, the operating system seeds the pipelines',
         '`Albu` in `datasets/transforms/transforms.py` 1630; any `Compose` of your own',
         'any config with albumentations',
         "Each call of a pipeline without `seed` draws its generators from the sample's", True,
         (('albumentations.core.composition:Compose.__call__',
-          'albumentations:seeded_from_sample'), ),
+          'generators:seeded_pipeline'), ),
         ('Albu', ), '',
         "albumentations 1.4.20 and older follow Python's global generator. A pipeline that you "
         'gave a seed keeps its own stream, which belongs to a worker. Transforms of albumentations '
         'that are called alone, outside a `Compose`, are not covered.'),
-    StockCause(
-        'C17', "Impulse noise and compiled glass blur draw from unseeded generators",
+    StockCause('C17', "Impulse noise and compiled glass blur draw from unseeded generators",
         '`Corrupt` in `datasets/transforms/transforms.py` 1527',
         'robustness tests, training with corruptions',
         "Both are seeded from the sample's generator for the call", True,
-        ((f'{_TRANSFORMS}.transforms:Corrupt.transform', 'corruptions:seeded_from_sample'), ),
+        ((f'{_TRANSFORMS}.transforms:Corrupt.transform', 'generators:seeded_corruption'), ),
         ('Corrupt', ), '',
         "Impulse noise draws from scikit-image's generator. Glass blur draws from Numba's in the "
         'development version of `imagecorruptions`.'),
-    StockCause(
-        'C22', 'Trident convolutions start from uninitialised memory without pretrained weights',
+    StockCause('C22',
+        'Trident convolutions start from uninitialised memory without pretrained weights',
         '`models/backbones/trident_resnet.py` 54', 'TridentNet trained from scratch',
         'They start like the `Conv2d` of a ResNet', False,
         (('mmdet.models.backbones.trident_resnet:TridentConv.__init__',
-          'models:initialised'), ),
+          'methods:initialised'), ),
         ('TridentResNet', )),
-    StockCause(
-        'C23', 'Inference asks every head for its `loss_cls`; that of SSD has none',
+    StockCause('C23', 'Inference asks every head for its `loss_cls`; that of SSD has none',
         '`models/dense_heads/base_dense_head.py` 376, `ssd_head.py`', 'SSD, SSDLite, PISA-SSD',
         'The head gets `loss_cls = None`', False,
         (('mmdet.models.dense_heads.ssd_head:SSDHead.__init__',
-          'models:without_loss_of_its_own'), ),
+          'methods:without_loss_of_its_own'), ),
         (), '',
         'Since 3.1 validation of SSD ends with an `AttributeError`, with or without mmrepro.'),
 )

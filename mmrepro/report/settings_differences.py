@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from ..facts.compatibility import Difference, differences
+from ..facts.compatibility import FactDifference, differences
 from ..fingerprint.manifest import CHANGES, HARMLESS, Manifest, compare_manifests
 from .run_view import RunView
 
@@ -21,7 +21,7 @@ def is_known(run: RunView) -> bool:
     return bool(run.manifest or run.facts)
 
 
-def manifest_differences(a: RunView, b: RunView) -> List[Difference]:
+def manifest_differences(a: RunView, b: RunView) -> List[FactDifference]:
     """What differs, that which changes bits first: manifests if both runs have one, else settings.
 
     Of a run that was started several times, the manifest of the last start, with the weights that

@@ -35,7 +35,7 @@ def table(monkeypatch):
 
 def row(target: str) -> Patch:
     cause = StockCause('C7', 'a reason', 'somewhere', 'someone', 'a fix', False, ())
-    return Patch(target, 'mmrepro.patches.datasets:sorted_by_path', cause)
+    return Patch(target, 'mmrepro.patches.methods:sorted_by_path', cause)
 
 
 def names_of(rows) -> list:

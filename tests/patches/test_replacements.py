@@ -386,10 +386,10 @@ def test_compiled_glass_blur_follows_the_sample(monkeypatch):
 
     assert len({corrupted(monkeypatch, 'glass_blur', corrupt) for _ in range(3)}) > 1
     patches.apply()
-    from mmrepro.patches import corruptions
-    corruptions._numba_seeder.cache_clear()
+    from mmrepro.patches import generators
+    generators._numba_seeder.cache_clear()
     assert len({corrupted(monkeypatch, 'glass_blur', corrupt) for _ in range(3)}) == 1
-    corruptions._numba_seeder.cache_clear()
+    generators._numba_seeder.cache_clear()
 
 
 def test_other_corruptions_draw_nothing_more(monkeypatch):

@@ -1,12 +1,13 @@
-"""Datasets and transforms that depend on more than their files and the seed."""
+"""Methods of datasets, transforms, backbones and heads."""
 from __future__ import annotations
 
-from typing import List
+from typing import Any, List
 
 from .. import seeds
 from .wrapping import around
 
-__all__ = ['keyed_sentences', 'own_class_names', 'sorted_by_path']
+__all__ = ['initialised', 'keyed_sentences', 'own_class_names', 'sorted_by_path',
+           'without_loss_of_its_own']
 
 
 @around
@@ -40,3 +41,22 @@ def own_class_names(stock, self, results: dict) -> dict:
     if names is not None:
         results['text'] = dict(names)
     return stock(self, results)
+
+
+@around
+def without_loss_of_its_own(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """The constructor of a head that has no ``loss_cls`` to be asked for."""
+    stock(self, *args, **kwargs)
+    if not hasattr(self, 'loss_cls'):
+        self.loss_cls = None
+
+
+@around
+def initialised(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """The constructor of a convolution that no ``init_weights`` knows.
+
+    As MMDetection's ResNet initialises its ``Conv2d``; pretrained weights come later.
+    """
+    from mmengine.model import kaiming_init
+    stock(self, *args, **kwargs)
+    kaiming_init(self)
