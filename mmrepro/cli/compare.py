@@ -21,7 +21,6 @@ from ..report.settings_differences import manifest_differences
 from ..report.terminal import console, table
 from ..report.weight_distances import checkpoint_distances
 from ..text import shorten
-from . import program_name
 from .arguments import Parser, quiet_when_reader_leaves
 
 __all__ = ['compare', 'main', 'write']
@@ -71,7 +70,24 @@ def write(found: Comparison, folder: str) -> Dict[str, str]:
 @quiet_when_reader_leaves
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Compare two runs; 0: nothing differs, 1: something does, 2: they cannot be compared."""
-    args = _parser().parse_args(argv)
+    parser = Parser(
+        'compare', 'Where do two runs diverge, and how does the difference grow? With '
+        'fingerprints (train --fingerprint) in both, bits are compared; without, what MMEngine '
+        'logged.',
+        'example:\n  %(prog)s work_dirs/monday work_dirs/tuesday --out comparison\n\n'
+        'exit code: 0 nothing differs, 1 something does, 2 nothing to compare or wrong usage')
+    parser.add_argument('run_a', help='a work directory, a time-stamped folder of MMEngine, or a '
+                        'scalars.json')
+    parser.add_argument('run_b', help='the other one')
+    parser.add_argument('--out', metavar='DIR', help='write plots (PNG) and compare.html here')
+    parser.add_argument('--publish', metavar='CONFIG', help="also send the result to TensorBoard, "
+                        "Weights & Biases and so on: the backends of this config's visualizer")
+    parser.add_argument('--all', action='store_true',
+                        help='list every difference in what the runs were made of, harmless or not')
+    parser.add_argument('--json', action='store_true', help='write JSON to the standard output')
+    parser.add_argument('--no-weights', action='store_true',
+                        help='leave checkpoints unread (they are large)')
+    args = parser.parse_args(argv)
     try:
         found = compare(args.run_a, args.run_b, weights=not args.no_weights)
         written = write(found, args.out) if args.out else {}
@@ -79,7 +95,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             written.update(_publish(found, args))
     # AuditError, of a bad path of a config, and RunError are ValueErrors
     except (ValueError, MissingPlots, OSError) as error:
-        print(f'{program_name("compare")}: {error}', file=sys.stderr)
+        print(f'{parser.prog}: {error}', file=sys.stderr)
         return 2
     code = 2 if not found.common else int(not found.equal)
     if args.json:
@@ -130,15 +146,12 @@ def as_dict(found: Comparison, code: int, written: Dict[str, str]) -> Dict[str, 
         manifest=[row._asdict() for row in found.manifest],
         parted=found.diverged,
         weights=[row._asdict() for row in found.weights],
-        losses={name: _last(column) for name, column in found.losses.items()},
+        losses={name: dict(
+            iteration=steps[-1], a=_finite(one[-1]), b=_finite(other[-1]),
+            largest_difference=_finite(max((abs(b - a) for a, b in zip(one, other)
+                                            if math.isfinite(b - a)), default=math.nan)))
+                for name, (steps, one, other) in found.losses.items()},
         notes=found.notes, written=written)
-
-
-def _last(column: Any) -> Dict[str, Any]:
-    steps, one, other = column
-    return dict(iteration=steps[-1], a=_finite(one[-1]), b=_finite(other[-1]),
-                largest_difference=_finite(max((abs(b - a) for a, b in zip(one, other)
-                                                if math.isfinite(b - a)), default=math.nan)))
 
 
 def _finite(value: float) -> Optional[float]:
@@ -197,26 +210,3 @@ def show(found: Comparison, console: Any, everything: bool = False) -> None:
     console.print(Text(f'\n{found.verdict()}', 'bold green' if found.equal else 'bold red'))
     for item in advice(found):
         console.print(Text(f'  {item}'))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=program_name('compare'),
-        description='Where do two runs diverge, and how does the difference grow? With '
-        'fingerprints (train --fingerprint) in both, bits are compared; without, what MMEngine '
-        'logged.',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog='example:\n  %(prog)s work_dirs/monday work_dirs/tuesday --out comparison\n\n'
-        'exit code: 0 nothing differs, 1 something does, 2 nothing to compare or wrong usage')
-    parser.add_argument('run_a', help='a work directory, a time-stamped folder of MMEngine, or a '
-                        'scalars.json')
-    parser.add_argument('run_b', help='the other one')
-    parser.add_argument('--out', metavar='DIR', help='write plots (PNG) and compare.html here')
-    parser.add_argument('--publish', metavar='CONFIG', help="also send the result to TensorBoard, "
-                        "Weights & Biases and so on: the backends of this config's visualizer")
-    parser.add_argument('--all', action='store_true',
-                        help='list every difference in what the runs were made of, harmless or not')
-    parser.add_argument('--json', action='store_true', help='write JSON to the standard output')
-    parser.add_argument('--no-weights', action='store_true',
-                        help='leave checkpoints unread (they are large)')
-    return parser

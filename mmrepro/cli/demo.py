@@ -86,21 +86,16 @@ def _loss(record: Record) -> str:
 
 
 def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
-    parser = Parser(
-        prog=program_name('demo'), description='Train one config twice, in two processes, and '
-        'compare the weights after every iteration.',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog='example:\n  mmrepro demo --epochs 3')
+    parser = Parser('demo', 'Train one config twice, in two processes, and compare the weights '
+                    'after every iteration.', 'example:\n  mmrepro demo --epochs 3')
     data = parser.add_mutually_exclusive_group()
     data.add_argument('--data', default='data/demo', metavar='DIR',
                       help='where the demonstration dataset is written (default: data/demo)')
     data.add_argument('--coco', metavar='DIR', help='train on COCO 2017 in this folder instead')
     parser.add_argument('--config', metavar='CONFIG', default=None,
                         help='a config of configs/demo (default: Faster R-CNN R50-FPN)')
-    parser.add_argument('--images', type=int, default=6, metavar='N',
-                        help='train on the first N images (default: 6)')
-    parser.add_argument('--epochs', type=int, default=2, metavar='N',
-                        help='epochs over these images (default: 2)')
+    parser.add_number('--images', 6, 'N', 'train on the first N images')
+    parser.add_number('--epochs', 2, 'N', 'epochs over these images')
     parser.add_argument('--work-dir', default='work_dirs/demo', metavar='DIR',
                         help='where configs and logs go (default: work_dirs/demo)')
     args = parser.parse_args(argv)

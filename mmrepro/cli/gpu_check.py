@@ -14,7 +14,7 @@ __all__ = ['main']
 def _parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     name = program_name('gpu_check')
     parser = Parser(
-        prog=name, formatter_class=argparse.RawDescriptionHelpFormatter,
+        'gpu_check',
         description='Find out whether training repeats bit for bit on this device, operator by\n'
         'operator and detector by detector, and what it costs.',
         epilog=f'example:\n  {name} --out DIR --only detectors/DINO')

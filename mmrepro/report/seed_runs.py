@@ -129,8 +129,7 @@ def run_job(job: SeedJob) -> Dict[str, Any]:
     Raises:
         SeedsError: the process failed, or left no metrics; names its log.
     """
-    command = ['mmrepro.cli', 'train', job.config, '--seed', str(job.seed), '--work-dir',
-               job.folder]
+    command = ['mmrepro', 'train', job.config, '--seed', str(job.seed), '--work-dir', job.folder]
     if glob.glob(os.path.join(glob.escape(job.folder), '*.pth')):
         command.append('--resume')
     if job.options:
