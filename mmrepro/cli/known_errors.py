@@ -14,16 +14,10 @@ __all__ = ['KNOWN', 'KnownError', 'known', 'one_line']
 
 
 class KnownError(NamedTuple):
-    """An error that names setting or file, value and what is allowed.
-
-    Attributes:
-        error: full name of the class.
-        module: beginning of the name of the module that raises it; '' for any.
-        function: that raises it; '' for any.
-    """
-    error: str
-    module: str = ''
-    function: str = ''
+    """An error that names setting or file, value and what is allowed."""
+    error: str  # full name of the class
+    module: str = ''  # beginning of the name of the module that raises it; '' for any
+    function: str = ''  # that raises it; '' for any
 
 
 KNOWN = (

@@ -59,34 +59,28 @@ class FirstDifference:
 
 @dataclass
 class Comparison:
-    """All that the reports show.
-
-    Attributes:
-        exact: bits were compared (fingerprints); otherwise what MMEngine logged.
-        common: iterations that both have.
-        only: iterations that one has and the other lacks.
-        losses: loss -> (iterations, values of A, values of B).
-        vals: metric -> (steps, values of A, values of B).
-        metric: the first metric of a validation that differs, of fingerprints.
-        diverged: parameter -> first iteration after which its bits differ, None: never; in the
-            order of the model. Empty below level 'parameter'.
-        norms: (iterations, parameters, relative difference of norms per iteration and parameter);
-            0 where the bits agree.
-        weights: distances between the checkpoints that both runs wrote.
-    """
+    """All that the reports show."""
     a: RunView
     b: RunView
-    exact: bool
-    common: List[int]
-    only: Tuple[List[int], List[int]]
+    exact: bool  # bits were compared (fingerprints); otherwise what MMEngine logged
+    common: List[int]  # iterations that both have
+    only: Tuple[List[int], List[int]]  # iterations that one has and the other lacks
     first: Optional[FirstDifference]
     differing: int
+    # the first metric of a validation that differs, of fingerprints
     metric: Optional[Divergence] = None
     manifest: List[Any] = field(default_factory=list)
+    # loss -> (iterations, values of A, values of B)
     losses: Dict[str, Tuple[List[int], List[float], List[float]]] = field(default_factory=dict)
+    # metric -> (steps, values of A, values of B)
     vals: Dict[str, Tuple[List[int], List[float], List[float]]] = field(default_factory=dict)
+    # parameter -> first iteration after which its bits differ, None: never; in the order of the
+    # model. Empty below level 'parameter'.
     diverged: Dict[str, Optional[int]] = field(default_factory=dict)
+    # (iterations, parameters, relative difference of norms per iteration and parameter); 0 where
+    # the bits agree
     norms: Tuple[List[int], List[str], List[List[float]]] = ((), (), ())
+    # distances between the checkpoints that both runs wrote
     weights: List[Any] = field(default_factory=list)
     notes: List[str] = field(default_factory=list)
 

@@ -25,33 +25,24 @@ class RunError(ValueError):
 
 @dataclass
 class RunView:
-    """What is known of one run. Iterations are counted from 0 everywhere.
-
-    Attributes:
-        path: work directory.
-        name: short name for legends.
-        ranks: rank -> fingerprints; empty for a stock run.
-        scalars: iteration -> what MMEngine logged in training, as floats.
-        logged_vals: step -> metrics that MMEngine logged; its step is the epoch, or the iteration
-            of an iteration-based run.
-        manifest: of the last start.
-        began: manifest of the start that the others continue, the same one for a run of one start.
-        facts: name -> value: manifest, or settings from the config that MMEngine dumped.
-        checkpoints: file name -> path.
-        starts: how often the run was started.
-        notes: torn lines, missing files, and so on.
-    """
-    path: str
-    name: str
+    """What is known of one run. Iterations are counted from 0 everywhere."""
+    path: str  # work directory
+    name: str  # short name for legends
+    # rank -> fingerprints; empty for a stock run
     ranks: Dict[int, RankLog] = field(default_factory=dict)
+    # iteration -> what MMEngine logged in training, as floats
     scalars: Dict[int, Dict[str, float]] = field(default_factory=dict)
+    # step -> metrics that MMEngine logged; its step is the epoch, or the iteration of an iteration-
+    # based run
     logged_vals: Dict[int, Dict[str, float]] = field(default_factory=dict)
+    # name -> value: manifest, or settings from the config that MMEngine dumped
     facts: Dict[str, Any] = field(default_factory=dict)
-    manifest: Dict[str, Any] = field(default_factory=dict)
+    manifest: Dict[str, Any] = field(default_factory=dict)  # of the last start
+    # manifest of the start that the others continue, the same one for a run of one start
     began: Dict[str, Any] = field(default_factory=dict)
-    checkpoints: Dict[str, str] = field(default_factory=dict)
-    starts: int = 0
-    notes: List[str] = field(default_factory=list)
+    checkpoints: Dict[str, str] = field(default_factory=dict)  # file name -> path
+    starts: int = 0  # how often the run was started
+    notes: List[str] = field(default_factory=list)  # torn lines, missing files, and so on
 
     @property
     def kind(self) -> str:

@@ -38,22 +38,14 @@ class SeedsError(ValueError):
 
 
 class SeedJob(NamedTuple):
-    """One seed of one config.
-
-    Attributes:
-        label: of the config, for tables.
-        config: path of the file.
-        options: ``KEY=VALUE`` changes, as in ``train``.
-        digest: of the effective settings, without the seed.
-        folder: work directory.
-        variables: those that the process has to start with; without them it would start twice.
-    """
-    label: str
-    config: str
-    options: Tuple[str, ...]
-    digest: str
+    """One seed of one config."""
+    label: str  # of the config, for tables
+    config: str  # path of the file
+    options: Tuple[str, ...]  # ``KEY=VALUE`` changes, as in ``train``
+    digest: str  # of the effective settings, without the seed
     seed: int
-    folder: str
+    folder: str  # work directory
+    # those that the process has to start with; without them it would start twice
     variables: Tuple[Tuple[str, str], ...] = ()
 
 

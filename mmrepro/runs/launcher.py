@@ -52,22 +52,14 @@ class TrainingFailed(RuntimeError):
 
 
 class Launch(NamedTuple):
-    """One training to start.
-
-    Attributes:
-        command: module and arguments for ``python -m``.
-        log: path that the output is added to; ``{rank}`` in it becomes the rank.
-        env: variables that differ from this process's; None takes one out.
-        ranks: processes.
-        cwd: folder that they start in.
-        codes: exit codes that are no failure.
-    """
-    command: Sequence[str]
-    log: str
+    """One training to start."""
+    command: Sequence[str]  # module and arguments for ``python -m``
+    log: str  # path that the output is added to; ``{rank}`` in it becomes the rank
+    # variables that differ from this process's; None takes one out
     env: Mapping[str, Optional[str]] = {}
-    ranks: int = 1
-    cwd: Optional[str] = None
-    codes: Tuple[int, ...] = (0, )
+    ranks: int = 1  # processes
+    cwd: Optional[str] = None  # folder that they start in
+    codes: Tuple[int, ...] = (0, )  # exit codes that are no failure
 
 
 def launch_of(training: Training, log: str, env: Mapping[str, Optional[str]] = {},

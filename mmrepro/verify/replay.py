@@ -34,18 +34,11 @@ BY_DESIGN = ('created', 'command', 'cwd', 'work_dir', 'config.default_hooks.chec
 
 
 class ReplayOutcome(NamedTuple):
-    """What a replay came to.
-
-    Attributes:
-        compared: iterations that agree, before the first difference.
-        difference: the first one.
-        environment: differences between the two manifests.
-        notes: what a reader of the original's files should know.
-    """
-    compared: int
-    difference: Optional[Divergence]
-    environment: List[Any]
-    notes: List[str]
+    """What a replay came to."""
+    compared: int  # iterations that agree, before the first difference
+    difference: Optional[Divergence]  # the first one
+    environment: List[Any]  # differences between the two manifests
+    notes: List[str]  # what a reader of the original's files should know
 
     @property
     def rank(self) -> int:

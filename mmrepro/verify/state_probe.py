@@ -55,15 +55,11 @@ class ProbeHook(Hook):
 
 
 class StateVerdict(NamedTuple):
-    """What came out.
-
-    Attributes:
-        lost: attributes that the resumed run does not have as the uninterrupted one does, not
-            even after its last iteration.
-        first: the first iteration whose losses differ, or 'weights', 'optimizer'; '' when all
-            bits agree.
-    """
+    """What came out."""
+    # attributes that the resumed run does not have as the uninterrupted one does, not even after
+    # its last iteration
     lost: List[Lost]
+    # the first iteration whose losses differ, or 'weights', 'optimizer'; '' when all bits agree
     first: str
     at: int
     iterations: int

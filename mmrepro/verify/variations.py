@@ -26,20 +26,13 @@ __all__ = ['VARIATIONS', 'VariationResult', 'prepare', 'result_of', 'verify']
 
 
 class Variation(NamedTuple):
-    """One thing that must not matter.
-
-    Attributes:
-        title: for the certificate.
-        change: turns the reference's config into that of the variation, in place.
-        env: variables that differ from the reference.
-        kill: the run is killed in its middle and resumed.
-        validate: the run validates in its middle; the reference never does.
-    """
-    title: str
+    """One thing that must not matter."""
+    title: str  # for the certificate
+    # turns the reference's config into that of the variation, in place
     change: Callable[[Config], None] = lambda cfg: None
-    env: Dict[str, str] = {}
-    kill: bool = False
-    validate: bool = False
+    env: Dict[str, str] = {}  # variables that differ from the reference
+    kill: bool = False  # the run is killed in its middle and resumed
+    validate: bool = False  # the run validates in its middle; the reference never does
 
 
 def _other_workers(cfg: Config) -> None:

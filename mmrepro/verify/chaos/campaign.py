@@ -22,44 +22,26 @@ WITHOUT_PROGRESS = 20  # attempts that end by themselves, with an error, before 
 
 
 class CampaignSettings(NamedTuple):
-    """Of a campaign.
-
-    Attributes:
-        work_dir: a folder for configs, logs, checkpoints.
-        kills: how many interruptions.
-        seed: of their kinds and moments.
-        ranks: processes of each run.
-        workers: data loader workers of each rank.
-        kinds: keys of ``KINDS``; empty for all that are possible.
-        span: most iterations and validation batches from a start to an interruption.
-        start_method: of the processes; 'fork' is faster, 'spawn' is a fresh interpreter.
-    """
-    work_dir: str
-    kills: int
-    seed: int
-    ranks: int
-    workers: int
-    kinds: Sequence[str] = ()
-    span: int = 8
-    start_method: str = 'fork'
+    """Of a campaign."""
+    work_dir: str  # a folder for configs, logs, checkpoints
+    kills: int  # how many interruptions
+    seed: int  # of their kinds and moments
+    ranks: int  # processes of each run
+    workers: int  # data loader workers of each rank
+    kinds: Sequence[str] = ()  # keys of ``KINDS``; empty for all that are possible
+    span: int = 8  # most iterations and validation batches from a start to an interruption
+    start_method: str = 'fork'  # of the processes; 'fork' is faster, 'spawn' is a fresh interpreter
 
 
 class Kill(NamedTuple):
-    """The outcome of one interruption.
-
-    Attributes:
-        done: iterations that were finished when the processes ended.
-        resumed: at which the next start began.
-        half_written: files that lay there half written.
-        seconds: until all processes had ended.
-    """
+    """The outcome of one interruption."""
     run: int
     kind: str
     codes: List[int]
-    done: int
-    resumed: Optional[int]
-    half_written: int
-    seconds: float
+    done: int  # iterations that were finished when the processes ended
+    resumed: Optional[int]  # at which the next start began
+    half_written: int  # files that lay there half written
+    seconds: float  # until all processes had ended
     ended_by_us: List[int]
 
 

@@ -14,19 +14,13 @@ Processes = List[Tuple[int, Tuple[int, ...]]]  # per rank: process id, those of 
 
 
 class Kind(NamedTuple):
-    """One way to interrupt.
-
-    Attributes:
-        why: what does this to a run.
-        strike: does it to the processes.
-        moment: the event after which it happens, '' for any iteration or validation batch.
-        possible: whether it is, with so many ranks and workers.
-        codes: exit codes that the processes may end with; negative: the number of a signal.
-    """
-    why: str
-    strike: Callable[[Processes, Random], None]
-    moment: str = ''
+    """One way to interrupt."""
+    why: str  # what does this to a run
+    strike: Callable[[Processes, Random], None]  # does it to the processes
+    moment: str = ''  # the event after which it happens, '' for any iteration or validation batch
+    # whether it is, with so many ranks and workers
     possible: Callable[[int, int], bool] = lambda ranks, workers: True
+    # exit codes that the processes may end with; negative: the number of a signal
     codes: Tuple[int, ...] = (-signal.SIGKILL, )
 
 
