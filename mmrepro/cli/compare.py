@@ -201,9 +201,8 @@ def show(found: Comparison, console: Any, everything: bool = False) -> None:
                  [(name, str(steps[-1]), f'{one[-1]:.9g}', f'{other[-1]:.9g}',
                    f'{max(abs(b - a) for a, b in zip(one, other)):.3g}')
                   for name, (steps, one, other) in list(found.losses.items())[:MAX_ROWS]])
-    weights = [(row.name, '-' if row.distance is None else f'{row.distance:.6g}',
-                '-' if row.relative is None else f'{row.relative:.3g}', row.note)
-               for row in found.weights if row.distance or row.note]
+    weights = [(row.name, *row.shown(), row.note) for row in found.weights
+               if row.distance or row.note]
     if weights:
         console.print()
         rows(('checkpoint', 'distance', 'relative', 'note'), weights)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any, Iterator, NamedTuple, Optional
 
 from ..runs.reduction import missing_file
@@ -21,11 +22,8 @@ class KnownError(NamedTuple):
 
 
 KNOWN = (
-    # a setting
     KnownError('mmrepro.config.RandomnessError'),
-    # a setting that contradicts determinism
     KnownError('mmrepro.determinism.policy.DeterminismError'),
-    # damaged, or holds what could run code
     KnownError('mmrepro.checkpoint.files.CheckpointError'),
     # a `load_from` that is not there
     KnownError('builtins.FileNotFoundError', 'mmrepro.checkpoint.files', 'load'),
@@ -41,13 +39,10 @@ KNOWN = (
 def known(error: BaseException, cfg: Any, building: bool = False) -> str:
     """What to tell the user instead of a traceback; '' for an error that is not known.
 
-    Args:
-        error: that a training or an evaluation ended with.
-        cfg: its config.
-        building: it ended while the runner was built.
+    ``building``: the error came while the runner of ``cfg`` was built.
     """
     for one in _chain(error):
-        frame = _raised_in(one)
+        frame = next((frame for frame, _ in list(walk_tb(one.__traceback__))[-1:]), None)
         names = {f'{cls.__module__}.{cls.__qualname__}' for cls in type(one).__mro__}
         for row in KNOWN:
             if row.error in names and _raised_by(frame, row):
@@ -79,13 +74,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while inner is not None and type(inner) is type(error):
         yield inner
         inner = inner.__cause__ or inner.__context__
-
-
-def _raised_in(error: BaseException) -> Any:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace and trace.tb_frame
 
 
 def _raised_by(frame: Any, row: KnownError) -> bool:

@@ -22,6 +22,8 @@ from .run_view import RunView, number
 __all__ = ['Comparison', 'FirstDifference', 'FieldRow', 'compare_runs']
 
 LOGGED = 'scalars'  # prefix of fields that MMEngine logged
+# name -> (steps, values of A, values of B)
+Columns = Dict[str, Tuple[List[int], List[float], List[float]]]
 
 
 class FieldRow(NamedTuple):
@@ -70,10 +72,8 @@ class Comparison:
     # the first metric of a validation that differs, of fingerprints
     metric: Optional[Divergence] = None
     manifest: List[Any] = field(default_factory=list)
-    # loss -> (iterations, values of A, values of B)
-    losses: Dict[str, Tuple[List[int], List[float], List[float]]] = field(default_factory=dict)
-    # metric -> (steps, values of A, values of B)
-    vals: Dict[str, Tuple[List[int], List[float], List[float]]] = field(default_factory=dict)
+    losses: Columns = field(default_factory=dict)
+    vals: Columns = field(default_factory=dict)  # metrics
     # parameter -> first iteration after which its bits differ, None: never; in the order of the
     # model. Empty below level 'parameter'.
     diverged: Dict[str, Optional[int]] = field(default_factory=dict)
@@ -193,14 +193,10 @@ def _first_logged(a: RunView, b: RunView,
 # ---------------------------------------------------------------------------- growth
 
 
-def _columns(a: Dict[int, Dict[str, float]], b: Dict[int, Dict[str, float]]
-             ) -> Dict[str, Tuple[List[int], List[float], List[float]]]:
+def _columns(a: Dict[int, Dict[str, float]], b: Dict[int, Dict[str, float]]) -> Columns:
     """Per name: the steps at which both have it, and both values."""
-    names: Dict[str, None] = {}
-    for row in (*a.values(), *b.values()):
-        names.update(dict.fromkeys(row))
     found = {}
-    for name in names:
+    for name in dict.fromkeys(name for row in (*a.values(), *b.values()) for name in row):
         steps = [i for i in sorted(set(a) & set(b)) if name in a[i] and name in b[i]]
         if steps:
             found[name] = (steps, [a[i][name] for i in steps], [b[i][name] for i in steps])

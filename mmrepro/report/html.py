@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import base64
 from html import escape
+from itertools import zip_longest
 from typing import Any, Dict, Iterable, List, Sequence
 
 from ..text import listed
@@ -57,12 +58,11 @@ def document(title: str, body: Iterable[str]) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], marked: Sequence[bool] = (),
           code: Sequence[int] = ()) -> str:
     """A table; rows that are ``marked`` stand out, columns in ``code`` are in a fixed pitch."""
-    marked = list(marked)
     lines = []
-    for index, row in enumerate(rows):
+    for row, stands_out in zip_longest(rows, marked):
         cells = ''.join(f'<td{" class=code" if column in code else ""}>{escape(str(cell))}</td>'
                         for column, cell in enumerate(row))
-        other = ' class="other"' if index < len(marked) and marked[index] else ''
+        other = ' class="other"' if stands_out else ''
         lines.append(f'<tr{other}>{cells}</tr>')
     names = ''.join(f'<th>{escape(name)}</th>' for name in head)
     return f'<table><thead><tr>{names}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
@@ -100,9 +100,8 @@ def report(found: Comparison, pictures: Dict[str, bytes]) -> str:
     parts += [picture(title, pictures[name]) for name, (title, _) in PLOTS.items()
               if name in pictures]
     if found.weights:
-        rows = [(row.name, '-' if row.distance is None else f'{row.distance:.6g}',
-                 '-' if row.relative is None else f'{row.relative:.3g}',
-                 '; '.join(f'{name} {value:.2g}' for name, value in row.largest[:3]), row.note)
+        rows = [(row.name, *row.shown(), '; '.join(
+            f'{name} {value:.2g}' for name, value in row.largest[:3]), row.note)
                 for row in found.weights]
         parts.append(section('Checkpoints', table(
             ('file', 'distance', 'relative', 'largest relative distances', ''), rows,

@@ -41,24 +41,17 @@ def publish(cfg: Any, folder: str, name: str,
     if not backends:
         return []
     import mmengine.visualization  # noqa: F401  registers the backends
+    import numpy as np
     from mmengine.registry import VISBACKENDS
-    built = []
-    for backend in backends:
-        settings = copy.deepcopy(dict(backend))
-        settings.setdefault('save_dir', folder)
-        built.append(VISBACKENDS.build(settings))
+    from PIL import Image
+    built = [VISBACKENDS.build(copy.deepcopy({'save_dir': folder, **backend}))
+             for backend in backends]
     scalars = list(scalars)
     for backend in built:
         for tag, value, step in scalars:
             backend.add_scalar(tag, value, step=step)
         for tag, data in (pictures or {}).items():
-            backend.add_image(f'{name}/{tag}', _pixels(data), step=0)
+            pixels = np.asarray(Image.open(io.BytesIO(data)).convert('RGB'))
+            backend.add_image(f'{name}/{tag}', pixels, step=0)
         backend.close()
     return [type(backend).__name__ for backend in built]
-
-
-def _pixels(data: bytes) -> Any:
-    """RGB, uint8, height x width x 3."""
-    import numpy as np
-    from PIL import Image
-    return np.asarray(Image.open(io.BytesIO(data)).convert('RGB'))

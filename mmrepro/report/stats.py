@@ -109,14 +109,9 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
     smallest = 2 / 2**found.n if found.n <= EXACT_PAIRS else 1 / (SAMPLES + 1)
     verdict, larger = _verdict(found, t_p, flip, smallest, detectable)
     wilcoxon = float(_scipy().wilcoxon(differences).pvalue) if any(differences) else None
-    return Paired(found, t, t_p, wilcoxon, flip, smallest, detectable, _correlation(a, b), verdict,
-                  larger)
-
-
-def _correlation(a: Sequence[float], b: Sequence[float]) -> Optional[float]:
-    if len(set(a)) == 1 or len(set(b)) == 1:
-        return None
-    return float(np.corrcoef(a, b)[0, 1])
+    vary = len(set(a)) > 1 and len(set(b)) > 1
+    correlation = float(np.corrcoef(a, b)[0, 1]) if vary else None
+    return Paired(found, t, t_p, wilcoxon, flip, smallest, detectable, correlation, verdict, larger)
 
 
 def _verdict(found: Summary, t_p: Optional[float], flip: float, smallest: float,

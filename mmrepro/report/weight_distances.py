@@ -26,6 +26,11 @@ class Distance(NamedTuple):
     largest: Tuple[Tuple[str, float], ...] = ()
     note: str = ''  # why there is no distance, or what is not in it
 
+    def shown(self) -> Tuple[str, str]:
+        """Distance and relative distance as text."""
+        return ('-' if self.distance is None else f'{self.distance:.6g}',
+                '-' if self.relative is None else f'{self.relative:.3g}')
+
 
 def checkpoint_distances(a: RunView, b: RunView) -> List[Distance]:
     """One row for each numbered checkpoint that both runs have, in the order of training."""
