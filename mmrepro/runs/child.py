@@ -7,12 +7,13 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from contextlib import suppress
 from typing import Any, Dict, NamedTuple, Optional, Sequence
 
 from mmengine.config import Config
 
 from .startup import build_runner, restart_for
-from .stopping import EventHook, train_until_stopped
+from .stopping import EventHook, StopTraining
 
 __all__ = ['Training', 'main', 'train_here']
 
@@ -47,7 +48,8 @@ def train_here(training: Training) -> None:
     if training.attach is not None:
         module, _, function = training.attach.partition(':')
         getattr(importlib.import_module(module), function)(runner, **training.given)
-    train_until_stopped(runner)
+    with suppress(StopTraining):
+        runner.train()
     if training.save is not None:
         runner.save_checkpoint(runner.work_dir, training.save, by_epoch=False,
                                meta=dict(epoch=runner.epoch, iter=runner.iter))

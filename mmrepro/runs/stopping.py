@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from mmengine.hooks import Hook
 
-__all__ = ['EventHook', 'StopTraining', 'train_until_stopped']
+__all__ = ['EventHook', 'StopTraining']
 
 
 class StopTraining(BaseException):
@@ -15,14 +15,6 @@ class StopTraining(BaseException):
 
     A BaseException, so that no ``except Exception`` of a hook or a model swallows it.
     """
-
-
-def train_until_stopped(runner: Any) -> None:
-    """``runner.train()``, which :class:`StopTraining` may end."""
-    try:
-        runner.train()
-    except StopTraining:
-        pass
 
 
 class EventHook(Hook):

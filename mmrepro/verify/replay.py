@@ -119,8 +119,12 @@ def _follow(training: LaunchedTraining, work_dir: str, original: RecordedRun, ma
     while not ended and difference is None:
         ended = training.poll()
         if around is None:
-            around = _environment(manifest, work_dir)
-            if around is not None:
+            try:
+                found = compare_manifests(manifest, read_manifest(work_dir))
+            except FingerprintError:
+                pass  # not written yet
+            else:
+                around = [one for one in found if not one.name.startswith(BY_DESIGN)]
                 report(around)
         logs = read_ranks(os.path.join(work_dir, FOLDER))
         difference = compare_logs(original.ranks, logs, end)
@@ -151,12 +155,3 @@ def compare_logs(original: Mapping[int, RankLog], logs: Mapping[int, RankLog],
     """The first difference before iteration ``end``: of an iteration, else of a validation."""
     original = before(original, end)
     return first_divergence(original, logs) or first_differing_metric(original, logs)
-
-
-def _environment(manifest: Manifest, work_dir: str) -> Optional[List[Any]]:
-    try:
-        now = read_manifest(work_dir)
-    except FingerprintError:
-        return None  # not written yet
-    return [one for one in compare_manifests(manifest, now)
-            if not one.name.startswith(BY_DESIGN)]

@@ -102,12 +102,17 @@ def probe(cfg: Config, at: int, iterations: int, work_dir: str,
         'resumed', resume=True, checkpoint=os.path.join(work_dir, 'run', CHECKPOINT))]
     train(trainings)
     *runs, resumed = [_seen(one) for one in trainings]
-    before, after = (lost_state([run[key] for run in runs], resumed[key])
+    before, after = (lost_state([one[key] for one in runs], resumed[key])
                      for key in ('before', 'after'))
     still = {(row.place, row.attribute) for row in after}
     # what is there again after a few iterations is a cache
     lost = [row for row in before if (row.place, row.attribute) in still]
-    return StateVerdict(lost, _first_difference(runs[0], resumed), at, iterations)
+    run = runs[0]
+    differing = [f'{name} of iteration {iteration}' for iteration, losses in run['losses'].items()
+                 for name, value in losses.items()
+                 if resumed['losses'].get(iteration, {}).get(name) != value]
+    differing += [name for name in ('weights', 'optimizer') if run[name] != resumed[name]]
+    return StateVerdict(lost, next(iter(differing), ''), at, iterations)
 
 
 def _seen(training: Training) -> Dict[str, Any]:
@@ -116,11 +121,3 @@ def _seen(training: Training) -> Dict[str, Any]:
                            f'{training.given["iterations"]}')
     with open(training.given['out'], encoding='utf-8') as file:
         return json.load(file)
-
-
-def _first_difference(run: Dict[str, Any], resumed: Dict[str, Any]) -> str:
-    for iteration, losses in run['losses'].items():
-        for name, value in losses.items():
-            if resumed['losses'].get(iteration, {}).get(name) != value:
-                return f'{name} of iteration {iteration}'
-    return next((name for name in ('weights', 'optimizer') if run[name] != resumed[name]), '')

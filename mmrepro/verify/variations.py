@@ -103,15 +103,18 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
         cfg: a config whose data exist.
         work_dir: for configs, logs and fingerprints; what an earlier call left is removed.
         names: keys of :data:`VARIATIONS`.
-        iterations: that each of them trains.
         jobs: how many run at a time.
-        level: of the fingerprints.
         say: is told the progress, one line.
 
     Raises:
         TrainingFailed: a training ended with an error.
     """
-    prepared = _prepared(cfg, iterations, level)
+    prepared = copy.deepcopy(cfg)
+    add_fingerprints(prepared, level)
+    prepared.verify_iterations = iterations  # for _keep_checkpoint; nothing else reads it
+    without_evaluation(prepared)
+    without_checkpoints(prepared)
+    prepared.resume = False
     skipped = _skipped(cfg, names, iterations)
     runs = [_planned(name, prepared, work_dir, iterations, cfg)
             for name in ('reference', *names) if name not in skipped]
@@ -132,17 +135,6 @@ def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> Dict[str, st
     elif 'resume' in names and streams != 'sample':
         skipped['resume'] = f'with worker_seed={streams!r} no run resumes within an epoch'
     return skipped
-
-
-def _prepared(cfg: Config, iterations: int, level: str) -> Config:
-    """The reference: no validation, no checkpoints."""
-    cfg = copy.deepcopy(cfg)
-    add_fingerprints(cfg, level)
-    cfg.verify_iterations = iterations  # for _keep_checkpoint; nothing else reads it
-    without_evaluation(cfg)
-    without_checkpoints(cfg)
-    cfg.resume = False
-    return cfg
 
 
 def _planned(name: str, prepared: Config, work_dir: str, iterations: int,

@@ -46,14 +46,7 @@ class Kill(NamedTuple):
 
 
 class Campaign:
-    """Interrupts runs of one config.
-
-    Attributes:
-        kills: :class:`Kill` of each interruption.
-        problems: everything that was not as in the uninterrupted run, as lines of text.
-        runs: complete interrupted runs.
-        compared: iterations and validations that were compared.
-    """
+    """Interrupts runs of one config."""
 
     def __init__(self, config: Config, settings: CampaignSettings,
                  say: Callable[[str], Any] = print) -> None:
@@ -61,8 +54,10 @@ class Campaign:
         self._random = Random(settings.seed)
         self.kinds = list(settings.kinds) or allowed(settings.ranks, settings.workers)
         self.kills: List[Kill] = []
-        self.problems: List[str] = []
-        self.runs = self.compared = self.iterations = 0
+        self.problems: List[str] = []  # all that was not as in the uninterrupted run
+        self.runs = 0  # interrupted, and through
+        self.compared = 0  # iterations and validations
+        self.iterations = 0  # of a run
         self._deck: List[str] = []
 
     def run(self) -> bool:
@@ -94,7 +89,14 @@ class Campaign:
             began = [event.iteration for event in attempt.events[0] if event.kind == 'begin']
             if pending is not None:
                 self._keep(pending._replace(resumed=began[0] if began else None))
-            self._check(number, _records(attempt), found)
+            for key, content in _records(attempt).items():
+                rank, kind, iteration = key
+                found[key] = content
+                self.compared += 1
+                expected = self._expected.get(key)
+                if content != expected:
+                    self.problems.append(f'run {number}, rank {rank}, {kind} {iteration}: '
+                                         f'{content}, uninterrupted: {expected}')
             self._check_files(folder, plan)
             pending = self._kill_of(number, plan, attempt, folder) if attempt.struck else None
             if not any(attempt.codes):
@@ -151,16 +153,6 @@ class Campaign:
         self.kills.append(kill)
         self._say(f'{len(self.kills):4d}  {kill.kind} after iteration {kill.done}: exit codes '
                   f'{kill.codes} after {kill.seconds:.1f} s, resumed at {kill.resumed}')
-
-    def _check(self, number: int, records: Dict[Key, Any], found: Dict[Key, Any]) -> None:
-        for key, content in records.items():
-            rank, kind, iteration = key
-            found[key] = content
-            self.compared += 1
-            expected = self._expected.get(key)
-            if content != expected:
-                self.problems.append(f'run {number}, rank {rank}, {kind} {iteration}: {content}, '
-                                     f'uninterrupted: {expected}')
 
     def _check_files(self, folder: str, plan: Optional[Interruption]) -> None:
         pointer = os.path.join(folder, 'last_checkpoint')
