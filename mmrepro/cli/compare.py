@@ -29,11 +29,7 @@ MAX_ROWS = 20  # of a table in the terminal
 
 
 def compare(path_a: str, path_b: str, weights: bool = True) -> Comparison:
-    """Read two runs and compare all that both have.
-
-    Args:
-        path_a, path_b: as for :func:`mmrepro.report.run_view.load_run`.
-        weights: compare checkpoints as well.
+    """Read two runs, with their checkpoints if ``weights``, and compare all that both have.
 
     Raises:
         RunError: a path holds no run.

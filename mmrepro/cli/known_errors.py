@@ -46,7 +46,12 @@ def known(error: BaseException, cfg: Any, building: bool = False) -> str:
         names = {f'{cls.__module__}.{cls.__qualname__}' for cls in type(one).__mro__}
         for row in KNOWN:
             if row.error in names and _raised_by(frame, row):
-                return _told(one, frame)
+                text = str(one)
+                if frame is None or frame.f_code.co_name != '__init__':
+                    return text
+                # a constructor: its message with the name of its class
+                name = type(frame.f_locals.get('self')).__name__
+                return text if name in text else f'{name}: {text}'
         if isinstance(one, OSError) and isinstance(one.filename, str):
             missing = missing_file(cfg, one.filename)
             if missing and isinstance(one, FileNotFoundError):
@@ -81,15 +86,6 @@ def _raised_by(frame: Any, row: KnownError) -> bool:
         return not row.module
     return frame.f_globals.get('__name__', '').startswith(row.module) and (
         not row.function or frame.f_code.co_name == row.function)
-
-
-def _told(error: BaseException, frame: Any) -> str:
-    """The message; that of a constructor with the name of its class."""
-    text = str(error)
-    if frame is None or frame.f_code.co_name != '__init__':
-        return text
-    name = type(frame.f_locals.get('self')).__name__
-    return text if name in text else f'{name}: {text}'
 
 
 def _is_refused(error: OSError, folder: Optional[str]) -> bool:

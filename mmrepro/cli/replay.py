@@ -13,7 +13,7 @@ from ..report.terminal import show
 from ..runs.launcher import TrainingFailed
 from ..runs.progress import ProgressLine
 from ..text import shorten
-from ..verify.replay import ReplayOutcome, replay
+from ..verify.replay import replay
 from .arguments import Parser, quiet_when_reader_leaves
 
 __all__ = ['main']
@@ -59,7 +59,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             difference=None if same else outcome.difference.as_dict(),
             environment=[one._asdict() for one in outcome.environment]), indent=1, default=str))
     else:
-        show('\n'.join([*(f'note: {note}' for note in outcome.notes), _verdict(args.run, outcome)]))
+        verdict = (f'SAME BITS: {outcome.compared} iterations of {args.run} were repeated exactly'
+                   if same else f'DIFFERENT after {outcome.compared} equal iterations: '
+                   f'{outcome.difference.text()} (first the original, then the replay)')
+        show('\n'.join([*(f'note: {note}' for note in outcome.notes), verdict]))
     return DONE if same else DIFFERENT
 
 
@@ -76,10 +79,3 @@ def _environment_text(found: Sequence[Any]) -> str:
         if len(rows) > MAX_ROWS:
             lines.append(f'    and {len(rows) - MAX_ROWS} more')
     return '\n'.join(lines)
-
-
-def _verdict(run: str, outcome: ReplayOutcome) -> str:
-    if outcome.difference is None:
-        return f'SAME BITS: {outcome.compared} iterations of {run} were repeated exactly'
-    return (f'DIFFERENT after {outcome.compared} equal iterations: '
-            f'{outcome.difference.text()} (first the original, then the replay)')

@@ -71,7 +71,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parser.parse_args(argv)
     try:
         seeds = parse_seeds(args.seeds)
-        jobs = _jobs(args, seeds)
+        paths = [find_config(path) for path in (args.config, args.compare) if path is not None]
+        labels = [os.path.splitext(os.path.basename(path))[0] for path in paths]
+        if len(set(labels)) < len(labels):
+            raise SeedsError(f'both configs are called {labels[0]}; rename one of them')
+        jobs = [job for path, label in zip(paths, labels) for job in jobs_of(
+            path, label, seeds, args.work_dir, args.options_as_given, args.cfg_options or {})]
         results = _results(jobs, args.report_only)
         metric = choose_metric([results[job] for job in jobs], args.metric)
         values: Dict[str, List[float]] = {}
@@ -94,16 +99,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for path in written:
         print(f'wrote {path}')
     return code
-
-
-def _jobs(args: argparse.Namespace, seeds: List[int]) -> List[SeedJob]:
-    paths = [find_config(path) for path in (args.config, args.compare) if path is not None]
-    labels = [os.path.splitext(os.path.basename(path))[0] for path in paths]
-    if len(set(labels)) < len(labels):
-        raise SeedsError(f'both configs are called {labels[0]}; rename one of them')
-    options = args.cfg_options or {}
-    return [job for path, label in zip(paths, labels)
-            for job in jobs_of(path, label, seeds, args.work_dir, args.options_as_given, options)]
 
 
 def _results(jobs: List[SeedJob], report_only: bool) -> Dict[SeedJob, Dict[str, Any]]:

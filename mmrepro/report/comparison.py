@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ..fingerprint.difference import (
-    ComparedField,
     Divergence,
     compare_steps,
     differing_iterations,
@@ -136,9 +135,6 @@ def compare_runs(a: RunView, b: RunView) -> Comparison:
     return comparison
 
 
-# ---------------------------------------------------------------------------- first difference
-
-
 def _first_exact(a: RunView, b: RunView) -> Tuple[Optional[FirstDifference], int]:
     iterations = list(differing_iterations(a.ranks, b.ranks))
     if not iterations:
@@ -146,14 +142,11 @@ def _first_exact(a: RunView, b: RunView) -> Tuple[Optional[FirstDifference], int
     found = divergence_at(a.ranks, b.ranks, iterations[0])
     steps = [run.ranks[found.rank].steps[found.iteration] for run in (a, b)]
     call = next((field.call for field in found.ranks[found.rank] if field.call), '')
-    return FirstDifference(found.iteration, steps[0].get('epoch'), found.rank,
-                           list(map(_row, compare_steps(*steps))), call), len(iterations)
-
-
-def _row(field: ComparedField) -> FieldRow:
-    shown = [_show(value, field.names) for value in (field.a, field.b)]
-    return FieldRow(field.field, *shown, field.same,
-                    field.names or ((field.call, ) if field.call else ()))
+    rows = [FieldRow(field.field, *(_show(value, field.names) for value in (field.a, field.b)),
+                     field.same, field.names or ((field.call, ) if field.call else ()))
+            for field in compare_steps(*steps)]
+    return (FirstDifference(found.iteration, steps[0].get('epoch'), found.rank, rows, call),
+            len(iterations))
 
 
 def _show(value: Any, names: Tuple[str, ...]) -> str:
@@ -188,9 +181,6 @@ def _first_logged(a: RunView, b: RunView,
                             name not in names) for name in order]
             first = FirstDifference(i, None, 0, fields)
     return first, differing
-
-
-# ---------------------------------------------------------------------------- growth
 
 
 def _columns(a: Dict[int, Dict[str, float]], b: Dict[int, Dict[str, float]]) -> Columns:

@@ -184,9 +184,6 @@ def draw(found: Comparison) -> Dict[str, bytes]:
     return {name: picture for name, picture in drawn.items() if picture is not None}
 
 
-# ---------------------------------------------------------------------------- helpers
-
-
 def _edges(steps: List[int]) -> List[float]:
     """Borders of the cells: half way between neighbouring iterations."""
     middles = [(a + b) / 2 for a, b in zip(steps, steps[1:])]

@@ -31,9 +31,7 @@ def publish(cfg: Any, folder: str, name: str,
     """Send scalars and PNG pictures to the config's backends; returns the names of those.
 
     Args:
-        cfg: the config; without backends beside the local one, nothing happens.
         folder: where backends put their files.
-        name: of the visualiser, for backends that show it.
         scalars: ``(name, value, step)``.
         pictures: name -> PNG.
     """

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 from ..facts.collect import read_settings, settings_of
 from ..fingerprint.reader import FingerprintError, RankLog, read_run
@@ -178,7 +178,10 @@ def _read_log(view: RunView, path: str) -> None:
             continue
         if not isinstance(row, dict):
             raise RunError(f'{path}, line {number_}: not an object: {line[:60]!r}')
-        iteration, values = _row(row)
+        step = row.get('iter', row.get('step'))  # MMEngine counts iterations from 1
+        values = {name: float(value) for name, value in row.items()
+                  if name not in NOT_RESULTS and isinstance(value, (int, float))}
+        iteration = None if not isinstance(step, int) else step - 1 if 'iter' in row else step
         if 'iter' in row:
             if first:  # a resumed run: what was trained after the checkpoint was lost
                 for lost in [i for i in view.scalars if i >= iteration]:
@@ -189,16 +192,6 @@ def _read_log(view: RunView, path: str) -> None:
             view.logged_vals.setdefault(iteration, {}).update(values)
     if not view.ranks:
         view.starts += 1
-
-
-def _row(row: Dict[str, Any]) -> Tuple[Optional[int], Dict[str, float]]:
-    """Iteration (MMEngine counts from 1) and results of one line."""
-    step = row.get('iter', row.get('step'))
-    values = {name: float(value) for name, value in row.items()
-              if name not in NOT_RESULTS and isinstance(value, (int, float))}
-    if not isinstance(step, int):
-        return None, values
-    return (step - 1 if 'iter' in row else step), values
 
 
 def _read_config(view: RunView, logs: List[str]) -> None:

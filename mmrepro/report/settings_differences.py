@@ -30,16 +30,14 @@ def manifest_differences(a: RunView, b: RunView) -> List[Difference]:
     if not (is_known(a) and is_known(b)):
         return []
     if a.manifest and b.manifest:
-        found = compare_manifests(*(Manifest(run.path, _whole(run)) for run in (a, b)))
+        found = compare_manifests(*(Manifest(run.path, {
+            **run.manifest, **{key: run.began[key] for key in OF_THE_START if key in run.began}})
+            for run in (a, b)))
         if a.began.get('iteration') == b.began.get('iteration'):
             return found
         # one was resumed from a run elsewhere: weights of other iterations are no difference
         return [row for row in found if not row.name.startswith(BEGINNINGS)]
     return differences(_settings(a), _settings(b))
-
-
-def _whole(run: RunView) -> Dict[str, Any]:
-    return {**run.manifest, **{key: run.began[key] for key in OF_THE_START if key in run.began}}
 
 
 def _settings(run: RunView) -> Dict[str, Any]:

@@ -72,10 +72,9 @@ def prepare(manifest: Manifest, work_dir: str) -> str:
 def replay(run_dir: str, work_dir: str, iterations: Optional[int] = None,
            say: Callable[[str], None] = lambda text: None,
            report: Callable[[List[Any]], None] = lambda found: None) -> ReplayOutcome:
-    """Train again and compare while it runs.
+    """Train the run in ``run_dir`` again and compare while it runs.
 
     Args:
-        run_dir: work directory of the original.
         work_dir: of the replay; fingerprints of an earlier replay in it are removed.
         iterations: stop after so many; None: as many as the original has.
         say: is told the progress, one line.

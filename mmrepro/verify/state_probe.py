@@ -81,9 +81,6 @@ def probe(cfg: Config, at: int, iterations: int, work_dir: str,
           train: Callable[[Sequence[Training]], None] = train_all) -> StateVerdict:
     """Run ``cfg`` twice for ``iterations``, resume it at ``at``, and compare.
 
-    Args:
-        train: runs these trainings one after the other, each in a process of its own.
-
     Raises:
         TrainingFailed: a run failed; the message has the end of its output.
         RuntimeError: the config ends before ``iterations``.

@@ -56,13 +56,7 @@ class Attempt:
             self._processes.append(process)
 
     def run(self, plan: Optional[Interruption], gaps: Dict[str, float], random: Random) -> Attempt:
-        """Watch until the end.
-
-        Args:
-            plan: the interruption, if any.
-            gaps: seconds that an event and a checkpoint take, see :meth:`durations`.
-            random: chooses processes.
-        """
+        """Watch until the end; ``gaps`` are :meth:`durations`, ``random`` chooses processes."""
         strike_at: Optional[float] = None
         first_end: Optional[float] = None
         while any(process.is_alive() for process in self._processes):

@@ -91,10 +91,7 @@ def final_state(runner: Any) -> Dict[str, str]:
 def train(config: str, variables: Dict[str, str], connection: Any, log: str) -> None:
     """Train in this process, which becomes the leader of a process group; ends the process.
 
-    Args:
-        variables: those of a rank, see :func:`mmrepro.runs.launcher.rank_variables`.
-        connection: takes :class:`RankEvent`.
-        log: path that the output is added to.
+    ``connection`` takes every :class:`RankEvent`, the file ``log`` the output.
     """
     os.setsid()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
