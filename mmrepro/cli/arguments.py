@@ -54,6 +54,12 @@ class Parser(argparse.ArgumentParser):
             self.error(f'{path}: no such config')
         return path
 
+    def existing_checkpoint(self, path: str) -> str:
+        """Refuse a path that does not exist; returns it. An address is not looked at."""
+        if '://' not in path and not os.path.exists(path):
+            self.error(f'{path}: no such checkpoint')
+        return path
+
     def check_least(self, args: argparse.Namespace, **least: int) -> None:
         """Refuse arguments below their least value; None is not given."""
         for name, low in least.items():

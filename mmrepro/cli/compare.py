@@ -1,23 +1,20 @@
 """``mmrepro compare RUN_A RUN_B``."""
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from mmengine.config import Config
 
 from ..audit.auditing import find_config
-from ..report.comparison import Comparison, compare_runs
+from ..report.comparison import Comparison, compare_runs, manifest_differences
 from ..report.comparison_plots import draw
 from ..report.html import advice, report
 from ..report.plot_style import MissingPlots
-from ..report.publish import publish
+from ..report.publish import publish, write_files
 from ..report.run_view import RunError, load_run
-from ..report.settings_differences import manifest_differences
 from ..report.terminal import console, table
 from ..report.weight_distances import checkpoint_distances
 from ..text import shorten
@@ -51,16 +48,9 @@ def write(found: Comparison, folder: str) -> Dict[str, str]:
         MissingPlots: matplotlib is not installed; nothing is written then.
     """
     pictures = draw(found)
-    os.makedirs(folder, exist_ok=True)
-    written = {}
-    for name, data in pictures.items():
-        written[name] = os.path.join(folder, f'{name}.png')
-        with open(written[name], 'wb') as file:
-            file.write(data)
-    written['page'] = os.path.join(folder, 'compare.html')
-    with open(written['page'], 'w', encoding='utf-8') as file:
-        file.write(report(found, pictures))
-    return written
+    files = {f'{name}.png': data for name, data in pictures.items()}
+    files['compare.html'] = report(found, pictures).encode()
+    return dict(zip((*pictures, 'page'), write_files(folder, files)))
 
 
 @quiet_when_reader_leaves
@@ -88,7 +78,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         found = compare(args.run_a, args.run_b, weights=not args.no_weights)
         written = write(found, args.out) if args.out else {}
         if args.publish:
-            written.update(_publish(found, args))
+            cfg = Config.fromfile(find_config(args.publish), import_custom_modules=False)
+            folder = args.out or found.b.path
+            names = publish(cfg, folder, 'mmrepro/compare', scalars(found), draw(found))
+            if not names:
+                raise RunError(
+                    f'--publish {args.publish}: its visualizer has no backend beside the local '
+                    "one; add for example dict(type='TensorboardVisBackend') to vis_backends")
+            written.update({name: f'scalars and pictures to {name}, {folder}' for name in names})
     # AuditError, of a bad path of a config, and RunError are ValueErrors
     except (ValueError, MissingPlots, OSError) as error:
         print(f'{parser.prog}: {error}', file=sys.stderr)
@@ -114,16 +111,6 @@ def scalars(found: Comparison) -> List[Tuple[str, float, int]]:
         rows += [(f'mmrepro/compare/{name}_difference', b - a, i)
                  for i, a, b in zip(steps, one, other) if math.isfinite(b - a)]
     return rows
-
-
-def _publish(found: Comparison, args: argparse.Namespace) -> Dict[str, str]:
-    cfg = Config.fromfile(find_config(args.publish), import_custom_modules=False)
-    folder = args.out or found.b.path
-    names = publish(cfg, folder, 'mmrepro/compare', scalars(found), draw(found))
-    if not names:
-        raise RunError(f'--publish {args.publish}: its visualizer has no backend beside the local '
-                       "one; add for example dict(type='TensorboardVisBackend') to vis_backends")
-    return {name: f'scalars and pictures to {name}, {folder}' for name in names}
 
 
 def as_dict(found: Comparison, code: int, written: Dict[str, str]) -> Dict[str, Any]:

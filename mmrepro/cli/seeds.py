@@ -14,7 +14,7 @@ from ..audit.auditing import find_config
 from ..exit_codes import DIFFERENT, DONE, USAGE
 from ..report import seeds_report
 from ..report.plot_style import MissingPlots
-from ..report.publish import publish
+from ..report.publish import publish, write_files
 from ..report.seed_runs import (
     SeedJob,
     SeedsError,
@@ -135,14 +135,9 @@ def _say(text: str) -> None:
 
 def _write(args: argparse.Namespace, found: seeds_report.Study) -> List[str]:
     drawn = seeds_report.plot(found)
-    os.makedirs(args.work_dir, exist_ok=True)
-    files = {'seeds.png': drawn, 'seeds.html': seeds_report.report(found, drawn).encode(),
-             'seeds.json': json.dumps(found.as_dict(), indent=1).encode()}
-    written = []
-    for name, data in files.items():
-        written.append(os.path.join(args.work_dir, name))
-        with open(written[-1], 'wb') as file:
-            file.write(data)
+    written = write_files(args.work_dir, {
+        'seeds.png': drawn, 'seeds.html': seeds_report.report(found, drawn).encode(),
+        'seeds.json': json.dumps(found.as_dict(), indent=1).encode()})
     cfg = Config.fromfile(find_config(args.config), import_custom_modules=False)
     cfg.merge_from_dict(args.cfg_options or {})
     backends = publish(cfg, args.work_dir, 'mmrepro/seeds', seeds_report.scalars(found),

@@ -8,12 +8,11 @@ from typing import Any
 from mmengine.config import Config
 
 from ..fingerprint.schema import LEVELS
-from ..runs.config_edits import set_randomness
 from ..runs.startup import build_runner, restart_for
 from .arguments import Parser
 from .known_errors import one_line
 
-__all__ = ['build', 'existing_checkpoint', 'fingerprint_level', 'load', 'training_parser']
+__all__ = ['build', 'fingerprint_level', 'load', 'training_parser']
 
 # arguments that set the key of `randomness` of the same name
 RANDOMNESS_ARGUMENTS = ('seed', 'deterministic', 'diff_rank_seed')
@@ -72,7 +71,9 @@ def load(args: argparse.Namespace, parser: Parser) -> Config:
             parser.error(f'--{key.replace("_", "-")} says {value!r} and --cfg-options '
                          f'randomness.{key} says {other!r}; give one of them')
     cfg.merge_from_dict(options)
-    set_randomness(cfg, asked)
+    given = {key: value for key, value in asked.items() if value is not None}
+    if given:
+        cfg.randomness = dict(cfg.get('randomness') or {}, **given)
     for hook in cfg.get('custom_hooks') or ():
         if isinstance(hook, str):
             parser.error(
@@ -86,12 +87,6 @@ def load(args: argparse.Namespace, parser: Parser) -> Config:
         cfg.work_dir = os.path.join('./work_dirs', name)
     restart_for(cfg)
     return cfg
-
-
-def existing_checkpoint(path: str, parser: Parser) -> str:
-    if '://' not in path and not os.path.exists(path):
-        parser.error(f'{path}: no such checkpoint')
-    return path
 
 
 def build(cfg: Config, parser: Parser) -> Any:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from typing import List, Optional, Sequence
+from typing import Optional, Sequence
 
 from mmengine.config import Config
 
@@ -59,7 +59,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument('--work-dir', default='work_dirs/verify', metavar='DIR',
                         help='for logs and fingerprints (default: work_dirs/verify)')
     args = parser.parse_args(argv)
-    names = _names(args, parser)
+    names = list(VARIATIONS) if args.vary is None else list(dict.fromkeys(
+        name.strip() for name in args.vary.split(',') if name.strip()))
+    unknown = [name for name in names if name not in VARIATIONS]
+    if unknown or not names:
+        parser.error(f'--vary {args.vary}: {", ".join(unknown) or "nothing"} is not allowed; '
+                     f'allowed: {",".join(VARIATIONS)}')
+    parser.check_least(args, iters=1, jobs=1)
     cfg, notes = _load(args, names, parser)
     threads = int(one_thread_each()['OMP_NUM_THREADS'])
     import torch
@@ -155,14 +161,3 @@ def certificate(config: str, results: Sequence[VariationResult], notes: Sequence
     else:
         lines += ['', 'NOTHING WAS COMPARED']
     return '\n'.join(lines)
-
-
-def _names(args: argparse.Namespace, parser: Parser) -> List[str]:
-    names = list(VARIATIONS) if args.vary is None else [
-        name.strip() for name in args.vary.split(',') if name.strip()]
-    unknown = [name for name in names if name not in VARIATIONS]
-    if unknown or not names:
-        parser.error(f'--vary {args.vary}: {", ".join(unknown) or "nothing"} is not allowed; '
-                     f'allowed: {",".join(VARIATIONS)}')
-    parser.check_least(args, iters=1, jobs=1)
-    return list(dict.fromkeys(names))

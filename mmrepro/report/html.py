@@ -8,9 +8,8 @@ from typing import Any, Dict, Iterable, List, Sequence
 
 from ..text import listed
 from ..version import __version__
-from .comparison import Comparison
+from .comparison import Comparison, is_known
 from .comparison_plots import PLOTS
-from .settings_differences import is_known
 
 __all__ = ['advice', 'document', 'listing', 'picture', 'report', 'section', 'table']
 
@@ -94,8 +93,19 @@ def report(found: Comparison, pictures: Dict[str, bytes]) -> str:
              f'{escape(found.verdict())}</div>',
              section('Runs', table(
                  ('', 'directory', 'read from', 'iterations', 'span', 'starts'), runs, code=(1, )))]
-    if found.first is not None:
-        parts.append(_first(found))
+    first = found.first
+    if first is not None:
+        rows = [(field.field, field.a, field.b, 'same' if field.same else 'differs',
+                 listed(field.names, 4)) for field in first.fields]
+        module = f'<p>{escape(first.module)}</p>' if first.module else ''
+        epoch = '' if first.epoch is None else f', epoch {first.epoch}'
+        parts.append(section(
+            f'First difference: iteration {first.iteration}{epoch}',
+            '<p class="soft">Fields in the order in which an iteration computes them. The first '
+            'that differs is the nearest to the cause; those below follow from it. '
+            f'{found.differing} of {len(found.common)} common iterations differ.</p>{module}'
+            + table(('field', 'A', 'B', '', 'which'), rows,
+                    [not field.same for field in first.fields], code=(0, 1, 2, 4))))
     parts.append(section('What the runs were made of', _manifest(found)))
     parts += [picture(title, pictures[name]) for name, (title, _) in PLOTS.items()
               if name in pictures]
@@ -108,21 +118,6 @@ def report(found: Comparison, pictures: Dict[str, bytes]) -> str:
             [bool(row.distance) for row in found.weights], code=(0, 3))))
     parts += [section('Notes', listing(found.notes)), section('What next', listing(advice(found)))]
     return document(f'{found.a.name} and {found.b.name}', parts)
-
-
-def _first(found: Comparison) -> str:
-    first = found.first
-    rows = [(field.field, field.a, field.b, 'same' if field.same else 'differs',
-             listed(field.names, 4)) for field in first.fields]
-    module = f'<p>{escape(first.module)}</p>' if first.module else ''
-    epoch = '' if first.epoch is None else f', epoch {first.epoch}'
-    return section(
-        f'First difference: iteration {first.iteration}{epoch}',
-        '<p class="soft">Fields in the order in which an iteration computes them. The first that '
-        'differs is the nearest to the cause; those below follow from it. '
-        f'{found.differing} of {len(found.common)} common iterations differ.</p>{module}'
-        + table(('field', 'A', 'B', '', 'which'), rows, [not field.same for field in first.fields],
-                code=(0, 1, 2, 4)))
 
 
 def _manifest(found: Comparison) -> str:

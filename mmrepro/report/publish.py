@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 from typing import Any, Iterable, List, Mapping, Optional, Tuple
 
-__all__ = ['backends_of', 'publish']
+__all__ = ['backends_of', 'publish', 'write_files']
 
 # writes files of its own into the folder, which hold nothing that the report has not written
 LOCAL = 'LocalVisBackend'
@@ -23,6 +24,15 @@ def backends_of(cfg: Any) -> List[Mapping[str, Any]]:
     return [backend for backend in found
             if str(getattr(backend['type'], '__name__', backend['type'])).rpartition('.')[2]
             != LOCAL]
+
+
+def write_files(folder: str, files: Mapping[str, bytes]) -> List[str]:
+    """Write ``files`` (name -> content) into a folder, which is made; returns their paths."""
+    os.makedirs(folder, exist_ok=True)
+    for name, data in files.items():
+        with open(os.path.join(folder, name), 'wb') as file:
+            file.write(data)
+    return [os.path.join(folder, name) for name in files]
 
 
 def publish(cfg: Any, folder: str, name: str,

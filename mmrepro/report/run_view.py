@@ -93,12 +93,8 @@ def number(value: Any) -> float:
 
 
 def load_run(path: str, name: str = '') -> RunView:
-    """Read whatever a path holds.
-
-    Args:
-        path: a work directory, its ``mmrepro`` folder, a time-stamped folder of MMEngine's, or a
-            ``scalars.json``.
-        name: for legends; the directory's name by default.
+    """Read a work directory, its ``mmrepro`` folder, a time-stamped folder of MMEngine's, or a
+    ``scalars.json``. ``name`` is for legends; the directory's by default.
 
     Raises:
         RunError: nothing of a run is there, or a file is damaged other than by its last line.

@@ -38,9 +38,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 class TrainingFailed(RuntimeError):
     """A training process ended with an error; the message has the end of its output.
 
-    Attributes:
-        code: exit code; negative is the number of the signal that ended the process.
-        log: path of its output.
+    A negative ``code`` is the number of the signal that ended the process.
     """
 
     def __init__(self, code: int, log: str) -> None:
@@ -139,9 +137,7 @@ def run_all(runs: Sequence[PlannedRun], jobs: int = 1,
             done: Callable[[PlannedRun], Any] = lambda run: None) -> None:
     """Train all runs, at most ``jobs`` at a time, in the order given.
 
-    Args:
-        tick: is called between two looks at the processes.
-        done: is called with every run that has ended.
+    ``tick`` is called between two looks at the processes, ``done`` with every run that has ended.
 
     Raises:
         TrainingFailed: a training ended with an error; the others are killed.

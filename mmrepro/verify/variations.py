@@ -100,7 +100,6 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
     """Run the reference and the variations; every one in processes of its own.
 
     Args:
-        cfg: a config whose data exist.
         work_dir: for configs, logs and fingerprints; what an earlier call left is removed.
         names: keys of :data:`VARIATIONS`.
         jobs: how many run at a time.
