@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 LEFT_OUT = ('__pycache__', '*.pyc', 'demo.sh', 'test.sh', 'test_hosts.sh', 'docs.sh',
             'environment.sh')
 
-# source -> places inside the package
+# source -> targets inside the package
 EXTRA = {
     # `mim train mmrepro ...` and MMEngine look under .mim
     'configs': ('.mim/configs', ),

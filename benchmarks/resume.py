@@ -96,7 +96,7 @@ def find_place(contestant: str, iteration: int) -> Dict[str, Any]:
     from torch.utils.data import DataLoader
 
     class Numbers(list):
-        """A list that takes attributes, as data sets do."""
+        """A list that takes attributes, as datasets do."""
 
     images, seconds = Numbers(range(4 * BATCH_SIZE * max(iteration, 5000))), []
     for _ in range(20):
@@ -126,7 +126,7 @@ def interrupted(runner: Any, hook: Any) -> None:
 
 
 def register(data: str, iteration: int) -> List[int]:
-    """A data set of photographs and a model of one weight; returns the indices that are loaded."""
+    """A dataset of photographs and a model of one weight; returns the indices that are loaded."""
     import cv2
     import torch
     from mmengine.model import BaseModel

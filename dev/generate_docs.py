@@ -24,7 +24,9 @@ from dev import (  # noqa: E402
     kernel_table_report,
     layers,
 )
+from dev.operator_check import GROUPS  # noqa: E402
 from dev.zoo import sweep_report  # noqa: E402
+from mmrepro.gpu_check import check_report  # noqa: E402
 from mmrepro.ops import operator_report  # noqa: E402
 
 DOCS = ROOT / 'docs'
@@ -47,6 +49,8 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('evidence/zoo.md', 'dev/zoo/__main__.py', lambda: sweep_report.needs(
         result('zoo_cpu.json')['rows'], result('zoo_packages.json')['rows'])),
     ('results/zoo_cpu.md', '', lambda: sweep_report.table(result('zoo_cpu.json'))),
+    ('results/check_cpu_quick.md', '',
+     lambda: check_report.table(result('check_cpu_quick.json'), GROUPS) + '\n'),
     ('evidence/cost.md', 'python benchmarks/ops --page',
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'ops' / 'page.py'))['page'](
          result('ops_cpu.json'))),

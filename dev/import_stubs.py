@@ -1,4 +1,4 @@
-"""Run ``mmrepro gpu_check`` without the compiled packages that MMDetection imports.
+"""Run ``tools/gpu_check.py`` without the compiled packages that MMDetection imports.
 
     PYTHONPATH=site python dev/import_stubs.py --out DIR [options of gpu_check]
 
@@ -148,8 +148,9 @@ def main() -> int:
         print(f'stubs for {", ".join(missing)}', flush=True)
     # a checkout works without being installed, and is preferred to an installed mmrepro
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from dev.operator_check import GROUPS
     from mmrepro.cli.gpu_check import main as gpu_check
-    return gpu_check()
+    return gpu_check(operators=GROUPS)
 
 
 if __name__ == '__main__':

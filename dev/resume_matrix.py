@@ -9,8 +9,8 @@ the gradients, weights, buffers, optimizer state, averages and learning rates; a
 lines. Networks with a ResNet have one of depth 18, heads with fully connected layers have 64
 channels there, Deformable DETR has three layers of each kind.
 
-Every point with every number of ranks, the ways of loading in turn: there one rank runs to the end,
-several run two iterations. ``--all`` adds every other way of loading at every point, for two
+Every point with every number of ranks; the ways of loading alternate. There one rank runs to the
+end, several run two iterations. ``--all`` adds every other way of loading at every point, for two
 iterations. ``--out`` continues a file that stands, row by row.
 """
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _light_teacher(cfg: Any) -> None:
     _light(type(cfg)(dict(model=cfg.model.detector)))
 
 
-# name: (demo config, changes, images of the data set, batch of all ranks by number of ranks)
+# name: (demo config, changes, images of the dataset, batch of all ranks by number of ranks)
 CONFIGS = {
     'faster-rcnn': ('faster-rcnn_r50_fpn', (_light, ), 6, {1: 2, 2: 2, 3: 3}),
     'yolox': ('yolox_s', (_switch_late, _best), 12, {1: 4, 2: 4, 3: 6}),
@@ -232,8 +232,8 @@ def rows(configs: List[str], numbers: List[int], all_loading: bool = False
 
 
 def _has_turn(row: Dict[str, Any]) -> bool:
-    turn = (row['point'] + row['ranks']) % len(LOADING)
-    return LOADING[turn] == (row['workers'], row['persistent'])
+    choice = (row['point'] + row['ranks']) % len(LOADING)
+    return LOADING[choice] == (row['workers'], row['persistent'])
 
 
 def fill(table: List[Dict[str, Any]], data_root: str, folder: Path, done: Any,
@@ -247,13 +247,13 @@ def fill(table: List[Dict[str, Any]], data_root: str, folder: Path, done: Any,
     gc.freeze()  # what is imported is never garbage: every process would look it through
     groups = list(dict.fromkeys((row['config'], row['ranks']) for row in table))
     for name, ranks in groups:
-        cfg, place = settings(name, ranks, data_root), folder / f'{name}-{ranks}'
-        expected = saving = run(cfg, ranks, place / 'saving', LOADING[1])
+        cfg, where = settings(name, ranks, data_root), folder / f'{name}-{ranks}'
+        expected = saving = run(cfg, ranks, where / 'saving', LOADING[1])
         assert len([line for line in saving['ranks'][0] if 'data' in line]) == ITERATIONS
         if (name, ranks) not in compared:
             plain = copy.deepcopy(cfg)
             plain.default_hooks.checkpoint = None
-            expected = run(plain, ranks, place / 'base', LOADING[0])
+            expected = run(plain, ranks, where / 'base', LOADING[0])
             done(dict(config=name, ranks=ranks, point=0, workers=LOADING[1][0],
                       persistent=LOADING[1][1], difference=first_difference(expected, saving, 0)))
         for row in table:
@@ -263,13 +263,13 @@ def fill(table: List[Dict[str, Any]], data_root: str, folder: Path, done: Any,
             until = ITERATIONS if ranks == 1 and _has_turn(row) else min(
                 point + AFTER, ITERATIONS)
             found = run(cfg_without_checkpoints(cfg), ranks,
-                        place / '-'.join(map(str, row.values())),
+                        where / '-'.join(map(str, row.values())),
                         (row['workers'], row['persistent']),
-                        str(place / 'saving' / f'iter_{point}.pth'), until)
+                        str(where / 'saving' / f'iter_{point}.pth'), until)
             done(dict(row, difference=first_difference(expected, found, point, until),
                       iterations=until - point, seconds=round(time.monotonic() - start, 1)))
-            shutil.rmtree(place / '-'.join(map(str, row.values())))
-        shutil.rmtree(place)
+            shutil.rmtree(where / '-'.join(map(str, row.values())))
+        shutil.rmtree(where)
 
 
 def cfg_without_checkpoints(cfg: Any) -> Any:

@@ -17,7 +17,7 @@ mmengine.config.config.FormatCode = lambda text, **style: (text, True)
 
 @pytest.fixture(scope='session')
 def data_root(tmp_path_factory):
-    """The demonstration data set."""
+    """The demonstration dataset."""
     from mmrepro.demo.dataset import write_dataset
     root = str(tmp_path_factory.mktemp('demo'))
     write_dataset(root)

@@ -1,6 +1,6 @@
 """What must not change one bit of training.
 
-Small real configs (all of MMDetection's code path: data set, augmentations, model, losses,
+Small real configs (all of MMDetection's code path: dataset, augmentations, model, losses,
 optimizer, hooks, validation) are trained for two epochs; batches, losses and weights are compared
 as bytes. Variants are combined for speed; the nightly test runs each on its own as well.
 """

@@ -84,7 +84,8 @@ def test_the_wheel_holds_the_mixins_where_lazy_configs_read_them(wheel):
 
 
 def test_nothing_else_is_in_the_wheel(wheel):
-    allowed = re.compile(r'mmrepro/.*\.(py|yml|sh|json|css|js|html)$|mmrepro-[^/]*\.dist-info/')
+    allowed = re.compile(r'mmrepro/(.*\.(py|yml|sh|json|css|js|html)|py\.typed)$'
+                         r'|mmrepro-[^/]*\.dist-info/')
     assert [name for name in wheel if not allowed.match(name)] == []
     left_out = tuple(f'tools/{name}.sh'
                      for name in ('demo', 'test', 'test_hosts', 'docs', 'environment'))
@@ -95,7 +96,7 @@ def test_metadata(wheel):
     (text, ) = (v.decode() for k, v in wheel.items() if k.endswith('.dist-info/METADATA'))
     assert f'\nVersion: {mmrepro.__version__}\n' in text
     required = re.findall(r'^Requires-Dist: ([\w-]+)(?!.*extra)', text, re.M)
-    assert sorted(required) == ['mmengine', 'numpy', 'setuptools', 'torch']
+    assert sorted(required) == ['mmengine', 'numpy', 'rich', 'setuptools', 'torch']
     (scripts, ) = (v.decode() for k, v in wheel.items() if k.endswith('entry_points.txt'))
     assert 'mmrepro = mmrepro.cli:main' in scripts
 
@@ -149,7 +150,7 @@ def test_the_lock_compiles_nothing_and_leaves_torchvision_out():
 
 
 def test_the_lock_satisfies_the_package():
-    versions = dict(line.split('==') for name in ('lock.txt', 'tests.txt', 'triton.txt')
+    versions = dict(line.split('==') for name in ('lock.txt', 'tests.txt', 'triton.txt', 'docs.txt')
                     for line in _pins(name))
     parser = _setup()
     wanted = parser['options']['install_requires'].split('\n')

@@ -10,6 +10,7 @@ if os.path.isfile(os.path.join(ROOT, 'mmrepro', '__init__.py')):
 from mmrepro.cli import load  # noqa: E402
 
 
-def run(script):
+def run(script, *more):
+    """Run the verb of a script's name; `more` are further arguments of its function."""
     verb = os.path.splitext(os.path.basename(script))[0]
-    sys.exit(load(verb)(sys.argv[1:]))
+    sys.exit(load(verb)(sys.argv[1:], *more))

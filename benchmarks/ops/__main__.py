@@ -20,13 +20,16 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-import boxes
-import features
-import torch
-from measure import machine
-from page import BOX_HEAD, HEAD, box_row, page, row
+# the catalogue of cases is in the checkout, which is preferred to an installed mmrepro
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import mmrepro  # noqa: F401  gives mmcv-lite its operators
+import boxes  # noqa: E402
+import features  # noqa: E402
+import torch  # noqa: E402
+from measure import machine  # noqa: E402
+from page import BOX_HEAD, HEAD, box_row, page, row  # noqa: E402
+
+import mmrepro  # noqa: E402, F401  gives mmcv-lite its operators
 
 # Table, its heading, what makes its rows, how a row is printed, what names a row.
 TABLES = (('features', HEAD, features.measured, row, ('case',)),

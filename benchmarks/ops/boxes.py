@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from measure import bytes_of, clock, in_child, reset_peak, resident
 from torch import Tensor
 
+from dev.operator_check import cases_mmcv as catalogue
+from dev.operator_check.operator_cases import Inputs, OperatorCall, tensors_of
 from mmrepro import ops
-from mmrepro.gpu_check import cases_mmcv as catalogue
-from mmrepro.gpu_check.operator_cases import Inputs, OperatorCall, tensors_of
 
 SIZE = (1333, 800)
 STRIDES = (4, 8, 16, 32, 64)

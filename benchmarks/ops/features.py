@@ -8,9 +8,9 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 import torch
 from measure import bytes_of, clock, in_child, reset_peak, resident
 
+from dev.operator_check import cases_mmcv as catalogue
+from dev.operator_check.operator_cases import Inputs, OperatorCall
 from mmrepro import ops
-from mmrepro.gpu_check import cases_mmcv as catalogue
-from mmrepro.gpu_check.operator_cases import Inputs, OperatorCall
 
 
 class Scattered(Inputs):

@@ -1,4 +1,4 @@
-"""The demonstration data set (`mmrepro data data/demo`), small enough for a CPU.
+"""The demonstration dataset (`mmrepro data data/demo`), small enough for a CPU.
 
 Names only, none of which MMDetection's bases use; the configs beside it fill them in.
 """
@@ -23,7 +23,7 @@ demo_square_test_pipeline = [
          meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')),
 ]
 
-# what replaces COCO in a data set, a data loader and a metric of MMDetection's bases
+# what replaces COCO in a dataset, a data loader and a metric of MMDetection's bases
 demo_train = dict(data_root=demo_root, metainfo=dict(classes=demo_classes))
 demo_val_loader = dict(
     batch_size=2, num_workers=0, persistent_workers=False,

@@ -6,11 +6,11 @@ import os
 import sys
 
 # a checkout works without being installed, and is preferred to an installed mmrepro
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 if os.path.isfile(os.path.join(ROOT, 'mmrepro', '__init__.py')):
     sys.path.insert(0, ROOT)
 
-from .sweep import main  # noqa: E402
+from dev.zoo.sweep import main  # noqa: E402
 
 if __name__ == '__main__':
     sys.exit(main())

@@ -107,7 +107,7 @@ def _sync_folder(path: str) -> None:
 
 
 def replace_with(partial: str, path: str, complete: bool = True) -> None:
-    """Seal ``partial`` and put it in the place of ``path`` in one step.
+    """Seal ``partial`` and put it at ``path`` in one step.
 
     A hard link keeps the newest complete file alive, because MMEngine's CheckpointHook removes the
     old checkpoint before it writes the new one.

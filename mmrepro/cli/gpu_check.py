@@ -3,20 +3,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any, Dict, List, Optional, Sequence
+from types import MappingProxyType
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from ..exit_codes import DIFFERENT, DONE, USAGE
 from . import program_name
 from .arguments import Parser
 
 __all__ = ['main']
 
+_CHECKOUT = 'single operators are checked from a checkout of mmrepro, with tools/gpu_check.py'
 
-def _parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
+
+def _parser(operators: Mapping[str, Any]) -> argparse.ArgumentParser:
     name = program_name('gpu_check')
     parser = Parser(
         'gpu_check',
-        description='Find out whether training repeats bit for bit on this device, operator by\n'
-        'operator and detector by detector, and what it costs.',
+        description='Find out whether training repeats bit for bit on this device, '
+        + ('operator by\noperator and detector by detector' if operators else
+           'detector by\ndetector') + ', and what it costs.'
+        + ('' if operators else f'\n{_CHECKOUT.capitalize()}.'),
         epilog=f'example:\n  {name} --out DIR --only detectors/DINO')
     parser.add_argument('--out', required=True, help='folder for gpu_check.json and gpu_check.md')
     parser.add_argument('--device', choices=('cuda', 'cpu'), default='cuda')
@@ -25,37 +31,51 @@ def _parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument('--seconds', type=float, default=450., help='limit of time (450)')
     parser.add_argument('--only', default='', metavar='REGEX',
                         help='rows whose "group/name" matches, e.g. "detectors/DINO"')
-    parser.add_argument('--iterations', type=int, default=None, help='of a detector (20; quick: 2)')
-    parser.add_argument('--size', type=int, default=None, help='pixels of an image')
-    return parser.parse_args(arguments)
+    parser.add_argument('--iterations', type=int, help='of a detector (20; quick: 2)')
+    parser.add_argument('--size', type=int, help='pixels of an image (640; quick: 128)')
+    return parser
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Optional[Sequence[str]] = None,
+         operators: Mapping[str, Any] = MappingProxyType({})) -> int:
     """Run the check.
 
+    Args:
+        operators: groups of rows (:class:`mmrepro.gpu_check.row_group.RowGroup`) to run besides
+            the detectors, by name. ``tools/gpu_check.py`` has those of a checkout.
+
     Returns 0 if every row gave the same bits, 1 if one did not or failed, 2 if the device is
-    missing.
+    missing or no row matches ``--only``.
     """
-    args = _parse(arguments)
+    parser = _parser(operators)
+    args = parser.parse_args(arguments)
     import torch
     if args.device == 'cuda' and not torch.cuda.is_available():
         print('gpu_check: this torch sees no CUDA device; --device cpu runs the same code on the '
               'processor', file=sys.stderr)
-        return 2
+        return USAGE
     from ..gpu_check import check_loop, check_report
+    from ..gpu_check.row_group import Settings
 
     def tell(group: str, name: str, result: Dict[str, Any]) -> None:
         """Print a row and write all so far, so that an interrupted check leaves its results."""
         row = result[group][name]
         print(f'{group:9} {name:30} {row.get("seconds", 0.):6.1f} s  {check_report.verdict(row)}',
               flush=True)
-        check_report.write(result, args.out)
+        check_report.write(result, operators, args.out)
 
-    result = check_loop.run_check(
-        args.device, args.seconds, args.quick, args.only, args.iterations, args.size,
-        ' '.join(['gpu_check', *_public(arguments)]), tell)
-    print('\n'.join(map(str, check_report.write(result, args.out))))
-    return 1 if result['summary']['unequal'] or result['summary']['failed'] else 0
+    # by default the size of a usual schedule on a GPU, or a small one
+    settings = Settings(args.device, args.quick, args.iterations or (2 if args.quick else 20),
+                        args.size or (128 if args.quick else 640))
+    result = check_loop.run_check(settings, args.seconds, args.only,
+                                  ' '.join(['gpu_check', *_public(arguments)]), operators, tell)
+    if not any(result[group] for group in (*operators, 'detectors')):
+        parser.error(f'--only {args.only}: no row matches'
+                     + ('' if operators else f'; {_CHECKOUT}'))
+    if not operators:
+        print(f'{_CHECKOUT.capitalize()}.')
+    print('\n'.join(map(str, check_report.write(result, operators, args.out))))
+    return DIFFERENT if result['summary']['unequal'] or result['summary']['failed'] else DONE
 
 
 def _public(arguments: Optional[Sequence[str]]) -> List[str]:

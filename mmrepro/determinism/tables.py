@@ -290,7 +290,7 @@ FLAGS = (
          _precision('matmul'), 'float32 or TF32 in matrix products, on every release',
          setter='torch.set_float32_matmul_precision'),
     Flag('torch.backends.cudnn.allow_tf32', *_attribute(_cudnn, 'allow_tf32'),
-         _precision('tf32'), 'float32 or TF32 in convolutions; on unless turned off'),
+         _precision('tf32'), 'float32 or TF32 in convolutions; on by default'),
     Flag('torch.backends.cuda.matmul.fp32_precision',
          *_attribute(lambda: torch.backends.cuda.matmul, 'fp32_precision'),
          _precision('cuda'), 'the newer switch of matrix products; it may be set on its own'),

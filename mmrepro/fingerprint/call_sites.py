@@ -80,7 +80,10 @@ class CallSites:
             return CallSite('backward', self.label(variable), stack)
         index = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1
         path, made_by = self._owners[index] if index >= 0 else ('', ())
-        made = _class_file(node), 0, f'{node.name()}, made by'
+        function = getattr(type(node), '_forward_cls', None)  # of a custom function
+        module = sys.modules.get(function.__module__) if function else None
+        file = getattr(module, '__file__', '') if function else 'torch'
+        made = file, 0, f'{node.name()}, made by'
         return CallSite('backward', path, (*stack, made, *made_by))
 
     def _from_stack(self, in_backward: bool) -> Tuple[Optional[CallSite], bool]:
@@ -108,8 +111,7 @@ class CallSites:
             phase, path = 'hook', path or self.hook
         return CallSite(phase or 'forward', path or '', tuple(stack)), path is not None
 
-    def _of_owner(self, owner: Any, phase: str,
-                  path: Optional[str]) -> Tuple[str, Optional[str]]:
+    def _of_owner(self, owner: Any, phase: str, path: Optional[str]) -> Tuple[str, Optional[str]]:
         """Phase and path with what the object tells whose method runs; the innermost counts."""
         if id(owner) in self._modules and isinstance(owner, torch.nn.Module):
             if path is None:
@@ -119,9 +121,3 @@ class CallSites:
         elif isinstance(owner, OPTIMIZERS):
             phase = phase or 'optimizer'
         return phase, path
-
-
-def _class_file(node: Any) -> str:
-    """File of a custom function's class; 'torch' for autograd's own nodes."""
-    function = getattr(type(node), '_forward_cls', None)
-    return getattr(sys.modules.get(function.__module__), '__file__', '') if function else 'torch'

@@ -14,7 +14,8 @@ from .reader import RankLog
 from .schema import BY_NAME, FIELDS, MODULES, STREAMS, StreamCall, call_of, value_of
 
 __all__ = ['ComparedField', 'Divergence', 'before', 'compare_steps', 'differing_iterations',
-           'divergence_at', 'first_differing_metric', 'first_divergence', 'not_compared']
+           'differing_names', 'divergence_at', 'first_differing_metric', 'first_divergence',
+           'not_compared']
 
 ORDER = {name: number for number, name in enumerate(FIELDS)}
 # phase of the first differing call: the field that it comes before; other phases: the losses
@@ -26,24 +27,14 @@ Pair = Tuple[StreamCall, StreamCall]
 
 
 class ComparedField(NamedTuple):
-    """One field of one iteration in both runs.
-
-    Attributes:
-        field: a key of ``FIELDS`` or ``STREAMS``.
-        a, b: what run A and run B recorded; of a stream what they have at the differing call, or
-            the number of calls.
-        same: whether they agree.
-        names: the parts that differ: losses, parameters; () where parts are not recorded.
-        call: of a stream, what differs of which call: 'output of neck forward (call 0)'.
-        phase: of that call.
-    """
-    field: str
-    a: Any
+    """One field of one iteration in both runs."""
+    field: str  # a key of ``FIELDS`` or ``STREAMS``
+    a: Any  # what run A recorded; of a stream, at the differing call, or the number of calls
     b: Any
-    same: bool = False
-    names: Tuple[str, ...] = ()
-    call: str = ''
-    phase: str = ''
+    same: bool = False  # whether they agree
+    names: Tuple[str, ...] = ()  # differing losses, parameters; () where parts are not recorded
+    call: str = ''  # of a stream, what differs of which call: 'output of neck forward (call 0)'
+    phase: str = ''  # of that call
 
     @property
     def order(self) -> Tuple[int, bool]:
@@ -65,14 +56,9 @@ class ComparedField(NamedTuple):
 
 
 class Divergence(NamedTuple):
-    """The first iteration that differs on any rank.
-
-    Attributes:
-        iteration: counted from 0.
-        ranks: rank -> fields that differ, from cause to effect; () for a rank that agrees.
-    """
-    iteration: int
-    ranks: Dict[int, Tuple[ComparedField, ...]]
+    """The first iteration that differs on any rank."""
+    iteration: int  # counted from 0
+    ranks: Dict[int, Tuple[ComparedField, ...]]  # from cause to effect; () for one that agrees
 
     @property
     def rank(self) -> int:
@@ -116,16 +102,15 @@ def compare_steps(a: Step, b: Step) -> List[ComparedField]:
         elif field in STREAMS:
             found.append(_first_call(field, first, second))
         else:
-            found.append(ComparedField(field, first, second, names=_differing_names(
-                *((first, second) if isinstance(first, Mapping) else
-                  (value_of(step, f'{BY_NAME}.{field}') for step in (a, b))))))
+            parts = (first, second) if isinstance(first, Mapping) else tuple(
+                value_of(step, f'{BY_NAME}.{field}') for step in (a, b))
+            found.append(ComparedField(field, first, second,
+                                       names=differing_names(*parts) if all(parts) else ()))
     return sorted(found, key=lambda one: one.order)
 
 
-def _differing_names(a: Optional[Mapping[str, Any]],
-                     b: Optional[Mapping[str, Any]]) -> Tuple[str, ...]:
-    if not a or not b:
-        return ()
+def differing_names(a: Mapping[str, Any], b: Mapping[str, Any]) -> Tuple[str, ...]:
+    """Keys whose values differ; a missing one counts as None."""
     return tuple(name for name in {**a, **b} if a.get(name) != b.get(name))
 
 
@@ -179,14 +164,10 @@ def differing_iterations(a: Ranks, b: Ranks) -> Iterator[int]:
     steps = _common(a, b)
     iterations = {rank: set(first) & set(second) for rank, (first, second) in steps.items()}
     for iteration in sorted(set().union(*iterations.values())):
-        if any(iteration in iterations[rank] and _differ(first[iteration], second[iteration])
-               for rank, (first, second) in steps.items()):
+        if any(not field.same for rank, (first, second) in steps.items()
+               if iteration in iterations[rank]
+               for field in compare_steps(first[iteration], second[iteration])):
             yield iteration
-
-
-def _differ(a: Step, b: Step) -> bool:
-    values = ((value_of(a, field), value_of(b, field)) for field in (*FIELDS, *STREAMS))
-    return any(one != other and one is not None and other is not None for one, other in values)
 
 
 def divergence_at(a: Ranks, b: Ranks, iteration: int) -> Divergence:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import struct
 from typing import Any, List, Mapping, Sequence, Tuple
 
@@ -15,7 +16,7 @@ import torch
 from . import hash_arithmetic as arithmetic
 
 __all__ = ['SCHEME', 'combine_digests', 'combined_hex', 'hex_of', 'tensor_digest',
-           'tensor_digests', 'text_digest', 'to_hex', 'value_digest']
+           'tensor_digests', 'to_hex', 'to_numbers', 'value_digest']
 
 SCHEME = 1
 
@@ -90,20 +91,20 @@ def hex_of(value: int) -> str:
     return f'{value & arithmetic.MASK:016x}'
 
 
-def text_digest(text: str) -> torch.Tensor:
-    """The digest of a text, 0-d on the CPU."""
-    return torch.tensor(arithmetic.signed(text_key(text)))
-
-
 def to_hex(values: Sequence[torch.Tensor]) -> List[str]:
-    """16 hexadecimal digits for each 0-d digest; one copy from each device for all of them."""
-    texts = [''] * len(values)
+    """16 hexadecimal digits for each 0-d digest."""
+    return [hex_of(number) for number, in to_numbers([value.view(1) for value in values])]
+
+
+def to_numbers(values: Sequence[torch.Tensor]) -> List[List[int]]:
+    """The elements of 1-d tensors; one copy from each device for all of them."""
+    found: List[List[int]] = [[]] * len(values)
     for device in {value.device for value in values}:
         mine = [i for i, value in enumerate(values) if value.device == device]
-        numbers = torch.stack([values[i] for i in mine]).tolist()
-        for i, number in zip(mine, numbers):
-            texts[i] = hex_of(number)
-    return texts
+        numbers = iter(torch.cat([values[i] for i in mine]).tolist())
+        for i in mine:
+            found[i] = list(itertools.islice(numbers, len(values[i])))
+    return found
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -146,7 +147,7 @@ def value_digest(value: Any) -> torch.Tensor:
     text: List[str] = []
     tensors: List[torch.Tensor] = []
     _describe(value, text, tensors, ())
-    result = text_digest(''.join(text))
+    result = torch.tensor(arithmetic.signed(text_key(''.join(text))))
     for device in sorted({tensor.device for tensor in tensors}, key=str):
         mine = [(i, tensor) for i, tensor in enumerate(tensors) if tensor.device == device]
         digests = tensor_digests([tensor for _, tensor in mine])
@@ -159,7 +160,7 @@ def value_digest(value: Any) -> torch.Tensor:
 
 def _describe(value: Any, text: List[str], tensors: List[torch.Tensor], within: tuple) -> None:
     """Append what ``value`` is to ``text``, depth first; tensors to ``tensors``."""
-    kind = type(value)
+    items = []
     if id(value) in within:
         text.append('(above)')
     elif isinstance(value, torch.Tensor):
@@ -167,24 +168,21 @@ def _describe(value: Any, text: List[str], tensors: List[torch.Tensor], within: 
         tensors.append(value)
     elif isinstance(value, np.ndarray) and value.dtype != object:
         text.append(f'A {value.dtype} {value.shape},')
-        tensors.append(_from_numpy(value))
+        # as bytes, because torch has not all dtypes
+        flat = np.ascontiguousarray(value).reshape(-1)
+        flat = flat if flat.flags.writeable else flat.copy()
+        tensors.append(torch.from_numpy(flat.view(np.uint8)))
     elif isinstance(value, np.generic):
         text.append(f'{value.dtype}:{value.tobytes().hex()},')
     elif value is None or isinstance(value, (bool, int, str, bytes)):
-        text.append(f'{kind.__name__}:{value!r},')
+        text.append(f'{type(value).__name__}:{value!r},')
     elif isinstance(value, float):
         # the bits, because NaNs differ and repr does not say so
         text.append(f'float:{struct.pack(">d", value).hex()},')
-    else:
-        _describe_container(value, text, tensors, (*within, id(value)))
-
-
-def _describe_container(value: Any, text: List[str], tensors: List[torch.Tensor],
-                        within: tuple) -> None:
-    if isinstance(value, dict):
+    elif isinstance(value, dict):
         items = sorted(value.items(), key=lambda item: repr(item[0]))
         text.append(f'dict{len(items)}')
-    elif isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray)):
+    elif isinstance(value, (list, tuple, np.ndarray)):
         items = list(enumerate(value))
         text.append(f'list{len(items)}')
     elif isinstance(value, (set, frozenset)):
@@ -200,15 +198,8 @@ def _describe_container(value: Any, text: List[str], tensors: List[torch.Tensor]
         shown = repr(value)
         if ' at 0x' in shown:
             raise TypeError(f'no digest of {shown}: it has no attributes to look at')
-        items = []
         text.append(f'{type(value).__qualname__}:{shown}')
     for name, item in items:
         text.append(f'{{{name!r}=')
-        _describe(item, text, tensors, within)
+        _describe(item, text, tensors, (*within, id(value)))
         text.append('}')
-
-
-def _from_numpy(array: np.ndarray) -> torch.Tensor:
-    """The bytes of an array, because torch has not all dtypes."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    return torch.from_numpy((flat if flat.flags.writeable else flat.copy()).view(np.uint8))

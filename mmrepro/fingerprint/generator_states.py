@@ -17,19 +17,12 @@ NAMES = ('torch', 'numpy', 'python', 'cuda')  # of the global generators, in the
 
 # name of a C function -> what it reads; the interpreter reports calls to them, however imported
 WATCHED = {
-    'urandom': 'entropy of the operating system',
-    'getrandom': 'entropy of the operating system',
+    **dict.fromkeys(('urandom', 'getrandom'), 'entropy of the operating system'),
     'Random.seed': 'a generator is seeded',
     'Generator.seed': 'a generator is seeded from the operating system',
-    'time': 'clock',
-    'time_ns': 'clock',
-    'perf_counter': 'clock',
-    'perf_counter_ns': 'clock',
-    'monotonic': 'clock',
-    'datetime.now': 'clock',
-    'datetime.utcnow': 'clock',
-    'listdir': 'directory listing',
-    'scandir': 'directory listing',
+    **dict.fromkeys(('time', 'time_ns', 'perf_counter', 'perf_counter_ns', 'monotonic',
+                     'datetime.now', 'datetime.utcnow'), 'clock'),
+    **dict.fromkeys(('listdir', 'scandir'), 'directory listing'),
     'getpid': 'process id',
 }
 # these read the clock all the time, for logs and timers
@@ -116,8 +109,6 @@ class Watch:
 
     def take(self) -> Tuple[str, ...]:
         """Calls since the last time."""
-        if not self._calls:
-            return ()
         calls, self._calls = self._calls, []
         return tuple(dict.fromkeys(calls))
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
@@ -30,8 +29,7 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 import numpy as np
 import torch
 
-__all__ = ['MASK', 'constant', 'device_digests', 'double_of', 'host_digest',
-           'host_digests', 'mix', 'signed']
+__all__ = ['MASK', 'constant', 'device_digests', 'host_digest', 'host_digests', 'mix', 'signed']
 
 BLOCK = 1024  # 64-bit words; a block and its keys stay in the first-level cache
 BLOCK_BYTES = 8 * BLOCK
@@ -54,11 +52,6 @@ def mix_int(value: int) -> int:
     for shift, factor in MIX:
         value = ((value ^ (value >> shift)) * factor) & MASK
     return value
-
-
-def double_of(value: int) -> float:
-    """The double with the bits of a signed 64-bit integer."""
-    return struct.unpack('<d', struct.pack('<q', value))[0]
 
 
 @functools.lru_cache(maxsize=1)
@@ -133,8 +126,9 @@ def _steps_to(count: int) -> np.ndarray:
     return _steps[:count]
 
 
-def _sums_of(data: np.ndarray) -> np.ndarray:
-    """The sums of all blocks of one tensor's bytes."""
+def host_digest(tensor: torch.Tensor, header: int) -> torch.Tensor:
+    """The ``[1]`` digest of one tensor in one dimension."""
+    data = tensor.view(torch.uint8).numpy()
     whole, rest = divmod(len(data), BLOCK_BYTES)
     sums = np.empty(whole + (rest > 0), np.uint64)
     if whole:
@@ -143,12 +137,6 @@ def _sums_of(data: np.ndarray) -> np.ndarray:
         row = np.zeros((1, BLOCK_BYTES), np.uint8)
         row[0, :rest] = data[len(data) - rest:]
         _block_sums(row.view('<u8'), sums[whole:])
-    return sums
-
-
-def host_digest(tensor: torch.Tensor, header: int) -> torch.Tensor:
-    """The ``[1]`` digest of one tensor in one dimension."""
-    sums = _sums_of(tensor.view(torch.uint8).numpy())
     sums += _steps_to(len(sums))
     total = int(_mix_array(sums).sum())
     # torch.tensor looks at every number for longer than all of the above takes
@@ -276,11 +264,6 @@ def _block_steps(layout: Sequence[Tuple[int, int, int]]) -> np.ndarray:
 
 def _block_ends(layout: Sequence[Tuple[int, int, int]], count: int) -> np.ndarray:
     """``[2, count]``: where the blocks of every tensor start and end in a batch."""
-    ends = np.zeros((2, count), np.uint64)
-    position = 0
-    for number, _, n in layout:
-        if ends[0, number] == ends[1, number]:
-            ends[0, number] = position
-        position += n
-        ends[1, number] = position
-    return ends
+    owners = np.concatenate([np.full(n, number) for number, _, n in layout])  # ascending
+    return np.stack([np.searchsorted(owners, np.arange(count), side)
+                     for side in ('left', 'right')]).astype(np.uint64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import datetime
 import fnmatch
 import hashlib
+import itertools
 import json
 import os
 import tempfile
@@ -15,12 +16,12 @@ from ..distributed.unwrap import unwrap
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import CHANGES, HARMLESS, Difference, differences
 from . import provenance
-from .reader import FingerprintError
+from .reader import FingerprintError, read_json
 from .schema import FOLDER
 from .snapshot import Snapshot
 
 __all__ = ['CHANGES', 'HARMLESS', 'MAY', 'Difference', 'Manifest', 'compare_manifests',
-           'make_manifest', 'read_manifest', 'severity_of', 'write_manifest']
+           'make_manifest', 'read_manifest', 'write_manifest']
 
 FORMAT = 1
 MAY = 'may change bits'
@@ -80,6 +81,8 @@ def make_manifest(runner: Any) -> Dict[str, Any]:
     repro = getattr(runner, '_repro', None)
     randomness = dict(repro.as_dict() if repro else runner.cfg.get('randomness') or {})
     facts = collect_facts(runner.cfg, randomness, get_world_size())
+    model, snapshot = unwrap(runner.model), Snapshot()
+    snapshot.add('weights', [*model.named_parameters(), *model.named_buffers()])
     return dict(
         kind='manifest', format=FORMAT,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
@@ -92,7 +95,7 @@ def make_manifest(runner: Any) -> Dict[str, Any]:
         iteration=runner.iter,
         resumed_from=runner._load_from if runner._resume else None,
         facts={name: value for name, value in facts.items() if not name.startswith('config.')},
-        initial_weights=_initial_weights(runner.model),
+        initial_weights=snapshot.fetch().combined('weights'),
         data=provenance.training_data(runner.train_dataloader.dataset),
         weights=provenance.weights(dict(runner.cfg.to_dict(), load_from=None if runner._resume
                                         else runner.cfg.get('load_from'))),
@@ -102,27 +105,20 @@ def make_manifest(runner: Any) -> Dict[str, Any]:
         code=provenance.code(os.getcwd(), runner.cfg.filename, __file__))
 
 
-def _initial_weights(model: Any) -> str:
-    model, snapshot = unwrap(model), Snapshot()
-    snapshot.add('weights', [*model.named_parameters(), *model.named_buffers()])
-    return snapshot.fetch().combined('weights')
-
-
 def write_manifest(runner: Any, folder: str) -> str:
     """Write the manifest of this start into ``folder``; returns the name of the file.
 
     The first start writes ``manifest.json``, later ones ``manifest.1.json`` and so on.
     """
     os.makedirs(folder, exist_ok=True)
-    number = 0
-    while os.path.exists(os.path.join(folder, _name(number))):
-        number += 1
+    name = next(name for name in map(_name, itertools.count())
+                if not os.path.exists(os.path.join(folder, name)))
     with tempfile.NamedTemporaryFile('w', dir=folder, suffix='.partial', encoding='utf-8',
                                      delete=False) as file:
         json.dump(make_manifest(runner), file, indent=1, default=str)
     os.chmod(file.name, 0o644)
-    os.replace(file.name, os.path.join(folder, _name(number)))
-    return _name(number)
+    os.replace(file.name, os.path.join(folder, name))
+    return name
 
 
 def _name(number: int) -> str:
@@ -143,25 +139,16 @@ def read_manifest(path: str, name: Optional[str] = None) -> Manifest:
         inner = os.path.join(path, FOLDER)
         path = os.path.join(inner if os.path.isdir(inner) else path, name or _name(0))
     try:
-        with open(path, encoding='utf-8') as file:
-            content = json.load(file)
+        content = read_json(path)
     except OSError as error:
         raise FingerprintError(f'{path}: {error.strerror}; FingerprintHook writes it when a '
                                'training starts') from error
-    except ValueError as error:
-        raise FingerprintError(f'{path}: not JSON: {error}') from error
     if not isinstance(content, dict) or content.get('kind') != 'manifest':
         raise FingerprintError(f'{path}: not a manifest of mmrepro')
     if content.get('format') != FORMAT:
         raise FingerprintError(f'{path}: format {content.get("format")!r} is not known to this '
                                f'version of mmrepro, which reads format {FORMAT}')
     return Manifest(path, content)
-
-
-def severity_of(name: str) -> tuple:
-    """(severity, consequence) of a field beside the facts."""
-    return next((severity, why) for pattern, severity, why in RULES
-                if fnmatch.fnmatchcase(name, pattern))
 
 
 # in another form among the facts, or not comparable
@@ -171,12 +158,13 @@ _ELSEWHERE = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size')
 def compare_manifests(first: Manifest, second: Manifest) -> List[Difference]:
     """What differs, by severity: CHANGES, then MAY, then HARMLESS; by name within."""
     found = differences(first.facts, second.facts)
-    before, after = _fields(first.content), _fields(second.content)
-    for name in sorted({*before, *after}):
-        if before.get(name, _ABSENT) != after.get(name, _ABSENT):
-            severity, consequence = severity_of(name)
-            found.append(Difference(name, before.get(name, _ABSENT), after.get(name, _ABSENT),
-                                    severity, consequence))
+    fields = [_fields(manifest.content) for manifest in (first, second)]
+    for name in set().union(*fields):
+        before, after = (one.get(name, _ABSENT) for one in fields)
+        if before != after:
+            severity, why = next(row for pattern, *row in RULES
+                                 if fnmatch.fnmatchcase(name, pattern))
+            found.append(Difference(name, before, after, severity, why))
     return sorted(found, key=lambda one: (ORDER.index(one.severity), one.name))
 
 
@@ -186,9 +174,7 @@ _ABSENT = '(not set)'
 def _fields(content: Mapping[str, Any]) -> Dict[str, Any]:
     """Everything beside the facts, flat. Files and repositories count by their last name."""
     content = {name: value for name, value in content.items() if name not in _ELSEWHERE}
-    for name, key in (('code', os.path.basename), ('weights', os.path.basename)):
-        content[name] = {key(path): value for path, value in content.get(name, {}).items()}
-    data = dict(content.get('data') or {})
-    data['annotations'] = {os.path.basename(path): value
-                           for path, value in data.get('annotations', {}).items()}
-    return flatten({**content, 'data': data})
+    content['data'] = dict(content.get('data') or {})
+    for part, name in ((content, 'code'), (content, 'weights'), (content['data'], 'annotations')):
+        part[name] = {os.path.basename(path): value for path, value in part.get(name, {}).items()}
+    return flatten(content)

@@ -2,15 +2,15 @@
 
 Backward, a module's record is about the nodes of the autograd graph that its forward has made: 'in'
 are the gradients that reach its outputs, 'out' those that it hands on to its inputs; gradients of
-parameters are in the line by name.
-The nodes are only watched. PyTorch's full backward hooks would put nodes of their own into the
-graph, refuse in-place operators behind a module, and might change the order in which gradients are
-summed.
+parameters are in the line by name. The nodes are only watched. PyTorch's full backward hooks would
+put nodes of their own into the graph, refuse in-place operators behind a module, and might change
+the order in which gradients are summed.
 """
 from __future__ import annotations
 
 import weakref
 from collections import Counter
+from functools import partial
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -29,7 +29,7 @@ class ModuleRecorder:
     """Watches a model; :meth:`start` and :meth:`stop` bound what is recorded."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._snapshot: Optional[Snapshot] = None
+        self.snapshot: Optional[Snapshot] = None  # of the iteration that is recorded
         self._records: List[list] = []
         self._calls: Counter = Counter()
         self._count = 0
@@ -45,23 +45,19 @@ class ModuleRecorder:
             handle.remove()
 
     def start(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+        self.snapshot = snapshot
         self._records, self._known = [], {}
         self._calls.clear()
 
     def stop(self) -> Any:
         """A function that returns what the iteration's line gets, given what was fetched."""
-        records, self._snapshot, self._known = self._records, None, {}
+        records, self.snapshot, self._known = self._records, None, {}
 
         def finish(found: Any) -> Dict[str, Any]:
             digests = found.digests.get(MODULES, {})
             return {MODULES: [[*head, *(None if key is None else hex_of(digests[key])
                                      for key in keys)] for *head, keys in records]}
         return finish
-
-    @property
-    def active(self) -> bool:
-        return self._snapshot is not None
 
     def record(self, path: str, phase: str) -> list:
         """A new record in the order of execution; its digests are filled in by :meth:`put`."""
@@ -75,17 +71,14 @@ class ModuleRecorder:
         if not tensors:
             return
         values = [self._digest(tensor, reuse) for tensor in tensors]
-        if len(values) > 1:
-            by_device = {value.device for value in values}
-            if len(by_device) > 1:
-                values = [value.cpu() for value in values]
-            value = combine_digests([str(i) for i in range(len(values))], torch.stack(values))
-        else:
-            value = values[0]
+        if len({value.device for value in values}) > 1:
+            values = [value.cpu() for value in values]
+        value = values[0] if len(values) == 1 else combine_digests(
+            [str(i) for i in range(len(values))], torch.stack(values))
         self._count += 1
         key = str(self._count)
         record[3][end] = key
-        self._snapshot.add_digests(MODULES, [key], value.view(1))
+        self.snapshot.add_digests(MODULES, [key], value.view(1))
 
     def _digest(self, tensor: torch.Tensor, reuse: bool) -> torch.Tensor:
         known = self._known.get(id(tensor))
@@ -109,7 +102,7 @@ class _Watch:
         self._open: List[Tuple[list, list]] = []
 
     def before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        if not self._recorder.active:
+        if self._recorder.snapshot is None:
             return
         record = self._recorder.record(self._path, 'forward')
         inputs = tensors_in((args, kwargs))
@@ -118,7 +111,7 @@ class _Watch:
         self._open.append((record, [tensor.grad_fn for tensor in inputs]))
 
     def after(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        if not self._recorder.active or not self._open:
+        if self._recorder.snapshot is None or not self._open:
             return
         record, sources = self._open.pop()
         outputs = tensors_in(output)
@@ -136,29 +129,23 @@ class _Watch:
         for node in dict.fromkeys([*entries, *exits]):
             keep = [_leads_on(after, inputs) for after, _ in node.next_functions
                     ] if node in exits else []
-            node.register_hook(_NodeHook(self._recorder, self._path, shared, node in entries, keep))
+            node.register_hook(partial(self._gradients, shared, node in entries, keep))
 
-
-class _NodeHook:
-    """Called with a node's gradients: those it hands on, and those it got."""
-
-    def __init__(self, recorder: ModuleRecorder, path: str, shared: Dict[str, list], entry: bool,
-                 keep: Sequence[bool]) -> None:
-        self._recorder, self._path, self._shared = recorder, path, shared
-        self._entry, self._keep = entry, keep
-
-    def __call__(self, handed_on: tuple, got: tuple) -> None:
-        if not self._recorder.active:
+    def _gradients(self, shared: Dict[str, list], entry: bool, keep: Sequence[bool],
+                   handed_on: tuple, got: tuple) -> None:
+        """Called with the gradients that a node hands on, and those that it got."""
+        recorder = self._recorder
+        if recorder.snapshot is None:
             return
-        if 'record' not in self._shared:
-            self._shared['record'] = self._recorder.record(self._path, 'backward')
-        record = self._shared['record']
-        if self._entry and record[3][0] is None:
-            self._recorder.put(record, 0, [one for one in got if one is not None], True)
-        if any(self._keep) and record[3][1] is None:
+        if 'record' not in shared:
+            shared['record'] = recorder.record(self._path, 'backward')
+        record = shared['record']
+        if entry and record[3][0] is None:
+            recorder.put(record, 0, [one for one in got if one is not None], True)
+        if any(keep) and record[3][1] is None:
             # those of parameters, which end in leaves of the graph, are left out
-            self._recorder.put(record, 1, [
-                one for one, keep in zip(handed_on, self._keep) if keep and one is not None], False)
+            recorder.put(record, 1, [one for one, kept in zip(handed_on, keep)
+                                     if kept and one is not None], False)
 
 
 def _leads_on(node: Any, sources: set) -> bool:
@@ -182,8 +169,7 @@ def _exits(entries: Sequence[Any], sources: set) -> Optional[List[Any]]:
         if len(seen) > MAX_NODES:
             return None
         following = [after for after, _ in node.next_functions if after is not None]
-        inner = [after for after in following
-                 if after not in sources and after.next_functions]
+        inner = [after for after in following if after not in sources and after.next_functions]
         if len(inner) < len(following):
             found.append(node)
         waiting += inner

@@ -7,7 +7,10 @@ backward and optimizer in the order in which they ran.
 """
 from __future__ import annotations
 
+import functools
 import threading
+import zlib
+from collections import Counter
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -15,11 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten
 
 from . import call_sites, generator_states
-from .digest import tensor_digest, to_hex
+from .digest import combined_hex, tensor_digest, to_hex
 from .records import SEPARATOR, UNINITIALIZED, Record
+from .schema import OPERATORS
 from .uninitialized import UninitializedMemory
 
-__all__ = ['OperatorRecorder']
+__all__ = ['OperatorLines', 'OperatorRecorder']
 
 # operators that return uninitialized memory: no digest, and the memory is remembered
 ALLOCATE = ('aten.empty', 'aten.new_empty', 'aten.empty_like', 'aten.empty_strided',
@@ -44,7 +48,7 @@ ARGUMENT_TEXT = 400  # characters of the arguments that are not tensors; the res
 
 
 class _Operator(NamedTuple):
-    """What a schema says: read once for each operator."""
+    """What a schema says."""
     name: str
     view: bool
     allocates: bool
@@ -53,20 +57,29 @@ class _Operator(NamedTuple):
     seeded: bool
 
 
-class OperatorRecorder(TorchDispatchMode):
-    """Records operators while it is active; ``records()`` returns them.
+@functools.cache
+def _operator(func: Any) -> _Operator:
+    schema, name = func._schema, str(func)
+    writes = tuple(argument.name for argument in schema.arguments
+                   if argument.alias_info is not None and argument.alias_info.is_write)
+    aliases = any(one.alias_info is not None for one in schema.returns)
+    packet = name.rsplit('.', 1)[0]
+    writes = () if packet in VIEWS else writes + MUTATED.get(packet, ())
+    return _Operator(name, aliases and not writes and packet not in NEW, packet in ALLOCATE,
+                     packet in OVERWRITES, writes, torch.Tag.nondeterministic_seeded in func.tags)
 
-    Args:
-        model: whose module and parameter names are used.
-        keep: number of a record whose tensors are copied into ``kept``.
+
+class OperatorRecorder(TorchDispatchMode):
+    """Records operators of a model while it is active; ``records()`` returns them.
+
+    The results of record number ``keep`` are copied into ``kept``.
     """
 
     def __init__(self, model: torch.nn.Module, keep: Optional[int] = None) -> None:
         super().__init__()
         self._keep = keep
         self.kept: Dict[str, List[torch.Tensor]] = {}
-        self._sites = call_sites.CallSites(model)
-        self._known: Dict[Any, _Operator] = {}
+        self.sites = call_sites.CallSites(model)
         self._raw: List[Record] = []
         self._digests: List[torch.Tensor] = []
         self._uninitialized = UninitializedMemory()
@@ -105,10 +118,6 @@ class OperatorRecorder(TorchDispatchMode):
         """Add values of Python attributes, which explain a difference and are none themselves."""
         self._raw.append(Record('start', '', 'attributes', labels=tuple(values)))
 
-    def within_hook(self, path: str) -> None:
-        """What runs from here on belongs to this hook; to none when '' is given."""
-        self._sites.hook = path
-
     @property
     def at_note(self) -> bool:
         """Whether nothing was recorded since a state was."""
@@ -119,16 +128,16 @@ class OperatorRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace in SILENT:
             return func(*args, **kwargs)
-        operator = self._operator(func)
+        operator = _operator(func)
         with self._lock:
-            site = self._sites.current()
+            site = self.sites.current()
             if site is None:
                 return func(*args, **kwargs)
             states = generator_states.states()
             calls = self._watch.take()
             given, arguments = self._given(func, operator, args, kwargs)
             labels = [UNINITIALIZED if digest is None and tensor in self._uninitialized
-                      else self._sites.label(tensor) for tensor, _, digest in given]
+                      else self.sites.label(tensor) for tensor, _, digest in given]
         # outside of the lock: an operator may wait for another thread
         result = func(*args, **kwargs)
         with self._lock:
@@ -150,29 +159,13 @@ class OperatorRecorder(TorchDispatchMode):
                 generators=states, stack=site.stack, drew=operator.seeded, calls=calls))
         return result
 
-    def _operator(self, func: Any) -> _Operator:
-        if func not in self._known:
-            schema, name = func._schema, str(func)
-            writes = tuple(argument.name for argument in schema.arguments
-                           if argument.alias_info is not None and argument.alias_info.is_write)
-            aliases = [r.alias_info for r in schema.returns if r.alias_info is not None]
-            packet = name.rsplit('.', 1)[0]
-            writes = () if packet in VIEWS else writes + MUTATED.get(packet, ())
-            self._known[func] = _Operator(
-                name, bool(aliases) and not writes and packet not in NEW,
-                packet in ALLOCATE, packet in OVERWRITES, writes,
-                torch.Tag.nondeterministic_seeded in func.tags)
-        return self._known[func]
-
     def _given(self, func: Any, operator: _Operator, args: tuple,
                kwargs: dict) -> Tuple[List[Tuple[torch.Tensor, str, Optional[int]]], str]:
         """Tensors given, each with the name of its argument and digest; all else as text."""
         names = [argument.name for argument in func._schema.arguments]
-        named = [*zip(names, args), *kwargs.items()]
         given, text = [], []
-        for name, value in named:
-            leaves, _ = tree_flatten(value)
-            for leaf in leaves:
+        for name, value in [*zip(names, args), *kwargs.items()]:
+            for leaf in tree_flatten(value)[0]:
                 if isinstance(leaf, torch.Tensor):
                     only_written = name in operator.written and (
                         operator.overwrites or name == 'out')
@@ -183,7 +176,10 @@ class OperatorRecorder(TorchDispatchMode):
                 elif leaf is not None:
                     plain = isinstance(leaf, PLAIN)
                     text.append(f'{name}={leaf if plain else type(leaf).__name__}')
-        return given, _shortened(SEPARATOR.join(text))
+        arguments = SEPARATOR.join(text)
+        if len(arguments) > ARGUMENT_TEXT:  # not hash(): it differs from process to process
+            arguments = f'{arguments[:ARGUMENT_TEXT]}... {zlib.crc32(arguments.encode()):08x}'
+        return given, arguments
 
     def _returned(self, operator: _Operator, returned: List[torch.Tensor],
                   changed: List[torch.Tensor],
@@ -203,9 +199,6 @@ class OperatorRecorder(TorchDispatchMode):
                      for tensor in [*fresh, *changed])
 
     def _digest(self, tensor: torch.Tensor) -> int:
-        if tensor.numel() == 1:
-            # strides of a single element may be anything, also what cannot be seen as bytes
-            tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
         self._digests.append(tensor_digest(tensor))
         return len(self._digests) - 1
 
@@ -221,9 +214,47 @@ def _shapes(given: List[torch.Tensor], returned: Any) -> str:
     return f'{text(given)} -> {text(returned)}' if returned else text(given)
 
 
-def _shortened(text: str) -> str:
-    if len(text) <= ARGUMENT_TEXT:
-        return text
-    # not hash(): it differs from process to process
-    import zlib
-    return f'{text[:ARGUMENT_TEXT]}... {zlib.crc32(text.encode()):08x}'
+class OperatorLines:
+    """The operators of an iteration, for its line in the fingerprint file."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._recorder: Optional[OperatorRecorder] = None
+
+    def start(self, snapshot: Any) -> None:
+        # names of parameters are found by their identity, which a hook may have changed
+        self._recorder = OperatorRecorder(self._model)
+        self._recorder.__enter__()
+
+    def stop(self) -> Any:
+        """A function that returns what the iteration's line gets."""
+        recorder = self._recorder
+        self.remove()
+        return lambda found: {OPERATORS: _entries(recorder.records())}
+
+    def remove(self) -> None:
+        if self._recorder is not None:
+            self._recorder.__exit__(None, None, None)
+            self._recorder = None
+
+
+def _entries(records: Sequence[Record]) -> List[list]:
+    """[phase, path, operator, call, in, out, shapes] of every operator, in order."""
+    calls: Counter = Counter()
+    found = []
+    for record in records:
+        site = record.phase, record.path, record.name
+        found.append([*site, calls[site], _one(record.inputs, record.arguments),
+                      _one(record.outputs), record.shapes])
+        calls[site] += 1
+    return found
+
+
+def _one(digests: Sequence[str], arguments: str = '') -> Optional[str]:
+    """One digest of several, and of arguments that are no tensors; None for no tensors at all."""
+    if not digests:
+        return None
+    named: Dict[str, int] = {f'{i} {"" if digest else "unwritten"}': int(digest or '0', 16)
+                             for i, digest in enumerate(digests)}
+    named[arguments] = 0
+    return combined_hex(named)

@@ -55,12 +55,9 @@ def command(argv: Sequence[str]) -> List[str]:
 
 def packages() -> Dict[str, str]:
     """Everything that is installed, with its version."""
-    found = {}
-    for distribution in importlib.metadata.distributions():
-        name = distribution.metadata['Name']
-        if name:
-            found[name.lower().replace('_', '-')] = distribution.version
-    return dict(sorted(found.items()))
+    named = ((one.metadata['Name'], one.version) for one in importlib.metadata.distributions())
+    return dict(sorted({name.lower().replace('_', '-'): version
+                        for name, version in named if name}.items()))
 
 
 def machine() -> Dict[str, Any]:
@@ -81,27 +78,26 @@ def code(*paths: Optional[str]) -> Dict[str, Any]:
     found: Dict[str, Any] = {}
     for path in paths:
         folder = path if path and os.path.isdir(path) else os.path.dirname(path or '')
-        root = _git(folder or '.', 'rev-parse', '--show-toplevel')
-        if not root or root.strip() in found:
+        root = _git(folder or '.', 'rev-parse', '--show-toplevel').strip()
+        if not root or root in found:
             continue
-        root = root.strip()
-        diff = _git(root, 'diff', 'HEAD', '--no-ext-diff', '--no-color') or ''
-        new = _git(root, 'ls-files', '--others', '--exclude-standard') or ''
+        diff = _git(root, 'diff', 'HEAD', '--no-ext-diff', '--no-color')
+        new = _git(root, 'ls-files', '--others', '--exclude-standard')
         found[root] = dict(
-            commit=(_git(root, 'rev-parse', 'HEAD') or '').strip() or None,
+            commit=_git(root, 'rev-parse', 'HEAD').strip() or None,
             diff=diff[:MAX_DIFF], diff_sha256=hashlib.sha256(diff.encode()).hexdigest(),
             untracked=new.splitlines()[:1000])
     return found
 
 
-def _git(folder: str, *arguments: str) -> Optional[str]:
-    """What git prints, or None where there is no git or no repository."""
+def _git(folder: str, *arguments: str) -> str:
+    """What git prints; '' where there is no git or no repository."""
     try:
         done = subprocess.run(['git', '-C', folder, *arguments], capture_output=True, timeout=60,
                               env={**os.environ, 'GIT_OPTIONAL_LOCKS': '0'})
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.decode(errors='replace') if done.returncode == 0 else None
+        return ''
+    return done.stdout.decode(errors='replace') if done.returncode == 0 else ''
 
 
 def file_record(path: str) -> Dict[str, Any]:
@@ -125,8 +121,7 @@ def training_data(dataset: Any) -> Dict[str, Any]:
         path = getattr(innermost, 'ann_file', None)
         if isinstance(path, str) and path:
             annotations[path] = file_record(path)
-        names = _image_names(innermost)
-        for name in names:
+        for name in _image_names(innermost):
             count += 1
             images.update(name.encode() + b'\n')
     return dict(samples=len(dataset), annotations=annotations,

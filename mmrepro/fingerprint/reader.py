@@ -5,22 +5,13 @@ import json
 import os
 from typing import Any, Dict, List, NamedTuple
 
-from .schema import (
-    END,
-    FINGERPRINTS,
-    FOLDER,
-    FORMAT,
-    MANIFEST,
-    REQUIRED,
-    START,
-    STEP,
-    VAL,
-    fingerprint_name,
-)
+from . import schema
+from .schema import FOLDER
 
-__all__ = ['FingerprintError', 'RankLog', 'RecordedRun', 'read_rank', 'read_ranks', 'read_run']
+__all__ = ['FingerprintError', 'RankLog', 'RecordedRun', 'read_json', 'read_rank', 'read_ranks',
+           'read_run']
 
-START_LINE = f'{{"kind":"{START}"'.encode()
+START_LINE = f'{{"kind":"{schema.START}"'.encode()
 
 
 class FingerprintError(RuntimeError):
@@ -28,22 +19,13 @@ class FingerprintError(RuntimeError):
 
 
 class RankLog(NamedTuple):
-    """The fingerprints of one rank.
-
-    Attributes:
-        path: the file.
-        starts: header lines, one for each start of the training.
-        steps: iteration -> record. An iteration that was trained twice counts as it was last.
-        vals: records of validations, in order.
-        ended: whether the last start came to its end.
-        notes: what a reader should know: a torn line, iterations that differ between two starts.
-    """
+    """The fingerprints of one rank."""
     path: str
-    starts: List[Dict[str, Any]]
-    steps: Dict[int, Dict[str, Any]]
-    vals: List[Dict[str, Any]]
-    ended: bool
-    notes: List[str]
+    starts: List[Dict[str, Any]]  # header lines, one for each start of the training
+    steps: Dict[int, Dict[str, Any]]  # by iteration; one that was trained twice counts as last
+    vals: List[Dict[str, Any]]  # of validations, in order
+    ended: bool  # whether the last start came to its end
+    notes: List[str]  # a torn line, iterations that differ between two starts
 
 
 class RecordedRun(NamedTuple):
@@ -61,7 +43,8 @@ def read_ranks(folder: str) -> Dict[int, RankLog]:
         FingerprintError: a file is damaged elsewhere than at its end.
     """
     names = os.listdir(folder) if os.path.isdir(folder) else ()
-    found = {int(match[1]): match[0] for match in filter(None, map(FINGERPRINTS.fullmatch, names))}
+    matches = filter(None, map(schema.FINGERPRINTS.fullmatch, names))
+    found = {int(match[1]): match[0] for match in matches}
     return {rank: read_rank(os.path.join(folder, found[rank])) for rank in sorted(found)}
 
 
@@ -81,11 +64,11 @@ def read_run(work_dir: str) -> RecordedRun:
                                'mmrepro train --fingerprint, or FingerprintHook in its config')
     ranks = read_ranks(folder)
     if not ranks:
-        raise FingerprintError(f'{folder}: has no file {fingerprint_name(0)}; the run ended before '
-                               'its training began, or the folder belongs to something else')
+        raise FingerprintError(f'{folder}: has no file {schema.fingerprint_name(0)}; the run ended '
+                               'before its training began, or the folder belongs to something else')
     found = sorted((int(match[1] or 0), match[0])
-                   for match in filter(None, map(MANIFEST.fullmatch, os.listdir(folder))))
-    manifests = [_read_json(os.path.join(folder, name)) for _, name in found]
+                   for match in filter(None, map(schema.MANIFEST.fullmatch, os.listdir(folder))))
+    manifests = [read_json(os.path.join(folder, name)) for _, name in found]
     notes = [f'rank {rank}: {note}' for rank, log in sorted(ranks.items()) for note in log.notes]
     if not manifests:
         notes.append(f'{folder}: has no manifest.json')
@@ -98,7 +81,12 @@ def read_run(work_dir: str) -> RecordedRun:
     return RecordedRun(work_dir, manifests, ranks, notes)
 
 
-def _read_json(path: str) -> Dict[str, Any]:
+def read_json(path: str) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        FingerprintError: it is not JSON.
+    """
     with open(path, encoding='utf-8') as file:
         try:
             return json.load(file)
@@ -124,16 +112,16 @@ def read_rank(path: str) -> RankLog:
         record = _record(path, number, line, torn, log.notes)
         if record is None:
             continue
-        ended = record['kind'] == END
-        if record['kind'] == START:
+        ended = record['kind'] == schema.END
+        if record['kind'] == schema.START:
             log.starts.append(record)
             # what an earlier start trained from there on was lost and does not count
             for lost in [i for i in log.steps if i >= record['iteration']]:
                 earlier[lost] = log.steps.pop(lost)
             log.vals[:] = [val for val in log.vals if 0 < val['iteration'] <= record['iteration']]
-        elif record['kind'] == VAL:
+        elif record['kind'] == schema.VAL:
             log.vals.append(record)
-        elif record['kind'] == STEP:
+        elif record['kind'] == schema.STEP:
             iteration = record['iteration']
             before = earlier.pop(iteration, {})
             if any(before[key] != record[key] for key in before if key in record):
@@ -159,11 +147,11 @@ def _record(path: str, number: int, line: bytes, torn: bool, notes: List[str]) -
             return None
         raise FingerprintError(f'{path}, line {number}: not JSON: {line[:60]!r}') from None
     kind = record.get('kind') if isinstance(record, dict) else None
-    lacking = [key for key in REQUIRED.get(kind, ()) if key not in record]
+    lacking = [key for key in schema.REQUIRED.get(kind, ()) if key not in record]
     if kind is None or lacking:
         what = f'lacks {", ".join(lacking)}' if lacking else "is no object with 'kind'"
         raise FingerprintError(f'{path}, line {number}: {what}')
-    if kind == START and record['format'] != FORMAT:
+    if kind == schema.START and record['format'] != schema.FORMAT:
         raise FingerprintError(f'{path}, line {number}: format {record["format"]!r} is not known '
-                               f'to this version of mmrepro, which reads format {FORMAT}')
+                               f'to this version of mmrepro, which reads format {schema.FORMAT}')
     return record

@@ -20,36 +20,20 @@ LIBRARY = ('/torch/nn/modules/module.py', '/torch/nn/functional.py', '/torch/aut
 
 
 class Record(NamedTuple):
-    """One thing that happened in an iteration.
-
-    Attributes:
-        phase: data, forward, loss, backward, optimizer or hook.
-        path: of the module, parameter, transform or hook.
-        name: of the operator, transform or event.
-        shapes: of tensors given and returned, with their types.
-        arguments: everything given that is not a tensor, as text.
-        inputs: digests of the tensors given; '' for memory that holds nothing yet.
-        outputs: digests of the tensors returned and of those changed in place; '' for views.
-        labels: what the inputs are, where that is known: names of parameters and buffers.
-        generators: states of torch's, NumPy's and Python's generator before, as short hex.
-        stack: Python calls, innermost first: (file, line, function).
-        drew: whether the operator takes random numbers.
-        own: generators that belong to a transform, and its plain values, as name=state.
-        calls: sources outside of torch that were asked since the record before: clock, entropy.
-    """
-    phase: str
-    path: str
-    name: str
-    shapes: str = ''
-    arguments: str = ''
-    inputs: Tuple[str, ...] = ()
-    outputs: Tuple[str, ...] = ()
-    labels: Tuple[str, ...] = ()
-    generators: Tuple[str, ...] = ()
-    stack: Tuple[Tuple[str, int, str], ...] = ()
-    drew: bool = False
-    calls: Tuple[str, ...] = ()
-    own: Tuple[str, ...] = ()
+    """One thing that happened in an iteration."""
+    phase: str  # data, forward, loss, backward, optimizer or hook
+    path: str  # of the module, parameter, transform or hook
+    name: str  # of the operator, transform or event
+    shapes: str = ''  # of tensors given and returned, with their types
+    arguments: str = ''  # everything given that is not a tensor
+    inputs: Tuple[str, ...] = ()  # digests of the tensors given; '' for uninitialized memory
+    outputs: Tuple[str, ...] = ()  # of those returned or changed in place; '' for views
+    labels: Tuple[str, ...] = ()  # of the inputs, where known: names of parameters and buffers
+    generators: Tuple[str, ...] = ()  # states of the global generators before, as short hex
+    stack: Tuple[Tuple[str, int, str], ...] = ()  # (file, line, function), innermost first
+    drew: bool = False  # whether the operator takes random numbers
+    calls: Tuple[str, ...] = ()  # for outside values since the record before: clock, entropy
+    own: Tuple[str, ...] = ()  # generators and plain values of a transform, as name=state
 
     @property
     def is_state(self) -> bool:
@@ -98,19 +82,15 @@ def read_records(path: str) -> List[Record]:
                 fields: Dict[str, Any] = json.loads(line)
                 stack = fields.pop('stack')
                 if not fields:
-                    stacks.append(_calls(stack))
+                    stacks.append(tuple(map(tuple, stack)))
                     continue
-                stack = stacks[stack] if isinstance(stack, int) else _calls(stack)
+                stack = stacks[stack] if isinstance(stack, int) else tuple(map(tuple, stack))
             except (ValueError, KeyError, IndexError) as error:
                 raise ValueError(f'{path}, line {number}: not a record of mmrepro') from error
             values = {key: tuple(value) if isinstance(value, list) else value
                       for key, value in fields.items()}
             records.append(Record(**values, stack=stack))
     return records
-
-
-def _calls(stack: Any) -> tuple:
-    return tuple(tuple(call) for call in stack)
 
 
 def useful_calls(stack: Sequence[Tuple[str, int, str]]) -> List[Tuple[str, int, str]]:

@@ -64,23 +64,14 @@ STREAMS: Dict[str, Tuple[str, ...]] = {
 
 
 class StreamCall(NamedTuple):
-    """One entry of a stream.
-
-    Attributes:
-        path: of the module.
-        phase: forward, loss, backward, optimizer, hook or data.
-        number: how many such calls came before it in the iteration.
-        input, output: digests; None without tensors.
-        operator: '' in the stream of modules.
-        shapes: of the operator's tensors.
-    """
-    path: str
-    phase: str
-    number: int
-    input: Any
+    """One entry of a stream."""
+    path: str  # of the module
+    phase: str  # forward, loss, backward, optimizer, hook or data
+    number: int  # how many such calls came before it in the iteration
+    input: Any  # digest; None without tensors
     output: Any
-    operator: str = ''
-    shapes: str = ''
+    operator: str = ''  # '' in the stream of modules
+    shapes: str = ''  # of the operator's tensors
 
     @property
     def identity(self) -> Tuple[str, str, str, int]:
@@ -127,14 +118,11 @@ def step_line(iteration: int, epoch: int, positions: Optional[List[int]],
               by_name: Optional[Mapping[str, Any]] = None,
               norms: Optional[Mapping[str, str]] = None) -> Dict[str, Any]:
     """Of an iteration; ``positions`` and ``indices`` are None where the loader does not tell."""
-    line = dict(kind=STEP, iteration=iteration, epoch=epoch,
+    more = {BY_NAME: by_name, NORMS: norms}
+    return dict(kind=STEP, iteration=iteration, epoch=epoch,
                 batch=dict(positions=positions, indices=indices, data=data),
-                losses=losses, lr=lr, **states)
-    if by_name is not None:
-        line[BY_NAME] = by_name
-    if norms is not None:
-        line[NORMS] = norms
-    return line
+                losses=losses, lr=lr, **states,
+                **{key: value for key, value in more.items() if value is not None})
 
 
 def val_line(iteration: int, epoch: int, metrics: Mapping[str, str]) -> Dict[str, Any]:

@@ -1,13 +1,13 @@
 """Digests of a step, gathered on their devices and fetched with one copy from each."""
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+import struct
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 
 from ..distributed.unwrap import optim_wrappers
 from . import digest
-from . import hash_arithmetic as arithmetic
 
 __all__ = ['Snapshot', 'gradients_of', 'named_state']
 
@@ -18,8 +18,8 @@ class Snapshot:
     """What one iteration adds, piece by piece; nothing waits for a device before :meth:`fetch`."""
 
     def __init__(self) -> None:
-        self._pending: List[Tuple[tuple, torch.Tensor]] = []
-        self._keys: Dict[tuple, List[str]] = {}
+        # whether these are digests; kind, names, values
+        self._pending: List[Tuple[bool, str, Sequence[str], torch.Tensor]] = []
 
     def add(self, kind: str, named: Named) -> None:
         """Digests of named tensors, on any devices."""
@@ -29,39 +29,29 @@ class Snapshot:
                              digest.tensor_digests([tensor for _, tensor in mine]))
 
     def add_digests(self, kind: str, names: Sequence[str], values: torch.Tensor) -> None:
-        self._put(('digest', kind), names, values)
+        self._pending.append((True, kind, names, values))
 
     def add_numbers(self, kind: str, names: Sequence[str], values: Sequence[Any]) -> None:
         """Tensors of one floating-point element each, or Python numbers."""
         for name, value in zip(names, values):
             number = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
-            self._put(('number', kind), [name], number.reshape(1).double().view(torch.int64))
-
-    def _put(self, kind: tuple, names: Sequence[str], values: torch.Tensor) -> None:
-        key = (*kind, len(self._keys))
-        self._keys[key] = list(names)
-        self._pending.append((key, values))
+            bits = number.reshape(1).double().view(torch.int64)
+            self._pending.append((False, kind, [name], bits))
 
     def fetch(self) -> Fetched:
         """Everything that was added, as Python numbers."""
-        found: Dict[tuple, List[int]] = {}
-        for device in {values.device for _, values in self._pending}:
-            mine = [(key, values) for key, values in self._pending if values.device == device]
-            numbers = torch.cat([values for _, values in mine]).tolist()
-            for key, values in mine:
-                found[key], numbers = numbers[:len(values)], numbers[len(values):]
         result = Fetched({}, {})
-        for key, names in self._keys.items():
-            target = result.digests if key[0] == 'digest' else result.numbers
-            target.setdefault(key[1], {}).update(zip(names, found[key]))
+        fetched = digest.to_numbers([values for *_, values in self._pending])
+        for (is_digest, kind, names, _), numbers in zip(self._pending, fetched):
+            target = result.digests if is_digest else result.numbers
+            target.setdefault(kind, {}).update(zip(names, numbers))
         return result
 
 
-class Fetched:
+class Fetched(NamedTuple):
     """Digests (64 bits, as signed integers) and numbers (the bits of a double) by kind and name."""
-
-    def __init__(self, digests: Dict[str, Dict[str, int]], numbers: Dict[str, Dict[str, int]]):
-        self.digests, self.numbers = digests, numbers
+    digests: Dict[str, Dict[str, int]]
+    numbers: Dict[str, Dict[str, int]]
 
     def combined(self, kind: str) -> str:
         """One digest of all of a kind, as :func:`~.digest.combine_digests` gives it."""
@@ -73,7 +63,7 @@ class Fetched:
 
     def floats(self, kind: str) -> Dict[str, str]:
         """Exact hexadecimal floats, in the order in which they were added."""
-        return {name: arithmetic.double_of(value).hex()
+        return {name: struct.unpack('<d', struct.pack('<q', value))[0].hex()
                 for name, value in self.numbers.get(kind, {}).items()}
 
 
@@ -84,26 +74,21 @@ def gradients_of(names: Dict[int, str], parameters: Sequence[torch.Tensor]) -> N
 
 
 def named_state(names: Dict[int, str], optim_wrapper: Any) -> Named:
-    """The state of all optimizers; numbers and text as tensors of their own digest."""
+    """The state of all optimizers, numbers and text as tensors of their own digest; and the state
+    of automatic mixed precision, which decides about skipped steps.
+    """
     found = []
     for prefix, wrapper in optim_wrappers(optim_wrapper).items():
+        prefix = f'{prefix}:' if prefix else ''
         for number, (parameter, state) in enumerate(wrapper.optimizer.state.items()):
             name = names.get(id(parameter), f'unnamed {number}')
             for key, value in state.items():
                 if not isinstance(value, torch.Tensor):
                     value = digest.value_digest(value)
-                found.append((f'{prefix}:{name}.{key}' if prefix else f'{name}.{key}', value))
-    return found + _scalers(optim_wrapper)
-
-
-def _scalers(optim_wrapper: Any) -> Named:
-    """The state of automatic mixed precision, which decides about skipped steps."""
-    found = []
-    for prefix, wrapper in optim_wrappers(optim_wrapper).items():
+                found.append((f'{prefix}{name}.{key}', value))
         scaler = getattr(wrapper, 'loss_scaler', None)
         for key in ('_scale', '_growth_tracker'):
             value = getattr(scaler, key, None)
             if isinstance(value, torch.Tensor):
-                found.append((f'{prefix}:loss_scaler.{key}' if prefix else f'loss_scaler.{key}',
-                              value))
+                found.append((f'{prefix}loss_scaler.{key}', value))
     return found

@@ -17,12 +17,11 @@ class Writer:
     def __init__(self, path: str) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         self.path = path
-        self._file = open(path, 'ab', buffering=0)
-        with open(path, 'rb') as file:
-            if file.seek(0, os.SEEK_END):
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b'\n':
-                    self._file.write(b'\n')
+        self._file = open(path, 'ab+', buffering=0)
+        if self._file.tell():
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b'\n':
+                self._file.write(b'\n')
 
     def write(self, record: Dict[str, Any]) -> None:
         line = json.dumps(record, separators=(',', ':'), ensure_ascii=False, allow_nan=False)

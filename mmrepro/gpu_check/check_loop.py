@@ -1,31 +1,23 @@
 """Run the rows of the check, in order, under a limit of time."""
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import re
 import time
 import traceback
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping
 
 import torch
 
 from .. import ops
-from ..ops import triton
-from . import cases_mmcv, cases_torch, detectors, hardware, operator_check
-from .operator_cases import OperatorCase
+from . import detectors, hardware
+from .row_group import Row, RowGroup, Settings
 
-__all__ = ['Budget', 'fused_cases', 'run_check', 'run_row']
+__all__ = ['Budget', 'error_line', 'run_check', 'run_row']
 
-GROUPS = ('mmcv', 'triton', 'torch', 'detectors')
 # Share of the time for operators; detectors have the rest.
 _OPERATORS = 0.35
-# Pixels of images: as in a usual schedule on a GPU, or few.
-_SIZE, _QUICK_SIZE = 640, 128
-
-Row = Dict[str, Any]
-Tell = Callable[[str, str, Dict[str, Any]], None]
 
 
 class Budget:
@@ -59,6 +51,11 @@ class Budget:
         self._longest = max(self._longest, seconds)
 
 
+def error_line(error: BaseException) -> str:
+    """Type and first line of an error."""
+    return f'{type(error).__name__}: {"".join(str(error).strip().splitlines()[:1])}'
+
+
 def run_row(run: Callable[[], Row], budget: Budget, device: str) -> Row:
     """Run one row; an exception is recorded as its result and does not end the check."""
     if not budget.allows():
@@ -67,8 +64,7 @@ def run_row(run: Callable[[], Row], budget: Budget, device: str) -> Row:
     try:
         row = run()
     except Exception as error:  # noqa: BLE001  any exception is the result of its row
-        text = str(error).strip()
-        row = dict(error_text=f'{type(error).__name__}: {text.splitlines()[0] if text else ""}',
+        row = dict(error_text=error_line(error),
                    traceback=[line.strip() for line in traceback.format_tb(error.__traceback__)[-3:]
                               for line in line.strip().splitlines()[1:]])
         del error
@@ -80,19 +76,16 @@ def run_row(run: Callable[[], Row], budget: Budget, device: str) -> Row:
     return row
 
 
-def run_check(device: str, seconds: float, quick: bool = False, only: str = '',
-              iterations: Optional[int] = None, size: Optional[int] = None, command: str = '',
-              tell: Tell = lambda group, name, result: None) -> Dict[str, Any]:
+def run_check(settings: Settings, seconds: float, only: str, command: str,
+              operators: Mapping[str, RowGroup], tell: Callable[[str, str, Dict[str, Any]], None]
+              ) -> Dict[str, Any]:
     """Run all rows.
 
     Args:
-        device: 'cuda' or 'cpu'.
         seconds: limit of time.
-        quick: small inputs, few repetitions, two iterations.
         only: regular expression that selects rows by "group/name".
-        iterations: of a detector; None: 20, or 2 if ``quick``.
-        size: pixels of an image; None: 640, or 128 if ``quick``.
         command: recorded in the result.
+        operators: groups to run before the detectors, by name.
         tell: called after every row with its group, its name and the result so far.
 
     Returns:
@@ -104,56 +97,24 @@ def run_check(device: str, seconds: float, quick: bool = False, only: str = '',
     from mmdet.utils import register_all_modules
     from mmengine.logging import MMLogger
 
-    result: Dict[str, Any] = dict(command=command, machine=hardware.describe(device), summary={},
-                                  **{group: {} for group in GROUPS})
-    result['summary'] = _summary(result)
-    compiled = operator_check.has_compiled_kernels()
+    groups = {**operators, 'detectors': detectors.GROUP}
+    result: Dict[str, Any] = dict(command=command, machine=hardware.describe(settings.device),
+                                  summary=_summary([]), **{group: {} for group in groups})
     register_all_modules(init_default_scope=True)
     MMLogger.get_instance('mmengine', log_level='ERROR')  # else a line per initialised weight
     budget = Budget(seconds)
     part = budget.part(_OPERATORS)
-    size = size or (_QUICK_SIZE if quick else _SIZE)
-    iterations = iterations or (2 if quick else 20)
-    for group, name, run in (*_operator_rows(device, quick, compiled), *_detector_rows(
-            device, size, iterations, quick, compiled, budget)):
-        if re.search(only, f'{group}/{name}'):
-            result[group][name] = run_row(run, budget if group == 'detectors' else part, device)
-            result['summary'] = _summary(result)
-            tell(group, name, result)
+    for group, kind in groups.items():
+        for name, run in kind.rows(settings, budget.allows).items():
+            if re.search(only, f'{group}/{name}'):
+                result[group][name] = run_row(run, part if group in operators else budget,
+                                              settings.device)
+                result['summary'] = _summary([row for g in groups for row in result[g].values()])
+                tell(group, name, result)
     return result
 
 
-def fused_cases(device: str) -> Dict[str, OperatorCase]:
-    """The cases of mmcv's operators that have a Triton kernel; none if that does not run here."""
-    if triton.requirement() or not triton.runs_on(device):
-        return {}
-    return {name: case for name, case in cases_mmcv.CASES.items()
-            if any(operator in triton.FUSED for operator in case.covers)}
-
-
-def _operator_rows(device: str, quick: bool, compiled: bool
-                   ) -> Iterator[Tuple[str, str, Callable[[], Row]]]:
-    times, seconds = (4, .2) if quick else (50, 1.5)
-    kernel = 'compiled' if compiled else None
-    for group, cases, provider, against in (
-            ('mmcv', cases_mmcv.CASES, 'torch', kernel),
-            ('triton', fused_cases(device), 'triton', kernel or 'torch'),
-            ('torch', cases_torch.CASES, 'torch', 'flags')):
-        for name, case in cases.items():
-            yield group, name, functools.partial(operator_check.check, case, device, quick, times,
-                                                 seconds, provider, against)
-
-
-def _detector_rows(device: str, size: int, iterations: int, quick: bool, compiled: bool,
-                   budget: Budget) -> Iterator[Tuple[str, str, Callable[[], Row]]]:
-    for name, detector in detectors.DETECTORS.items():
-        yield 'detectors', name, functools.partial(
-            detectors.check, detector, device, size, iterations, quick or device == 'cpu',
-            compiled, budget.allows)
-
-
-def _summary(result: Dict[str, Any]) -> Dict[str, Any]:
-    rows = [row for group in GROUPS for row in result[group].values()]
+def _summary(rows: List[Row]) -> Dict[str, Any]:
     judged = [row for row in rows if 'equal' in row]
     good = [row for row in judged if row['equal'] and row.get('agrees', True)
             and row.get('finite', True)]

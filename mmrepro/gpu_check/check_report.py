@@ -2,16 +2,16 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Mapping, Tuple
 
-__all__ = ['NAME', 'table', 'verdict', 'write']
+from . import detectors
+from .row_group import Row, RowGroup
 
-NAME = 'gpu_check'
+__all__ = ['table', 'verdict', 'write']
 
 
-def verdict(row: Dict[str, Any]) -> str:
+def verdict(row: Row) -> str:
     """The result of a row in a few words."""
     if 'error_text' in row:
         return f'failed: {row["error_text"]}'
@@ -30,42 +30,20 @@ def verdict(row: Dict[str, Any]) -> str:
     return 'equal'
 
 
-def _number(value: Any, form: str) -> str:
-    missing = value is None or (isinstance(value, float) and math.isnan(value))
-    return '' if missing else format(value, form)
+def _line(*cells: str) -> str:
+    return f'| {" | ".join(cells)} |'
 
 
-def _operators(title: str, rows: Dict[str, dict]) -> List[str]:
-    lines = [f'## {title}', '',
-             '| operator | bits | runs | error | ms | default | ms | ratio | default repeats |',
-             '|---|---|---|---|---|---|---|---|---|']
-    for name, row in rows.items():
-        repeats = row.get('default_equal')
-        lines.append(
-            f'| {name} | {verdict(row)} | {row.get("times", "")} | '
-            f'{_number(row.get("error"), ".1e")} | {_number(row.get("ms"), ".2f")} | '
-            f'{row.get("default_error", row.get("default", ""))} | '
-            f'{_number(row.get("default_ms"), ".2f")} | {_number(row.get("ratio"), ".2f")} | '
-            f'{"" if repeats is None else "yes" if repeats else "no"} |')
-    return [*lines, '']
+def _table_of(group: RowGroup, rows: Dict[str, Row]) -> List[str]:
+    return [f'## {group.title}', '',
+            _line(group.subject, 'bits', *(heading for heading, _ in group.columns)),
+            '|---|---|' + '---|' * len(group.columns),
+            *(_line(name, verdict(row), *(text(row) for _, text in group.columns))
+              for name, row in rows.items()), '']
 
 
-def _detectors(rows: Dict[str, dict]) -> List[str]:
-    lines = ['## Detectors', '',
-             '| detector | bits | iterations | pixels | ms | default | ms | ratio | GiB | GiB |',
-             '|---|---|---|---|---|---|---|---|---|---|']
-    for name, row in rows.items():
-        lines.append(
-            f'| {name} | {verdict(row)} | {row.get("iterations", "")} | {row.get("size", "")} | '
-            f'{_number(row.get("ms"), ".1f")} | {row.get("default", "")} | '
-            f'{_number(row.get("default_ms"), ".1f")} | {_number(row.get("ratio"), ".2f")} | '
-            f'{_number(row.get("peak_gib"), ".2f")} | '
-            f'{_number(row.get("default_peak_gib"), ".2f")} |')
-    return [*lines, '']
-
-
-def table(result: Dict[str, Any]) -> str:
-    """The report as Markdown."""
+def table(result: Dict[str, Any], operators: Mapping[str, RowGroup]) -> str:
+    """The report as Markdown; a group without rows has no table."""
     machine = ', '.join(f'{key} {value}' for key, value in result['machine'].items())
     summary = result['summary']
     lines = [f'# Does training repeat on this {result["machine"]["device"].upper()}?', '',
@@ -73,22 +51,21 @@ def table(result: Dict[str, Any]) -> str:
              f'{summary["equal"]} rows gave equal bits, {summary["unequal"]} did not, '
              f'{summary["failed"]} failed, {summary["left_out"]} were left out; '
              f'{summary["seconds"]:.0f} seconds. Command: `{result["command"]}`.', '',
-             'ms: median of a forward and a backward (of an iteration, for detectors) in '
+             'ms: median of a forward and a backward (an iteration, for detectors) in '
              'deterministic mode, then by default; ratio: the former over the latter. error: '
              'of small inputs against float64 on a CPU, relative, in the 2-norm.', '']
-    lines += _detectors(result['detectors'])
-    lines += _operators('Operators of mmcv', result['mmcv'])
-    if result['triton']:
-        lines += _operators('Operators of mmcv, kernels in Triton', result['triton'])
-    lines += _operators("torch's own operators", result['torch'])
+    for name, group in dict(detectors=detectors.GROUP, **operators).items():
+        if result.get(name):
+            lines += _table_of(group, result[name])
     return '\n'.join(lines)
 
 
-def write(result: Dict[str, Any], folder: str, name: str = NAME) -> Tuple[Path, Path]:
+def write(result: Dict[str, Any], operators: Mapping[str, RowGroup], folder: str
+          ) -> Tuple[Path, Path]:
     """Write both files, also for an unfinished check, and return their paths."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    files = path / f'{name}.json', path / f'{name}.md'
+    files = path / 'gpu_check.json', path / 'gpu_check.md'
     files[0].write_text(json.dumps(result, indent=1) + '\n', encoding='utf-8')
-    files[1].write_text(table(result) + '\n', encoding='utf-8')
+    files[1].write_text(table(result, operators) + '\n', encoding='utf-8')
     return files

@@ -7,6 +7,7 @@ host at the end, so they add no synchronisation.
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
@@ -15,9 +16,11 @@ import torch
 from .. import determinism, ops, seeds
 from ..fingerprint.digest import tensor_digests
 from .detector_inputs import images
-from .operator_check import default, wait
+from .row_group import Row, RowGroup, Settings, cell, has_compiled_kernels
+from .zoo_configs import config_root, load, nodes
 
-__all__ = ['DETECTORS', 'Detector', 'check', 'first_difference', 'train']
+__all__ = ['DETECTORS', 'GROUP', 'Detector', 'DetectorRun', 'default', 'first_difference', 'train',
+           'wait']
 
 SEED = 7
 # Iterations before the timing: the first ones choose kernels and fill the allocator.
@@ -56,62 +59,51 @@ DETECTORS: Dict[str, Detector] = {
 
 
 class DetectorRun(NamedTuple):
-    """The record of one run.
+    """The record of one run."""
 
-    Attributes:
-        labels: per iteration, the subject of each digest: ('loss', name), ('gradient of', name) ...
-        digests: per iteration, (labels,) int64.
-        losses: the total of each iteration.
-        seconds: per iteration after the first few, the median.
-    """
-
+    # per iteration, the subject of each digest: ('loss', name), ('gradient of', name) ...
     labels: List[List[Tuple[str, str]]]
-    digests: List[torch.Tensor]
-    losses: List[float]
-    seconds: float
+    digests: List[torch.Tensor]  # per iteration, (labels,) int64
+    losses: List[float]  # the total of each iteration
+    seconds: float  # per iteration after the first few, the median
 
 
-def build(config: str, device: str, size: int, small: bool) -> Any:
-    """The model with weights from the seed.
+def default() -> Any:
+    """A block without determinism, at the same precision: TF32 would hide the cost of the flags."""
+    return determinism.deterministic(False, float32_precision='highest')
 
-    Args:
-        config: relative to MMDetection's folder of configs.
-        small: use fewer candidates, for a CPU.
-    """
+
+def wait(device: str) -> None:
+    """Wait for the device, so that times are those of finished work."""
+    if device == 'cuda':
+        torch.cuda.synchronize()
+
+
+def _model(config: str, device: str, size: int, small: bool) -> Any:
+    """The model with weights from the seed; ``small``: with fewer candidates, for a CPU."""
     from mmdet.registry import MODELS
     from mmengine.config import Config
 
-    from .zoo_configs import config_root, load
     cfg = load(config, size) if small else Config.fromfile(f'{config_root()}/{config}')
     if small and 'num_grids' in cfg.model.get('mask_head', {}):
         cfg.model.mask_head.num_grids = SMALL_GRIDS
-    _without_downloads(cfg.model)
+    for node in nodes(cfg.model):
+        init = node.get('init_cfg')
+        if isinstance(init, dict) and init.get('type') == 'Pretrained':
+            node['init_cfg'] = None  # nothing is downloaded
+        if 'batch_augments' in node:
+            node['batch_augments'] = None  # they change the size of a batch
     seeds.seed_all(SEED, 'init')
     model = MODELS.build(copy.deepcopy(cfg.model))
     model.init_weights()
     return model.to(device).train()
 
 
-def _without_downloads(node: Any) -> None:
-    """Remove pretrained weights, and augmentations that change the size of a batch."""
-    if isinstance(node, dict):
-        init = node.get('init_cfg')
-        if isinstance(init, dict) and init.get('type') == 'Pretrained':
-            node['init_cfg'] = None
-        if 'batch_augments' in node:
-            node['batch_augments'] = None
-        for value in list(node.values()):
-            _without_downloads(value)
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            _without_downloads(value)
-
-
 def train(detector: Detector, device: str, size: int, iterations: int, small: bool,
           digest: bool = True, number: int = 2) -> DetectorRun:
     """Train some iterations from the seed. Exceptions of the model propagate."""
     from mmengine.optim import OptimWrapper
-    model = build(detector.config, device, size, small)
+    model = _model(detector.config, device, size, small)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     wrapper = OptimWrapper(torch.optim.AdamW(trained.values(), lr=1e-5),
                            clip_grad=dict(max_norm=1., error_if_nonfinite=False))
@@ -186,15 +178,11 @@ def _peak(device: str) -> Optional[float]:
     return round(peak, 2)
 
 
-def check(detector: Detector, device: str, size: int, iterations: int = 20, small: bool = False,
-          compiled: bool = False, again: Callable[[], bool] = lambda: True) -> Dict[str, Any]:
-    """One row of the report.
-
-    Args:
-        compiled: compare times with mmcv's compiled kernels.
-        again: called before the run without determinism; False skips that run.
-    """
-    row: Dict[str, Any] = dict(config=detector.config, size=size, iterations=iterations)
+def _check(detector: Detector, settings: Settings, time_is_left: Callable[[], bool]) -> Row:
+    """One row; without time for it, the run without determinism is left out."""
+    device, size, iterations = settings.device, settings.size, settings.iterations
+    small = settings.quick or device == 'cpu'
+    row: Row = dict(config=detector.config, size=size, iterations=iterations)
     with determinism.deterministic(), ops.using('torch'):
         _peak(device)
         one = train(detector, device, size, iterations, small)
@@ -205,7 +193,8 @@ def check(detector: Detector, device: str, size: int, iterations: int = 20, smal
     row['loss'] = [one.losses[0], one.losses[-1]]
     row['finite'] = all(abs(loss) < float('inf') for loss in one.losses)
     row['ms'] = min(one.seconds, other.seconds) * 1e3
-    if again():
+    if time_is_left():
+        compiled = has_compiled_kernels()
         with default(), ops.using('compiled' if compiled else 'torch'):
             _peak(device)
             plain = train(detector, device, size, max(2, iterations // 2), small, digest=False)
@@ -214,3 +203,14 @@ def check(detector: Detector, device: str, size: int, iterations: int = 20, smal
             row['default_peak_gib'] = _peak(device)
             row['ratio'] = row['ms'] / row['default_ms']
     return row
+
+
+GROUP = RowGroup(
+    'Detectors', 'detector',
+    (('iterations', cell('iterations')), ('pixels', cell('size')), ('ms', cell('ms', '.1f')),
+     ('default', cell('default')), ('ms', cell('default_ms', '.1f')),
+     ('ratio', cell('ratio', '.2f')), ('GiB', cell('peak_gib', '.2f')),
+     ('GiB', cell('default_peak_gib', '.2f'))),
+    lambda settings, time_is_left: {
+        name: functools.partial(_check, detector, settings, time_is_left)
+        for name, detector in DETECTORS.items()})

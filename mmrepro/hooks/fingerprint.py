@@ -15,7 +15,7 @@ from ..fingerprint import schema
 from ..fingerprint.digest import SCHEME, value_digest
 from ..fingerprint.manifest import write_manifest
 from ..fingerprint.module_recorder import ModuleRecorder
-from ..fingerprint.operator_stream import OperatorLines
+from ..fingerprint.operator_recorder import OperatorLines
 from ..fingerprint.snapshot import Snapshot, gradients_of, named_state
 from ..fingerprint.writer import Writer
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Hashable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from ..fingerprint.difference import differing_names
 from ..fingerprint.records import SEPARATOR, Record
 
 __all__ = ['Pair', 'StreamDifference', 'align', 'first_difference', 'matches']
@@ -20,24 +21,18 @@ class Pair(NamedTuple):
 class StreamDifference(NamedTuple):
     """The first thing that differs.
 
-    Attributes:
-        kind: 'output' (same inputs, different result), 'argument' (a different value that is not a
-            tensor), 'input' (a different tensor that no recorded operator computed), 'generator'
-            (same inputs, drawn from a generator in a different state), 'extra' or 'missing'
-            (operators that only run B, or only run A, executed), 'replaced' (the runs executed
-            different operators).
-        a, b: number of the record in each run, None where there is none.
-        which: numbers of the inputs or outputs that differ; for a state, their names.
-        extra_a, extra_b: numbers of the records that the other run lacks, up to the difference.
-        moved: for 'generator': the last pair at whose start the generators still agreed.
+    Kinds: 'output' (same inputs, different result), 'argument' (a different value that is not a
+    tensor), 'input' (a different tensor that no recorded operator computed), 'generator' (same
+    inputs, drawn from a generator in a different state), 'extra' or 'missing' (operators that only
+    run B, or only run A, executed), 'replaced' (the runs executed different operators).
     """
     kind: str
-    a: Optional[int]
+    a: Optional[int]  # number of the record in run A, None where there is none
     b: Optional[int]
-    which: Tuple[Any, ...] = ()
-    extra_a: Tuple[int, ...] = ()
+    which: Tuple[Any, ...] = ()  # numbers of differing inputs or outputs; for a state, names
+    extra_a: Tuple[int, ...] = ()  # records that run B lacks, up to the difference
     extra_b: Tuple[int, ...] = ()
-    moved: Optional[Pair] = None
+    moved: Optional[Pair] = None  # 'generator': the last pair at whose start generators agreed
 
 
 def matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> List[Tuple[int, int]]:
@@ -54,37 +49,31 @@ def matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> List[Tuple[int, int
 
 
 def _greedy(a: Sequence[Hashable], b: Sequence[Hashable]) -> List[Tuple[int, int]]:
-    reached = {1: 0}  # diagonal -> furthest position in a
-    history = []
+    # diagonal -> furthest position in a, and the equal stretches on the way there, last first
+    reached: Dict[int, Tuple[int, Any]] = {1: (0, None)}
     for edits in range(min(len(a) + len(b), MAX_EDITS) + 1):
-        history.append(dict(reached))
         for k in range(-edits, edits + 1, 2):
-            x = reached[k + 1] if _inserts(reached, edits, k) else reached[k - 1] + 1
+            if k == -edits or (k != edits and reached[k - 1][0] < reached[k + 1][0]):
+                start, stretches = reached[k + 1]  # takes an element of b
+            else:
+                start, stretches = reached[k - 1]  # drops one of a
+                start += 1
+            x = start
             while x < len(a) and x - k < len(b) and a[x] == b[x - k]:
                 x += 1
-            reached[k] = x
+            reached[k] = x, (start, x, k, stretches)
             if x >= len(a) and x - k >= len(b):
-                return _backtrack(history, x, k)
+                return _pairs(reached[k][1])
     inside = [k for k in range(-edits, edits + 1, 2)
-              if reached[k] <= len(a) and 0 <= reached[k] - k <= len(b)]
-    best = max(inside, key=lambda k: 2 * reached[k] - k)
-    return _backtrack(history, reached[best], best)
+              if reached[k][0] <= len(a) and 0 <= reached[k][0] - k <= len(b)]
+    return _pairs(reached[max(inside, key=lambda k: 2 * reached[k][0] - k)][1])
 
 
-def _inserts(reached: Dict[int, int], edits: int, k: int) -> bool:
-    """Whether diagonal ``k`` is entered by taking an element of b, not by dropping one of a."""
-    return k == -edits or (k != edits and reached[k - 1] < reached[k + 1])
-
-
-def _backtrack(history: List[Dict[int, int]], x: int, k: int) -> List[Tuple[int, int]]:
-    """The pairs of equal elements on the path to position ``x`` of diagonal ``k``."""
+def _pairs(stretches: Any) -> List[Tuple[int, int]]:
     pairs = []
-    for edits in range(len(history) - 1, -1, -1):
-        reached = history[edits]
-        inserts = _inserts(reached, edits, k)
-        start = reached[k + 1] if inserts else reached[k - 1] + 1
-        pairs += [(i, i - k) for i in range(x - 1, start - 1, -1)]
-        x, k = (start, k + 1) if inserts else (start - 1, k - 1)
+    while stretches:
+        start, end, k, stretches = stretches
+        pairs += [(i, i - k) for i in range(end - 1, start - 1, -1)]
     return pairs[::-1]
 
 
@@ -136,8 +125,9 @@ def _compare(a: Record, b: Record) -> Tuple[str, Tuple[Any, ...]]:
     """Kind and ``which`` of the difference of two records; '' when they agree."""
     if a.is_state:
         # a number such as the learning rate explains the tensors, never the other way round
-        numbers = _differing_names(*(dict.fromkeys(r.arguments.split(SEPARATOR)) for r in (a, b)))
-        tensors = _differing_names(*(dict(zip(r.labels, r.outputs)) for r in (a, b)))
+        numbers = differing_names(*(dict.fromkeys(r.arguments.split(SEPARATOR), 'has')
+                                    for r in (a, b)))
+        tensors = differing_names(*(dict(zip(r.labels, r.outputs)) for r in (a, b)))
         return ('argument', numbers) if numbers else ('output', tensors) if tensors else ('', ())
     which = _differing_numbers(a.inputs, b.inputs)
     if which:
@@ -146,11 +136,6 @@ def _compare(a: Record, b: Record) -> Tuple[str, Tuple[Any, ...]]:
         return 'argument', ()
     which = _differing_numbers(a.outputs, b.outputs)
     return ('output', which) if which else ('', ())
-
-
-def _differing_names(a: Dict[str, Any], b: Dict[str, Any]) -> Tuple[str, ...]:
-    missing = object()
-    return tuple(name for name in {**a, **b} if a.get(name, missing) != b.get(name, missing))
 
 
 def _differing_numbers(a: Sequence[str], b: Sequence[str]) -> Tuple[int, ...]:

@@ -14,6 +14,7 @@ ATOMIC = ('convolution_backward', 'scatter', 'index_add', 'index_put', 'put_', '
           'histc', 'nll_loss2d', 'ctc_loss', 'reflection_pad', 'replication_pad', 'roi_', 'deform')
 HASHSEED = 'environment PYTHONHASHSEED'
 AFTER_HOOK = 'state after the hook'
+OUTSIDE = DifferenceContext.outside_sources
 STATE_SHOWN = 8  # names of tensors, and numbers, of a state
 
 FIX_ENTROPY = 'Seed the generator, or draw from a global one.'
@@ -27,20 +28,12 @@ FIX_VALIDATION = ('Check what the model stores in evaluation mode, and the hooks
 
 
 class Cause(NamedTuple):
-    """A row.
-
-    Attributes:
-        name: for tests and JSON.
-        when: whether the row fits.
-        why: one sentence on why the bits differ.
-        fix: what to do.
-        evidence: what in the records supports it.
-    """
-    name: str
-    when: Callable[[DifferenceContext], Any]
-    why: str
-    fix: str
-    evidence: Callable[[DifferenceContext], List[str]] = lambda c: []
+    """A row."""
+    name: str  # for tests and JSON
+    when: Callable[[DifferenceContext], Any]  # whether the row fits
+    why: str  # one sentence on why the bits differ
+    fix: str  # what to do
+    evidence: Callable[[DifferenceContext], List[str]] = lambda c: []  # what supports it
 
 
 def _hash_seeds(c: DifferenceContext) -> List[str]:
@@ -63,12 +56,10 @@ def _moved(c: DifferenceContext) -> List[str]:
 
 CAUSES: Tuple[Cause, ...] = (
     # --- the data pipeline -------------------------------------------------------------------
-    Cause('order of samples',
-          lambda c: c.phase == 'data' and c.record.path.endswith('/begin'),
+    Cause('order of samples', lambda c: c.phase == 'data' and c.record.path.endswith('/begin'),
           'The sampler returned a different index at this position.',
           'Use a sampler that mmrepro keys by seed and epoch (worker_seed="sample"), and the same '
-          'dataset length, batch size and world size in both runs.',
-          lambda c: c.arguments()),
+          'dataset length, batch size and world size in both runs.', lambda c: c.arguments()),
     Cause('entropy in a transform', lambda c: c.in_transform and c.calls('entropy'),
           'The transform asks the operating system for random numbers.',
           'Draw from the global generator of Python, NumPy or torch, which mmrepro seeds for each '
@@ -80,8 +71,7 @@ CAUSES: Tuple[Cause, ...] = (
           'Draw from a global generator, or seed its own from one at the start of each call.',
           lambda c: c.transform_generators()),
     Cause('clock in a transform', lambda c: c.in_transform and c.calls('clock'),
-          'The transform reads the clock.',
-          'Compute the value from the sample or the settings.',
+          'The transform reads the clock.', 'Compute the value from the sample or the settings.',
           lambda c: c.calls('clock')),
     Cause('directory listing in a transform', lambda c: c.in_transform and c.calls('directory'),
           'The transform depends on the order in which the file system lists a directory.',
@@ -152,8 +142,7 @@ CAUSES: Tuple[Cause, ...] = (
           'A number next to the weights differs: learning rate, momentum, scheduler or loss scale.',
           'Compare the settings of the two runs, and check the hook that is named.',
           lambda c: c.arguments()[:STATE_SHOWN]),
-    Cause('hook changes the state',
-          lambda c: c.phase == 'hook' and c.record.name == AFTER_HOOK,
+    Cause('hook changes the state', lambda c: c.phase == 'hook' and c.record.name == AFTER_HOOK,
           'The hook changed weights, buffers, gradients or optimizer state, differently in the '
           'two runs.', 'Check what this hook writes, and on what condition.',
           lambda c: [*c.state_names()[:STATE_SHOWN], *c.calls('')]),
@@ -166,8 +155,8 @@ CAUSES: Tuple[Cause, ...] = (
     Cause('uninitialised memory', lambda c: c.kind == 'output' and UNINITIALIZED in c.record.labels,
           'The operator reads memory that torch.empty or a similar function allocated and nothing '
           'has written.',
-          'Use torch.zeros, or write all of it first; '
-          'randomness.fill_uninitialized_memory=True makes such reads visible.'),
+          'Use torch.zeros, or write all of it first; randomness.fill_uninitialized_memory=True '
+          'makes such reads visible.'),
     Cause('generator of its own',
           lambda c: c.kind == 'argument' and any('generator=generator' in text
                                                  for text in c.arguments()),
@@ -182,25 +171,24 @@ CAUSES: Tuple[Cause, ...] = (
           lambda c: c.from_outside and c.differs('resumed') and not (
               c.calls('entropy') or c.calls('clock')),
           'A value differs in the run that was resumed: the checkpoint did not contain it.',
-          FIX_LOST_STATE, DifferenceContext.outside_sources),
+          FIX_LOST_STATE, OUTSIDE),
     Cause('state that a validation leaves',
           lambda c: c.from_outside and c.differs('validated') and not (
               c.calls('entropy') or c.calls('clock')),
-          'A value differs after a validation.', FIX_VALIDATION, DifferenceContext.outside_sources),
-    Cause('entropy', lambda c: c.from_outside and (
+          'A value differs after a validation.', FIX_VALIDATION, OUTSIDE),
+    Cause('entropy',
+          lambda c: c.from_outside and (
               c.calls('entropy') or c.calls('a generator is seeded')),
-          'The value was drawn from the entropy of the operating system.', FIX_ENTROPY,
-          DifferenceContext.outside_sources),
+          'The value was drawn from the entropy of the operating system.', FIX_ENTROPY, OUTSIDE),
     Cause('clock', lambda c: c.from_outside and c.calls('clock'),
-          'The value came in right after the clock was read.', FIX_CLOCK,
-          DifferenceContext.outside_sources),
+          'The value came in right after the clock was read.', FIX_CLOCK, OUTSIDE),
     Cause('directory listing', lambda c: c.from_outside and c.calls('directory'),
           'The value came in right after a directory was listed, in the order of the file system.',
-          'Sort the names.', DifferenceContext.outside_sources),
+          'Sort the names.', OUTSIDE),
     Cause('foreign generator',
           lambda c: c.from_outside and set(c.generators()) & {'numpy', 'python'},
           'The value comes from the generator of NumPy or Python, whose state differs.',
-          'Find the code that advanced it in one run only.', DifferenceContext.outside_sources),
+          'Find the code that advanced it in one run only.', OUTSIDE),
     Cause('generator of its own',
           lambda c: (c.from_outside or c.different_steps) and c.module_generators(),
           'The module holds a generator that is not seeded; its state differs between the runs.',
@@ -211,44 +199,39 @@ CAUSES: Tuple[Cause, ...] = (
               ('environment', 'threads', 'deterministic'))],
           'A number in an attribute of a module differs.',
           'Compute it from the iteration, or keep it in checkpoints: register_buffer, or '
-          'mmrepro.checkpoint.adapters.register.', DifferenceContext.outside_sources),
+          'mmrepro.checkpoint.adapters.register.', OUTSIDE),
     Cause('buffer or parameter changed outside of operators',
           lambda c: c.kind == 'input' and c.labels(),
           'A parameter or buffer differs, and no recorded operator wrote it.',
-          'Look for writes through NumPy, .data_ptr() or another thread.',
-          lambda c: c.labels()),
+          'Look for writes through NumPy, .data_ptr() or another thread.', lambda c: c.labels()),
     Cause('hash order', lambda c: c.from_outside and c.differs(HASHSEED),
           'The value comes from Python code and depends on PYTHONHASHSEED: the order of a set, or '
-          'hash() of a string.', 'Sort the set, or set PYTHONHASHSEED.',
-          DifferenceContext.outside_sources),
+          'hash() of a string.', 'Sort the set, or set PYTHONHASHSEED.', OUTSIDE),
     Cause('entropy', lambda c: c.from_outside and c.earlier_calls('entropy'),
           'The function that passes the value on had drawn from the entropy of the operating '
-          'system.', FIX_ENTROPY,
-          lambda c: [*c.outside_sources(), *c.earlier_calls('entropy')]),
+          'system.', FIX_ENTROPY, lambda c: [*c.outside_sources(), *c.earlier_calls('entropy')]),
     Cause('clock', lambda c: c.from_outside and c.earlier_calls('clock'),
           'The function that passes the value on had read the clock.', FIX_CLOCK,
           lambda c: [*c.outside_sources(), *c.earlier_calls('clock')]),
     Cause('number from Python', lambda c: c.kind == 'argument',
           'Python code passed a different number to the operator.',
-          'Follow the Python calls: which value does this line compute, and from what?',
-          DifferenceContext.outside_sources),
+          'Follow the Python calls: which value does this line compute, and from what?', OUTSIDE),
     Cause('value from outside', lambda c: c.kind == 'input',
           'The tensor was not computed by a recorded operator: it comes from NumPy, Python or a '
-          'library.',
-          'Follow the Python calls: where does this line take the tensor from?',
-          DifferenceContext.outside_sources),
+          'library.', 'Follow the Python calls: where does this line take the tensor from?',
+          OUTSIDE),
     Cause('threads', lambda c: c.kind == 'output' and c.differs('threads'),
           'The result of the operator depends on the number of threads, which changes the order '
           'of additions.',
           'Set randomness.num_threads, or OMP_NUM_THREADS and MKL_NUM_THREADS, to the same number.',
           lambda c: [text for text in c.attributes() if 'hreads' in text or 'THREADS' in text]),
-    Cause('processor', lambda c: c.kind == 'output' and [
+    Cause('processor',
+          lambda c: c.kind == 'output' and [
               text for text in c.attributes()
               if 'CAPABILITY' in text or 'CBWR' in text or 'ISA' in text],
           'The operator uses a different code path for a different instruction set.',
-          'Use the same machine type, or set ATEN_CPU_CAPABILITY and similar variables to the same '
-          'value.',
-          DifferenceContext.attributes),
+          'Use the same machine type, or set ATEN_CPU_CAPABILITY and similar variables to the '
+          'same value.', DifferenceContext.attributes),
     Cause('order of additions on the device',
           lambda c: c.kind == 'output' and any(name in c.record.name for name in ATOMIC),
           'This kernel may add up in the order in which its threads arrive.',
@@ -257,7 +240,7 @@ CAUSES: Tuple[Cause, ...] = (
           'One run executes operators that the other does not: the Python code took a different '
           'branch.',
           'Check the condition above this line; compare the code and the settings of both runs.',
-          DifferenceContext.outside_sources),
+          OUTSIDE),
     Cause('operator', lambda c: True,
           'The operator returns a different result for the same bits.',
           'Possible reasons: a kernel without a fixed order of additions, a race, or a custom '

@@ -16,26 +16,15 @@ CHECKPOINT = 'localise.pth'  # of a run that is interrupted and resumed
 
 
 class RunSpec(NamedTuple):
-    """How to train run A or run B.
-
-    Attributes:
-        name: 'A' or 'B'.
-        config: path of a config that needs no others.
-        env: variables to set.
-        asked: settings and variables given for this run; `config` and `env` contain them already.
-        ranks: processes.
-        resume_at: the run is ended before this iteration and continued in another process.
-        checkpoint: the run continues from this file.
-        validate_at: the run validates before this iteration.
-    """
-    name: str
-    config: str
-    env: Dict[str, str] = {}
-    ranks: int = 1
-    resume_at: Optional[int] = None
-    checkpoint: Optional[str] = None
-    validate_at: Optional[int] = None
-    asked: Dict[str, Any] = {}
+    """How to train run A or run B."""
+    name: str  # 'A' or 'B'
+    config: str  # path of a config that needs no others
+    env: Dict[str, str] = {}  # variables to set
+    ranks: int = 1  # processes
+    resume_at: Optional[int] = None  # end before this iteration, continue in another process
+    checkpoint: Optional[str] = None  # the run continues from this file
+    validate_at: Optional[int] = None  # the run validates before this iteration
+    asked: Dict[str, Any] = {}  # settings and variables given; `config` and `env` contain them
 
 
 def record(runner: Any, **plan: Any) -> None:
@@ -55,11 +44,9 @@ def trainings_of(spec: RunSpec, work_dir: str, plan: RecordingPlan) -> List[Trai
     whole = dict(resume=spec.checkpoint is not None, checkpoint=spec.checkpoint)
     if spec.resume_at is None or spec.resume_at > plan.stop:
         return [training(plan, **whole)]
-    unrecorded, first, last = plan._replace(record=None), plan, plan
-    if plan.record is not None and plan.record >= spec.resume_at:
-        first = unrecorded
-    else:
-        last = unrecorded
+    unrecorded = plan._replace(record=None)
+    late = plan.record is not None and plan.record >= spec.resume_at
+    first, last = (unrecorded, plan) if late else (plan, unrecorded)
     return [training(first._replace(stop=spec.resume_at - 1), save=CHECKPOINT, **whole),
             training(last, resume=True, checkpoint=os.path.join(work_dir, CHECKPOINT))]
 

@@ -1,8 +1,9 @@
 """The first difference of two streams, and the questions that :mod:`.causes` asks about it."""
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Sequence
 
+from ..fingerprint.difference import differing_names
 from ..fingerprint.generator_states import FROM, NAMES
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, SEPARATOR, Record, useful_calls
 from .alignment import StreamDifference
@@ -15,11 +16,7 @@ NO_EVIDENCE = ('process id', 'resumed', 'validated')  # attributes that only cau
 class DifferenceContext:
     """A difference with everything that was recorded around it.
 
-    Attributes:
-        found: the difference.
-        a, b: its records; None where a run has none.
-        record: one of them.
-        kind, phase: of the difference and of the record.
+    ``a`` and ``b`` are its records, None where a run has none; ``record`` is one of them.
     """
 
     def __init__(self, found: StreamDifference, stream_a: Sequence[Record],
@@ -153,10 +150,9 @@ def _named(texts: Iterable[str]) -> Dict[str, str]:
     return dict(text.split('=', 1) for text in texts if '=' in text)
 
 
-def _differing(a: Dict[str, str], b: Dict[str, str]) -> List[Tuple[str, Optional[str],
-                                                                   Optional[str]]]:
+def _differing(a: Dict[str, str], b: Dict[str, str]) -> List[tuple]:
     """Name, value in A, value in B."""
-    return [(name, a.get(name), b.get(name)) for name in {**a, **b} if a.get(name) != b.get(name)]
+    return [(name, a.get(name), b.get(name)) for name in differing_names(a, b)]
 
 
 def _is_in(site: str, file: str, function: str) -> bool:

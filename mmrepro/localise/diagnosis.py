@@ -35,39 +35,24 @@ DIFFERS_SHOWN, CALLS_SHOWN, EXTRA_SHOWN, EVIDENCE_SHOWN = 6, 8, 6, 8
 
 
 class Diagnosis(NamedTuple):
-    """The first difference of two runs.
-
-    Attributes:
-        iteration: counted from 0.
-        rank: of the process in which it began.
-        kind: see :class:`mmrepro.localise.alignment.StreamDifference`.
-        phase, path, operator, shapes: of the record.
-        differs: digests or names: what differs.
-        stack: Python calls of run A or, where it has none, B; innermost first.
-        cause, sentence, fix: name of the row in :mod:`.causes`, why, what to do.
-        evidence: what in the records supports the cause.
-        sample: index and position, when it began in the data pipeline.
-        mover: for 'generator', phase, path and name of what advanced the generator.
-        extra: operators that only one run executes, at most 20, as 'A: ...' or 'B: ...'.
-        record_a, record_b: numbers in the recordings of the iteration; None for samples.
-    """
-    iteration: int
-    rank: int
-    kind: str
-    phase: str
+    """The first difference of two runs."""
+    iteration: int  # counted from 0
+    rank: int  # of the process in which it began
+    kind: str  # see mmrepro.localise.alignment.StreamDifference
+    phase: str  # of the record, as the next three
     path: str
     operator: str
     shapes: str
-    differs: Tuple[str, ...]
-    stack: Tuple[Tuple[str, int, str], ...]
-    cause: str
-    sentence: str
-    fix: str
-    evidence: Tuple[str, ...]
-    sample: str
-    mover: str
-    extra: Tuple[str, ...]
-    record_a: Optional[int]
+    differs: Tuple[str, ...]  # digests or names
+    stack: Tuple[Tuple[str, int, str], ...]  # of run A or, where it has none, B; innermost first
+    cause: str  # name of the row in .causes
+    sentence: str  # why the bits differ
+    fix: str  # what to do
+    evidence: Tuple[str, ...]  # what in the records supports the cause
+    sample: str  # index and position, when it began in the data pipeline
+    mover: str  # for 'generator': phase, path and name of what advanced the generator
+    extra: Tuple[str, ...]  # operators of one run only, at most 20, as 'A: ...' or 'B: ...'
+    record_a: Optional[int]  # number in the recording of the iteration; None for samples
     record_b: Optional[int]
 
     def as_dict(self) -> Dict[str, Any]:

@@ -33,12 +33,9 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
     """Train a config as run A and as run B, and find where they diverge.
 
     Args:
-        config: path.
         work_dir: an empty folder.
-        iterations: to compare.
         common: settings of the config for both runs, by dotted key.
-        settings: for A and for B.
-        env: variables for A and for B.
+        settings, env: settings and environment variables for A and for B.
         ranks: processes of each run.
         resume_b: end run B before this iteration and resume it.
         validate_b: let run B validate before this iteration.
@@ -62,8 +59,7 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
     return _localiser(specs, work_dir).search(iterations, values)
 
 
-def localise_runs(path_a: str, path_b: str, work_dir: str,
-                  values: bool = True) -> LocaliseResult:
+def localise_runs(path_a: str, path_b: str, work_dir: str, values: bool = True) -> LocaliseResult:
     """Find where two trained runs diverge, from their fingerprints, and repeat them up to there.
 
     Args:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -29,24 +29,17 @@ HOOK_METHODS = (
     'before_train_epoch', 'before_train_iter', 'after_train_iter', 'after_train_epoch',
     'before_val', 'before_val_epoch', 'after_val_epoch', 'after_val', 'before_save_checkpoint',
     '_before_epoch', '_before_iter', '_after_iter', '_after_epoch')
+OPERATORS_FILE, BATCH_FILE = 'operators.rank{}.jsonl', 'batch.rank{}.json'
 OWN = 'mmrepro.'  # hooks of this package draw and write nothing that the training uses
 
 
 class RecordingPlan(NamedTuple):
-    """What one run of A or B records, and where it ends.
-
-    Attributes:
-        folder: where the files go; it exists.
-        stop: the run ends after this iteration, counted from 0.
-        record: iteration to record; None for none.
-        positions: of the samples of that iteration, in any epoch; None records all samples.
-        keep: rank -> number of an operator's record whose tensors are written as well.
-    """
-    folder: str
-    stop: int
-    record: Optional[int] = None
-    positions: Optional[Tuple[int, ...]] = None
-    keep: Optional[Dict[int, int]] = None
+    """What one run of A or B records, and where it ends."""
+    folder: str  # where the files go; it exists
+    stop: int  # the run ends after this iteration, counted from 0
+    record: Optional[int] = None  # iteration to record; None for none
+    positions: Optional[Tuple[int, ...]] = None  # of its samples, in any epoch; None for all
+    keep: Optional[Dict[int, int]] = None  # rank -> record of an operator whose tensors are kept
 
 
 def attach(runner: Any, plan: RecordingPlan) -> None:
@@ -63,28 +56,18 @@ def attach(runner: Any, plan: RecordingPlan) -> None:
 def read_stream(folder: str, rank: int, *others: str) -> List[Record]:
     """All records of a run: first the samples of the batch, then the iteration in its order.
 
-    Args:
-        others: folders of other runs, the samples of whose batches are included: when a transform
-            rejects a sample, the batch has another one instead, and the rejected sample may be
-            what differs.
+    The samples in the batches of ``others``, folders of other runs, are included: when a transform
+    rejects a sample, the batch has another one instead, and the rejected one may be what differs.
     """
     batches = []
     for one in (folder, *others):
-        with open(_batch_file(one, rank), encoding='utf-8') as file:
+        with open(os.path.join(one, BATCH_FILE.format(rank)), encoding='utf-8') as file:
             batches.append(json.load(file))
     samples = read_samples(folder, rank)
     if all(batches):
         wanted = {f'sample {epoch}.{position}' for batch in batches for epoch, position in batch}
         samples = [record for record in samples if record.path.split('/')[0] in wanted]
-    return samples + read_records(_operators_file(folder, rank))
-
-
-def _operators_file(folder: str, rank: int) -> str:
-    return os.path.join(folder, f'operators.rank{rank}.jsonl')
-
-
-def _batch_file(folder: str, rank: int) -> str:
-    return os.path.join(folder, f'batch.rank{rank}.json')
+    return samples + read_records(os.path.join(folder, OPERATORS_FILE.format(rank)))
 
 
 class _RecordingHook(Hook):
@@ -121,8 +104,10 @@ class _RecordingHook(Hook):
         run_iter = loop.run_iter
 
         def recorded_run_iter(*args: Any) -> None:
-            iteration = loop.iter
-            with self._window(iteration, args[-1]):
+            iteration, record = loop.iter, self._plan.record
+            if record == iteration + 1:
+                self._start()
+            with self._recording(args[-1]) if record == iteration else nullcontext():
                 run_iter(*args)
             if iteration >= self._plan.stop:
                 raise StopTraining
@@ -132,16 +117,8 @@ class _RecordingHook(Hook):
             self._start()
 
     @contextmanager
-    def _window(self, iteration: int, batch: Any) -> Iterator[None]:
-        """Record hooks from the iteration before on, and operators of the iteration itself."""
-        record = self._plan.record
-        if record is None or not record - 1 <= iteration <= record:
-            yield
-            return
-        if iteration < record:
-            self._start()
-            yield
-            return
+    def _recording(self, batch: Any) -> Iterator[None]:
+        """Record the iteration that runs in this block."""
         recorder = self._recorder
         self._write_batch()
         self._record_state('start', '', 'state before the iteration')
@@ -152,20 +129,23 @@ class _RecordingHook(Hook):
         self._record_state('start', '', 'state after the iteration')
         for hook, name in self._wrapped:
             delattr(hook, name)
-        write_records(_operators_file(self._plan.folder, get_rank()), recorder.records())
+        write_records(self._path(OPERATORS_FILE), recorder.records())
         if recorder.kept:
-            torch.save(recorder.kept,
-                       os.path.join(self._plan.folder, f'kept.rank{get_rank()}.pt'))
+            torch.save(recorder.kept, self._path('kept.rank{}.pt'))
+
+    def _path(self, file: str) -> str:
+        return os.path.join(self._plan.folder, file.format(get_rank()))
 
     def _write_batch(self) -> None:
         """Write which samples are in this batch: workers have loaded later ones already."""
         placement = placement_of(self._runner.train_dataloader)
         drawn = placement.drawn[0] if placement is not None and placement.drawn else ()
         samples = [[index.epoch, index.position] for index in drawn if hasattr(index, 'position')]
-        with open(_batch_file(self._plan.folder, get_rank()), 'w', encoding='utf-8') as file:
+        with open(self._path(BATCH_FILE), 'w', encoding='utf-8') as file:
             json.dump(samples or None, file)
 
     def _start(self) -> None:
+        """Record hooks, from the iteration before the one that is recorded."""
         if self._recorder is not None:
             return
         keep = (self._plan.keep or {}).get(get_rank())
@@ -185,9 +165,9 @@ class _RecordingHook(Hook):
                 return method(*args, **kwargs)
             if not self._recorder.at_note:
                 self._record_state('hook', path, 'state before the hook')
-            self._recorder.within_hook(path)
+            self._recorder.sites.hook = path
             result = method(*args, **kwargs)
-            self._recorder.within_hook('')
+            self._recorder.sites.hook = ''
             self._record_state('hook', path, 'state after the hook')
             return result
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from mmengine.structures import BaseDataElement
@@ -28,18 +28,11 @@ _number = 0
 _loaded = 0
 
 
-class SampleRecorder:
-    """Where the transforms write to; it travels into worker processes with the dataset.
-
-    Args:
-        folder: of the files, one for each process.
-        rank: of this process, for the names of the files.
-        positions: of the samples to record, in any epoch; None for all.
-    """
-
-    def __init__(self, folder: str, rank: int, positions: Optional[Sequence[int]]) -> None:
-        self.folder, self.rank = folder, rank
-        self.positions = None if positions is None else frozenset(positions)
+class SampleRecorder(NamedTuple):
+    """Where the transforms write to; it travels into worker processes with the dataset."""
+    folder: str  # of the files, one for each process
+    rank: int  # of this process, for the names of the files
+    positions: Optional[Sequence[int]]  # of the samples to record, in any epoch; None for all
 
     def instrument(self, dataset: Any) -> None:
         """Record the transforms of this dataset and of the datasets that it wraps."""
@@ -113,7 +106,7 @@ def _transforms(pipeline: Any) -> Iterator[Any]:
                 yield one
 
 
-def _change_class(thing: Any, samples: SampleRecorder, methods: Dict[str, Callable]) -> None:
+def _change_class(thing: Any, samples: SampleRecorder, methods: Dict[str, Callable]) -> Any:
     """Replace methods of one object by recording ones, where its class has them."""
     original = getattr(type(thing), '_mmrepro_recorded', type(thing))
     if original not in _recorded:
@@ -125,18 +118,15 @@ def _change_class(thing: Any, samples: SampleRecorder, methods: Dict[str, Callab
             '__qualname__': original.__qualname__, '__reduce_ex__': _reduce})
     thing.__class__ = _recorded[original]
     thing._mmrepro_samples = samples
+    return thing
 
 
 def _reduce(thing: Any, protocol: int) -> tuple:
     """Pickle the object with its original class; :func:`_change_class` again on arrival."""
     plain = object.__new__(type(thing)._mmrepro_recorded)
     plain.__dict__.update(thing.__dict__)
-    return _restore, (plain, '__call__' in vars(type(thing)))
-
-
-def _restore(thing: Any, is_transform: bool) -> Any:
-    _change_class(thing, thing._mmrepro_samples, _TRANSFORM if is_transform else _DATASET)
-    return thing
+    methods = _TRANSFORM if '__call__' in vars(type(thing)) else _DATASET
+    return _change_class, (plain, thing._mmrepro_samples, methods)
 
 
 def _getitem(self: Any, index: Any) -> Any:

@@ -33,23 +33,15 @@ NOT_REPRODUCED = (
 class LocaliseResult(NamedTuple):
     """The outcome of a search.
 
-    Attributes:
-        verdict: 'equal', 'found', or 'flaky': the fingerprints differed, and the recorded runs
-            do not.
-        compared: number of iterations that were compared.
-        divergence: the first iteration whose fingerprints differ.
-        positions: of the samples of that batch, of all ranks; None if not recorded.
-        diagnosis: the first difference.
-        values: how far the results of the operator are apart.
-        notes: what a reader should know.
+    The verdict is 'equal', 'found', or 'flaky': the fingerprints differed, the recordings do not.
     """
     verdict: str
-    compared: int
-    divergence: Optional[Divergence] = None
-    positions: Optional[Tuple[int, ...]] = None
-    diagnosis: Optional[Diagnosis] = None
-    values: Optional[ValueDifference] = None
-    notes: Tuple[str, ...] = ()
+    compared: int  # number of iterations
+    divergence: Optional[Divergence] = None  # the first iteration whose fingerprints differ
+    positions: Optional[Tuple[int, ...]] = None  # of its samples, of all ranks; None: not recorded
+    diagnosis: Optional[Diagnosis] = None  # the first difference
+    values: Optional[ValueDifference] = None  # how far the results of the operator are apart
+    notes: Tuple[str, ...] = ()  # what a reader should know
 
     def text(self) -> str:
         """For a terminal; the verdict is the first line."""
@@ -81,13 +73,9 @@ class LocaliseResult(NamedTuple):
 
 
 class Localiser:
-    """Starts runs A and B and compares them.
+    """Starts runs A and B in a new folder ``work_dir``, and compares them.
 
-    Args:
-        specs: of run A and run B.
-        work_dir: a new folder.
-        launch: starts one run and waits for it.
-        say: called with lines about the progress.
+    ``launch`` starts one run and waits for it; ``say`` is called with lines about the progress.
     """
 
     def __init__(self, specs: Tuple[RunSpec, RunSpec], work_dir: str, launch: Launch = start,
@@ -103,8 +91,7 @@ class Localiser:
                 values: bool = True) -> LocaliseResult:
         """The first difference of two runs whose fingerprints exist.
 
-        Args:
-            values: run once more to measure how far the results of the operator are apart.
+        With ``values``, run once more to measure how far the results of the operator are apart.
         """
         compared, first = first_iteration(run_a, run_b)
         notes = tuple(f'run {spec.name}: {note}' for spec, run in zip(self.specs, (run_a, run_b))
@@ -155,8 +142,7 @@ class Localiser:
         return folders
 
 
-def first_iteration(run_a: RecordedRun,
-                    run_b: RecordedRun) -> Tuple[int, Optional[Divergence]]:
+def first_iteration(run_a: RecordedRun, run_b: RecordedRun) -> Tuple[int, Optional[Divergence]]:
     """The number of iterations that both runs have, and the first that differs on any rank.
 
     Raises:

@@ -12,22 +12,13 @@ ROUNDING = 4e-7  # relative: a few units in the last place of float32
 
 
 class ValueDifference(NamedTuple):
-    """The difference of two tensors of one shape.
-
-    Attributes:
-        elements: number of elements whose bits differ.
-        of: number of all elements.
-        largest: largest absolute difference; NaNs do not count.
-        relative: the largest difference over the largest magnitude.
-        index: of the first element that differs.
-        a, b: its values.
-    """
-    elements: int
-    of: int
-    largest: float
-    relative: float
-    index: Tuple[int, ...]
-    a: float
+    """The difference of two tensors of one shape."""
+    elements: int  # number of elements whose bits differ
+    of: int  # number of all elements
+    largest: float  # largest absolute difference; NaNs do not count
+    relative: float  # the largest difference over the largest magnitude
+    index: Tuple[int, ...]  # of the first element that differs
+    a: float  # its values
     b: float
 
     def as_dict(self) -> Dict[str, Any]:

@@ -19,9 +19,7 @@ THREAD_SETTINGS = (*THREAD_VARIABLES, 'randomness.num_threads')
 def settings_without_effect(specs: Sequence[RunSpec], runs: Sequence[RecordedRun]) -> List[str]:
     """A line for each varied setting or variable for which both runs had the same value.
 
-    Args:
-        specs: of run A and run B, with the settings asked for.
-        runs: what they left, with manifests; without manifests nothing is reported.
+    Of runs without manifests, nothing is reported.
     """
     if not all(run.manifests for run in runs):
         return []

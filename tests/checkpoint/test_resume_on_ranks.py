@@ -87,12 +87,12 @@ def test_every_rank_continues_with_its_own_state(world, step_seed, tmp_path):
         cfg.resume, cfg.load_from = True, str(tmp_path / 'base' / f'iter_{point}.pth')
         found = on_ranks(world, cfg, tmp_path / str(point), function=as_rank_with_state)
         for rank, (before, after) in enumerate(zip(expected, found)):
-            place = f'rank {rank} of {world}, resumed at {point}'
+            where = f'rank {rank} of {world}, resumed at {point}'
             assert isinstance(after, dict), after
-            assert after['step'] == list(range(point, last)), place
+            assert after['step'] == list(range(point, last)), where
             for key in ('data', 'loss'):
-                assert after[key] == before[key][point:], f'{place}: {key}'
-            assert after['state'] == before['state'], place
+                assert after[key] == before[key][point:], f'{where}: {key}'
+            assert after['state'] == before['state'], where
 
 
 def as_rank_with_state(rank, world, port, cfg, work_dir):

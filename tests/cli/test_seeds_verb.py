@@ -142,8 +142,8 @@ def test_a_changed_config_is_not_mixed_in(config, started, tmp_path, capsys):
 def test_options_are_settings(config, tmp_path):
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
     other, = jobs_of(config(), 'base', [0], str(tmp_path), ['model.width=3'], {'model.width': 3})
-    place, = jobs_of(config(), 'base', [0], str(tmp_path), ['work_dir=x'], {'work_dir': 'x'})
-    assert job.digest != other.digest and job.digest == place.digest
+    moved, = jobs_of(config(), 'base', [0], str(tmp_path), ['work_dir=x'], {'work_dir': 'x'})
+    assert job.digest != other.digest and job.digest == moved.digest
 
 
 def test_a_training_that_fails_stops_with_the_end_of_its_log(config, tmp_path, ended):

@@ -100,14 +100,14 @@ def any_length(rank, world, dtype):
 
 
 def neighbours(rank, world):
-    """The bits of an element, alone and at every place of a longer buffer."""
+    """The bits of an element, alone and at every offset in a longer buffer."""
     value = torch.randn(1, generator=torch.Generator().manual_seed(rank))
     alone = ordered_mean(value.clone())
     found = []
-    for place in range(4 * world + 1):
+    for offset in range(4 * world + 1):
         flat = torch.randn(4 * world + 1)
-        flat[place] = value
-        found.append(torch.equal(ordered_mean(flat)[place:place + 1], alone))
+        flat[offset] = value
+        found.append(torch.equal(ordered_mean(flat)[offset:offset + 1], alone))
     return all(found)
 
 

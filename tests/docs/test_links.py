@@ -1,6 +1,8 @@
 """Links in the docs lead somewhere, pages are in the navigation, and the pages stay readable."""
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
 import unicodedata
 from pathlib import Path
@@ -127,3 +129,16 @@ def test_links_that_lead_nowhere_are_found(tmp_path, monkeypatch):
     page.write_text('# A title: *with* `code`\n\n[good](#a-title-with-code) [no file](b.md) '
                     '[no heading](a.md#b) [outside](../) `[code](c.md)`\n')
     assert [found.partition(':')[0] for found in broken(page)] == ['b.md', 'a.md#b', '../']
+
+
+def imported_names() -> Iterator[Tuple[str, str, str]]:
+    for page in [*PAGES, *OUTSIDE]:
+        for module, names in re.findall(r'^ *from (mmrepro[\w.]*) import ([\w, ]+)$',
+                                        page.read_text(encoding='utf-8'), re.M):
+            yield from ((name(page), module, one.strip()) for one in names.split(','))
+
+
+@pytest.mark.parametrize('page, module, imported', sorted(imported_names()))
+def test_names_that_examples_import_exist(page, module, imported):
+    found = importlib.import_module(module)
+    assert hasattr(found, imported) or importlib.util.find_spec(f'{module}.{imported}')

@@ -168,8 +168,8 @@ def test_every_bit_changes_about_half_of_the_digest():
     flips = []
     for _ in range(300):
         other = tensor.clone()
-        place, bit = generator.randrange(3001), generator.randrange(32)
-        other[place] ^= -(1 << 31) if bit == 31 else 1 << bit
+        index, bit = generator.randrange(3001), generator.randrange(32)
+        other[index] ^= -(1 << 31) if bit == 31 else 1 << bit
         flips.append(bin(before ^ int(one(other), 16)).count('1'))
     assert 31 < sum(flips) / len(flips) < 33 and min(flips) > 12 and max(flips) < 52
 

@@ -1,8 +1,8 @@
 """The check for a GPU, run on the CPU: the same code, small."""
 from __future__ import annotations
 
+import functools
 import json
-import os
 import re
 
 import pytest
@@ -10,17 +10,7 @@ import torch
 
 from mmrepro import determinism, ops
 from mmrepro.cli import gpu_check
-from mmrepro.gpu_check import (
-    cases_mmcv,
-    cases_torch,
-    check_loop,
-    check_report,
-    detectors,
-    hardware,
-    operator_check,
-)
-from mmrepro.gpu_check.operator_cases import Inputs, OperatorCall, OperatorCase
-from mmrepro.ops import aten
+from mmrepro.gpu_check import check_loop, check_report, detectors, hardware, row_group
 
 
 @pytest.fixture(autouse=True)
@@ -29,85 +19,6 @@ def clean():
     yield
     determinism.disable()
     assert ops.provider() == provider
-
-
-def test_every_operator_has_a_row():
-    covered = {name for case in cases_mmcv.CASES.values() for name in case.covers}
-    assert covered == {name for name, row in ops.TABLE.items()
-                       if row.deterministic and row.source != 'info.py'}
-    covered = {name for case in cases_torch.CASES.values() for name in case.covers}
-    assert covered == {row.operator for row in aten.TABLE}
-
-
-def check(case, **kwargs):
-    return operator_check.check(case, 'cpu', True, times=3, **kwargs)
-
-
-@pytest.mark.parametrize('name', ['RoIAlign', 'DCNv2', 'NMS', 'CARAFENaive', 'focal loss, sigmoid'])
-def test_operators_of_mmcv_agree_and_repeat(name):
-    row = check(cases_mmcv.CASES[name])
-    assert row['agrees'] and row['equal'] and row['times'] == 3, row
-    assert check_report.verdict(row) == 'equal' and row['ms'] > 0
-
-
-@pytest.mark.parametrize('name', ['bilinear resize', 'grid sample', 'topk', 'max unpool', 'gather'])
-def test_operators_of_torch_agree_and_repeat(name):
-    row = check(cases_torch.CASES[name], against='flags')
-    assert row['agrees'] and row['equal'] and row['default'] == 'torch', row
-
-
-def test_compiled_kernels_are_the_default_where_they_are(compiled):
-    with compiled():
-        pass
-    row = check(cases_mmcv.CASES['RoIAlign'], against='compiled')
-    assert row['default'] == 'compiled mmcv' and row['default_ms'] > 0 and row['equal']
-    row = check(cases_mmcv.CASES['RoIPool'], against='compiled')
-    assert 'RuntimeError' in row['default_error'] and row['equal']  # mmcv has no such CPU kernel
-
-
-@pytest.fixture
-def compiled():
-    if not operator_check.has_compiled_kernels():
-        pytest.skip('no compiled mmcv here')
-    return lambda: ops.using('compiled')
-
-
-@pytest.mark.nightly
-def test_every_row_of_torch_agrees_with_what_cuda_would_run(monkeypatch):
-    rows = [row._replace(devices=('cpu',), until=(99, 0)) for row in aten.TABLE if row.target]
-    monkeypatch.setattr(aten.dispatch, 'TABLE', rows)
-    for name, case in cases_torch.CASES.items():
-        row = check(case, against='flags', seconds=.2)
-        assert row['equal'] and row.get('agrees', True), (name, row)
-
-
-def test_a_difference_and_an_error_are_named():
-    calls = iter(range(99))
-
-    def restless(x):
-        return x * 2, x + next(calls) * 1e-6
-
-    def wrong(x):
-        return x * (2.01 if x.dtype == torch.float32 else 2.)
-
-    row = check(OperatorCase(('x',), lambda s: OperatorCall({}, dict(x=s.normal(64, 8)), restless)))
-    assert not row['equal'] and row['differs'] == ['output 1']
-    assert check_report.verdict(row) == 'DIFFERS: output 1'
-    row = check(OperatorCase(('x',), lambda s: OperatorCall(dict(x=s.normal(64, 8)), {}, wrong)))
-    assert row['equal'] and not row['agrees'] and 'WRONG: output' in check_report.verdict(row)
-    # torch refuses what it cannot do; here it is asked for something that it can
-    row = check(cases_torch.CASES['histogram'])
-    assert row['refused'] is False and 'torch refuses' in check_report.verdict(row)
-
-
-def test_nan_and_zeros_of_both_signs_are_compared_as_bits():
-    first = dict(a=torch.tensor([float('nan'), 0.]))
-    assert operator_check._unequal(first, dict(a=torch.tensor([float('nan'), 0.]))) == []
-    assert operator_check._unequal(first, dict(a=torch.tensor([float('nan'), -0.]))) == ['a']
-    assert operator_check._unequal(first, dict(a=torch.tensor([float('nan')]))) == ['a']
-    both = torch.tensor([float('nan'), 1.])
-    assert operator_check._error(both, both.clone()) == 0
-    assert operator_check._error(torch.tensor([float('nan'), 1.]), torch.tensor([0., 1.])) == 1
 
 
 def test_the_first_difference_of_two_runs():
@@ -155,26 +66,50 @@ def test_a_crash_is_a_result():
 
 def test_the_command_writes_both_files(tmp_path, capsys):
     code = gpu_check.main(['--out', str(tmp_path), '--device', 'cpu', '--quick', '--size', '64',
-                           '--only', '^(detectors/YOLOX|mmcv/RoIPool|torch/roll)$'])
+                           '--only', '^(detectors/YOLOX|mmcv/RoIPool)$'])
     result = json.loads((tmp_path / 'gpu_check.json').read_text())
     text = (tmp_path / 'gpu_check.md').read_text()
-    assert code == 0 and result['summary']['equal'] == 3, result
-    assert list(result['detectors']) == ['YOLOX'] and list(result['mmcv']) == ['RoIPool']
+    assert code == 0 and result['summary']['equal'] == 1, result
+    assert list(result['detectors']) == ['YOLOX'] and 'mmcv' not in result
     row = result['detectors']['YOLOX']
     assert row['equal'] and row['iterations'] == 2 and row['ratio'] > 0
-    assert '| YOLOX | equal |' in text and '| roll | equal |' in text
+    assert '| YOLOX | equal | 2 | 64 |' in text
     assert str(tmp_path) not in text + json.dumps(result)
-    assert 'YOLOX' in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert 'YOLOX' in said and 'Single operators are checked from a checkout of mmrepro' in said
 
 
-def test_cublas_is_told_before_cuda_starts(tmp_path, monkeypatch):
-    """Afterwards the policy would refuse: it might have been read already."""
-    monkeypatch.delenv('CUBLAS_WORKSPACE_CONFIG', raising=False)
-    monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
-    arguments = ['--out', str(tmp_path), '--device', 'cpu', '--quick', '--only', 'torch/roll']
-    assert gpu_check.main(arguments) == 0
-    monkeypatch.setenv('CUBLAS_WORKSPACE_CONFIG', ':16:8')
-    assert gpu_check.main(arguments) == 0 and os.environ['CUBLAS_WORKSPACE_CONFIG'] == ':16:8'
+def test_operators_are_not_left_out_silently(tmp_path, capsys):
+    with pytest.raises(SystemExit) as refused:
+        gpu_check.main(['--out', str(tmp_path), '--device', 'cpu', '--only', '^mmcv/'])
+    assert refused.value.code == 2 and not list(tmp_path.iterdir())
+    said = capsys.readouterr().err
+    assert "--only ^mmcv/: no row matches; single operators are checked from a checkout" in said
+    with pytest.raises(SystemExit):
+        gpu_check.main(['--help'])
+    assert 'from a checkout of mmrepro, with tools/gpu_check.py' in capsys.readouterr().out
+
+
+def test_rows_of_the_caller_are_run_and_shown(tmp_path, capsys):
+    seen = []
+
+    def drifts(settings):
+        seen.append(settings)
+        return dict(equal=False, differs=['output'], ms=2.5)
+
+    columns = ('ms', row_group.cell('ms', '.2f')), ('error', row_group.cell('error', '.1e'))
+    group = row_group.RowGroup(
+        'Mine', 'operator', columns,
+        lambda settings, time_is_left: dict(drifting=functools.partial(drifts, settings)))
+    arguments = ['--out', str(tmp_path), '--device', 'cpu', '--quick', '--only', '^mine/']
+    assert gpu_check.main(arguments, dict(mine=group)) == 1
+    assert seen == [row_group.Settings('cpu', True, 2, 128)]
+    result = json.loads((tmp_path / 'gpu_check.json').read_text())
+    assert result['mine']['drifting']['ms'] == 2.5 and result['detectors'] == {}
+    assert result['summary']['unequal'] == 1
+    assert ('## Mine\n\n| operator | bits | ms | error |\n|---|---|---|---|\n'
+            '| drifting | DIFFERS: output | 2.50 |  |\n') in (tmp_path / 'gpu_check.md').read_text()
+    assert 'checkout' not in capsys.readouterr().out
 
 
 def test_without_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):
@@ -190,11 +125,3 @@ def test_the_machine_is_described_without_its_name():
     assert {'cpu', 'torch', 'python', 'mmdet', 'mmrepro'} <= set(facts)
     words = set(re.split(r'[^\w.-]+', ' '.join(map(str, facts.values()))))
     assert not words & {platform.node(), getpass.getuser()}
-
-
-def test_inputs_collide_and_are_the_same_every_time():
-    first, second = (cases_mmcv.CASES['RoIAlign'].make(Inputs(False)) for _ in range(2))
-    assert torch.equal(first.fixed['rois'], second.fixed['rois'])
-    assert torch.equal(first.leaves['feature'], second.leaves['feature'])
-    centres = (first.fixed['rois'][:, 1:3] + first.fixed['rois'][:, 3:]) / 2
-    assert len(torch.unique((centres / 32).round(), dim=0)) < len(centres) / 8

@@ -1,4 +1,4 @@
-"""What hooks draw is a function of the place, whatever ran before and wherever a run resumed."""
+"""What hooks draw is a function of the event, whatever ran before and wherever a run resumed."""
 import os
 import signal
 
@@ -10,7 +10,7 @@ from preempted_runs import settings
 
 from mmrepro.hooks.preempt import Preempted
 
-PLACES = ('before_train_epoch', 'after_train_epoch')
+EVENTS = ('before_train_epoch', 'after_train_epoch')
 
 
 @pytest.fixture(autouse=True)
@@ -20,11 +20,11 @@ def no_pause(monkeypatch):
 
 
 class Scales(Hook):
-    """Draws at one place of an epoch, and scales all batches that follow by it."""
+    """Draws at one event of an epoch, and scales all batches that follow by it."""
 
-    def __init__(self, place):
+    def __init__(self, event):
         self.scale = torch.ones(1)
-        setattr(self, place, self._draw)
+        setattr(self, event, self._draw)
 
     def _draw(self, runner):
         self.scale = torch.rand(1) + 0.5
@@ -53,10 +53,10 @@ def without_validation(cfg):
     return cfg
 
 
-@pytest.mark.parametrize('place', PLACES)
-def test_validation_does_not_matter_to_what_hooks_draw_at_epochs(place, tmp_path):
-    with_it = trained(settings(tmp_path / 'a'), Scales(place))
-    without = trained(without_validation(settings(tmp_path / 'b')), Scales(place))
+@pytest.mark.parametrize('event', EVENTS)
+def test_validation_does_not_matter_to_what_hooks_draw_at_epochs(event, tmp_path):
+    with_it = trained(settings(tmp_path / 'a'), Scales(event))
+    without = trained(without_validation(settings(tmp_path / 'b')), Scales(event))
     assert with_it == without
 
 

@@ -26,17 +26,17 @@ LOOPS = {
 def test_at_every_turn_nothing_is_lost(loop, tmp_path):
     """In an epoch, at its end, in a validation, in a cycle of gradient accumulation."""
     whole, _ = run(settings(tmp_path / 'whole', **LOOPS[loop]))
-    assert whole.turns == 12 + 3 * 3
-    for turn in range(whole.turns):
-        cfg = settings(tmp_path / str(turn), **LOOPS[loop])
-        number = (signal.SIGTERM, signal.SIGUSR1)[turn % 2]
-        first, preempted = run(cfg, hook=Signals(turn, [number]))
+    assert whole.events == 12 + 3 * 3
+    for event in range(whole.events):
+        cfg = settings(tmp_path / str(event), **LOOPS[loop])
+        number = (signal.SIGTERM, signal.SIGUSR1)[event % 2]
+        first, preempted = run(cfg, hook=Signals(event, [number]))
         second, rest = run(cfg, resume=True)
         assert preempted.code == 75 and rest is None
-        assert first.turns == turn + 1, 'it left in the same turn'
+        assert first.events == event + 1, 'it left in the same event'
         iterations = [key for key in second.records if key[0] == 'loss']
         assert len(iterations) == 12 - preempted.iteration, 'no iteration twice'
-        assert {**first.records, **second.records} == whole.records, f'signal in turn {turn}'
+        assert {**first.records, **second.records} == whole.records, f'signal in event {event}'
 
 
 def test_again_and_again(tmp_path):
@@ -130,7 +130,7 @@ def test_it_can_be_turned_off(tmp_path):
         hook, preempted = run(cfg, hook=Signals(1, [signal.SIGUSR1]))
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert preempted is None and hook.turns == 21
+    assert preempted is None and hook.events == 21
 
 
 @pytest.mark.parametrize('name', ['SIGKILL', 'SIGINT', 'TERM'])

@@ -32,7 +32,7 @@ def on_ranks(world, cfg, at=None, resume=False):
     return [child.result() for child in children]
 
 
-# rank -> turn in which its signal comes; an epoch has 4 iterations and 2 validation batches, and
+# rank -> event in which its signal comes; an epoch has 4 iterations and 2 validation batches, and
 # of these batches rank 0 has one more
 MOMENTS = {'one rank': {1: 2}, 'at different times': {0: 4, 2: 3}, 'in a validation': {2: 5}}
 
@@ -52,23 +52,23 @@ def test_ranks_leave_after_the_same_iteration(moment, tmp_path, monkeypatch):
         assert {**first[rank][0], **second[rank][0]} == whole[rank][0], f'rank {rank}'
 
 
-def turns_of(rank, world, wants):
+def events_of(rank, world, wants):
     """Ranks run apart as far as they like."""
-    state = dict(turns=0)
-    stop = CommonStop(lambda: rank == wants and state['turns'] >= 50, interval=0.01)
+    state = dict(events=0)
+    stop = CommonStop(lambda: rank == wants and state['events'] >= 50, interval=0.01)
     try:
         while not stop.end_event():
-            state['turns'] += 1
+            state['events'] += 1
         stop.leave()
     finally:
         stop.close()
-    return state['turns']
+    return state['events']
 
 
 @pytest.mark.parametrize('wants', [0, 2])
 def test_ranks_agree_on_a_turn(wants):
-    turns = shared_pool().run(turns_of, 3, wants)
-    assert len(set(turns)) == 1 and turns[0] >= 50
+    events = shared_pool().run(events_of, 3, wants)
+    assert len(set(events)) == 1 and events[0] >= 50
 
 
 def without_the_last(rank, world):

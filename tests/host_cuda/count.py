@@ -17,9 +17,9 @@ os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
 import pretend
 import torch
 
+from dev.operator_check import cases_mmcv
+from dev.operator_check.operator_cases import Inputs, tensors_of
 from mmrepro import determinism, ops
-from mmrepro.gpu_check import cases_mmcv
-from mmrepro.gpu_check.operator_cases import Inputs, tensors_of
 
 # No kernel: another shape of the same memory, or memory that nobody fills.
 FREE = re.compile(r'aten::(_?(un)?safe_)?(alias|as_strided|chunk|detach|diagonal|empty\w*|expand|'

@@ -1,4 +1,4 @@
-"""Albumentations pipelines, with the real package where it is installed and with a stand-in."""
+"""Albumentations pipelines, with the real package where it is installed and with a fake."""
 from __future__ import annotations
 
 import importlib.util
@@ -42,7 +42,7 @@ class GlobalGenerators:
 
 @pytest.fixture
 def fake(monkeypatch):
-    """Install a stand-in pipeline class where MMDetection would have imported the real one."""
+    """Install a fake pipeline class where MMDetection would have imported the real one."""
     import mmdet.datasets.transforms  # noqa: F401  the real one comes first, if there is one
 
     def install(cls):

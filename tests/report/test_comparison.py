@@ -156,11 +156,11 @@ LATER = dict(initial_weights='later', weights={}, iteration=10, resumed_from='/a
 
 def _start_again(folder, **changes):
     """A later start of a run, as a process that resumes writes it down."""
-    place = os.path.join(folder, 'mmrepro')
-    with open(os.path.join(place, 'manifest.json')) as file:
+    records = os.path.join(folder, 'mmrepro')
+    with open(os.path.join(records, 'manifest.json')) as file:
         content = json.load(file)
-    number = len([name for name in os.listdir(place) if name.startswith('manifest')])
-    with open(os.path.join(place, f'manifest.{number}.json'), 'w') as file:
+    number = len([name for name in os.listdir(records) if name.startswith('manifest')])
+    with open(os.path.join(records, f'manifest.{number}.json'), 'w') as file:
         json.dump({**content, **changes}, file)
 
 

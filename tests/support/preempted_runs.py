@@ -74,18 +74,18 @@ def settings(work_dir, **changes):
 
 
 class Signals(Hook):
-    """Records what happens and, at one turn, sends signals to this process."""
+    """Records what happens and, at one event, sends signals to this process."""
 
     def __init__(self, at=None, numbers=(signal.SIGTERM,), send=os.kill):
         self.at, self.numbers, self._send = at, numbers, send
         self.records = {}
-        self.turns = 0
+        self.events = 0
 
     def _turn(self):
-        if self.turns == self.at:
+        if self.events == self.at:
             for number in self.numbers:
                 self._send(os.getpid(), number)
-        self.turns += 1
+        self.events += 1
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         self.records['loss', runner.iter] = float(outputs['loss'].detach()).hex()

@@ -285,8 +285,8 @@ def test_convolution_takes_what_is_empty_strided_or_lost(inputs):
     deform_conv.modulated_deform_conv_forward(feature[:0], weight, bias, bias, offset[:0], mask[:0],
                                          out, bias, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, True)
     last = feature.contiguous(memory_format=torch.channels_last)
-    turned = mask.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)
-    assert torch.equal(convolve(2, 'plain', last, offset, turned, weight, bias), expected)
+    permuted = mask.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)
+    assert torch.equal(convolve(2, 'plain', last, offset, permuted, weight, bias), expected)
     lost = offset.clone()
     lost[0, :, 0, 0] = float('nan')
     lost.requires_grad_()

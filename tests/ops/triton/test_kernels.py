@@ -437,7 +437,7 @@ def test_a_resume_compares_the_version_of_triton(monkeypatch):
 
 
 def test_the_check_of_a_gpu_has_rows_for_kernels(monkeypatch):
-    from mmrepro.gpu_check.check_loop import fused_cases
+    from dev.operator_check.groups import fused_cases
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
     monkeypatch.setattr(triton, 'requirement', lambda: '')
     assert {'RoIAlign', 'NMS', 'MSDeformAttn'} <= set(fused_cases('cuda'))

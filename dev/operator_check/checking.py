@@ -7,17 +7,17 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .. import determinism, ops
-from ..ops.provider import MARK
+from mmrepro import determinism, ops
+from mmrepro.gpu_check.check_loop import error_line
+from mmrepro.gpu_check.detectors import default, wait
+
 from .operator_cases import Inputs, OperatorCall, OperatorCase, tensors_of
 
-__all__ = ['DEFAULTS', 'LIMIT', 'check', 'default', 'has_compiled_kernels', 'once',
-           'wait']
+__all__ = ['DEFAULTS', 'LIMIT', 'check', 'once']
 
 # Largest relative error (of a tensor, in the 2-norm) that counts as agreement: float32 sums of
 # thousands of terms are below 1e-5, a wrong formula is far above.
 LIMIT = 1e-3
-
 
 # What times are compared with: another provider, or the same without the flags.
 DEFAULTS = {'compiled': 'compiled mmcv', 'torch': 'PyTorch form', 'flags': 'torch'}
@@ -67,12 +67,6 @@ def _error(found: Tensor, expected: Tensor) -> float:
     return float(off / size) if size else float(off)
 
 
-def wait(device: str) -> None:
-    """Wait for the device, so that times are those of finished work."""
-    if device == 'cuda':
-        torch.cuda.synchronize()
-
-
 def _disturb(device: str, repetition: int) -> None:
     """Run another kernel beside every other repetition, to disturb the schedule."""
     if device == 'cuda' and repetition % 2:
@@ -100,18 +94,6 @@ def _repeat(call: OperatorCall, device: str, times: int, seconds: float
     # only undisturbed repetitions are timed
     calm = sorted(durations[1::2] or durations)
     return repetition, list(differed), calm[len(calm) // 2] * 1e3 if calm else float('nan')
-
-
-def default() -> Any:
-    """A block without determinism, at the same precision: TF32 would hide the cost of the flags."""
-    return determinism.deterministic(False, float32_precision='highest')
-
-
-def has_compiled_kernels() -> bool:
-    """Whether a compiled mmcv is installed."""
-    ops.install()
-    import mmcv._ext
-    return not hasattr(mmcv._ext, MARK)
 
 
 def check(case: OperatorCase, device: str, small: bool, times: int = 50, seconds: float = 2.,
@@ -152,15 +134,11 @@ def check(case: OperatorCase, device: str, small: bool, times: int = 50, seconds
             with default(), ops.using(ops.provider() if against == 'flags' else against):
                 _, differs, row['default_ms'] = _repeat(call, device, 10, seconds / 2)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            row['default_error'] = _first_line(error)
+            row['default_error'] = error_line(error)
         else:
             row['default_equal'] = not differs
             row['ratio'] = row['ms'] / row['default_ms']
     return row
-
-
-def _first_line(error: BaseException) -> str:
-    return f'{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ""}'
 
 
 def _refusal(row: Dict[str, Any], call: OperatorCall, device: str) -> Dict[str, Any]:
@@ -172,6 +150,6 @@ def _refusal(row: Dict[str, Any], call: OperatorCall, device: str) -> Dict[str, 
     except RuntimeError as error:
         if 'deterministic' not in str(error):
             raise
-        row['refused'], row['message'] = True, _first_line(error)
+        row['refused'], row['message'] = True, error_line(error)
     row['equal'] = row['refused'] or device == 'cpu'
     return row

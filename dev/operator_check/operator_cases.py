@@ -1,8 +1,4 @@
-"""The classes of the catalogue of operator cases, and the inputs that cases are made from.
-
-The check on a GPU runs all cases of ``cases_mmcv`` and ``cases_torch``; the benchmarks take theirs
-from the same functions.
-"""
+"""The classes of the catalogue of operator cases, and the inputs that cases are made from."""
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple

@@ -1,0 +1,49 @@
+"""The groups of operator rows: mmcv's operators, those with a Triton kernel, and torch's own."""
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict, Optional, Tuple
+
+from mmrepro.gpu_check.row_group import Row, RowGroup, Settings, cell, has_compiled_kernels
+from mmrepro.ops import triton
+
+from . import cases_mmcv, cases_torch
+from .checking import check
+from .operator_cases import OperatorCase
+
+__all__ = ['GROUPS', 'fused_cases']
+
+COLUMNS: Tuple[Tuple[str, Callable[[Row], str]], ...] = (
+    ('runs', cell('times')), ('error', cell('error', '.1e')), ('ms', cell('ms', '.2f')),
+    ('default', lambda row: row.get('default_error', row.get('default', ''))),
+    ('ms', cell('default_ms', '.2f')), ('ratio', cell('ratio', '.2f')),
+    ('default repeats', lambda row: {True: 'yes', False: 'no'}.get(row.get('default_equal'), '')))
+
+
+def fused_cases(device: str) -> Dict[str, OperatorCase]:
+    """The cases of mmcv's operators that have a Triton kernel; none if that does not run here."""
+    if triton.requirement() or not triton.runs_on(device):
+        return {}
+    return {name: case for name, case in cases_mmcv.CASES.items()
+            if any(operator in triton.FUSED for operator in case.covers)}
+
+
+def _group(title: str, cases_on: Callable[[str], Dict[str, OperatorCase]], provider: str,
+           against: Optional[str]) -> RowGroup:
+    """Rows of the cases for a device; mmcv's compiled kernels, if any, replace ``against``."""
+
+    def rows(settings: Settings, time_is_left: Any) -> Dict[str, Callable[[], Row]]:
+        times, seconds = (4, .2) if settings.quick else (50, 1.5)
+        other = 'compiled' if against != 'flags' and has_compiled_kernels() else against
+        return {name: functools.partial(check, case, settings.device, settings.quick, times,
+                                        seconds, provider, other)
+                for name, case in cases_on(settings.device).items()}
+
+    return RowGroup(title, 'operator', COLUMNS, rows)
+
+
+GROUPS: Dict[str, RowGroup] = {
+    'mmcv': _group('Operators of mmcv', lambda device: cases_mmcv.CASES, 'torch', None),
+    'triton': _group('Operators of mmcv, kernels in Triton', fused_cases, 'triton', 'torch'),
+    'torch': _group("torch's own operators", lambda device: cases_torch.CASES, 'torch', 'flags'),
+}

@@ -1,0 +1,156 @@
+"""The operators' part of the check for a GPU, run on the CPU: the same code, small."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from harness import ROOT, environment
+
+from dev.operator_check import GROUPS, cases_mmcv, cases_torch, checking
+from dev.operator_check.operator_cases import Inputs, OperatorCall, OperatorCase
+from mmrepro import determinism, ops
+from mmrepro.cli import gpu_check
+from mmrepro.gpu_check import check_report
+from mmrepro.gpu_check.row_group import has_compiled_kernels
+from mmrepro.ops import aten
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    provider = ops.provider()
+    yield
+    determinism.disable()
+    assert ops.provider() == provider
+
+
+def test_every_operator_has_a_row():
+    covered = {name for case in cases_mmcv.CASES.values() for name in case.covers}
+    assert covered == {name for name, row in ops.TABLE.items()
+                       if row.deterministic and row.source != 'info.py'}
+    covered = {name for case in cases_torch.CASES.values() for name in case.covers}
+    assert covered == {row.operator for row in aten.TABLE}
+
+
+def check(case, **kwargs):
+    return checking.check(case, 'cpu', True, times=3, **kwargs)
+
+
+@pytest.mark.parametrize('name', ['RoIAlign', 'DCNv2', 'NMS', 'CARAFENaive', 'focal loss, sigmoid'])
+def test_operators_of_mmcv_agree_and_repeat(name):
+    row = check(cases_mmcv.CASES[name])
+    assert row['agrees'] and row['equal'] and row['times'] == 3, row
+    assert check_report.verdict(row) == 'equal' and row['ms'] > 0
+
+
+@pytest.mark.parametrize('name', ['bilinear resize', 'grid sample', 'topk', 'max unpool', 'gather'])
+def test_operators_of_torch_agree_and_repeat(name):
+    row = check(cases_torch.CASES[name], against='flags')
+    assert row['agrees'] and row['equal'] and row['default'] == 'torch', row
+
+
+def test_compiled_kernels_are_the_default_where_they_are(compiled):
+    with compiled():
+        pass
+    row = check(cases_mmcv.CASES['RoIAlign'], against='compiled')
+    assert row['default'] == 'compiled mmcv' and row['default_ms'] > 0 and row['equal']
+    row = check(cases_mmcv.CASES['RoIPool'], against='compiled')
+    assert 'RuntimeError' in row['default_error'] and row['equal']  # mmcv has no such CPU kernel
+
+
+@pytest.fixture
+def compiled():
+    if not has_compiled_kernels():
+        pytest.skip('no compiled mmcv here')
+    return lambda: ops.using('compiled')
+
+
+@pytest.mark.nightly
+def test_every_row_of_torch_agrees_with_what_cuda_would_run(monkeypatch):
+    rows = [row._replace(devices=('cpu',), until=(99, 0)) for row in aten.TABLE if row.target]
+    monkeypatch.setattr(aten.dispatch, 'TABLE', rows)
+    for name, case in cases_torch.CASES.items():
+        row = check(case, against='flags', seconds=.2)
+        assert row['equal'] and row.get('agrees', True), (name, row)
+
+
+def test_a_difference_and_an_error_are_named():
+    calls = iter(range(99))
+
+    def restless(x):
+        return x * 2, x + next(calls) * 1e-6
+
+    def wrong(x):
+        return x * (2.01 if x.dtype == torch.float32 else 2.)
+
+    row = check(OperatorCase(('x',), lambda s: OperatorCall({}, dict(x=s.normal(64, 8)), restless)))
+    assert not row['equal'] and row['differs'] == ['output 1']
+    assert check_report.verdict(row) == 'DIFFERS: output 1'
+    row = check(OperatorCase(('x',), lambda s: OperatorCall(dict(x=s.normal(64, 8)), {}, wrong)))
+    assert row['equal'] and not row['agrees'] and 'WRONG: output' in check_report.verdict(row)
+    # torch refuses what it cannot do; here it is asked for something that it can
+    row = check(cases_torch.CASES['histogram'])
+    assert row['refused'] is False and 'torch refuses' in check_report.verdict(row)
+
+
+def test_nan_and_zeros_of_both_signs_are_compared_as_bits():
+    first = dict(a=torch.tensor([float('nan'), 0.]))
+    assert checking._unequal(first, dict(a=torch.tensor([float('nan'), 0.]))) == []
+    assert checking._unequal(first, dict(a=torch.tensor([float('nan'), -0.]))) == ['a']
+    assert checking._unequal(first, dict(a=torch.tensor([float('nan')]))) == ['a']
+    both = torch.tensor([float('nan'), 1.])
+    assert checking._error(both, both.clone()) == 0
+    assert checking._error(torch.tensor([float('nan'), 1.]), torch.tensor([0., 1.])) == 1
+
+
+def test_inputs_collide_and_are_the_same_every_time():
+    first, second = (cases_mmcv.CASES['RoIAlign'].make(Inputs(False)) for _ in range(2))
+    assert torch.equal(first.fixed['rois'], second.fixed['rois'])
+    assert torch.equal(first.leaves['feature'], second.leaves['feature'])
+    centres = (first.fixed['rois'][:, 1:3] + first.fixed['rois'][:, 3:]) / 2
+    assert len(torch.unique((centres / 32).round(), dim=0)) < len(centres) / 8
+
+
+def test_cublas_is_told_before_cuda_starts(tmp_path, monkeypatch):
+    """Afterwards the policy would refuse: it might have been read already."""
+    monkeypatch.delenv('CUBLAS_WORKSPACE_CONFIG', raising=False)
+    monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
+    arguments = ['--out', str(tmp_path), '--device', 'cpu', '--quick', '--only', 'torch/roll']
+    assert gpu_check.main(arguments, GROUPS) == 0
+    monkeypatch.setenv('CUBLAS_WORKSPACE_CONFIG', ':16:8')
+    assert gpu_check.main(arguments, GROUPS) == 0
+    assert os.environ['CUBLAS_WORKSPACE_CONFIG'] == ':16:8'
+
+
+def run_script(script, *arguments):
+    return subprocess.run([sys.executable, '-W', 'ignore', script, *map(str, arguments)],
+                          env=environment(), text=True, capture_output=True, timeout=600)
+
+
+def test_the_script_of_a_checkout_checks_operators(tmp_path):
+    done = run_script(ROOT / 'tools' / 'gpu_check.py', '--out', tmp_path, '--device', 'cpu',
+                      '--quick', '--only', '^(mmcv/RoIPool|torch/roll)$')
+    assert done.returncode == 0, done.stderr[-4000:]
+    result = json.loads((tmp_path / 'gpu_check.json').read_text())
+    assert result['summary']['equal'] == 2 and result['detectors'] == {}
+    assert list(result['mmcv']) == ['RoIPool'] and list(result['torch']) == ['roll']
+    text = (tmp_path / 'gpu_check.md').read_text()
+    assert '## Operators of mmcv\n' in text and '| RoIPool | equal | 4 |' in text
+    assert '| roll | equal | 4 |' in text and str(tmp_path) not in text + json.dumps(result)
+
+
+def test_the_script_of_an_installed_package_is_the_verb(tmp_path):
+    """The wheel has the scripts under mmrepro/.mim/tools, and no catalogue of operators."""
+    tools = tmp_path / '.mim' / 'tools'
+    tools.mkdir(parents=True)
+    for name in ('_door.py', 'gpu_check.py'):
+        (tools / name).write_bytes((ROOT / 'tools' / name).read_bytes())
+    # a package of that name that is not ours, and before the checkout on the path
+    (tools / 'dev').mkdir()
+    (tools / 'dev' / '__init__.py').write_text('')
+    done = run_script(tools / 'gpu_check.py', '--out', tmp_path / 'out', '--device', 'cpu',
+                      '--only', '^mmcv/')
+    assert done.returncode == 2 and 'tools/gpu_check.py' in done.stderr, done.stderr
