@@ -68,7 +68,3 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
               file=sys.stderr)
         return USAGE
     return load(name)(rest)
-
-
-if __name__ == '__main__':
-    sys.exit(main())

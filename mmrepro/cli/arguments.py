@@ -11,6 +11,7 @@ from typing import Any, Callable, NoReturn, Optional, Sequence
 from mmengine.config import DictAction
 
 from ..exit_codes import READER_LEFT, USAGE
+from . import program_name
 
 __all__ = ['Options', 'Parser', 'quiet_when_reader_leaves', 'setting']
 
@@ -21,6 +22,20 @@ warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
 class Parser(argparse.ArgumentParser):
     """Says in one line what is wrong, and exits with code 2; the usage is in ``--help``."""
     _parsing = False
+
+    def __init__(self, verb: str, description: str = '', epilog: Optional[str] = None) -> None:
+        super().__init__(prog=program_name(verb), description=description, epilog=epilog,
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def add_number(self, name: str, default: int, metavar: str, text: str) -> None:
+        """An option that is an integer; its help ends with the default."""
+        self.add_argument(name, type=int, default=default, metavar=metavar,
+                          help=f'{text} (default: {default})')
+
+    def add_config_options(self, text: str = 'change settings of the config',
+                           action: Any = None, default: Any = None) -> None:
+        self.add_argument('--cfg-options', nargs='+', action=action or Options, default=default,
+                          metavar='KEY=VALUE', help=text)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._parsing = True
@@ -37,6 +52,12 @@ class Parser(argparse.ArgumentParser):
         """Refuse a path that is no file; returns it."""
         if not os.path.isfile(path):
             self.error(f'{path}: no such config')
+        return path
+
+    def existing_checkpoint(self, path: str) -> str:
+        """Refuse a path that does not exist; returns it. An address is not looked at."""
+        if '://' not in path and not os.path.exists(path):
+            self.error(f'{path}: no such checkpoint')
         return path
 
     def check_least(self, args: argparse.Namespace, **least: int) -> None:
@@ -89,10 +110,7 @@ def setting(text: str) -> tuple:
 
 
 def quiet_when_reader_leaves(main: Callable[..., int]) -> Callable[..., int]:
-    """For a verb that reports: no traceback when it is piped to ``head``.
-
-    Only if the standard output is what broke: a pipe to a worker process may break as well.
-    """
+    """For a verb that reports: no traceback when it is piped to ``head``."""
     @functools.wraps(main)
     def wrapper(argv: Optional[Sequence[str]] = None) -> int:
         try:
@@ -100,18 +118,14 @@ def quiet_when_reader_leaves(main: Callable[..., int]) -> Callable[..., int]:
             sys.stdout.flush()
             return code
         except BrokenPipeError:
-            if not _output_is_broken():
+            try:
+                sys.stdout.write('\n')
+                sys.stdout.flush()
+            except BrokenPipeError:
+                pass
+            else:  # what broke is another pipe, to a worker process
                 raise
             # what is left in the buffer would raise once more when Python ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return READER_LEFT
     return wrapper
-
-
-def _output_is_broken() -> bool:
-    try:
-        sys.stdout.write('\n')
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return True
-    return False

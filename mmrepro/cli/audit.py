@@ -12,7 +12,7 @@ from ..audit.findings import AuditError, AuditFinding
 from ..audit.rules import RULES
 from ..audit.subject import Subject
 from . import program_name
-from .arguments import Options, Parser, quiet_when_reader_leaves
+from .arguments import Parser, quiet_when_reader_leaves
 
 __all__ = ['main']
 
@@ -74,11 +74,10 @@ def _dicts(findings: Sequence[AuditFinding]) -> List[Dict[str, str]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog=program_name('audit'),
+        'audit',
         description='Look for what would make two runs of a config differ. Nothing is trained: '
         'the config, the types that it names, your own source files, the model (built without '
         'memory) and the environment are read.',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog='example:\n  %(prog)s configs/faster-rcnn_r50_fpn_1x_coco_repro.py --device cuda\n'
         '  %(prog)s mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py\n\n'
         'exit code: 0 nothing changes bits, 1 something does, 2 wrong usage')
@@ -88,6 +87,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--ignore', nargs='+', metavar='RULE', help='leave these rules out')
     parser.add_argument('--rules', action='store_true', help='list the rules, and stop')
     parser.add_argument('--json', action='store_true', help='write JSON to the standard output')
-    parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE',
-                        help='change settings of the config, as in train')
+    parser.add_config_options('change settings of the config, as in train')
     return parser

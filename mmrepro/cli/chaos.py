@@ -1,11 +1,10 @@
 """``mmrepro chaos``: kill a run at random moments, resume it, compare every iteration."""
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 from mmengine.config import Config
 
@@ -13,15 +12,35 @@ from ..exit_codes import DIFFERENT, DONE
 from ..runs.startup import restart_for
 from ..verify.chaos.campaign import Campaign, CampaignSettings, summary
 from ..verify.chaos.kinds import KINDS, allowed
-from . import program_name
-from .arguments import Options, Parser
+from .arguments import Parser
 
 __all__ = ['main', 'prepare', 'table']
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Exit code 0: all interrupted runs equal the uninterrupted one; 1: not; 2: wrong usage."""
-    parser = _parser()
+    listed = '\n'.join(f'  {name:<{max(map(len, KINDS))}}  {kind.why}'
+                       for name, kind in KINDS.items())
+    parser = Parser(
+        'chaos', 'Train once undisturbed. Then train again and again, interrupt at random '
+        'moments,\nresume, and compare every iteration with the undisturbed run.',
+        f'example:\n  %(prog)s CONFIG --kills 30 --seed 1 --cfg-options '
+        f'train_cfg.max_epochs=3\n\ninterruptions:\n{listed}')
+    parser.add_argument('config', help='path of the config')
+    parser.add_number('--kills', 10, 'N', 'interruptions in all')
+    parser.add_number('--seed', 0, 'S', 'of kinds and moments; the training has its own')
+    parser.add_number('--ranks', 1, 'R', 'processes of each run')
+    parser.add_number('--interval', 3, 'N', 'iterations between checkpoints')
+    parser.add_number('--span', 8, 'N', 'most iterations and validation batches from a start to an '
+                      'interruption')
+    parser.add_argument('--kinds', metavar='A,B', help='only these (default: all possible)')
+    parser.add_argument('--work-dir', default='work_dirs/chaos', metavar='DIR',
+                        help='an empty folder (default: work_dirs/chaos)')
+    parser.add_argument('--json', metavar='FILE', help='write the outcome here as well')
+    parser.add_argument('--start-method', choices=('fork', 'spawn'),
+                        help='of processes (default: fork, which saves the imports; spawn where '
+                        'torch has CUDA)')
+    parser.add_config_options()
     args = parser.parse_args(argv)
     parser.existing_config(args.config)
     if os.path.isdir(args.work_dir) and os.listdir(args.work_dir):
@@ -32,7 +51,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     config.merge_from_dict(args.cfg_options or {})
     prepare(config, args.interval)
     workers = config.train_dataloader.get('num_workers', 0)
-    kinds = _kinds(parser, args.kinds, args.ranks, workers)
+    possible = allowed(args.ranks, workers)
+    kinds = ([name.strip() for name in args.kinds.split(',')] if args.kinds else possible)
+    for name in kinds:
+        if name not in possible:
+            parser.error(f'--kinds {name!r}: with {args.ranks} rank(s) and {workers} worker(s), '
+                         f'possible are {", ".join(map(repr, possible))}')
     restart_for(config)
     import mmdet.apis  # noqa: F401  once here, instead of in every process that is forked
     import torch
@@ -86,47 +110,3 @@ def table(outcome: Dict[str, Any]) -> str:
               f'{outcome["compared"]} records compared: '
               f'{"all bits equal" if outcome["equal"] else "DIFFERENT"}']
     return '\n'.join([*lines, *outcome['problems']])
-
-
-def _kinds(parser: argparse.ArgumentParser, names: Optional[str], ranks: int,
-           workers: int) -> List[str]:
-    possible = allowed(ranks, workers)
-    chosen = [name.strip() for name in names.split(',')] if names else possible
-    for name in chosen:
-        if name not in possible:
-            parser.error(f'--kinds {name!r}: with {ranks} rank(s) and {workers} worker(s), '
-                         f'possible are {", ".join(map(repr, possible))}')
-    return chosen
-
-
-def _parser() -> Parser:
-    kinds = '\n'.join(f'  {name:<{max(map(len, KINDS))}}  {kind.why}'
-                      for name, kind in KINDS.items())
-    parser = Parser(
-        prog=program_name('chaos'), formatter_class=argparse.RawDescriptionHelpFormatter,
-        description='Train once undisturbed. Then train again and again, interrupt at random '
-        'moments,\nresume, and compare every iteration with the undisturbed run.',
-        epilog=f'example:\n  %(prog)s CONFIG --kills 30 --seed 1 --cfg-options '
-        f'train_cfg.max_epochs=3\n\ninterruptions:\n{kinds}')
-    parser.add_argument('config', help='path of the config')
-    parser.add_argument('--kills', type=int, default=10, metavar='N',
-                        help='interruptions in all (default: 10)')
-    parser.add_argument('--seed', type=int, default=0, metavar='S',
-                        help='of kinds and moments; the training has its own (default: 0)')
-    parser.add_argument('--ranks', type=int, default=1, metavar='R',
-                        help='processes of each run (default: 1)')
-    parser.add_argument('--interval', type=int, default=3, metavar='N',
-                        help='iterations between checkpoints (default: 3)')
-    parser.add_argument('--span', type=int, default=8, metavar='N',
-                        help='most iterations and validation batches from a start to an '
-                        'interruption (default: 8)')
-    parser.add_argument('--kinds', metavar='A,B', help='only these (default: all possible)')
-    parser.add_argument('--work-dir', default='work_dirs/chaos', metavar='DIR',
-                        help='an empty folder (default: work_dirs/chaos)')
-    parser.add_argument('--json', metavar='FILE', help='write the outcome here as well')
-    parser.add_argument('--start-method', choices=('fork', 'spawn'),
-                        help='of processes (default: fork, which saves the imports; spawn where '
-                        'torch has CUDA)')
-    parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE',
-                        help='change settings of the config')
-    return parser

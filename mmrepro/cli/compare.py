@@ -1,27 +1,23 @@
 """``mmrepro compare RUN_A RUN_B``."""
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from mmengine.config import Config
 
 from ..audit.auditing import find_config
-from ..report.comparison import Comparison, compare_runs
+from ..report.comparison import Comparison, compare_runs, manifest_differences
 from ..report.comparison_plots import draw
 from ..report.html import advice, report
 from ..report.plot_style import MissingPlots
-from ..report.publish import publish
+from ..report.publish import publish, write_files
 from ..report.run_view import RunError, load_run
-from ..report.settings_differences import manifest_differences
 from ..report.terminal import console, table
 from ..report.weight_distances import checkpoint_distances
 from ..text import shorten
-from . import program_name
 from .arguments import Parser, quiet_when_reader_leaves
 
 __all__ = ['compare', 'main', 'write']
@@ -30,11 +26,7 @@ MAX_ROWS = 20  # of a table in the terminal
 
 
 def compare(path_a: str, path_b: str, weights: bool = True) -> Comparison:
-    """Read two runs and compare all that both have.
-
-    Args:
-        path_a, path_b: as for :func:`mmrepro.report.run_view.load_run`.
-        weights: compare checkpoints as well.
+    """Read two runs, with their checkpoints if ``weights``, and compare all that both have.
 
     Raises:
         RunError: a path holds no run.
@@ -56,30 +48,47 @@ def write(found: Comparison, folder: str) -> Dict[str, str]:
         MissingPlots: matplotlib is not installed; nothing is written then.
     """
     pictures = draw(found)
-    os.makedirs(folder, exist_ok=True)
-    written = {}
-    for name, data in pictures.items():
-        written[name] = os.path.join(folder, f'{name}.png')
-        with open(written[name], 'wb') as file:
-            file.write(data)
-    written['page'] = os.path.join(folder, 'compare.html')
-    with open(written['page'], 'w', encoding='utf-8') as file:
-        file.write(report(found, pictures))
-    return written
+    files = {f'{name}.png': data for name, data in pictures.items()}
+    files['compare.html'] = report(found, pictures).encode()
+    return dict(zip((*pictures, 'page'), write_files(folder, files)))
 
 
 @quiet_when_reader_leaves
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Compare two runs; 0: nothing differs, 1: something does, 2: they cannot be compared."""
-    args = _parser().parse_args(argv)
+    parser = Parser(
+        'compare', 'Where do two runs diverge, and how does the difference grow? With '
+        'fingerprints (train --fingerprint) in both, bits are compared; without, what MMEngine '
+        'logged.',
+        'example:\n  %(prog)s work_dirs/monday work_dirs/tuesday --out comparison\n\n'
+        'exit code: 0 nothing differs, 1 something does, 2 nothing to compare or wrong usage')
+    parser.add_argument('run_a', help='a work directory, a time-stamped folder of MMEngine, or a '
+                        'scalars.json')
+    parser.add_argument('run_b', help='the other one')
+    parser.add_argument('--out', metavar='DIR', help='write plots (PNG) and compare.html here')
+    parser.add_argument('--publish', metavar='CONFIG', help="also send the result to TensorBoard, "
+                        "Weights & Biases and so on: the backends of this config's visualizer")
+    parser.add_argument('--all', action='store_true',
+                        help='list every difference in what the runs were made of, harmless or not')
+    parser.add_argument('--json', action='store_true', help='write JSON to the standard output')
+    parser.add_argument('--no-weights', action='store_true',
+                        help='leave checkpoints unread (they are large)')
+    args = parser.parse_args(argv)
     try:
         found = compare(args.run_a, args.run_b, weights=not args.no_weights)
         written = write(found, args.out) if args.out else {}
         if args.publish:
-            written.update(_publish(found, args))
+            cfg = Config.fromfile(find_config(args.publish), import_custom_modules=False)
+            folder = args.out or found.b.path
+            names = publish(cfg, folder, 'mmrepro/compare', scalars(found), draw(found))
+            if not names:
+                raise RunError(
+                    f'--publish {args.publish}: its visualizer has no backend beside the local '
+                    "one; add for example dict(type='TensorboardVisBackend') to vis_backends")
+            written.update({name: f'scalars and pictures to {name}, {folder}' for name in names})
     # AuditError, of a bad path of a config, and RunError are ValueErrors
     except (ValueError, MissingPlots, OSError) as error:
-        print(f'{program_name("compare")}: {error}', file=sys.stderr)
+        print(f'{parser.prog}: {error}', file=sys.stderr)
         return 2
     code = 2 if not found.common else int(not found.equal)
     if args.json:
@@ -104,16 +113,6 @@ def scalars(found: Comparison) -> List[Tuple[str, float, int]]:
     return rows
 
 
-def _publish(found: Comparison, args: argparse.Namespace) -> Dict[str, str]:
-    cfg = Config.fromfile(find_config(args.publish), import_custom_modules=False)
-    folder = args.out or found.b.path
-    names = publish(cfg, folder, 'mmrepro/compare', scalars(found), draw(found))
-    if not names:
-        raise RunError(f'--publish {args.publish}: its visualizer has no backend beside the local '
-                       "one; add for example dict(type='TensorboardVisBackend') to vis_backends")
-    return {name: f'scalars and pictures to {name}, {folder}' for name in names}
-
-
 def as_dict(found: Comparison, code: int, written: Dict[str, str]) -> Dict[str, Any]:
     """Plain data for ``--json``; numbers that JSON lacks are null."""
     first = found.first
@@ -130,15 +129,12 @@ def as_dict(found: Comparison, code: int, written: Dict[str, str]) -> Dict[str, 
         manifest=[row._asdict() for row in found.manifest],
         parted=found.diverged,
         weights=[row._asdict() for row in found.weights],
-        losses={name: _last(column) for name, column in found.losses.items()},
+        losses={name: dict(
+            iteration=steps[-1], a=_finite(one[-1]), b=_finite(other[-1]),
+            largest_difference=_finite(max((abs(b - a) for a, b in zip(one, other)
+                                            if math.isfinite(b - a)), default=math.nan)))
+                for name, (steps, one, other) in found.losses.items()},
         notes=found.notes, written=written)
-
-
-def _last(column: Any) -> Dict[str, Any]:
-    steps, one, other = column
-    return dict(iteration=steps[-1], a=_finite(one[-1]), b=_finite(other[-1]),
-                largest_difference=_finite(max((abs(b - a) for a, b in zip(one, other)
-                                                if math.isfinite(b - a)), default=math.nan)))
 
 
 def _finite(value: float) -> Optional[float]:
@@ -188,35 +184,11 @@ def show(found: Comparison, console: Any, everything: bool = False) -> None:
                  [(name, str(steps[-1]), f'{one[-1]:.9g}', f'{other[-1]:.9g}',
                    f'{max(abs(b - a) for a, b in zip(one, other)):.3g}')
                   for name, (steps, one, other) in list(found.losses.items())[:MAX_ROWS]])
-    weights = [(row.name, '-' if row.distance is None else f'{row.distance:.6g}',
-                '-' if row.relative is None else f'{row.relative:.3g}', row.note)
-               for row in found.weights if row.distance or row.note]
+    weights = [(row.name, *row.shown(), row.note) for row in found.weights
+               if row.distance or row.note]
     if weights:
         console.print()
         rows(('checkpoint', 'distance', 'relative', 'note'), weights)
     console.print(Text(f'\n{found.verdict()}', 'bold green' if found.equal else 'bold red'))
     for item in advice(found):
         console.print(Text(f'  {item}'))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=program_name('compare'),
-        description='Where do two runs diverge, and how does the difference grow? With '
-        'fingerprints (train --fingerprint) in both, bits are compared; without, what MMEngine '
-        'logged.',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog='example:\n  %(prog)s work_dirs/monday work_dirs/tuesday --out comparison\n\n'
-        'exit code: 0 nothing differs, 1 something does, 2 nothing to compare or wrong usage')
-    parser.add_argument('run_a', help='a work directory, a time-stamped folder of MMEngine, or a '
-                        'scalars.json')
-    parser.add_argument('run_b', help='the other one')
-    parser.add_argument('--out', metavar='DIR', help='write plots (PNG) and compare.html here')
-    parser.add_argument('--publish', metavar='CONFIG', help="also send the result to TensorBoard, "
-                        "Weights & Biases and so on: the backends of this config's visualizer")
-    parser.add_argument('--all', action='store_true',
-                        help='list every difference in what the runs were made of, harmless or not')
-    parser.add_argument('--json', action='store_true', help='write JSON to the standard output')
-    parser.add_argument('--no-weights', action='store_true',
-                        help='leave checkpoints unread (they are large)')
-    return parser

@@ -1,11 +1,9 @@
 """``mmrepro data``: write the demonstration dataset."""
 from __future__ import annotations
 
-import argparse
 from typing import Optional, Sequence
 
 from ..demo.dataset import refusal, write_dataset
-from . import program_name
 from .arguments import Parser
 
 __all__ = ['main']
@@ -16,11 +14,8 @@ LIMITS = (('seed', 0, 2**32 - 1), ('train', 1, 1_000_000), ('val', 1, 1_000_000)
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Write the dataset, print where it is and its digest."""
-    parser = Parser(
-        prog=program_name('data'),
-        description='Write a small COCO-format detection dataset made of real photographs.',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog='example:\n  mmrepro data data/demo')
+    parser = Parser('data', 'Write a small COCO-format detection dataset made of real photographs.',
+                    'example:\n  mmrepro data data/demo')
     parser.add_argument('out', help='folder to write to')
     parser.add_argument('--seed', type=int, default=0, help='another seed, other images')
     parser.add_argument('--train', type=int, default=24, metavar='N', help='training images')

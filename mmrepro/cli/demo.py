@@ -1,7 +1,6 @@
 """``mmrepro demo``: train one config twice and compare the weights after every iteration."""
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -13,7 +12,6 @@ from ..demo.two_runs import RUNS, DemoRun, Record, prepare, train
 from ..exit_codes import DIFFERENT, DONE, USAGE
 from ..runs.launcher import TrainingFailed
 from ..runs.progress import ProgressLine
-from . import program_name
 from .arguments import Parser
 
 __all__ = ['compare', 'main']
@@ -23,13 +21,36 @@ DEFAULT_CONFIG = 'configs/demo/faster-rcnn_r50_fpn_demo.py'
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Exit code 0: every iteration agrees; 1: one differs, or a run failed; 2: wrong usage."""
-    args = _parse(argv)
+    parser = Parser('demo', 'Train one config twice, in two processes, and compare the weights '
+                    'after every iteration.', 'example:\n  mmrepro demo --epochs 3')
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument('--data', default='data/demo', metavar='DIR',
+                      help='where the demonstration dataset is written (default: data/demo)')
+    data.add_argument('--coco', metavar='DIR', help='train on COCO 2017 in this folder instead')
+    parser.add_argument('--config', metavar='CONFIG', default=None,
+                        help='a config of configs/demo (default: Faster R-CNN R50-FPN)')
+    parser.add_number('--images', 6, 'N', 'train on the first N images')
+    parser.add_number('--epochs', 2, 'N', 'epochs over these images')
+    parser.add_argument('--work-dir', default='work_dirs/demo', metavar='DIR',
+                        help='where configs and logs go (default: work_dirs/demo)')
+    args = parser.parse_args(argv)
+    parser.check_least(args, images=1, epochs=1)
+    if args.coco is not None:
+        try:
+            check_coco(args.coco)
+        except FileNotFoundError as error:
+            parser.error(f'--coco {error}')
+    if args.config is None:
+        args.config = shipped(DEFAULT_CONFIG)
+    elif not os.path.isfile(args.config):
+        parser.error(f'--config {args.config}: no such file')
+    parser.make_folder(args.work_dir)
     root, digest = args.coco or args.data, None
     if args.coco is None:
         try:
             digest = write_dataset(root)
         except (OSError, ModuleNotFoundError) as error:
-            print(f'{program_name("demo")}: {refusal(error, root)}', file=sys.stderr)
+            print(f'{parser.prog}: {refusal(error, root)}', file=sys.stderr)
             return USAGE
     print(f'data: {root}' + (f', digest {digest[:16]}' if digest else ''))
     records: List[List[Record]] = []
@@ -83,36 +104,3 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> Tuple[str, boo
 
 def _loss(record: Record) -> str:
     return '-' if record['loss'] is None else f'{record["loss"]:.8f}'
-
-
-def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
-    parser = Parser(
-        prog=program_name('demo'), description='Train one config twice, in two processes, and '
-        'compare the weights after every iteration.',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog='example:\n  mmrepro demo --epochs 3')
-    data = parser.add_mutually_exclusive_group()
-    data.add_argument('--data', default='data/demo', metavar='DIR',
-                      help='where the demonstration dataset is written (default: data/demo)')
-    data.add_argument('--coco', metavar='DIR', help='train on COCO 2017 in this folder instead')
-    parser.add_argument('--config', metavar='CONFIG', default=None,
-                        help='a config of configs/demo (default: Faster R-CNN R50-FPN)')
-    parser.add_argument('--images', type=int, default=6, metavar='N',
-                        help='train on the first N images (default: 6)')
-    parser.add_argument('--epochs', type=int, default=2, metavar='N',
-                        help='epochs over these images (default: 2)')
-    parser.add_argument('--work-dir', default='work_dirs/demo', metavar='DIR',
-                        help='where configs and logs go (default: work_dirs/demo)')
-    args = parser.parse_args(argv)
-    parser.check_least(args, images=1, epochs=1)
-    if args.coco is not None:
-        try:
-            check_coco(args.coco)
-        except FileNotFoundError as error:
-            parser.error(f'--coco {error}')
-    if args.config is None:
-        args.config = shipped(DEFAULT_CONFIG)
-    elif not os.path.isfile(args.config):
-        parser.error(f'--config {args.config}: no such file')
-    parser.make_folder(args.work_dir)
-    return args

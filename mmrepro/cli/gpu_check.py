@@ -18,7 +18,7 @@ _CHECKOUT = 'single operators are checked from a checkout of mmrepro, with tools
 def _parser(operators: Mapping[str, Any]) -> argparse.ArgumentParser:
     name = program_name('gpu_check')
     parser = Parser(
-        prog=name, formatter_class=argparse.RawDescriptionHelpFormatter,
+        'gpu_check',
         description='Find out whether training repeats bit for bit on this device, '
         + ('operator by\noperator and detector by detector' if operators else
            'detector by\ndetector') + ', and what it costs.'

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any, Iterator, NamedTuple, Optional
 
 from ..runs.reduction import missing_file
@@ -14,24 +15,15 @@ __all__ = ['KNOWN', 'KnownError', 'known', 'one_line']
 
 
 class KnownError(NamedTuple):
-    """An error that names setting or file, value and what is allowed.
-
-    Attributes:
-        error: full name of the class.
-        module: beginning of the name of the module that raises it; '' for any.
-        function: that raises it; '' for any.
-    """
-    error: str
-    module: str = ''
-    function: str = ''
+    """An error that names setting or file, value and what is allowed."""
+    error: str  # full name of the class
+    module: str = ''  # beginning of the name of the module that raises it; '' for any
+    function: str = ''  # that raises it; '' for any
 
 
 KNOWN = (
-    # a setting
     KnownError('mmrepro.config.RandomnessError'),
-    # a setting that contradicts determinism
     KnownError('mmrepro.determinism.policy.DeterminismError'),
-    # damaged, or holds what could run code
     KnownError('mmrepro.checkpoint.files.CheckpointError'),
     # a `load_from` that is not there
     KnownError('builtins.FileNotFoundError', 'mmrepro.checkpoint.files', 'load'),
@@ -47,17 +39,19 @@ KNOWN = (
 def known(error: BaseException, cfg: Any, building: bool = False) -> str:
     """What to tell the user instead of a traceback; '' for an error that is not known.
 
-    Args:
-        error: that a training or an evaluation ended with.
-        cfg: its config.
-        building: it ended while the runner was built.
+    ``building``: the error came while the runner of ``cfg`` was built.
     """
     for one in _chain(error):
-        frame = _raised_in(one)
+        frame = next((frame for frame, _ in list(walk_tb(one.__traceback__))[-1:]), None)
         names = {f'{cls.__module__}.{cls.__qualname__}' for cls in type(one).__mro__}
         for row in KNOWN:
             if row.error in names and _raised_by(frame, row):
-                return _told(one, frame)
+                text = str(one)
+                if frame is None or frame.f_code.co_name != '__init__':
+                    return text
+                # a constructor: its message with the name of its class
+                name = type(frame.f_locals.get('self')).__name__
+                return text if name in text else f'{name}: {text}'
         if isinstance(one, OSError) and isinstance(one.filename, str):
             missing = missing_file(cfg, one.filename)
             if missing and isinstance(one, FileNotFoundError):
@@ -87,27 +81,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         inner = inner.__cause__ or inner.__context__
 
 
-def _raised_in(error: BaseException) -> Any:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace and trace.tb_frame
-
-
 def _raised_by(frame: Any, row: KnownError) -> bool:
     if frame is None:
         return not row.module
     return frame.f_globals.get('__name__', '').startswith(row.module) and (
         not row.function or frame.f_code.co_name == row.function)
-
-
-def _told(error: BaseException, frame: Any) -> str:
-    """The message; that of a constructor with the name of its class."""
-    text = str(error)
-    if frame is None or frame.f_code.co_name != '__init__':
-        return text
-    name = type(frame.f_locals.get('self')).__name__
-    return text if name in text else f'{name}: {text}'
 
 
 def _is_refused(error: OSError, folder: Optional[str]) -> bool:

@@ -9,17 +9,11 @@ import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..fingerprint.reader import FingerprintError
-from ..localise.entry import (
-    DEFAULT_ITERATIONS,
-    localise_config,
-    localise_runs,
-    unused_folder,
-)
+from ..localise.entry import DEFAULT_ITERATIONS, localise_config, localise_runs, unused_folder
 from ..localise.search import LocaliseResult
 from ..report.terminal import show
 from ..runs.launcher import TrainingFailed
-from . import program_name
-from .arguments import Options, Parser, quiet_when_reader_leaves, setting
+from .arguments import Parser, quiet_when_reader_leaves, setting
 
 __all__ = ['main']
 
@@ -42,8 +36,30 @@ exit code: 0 no difference, 1 a difference (or a run that failed), 2 wrong usage
 
 @quiet_when_reader_leaves
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Returns the exit code."""
-    parser = _parser()
+    """Exit code 0: no difference; 1: a difference, or a run that failed; 2: wrong usage."""
+    parser = Parser('localise', 'Name the first thing that differs between two runs: iteration, '
+                    'phase, module, operator, and the likely cause.', EPILOG)
+    parser.add_argument('config', metavar='CONFIG | RUN_A',
+                        help='a config, or the work directory of a run with fingerprints')
+    parser.add_argument('other', metavar='RUN_B', nargs='?',
+                        help='the work directory of the other run')
+    parser.add_number('--iters', DEFAULT_ITERATIONS, 'N', 'iterations to compare')
+    parser.add_argument('--a', nargs='+', default=[], metavar='KEY=VALUE',
+                        help='changes for run A: settings of the config, and environment variables '
+                        '(NAMES IN CAPITALS)')
+    parser.add_argument('--b', nargs='+', default=[], metavar='KEY=VALUE',
+                        help='changes for run B')
+    parser.add_argument('--resume-b', type=int, metavar='ITERATION',
+                        help='end run B before this iteration and resume it')
+    parser.add_argument('--validate-b', type=int, metavar='ITERATION',
+                        help='let run B validate before this iteration')
+    parser.add_number('--ranks', 1, 'N', 'processes of each run')
+    parser.add_config_options('settings for both runs', default={})
+    parser.add_argument('--no-values', action='store_true',
+                        help='do not run once more to measure how far the results are apart')
+    parser.add_argument('--work-dir', metavar='DIR', help='where the runs write (default: a new '
+                        'folder work_dirs/localise, work_dirs/localise.1, ...)')
+    parser.add_argument('--json', action='store_true', help='print the result as JSON')
     args = parser.parse_args(argv)
     try:
         result = _localise(args, parser)
@@ -69,10 +85,7 @@ def _localise(args: argparse.Namespace, parser: Parser) -> LocaliseResult:
     if not os.path.isfile(args.config):
         parser.error(f'{args.config}: no such config; to compare two runs, give both of their '
                      'work directories')
-    for name in ('iters', 'ranks', 'resume_b', 'validate_b'):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            parser.error(f'--{name.replace("_", "-")} {value}: must be 1 or more')
+    parser.check_least(args, iters=1, ranks=1, resume_b=1, validate_b=1)
     (settings_a, env_a), (settings_b, env_b) = map(_split, (args.a, args.b))
     return localise_config(
         args.config, work_dir, args.iters, common=args.cfg_options,
@@ -91,35 +104,3 @@ def _split(given: List[str]) -> Tuple[Dict[str, Any], Dict[str, str]]:
         else:
             key, settings[key] = setting(text)
     return settings, env
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog=program_name('localise'), description='Name the first thing that differs between two '
-        'runs: iteration, phase, module, operator, and the likely cause.',
-        formatter_class=argparse.RawDescriptionHelpFormatter, epilog=EPILOG)
-    parser.add_argument('config', metavar='CONFIG | RUN_A',
-                        help='a config, or the work directory of a run with fingerprints')
-    parser.add_argument('other', metavar='RUN_B', nargs='?',
-                        help='the work directory of the other run')
-    parser.add_argument('--iters', type=int, default=DEFAULT_ITERATIONS, metavar='N',
-                        help=f'iterations to compare (default: {DEFAULT_ITERATIONS})')
-    parser.add_argument('--a', nargs='+', default=[], metavar='KEY=VALUE',
-                        help='changes for run A: settings of the config, and environment variables '
-                        '(NAMES IN CAPITALS)')
-    parser.add_argument('--b', nargs='+', default=[], metavar='KEY=VALUE',
-                        help='changes for run B')
-    parser.add_argument('--resume-b', type=int, metavar='ITERATION',
-                        help='end run B before this iteration and resume it')
-    parser.add_argument('--validate-b', type=int, metavar='ITERATION',
-                        help='let run B validate before this iteration')
-    parser.add_argument('--ranks', type=int, default=1, metavar='N',
-                        help='processes of each run (default: 1)')
-    parser.add_argument('--cfg-options', nargs='+', action=Options, default={},
-                        metavar='KEY=VALUE', help='settings for both runs')
-    parser.add_argument('--no-values', action='store_true',
-                        help='do not run once more to measure how far the results are apart')
-    parser.add_argument('--work-dir', metavar='DIR', help='where the runs write (default: a new '
-                        'folder work_dirs/localise, work_dirs/localise.1, ...)')
-    parser.add_argument('--json', action='store_true', help='print the result as JSON')
-    return parser

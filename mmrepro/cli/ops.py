@@ -1,7 +1,6 @@
 """``mmrepro ops``: the operators, the provider of each, and whether it gives the same bits."""
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from typing import Optional, Sequence
@@ -10,7 +9,6 @@ import torch
 
 from ..ops.operator_report import as_json, as_markdown, as_text
 from ..ops.provider import catalogue
-from . import program_name
 from .arguments import Parser, quiet_when_reader_leaves
 
 __all__ = ['main']
@@ -20,9 +18,8 @@ __all__ = ['main']
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """``mmrepro ops``. Returns 0, or 2 without any mmcv."""
     parser = Parser(
-        prog=program_name('ops'), description="mmcv's compiled operators: the provider of each, "
+        'ops', description="mmcv's compiled operators: the provider of each, "
         'whether it gives the same bits every time, and which detectors use it.',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog='example:\n  %(prog)s --device cuda --json')
     parser.add_argument('--device', choices=('cpu', 'cuda'),
                         default='cuda' if torch.cuda.is_available() else 'cpu',

@@ -1,7 +1,6 @@
 """``mmrepro replay``: train again from a manifest, compare, stop at the first difference."""
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -14,8 +13,7 @@ from ..report.terminal import show
 from ..runs.launcher import TrainingFailed
 from ..runs.progress import ProgressLine
 from ..text import shorten
-from ..verify.replay import ReplayOutcome, replay
-from . import program_name
+from ..verify.replay import replay
 from .arguments import Parser, quiet_when_reader_leaves
 
 __all__ = ['main']
@@ -26,7 +24,15 @@ MAX_ROWS = 12  # differences of the environment that are shown of each severity
 @quiet_when_reader_leaves
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Exit code 0: the same bits; 1: a difference, or the training failed; 2: wrong usage."""
-    parser = _parser()
+    parser = Parser('replay', 'Train again from a manifest; compare the fingerprints, stop at the '
+                    'first difference.',
+                    'example:\n  mmrepro replay work_dirs/faster-rcnn_r50_fpn_demo --iters 3')
+    parser.add_argument('run', metavar='RUN',
+                        help='work directory of a run that was trained with --fingerprint')
+    parser.add_argument('--iters', type=int, metavar='N',
+                        help='repeat the first N iterations (default: all that were recorded)')
+    parser.add_argument('--work-dir', metavar='DIR', help='for the replay (default: RUN_replay)')
+    parser.add_argument('--json', action='store_true', help='print the outcome as JSON')
     args = parser.parse_args(argv)
     parser.check_least(args, iters=1)
     work_dir = args.work_dir or os.path.normpath(args.run) + '_replay'
@@ -53,7 +59,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             difference=None if same else outcome.difference.as_dict(),
             environment=[one._asdict() for one in outcome.environment]), indent=1, default=str))
     else:
-        show(_verdict(args.run, outcome))
+        verdict = (f'SAME BITS: {outcome.compared} iterations of {args.run} were repeated exactly'
+                   if same else f'DIFFERENT after {outcome.compared} equal iterations: '
+                   f'{outcome.difference.text()} (first the original, then the replay)')
+        show('\n'.join([*(f'note: {note}' for note in outcome.notes), verdict]))
     return DONE if same else DIFFERENT
 
 
@@ -70,29 +79,3 @@ def _environment_text(found: Sequence[Any]) -> str:
         if len(rows) > MAX_ROWS:
             lines.append(f'    and {len(rows) - MAX_ROWS} more')
     return '\n'.join(lines)
-
-
-def _verdict(run: str, outcome: ReplayOutcome) -> str:
-    notes = [f'note: {note}' for note in outcome.notes]
-    if outcome.difference is None:
-        text = f'SAME BITS: {outcome.compared} iterations of {run} were repeated exactly'
-    else:
-        text = (f'DIFFERENT after {outcome.compared} equal iterations: '
-                f'{outcome.difference.text()} (first the original, then the replay)')
-    return '\n'.join([*notes, text])
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog=program_name('replay'), description='Train again from a manifest; compare the '
-        'fingerprints, stop at the first difference.',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog='example:\n  mmrepro replay work_dirs/faster-rcnn_r50_fpn_demo --iters 3')
-    parser.add_argument('run', metavar='RUN',
-                        help='work directory of a run that was trained with --fingerprint')
-    parser.add_argument('--iters', type=int, metavar='N',
-                        help='repeat the first N iterations (default: all that were recorded)')
-    parser.add_argument('--work-dir', metavar='DIR',
-                        help='for the replay (default: RUN_replay)')
-    parser.add_argument('--json', action='store_true', help='print the outcome as JSON')
-    return parser

@@ -14,7 +14,7 @@ from ..audit.auditing import find_config
 from ..exit_codes import DIFFERENT, DONE, USAGE
 from ..report import seeds_report
 from ..report.plot_style import MissingPlots
-from ..report.publish import publish
+from ..report.publish import publish, write_files
 from ..report.seed_runs import (
     SeedJob,
     SeedsError,
@@ -27,26 +27,66 @@ from ..report.seed_runs import (
 )
 from ..report.stats import MissingStatistics
 from ..report.terminal import console
-from . import program_name
 from .arguments import Options, Parser, quiet_when_reader_leaves
 
 __all__ = ['main']
+
+
+class _Options(Options):
+    """As in `train`, and keeps the words, which the trainings get as they are."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        namespace.options_as_given = tuple(values)
+        super().__call__(parser, namespace, list(values), option)
 
 
 @quiet_when_reader_leaves
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Train seeds and report; 0: done (and, with --compare, B differs by more than noise), 1: it
     does not, 2: wrong usage or a failed training."""
-    args = _parser().parse_args(argv)
+    parser = Parser(
+        'seeds', 'Train a config with several seeds, each in a fresh process, and report the '
+        'spread of a metric. With --compare, train another config with the same seeds and test '
+        'whether it is better by more than the noise of the seed. Stop it at any time: what is '
+        'finished is not trained again, what is not is resumed.',
+        'example:\n  %(prog)s configs/demo/retinanet_r50_fpn_demo.py --seeds 0..5 '
+        '--metric coco/bbox_mAP\n  %(prog)s base.py --seeds 0..5 --compare mine.py '
+        '--work-dir work_dirs/study\n\nexit code: 0 done (with --compare: B differs by more than '
+        'the noise), 1 it does not, 2 wrong usage or a failed training')
+    parser.add_argument('config', help='path of a config, or package::path')
+    parser.add_argument('--seeds', default='0..4', metavar='LIST',
+                        help='0..4, or 0,1,5..7 (default: 0..4)')
+    parser.add_argument('--compare', metavar='CONFIG_B', help='another config, the same seeds')
+    parser.add_argument('--metric', help='name of the metric (default: coco/bbox_mAP if there is '
+                        'one, else the first)')
+    parser.add_argument('--pick', choices=('last', 'best'), default='last',
+                        help='which validation of a run counts (default: last; best flatters)')
+    parser.add_argument('--work-dir', default=os.path.join('work_dirs', 'seeds'), metavar='DIR',
+                        help='where runs and the report go (default: work_dirs/seeds)')
+    parser.add_argument('--report-only', action='store_true', help='train nothing')
+    parser.add_argument('--no-plots', action='store_true', help='write no plot and no HTML report')
+    parser.add_argument('--json', action='store_true', help='write JSON to the standard output')
+    parser.add_config_options('change settings of both configs, as in train', _Options)
+    parser.set_defaults(options_as_given=())
+    args = parser.parse_args(argv)
     try:
         seeds = parse_seeds(args.seeds)
-        jobs = _jobs(args, seeds)
+        paths = [find_config(path) for path in (args.config, args.compare) if path is not None]
+        labels = [os.path.splitext(os.path.basename(path))[0] for path in paths]
+        if len(set(labels)) < len(labels):
+            raise SeedsError(f'both configs are called {labels[0]}; rename one of them')
+        jobs = [job for path, label in zip(paths, labels) for job in jobs_of(
+            path, label, seeds, args.work_dir, args.options_as_given, args.cfg_options or {})]
         results = _results(jobs, args.report_only)
-        found = _study(args, seeds, jobs, results)
+        metric = choose_metric([results[job] for job in jobs], args.metric)
+        values: Dict[str, List[float]] = {}
+        for job in jobs:
+            values.setdefault(job.label, []).append(value_of(results[job], metric, args.pick))
+        found = seeds_report.study(metric, args.pick, seeds, values)
         written = [] if args.no_plots else _write(args, found)
     # SeedsError and AuditError are ValueErrors
     except (ValueError, MissingPlots, MissingStatistics, OSError) as error:
-        print(f'{program_name("seeds")}: {error}', file=sys.stderr)
+        print(f'{parser.prog}: {error}', file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         _say('stopped; the same command continues')
@@ -59,16 +99,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for path in written:
         print(f'wrote {path}')
     return code
-
-
-def _jobs(args: argparse.Namespace, seeds: List[int]) -> List[SeedJob]:
-    paths = [find_config(path) for path in (args.config, args.compare) if path is not None]
-    labels = [os.path.splitext(os.path.basename(path))[0] for path in paths]
-    if len(set(labels)) < len(labels):
-        raise SeedsError(f'both configs are called {labels[0]}; rename one of them')
-    options = args.cfg_options or {}
-    return [job for path, label in zip(paths, labels)
-            for job in jobs_of(path, label, seeds, args.work_dir, args.options_as_given, options)]
 
 
 def _results(jobs: List[SeedJob], report_only: bool) -> Dict[SeedJob, Dict[str, Any]]:
@@ -103,66 +133,13 @@ def _say(text: str) -> None:
     print(f'[{time.strftime("%H:%M:%S")}] {text}', file=sys.stderr, flush=True)
 
 
-def _study(args: argparse.Namespace, seeds: List[int], jobs: List[SeedJob],
-           results: Dict[SeedJob, Dict[str, Any]]) -> seeds_report.Study:
-    metric = choose_metric([results[job] for job in jobs], args.metric)
-    values: Dict[str, List[float]] = {}
-    for job in jobs:
-        values.setdefault(job.label, []).append(value_of(results[job], metric, args.pick))
-    return seeds_report.study(metric, args.pick, seeds, values)
-
-
 def _write(args: argparse.Namespace, found: seeds_report.Study) -> List[str]:
     drawn = seeds_report.plot(found)
-    os.makedirs(args.work_dir, exist_ok=True)
-    files = {'seeds.png': drawn, 'seeds.html': seeds_report.report(found, drawn).encode(),
-             'seeds.json': json.dumps(found.as_dict(), indent=1).encode()}
-    written = []
-    for name, data in files.items():
-        written.append(os.path.join(args.work_dir, name))
-        with open(written[-1], 'wb') as file:
-            file.write(data)
+    written = write_files(args.work_dir, {
+        'seeds.png': drawn, 'seeds.html': seeds_report.report(found, drawn).encode(),
+        'seeds.json': json.dumps(found.as_dict(), indent=1).encode()})
     cfg = Config.fromfile(find_config(args.config), import_custom_modules=False)
     cfg.merge_from_dict(args.cfg_options or {})
     backends = publish(cfg, args.work_dir, 'mmrepro/seeds', seeds_report.scalars(found),
                        {'plot': drawn})
     return written + [f'scalars and the plot to {name}' for name in backends]
-
-
-class _Options(Options):
-    """As in `train`, and keeps the words, which the trainings get as they are."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        namespace.options_as_given = tuple(values)
-        super().__call__(parser, namespace, list(values), option)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=program_name('seeds'),
-        description='Train a config with several seeds, each in a fresh process, and report the '
-        'spread of a metric. With --compare, train another config with the same seeds and test '
-        'whether it is better by more than the noise of the seed. Stop it at any time: what is '
-        'finished is not trained again, what is not is resumed.',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog='example:\n  %(prog)s configs/demo/retinanet_r50_fpn_demo.py --seeds 0..5 '
-        '--metric coco/bbox_mAP\n  %(prog)s base.py --seeds 0..5 --compare mine.py '
-        '--work-dir work_dirs/study\n\nexit code: 0 done (with --compare: B differs by more than '
-        'the noise), 1 it does not, 2 wrong usage or a failed training')
-    parser.add_argument('config', help='path of a config, or package::path')
-    parser.add_argument('--seeds', default='0..4', metavar='LIST',
-                        help='0..4, or 0,1,5..7 (default: 0..4)')
-    parser.add_argument('--compare', metavar='CONFIG_B', help='another config, the same seeds')
-    parser.add_argument('--metric', help='name of the metric (default: coco/bbox_mAP if there is '
-                        'one, else the first)')
-    parser.add_argument('--pick', choices=('last', 'best'), default='last',
-                        help='which validation of a run counts (default: last; best flatters)')
-    parser.add_argument('--work-dir', default=os.path.join('work_dirs', 'seeds'), metavar='DIR',
-                        help='where runs and the report go (default: work_dirs/seeds)')
-    parser.add_argument('--report-only', action='store_true', help='train nothing')
-    parser.add_argument('--no-plots', action='store_true', help='write no plot and no HTML report')
-    parser.add_argument('--json', action='store_true', help='write JSON to the standard output')
-    parser.add_argument('--cfg-options', nargs='+', action=_Options, metavar='KEY=VALUE',
-                        help='change settings of both configs, as in train')
-    parser.set_defaults(options_as_given=())
-    return parser

@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from functools import partial
-from typing import List, Optional, Sequence
+from typing import Optional, Sequence
 
 from ..exit_codes import DIFFERENT, DONE
 from ..runs.launcher import PlannedRun
@@ -21,18 +21,20 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = training_parser('state', 'Name state in Python attributes that a config loses when it '
                              'resumes.')
     parser.epilog = 'example:\n  %(prog)s configs/demo/yolox_s_demo.py --at 2 --iters 4'
-    parser.add_argument('--at', type=int, default=2, metavar='K',
-                        help='resume after this many iterations (default: 2)')
-    parser.add_argument('--iters', type=int, default=4, metavar='N',
-                        help='iterations of the uninterrupted runs (default: 4)')
+    parser.add_number('--at', 2, 'K', 'resume after this many iterations')
+    parser.add_number('--iters', 4, 'N', 'iterations of the uninterrupted runs')
     parser.add_argument('--json', metavar='FILE', help='write the outcome to a file')
     args = parser.parse_args(argv)
     if not 0 < args.at < args.iters:
         parser.error(f'--at {args.at} --iters {args.iters}: 0 < K < N is needed')
+
+    def say(run: PlannedRun) -> None:
+        print(f'mmrepro state: {run.folder} is done', file=sys.stderr)
+
     folder = args.work_dir or tempfile.mkdtemp(prefix='mmrepro-state-')
     try:
         verdict = probe(load(args, parser), args.at, args.iters, folder,
-                        partial(train_all, done=_say))
+                        partial(train_all, done=say))
     except RuntimeError as error:  # TrainingFailed is one
         print(f'{parser.prog}: {error}', file=sys.stderr)
         return DIFFERENT
@@ -47,10 +49,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return DONE if verdict.good else DIFFERENT
 
 
-def _say(run: PlannedRun) -> None:
-    print(f'mmrepro state: {run.folder} is done', file=sys.stderr)
-
-
 def text_of(verdict: StateVerdict) -> str:
     span = f'iterations {verdict.at} to {verdict.iterations - 1}'
     lines = [f'{span}: the resumed run ' + (f'differs first in {verdict.first}' if verdict.first
@@ -58,11 +56,7 @@ def text_of(verdict: StateVerdict) -> str:
     if not verdict.lost:
         return '\n'.join([*lines, 'no attribute is lost' if not verdict.first else
                           'no attribute explains it: `mmrepro localise` compares operators'])
-    return '\n'.join([*lines, *_lost(verdict)])
-
-
-def _lost(verdict: StateVerdict) -> List[str]:
-    lines = [f'{len(verdict.lost)} attributes are lost when the run resumes:']
+    lines.append(f'{len(verdict.lost)} attributes are lost when the run resumes:')
     for row in verdict.lost:
         lines += [f'  {row.place} ({row.cls}).{row.attribute}',
                   f'      in the uninterrupted run {row.then}, in the resumed one {row.now}']
@@ -71,4 +65,4 @@ def _lost(verdict: StateVerdict) -> List[str]:
     for cls in dict.fromkeys(row.cls for row in verdict.lost):
         names = ', '.join(repr(row.attribute) for row in verdict.lost if row.cls == cls)
         lines.append(f"  adapters.register({cls}, {names}, why='...')")
-    return lines
+    return '\n'.join(lines)

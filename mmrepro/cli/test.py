@@ -5,7 +5,7 @@ from typing import Optional, Sequence
 
 from ..runs.config_edits import augment_test
 from .known_errors import one_line
-from .training_arguments import build, existing_checkpoint, load, training_parser
+from .training_arguments import build, load, training_parser
 
 __all__ = ['main']
 
@@ -23,7 +23,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
         parser.error(f'--out {args.out}: the name must end in .pkl or .pickle')
     cfg = load(args, parser)
-    cfg.load_from = existing_checkpoint(args.checkpoint, parser)
+    cfg.load_from = parser.existing_checkpoint(args.checkpoint)
     if args.show or args.show_dir:
         from mmdet.engine.hooks.utils import trigger_visualization_hook
         cfg = trigger_visualization_hook(cfg, args)

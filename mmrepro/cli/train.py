@@ -6,13 +6,7 @@ from typing import Optional, Sequence
 from ..fingerprint.schema import LEVELS
 from ..runs.config_edits import add_fingerprints, scale_learning_rate
 from .known_errors import one_line
-from .training_arguments import (
-    build,
-    existing_checkpoint,
-    fingerprint_level,
-    load,
-    training_parser,
-)
+from .training_arguments import build, fingerprint_level, load, training_parser
 
 __all__ = ['main']
 
@@ -40,7 +34,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.resume is not None:
         cfg.resume = True
         cfg.load_from = (None if args.resume == 'auto'
-                         else existing_checkpoint(args.resume, parser))
+                         else parser.existing_checkpoint(args.resume))
     if args.fingerprint is not None:
         add_fingerprints(cfg, args.fingerprint)
     runner = build(cfg, parser)

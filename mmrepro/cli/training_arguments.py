@@ -8,13 +8,11 @@ from typing import Any
 from mmengine.config import Config
 
 from ..fingerprint.schema import LEVELS
-from ..runs.config_edits import set_randomness
 from ..runs.startup import build_runner, restart_for
-from . import program_name
-from .arguments import Options, Parser
+from .arguments import Parser
 from .known_errors import one_line
 
-__all__ = ['build', 'existing_checkpoint', 'fingerprint_level', 'load', 'training_parser']
+__all__ = ['build', 'fingerprint_level', 'load', 'training_parser']
 
 # arguments that set the key of `randomness` of the same name
 RANDOMNESS_ARGUMENTS = ('seed', 'deterministic', 'diff_rank_seed')
@@ -22,20 +20,16 @@ RANDOMNESS_ARGUMENTS = ('seed', 'deterministic', 'diff_rank_seed')
 
 def training_parser(verb: str, description: str, checkpoint: bool = False) -> Parser:
     example = 'CONFIG CHECKPOINT' if checkpoint else 'CONFIG'
-    parser = Parser(
-        prog=program_name(verb), description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f'example:\n  %(prog)s {example} --seed 42 --deterministic --cfg-options '
-        'train_dataloader.num_workers=4')
+    parser = Parser(verb, description, f'example:\n  %(prog)s {example} --seed 42 --deterministic '
+                    '--cfg-options train_dataloader.num_workers=4')
     parser.add_argument('config', help='path of the config')
     if checkpoint:
         parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--work-dir', metavar='DIR',
                         help="where logs and checkpoints go (default: the config's work_dir, or "
                         './work_dirs/NAME_OF_CONFIG)')
-    parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE',
-                        help='change settings of the config: a.b=1 c="[1,2]" (no white space '
-                        'inside a value)')
+    parser.add_config_options('change settings of the config: a.b=1 c="[1,2]" (no white space '
+                              'inside a value)')
     parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none',
                         help='how this process was started (default: none)')
     # torch.distributed.launch spells it in two ways, depending on its version
@@ -43,16 +37,13 @@ def training_parser(verb: str, description: str, checkpoint: bool = False) -> Pa
                         help=argparse.SUPPRESS)
     group = parser.add_argument_group('reproducibility (these set keys of `randomness`)')
     group.add_argument('--seed', type=int, metavar='N', help='seed of everything random')
-    group.add_argument('--deterministic', nargs='?', type=_deterministic, const=True,
+    group.add_argument('--deterministic', nargs='?', const=True, type=lambda text: _one_of(
+        text.lower(), {'warn': 'warn', 'true': True, 'false': False}),
                        metavar='warn|false',
                        help='equal bits, or an error; with "warn", a warning instead of the error')
     group.add_argument('--diff-rank-seed', action='store_true', default=None,
                        help='ranks differ in what is random inside the model')
     return parser
-
-
-def _deterministic(text: str) -> Any:
-    return _one_of(text.lower(), {'warn': 'warn', 'true': True, 'false': False})
 
 
 def fingerprint_level(text: str) -> str:
@@ -80,7 +71,9 @@ def load(args: argparse.Namespace, parser: Parser) -> Config:
             parser.error(f'--{key.replace("_", "-")} says {value!r} and --cfg-options '
                          f'randomness.{key} says {other!r}; give one of them')
     cfg.merge_from_dict(options)
-    set_randomness(cfg, asked)
+    given = {key: value for key, value in asked.items() if value is not None}
+    if given:
+        cfg.randomness = dict(cfg.get('randomness') or {}, **given)
     for hook in cfg.get('custom_hooks') or ():
         if isinstance(hook, str):
             parser.error(
@@ -94,12 +87,6 @@ def load(args: argparse.Namespace, parser: Parser) -> Config:
         cfg.work_dir = os.path.join('./work_dirs', name)
     restart_for(cfg)
     return cfg
-
-
-def existing_checkpoint(path: str, parser: Parser) -> str:
-    if '://' not in path and not os.path.exists(path):
-        parser.error(f'{path}: no such checkpoint')
-    return path
 
 
 def build(cfg: Config, parser: Parser) -> Any:

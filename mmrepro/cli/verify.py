@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Optional, Sequence
 
 from mmengine.config import Config
 
@@ -20,8 +20,7 @@ from ..runs.launcher import TrainingFailed, one_thread_each
 from ..runs.progress import ProgressLine
 from ..runs.reduction import MissingData
 from ..verify.variations import VARIATIONS, VariationResult, prepare, verify
-from . import program_name
-from .arguments import Options, Parser, quiet_when_reader_leaves
+from .arguments import Parser, quiet_when_reader_leaves
 
 __all__ = ['certificate', 'main']
 
@@ -34,12 +33,44 @@ EVENTS = {'resume': 'resume_b', 'validation': 'validate_b'}
 @quiet_when_reader_leaves
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Exit code 0: all equal; 1: a difference, or a training failed; 2: wrong usage."""
-    parser = _parser()
+    parser = Parser(
+        'verify', 'Train a config in several fresh processes, varying what must not matter, and '
+        'compare the bits.',
+        'variations:\n' + '\n'.join(
+            f'  {name:<10}  {one.title}' for name, one in VARIATIONS.items())
+        + '\n\nexample:\n  mmrepro verify configs/demo/faster-rcnn_r50_fpn_demo.py --demo-data')
+    parser.add_argument('config', metavar='CONFIG')
+    parser.add_number('--iters', ITERATIONS, 'N', 'iterations of each run')
+    parser.add_argument('--vary', metavar='NAME,...',
+                        help=f'what to vary (default: {",".join(VARIATIONS)})')
+    parser.add_argument('--full', action='store_true',
+                        help='images, batch and weights as in the config')
+    parser.add_argument('--level', choices=('step', 'parameter', 'module'), default='step',
+                        help='how much the fingerprints say (default: step)')
+    parser.add_argument('--demo-data', nargs='?', const=DEMO_DATA, metavar='DIR',
+                        help=f'train on the demonstration dataset, written to DIR ({DEMO_DATA})')
+    parser.add_config_options()
+    parser.add_argument('--jobs', type=int, metavar='N',
+                        help='runs at a time (default: 2 where there are cores for them, 1 on a '
+                        'GPU)')
+    parser.add_argument('--json', action='store_true', help='print the certificate as JSON')
+    parser.add_argument('--localise', action='store_true',
+                        help='when bits differ, go on and name the cause')
+    parser.add_argument('--work-dir', default='work_dirs/verify', metavar='DIR',
+                        help='for logs and fingerprints (default: work_dirs/verify)')
     args = parser.parse_args(argv)
-    names = _names(args, parser)
+    names = list(VARIATIONS) if args.vary is None else list(dict.fromkeys(
+        name.strip() for name in args.vary.split(',') if name.strip()))
+    unknown = [name for name in names if name not in VARIATIONS]
+    if unknown or not names:
+        parser.error(f'--vary {args.vary}: {", ".join(unknown) or "nothing"} is not allowed; '
+                     f'allowed: {",".join(VARIATIONS)}')
+    parser.check_least(args, iters=1, jobs=1)
     cfg, notes = _load(args, names, parser)
     threads = int(one_thread_each()['OMP_NUM_THREADS'])
-    jobs = args.jobs or (1 if _has_gpu() else max(1, min(2, (os.cpu_count() or 1) // threads)))
+    import torch
+    jobs = args.jobs or (1 if torch.cuda.is_available() else
+                         max(1, min(2, (os.cpu_count() or 1) // threads)))
     started = time.monotonic()
     parser.make_folder(args.work_dir)
     try:
@@ -56,8 +87,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         show(certificate(args.config, results, notes, args.work_dir))
     found = _localise(results, args.work_dir, args.iters) if args.localise else None
     if args.json:
-        print(json.dumps(dict(_as_json(args, results, notes, same),
-                              localise=found.as_dict() if found else None), indent=1))
+        variations = [dict(name=result.name, title=result.title, equal=result.equal,
+                           skipped=result.skipped or None,
+                           difference=result.difference.as_dict() if result.difference else None)
+                      for result in results]
+        print(json.dumps(dict(
+            config=args.config, same=same, iterations=args.iters, level=args.level, notes=notes,
+            work_dir=args.work_dir, variations=variations,
+            localise=found.as_dict() if found else None), indent=1))
     elif found:
         show(found.text())
     return DONE if same else DIFFERENT
@@ -124,61 +161,3 @@ def certificate(config: str, results: Sequence[VariationResult], notes: Sequence
     else:
         lines += ['', 'NOTHING WAS COMPARED']
     return '\n'.join(lines)
-
-
-def _as_json(args: argparse.Namespace, results: Sequence[VariationResult], notes: Sequence[str],
-             same: bool) -> Dict[str, Any]:
-    return dict(config=args.config, same=same, iterations=args.iters, level=args.level,
-                notes=list(notes), work_dir=args.work_dir, variations=[
-                    dict(name=result.name, title=result.title, equal=result.equal,
-                         skipped=result.skipped or None,
-                         difference=result.difference.as_dict() if result.difference else None)
-                    for result in results])
-
-
-def _names(args: argparse.Namespace, parser: Parser) -> List[str]:
-    names = list(VARIATIONS) if args.vary is None else [
-        name.strip() for name in args.vary.split(',') if name.strip()]
-    unknown = [name for name in names if name not in VARIATIONS]
-    if unknown or not names:
-        parser.error(f'--vary {args.vary}: {", ".join(unknown) or "nothing"} is not allowed; '
-                     f'allowed: {",".join(VARIATIONS)}')
-    parser.check_least(args, iters=1, jobs=1)
-    return list(dict.fromkeys(names))
-
-
-def _has_gpu() -> bool:
-    import torch
-    return torch.cuda.is_available()
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog=program_name('verify'), description='Train a config in several fresh processes, '
-        'varying what must not matter, and compare the bits.',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog='variations:\n' + '\n'.join(
-            f'  {name:<10}  {one.title}' for name, one in VARIATIONS.items())
-        + '\n\nexample:\n  mmrepro verify configs/demo/faster-rcnn_r50_fpn_demo.py --demo-data')
-    parser.add_argument('config', metavar='CONFIG')
-    parser.add_argument('--iters', type=int, default=ITERATIONS, metavar='N',
-                        help=f'iterations of each run (default: {ITERATIONS})')
-    parser.add_argument('--vary', metavar='NAME,...',
-                        help=f'what to vary (default: {",".join(VARIATIONS)})')
-    parser.add_argument('--full', action='store_true',
-                        help='images, batch and weights as in the config')
-    parser.add_argument('--level', choices=('step', 'parameter', 'module'), default='step',
-                        help='how much the fingerprints say (default: step)')
-    parser.add_argument('--demo-data', nargs='?', const=DEMO_DATA, metavar='DIR',
-                        help=f'train on the demonstration dataset, written to DIR ({DEMO_DATA})')
-    parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE',
-                        help='change settings of the config')
-    parser.add_argument('--jobs', type=int, metavar='N',
-                        help='runs at a time (default: 2 where there are cores for them, 1 on a '
-                        'GPU)')
-    parser.add_argument('--json', action='store_true', help='print the certificate as JSON')
-    parser.add_argument('--localise', action='store_true',
-                        help='when bits differ, go on and name the cause')
-    parser.add_argument('--work-dir', default='work_dirs/verify', metavar='DIR',
-                        help='for logs and fingerprints (default: work_dirs/verify)')
-    return parser

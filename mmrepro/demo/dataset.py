@@ -86,8 +86,12 @@ def write_dataset(out: str, seed: int = 0, num_train: int = 24, num_val: int = 8
         ModuleNotFoundError: when scikit-image, which ships the photographs, is missing.
     """
     photo_dir()  # before anything is written
-    for split in SPLITS:
-        _refuse_foreign(annotation_file(out, split))
+    for path in (annotation_file(out, split) for split in SPLITS):
+        if os.path.exists(path):
+            with open(path, encoding='utf-8') as file:
+                if MARK not in file.read(4096):
+                    raise FileExistsError(f'{path} was not written by mmrepro; choose another '
+                                          'folder for the demonstration dataset')
     os.makedirs(os.path.join(out, 'annotations'), exist_ok=True)
     for split, count in zip(SPLITS, (num_train, num_val)):
         folder = os.path.join(out, split)
@@ -115,16 +119,6 @@ def data_digest(root: str) -> str:
     return digest.hexdigest()
 
 
-def _refuse_foreign(path: str) -> None:
-    if not os.path.exists(path):
-        return
-    with open(path, encoding='utf-8') as file:
-        start = file.read(4096)
-    if MARK not in start:
-        raise FileExistsError(f'{path} was not written by mmrepro; choose another folder for the '
-                              'demonstration dataset')
-
-
 def _write_split(out: str, split: str, seed: int, count: int) -> None:
     images: List[Dict[str, Any]] = []
     annotations: List[Dict[str, Any]] = []
@@ -150,8 +144,8 @@ def _compose(rng: random.Random, size: Tuple[int, int]) -> Tuple[np.ndarray, Lis
     name = _pick(rng, BACKGROUNDS + tuple(PHOTOS))
     pixels, instances = _background(rng, name, size)
     wanted = 1 + int(rng.random() * MAX_PASTES)
-    cut_outs = [(photo, outline) for photo, found in PHOTOS.items() for outline in found]
-    by_class = {c: [pair for pair in cut_outs if pair[1].category == c] for c in CLASSES}
+    by_class = {c: [(photo, outline) for photo, found in PHOTOS.items() for outline in found
+                    if outline.category == c] for c in CLASSES}
     for _ in range(wanted):
         photo, outline = _pick(rng, by_class[_pick(rng, CLASSES)])
         for _ in range(TRIES):

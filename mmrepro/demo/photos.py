@@ -69,12 +69,6 @@ _COINS = (
     (172, 262, 28, 26), (244, 263, 24, 23), (301, 264, 25, 24), (358, 268, 22, 20))
 
 
-def _ellipse(x: int, y: int, half_width: int, half_height: int) -> Tuple[Point, ...]:
-    angles = [2 * math.pi * step / 24 for step in range(24)]
-    return tuple((x + round(half_width * math.cos(t)), y + round(half_height * math.sin(t)))
-                 for t in angles)
-
-
 # file: what is on it
 PHOTOS = {
     'astronaut.png': (Outline('person', _PERSON), Outline('rocket', _SHUTTLE)),
@@ -82,7 +76,10 @@ PHOTOS = {
     'coffee.png': (Outline('cup', _CUP), ),
     'motorcycle_left.png': (Outline('motorcycle', _MOTORCYCLE), ),
     'rocket.jpg': (Outline('rocket', _FALCON), ),
-    'coins.png': tuple(Outline('coin', _ellipse(*coin)) for coin in _COINS),
+    'coins.png': tuple(Outline('coin', tuple(
+        (x + round(half_width * math.cos(2 * math.pi * step / 24)),
+         y + round(half_height * math.sin(2 * math.pi * step / 24))) for step in range(24)))
+        for x, y, half_width, half_height in _COINS),
 }
 
 # photographs without any of the objects

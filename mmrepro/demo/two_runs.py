@@ -3,20 +3,42 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Callable, Dict, List, NamedTuple
+import sys
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from mmengine.config import Config
+from mmengine.hooks import Hook
 
+from ..digests import state_digest
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints, without_evaluation
 from ..runs.launcher import PlannedRun, launch_of, one_thread_each, run_all
 from ..runs.reduction import few_images
 from .demo_config import use_coco_classes, use_data
-from .digest_hook import PREFIX
 
-__all__ = ['RUNS', 'DemoRun', 'Record', 'prepare', 'train']
+__all__ = ['RUNS', 'DemoRun', 'DigestHook', 'Record', 'prepare', 'train']
 
 Record = Dict[str, Any]  # of one iteration, see DigestHook
+# a line of standard output that starts so carries one iteration as JSON
+PREFIX = '@mmrepro-digest '
+
+
+class DigestHook(Hook):
+    """Prints one line per iteration: loss, digest of the weights, digest of the optimizer."""
+
+    priority = 'LOWEST'
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: Optional[dict] = None) -> None:
+        loss = (outputs or {}).get('loss')
+        record = dict(
+            iteration=runner.iter + 1,
+            epoch=runner.epoch + 1,
+            total=runner.max_iters,
+            loss=None if loss is None else float(loss.detach()),
+            weights=state_digest(runner.model.state_dict()),
+            optimizer=state_digest(runner.optim_wrapper.state_dict()))
+        print(PREFIX + json.dumps(record), file=sys.stdout, flush=True)
 
 
 class DemoRun(NamedTuple):
@@ -45,7 +67,7 @@ def prepare(config: str, run: DemoRun, root: str, coco: bool, images: int, epoch
     without_evaluation(cfg)
     without_checkpoints(cfg)
     cfg.custom_hooks = [*cfg.get('custom_hooks', []),
-                        dict(type='mmrepro.demo.digest_hook.DigestHook')]
+                        dict(type='mmrepro.demo.two_runs.DigestHook')]
     return cfg
 
 

@@ -5,8 +5,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+from ..facts.compatibility import FactDifference, differences
 from ..fingerprint.difference import (
-    ComparedField,
     Divergence,
     compare_steps,
     differing_iterations,
@@ -14,14 +14,24 @@ from ..fingerprint.difference import (
     first_differing_metric,
     not_compared,
 )
+from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import RankLog
 from ..fingerprint.schema import BY_NAME, meaning, value_of
 from ..text import listed, shorten
 from .run_view import RunView, number
 
-__all__ = ['Comparison', 'FirstDifference', 'FieldRow', 'compare_runs']
+__all__ = ['Comparison', 'FirstDifference', 'FieldRow', 'compare_runs', 'is_known',
+           'manifest_differences']
 
 LOGGED = 'scalars'  # prefix of fields that MMEngine logged
+# name -> (steps, values of A, values of B)
+Columns = Dict[str, Tuple[List[int], List[float], List[float]]]
+
+# all that MMEngine alone writes down
+SETTINGS = ('config.', 'randomness.')
+# of a manifest, what is said of the moment at which a process begins
+OF_THE_START = ('initial_weights', 'weights', 'iteration', 'resumed_from')
+BEGINNINGS = ('initial_weights', 'weights')
 
 
 class FieldRow(NamedTuple):
@@ -59,34 +69,26 @@ class FirstDifference:
 
 @dataclass
 class Comparison:
-    """All that the reports show.
-
-    Attributes:
-        exact: bits were compared (fingerprints); otherwise what MMEngine logged.
-        common: iterations that both have.
-        only: iterations that one has and the other lacks.
-        losses: loss -> (iterations, values of A, values of B).
-        vals: metric -> (steps, values of A, values of B).
-        metric: the first metric of a validation that differs, of fingerprints.
-        diverged: parameter -> first iteration after which its bits differ, None: never; in the
-            order of the model. Empty below level 'parameter'.
-        norms: (iterations, parameters, relative difference of norms per iteration and parameter);
-            0 where the bits agree.
-        weights: distances between the checkpoints that both runs wrote.
-    """
+    """All that the reports show."""
     a: RunView
     b: RunView
-    exact: bool
-    common: List[int]
-    only: Tuple[List[int], List[int]]
+    exact: bool  # bits were compared (fingerprints); otherwise what MMEngine logged
+    common: List[int]  # iterations that both have
+    only: Tuple[List[int], List[int]]  # iterations that one has and the other lacks
     first: Optional[FirstDifference]
     differing: int
+    # the first metric of a validation that differs, of fingerprints
     metric: Optional[Divergence] = None
     manifest: List[Any] = field(default_factory=list)
-    losses: Dict[str, Tuple[List[int], List[float], List[float]]] = field(default_factory=dict)
-    vals: Dict[str, Tuple[List[int], List[float], List[float]]] = field(default_factory=dict)
+    losses: Columns = field(default_factory=dict)
+    vals: Columns = field(default_factory=dict)  # metrics
+    # parameter -> first iteration after which its bits differ, None: never; in the order of the
+    # model. Empty below level 'parameter'.
     diverged: Dict[str, Optional[int]] = field(default_factory=dict)
+    # (iterations, parameters, relative difference of norms per iteration and parameter); 0 where
+    # the bits agree
     norms: Tuple[List[int], List[str], List[List[float]]] = ((), (), ())
+    # distances between the checkpoints that both runs wrote
     weights: List[Any] = field(default_factory=list)
     notes: List[str] = field(default_factory=list)
 
@@ -142,9 +144,6 @@ def compare_runs(a: RunView, b: RunView) -> Comparison:
     return comparison
 
 
-# ---------------------------------------------------------------------------- first difference
-
-
 def _first_exact(a: RunView, b: RunView) -> Tuple[Optional[FirstDifference], int]:
     iterations = list(differing_iterations(a.ranks, b.ranks))
     if not iterations:
@@ -152,14 +151,11 @@ def _first_exact(a: RunView, b: RunView) -> Tuple[Optional[FirstDifference], int
     found = divergence_at(a.ranks, b.ranks, iterations[0])
     steps = [run.ranks[found.rank].steps[found.iteration] for run in (a, b)]
     call = next((field.call for field in found.ranks[found.rank] if field.call), '')
-    return FirstDifference(found.iteration, steps[0].get('epoch'), found.rank,
-                           list(map(_row, compare_steps(*steps))), call), len(iterations)
-
-
-def _row(field: ComparedField) -> FieldRow:
-    shown = [_show(value, field.names) for value in (field.a, field.b)]
-    return FieldRow(field.field, *shown, field.same,
-                    field.names or ((field.call, ) if field.call else ()))
+    rows = [FieldRow(field.field, *(_show(value, field.names) for value in (field.a, field.b)),
+                     field.same, field.names or ((field.call, ) if field.call else ()))
+            for field in compare_steps(*steps)]
+    return (FirstDifference(found.iteration, steps[0].get('epoch'), found.rank, rows, call),
+            len(iterations))
 
 
 def _show(value: Any, names: Tuple[str, ...]) -> str:
@@ -196,17 +192,10 @@ def _first_logged(a: RunView, b: RunView,
     return first, differing
 
 
-# ---------------------------------------------------------------------------- growth
-
-
-def _columns(a: Dict[int, Dict[str, float]], b: Dict[int, Dict[str, float]]
-             ) -> Dict[str, Tuple[List[int], List[float], List[float]]]:
+def _columns(a: Dict[int, Dict[str, float]], b: Dict[int, Dict[str, float]]) -> Columns:
     """Per name: the steps at which both have it, and both values."""
-    names: Dict[str, None] = {}
-    for row in (*a.values(), *b.values()):
-        names.update(dict.fromkeys(row))
     found = {}
-    for name in names:
+    for name in dict.fromkeys(name for row in (*a.values(), *b.values()) for name in row):
         steps = [i for i in sorted(set(a) & set(b)) if name in a[i] and name in b[i]]
         if steps:
             found[name] = (steps, [a[i][name] for i in steps], [b[i][name] for i in steps])
@@ -244,3 +233,32 @@ def _relative(a: float, b: float) -> float:
     if a == b:
         return 2.**-24  # the norms agree although the bits do not: below their resolution
     return abs(a - b) / abs(a) if a else math.inf
+
+
+def is_known(run: RunView) -> bool:
+    """Whether anything was recorded of what the run was made of."""
+    return bool(run.manifest or run.facts)
+
+
+def manifest_differences(a: RunView, b: RunView) -> List[FactDifference]:
+    """What differs, that which changes bits first: manifests if both runs have one, else settings.
+
+    Of a run that was started several times, the manifest of the last start, with the weights that
+    the first began from: those that a resumed one loads are the same training's, later.
+    """
+    if not (is_known(a) and is_known(b)):
+        return []
+    if a.manifest and b.manifest:
+        found = compare_manifests(*(Manifest(run.path, {
+            **run.manifest, **{key: run.began[key] for key in OF_THE_START if key in run.began}})
+            for run in (a, b)))
+        if a.began.get('iteration') == b.began.get('iteration'):
+            return found
+        # one was resumed from a run elsewhere: weights of other iterations are no difference
+        return [row for row in found if not row.name.startswith(BEGINNINGS)]
+    return differences(_settings(a), _settings(b))
+
+
+def _settings(run: RunView) -> Dict[str, Any]:
+    facts = Manifest(run.path, run.manifest).facts if run.manifest else run.facts
+    return {name: value for name, value in facts.items() if name.startswith(SETTINGS)}

@@ -6,7 +6,7 @@ lines that agree are still seen as two.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from .comparison import Comparison
 from .plot_style import DIFFERENCE, INK, SOFT, A, B, figure, palette, png
@@ -52,7 +52,6 @@ def loss_curves(found: Comparison) -> Optional[bytes]:
                       label=f'B  {found.b.name}')
             _mark_first(axes, found)
             axes.set_title(name)
-        _whole_numbers(grid[-1])
         fig.supxlabel('iteration', fontsize=10)
         fig.supylabel('loss', fontsize=10)
         fig.legend(*grid[0][0].get_legend_handles_labels(), loc='outside upper left', ncols=3)
@@ -86,8 +85,12 @@ def loss_differences(found: Comparison) -> Optional[bytes]:
         if positive:
             log.set_yscale('log')
         else:
-            _empty(log, 'no difference')
-        _same_span(linear, log, found)
+            log.text(.5, .5, 'no difference', transform=log.transAxes, ha='center', va='center',
+                     color=SOFT)
+        if found.common:
+            margin = max(1, len(found.common)) * .03
+            for axes in (linear, log):
+                axes.set_xlim(found.common[0] - margin, found.common[-1] + margin)
         fig.legend(*linear.get_legend_handles_labels(), loc='outside lower center', ncols=4)
         return png(fig)
 
@@ -106,7 +109,6 @@ def metrics(found: Comparison) -> Optional[bytes]:
                       marker='x', label=f'{name}  B')
         axes.set_xlabel('iterations trained' if found.exact else 'epoch or iteration, as logged')
         axes.set_ylabel('metric')
-        _whole_numbers([axes])
         fig.legend(loc='outside right upper')
         return png(fig)
 
@@ -135,7 +137,6 @@ def parameter_divergence(found: Comparison) -> Optional[bytes]:
         axes.set_xlabel('iteration')
         axes.set_ylabel('parameter')
         axes.set_title('relative difference of norms; pale: same bits')
-        _whole_numbers([axes])
         fig.colorbar(mesh, ax=axes, label='| ‖A‖ − ‖B‖ | / ‖A‖', pad=.01)
         return png(fig)
 
@@ -144,34 +145,27 @@ def weight_distance(found: Comparison) -> Optional[bytes]:
     """L2 distance between the weights: from checkpoints, and a lower bound from the norms."""
     points = [(row.iteration, row.distance) for row in found.weights
               if row.distance is not None and row.iteration is not None]
-    bound = _lower_bound(found)
+    steps, names, _ = found.norms
+    one, other = found.a.norms, found.b.norms
+    # by the triangle inequality |‖a‖ - ‖b‖| <= ‖a - b‖, summed over parameters
+    bound = [(i + 1, math.sqrt(sum((one[i][name] - other[i][name])**2 for name in names
+                                   if name in one[i] and name in other[i]))) for i in steps]
     if not any(value for _, value in (*points, *bound)):
         return None
     with figure(figsize=(8, 3.4)) as (fig, axes):
-        seen = [(i, value) for i, value in bound if value]
-        if seen:
-            axes.plot(*zip(*seen), color=A, label='at least this (from norms of parameters)')
-        seen = [(i, value) for i, value in points if value]
-        if seen:
-            axes.plot(*zip(*seen), color=DIFFERENCE, marker='D', linestyle='--',
-                      label='exact (from checkpoints)')
+        for pairs, style in (
+                (bound, dict(color=A, label='at least this (from norms of parameters)')),
+                (points, dict(color=DIFFERENCE, marker='D', linestyle='--',
+                              label='exact (from checkpoints)'))):
+            seen = [(i, value) for i, value in pairs if value]
+            if seen:
+                axes.plot(*zip(*seen), **style)
         _mark_first(axes, found)
         axes.set_yscale('log')
         axes.set_xlabel('iterations trained')
         axes.set_ylabel('‖weights of A − weights of B‖₂')
-        _whole_numbers([axes])
         axes.legend()
         return png(fig)
-
-
-def _lower_bound(found: Comparison) -> List[Tuple[int, float]]:
-    """By the triangle inequality |‖a‖ - ‖b‖| <= ‖a - b‖, summed over parameters."""
-    steps = found.norms[0]
-    if not steps:
-        return []
-    one, other = found.a.norms, found.b.norms
-    return [(i + 1, math.sqrt(sum((one[i][name] - other[i][name])**2 for name in found.norms[1]
-                                  if name in one[i] and name in other[i]))) for i in steps]
 
 
 # file name -> (title, function)
@@ -188,27 +182,6 @@ def draw(found: Comparison) -> Dict[str, bytes]:
     """All pictures that there is something for."""
     drawn = {name: function(found) for name, (_, function) in PLOTS.items()}
     return {name: picture for name, picture in drawn.items() if picture is not None}
-
-
-# ---------------------------------------------------------------------------- helpers
-
-
-def _empty(axes: Any, text: str) -> None:
-    axes.text(.5, .5, text, transform=axes.transAxes, ha='center', va='center', color=SOFT)
-
-
-def _whole_numbers(row: Sequence[Any]) -> None:
-    from matplotlib.ticker import MaxNLocator
-    for axes in row:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
-
-
-def _same_span(linear: Any, log: Any, found: Comparison) -> None:
-    if found.common:
-        margin = max(1, len(found.common)) * .03
-        for axes in (linear, log):
-            axes.set_xlim(found.common[0] - margin, found.common[-1] + margin)
-    _whole_numbers((linear, log))
 
 
 def _edges(steps: List[int]) -> List[float]:

@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import base64
 from html import escape
+from itertools import zip_longest
 from typing import Any, Dict, Iterable, List, Sequence
 
 from ..text import listed
 from ..version import __version__
-from .comparison import Comparison
+from .comparison import Comparison, is_known
 from .comparison_plots import PLOTS
-from .settings_differences import is_known
 
 __all__ = ['advice', 'document', 'listing', 'picture', 'report', 'section', 'table']
 
@@ -57,12 +57,11 @@ def document(title: str, body: Iterable[str]) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], marked: Sequence[bool] = (),
           code: Sequence[int] = ()) -> str:
     """A table; rows that are ``marked`` stand out, columns in ``code`` are in a fixed pitch."""
-    marked = list(marked)
     lines = []
-    for index, row in enumerate(rows):
+    for row, stands_out in zip_longest(rows, marked):
         cells = ''.join(f'<td{" class=code" if column in code else ""}>{escape(str(cell))}</td>'
                         for column, cell in enumerate(row))
-        other = ' class="other"' if index < len(marked) and marked[index] else ''
+        other = ' class="other"' if stands_out else ''
         lines.append(f'<tr{other}>{cells}</tr>')
     names = ''.join(f'<th>{escape(name)}</th>' for name in head)
     return f'<table><thead><tr>{names}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
@@ -94,36 +93,31 @@ def report(found: Comparison, pictures: Dict[str, bytes]) -> str:
              f'{escape(found.verdict())}</div>',
              section('Runs', table(
                  ('', 'directory', 'read from', 'iterations', 'span', 'starts'), runs, code=(1, )))]
-    if found.first is not None:
-        parts.append(_first(found))
+    first = found.first
+    if first is not None:
+        rows = [(field.field, field.a, field.b, 'same' if field.same else 'differs',
+                 listed(field.names, 4)) for field in first.fields]
+        module = f'<p>{escape(first.module)}</p>' if first.module else ''
+        epoch = '' if first.epoch is None else f', epoch {first.epoch}'
+        parts.append(section(
+            f'First difference: iteration {first.iteration}{epoch}',
+            '<p class="soft">Fields in the order in which an iteration computes them. The first '
+            'that differs is the nearest to the cause; those below follow from it. '
+            f'{found.differing} of {len(found.common)} common iterations differ.</p>{module}'
+            + table(('field', 'A', 'B', '', 'which'), rows,
+                    [not field.same for field in first.fields], code=(0, 1, 2, 4))))
     parts.append(section('What the runs were made of', _manifest(found)))
     parts += [picture(title, pictures[name]) for name, (title, _) in PLOTS.items()
               if name in pictures]
     if found.weights:
-        rows = [(row.name, '-' if row.distance is None else f'{row.distance:.6g}',
-                 '-' if row.relative is None else f'{row.relative:.3g}',
-                 '; '.join(f'{name} {value:.2g}' for name, value in row.largest[:3]), row.note)
+        rows = [(row.name, *row.shown(), '; '.join(
+            f'{name} {value:.2g}' for name, value in row.largest[:3]), row.note)
                 for row in found.weights]
         parts.append(section('Checkpoints', table(
             ('file', 'distance', 'relative', 'largest relative distances', ''), rows,
             [bool(row.distance) for row in found.weights], code=(0, 3))))
     parts += [section('Notes', listing(found.notes)), section('What next', listing(advice(found)))]
     return document(f'{found.a.name} and {found.b.name}', parts)
-
-
-def _first(found: Comparison) -> str:
-    first = found.first
-    rows = [(field.field, field.a, field.b, 'same' if field.same else 'differs',
-             listed(field.names, 4)) for field in first.fields]
-    module = f'<p>{escape(first.module)}</p>' if first.module else ''
-    epoch = '' if first.epoch is None else f', epoch {first.epoch}'
-    return section(
-        f'First difference: iteration {first.iteration}{epoch}',
-        '<p class="soft">Fields in the order in which an iteration computes them. The first that '
-        'differs is the nearest to the cause; those below follow from it. '
-        f'{found.differing} of {len(found.common)} common iterations differ.</p>{module}'
-        + table(('field', 'A', 'B', '', 'which'), rows, [not field.same for field in first.fields],
-                code=(0, 1, 2, 4)))
 
 
 def _manifest(found: Comparison) -> str:

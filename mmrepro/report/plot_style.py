@@ -37,6 +37,7 @@ def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ModuleNotFoundError as error:
         raise MissingPlots('plots need matplotlib: pip install matplotlib (or mmrepro[plots]); '
                            'tables and --json work without') from error
@@ -45,7 +46,10 @@ def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
         # pyplot keeps global state of the process, which may be somebody's notebook
         fig = Figure(figsize=size, layout='constrained')
         FigureCanvasAgg(fig)
-        yield fig, fig.subplots(*args, **kwargs)
+        axes = fig.subplots(*args, **kwargs)
+        for one in fig.axes:  # iterations and seeds are whole numbers
+            one.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+        yield fig, axes
 
 
 def palette(count: int) -> list:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 from typing import Any, Iterable, List, Mapping, Optional, Tuple
 
-__all__ = ['backends_of', 'publish']
+__all__ = ['backends_of', 'publish', 'write_files']
 
 # writes files of its own into the folder, which hold nothing that the report has not written
 LOCAL = 'LocalVisBackend'
@@ -25,15 +26,22 @@ def backends_of(cfg: Any) -> List[Mapping[str, Any]]:
             != LOCAL]
 
 
+def write_files(folder: str, files: Mapping[str, bytes]) -> List[str]:
+    """Write ``files`` (name -> content) into a folder, which is made; returns their paths."""
+    os.makedirs(folder, exist_ok=True)
+    for name, data in files.items():
+        with open(os.path.join(folder, name), 'wb') as file:
+            file.write(data)
+    return [os.path.join(folder, name) for name in files]
+
+
 def publish(cfg: Any, folder: str, name: str,
             scalars: Iterable[Tuple[str, float, int]],
             pictures: Optional[Mapping[str, bytes]] = None) -> List[str]:
     """Send scalars and PNG pictures to the config's backends; returns the names of those.
 
     Args:
-        cfg: the config; without backends beside the local one, nothing happens.
         folder: where backends put their files.
-        name: of the visualiser, for backends that show it.
         scalars: ``(name, value, step)``.
         pictures: name -> PNG.
     """
@@ -41,24 +49,17 @@ def publish(cfg: Any, folder: str, name: str,
     if not backends:
         return []
     import mmengine.visualization  # noqa: F401  registers the backends
+    import numpy as np
     from mmengine.registry import VISBACKENDS
-    built = []
-    for backend in backends:
-        settings = copy.deepcopy(dict(backend))
-        settings.setdefault('save_dir', folder)
-        built.append(VISBACKENDS.build(settings))
+    from PIL import Image
+    built = [VISBACKENDS.build(copy.deepcopy({'save_dir': folder, **backend}))
+             for backend in backends]
     scalars = list(scalars)
     for backend in built:
         for tag, value, step in scalars:
             backend.add_scalar(tag, value, step=step)
         for tag, data in (pictures or {}).items():
-            backend.add_image(f'{name}/{tag}', _pixels(data), step=0)
+            pixels = np.asarray(Image.open(io.BytesIO(data)).convert('RGB'))
+            backend.add_image(f'{name}/{tag}', pixels, step=0)
         backend.close()
     return [type(backend).__name__ for backend in built]
-
-
-def _pixels(data: bytes) -> Any:
-    """RGB, uint8, height x width x 3."""
-    import numpy as np
-    from PIL import Image
-    return np.asarray(Image.open(io.BytesIO(data)).convert('RGB'))

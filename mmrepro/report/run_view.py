@@ -6,7 +6,7 @@ import json
 import math
 import os
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 from ..facts.collect import read_settings, settings_of
 from ..fingerprint.reader import FingerprintError, RankLog, read_run
@@ -25,33 +25,24 @@ class RunError(ValueError):
 
 @dataclass
 class RunView:
-    """What is known of one run. Iterations are counted from 0 everywhere.
-
-    Attributes:
-        path: work directory.
-        name: short name for legends.
-        ranks: rank -> fingerprints; empty for a stock run.
-        scalars: iteration -> what MMEngine logged in training, as floats.
-        logged_vals: step -> metrics that MMEngine logged; its step is the epoch, or the iteration
-            of an iteration-based run.
-        manifest: of the last start.
-        began: manifest of the start that the others continue, the same one for a run of one start.
-        facts: name -> value: manifest, or settings from the config that MMEngine dumped.
-        checkpoints: file name -> path.
-        starts: how often the run was started.
-        notes: torn lines, missing files, and so on.
-    """
-    path: str
-    name: str
+    """What is known of one run. Iterations are counted from 0 everywhere."""
+    path: str  # work directory
+    name: str  # short name for legends
+    # rank -> fingerprints; empty for a stock run
     ranks: Dict[int, RankLog] = field(default_factory=dict)
+    # iteration -> what MMEngine logged in training, as floats
     scalars: Dict[int, Dict[str, float]] = field(default_factory=dict)
+    # step -> metrics that MMEngine logged; its step is the epoch, or the iteration of an iteration-
+    # based run
     logged_vals: Dict[int, Dict[str, float]] = field(default_factory=dict)
+    # name -> value: manifest, or settings from the config that MMEngine dumped
     facts: Dict[str, Any] = field(default_factory=dict)
-    manifest: Dict[str, Any] = field(default_factory=dict)
+    manifest: Dict[str, Any] = field(default_factory=dict)  # of the last start
+    # manifest of the start that the others continue, the same one for a run of one start
     began: Dict[str, Any] = field(default_factory=dict)
-    checkpoints: Dict[str, str] = field(default_factory=dict)
-    starts: int = 0
-    notes: List[str] = field(default_factory=list)
+    checkpoints: Dict[str, str] = field(default_factory=dict)  # file name -> path
+    starts: int = 0  # how often the run was started
+    notes: List[str] = field(default_factory=list)  # torn lines, missing files, and so on
 
     @property
     def kind(self) -> str:
@@ -102,12 +93,8 @@ def number(value: Any) -> float:
 
 
 def load_run(path: str, name: str = '') -> RunView:
-    """Read whatever a path holds.
-
-    Args:
-        path: a work directory, its ``mmrepro`` folder, a time-stamped folder of MMEngine's, or a
-            ``scalars.json``.
-        name: for legends; the directory's name by default.
+    """Read a work directory, its ``mmrepro`` folder, a time-stamped folder of MMEngine's, or a
+    ``scalars.json``. ``name`` is for legends; the directory's by default.
 
     Raises:
         RunError: nothing of a run is there, or a file is damaged other than by its last line.
@@ -187,7 +174,10 @@ def _read_log(view: RunView, path: str) -> None:
             continue
         if not isinstance(row, dict):
             raise RunError(f'{path}, line {number_}: not an object: {line[:60]!r}')
-        iteration, values = _row(row)
+        step = row.get('iter', row.get('step'))  # MMEngine counts iterations from 1
+        values = {name: float(value) for name, value in row.items()
+                  if name not in NOT_RESULTS and isinstance(value, (int, float))}
+        iteration = None if not isinstance(step, int) else step - 1 if 'iter' in row else step
         if 'iter' in row:
             if first:  # a resumed run: what was trained after the checkpoint was lost
                 for lost in [i for i in view.scalars if i >= iteration]:
@@ -198,16 +188,6 @@ def _read_log(view: RunView, path: str) -> None:
             view.logged_vals.setdefault(iteration, {}).update(values)
     if not view.ranks:
         view.starts += 1
-
-
-def _row(row: Dict[str, Any]) -> Tuple[Optional[int], Dict[str, float]]:
-    """Iteration (MMEngine counts from 1) and results of one line."""
-    step = row.get('iter', row.get('step'))
-    values = {name: float(value) for name, value in row.items()
-              if name not in NOT_RESULTS and isinstance(value, (int, float))}
-    if not isinstance(step, int):
-        return None, values
-    return (step - 1 if 'iter' in row else step), values
 
 
 def _read_config(view: RunView, logs: List[str]) -> None:

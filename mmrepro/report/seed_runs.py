@@ -38,22 +38,14 @@ class SeedsError(ValueError):
 
 
 class SeedJob(NamedTuple):
-    """One seed of one config.
-
-    Attributes:
-        label: of the config, for tables.
-        config: path of the file.
-        options: ``KEY=VALUE`` changes, as in ``train``.
-        digest: of the effective settings, without the seed.
-        folder: work directory.
-        variables: those that the process has to start with; without them it would start twice.
-    """
-    label: str
-    config: str
-    options: Tuple[str, ...]
-    digest: str
+    """One seed of one config."""
+    label: str  # of the config, for tables
+    config: str  # path of the file
+    options: Tuple[str, ...]  # ``KEY=VALUE`` changes, as in ``train``
+    digest: str  # of the effective settings, without the seed
     seed: int
-    folder: str
+    folder: str  # work directory
+    # those that the process has to start with; without them it would start twice
     variables: Tuple[Tuple[str, str], ...] = ()
 
 
@@ -94,8 +86,8 @@ def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
     randomness.pop('seed', None)
     text = Config(settings).pretty_text + repr(sorted(randomness.items()))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    missing = missing_at_start(os.environ, mode=(cfg.get('randomness') or {}).get(
-        'deterministic', False), num_threads=(cfg.get('randomness') or {}).get('num_threads'))
+    missing = missing_at_start(os.environ, mode=randomness.get('deterministic', False),
+                               num_threads=randomness.get('num_threads'))
     return [SeedJob(label, config, tuple(options), digest, seed,
                 os.path.join(work_dir, label, f'seed_{seed}'), tuple(sorted(missing.items())))
             for seed in seeds]
@@ -129,8 +121,7 @@ def run_job(job: SeedJob) -> Dict[str, Any]:
     Raises:
         SeedsError: the process failed, or left no metrics; names its log.
     """
-    command = ['mmrepro.cli', 'train', job.config, '--seed', str(job.seed), '--work-dir',
-               job.folder]
+    command = ['mmrepro', 'train', job.config, '--seed', str(job.seed), '--work-dir', job.folder]
     if glob.glob(os.path.join(glob.escape(job.folder), '*.pth')):
         command.append('--resume')
     if job.options:
@@ -144,24 +135,20 @@ def run_job(job: SeedJob) -> Dict[str, Any]:
         raise SeedsError(f'{job.label}, seed {job.seed}: {text}') from error
     metrics = metrics_of(job.folder)
     if not metrics:
+        with open(log, encoding='utf-8', errors='replace') as file:
+            found_nothing = any(NOTHING_FOUND in line for line in file)
+        why = ('it was validated, and the detector found nothing at all, for which there is no '
+               'metric. Train longer, begin from pretrained weights, or look at the learning rate '
+               'and at score_thr of model.test_cfg' if found_nothing else
+               'set val_dataloader, val_evaluator and val_interval')
         raise SeedsError(f'{job.label}, seed {job.seed}: the run has no validation metrics '
-                         f'(log: {log}); {_why_none(log)}')
+                         f'(log: {log}); {why}')
     result = dict(seed=job.seed, config=job.config, config_digest=job.digest, metrics=metrics)
     path = os.path.join(job.folder, RESULT)
     with open(f'{path}.partial', 'w', encoding='utf-8') as file:
         json.dump(result, file, indent=1)
     os.replace(f'{path}.partial', path)
     return result
-
-
-def _why_none(log: str) -> str:
-    with open(log, encoding='utf-8', errors='replace') as file:
-        found_nothing = any(NOTHING_FOUND in line for line in file)
-    if found_nothing:
-        return ('it was validated, and the detector found nothing at all, for which there is no '
-                'metric. Train longer, begin from pretrained weights, or look at the learning rate '
-                'and at score_thr of model.test_cfg')
-    return 'set val_dataloader, val_evaluator and val_interval'
 
 
 def metrics_of(folder: str) -> Dict[str, List[Tuple[int, float]]]:

@@ -12,21 +12,13 @@ __all__ = ['Study', 'plot', 'report', 'scalars', 'show', 'study']
 
 
 class Study(NamedTuple):
-    """One metric over the seeds of one or two configs.
-
-    Attributes:
-        metric, pick: which metric, of which validation.
-        seeds: those of every config.
-        values: label of the config -> a value per seed.
-        summaries: label -> summary.
-        test: the second config against the first; None for one config.
-    """
-    metric: str
+    """One metric over the seeds of one or two configs."""
+    metric: str  # which metric, of which validation
     pick: str
-    seeds: List[int]
-    values: Dict[str, List[float]]
-    summaries: Dict[str, Summary]
-    test: Optional[Paired]
+    seeds: List[int]  # those of every config
+    values: Dict[str, List[float]]  # label of the config -> a value per seed
+    summaries: Dict[str, Summary]  # label -> summary
+    test: Optional[Paired]  # the second config against the first; None for one config
 
     def as_dict(self) -> Dict[str, Any]:
         """Plain data for ``--json``."""

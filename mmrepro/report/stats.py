@@ -26,44 +26,29 @@ class MissingStatistics(RuntimeError):
 
 
 class Summary(NamedTuple):
-    """A sample of ``n`` values.
-
-    Attributes:
-        std: with n - 1 in the denominator; None for one value.
-        low, high: 95 % confidence interval of the mean, by Student's t; None for one value.
-    """
+    """A sample of ``n`` values."""
     n: int
     mean: float
-    std: Optional[float]
-    low: Optional[float]
+    std: Optional[float]  # with n - 1 in the denominator; None for one value
+    low: Optional[float]  # 95 % confidence interval of the mean, by Student's t; None for one value
     high: Optional[float]
 
 
 class Paired(NamedTuple):
-    """B against A, pair by pair (the same seed).
-
-    Attributes:
-        difference: summary of B - A.
-        t, t_p: paired t test, two-sided; None where the differences do not vary.
-        wilcoxon_p: Wilcoxon's signed-rank test, two-sided; None if all differences are 0.
-        flip_p: exact sign-flip permutation test of the mean difference, two-sided.
-        smallest_p: the smallest p that the sign-flip test can give with so many pairs.
-        detectable: difference that a t test with so many pairs finds 4 times out of 5; None where
-            the differences do not vary.
-        correlation: of A and B over the pairs; None where one of them does not vary.
-        verdict: in words.
-        larger: the difference is larger than the noise of the seed.
-    """
-    difference: Summary
-    t: Optional[float]
+    """B against A, pair by pair (the same seed)."""
+    difference: Summary  # summary of B - A
+    t: Optional[float]  # paired t test, two-sided; None where the differences do not vary
     t_p: Optional[float]
+    # Wilcoxon's signed-rank test, two-sided; None if all differences are 0
     wilcoxon_p: Optional[float]
-    flip_p: float
-    smallest_p: float
+    flip_p: float  # exact sign-flip permutation test of the mean difference, two-sided
+    smallest_p: float  # the smallest p that the sign-flip test can give with so many pairs
+    # difference that a t test with so many pairs finds 4 times out of 5; None where the differences
+    # do not vary
     detectable: Optional[float]
-    correlation: Optional[float]
-    verdict: str
-    larger: bool
+    correlation: Optional[float]  # of A and B over the pairs; None where one of them does not vary
+    verdict: str  # in words
+    larger: bool  # the difference is larger than the noise of the seed
 
 
 def summary(values: Sequence[float]) -> Summary:
@@ -124,14 +109,9 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
     smallest = 2 / 2**found.n if found.n <= EXACT_PAIRS else 1 / (SAMPLES + 1)
     verdict, larger = _verdict(found, t_p, flip, smallest, detectable)
     wilcoxon = float(_scipy().wilcoxon(differences).pvalue) if any(differences) else None
-    return Paired(found, t, t_p, wilcoxon, flip, smallest, detectable, _correlation(a, b), verdict,
-                  larger)
-
-
-def _correlation(a: Sequence[float], b: Sequence[float]) -> Optional[float]:
-    if len(set(a)) == 1 or len(set(b)) == 1:
-        return None
-    return float(np.corrcoef(a, b)[0, 1])
+    vary = len(set(a)) > 1 and len(set(b)) > 1
+    correlation = float(np.corrcoef(a, b)[0, 1]) if vary else None
+    return Paired(found, t, t_p, wilcoxon, flip, smallest, detectable, correlation, verdict, larger)
 
 
 def _verdict(found: Summary, t_p: Optional[float], flip: float, smallest: float,

@@ -16,22 +16,20 @@ _NUMBERED = re.compile(r'(epoch|iter)_(\d+)\.pth')
 
 
 class Distance(NamedTuple):
-    """Weights of A and B in one pair of checkpoints.
-
-    Attributes:
-        name: file name.
-        iteration: iterations trained, from the checkpoint; None if it does not say.
-        distance: L2 norm of the difference over all floating-point tensors; None: see ``note``.
-        relative: divided by the norm of A's.
-        largest: names and relative distances of the tensors that differ most.
-        note: why there is no distance, or what is not in it.
-    """
-    name: str
-    iteration: Optional[int]
+    """Weights of A and B in one pair of checkpoints."""
+    name: str  # file name
+    iteration: Optional[int]  # iterations trained, from the checkpoint; None if it does not say
+    # L2 norm of the difference over all floating-point tensors; None: see ``note``
     distance: Optional[float]
-    relative: Optional[float]
+    relative: Optional[float]  # divided by the norm of A's
+    # names and relative distances of the tensors that differ most
     largest: Tuple[Tuple[str, float], ...] = ()
-    note: str = ''
+    note: str = ''  # why there is no distance, or what is not in it
+
+    def shown(self) -> Tuple[str, str]:
+        """Distance and relative distance as text."""
+        return ('-' if self.distance is None else f'{self.distance:.6g}',
+                '-' if self.relative is None else f'{self.relative:.3g}')
 
 
 def checkpoint_distances(a: RunView, b: RunView) -> List[Distance]:

@@ -7,43 +7,32 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from contextlib import suppress
 from typing import Any, Dict, NamedTuple, Optional, Sequence
 
 from mmengine.config import Config
 
 from .startup import build_runner, restart_for
-from .stopping import EventHook, train_until_stopped
+from .stopping import EventHook, StopTraining
 
 __all__ = ['Training', 'main', 'train_here']
 
 
 class Training(NamedTuple):
-    """What to train, and how far.
-
-    Attributes:
-        config: path.
-        work_dir: instead of the config's.
-        launcher: as in MMEngine: 'none', or 'pytorch' for several ranks.
-        resume: continue from ``checkpoint``, or from the latest in the work directory.
-        checkpoint: path.
-        iterations: end after so many, counted from the first of the run; None: all.
-        kill_after: this process kills itself after so many.
-        validate_after: validate after so many.
-        attach: ``'module:function'``, called with the runner and ``given`` before it trains.
-        given: keyword arguments of that function.
-        save: name of a checkpoint to write at the end, in the work directory.
-    """
-    config: str
-    work_dir: Optional[str] = None
-    launcher: str = 'none'
-    resume: bool = False
-    checkpoint: Optional[str] = None
+    """What to train, and how far."""
+    config: str  # path
+    work_dir: Optional[str] = None  # instead of the config's
+    launcher: str = 'none'  # as in MMEngine: 'none', or 'pytorch' for several ranks
+    resume: bool = False  # continue from ``checkpoint``, or from the latest in the work directory
+    checkpoint: Optional[str] = None  # path
+    # end after so many, counted from the first of the run; None: all
     iterations: Optional[int] = None
-    kill_after: Optional[int] = None
-    validate_after: Optional[int] = None
+    kill_after: Optional[int] = None  # this process kills itself after so many
+    validate_after: Optional[int] = None  # validate after so many
+    # ``'module:function'``, called with the runner and ``given`` before it trains
     attach: Optional[str] = None
-    given: Dict[str, Any] = {}
-    save: Optional[str] = None
+    given: Dict[str, Any] = {}  # keyword arguments of that function
+    save: Optional[str] = None  # name of a checkpoint to write at the end, in the work directory
 
 
 def train_here(training: Training) -> None:
@@ -59,7 +48,8 @@ def train_here(training: Training) -> None:
     if training.attach is not None:
         module, _, function = training.attach.partition(':')
         getattr(importlib.import_module(module), function)(runner, **training.given)
-    train_until_stopped(runner)
+    with suppress(StopTraining):
+        runner.train()
     if training.save is not None:
         runner.save_checkpoint(runner.work_dir, training.save, by_epoch=False,
                                meta=dict(epoch=runner.epoch, iter=runner.iter))

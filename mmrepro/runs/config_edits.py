@@ -10,19 +10,12 @@ from mmengine.config import Config, ConfigDict
 from .reduction import innermost
 
 __all__ = ['add_fingerprints', 'augment_test', 'import_mmrepro', 'is_fingerprint',
-           'scale_learning_rate', 'set_randomness', 'without_checkpoints', 'without_evaluation']
+           'scale_learning_rate', 'without_checkpoints', 'without_evaluation']
 
 TEST_TIME_AUGMENTATION = dict(
     type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100))
 TEST_TIME_META_KEYS = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'flip',
                        'flip_direction')
-
-
-def set_randomness(cfg: Config, asked: Mapping[str, Any]) -> None:
-    """Write the values that were given into ``cfg.randomness``; None is not given."""
-    given = {key: value for key, value in asked.items() if value is not None}
-    if given:
-        cfg.randomness = dict(cfg.get('randomness') or {}, **given)
 
 
 def import_mmrepro(cfg: Config) -> bool:

@@ -38,9 +38,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 class TrainingFailed(RuntimeError):
     """A training process ended with an error; the message has the end of its output.
 
-    Attributes:
-        code: exit code; negative is the number of the signal that ended the process.
-        log: path of its output.
+    A negative ``code`` is the number of the signal that ended the process.
     """
 
     def __init__(self, code: int, log: str) -> None:
@@ -52,22 +50,14 @@ class TrainingFailed(RuntimeError):
 
 
 class Launch(NamedTuple):
-    """One training to start.
-
-    Attributes:
-        command: module and arguments for ``python -m``.
-        log: path that the output is added to; ``{rank}`` in it becomes the rank.
-        env: variables that differ from this process's; None takes one out.
-        ranks: processes.
-        cwd: folder that they start in.
-        codes: exit codes that are no failure.
-    """
-    command: Sequence[str]
-    log: str
+    """One training to start."""
+    command: Sequence[str]  # module and arguments for ``python -m``
+    log: str  # path that the output is added to; ``{rank}`` in it becomes the rank
+    # variables that differ from this process's; None takes one out
     env: Mapping[str, Optional[str]] = {}
-    ranks: int = 1
-    cwd: Optional[str] = None
-    codes: Tuple[int, ...] = (0, )
+    ranks: int = 1  # processes
+    cwd: Optional[str] = None  # folder that they start in
+    codes: Tuple[int, ...] = (0, )  # exit codes that are no failure
 
 
 def launch_of(training: Training, log: str, env: Mapping[str, Optional[str]] = {},
@@ -147,9 +137,7 @@ def run_all(runs: Sequence[PlannedRun], jobs: int = 1,
             done: Callable[[PlannedRun], Any] = lambda run: None) -> None:
     """Train all runs, at most ``jobs`` at a time, in the order given.
 
-    Args:
-        tick: is called between two looks at the processes.
-        done: is called with every run that has ended.
+    ``tick`` is called between two looks at the processes, ``done`` with every run that has ended.
 
     Raises:
         TrainingFailed: a training ended with an error; the others are killed.

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from mmengine.hooks import Hook
 
-__all__ = ['EventHook', 'StopTraining', 'train_until_stopped']
+__all__ = ['EventHook', 'StopTraining']
 
 
 class StopTraining(BaseException):
@@ -17,21 +17,10 @@ class StopTraining(BaseException):
     """
 
 
-def train_until_stopped(runner: Any) -> None:
-    """``runner.train()``, which :class:`StopTraining` may end."""
-    try:
-        runner.train()
-    except StopTraining:
-        pass
-
-
 class EventHook(Hook):
-    """Makes something happen during a training. Iterations are counted from 1.
+    """Ends a training, kills it before the next iteration, or validates, after this iteration.
 
-    Args:
-        stop_after: end the training after this iteration.
-        kill_after: kill this process after this iteration, before the next one.
-        validate_after: validate after this iteration.
+    Iterations are counted from 1.
     """
     priority = 100  # after the checkpoint of the iteration is written
     validated = False  # so far; recordings of an iteration say it

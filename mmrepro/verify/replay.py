@@ -34,18 +34,11 @@ BY_DESIGN = ('created', 'command', 'cwd', 'work_dir', 'config.default_hooks.chec
 
 
 class ReplayOutcome(NamedTuple):
-    """What a replay came to.
-
-    Attributes:
-        compared: iterations that agree, before the first difference.
-        difference: the first one.
-        environment: differences between the two manifests.
-        notes: what a reader of the original's files should know.
-    """
-    compared: int
-    difference: Optional[Divergence]
-    environment: List[Any]
-    notes: List[str]
+    """What a replay came to."""
+    compared: int  # iterations that agree, before the first difference
+    difference: Optional[Divergence]  # the first one
+    environment: List[Any]  # differences between the two manifests
+    notes: List[str]  # what a reader of the original's files should know
 
     @property
     def rank(self) -> int:
@@ -79,10 +72,9 @@ def prepare(manifest: Manifest, work_dir: str) -> str:
 def replay(run_dir: str, work_dir: str, iterations: Optional[int] = None,
            say: Callable[[str], None] = lambda text: None,
            report: Callable[[List[Any]], None] = lambda found: None) -> ReplayOutcome:
-    """Train again and compare while it runs.
+    """Train the run in ``run_dir`` again and compare while it runs.
 
     Args:
-        run_dir: work directory of the original.
         work_dir: of the replay; fingerprints of an earlier replay in it are removed.
         iterations: stop after so many; None: as many as the original has.
         say: is told the progress, one line.
@@ -126,8 +118,12 @@ def _follow(training: LaunchedTraining, work_dir: str, original: RecordedRun, ma
     while not ended and difference is None:
         ended = training.poll()
         if around is None:
-            around = _environment(manifest, work_dir)
-            if around is not None:
+            try:
+                found = compare_manifests(manifest, read_manifest(work_dir))
+            except FingerprintError:
+                pass  # not written yet
+            else:
+                around = [one for one in found if not one.name.startswith(BY_DESIGN)]
                 report(around)
         logs = read_ranks(os.path.join(work_dir, FOLDER))
         difference = compare_logs(original.ranks, logs, end)
@@ -158,12 +154,3 @@ def compare_logs(original: Mapping[int, RankLog], logs: Mapping[int, RankLog],
     """The first difference before iteration ``end``: of an iteration, else of a validation."""
     original = before(original, end)
     return first_divergence(original, logs) or first_differing_metric(original, logs)
-
-
-def _environment(manifest: Manifest, work_dir: str) -> Optional[List[Any]]:
-    try:
-        now = read_manifest(work_dir)
-    except FingerprintError:
-        return None  # not written yet
-    return [one for one in compare_manifests(manifest, now)
-            if not one.name.startswith(BY_DESIGN)]

@@ -55,15 +55,11 @@ class ProbeHook(Hook):
 
 
 class StateVerdict(NamedTuple):
-    """What came out.
-
-    Attributes:
-        lost: attributes that the resumed run does not have as the uninterrupted one does, not
-            even after its last iteration.
-        first: the first iteration whose losses differ, or 'weights', 'optimizer'; '' when all
-            bits agree.
-    """
+    """What came out."""
+    # attributes that the resumed run does not have as the uninterrupted one does, not even after
+    # its last iteration
     lost: List[Lost]
+    # the first iteration whose losses differ, or 'weights', 'optimizer'; '' when all bits agree
     first: str
     at: int
     iterations: int
@@ -85,9 +81,6 @@ def probe(cfg: Config, at: int, iterations: int, work_dir: str,
           train: Callable[[Sequence[Training]], None] = train_all) -> StateVerdict:
     """Run ``cfg`` twice for ``iterations``, resume it at ``at``, and compare.
 
-    Args:
-        train: runs these trainings one after the other, each in a process of its own.
-
     Raises:
         TrainingFailed: a run failed; the message has the end of its output.
         RuntimeError: the config ends before ``iterations``.
@@ -106,12 +99,17 @@ def probe(cfg: Config, at: int, iterations: int, work_dir: str,
         'resumed', resume=True, checkpoint=os.path.join(work_dir, 'run', CHECKPOINT))]
     train(trainings)
     *runs, resumed = [_seen(one) for one in trainings]
-    before, after = (lost_state([run[key] for run in runs], resumed[key])
+    before, after = (lost_state([one[key] for one in runs], resumed[key])
                      for key in ('before', 'after'))
     still = {(row.place, row.attribute) for row in after}
     # what is there again after a few iterations is a cache
     lost = [row for row in before if (row.place, row.attribute) in still]
-    return StateVerdict(lost, _first_difference(runs[0], resumed), at, iterations)
+    run = runs[0]
+    differing = [f'{name} of iteration {iteration}' for iteration, losses in run['losses'].items()
+                 for name, value in losses.items()
+                 if resumed['losses'].get(iteration, {}).get(name) != value]
+    differing += [name for name in ('weights', 'optimizer') if run[name] != resumed[name]]
+    return StateVerdict(lost, next(iter(differing), ''), at, iterations)
 
 
 def _seen(training: Training) -> Dict[str, Any]:
@@ -120,11 +118,3 @@ def _seen(training: Training) -> Dict[str, Any]:
                            f'{training.given["iterations"]}')
     with open(training.given['out'], encoding='utf-8') as file:
         return json.load(file)
-
-
-def _first_difference(run: Dict[str, Any], resumed: Dict[str, Any]) -> str:
-    for iteration, losses in run['losses'].items():
-        for name, value in losses.items():
-            if resumed['losses'].get(iteration, {}).get(name) != value:
-                return f'{name} of iteration {iteration}'
-    return next((name for name in ('weights', 'optimizer') if run[name] != resumed[name]), '')

@@ -26,20 +26,13 @@ __all__ = ['VARIATIONS', 'VariationResult', 'prepare', 'result_of', 'verify']
 
 
 class Variation(NamedTuple):
-    """One thing that must not matter.
-
-    Attributes:
-        title: for the certificate.
-        change: turns the reference's config into that of the variation, in place.
-        env: variables that differ from the reference.
-        kill: the run is killed in its middle and resumed.
-        validate: the run validates in its middle; the reference never does.
-    """
-    title: str
+    """One thing that must not matter."""
+    title: str  # for the certificate
+    # turns the reference's config into that of the variation, in place
     change: Callable[[Config], None] = lambda cfg: None
-    env: Dict[str, str] = {}
-    kill: bool = False
-    validate: bool = False
+    env: Dict[str, str] = {}  # variables that differ from the reference
+    kill: bool = False  # the run is killed in its middle and resumed
+    validate: bool = False  # the run validates in its middle; the reference never does
 
 
 def _other_workers(cfg: Config) -> None:
@@ -107,18 +100,20 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
     """Run the reference and the variations; every one in processes of its own.
 
     Args:
-        cfg: a config whose data exist.
         work_dir: for configs, logs and fingerprints; what an earlier call left is removed.
         names: keys of :data:`VARIATIONS`.
-        iterations: that each of them trains.
         jobs: how many run at a time.
-        level: of the fingerprints.
         say: is told the progress, one line.
 
     Raises:
         TrainingFailed: a training ended with an error.
     """
-    prepared = _prepared(cfg, iterations, level)
+    prepared = copy.deepcopy(cfg)
+    add_fingerprints(prepared, level)
+    prepared.verify_iterations = iterations  # for _keep_checkpoint; nothing else reads it
+    without_evaluation(prepared)
+    without_checkpoints(prepared)
+    prepared.resume = False
     skipped = _skipped(cfg, names, iterations)
     runs = [_planned(name, prepared, work_dir, iterations, cfg)
             for name in ('reference', *names) if name not in skipped]
@@ -139,17 +134,6 @@ def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> Dict[str, st
     elif 'resume' in names and streams != 'sample':
         skipped['resume'] = f'with worker_seed={streams!r} no run resumes within an epoch'
     return skipped
-
-
-def _prepared(cfg: Config, iterations: int, level: str) -> Config:
-    """The reference: no validation, no checkpoints."""
-    cfg = copy.deepcopy(cfg)
-    add_fingerprints(cfg, level)
-    cfg.verify_iterations = iterations  # for _keep_checkpoint; nothing else reads it
-    without_evaluation(cfg)
-    without_checkpoints(cfg)
-    cfg.resume = False
-    return cfg
 
 
 def _planned(name: str, prepared: Config, work_dir: str, iterations: int,

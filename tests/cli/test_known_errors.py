@@ -131,7 +131,7 @@ def _own_hook():
 def test_any_other_error_keeps_its_traceback(fail):
     cfg = Config(dict(work_dir='/somewhere/else', train_dataloader=dict(
         dataset=dict(type='CocoDataset', ann_file='/no/such.json'))))
-    with pytest.raises(Exception) as error, known_errors.one_line(Parser(prog='p'), cfg, True):
+    with pytest.raises(Exception) as error, known_errors.one_line(Parser('p'), cfg, True):
         fail()
     assert not isinstance(error.value, SystemExit)
 

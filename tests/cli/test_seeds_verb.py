@@ -102,7 +102,7 @@ def test_every_seed_gets_a_process_and_a_folder(config, started, tmp_path, capsy
     assert run(path, '--seeds', '0..2', '--work-dir', out, '--cfg-options', 'a.b=[1,2]', 'c=x') == 0
     assert [command[command.index('--seed') + 1] for command in started] == ['0', '1', '2']
     command = started[0]
-    assert command[:3] == ['mmrepro.cli', 'train', path]
+    assert command[:3] == ['mmrepro', 'train', path]
     assert command[command.index('--work-dir') + 1] == os.path.join(out, 'base', 'seed_0')
     assert command[-3:] == ['--cfg-options', 'a.b=[1,2]', 'c=x'] and '--resume' not in command
     said = capsys.readouterr()

@@ -157,7 +157,7 @@ def test_the_kernel_is_named(on_device, data_root, tmp_path):
     cfg = demo_config('yolox_s', data_root)
     cfg.randomness.deterministic = False
     cfg.dump(tmp_path / 'config.py')
-    done = on_device('-m', 'mmrepro.cli', 'localise', tmp_path / 'config.py', '--iters', 1,
+    done = on_device('-m', 'mmrepro', 'localise', tmp_path / 'config.py', '--iters', 1,
                      '--work-dir', tmp_path / 'work', '--no-values', cwd=tmp_path)
     assert done.returncode == 1, done.stderr[-4000:]
     assert 'aten.convolution_backward.default' in done.stdout

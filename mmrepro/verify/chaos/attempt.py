@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ...runs.launcher import free_port, kill_group, rank_variables
-from .kinds import KINDS
+from .kinds import KINDS, strike
 from .reporting_child import RankEvent, train
 
 __all__ = ['COUNTED', 'Attempt', 'Interruption']
@@ -23,38 +23,25 @@ LIMIT = 1800.  # seconds without an event, after which a run counts as hung
 
 
 class Interruption(NamedTuple):
-    """When and how an attempt is interrupted.
-
-    Attributes:
-        kind: a key of :data:`KINDS`.
-        events: iterations and validation batches before it.
-        fraction: how much of the time until the next event passes after that, 0 to 1. While a
-            checkpoint is written: below 0.5 right when its file appears, else that much later.
-    """
-    kind: str
-    events: int
+    """When and how an attempt is interrupted."""
+    kind: str  # a key of :data:`KINDS`
+    events: int  # iterations and validation batches before it
+    # How much of the time until the next event passes after that, 0 to 1. While a checkpoint is
+    # written: below 0.5 right when its file appears, else that much later.
     fraction: float
 
 
 class Attempt:
-    """Trains until the end, or until it is interrupted.
-
-    Attributes:
-        events: per rank, all that it reported.
-        codes: per rank, exit code; negative is the number of the signal that ended it.
-        struck: whether it was interrupted.
-        seconds_to_end: from the interruption until all processes had ended.
-        ended_by_us: ranks that had to be killed because they did not end.
-    """
+    """Trains until the end, or until it is interrupted."""
 
     def __init__(self, config: str, ranks: int, log: str, start_method: str) -> None:
         context = multiprocessing.get_context(start_method)
         port = free_port() if ranks > 1 else None
-        self.events: List[List[RankEvent]] = [[] for _ in range(ranks)]
-        self.struck = False
+        self.events: List[List[RankEvent]] = [[] for _ in range(ranks)]  # per rank, all reported
+        self.struck = False  # whether it was interrupted
         self._folder = os.path.dirname(config)
-        self.seconds_to_end: Optional[float] = None
-        self.ended_by_us: List[int] = []
+        self.seconds_to_end: Optional[float] = None  # from the interruption until all had ended
+        self.ended_by_us: List[int] = []  # ranks that had to be killed
         self._times: Dict[str, List[float]] = dict(event=[], save=[])
         self._last: Tuple[str, float] = ('', time.monotonic())
         self._connections, self._processes = [], []
@@ -69,43 +56,49 @@ class Attempt:
             self._processes.append(process)
 
     def run(self, plan: Optional[Interruption], gaps: Dict[str, float], random: Random) -> Attempt:
-        """Watch until the end.
-
-        Args:
-            plan: the interruption, if any.
-            gaps: seconds that an event and a checkpoint take, see :meth:`durations`.
-            random: chooses processes.
-        """
+        """Watch until the end; ``gaps`` are :meth:`durations`, ``random`` chooses processes."""
         strike_at: Optional[float] = None
         first_end: Optional[float] = None
         while any(process.is_alive() for process in self._processes):
             now = time.monotonic()
             if strike_at is not None and now >= strike_at and not self.struck:
                 self.struck, self._struck_at = True, now
-                KINDS[plan.kind].strike(self._targets(), random)
+                strike(plan.kind, [(process.pid, events[-1].workers if events else ())
+                                   for process, events in zip(self._processes, self.events)],
+                       random)
             if first_end is None and not all(p.is_alive() for p in self._processes):
                 first_end = now
-            if self._overdue(now, first_end):
+            # ranks that wait for a dead one; a launcher would end them
+            if now - (first_end or now) > GRACE or now - self._last[1] > LIMIT:
                 self._kill()
             due = strike_at - now if strike_at is not None and not self.struck else LOOK
-            self._listen(min(max(due, 0.), LOOK))
+            connections = [c for c in self._connections if not c.closed]
+            alive = [process.sentinel for process in self._processes if process.is_alive()]
+            for ready in wait([*connections, *alive], min(max(due, 0.), LOOK)):
+                if ready in connections:
+                    self._receive(ready)
             if strike_at is None and plan is not None and self._reached(plan):
                 strike_at = self._moment(plan, gaps)
-        self._end()
+        if self.struck:
+            self.seconds_to_end = time.monotonic() - self._struck_at
+        for process in self._processes:
+            process.join()
+            kill_group(process.pid)  # workers that have lost their trainer see it seconds later
+        for connection in self._connections:
+            while not connection.closed and connection.poll():
+                self._receive(connection)
+            connection.close()
         return self
 
     @property
     def codes(self) -> List[int]:
+        """Per rank, exit code; negative is the number of the signal that ended it."""
         return [process.exitcode for process in self._processes]
 
     def durations(self) -> Dict[str, float]:
         """Median seconds between events, and from the begin of a checkpoint to what follows."""
         return {name: sorted(times)[len(times) // 2] if times else 0.
                 for name, times in self._times.items()}
-
-    def _targets(self) -> List[Tuple[int, Tuple[int, ...]]]:
-        return [(process.pid, events[-1].workers if events else ())
-                for process, events in zip(self._processes, self.events)]
 
     def _reached(self, plan: Interruption) -> bool:
         events = self.events[0]
@@ -124,13 +117,6 @@ class Attempt:
                 break
         return time.monotonic() + max(plan.fraction - 0.5, 0.) * gaps['save']
 
-    def _listen(self, seconds: float) -> None:
-        open_ones = [c for c in self._connections if not c.closed]
-        alive = [process.sentinel for process in self._processes if process.is_alive()]
-        for ready in wait([*open_ones, *alive], seconds):
-            if ready in open_ones:
-                self._receive(ready)
-
     def _receive(self, connection: Any) -> None:
         rank = self._connections.index(connection)
         try:
@@ -148,24 +134,9 @@ class Attempt:
                 self._times['event'].append(now - then)
             self._last = event.kind, now
 
-    def _overdue(self, now: float, first_end: Optional[float]) -> bool:
-        # ranks that wait for a dead one; a launcher would end them
-        return (first_end is not None and now - first_end > GRACE) or now - self._last[1] > LIMIT
-
     def _kill(self) -> None:
         for rank, process in enumerate(self._processes):
             if process.is_alive():
                 self.ended_by_us.append(rank)
                 process.kill()
                 process.join()
-
-    def _end(self) -> None:
-        if self.struck:
-            self.seconds_to_end = time.monotonic() - self._struck_at
-        for process in self._processes:
-            process.join()
-            kill_group(process.pid)  # workers that have lost their trainer see it seconds later
-        for connection in self._connections:
-            while not connection.closed and connection.poll():
-                self._receive(connection)
-            connection.close()

@@ -22,56 +22,31 @@ WITHOUT_PROGRESS = 20  # attempts that end by themselves, with an error, before 
 
 
 class CampaignSettings(NamedTuple):
-    """Of a campaign.
-
-    Attributes:
-        work_dir: a folder for configs, logs, checkpoints.
-        kills: how many interruptions.
-        seed: of their kinds and moments.
-        ranks: processes of each run.
-        workers: data loader workers of each rank.
-        kinds: keys of ``KINDS``; empty for all that are possible.
-        span: most iterations and validation batches from a start to an interruption.
-        start_method: of the processes; 'fork' is faster, 'spawn' is a fresh interpreter.
-    """
-    work_dir: str
-    kills: int
-    seed: int
-    ranks: int
-    workers: int
-    kinds: Sequence[str] = ()
-    span: int = 8
-    start_method: str = 'fork'
+    """Of a campaign."""
+    work_dir: str  # a folder for configs, logs, checkpoints
+    kills: int  # how many interruptions
+    seed: int  # of their kinds and moments
+    ranks: int  # processes of each run
+    workers: int  # data loader workers of each rank
+    kinds: Sequence[str] = ()  # keys of ``KINDS``; empty for all that are possible
+    span: int = 8  # most iterations and validation batches from a start to an interruption
+    start_method: str = 'fork'  # of the processes; 'fork' is faster, 'spawn' is a fresh interpreter
 
 
 class Kill(NamedTuple):
-    """The outcome of one interruption.
-
-    Attributes:
-        done: iterations that were finished when the processes ended.
-        resumed: at which the next start began.
-        half_written: files that lay there half written.
-        seconds: until all processes had ended.
-    """
+    """The outcome of one interruption."""
     run: int
     kind: str
     codes: List[int]
-    done: int
-    resumed: Optional[int]
-    half_written: int
-    seconds: float
+    done: int  # iterations that were finished when the processes ended
+    resumed: Optional[int]  # at which the next start began
+    half_written: int  # files that lay there half written
+    seconds: float  # until all processes had ended
     ended_by_us: List[int]
 
 
 class Campaign:
-    """Interrupts runs of one config.
-
-    Attributes:
-        kills: :class:`Kill` of each interruption.
-        problems: everything that was not as in the uninterrupted run, as lines of text.
-        runs: complete interrupted runs.
-        compared: iterations and validations that were compared.
-    """
+    """Interrupts runs of one config."""
 
     def __init__(self, config: Config, settings: CampaignSettings,
                  say: Callable[[str], Any] = print) -> None:
@@ -79,8 +54,10 @@ class Campaign:
         self._random = Random(settings.seed)
         self.kinds = list(settings.kinds) or allowed(settings.ranks, settings.workers)
         self.kills: List[Kill] = []
-        self.problems: List[str] = []
-        self.runs = self.compared = self.iterations = 0
+        self.problems: List[str] = []  # all that was not as in the uninterrupted run
+        self.runs = 0  # interrupted, and through
+        self.compared = 0  # iterations and validations
+        self.iterations = 0  # of a run
         self._deck: List[str] = []
 
     def run(self) -> bool:
@@ -112,7 +89,14 @@ class Campaign:
             began = [event.iteration for event in attempt.events[0] if event.kind == 'begin']
             if pending is not None:
                 self._keep(pending._replace(resumed=began[0] if began else None))
-            self._check(number, _records(attempt), found)
+            for key, content in _records(attempt).items():
+                rank, kind, iteration = key
+                found[key] = content
+                self.compared += 1
+                expected = self._expected.get(key)
+                if content != expected:
+                    self.problems.append(f'run {number}, rank {rank}, {kind} {iteration}: '
+                                         f'{content}, uninterrupted: {expected}')
             self._check_files(folder, plan)
             pending = self._kill_of(number, plan, attempt, folder) if attempt.struck else None
             if not any(attempt.codes):
@@ -169,16 +153,6 @@ class Campaign:
         self.kills.append(kill)
         self._say(f'{len(self.kills):4d}  {kill.kind} after iteration {kill.done}: exit codes '
                   f'{kill.codes} after {kill.seconds:.1f} s, resumed at {kill.resumed}')
-
-    def _check(self, number: int, records: Dict[Key, Any], found: Dict[Key, Any]) -> None:
-        for key, content in records.items():
-            rank, kind, iteration = key
-            found[key] = content
-            self.compared += 1
-            expected = self._expected.get(key)
-            if content != expected:
-                self.problems.append(f'run {number}, rank {rank}, {kind} {iteration}: {content}, '
-                                     f'uninterrupted: {expected}')
 
     def _check_files(self, folder: str, plan: Optional[Interruption]) -> None:
         pointer = os.path.join(folder, 'last_checkpoint')

@@ -8,83 +8,70 @@ from typing import Callable, Dict, List, NamedTuple, Tuple
 
 from ...exit_codes import PREEMPTED
 
-__all__ = ['KINDS', 'Kind', 'allowed']
+__all__ = ['KINDS', 'Kind', 'allowed', 'strike']
 
 Processes = List[Tuple[int, Tuple[int, ...]]]  # per rank: process id, those of its workers
 
 
-class Kind(NamedTuple):
-    """One way to interrupt.
+def _trainers(processes: Processes, random: Random) -> List[int]:
+    return [pid for pid, _ in random.sample(processes, len(processes))]
 
-    Attributes:
-        why: what does this to a run.
-        strike: does it to the processes.
-        moment: the event after which it happens, '' for any iteration or validation batch.
-        possible: whether it is, with so many ranks and workers.
-        codes: exit codes that the processes may end with; negative: the number of a signal.
-    """
-    why: str
-    strike: Callable[[Processes, Random], None]
-    moment: str = ''
+
+def _everybody(processes: Processes, random: Random) -> List[int]:
+    found = [pid for trainer, workers in processes for pid in (trainer, *workers)]
+    return random.sample(found, len(found))
+
+
+def _one_worker(processes: Processes, random: Random) -> List[int]:
+    workers = [pid for _, several in processes for pid in several]
+    return [random.choice(workers)] if workers else []
+
+
+def _one_rank(processes: Processes, random: Random) -> List[int]:
+    return [random.choice(processes)[0]]
+
+
+class Kind(NamedTuple):
+    """One way to interrupt."""
+    why: str  # what does this to a run
+    number: int  # of the signal
+    victims: Callable[[Processes, Random], List[int]] = _trainers  # process ids that get it
+    moment: str = ''  # the event after which it happens, '' for any iteration or validation batch
+    # whether it is, with so many ranks and workers
     possible: Callable[[int, int], bool] = lambda ranks, workers: True
+    # exit codes that the processes may end with; negative: the number of a signal
     codes: Tuple[int, ...] = (-signal.SIGKILL, )
 
 
-def _send(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:  # it has ended meanwhile
-        pass
-
-
-def _to_trainers(number: int) -> Callable[[Processes, Random], None]:
-    def strike(processes: Processes, random: Random) -> None:
-        for pid, _ in random.sample(processes, len(processes)):
-            _send(pid, number)
-    return strike
-
-
-def _to_all(processes: Processes, random: Random) -> None:
-    everybody = [pid for trainer, workers in processes for pid in (trainer, *workers)]
-    for pid in random.sample(everybody, len(everybody)):
-        _send(pid, signal.SIGTERM)
-
-
-def _to_one_worker(processes: Processes, random: Random) -> None:
-    workers = [pid for _, several in processes for pid in several]
-    if workers:
-        _send(random.choice(workers), signal.SIGKILL)
-
-
-def _to_one_rank(number: int) -> Callable[[Processes, Random], None]:
-    def strike(processes: Processes, random: Random) -> None:
-        _send(random.choice(processes)[0], number)
-    return strike
-
-
-def _several(ranks: int, workers: int) -> bool:
-    return ranks > 1
-
-
 KINDS: Dict[str, Kind] = {
-    'SIGKILL': Kind('the machine is gone, or out of memory', _to_trainers(signal.SIGKILL)),
-    'SIGKILL while writing': Kind('the same, in the middle of a checkpoint',
-                                  _to_trainers(signal.SIGKILL), moment='save'),
-    'SIGTERM': Kind('pre-emption; torchrun passes it on', _to_trainers(signal.SIGTERM),
-                    codes=(PREEMPTED, )),
-    'SIGUSR1': Kind('Slurm, before the time limit', _to_trainers(signal.SIGUSR1),
-                    codes=(PREEMPTED, )),
-    'SIGTERM to all': Kind('pre-emption that reaches data loader workers too', _to_all,
-                           possible=lambda ranks, workers: workers > 0, codes=(PREEMPTED, )),
+    'SIGKILL': Kind('the machine is gone, or out of memory', signal.SIGKILL),
+    'SIGKILL while writing': Kind('the same, in the middle of a checkpoint', signal.SIGKILL,
+                                  moment='save'),
+    'SIGTERM': Kind('pre-emption; torchrun passes it on', signal.SIGTERM, codes=(PREEMPTED, )),
+    'SIGUSR1': Kind('Slurm, before the time limit', signal.SIGUSR1, codes=(PREEMPTED, )),
+    'SIGTERM to all': Kind('pre-emption that reaches data loader workers too', signal.SIGTERM,
+                           _everybody, possible=lambda ranks, workers: workers > 0,
+                           codes=(PREEMPTED, )),
     # the trainer raises an error of PyTorch; nothing waits for a worker of a finished pass
-    'SIGKILL of a worker': Kind('out of memory, the largest process first', _to_one_worker,
-                                possible=lambda ranks, workers: workers > 0, codes=(1, 0)),
-    'SIGKILL of a rank': Kind('one machine of several is gone', _to_one_rank(signal.SIGKILL),
-                              possible=_several, codes=(-signal.SIGKILL, 1)),
-    'SIGTERM to one rank': Kind('pre-emption of one machine of several',
-                                _to_one_rank(signal.SIGTERM), possible=_several,
+    'SIGKILL of a worker': Kind('out of memory, the largest process first', signal.SIGKILL,
+                                _one_worker, possible=lambda ranks, workers: workers > 0,
+                                codes=(1, 0)),
+    'SIGKILL of a rank': Kind('one machine of several is gone', signal.SIGKILL, _one_rank,
+                              possible=lambda ranks, workers: ranks > 1,
+                              codes=(-signal.SIGKILL, 1)),
+    'SIGTERM to one rank': Kind('pre-emption of one machine of several', signal.SIGTERM,
+                                _one_rank, possible=lambda ranks, workers: ranks > 1,
                                 codes=(PREEMPTED, )),
 }
+
+
+def strike(kind: str, processes: Processes, random: Random) -> None:
+    """Send the signal of a kind to the processes that it chooses."""
+    for pid in KINDS[kind].victims(processes, random):
+        try:
+            os.kill(pid, KINDS[kind].number)
+        except ProcessLookupError:  # it has ended meanwhile
+            pass
 
 
 def allowed(ranks: int, workers: int) -> List[str]:

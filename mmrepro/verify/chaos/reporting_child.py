@@ -17,20 +17,14 @@ __all__ = ['RankEvent', 'train']
 
 
 class RankEvent(NamedTuple):
-    """What a rank reports.
-
-    Attributes:
-        kind: 'begin' of training, 'train' for an iteration, 'trained' after all of its hooks, 'val'
-            for a validation batch, 'metrics' of a validation, 'save' before a checkpoint is
-            written, 'end' of training.
-        iteration: that was finished, counted from 1; at which training begins or is validated.
-        content: what must be equal in every run, as text and numbers.
-        workers: process ids of its data loader workers.
-    """
+    """What a rank reports."""
+    # 'begin' of training, 'train' for an iteration, 'trained' after all of its hooks, 'val' for a
+    # validation batch, 'metrics' of a validation, 'save' before a checkpoint is written, 'end' of
+    # training
     kind: str
-    iteration: int
-    content: Any = None
-    workers: tuple = ()
+    iteration: int  # that was finished, counted from 1; at which training begins or is validated
+    content: Any = None  # what must be equal in every run, as text and numbers
+    workers: tuple = ()  # process ids of its data loader workers
 
 
 class _Sender(Hook):
@@ -97,10 +91,7 @@ def final_state(runner: Any) -> Dict[str, str]:
 def train(config: str, variables: Dict[str, str], connection: Any, log: str) -> None:
     """Train in this process, which becomes the leader of a process group; ends the process.
 
-    Args:
-        variables: those of a rank, see :func:`mmrepro.runs.launcher.rank_variables`.
-        connection: takes :class:`RankEvent`.
-        log: path that the output is added to.
+    ``connection`` takes every :class:`RankEvent`, the file ``log`` the output.
     """
     os.setsid()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
