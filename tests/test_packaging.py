@@ -111,7 +111,7 @@ def test_an_installed_package_finds_its_own_configs_and_tools(wheel, tmp_path):
     lazy.write_text('from mmengine.config import read_base\nwith read_base():\n'
                     '    from mmrepro.configs._base_.reproducible import *\n')
     code = ('from mmengine.config import Config\n'
-            'from mmrepro.demo.demo_config import demo_config, shipped\n'
+            'from mmrepro.demo.shipped_configs import demo_config, shipped\n'
             'print(shipped("tools/train.py")); print(demo_config("yolox_s").filename)\n'
             f'print(Config.fromfile({str(lazy)!r}).randomness)\n')
     env = {**os.environ, 'PYTHONPATH': str(tmp_path / 'site')}

@@ -7,7 +7,7 @@ import time
 from typing import List, Optional, Sequence, Tuple
 
 from ..demo.dataset import check_coco, refusal, write_dataset
-from ..demo.demo_config import shipped
+from ..demo.shipped_configs import shipped
 from ..demo.two_runs import RUNS, DemoRun, Record, prepare, train
 from ..exit_codes import DIFFERENT, DONE, USAGE
 from ..runs.launcher import TrainingFailed

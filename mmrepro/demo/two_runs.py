@@ -14,7 +14,7 @@ from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints, without_evaluation
 from ..runs.launcher import PlannedRun, launch_of, one_thread_each, run_all
 from ..runs.reduction import few_images
-from .demo_config import use_coco_classes, use_data
+from .shipped_configs import use_coco_classes, use_data
 
 __all__ = ['RUNS', 'DemoRun', 'DigestHook', 'Record', 'prepare', 'train']
 

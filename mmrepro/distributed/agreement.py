@@ -82,7 +82,7 @@ def start_fields(config_text: str,
     fields['config'] = config_text
     fields['operators'] = provider
     if provider == 'triton':
-        fields['version.triton'] = ops.fused.version()
+        fields['version.triton'] = ops.triton.version()
     fields.update((f'version.{name}', value) for name, value in _versions().items())
     fields.update(determinism.snapshot())
     fields.update(extra)

@@ -84,11 +84,11 @@ default_hooks = dict(checkpoint=dict(interval=1))
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
     """A folder with a config trained by tools/train.py, a function that runs a script, the log."""
-    from mmrepro.demo import demo_config, write_dataset
+    from mmrepro.demo import shipped_configs, write_dataset
     folder = tmp_path_factory.mktemp('trained')
     write_dataset(str(folder / 'data' / 'demo'), 0, 4, 2)
     (folder / 'config.py').write_text(TRAIN_CONFIG.format(
-        base=demo_config.shipped('configs/demo/yolox_s_demo.py')))
+        base=shipped_configs.shipped('configs/demo/yolox_s_demo.py')))
     env = {k: v for k, v in os.environ.items() if k not in ('PYTHONHASHSEED', RESTARTED)}
 
     def run(script, *arguments, **variables):

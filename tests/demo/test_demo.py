@@ -11,7 +11,7 @@ import pytest
 
 from mmrepro.cli import data as data_verb
 from mmrepro.cli import demo
-from mmrepro.demo import dataset, demo_config, photos, two_runs
+from mmrepro.demo import dataset, photos, shipped_configs, two_runs
 
 # of annotations alone: decoders of JPEG may differ in the last bit of a pixel
 ANNOTATIONS = {
@@ -200,7 +200,7 @@ def test_no_iteration_is_no_agreement():
 
 def test_the_two_runs_differ_in_what_must_not_matter_only(data):
     first, second = (
-        two_runs.prepare(demo_config.shipped(demo.DEFAULT_CONFIG), run, data, False, 10, 2)
+        two_runs.prepare(shipped_configs.shipped(demo.DEFAULT_CONFIG), run, data, False, 10, 2)
         for run in two_runs.RUNS)
     assert first.train_dataloader.num_workers == 0 and second.train_dataloader.num_workers == 2
     second.train_dataloader.update(num_workers=0, persistent_workers=False)
@@ -208,7 +208,8 @@ def test_the_two_runs_differ_in_what_must_not_matter_only(data):
 
 
 def test_prepared_for_coco_it_predicts_80_classes(data):
-    cfg = two_runs.prepare(demo_config.shipped(demo.DEFAULT_CONFIG), two_runs.RUNS[0], data, True,
+    config = shipped_configs.shipped(demo.DEFAULT_CONFIG)
+    cfg = two_runs.prepare(config, two_runs.RUNS[0], data, True,
                            10, 1)
     assert cfg.model.roi_head.bbox_head.num_classes == 80
     assert 'metainfo' not in cfg.train_dataloader.dataset
@@ -225,7 +226,7 @@ def test_two_processes_end_with_the_same_bits(tmp_path, capfd):
 @pytest.mark.slow
 def test_mmengines_own_streams_depend_on_the_workers_and_the_verdict_says_so(tmp_path, capfd):
     config = tmp_path / 'stock_streams.py'
-    config.write_text(f"_base_ = {demo_config.shipped('configs/demo/yolox_s_demo.py')!r}\n"
+    config.write_text(f"_base_ = {shipped_configs.shipped('configs/demo/yolox_s_demo.py')!r}\n"
                       "randomness = dict(worker_seed='mmengine', step_seed=False)\n")
     arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
     # the first batch comes from worker 0, whose seed is that of the main process
@@ -236,7 +237,7 @@ def test_mmengines_own_streams_depend_on_the_workers_and_the_verdict_says_so(tmp
 @pytest.mark.slow
 def test_a_failing_run_shows_its_log(tmp_path, capfd):
     config = tmp_path / 'broken.py'
-    config.write_text(f"_base_ = {demo_config.shipped(demo.DEFAULT_CONFIG)!r}\n"
+    config.write_text(f"_base_ = {shipped_configs.shipped(demo.DEFAULT_CONFIG)!r}\n"
                       "model = dict(type='NoSuchDetector')\n")
     arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
     assert demo.main([*arguments, '--config', str(config), '--images', '4', '--epochs', '1']) == 1

@@ -8,7 +8,7 @@ from mmengine.runner import Runner
 from small_runs import Points, clean, finish, small_run  # noqa: F401  clean is a fixture
 
 import mmrepro
-from mmrepro.demo.demo_config import demo_config
+from mmrepro.demo.shipped_configs import demo_config
 from mmrepro.facts import compatibility
 from mmrepro.facts.collect import collect_facts, flatten, read_settings, settings_of
 from mmrepro.facts.compatibility import CHANGES, HARMLESS, ResumeError, differences

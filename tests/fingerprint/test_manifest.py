@@ -145,7 +145,7 @@ def test_data_and_weights_are_recorded_by_content(tmp_path, data_root):
     from mmdet.registry import DATASETS
     from mmengine.dataset import ConcatDataset
 
-    from mmrepro.demo.demo_config import demo_config
+    from mmrepro.demo.shipped_configs import demo_config
     cfg = demo_config('faster-rcnn_r50_fpn', data_root).train_dataloader.dataset
     cfg.update(indices=3, pipeline=[], _scope_='mmdet')
     found = provenance.training_data(ConcatDataset([DATASETS.build(cfg)]))

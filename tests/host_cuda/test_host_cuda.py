@@ -153,7 +153,7 @@ def test_training_repeats_and_resumes(on_device, data_root, tmp_path, model, opt
 @pytest.mark.nightly
 def test_the_kernel_is_named(on_device, data_root, tmp_path):
     """Without deterministic=True the first kernel that adds as threads arrive is found."""
-    from mmrepro.demo.demo_config import demo_config
+    from mmrepro.demo.shipped_configs import demo_config
     cfg = demo_config('yolox_s', data_root)
     cfg.randomness.deterministic = False
     cfg.dump(tmp_path / 'config.py')

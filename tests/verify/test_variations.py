@@ -10,7 +10,7 @@ from launches import folder_of, training_of
 from mmengine.config import Config
 
 from mmrepro.cli.verify import main
-from mmrepro.demo.demo_config import demo_config
+from mmrepro.demo.shipped_configs import demo_config
 from mmrepro.fingerprint.writer import Writer
 from mmrepro.localise import entry
 from mmrepro.localise.search import LocaliseResult

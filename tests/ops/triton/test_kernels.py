@@ -348,7 +348,7 @@ def words(text):
 
 def test_kernels_compile_for_a_gpu(machine_code):
     names = collections.Counter(name for name, *_ in machine_code)
-    assert set(names) == {'filter_kernel', 'mean_kernel', 'spread_kernel', 'attend_kernel',
+    assert set(names) == {'filter_kernel', 'mean_kernel', 'scatter_kernel', 'attend_kernel',
                           'slope_kernel', 'conflict_kernel', 'sweep_kernel'}
     assert all(ptx for _, _, ptx, _ in machine_code)
 
@@ -366,7 +366,7 @@ def test_products_and_sums_are_not_contracted(machine_code):
     for name, dtype, ptx, sass in machine_code:
         # a sum of bfloat16 is written as a product with 1
         found = [word for word in words(ptx) if re.match(r'fma\.(?!rn\.bf16)', word)]
-        if name in ('mean_kernel', 'spread_kernel', 'attend_kernel', 'slope_kernel'):
+        if name in ('mean_kernel', 'scatter_kernel', 'attend_kernel', 'slope_kernel'):
             found += {'FFMA', 'DFMA'} & {word.split('.')[0] for word in words(sass)}
         assert not found, (name, dtype)
         assert 'div.full.f32' not in words(ptx), f'{name}: an approximate division'
