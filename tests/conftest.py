@@ -1,5 +1,6 @@
 """One machine's bits depend on threads: pin them before torch is imported."""
 import os
+from pathlib import Path
 
 for variable in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):
     os.environ[variable] = '1'
@@ -13,6 +14,54 @@ import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
 # MMEngine lays the text of a config out at every start and checkpoint, for seconds. The layout is
 # not tested here.
 mmengine.config.config.FormatCode = lambda text, **style: (text, True)
+
+
+# Modules that train, start many processes, or take over 20 seconds: `tools/test.sh --quick` leaves
+# them out, except for the test that is marked `smoke`.
+SLOW = {
+    'audit/test_audit_rules.py',
+    'checkpoint/test_lost_state.py',
+    'checkpoint/test_resume.py',
+    'checkpoint/test_resume_on_ranks.py',
+    'checkpoint/test_resume_state.py',
+    'cli/test_tools.py',
+    'data/test_cursor.py',
+    'data/test_fetch.py',
+    'data/test_loader.py',
+    'demo/test_demo.py',
+    'determinism/test_policy.py',
+    'dev/test_benchmarks.py',
+    'dev/test_import_stubs.py',
+    'dev/test_operator_check.py',
+    'distributed/test_agreement.py',
+    'distributed/test_ordered_reduction.py',
+    'distributed/test_process_group.py',
+    'distributed/test_training_on_ranks.py',
+    'facts/test_compatibility.py',
+    'fingerprint/test_operator_recorder.py',
+    'hooks/test_fingerprint_hook.py',
+    'hooks/test_preempt_on_ranks.py',
+    'host_cuda/test_host_cuda.py',
+    'localise/test_planted_faults.py',
+    'ops/aten/test_sync_bn.py',
+    'ops/mmcv/test_deform_conv.py',
+    'ops/test_provider.py',
+    'ops/triton/test_kernels.py',
+    'patches/test_hash_order.py',
+    'test_invariance.py',
+    'test_packaging.py',
+    'test_runner.py',
+    'verify/test_chaos.py',
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    folder = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(folder) and (
+                item.path.relative_to(folder).as_posix() in SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope='session')

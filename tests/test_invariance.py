@@ -148,7 +148,8 @@ def test_each_on_its_own(runs, tmp_path):
         assert_same_bits(found, results['baseline'], f'{model}, {name}')
 
 
-@pytest.mark.parametrize('runs', MODELS[1:3], indirect=True, scope='module')
+@pytest.mark.parametrize('runs', [
+    MODELS[1], pytest.param(MODELS[2], marks=pytest.mark.nightly)], indirect=True, scope='module')
 def test_fresh_processes_spawned_workers_and_hash_seeds(runs, data_root, tmp_path):
     """Another process, another PYTHONHASHSEED, workers that import everything afresh."""
     model, _, results = runs

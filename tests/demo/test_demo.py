@@ -217,6 +217,7 @@ def test_prepared_for_coco_it_predicts_80_classes(data):
 
 
 @pytest.mark.slow
+@pytest.mark.smoke
 def test_two_processes_end_with_the_same_bits(tmp_path, capfd):
     arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
     assert demo.main([*arguments, '--images', '4', '--epochs', '1']) == 0

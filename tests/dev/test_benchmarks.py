@@ -15,6 +15,7 @@ def bench(*args, check=True):
                           check=check)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path('/proc/self/clear_refs').exists(), reason='needs Linux')
 def test_rows_are_measured_and_others_stay(tmp_path):
     out = tmp_path / 'ops.json'

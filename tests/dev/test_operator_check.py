@@ -142,6 +142,7 @@ def test_the_script_of_a_checkout_checks_operators(tmp_path):
     assert '| roll | equal | 4 |' in text and str(tmp_path) not in text + json.dumps(result)
 
 
+@pytest.mark.nightly
 def test_the_script_of_an_installed_package_is_the_verb(tmp_path):
     """The wheel has the scripts under mmrepro/.mim/tools, and no catalogue of operators."""
     tools = tmp_path / '.mim' / 'tools'

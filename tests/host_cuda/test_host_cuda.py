@@ -110,7 +110,7 @@ def test_without_replacements_the_check_fails(on_device, tmp_path):
 
 # those that resize while they train, sample points and pool adaptively reach what torch refuses
 @pytest.mark.parametrize('only', [
-    'SOLOv2',
+    pytest.param('SOLOv2', marks=pytest.mark.nightly),
     pytest.param('YOLOX|Faster|Mask R|Cascade|RTMDet|PointRend|DCN|CARAFE',
                  marks=pytest.mark.nightly),
     pytest.param('DETR|DINO|Mask2Former|HTC', marks=pytest.mark.nightly),
