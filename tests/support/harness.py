@@ -6,6 +6,7 @@ process imports once, and every variant of a run is a forked child with its own 
 from __future__ import annotations
 
 import copy
+import importlib
 import multiprocessing
 import os
 import traceback
@@ -13,9 +14,13 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 import torch
-import torch._dynamo  # noqa: F401  every optimizer does, for seconds: once, before processes are forked
 
 from mmrepro.digests import state_digest as digest
+
+# What every training imports on the way, for a second or more: once, before processes are forked
+for name in ('torch._dynamo', 'matplotlib.pyplot', 'matplotlib.backends.backend_agg',
+             'pkg_resources', 'mmcv.ops', 'mmrepro.runner'):
+    importlib.import_module(name)
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 600  # seconds; a child that hangs is an error, not a wait
