@@ -55,8 +55,8 @@ class RandomnessConfig:
         cudnn_benchmark: search for the fastest convolution, whose choice may differ from run to
             run; None does what ``env_cfg.cudnn_benchmark`` says. Excludes ``deterministic=True``.
         float32_precision: 'highest', 'high' or 'medium' as in
-            ``torch.set_float32_matmul_precision``; None is 'highest' with ``deterministic``,
-            otherwise it is left alone.
+            ``torch.set_float32_matmul_precision``; None leaves it as it is. With
+            ``deterministic`` it may not change during the run.
         fill_uninitialized_memory: fill fresh memory with NaN (finds reads of uninitialised memory;
             costs up to 15 % of a step).
         num_threads: threads inside a CPU operator; None leaves it as it is.

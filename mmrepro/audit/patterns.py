@@ -75,13 +75,11 @@ _STRICT = PolicySettings(mode=True)
 
 # attributes of torch that the determinism policy sets -> values that keep it
 SETTINGS: Dict[str, Sequence[Any]] = {
-    'torch.backends.cuda.matmul.allow_tf32': (False, ),  # another name of a flag
-    **{flag.name: flag.wanted(_STRICT) for flag in FLAGS
-       if flag.name.startswith('torch.') and not flag.setter},
-}
+    flag.name: flag.wanted(_STRICT) for flag in FLAGS
+    if flag.name.startswith('torch.') and not flag.setter and not flag.pinned}
 
 # functions that set such switches -> arguments that keep determinism
 SETTING_CALLS: Dict[str, Sequence[Any]] = {
     'torch.use_deterministic_algorithms': (True, ),  # another name of a flag
-    **{flag.setter: flag.wanted(_STRICT) for flag in FLAGS if flag.setter},
+    **{flag.setter: flag.wanted(_STRICT) for flag in FLAGS if flag.setter and not flag.pinned},
 }

@@ -21,6 +21,7 @@ from .tables import (
     Flag,
     Mode,
     PolicySettings,
+    unchanged,
 )
 
 _logger = logging.getLogger('mmrepro')
@@ -96,7 +97,7 @@ def enable(mode: Mode = True,
             next three arguments apply in every mode, because they change bits.
         float32_precision: ``'highest'``: float32 everywhere, TF32 off. ``'high'``: TF32 in matrix
             products and convolutions. ``'medium'``: like ``'high'``, and bfloat16 on CPUs with
-            units for it. None: ``'highest'`` if ``mode``, else as it is.
+            units for it. None: as it is; with ``mode`` it may not change from here on.
         num_threads: Threads within one torch operator on the CPU; None: as it is.
         cudnn_enabled: None: as it is.
         fill_uninitialized_memory: Fill memory that was not written yet. Slow; shows reads of it.
@@ -195,9 +196,11 @@ def drifted() -> Tuple[Change, ...]:
     """Flags that were changed since ``enable``, so that the promise no longer holds."""
     if _active is None:
         return ()
-    found = []
+    saved, settings, found = _active[0], _active[1].settings, []
     for flag in FLAGS:
-        wanted, now = flag.wanted(_active[1].settings), _read(flag.get)
+        wanted, now = flag.wanted(settings), _read(flag.get)
+        if not wanted and flag.pinned and settings.mode:
+            wanted = unchanged(saved.flags[flag.name])
         if wanted and now not in (*wanted, UNAVAILABLE):
             found.append(Change(flag.name, wanted[0], now, flag.why))
     return tuple(found)

@@ -19,7 +19,8 @@ UNAVAILABLE = 'unavailable'  # this torch has no such switch
 UNREADABLE = 'unreadable'  # torch refuses: its old and its new precision API were both used
 
 # float32_precision -> what torch is told. TF32 repeats its bits like any other format; it is a
-# choice of precision, so it is pinned rather than forbidden.
+# choice of precision, so None keeps what torch has, and deterministic mode only watches that it
+# stays.
 #   matmul  torch.set_float32_matmul_precision
 #   tf32    torch.backends.cudnn.allow_tf32 (convolutions; torch's own default is True)
 #   cuda    fp32_precision of cuBLAS and cuDNN, torch >= 2.9
@@ -29,10 +30,6 @@ PRECISIONS = {
     'high': dict(matmul='high', tf32=True, cuda='tf32', cpu='tf32'),
     'medium': dict(matmul='medium', tf32=True, cuda='tf32', cpu='bf16'),
 }
-
-# What float32_precision=None means in deterministic mode: the one value whose bits do not depend on
-# whether the device, or its next driver, happens to have a TF32 path.
-DETERMINISTIC_PRECISION = 'highest'
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,6 @@ class PolicySettings:
     def precision(self) -> Optional[dict]:
         """The row of ``PRECISIONS`` in force, or None."""
         name = self.float32_precision
-        if name is None and self.mode:
-            name = DETERMINISTIC_PRECISION
         return None if name is None else PRECISIONS[name]
 
 
@@ -87,6 +82,7 @@ class Flag(NamedTuple):
     # env -> what to restore if the switch was not there on the way in, but is now
     later: Optional[Callable[[Mapping[str, str]], Any]] = None
     setter: str = ''  # torch's function that sets it, where it is no attribute
+    pinned: bool = False  # in deterministic mode it may not change, also where it is left as it is
 
 
 def _deterministic(*values: Any) -> Callable[[PolicySettings], Tuple[Any, ...]]:
@@ -223,13 +219,22 @@ def _benchmark(s: PolicySettings) -> Sequence[bool]:
     return (bool(s.cudnn_benchmark), ) if s.mode or s.cudnn_benchmark is not None else ()
 
 
+# torch computes 'none' as 'ieee'
+_IEEE = ('ieee', 'none')
+
+
+def unchanged(value: Any) -> Tuple[Any, ...]:
+    """The values of a pinned flag that mean the same as ``value``."""
+    return _IEEE if value in _IEEE else (value, )
+
+
 def _precision(key: str) -> Callable[[PolicySettings], Sequence[Any]]:
 
     def wanted(s: PolicySettings) -> Sequence[Any]:
         if s.precision is None:
             return ()
         value = s.precision[key]
-        return ('ieee', 'none') if value == 'ieee' else (value, )  # torch computes 'none' as 'ieee'
+        return unchanged(value)
 
     return wanted
 
@@ -252,21 +257,22 @@ def _set_native_operators(wanted: bool) -> None:
 # writing the old one also writes the new one, never the other way round. The global switch comes
 # last, when everything that it relies on is in place.
 FLAGS = (
-    _functions('torch.float32_matmul_precision', 'torch.get_float32_matmul_precision',
-               'torch.set_float32_matmul_precision', _precision('matmul'),
-               'float32 or TF32 in matrix products, on every release'),
-    _attribute('torch.backends.cudnn.allow_tf32', _precision('tf32'),
-               'float32 or TF32 in convolutions; on by default'),
-    *(_attribute(f'torch.backends.{owner}.fp32_precision', _precision('cuda'),
-                 f'the newer switch of {what}; it may be set on its own')
-      for owner, what in (('cuda.matmul', 'matrix products'), ('cudnn.conv', 'convolutions'),
-                          ('cudnn.rnn', 'recurrent layers'))),
-    _attribute('torch.backends.mkldnn.matmul.fp32_precision', _precision('cpu'),
-               'oneDNN rounds inputs where the CPU has units for it'),
-    *(_attribute(f'torch.backends.mkldnn.{owner}.fp32_precision',
-                 lambda s: () if s.precision is None else ('ieee', 'none'),
-                 f'{what} on the CPU stay float32')
-      for owner, what in (('conv', 'convolutions'), ('rnn', 'recurrent layers'))),
+    *(flag._replace(pinned=True) for flag in (
+        _functions('torch.float32_matmul_precision', 'torch.get_float32_matmul_precision',
+                   'torch.set_float32_matmul_precision', _precision('matmul'),
+                   'float32 or TF32 in matrix products, on every release'),
+        _attribute('torch.backends.cudnn.allow_tf32', _precision('tf32'),
+                   'float32 or TF32 in convolutions; TF32 by default'),
+        *(_attribute(f'torch.backends.{owner}.fp32_precision', _precision('cuda'),
+                     f'the newer switch of {what}; it may be set on its own')
+          for owner, what in (('cuda.matmul', 'matrix products'), ('cudnn.conv', 'convolutions'),
+                              ('cudnn.rnn', 'recurrent layers'))),
+        _attribute('torch.backends.mkldnn.matmul.fp32_precision', _precision('cpu'),
+                   'oneDNN rounds inputs where the CPU has units for it'),
+        *(_attribute(f'torch.backends.mkldnn.{owner}.fp32_precision',
+                     lambda s: () if s.precision is None else _IEEE,
+                     f'{what} on the CPU stay float32')
+          for owner, what in (('conv', 'convolutions'), ('rnn', 'recurrent layers'))))),
     _reduction('fp16', 'partial sums kept in 16 bits: the result depends on how many pieces a '
                'heuristic chose'),
     _reduction('bf16', 'the same for bfloat16'),

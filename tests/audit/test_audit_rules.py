@@ -114,7 +114,7 @@ TRIGGERS = {
                    'randomness.deterministic'),
     'cudnn-benchmark': (clean(env_cfg=dict(cudnn_benchmark=True)), {}, CHANGES,
                         'env_cfg.cudnn_benchmark'),
-    'precision': (stock(), dict(device='cuda'), MAY, 'randomness.float32_precision'),
+    'precision': (stock(), dict(device='cuda'), HINT, 'randomness.float32_precision'),
     'mixed-precision': (clean(optim_wrapper=dict(type='AmpOptimWrapper')), {}, HINT,
                         'optim_wrapper.type'),
     'compile': (clean(compile=dict(mode='max-autotune')), {}, MAY, 'compile.mode'),

@@ -101,7 +101,8 @@ def test_every_switch_of_the_policy_is_watched(tmp_path, monkeypatch):
         if flag.name.startswith('torch.'):
             line = f'{flag.setter}(x)' if flag.setter else f'{flag.name} = x'
             found = findings(tmp_path, monkeypatch, f'import torch\nx = 3\n{line}\n')
-            assert [f.rule for f in found] == ['switches'], line
+            # a precision is the user's own, and one that changes during a run stops it
+            assert [f.rule for f in found] == ['switches'] * (not flag.pinned), line
 
 
 def test_state_of_a_registered_class_is_not_named(tmp_path, monkeypatch):

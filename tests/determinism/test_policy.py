@@ -262,11 +262,16 @@ def test_every_variable_of_the_table_has_a_case():
 @pytest.mark.parametrize(('name', 'value'), [(n, v) for n, vs in BAD.items() for v in vs])
 def test_a_conflicting_variable_is_refused_not_overridden(name, value):
     before, env = flags(), {name: value}
-    with pytest.raises(DeterminismError) as error:
-        determinism.enable(env=env)
     row = next(row for row in tables.ENV if row.name == name)
+    # what concerns the precision contradicts a precision that was asked for, and else is recorded
+    precision = None if row.accepted(determinism.PolicySettings()) else 'highest'
+    if precision:
+        determinism.enable(env=dict(env))
+        determinism.disable()
+    with pytest.raises(DeterminismError) as error:
+        determinism.enable(env=env, float32_precision=precision)
     assert f'{name}={value!r}' in str(error.value)
-    for accepted in row.accepted(determinism.PolicySettings()):
+    for accepted in row.accepted(determinism.PolicySettings(True, precision)):
         assert accepted in str(error.value)
     assert env == {name: value} and flags() == before
 
@@ -353,17 +358,49 @@ def test_precision_counts_in_every_mode(mode, precision, matmul, tf32):
     assert torch.backends.cuda.matmul.allow_tf32 is tf32
 
 
-def test_no_precision_means_highest_in_deterministic_mode_only():
-    torch.set_float32_matmul_precision('high')
+@pytest.mark.parametrize('mode', [False, 'warn', True])
+@pytest.mark.parametrize('matmul, tf32', [('high', True), ('highest', False), ('highest', True)])
+def test_without_a_precision_it_is_left_as_the_user_has_it(mode, matmul, tf32):
+    before = torch.backends.cudnn.allow_tf32
     try:
-        determinism.enable(False, env={})
-        assert torch.get_float32_matmul_precision() == 'high'
-        determinism.enable(env={})
-        assert torch.get_float32_matmul_precision() == 'highest'
-        assert torch.backends.cudnn.allow_tf32 is False
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = tf32
+        found = determinism.snapshot({})
+        env = {'NVIDIA_TF32_OVERRIDE': '0'}
+        report = determinism.enable(mode, env=env)
+        assert torch.get_float32_matmul_precision() == matmul
+        assert torch.backends.cudnn.allow_tf32 is tf32 and env['NVIDIA_TF32_OVERRIDE'] == '0'
+        pinned = [flag.name for flag in tables.FLAGS if flag.pinned]
+        assert len(pinned) == 8 and not {change.name for change in report.changes} & {*pinned}
+        assert [determinism.snapshot({})[name] for name in pinned] == [found[n] for n in pinned]
     finally:
-        determinism.disable()
-        torch.set_float32_matmul_precision('highest')
+        _torch_precision(before)
+
+
+@pytest.mark.parametrize('mode', [False, True])
+def test_a_precision_that_changes_during_a_run_is_found(mode):
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        determinism.enable(mode, env={})
+        torch.set_float32_matmul_precision('highest')  # no change
+        assert determinism.drifted() == ()
+        torch.backends.cudnn.allow_tf32 = not before
+        torch.set_float32_matmul_precision('high')
+        found = {change.name: (change.before, change.after) for change in determinism.drifted()}
+        if mode:
+            assert found['torch.backends.cudnn.allow_tf32'] == (before, not before)
+            assert found['torch.float32_matmul_precision'] == ('highest', 'high')
+        else:
+            assert found == {}
+    finally:
+        _torch_precision(before)
+
+
+def _torch_precision(tf32):
+    determinism.disable()
+    torch.set_float32_matmul_precision('highest')
+    torch.backends.cudnn.allow_tf32 = tf32
+    if hasattr(torch.backends.cudnn, 'conv'):
         torch.backends.cuda.matmul.fp32_precision = 'none'
         torch.backends.mkldnn.matmul.fp32_precision = 'none'
 

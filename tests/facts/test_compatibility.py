@@ -86,6 +86,15 @@ def test_a_number_of_workers_matters_to_streams_of_workers():
         assert row.severity == severity
 
 
+def test_another_precision_matters_by_its_flags_not_by_its_key():
+    facts = {'hardware.gpu': 'H100', 'torch.backends.cudnn.allow_tf32': True,
+             'randomness.float32_precision': None}
+    spelt_out = {**facts, 'randomness.float32_precision': 'high'}
+    assert [row.severity for row in differences(facts, spelt_out)] == [HARMLESS]
+    changed = {**facts, 'torch.backends.cudnn.allow_tf32': False}
+    assert [row.severity for row in differences(facts, changed)] == [CHANGES]
+
+
 def test_validation_matters_when_training_reacts_to_it():
     name = 'config.train_cfg.val_interval'
     for hook, severity in (('EarlyStoppingHook', CHANGES), ('CheckInvalidLossHook', HARMLESS)):
