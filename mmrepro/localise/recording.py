@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from mmengine.dist import get_rank
@@ -15,14 +15,15 @@ from mmengine.hooks import Hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..data import placement_of
+from ..diagnosis.first_difference import PHASES, Diagnosis, diagnose
 from ..distributed.unwrap import unwrap
+from ..fingerprint import run_state
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record, read_records, write_records
 from ..runs.stopping import StopTraining
-from . import run_state
 from .sample_recorder import SampleRecorder, read_samples, tensors_of
 
-__all__ = ['RecordingPlan', 'attach', 'read_stream']
+__all__ = ['RecordingPlan', 'attach', 'diagnose_ranks', 'read_stream']
 
 # what hooks do between two training steps; the iterations of a validation change no weights
 HOOK_METHODS = (
@@ -68,6 +69,15 @@ def read_stream(folder: str, rank: int, *others: str) -> List[Record]:
         wanted = {f'sample {epoch}.{position}' for batch in batches for epoch, position in batch}
         samples = [record for record in samples if record.path.split('/')[0] in wanted]
     return samples + read_records(os.path.join(folder, OPERATORS_FILE.format(rank)))
+
+
+def diagnose_ranks(iteration: int, folder_a: str, folder_b: str,
+                   ranks: Sequence[int]) -> Optional[Diagnosis]:
+    """The first difference on any rank: the one in the earliest phase."""
+    found = [diagnose(iteration, rank, read_stream(folder_a, rank, folder_b),
+                      read_stream(folder_b, rank, folder_a)) for rank in ranks]
+    return min(filter(None, found), key=lambda one: (PHASES.index(one.phase), one.rank),
+               default=None)
 
 
 class _RecordingHook(Hook):

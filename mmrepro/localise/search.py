@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ..diagnosis.first_difference import Diagnosis
 from ..fingerprint.difference import Divergence, first_divergence, not_compared
 from ..fingerprint.reader import RecordedRun, read_run
 from ..fingerprint.schema import value_of
 from .compared_runs import RunSpec, start
-from .diagnosis import Diagnosis, diagnose_ranks
-from .recording import RecordingPlan
+from .recording import RecordingPlan, diagnose_ranks
 from .values import ValueDifference, compare_kept
 from .variation_effect import settings_without_effect
 

@@ -10,8 +10,7 @@ from harness import Child, digest
 from mmengine.runner import Runner
 
 from mmrepro.fingerprint.records import Record, write_records
-from mmrepro.localise.diagnosis import diagnose_ranks
-from mmrepro.localise.recording import RecordingPlan, attach, read_stream
+from mmrepro.localise.recording import RecordingPlan, attach, diagnose_ranks, read_stream
 from mmrepro.runs.stopping import StopTraining
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmrepro.diagnosis import alignment
+from mmrepro.diagnosis.alignment import first_difference, matches
 from mmrepro.fingerprint.records import Record
-from mmrepro.localise import alignment
-from mmrepro.localise.alignment import first_difference, matches
 
 
 def op(name, inputs=(), outputs=(), **more):

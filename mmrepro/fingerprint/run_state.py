@@ -7,7 +7,7 @@ from typing import Any, Dict, List
 import torch
 
 from ..distributed.unwrap import optim_wrappers, unwrap
-from ..fingerprint import generator_states
+from . import generator_states
 
 __all__ = ['attributes', 'numbers', 'tensors']
 

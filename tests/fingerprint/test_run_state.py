@@ -3,7 +3,7 @@ import types
 
 import torch
 
-from mmrepro.localise import run_state
+from mmrepro.fingerprint import run_state
 
 
 class Warm(torch.nn.Linear):

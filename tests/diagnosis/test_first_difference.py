@@ -1,6 +1,6 @@
 """The diagnosis of two streams: what is named, and how it reads."""
+from mmrepro.diagnosis.first_difference import diagnose
 from mmrepro.fingerprint.records import Record
-from mmrepro.localise.diagnosis import diagnose
 
 
 def test_one_sample_of_a_batch_does_not_make_another():

@@ -8,9 +8,8 @@ from ..fingerprint.records import Record, useful_calls
 from .alignment import first_difference
 from .causes import find_cause
 from .context import DifferenceContext
-from .recording import read_stream
 
-__all__ = ['Diagnosis', 'diagnose', 'diagnose_ranks']
+__all__ = ['PHASES', 'Diagnosis', 'diagnose']
 
 # when ranks differ first in different phases, the earliest phase is where it began
 PHASES = ('start', 'data', 'forward', 'loss', 'backward', 'optimizer', 'hook')
@@ -38,7 +37,7 @@ class Diagnosis(NamedTuple):
     """The first difference of two runs."""
     iteration: int  # counted from 0
     rank: int  # of the process in which it began
-    kind: str  # see mmrepro.localise.alignment.StreamDifference
+    kind: str  # see mmrepro.diagnosis.alignment.StreamDifference
     phase: str  # of the record, as the next three
     path: str
     operator: str
@@ -108,15 +107,6 @@ def diagnose(iteration: int, rank: int, a: Sequence[Record],
         iteration, rank, found.kind, record.phase, record.path, record.name, record.shapes,
         _differing(context), record.stack, cause.name, cause.why, cause.fix, tuple(evidence),
         _sample(context), context.mover(), extra, _number(found.a, a), _number(found.b, b))
-
-
-def diagnose_ranks(iteration: int, folder_a: str, folder_b: str,
-                   ranks: Sequence[int]) -> Optional[Diagnosis]:
-    """The first difference on any rank: the one in the earliest phase."""
-    found = [diagnose(iteration, rank, read_stream(folder_a, rank, folder_b),
-                      read_stream(folder_b, rank, folder_a)) for rank in ranks]
-    return min(filter(None, found), key=lambda one: (PHASES.index(one.phase), one.rank),
-               default=None)
 
 
 def _number(number: Optional[int], stream: Sequence[Record]) -> Optional[int]:

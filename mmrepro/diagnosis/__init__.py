@@ -1,0 +1,1 @@
+"""Two recordings of an iteration: the first record that differs, and why."""
