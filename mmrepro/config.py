@@ -4,10 +4,10 @@ from __future__ import annotations
 import copy
 import difflib
 import warnings
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Dict, List, Mapping, MutableMapping, Optional, Tuple, Union
 
-from .seeds import MAX_SEED, SCHEME, check_seed
+from .seeds import MAX_SEED, SCHEME, STREAMS, Root, check_seed
 
 __all__ = ['LEGACY_KEYS', 'RandomnessConfig', 'RandomnessError', 'refuse_misspelt',
            'upgrade_legacy_keys']
@@ -33,6 +33,12 @@ _CHOICES: Dict[str, Tuple[Any, ...]] = {
     'fill_uninitialized_memory': _BOOL,
     'resume_strict': _BOOL,
 }
+# key, value -> the streams that nothing draws from then; None: all of them
+_UNUSED_STREAMS = (
+    ('worker_seed', 'mmengine', None),
+    ('worker_seed', 'worker', ('sample', )),
+    ('step_seed', False, ('hook', 'step')),
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class RandomnessConfig:
     fill_uninitialized_memory: bool = False
     num_threads: Optional[int] = None
     resume_strict: bool = True
+    streams: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.seed is not None:
@@ -88,6 +95,7 @@ class RandomnessConfig:
                 raise RandomnessError(
                     f'randomness.{name}={value!r} is not allowed; allowed: '
                     f'{", ".join(map(repr, allowed))}')
+        object.__setattr__(self, 'streams', self._checked_streams())
         if self.deterministic is True and self.cudnn_benchmark:
             raise RandomnessError(
                 'randomness.cudnn_benchmark=True and randomness.deterministic=True exclude each '
@@ -109,15 +117,27 @@ class RandomnessConfig:
             raise RandomnessError(
                 f'randomness={randomness!r} has type {type(randomness).__name__}; allowed is a '
                 "dict such as dict(seed=42, deterministic=True)")
-        known = [field.name for field in fields(cls)]
-        for key in randomness:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                hint = f'; did you mean {near[0]!r}?' if near else ''
-                raise RandomnessError(
-                    f'randomness has an unknown key {key!r} (value {randomness[key]!r}){hint} '
-                    f'Known keys: {", ".join(known)}')
+        _refuse_unknown('randomness', randomness, [field.name for field in fields(cls)], 'keys')
         return cls(**dict(randomness))
+
+    def _checked_streams(self) -> Dict[str, int]:
+        if not isinstance(self.streams, Mapping):
+            raise RandomnessError(
+                f'randomness.streams={self.streams!r} has type {type(self.streams).__name__}; '
+                'allowed is a dict such as dict(init=7)')
+        _refuse_unknown('randomness.streams', self.streams, list(STREAMS), 'streams')
+        for stream, root in self.streams.items():
+            _checked_int(f'streams.{stream}', root, 0, MAX_SEED, 'an int')
+            for key, value, unused in _UNUSED_STREAMS:
+                if getattr(self, key) == value and (unused is None or stream in unused):
+                    raise RandomnessError(f'randomness.streams.{stream}={root!r} has no effect '
+                                          f'with randomness.{key}={value!r}; remove one of them')
+        return dict(self.streams)
+
+    @property
+    def root(self) -> Root:
+        """Where all streams begin: the seed, and the roots that streams have of their own."""
+        return Root(check_seed(self.seed, 'randomness.seed'), self.streams)
 
     def with_seed(self, seed: int) -> RandomnessConfig:
         """The same configuration with the seed that is in effect."""
@@ -160,11 +180,22 @@ class RandomnessConfig:
         return '\n'.join(f'{name:<{width}}  {value}'.rstrip() for name, value in rows)
 
 
-def _checked_int(name: str, value: Any, low: int, high: int) -> None:
+def _refuse_unknown(name: str, given: Mapping[str, Any], known: List[str], kind: str) -> None:
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f'; did you mean {near[0]!r}?' if near else '.'
+            raise RandomnessError(
+                f'{name} has an unknown {kind[:-1]} {key!r} (value {given[key]!r}){hint} '
+                f'Known {kind}: {", ".join(known)}')
+
+
+def _checked_int(name: str, value: Any, low: int, high: int, allowed: str = 'None or an int'
+                 ) -> None:
     an_int = isinstance(value, int) and not isinstance(value, bool)
     if not an_int or not low <= value <= high:
         problem = 'is out of range' if an_int else f'has type {type(value).__name__}'
-        raise RandomnessError(f'randomness.{name}={value!r} {problem}; allowed is None or an int '
+        raise RandomnessError(f'randomness.{name}={value!r} {problem}; allowed is {allowed} '
                               f'from {low} to {high}')
 
 

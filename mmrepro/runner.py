@@ -96,7 +96,7 @@ class ReproRunnerMixin:
         self._randomness_cfg = config.as_dict()
         self.cfg['randomness'] = config.as_dict()
         self._enable_policy(config)
-        seeds.set_root(config.seed)
+        seeds.set_root(config.root)
         self._prepare_packages()
         self.facts = collect_facts(self.cfg, config.as_dict(), get_world_size())
         self.resuming.differences = self.resuming.compare(self.facts, config.resume_strict)
@@ -110,7 +110,7 @@ class ReproRunnerMixin:
 
     def _seed_init(self) -> None:
         if not self._repro.legacy:
-            seeds.seed_all(self._repro.seed, 'init', 'model',
+            seeds.seed_all(self._repro.root, 'init', 'model',
                            *((get_rank(),) if self._repro.diff_rank_seed else ()))
 
     def _prepare_packages(self) -> None:
@@ -138,7 +138,7 @@ class ReproRunnerMixin:
         """
         if determinism.in_force() is not self._policy:
             self._enable_policy(self._repro)
-            seeds.set_root(self._repro.seed)
+            seeds.set_root(self._repro.root)
             self._prepare_packages()
 
     def train(self) -> Any:
@@ -207,10 +207,10 @@ class ReproRunnerMixin:
             return dataloader
         # For samplers that mmrepro does not know. The same on all ranks, also with
         # diff_rank_seed: ranks that shuffle differently would share samples.
-        sampler_seed = seeds.derive(config.seed, 'sampler', 'build').torch >> 33
+        sampler_seed = seeds.derive(config.root, 'sampler', 'build').torch >> 33
         with seeds.isolate_rng():
             # datasets may draw while they are built, whatever was drawn until now
-            seeds.seed_all(config.seed, 'dataset', 'build', self._stream)
+            seeds.seed_all(config.root, 'dataset', 'build', self._stream)
             loader = super().build_dataloader(dataloader, sampler_seed, False)
         user_init = loader.worker_init_fn if 'worker_init_fn' in dataloader else None
         self._adopt(loader, self._stream, user_init)

@@ -16,6 +16,8 @@ by the process that asks. The derivation is part of the file format (``SCHEME``)
 
 A field is self-delimiting, so two different addresses never give the same message, and a 384-bit
 digest does not collide in practice. Seeds next to each other (0, 1, 2) share nothing.
+
+A stream may have a root of its own (:class:`Root`), which then stands in the message.
 """
 from __future__ import annotations
 
@@ -24,15 +26,15 @@ import random
 import struct
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from typing import Any, Iterator, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 import torch
 
 __all__ = [
-    'MAX_SEED', 'SCHEME', 'STREAMS', 'Seeds', 'capture_rng', 'check_seed', 'derive', 'isolate_rng',
-    'python_generator', 'random_state', 'restore_rng', 'root', 'seed_all', 'set_root',
-    'torch_generator'
+    'MAX_SEED', 'SCHEME', 'STREAMS', 'Root', 'Seeds', 'capture_rng', 'check_seed', 'derive',
+    'isolate_rng', 'python_generator', 'random_state', 'restore_rng', 'root', 'seed_all',
+    'set_root', 'torch_generator'
 ]
 
 SCHEME = 1
@@ -71,6 +73,24 @@ class Seeds(NamedTuple):
     accelerator: int
 
 
+class Root(int):
+    """A root seed, some of whose streams have roots of their own.
+
+    It is the integer of all other streams, and goes wherever a root goes.
+
+    >>> derive(Root(42, dict(init=7)), 'init') == derive(7, 'init')
+    True
+    >>> derive(Root(42, dict(init=7)), 'step', 3) == derive(42, 'step', 3)
+    True
+    """
+    streams: Dict[str, int]  # stream -> its root
+
+    def __new__(cls, seed: int, streams: Optional[Mapping[str, int]] = None) -> Root:
+        self = super().__new__(cls, seed)
+        self.streams = dict(streams or {})
+        return self
+
+
 _DIGEST = struct.Struct('<16s4IQQ')
 
 
@@ -105,6 +125,8 @@ def _prefix(root_seed: int, stream: str) -> hashlib.blake2b:
 
 
 def _digest(root_seed: int, stream: str, key: Tuple[Key, ...]) -> bytes:
+    if isinstance(root_seed, Root):
+        root_seed = root_seed.streams.get(stream, int(root_seed))
     state = _prefix(root_seed, stream).copy()
     for part in key:
         state.update(_field(part))
@@ -115,7 +137,8 @@ def derive(root_seed: int, stream: str, *key: Key) -> Seeds:
     """Seeds of the stream ``(root_seed, stream, *key)``.
 
     Args:
-        root_seed: the run's seed, 0 to 2**64 - 1.
+        root_seed: the run's seed, 0 to 2**64 - 1; a :class:`Root` may name another one for
+            some streams.
         stream: one of :data:`STREAMS`.
         key: integers (64 bit, signed) and strings that say where we are.
 
@@ -200,7 +223,9 @@ def root() -> Optional[int]:
 def set_root(seed: Optional[int]) -> None:
     """Make ``seed`` the root of this process (None: no run is active)."""
     global _root
-    _root = None if seed is None else check_seed(seed)
+    if seed is not None:
+        check_seed(seed)
+    _root = seed if seed is None or isinstance(seed, Root) else int(seed)
 
 
 def capture_rng(accelerators: bool = True) -> Tuple[Any, ...]:

@@ -51,6 +51,7 @@ SLOW = {
     'test_invariance.py',
     'test_packaging.py',
     'test_runner.py',
+    'test_streams_with_roots.py',
     'verify/test_chaos.py',
 }
 

@@ -11,7 +11,7 @@ def test_defaults():
         seed=None, diff_rank_seed=False, deterministic=False, worker_seed='sample',
         step_seed=True, operators=None, cudnn_enabled=None, cudnn_benchmark=None,
         float32_precision=None, fill_uninitialized_memory=False, num_threads=None,
-        resume_strict=True)
+        resume_strict=True, streams={})
     assert RandomnessConfig.parse(None) == RandomnessConfig()
 
 
@@ -33,6 +33,16 @@ def test_defaults():
     (dict(num_threads=0), 'randomness.num_threads=0 is out of range'),
     (dict(num_threads=True), 'randomness.num_threads=True has type bool'),
     ([('seed', 1)], 'has type list; allowed is a dict'),
+    (dict(streams=7), r'randomness.streams=7 has type int; allowed is a dict such as dict\(init=7'),
+    (dict(streams=dict(smaple=7)),
+     r"randomness.streams has an unknown stream 'smaple' \(value 7\); did you mean 'sample'\?"),
+    (dict(streams=dict(zzz=7)), 'unknown stream .*Known streams: init, sampler, sample, hook'),
+    (dict(streams=dict(init=None)), 'streams.init=None has type NoneType; allowed is an int from'),
+    (dict(streams=dict(init=-1)), 'randomness.streams.init=-1 is out of range'),
+    (dict(streams=dict(step=1), step_seed=False),
+     'randomness.streams.step=1 has no effect with randomness.step_seed=False; remove one'),
+    (dict(streams=dict(sample=1), worker_seed='worker'), "no effect with .*worker_seed='worker'"),
+    (dict(streams=dict(init=1), worker_seed='mmengine', step_seed=False), 'has no effect'),
 ])
 def test_bad_values_are_refused_by_name(randomness, message):
     with pytest.raises(RandomnessError, match=message):
@@ -74,3 +84,11 @@ def test_a_config_in_the_new_form_is_left_alone():
     before = copy.deepcopy(cfg)
     upgrade_legacy_keys(cfg)
     assert cfg == before
+
+
+def test_streams_may_have_roots_of_their_own():
+    parsed = RandomnessConfig.parse(dict(seed=42, streams=dict(init=7)))
+    assert parsed.root == 42 and parsed.root.streams == dict(init=7)
+    assert RandomnessConfig.parse(parsed.as_dict()) == parsed
+    assert parsed.with_seed(3).root.streams == dict(init=7)
+    assert hash(parsed) is not None

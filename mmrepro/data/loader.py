@@ -69,11 +69,11 @@ def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank
             f'the batch sampler {name} has no attribute `sampler`: MMEngine sets the epoch on it, '
             f'and the positions of samples come from it. Let {name} take a sampler, keep it as '
             f'`self.sampler`, and make its batches of what it yields; or {_LEGACY}')
-    placement = Placement(config.seed)
+    placement = Placement(config.root)
     adopt_sampler(loader.batch_sampler.sampler, placement)
     adopt_batch_sampler(loader.batch_sampler, placement)
     loader.collate_fn = keyed_collate(loader.collate_fn)
-    fetch = KeyedFetch(dataset, config.seed, stream, config.worker_seed == 'sample', rank,
+    fetch = KeyedFetch(dataset, config.root, stream, config.worker_seed == 'sample', rank,
                        isinstance(loader.collate_fn, KeyedCollate))
     fetch.own_generators()  # one that cannot be seeded is an error now, not in a worker
     dataset.__getitems__ = fetch

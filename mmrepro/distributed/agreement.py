@@ -78,7 +78,10 @@ def start_fields(config_text: str,
     if provider is None:
         provider = ops.provider() if 'mmcv._ext' in sys.modules else 'mmcv is not in use'
     fields: Dict[str, Any] = {'scheme': SCHEME}
-    fields.update((f'randomness.{name}', value) for name, value in randomness.items())
+    for name, value in randomness.items():
+        # a row for each stream that has a root of its own, and none where no stream has
+        parts = value if isinstance(value, Mapping) else {'': value}
+        fields.update((f'randomness.{name}.{part}'.rstrip('.'), one) for part, one in parts.items())
     fields['config'] = config_text
     fields['operators'] = provider
     if provider == 'triton':

@@ -68,6 +68,7 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
     ('randomness.resume_strict', HARMLESS, ''),
     ('randomness.operators', HARMLESS, 'the provider of operators is compared by itself'),
     ('randomness.float32_precision', HARMLESS, 'the flags that it sets are compared by themselves'),
+    ('randomness.streams.*', CHANGES, 'different random numbers in this stream'),
     ('randomness.*', CHANGES, 'different random numbers or kernels'),
     ('scheme', CHANGES, 'random numbers are derived in another way'),
     ('world_size', CHANGES, 'different batches per rank, gradients added in a different order'),

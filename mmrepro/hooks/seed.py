@@ -17,11 +17,11 @@ class _Seeds(Hook):
     """What both hooks need: the streams of one run."""
 
     def __init__(self, config: RandomnessConfig, rank: int) -> None:
-        self._config = config
+        self._config, self._root = config, config.root
         self._ranks = (rank,) if config.diff_rank_seed else ()
 
     def _seed(self, stream: str, *key: seeds.Key) -> None:
-        seeds.seed_all(self._config.seed, stream, *key, *self._ranks)
+        seeds.seed_all(self._root, stream, *key, *self._ranks)
 
 
 @HOOKS.register_module()
