@@ -26,7 +26,7 @@ _CHOICES: Dict[str, Tuple[Any, ...]] = {
     'deterministic': (False, 'warn', True),
     'worker_seed': ('sample', 'worker', 'mmengine'),
     'step_seed': _BOOL,
-    'operators': (None, 'torch', 'triton'),
+    'operators': (None, 'auto', 'torch', 'triton'),
     'cudnn_enabled': (None, *_BOOL),
     'cudnn_benchmark': (None, *_BOOL),
     'float32_precision': (None, 'highest', 'high', 'medium'),
@@ -54,9 +54,11 @@ class RandomnessConfig:
             the global sample stream; 'worker': rank, worker and epoch; 'mmengine': MMEngine's own
             formula, for repeating an old run.
         step_seed: put the generators at the start of their stream before each training step.
-        operators: who provides mmcv's operators. 'torch': mmrepro's, in PyTorch; 'triton': the
-            same, with single kernels in Triton on CUDA where there are some; None: 'torch' with
-            ``deterministic``, else whatever mmcv has.
+        operators: who provides mmcv's operators. 'torch': mmrepro's, in PyTorch, with the same
+            bits however mmcv was installed; 'triton': the same, with single kernels in Triton on
+            CUDA where there are some; 'auto': on a CPU as 'torch', and on CUDA for each operator
+            the fastest form that adds in a fixed order, compiled ones of mmcv included; None:
+            'auto' with ``deterministic``, else whatever mmcv has.
         cudnn_enabled: use cuDNN; None leaves it as it is.
         cudnn_benchmark: search for the fastest convolution, whose choice may differ from run to
             run; None does what ``env_cfg.cudnn_benchmark`` says. Excludes ``deterministic=True``.

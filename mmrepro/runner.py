@@ -118,7 +118,7 @@ class ReproRunnerMixin:
         if 'mmdet' in sys.modules or self.cfg.get('default_scope') == 'mmdet':
             patches.apply(legacy=self._repro.legacy)
             if self._repro.operators or self._repro.deterministic:
-                ops.use(self._repro.operators or 'torch')
+                ops.use(self._repro.operators or 'auto')
 
     def register_hooks(self, *args: Any, **kwargs: Any) -> None:
         super().register_hooks(*args, **kwargs)

@@ -62,34 +62,50 @@ def check_agreement(fields: Mapping[str, Any], timeout: Timeout = DEFAULT_TIMEOU
 
 def start_fields(config_text: str,
                  randomness: Mapping[str, Any],
-                 provider: Optional[str] = None,
+                 operators: Optional[Mapping[str, str]] = None,
                  **extra: Any) -> Dict[str, Any]:
     """What all ranks must have in common at the start. Call it after ``determinism.enable``.
 
     Args:
         config_text: The effective config, for example ``cfg.pretty_text``.
         randomness: The effective values, the seed included.
-        provider: Who provides mmcv's operators; None: the current provider.
+        operators: Who provides mmcv's operators, as :func:`operator_fields`; None: who does now.
         extra: More fields.
 
     Returns:
         dict: randomness, config, versions, operator provider, environment and flags.
     """
-    if provider is None:
-        provider = ops.provider() if 'mmcv._ext' in sys.modules else 'mmcv is not in use'
+    operators = operator_fields() if operators is None else operators
     fields: Dict[str, Any] = {'scheme': SCHEME}
     for name, value in randomness.items():
         # a row for each stream that has a root of its own, and none where no stream has
         parts = value if isinstance(value, Mapping) else {'': value}
         fields.update((f'randomness.{name}.{part}'.rstrip('.'), one) for part, one in parts.items())
     fields['config'] = config_text
-    fields['operators'] = provider
-    if provider == 'triton':
+    fields.update(operators)
+    if 'triton' in operators.values():
         fields['version.triton'] = ops.triton.version()
+    if 'compiled' in operators.values() and 'mmcv._ext' in sys.modules:
+        extension = sys.modules['mmcv._ext']
+        fields['version.mmcv_build'] = (f'{extension.get_compiler_version()}, CUDA '
+                                        f'{extension.get_compiling_cuda_version()}')
     fields.update((f'version.{name}', value) for name, value in _versions().items())
     fields.update(determinism.snapshot())
     fields.update(extra)
     return fields
+
+
+def operator_fields() -> Dict[str, str]:
+    """'operators': who provides mmcv's operators, and 'operators.NAME' where one has another.
+
+    Bits depend on it: the forms of one operator round at different points.
+    """
+    if 'mmcv._ext' not in sys.modules:
+        return {'operators': 'mmcv is not in use'}
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    base = 'compiled' if ops.provider() == 'compiled' else 'torch'
+    return {'operators': base, **{
+        f'operators.{name}': who for name, who in ops.exceptions(device).items()}}
 
 
 def _versions() -> Dict[str, Optional[str]]:

@@ -1,14 +1,24 @@
 """mmcv's compiled operators in PyTorch: nothing to build, and the same bits on every run.
 
-``operator_table`` has one row per operator, ``provider`` installs them as ``mmcv._ext``, ``gather``
-is the primitive that most of them use, and ``mmcv`` has a module per family. ``aten`` replaces
+``operator_table`` has one row per operator, ``choice`` says which implementation of one runs,
+``provider`` installs them as ``mmcv._ext``, ``gather`` is the primitive that most of them use, and ``mmcv`` has a module per family. ``aten`` replaces
 torch's own operators, ``triton`` has fused kernels for CUDA, and ``guard`` reports operators of
 unknown determinism. Importing this package does not import torch.
 """
 from __future__ import annotations
 
+from .operator_report import catalogue
 from .operator_table import TABLE
-from .provider import catalogue, install, installed, provider, provider_of, uninstall, use, using
+from .provider import (
+    exceptions,
+    install,
+    installed,
+    provider,
+    provider_of,
+    uninstall,
+    use,
+    using,
+)
 
-__all__ = ['TABLE', 'catalogue', 'install', 'installed', 'provider', 'provider_of', 'uninstall',
-           'use', 'using']
+__all__ = ['TABLE', 'catalogue', 'exceptions', 'install', 'installed', 'provider', 'provider_of',
+           'uninstall', 'use', 'using']

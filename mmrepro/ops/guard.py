@@ -32,6 +32,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .operator_table import TABLE
+from .provider import provider_of
 
 __all__ = ['KNOWN', 'NAMESPACES', 'UnknownOperator', 'OperatorGuard', 'extensions']
 
@@ -108,6 +109,17 @@ def extensions() -> Set[str]:
     return found
 
 
+def _ordered_operators() -> Set[str]:
+    """Compiled operators of mmcv's files none of which adds with atomics, by their reported names.
+
+    A backward runs on a thread of autograd, where the guard does not see it; so a forward is
+    reported too, unless the backward was replaced.
+    """
+    atomic = {row.source for name, row in TABLE.items() if row.compiled == 'atomics'
+              and ('mmcv._ext' not in sys.modules or provider_of(name, 'cuda') == 'compiled')}
+    return {f'mmcv._ext.{name}' for name, row in TABLE.items() if row.source not in atomic}
+
+
 class _Dispatch(TorchDispatchMode):
     def __init__(self, see: Callable[[Any, Any, Any], None]) -> None:
         super().__init__()
@@ -144,10 +156,7 @@ class OperatorGuard:
             getattr(module, '_compiled_call_impl', None) is not None
             or type(module).__name__ == 'OptimizedModule' for module in model.modules())
         self._devices = tuple(devices)
-        # files of mmcv whose compiled kernels add with atomics
-        atomic = {row.source for row in TABLE.values() if row.compiled == 'atomics'}
-        self._allowed = {*KNOWN, *allow, *(
-            f'mmcv._ext.{name}' for name, row in TABLE.items() if row.source not in atomic)}
+        self._allowed = {*KNOWN, *allow, *_ordered_operators()}
         self._report = report
         self._settled: Set[Any] = set()  # operators already decided on
         self._extensions: Set[str] = set()

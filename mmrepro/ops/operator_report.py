@@ -1,15 +1,49 @@
 """The catalogue of operators as text, as JSON and as the tables of docs/reference/operators.md."""
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from .operator_table import FAMILIES
-from .provider import CatalogueEntry, provider
+from .operator_table import FAMILIES, TABLE
+from .provider import choice
 
-__all__ = ['as_json', 'as_markdown', 'as_text']
+__all__ = ['CatalogueEntry', 'as_json', 'as_markdown', 'as_text', 'catalogue']
 
 # Whether a kind of compiled kernel gives the same bits on every run.
-_COMPILED = {'atomics': '**no**: atomics', 'ordered': 'yes'}
+_COMPILED = {'atomics': '**no**: atomics', 'ordered': 'yes', 'host': 'yes, on the CPU'}
+
+
+class CatalogueEntry(NamedTuple):
+    """One operator of :func:`catalogue`."""
+
+    operator: str
+    provider: str  # 'torch', 'triton', 'compiled' or 'none'
+    reason: str  # why this provider
+    deterministic: bool  # whether it gives the same bits on every run on the requested device
+    why: str
+    users: str
+    source: str
+
+
+def catalogue(device: str = 'cpu', wanted: Optional[str] = None) -> List[CatalogueEntry]:
+    """All operators, their provider and why, and whether it is deterministic on ``device``.
+
+    ``wanted`` is one of :data:`mmrepro.ops.choice.PROVIDERS`, whose choice is shown; None: the current one. mmcv's
+    compiled kernels are single-threaded loops on a CPU; on CUDA some of them add with atomics.
+    """
+    entries = []
+    for row in TABLE.values():
+        found, reason = choice(row.name, device, wanted)
+        if found in ('torch', 'triton'):
+            same, why = True, row.why
+        elif found == 'none':
+            same, why = False, 'not available here: raises when called'
+        elif row.compiled == 'atomics' and device != 'cpu':
+            same, why = False, 'adds floats with atomics, in the order in which threads arrive'
+        else:
+            same, why = True, 'compiled kernel without atomics'
+        entries.append(CatalogueEntry(row.name, found, reason, same, why, row.users,
+                                      f'mmcv/ops/{row.source}'))
+    return entries
 
 
 def _verdict(entry: CatalogueEntry) -> str:
@@ -18,23 +52,22 @@ def _verdict(entry: CatalogueEntry) -> str:
     return 'yes' if entry.deterministic else 'NO'
 
 
-def as_text(entries: Sequence[CatalogueEntry], device: str) -> str:
-    """A line per operator, and totals."""
-    lines = [('operator', 'provider', f'same bits on {device}', 'used by'),
-             *((e.operator, e.provider, _verdict(e), e.users) for e in entries)]
-    widths = [max(len(line[i]) for line in lines) for i in range(3)]
+def as_text(entries: Sequence[CatalogueEntry], device: str, wanted: str) -> str:
+    """A line per operator, and totals; ``wanted`` is the provider whose choices these are."""
+    lines = [('operator', 'provider', f'same bits on {device}', 'why this provider', 'used by'),
+             *((e.operator, e.provider, _verdict(e), e.reason, e.users) for e in entries)]
+    widths = [max(len(line[i]) for line in lines) for i in range(4)]
     table = '\n'.join('  '.join(
-        [*(cell.ljust(width) for cell, width in zip(line, widths)), line[3]]) for line in lines)
+        [*(cell.ljust(width) for cell, width in zip(line, widths)), line[4]]) for line in lines)
     verdicts = [_verdict(e) for e in entries]
-    return (f'{table}\n\n{len(entries)} operators, provider {provider()!r}: '
+    return (f'{table}\n\n{len(entries)} operators, operators={wanted!r}: '
             f'{verdicts.count("NO")} not deterministic on {device}, {verdicts.count("-")} not '
             'available (they import, and say what to install when called)')
 
 
-def as_json(entries: Sequence[CatalogueEntry], device: str) -> Dict[str, Any]:
+def as_json(entries: Sequence[CatalogueEntry], device: str, wanted: str) -> Dict[str, Any]:
     """The same as a dict: provider, device, and a dict per operator."""
-    return dict(provider=provider(), device=device,
-                operators=[entry._asdict() for entry in entries])
+    return dict(provider=wanted, device=device, operators=[entry._asdict() for entry in entries])
 
 
 def as_markdown(reached: Optional[Mapping[str, List[str]]] = None) -> str:

@@ -31,7 +31,8 @@ class Family(NamedTuple):
     module: str  # '' without an implementation
     source: str
     why: str
-    compiled: str  # mmcv's CUDA kernel: 'ordered', or 'atomics' if it adds as threads arrive
+    # mmcv's CUDA kernel: 'ordered', 'atomics' if it adds as threads arrive, 'host' if there is none
+    compiled: str
     users: str
     names: Tuple[str, ...]
 
@@ -100,9 +101,9 @@ FAMILIES: Tuple[Family, ...] = (
     _family('carafe', 'carafe.py', OWN_SUM, 'atomics', 'CARAFENaive', 'carafe_naive_backward'),
     _family('nms', 'nms.py', ORDERED, 'ordered',
             'every detector at inference, RPN and Cascade RPN in training', 'nms'),
-    _family('nms', 'nms.py', ORDERED, 'ordered', 'CornerNet, CentripetalNet, soft-NMS test configs',
+    _family('nms', 'nms.py', ORDERED, 'host', 'CornerNet, CentripetalNet, soft-NMS test configs',
             'softnms'),
-    _family('nms', 'nms.py', ORDERED, 'ordered', 'PISA', 'nms_match'),
+    _family('nms', 'nms.py', ORDERED, 'host', 'PISA', 'nms_match'),
     _family('nms', 'nms.py', ORDERED, 'ordered', 'mmrotate', 'nms_rotated', 'nms_quadri'),
     _family('focal_loss', 'focal_loss.py', ELEMENT, 'ordered',
             'RetinaNet, FCOS, ATSS, Deformable DETR and every other user of FocalLoss',

@@ -1,4 +1,4 @@
-"""The provider of ``mmcv._ext``: mmrepro's PyTorch operators or mmcv's compiled ones.
+"""The provider of ``mmcv._ext``: mmrepro's operators, mmcv's compiled ones, or some of both.
 
 ``mmcv.ops`` imports one module, ``mmcv._ext``. mmcv-lite does not have it; after :func:`install`
 the import system finds mmrepro's module instead. A compiled mmcv is imported as always, and
@@ -13,39 +13,27 @@ import functools
 import importlib
 import importlib.abc
 import importlib.machinery
+import logging
 import sys
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
+from .choice import MARK, PROVIDERS, Choice, choose, compiled_kernels
 from .operator_table import TABLE, implementation
-from .triton import FUSED, fused, requirement
+from .triton import default_requirement, fused, requirement
 
-__all__ = ['MARK', 'PROVIDERS', 'CatalogueEntry', 'catalogue', 'install', 'installed', 'provider',
+__all__ = ['MARK', 'PROVIDERS', 'choice', 'exceptions', 'install', 'installed', 'provider',
            'provider_of', 'uninstall', 'use', 'using']
 
 EXTENSION = 'mmcv._ext'
-# 'torch': mmrepro's operators; 'triton': the same, with fused kernels on CUDA where they exist;
-# 'compiled': mmcv's own.
-PROVIDERS = ('torch', 'triton', 'compiled')
-# The attribute that tells mmrepro's module from a compiled one.
-MARK = '__mmrepro_operators__'
 
+_logger = logging.getLogger('mmrepro')
 # The compiled functions that were replaced, by name; None if none are.
 _replaced: Optional[Dict[str, Callable]] = None
-
-# Whether operators with a Triton kernel use it on CUDA.
-_fused = False
-
-
-class CatalogueEntry(NamedTuple):
-    """One operator of :func:`catalogue`."""
-
-    operator: str
-    provider: str  # 'torch', 'triton', 'compiled' or 'none'
-    deterministic: bool  # whether it gives the same bits on every run on the requested device
-    why: str
-    users: str
-    source: str
+# What :func:`use` was asked for last, and what kernels in Triton lack here; None: not asked.
+_wanted: Optional[str] = None
+_lacks = ''
+_said: Set[str] = set()  # lines that were logged already
 
 
 def get_compiler_version() -> str:
@@ -72,15 +60,39 @@ def _missing(name: str) -> Callable:
     return operator
 
 
+def _form(name: str, wanted: str, lacks: str, compiled: Callable) -> Callable:
+    """The function for operator ``name``; ``compiled`` is called where mmcv's own is chosen."""
+    kernels = compiled_kernels(sys.modules[EXTENSION])
+    chosen = choose(name, wanted, 'cuda', kernels, lacks).provider
+    if chosen == 'none' or choose(name, wanted, 'cpu', kernels, lacks).provider == 'compiled':
+        return compiled
+    if chosen == 'triton':
+        return fused(name)
+    plain = implementation(name)
+    if chosen == 'torch':
+        return plain
+
+    def operator(*args: Any, **kwargs: Any) -> Any:
+        first = args[0] if args else next(iter(kwargs.values()))
+        return (compiled if first.is_cuda else plain)(*args, **kwargs)
+
+    operator.__name__ = operator.__qualname__ = name
+    operator.__doc__ = plain.__doc__
+    return operator
+
+
 def _late(name: str) -> Callable:
     """A function that imports its implementation on the first call."""
 
     @functools.cache
-    def resolve(kernel: bool) -> Callable:
-        return kernel and fused(name) or implementation(name) or _missing(name)
+    def resolve(wanted: str, lacks: str) -> Callable:
+        missing = _missing(name)
+        if name not in TABLE:
+            return missing
+        return _form(name, wanted, lacks, missing)
 
     def operator(*args: Any, **kwargs: Any) -> Any:
-        return resolve(_fused)(*args, **kwargs)
+        return resolve(_wanted or 'torch', _lacks)(*args, **kwargs)
 
     operator.__name__ = operator.__qualname__ = name
     operator.__doc__ = f'`{name}` in PyTorch; loaded on the first call.'
@@ -168,62 +180,73 @@ def _extension() -> ModuleType:
 
 
 def _restore() -> None:
-    global _replaced
+    global _replaced, _wanted
     module = sys.modules.get(EXTENSION)
     if _replaced is not None and module is not None:
         for name, compiled in _replaced.items():
             setattr(module, name, compiled)
-    _replaced = None
+    _replaced = _wanted = None
 
 
-def _replace(module: ModuleType) -> None:
+def _replace(module: ModuleType, wanted: str, lacks: str) -> None:
     global _replaced
-    ours = {name: implementation(name) for name, row in TABLE.items() if row.source != 'info.py'}
-    names = [name for name in ours if ours[name] is not None and hasattr(module, name)]
-    _replaced = {name: getattr(module, name) for name in names}
-    for name in names:
-        setattr(module, name, _fused and fused(name) or ours[name])
+    names = [name for name, row in TABLE.items() if row.source != 'info.py'
+             and hasattr(module, name) and implementation(name) is not None]
+    before = {name: getattr(module, name) for name in names}
+    forms = {name: _form(name, wanted, lacks, before[name]) for name in names}
+    _replaced = before
+    for name, form in forms.items():
+        setattr(module, name, form)
 
 
 def provider() -> str:
-    """The current provider, one of :data:`PROVIDERS`. Imports mmcv."""
+    """What :func:`use` was asked for last, else 'torch' or 'compiled'. Imports mmcv."""
     module = _extension()
-    if _replaced is None and not hasattr(module, MARK):
-        return 'compiled'
-    return 'triton' if _fused else 'torch'
+    return _wanted or ('torch' if hasattr(module, MARK) else 'compiled')
+
+
+def _lacking(wanted: str) -> str:
+    return default_requirement() if wanted == 'auto' else requirement()
 
 
 def use(name: str) -> None:
     """Make ``name``, one of :data:`PROVIDERS`, the provider of mmcv's operators.
 
-    With a compiled mmcv, 'torch' replaces the operators that mmrepro implements and leaves the
-    others compiled; 'compiled' restores all. With mmcv-lite the provider is always 'torch' or
-    'triton'. 'triton' is 'torch' with the fused kernels of :mod:`mmrepro.ops.triton` for CUDA
-    tensors where they exist.
+    'torch': mmrepro's PyTorch forms; their bits do not depend on how mmcv was installed. 'triton':
+    the same, with the fused kernels of :mod:`mmrepro.ops.triton` for CUDA tensors where they exist.
+    'compiled': mmcv's own. 'auto': 'torch' on a CPU; on CUDA, for each operator, mmcv's compiled
+    kernel if it adds in a fixed order, else a kernel in Triton, else the PyTorch form. Operators
+    that mmrepro does not implement are always mmcv's.
 
     Raises:
         ValueError: ``name`` is not in :data:`PROVIDERS`.
-        RuntimeError: 'compiled' with mmcv-lite; 'triton' if Triton is missing or too old.
+        RuntimeError: 'compiled' with mmcv-lite; 'triton' where it cannot run.
     """
-    global _fused
+    global _wanted, _lacks
     if name not in PROVIDERS:
         raise ValueError(f'unknown operator provider {name!r}; allowed: {", ".join(PROVIDERS)}')
-    if name == 'triton' and requirement():
-        raise RuntimeError(requirement())
+    lacks = _lacking(name)
+    if name == 'triton' and lacks:
+        raise RuntimeError(f"operators='triton': {lacks}")
     if name != 'compiled':
         install()
     module = _extension()
-    if hasattr(module, MARK):
-        if name == 'compiled':
-            raise RuntimeError(
-                "operator provider 'compiled': this mmcv has no compiled operators (it is "
-                "mmcv-lite); install a compiled mmcv, or use 'torch'")
-        _fused = name == 'triton'
-        return
+    if name == 'compiled' and hasattr(module, MARK):
+        raise RuntimeError(
+            "operator provider 'compiled': this mmcv has no compiled operators (it is mmcv-lite); "
+            "install a compiled mmcv, or use 'torch'")
     _restore()
-    _fused = name == 'triton'
-    if name != 'compiled':
-        _replace(module)
+    if name != 'compiled' and not hasattr(module, MARK):
+        _replace(module, name, lacks)
+    _wanted, _lacks = name, lacks
+    if name == 'auto' and lacks and lacks not in _said and _cuda_is_there():
+        _said.add(lacks)
+        _logger.warning(f"operators='auto': PyTorch forms instead of kernels in Triton: {lacks}")
+
+
+def _cuda_is_there() -> bool:
+    import torch  # not at the top: this module is imported with mmrepro
+    return torch.cuda.is_available()
 
 
 @contextlib.contextmanager
@@ -237,40 +260,34 @@ def using(name: str) -> Iterator[None]:
         use(before)
 
 
+def choice(operator: str, device: str, wanted: Optional[str] = None) -> Choice:
+    """Who provides an operator on ``device`` ('cpu' or 'cuda'), and why.
+
+    ``wanted`` is one of :data:`PROVIDERS`, as if it were in use; None: the current one. Raises
+    KeyError if mmcv has no operator of that name.
+    """
+    if operator not in TABLE:
+        raise KeyError(f'unknown operator {operator!r}; `mmrepro.ops.TABLE` has the names')
+    kernels = compiled_kernels(_extension())
+    if kernels and TABLE[operator].source == 'info.py':
+        return Choice('compiled', 'it describes the compiled operators')
+    lacks = _lacks if wanted is None else _lacking(wanted)
+    return choose(operator, wanted or provider(), device, kernels, lacks)
+
+
 def provider_of(operator: str, device: str = 'cpu') -> str:
     """The provider of an operator: 'torch', 'triton', 'compiled' or 'none'.
 
     ``device`` is 'cpu' or 'cuda', where the tensors are. Raises KeyError if mmcv has no operator of
     that name.
     """
-    if operator not in TABLE:
-        raise KeyError(f'unknown operator {operator!r}; `mmrepro.ops.TABLE` has the names')
-    module = _extension()
-    ours = 'triton' if _fused and operator in FUSED and device != 'cpu' else 'torch'
-    if _replaced is not None and operator in _replaced:
-        return ours
-    if hasattr(module, MARK):
-        return ours if implementation(operator) is not None else 'none'
-    return 'compiled' if hasattr(module, operator) else 'none'
+    return choice(operator, device).provider
 
 
-def catalogue(device: str = 'cpu') -> List[CatalogueEntry]:
-    """All operators, their provider, and whether it is deterministic on ``device``.
-
-    mmcv's compiled kernels are single-threaded loops on a CPU; on CUDA some of them add with
-    atomics.
-    """
-    entries = []
-    for row in TABLE.values():
-        found = provider_of(row.name, device)
-        if found in ('torch', 'triton'):
-            same, why = True, row.why
-        elif found == 'none':
-            same, why = False, 'not available here: raises when called'
-        elif row.compiled == 'atomics' and device != 'cpu':
-            same, why = False, 'adds floats with atomics, in the order in which threads arrive'
-        else:
-            same, why = True, 'compiled kernel without atomics'
-        entries.append(CatalogueEntry(row.name, found, same, why, row.users,
-                                      f'mmcv/ops/{row.source}'))
-    return entries
+def exceptions(device: str) -> Dict[str, str]:
+    """Operators that mmrepro implements and now leaves to 'triton' or 'compiled' on ``device``."""
+    if provider() == 'compiled':
+        return {}
+    found = {name: provider_of(name, device) for name, row in TABLE.items()
+             if row.source != 'info.py' and implementation(name) is not None}
+    return {name: who for name, who in found.items() if who != 'torch'}

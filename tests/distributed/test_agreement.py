@@ -158,7 +158,8 @@ def test_start_fields_name_config_and_versions(pool):
 
 
 def test_start_fields_are_complete_and_comparable():
-    fields = start_fields('text', {'seed': 3, 'deterministic': 'warn'}, provider='compiled', more=1)
+    fields = start_fields('text', {'seed': 3, 'deterministic': 'warn'},
+                          {'operators': 'compiled'}, more=1)
     assert fields['randomness.seed'] == 3 and fields['config'] == 'text' and fields['more'] == 1
     assert fields['operators'] == 'compiled' and fields['scheme'] == 1
     assert fields['version.torch'] == torch.__version__

@@ -6,16 +6,18 @@ import re
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import mmcv._ext
 import pytest
 
 from mmrepro import ops
-from mmrepro.ops import operator_table
+from mmrepro.ops import choice, operator_table
 from mmrepro.ops.provider import MARK
 from mmrepro.ops.triton import FUSED
 
+PROVIDER = importlib.import_module('mmrepro.ops.provider')  # its package has a function of the name
 LITE = hasattr(mmcv._ext, MARK)
 
 # Names and parameters of mmcv 2.1.0's binding; MMREPRO_WRITE_GOLDEN writes it again.
@@ -91,7 +93,7 @@ def test_environment_report_of_mmcv_works():
 
 
 def test_unknown_names_are_errors_that_list_what_is_allowed():
-    with pytest.raises(ValueError, match='torch, triton, compiled'):
+    with pytest.raises(ValueError, match='auto, torch, triton, compiled'):
         ops.use('cuda')
     with pytest.raises(KeyError, match='no_such_operator'):
         ops.provider_of('no_such_operator')
@@ -154,6 +156,146 @@ def test_catalogue_has_a_line_per_operator_and_knows_the_device():
         assert ours['roi_align_backward'].deterministic
         assert 'sorted' in ours['roi_align_backward'].why
         assert not ours['knn_forward'].deterministic or not LITE
+
+
+class OnDevice:
+    """What the choice looks at: an argument that is on CUDA."""
+    is_cuda = True
+    device = types.SimpleNamespace(type='cuda')
+
+
+@pytest.fixture
+def compiled_for_cuda(monkeypatch):
+    """A module that stands for mmcv's, compiled with CUDA; its functions return their own name."""
+    module = types.ModuleType('mmcv._ext')
+    for name in operator_table.TABLE:
+        setattr(module, name, lambda *args, name=name: f'compiled {name}')
+    module.get_compiling_cuda_version = lambda: '12.1'
+    monkeypatch.setitem(sys.modules, 'mmcv._ext', module)
+    before = dict(vars(module))
+    yield module
+    PROVIDER._restore()
+    assert {**vars(module), 'get_compiling_cuda_version': None} == {
+        **before, 'get_compiling_cuda_version': None}, 'not all was put back'
+
+
+@pytest.fixture
+def no_triton(monkeypatch):
+    monkeypatch.setattr(PROVIDER, 'default_requirement', lambda: 'no triton here')
+
+
+@pytest.fixture
+def with_triton(monkeypatch):
+    monkeypatch.setattr(PROVIDER, 'default_requirement', lambda: '')
+
+
+def test_auto_keeps_compiled_kernels_that_add_in_order(compiled_for_cuda, with_triton):
+    ops.use('auto')
+    assert ops.provider() == 'auto'
+    for name, row in operator_table.TABLE.items():
+        on_cuda, on_cpu = ops.provider_of(name, 'cuda'), ops.provider_of(name, 'cpu')
+        if not row.target or row.source == 'info.py':
+            assert (on_cuda, on_cpu) == ('compiled', 'compiled')
+        else:
+            assert on_cpu == 'torch', name
+            assert on_cuda == ('compiled' if row.compiled == 'ordered' else
+                               'triton' if name in FUSED else 'torch'), name
+    assert compiled_for_cuda.roi_align_forward(OnDevice) == 'compiled roi_align_forward'
+    assert compiled_for_cuda.knn_forward() == 'compiled knn_forward'
+    assert [entry for entry in ops.catalogue('cuda') if not entry.deterministic
+            and operator_table.TABLE[entry.operator].target] == []
+
+
+def test_auto_replaces_compiled_kernels_with_atomics(compiled_for_cuda, no_triton, monkeypatch):
+    called = []
+    monkeypatch.setattr('mmrepro.ops.mmcv.roi_align.roi_align_backward',
+                        lambda *args: called.append(args))
+    ops.use('auto')
+    assert ops.provider_of('roi_align_backward', 'cuda') == 'torch'
+    assert compiled_for_cuda.roi_align_backward(OnDevice) is None and called == [(OnDevice, )]
+
+
+def test_auto_on_a_cpu_has_the_bits_of_torch(compiled_for_cuda, with_triton):
+    import torch
+    ops.use('auto')
+    x, box, nothing = torch.rand(1, 3, 8, 8), torch.tensor([[0., 1, 1, 6, 6]]), torch.zeros(0)
+    found, expected = torch.zeros(2, 1, 3, 2, 2)
+    arguments = x, box, found, nothing, nothing, 2, 2, 1., 0, 1, True
+    compiled_for_cuda.roi_align_forward(*arguments)
+    from mmrepro.ops.mmcv import roi_align
+    roi_align.roi_align_forward(x, box, expected, *arguments[3:])
+    assert found.numpy().tobytes() == expected.numpy().tobytes() and float(found.abs().sum())
+
+
+@pytest.mark.parametrize('version, kernels', [
+    ('not available', 'cpu'), ('rocm not available', 'cpu'), ('12.1', 'cuda')])
+def test_a_build_without_cuda_provides_nothing_there(compiled_for_cuda, no_triton, version,
+                                                     kernels):
+    compiled_for_cuda.get_compiling_cuda_version = lambda: version
+    assert choice.compiled_kernels(compiled_for_cuda) == kernels
+    ops.use('auto')
+    expected = 'compiled' if kernels == 'cuda' else 'torch'
+    assert ops.provider_of('roi_align_forward', 'cuda') == expected
+
+
+def test_every_choice_has_its_reason():
+    def chosen(name, wanted='auto', device='cuda', kernels='cuda', lacks=''):
+        return choice.choose(name, wanted, device, kernels, lacks)
+    assert chosen('nms') == ('compiled', "mmcv's kernel adds in a fixed order")
+    assert chosen('nms', kernels='') == ('triton', 'mmcv has no CUDA kernels here; one kernel')
+    assert chosen('roi_align_backward', lacks='no compiler') == (
+        'torch', "mmcv's kernel adds with atomics; no compiler")
+    assert chosen('roi_pool_backward') == (
+        'torch', "mmcv's kernel adds with atomics; there is no kernel in Triton")
+    assert chosen('softnms') == ('torch', 'mmcv runs it on the CPU; there is no kernel in Triton')
+    assert chosen('nms', 'triton') == ('triton', 'one kernel')
+    assert chosen('nms', 'torch').provider == chosen('nms', device='cpu').provider == 'torch'
+    assert chosen('nms', 'compiled').provider == chosen('knn_forward').provider == 'compiled'
+    assert chosen('knn_forward', kernels='').provider == 'none'
+
+
+def test_facts_name_the_operators_that_are_not_the_portable_ones(compiled_for_cuda, with_triton,
+                                                                 monkeypatch):
+    from mmrepro.distributed.agreement import operator_fields, start_fields
+    from mmrepro.facts.compatibility import CHANGES, differences
+    ops.use('auto')
+    assert operator_fields() == {'operators': 'torch'}  # on a CPU: as with operators='torch'
+    monkeypatch.setattr('torch.cuda.is_available', lambda: True)
+    found = start_fields('', {})
+    assert found['operators'] == 'torch' and found['operators.nms'] == 'compiled'
+    assert found['operators.roi_align_backward'] == 'triton' and found['version.triton']
+    assert 'CUDA 12.1' in found['version.mmcv_build']
+    assert 'operators.roi_pool_backward' not in found
+    ops.use('torch')
+    other = start_fields('', {})
+    assert other['operators'] == 'torch' and 'operators.nms' not in other
+    changed = {one.name for one in differences(found, other) if one.severity == CHANGES}
+    assert 'operators.nms' in changed and 'operators.roi_align_backward' in changed
+    ops.use('compiled')
+    assert operator_fields() == {'operators': 'compiled'}
+
+
+def test_the_guard_trusts_a_forward_whose_backward_was_replaced(compiled_for_cuda, with_triton):
+    from mmrepro.ops.guard import OperatorGuard
+    for wanted, trusted in (('compiled', False), ('auto', True)):
+        ops.use(wanted)
+        allowed = OperatorGuard()._allowed
+        assert ('mmcv._ext.roi_align_forward' in allowed) is trusted
+        assert 'mmcv._ext.nms' in allowed and 'mmcv._ext.gather_points_forward' not in allowed
+
+
+def test_one_line_says_that_kernels_cannot_run(no_triton, monkeypatch, caplog):
+    monkeypatch.setattr('torch.cuda.is_available', lambda: True)
+    monkeypatch.setattr(PROVIDER, '_said', set())
+    before = ops.provider()
+    try:
+        with caplog.at_level('WARNING', 'mmrepro'):
+            ops.use('auto')
+            ops.use('auto')
+    finally:
+        ops.use(before)
+    assert [record.message for record in caplog.records] == [
+        "operators='auto': PyTorch forms instead of kernels in Triton: no triton here"]
 
 
 @pytest.mark.compiled

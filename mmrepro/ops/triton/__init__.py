@@ -1,8 +1,8 @@
 """Fused Triton kernels of operators, for CUDA.
 
-The PyTorch forms are the reference and the default. Some of them need hundreds of short calls and
-several synchronisations on a GPU; these need one kernel or a few. Select them with
-``randomness=dict(operators='triton')`` or ``mmrepro.ops.use('triton')``.
+The PyTorch forms are the reference. Some of them need hundreds of short calls and several
+synchronisations on a GPU; these need one kernel or a few. The provider 'auto' takes them on CUDA
+where :func:`default_requirement` is met, 'triton' insists on them.
 
 A kernel writes each output once, as a sum in a fixed order, without atomics. There are no fused
 multiply-adds, and float32 divisions round correctly, so that decisions (which boxes overlap) are
@@ -14,11 +14,13 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import shutil
+import sysconfig
 from typing import Any, Callable, Optional
 
 from ..operator_table import implementation
 
-__all__ = ['FUSED', 'fused', 'requirement', 'runs_on', 'version']
+__all__ = ['FUSED', 'default_requirement', 'fused', 'requirement', 'runs_on', 'version']
 
 # Operators that have a kernel, and its module in this package.
 FUSED = {
@@ -31,6 +33,8 @@ FUSED = {
 
 # The first release with correctly rounded divisions and the language features of the kernels.
 LEAST = (3, 0)
+# The least compute capability that Triton supports officially.
+CAPABILITY = (8, 0)
 
 
 def version() -> Optional[str]:
@@ -46,11 +50,34 @@ def requirement() -> str:
     """What these kernels lack here, as a sentence; '' if nothing."""
     found = version()
     if found is None:
-        return ("operators='triton' needs the package triton, which is not installed; it comes "
-                'with the CUDA builds of torch: `pip install triton`, or leave operators out')
+        return ('the package triton is not installed; it comes with the CUDA builds of torch: '
+                '`pip install triton`')
     if tuple(int(part) for part in found.split('.')[:2]) < LEAST:
-        return (f"operators='triton' needs triton {'.'.join(map(str, LEAST))} or newer, and "
-                f'{found} is installed')
+        return f"triton {'.'.join(map(str, LEAST))} or newer is needed, and {found} is installed"
+    if os.environ.get('TRITON_INTERPRET') == '1':
+        return ''
+    if not (os.environ.get('CC') or shutil.which('gcc') or shutil.which('clang')):
+        # Triton compiles the function that launches a kernel, at run time and for the host
+        return 'Triton finds no C compiler; install gcc or clang, or set CC'
+    header = os.path.join(sysconfig.get_paths()['include'], 'Python.h')
+    if not os.path.exists(header):
+        return (f'Triton needs the headers of Python, and there is no {header}; install the '
+                'development package of this Python')
+    return ''
+
+
+def default_requirement() -> str:
+    """:func:`requirement`, and that the GPU is of a kind that Triton supports officially."""
+    import torch
+    lacks = requirement()
+    if lacks or not torch.cuda.is_available():
+        return lacks
+    if torch.version.hip is not None:
+        return 'the kernels were written for NVIDIA GPUs'
+    major, minor = torch.cuda.get_device_capability()
+    if (major, minor) < CAPABILITY:
+        return (f'compute capability {".".join(map(str, CAPABILITY))} or newer is needed, and this '
+                f'GPU has {major}.{minor}')
     return ''
 
 

@@ -393,8 +393,8 @@ def test_provider(monkeypatch):
 
 
 @pytest.mark.parametrize('found, words', [
-    (None, 'needs the package triton, which is not installed'),
-    ('2.3.1', 'needs triton 3.0 or newer, and 2.3.1 is installed')])
+    (None, 'the package triton is not installed'),
+    ('2.3.1', 'triton 3.0 or newer is needed, and 2.3.1 is installed')])
 def test_what_is_missing_is_said(monkeypatch, found, words):
     monkeypatch.setattr(triton, 'version', lambda: found)
     before = ops.provider()
@@ -403,16 +403,39 @@ def test_what_is_missing_is_said(monkeypatch, found, words):
     assert ops.provider() == before
 
 
+def test_a_c_compiler_is_needed(monkeypatch):
+    if triton.version() is None:
+        pytest.skip('no triton here')
+    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
+    monkeypatch.delenv('CC', raising=False)
+    monkeypatch.setattr('shutil.which', lambda name: None)
+    assert 'no C compiler' in triton.requirement() and triton.default_requirement()
+    monkeypatch.setenv('CC', 'cc')
+    monkeypatch.setattr('os.path.exists', lambda path: False)
+    assert 'Python.h' in triton.requirement()
+    monkeypatch.setenv('TRITON_INTERPRET', '1')
+    assert triton.requirement() == ''
+
+
+@pytest.mark.parametrize('capability, words', [((7, 5), '8.0 or newer'), ((8, 0), ''), ((9, 0), '')])
+def test_the_default_is_for_gpus_that_triton_supports(monkeypatch, capability, words):
+    monkeypatch.setattr(triton, 'requirement', lambda: '')
+    monkeypatch.setattr('torch.cuda.is_available', lambda: True)
+    monkeypatch.setattr('torch.cuda.get_device_capability', lambda: capability)
+    assert (words in triton.default_requirement()) and bool(words) == bool(
+        triton.default_requirement())
+
+
 def test_setting():
     assert RandomnessConfig.parse(dict(operators='triton')).operators == 'triton'
     with pytest.raises(RandomnessError, match="operators='cuda' is not allowed; allowed: None, "
-                                              "'torch', 'triton'"):
+                                              "'auto', 'torch', 'triton'"):
         RandomnessConfig.parse(dict(operators='cuda'))
 
 
 @pytest.mark.parametrize('operators, deterministic, expected', [
     ('triton', False, 'triton'), ('triton', True, 'triton'), ('torch', False, 'torch'),
-    (None, True, 'torch'), (None, False, None)])
+    ('auto', False, 'auto'), (None, True, 'auto'), (None, False, None)])
 def test_a_run_asks_for_its_provider(monkeypatch, operators, deterministic, expected):
     from mmrepro import runner
     asked = []
@@ -430,10 +453,10 @@ def test_a_resume_compares_the_version_of_triton(monkeypatch):
     found = []
     for version in ('3.6.0', '3.9.0'):
         monkeypatch.setattr(triton, 'version', lambda version=version: version)
-        found.append(start_fields('', {}, provider='triton'))
+        found.append(start_fields('', {}, {'operators.nms': 'triton'}))
     assert [(one.name, one.severity) for one in differences(*found)] == [
         ('version.triton', CHANGES)]
-    assert 'version.triton' not in start_fields('', {}, provider='torch')
+    assert 'version.triton' not in start_fields('', {}, {'operators': 'torch'})
 
 
 def test_the_check_of_a_gpu_has_rows_for_kernels(monkeypatch):

@@ -1,0 +1,61 @@
+"""Which implementation of an operator runs, and why: by the table, the device and what is there."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .operator_table import TABLE, implementation
+from .triton import FUSED
+
+__all__ = ['MARK', 'PROVIDERS', 'Choice', 'choose', 'compiled_kernels']
+
+# 'torch': mmrepro's operators in PyTorch; 'triton': the same, with fused kernels on CUDA where they
+# exist; 'compiled': mmcv's own; 'auto': 'torch' on a CPU, and on CUDA for each operator the fastest
+# of the three that adds in a fixed order.
+PROVIDERS = ('auto', 'torch', 'triton', 'compiled')
+# The attribute that tells mmrepro's module from a compiled one.
+MARK = '__mmrepro_operators__'
+
+
+class Choice(NamedTuple):
+    """Who provides an operator on a device."""
+
+    provider: str  # 'torch', 'triton', 'compiled' or 'none'
+    reason: str
+
+
+def compiled_kernels(extension: Any) -> str:
+    """What the module ``mmcv._ext`` was compiled for: 'cuda', 'cpu', or '' if it is mmrepro's."""
+    if hasattr(extension, MARK):
+        return ''
+    # mmcv's own words for a build without CUDA, and for one with ROCm
+    return 'cpu' if 'not available' in extension.get_compiling_cuda_version() else 'cuda'
+
+
+def choose(name: str, wanted: str, device: str, kernels: str, lacks: str) -> Choice:
+    """Who provides operator ``name``, a key of the table.
+
+    Args:
+        wanted: one of :data:`PROVIDERS`.
+        device: 'cpu' or 'cuda', where the tensors are.
+        kernels: what mmcv has, as :func:`compiled_kernels` says it.
+        lacks: why kernels in Triton cannot run here; '' if they can.
+    """
+    kind = TABLE[name].compiled
+    if wanted == 'compiled' and kernels:
+        return Choice('compiled', "mmcv's operators were asked for")
+    if implementation(name) is None:
+        return Choice('compiled', 'mmrepro has no form of it') if kernels else Choice(
+            'none', 'mmrepro has no form of it, and this mmcv has no compiled operators')
+    if device == 'cpu':
+        return Choice('torch', 'the same bits with any mmcv')
+    if wanted not in ('auto', 'triton'):
+        return Choice('torch', 'the same bits with any mmcv')
+    ordered = kernels == 'cuda' and kind == 'ordered'
+    if wanted == 'auto' and ordered:
+        return Choice('compiled', "mmcv's kernel adds in a fixed order")
+    why = ("mmcv's kernel adds with atomics" if kind == 'atomics' else
+           'mmcv runs it on the CPU' if kind == 'host' else 'mmcv has no CUDA kernels here')
+    why = f'{why}; ' if wanted == 'auto' else ''
+    if name not in FUSED:
+        return Choice('torch', f'{why}there is no kernel in Triton')
+    return Choice('torch', f'{why}{lacks}') if lacks else Choice('triton', f'{why}one kernel')
