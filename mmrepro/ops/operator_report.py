@@ -27,8 +27,9 @@ class CatalogueEntry(NamedTuple):
 def catalogue(device: str = 'cpu', wanted: Optional[str] = None) -> List[CatalogueEntry]:
     """All operators, their provider and why, and whether it is deterministic on ``device``.
 
-    ``wanted`` is one of :data:`mmrepro.ops.choice.PROVIDERS`, whose choice is shown; None: the current one. mmcv's
-    compiled kernels are single-threaded loops on a CPU; on CUDA some of them add with atomics.
+    ``wanted`` is one of :data:`mmrepro.ops.choice.PROVIDERS`, whose choices are shown; None: the
+    current one. mmcv's compiled kernels are single-threaded loops on a CPU; on CUDA some of them
+    add with atomics.
     """
     entries = []
     for row in TABLE.values():

@@ -417,7 +417,8 @@ def test_a_c_compiler_is_needed(monkeypatch):
     assert triton.requirement() == ''
 
 
-@pytest.mark.parametrize('capability, words', [((7, 5), '8.0 or newer'), ((8, 0), ''), ((9, 0), '')])
+@pytest.mark.parametrize('capability, words', [((7, 5), '8.0 or newer'), ((8, 0), ''),
+                                               ((9, 0), '')])
 def test_the_default_is_for_gpus_that_triton_supports(monkeypatch, capability, words):
     monkeypatch.setattr(triton, 'requirement', lambda: '')
     monkeypatch.setattr('torch.cuda.is_available', lambda: True)
