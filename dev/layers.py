@@ -23,6 +23,7 @@ LAYERS: Tuple[Tuple[Tuple[str, ...], str], ...] = (
     (('activation', 'dropin'), 'where mmrepro attaches to MMEngine'),
     (('runner', ), 'the Runner whose randomness is keyed'),
     (('hooks', ), 'what happens during a run'),
+    (('step_check', ), 'steps of a run are repeated, and their bits compared'),
     (('diagnosis', ), 'two recordings of an iteration: what differs first, and why'),
     (('fingerprint', 'checkpoint'), 'what a run leaves behind'),
     (('facts', ), 'what a run effectively is: settings, versions, hardware'),

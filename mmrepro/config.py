@@ -21,6 +21,7 @@ class RandomnessError(ValueError):
 LEGACY_KEYS = {'seed': 'seed', 'deterministic': 'deterministic', 'diff_seed': 'diff_rank_seed'}
 
 _BOOL = (False, True)
+MAX_CHECK = 2**31 - 1  # of an interval between checks
 _CHOICES: Dict[str, Tuple[Any, ...]] = {
     'diff_rank_seed': _BOOL,
     'deterministic': (False, 'warn', True),
@@ -70,6 +71,8 @@ class RandomnessConfig:
         num_threads: threads inside a CPU operator; None leaves it as it is.
         resume_strict: refuse to resume where settings, versions or hardware differ from those of
             the run that wrote the checkpoint in a way that changes bits; False: only warn.
+        check_steps: with ``deterministic=True``, repeat the steps of iterations 1, 2, 4, 8, ... and
+            of every ``check_steps``-th and compare their bits; 0: repeat none.
     """
     seed: Optional[int] = None
     diff_rank_seed: bool = False
@@ -84,12 +87,14 @@ class RandomnessConfig:
     num_threads: Optional[int] = None
     resume_strict: bool = True
     streams: Mapping[str, int] = field(default_factory=dict, hash=False)
+    check_steps: int = 1000
 
     def __post_init__(self) -> None:
         if self.seed is not None:
             _checked_int('seed', self.seed, 0, MAX_SEED)
         if self.num_threads is not None:
             _checked_int('num_threads', self.num_threads, 1, 4096)
+        _checked_int('check_steps', self.check_steps, 0, MAX_CHECK, 'an int')
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             # `is`/type comparison, because 1 == True and 0 == False

@@ -21,9 +21,9 @@ from .data import adopt_loader
 from .distributed import agreement, process_group
 from .distributed.root_seed import broadcast_seed
 from .facts.collect import collect_facts
-from .hooks import HookSeedHook, OperatorGuardHook, PreemptHook, ResumeHook, SeedHook
 from .hooks.flag_watch import FlagWatch
 from .hooks.preempt import handling
+from .hooks.standard import hooks_of
 from .version import __version__
 
 __all__ = ['ReproRunner', 'ReproRunnerMixin']
@@ -122,13 +122,7 @@ class ReproRunnerMixin:
 
     def register_hooks(self, *args: Any, **kwargs: Any) -> None:
         super().register_hooks(*args, **kwargs)
-        of_hooks = HookSeedHook(self._repro, get_rank())
-        ours = [of_hooks, SeedHook(self._repro, get_rank(), of_hooks)]
-        if not self._repro.legacy:
-            ours.append(ResumeHook())
-        kinds = [OperatorGuardHook, PreemptHook] if self._repro.deterministic else [PreemptHook]
-        ours += [kind() for kind in kinds if not any(isinstance(hook, kind) for hook in self.hooks)]
-        for hook in ours:
+        for hook in hooks_of(self._repro, get_rank(), self.hooks):
             self.register_hook(hook, priority=hook.priority)
 
     def _hold(self) -> None:

@@ -12,7 +12,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 import torch
 from torch import nn
 
-__all__ = ['ADAPTERS', 'Adapter', 'collect', 'named_hooks', 'register', 'restore']
+__all__ = ['ADAPTERS', 'Adapter', 'collect', 'kept_attributes', 'named_hooks', 'register',
+           'restore']
 
 
 class Adapter(NamedTuple):
@@ -109,6 +110,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_plain(item) for item in value)
     return copy.deepcopy(value)
+
+
+def kept_attributes(model: nn.Module) -> Iterator[Tuple[Any, str]]:
+    """Owner and name of every attribute of a model that checkpoints keep."""
+    for _, obj, adapter in _known(model, []):
+        for path in adapter.attributes:
+            yield _owner(obj, path)
 
 
 def collect(model: nn.Module, hooks: List[Any]) -> Dict[str, Dict[str, Any]]:

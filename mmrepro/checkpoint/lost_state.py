@@ -34,6 +34,7 @@ WITHOUT_STATE = {
     'PreemptHook': 'signals',
     'FingerprintHook': 'files',
     'OperatorGuardHook': 'operators that it has seen',
+    'SelfCheckHook': 'counts of this process',
     'DetVisualizationHook': 'draws',
 }
 # attributes of modules that torch and MMEngine keep for themselves

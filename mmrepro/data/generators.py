@@ -17,7 +17,7 @@ import torch
 from .. import seeds
 from ..config import RandomnessError
 
-__all__ = ['GENERATORS', 'Generators', 'find', 'isolated', 'reseed']
+__all__ = ['GENERATORS', 'Generators', 'find', 'isolated', 'read_state', 'reseed', 'write_state']
 
 Generators = Dict[str, Any]  # where it is -> generator
 
@@ -184,6 +184,16 @@ def reseed(generators: Generators, root: int, stream: str, *key: seeds.Key) -> N
     for path, generator in generators.items():
         _kind(generator).seed(generator,
                               seeds.derive(root, stream, *key, 'generator', path))
+
+
+def read_state(generator: Any) -> Any:
+    """The state of a generator, for :func:`write_state`."""
+    return _kind(generator).get(generator)
+
+
+def write_state(generator: Any, state: Any) -> None:
+    """Put a generator back to where :func:`read_state` saw it."""
+    _kind(generator).put(generator, state)
 
 
 @contextmanager

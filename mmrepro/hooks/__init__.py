@@ -4,6 +4,7 @@ from .operator_guard import OperatorGuardHook
 from .preempt import PreemptHook
 from .resume import ResumeHook
 from .seed import HookSeedHook, SeedHook
+from .self_check import SelfCheckHook
 
 __all__ = ['FingerprintHook', 'HookSeedHook', 'OperatorGuardHook', 'PreemptHook', 'ResumeHook',
-           'SeedHook']
+           'SeedHook', 'SelfCheckHook']

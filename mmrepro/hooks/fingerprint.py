@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Optional
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Optional
 
 import torch
 from mmengine.dist import get_rank, get_world_size
@@ -93,6 +94,20 @@ class FingerprintHook(Hook):
         self._step.add_digests('data', ['data'], value_digest(data_batch).view(1))
         if self._recorder is not None:
             self._recorder.start(self._step)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs in this block is not recorded: a pass of the step that is thrown away."""
+        step, self._step = self._step, None
+        snapshot = getattr(self._recorder, 'snapshot', None)
+        if snapshot is not None:
+            self._recorder.snapshot = None
+        try:
+            yield
+        finally:
+            self._step = step
+            if snapshot is not None:
+                self._recorder.snapshot = snapshot
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._step is None:

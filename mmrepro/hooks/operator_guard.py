@@ -7,6 +7,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from ..ops.guard import OperatorGuard
+from ..step_check.train_step import around_next_step
 
 __all__ = ['OperatorGuardHook', 'UnknownOperatorError']
 
@@ -41,7 +42,6 @@ class OperatorGuardHook(Hook):
         self._error = on_unknown == 'error'
         self._guard: Optional[OperatorGuard] = None
         self._done = 0
-        self._step: Any = None
 
     def before_train(self, runner: Any) -> None:
         self._done = 0
@@ -54,21 +54,9 @@ class OperatorGuardHook(Hook):
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         self._done += 1
         if self._guard is not None and not self._done & (self._done - 1):
-            model, guard = runner.model, self._guard
-            step = model.train_step
-
-            def watched(*args: Any, **kwargs: Any) -> Any:
-                with guard.watch():
-                    return step(*args, **kwargs)
-
-            self._step = watched
-            model.train_step = watched
+            around_next_step(runner.model, self._guard.watched)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
-        if self._step is not None:
-            if vars(runner.model).get('train_step') is self._step:
-                del runner.model.train_step
-            self._step = None
         if self._error and self._guard is not None and self._guard.findings:
             raise UnknownOperatorError('\n'.join(map(str, self._guard.findings)))

@@ -179,6 +179,11 @@ class OperatorGuard:
                 if profile:
                     sys.setprofile(None)
 
+    def watched(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Call ``function`` and watch it."""
+        with self.watch():
+            return function(*args, **kwargs)
+
     def _operator(self, func: Any, args: Any, kwargs: Any) -> None:
         if func in self._settled:
             return

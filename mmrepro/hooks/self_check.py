@@ -1,0 +1,104 @@
+"""Repeat some steps of a run, and say at its end how much was repeated."""
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.registry import HOOKS
+
+from ..distributed.unwrap import unwrap
+from ..step_check.check import StepCheck
+from ..step_check.train_step import around_next_step
+from .fingerprint import FingerprintHook
+
+__all__ = ['SelfCheckHook', 'self_checks']
+
+NOT_REPEATED = 'steps are not repeated: {}'
+
+
+@HOOKS.register_module()
+class SelfCheckHook(Hook):
+    """Every run with ``deterministic=True`` has one.
+
+    The steps of iterations 1, 2, 4, 8, ..., counted from the start of the training, and of every
+    ``randomness.check_steps``-th run twice, see :mod:`mmrepro.step_check.check`.
+    """
+    priority = 99  # around the step that others watch
+
+    def __init__(self) -> None:
+        self.enabled = True  # what compares whole runs turns it off
+        self.steps = 0
+        self._interval = 0
+        self._not_repeated: Optional[str] = None  # why
+
+    def before_train(self, runner: Any) -> None:
+        self.steps, self._interval = 0, runner.repro.check_steps
+        self._not_repeated = None
+        if not self.enabled or not self._interval:
+            self._interval = 0
+            return
+        self._not_repeated = _obstacle(runner)
+        if self._not_repeated:
+            runner.logger.warning(NOT_REPEATED.format(self._not_repeated))
+        elif _own_step(runner.model):
+            runner.logger.info(
+                f'{type(unwrap(runner.model)).__name__} has a train_step of its own: what comes '
+                'before its first optimizer step is repeated')
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        if self._interval and not self._not_repeated and is_due(runner.iter, self._interval):
+            paused = [hook.paused for hook in runner.hooks if isinstance(hook, FingerprintHook)]
+            around_next_step(runner.model, StepCheck(runner, paused, self._done))
+
+    def _done(self, runner: Any, problem: Optional[str]) -> None:
+        self.steps += problem is None
+        if problem:
+            self._not_repeated = problem
+            runner.logger.warning(NOT_REPEATED.format(problem))
+
+    def after_train(self, runner: Any) -> None:
+        if self.enabled:
+            runner.logger.info(self.summary(runner))
+
+    def counts(self, runner: Any) -> Dict[str, int]:
+        """How many samples and steps this process and its workers have repeated."""
+        return dict(samples=_samples(runner), steps=self.steps)
+
+    def summary(self, runner: Any) -> str:
+        """The last line of the log."""
+        counts = self.counts(runner)
+        text = (f'{counts["samples"]:,} samples and {counts["steps"]:,} steps were repeated: same '
+                'bits')
+        if self._not_repeated:
+            text += f' ({NOT_REPEATED.format(self._not_repeated)})'
+        elif not self._interval:
+            text += f' ({NOT_REPEATED.format("randomness.check_steps=0")})'
+        return text
+
+
+def is_due(iteration: int, interval: int) -> bool:
+    """Whether the step of this iteration, counted from 0, is repeated."""
+    number = iteration + 1
+    return not number & (number - 1) or not number % interval
+
+
+def self_checks(runner: Any) -> Dict[str, int]:
+    """The counts of a runner's :class:`SelfCheckHook`; {} where it has none."""
+    return next((hook.counts(runner) for hook in runner.hooks if isinstance(hook, SelfCheckHook)),
+                {})
+
+
+def _samples(runner: Any) -> int:
+    return 0
+
+
+def _own_step(model: Any) -> bool:
+    inner = unwrap(model)
+    return getattr(type(inner), 'train_step', None) is not BaseModel.train_step
+
+
+def _obstacle(runner: Any) -> Optional[str]:
+    if runner.cfg.get('compile'):
+        return 'the model is compiled, and watching its step would compile it differently'
+    return None

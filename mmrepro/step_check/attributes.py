@@ -1,0 +1,222 @@
+"""What a pass of a model may change in its modules: remembered, compared and put back.
+
+Found by walking the attributes of the modules: parameters and buffers, numbers, containers, arrays,
+generators, and objects of the user's classes. Objects keep their identity; it is their content that
+is put back, and only where it has changed.
+"""
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Set, Tuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..data.generators import GENERATORS, read_state, write_state
+from ..digests import state_digest
+
+__all__ = ['Attributes']
+
+MAX_ITEMS = 2000  # of a container that is looked into; longer ones hold data
+PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device)
+# packages whose objects say what the process does, not what training does
+FOREIGN = ('torch', 'mmengine', 'builtins', 'logging', 'threading', 'multiprocessing', 'queue',
+           'matplotlib', 'numpy', 'functools', 'types', 'weakref', 'pathlib', 're', 'enum')
+# of a module: in checkpoints; hooks and submodules, which are walked by themselves
+SAVED = ('_parameters', '_buffers')
+MACHINERY = ('_modules', '_non_persistent_buffers_set', '_is_full_backward_hook', 'init_cfg')
+
+
+class _Kind(NamedTuple):
+    """How to read and write the content of one kind of object in place."""
+    cls: Tuple[type, ...]
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], None]
+
+
+def _refill(obj: Any, content: Any) -> None:
+    obj.clear()
+    (obj.extend if isinstance(obj, (list, deque)) else obj.update)(content)
+
+
+def _copy_bits(tensor: torch.Tensor, content: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.copy_(content)
+
+
+def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """On the host, so that a check takes no memory of the device."""
+    return tensor.detach().to('cpu', copy=True)
+
+
+def _fill(array: np.ndarray, content: np.ndarray) -> None:
+    array[...] = content
+
+
+_KINDS = (
+    _Kind((torch.Tensor, ), _host_copy, _copy_bits),
+    _Kind(GENERATORS, read_state, write_state),
+    _Kind((np.ndarray, ), np.copy, _fill),
+    _Kind((dict, ), dict, _refill),
+    _Kind((list, deque), list, _refill),
+    _Kind((set, ), set, _refill),
+)
+_OBJECT = _Kind((object, ), lambda obj: dict(vars(obj)), lambda obj, content: _refill(
+    vars(obj), content))
+
+
+class _Held(NamedTuple):
+    """One object and what was in it."""
+    path: str
+    obj: Any
+    kind: _Kind
+    content: Any
+    saved: bool  # whether checkpoints hold it
+    saved_names: Set[str]  # attributes of it that checkpoints hold
+
+    def differing(self) -> List[str]:
+        """Names of what is other than it was; one name for what has no parts."""
+        now = self.kind.read(self.obj)
+        if not isinstance(now, dict) or isinstance(self.obj, GENERATORS):
+            return [] if _same(self.content, now) else ['']
+        return [name for name in {**self.content, **now}
+                if name not in now or name not in self.content
+                or not _same(self.content[name], now[name])]
+
+
+class Attributes:
+    """The content of everything that modules hold, as it is now.
+
+    Args:
+        model: its modules are walked.
+        more: other objects, by the name where their paths begin; they count as saved.
+        saved: (owner, name) of attributes that checkpoints keep, beside parameters and buffers.
+    """
+
+    def __init__(self, model: nn.Module, more: Mapping[str, Any],
+                 saved: Iterable[Tuple[Any, str]]) -> None:
+        self._saved: Dict[int, Set[str]] = {}
+        for owner, name in saved:
+            self._saved.setdefault(id(owner), set()).add(name)
+        self._seen: Dict[int, Any] = {}  # the object too: a freed one would lend its id to another
+        self._held: List[_Held] = []
+        for path, module in model.named_modules():
+            # wrappers for several ranks keep state of their communication, which must go on
+            if not isinstance(module, DistributedDataParallel):
+                self._walk(path or 'model', module, False)
+        for path, obj in more.items():
+            self._hold(path, obj, _OBJECT, True)
+
+    def changed(self) -> List[str]:
+        """Paths of what is other than it was, without what checkpoints keep."""
+        return [f'{one.path}.{name}' if name else one.path for one in self._held
+                if not one.saved for name in one.differing() if name not in one.saved_names]
+
+    def put_back(self, unsaved: bool = True) -> None:
+        """Let everything be as it was; with ``unsaved=False``, only what checkpoints keep."""
+        for one in self._held:
+            differing = one.differing()
+            if differing and (one.saved or unsaved):
+                one.kind.write(one.obj, one.content)
+            elif differing:
+                for name in one.saved_names & set(differing):
+                    setattr(one.obj, name, one.content[name])
+
+    # ---------------------------------------------------------------------------- walking
+
+    def _walk(self, path: str, obj: Any, saved: bool) -> None:
+        if isinstance(obj, (tuple, frozenset)):
+            for number, item in enumerate(obj if len(obj) <= MAX_ITEMS else ()):
+                self._enter(f'{path}[{number}]', item, saved)
+            return
+        kind = next((kind for kind in _KINDS if isinstance(obj, kind.cls)), None)
+        if kind is None and hasattr(obj, '__dict__') and (
+                isinstance(obj, nn.Module) or _is_users(obj)):
+            kind = _OBJECT
+        if kind is not None and _has_content(obj):
+            self._hold(path, obj, kind, saved)
+
+    def _hold(self, path: str, obj: Any, kind: _Kind, saved: bool) -> None:
+        self._seen[id(obj)] = obj
+        names = self._saved.get(id(obj), set())
+        content = kind.read(obj)
+        if isinstance(obj, nn.Module):
+            names = {*names, *SAVED}
+            content = {name: value for name, value in content.items() if not _is_machinery(name)}
+            kind = _MODULE
+        self._held.append(_Held(path, obj, kind, content, saved, names))
+        if isinstance(content, dict) and not isinstance(obj, GENERATORS):
+            items = content.items()
+        elif isinstance(content, (list, set)):
+            items = enumerate(content)
+        else:
+            return
+        if len(content) > MAX_ITEMS:
+            return
+        for name, value in items:
+            inner = f'{path}.{name}' if kind in (_OBJECT, _MODULE) else f'{path}[{name!r}]'
+            self._enter(inner, value, saved or name in names)
+
+    def _enter(self, path: str, value: Any, saved: bool) -> None:
+        if id(value) in self._seen or isinstance(value, (nn.Module, *PLAIN)):
+            return
+        self._seen[id(value)] = value
+        self._walk(path, value, saved)
+
+
+def _is_machinery(name: str) -> bool:
+    return name in MACHINERY or '_hooks' in name
+
+
+def _write_module(module: nn.Module, content: Dict[str, Any]) -> None:
+    own = vars(module)
+    for name in [name for name in own if name not in content and not _is_machinery(name)]:
+        del own[name]
+    own.update(content)
+
+
+_MODULE = _Kind((nn.Module, ), lambda module: {
+    name: value for name, value in vars(module).items() if not _is_machinery(name)}, _write_module)
+
+
+def _is_users(obj: Any) -> bool:
+    return not isinstance(obj, type) and not callable(getattr(obj, '__get__', None)) and (
+        type(obj).__module__.split('.')[0] not in FOREIGN)
+
+
+def _has_content(obj: Any) -> bool:
+    if isinstance(obj, torch.Tensor):
+        return obj.layout == torch.strided and not (
+            obj.is_meta or obj.is_quantized or nn.parameter.is_lazy(obj))
+    return not isinstance(obj, np.ndarray) or not obj.dtype.hasobject
+
+
+def _same(before: Any, now: Any) -> bool:
+    """Whether two values are one object, or plain values, tensors or arrays of the same bits."""
+    if before is now:
+        return True
+    if type(before) is not type(now):
+        return False
+    if isinstance(before, torch.Tensor):
+        return _same_bits(before, now)
+    if isinstance(before, np.ndarray):
+        return (before.dtype, before.shape) == (now.dtype, now.shape) and (
+            before.tobytes() == now.tobytes())
+    if isinstance(before, PLAIN):
+        return repr(before) == repr(now)
+    if isinstance(before, (list, tuple)):
+        return len(before) == len(now) and all(map(_same, before, now))
+    if isinstance(before, dict):
+        return list(before) == list(now) and all(map(_same, before.values(), now.values()))
+    return isinstance(before, set) and before == now
+
+
+def _same_bits(before: torch.Tensor, now: torch.Tensor) -> bool:
+    if before.dtype != now.dtype or before.shape != now.shape or not _has_content(now):
+        return False
+    first, second = (one.detach().cpu().contiguous().view(-1) for one in (before, now))
+    if first.numel() < 2:
+        return state_digest(first) == state_digest(second)
+    return torch.equal(first.view(torch.uint8), second.view(torch.uint8))

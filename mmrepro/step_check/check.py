@@ -1,0 +1,163 @@
+"""Run the step of an iteration twice, and stop the run if the bits differ.
+
+The first pass works on a copy of the batch and ends where the optimizer would step. Then everything
+that it has changed is put back, and the real step runs; its losses and gradients are compared with
+those of the first pass before the optimizer uses them. The training has the bits that it has
+without the check.
+
+Attributes that no checkpoint keeps are put back as well. If the first pass has changed some, one
+more pass runs before they are, in which only they are as the first pass left them: a counter or a
+generator that reaches the loss shows there.
+"""
+from __future__ import annotations
+
+import copy
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any, Callable, List, Optional, Sequence
+
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..distributed.agreement import settle
+from ..distributed.unwrap import unwrap
+from ..fingerprint import run_state
+from ..fingerprint.operator_recorder import OperatorRecorder
+from ..fingerprint.records import Record
+from .observer import Observer, PassDigests
+from .report import StepDiffersError, report
+from .state import StepState
+
+__all__ = ['StepCheck', 'StepDiffersError']
+
+TOPIC = 'repeated step'  # what the ranks compare
+
+
+class _Reached(BaseException):
+    """Ends a pass where the optimizer would step; user code does not catch it."""
+
+
+class StepCheck:
+    """One checked step.
+
+    Args:
+        runner: Its model's step is repeated.
+        paused: Contexts in which recorders do not see the passes that are thrown away.
+        done: Called after the check with the runner, and why the step was not repeated, or None.
+    """
+
+    def __init__(self, runner: Any, paused: Sequence[Callable] = (),
+                 done: Callable = lambda runner, problem: None) -> None:
+        self._runner, self._paused, self._done = runner, paused, done
+
+    def __call__(self, step: Callable, *args: Any, **kwargs: Any) -> Any:
+        """What ``step``, the model's ``train_step``, returns.
+
+        Raises:
+            StepDiffersError: on every rank, if the bits of a pass differ on one of them.
+        """
+        self._step, self._args, self._kwargs = step, args, kwargs
+        with _disable_current_modes():  # recorders do not see it
+            problem = self._problem()
+            first = None if problem else self._rehearse()
+        if first is None:
+            self._done(self._runner, problem)
+            return step(*args, **kwargs)
+        second: List[PassDigests] = []
+        with suppress(_Reached):
+            result = _watched(self._runner, partial(self._agree, first, second), step, args, kwargs)
+            self._done(self._runner, None)
+            return result
+        # out of the step, so that its contexts are left and the recorded calls are the model's
+        self._explain(first, second[0])
+
+    def _rehearse(self) -> PassDigests:
+        """The passes before the step, which starts from the same state afterwards."""
+        self._state = StepState(self._runner)
+        first = self._pass()
+        changed = self._state.changed()
+        # all ranks run the same number of passes, because passes communicate
+        if settle(TOPIC, bool(changed), any):
+            self._state.put_back(unsaved=False)
+            second = self._pass()
+            if self._differ(first, second):
+                self._explain(first, second, changed)
+        self._state.put_back()
+        return first
+
+    def _problem(self) -> str:
+        """Why the batch of some rank cannot be given to a second pass; ''."""
+        try:
+            _copied(self._runner, self._args, self._kwargs)
+            problem = ''
+        except Exception as error:  # raised by whatever the user's dataset puts into a batch
+            problem = f'a batch cannot be copied: {type(error).__name__}: {error}'
+        return settle(TOPIC, problem, max)
+
+    def _pass(self, recorder: Optional[OperatorRecorder] = None) -> PassDigests:
+        """One pass on a copy of the batch, up to where the optimizer would step."""
+        found: List[PassDigests] = []
+
+        def reached(digests: PassDigests) -> None:
+            found.append(digests)
+            raise _Reached
+
+        args, kwargs = _copied(self._runner, self._args, self._kwargs)
+        with ExitStack() as contexts:
+            for context in self._paused:
+                contexts.enter_context(context())
+            if recorder is not None:
+                contexts.enter_context(recorder)
+            with suppress(_Reached):
+                _watched(self._runner, reached, self._step, args, kwargs)
+        return found[0]
+
+    def _agree(self, first: PassDigests, found: List[PassDigests], second: PassDigests) -> None:
+        """End the step before the optimizer uses what differs."""
+        if self._differ(first, second):
+            found.append(second)
+            raise _Reached
+
+    def _differ(self, first: PassDigests, second: PassDigests) -> bool:
+        """Whether two passes differ on any rank."""
+        return settle(TOPIC, bool(first.differing(second)), any)
+
+    def _explain(self, first: PassDigests, second: PassDigests,
+                 suspects: Optional[List[str]] = None) -> None:
+        """Record two more passes, and stop all ranks.
+
+        ``suspects`` are attributes that the second pass found as the first had left them.
+        """
+        digests, records = [], []
+        with _disable_current_modes():
+            self._state.put_back()
+            for _ in range(2):
+                found, recorded = self._recorded()
+                digests.append(found)
+                records.append(recorded)
+                self._state.put_back(unsaved=suspects is None)
+            self._state.put_back()
+        report(self._runner, [first, second, *digests], records, suspects)
+
+    def _recorded(self) -> tuple:
+        recorder = OperatorRecorder(unwrap(self._runner.model))
+        recorder.attributes(run_state.attributes(self._runner))
+        found = self._pass(recorder)
+        records: List[Record] = recorder.records()
+        return found, records
+
+
+def _watched(runner: Any, reached: Callable, step: Callable, args: tuple, kwargs: dict) -> Any:
+    observer = Observer(runner, reached)
+    try:
+        observer.start()
+        result = step(*args, **kwargs)
+        observer.finish()  # an iteration that only accumulates
+    finally:
+        observer.stop()
+    return result
+
+
+def _copied(runner: Any, args: tuple, kwargs: dict) -> tuple:
+    """A model may change its batch in place, and a dataset may hold the same objects."""
+    known = {id(runner.optim_wrapper): runner.optim_wrapper}
+    return copy.deepcopy((args, kwargs), known)

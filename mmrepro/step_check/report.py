@@ -1,0 +1,114 @@
+"""What is said when a repeated step differs, and the file that holds the digests."""
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, List, Optional, Sequence
+
+from mmengine.dist import get_rank
+
+from ..diagnosis.first_difference import PHASES, Diagnosis, diagnose
+from ..distributed.agreement import settle
+from ..fingerprint.records import Record
+from ..fingerprint.schema import FOLDER
+from ..text import listed
+from .observer import FIELDS, PassDigests
+
+__all__ = ['StepDiffersError', 'report']
+
+FILE = 'step_check.iteration{}.rank{}.json'
+PASSES = ('first', 'second', 'first recorded', 'second recorded')
+SHOWN = 5  # names of attributes
+
+ATTRIBUTES = (
+    'The forward pass changes attributes that reach the loss and that no checkpoint keeps: {}.\n'
+    'A resumed run starts without them. Compute the value from the iteration or draw it from a '
+    'global generator, keep it in a buffer (register_buffer), or register it: '
+    'mmrepro.checkpoint.adapters.register(Class, "attribute").')
+AGAIN = ('A and B are two more passes that were recorded. Where they first differ:\n{}')
+NOT_AGAIN = (
+    'Two more passes, recorded, have the same bits{}. What differs only now and then is a race '
+    'between threads, memory that is read before it is written, or hardware that computes wrongly '
+    '(silent data corruption). Run it again on this machine and on another one; check the memory '
+    'and the GPU (mmrepro gpu_check, nvidia-smi -q -d ECC, dcgmi diag).')
+
+
+class StepDiffersError(RuntimeError):
+    """A step was repeated from the same state on the same batch, and its bits differ."""
+
+
+def report(runner: Any, passes: Sequence[PassDigests], records: Sequence[Sequence[Record]],
+           suspects: Optional[List[str]]) -> None:
+    """Write the digests of this rank into the work directory and stop all ranks.
+
+    Args:
+        passes: the two that were compared, and two that were recorded.
+        records: the operators of the latter.
+        suspects: attributes that the second pass found as the first had left them.
+
+    Raises:
+        StepDiffersError: always, the same text on all ranks.
+    """
+    rank, iteration = get_rank(), runner.iter
+    found = diagnose(iteration, rank, *records)
+    path = os.path.join(runner.work_dir, FOLDER, FILE.format(iteration, rank))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, 'w', encoding='utf-8') as file:
+        json.dump(dict(
+            kind='step check', iteration=iteration, rank=rank, attributes=suspects,
+            diagnosis=found.as_dict() if found else None,
+            passes={name: one._asdict() for name, one in zip(PASSES, passes)}), file, indent=1)
+    mine = dict(difference=_difference(*passes[:2]), suspects=suspects or [],
+                diagnosis=_diagnosis(found, passes), file=path,
+                phase=PHASES.index(found.phase) if found else len(PHASES))
+    ranks = settle('differing step', mine, lambda ranks: ranks)
+    raise StepDiffersError(_text(iteration, ranks))
+
+
+def _difference(first: PassDigests, second: PassDigests) -> str:
+    """The first loss or gradient that differs, and how many do; '' for none."""
+    differing = first.differing(second)
+    if not differing:
+        return ''
+    field, names = next(iter(differing.items()))
+    one, other = (getattr(digests, field).get(names[0]) for digests in (first, second))
+    if field == 'losses' and one is not None and other is not None:
+        one, other = (f'{float.fromhex(value)!r} ({value})' for value in (one, other))
+    counts = listed([f'{len(names)} of {len(getattr(first, field))} {field}'
+                     for field, names in differing.items()])
+    return (f'first difference: {FIELDS[field].format(names[0])}: {one} and {other}\n'
+            f'in all: {counts}')
+
+
+def _diagnosis(found: Optional[Diagnosis], passes: Sequence[PassDigests]) -> str:
+    if found is not None:
+        return AGAIN.format(found.text())
+    first, second, third, fourth = passes
+    if third.differing(fourth):
+        return ('Two more passes, recorded, differ as well, and their operators agree: what '
+                "differs was computed outside of torch's operators.")
+    agree = [name for name, one in zip(PASSES, (first, second)) if not one.differing(third)]
+    return NOT_AGAIN.format(f' as the {agree[0]}' if len(agree) == 1 else '')
+
+
+def _text(iteration: int, ranks: Sequence[Dict[str, Any]]) -> str:
+    lines = [f'The step of iteration {iteration} (counted from 0) was repeated from the same state '
+             'on the same batch, and its bits differ.']
+    several = len(ranks) > 1
+    differing = [number for number, one in enumerate(ranks) if one['difference']]
+    if several:
+        lines.append(f'Ranks that differ: {", ".join(map(str, differing))} of {len(ranks)}. All '
+                     'ranks have stopped; what one rank computes reaches the others.')
+    for number in differing:
+        head = f'rank {number}: ' if several else ''
+        lines += [f'{head}{line}' for line in ranks[number]['difference'].splitlines()]
+    suspects = list(dict.fromkeys(name for one in ranks for name in one['suspects']))
+    if suspects:
+        lines.append(ATTRIBUTES.format(listed(suspects, SHOWN)))
+    # the earliest phase is where it began
+    origin = min(differing, key=lambda number: (ranks[number]['phase'], number))
+    head = f'Rank {origin}: ' if several else ''
+    lines += [f'{head}{ranks[origin]["diagnosis"]}',
+              f'Digests: {", ".join(ranks[number]["file"] for number in differing)}',
+              'To train on without this check: randomness.check_steps=0.']
+    return '\n'.join(lines)

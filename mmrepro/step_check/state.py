@@ -1,0 +1,76 @@
+"""All that a forward and backward pass may change, and the way back."""
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from mmengine.logging import MessageHub
+
+from .. import seeds
+from ..checkpoint.adapters import kept_attributes
+from ..distributed.unwrap import optim_wrappers, unwrap
+from .attributes import Attributes
+
+__all__ = ['StepState']
+
+
+class StepState:
+    """The state of a run before a step: generators, attributes, gradients, loss scale, logs.
+
+    Copies of tensors are held in the memory of the host.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        model = unwrap(runner.model)
+        self._generators = seeds.capture_rng()
+        self._attributes = Attributes(model, _of_wrappers(runner), kept_attributes(model))
+        self._gradients: List[Tuple[torch.Tensor, Optional[torch.Tensor], Any]] = [
+            (parameter, parameter.grad,
+             None if parameter.grad is None else parameter.grad.detach().to('cpu', copy=True))
+            for parameter in model.parameters()]
+        self._logs = _Logs(MessageHub.get_current_instance())
+
+    def changed(self) -> List[str]:
+        """Attributes, by path, that are other than they were and that no checkpoint keeps."""
+        return self._attributes.changed()
+
+    def put_back(self, unsaved: bool = True) -> None:
+        """Let the run be as it was; with ``unsaved=False``, but for what no checkpoint keeps."""
+        self._attributes.put_back(unsaved)
+        for parameter, gradient, content in self._gradients:
+            parameter.grad = gradient
+            if gradient is not None:
+                # the same tensor: it may be a view into a buffer of the communication
+                gradient.detach().copy_(content)
+        self._logs.put_back()
+        seeds.restore_rng(self._generators)
+
+
+def _of_wrappers(runner: Any) -> Dict[str, Any]:
+    """Optimizer wrappers count the losses that they have seen; their scalers begin lazily."""
+    found: Dict[str, Any] = {}
+    for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
+        found[f'optim_wrapper {name}'] = wrapper
+        scaler = getattr(wrapper, 'loss_scaler', None)
+        if scaler is not None:
+            found[f'loss_scaler {name}'] = scaler
+    return found
+
+
+class _Logs:
+    """What losses may write to the message hub. Its arrays are replaced, never written to."""
+
+    def __init__(self, hub: MessageHub) -> None:
+        self._buffers = hub.log_scalars
+        self._info = hub.runtime_info
+        self._scalars = {name: (buffer, dict(vars(buffer)))
+                         for name, buffer in self._buffers.items()}
+        self._values = dict(self._info)
+
+    def put_back(self) -> None:
+        self._buffers.clear()
+        for name, (buffer, content) in self._scalars.items():
+            vars(buffer).update(content)
+            self._buffers[name] = buffer
+        self._info.clear()
+        self._info.update(self._values)

@@ -1,0 +1,473 @@
+"""Steps of a run are repeated: what differs stops it by name, and no bit of training changes."""
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import random
+import re
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from faults import tiny
+from harness import Child, digest
+from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper
+from mmengine.registry import MODELS, OPTIM_WRAPPERS
+from mmengine.runner import Runner
+from mmengine.runner.amp import autocast
+from ranks import on_ranks
+from torch.utils.checkpoint import checkpoint
+
+from mmrepro import determinism
+from mmrepro.checkpoint import adapters
+from mmrepro.hooks import SelfCheckHook
+from mmrepro.hooks.self_check import is_due
+from mmrepro.step_check.check import StepDiffersError
+from mmrepro.step_check.state import StepState
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    yield
+    determinism.disable()
+
+
+def config(work_dir, model='Tiny', checks=1000, **changes):
+    cfg = tiny.tiny(work_dir)
+    cfg.model.type = model
+    cfg.randomness.check_steps = checks
+    cfg.env_cfg = dict()
+    cfg.merge_from_dict(copy.deepcopy(changes))
+    return cfg
+
+
+def bits(runner):
+    return [digest(value) for value in (
+        runner.model.state_dict(), runner.optim_wrapper.state_dict(), torch.get_rng_state(),
+        random.getstate(), np.random.get_state()[1])]
+
+
+def finish(cfg):
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    return runner
+
+
+def stopped(cfg, **expected):
+    """The message with which a run stops."""
+    with pytest.raises(StepDiffersError) as caught:
+        finish(cfg)
+    return str(caught.value)
+
+
+def registered(cls):
+    """A variant of the tiny network, under its own name."""
+    return MODELS.register_module(force=True)(cls)
+
+
+# ------------------------------------------------------------------------------ which steps
+
+def test_iterations_1_2_4_8_and_every_nth_are_due():
+    assert [i + 1 for i in range(40) if is_due(i, 12)] == [1, 2, 4, 8, 12, 16, 24, 32, 36]
+
+
+def test_a_resumed_run_checks_the_same_iterations(tmp_path, monkeypatch):
+    due = []
+    monkeypatch.setattr(SelfCheckHook, '_done', lambda self, runner, problem: due.append(
+        runner.iter + 1))
+    changes = dict(default_hooks=dict(checkpoint=dict(
+        _delete_=True, type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)))
+    whole = finish(config(tmp_path, checks=7, **changes))
+    assert due == [1, 2, 4, 7, 8]
+    due.clear()
+    resumed = finish(config(tmp_path, checks=7, resume=True,
+                            load_from=str(tmp_path / 'iter_3.pth'), **changes))
+    assert due == [4, 7, 8] and bits(whole) == bits(resumed)
+
+
+@pytest.mark.parametrize('value', [-1, True, 1.5, '10', None])
+def test_the_interval_is_validated(tmp_path, value):
+    with pytest.raises(ValueError, match=r'randomness.check_steps=.*allowed is an int from 0'):
+        Runner.from_cfg(config(tmp_path, checks=value))
+
+
+# ---------------------------------------------------------------- no bit of training changes
+
+@registered
+class Stateful(tiny.Tiny):
+    """Keeps all sorts of things in attributes, of which none reaches the loss."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.calls, self.seen, self.table = 0, [], dict(last=None)
+        self.array, self.kept = np.zeros(3), torch.zeros(3)
+        self.rng = np.random.default_rng(1)
+        self.register_buffer('count', torch.zeros(()), persistent=False)
+        self.frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+
+    def forward(self, inputs, label, mode='tensor'):
+        self.calls += 1
+        self.seen.append(inputs)
+        self.table.update(last=self.calls, more=(label, ))
+        self.array += 1
+        self.kept.add_(1)
+        self.rng.random()
+        self.count += 1
+        self.frozen.data.mul_(0.5)
+        self.late = set([self.calls])
+        inputs *= 2  # the model's own copy, or the batch that a hook sees later
+        torch.rand(1), random.random(), np.random.rand()
+        return super().forward(inputs, label, mode)
+
+
+VARIANTS = {
+    'plain': {},
+    'in memory': dict(model='Stateful'),
+    'accumulating': dict(optim_wrapper=dict(accumulative_counts=3)),
+    'clipped': dict(optim_wrapper=dict(clip_grad=dict(max_norm=0.1))),
+    'zeros kept': dict(optim_wrapper=dict(type='ZeroingWrapper')),
+    'bfloat16 and scaled': dict(optim_wrapper=dict(type='HostAmpWrapper')),
+    'no step seed': dict(randomness=dict(step_seed=False)),
+    'checkpointed': dict(model='Checkpointed'),
+    'by iterations': dict(train_cfg=dict(
+        _delete_=True, by_epoch=False, max_iters=8, val_interval=100)),
+}
+
+
+@OPTIM_WRAPPERS.register_module(force=True)
+class ZeroingWrapper(OptimWrapper):
+    """Gradients stay, filled with zeros."""
+
+    def zero_grad(self, **kwargs):
+        super().zero_grad(set_to_none=False)
+
+
+@OPTIM_WRAPPERS.register_module(force=True)
+class HostAmpWrapper(OptimWrapper):
+    """MMEngine's AmpOptimWrapper refuses the CPU: autocast to bfloat16, and a scaler that skips
+    steps until its scale is small enough.
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.loss_scaler = torch.amp.GradScaler('cpu', init_scale=2. ** 126, growth_interval=2)
+
+    def optim_context(self, model):
+        return autocast(device_type='cpu', dtype=torch.bfloat16)
+
+    def backward(self, loss, **kwargs):
+        self.loss_scaler.scale(loss).backward(**kwargs)
+        self._inner_count += 1
+
+    def step(self, **kwargs):
+        self.loss_scaler.step(self.optimizer, **kwargs)
+        self.loss_scaler.update()
+
+
+@registered
+class Checkpointed(tiny.Tiny):
+    def forward(self, inputs, label, mode='tensor'):
+        features = checkpoint(self.backbone, inputs, use_reentrant=False)
+        logits = self.head(self.neck(features).mean((2, 3)))
+        return dict(loss=self.head.loss(logits, label)) if mode == 'loss' else logits
+
+
+class Look(Hook):
+    """The batch and the logs, after every step."""
+    priority = 100
+
+    def __init__(self):
+        self.seen = []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        scalars = {name: buffer.data[0].tolist()
+                   for name, buffer in runner.message_hub.log_scalars.items() if 'time' not in name}
+        model = runner.model
+        self.seen.append(digest([data_batch, outputs, scalars, {
+            name: vars(model).get(name) for name in ('calls', 'table', 'array', 'kept', 'late')},
+            getattr(model, 'rng', None) and model.rng.bit_generator.state]))
+
+
+def trained(cfg):
+    torch.set_num_threads(1)
+    look = Look()
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(look)
+    runner.train()
+    return bits(runner), look.seen
+
+
+@pytest.mark.parametrize('name', VARIANTS)
+def test_no_bit_changes(name, tmp_path):
+    with_checks, without = (Child(trained, config(
+        tmp_path / str(checks), checks=checks, **VARIANTS[name])).result() for checks in (1, 0))
+    assert with_checks == without
+
+
+@pytest.mark.parametrize('level', ['operator', 'module'])
+def test_fingerprints_are_the_same_with_checks(level, tmp_path):
+    lines = []
+    for checks in (1, 0):
+        finish(config(tmp_path / str(checks), checks=checks, train_cfg=dict(max_epochs=1),
+                      custom_hooks=[dict(type='FingerprintHook', level=level)]))
+        path = tmp_path / str(checks) / 'mmrepro' / 'fingerprints.rank0.jsonl'
+        lines.append([line for line in path.read_text().splitlines() if '"step"' in line])
+    assert len(lines[0]) == 4 and lines[0] == lines[1]
+
+
+def test_a_step_without_the_buffers_put_back_would_differ(tmp_path, monkeypatch):
+    put_back = StepState.put_back
+
+    def forgetful(self, unsaved=True):
+        running = {name: value.clone() for name, value in buffers}
+        put_back(self, unsaved)
+        for name, value in buffers:
+            value.copy_(running[name])
+
+    cfg = config(tmp_path, model='Averaging')
+    runner = Runner.from_cfg(cfg)
+    buffers = list(runner.model.named_buffers())
+    monkeypatch.setattr(StepState, 'put_back', forgetful)
+    with pytest.raises(StepDiffersError):
+        runner.train()
+
+
+@registered
+class Averaging(tiny.Tiny):
+    """Its loss reads a buffer that the forward pass writes, as SeesawLoss does."""
+
+    def forward(self, inputs, label, mode='tensor'):
+        self.head.temperature.mul_(0.9)
+        return super().forward(inputs, label, mode)
+
+
+def test_a_buffer_that_reaches_the_loss_is_no_difference(tmp_path):
+    finish(config(tmp_path, model='Averaging', checks=1))
+
+
+# ------------------------------------------------------------------------------ what it finds
+
+class FaultyLoss(tiny.Tiny):
+    """Adds a number to the logits."""
+
+    def number(self):
+        return 0.
+
+    def forward(self, inputs, label, mode='tensor'):
+        features = self.neck(self.backbone(inputs)).mean((2, 3))
+        logits = self.head(features) * (1 + self.number())
+        return dict(loss=self.head.loss(logits, label)) if mode == 'loss' else logits
+
+
+@registered
+class OwnGenerator(FaultyLoss):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.rng = np.random.default_rng(1)
+
+    def number(self):
+        return float(self.rng.random())
+
+
+@registered
+class LazyGenerator(FaultyLoss):
+    def number(self):
+        return float(np.random.default_rng().random())
+
+
+@registered
+class Counting(FaultyLoss):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.head.calls = 0
+
+    def number(self):
+        self.head.calls += 1
+        return self.head.calls * 1e-3
+
+
+@registered
+class CountingLate(Counting):
+    """The counter begins to matter at the fourth call."""
+
+    def number(self):
+        return max(0., super().number() - 3e-3)
+
+
+@registered
+class Remembering(FaultyLoss):
+    memory = None
+
+    def forward(self, inputs, label, mode='tensor'):
+        if self.memory is None:
+            self.memory = []
+        self.memory.append(float(inputs.mean()))
+        return super().forward(inputs, label, mode)
+
+    def number(self):
+        return sum(self.memory)
+
+
+@pytest.mark.parametrize('model, attribute', [
+    ('OwnGenerator', 'model.rng'), ('Counting', 'head.calls'), ('Remembering', 'model.memory')])
+def test_an_attribute_that_no_checkpoint_keeps_is_named(model, attribute, tmp_path):
+    message = stopped(config(tmp_path, model=model))
+    assert 'The step of iteration 0 (counted from 0)' in message
+    assert f'reach the loss and that no checkpoint keeps: {attribute}' in message
+    assert 'first difference: loss loss: ' in message
+
+
+def test_a_counter_that_matters_later_is_found_when_it_does(tmp_path):
+    assert 'iteration 3 (' in stopped(config(tmp_path, model='CountingLate'))
+
+
+def test_an_attribute_that_checkpoints_keep_is_no_difference(tmp_path, monkeypatch):
+    monkeypatch.setitem(adapters.ADAPTERS, 'Head', adapters.Adapter(('calls', ), 'a test'))
+    plain, checked = (bits(finish(config(tmp_path / str(n), model='Counting', checks=n)))
+                      for n in (0, 1))
+    assert plain == checked
+
+
+def test_a_generator_made_in_the_step_is_found_with_its_line(tmp_path):
+    message = stopped(config(tmp_path, model='LazyGenerator'))
+    assert 'aten.mul.Tensor' in message and 'default_rng' not in message.split('calls')[0]
+    assert re.search(r'cause +entropy: ', message) and 'test_self_check.py' in message
+
+
+_library = torch.library.Library('self_check_test', 'DEF')
+_library.define('sum(Tensor numbers) -> Tensor')
+_turns = [False]
+
+
+def sum_in_any_order(numbers):
+    """The order in which threads arrive, without threads: one, then the other."""
+    _turns[0] = not _turns[0]
+    large = torch.tensor([1e6, -1e6])
+    order = [large, numbers] if _turns[0] else [large[:1], numbers, large[1:]]
+    return functools.reduce(torch.add, torch.cat(order).unbind())
+
+
+_library.impl('sum', sum_in_any_order, 'CPU')
+
+
+class SumInAnyOrder(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, numbers):
+        ctx.size = numbers.shape
+        return torch.ops.self_check_test.sum(numbers.flatten())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.expand(ctx.size)
+
+
+@registered
+class AnyOrder(FaultyLoss):
+    def forward(self, inputs, label, mode='tensor'):
+        losses = super().forward(inputs, label, mode)
+        return dict(losses, loss_sum=SumInAnyOrder.apply(self.backbone(inputs) * 1e-3))
+
+
+@registered
+class Threaded(FaultyLoss):
+    """A thread computes a part of the loss; its count stands for the order in which it comes."""
+    count = [0]
+
+    def number(self):
+        thread = threading.Thread(target=lambda: self.count.append(self.count[-1] + 1))
+        thread.start()
+        thread.join()
+        return self.count[-1] * 1e-3
+
+
+@pytest.mark.parametrize('model, says', [
+    ('AnyOrder', r'forward, \(?.*self_check_test\.sum'),
+    ('Threaded', 'first difference: loss loss')])
+def test_an_order_of_threads_is_found(model, says, tmp_path):
+    assert re.search(says, stopped(config(tmp_path, model=model)))
+
+
+@registered
+class Flaky(tiny.Tiny):
+    """One bit of one gradient is wrong, once: ``wrong`` counts passes."""
+    wrong, passes = 2, 0
+
+    def forward(self, inputs, label, mode='tensor'):
+        result = super().forward(inputs, label, mode)
+        type(self).passes += 1
+        if self.passes == self.wrong:
+            def flip(gradient):
+                gradient = gradient.clone()
+                gradient.view(torch.int32).view(-1)[0] ^= 1
+                return gradient
+            result['loss'].register_hook(flip)
+        return result
+
+
+@pytest.mark.parametrize('wrong, which', [(1, 'second'), (2, 'first'), (4, 'first')])
+def test_a_flipped_bit_is_found_before_the_optimizer_uses_it(wrong, which, tmp_path, monkeypatch):
+    monkeypatch.setattr(Flaky, 'wrong', wrong)
+    monkeypatch.setattr(Flaky, 'passes', 0)
+    runner = Runner.from_cfg(config(tmp_path, model='Flaky'))
+    stepped = []
+    optimizer = runner.build_optim_wrapper(runner.optim_wrapper)
+    runner.optim_wrapper = optimizer
+    optimizer.optimizer.register_step_pre_hook(lambda *args: stepped.append(runner.iter))
+    with pytest.raises(StepDiffersError) as caught:
+        runner.train()
+    message = str(caught.value)
+    assert stepped == list(range((wrong - 1) // 2))
+    assert 'first difference: gradient of head.fc' in message
+    assert f'have the same bits as the {which}' in message and 'silent data corruption' in message
+
+
+def test_both_digests_lie_in_the_work_directory(tmp_path):
+    message = stopped(config(tmp_path, model='Counting'))
+    path = tmp_path / 'mmrepro' / 'step_check.iteration0.rank0.json'
+    assert str(path) in message
+    content = json.loads(path.read_text())
+    assert content['attributes'] == ['head.calls'] and content['diagnosis']['path'] == ''
+    first, second = content['passes']['first'], content['passes']['second']
+    assert set(first) == {'losses', 'gradients', 'sums'} and first != second
+    # in the order of the backward pass
+    assert list(first['gradients'])[0].startswith('head.fc')
+
+
+# ------------------------------------------------------------------------------ several ranks
+
+@registered
+class Lopsided(tiny.Tiny):
+    """An attribute changes on one rank only, and reaches nothing."""
+    calls = 0
+
+    def forward(self, inputs, label, mode='tensor'):
+        self.calls += dist.get_rank()
+        return super().forward(inputs, label, mode)
+
+
+@registered
+class OneRankDiffers(FaultyLoss):
+    def number(self):
+        return float(np.random.default_rng().random()) if dist.get_rank() == 1 else 0.
+
+
+def test_no_bit_changes_on_ranks(tmp_path):
+    runs = [on_ranks(3, config(tmp_path / str(checks), model='Lopsided', checks=checks,
+                               optim_wrapper=dict(accumulative_counts=2)), tmp_path / str(checks))
+            for checks in (1, 0)]
+    assert runs[0] == runs[1] and len(runs[0][0]['step']) == 4
+
+
+def test_all_ranks_stop_and_the_one_that_differs_is_named(tmp_path):
+    messages = on_ranks(2, config(tmp_path, model='OneRankDiffers'), tmp_path)
+    for message in messages:
+        assert 'StepDiffersError' in message and 'of iteration 0 (' in message
+        assert 'rank 1: first difference: loss loss: ' in message
+        assert 'Rank 1: A and B are two more passes' in message and 'entropy' in message
+        assert 'rank 0: first difference: loss' not in message
+    assert {path.name for path in (tmp_path / 'mmrepro').iterdir()} == {
+        'step_check.iteration0.rank0.json', 'step_check.iteration0.rank1.json'}
