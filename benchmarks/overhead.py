@@ -43,6 +43,8 @@ def paused_runner(cfg: Any, work_dir: str, active: bool) -> Any:
 
     cfg = copy.deepcopy(cfg)
     cfg.work_dir = work_dir
+    if active:
+        cfg.randomness.check_steps = 0  # benchmarks/step_checks.py measures it
     cfg.train_cfg = dict(type='PausedLoop', max_epochs=1000)
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     cfg.default_hooks.checkpoint = None

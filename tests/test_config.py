@@ -11,7 +11,7 @@ def test_defaults():
         seed=None, diff_rank_seed=False, deterministic=False, worker_seed='sample',
         step_seed=True, operators=None, cudnn_enabled=None, cudnn_benchmark=None,
         float32_precision=None, fill_uninitialized_memory=False, num_threads=None,
-        resume_strict=True, streams={})
+        resume_strict=True, streams={}, check_steps=1000)
     assert RandomnessConfig.parse(None) == RandomnessConfig()
 
 

@@ -17,11 +17,11 @@ from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import CHANGES, HARMLESS, FactDifference, differences
 from . import provenance
 from .reader import FingerprintError, read_json
-from .schema import FOLDER
+from .schema import FOLDER, SELF_CHECKS
 from .snapshot import Snapshot
 
 __all__ = ['CHANGES', 'HARMLESS', 'MAY', 'FactDifference', 'Manifest', 'compare_manifests',
-           'make_manifest', 'read_manifest', 'write_manifest']
+           'complete_manifest', 'make_manifest', 'read_manifest', 'write_manifest']
 
 FORMAT = 1
 MAY = 'may change bits'
@@ -113,12 +113,21 @@ def write_manifest(runner: Any, folder: str) -> str:
     os.makedirs(folder, exist_ok=True)
     name = next(name for name in map(_name, itertools.count())
                 if not os.path.exists(os.path.join(folder, name)))
-    with tempfile.NamedTemporaryFile('w', dir=folder, suffix='.partial', encoding='utf-8',
-                                     delete=False) as file:
-        json.dump(make_manifest(runner), file, indent=1, default=str)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, os.path.join(folder, name))
+    _write(os.path.join(folder, name), make_manifest(runner))
     return name
+
+
+def complete_manifest(path: str, found: Mapping[str, Any]) -> None:
+    """Add what is known at the end of a run to its manifest."""
+    _write(path, {**read_json(path), **found})
+
+
+def _write(path: str, content: Mapping[str, Any]) -> None:
+    with tempfile.NamedTemporaryFile('w', dir=os.path.dirname(path), suffix='.partial',
+                                     encoding='utf-8', delete=False) as file:
+        json.dump(content, file, indent=1, default=str)
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)
 
 
 def _name(number: int) -> str:
@@ -152,7 +161,7 @@ def read_manifest(path: str, name: Optional[str] = None) -> Manifest:
 
 
 # in another form among the facts, or not comparable
-_ELSEWHERE = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size')
+_ELSEWHERE = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size', SELF_CHECKS)
 
 
 def compare_manifests(first: Manifest, second: Manifest) -> List[FactDifference]:

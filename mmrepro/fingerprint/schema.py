@@ -12,9 +12,9 @@ import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 __all__ = ['BY_NAME', 'END', 'FIELDS', 'FINGERPRINTS', 'FOLDER', 'FORMAT', 'LEVELS', 'MANIFEST',
-           'MODULES', 'NORMS', 'OPERATORS', 'REQUIRED', 'START', 'STATES', 'STEP', 'STREAMS', 'VAL',
-           'StreamCall', 'call_of', 'end_line', 'fingerprint_name', 'meaning', 'start_line',
-           'step_line', 'val_line', 'value_of']
+           'MODULES', 'NORMS', 'OPERATORS', 'REQUIRED', 'SELF_CHECKS', 'START', 'STATES',
+           'STEP', 'STREAMS', 'VAL', 'StreamCall', 'call_of', 'end_line', 'fingerprint_name',
+           'meaning', 'start_line', 'step_line', 'val_line', 'value_of']
 
 FOLDER = 'mmrepro'  # within the work directory
 FORMAT = 1
@@ -53,6 +53,7 @@ FIELDS: Dict[str, str] = {
 # digests of the model and the optimizer after the step, in the order in which a line has them
 STATES = ('gradients', 'parameters', 'buffers', 'optimizer')
 BY_NAME = 'by_name'  # {state: {name: digest}}, above level 'step'
+SELF_CHECKS = 'self_checks'  # in an end line and in the manifest
 NORMS = 'norms'  # {parameter: L2 norm}, at level 'parameter'
 
 # Calls in the order in which they ran, at levels 'module' and 'operator': what an entry consists of
@@ -130,5 +131,9 @@ def val_line(iteration: int, epoch: int, metrics: Mapping[str, str]) -> Dict[str
     return dict(kind=VAL, iteration=iteration, epoch=epoch, metrics=metrics)
 
 
-def end_line(iteration: int) -> Dict[str, Any]:
-    return dict(kind=END, iteration=iteration)
+def end_line(iteration: int, self_checks: Mapping[str, int]) -> Dict[str, Any]:
+    """``self_checks``: how many samples and steps were repeated, with the same bits; {} for a run
+    that does not check itself. Runs are not compared by it.
+    """
+    more = {SELF_CHECKS: self_checks} if self_checks else {}
+    return dict(kind=END, iteration=iteration, **more)

@@ -14,11 +14,12 @@ from ..data import placement_of
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..fingerprint import schema
 from ..fingerprint.digest import SCHEME, value_digest
-from ..fingerprint.manifest import write_manifest
+from ..fingerprint.manifest import complete_manifest, write_manifest
 from ..fingerprint.module_recorder import ModuleRecorder
 from ..fingerprint.operator_recorder import OperatorLines
 from ..fingerprint.snapshot import Snapshot, gradients_of, named_state
 from ..fingerprint.writer import Writer
+from .self_check import self_checks
 
 __all__ = ['FingerprintHook']
 
@@ -55,6 +56,7 @@ class FingerprintHook(Hook):
                              'or more')
         self.interval, self.level = interval, level
         self._writer: Optional[Writer] = None
+        self._manifest: Optional[str] = None  # path of what rank 0 has written
         self._step: Optional[Snapshot] = None
         self._recorder: Any = None
         self._handles: List[Any] = []
@@ -78,6 +80,7 @@ class FingerprintHook(Hook):
     def _open(self, runner: Any) -> None:
         folder = os.path.join(runner.work_dir, schema.FOLDER)
         manifest = write_manifest(runner, folder) if get_rank() == 0 else None
+        self._manifest = manifest and os.path.join(folder, manifest)
         self._writer = Writer(os.path.join(folder, schema.fingerprint_name(get_rank())))
         self._writer.write(schema.start_line(self.level, self.interval, get_rank(),
                                              get_world_size(), SCHEME, runner.iter, manifest))
@@ -160,7 +163,10 @@ class FingerprintHook(Hook):
             {name: float(value).hex() for name, value in metrics.items() if _is_number(value)}))
 
     def after_train(self, runner: Any) -> None:
-        self._writer.write(schema.end_line(runner.iter))
+        checks = self_checks(runner)
+        self._writer.write(schema.end_line(runner.iter, checks))
+        if self._manifest is not None and checks:
+            complete_manifest(self._manifest, {schema.SELF_CHECKS: checks})
         self._close()
 
     def _close(self) -> None:

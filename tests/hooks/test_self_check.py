@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from demo_runs import MODELS as DETECTORS
+from demo_runs import small
 from faults import tiny
-from harness import Child, digest
+from harness import Child, digest, train
 from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS, OPTIM_WRAPPERS
@@ -24,6 +26,10 @@ from torch.utils.checkpoint import checkpoint
 
 from mmrepro import determinism
 from mmrepro.checkpoint import adapters
+from mmrepro.facts.compatibility import HARMLESS
+from mmrepro.fingerprint.difference import first_divergence
+from mmrepro.fingerprint.manifest import compare_manifests, read_manifest
+from mmrepro.fingerprint.reader import read_run
 from mmrepro.hooks import SelfCheckHook
 from mmrepro.hooks.self_check import is_due
 from mmrepro.step_check.check import StepDiffersError
@@ -437,6 +443,92 @@ def test_both_digests_lie_in_the_work_directory(tmp_path):
     assert list(first['gradients'])[0].startswith('head.fc')
 
 
+# ------------------------------------------------------------------------ what a run says of it
+
+def last_line(work_dir):
+    """Of the log, without the time."""
+    log, = work_dir.glob('*/*.log')
+    return log.read_text().rstrip().splitlines()[-1].split(' - ')[-1]
+
+
+@pytest.mark.parametrize('checks, says', [
+    (1000, '0 samples and 4 steps were repeated: same bits'),
+    (0, '0 samples and 0 steps were repeated: same bits (steps are not repeated: '
+        'randomness.check_steps=0)')])
+def test_the_last_line_of_the_log_counts(checks, says, tmp_path):
+    finish(config(tmp_path, checks=checks, log_level='INFO'))
+    assert last_line(tmp_path) == says
+
+
+def test_thousands_have_separators():
+    hook = SelfCheckHook()
+    hook._interval, hook.steps = 1, 1034
+    assert '1,034 steps' in hook.summary(None)
+
+
+def test_nothing_is_said_without_deterministic(tmp_path):
+    runner = finish(config(tmp_path, randomness=dict(deterministic=False)))
+    assert not any(isinstance(hook, SelfCheckHook) for hook in runner.hooks)
+
+
+def test_the_count_is_in_manifest_and_fingerprints_and_no_difference(tmp_path):
+    for checks in (1, 1000):
+        finish(config(tmp_path / str(checks), checks=checks,
+                      custom_hooks=[dict(type='FingerprintHook')]))
+    runs = [read_run(str(tmp_path / str(checks))) for checks in (1, 1000)]
+    assert [run.manifests[0]['self_checks']['steps'] for run in runs] == [8, 4]
+    ends = [json.loads((tmp_path / str(checks) / 'mmrepro' / 'fingerprints.rank0.jsonl')
+                       .read_text().splitlines()[-1]) for checks in (1, 1000)]
+    assert [end['self_checks']['steps'] for end in ends] == [8, 4]
+    assert first_divergence(runs[0].ranks, runs[1].ranks) is None
+    differences = compare_manifests(*(read_manifest(run.work_dir) for run in runs))
+    assert {one.severity for one in differences} == {HARMLESS}
+    assert not any('self_checks' in one.name for one in differences)
+
+
+@registered
+class TwoSteps(tiny.Tiny):
+    """A step of its own, with two optimizer steps; the second depends on the first."""
+    passes = 0
+
+    def train_step(self, data, optim_wrapper):
+        type(self).passes += 1
+        for _ in range(2):
+            losses = super().train_step(data, optim_wrapper)
+        return losses
+
+
+def test_of_a_step_of_its_own_what_comes_before_the_first_update_is_repeated(tmp_path):
+    plain, checked = (bits(finish(config(
+        tmp_path / str(n), model='TwoSteps', checks=n, log_level='INFO'))) for n in (0, 1))
+    assert plain == checked and TwoSteps.passes == 8 + 2 * 8
+    log, = (tmp_path / '1').glob('*/*.log')
+    assert 'TwoSteps has a train_step of its own: what comes before its first' in log.read_text()
+
+
+class NoCopy:
+    def __deepcopy__(self, memo):
+        raise TypeError('it holds a lock')
+
+
+def test_a_batch_that_cannot_be_copied_is_said(tmp_path):
+    cfg = config(tmp_path, log_level='INFO')
+
+    class Odd(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            data_batch['label'].append(NoCopy())
+            data_batch['label'].pop() if runner.iter else None
+
+    runner = Runner.from_cfg(cfg)
+    runner.model.data_preprocessor.register_forward_pre_hook(
+        lambda module, args: args[0]['label'].__delitem__(slice(2, None)))
+    runner.register_hook(Odd())
+    runner.train()
+    assert last_line(tmp_path) == (
+        '0 samples and 0 steps were repeated: same bits (steps are not repeated: a batch cannot be '
+        'copied: TypeError: it holds a lock)')
+
+
 # ------------------------------------------------------------------------------ several ranks
 
 @registered
@@ -471,3 +563,17 @@ def test_all_ranks_stop_and_the_one_that_differs_is_named(tmp_path):
         assert 'rank 0: first difference: loss' not in message
     assert {path.name for path in (tmp_path / 'mmrepro').iterdir()} == {
         'step_check.iteration0.rank0.json', 'step_check.iteration0.rank1.json'}
+
+
+# -------------------------------------------------------------------------- real detectors
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('name', [*DETECTORS, 'retinanet_r50_fpn'])
+def test_detectors_repeat_their_steps_and_change_no_bit(name, data_root, tmp_path):
+    import mmdet.models  # noqa: F401
+    runs = []
+    for checks in (1, 0):
+        cfg = small(name, data_root)
+        cfg.randomness.check_steps = checks
+        runs.append(Child(train, cfg, tmp_path / str(checks), False).result())
+    assert runs[0] == runs[1]
