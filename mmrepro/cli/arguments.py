@@ -13,7 +13,7 @@ from mmengine.config import DictAction
 from ..exit_codes import READER_LEFT, USAGE
 from . import program_name
 
-__all__ = ['Options', 'Parser', 'quiet_when_reader_leaves', 'setting']
+__all__ = ['Options', 'OptionsAsGiven', 'Parser', 'quiet_when_reader_leaves', 'setting']
 
 # mmengine imports it for every base of another package; nothing that the reader could change
 warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
@@ -86,6 +86,14 @@ class Options(DictAction):
             except ValueError as error:
                 raise argparse.ArgumentError(self, str(error)) from error
         super().__call__(parser, namespace, values, option)
+
+
+class OptionsAsGiven(Options):
+    """Keeps the words as well, as ``options_as_given``: others get them as they are."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        namespace.options_as_given = tuple(values)
+        super().__call__(parser, namespace, list(values), option)
 
 
 def setting(text: str) -> tuple:

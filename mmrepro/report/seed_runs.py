@@ -1,7 +1,8 @@
 """Many seeds of one config, each in a process of its own, and what they say about a metric.
 
-Layout: ``WORK_DIR/CONFIG_NAME/seed_N`` is an ordinary work directory; ``result.json`` in it is
-written when the seed is done, and makes it count as done the next time.
+Layout: ``WORK_DIR/CONFIG_NAME/seed_N`` is an ordinary work directory (``STREAM_N`` where only this
+stream has seed N); ``result.json`` in it is written when the seed is done, and makes it count as
+done the next time.
 """
 from __future__ import annotations
 
@@ -13,14 +14,15 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from mmengine.config import Config
 
+from ..config import RandomnessConfig, RandomnessError
 from ..determinism import missing_at_start
 from ..exit_codes import PREEMPTED
 from ..runs.launcher import Launch, PlannedRun, TrainingFailed, run_all
 from ..seeds import MAX_SEED
 from .run_view import RunError, load_run
 
-__all__ = ['SeedJob', 'SeedsError', 'choose_metric', 'jobs_of', 'parse_seeds', 'result_of',
-           'run_job', 'value_of']
+__all__ = ['SeedJob', 'SeedsError', 'choose_metric', 'jobs_of', 'parse_seeds', 'parse_streams',
+           'result_of', 'run_job', 'value_of', 'vary']
 
 RESULT = 'result.json'
 MOST = 10_000  # seeds in a range; more are a typing error
@@ -47,6 +49,12 @@ class SeedJob(NamedTuple):
     folder: str  # work directory
     # those that the process has to start with; without them it would start twice
     variables: Tuple[Tuple[str, str], ...] = ()
+    stream: str = ''  # that has ``seed`` as its root; '': all of them
+    root: int = 0  # of the other streams
+
+    @property
+    def name(self) -> str:
+        return f'{self.label}, {self.stream or "seed"} {self.seed}'
 
 
 def parse_seeds(text: str) -> List[int]:
@@ -93,6 +101,42 @@ def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
             for seed in seeds]
 
 
+def vary(job: SeedJob, stream: str, seeds: Sequence[int]) -> List[SeedJob]:
+    """Jobs in which one stream has these seeds, and all others the first of them.
+
+    The first is ``job`` itself, the run with the first seed: its stream has this root as well.
+    """
+    folder = os.path.dirname(job.folder)
+    return [job, *(job._replace(seed=seed, stream=stream, root=job.seed,
+                                folder=os.path.join(folder, f'{stream}_{seed}'))
+                   for seed in seeds[1:])]
+
+
+def parse_streams(text: str, config: str, changes: Optional[Dict[str, Any]] = None) -> List[str]:
+    """``'init,step'`` as a list of streams that can vary in a config.
+
+    Raises:
+        SeedsError: an unknown stream, one twice, one whose root the config fixes, or one that
+            nothing draws from with the config's other keys.
+    """
+    cfg = Config.fromfile(config, import_custom_modules=False)
+    cfg.merge_from_dict(changes or {})
+    randomness = dict(cfg.get('randomness') or {})
+    streams = [name.strip() for name in text.split(',')]
+    for name in streams:
+        if streams.count(name) > 1:
+            raise SeedsError(f'--vary {text}: {name} is listed twice')
+        if name in (randomness.get('streams') or {}):
+            raise SeedsError(f'--vary {text}: {config} fixes randomness.streams.{name}; '
+                             'remove it there')
+    try:
+        RandomnessConfig.parse(dict(randomness, seed=0, streams={
+            **(randomness.get('streams') or {}), **dict.fromkeys(streams, 0)}))
+    except RandomnessError as error:
+        raise SeedsError(f'--vary {text}: {error}') from error
+    return streams
+
+
 def result_of(job: SeedJob) -> Optional[Dict[str, Any]]:
     """The result of a seed, or None if it is not finished.
 
@@ -121,18 +165,22 @@ def run_job(job: SeedJob) -> Dict[str, Any]:
     Raises:
         SeedsError: the process failed, or left no metrics; names its log.
     """
-    command = ['mmrepro', 'train', job.config, '--seed', str(job.seed), '--work-dir', job.folder]
+    options = list(job.options)
+    if job.stream:
+        options.append(f'randomness.streams.{job.stream}={job.seed}')
+    seed = job.root if job.stream else job.seed
+    command = ['mmrepro', 'train', job.config, '--seed', str(seed), '--work-dir', job.folder]
     if glob.glob(os.path.join(glob.escape(job.folder), '*.pth')):
         command.append('--resume')
-    if job.options:
-        command += ['--cfg-options', *job.options]
+    if options:
+        command += ['--cfg-options', *options]
     log = os.path.join(job.folder, LOG)
     try:
         run_all([PlannedRun(job.label, job.folder, [Launch(command, log, dict(job.variables))])])
     except TrainingFailed as error:
         text = ('pre-empted, with a checkpoint; the same command continues'
                 if error.code == PREEMPTED else str(error))
-        raise SeedsError(f'{job.label}, seed {job.seed}: {text}') from error
+        raise SeedsError(f'{job.name}: {text}') from error
     metrics = metrics_of(job.folder)
     if not metrics:
         with open(log, encoding='utf-8', errors='replace') as file:
@@ -141,9 +189,10 @@ def run_job(job: SeedJob) -> Dict[str, Any]:
                'metric. Train longer, begin from pretrained weights, or look at the learning rate '
                'and at score_thr of model.test_cfg' if found_nothing else
                'set val_dataloader, val_evaluator and val_interval')
-        raise SeedsError(f'{job.label}, seed {job.seed}: the run has no validation metrics '
+        raise SeedsError(f'{job.name}: the run has no validation metrics '
                          f'(log: {log}); {why}')
-    result = dict(seed=job.seed, config=job.config, config_digest=job.digest, metrics=metrics)
+    result = dict(seed=job.seed, stream=job.stream or None, config=job.config,
+                  config_digest=job.digest, metrics=metrics)
     path = os.path.join(job.folder, RESULT)
     with open(f'{path}.partial', 'w', encoding='utf-8') as file:
         json.dump(result, file, indent=1)

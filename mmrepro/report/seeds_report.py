@@ -2,44 +2,14 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 from .html import document, listing, picture, section, table
-from .plot_style import DIFFERENCE, INK, SOFT, A, B, figure, png
-from .stats import MIN_PAIRS, Paired, Summary, paired, summary
+from .plot_style import DIFFERENCE, INK, SOFT, figure, palette, png
+from .seed_study import Study, study
+from .stats import MIN_PAIRS, Paired, Summary
 
 __all__ = ['Study', 'plot', 'report', 'scalars', 'show', 'study']
-
-
-class Study(NamedTuple):
-    """One metric over the seeds of one or two configs."""
-    metric: str  # which metric, of which validation
-    pick: str
-    seeds: List[int]  # those of every config
-    values: Dict[str, List[float]]  # label of the config -> a value per seed
-    summaries: Dict[str, Summary]  # label -> summary
-    test: Optional[Paired]  # the second config against the first; None for one config
-
-    def as_dict(self) -> Dict[str, Any]:
-        """Plain data for ``--json``."""
-        test = None
-        if self.test is not None:
-            test = {**self.test._asdict(), 'difference': self.test.difference._asdict()}
-        return dict(metric=self.metric, pick=self.pick, seeds=self.seeds, values=self.values,
-                    summaries={label: one._asdict() for label, one in self.summaries.items()},
-                    test=test)
-
-
-def study(metric: str, pick: str, seeds: List[int], values: Dict[str, List[float]]) -> Study:
-    """Summaries, and the paired test if there are two configs.
-
-    Raises:
-        ValueError: a value that is not a finite number.
-    """
-    labels = list(values)
-    test = paired(values[labels[0]], values[labels[1]]) if len(labels) == 2 else None
-    return Study(metric, pick, seeds, values, {label: summary(values[label]) for label in labels},
-                 test)
 
 
 def caution(found: Study) -> List[str]:
@@ -54,33 +24,35 @@ def caution(found: Study) -> List[str]:
                     f'{MIN_PAIRS} or more are better')
     if found.pick == 'best':
         said.append('the best validation of a run is chosen by the data that it is judged on: '
-                    'means are too high, for both configs')
+                    'means are too high, for all configs')
     return said
 
 
 def plot(found: Study) -> bytes:
-    """A dot per seed, mean and confidence interval; lines join the same seed of two configs."""
+    """A dot per seed, mean and confidence interval; lines join the same seed of all configs."""
     labels = list(found.values)
-    two = found.test is not None
+    two = bool(found.tests)
+    letters = [f'{chr(ord("A") + index)}  {label}' for index, label in enumerate(labels)]
+    colours = palette(len(labels))
     with figure(1, 2 if two else 1, figsize=(10 if two else 5.6, 4), squeeze=False,
                 width_ratios=[3, 2] if two else [1]) as (fig, grid):
         axes = grid[0][0]
         if two:
             for pair in zip(*found.values.values()):
-                axes.plot([0, 1], pair, color=SOFT, linewidth=.8, alpha=.7, zorder=1)
-        for x, (label, colour) in enumerate(zip(labels, (A, B))):
+                axes.plot(range(len(labels)), pair, color=SOFT, linewidth=.8, alpha=.7, zorder=1)
+        for x, (label, colour) in enumerate(zip(labels, colours)):
             values, one = found.values[label], found.summaries[label]
             axes.scatter([x] * len(values), values, color=colour, s=34, zorder=3,
                          edgecolor='white', linewidth=.6, label='one seed' if not x else None)
             _interval(axes, x + (.16 if x else -.16), one, colour)
-        names = [f'{letter}  {label}' for letter, label in zip('AB', labels)] if two else labels
-        axes.set_xticks(range(len(labels)), names)
+        axes.set_xticks(range(len(labels)), letters if two else labels)
         axes.set_xlim(-.5, len(labels) - .5)
         axes.grid(False, axis='x')
         axes.set_ylabel(f'{found.metric}, {found.pick} validation')
         axes.set_title(f'{len(found.seeds)} seeds; bar: mean, 95 % interval')
         if two:
-            _differences(grid[0][1], found)
+            draw = _differences if found.test is not None else _intervals
+            draw(grid[0][1], found)
         return png(fig)
 
 
@@ -108,6 +80,19 @@ def _differences(axes: Any, found: Study) -> None:
     axes.legend(loc='best')
 
 
+def _intervals(axes: Any, found: Study) -> None:
+    """Of several configs: the mean difference of each to the first."""
+    axes.axhline(0, color=INK, linewidth=1)
+    for x, one in enumerate(found.tests.values()):
+        axes.scatter([x], [one.difference.mean], color=DIFFERENCE, s=44, zorder=3)
+        _interval(axes, x, one.difference, DIFFERENCE)
+    axes.set_xticks(range(len(found.tests)), [chr(ord('B') + x) for x in range(len(found.tests))])
+    axes.set_xlim(-.5, len(found.tests) - .5)
+    axes.grid(False, axis='x')
+    axes.set_ylabel(f'difference to A, {found.metric}')
+    axes.set_title('mean difference, 95 % interval')
+
+
 def scalars(found: Study) -> List[Tuple[str, float, int]]:
     """``(tag, value, step)``: a value per seed (the step is the seed), then the summary."""
     rows = []
@@ -117,11 +102,12 @@ def scalars(found: Study) -> List[Tuple[str, float, int]]:
         one = found.summaries[label]
         rows += [(f'{tag}/{name}', getattr(one, name), 0) for name in ('mean', 'std', 'low', 'high')
                  if getattr(one, name) is not None]
-    if found.test is not None:
-        rows.append(('mmrepro/seeds/difference', found.test.difference.mean, 0))
-        rows.append(('mmrepro/seeds/p_sign_flip', found.test.flip_p, 0))
-        if found.test.t_p is not None:
-            rows.append(('mmrepro/seeds/p_t', found.test.t_p, 0))
+    for label, test in found.tests.items():
+        tag = 'mmrepro/seeds' if found.test is not None else f'mmrepro/seeds/{label}'
+        rows.append((f'{tag}/difference', test.difference.mean, 0))
+        rows.append((f'{tag}/p_sign_flip', test.flip_p, 0))
+        if test.t_p is not None:
+            rows.append((f'{tag}/p_t', test.t_p, 0))
     return rows
 
 
@@ -141,8 +127,7 @@ def _text(value: Optional[float]) -> str:
     return '-' if value is None else f'{value:.4g}'
 
 
-def _tests(found: Study) -> List[List[str]]:
-    test = found.test
+def _tests(test: Paired) -> List[List[str]]:
     one = test.difference
     interval = '-' if one.low is None else f'{one.low:+.4f} to {one.high:+.4f}'
     return [
@@ -158,24 +143,61 @@ def _tests(found: Study) -> List[List[str]]:
     ]
 
 
+COMPARED = ('against the first', 'difference', '95 % interval', 'p', "Holm's p", 'larger')
+
+
+def _compared(found: Study) -> List[List[str]]:
+    """A row for each of several configs."""
+    return [[label, f'{one.difference.mean:+.4f}',
+             '-' if one.difference.low is None else
+             f'{one.difference.low:+.4f} to {one.difference.high:+.4f}', _text(one.t_p),
+             _text(found.corrected[label]), 'yes' if found.larger[label] else 'no']
+            for label, one in found.tests.items()]
+
+
+def verdicts(found: Study) -> List[str]:
+    """What the tests say, in words."""
+    said = [found.test.verdict] if found.test is not None else []
+    if len(found.tests) > 1:
+        better = [label for label, larger in found.larger.items() if larger]
+        said.append(f'different from {next(iter(found.values))} by more than the noise of the '
+                    f'seed, with {len(found.tests)} tests corrected by Holm\'s method: '
+                    f'{", ".join(better) or "none"}')
+    for label, one in found.equivalences.items():
+        said.append(
+            f'{label}: {"the same" if one.same else "not shown to be the same"} within '
+            f'{one.margin:g} (90 % interval of the difference {one.low:+.4f} to {one.high:+.4f}, '
+            f'p = {one.p:.2g})')
+    for label, one in found.plans.items():
+        said.append(
+            f'{label}: to see a difference of {one.difference:g} 4 times out of 5, '
+            f'{one.seeds} seeds ({one.low} to {one.high}, as the pilot knows its spread only '
+            f'roughly: differences have a std of {one.std:.3g})')
+    return said
+
+
 def show(found: Study, console: Any) -> None:
     """Print the tables."""
     from rich.table import Table
     from rich.text import Text
+
+    def printed(rows: List[List[str]], *head: str, bold: int = 10**9, **style: Any) -> None:
+        shown = Table(*head, box=None, **style)
+        for index, row in enumerate(rows):
+            shown.add_row(*row, style='bold' if index >= bold else '')
+        console.print(shown)
+
     head, rows = _rows(found)
-    values = Table(*head, title=f'{found.metric}, {found.pick} validation', box=None,
-                   title_justify='left')
-    for index, row in enumerate(rows):
-        values.add_row(*row, style='bold' if index >= len(found.seeds) else '')
-    console.print(values)
-    if found.test is not None:
-        tests = Table('test', '', '', box=None)
-        for row in _tests(found):
-            tests.add_row(*row)
+    printed(rows, *head, bold=len(found.seeds), title_justify='left',
+            title=f'{found.metric}, {found.pick} validation')
+    if found.tests:
         console.print()
-        console.print(tests)
-        console.print(Text(f'\n{found.test.verdict}',
-                           'bold green' if found.test.larger else 'bold'))
+        if found.test is not None:
+            printed(_tests(found.test), 'test', '', '')
+        else:
+            printed(_compared(found), *COMPARED)
+    for line in verdicts(found):
+        console.print(Text(f'\n{line}', 'bold green' if found.answer else 'bold'))
     for line in caution(found):
         console.print(Text(f'note: {line}', 'yellow'))
 
@@ -185,12 +207,13 @@ def report(found: Study, drawn: bytes) -> str:
     head, rows = _rows(found)
     title = f'{" and ".join(found.values)}, {len(found.seeds)} seeds'
     parts = [f'<h1>{escape(title)}</h1>']
-    if found.test is not None:
-        kind = 'same' if found.test.larger else 'other'
-        parts.append(f'<div class="verdict {kind}">{found.test.verdict}</div>')
+    kind = 'same' if found.answer else 'other'
+    parts += [f'<div class="verdict {kind}">{escape(line)}</div>' for line in verdicts(found)]
     parts.append(picture(f'{found.metric}, {found.pick} validation', drawn))
     parts.append(section('Values', table(head, rows)))
     if found.test is not None:
-        parts.append(section('Tests', table(('test', '', 'assumes'), _tests(found))))
+        parts.append(section('Tests', table(('test', '', 'assumes'), _tests(found.test))))
+    elif found.tests:
+        parts.append(section('Tests', table(COMPARED, _compared(found))))
     parts.append(section('Notes', listing(caution(found))))
     return document(title, parts)

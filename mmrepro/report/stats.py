@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Any, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-__all__ = ['MissingStatistics', 'Paired', 'Summary', 'paired', 'sign_flip', 'summary']
+__all__ = ['Equivalence', 'MissingStatistics', 'Paired', 'Plan', 'Summary', 'equivalence', 'holm',
+           'paired', 'plan', 'power', 'sign_flip', 'summary']
 
 CONFIDENCE = 0.95
 LEVEL = 0.05  # of the tests
@@ -49,6 +50,24 @@ class Paired(NamedTuple):
     correlation: Optional[float]  # of A and B over the pairs; None where one of them does not vary
     verdict: str  # in words
     larger: bool  # the difference is larger than the noise of the seed
+
+
+class Equivalence(NamedTuple):
+    """Whether B is the same as A within a margin: two one-sided paired t tests (Schuirmann)."""
+    margin: float
+    low: float  # 90 % confidence interval of the mean of B - A; for p < 0.05 it is in the margin
+    high: float
+    p: float  # the larger one of the two
+    same: bool
+
+
+class Plan(NamedTuple):
+    """Seeds that a paired t test needs to find a difference 4 times out of 5."""
+    difference: float
+    std: float  # of the differences between pairs, from the pilot
+    seeds: int
+    low: int  # the same for the ends of the 95 % confidence interval of ``std``
+    high: int
 
 
 def summary(values: Sequence[float]) -> Summary:
@@ -112,6 +131,96 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
     vary = len(set(a)) > 1 and len(set(b)) > 1
     correlation = float(np.corrcoef(a, b)[0, 1]) if vary else None
     return Paired(found, t, t_p, wilcoxon, flip, smallest, detectable, correlation, verdict, larger)
+
+
+def equivalence(a: Sequence[float], b: Sequence[float], margin: float) -> Equivalence:
+    """Test for "the same within ``margin``"; that no difference is found does not say it.
+
+    Raises:
+        ValueError: a margin that is not positive, fewer than two pairs, other numbers of values,
+            or one that is not finite.
+    """
+    _check(a)
+    _check(b)
+    if not margin > 0 or not math.isfinite(margin):
+        raise ValueError(f'a margin of {margin:g} is not allowed; allowed is a number above 0')
+    if len(a) != len(b) or len(a) < 2:
+        raise ValueError(f'{len(a)} values of A and {len(b)} of B: two pairs or more are needed')
+    gaps = [y - x for x, y in zip(a, b)]
+    found = summary(gaps)
+    if not found.std:  # nothing varies: a test has nothing to compare the mean with
+        inside = abs(found.mean) < margin
+        return Equivalence(margin, found.mean, found.mean, 0. if inside else 1., inside)
+    test = _scipy().ttest_1samp
+    p = max(float(test(gaps, -margin, alternative='greater').pvalue),
+            float(test(gaps, margin, alternative='less').pvalue))
+    half = float(_scipy().t.ppf(1 - LEVEL, found.n - 1)) * found.std / math.sqrt(found.n)
+    return Equivalence(margin, found.mean - half, found.mean + half, p, p < LEVEL)
+
+
+def holm(p: Sequence[float]) -> List[float]:
+    """P values of several tests, corrected by Holm's method: below 0.05 counts, as always.
+
+    >>> holm([.01, .04, .03])
+    [0.03, 0.06, 0.06]
+    """
+    order = sorted(range(len(p)), key=p.__getitem__)
+    result, largest = [0.] * len(p), 0.
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1., (len(p) - rank) * p[index]))
+        result[index] = largest
+    return result
+
+
+def power(effect: float, n: int) -> float:
+    """How often a two-sided t test with ``n`` pairs finds a mean of ``effect`` standard deviations.
+
+    >>> round(power(.5, 34), 3)
+    0.808
+    """
+    critical = _scipy().t.ppf(1 - LEVEL / 2, n - 1)
+    shift = effect * math.sqrt(n)
+    nct = _scipy().nct
+    return float(nct.sf(critical, n - 1, shift) + nct.cdf(-critical, n - 1, shift))
+
+
+def plan(a: Sequence[float], difference: float, b: Optional[Sequence[float]] = None) -> Plan:
+    """How many seeds it takes to find ``difference``, judged by a pilot.
+
+    Args:
+        a: the pilot's values of one config.
+        b: those of the other, for the same seeds; None: supposed to vary as ``a`` does, and
+            independently of it.
+
+    Raises:
+        ValueError: a difference that is not positive, fewer than two values, a value that is not
+            finite, or a pilot that does not vary.
+    """
+    if not difference > 0 or not math.isfinite(difference):
+        raise ValueError(f'a difference of {difference:g} is not allowed; allowed is a number '
+                         'above 0')
+    found = summary(a if b is None else [y - x for x, y in zip(a, b)])
+    if not found.std:
+        raise ValueError('the pilot has one seed; 2 or more are needed' if found.n == 1 else
+                         "the pilot's values do not vary: nothing can be planned from them")
+    std = found.std * (math.sqrt(2) if b is None else 1)
+    chi2 = _scipy().chi2
+    ends = [std * math.sqrt((found.n - 1) / float(chi2.ppf(q, found.n - 1)))
+            for q in ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)]
+    return Plan(difference, std, *(_seeds_for(difference / one) for one in (std, *ends)))
+
+
+def _seeds_for(effect: float) -> int:
+    """The fewest pairs whose test has the power."""
+    # SciPy's noncentral t has no tail for large shifts; two pairs are the least anyway
+    high = 2
+    while power(min(effect, 30), high) < POWER:
+        high *= 2
+    low = max(high // 2, 1)  # too few
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(min(effect, 30), middle) >= POWER else (middle, high)
+    return high
 
 
 def _verdict(found: Summary, t_p: Optional[float], flip: float, smallest: float,

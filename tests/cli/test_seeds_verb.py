@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 from fake_runs import write_log
@@ -203,7 +204,7 @@ def test_a_damaged_result_is_said(config, started, tmp_path):
 
 def test_report_only_trains_nothing(config, started, tmp_path, capsys):
     assert run(config(), '--seeds', '0..1', '--work-dir', str(tmp_path / 'o'), '--report-only') == 2
-    assert 'base seed 0, base seed 1' in capsys.readouterr().err and started == []
+    assert 'base, seed 0, base, seed 1' in capsys.readouterr().err and started == []
 
 
 def test_two_configs_are_tested_pair_by_pair(config, started, tmp_path, capsys):
@@ -225,7 +226,7 @@ def test_exit_code_1_where_noise_is_larger(config, started, tmp_path):
 
 def test_two_configs_of_one_name_are_refused(config, tmp_path, capsys):
     assert run(config(), '--compare', config()) == 2
-    assert 'both configs are called base' in capsys.readouterr().err
+    assert 'two configs are called base' in capsys.readouterr().err
 
 
 def test_a_metric_that_is_not_there_is_said(config, started, tmp_path, capsys):
@@ -259,6 +260,10 @@ def test_plot_report_and_scalars(tmp_path):
     drawn = seeds_report.plot(found)
     assert drawn.startswith(b'\x89PNG')
     text = seeds_report.report(found, drawn)
+    three = seeds_report.study('m', 'last', [0, 1, 2], dict(values, third=[.3, .3, .31]), .1, .01)
+    assert seeds_report.plot(three).startswith(b'\x89PNG')
+    assert "Holm&#x27;s p" in seeds_report.report(three, drawn)
+    assert ('mmrepro/seeds/third/p_t', three.tests['third'].t_p, 0) in seeds_report.scalars(three)
     assert 'data:image/png;base64,' in text and 'http' not in text
     rows = seeds_report.scalars(found)
     assert ('mmrepro/seeds/mine/coco/bbox_mAP', .34, 1) in rows
@@ -270,3 +275,74 @@ def test_files_of_the_report(config, started, tmp_path, capsys):
     out = tmp_path / 'o'
     assert seeds.main([config(), '--seeds', '0..1', '--work-dir', str(out)]) == 0
     assert {'seeds.png', 'seeds.html', 'seeds.json'} <= set(os.listdir(out))
+
+
+def test_one_stream_varies_at_a_time_and_all_together(config, started, tmp_path, capsys):
+    path, out = config(), str(tmp_path / 'o')
+    assert run(path, '--seeds', '3..5', '--vary', 'init,step', '--work-dir', out) == 0
+    # all three seeds, then two more of each stream: the first run is that of every stream
+    given = [(command[command.index('--seed') + 1], command[-1],
+              os.path.basename(command[command.index('--work-dir') + 1])) for command in started]
+    assert [(seed, folder) for seed, _, folder in given] == [
+        ('3', 'seed_3'), ('4', 'seed_4'), ('5', 'seed_5'), ('3', 'init_4'), ('3', 'init_5'),
+        ('3', 'step_4'), ('3', 'step_5')]
+    assert [last for _, last, _ in given[3:]] == [
+        f'randomness.streams.{name}={seed}' for name in ('init', 'step') for seed in (4, 5)]
+    # the metric of these runs follows --seed alone
+    said = capsys.readouterr()
+    assert 'init, step: the metric stays exactly the same' in said.out
+    assert 'run 4 of 7: base, init 4' in said.err
+    started.clear()
+    assert run(path, '--seeds', '3..5', '--vary', 'init,step', '--work-dir', out, '--json') == 0
+    shares = json.loads(capsys.readouterr().out)['shares']
+    assert started == [] and shares['init'] == dict(value=0, low=0, high=0)
+    # an ordinary study shares its runs
+    assert run(path, '--seeds', '3..5', '--work-dir', out) == 0 and started == []
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (['--vary', 'smaple'], "--vary smaple: .*unknown stream 'smaple'.*did you mean 'sample'"),
+    (['--vary', 'init,init'], 'init is listed twice'),
+    (['--vary', 'step', '--cfg-options', 'randomness.step_seed=False'], 'step=0 has no effect'),
+    (['--vary', 'init', '--cfg-options', 'randomness.streams.init=1'], 'fixes randomness.streams'),
+    (['--vary', 'init', '--seeds', '0,1'], 'at least 3 seeds, and --seeds 0,1 has 2'),
+    (['--same-within', '.1'], 'needs --compare'),
+    (['--plan', '-1'], 'difference of -1'),
+])
+def test_what_cannot_be_varied_or_asked_is_said(
+        config, started, tmp_path, capsys, arguments, message):
+    assert run(config(), '--work-dir', str(tmp_path / 'o'), *arguments) == 2
+    said = capsys.readouterr().err
+    assert re.search(message, said), said
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (['--vary', 'init', '--compare', 'b.py'], '--vary and --compare exclude each other'),
+    (['--predictions', 'a.pkl'], 'give a config, or --predictions'),
+])
+def test_what_does_not_go_together_is_said(config, capsys, arguments, message):
+    with pytest.raises(SystemExit) as ended:
+        run(config(), *arguments)
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_three_configs_are_corrected_for_asking_twice(config, started, tmp_path, capsys):
+    arguments = [config(), '--compare', config('mine', 2), config('other', 3), '--seeds', '0..5',
+                 '--work-dir', str(tmp_path / 'o')]
+    assert run(*arguments) == 0
+    said = capsys.readouterr().out
+    assert "Holm's method: mine" in said
+    run(*arguments, '--json')
+    found = json.loads(capsys.readouterr().out)
+    assert found['test'] is None and set(found['tests']) == {'mine', 'other'}
+    assert found['corrected']['mine'] == 2 * found['tests']['mine']['t_p']
+
+
+def test_the_same_within_a_margin_and_a_plan(config, started, tmp_path, capsys):
+    arguments = [config(), '--compare', config('mine', 2), '--seeds', '0..5', '--work-dir',
+                 str(tmp_path / 'o')]
+    assert run(*arguments, '--same-within', '.05', '--plan', '.003') == 0
+    said = ' '.join(capsys.readouterr().out.split())
+    assert 'mine: the same within 0.05' in said and 'to see a difference of 0.003' in said
+    assert run(*arguments, '--same-within', '.02') == 1
+    assert 'not shown to be the same within 0.02' in ' '.join(capsys.readouterr().out.split())

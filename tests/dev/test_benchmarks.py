@@ -38,3 +38,11 @@ def test_rows_are_measured_and_others_stay(tmp_path):
     refused = bench(*args, check=False)
     assert refused.returncode and "'cpu': 'a slide rule'" in refused.stderr
     assert json.loads(out.read_text()) == report
+
+
+@pytest.mark.nightly
+def test_resampled_figures_are_measured_and_those_of_pycocotools(tmp_path):
+    out = tmp_path / 'coco.json'
+    subprocess.run([sys.executable, ROOT / 'benchmarks' / 'coco_bootstrap.py', '--images', '50',
+                    '--resamples', '3', '--out', out], check=True)
+    assert json.loads(out.read_text())['largest_difference'] < 1e-12

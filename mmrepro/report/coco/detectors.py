@@ -1,0 +1,71 @@
+"""Which files of predictions belong to which detector, and their matches."""
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from typing import Callable, Dict, List, Sequence
+
+from .matches import Matches, match
+from .predictions import PredictionError, load_annotations, load_predictions
+
+__all__ = ['files_of', 'load']
+
+OF_A_STUDY = os.path.join('seed_*', 'predictions.pkl')
+
+
+def files_of(words: Sequence[str]) -> Dict[str, List[str]]:
+    """Label of each detector -> its files, one for each seed.
+
+    A word is ``FILE[,FILE...]``, the folder of a config in a study (``seed_N/predictions.pkl`` in
+    it), or either with ``LABEL=`` before it.
+
+    Raises:
+        PredictionError: a folder without predictions, or two detectors of one name.
+    """
+    found: Dict[str, List[str]] = {}
+    for word in words:
+        label, equals, names = word.partition('=')
+        names = names if equals else word
+        if os.path.isdir(names):
+            files = sorted(glob.glob(os.path.join(glob.escape(names), OF_A_STUDY)),
+                           key=lambda path: (len(path), path))
+            if not files:
+                raise PredictionError(f'{names}: has no {OF_A_STUDY}')
+        else:
+            files = names.split(',')
+        if not equals:
+            label = os.path.basename(os.path.normpath(names if os.path.isdir(names) else files[0]))
+            label = label if os.path.isdir(names) else os.path.splitext(label)[0]
+        if label in found:
+            raise PredictionError(f'two detectors are called {label}; name them: '
+                                  f'--predictions a={names} b=...')
+        found[label] = files
+    return found
+
+
+def load(words: Sequence[str], annotations: str, iou_type: str,
+         say: Callable[[str], None] = lambda text: None) -> Dict[str, List[Matches]]:
+    """Label of each detector -> the matches of each seed.
+
+    Raises:
+        PredictionError: a file that cannot be used, or two files with the same predictions.
+    """
+    files = files_of(words)
+    truth = load_annotations(annotations)
+    earlier: Dict[str, str] = {}
+    found: Dict[str, List[Matches]] = {}
+    for label, paths in files.items():
+        found[label] = []
+        for path in paths:
+            say(f'matching {path}')
+            predictions = load_predictions(path, truth, iou_type)
+            content = hashlib.sha256(repr(
+                [(one['image_id'], one['category_id'], one['score'], one['bbox'])
+                 for one in predictions.dataset['annotations']]).encode()).hexdigest()
+            if content in earlier:
+                raise PredictionError(f'{earlier[content]} and {path} hold the same predictions; '
+                                      'are they two runs of one seed?')
+            earlier[content] = path
+            found[label].append(match(truth, predictions, iou_type))
+    return found

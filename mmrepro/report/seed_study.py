@@ -1,0 +1,95 @@
+"""One metric over seeds and configs, and what the tests say about it."""
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from .stats import (
+    LEVEL,
+    Equivalence,
+    Paired,
+    Plan,
+    Summary,
+    equivalence,
+    holm,
+    paired,
+    plan,
+    summary,
+)
+
+__all__ = ['Study', 'study']
+
+
+class Study(NamedTuple):
+    """One metric over the seeds of one or more configs; the first is what others are tested on."""
+    metric: str  # which metric, of which validation
+    pick: str
+    seeds: List[int]  # those of every config
+    values: Dict[str, List[float]]  # label of the config -> a value per seed
+    summaries: Dict[str, Summary]  # label -> summary
+    tests: Dict[str, Paired]  # label of each other config -> it against the first
+    corrected: Dict[str, float]  # p of the t test, by Holm's method if there are several
+    equivalences: Dict[str, Equivalence]  # if a margin was given
+    plans: Dict[str, Plan]  # if a difference to plan for was given; label of the only config, too
+
+    @property
+    def test(self) -> Optional[Paired]:
+        """The test of two configs; None for another number of them."""
+        return next(iter(self.tests.values())) if len(self.tests) == 1 else None
+
+    @property
+    def larger(self) -> Dict[str, bool]:
+        """Label of each other config -> its difference is larger than the noise of the seed."""
+        return {label: one.larger and self.corrected[label] < LEVEL
+                for label, one in self.tests.items()}
+
+    @property
+    def answer(self) -> Optional[bool]:
+        """Whether what was asked for was found; None if nothing was asked."""
+        if self.equivalences:
+            return all(one.same for one in self.equivalences.values())
+        return any(self.larger.values()) if self.tests else None
+
+    def as_dict(self) -> Dict[str, Any]:
+        """Plain data for ``--json``."""
+        def plain(one: Paired) -> Dict[str, Any]:
+            return {**one._asdict(), 'difference': one.difference._asdict()}
+
+        def each(found: Dict[str, Any]) -> Dict[str, Any]:
+            return {label: one._asdict() for label, one in found.items()}
+
+        return dict(metric=self.metric, pick=self.pick, seeds=self.seeds, values=self.values,
+                    summaries=each(self.summaries), test=plain(self.test) if self.test else None,
+                    tests={label: plain(one) for label, one in self.tests.items()},
+                    corrected=self.corrected, equivalences=each(self.equivalences),
+                    plans=each(self.plans))
+
+
+def study(metric: str, pick: str, seeds: List[int], values: Dict[str, List[float]],
+          margin: Optional[float] = None, difference: Optional[float] = None) -> Study:
+    """Summaries, and a paired test of each config against the first.
+
+    Args:
+        margin: test for "the same within", too.
+        difference: say how many seeds it takes to find it.
+
+    Raises:
+        ValueError: a value that is not a finite number, or nothing that the margin or the
+            difference could be applied to.
+    """
+    first, *others = values
+    if margin is not None and not others:
+        raise ValueError('--same-within needs --compare: the same as what?')
+    tests = {label: paired(values[first], values[label]) for label in others}
+    # differences that are all the same have no t test: nothing could make them noise
+    p = [float(not one.difference.mean) if one.t_p is None else one.t_p for one in tests.values()]
+    equivalences = {} if margin is None else {
+        label: equivalence(values[first], values[label], margin) for label in others}
+    if len(equivalences) > 1:
+        adjusted = holm([one.p for one in equivalences.values()])
+        equivalences = {label: one._replace(p=now, same=now < LEVEL)
+                        for (label, one), now in zip(equivalences.items(), adjusted)}
+    plans = {} if difference is None else {
+        label: plan(values[first], difference, values[label] if others else None)
+        for label in others or [first]}
+    return Study(metric, pick, seeds, values, {label: summary(values[label]) for label in values},
+                 tests, dict(zip(tests, holm(p))), equivalences, plans)

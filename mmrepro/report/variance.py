@@ -1,0 +1,181 @@
+"""Which stream of random numbers moves a metric: one varies, all others stay as they are."""
+from __future__ import annotations
+
+from html import escape
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from .html import document, listing, picture, section, table
+from .plot_style import DIFFERENCE, INK, SOFT, A, figure, png
+from .stats import Summary, summary
+
+__all__ = ['ALL', 'Share', 'VarianceStudy', 'plot', 'report', 'scalars', 'share', 'show', 'study']
+
+ALL = 'all'  # the name of the runs in which every stream varies
+RESAMPLES = 10_000
+MIN_SEEDS = 3
+FARTHEST = 2.  # share that the plot has room for
+FEW = 10  # below, an interval of a variance says little
+
+
+class Share(NamedTuple):
+    """The variance of one stream's runs, divided by that of the runs in which all streams vary."""
+    value: float
+    low: float  # 95 % interval, by bootstrap
+    high: float
+
+
+class VarianceStudy(NamedTuple):
+    """One metric, while one stream or all of them vary."""
+    metric: str
+    pick: str
+    label: str  # of the config
+    seeds: List[int]  # of what varies; all other streams have the first of them
+    values: Dict[str, List[float]]  # 'all' and the streams -> a value per seed
+    summaries: Dict[str, Summary]
+    shares: Dict[str, Share]  # stream -> its share
+    answer = None  # no test is made
+
+    def as_dict(self) -> Dict[str, Any]:
+        """Plain data for ``--json``."""
+        return {**self._asdict(),
+                'summaries': {name: one._asdict() for name, one in self.summaries.items()},
+                'shares': {name: one._asdict() for name, one in self.shares.items()}}
+
+
+def share(part: List[float], whole: List[float]) -> Share:
+    """The variance of ``part`` as a share of that of ``whole``, with a bootstrap interval.
+
+    Both are resampled by themselves, the same way in every call. Resamples in which ``whole`` is
+    one value over and over have no share and do not count.
+
+    Raises:
+        ValueError: ``whole`` does not vary.
+
+    >>> share([1., 2., 3.], [1., 3., 5.]).value
+    0.25
+    """
+    one, all_of_it = np.asarray(part, float), np.asarray(whole, float)
+    # the rounded mean of equal numbers may differ from them
+    variance = 0. if np.ptp(one) == 0 else one.var(ddof=1)
+    if np.ptp(all_of_it) == 0:
+        raise ValueError('the metric is the same whatever all streams draw: no variance to explain')
+    draw = np.random.RandomState(0)
+    drawn = one[draw.randint(len(one), size=(RESAMPLES, len(one)))]
+    others = all_of_it[draw.randint(len(all_of_it), size=(RESAMPLES, len(all_of_it)))]
+    varies = np.ptp(others, axis=1) > 0
+    drawn, others = drawn[varies], others[varies]
+    found = np.where(np.ptp(drawn, axis=1) > 0, drawn.var(1, ddof=1), 0) / others.var(1, ddof=1)
+    low, high = np.percentile(found, [2.5, 97.5])
+    return Share(float(variance / all_of_it.var(ddof=1)), float(low), float(high))
+
+
+def study(metric: str, pick: str, label: str, seeds: List[int], values: Dict[str, List[float]]
+          ) -> VarianceStudy:
+    """Summaries and shares; ``values`` has the runs of 'all' and those of each stream.
+
+    Raises:
+        ValueError: fewer than three seeds, a value that is not finite, or no variance at all.
+    """
+    if len(seeds) < MIN_SEEDS:
+        raise ValueError(f'--vary with {len(seeds)} seeds: a variance needs at least {MIN_SEEDS}')
+    summaries = {name: summary(one) for name, one in values.items()}
+    try:
+        shares = {name: share(one, values[ALL]) for name, one in values.items() if name != ALL}
+    except ValueError as error:
+        raise ValueError(f'{metric} of {label}, {len(seeds)} seeds: {error}') from error
+    return VarianceStudy(metric, pick, label, seeds, values, summaries, shares)
+
+
+def caution(found: VarianceStudy) -> List[str]:
+    """What a careful reader would ask for."""
+    said = [f'all other streams keep seed {found.seeds[0]}; around another seed a stream may '
+            'matter more or less',
+            'shares need not add up to 100 %: streams act on each other, and every share is '
+            'estimated']
+    if len(found.seeds) < FEW:
+        said.append(f'{len(found.seeds)} seeds: the intervals are wide and rough; {FEW} or more '
+                    'tell streams apart')
+    still = [name for name, values in found.values.items() if len(set(values)) == 1]
+    if still:
+        said.append(f'{", ".join(still)}: the metric stays exactly the same')
+    return said
+
+
+def plot(found: VarianceStudy) -> bytes:
+    """The values of each stream's runs, and its share of the variance with the interval."""
+    names = list(found.values)
+    with figure(1, 2, figsize=(10, 1.6 + .5 * len(names)), width_ratios=[3, 2], sharey=True
+                ) as (fig, (left, right)):
+        for y, name in enumerate(names):
+            values, mean = found.values[name], found.summaries[name].mean
+            colour = INK if name == ALL else A
+            left.scatter(values, [y] * len(values), color=colour, s=30, alpha=.75, zorder=3,
+                         edgecolor='white', linewidth=.6)
+            left.plot([mean, mean], [y - .28, y + .28], color=colour, linewidth=2)
+            if name in found.shares:
+                one = found.shares[name]
+                high = min(one.high, FARTHEST)
+                right.plot([100 * one.low, 100 * high], [y, y], color=DIFFERENCE, linewidth=1.8)
+                if high < one.high:  # the table has the number
+                    right.scatter([100 * high], [y], color=DIFFERENCE, s=44, marker='>')
+                right.scatter([100 * min(one.value, FARTHEST)], [y], color=DIFFERENCE, s=44,
+                              zorder=3, edgecolor='white')
+        left.set_yticks(range(len(names)), names)
+        left.set_ylim(len(names) - .5, -.5)
+        left.grid(False, axis='y')
+        left.set_xlabel(f'{found.metric}, {found.pick} validation')
+        left.set_title(f'{len(found.seeds)} runs each; line: mean')
+        right.axvline(100, color=SOFT, linewidth=1, linestyle='--')
+        right.set_xlim(0, 110 * FARTHEST)
+        right.grid(False, axis='y')
+        right.set_xlabel('% of the variance with all streams varied')
+        right.set_title('share, 95 % interval')
+        return png(fig)
+
+
+def scalars(found: VarianceStudy) -> List[Tuple[str, float, int]]:
+    """``(tag, value, step)``: a value per run (the step is the seed), then the shares."""
+    rows = [(f'mmrepro/seeds/{found.label}/{name}/{found.metric}', value, seed)
+            for name, values in found.values.items() for seed, value in zip(found.seeds, values)]
+    return rows + [(f'mmrepro/seeds/{found.label}/{name}/share', one.value, 0)
+                   for name, one in found.shares.items()]
+
+
+HEAD = ('varied', 'runs', 'mean', 'std', 'share of variance', '95 % interval')
+
+
+def _rows(found: VarianceStudy) -> List[List[str]]:
+    rows = []
+    for name, one in found.summaries.items():
+        part: Optional[Share] = found.shares.get(name)
+        rows.append([name, str(one.n), f'{one.mean:.4f}', f'{one.std:.3g}',
+                     '100 %' if part is None else f'{100 * part.value:.0f} %',
+                     '' if part is None else f'{100 * part.low:.0f} to {100 * part.high:.0f} %'])
+    return rows
+
+
+def show(found: VarianceStudy, console: Any) -> None:
+    """Print the table."""
+    from rich.table import Table
+    from rich.text import Text
+    shown = Table(*HEAD, title=f'{found.label}: {found.metric}, {found.pick} validation', box=None,
+                  title_justify='left')
+    for row in _rows(found):
+        shown.add_row(*row)
+    console.print(shown)
+    for line in caution(found):
+        console.print(Text(f'note: {line}', 'yellow'))
+
+
+def report(found: VarianceStudy, drawn: bytes) -> str:
+    """One self-contained HTML document."""
+    runs = [[str(seed), *(f'{values[index]:.4f}' for values in found.values.values())]
+            for index, seed in enumerate(found.seeds)]
+    return document(f'{found.label}: what moves {found.metric}', [
+        f'<h1>{escape(found.label)}: what moves {escape(found.metric)}</h1>',
+        picture(f'{found.metric}, {found.pick} validation', drawn),
+        section('Shares', table(HEAD, _rows(found))),
+        section('Values', table(['seed', *found.values], runs)),
+        section('Notes', listing(caution(found)))])
