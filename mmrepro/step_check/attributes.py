@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
 
 from ..data.generators import GENERATORS, read_state, write_state
 from ..digests import state_digest
@@ -22,8 +23,8 @@ __all__ = ['Attributes']
 MAX_ITEMS = 2000  # of a container that is looked into; longer ones hold data
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device)
 # packages whose objects say what the process does, not what training does
-FOREIGN = ('torch', 'mmengine', 'builtins', 'logging', 'threading', 'multiprocessing', 'queue',
-           'matplotlib', 'numpy', 'functools', 'types', 'weakref', 'pathlib', 're', 'enum')
+FOREIGN = ('torch', 'mmengine', 'mmrepro', 'builtins', 'logging', 'threading', 'multiprocessing',
+           'queue', 'matplotlib', 'numpy', 'functools', 'types', 'weakref', 'pathlib', 're', 'enum')
 # of a module: in checkpoints; hooks and submodules, which are walked by themselves
 SAVED = ('_parameters', '_buffers')
 MACHINERY = ('_modules', '_non_persistent_buffers_set', '_is_full_backward_hook', 'init_cfg')
@@ -102,12 +103,19 @@ class Attributes:
             self._saved.setdefault(id(owner), set()).add(name)
         self._seen: Dict[int, Any] = {}  # the object too: a freed one would lend its id to another
         self._held: List[_Held] = []
-        for path, module in model.named_modules():
-            # wrappers for several ranks keep state of their communication, which must go on
-            if not isinstance(module, DistributedDataParallel):
-                self._walk(path or 'model', module, False)
+        self._queue: deque = deque()  # of path, object, saved
+        # wrappers for several ranks keep state of their communication, which must go on
+        modules = {path or 'model': module for path, module in model.named_modules()
+                   if not isinstance(module, DistributedDataParallel)}
+        # first: an attribute may hold a parameter too, which stays saved
+        self._queue.extend((f'{path}.{name}', vars(module)[name], True)
+                           for path, module in modules.items() for name in SAVED)
+        self._visit_all()
+        for path, module in modules.items():
+            self._hold(path, module, _MODULE, False)
         for path, obj in more.items():
             self._hold(path, obj, _OBJECT, True)
+        self._visit_all()
 
     def changed(self) -> List[str]:
         """Paths of what is other than it was, without what checkpoints keep."""
@@ -126,44 +134,40 @@ class Attributes:
 
     # ---------------------------------------------------------------------------- walking
 
-    def _walk(self, path: str, obj: Any, saved: bool) -> None:
+    def _visit_all(self) -> None:
+        while self._queue:
+            self._visit(*self._queue.popleft())
+
+    def _visit(self, path: str, obj: Any, saved: bool) -> None:
+        if id(obj) in self._seen or isinstance(obj, (nn.Module, *PLAIN)):
+            return
+        self._seen[id(obj)] = obj
         if isinstance(obj, (tuple, frozenset)):
-            for number, item in enumerate(obj if len(obj) <= MAX_ITEMS else ()):
-                self._enter(f'{path}[{number}]', item, saved)
+            self._look_into(path, '{}[{!r}]', enumerate(obj), len(obj), saved)
             return
         kind = next((kind for kind in _KINDS if isinstance(obj, kind.cls)), None)
-        if kind is None and hasattr(obj, '__dict__') and (
-                isinstance(obj, nn.Module) or _is_users(obj)):
+        if kind is None and _is_users(obj):
             kind = _OBJECT
         if kind is not None and _has_content(obj):
             self._hold(path, obj, kind, saved)
 
     def _hold(self, path: str, obj: Any, kind: _Kind, saved: bool) -> None:
-        self._seen[id(obj)] = obj
-        names = self._saved.get(id(obj), set())
+        names = self._saved.get(id(obj), set()) | set(SAVED if kind is _MODULE else ())
         content = kind.read(obj)
-        if isinstance(obj, nn.Module):
-            names = {*names, *SAVED}
-            content = {name: value for name, value in content.items() if not _is_machinery(name)}
-            kind = _MODULE
         self._held.append(_Held(path, obj, kind, content, saved, names))
-        if isinstance(content, dict) and not isinstance(obj, GENERATORS):
-            items = content.items()
+        if isinstance(obj, GENERATORS):
+            return
+        if isinstance(content, dict):
+            shown = '{}.{}' if kind in (_OBJECT, _MODULE) else '{}[{!r}]'
+            self._look_into(path, shown, content.items(), len(content), saved, names)
         elif isinstance(content, (list, set)):
-            items = enumerate(content)
-        else:
-            return
-        if len(content) > MAX_ITEMS:
-            return
-        for name, value in items:
-            inner = f'{path}.{name}' if kind in (_OBJECT, _MODULE) else f'{path}[{name!r}]'
-            self._enter(inner, value, saved or name in names)
+            self._look_into(path, '{}[{!r}]', enumerate(content), len(content), saved)
 
-    def _enter(self, path: str, value: Any, saved: bool) -> None:
-        if id(value) in self._seen or isinstance(value, (nn.Module, *PLAIN)):
-            return
-        self._seen[id(value)] = value
-        self._walk(path, value, saved)
+    def _look_into(self, path: str, shown: str, items: Iterable[Tuple[Any, Any]], count: int,
+                   saved: bool, names: Iterable[str] = ()) -> None:
+        if count <= MAX_ITEMS:
+            self._queue.extend((shown.format(path, name), value, saved or name in names)
+                               for name, value in items)
 
 
 def _is_machinery(name: str) -> bool:
@@ -182,15 +186,16 @@ _MODULE = _Kind((nn.Module, ), lambda module: {
 
 
 def _is_users(obj: Any) -> bool:
-    return not isinstance(obj, type) and not callable(getattr(obj, '__get__', None)) and (
-        type(obj).__module__.split('.')[0] not in FOREIGN)
+    return hasattr(obj, '__dict__') and not isinstance(obj, (type, Dataset)) and not callable(
+        getattr(obj, '__get__', None)) and type(obj).__module__.split('.')[0] not in FOREIGN
 
 
 def _has_content(obj: Any) -> bool:
     if isinstance(obj, torch.Tensor):
         return obj.layout == torch.strided and not (
             obj.is_meta or obj.is_quantized or nn.parameter.is_lazy(obj))
-    return not isinstance(obj, np.ndarray) or not obj.dtype.hasobject
+    return not isinstance(obj, np.ndarray) or not (
+        obj.dtype.hasobject or isinstance(obj, np.memmap))
 
 
 def _same(before: Any, now: Any) -> bool:

@@ -17,6 +17,7 @@ from demo_runs import small
 from faults import tiny
 from harness import Child, digest, train
 from mmengine.hooks import Hook
+from mmengine.logging import MessageHub
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS, OPTIM_WRAPPERS
 from mmengine.runner import Runner
@@ -103,6 +104,15 @@ def test_the_interval_is_validated(tmp_path, value):
 
 # ---------------------------------------------------------------- no bit of training changes
 
+class InPlacePreprocessor(tiny.TinyPreprocessor):
+    """Changes the batch of the loader."""
+
+    def forward(self, data, training=False):
+        data['inputs'][0].mul_(2)
+        data['label'].append(data['label'].pop() * 1)
+        return super().forward(data, training)
+
+
 @registered
 class Stateful(tiny.Tiny):
     """Keeps all sorts of things in attributes, of which none reaches the loss."""
@@ -114,6 +124,9 @@ class Stateful(tiny.Tiny):
         self.rng = np.random.default_rng(1)
         self.register_buffer('count', torch.zeros(()), persistent=False)
         self.frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+        self.data_preprocessor = InPlacePreprocessor()
+        # reached along other ways as well
+        self.also, self.head.owner = [self.frozen, self.count], dict(kept=self.kept)
 
     def forward(self, inputs, label, mode='tensor'):
         self.calls += 1
@@ -125,7 +138,8 @@ class Stateful(tiny.Tiny):
         self.count += 1
         self.frozen.data.mul_(0.5)
         self.late = set([self.calls])
-        inputs *= 2  # the model's own copy, or the batch that a hook sees later
+        MessageHub.get_current_instance().update_scalar('train/mean', float(inputs.mean()))
+        MessageHub.get_current_instance().update_info('calls', self.calls)
         torch.rand(1), random.random(), np.random.rand()
         return super().forward(inputs, label, mode)
 
@@ -193,7 +207,8 @@ class Look(Hook):
         scalars = {name: buffer.data[0].tolist()
                    for name, buffer in runner.message_hub.log_scalars.items() if 'time' not in name}
         model = runner.model
-        self.seen.append(digest([data_batch, outputs, scalars, {
+        self.seen.append(digest([data_batch, outputs, scalars, runner.message_hub.get_info(
+            'calls', 0), {
             name: vars(model).get(name) for name in ('calls', 'table', 'array', 'kept', 'late')},
             getattr(model, 'rng', None) and model.rng.bit_generator.state]))
 
