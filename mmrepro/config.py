@@ -9,12 +9,21 @@ from typing import Any, Dict, List, Mapping, MutableMapping, Optional, Tuple, Un
 
 from .seeds import MAX_SEED, SCHEME, STREAMS, Root, check_seed
 
-__all__ = ['LEGACY_KEYS', 'RandomnessConfig', 'RandomnessError', 'refuse_misspelt',
-           'upgrade_legacy_keys']
+__all__ = ['LEGACY_KEYS', 'RandomnessConfig', 'RandomnessError', 'SampleDifferenceError',
+           'refuse_misspelt', 'upgrade_legacy_keys']
 
 
 class RandomnessError(ValueError):
     """A value in ``randomness`` (or a setting that contradicts it) that is not allowed."""
+
+
+class SampleDifferenceError(RandomnessError):
+    """A sample that was loaded twice from one stream had two results."""
+
+    def __init__(self, message: str = '') -> None:
+        # PyTorch raises it again in the main process, around the traceback of the worker
+        _, _, raised = message.rpartition(f'{type(self).__module__}.{type(self).__qualname__}: ')
+        super().__init__(raised.rstrip() if 'Original Traceback' in message else message)
 
 
 # MMDetection 2.x top-level key -> key of `randomness`
@@ -73,6 +82,9 @@ class RandomnessConfig:
             the run that wrote the checkpoint in a way that changes bits; False: only warn.
         check_steps: with ``deterministic=True``, repeat the steps of iterations 1, 2, 4, 8, ... and
             of every ``check_steps``-th and compare their bits; 0: repeat none.
+        check_samples: with ``deterministic=True``, load at least one of so many samples twice and
+            compare the results; 0: none.
+        nonrepeatable_datasets: names of dataset classes that the check of samples leaves out.
     """
     seed: Optional[int] = None
     diff_rank_seed: bool = False
@@ -88,6 +100,8 @@ class RandomnessConfig:
     resume_strict: bool = True
     streams: Mapping[str, int] = field(default_factory=dict, hash=False)
     check_steps: int = 1000
+    check_samples: int = 1000
+    nonrepeatable_datasets: Tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.seed is not None:
@@ -95,6 +109,14 @@ class RandomnessConfig:
         if self.num_threads is not None:
             _checked_int('num_threads', self.num_threads, 1, 4096)
         _checked_int('check_steps', self.check_steps, 0, MAX_CHECK, 'an int')
+        _checked_int('check_samples', self.check_samples, 0, MAX_CHECK, 'an int')
+        names = self.nonrepeatable_datasets
+        if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) for one in names):
+            raise RandomnessError(
+                f'randomness.nonrepeatable_datasets={names!r} is not allowed; allowed is a list '
+                "of names of dataset classes, for example ['MyStream']")
+        # a config file turns tuples into lists
+        object.__setattr__(self, 'nonrepeatable_datasets', tuple(names))
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             # `is`/type comparison, because 1 == True and 0 == False

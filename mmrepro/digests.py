@@ -2,16 +2,19 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 import torch
 
-__all__ = ['state_digest']
+__all__ = ['first_difference', 'state_digest']
 
-# what they hold is code
-CODE = (type, BuiltinFunctionType, FunctionType, MethodType, ModuleType)
+# what they hold is code, or a hash of their text
+CODE = (type, BuiltinFunctionType, FunctionType, MethodType, ModuleType, PurePath)
+ARRAY = '__array_interface__'
+SHOWN = 60  # characters of a value in a message
 
 
 def state_digest(state: Any) -> str:
@@ -52,13 +55,79 @@ def _update(digest: Any, value: Any, above: Tuple[int, ...]) -> None:
             _update(digest, item, above)
     elif isinstance(value, (set, frozenset)):
         _update(digest, sorted(map(repr, value)), above)
-    elif hasattr(value, '__dict__') and not isinstance(value, CODE) and id(value) not in above:
+    elif _has_parts(value) and id(value) not in above:
         digest.update(type(value).__qualname__.encode())
-        # the properties of MMEngine's data elements are elsewhere than in their attributes
-        items = dict(value.all_items()) if hasattr(value, 'all_items') else vars(value)
-        _update(digest, items, (*above, id(value)))
+        _update(digest, _attributes(value), (*above, id(value)))
     else:
         text = repr(value)
         if ' at 0x' in text:
             text = getattr(value, '__qualname__', type(value).__qualname__)
         digest.update(text.encode())
+
+
+def _has_parts(value: Any) -> bool:
+    return not isinstance(value, (*CODE, np.generic)) and (
+        hasattr(value, '__dict__') or bool(_slots(value)) or hasattr(value, ARRAY))
+
+
+def _slots(value: Any) -> Tuple[str, ...]:
+    found = (vars(cls).get('__slots__', ()) for cls in type(value).__mro__)
+    names = (name for one in found for name in ((one, ) if isinstance(one, str) else one))
+    return tuple(name for name in names if name not in ('__dict__', '__weakref__')
+                 and hasattr(value, name))
+
+
+def _attributes(value: Any) -> Dict[str, Any]:
+    if hasattr(value, 'all_items'):
+        # the properties of MMEngine's data elements are elsewhere than in their attributes
+        return dict(value.all_items())
+    found = {**{name: getattr(value, name) for name in _slots(value)},
+             **getattr(value, '__dict__', {})}
+    if hasattr(value, ARRAY):  # what holds an image of Pillow is no attribute
+        found[ARRAY] = np.asarray(value)
+    return found
+
+
+def first_difference(one: Any, other: Any, path: str = '',
+                     depth: int = 20) -> Optional[Tuple[str, str, str]]:
+    """Where two nested values first differ, and what is there in each; None if they are equal.
+
+    >>> first_difference(dict(a=[1, 2]), dict(a=[1, 3]))
+    ("['a'][1]", '2', '3')
+    """
+    if state_digest(one) == state_digest(other):
+        return None
+    parts, others = _named(one), _named(other)
+    if depth and type(one) is type(other) and parts.keys() == others.keys():
+        for name, part in parts.items():
+            found = first_difference(part, others[name], path + name, depth - 1)
+            if found:
+                return found
+    return path, _shown(one, other), _shown(other, one)
+
+
+def _named(value: Any) -> Dict[str, Any]:
+    """The parts of a value: what to write behind its name -> part."""
+    if isinstance(value, dict):
+        return {f'[{key!r}]': value[key] for key in sorted(value, key=repr)}
+    if isinstance(value, (list, tuple)):
+        return {f'[{number}]': part for number, part in enumerate(value)}
+    if isinstance(value, (torch.Tensor, np.ndarray)) or not _has_parts(value):
+        return {}
+    return {f'.{name}': part for name, part in sorted(_attributes(value).items())}
+
+
+def _shown(value: Any, other: Any) -> str:
+    """A value in few words: of an array, the first element that differs from ``other``'s."""
+    if not isinstance(value, (torch.Tensor, np.ndarray)):
+        text = repr(value)
+        return text if len(text) <= SHOWN else f'{text[:SHOWN]}...'
+    shape = tuple(value.shape)
+    text = f'{value.dtype} {shape}'
+    if not isinstance(other, type(value)) or other.shape != value.shape or (
+            other.dtype != value.dtype):
+        return text
+    flat, of_other = value.reshape(-1), other.reshape(-1)
+    first = next((i for i in range(len(flat))
+                  if state_digest(flat[i:i + 1]) != state_digest(of_other[i:i + 1])), 0)
+    return f'{flat[first]!r} at {[int(i) for i in np.unravel_index(first, shape)]} of {text}'

@@ -21,6 +21,7 @@ from .data import adopt_loader
 from .distributed import agreement, process_group
 from .distributed.root_seed import broadcast_seed
 from .facts.collect import collect_facts
+from .fingerprint.sample_replay import explain
 from .hooks.flag_watch import FlagWatch
 from .hooks.preempt import handling
 from .hooks.standard import hooks_of
@@ -212,7 +213,7 @@ class ReproRunnerMixin:
 
     def _adopt(self, loader: DataLoader, stream: str, user_init: Any) -> None:
         adopt_loader(loader, self._repro, stream, get_rank(), user_init,
-                     patches.apply_in_worker)
+                     patches.apply_in_worker, explain)
         if stream == 'sample':
             # an iteration-based loop forks its workers, which begin at once, in its __init__
             self.resuming.seek_loader(loader)

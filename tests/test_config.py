@@ -11,7 +11,8 @@ def test_defaults():
         seed=None, diff_rank_seed=False, deterministic=False, worker_seed='sample',
         step_seed=True, operators=None, cudnn_enabled=None, cudnn_benchmark=None,
         float32_precision=None, fill_uninitialized_memory=False, num_threads=None,
-        resume_strict=True, streams={}, check_steps=1000)
+        resume_strict=True, streams={}, check_steps=1000, check_samples=1000,
+        nonrepeatable_datasets=())
     assert RandomnessConfig.parse(None) == RandomnessConfig()
 
 

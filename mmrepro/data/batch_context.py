@@ -91,7 +91,7 @@ class BatchContext:
                  own: Optional[Generators] = None) -> None:
         self.dataset = dataset
         self._own = own or {}
-        self._root, self._stream = root, stream
+        self._root, self.stream, self._batch = root, stream, batch
         self._entries: List[Tuple[Any, tuple]] = [
             (plain(index), (index.epoch, index.position)) for index in batch]
         self._extra: Dict[dataset_tree.Path, List[Tuple[Any, tuple]]] = {}
@@ -101,6 +101,20 @@ class BatchContext:
         self.current: Handle = 0
         self._wanted: Optional[object] = None
         self._states: Dict[Tuple[int, Handle], Any] = {}
+
+    def again(self) -> BatchContext:
+        """The same samples, none of them loaded, to load some of them once more."""
+        return BatchContext(self.dataset, self._root, self.stream, self._batch, self._own)
+
+    def handles(self) -> range:
+        """Of the samples of the batch."""
+        return range(EXTRA_SAMPLES, EXTRA_SAMPLES + len(self._entries))
+
+    @contextmanager
+    def isolated(self) -> Iterator[None]:
+        """Leave the generators as they were, the global ones and those of the dataset."""
+        with seeds.isolate_rng(accelerators=False), generators.isolated(self._own):
+            yield
 
     def paths(self) -> List[dataset_tree.Path]:
         """The path through the dataset tree of each sample of the batch."""
@@ -124,22 +138,29 @@ class BatchContext:
             size = len(self._datasets[path])
             _, first = self._entries[0]
             key = (*first, 'extra', *path)
-            draw = seeds.python_generator(self._root, self._stream, *key)
+            draw = seeds.python_generator(self._root, self.stream, *key)
             self._extra[path] = [(draw.randrange(size), (*key, k)) for k in range(EXTRA_SAMPLES)]
         return self._extra[path][number]
+
+    def branch(self, handle: Handle) -> List[Any]:
+        """The datasets that a sample is asked from, the outermost first."""
+        return dataset_tree.branch(self._top(handle), self.entry(handle)[0])
+
+    def _top(self, handle: Handle) -> Any:
+        return self._datasets[handle[0]] if isinstance(handle, tuple) else self.dataset
 
     def load(self, handle: Handle) -> Any:
         """A sample, from the start of its own stream."""
         index, key = self.entry(handle)
-        dataset = self._datasets[handle[0]] if isinstance(handle, tuple) else self.dataset
+        dataset = self._top(handle)
         self.current = handle
-        seeds.seed_all(self._root, self._stream, *key)
-        generators.reseed(self._own, self._root, self._stream, *key)
+        seeds.seed_all(self._root, self.stream, *key)
+        generators.reseed(self._own, self._root, self.stream, *key)
         return dataset[index]
 
     def load_all(self) -> List[Any]:
         """All samples of the batch."""
-        return [self.load(EXTRA_SAMPLES + i) for i in range(len(self._entries))]
+        return [self.load(handle) for handle in self.handles()]
 
     def reached(self, transform: object, results: Any) -> None:
         """Called by a transform with the state of the current sample; the first call counts."""
@@ -157,7 +178,7 @@ class BatchContext:
         if key not in self._states:
             before = self.current, self._wanted
             self._wanted = transform
-            with seeds.isolate_rng(accelerators=False), generators.isolated(self._own):
+            with self.isolated():
                 try:
                     self.load(handle)
                 except _Captured:

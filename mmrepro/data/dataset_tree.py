@@ -6,7 +6,7 @@ from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 from torch.utils.data import Subset
 
-__all__ = ['Node', 'Path', 'holder', 'nodes', 'path_of', 'pipelines']
+__all__ = ['Node', 'Path', 'branch', 'holder', 'nodes', 'path_of', 'pipelines', 'transforms']
 
 Path = Tuple[int, ...]  # the child taken at each ConcatDataset, from the outermost on
 
@@ -52,31 +52,63 @@ def nodes(dataset: Any, path: Path = (), top: Any = None) -> Iterator[Node]:
         yield from nodes(_wrapped(dataset), path, top)
 
 
-def path_of(dataset: Any, index: Any) -> Path:
-    """The path that ``dataset[index]`` takes."""
-    path: List[int] = []
+def _descend(dataset: Any, index: Any) -> Iterator[Tuple[Any, Optional[int]]]:
+    """The datasets that ``dataset[index]`` asks, each with the child that it takes, if several."""
     while dataset is not None:
-        if _is_concat(dataset):
+        if _is_concat(dataset) and not isinstance(index, tuple):
             sizes = dataset.cumulative_sizes
             number = bisect.bisect_right(sizes, index)
             index -= sizes[number - 1] if number else 0
-            path.append(number)
+            yield dataset, number
             dataset = dataset.datasets[number]
             continue
+        yield dataset, None
         if hasattr(dataset, '_get_ori_dataset_idx'):
             index = dataset._get_ori_dataset_idx(index)
         elif isinstance(dataset, Subset):
             index = dataset.indices[index]
         dataset = _wrapped(dataset)
-    return tuple(path)
 
 
-def pipelines(dataset: Any) -> List[Tuple[Any, Any]]:
-    """What a hook replaces when it switches the augmentations of any dataset in the tree."""
+def path_of(dataset: Any, index: Any) -> Path:
+    """The path that ``dataset[index]`` takes."""
+    return tuple(number for _, number in _descend(dataset, index) if number is not None)
+
+
+def branch(dataset: Any, index: Any) -> List[Any]:
+    """The datasets that ``dataset[index]`` asks, the outermost first."""
+    return [one for one, _ in _descend(dataset, index)]
+
+
+# attributes in which transforms keep those that they call
+INNER_TRANSFORMS = ('transforms', 'branch_pipelines')
+
+
+def _inside(thing: Any, path: str) -> List[Tuple[str, Any]]:
+    if isinstance(thing, (list, tuple)):
+        return [(f'{path}[{i}]', one) for i, one in enumerate(thing)]
+    if isinstance(thing, dict):
+        return [(f'{path}[{key!r}]', one) for key, one in thing.items()]
+    return [(f'{path}.{name}', getattr(thing, name)) for name in INNER_TRANSFORMS
+            if hasattr(thing, name)]
+
+
+def transforms(pipeline: Any, path: str = 'pipeline', depth: int = 10) -> Iterator[Tuple[str, Any]]:
+    """(path, transform) of all transforms of a pipeline; those inside of one come before it."""
+    for inner, one in _inside(pipeline, path):
+        if depth:
+            yield from transforms(one, inner, depth - 1)
+        if callable(one) and not isinstance(one, type):
+            yield inner, one
+
+
+def pipelines(dataset: Any) -> List[Any]:
+    """The pipelines of all datasets in the tree and what is in them, which hooks may change."""
     found = []
     for node in nodes(dataset):
         pipeline = getattr(node.dataset, 'pipeline', None)
-        found.append((pipeline, getattr(pipeline, 'transforms', None)))
+        found.append(pipeline)
+        found += [one for _, one in transforms(pipeline)]
     return found
 
 

@@ -17,6 +17,7 @@ from . import dataset_tree, generators
 from .batch_context import BatchContext, loading
 from .generators import Generators
 from .positions import PositionedInt, PositionedTuple, plain
+from .sample_check import SampleCheck
 from .worker_signals import shield
 
 __all__ = ['KeyedCollate', 'KeyedFetch', 'WorkerInit', 'keyed_collate']
@@ -58,11 +59,12 @@ class KeyedFetch:
             the epoch (``worker_seed='worker'``).
         rank: of this process.
         marked: say which batch it is, for :class:`KeyedCollate`.
+        check: loads some samples twice.
     """
 
     def __init__(self, dataset: Any, root: int, stream: str, per_sample: bool, rank: int,
-                 marked: bool = False) -> None:
-        self.dataset, self._marked = dataset, marked
+                 marked: bool = False, check: Optional[SampleCheck] = None) -> None:
+        self.dataset, self._marked, self._check = dataset, marked, check
         self.root, self.stream, self.per_sample, self.rank = root, stream, per_sample, rank
         self._epoch: Optional[int] = None
         self._main_state: Optional[tuple] = None
@@ -82,9 +84,11 @@ class KeyedFetch:
         now = dataset_tree.pipelines(self.dataset)
         before = self._pipelines
         if before is None or len(now) != len(before) or any(
-                a is not b for one, other in zip(now, before) for a, b in zip(one, other)):
+                one is not other for one, other in zip(now, before)):
             self._own = generators.find(self.dataset, 'dataset', (KeyedFetch, ))
             self._pipelines = now
+            if self._check is not None:
+                self._check.forget()
         return self._own
 
     def __call__(self, batch: Sequence[Any]) -> List[Any]:
@@ -107,7 +111,7 @@ class KeyedFetch:
 
     def _keyed(self, batch: Sequence[Any]) -> List[Any]:
         with loading(BatchContext(self.dataset, self.root, self.stream, batch, self._own)) as one:
-            return one.load_all()
+            return one.load_all() if self._check is None else self._check.load_all(one)
 
     def _sequential(self, batch: Sequence[Any]) -> List[Any]:
         epoch = batch[0].epoch

@@ -4,25 +4,24 @@ They are found through attributes, and start a stream wherever the global genera
 """
 from __future__ import annotations
 
-import functools
 import random
 import types
 from collections import deque
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 import torch
 
 from .. import seeds
 from ..config import RandomnessError
+from .reachable import GENERATORS, Named, belongs_to_user, hidden, inside
 
 __all__ = ['GENERATORS', 'Generators', 'find', 'isolated', 'read_state', 'reseed', 'write_state']
 
 Generators = Dict[str, Any]  # where it is -> generator
 
 MAX_OBJECTS = 10000  # looked at; the nearest ones first
-MAX_ITEMS = 64  # of a list or dict: longer ones are annotations
 
 
 class GeneratorKind(NamedTuple):
@@ -52,8 +51,6 @@ _KINDS = (
     GeneratorKind(random.Random, lambda g, given: g.seed(given.python),
          lambda g: g.getstate(), lambda g, state: g.setstate(state)),
 )
-GENERATORS = tuple(kind.cls for kind in _KINDS)
-
 # values that hold nothing; modules and classes hold what belongs to others
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), np.ndarray, torch.Tensor, type,
            types.ModuleType, torch.device, torch.dtype)
@@ -68,60 +65,6 @@ def _is_global(generator: Any) -> bool:
     numpy_generator = np.random.mtrand._rand
     return any(generator is one for one in (
         random._inst, torch.default_generator, numpy_generator, numpy_generator._bit_generator))
-
-
-def _used_globals(function: types.FunctionType) -> Iterator[Tuple[str, Any]]:
-    """Generators, and functions of the same module, that a function names."""
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
-        for name in code.co_names:
-            value = function.__globals__.get(name)
-            own = isinstance(value, types.FunctionType) and \
-                value.__globals__ is function.__globals__
-            if own or isinstance(value, GENERATORS):
-                yield f'{function.__module__}:{name}', value
-
-
-def _inside_function(function: types.FunctionType, path: str) -> Iterator[Tuple[str, Any]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        try:
-            yield f'{path}.{name}', cell.cell_contents
-        except ValueError:  # a name that was never bound
-            continue
-    yield from ((f'{path}.default{i}', value)
-                for i, value in enumerate(function.__defaults__ or ()))
-    yield from _used_globals(function)
-
-
-def _inside_object(thing: Any, path: str) -> Iterator[Tuple[str, Any]]:
-    for name, value in vars(thing).items():
-        yield f'{path}.{name}', value
-    for cls in type(thing).__mro__[:-1]:
-        for name, value in vars(cls).items():
-            if isinstance(value, GENERATORS):
-                yield f'{path}.{name}', value
-            elif isinstance(value, types.FunctionType):
-                yield from _used_globals(value)
-
-
-def _inside(thing: Any, path: str) -> Iterable[Tuple[str, Any]]:
-    """(path, value) of what a thing holds."""
-    if isinstance(thing, types.FunctionType):
-        return _inside_function(thing, path)
-    if isinstance(thing, (types.MethodType, types.BuiltinMethodType)):
-        return [(path, thing.__self__), (path, getattr(thing, '__func__', None))]
-    if isinstance(thing, functools.partial):
-        return [(path, thing.func), (f'{path}.args', thing.args),
-                (f'{path}.keywords', thing.keywords)]
-    if isinstance(thing, dict):
-        return [(f'{path}[{key!r}]', value) for key, value in thing.items()] \
-            if len(thing) <= MAX_ITEMS else ()
-    if isinstance(thing, (list, tuple, deque)):
-        return [(f'{path}[{i}]', value) for i, value in enumerate(thing)] \
-            if len(thing) <= MAX_ITEMS else ()
-    return _inside_object(thing, path) if hasattr(thing, '__dict__') else ()
 
 
 def _is_data(thing: Any) -> bool:
@@ -141,25 +84,58 @@ def find(thing: Any, name: str, but: tuple = (), data: bool = True) -> Generator
     Raises:
         RandomnessError: for one that cannot be seeded.
     """
-    found: Generators = {}
     skipped = (*_LEAVES, *but)
     if isinstance(thing, skipped):
-        return found
-    queue, seen = deque([(name, thing)]), {id(thing): thing}
-    for _ in range(MAX_OBJECTS):
-        if not queue:
-            break
-        path, one = queue.popleft()
-        for inner, value in _inside(one, path):
-            if id(value) in seen or isinstance(value, skipped):
+        return {}
+    search = _Search(name, thing, skipped, data)
+    for path, one in search.pop():
+        search.see(inside(one, path))
+    # The paths of those are part of the streams of older versions. What is reached in other ways
+    # comes after, so that it does not take another path to them.
+    held = search.reached
+    search.waiting, search.reached = deque(held), []
+    for number, (path, one) in enumerate(search.pop()):
+        search.see(hidden(one, path), late=True)
+        if number >= len(held):
+            search.see(inside(one, path), late=True)
+    return search.found
+
+
+class _Search:
+    """The nearest things first, :data:`MAX_OBJECTS` of them."""
+
+    def __init__(self, name: str, thing: Any, skipped: tuple, data: bool) -> None:
+        self.found: Generators = {}
+        self.waiting: Deque[Named] = deque([(name, thing)])
+        self.reached: List[Named] = []
+        self._skipped, self._data = skipped, data
+        self._seen = {id(thing): thing}  # kept: a freed object would lend its id to another
+
+    def pop(self) -> Iterator[Named]:
+        while self.waiting and len(self.reached) < MAX_OBJECTS:
+            self.reached.append(self.waiting.popleft())
+            yield self.reached[-1]
+
+    def see(self, things: Iterable[Named], late: bool = False) -> None:
+        """``late``: classes count too, and a generator that cannot be seeded is passed over. Code
+        that no sample runs may name it; where a sample draws from it, the check of samples says so.
+        """
+        for path, value in things:
+            if id(value) in self._seen or (isinstance(value, self._skipped) and not (
+                    late and isinstance(value, type) and belongs_to_user(value.__module__))):
                 continue
-            seen[id(value)] = value  # kept: a freed object would lend its id to another
-            if isinstance(value, GENERATORS):
-                if not _is_global(value):
-                    found[inner] = _seedable(inner, value)
-            elif data or not _is_data(value):
-                queue.append((inner, value))
-    return found
+            self._seen[id(value)] = value
+            if not isinstance(value, GENERATORS):
+                if self._data or not _is_data(value):
+                    self.waiting.append((path, value))
+            elif not _is_global(value):
+                with suppress(RandomnessError) if late else nullcontext():
+                    self._keep(path, _seedable(path, value))
+
+    def _keep(self, path: str, generator: Any) -> None:
+        while path in self.found:  # an attribute of a class and of its base
+            path += "'"
+        self.found[path] = generator
 
 
 def _seedable(path: str, generator: Any) -> Any:

@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..config import RandomnessConfig, RandomnessError
 from .fetch import KeyedCollate, KeyedFetch, WorkerInit, keyed_collate
+from .sample_check import Explain, sample_check
 from .samplers import Placement, adopt_batch_sampler, adopt_sampler
 from .start_methods import use_own_start_method
 
@@ -38,7 +39,8 @@ def without_positions(dataset: type, batched: bool = True) -> str:
 
 def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank: int,
                  user_init: Optional[Callable[[int], Any]] = None,
-                 prepare_worker: Optional[Callable[[], Any]] = None) -> DataLoader:
+                 prepare_worker: Optional[Callable[[], Any]] = None,
+                 explain: Optional[Explain] = None) -> DataLoader:
     """Key a loader's samplers, samples and workers, in place.
 
     Args:
@@ -48,6 +50,7 @@ def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank
         rank: of this process.
         user_init: the user's own ``worker_init_fn``, called after ours.
         prepare_worker: called at the start of each worker; spawned workers unpickle it.
+        explain: says where two results of a sample differ; see :mod:`mmrepro.data.sample_check`.
 
     Raises:
         RandomnessError: for a loader that has no positions (iterable datasets, no batching, a
@@ -73,8 +76,9 @@ def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank
     adopt_sampler(loader.batch_sampler.sampler, placement)
     adopt_batch_sampler(loader.batch_sampler, placement)
     loader.collate_fn = keyed_collate(loader.collate_fn)
+    check = loader.batch_sampler._sample_check = sample_check(loader, config, explain)
     fetch = KeyedFetch(dataset, config.root, stream, config.worker_seed == 'sample', rank,
-                       isinstance(loader.collate_fn, KeyedCollate))
+                       isinstance(loader.collate_fn, KeyedCollate), check)
     fetch.own_generators()  # one that cannot be seeded is an error now, not in a worker
     dataset.__getitems__ = fetch
     loader.worker_init_fn = WorkerInit(placement, rank, prepare_worker, user_init)

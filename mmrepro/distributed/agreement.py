@@ -79,6 +79,7 @@ def start_fields(config_text: str,
     fields: Dict[str, Any] = {'scheme': SCHEME}
     for name, value in randomness.items():
         # a row for each stream that has a root of its own, and none where no stream has
+        value = ', '.join(value) if isinstance(value, tuple) else value
         parts = value if isinstance(value, Mapping) else {'': value}
         fields.update((f'randomness.{name}.{part}'.rstrip('.'), one) for part, one in parts.items())
     fields['config'] = config_text

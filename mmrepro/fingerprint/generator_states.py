@@ -24,6 +24,7 @@ WATCHED = {
                      'datetime.now', 'datetime.utcnow'), 'clock'),
     **dict.fromkeys(('listdir', 'scandir'), 'directory listing'),
     'getpid': 'process id',
+    **dict.fromkeys(('randn', 'randu', 'randShuffle'), 'generator of OpenCV'),
 }
 # these read the clock all the time, for logs and timers
 IGNORED_CALLERS = ('/logging/', '/mmengine/logging/', '/mmengine/hooks/', '/mmengine/utils/',
@@ -100,7 +101,7 @@ class Watch:
     def start(self) -> None:
         if sys.getprofile() is None:
             self._active = True
-            sys.setprofile(self._called)
+            sys.setprofile(self.called)
 
     def stop(self) -> None:
         if self._active:
@@ -112,7 +113,7 @@ class Watch:
         calls, self._calls = self._calls, []
         return tuple(dict.fromkeys(calls))
 
-    def _called(self, frame: Any, event: str, function: Any) -> None:
+    def called(self, frame: Any, event: str, function: Any) -> None:
         if event != 'c_call' or len(self._calls) >= CALLS_KEPT:
             return
         name = getattr(function, '__qualname__', None)

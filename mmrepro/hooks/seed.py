@@ -9,6 +9,7 @@ from mmengine.registry import HOOKS
 from .. import seeds
 from ..config import RandomnessConfig
 from ..data import placement_of
+from ..data.sample_check import left_out
 
 __all__ = ['HookSeedHook', 'SeedHook']
 
@@ -96,6 +97,12 @@ class SeedHook(_Seeds):
         self._of_hooks = of_hooks
 
     def before_run(self, runner: Any) -> None:
+        loops = (runner._train_loop, runner._val_loop, runner._test_loop)
+        for name in left_out(self._config, [
+                runner._train_dataloader, runner._val_dataloader, runner._test_dataloader,
+                *(getattr(loop, 'dataloader', None) for loop in loops)]):
+            runner.logger.info(f'samples of {name} are not checked: '
+                               'randomness.nonrepeatable_datasets')
         # building loaders and hooks may draw; initial weights must not depend on it
         if not self._config.legacy:
             self._seed('init', 'weights')

@@ -7,6 +7,7 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import HOOKS
 
+from ..data.sample_check import checked
 from ..distributed.unwrap import unwrap
 from ..step_check.check import StepCheck
 from ..step_check.train_step import around_next_step
@@ -90,7 +91,10 @@ def self_checks(runner: Any) -> Dict[str, int]:
 
 
 def _samples(runner: Any) -> int:
-    return 0
+    loops = (runner._train_loop, runner._val_loop, runner._test_loop)
+    loaders = {id(loader): loader for loader in (getattr(loop, 'dataloader', None)
+                                                 for loop in loops)}
+    return sum(map(checked, loaders.values()))
 
 
 def _own_step(model: Any) -> bool:

@@ -13,6 +13,8 @@ from .recording import RecordingPlan, attach
 __all__ = ['RunSpec', 'record', 'start', 'trainings_of']
 
 CHECKPOINT = 'localise.pth'  # of a run that is interrupted and resumed
+# a sample that does not repeat is what is looked for: it must not end the run
+SETTINGS = {'randomness.check_samples': 0}
 
 
 class RunSpec(NamedTuple):
@@ -38,7 +40,7 @@ def record(runner: Any, **plan: Any) -> None:
 def trainings_of(spec: RunSpec, work_dir: str, plan: RecordingPlan) -> List[Training]:
     """The trainings of a run, one after the other: two when it is interrupted."""
     def training(plan: RecordingPlan, **more: Any) -> Training:
-        return Training(spec.config, work_dir, validate_after=spec.validate_at,
+        return Training(spec.config, work_dir, SETTINGS, validate_after=spec.validate_at,
                         attach=f'{__name__}:record', given=plan._asdict(), **more)
 
     whole = dict(resume=spec.checkpoint is not None, checkpoint=spec.checkpoint)

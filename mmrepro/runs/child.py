@@ -22,6 +22,7 @@ class Training(NamedTuple):
     """What to train, and how far."""
     config: str  # path
     work_dir: Optional[str] = None  # instead of the config's
+    settings: Dict[str, Any] = {}  # changes of the config, by dotted key
     launcher: str = 'none'  # as in MMEngine: 'none', or 'pytorch' for several ranks
     resume: bool = False  # continue from ``checkpoint``, or from the latest in the work directory
     checkpoint: Optional[str] = None  # path
@@ -38,6 +39,7 @@ class Training(NamedTuple):
 def train_here(training: Training) -> None:
     """Train in this process."""
     cfg = Config.fromfile(training.config)
+    cfg.merge_from_dict(training.settings)
     cfg.launcher = training.launcher
     cfg.work_dir = training.work_dir or cfg.get('work_dir')
     if training.resume:

@@ -1,0 +1,461 @@
+"""Samples are loaded twice: whatever does not follow from a sample's stream is named."""
+import copy
+import datetime
+import functools
+import os
+import pickle
+import random
+import re
+import secrets
+import threading
+import time
+import uuid
+
+import cv2
+import helper_module
+import numpy as np
+import pytest
+import torch
+from demo_runs import MODELS, small
+from harness import digest
+from loaders import InOrder, Noisy, loader
+from mmcv.transforms.utils import cache_randomness
+from mmengine.dataset import Compose
+from torch.utils.data import ConcatDataset, DataLoader
+
+from mmrepro import patches
+from mmrepro.config import RandomnessConfig, RandomnessError, SampleDifferenceError
+from mmrepro.data import adopt_loader, generators
+from mmrepro.data.sample_check import checked, left_out
+from mmrepro.fingerprint.sample_replay import explain
+
+HERE = os.path.abspath(__file__)
+OF_MODULE = np.random.default_rng(0)
+EARLIER = []
+
+
+class Piped(Noisy):
+    """Samples of a pipeline."""
+
+    def __init__(self, *transforms):
+        self.pipeline = Compose(list(transforms))
+
+    def __getitem__(self, i):
+        return self.pipeline(super().__getitem__(i))
+
+
+def strict(made, explained=True, **kwargs):
+    config = RandomnessConfig(seed=3, deterministic=True, **kwargs)
+    return adopt_loader(made, config, 'sample', 0, explain=explain if explained else None)
+
+
+def checking(*transforms, workers=0, **kwargs):
+    return strict(loader(InOrder, workers, lambda: Piped(*transforms)), **kwargs)
+
+
+def plus(value):
+    """A transform that adds what a function of the sample returns."""
+    def transform(item):
+        return dict(item, x=item['x'] + float(value()))
+    return transform
+
+
+# --- what cannot be keyed: refused by name --------------------------------------------------------
+
+class Lazy:
+    rng = None
+
+    def __call__(self, item):
+        if self.rng is None:
+            self.rng = np.random.default_rng(5)
+        return dict(item, x=item['x'] + self.rng.random())
+
+
+class Counts:
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, item):
+        self.count += 1
+        return dict(item, x=item['x'] + self.count)
+
+
+class CountsInSlots:
+    __slots__ = ('count', )
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, item):
+        self.count += 1
+        return dict(item, x=item['x'] + self.count)
+
+
+class Mixes:
+    """Keeps the last sample, as a cache does."""
+    last = None
+
+    def __call__(self, item):
+        last, self.last = self.last, item['x'].clone()
+        return item if last is None else dict(item, x=item['x'] + last)
+
+
+def with_earlier(item):
+    EARLIER.append(item['x'])
+    return dict(item, x=item['x'] + len(EARLIER))
+
+
+def opencv():
+    noise = np.zeros((1, 1))
+    cv2.randn(noise, 0, 1)
+    return noise[0, 0]
+
+
+def in_a_thread(item):
+    def add():
+        item['x'] = item['x'] + random.SystemRandom().random()
+    thread = threading.Thread(target=add)
+    thread.start()
+    thread.join()
+    return item
+
+
+class MetaOnly:
+    """Another value in what describes the sample."""
+
+    def __call__(self, item):
+        from mmdet.structures import DetDataSample
+        sample = DetDataSample(metainfo=dict(number=uuid.uuid4().int))
+        return dict(item, data_samples=sample)
+
+
+CAUSES = {
+    'default_rng()': (plus(lambda: np.random.default_rng().random()), 'entropy'),
+    'secrets': (plus(lambda: secrets.randbelow(1000000)), 'entropy'),
+    'uuid4': (plus(lambda: uuid.uuid4().int % 1000003), 'entropy'),
+    'urandom': (plus(lambda: int.from_bytes(os.urandom(3), 'little')), 'entropy'),
+    'clock': (plus(lambda: time.time_ns() % 1000003), 'clock: time_ns'),
+    'now': (plus(lambda: datetime.datetime.now().microsecond), 'clock: datetime.now'),
+    'cv2.randn': (plus(opencv), 'generator of OpenCV: randn'),
+    'lazily made': (Lazy(), 'it keeps self.rng: a generator in state'),
+    'counter': (Counts(), r'it keeps self.count: \d+, then \d+'),
+    'slots': (CountsInSlots(), r'it keeps self.count: \d+, then \d+'),
+    'earlier sample': (Mixes(), 'it keeps self.last'),
+    'list of the module': (with_earlier, r'it keeps .*:EARLIER: list of \d+, then list of \d+'),
+    'thread': (in_a_thread, 'it reads thread: started at'),
+    'metainfo': (MetaOnly(), r'data_samples.*number.*'),
+}
+
+
+@pytest.mark.parametrize('name', CAUSES)
+def test_what_does_not_follow_from_the_stream_is_an_error(name):
+    transform, cause = CAUSES[name]
+    with pytest.raises(SampleDifferenceError) as error:
+        list(checking(transform))
+    text = str(error.value)
+    assert re.search(cause, text), text
+    assert 'Piped: sample 0 (training, epoch 0, position 0)' in text
+    assert 'pipeline.transforms[0] of Piped' in text and f'{HERE}:' in text
+
+
+@pytest.mark.parametrize('start', [None, pytest.param('spawn', marks=pytest.mark.nightly)])
+def test_a_worker_names_the_cause_without_its_traceback(start):
+    made = strict(loader(InOrder, 1, lambda: Piped(Counts()), multiprocessing_context=start))
+    with pytest.raises(SampleDifferenceError, match=r'worker 0\).*\n.*\n.*of Counts') as error:
+        list(made)
+    assert 'Traceback' not in str(error.value)
+
+
+def test_without_the_check_nobody_notices():
+    for transform, _ in CAUSES.values():
+        list(checking(transform, check_samples=0))
+
+
+# --- what can be keyed: keyed ---------------------------------------------------------------------
+
+def decorated(function):
+    rng = random.Random(4)
+
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function(*args) + rng.random()
+    return wrapper
+
+
+def undeclared(function):
+    """Leaves no `__wrapped__`."""
+    def wrapper(*args):
+        return function(*args)
+    return wrapper
+
+
+BEHIND = {name: np.random.default_rng(i) for i, name in enumerate(('cached', 'static', 'class'))}
+CACHED, STATIC, CLASS, PROPERTY, WRAPPED, HELPED = (np.random.default_rng(i) for i in range(6))
+
+
+class Helper:
+    rng = np.random.default_rng(8)
+
+    def draw(self):
+        return self.rng.random()
+
+
+class Methods:
+    """Draws from generators that only methods of some kind name."""
+    __slots__ = ('rng', )
+
+    def __init__(self):
+        self.rng = np.random.default_rng(9)
+
+    @cache_randomness
+    def cached(self):
+        return CACHED.random()
+
+    @staticmethod
+    def static():
+        return STATIC.random()
+
+    @classmethod
+    def of_class(cls):
+        return CLASS.random()
+
+    @property
+    def prop(self):
+        return PROPERTY.random()
+
+    @decorated
+    def declared(self):
+        return 0
+
+    @undeclared
+    def wrapped(self):
+        return WRAPPED.random()
+
+    def draws(self):
+        return dict(static=self.static(), of_class=self.of_class(), prop=self.prop,
+                    declared=self.declared(), wrapped=self.wrapped(), slot=self.rng.random(),
+                    other_module=helper_module.rng.random(), other_function=helper_module.draw(),
+                    helper=Helper().draw())
+
+    def __call__(self, item):
+        return dict(item, x=item['x'] + sum(self.draws().values()))
+
+
+class Cached(Methods):
+    """`cache_randomness` looks for its object by a weak reference."""
+
+    def __call__(self, item):
+        return dict(item, x=item['x'] + self.cached())
+
+
+def test_generators_behind_methods_of_any_kind_belong_to_the_sample():
+    alone = [digest(batch) for batch in checking(Methods(), Cached())]
+    assert [digest(batch) for batch in checking(Methods(), Cached(), workers=2)] == alone
+    found = generators.find(Methods(), 'transform')
+    assert set(found) == {
+        'transform.rng', f'{__name__}:CACHED', f'{__name__}:STATIC', f'{__name__}:CLASS',
+        f'{__name__}:PROPERTY', f'{__name__}:WRAPPED', 'transform.declared.rng',
+        'helper_module:rng', 'helper_module:hidden', f'{__name__}:Helper.rng'}
+
+
+class OwnAndBase(Helper):
+    rng = np.random.default_rng(10)
+
+
+def test_a_class_and_its_base_may_have_a_generator_each():
+    assert generators.find(OwnAndBase(), 'transform') == {
+        'transform.rng': OwnAndBase.rng, "transform.rng'": Helper.rng}
+
+
+def test_the_script_has_one_name_in_all_processes():
+    """A spawned worker imports it as `__mp_main__`."""
+    def draw():
+        return CACHED.random() + helper()
+
+    def helper():
+        return 0
+
+    keys = []
+    for name in ('__main__', '__mp_main__'):
+        draw.__module__ = name
+        keys.append([key for key in generators.find(draw, 'transform') if 'CACHED' in key])
+    assert keys == [['__main__:CACHED']] * 2
+
+
+def test_a_transform_that_a_hook_appends_brings_its_generators():
+    made, resumed = (checking(Methods()) for _ in range(2))
+    list(made)
+    for one in (made, resumed):
+        one.dataset.pipeline.transforms.append(Lazy())
+        one.dataset.pipeline.transforms[-1].rng = np.random.default_rng(1)
+    whole = [digest(batch) for batch in made]
+    resumed.batch_sampler._placement.skip = 2
+    assert [digest(batch) for batch in resumed] == whole[2:]
+
+
+# --- which samples, and what it leaves ------------------------------------------------------------
+
+class Loads(Noisy):
+    """Counts how often a sample is loaded."""
+
+    def __init__(self, size=40):
+        self.size, self.asked = size, []
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, i):
+        self.asked.append(i)
+        return super().__getitem__(i)
+
+
+def numbers(count, every):
+    return [n for n in range(1, count + 1) if n & (n - 1) == 0 or n % every == 0]
+
+
+@pytest.mark.parametrize('batch_size', [1, 4, 5])
+def test_samples_1_2_4_8_and_one_of_so_many_are_repeated(batch_size):
+    made = strict(DataLoader(Loads(), batch_size=batch_size), check_samples=10)
+    list(made)
+    asked = made.dataset.asked
+    again = [i - 1 for i in numbers(40, 10)]
+    assert all(asked.count(i) >= 2 for i in again)
+    if batch_size > 1:  # otherwise the sample in between is one of the whole dataset
+        assert len(asked) - 40 - len(again) <= sum(
+            i % batch_size == batch_size - 1 for i in again)
+    # another one between the two loads
+    assert all(one != other for one, other in zip(asked, asked[1:]))
+    assert checked(made) == len(again)
+
+
+@pytest.mark.parametrize('persistent', [False, True])
+def test_the_counts_of_workers_outlive_them(persistent):
+    made = strict(DataLoader(Noisy(), batch_size=2, num_workers=2, persistent_workers=persistent))
+    for _ in range(3):
+        list(made)
+    # 14 samples, four batches for the first worker and three for the second
+    assert checked(made) == len(numbers(24, 1000)) + len(numbers(18, 1000))
+
+
+@pytest.mark.parametrize('settings', [
+    dict(check_samples=0), dict(deterministic='warn'), dict(worker_seed='worker')])
+def test_without_a_promise_nothing_is_repeated(settings):
+    config = RandomnessConfig(**{'seed': 3, 'deterministic': True, **settings})
+    made = adopt_loader(DataLoader(Loads(), batch_size=4), config, 'sample', 0)
+    list(made)
+    assert len(made.dataset.asked) == 40 and checked(made) == 0
+
+
+def test_the_first_sample_of_every_pipeline_is_repeated():
+    whole = ConcatDataset([Loads(9), Loads(3), Loads(9)])
+    made = strict(DataLoader(whole, batch_size=3))
+    list(made)
+    asked = [part.asked for part in whole.datasets]
+    assert [one.count(0) for one in asked] == [2, 2, 2] and checked(made) == 7
+
+
+def test_a_pipeline_that_a_hook_changes_is_new():
+    made = checking()
+    list(made)
+    before = checked(made)
+    made.dataset.pipeline.transforms.append(Counts())
+    with pytest.raises(SampleDifferenceError):
+        next(iter(made))
+    assert checked(made) == before + 1
+
+
+class Buffered:
+    """Returns memory that it writes again for the next sample."""
+
+    def __init__(self):
+        self.memory = torch.zeros(4)
+
+    def __call__(self, item):
+        return dict(x=self.memory.copy_(item['x']))
+
+
+def test_memory_that_later_samples_overwrite_is_an_error():
+    with pytest.raises(SampleDifferenceError, match='returns memory that it keeps'):
+        list(checking(Buffered()))
+
+
+def test_one_sample_at_a_time_may_share_memory():
+    """What is loaded in between is overwritten by the repetition."""
+    def batches(every):
+        made = strict(DataLoader(Piped(Buffered())), check_samples=every)
+        return [digest(batch) for batch in made]
+
+    assert batches(1) == batches(0)
+
+
+class Once(Noisy):
+    """A stream from the network."""
+
+    def __init__(self):
+        self.left = list(range(14))
+
+    def __getitem__(self, i):
+        return dict(x=torch.tensor([float(self.left.pop())]))
+
+
+def test_datasets_that_cannot_repeat_are_left_out():
+    with pytest.raises(SampleDifferenceError, match="nonrepeatable_datasets=.'Once'"):
+        list(strict(DataLoader(Once(), batch_size=2)))
+    for batch_size in (1, 2):
+        made = strict(DataLoader(Once(), batch_size=batch_size), nonrepeatable_datasets=['Once'])
+        assert len(list(made)) == 14 // batch_size and checked(made) == 0
+
+
+def test_a_sample_that_cannot_be_loaded_again_is_an_error():
+    class Vanishes(Noisy):
+        def __init__(self):
+            self.left = {i: i for i in range(14)}
+
+        def __getitem__(self, i):
+            return self.left.pop(i)
+
+    with pytest.raises(SampleDifferenceError, match='could not be loaded once more.*KeyError: 0'):
+        list(strict(DataLoader(Vanishes(), batch_size=2)))
+
+
+def test_names_of_datasets_must_exist():
+    config = RandomnessConfig(nonrepeatable_datasets=['Noisi'])
+    with pytest.raises(RandomnessError, match="'Noisi'.*did you mean 'Noisy'.*Piped, Rep"):
+        left_out(config, [DataLoader(Piped()), None, dict(dataset=dict(
+            type='RepeatDataset', dataset=dict(type=Noisy, pipeline=[dict(type='Noisi')])))])
+    config = RandomnessConfig(nonrepeatable_datasets=['Noisy'])
+    assert left_out(config, [dict(dataset=dict(type='mmdet.Noisy'))]) == ['Noisy']
+
+
+def test_loaders_with_the_check_travel():
+    made = checking(Methods())
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(made.dataset)))
+    batch = list(made.batch_sampler)[0]
+    assert digest(twin.__getitems__(batch)) == digest(made.dataset.__getitems__(batch))
+
+
+# --- no false alarm -------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('model, batch_size', [
+    ('rtmdet_tiny', 3), *(pytest.param(model, size, marks=pytest.mark.nightly)
+                          for model in MODELS for size in (1, 3))])
+def test_the_pipelines_of_detectors_repeat(model, batch_size, data_root):
+    """Every sample is repeated, and the batches are those without the check."""
+    from mmengine.registry import init_default_scope
+    from mmengine.runner import Runner
+    init_default_scope('mmdet')
+    patches.apply()
+
+    def batches(every):
+        cfg = small(model, data_root).train_dataloader
+        cfg.update(batch_size=batch_size, num_workers=0, persistent_workers=False)
+        made = strict(Runner.build_dataloader(cfg, seed=0), check_samples=every)
+        return [digest(batch) for batch in made], checked(made), len(made.dataset)
+
+    try:
+        with_check, count, size = batches(1)
+        without, none, _ = batches(0)
+    finally:
+        patches.revert()
+    assert with_check == without
+    assert (count, none) == (min(size, len(with_check) * batch_size), 0)
