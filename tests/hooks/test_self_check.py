@@ -467,8 +467,8 @@ def last_line(work_dir):
 
 
 @pytest.mark.parametrize('checks, says', [
-    (1000, '0 samples and 4 steps were repeated: same bits'),
-    (0, '0 samples and 0 steps were repeated: same bits (steps are not repeated: '
+    (1000, '5 samples and 4 steps were repeated: same bits'),
+    (0, '5 samples and 0 steps were repeated: same bits (steps are not repeated: '
         'randomness.check_steps=0)')])
 def test_the_last_line_of_the_log_counts(checks, says, tmp_path):
     finish(config(tmp_path, checks=checks, log_level='INFO'))
@@ -477,8 +477,8 @@ def test_the_last_line_of_the_log_counts(checks, says, tmp_path):
 
 def test_thousands_have_separators():
     hook = SelfCheckHook()
-    hook._interval, hook.steps = 1, 1034
-    assert '1,034 steps' in hook.summary(None)
+    hook._interval, hook.counts = 1, lambda runner: dict(samples=2048, steps=1034)
+    assert '2,048 samples and 1,034 steps' in hook.summary(None)
 
 
 def test_nothing_is_said_without_deterministic(tmp_path):
@@ -540,7 +540,7 @@ def test_a_batch_that_cannot_be_copied_is_said(tmp_path):
     runner.register_hook(Odd())
     runner.train()
     assert last_line(tmp_path) == (
-        '0 samples and 0 steps were repeated: same bits (steps are not repeated: a batch cannot be '
+        '5 samples and 0 steps were repeated: same bits (steps are not repeated: a batch cannot be '
         'copied: TypeError: it holds a lock)')
 
 
