@@ -13,7 +13,7 @@ _PUBLIC = {
     'RandomnessError': 'config',
     'ReproRunner': 'runner',
     'ReproRunnerMixin': 'runner',
-    'SampleDifferenceError': 'config',
+    'SampleDiffersError': 'config',
     'derive': 'seeds',
     'init_random_seed': 'dropin',
     'isolate_rng': 'seeds',

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, MutableMapping, Optional, Tuple, Un
 
 from .seeds import MAX_SEED, SCHEME, STREAMS, Root, check_seed
 
-__all__ = ['LEGACY_KEYS', 'RandomnessConfig', 'RandomnessError', 'SampleDifferenceError',
+__all__ = ['LEGACY_KEYS', 'RandomnessConfig', 'RandomnessError', 'SampleDiffersError',
            'refuse_misspelt', 'upgrade_legacy_keys']
 
 
@@ -17,7 +17,7 @@ class RandomnessError(ValueError):
     """A value in ``randomness`` (or a setting that contradicts it) that is not allowed."""
 
 
-class SampleDifferenceError(RandomnessError):
+class SampleDiffersError(RandomnessError):
     """A sample that was loaded twice from one stream had two results."""
 
     def __init__(self, message: str = '') -> None:

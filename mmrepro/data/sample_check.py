@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, S
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from ..config import RandomnessConfig, RandomnessError, SampleDifferenceError
+from ..config import RandomnessConfig, RandomnessError, SampleDiffersError
 from ..digests import first_difference, state_digest
 from . import dataset_tree
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
@@ -63,7 +63,7 @@ class SampleCheck:
         """All samples of the batch, some of them loaded twice.
 
         Raises:
-            SampleDifferenceError: the two results of a sample differ.
+            SampleDiffersError: the two results of a sample differ.
         """
         items, due = [], {}
         for handle in context.handles():
@@ -110,7 +110,7 @@ class SampleCheck:
     def _repeat(self, context: BatchContext, items: List[Any], due: Mapping[Handle, str]) -> None:
         for handle, first in due.items():
             if state_digest(items[handle - EXTRA_SAMPLES]) != first:
-                raise SampleDifferenceError(self._message(
+                raise SampleDiffersError(self._message(
                     context, handle, 'was overwritten when other samples were loaded', [
                         'the pipeline returns memory that it keeps and writes again',
                         'to do: return a copy']))
@@ -123,7 +123,7 @@ class SampleCheck:
                 again = _loaded(twin, handle)
                 if state_digest(again) != first:
                     where, one, other = first_difference(items[handle - EXTRA_SAMPLES], again)
-                    raise SampleDifferenceError(self._message(
+                    raise SampleDiffersError(self._message(
                         context, handle, 'was loaded twice from the same random numbers, and the '
                         'results differ', [f'they differ in {where or "all"}: {one}, then {other}',
                                            *self._explanation(context, handle)]))
@@ -171,7 +171,7 @@ def _loaded(context: BatchContext, handle: Handle) -> Any:
         return context.load(handle)
     except Exception as error:
         index, (epoch, position, *_) = context.entry(handle)
-        raise SampleDifferenceError(
+        raise SampleDiffersError(
             f'sample {index} (epoch {epoch}, position {position}) could not be loaded once more, '
             f'to compare the results: {type(error).__name__}: {error}\n  name datasets that '
             'cannot repeat in randomness.nonrepeatable_datasets') from error

@@ -18,16 +18,17 @@ import pytest
 import torch
 from demo_runs import MODELS, small
 from harness import digest
-from loaders import InOrder, Noisy, loader
+from loaders import InOrder, Noisy, loader, settings
 from mmcv.transforms.utils import cache_randomness
 from mmengine.dataset import Compose
 from torch.utils.data import ConcatDataset, DataLoader
 
 from mmrepro import patches
-from mmrepro.config import RandomnessConfig, RandomnessError, SampleDifferenceError
+from mmrepro.config import RandomnessConfig, RandomnessError, SampleDiffersError
 from mmrepro.data import adopt_loader, generators
 from mmrepro.data.sample_check import checked, left_out
 from mmrepro.fingerprint.sample_replay import explain
+from mmrepro.runner import ReproRunner
 
 HERE = os.path.abspath(__file__)
 OF_MODULE = np.random.default_rng(0)
@@ -150,7 +151,7 @@ CAUSES = {
 @pytest.mark.parametrize('name', CAUSES)
 def test_what_does_not_follow_from_the_stream_is_an_error(name):
     transform, cause = CAUSES[name]
-    with pytest.raises(SampleDifferenceError) as error:
+    with pytest.raises(SampleDiffersError) as error:
         list(checking(transform))
     text = str(error.value)
     assert re.search(cause, text), text
@@ -161,7 +162,7 @@ def test_what_does_not_follow_from_the_stream_is_an_error(name):
 @pytest.mark.parametrize('start', [None, pytest.param('spawn', marks=pytest.mark.nightly)])
 def test_a_worker_names_the_cause_without_its_traceback(start):
     made = strict(loader(InOrder, 1, lambda: Piped(Counts()), multiprocessing_context=start))
-    with pytest.raises(SampleDifferenceError, match=r'worker 0\).*\n.*\n.*of Counts') as error:
+    with pytest.raises(SampleDiffersError, match=r'worker 0\).*\n.*\n.*of Counts') as error:
         list(made)
     assert 'Traceback' not in str(error.value)
 
@@ -359,7 +360,7 @@ def test_a_pipeline_that_a_hook_changes_is_new():
     list(made)
     before = checked(made)
     made.dataset.pipeline.transforms.append(Counts())
-    with pytest.raises(SampleDifferenceError):
+    with pytest.raises(SampleDiffersError):
         next(iter(made))
     assert checked(made) == before + 1
 
@@ -375,7 +376,7 @@ class Buffered:
 
 
 def test_memory_that_later_samples_overwrite_is_an_error():
-    with pytest.raises(SampleDifferenceError, match='returns memory that it keeps'):
+    with pytest.raises(SampleDiffersError, match='returns memory that it keeps'):
         list(checking(Buffered()))
 
 
@@ -399,7 +400,7 @@ class Once(Noisy):
 
 
 def test_datasets_that_cannot_repeat_are_left_out():
-    with pytest.raises(SampleDifferenceError, match="nonrepeatable_datasets=.'Once'"):
+    with pytest.raises(SampleDiffersError, match="nonrepeatable_datasets=.'Once'"):
         list(strict(DataLoader(Once(), batch_size=2)))
     for batch_size in (1, 2):
         made = strict(DataLoader(Once(), batch_size=batch_size), nonrepeatable_datasets=['Once'])
@@ -414,7 +415,7 @@ def test_a_sample_that_cannot_be_loaded_again_is_an_error():
         def __getitem__(self, i):
             return self.left.pop(i)
 
-    with pytest.raises(SampleDifferenceError, match='could not be loaded once more.*KeyError: 0'):
+    with pytest.raises(SampleDiffersError, match='could not be loaded once more.*KeyError: 0'):
         list(strict(DataLoader(Vanishes(), batch_size=2)))
 
 
@@ -425,6 +426,39 @@ def test_names_of_datasets_must_exist():
             type='RepeatDataset', dataset=dict(type=Noisy, pipeline=[dict(type='Noisi')])))])
     config = RandomnessConfig(nonrepeatable_datasets=['Noisy'])
     assert left_out(config, [dict(dataset=dict(type='mmdet.Noisy'))]) == ['Noisy']
+
+
+def run_of(tmp_path, **randomness):
+    cfg = settings(lambda: loader(InOrder), tmp_path)
+    cfg.update(randomness=dict(seed=3, deterministic=True, **randomness), log_level='INFO',
+               train_cfg=dict(by_epoch=True, max_epochs=1))
+    return ReproRunner(**cfg)
+
+
+def test_a_run_says_what_it_leaves_out(tmp_path):
+    runner = run_of(tmp_path, nonrepeatable_datasets=['Noisy'])
+    runner.train()
+    assert runner.facts['randomness.nonrepeatable_datasets'] == 'Noisy'
+    assert checked(runner.train_dataloader) == 0
+    log, = tmp_path.glob('*/*.log')
+    assert log.read_text().count('samples of Noisy are not checked') == 1
+    with pytest.raises(RandomnessError, match="has the name 'Nosy'.*did you mean 'Noisy'"):
+        run_of(tmp_path, nonrepeatable_datasets=['Nosy']).train()
+
+
+def test_training_and_validation_are_checked_and_named_apart(tmp_path):
+    runner = run_of(tmp_path)
+    runner.train()
+    assert checked(runner.train_dataloader) == checked(runner.val_dataloader) == 4
+    runner = run_of(tmp_path)
+    runner.val_dataloader.dataset.__class__ = Noisier
+    with pytest.raises(SampleDiffersError, match=r'Noisier: sample 0 \(validation, epoch 0'):
+        runner.train()
+
+
+class Noisier(Noisy):
+    def __getitem__(self, i):
+        return dict(x=torch.tensor([np.random.default_rng().random()]))
 
 
 def test_loaders_with_the_check_travel():
