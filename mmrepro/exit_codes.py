@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ['DIFFERENT', 'DONE', 'MEANINGS', 'PREEMPTED', 'READER_LEFT', 'USAGE', 'meaning']
+__all__ = ['DIFFERENT', 'DONE', 'MEANINGS', 'NOTHING_TO_COMPARE', 'PREEMPTED', 'READER_LEFT',
+           'USAGE', 'meaning']
 
-DONE, DIFFERENT, USAGE = 0, 1, 2
+DONE, DIFFERENT, USAGE, NOTHING_TO_COMPARE = 0, 1, 2, 3
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 READER_LEFT = 141  # what shells report of a program that ends by SIGPIPE: 128 + 13
 
@@ -13,6 +14,7 @@ MEANINGS = {
     DONE: 'done; of a comparison: the same bits',
     DIFFERENT: 'a verdict of "not equal", or an error',
     USAGE: 'wrong usage, or a setting that is not allowed',
+    NOTHING_TO_COMPARE: 'no golden for this machine',
     PREEMPTED: 'pre-empted, with a checkpoint; the same command with --resume continues',
     READER_LEFT: 'the program that reads the output ended first',
 }

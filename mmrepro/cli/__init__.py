@@ -21,6 +21,7 @@ VERBS = {
     'test': 'evaluate a detector',
     'verify': 'train in fresh processes, certify the same bits',
     'replay': 'train again from a manifest, compare as it goes',
+    'golden': 'keep the bits of a short run in the repository, check them',
     'chaos': 'kill a run at random moments, resume, compare',
     'audit': 'look for what would make runs of a config differ',
     'compare': 'where two runs diverge, and how it grows',

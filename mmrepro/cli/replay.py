@@ -1,6 +1,7 @@
 """``mmrepro replay``: train again from a manifest, compare, stop at the first difference."""
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from ..report.terminal import show
 from ..runs.launcher import TrainingFailed
 from ..runs.progress import ProgressLine
 from ..text import shorten
+from ..verify.export import export
 from ..verify.replay import replay
 from .arguments import Parser, quiet_when_reader_leaves
 
@@ -26,15 +28,22 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Exit code 0: the same bits; 1: a difference, or the training failed; 2: wrong usage."""
     parser = Parser('replay', 'Train again from a manifest; compare the fingerprints, stop at the '
                     'first difference.',
-                    'example:\n  mmrepro replay work_dirs/faster-rcnn_r50_fpn_demo --iters 3')
+                    'example:\n  mmrepro replay work_dirs/faster-rcnn_r50_fpn_demo --iters 3\n'
+                    '  mmrepro replay work_dirs/monday --export to_publish')
     parser.add_argument('run', metavar='RUN',
-                        help='work directory of a run that was trained with --fingerprint')
+                        help='work directory of a run that was trained with --fingerprint, or '
+                        'a folder that --export has written')
     parser.add_argument('--iters', type=int, metavar='N',
                         help='repeat the first N iterations (default: all that were recorded)')
     parser.add_argument('--work-dir', metavar='DIR', help='for the replay (default: RUN_replay)')
+    parser.add_config_options('change settings that say where files lie on this machine')
+    parser.add_argument('--export', metavar='DIR', help='train nothing: write what somebody else '
+                        'needs to repeat the run into a new folder')
     parser.add_argument('--json', action='store_true', help='print the outcome as JSON')
     args = parser.parse_args(argv)
     parser.check_least(args, iters=1)
+    if args.export is not None:
+        return _export(args, parser)
     work_dir = args.work_dir or os.path.normpath(args.run) + '_replay'
     line = ProgressLine(sys.stderr)
 
@@ -45,7 +54,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     try:
         with line:
-            outcome = replay(args.run, work_dir, args.iters, line.say, report)
+            outcome = replay(args.run, work_dir, args.iters, line.say, report, args.cfg_options)
     except FingerprintError as error:
         parser.error(str(error))
     except TrainingFailed as error:
@@ -64,6 +73,23 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                    f'{outcome.difference.text()} (first the original, then the replay)')
         show('\n'.join([*(f'note: {note}' for note in outcome.notes), verdict]))
     return DONE if same else DIFFERENT
+
+
+def _export(args: argparse.Namespace, parser: Parser) -> int:
+    given = [name for name in ('iters', 'work_dir', 'cfg_options') if getattr(args, name)]
+    if given:
+        parser.error(f'--export trains nothing: --{given[0].replace("_", "-")} has no meaning')
+    try:
+        files = export(args.run, args.export)
+    except (FingerprintError, OSError) as error:
+        parser.error(str(error))
+    if args.json:
+        print(json.dumps(dict(run=args.run, export=args.export, files=files), indent=1))
+    else:
+        show('\n'.join([*(f'wrote {os.path.join(args.export, name)}' for name in files),
+                        f'look through it before you publish it; mmrepro replay {args.export} '
+                        'checks it']))
+    return DONE
 
 
 def _environment_text(found: Sequence[Any]) -> str:

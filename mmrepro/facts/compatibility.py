@@ -5,7 +5,8 @@ import fnmatch
 import textwrap
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-__all__ = ['CHANGES', 'HARMLESS', 'RULES', 'FactDifference', 'ResumeError', 'differences', 'table']
+__all__ = ['CHANGES', 'HARMLESS', 'RULES', 'FactDifference', 'ResumeError', 'differences',
+           'severity', 'table']
 
 CHANGES, HARMLESS = 'changes bits', 'harmless'
 
@@ -128,6 +129,20 @@ RULES = tuple(FactRule(pattern, *row) for patterns, *row in _ROWS for pattern in
 _UNKNOWN = ('unavailable', 'mmcv is not in use')
 
 
+def severity(name: str, facts: Mapping[str, Any]) -> str:
+    """What would follow if this one of the facts were another: CHANGES or HARMLESS."""
+    return _severity(_rule(name), facts)
+
+
+def _rule(name: str) -> FactRule:
+    return next(rule for rule in RULES if fnmatch.fnmatchcase(name, rule.pattern))
+
+
+def _severity(rule: FactRule, *runs: Mapping[str, Any]) -> str:
+    matters = not rule.only or any(CONDITIONS[rule.only](facts) for facts in runs)
+    return rule.severity if matters else HARMLESS
+
+
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> List[FactDifference]:
     """Facts that differ, those that change bits first; see :func:`mmrepro.facts.collect`."""
     found = []
@@ -138,10 +153,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> List[FactDif
         not_asked = name.startswith(('version.', 'train_samples')) and _ABSENT in (before, after)
         if same or before in _UNKNOWN or after in _UNKNOWN or not_asked:
             continue
-        rule = next(rule for rule in RULES if fnmatch.fnmatchcase(name, rule.pattern))
-        matters = not rule.only or CONDITIONS[rule.only](then) or CONDITIONS[rule.only](now)
-        severity = rule.severity if matters else HARMLESS
-        found.append(FactDifference(name, before, after, severity, rule.consequence))
+        rule = _rule(name)
+        found.append(FactDifference(name, before, after, _severity(rule, then, now),
+                                    rule.consequence))
     return sorted(found, key=lambda one: (one.severity != CHANGES, one.name))
 
 

@@ -45,10 +45,12 @@ class ReplayOutcome(NamedTuple):
         return self.difference.rank if self.difference else 0
 
 
-def prepare(manifest: Manifest, work_dir: str) -> str:
+def prepare(manifest: Manifest, work_dir: str,
+            changes: Optional[Mapping[str, Any]] = None) -> str:
     """Write the config of the replay into ``work_dir`` and return its path.
 
-    It is the original's, except for where results go: no checkpoints are written.
+    It is the original's, except for where results go (no checkpoints are written), and for
+    ``changes``: settings that say where files lie on this machine.
 
     Raises:
         FingerprintError: the run began in the middle, at a checkpoint that is gone.
@@ -62,6 +64,7 @@ def prepare(manifest: Manifest, work_dir: str) -> str:
     with open(path, 'w', encoding='utf-8') as file:
         file.write(manifest.config_text)
     cfg = Config.fromfile(path, import_custom_modules=False)
+    cfg.merge_from_dict(dict(changes or {}))
     cfg.work_dir = os.path.abspath(work_dir)
     cfg.resume, cfg.load_from = bool(resumed), resumed or cfg.get('load_from')
     without_checkpoints(cfg)
@@ -71,7 +74,8 @@ def prepare(manifest: Manifest, work_dir: str) -> str:
 
 def replay(run_dir: str, work_dir: str, iterations: Optional[int] = None,
            say: Callable[[str], None] = lambda text: None,
-           report: Callable[[List[Any]], None] = lambda found: None) -> ReplayOutcome:
+           report: Callable[[List[Any]], None] = lambda found: None,
+           changes: Optional[Mapping[str, Any]] = None) -> ReplayOutcome:
     """Train the run in ``run_dir`` again and compare while it runs.
 
     Args:
@@ -79,6 +83,7 @@ def replay(run_dir: str, work_dir: str, iterations: Optional[int] = None,
         iterations: stop after so many; None: as many as the original has.
         say: is told the progress, one line.
         report: is told the differences between the manifests, as soon as the second exists.
+        changes: settings of the config that differ, for example where the data lie.
 
     Raises:
         FingerprintError: the original cannot be read or has no iterations.
@@ -94,7 +99,7 @@ def replay(run_dir: str, work_dir: str, iterations: Optional[int] = None,
     last = max(max(steps) for steps in wanted.values() if steps) + 1
     end = min(last, iterations or last)
     shutil.rmtree(os.path.join(work_dir, FOLDER), ignore_errors=True)
-    config = prepare(manifest, work_dir)
+    config = prepare(manifest, work_dir, changes)
     then = manifest.content['environment']
     env = {name: then.get(name) for name in {*then, *environment()} if name not in NOT_REPLAYED}
     cwd = manifest.content['cwd']

@@ -143,7 +143,7 @@ def _intervals(whole: np.ndarray, drawn: np.ndarray, chosen: np.ndarray) -> Dict
     for index, name in enumerate(NAMES):
         low, high = _percentiles(both[:, index], 2.5, 97.5)
         result[name] = Interval(
-            float(whole[:, index].mean()), low, high, float(_defined(images[:, index]).std()),
+            float(whole[:, index].mean()), low, high, _std(images[:, index]),
             None if seeds is None else float(seeds[index]))
     return result
 
@@ -169,6 +169,11 @@ def _versus(gaps: Dict[str, Any], chosen: np.ndarray, margin: Optional[float]
 def _defined(values: np.ndarray) -> np.ndarray:
     """Resamples may lack all objects of a size; they say nothing about its figures."""
     return values[~np.isnan(values)]
+
+
+def _std(values: np.ndarray) -> float:
+    values = _defined(values)
+    return float(values.std()) if len(values) else float('nan')
 
 
 def _percentiles(values: np.ndarray, low: float, high: float) -> List[float]:

@@ -1,0 +1,104 @@
+"""What somebody else needs to repeat a run, in one folder that ``replay`` reads.
+
+All of it comes from the run's own files. What they do not know is said to be unknown.
+"""
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any, Dict, List, Mapping
+
+from ..fingerprint.manifest import Manifest, read_manifest
+from ..fingerprint.reader import FingerprintError, read_run
+from ..fingerprint.schema import FINGERPRINTS, FOLDER, MANIFEST
+
+__all__ = ['export']
+
+UNKNOWN = 'not recorded'
+
+
+def export(run_dir: str, into: str) -> List[str]:
+    """Write the folder; returns the files in it, relative to it.
+
+    Raises:
+        FingerprintError: the run cannot be read, has no manifest or no iterations, or ``into`` is
+            there already and not empty.
+    """
+    run, manifest = read_run(run_dir), read_manifest(run_dir)
+    if not any(log.steps for log in run.ranks.values()):
+        raise FingerprintError(f'{run_dir}: no iteration was recorded')
+    if os.path.exists(into) and (not os.path.isdir(into) or os.listdir(into)):
+        raise FingerprintError(f'--export {into}: is there already; choose a new folder')
+    os.makedirs(os.path.join(into, FOLDER), exist_ok=True)
+    source = os.path.dirname(manifest.path)
+    for name in sorted(os.listdir(source)):
+        if FINGERPRINTS.fullmatch(name) or MANIFEST.fullmatch(name):
+            shutil.copyfile(os.path.join(source, name), os.path.join(into, FOLDER, name))
+    texts = {'config.py': manifest.config_text,
+             'requirements.txt': _requirements(manifest.content.get('packages') or {}),
+             **_diffs(manifest.content.get('code') or {})}
+    iterations = max(len(log.steps) for log in run.ranks.values())
+    texts['README.md'] = _readme(manifest, iterations, sorted(texts), run.notes)
+    for name, text in texts.items():
+        with open(os.path.join(into, name), 'w', encoding='utf-8') as file:
+            file.write(text)
+    return sorted([*texts, *(os.path.join(FOLDER, name)
+                             for name in os.listdir(os.path.join(into, FOLDER)))])
+
+
+def _requirements(packages: Mapping[str, str]) -> str:
+    """A lock file of everything that was installed, in the form of pip."""
+    return ''.join(f'{name}=={version}\n' for name, version in sorted(packages.items()))
+
+
+def _diffs(code: Mapping[str, Any]) -> Dict[str, str]:
+    """Uncommitted changes, a file for each repository."""
+    return {f'{os.path.basename(root)}.diff': one['diff']
+            for root, one in code.items() if one.get('diff')}
+
+
+def _readme(manifest: Manifest, iterations: int, files: List[str], notes: List[str]) -> str:
+    content = manifest.content
+    machine, facts = content.get('machine') or {}, content.get('facts') or {}
+    data = content.get('data') or {}
+    images = data.get('images')
+    parts = {
+        'Check': [
+            'Install `requirements.txt`, check out the code, get the data, then',
+            '`mmrepro replay THIS_FOLDER` (with `--cfg-options` where the data lie elsewhere) '
+            'trains again and compares every iteration.',
+            'Other hardware or versions may give different bits; `replay` says what differs.'],
+        'Run': [
+            f'iterations recorded: {iterations}',
+            f'processes: {content.get("world_size", UNKNOWN)}',
+            f'started: {content.get("created") or UNKNOWN}',
+            f'command: `{" ".join(content.get("command") or [UNKNOWN])}`',
+            f'resumed from: {content.get("resumed_from") or "nothing"}',
+            f'initial weights, digest: {content.get("initial_weights") or UNKNOWN}'],
+        'Hardware': [f'{name}: {facts.get(f"hardware.{name}") or "none"}'
+                     for name in ('cpu', 'cpu_instructions', 'gpu')] + [
+            f'platform: {machine.get("platform") or UNKNOWN}'],
+        'Code': [f'`{os.path.basename(root)}`: commit {one.get("commit") or UNKNOWN}'
+                 f'{", with changes that are in this folder" if one.get("diff") else ""}'
+                 for root, one in (content.get('code') or {}).items()] or [UNKNOWN],
+        'Data': [f'samples: {data.get("samples", UNKNOWN)}',
+                 *_files(data.get('annotations') or {}),
+                 'names of the images, SHA-256: '
+                 f'{images["sha256"] if images else UNKNOWN}'],
+        'Weights that it starts from': _files(content.get('weights') or {}) or ['none'],
+        'Environment': [f'`{name}={value}`' for name, value in sorted(
+            (content.get('environment') or {}).items())] or ['no variable that matters was set'],
+        'Files': [f'`{name}`' for name in [*files, f'{FOLDER}/']],
+        'Notes': notes,
+    }
+    lines = ['# To repeat a run', '']
+    for title, entries in parts.items():
+        if entries:
+            lines += [f'## {title}', '', *(f'- {entry}' for entry in entries), '']
+    return '\n'.join(lines)
+
+
+def _files(found: Mapping[str, Any]) -> List[str]:
+    return [f'`{os.path.basename(path)}`: SHA-256 {one["sha256"]}' if 'sha256' in one else
+            f'`{os.path.basename(path)}`: {UNKNOWN} ({one.get("error", "no digest")})'
+            for path, one in found.items()]

@@ -1,0 +1,236 @@
+"""Goldens: the fingerprints that a short run of a config must have, kept in the repository.
+
+Layout, all of it text for version control:
+
+    GOLDENS/CONFIG_NAME/recipe.json     what to train: config, iterations, data, level, options
+    GOLDENS/CONFIG_NAME/CLASS/          one for each class of hardware and versions
+        facts.json                      what the class is, and all other facts of the run
+        mmrepro/fingerprints.rank0.jsonl
+
+A class is the kind of machine for which the same bits are promised: processor or GPU, versions of
+what computes, number of threads.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+
+from mmengine.config import Config
+
+from ..facts.compatibility import CHANGES, FactDifference, differences, severity
+from ..fingerprint.difference import Divergence
+from ..fingerprint.manifest import read_manifest
+from ..fingerprint.reader import FingerprintError, read_json, read_ranks
+from ..fingerprint.schema import FOLDER
+from ..runs.child import Training
+from ..runs.config_edits import add_fingerprints, without_checkpoints, without_evaluation
+from ..runs.launcher import PlannedRun, launch_of, one_thread_each, run_all
+from ..runs.progress import RunsProgress
+from .replay import compare_logs
+from .variations import prepare
+
+__all__ = ['Checked', 'GoldenError', 'Recipe', 'check', 'class_name', 'class_of', 'read_recipes',
+           'record', 'train']
+
+RECIPE, FACTS = 'recipe.json', 'facts.json'
+FORMAT = 1
+OF_A_CLASS = ('hardware.', 'version.', 'torch.num_threads')
+
+
+class GoldenError(ValueError):
+    """A config or file that no golden can be made of; says which and why."""
+
+
+class Recipe(NamedTuple):
+    """What is trained, the same on every machine. Paths are as seen from where the verb starts."""
+    config: str
+    iterations: int
+    level: str = 'step'  # of the fingerprints
+    demo_data: Optional[str] = None  # folder of the demonstration dataset, to be written there
+    full: bool = False  # images, batch and weights as in the config
+    options: Sequence[str] = ()  # ``KEY=VALUE``
+
+    @property
+    def name(self) -> str:
+        return os.path.splitext(os.path.basename(self.config))[0]
+
+
+class Checked(NamedTuple):
+    """What a check of one config came to."""
+    name: str
+    class_name: str  # of this machine
+    golden: Optional[str]  # folder; None where no golden is for this machine
+    iterations: int = 0  # equal ones
+    difference: Optional[Divergence] = None
+    facts: Sequence[FactDifference] = ()  # of the golden, or of the nearest class if there is none
+    nearest: str = ''  # the class that differs in the fewest facts
+
+    @property
+    def equal(self) -> Optional[bool]:
+        """None where there is nothing to compare with."""
+        return None if self.golden is None else self.difference is None
+
+
+def class_of(facts: Dict[str, Any]) -> Dict[str, Any]:
+    """The facts that decide whether two machines give the same bits."""
+    return {name: value for name, value in sorted(facts.items())
+            if name.startswith(OF_A_CLASS) and severity(name, facts) == CHANGES}
+
+
+def class_name(facts: Dict[str, Any]) -> str:
+    """Readable, and different for different classes.
+
+    >>> class_name({'hardware.cpu': 'ACME X1', 'hardware.gpu': None, 'version.torch': '2.9.0'})
+    'acme-x1_torch-2.9.0_28c5f1'
+    """
+    machine = facts.get('hardware.gpu') or facts.get('hardware.cpu') or 'unknown'
+    digest = hashlib.sha256(json.dumps(class_of(facts), default=str).encode()).hexdigest()[:6]
+    text = f'{machine}_torch-{facts.get("version.torch")}'.lower()
+    return f'{re.sub(r"[^a-z0-9._]+", "-", text).strip("-")}_{digest}'
+
+
+def read_recipes(goldens: str, names: Sequence[str] = ()) -> List[Recipe]:
+    """The recipes in a folder, or those of these configs (names or paths).
+
+    Raises:
+        GoldenError: there is none, or one is not what it should be.
+    """
+    wanted = [os.path.splitext(os.path.basename(name))[0] for name in names]
+    there = sorted(name for name in (os.listdir(goldens) if os.path.isdir(goldens) else ())
+                   if os.path.isfile(os.path.join(goldens, name, RECIPE)))
+    missing = [name for name in wanted if name not in there]
+    if missing or not there:
+        raise GoldenError(f'{goldens}: no golden {"of " + missing[0] if missing else "at all"}; '
+                          'mmrepro golden record CONFIG makes one')
+    return [_read_recipe(os.path.join(goldens, name, RECIPE)) for name in wanted or there]
+
+
+def _read_recipe(path: str) -> Recipe:
+    content = _json(path)
+    known = set(Recipe._fields) | {'kind', 'format'}
+    if not isinstance(content, dict) or content.get('kind') != 'golden' or \
+            content.get('format') != FORMAT or not {'config', 'iterations'} <= set(
+                content) <= known:
+        raise GoldenError(f'{path}: not a golden of format {FORMAT}')
+    return Recipe(**{name: value for name, value in content.items() if name in Recipe._fields})
+
+
+def _json(path: str) -> Any:
+    try:
+        return read_json(path)
+    except (FingerprintError, OSError) as error:
+        raise GoldenError(str(error)) from error
+
+
+def train(recipe: Recipe, cfg: Config, work_dir: str,
+          say: Callable[[str], None] = lambda text: None) -> str:
+    """Train a recipe in a fresh process; returns the folder of the run.
+
+    Args:
+        cfg: the recipe's config with its options; is changed.
+        work_dir: for the folder; an earlier run in it is replaced.
+        say: is told the progress, one line.
+
+    Raises:
+        GoldenError: the config has no fixed seed, or is not deterministic.
+        MissingData: a file that the config reads does not exist.
+        TrainingFailed: the training ended with an error.
+    """
+    randomness = cfg.get('randomness') or {}
+    for key, lacking in (('seed', randomness.get('seed') is None),
+                         ('deterministic', randomness.get('deterministic') is not True)):
+        if lacking:
+            raise GoldenError(f'{recipe.config}: randomness.{key}={randomness.get(key)!r}: a '
+                              'golden needs randomness = dict(seed=..., deterministic=True)')
+    prepare(cfg, (), recipe.full)
+    add_fingerprints(cfg, recipe.level)
+    without_evaluation(cfg)
+    without_checkpoints(cfg)
+    folder = os.path.abspath(os.path.join(work_dir, recipe.name))
+    shutil.rmtree(os.path.join(folder, FOLDER), ignore_errors=True)
+    os.makedirs(folder, exist_ok=True)
+    cfg.work_dir, cfg.resume = folder, False
+    path, log = os.path.join(folder, 'config.py'), os.path.join(folder, 'output.txt')
+    if os.path.exists(log):
+        os.remove(log)
+    cfg.dump(path)
+    env = {'PYTHONHASHSEED': '0', **one_thread_each()}
+    run = PlannedRun(recipe.name, folder, [
+        launch_of(Training(path, iterations=recipe.iterations), log, env)])
+    progress = RunsProgress([run], recipe.iterations, say)
+    run_all([run], 1, progress.show, progress.done)
+    return folder
+
+
+def record(recipe: Recipe, goldens: str, run: str) -> str:
+    """Keep the fingerprints of the run in the folder ``run``; returns the folder of its class.
+
+    Raises:
+        GoldenError: there is another recipe for this config, whose goldens would not fit.
+    """
+    folder = os.path.join(goldens, recipe.name)
+    path = os.path.join(folder, RECIPE)
+    if os.path.exists(path):
+        earlier = _read_recipe(path)
+        changed = [name for name in Recipe._fields
+                   if _plain(getattr(earlier, name)) != _plain(getattr(recipe, name))]
+        if changed:
+            raise GoldenError(
+                f'{path} has {changed[0]}={getattr(earlier, changed[0])!r}, and now it is '
+                f'{getattr(recipe, changed[0])!r}; record the same, or remove {folder} first')
+    facts = read_manifest(run).facts
+    into = os.path.join(folder, class_name(facts))
+    shutil.rmtree(into, ignore_errors=True)
+    os.makedirs(os.path.join(into, FOLDER))
+    _write(path, dict(kind='golden', format=FORMAT, **recipe._asdict()))
+    _write(os.path.join(into, FACTS), dict(kind='facts', format=FORMAT, facts=facts))
+    for name in os.listdir(os.path.join(run, FOLDER)):
+        if name.startswith('fingerprints'):
+            shutil.copyfile(os.path.join(run, FOLDER, name), os.path.join(into, FOLDER, name))
+    return into
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, (list, tuple)) else value
+
+
+def _write(path: str, content: Dict[str, Any]) -> None:
+    with open(path, 'w', encoding='utf-8') as file:
+        file.write(json.dumps(content, indent=1, default=str, sort_keys=True) + '\n')
+
+
+def check(recipe: Recipe, goldens: str, run: str) -> Checked:
+    """Compare the run in the folder ``run`` with the golden of its class.
+
+    Raises:
+        GoldenError: a file of the golden is missing or damaged.
+    """
+    facts = read_manifest(run).facts
+    name = class_name(facts)
+    folder = os.path.join(goldens, recipe.name)
+    golden = os.path.join(folder, name)
+    if not os.path.isdir(golden):
+        found = {one: differences(class_of(_facts(os.path.join(folder, one))), class_of(facts))
+                 for one in sorted(os.listdir(folder)) if os.path.isdir(os.path.join(folder, one))}
+        nearest = min(found, key=lambda one: len(found[one]), default='')
+        return Checked(recipe.name, name, None, facts=found.get(nearest, ()), nearest=nearest)
+    then = read_ranks(os.path.join(golden, FOLDER))
+    steps = then[0].steps if 0 in then else {}
+    if sorted(steps) != list(range(recipe.iterations)):
+        raise GoldenError(f'{golden}: has {len(steps)} of {recipe.iterations} iterations; record '
+                          'it again')
+    difference = compare_logs(then, read_ranks(os.path.join(run, FOLDER)), recipe.iterations)
+    return Checked(recipe.name, name, golden,
+                   recipe.iterations if difference is None else difference.iteration, difference,
+                   differences(_facts(golden), facts))
+
+
+def _facts(golden: str) -> Dict[str, Any]:
+    content = _json(os.path.join(golden, FACTS))
+    if not isinstance(content, dict) or not isinstance(content.get('facts'), dict):
+        raise GoldenError(f'{os.path.join(golden, FACTS)}: holds no facts')
+    return content['facts']

@@ -1,0 +1,178 @@
+"""Goldens: what is kept, what is compared, and what is said; prepared runs stand for processes."""
+import json
+import os
+import shutil
+
+import pytest
+from harness import Child
+from launches import folder_of, training_of
+from mmengine.config import Config
+from mmengine.runner import Runner
+from small_runs import config
+
+from mmrepro.cli.golden import main
+from mmrepro.demo.shipped_configs import demo_config
+from mmrepro.fingerprint.manifest import read_manifest
+from mmrepro.fingerprint.writer import Writer
+from mmrepro.runs import launcher
+from mmrepro.verify import golden as module
+
+
+@pytest.fixture(scope='module')
+def manifest(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('run')
+
+    def job():
+        Runner.from_cfg(config(folder, custom_hooks=[dict(type='FingerprintHook')])).train()
+
+    Child(job).result()
+    return read_manifest(str(folder)).content
+
+
+class Recorded:
+    """Stands for a process; ``facts`` and the iteration ``wrong`` are what a test changes."""
+
+    def __init__(self, launch):
+        self.launches.append(launch)
+        training, folder = training_of(launch), folder_of(launch)
+        writer = Writer(f'{folder}/mmrepro/fingerprints.rank0.jsonl')
+        writer.write(dict(kind='start', format=1, level='step', rank=0, world_size=1, iteration=0))
+        for i in range(training.iterations):
+            gradients = 'other' if self.wrong == i else 'same'
+            writer.write(dict(kind='step', iteration=i, epoch=0, gradients=gradients))
+        writer.close()
+        content = dict(self.manifest, facts={**self.manifest['facts'], **self.facts})
+        with open(f'{folder}/mmrepro/manifest.json', 'w') as file:
+            json.dump(content, file)
+
+    def poll(self):
+        return True
+
+    def kill(self):
+        pass
+
+
+@pytest.fixture
+def process(manifest, monkeypatch):
+    made = type('Made', (Recorded, ), dict(manifest=manifest, facts={}, wrong=None, launches=[]))
+    monkeypatch.setattr(launcher, 'LaunchedTraining', made)
+    monkeypatch.setattr(launcher, 'POLL', 0)
+    return made
+
+
+@pytest.fixture
+def run(data_root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    demo_config('faster-rcnn_r50_fpn', data_root).dump('detector.py')
+    return lambda *arguments: main(list(arguments))
+
+
+def test_the_same_bits(process, run, capsys, tmp_path):
+    assert run('record', 'detector.py', '--cfg-options', 'model.test_cfg.rcnn.score_thr=0.1') == 0
+    kept = os.path.join('goldens', 'detector')
+    assert sorted(os.listdir(kept))[-1] == 'recipe.json'
+    recipe = json.loads((tmp_path / kept / 'recipe.json').read_text())
+    assert recipe['config'] == 'detector.py' and recipe['iterations'] == 3
+    assert run('check') == 0
+    assert 'EQUAL: detector, 3 iterations' in capsys.readouterr().out
+    # the recorded options are those of the check; nothing is evaluated or saved
+    cfg = Config.fromfile(training_of(process.launches[1]).config)
+    assert cfg.model.test_cfg.rcnn.score_thr == .1 and cfg.val_cfg is None
+    assert training_of(process.launches[1]).iterations == 3
+    # on the same machine, it is recorded over
+    assert run('record', 'detector.py', '--cfg-options', 'model.test_cfg.rcnn.score_thr=0.1') == 0
+    assert len(os.listdir(kept)) == 2
+
+
+def test_a_difference_says_where_and_what_has_changed(process, run, capsys):
+    run('record', 'detector.py')
+    process.wrong, process.facts = 2, {'env.MKL_CBWR': 'COMPATIBLE', 'version.mmrepro': '9'}
+    capsys.readouterr()
+    assert run('check', 'detector.py') == 1
+    said = capsys.readouterr().out
+    assert 'DIFFERENT after 2 equal iterations: detector, iteration 2, gradients: same' in said
+    assert 'env.MKL_CBWR' in said and 'mmrepro compare goldens' in said
+    assert run('check', '--json') == 1
+    out = json.loads(capsys.readouterr().out)
+    assert out['goldens'][0]['difference']['iteration'] == 2 and out['exit_code'] == 1
+
+
+def test_another_class_of_machines_has_no_golden_until_it_is_recorded(process, run, capsys):
+    run('record', 'detector.py')
+    process.facts = {'hardware.cpu': 'slide rule'}
+    capsys.readouterr()
+    assert run('check') == 3
+    said = capsys.readouterr().out
+    assert 'NO GOLDEN for this machine: detector, slide-rule_torch-' in said
+    assert 'hardware.cpu' in said and 'the nearest is' in said
+    assert run('check', '--missing', 'pass') == 0
+    assert run('check') == 3
+    assert run('check', '--missing', 'record') == 0
+    assert run('check') == 0
+    process.facts = {}
+    assert run('check') == 0
+
+
+@pytest.mark.parametrize('name, value', [
+    ('version.torch', '1.0'), ('hardware.cpu_instructions', 'none'), ('torch.num_threads', 99),
+    ('version.numpy', '0')])
+def test_what_makes_another_class(manifest, name, value):
+    facts = manifest['facts']
+    assert name in facts
+    assert module.class_name({**facts, name: value}) != module.class_name(facts)
+
+
+@pytest.mark.parametrize('name', ['version.mmrepro', 'version.python', 'randomness.seed',
+                                  'env.PYTHONHASHSEED', 'version.driver'])
+def test_what_does_not(manifest, name):
+    facts = manifest['facts']
+    assert module.class_name({**facts, name: 'x'}) == module.class_name(facts)
+
+
+def test_what_cannot_be_used_is_one_clear_line(process, run, capsys, tmp_path):
+    def said(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            run(*arguments)
+        assert ended.value.code == 2
+        line, = [line for line in capsys.readouterr().err.splitlines() if 'golden: ' in line]
+        return line
+
+    assert 'goldens: no golden at all' in said('check')
+    assert 'record needs a config' in said('record')
+    assert 'no.py: no such config' in said('record', 'no.py')
+    assert '--iters 0: must be 1 or more' in said('record', 'detector.py', '--iters', '0')
+    assert 'randomness.seed=None: a golden needs' in said(
+        'record', 'detector.py', '--cfg-options', 'randomness.seed=None')
+    assert "randomness.deterministic='warn'" in said(
+        'record', 'detector.py', '--cfg-options', 'randomness.deterministic=warn')
+    run('record', 'detector.py')
+    assert 'no golden of other' in said('check', 'other.py')
+    assert '--iters is for record' in said('check', '--iters', '2')
+    assert 'recipe.json has iterations=3, and now it is 4' in said(
+        'record', 'detector.py', '--iters', '4')
+    golden = next((tmp_path / 'goldens' / 'detector').glob('*_torch-*'))
+    log = golden / 'mmrepro' / 'fingerprints.rank0.jsonl'
+    lines = log.read_text().splitlines(True)
+    log.write_text(''.join(lines[:-1]))
+    assert 'has 2 of 3 iterations; record it again' in said('check')
+    log.write_text(''.join(lines))
+    (golden / 'facts.json').write_text('{}')
+    assert 'facts.json: holds no facts' in said('check')
+    shutil.rmtree(golden)
+    (tmp_path / 'goldens' / 'detector' / 'recipe.json').write_text('{"kind": "x"}')
+    assert 'recipe.json: not a golden of format 1' in said('check')
+
+
+def test_the_goldens_of_the_repository_can_be_read():
+    """They are checked by CI, where there is one for its machine."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    recipes = module.read_recipes(os.path.join(root, 'goldens'))
+    for recipe in recipes:
+        assert os.path.isfile(os.path.join(root, recipe.config))
+
+
+@pytest.mark.nightly
+def test_in_real_processes(run, capsys):
+    assert run('record', 'detector.py', '--iters', '2') == 0
+    assert run('check') == 0
+    assert run('check', '--missing', 'fail') == 0
