@@ -29,8 +29,6 @@ KNOWN = (
     KnownError('builtins.FileNotFoundError', 'mmrepro.checkpoint.files', 'load'),
     # resumed with other settings, versions or hardware
     KnownError('mmrepro.facts.compatibility.ResumeError'),
-    # a step that was repeated
-    KnownError('mmrepro.step_check.report.StepDiffersError'),
     # an argument of one of our hooks, which refuse theirs in the constructor
     KnownError('builtins.ValueError', 'mmrepro.hooks.', '__init__'),
     # a provider of operators that is not installed

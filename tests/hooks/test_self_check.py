@@ -154,7 +154,7 @@ VARIANTS = {
     'no step seed': dict(randomness=dict(step_seed=False)),
     'checkpointed': dict(model='Checkpointed'),
     'by iterations': dict(train_cfg=dict(
-        _delete_=True, by_epoch=False, max_iters=8, val_interval=100)),
+        _delete_=True, by_epoch=False, max_iters=4, val_interval=100)),
 }
 
 

@@ -55,6 +55,9 @@ def main() -> None:
         cfg.optim_wrapper.merge(dict(type='AmpOptimWrapper', loss_scale=dict(init_scale=64.)))
     workers = copy.deepcopy(cfg)
     workers.train_dataloader.merge(dict(num_workers=2, persistent_workers=True))
+    if args.amp:
+        # and steps that are repeated, with a loss scale, change no bit either
+        workers.randomness.check_steps = 1
     saving = copy.deepcopy(cfg)
     saving.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False,
                                            max_keep_ckpts=-1)
