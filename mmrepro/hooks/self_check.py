@@ -27,7 +27,6 @@ class SelfCheckHook(Hook):
     priority = 99  # around the step that others watch
 
     def __init__(self) -> None:
-        self.enabled = True  # what compares whole runs turns it off
         self.steps = 0
         self._interval = 0
         self._not_repeated: Optional[str] = None  # why
@@ -35,8 +34,8 @@ class SelfCheckHook(Hook):
     def before_train(self, runner: Any) -> None:
         self.steps, self._interval = 0, runner.repro.check_steps
         self._not_repeated = None
-        if not self.enabled or not self._interval:
-            self._interval = 0
+        if not self._interval:
+            self._not_repeated = 'randomness.check_steps=0'
             return
         self._not_repeated = _obstacle(runner)
         if self._not_repeated:
@@ -47,7 +46,7 @@ class SelfCheckHook(Hook):
                 'before its first optimizer step is repeated')
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        if self._interval and not self._not_repeated and is_due(runner.iter, self._interval):
+        if not self._not_repeated and is_due(runner.iter, self._interval):
             # recorders leave out the passes that are thrown away
             paused = [hook.paused for hook in runner.hooks if hasattr(hook, 'paused')]
             around_next_step(runner.model, StepCheck(runner, paused, self._done))
@@ -59,8 +58,7 @@ class SelfCheckHook(Hook):
             runner.logger.warning(NOT_REPEATED.format(problem))
 
     def after_train(self, runner: Any) -> None:
-        if self.enabled:
-            runner.logger.info(self.summary(runner))
+        runner.logger.info(self.summary(runner))
 
     def counts(self, runner: Any) -> Dict[str, int]:
         """How many samples and steps this process and its workers have repeated."""
@@ -71,11 +69,12 @@ class SelfCheckHook(Hook):
         counts = self.counts(runner)
         text = (f'{counts["samples"]:,} samples and {counts["steps"]:,} steps were repeated: same '
                 'bits')
+        notes = []
+        if not runner.repro.check_samples:
+            notes.append('samples are not repeated: randomness.check_samples=0')
         if self._not_repeated:
-            text += f' ({NOT_REPEATED.format(self._not_repeated)})'
-        elif not self._interval:
-            text += f' ({NOT_REPEATED.format("randomness.check_steps=0")})'
-        return text
+            notes.append(NOT_REPEATED.format(self._not_repeated))
+        return f'{text} ({"; ".join(notes)})' if notes else text
 
 
 def is_due(iteration: int, interval: int) -> bool:

@@ -13,8 +13,8 @@ from .recording import RecordingPlan, attach
 __all__ = ['RunSpec', 'record', 'start', 'trainings_of']
 
 CHECKPOINT = 'localise.pth'  # of a run that is interrupted and resumed
-# a sample that does not repeat is what is looked for: it must not end the run
-SETTINGS = {'randomness.check_samples': 0}
+# a sample or step that does not repeat is what is looked for: it must not end the run
+SETTINGS = {'randomness.check_samples': 0, 'randomness.check_steps': 0}
 
 
 class RunSpec(NamedTuple):

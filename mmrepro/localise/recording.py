@@ -20,7 +20,6 @@ from ..distributed.unwrap import unwrap
 from ..fingerprint import run_state
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record, read_records, write_records
-from ..hooks.self_check import SelfCheckHook
 from ..runs.stopping import StopTraining
 from .sample_recorder import SampleRecorder, read_samples, tensors_of
 
@@ -49,9 +48,6 @@ def attach(runner: Any, plan: RecordingPlan) -> None:
 
     The run ends with :class:`~mmrepro.runs.stopping.StopTraining`, out of ``runner.train()``.
     """
-    for own in runner.hooks:
-        if isinstance(own, SelfCheckHook):
-            own.enabled = False  # a step that differs is what is looked for, in both runs
     hook = _RecordingHook(runner, plan)
     runner.register_hook(hook, priority=hook.priority)
     if plan.record is not None:
