@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ['DIFFERENT', 'DONE', 'MEANINGS', 'NOTHING_TO_COMPARE', 'PREEMPTED', 'READER_LEFT',
-           'USAGE', 'meaning']
+__all__ = ['DIFFERENT', 'DONE', 'INTERRUPTED', 'MEANINGS', 'NOTHING_TO_COMPARE', 'PREEMPTED',
+           'READER_LEFT', 'USAGE', 'meaning']
 
 DONE, DIFFERENT, USAGE, NOTHING_TO_COMPARE = 0, 1, 2, 3
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again later
+INTERRUPTED = 130  # what shells report of a program that ends by SIGINT: 128 + 2
 READER_LEFT = 141  # what shells report of a program that ends by SIGPIPE: 128 + 13
 
 MEANINGS = {
@@ -16,6 +17,7 @@ MEANINGS = {
     USAGE: 'wrong usage, or a setting that is not allowed',
     NOTHING_TO_COMPARE: 'no golden for this machine',
     PREEMPTED: 'pre-empted, with a checkpoint; the same command with --resume continues',
+    INTERRUPTED: 'interrupted by Ctrl-C (SIGINT)',
     READER_LEFT: 'the program that reads the output ended first',
 }
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-__all__ = ['listed', 'shorten']
+__all__ = ['duration', 'listed', 'shorten']
 
 
 def shorten(value: Any, width: int = 60) -> str:
@@ -14,6 +14,17 @@ def shorten(value: Any, width: int = 60) -> str:
     """
     text = str(value)
     return text if len(text) <= width else f'{text[:width - 3]}...'
+
+
+def duration(seconds: float) -> str:
+    """A time that a reader waits for.
+
+    >>> duration(50), duration(130), duration(9000)
+    ('50 s', '2 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f'{seconds:.0f} s'
+    return f'{seconds / 60:.0f} min' if seconds < 5400 else f'{seconds / 3600:.1f} h'
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

@@ -7,10 +7,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 if os.path.isfile(os.path.join(ROOT, 'mmrepro', '__init__.py')):
     sys.path.insert(0, ROOT)
 
-from mmrepro.cli import load  # noqa: E402
+from mmrepro import cli  # noqa: E402
 
 
 def run(script, *more):
     """Run the verb of a script's name; `more` are further arguments of its function."""
     verb = os.path.splitext(os.path.basename(script))[0]
-    sys.exit(load(verb)(sys.argv[1:], *more))
+    sys.exit(cli.run(verb, sys.argv[1:], *more))

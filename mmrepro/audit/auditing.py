@@ -11,6 +11,7 @@ from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tup
 
 from mmengine.config import Config
 
+from ..runs.config_files import ConfigError, read_config
 from .findings import CHANGES, SEVERITIES, AuditError, AuditFinding
 from .rules import RULES
 from .subject import Subject
@@ -57,19 +58,15 @@ def load(path: str, device: str = 'cpu', env: Optional[Mapping[str, str]] = None
         options: changes, as ``--cfg-options`` gives them.
 
     Raises:
-        AuditError: the file is missing or is not a config.
+        AuditError: the file is missing or is not a config, or an option does not fit it.
     """
     import torch
     path = find_config(path)
-    # what MMEngine's parser raises depends on what is wrong; any of it is about the file
     try:
-        cfg = Config.fromfile(path, import_custom_modules=False)
-        lazy = Config._is_lazy_import(path)
-    except Exception as error:
-        raise AuditError(f'{path} is not a config that MMEngine can read: '
-                         f'{type(error).__name__}: {error}') from error
-    if options:
-        cfg.merge_from_dict(dict(options))
+        cfg = read_config(path, options, imports=False)
+    except ConfigError as error:
+        raise AuditError(str(error)) from error
+    lazy = Config._is_lazy_import(path)
     version = tuple(int(part) for part in re.findall(r'\d+', torch.__version__)[:2])
     subject = Subject(cfg, device, os.environ if env is None else env, version, lazy)
     for name in subject.imports:

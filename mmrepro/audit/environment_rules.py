@@ -98,10 +98,11 @@ def source_hits(rule: str) -> Callable[[Subject], Hits]:
 
 
 def seeds_from_clock(s: Subject) -> Hits:
-    """A clock that ends up in a seed is worse than one in a log."""
+    """A clock or a process id that ends up in a seed or a value is worse than one in a log."""
     for source, hit in _hits(s, 'clock'):
         line = source.text.splitlines()[hit.line - 1]
-        severity = CHANGES if 'seed' in line.lower() else MAY if 'uuid' in line else None
+        severity = (CHANGES if hit.reaches or 'seed' in line.lower() else
+                    MAY if 'uuid' in line else None)
         yield Found(f'{source.path}:{hit.line}', hit.what, severity)
 
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator, NamedTuple, Optional, Tuple
+from typing import Callable, Collection, Iterator, NamedTuple, Optional, Set, Tuple
 
 __all__ = ['STATEFUL', 'StatefulClass', 'of_data_loading', 'states']
 
@@ -30,8 +30,14 @@ STATEFUL: Tuple[StatefulClass, ...] = (
 )
 
 
-def states(cls: ast.ClassDef) -> Iterator[Tuple[str, ast.AST, str]]:
-    """Yields ``(rule, node, 'method: self.attribute')`` for each attribute that a step changes."""
+def states(cls: ast.ClassDef,
+           shared: Collection[str] = ()) -> Iterator[Tuple[str, ast.AST, str]]:
+    """Yields ``(rule, node, what)`` for each attribute, or variable of the module, that a step
+    changes.
+
+    Args:
+        shared: names of the module's variables.
+    """
     kind = _kind(cls)
     if kind is None:
         return
@@ -43,11 +49,16 @@ def states(cls: ast.ClassDef) -> Iterator[Tuple[str, ast.AST, str]]:
     for method in cls.body:
         if isinstance(method, ast.FunctionDef) and method.name.startswith(kind.methods):
             said = {'', *safe}
+            own = _bound_in(method)
             for node in ast.walk(method):
-                name = _changed(node)
+                name = _changed(node, _self_attribute)
                 if name not in said:
                     said.add(name)
                     yield kind.rule, node, f'{method.name} changes self.{name}'
+                name = _changed(node, _variable)
+                if name in shared and name not in own and f'global {name}' not in said:
+                    said.add(f'global {name}')
+                    yield kind.rule, node, f'{method.name} changes {name} of the module'
 
 
 def _kind(cls: ast.ClassDef) -> Optional[StatefulClass]:
@@ -64,20 +75,39 @@ def of_data_loading(cls: ast.ClassDef) -> bool:
     return kind is not None and kind.rule == 'worker-state'
 
 
-def _changed(node: ast.AST) -> str:
-    """Attribute of ``self`` whose value after the node depends on its value before."""
+def _changed(node: ast.AST, named: Callable[[ast.AST], str]) -> str:
+    """What ``named`` calls the thing whose value after the node depends on its value before."""
     if isinstance(node, ast.AugAssign):
-        return _self_attribute(node.target)
+        return named(node.target)
     if isinstance(node, ast.Assign):
         for target in node.targets:
-            name = _self_attribute(target)
+            name = named(target)
             if name and (isinstance(target, ast.Subscript) or name in {
-                    _self_attribute(inner) for inner in ast.walk(node.value)}):
+                    named(inner) for inner in ast.walk(node.value)}):
                 return name
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) \
             and node.func.attr in _MUTATORS:
-        return _self_attribute(node.func.value)
+        return named(node.func.value)
     return ''
+
+
+def _bound_in(method: ast.FunctionDef) -> Set[str]:
+    """Names that belong to the method: its arguments, and what it binds without `global`."""
+    arguments = method.args
+    names = {one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    shared: Set[str] = set()
+    for node in ast.walk(method):
+        if isinstance(node, ast.Global):
+            shared.update(node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names - shared
+
+
+def _variable(node: ast.AST) -> str:
+    if isinstance(node, ast.Subscript):
+        return _variable(node.value)
+    return node.id if isinstance(node, ast.Name) else ''
 
 
 def _self_attribute(node: ast.AST) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from ..determinism.tables import FLAGS, PolicySettings
 
-__all__ = ['CALLS', 'LISTINGS', 'SETTINGS', 'SETTING_CALLS', 'CallPattern']
+__all__ = ['CALLS', 'LISTINGS', 'MEASURING', 'SETTINGS', 'SETTING_CALLS', 'CallPattern']
 
 
 class CallPattern(NamedTuple):
@@ -31,6 +31,10 @@ _MAKERS = {
     'numpy.random.Philox': np.random.Philox, 'numpy.random.RandomState': np.random.RandomState,
     'random.Random': random.Random, 'torch.Generator': torch.Generator,
 }
+
+# these serve to measure and to name files; they matter where they reach a value
+MEASURING = ('os.getpid', 'os.getppid', 'threading.get_ident', 'time.perf_counter',
+             'time.perf_counter_ns', 'time.monotonic', 'time.monotonic_ns', 'time.process_time')
 
 # rule, seeded, what is said of the call, names
 _GROUPS: Tuple[Tuple[str, Optional[bool], str, Tuple[str, ...]], ...] = (
@@ -54,10 +58,16 @@ _GROUPS: Tuple[Tuple[str, Optional[bool], str, Tuple[str, ...]], ...] = (
         'torch.cuda.manual_seed_all')),
     ('clock', None, 'different in every run', (
         'uuid.uuid1', 'uuid.uuid4', 'time.time', 'time.time_ns', 'datetime.datetime.now',
-        'datetime.datetime.utcnow', 'datetime.datetime.today')),
+        'datetime.datetime.utcnow', 'datetime.datetime.today', *MEASURING)),
     # results in the order in which threads or processes are done
     ('completion-order', None, 'in the order of completion', (
         'concurrent.futures.as_completed', 'asyncio.as_completed', '*.imap_unordered')),
+    # threads: which of them comes first is up to the operating system
+    ('own-threads', None, 'runs beside the others', (
+        'threading.Thread', 'threading.Timer', '_thread.start_new_thread', 'queue.Queue',
+        'queue.SimpleQueue', 'queue.LifoQueue', 'queue.PriorityQueue', 'multiprocessing.Queue',
+        'concurrent.futures.ThreadPoolExecutor', 'multiprocessing.pool.ThreadPool',
+        'multiprocessing.dummy.Pool')),
     ('uninitialised', None, 'holds what was there before', (
         'torch.empty', 'torch.empty_like', 'numpy.empty', 'numpy.empty_like', '*.new_empty')),
     ('hash-order', None, 'depends on PYTHONHASHSEED for strings, else on addresses', ('hash', )),

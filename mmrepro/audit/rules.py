@@ -174,6 +174,11 @@ RULES: Tuple[AuditRule, ...] = (
     AuditRule('completion-order', MAY, source_hits('completion-order'),
          'the order depends on which is done first', 'map(), which keeps the order',
          f'{_CAUSES} C20'),
+    AuditRule('own-threads', MAY, source_hits('own-threads'),
+         'the operating system decides which thread comes first, and a generator that one of them '
+         'draws from moves under the others',
+         'take results in the order in which the work was given out (map of an executor does), and '
+         'draw random numbers outside of threads', f'{_CAUSES} C20'),
     AuditRule('switches', CHANGES, source_hits('switches'),
          'changes a switch that determinism relies on, after mmrepro has set it',
          'remove it; randomness = dict(...) has keys for threads, precision, cuDNN',
@@ -183,7 +188,7 @@ RULES: Tuple[AuditRule, ...] = (
          'zeros; to find a read: randomness = dict(..., fill_uninitialized_memory=True)',
          f'{_CAUSES} harmless'),
     AuditRule('worker-state', MAY, source_hits('worker-state'),
-         'the attribute belongs to a worker: depends on their number and on a resume',
+         'it belongs to a worker: depends on their number and on a resume',
          'compute it from the sample, or once in __init__', f'{_CAUSES} B12'),
     AuditRule('kept-state', MAY, environment_rules.kept_state,
          'a checkpoint does not hold it, so a resumed run starts over',

@@ -6,19 +6,13 @@ import difflib
 from ..activation import REFUSED_RUNNERS
 from ..config import LEGACY_KEYS
 from ..distributed.ordered_reduction import ORDER_MATTERS_FROM
+from ..runs.config_files import TOP_LEVEL
 from ..text import shorten
 from .findings import CHANGES, HINT, MAY, Found, Hits, when
 from .subject import Subject, class_name
 
 # keys whose absence changes the run, whatever else the config says
 DECISIVE = ('randomness', 'custom_imports', 'env_cfg', 'resume', 'load_from')
-# what training reads of a config's top level. Without tta_pipeline, which train_pipeline is near
-KEYS = (*DECISIVE, 'model', 'work_dir', 'train_dataloader', 'val_dataloader', 'test_dataloader',
-        'train_cfg', 'val_cfg', 'test_cfg', 'auto_scale_lr', 'optim_wrapper', 'param_scheduler',
-        'val_evaluator', 'test_evaluator', 'default_hooks', 'custom_hooks', 'data_preprocessor',
-        'launcher', 'log_processor', 'log_level', 'visualizer', 'default_scope',
-        'experiment_name', 'runner_type', 'model_wrapper_cfg', 'find_unused_parameters',
-        'sync_bn', 'compile')
 # of difflib: two letters changed in eight; below it, names of variables in MMDetection's own
 # configs (conv_cfg) come near to keys
 SIMILAR = 0.82
@@ -89,7 +83,8 @@ def streams(s: Subject) -> Hits:
 def misspelt(s: Subject) -> Hits:
     """A key of a config that nothing reads, similar to one that is read."""
     for key in s.cfg:
-        near = [] if key in KEYS else difflib.get_close_matches(key, KEYS, n=1, cutoff=SIMILAR)
+        near = [] if key in TOP_LEVEL else difflib.get_close_matches(
+            key, TOP_LEVEL, n=1, cutoff=SIMILAR)
         # val_evaluator_small and preprocessor are variables of the config's own
         if near and not (key.startswith(f'{near[0]}_') or near[0].endswith(f'_{key}')):
             yield Found(key, f'{shorten(s.cfg[key])}; did you mean {near[0]}?',

@@ -11,7 +11,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Se
 from ..data.generators import GENERATORS
 from ..text import shorten
 from .kept_state import of_data_loading, states
-from .patterns import CALLS, LISTINGS, SETTING_CALLS, SETTINGS
+from .patterns import CALLS, LISTINGS, MEASURING, SETTING_CALLS, SETTINGS
+from .value_flow import reaches
 
 __all__ = ['Hit', 'SourceFile']
 
@@ -30,6 +31,7 @@ class Hit(NamedTuple):
     line: int
     what: str
     keyed: bool = False  # a generator that data loading finds and keys
+    reaches: str = ''  # where the result of a clock goes, if that is a value
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,16 @@ class SourceFile:
         for node, name in self._named_calls:
             seeded = not all(_is_one_of(value, (None, )) for value in _values(node))
             for row in CALLS:
-                if fnmatchcase(name, row.name) and row.seeded in (None, seeded) \
-                        and not self._harmless(row.rule, node):
-                    yield Hit(row.rule, node.lineno, f'{self.code(node)}: {row.what}',
+                if not fnmatchcase(name, row.name) or row.seeded not in (None, seeded) \
+                        or self._harmless(row.rule, node):
+                    continue
+                goes = reaches(node, self._function_of(node), self.full_name) \
+                    if row.rule == 'clock' else ''
+                if goes or name not in MEASURING:
+                    what = f'{row.what}, and it reaches {goes}' if goes else row.what
+                    yield Hit(row.rule, node.lineno, f'{self.code(node)}: {what}',
                               row.makes is not None and issubclass(row.makes, GENERATORS)
-                              and self._kept_in_data(node))
+                              and self._kept_in_data(node), goes)
 
     def _kept_in_data(self, node: ast.AST) -> bool:
         """Whether a constructor of data loading keeps the value in an attribute."""
@@ -240,10 +247,18 @@ class SourceFile:
             if name in SETTING_CALLS and not _is_one_of(first, SETTING_CALLS[name]):
                 yield Hit('switches', node.lineno, self.code(node))
 
+    @cached_property
+    def _module_values(self) -> Set[str]:
+        """Names that the module itself binds: variables, which all objects of a process share."""
+        return {target.id for node in self.tree.body
+                if isinstance(node, (ast.Assign, ast.AnnAssign))
+                for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+                if isinstance(target, ast.Name)}
+
     def _states(self) -> Iterator[Hit]:
         for cls in ast.walk(self.tree):
             if isinstance(cls, ast.ClassDef):
-                for rule, node, what in states(cls):
+                for rule, node, what in states(cls, self._module_values):
                     yield Hit(rule, node.lineno, f'{cls.name}.{what}')
 
 

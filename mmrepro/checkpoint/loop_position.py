@@ -1,6 +1,7 @@
 """Where in its loop a resumed run begins, and what MMEngine's loops do there."""
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Optional, Tuple
 
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
@@ -9,7 +10,7 @@ from ..data import placement_of
 from ..data.cursor import DataCursor, where
 from ..data.sampling_orders import is_endless
 
-__all__ = ['cursor_in_epoch', 'streams_problem', 'validation_is_due']
+__all__ = ['cursor_in_epoch', 'refusal_after', 'streams_problem', 'validation_is_due']
 
 
 def cursor_in_epoch(runner: Any, saved: Optional[DataCursor]) -> DataCursor:
@@ -61,3 +62,13 @@ def streams_problem(runner: Any, saved: Optional[DataCursor]) -> Optional[Tuple[
                 'one: what is left of it would be drawn anew',
                 'Resume from a checkpoint of the end of an epoch; or ')
     return None
+
+
+def refusal_after(runner: Any, iteration: int) -> str:
+    """Why a resume will refuse a checkpoint that ``runner`` writes after an iteration; or ''."""
+    if runner.repro.worker_seed == 'sample' or not runner.repro.resume_strict:
+        return ''
+    then = SimpleNamespace(repro=runner.repro, train_loop=runner.train_loop, iter=iteration,
+                           train_dataloader=runner.train_dataloader, epoch=runner.epoch)
+    problem = streams_problem(then, None)
+    return '' if problem is None else problem[0]

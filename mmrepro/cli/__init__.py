@@ -5,12 +5,12 @@ import difflib
 import importlib
 import os
 import sys
-from typing import Callable, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
-from ..exit_codes import DONE, MEANINGS, USAGE
+from ..exit_codes import DONE, INTERRUPTED, MEANINGS, USAGE
 from ..version import __version__
 
-__all__ = ['VERBS', 'load', 'main', 'program_name']
+__all__ = ['VERBS', 'load', 'main', 'program_name', 'run']
 
 
 # verb -> summary. Each is a module of this package, with a function `main(argv) -> exit code`
@@ -33,9 +33,28 @@ VERBS = {
 }
 
 
-def load(verb: str) -> Callable[[Optional[Sequence[str]]], int]:
+def load(verb: str) -> Callable[..., int]:
     """The function of a verb: takes the rest of the command line, returns an exit code."""
     return importlib.import_module(f'.{verb}', __package__).main
+
+
+# what goes on where it was interrupted
+CONTINUED = {
+    'train': '; the same command with --resume continues from the latest checkpoint',
+    'seeds': '; the same command continues',
+}
+
+
+def run(verb: str, argv: Optional[Sequence[str]] = None, *more: Any) -> int:
+    """Run a verb and return its exit code; Ctrl-C is one line, also while it is imported.
+
+    ``more`` are further arguments of the verb's function.
+    """
+    try:
+        return load(verb)(argv, *more)
+    except KeyboardInterrupt:
+        print(f'\n{program_name(verb)}: interrupted{CONTINUED.get(verb, "")}', file=sys.stderr)
+        return INTERRUPTED
 
 
 def usage() -> str:
@@ -68,4 +87,4 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print(f'mmrepro: unknown verb {arguments[0]!r}; {hint} (see mmrepro --help)',
               file=sys.stderr)
         return USAGE
-    return load(name)(rest)
+    return run(name, rest)

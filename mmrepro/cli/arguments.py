@@ -5,18 +5,15 @@ import argparse
 import functools
 import os
 import sys
-import warnings
-from typing import Any, Callable, NoReturn, Optional, Sequence
+from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence
 
-from mmengine.config import DictAction
+from mmengine.config import Config, DictAction
 
 from ..exit_codes import READER_LEFT, USAGE
+from ..runs.config_files import ADD, ConfigError, read_config
 from . import program_name
 
 __all__ = ['Options', 'OptionsAsGiven', 'Parser', 'quiet_when_reader_leaves', 'setting']
-
-# mmengine imports it for every base of another package; nothing that the reader could change
-warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,7 +32,8 @@ class Parser(argparse.ArgumentParser):
     def add_config_options(self, text: str = 'change settings of the config',
                            action: Any = None, default: Any = None) -> None:
         self.add_argument('--cfg-options', nargs='+', action=action or Options, default=default,
-                          metavar='KEY=VALUE', help=text)
+                          metavar='KEY=VALUE', help=f'{text}; {ADD}KEY=VALUE adds a key that '
+                          'resembles another one')
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._parsing = True
@@ -53,6 +51,13 @@ class Parser(argparse.ArgumentParser):
         if not os.path.isfile(path):
             self.error(f'{path}: no such config')
         return path
+
+    def read_config(self, path: str, options: Optional[Mapping[str, Any]] = None) -> Config:
+        """The config with the changes of a command line, or one line about what is wrong."""
+        try:
+            return read_config(self.existing_config(path), options)
+        except ConfigError as error:
+            self.error(str(error))
 
     def existing_checkpoint(self, path: str) -> str:
         """Refuse a path that does not exist; returns it. An address is not looked at."""
@@ -73,6 +78,14 @@ class Parser(argparse.ArgumentParser):
             os.makedirs(path, exist_ok=True)
         except OSError as error:
             self.error(f'{option} {path}: cannot be made: {error.strerror}')
+        if not os.access(path, os.W_OK):
+            self.error(f'{option} {path}: cannot be written to')
+        return path
+
+
+    def make_folder_of(self, path: str, option: str) -> str:
+        """Make the folder of the file that an option names, unless it is there."""
+        self.make_folder(os.path.dirname(path) or '.', f'{option} {path}: the folder')
         return path
 
 

@@ -42,13 +42,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                         'torch has CUDA)')
     parser.add_config_options()
     args = parser.parse_args(argv)
-    parser.existing_config(args.config)
+    config = parser.read_config(args.config, args.cfg_options)
+    if args.json:
+        parser.make_folder_of(args.json, '--json')
     if os.path.isdir(args.work_dir) and os.listdir(args.work_dir):
         parser.error(f'--work-dir {args.work_dir}: is not empty, and a run that finds '
                      'checkpoints resumes')
     parser.make_folder(args.work_dir)
-    config = Config.fromfile(args.config)
-    config.merge_from_dict(args.cfg_options or {})
     prepare(config, args.interval)
     workers = config.train_dataloader.get('num_workers', 0)
     possible = allowed(args.ranks, workers)

@@ -6,8 +6,6 @@ import math
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from mmengine.config import Config
-
 from ..audit.auditing import find_config
 from ..report.comparison import Comparison, compare_runs, manifest_differences
 from ..report.comparison_plots import draw
@@ -17,6 +15,7 @@ from ..report.publish import publish, write_files
 from ..report.run_view import RunError, load_run
 from ..report.terminal import console, table
 from ..report.weight_distances import checkpoint_distances
+from ..runs.config_files import read_config
 from ..text import shorten
 from .arguments import Parser, quiet_when_reader_leaves
 
@@ -74,11 +73,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument('--no-weights', action='store_true',
                         help='leave checkpoints unread (they are large)')
     args = parser.parse_args(argv)
+    if args.out:
+        parser.make_folder(args.out, '--out')
     try:
         found = compare(args.run_a, args.run_b, weights=not args.no_weights)
         written = write(found, args.out) if args.out else {}
         if args.publish:
-            cfg = Config.fromfile(find_config(args.publish), import_custom_modules=False)
+            cfg = read_config(find_config(args.publish), imports=False)
             folder = args.out or found.b.path
             names = publish(cfg, folder, 'mmrepro/compare', scalars(found), draw(found))
             if not names:

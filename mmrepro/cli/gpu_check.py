@@ -1,7 +1,6 @@
 """``mmrepro gpu_check``: does training repeat on this device, and at what cost?"""
 from __future__ import annotations
 
-import argparse
 import sys
 from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, Optional, Sequence
@@ -15,7 +14,7 @@ __all__ = ['main']
 _CHECKOUT = 'single operators are checked from a checkout of mmrepro, with tools/gpu_check.py'
 
 
-def _parser(operators: Mapping[str, Any]) -> argparse.ArgumentParser:
+def _parser(operators: Mapping[str, Any]) -> Parser:
     name = program_name('gpu_check')
     parser = Parser(
         'gpu_check',
@@ -49,6 +48,7 @@ def main(arguments: Optional[Sequence[str]] = None,
     """
     parser = _parser(operators)
     args = parser.parse_args(arguments)
+    parser.make_folder(args.out, '--out')
     import torch
     if args.device == 'cuda' and not torch.cuda.is_available():
         print('gpu_check: this torch sees no CUDA device; --device cpu runs the same code on the '

@@ -8,8 +8,6 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from mmengine.config import Config
-
 from ..audit.auditing import find_config
 from ..exit_codes import DIFFERENT, DONE, USAGE
 from ..report import seeds_report, variance
@@ -31,6 +29,8 @@ from ..report.seed_runs import (
 )
 from ..report.stats import MissingStatistics
 from ..report.terminal import console
+from ..runs.config_files import read_config
+from ..text import duration
 from .arguments import OptionsAsGiven, Parser, quiet_when_reader_leaves
 
 __all__ = ['main']
@@ -101,9 +101,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except (ValueError, MissingPlots, MissingStatistics, OSError) as error:
         print(f'{parser.prog}: {error}', file=sys.stderr)
         return USAGE
-    except KeyboardInterrupt:
-        _say('stopped; the same command continues')
-        return USAGE
     code = DIFFERENT if found.answer is False else DONE
     if args.json:
         print(json.dumps(dict(exit_code=code, written=written, **found.as_dict()), indent=2))
@@ -173,7 +170,7 @@ def _results(jobs: List[SeedJob], report_only: bool) -> Dict[SeedJob, Dict[str, 
         _say(f'{done} of {len(jobs)} runs are there already')
     took: List[float] = []
     for number, job in enumerate(todo, 1):
-        left = f', about {_minutes(sum(took) / len(took) * (len(todo) - number + 1))} left' \
+        left = f', about {duration(sum(took) / len(took) * (len(todo) - number + 1))} left' \
             if took else ''
         _say(f'run {number} of {len(todo)}: {job.name}{left} '
              f'(log: {os.path.join(job.folder, "seed.log")})')
@@ -181,12 +178,6 @@ def _results(jobs: List[SeedJob], report_only: bool) -> Dict[SeedJob, Dict[str, 
         results[job] = run_job(job)
         took.append(time.monotonic() - start)
     return results
-
-
-def _minutes(seconds: float) -> str:
-    if seconds < 90:
-        return f'{seconds:.0f} s'
-    return f'{seconds / 60:.0f} min' if seconds < 5400 else f'{seconds / 3600:.1f} h'
 
 
 def _say(text: str) -> None:
@@ -200,7 +191,6 @@ def _write(args: argparse.Namespace, view: Any, found: Any) -> List[str]:
         'seeds.json': json.dumps(found.as_dict(), indent=1).encode()})
     if args.config is None:
         return written
-    cfg = Config.fromfile(find_config(args.config), import_custom_modules=False)
-    cfg.merge_from_dict(args.cfg_options or {})
+    cfg = read_config(find_config(args.config), args.cfg_options, imports=False)
     backends = publish(cfg, args.work_dir, 'mmrepro/seeds', view.scalars(found), {'plot': drawn})
     return written + [f'scalars and the plot to {name}' for name in backends]

@@ -25,6 +25,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_number('--iters', 4, 'N', 'iterations of the uninterrupted runs')
     parser.add_argument('--json', metavar='FILE', help='write the outcome to a file')
     args = parser.parse_args(argv)
+    if args.json:
+        parser.make_folder_of(args.json, '--json')
     if not 0 < args.at < args.iters:
         parser.error(f'--at {args.at} --iters {args.iters}: 0 < K < N is needed')
 

@@ -22,6 +22,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parser.parse_args(argv)
     if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
         parser.error(f'--out {args.out}: the name must end in .pkl or .pickle')
+    if args.out is not None:
+        parser.make_folder_of(args.out, '--out')
     cfg = load(args, parser)
     cfg.load_from = parser.existing_checkpoint(args.checkpoint)
     if args.show or args.show_dir:

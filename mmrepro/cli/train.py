@@ -5,6 +5,7 @@ from typing import Optional, Sequence
 
 from ..fingerprint.schema import LEVELS
 from ..runs.config_edits import add_fingerprints, scale_learning_rate
+from ..runs.config_files import ConfigError
 from .known_errors import one_line
 from .training_arguments import build, fingerprint_level, load, training_parser
 
@@ -30,7 +31,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.loss_scale = 'dynamic'
     if args.auto_scale_lr:
-        scale_learning_rate(cfg)
+        try:
+            scale_learning_rate(cfg)
+        except ConfigError as error:
+            parser.error(str(error))
     if args.resume is not None:
         cfg.resume = True
         cfg.load_from = (None if args.resume == 'auto'

@@ -8,6 +8,7 @@ from typing import Any
 from mmengine.config import Config
 
 from ..fingerprint.schema import LEVELS
+from ..runs.config_files import without_mark
 from ..runs.startup import build_runner, restart_for
 from .arguments import Parser
 from .known_errors import one_line
@@ -61,16 +62,15 @@ def _one_of(text: str, values: dict) -> Any:
 def load(args: argparse.Namespace, parser: Parser) -> Config:
     """The config with the command line in it; may start this process again."""
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    cfg = Config.fromfile(parser.existing_config(args.config))
-    cfg.launcher = args.launcher
-    options = args.cfg_options or {}
+    options = without_mark(args.cfg_options or {})
     asked = {key: getattr(args, key) for key in RANDOMNESS_ARGUMENTS}
     for key, value in asked.items():
         other = options.get(f'randomness.{key}', value)
         if value is not None and other != value:
             parser.error(f'--{key.replace("_", "-")} says {value!r} and --cfg-options '
                          f'randomness.{key} says {other!r}; give one of them')
-    cfg.merge_from_dict(options)
+    cfg = parser.read_config(args.config, args.cfg_options)
+    cfg.launcher = args.launcher
     given = {key: value for key, value in asked.items() if value is not None}
     if given:
         cfg.randomness = dict(cfg.get('randomness') or {}, **given)

@@ -8,8 +8,6 @@ import sys
 import time
 from typing import Optional, Sequence
 
-from mmengine.config import Config
-
 from ..demo import use_data, write_dataset
 from ..exit_codes import DIFFERENT, DONE
 from ..fingerprint.reader import FingerprintError
@@ -19,13 +17,21 @@ from ..report.terminal import show
 from ..runs.launcher import TrainingFailed, one_thread_each
 from ..runs.progress import ProgressLine
 from ..runs.reduction import MissingData
-from ..verify.variations import VARIATIONS, VariationResult, prepare, verify
+from ..verify.variations import (
+    USUAL,
+    VARIATIONS,
+    VariationResult,
+    prepare,
+    reference_of,
+    verify,
+)
 from .arguments import Parser, quiet_when_reader_leaves
 
 __all__ = ['certificate', 'main']
 
 ITERATIONS = 5
 DEMO_DATA = 'data/demo'
+ALL = 'all'  # of --vary
 # variations that are events of a run, not changes of its config: parameters of localise_config
 EVENTS = {'resume': 'resume_b', 'validation': 'validate_b'}
 
@@ -37,12 +43,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         'verify', 'Train a config in several fresh processes, varying what must not matter, and '
         'compare the bits.',
         'variations:\n' + '\n'.join(
-            f'  {name:<10}  {one.title}' for name, one in VARIATIONS.items())
+            f'  {name:<10}  {one.title}{"" if name in USUAL else " (not by default)"}'
+            for name, one in VARIATIONS.items())
         + '\n\nexample:\n  mmrepro verify configs/demo/faster-rcnn_r50_fpn_demo.py --demo-data')
     parser.add_argument('config', metavar='CONFIG')
     parser.add_number('--iters', ITERATIONS, 'N', 'iterations of each run')
     parser.add_argument('--vary', metavar='NAME,...',
-                        help=f'what to vary (default: {",".join(VARIATIONS)})')
+                        help=f'what to vary, or all (default: {",".join(USUAL)})')
     parser.add_argument('--full', action='store_true',
                         help='images, batch and weights as in the config')
     parser.add_argument('--level', choices=('step', 'parameter', 'module'), default='step',
@@ -59,12 +66,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument('--work-dir', default='work_dirs/verify', metavar='DIR',
                         help='for logs and fingerprints (default: work_dirs/verify)')
     args = parser.parse_args(argv)
-    names = list(VARIATIONS) if args.vary is None else list(dict.fromkeys(
-        name.strip() for name in args.vary.split(',') if name.strip()))
+    given = ','.join(USUAL) if args.vary is None else args.vary
+    names = list(VARIATIONS) if given.strip() == ALL else list(dict.fromkeys(
+        name.strip() for name in given.split(',') if name.strip()))
     unknown = [name for name in names if name not in VARIATIONS]
     if unknown or not names:
         parser.error(f'--vary {args.vary}: {", ".join(unknown) or "nothing"} is not allowed; '
-                     f'allowed: {",".join(VARIATIONS)}')
+                     f'allowed: {",".join(VARIATIONS)}, or {ALL}')
     parser.check_least(args, iters=1, jobs=1)
     cfg, notes = _load(args, names, parser)
     threads = int(one_thread_each()['OMP_NUM_THREADS'])
@@ -88,7 +96,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     found = _localise(results, args.work_dir, args.iters) if args.localise else None
     if args.json:
         variations = [dict(name=result.name, title=result.title, equal=result.equal,
-                           skipped=result.skipped or None,
+                           skipped=result.skipped or None, remark=result.remark or None,
                            difference=result.difference.as_dict() if result.difference else None)
                       for result in results]
         print(json.dumps(dict(
@@ -102,17 +110,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _load(args: argparse.Namespace, names: Sequence[str], parser: Parser) -> tuple:
     """The config to verify, and what was done to it."""
-    parser.existing_config(args.config)
     notes = []
+    cfg = parser.read_config(args.config, args.cfg_options)
     try:
-        cfg = Config.fromfile(args.config)
-        cfg.merge_from_dict(args.cfg_options or {})
         if args.demo_data is not None:
             write_dataset(args.demo_data)
             use_data(cfg, os.path.abspath(args.demo_data))
             notes.append(f'data: the demonstration dataset in {args.demo_data}')
         return cfg, notes + prepare(cfg, names, args.full)
-    except (MissingData, OSError, KeyError, SyntaxError, ImportError) as error:
+    except (MissingData, OSError, KeyError, ImportError) as error:
         parser.error(f'{args.config}: {error}')
 
 
@@ -122,7 +128,11 @@ def _localise(results: Sequence[VariationResult], work_dir: str,
     name = next((result.name for result in results if result.difference is not None), None)
     if name is None:
         return None
-    reference, other = (os.path.join(work_dir, which) for which in ('reference', name))
+    if VARIATIONS[name].prepare or VARIATIONS[name].elsewhere:
+        print(f'\n{name}: mmrepro localise cannot repeat what surrounds this run; the first field '
+              'that differs says where to look (docs/how-to/my-runs-differ.md)', file=sys.stderr)
+        return None
+    reference, other = (os.path.join(work_dir, which) for which in (reference_of(name), name))
     folder = entry.unused_folder(os.path.join(work_dir, 'localise'))
     os.makedirs(folder, exist_ok=True)
     try:
@@ -146,18 +156,21 @@ def certificate(config: str, results: Sequence[VariationResult], notes: Sequence
     width = max(len(result.title) for result in results)
     lines = [f'{config}', *(f'  {note}' for note in notes), '']
     for result in results:
-        verdict = (f'not run: {result.skipped}' if result.skipped else 'equal' if result.equal
-                   else f'DIFFERENT  {result.difference.text()}')
+        verdict = (f'not run: {result.skipped}' if result.skipped else
+                   f'DIFFERENT  {result.difference.text()}' if not result.equal else
+                   f'equal ({result.remark})' if result.remark else 'equal')
         lines.append(f'  {result.name:<10}  {result.title:<{width}}  {verdict}')
     different = [result for result in results if result.difference is not None]
     if different:
         lines += ['', f'DIFFERENT BITS in {len(different)} of {len(results)} variations. Both '
                   f'runs are in {work_dir}; to see them side by side:',
-                  f'  mmrepro compare {os.path.join(work_dir, "reference")} '
+                  f'  mmrepro compare {os.path.join(work_dir, reference_of(different[0].name))} '
                   f'{os.path.join(work_dir, different[0].name)}']
     elif any(result.equal for result in results):
         lines += ['', 'SAME BITS: batches, losses, gradients, parameters, buffers and optimizer '
-                  'state agree after every iteration']
+                  'state agree after every iteration'
+                  + ('; with other instruction sets, batches do' if any(
+                      result.remark for result in results) else '')]
     else:
         lines += ['', 'NOTHING WAS COMPARED']
     return '\n'.join(lines)

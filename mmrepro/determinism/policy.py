@@ -40,6 +40,12 @@ _BENCHMARK = (
     'randomness=dict(deterministic=False). Accepted: False.')
 
 
+_HASH_SEED = (
+    'PYTHONHASHSEED is not set, so sets of strings have another order in every process. mmrepro '
+    'keeps the order where MMDetection uses one; for code of your own, export PYTHONHASHSEED=0 '
+    'before Python starts (mmrepro train does it by itself).')
+
+
 class DeterminismError(ValueError):
     """A setting contradicts the determinism that was asked for."""
 
@@ -136,7 +142,9 @@ def enable(mode: Mode = True,
         _restore(baseline)
         raise
     _active = baseline, report
-    for text in said:
+    # a start by `mmrepro train` has it; of several ranks, one says so
+    unseeded = mode and 'PYTHONHASHSEED' not in env
+    for text in (*said, *([_HASH_SEED] if unseeded and env.get('RANK', '0') == '0' else ())):
         if text not in _said:
             _said.add(text)
             _logger.warning(text)

@@ -97,6 +97,10 @@ CAUSES: Tuple[Cause, ...] = (
           'own copy, and a resumed run starts over.',
           'Compute the value from the sample alone, or from the iteration or epoch.',
           lambda c: c.transform_values()),
+    Cause('threads in a transform', lambda c: c.in_transform and c.calls('thread'),
+          'The transform starts threads, and the operating system decides which comes first.',
+          'Collect the results in the order in which the work was given out (map() of an executor '
+          'does), and let no thread draw random numbers.', lambda c: c.calls('thread')),
     Cause('noise in a transform', lambda c: c.in_transform and c.kind == 'output',
           'The transform returns a different result for the same input and the same state of the '
           'global generators.',
@@ -150,7 +154,7 @@ CAUSES: Tuple[Cause, ...] = (
           'Weights, buffers or optimizer state changed between two recorded moments, through no '
           'operator and no hook.',
           'Look for code that writes through NumPy or pointers, and for threads.',
-          lambda c: c.state_names()[:STATE_SHOWN]),
+          lambda c: [*c.state_names()[:STATE_SHOWN], *c.calls_anywhere('thread')]),
     # --- operators -----------------------------------------------------------------------------
     Cause('uninitialised memory', lambda c: c.kind == 'output' and UNINITIALIZED in c.record.labels,
           'The operator reads memory that torch.empty or a similar function allocated and nothing '
@@ -176,6 +180,10 @@ CAUSES: Tuple[Cause, ...] = (
           lambda c: c.from_outside and c.differs('validated') and not (
               c.calls('entropy') or c.calls('clock')),
           'A value differs after a validation.', FIX_VALIDATION, OUTSIDE),
+    Cause('same tensors in another order', lambda c: c.reordered,
+          'Both runs give the operator the same tensors, one after the other, in another order: '
+          'they come from a set, whose order follows memory addresses.',
+          'Keep them in a list, or in a dict, which keep the order of insertion.'),
     Cause('entropy',
           lambda c: c.from_outside and (
               c.calls('entropy') or c.calls('a generator is seeded')),
@@ -203,7 +211,8 @@ CAUSES: Tuple[Cause, ...] = (
     Cause('buffer or parameter changed outside of operators',
           lambda c: c.kind == 'input' and c.labels(),
           'A parameter or buffer differs, and no recorded operator wrote it.',
-          'Look for writes through NumPy, .data_ptr() or another thread.', lambda c: c.labels()),
+          'Look for writes through NumPy, .data_ptr() or another thread.',
+          lambda c: [*c.labels(), *c.calls_anywhere('thread')]),
     Cause('hash order', lambda c: c.from_outside and c.differs(HASHSEED),
           'The value comes from Python code and depends on PYTHONHASHSEED: the order of a set, or '
           'hash() of a string.', 'Sort the set, or set PYTHONHASHSEED.', OUTSIDE),
@@ -213,6 +222,11 @@ CAUSES: Tuple[Cause, ...] = (
     Cause('clock', lambda c: c.from_outside and c.earlier_calls('clock'),
           'The function that passes the value on had read the clock.', FIX_CLOCK,
           lambda c: [*c.outside_sources(), *c.earlier_calls('clock')]),
+    Cause('threads', lambda c: c.from_outside and (c.calls('thread') or c.earlier_calls('thread')),
+          'The value comes from code that starts threads, and the operating system decides which '
+          'comes first.',
+          'Wait for all of them, and combine their results in the order in which they started.',
+          lambda c: [*c.outside_sources(), *c.earlier_calls('thread')]),
     Cause('number from Python', lambda c: c.kind == 'argument',
           'Python code passed a different number to the operator.',
           'Follow the Python calls: which value does this line compute, and from what?', OUTSIDE),
@@ -244,7 +258,8 @@ CAUSES: Tuple[Cause, ...] = (
     Cause('operator', lambda c: True,
           'The operator returns a different result for the same bits.',
           'Possible reasons: a kernel without a fixed order of additions, a race, or a custom '
-          'operator with state. See docs/explanation/causes.md, and report it with these shapes.'),
+          'operator with state. See docs/explanation/causes.md, and report it with these shapes.',
+          lambda c: [*c.calls('clock'), *c.calls_anywhere('thread')]),
 )
 
 

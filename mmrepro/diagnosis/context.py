@@ -56,6 +56,26 @@ class DifferenceContext:
         return [call for record in (self.a, self.b) if record is not None
                 for call in record.calls if call.startswith(source)]
 
+    def calls_anywhere(self, source: str) -> List[str]:
+        """Calls that asked ``source`` at any time in what was recorded."""
+        return list(dict.fromkeys(call for stream in self.streams for record in stream
+                                  for call in record.calls if call.startswith(source)))
+
+    @property
+    def reordered(self) -> bool:
+        """Whether both runs use the same tensors here, in another order."""
+        if self.kind != 'input' or self.a is None or self.b is None:
+            return False
+        if sorted(self.a.inputs) == sorted(self.b.inputs):
+            return True
+        differing = [{record.inputs[i] for i in self.found.which} for record in (self.a, self.b)]
+        # one after the other, by the same line: both meet all of them
+        later = [{one for other in stream[number:] if _same_line(other, record)
+                  for one in other.inputs}
+                 for stream, number, record in zip(
+                     self.streams, (self.found.a, self.found.b), (self.a, self.b))]
+        return differing[0] <= later[1] and differing[1] <= later[0]
+
     def earlier_calls(self, source: str) -> List[str]:
         """Calls that asked ``source`` earlier in the function that now passes the value on.
 
@@ -144,6 +164,11 @@ class DifferenceContext:
                                      (self.streams[0], moved.a, self.found.extra_a)):
             mover = next((stream[n] for n in extra if n >= start and stream[n].drew), mover)
         return ' '.join(filter(None, (mover.phase, mover.path, mover.name)))
+
+
+def _same_line(a: Record, b: Record) -> bool:
+    return (a.phase, a.path, a.name, useful_calls(a.stack)[:1]) == (
+        b.phase, b.path, b.name, useful_calls(b.stack)[:1])
 
 
 def _named(texts: Iterable[str]) -> Dict[str, str]:

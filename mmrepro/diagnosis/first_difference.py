@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from ..fingerprint.records import Record, useful_calls
-from .alignment import first_difference
+from .alignment import StreamDifference, first_difference
 from .causes import find_cause
 from .context import DifferenceContext
 
@@ -20,6 +21,8 @@ STATES = {
     'state before the hook': 'before {}',
     'state after the hook': 'in {}',
 }
+FIRST_STATE = next(iter(STATES))
+BEGINS = re.compile(r'\._?before_(train_)?(epoch|iter)$')  # hooks that open an iteration
 KINDS = {
     'output': 'the inputs agree, the result differs',
     'argument': 'the tensors agree, an argument differs',
@@ -104,9 +107,18 @@ def diagnose(iteration: int, rank: int, a: Sequence[Record],
                   for run, stream, numbers in (('A', a, found.extra_a), ('B', b, found.extra_b))
                   for r in (stream[n] for n in numbers[:10]))
     return Diagnosis(
-        iteration, rank, found.kind, record.phase, record.path, record.name, record.shapes,
-        _differing(context), record.stack, cause.name, cause.why, cause.fix, tuple(evidence),
-        _sample(context), context.mover(), extra, _number(found.a, a), _number(found.b, b))
+        iteration - _before_the_iteration(found, a, b), rank, found.kind, record.phase,
+        record.path, record.name, record.shapes, _differing(context), record.stack, cause.name,
+        cause.why, cause.fix, tuple(evidence), _sample(context), context.mover(), extra,
+        _number(found.a, a), _number(found.b, b))
+
+
+def _before_the_iteration(found: StreamDifference, a: Sequence[Record],
+                          b: Sequence[Record]) -> bool:
+    """Whether a hook that ran at the end of the iteration before is what differs."""
+    number, stream = (found.a, a) if found.a is not None else (found.b, b)
+    return stream[number].phase == 'hook' and not BEGINS.search(stream[number].path) and any(
+        record.phase == 'start' and record.name == FIRST_STATE for record in stream[number:])
 
 
 def _number(number: Optional[int], stream: Sequence[Record]) -> Optional[int]:

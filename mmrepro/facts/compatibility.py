@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import fnmatch
 import textwrap
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-__all__ = ['CHANGES', 'HARMLESS', 'RULES', 'FactDifference', 'ResumeError', 'differences',
-           'severity', 'table']
+__all__ = ['ATTACHED', 'CHANGES', 'HARMLESS', 'RULES', 'FactDifference', 'ResumeError',
+           'differences', 'severity', 'table']
 
 CHANGES, HARMLESS = 'changes bits', 'harmless'
+ATTACHED = 'mmrepro'  # a fact of comparisons: whether mmrepro ran the training
 
 MAX_ROWS = 40  # of a table; the rest is counted
 _ABSENT = '(not set)'
@@ -55,16 +56,34 @@ def _averages_at_validation(facts: Mapping[str, Any]) -> bool:
     return 'SyncNormHook' in hooks or ('SyncBuffersHook' in hooks and not by_epoch)
 
 
+def _without_mmrepro(facts: Mapping[str, Any]) -> bool:
+    """Of a run of stock MMEngine, as the comparison of two runs notes it."""
+    return facts.get(ATTACHED) is False
+
+
+class Condition(NamedTuple):
+    """Under which a fact matters, and why it does not otherwise."""
+    holds: Callable[[Mapping[str, Any]], bool]
+    otherwise: str
+
+
 CONDITIONS = {
-    'cuda': lambda facts: facts.get('hardware.gpu') is not None,
-    'ranks': lambda facts: facts.get('world_size', 1) > 1,
-    'worker streams': lambda facts: facts.get('randomness.worker_seed', 'sample') != 'sample',
-    'metrics': _reacts_to_metrics,
-    'validation': lambda facts: _reacts_to_metrics(facts) or _averages_at_validation(facts),
+    'cuda': Condition(lambda facts: facts.get('hardware.gpu') is not None, 'no GPU is used'),
+    'ranks': Condition(lambda facts: facts.get('world_size', 1) > 1, 'there is one rank'),
+    'worker streams': Condition(
+        lambda facts: _without_mmrepro(facts)
+        or facts.get('randomness.worker_seed', 'sample') != 'sample',
+        'each sample has a stream of its own'),
+    'stock': Condition(_without_mmrepro, 'no order comes from hashes'),
+    'metrics': Condition(_reacts_to_metrics, 'training does not react to metrics'),
+    'validation': Condition(
+        lambda facts: _without_mmrepro(facts) or _reacts_to_metrics(facts)
+        or _averages_at_validation(facts), 'training does not react to validation'),
 }
 
 # patterns and the other fields of FactRule; the first pattern that matches counts
 _ROWS: Tuple[Tuple[str, ...], ...] = (
+    (ATTACHED, CHANGES, 'other random numbers and kernels: bits cannot agree'),
     ('randomness.seed', CHANGES, 'different order of data, different random numbers'),
     ('randomness.resume_strict', HARMLESS, ''),
     ('randomness.check_* randomness.nonrepeatable_datasets', HARMLESS, 'checks change no bit'),
@@ -92,7 +111,7 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
     ('torch.utils.deterministic.fill_uninitialized_memory', HARMLESS,
      'only code that reads memory before it writes it can tell'),
     ('torch.*', CHANGES, 'different kernels'),
-    ('env.PYTHONHASHSEED', HARMLESS, 'no order comes from hashes'),
+    ('env.PYTHONHASHSEED', CHANGES, 'sets of strings have another order', 'stock'),
     ('env.O*_NUM_THREADS env.MKL_NUM_THREADS', HARMLESS,
      'the number of threads is compared by itself'),
     ('env.CUDA_LAUNCH_BLOCKING', HARMLESS, 'speed only'),
@@ -108,7 +127,8 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
     ('config.train_cfg.max_*', CHANGES,
      'the run ends elsewhere; schedules and hooks that count from the end move'),
     ('config.train_cfg.val_* config.train_cfg.dynamic_intervals* config.val_cfg*', CHANGES,
-     'training reacts to metrics, or to averages of BatchNorm over ranks', 'validation'),
+     'validation moves the generators of a stock run; training reacts to metrics, or to averages '
+     'of BatchNorm over ranks', 'validation'),
     ('config.val_dataloader* config.val_evaluator*', CHANGES, 'training reacts to metrics',
      'metrics'),
     ('config.default_hooks.checkpoint* config.default_hooks.logger* config.default_hooks.timer* '
@@ -131,16 +151,18 @@ _UNKNOWN = ('unavailable', 'mmcv is not in use')
 
 def severity(name: str, facts: Mapping[str, Any]) -> str:
     """What would follow if this one of the facts were another: CHANGES or HARMLESS."""
-    return _severity(_rule(name), facts)
+    return _judged(_rule(name), facts)[0]
 
 
 def _rule(name: str) -> FactRule:
     return next(rule for rule in RULES if fnmatch.fnmatchcase(name, rule.pattern))
 
 
-def _severity(rule: FactRule, *runs: Mapping[str, Any]) -> str:
-    matters = not rule.only or any(CONDITIONS[rule.only](facts) for facts in runs)
-    return rule.severity if matters else HARMLESS
+def _judged(rule: FactRule, *runs: Mapping[str, Any]) -> Tuple[str, str]:
+    """Severity and consequence of a fact that differs between these runs."""
+    if rule.only and not any(map(CONDITIONS[rule.only].holds, runs)):
+        return HARMLESS, CONDITIONS[rule.only].otherwise
+    return rule.severity, rule.consequence
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> List[FactDifference]:
@@ -154,8 +176,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> List[FactDif
         if same or before in _UNKNOWN or after in _UNKNOWN or not_asked:
             continue
         rule = _rule(name)
-        found.append(FactDifference(name, before, after, _severity(rule, then, now),
-                                    rule.consequence))
+        found.append(FactDifference(name, before, after, *_judged(rule, then, now)))
     return sorted(found, key=lambda one: (one.severity != CHANGES, one.name))
 
 

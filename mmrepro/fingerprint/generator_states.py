@@ -25,6 +25,7 @@ WATCHED = {
     **dict.fromkeys(('listdir', 'scandir'), 'directory listing'),
     'getpid': 'process id',
     **dict.fromkeys(('randn', 'randu', 'randShuffle'), 'generator of OpenCV'),
+    **dict.fromkeys(('start_new_thread', 'start_joinable_thread'), 'thread'),
 }
 # these read the clock all the time, for logs and timers
 IGNORED_CALLERS = ('/logging/', '/mmengine/logging/', '/mmengine/hooks/', '/mmengine/utils/',
@@ -34,6 +35,8 @@ IGNORED_CALLERS = ('/logging/', '/mmengine/logging/', '/mmengine/hooks/', '/mmen
                    '/multiprocessing/', '/tempfile.py', '/copy.py', '/weakref.py')
 # thin wrappers in the standard library: the caller is the one who asked
 WRAPPERS = ('/random.py', '/secrets.py', '/glob.py', '/os.py', '/uuid.py')
+# and those that start threads; what reads the clock in there does so for itself
+THREAD_WRAPPERS = ('/threading.py', '/concurrent/futures/thread.py', '/multiprocessing/pool.py')
 CALLS_KEPT = 50  # between two records
 FROM = ' from '  # in a call: between the line that asked and the line that called its function
 
@@ -119,7 +122,8 @@ class Watch:
         name = getattr(function, '__qualname__', None)
         if name not in WATCHED:
             return
-        while frame is not None and frame.f_code.co_filename.endswith(WRAPPERS):
+        wrappers = THREAD_WRAPPERS if WATCHED[name] == 'thread' else WRAPPERS
+        while frame is not None and frame.f_code.co_filename.endswith(wrappers):
             frame = frame.f_back
         if frame is None or any(part in frame.f_code.co_filename for part in IGNORED_CALLERS):
             return

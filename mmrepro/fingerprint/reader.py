@@ -5,17 +5,22 @@ import json
 import os
 from typing import Any, Dict, List, NamedTuple
 
+from ..text import listed
 from . import schema
 from .schema import FOLDER
 
-__all__ = ['FingerprintError', 'RankLog', 'RecordedRun', 'read_json', 'read_rank', 'read_ranks',
-           'read_run']
+__all__ = ['EmptyFingerprints', 'FingerprintError', 'RankLog', 'RecordedRun', 'read_json',
+           'read_rank', 'read_ranks', 'read_run', 'only_checkpoints']
 
 START_LINE = f'{{"kind":"{schema.START}"'.encode()
 
 
 class FingerprintError(RuntimeError):
     """A file of a run cannot be read; the message names file and line."""
+
+
+class EmptyFingerprints(FingerprintError):
+    """The files are there, and nothing is in them."""
 
 
 class RankLog(NamedTuple):
@@ -59,10 +64,16 @@ def read_run(work_dir: str) -> RecordedRun:
     if os.path.basename(work_dir) == FOLDER and not os.path.isdir(os.path.join(work_dir, FOLDER)):
         work_dir = os.path.dirname(work_dir) or '.'
     folder = os.path.join(work_dir, FOLDER)
+    if not os.path.isdir(work_dir):
+        raise FingerprintError(f'{work_dir}: no such run')
     if not os.path.isdir(folder):
-        raise FingerprintError(f'{folder}: no such folder; a run writes it with '
-                               'mmrepro train --fingerprint, or FingerprintHook in its config')
+        raise FingerprintError(f'{work_dir}: has no folder {FOLDER}{only_checkpoints(work_dir)}; a '
+                               'run writes it with mmrepro train --fingerprint, or FingerprintHook '
+                               'in its config')
     ranks = read_ranks(folder)
+    if ranks and not any(log.starts or log.steps for log in ranks.values()):
+        raise EmptyFingerprints(f'{ranks[min(ranks)].path} is empty: the run ended before it wrote '
+                                'an iteration')
     if not ranks:
         raise FingerprintError(f'{folder}: has no file {schema.fingerprint_name(0)}; the run ended '
                                'before its training began, or the folder belongs to something else')
@@ -79,6 +90,12 @@ def read_run(work_dir: str) -> RecordedRun:
         notes.append(f'{folder}: no fingerprints of rank {", ".join(map(str, missing))} of '
                      f'{world_size}')
     return RecordedRun(work_dir, manifests, ranks, notes)
+
+
+def only_checkpoints(folder: str) -> str:
+    """What to add where a folder holds no run: that it holds checkpoints, if it does."""
+    names = sorted(name for name in os.listdir(folder) if name.endswith('.pth'))
+    return f'; it holds {listed(names)}, but checkpoints alone are no run' if names else ''
 
 
 def read_json(path: str) -> Any:

@@ -14,6 +14,7 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
+from ..checkpoint.loop_position import refusal_after
 from ..distributed.agreement import settle
 from ..distributed.common_stop import CommonStop
 from ..exit_codes import PREEMPTED
@@ -128,8 +129,12 @@ class PreemptHook(Hook):
         path = os.path.join(runner.work_dir, FILE_NAME)
         if is_main_process():
             _point_to(path)
-        runner.logger.warning(f'pre-empted after {iteration} iterations: {path}; continue with '
-                              f'--resume. Leaving with exit code {self.exit_code}')
+        refusal = refusal_after(runner, iteration)
+        how = 'continue with --resume' if not refusal else (
+            f'--resume will refuse it with worker_seed={runner.repro.worker_seed!r} ({refusal}), '
+            'unless randomness.resume_strict=False accepts a different result')
+        runner.logger.warning(f'pre-empted after {iteration} iterations: {path}; {how}. Leaving '
+                              f'with exit code {self.exit_code}')
         runner.visualizer.close()
         self._stop.leave()
         raise Preempted(self.exit_code, path, iteration)

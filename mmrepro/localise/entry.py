@@ -4,24 +4,26 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from functools import partial
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
-from mmengine.config import Config
-
 from ..checkpoint.files import CheckpointError, load
 from ..fingerprint.reader import FingerprintError, RecordedRun, read_run
-from ..runs.progress import ProgressLine
+from ..runs.config_files import read_config, without_mark
+from ..runs.progress import ProgressLine, time_left
 from .compared_runs import RunSpec, start
 from .recording import RecordingPlan
 from .search import Localiser, LocaliseResult, first_iteration
+from .variation_effect import different_by_design
 
 __all__ = ['DEFAULT_ITERATIONS', 'localise_config', 'localise_runs', 'unused_folder']
 
 DEFAULT_ITERATIONS = 20
+SEED = 0  # of both runs, where the config has none
 # variables of a manifest that a repeated run gets again; others belong to machine or launcher
 KEPT_VARIABLES = re.compile(r'PYTHONHASHSEED|OMP_.*|MKL_.*|CUBLAS_.*|CUDNN_.*|NCCL_.*|TORCH_.*|'
-                            r'PYTORCH_.*|ATEN_.*|ONEDNN_.*|KMP_.*')
+                            r'PYTORCH_.*|ATEN_.*|ONEDNN_.*|KMP_.*|OPENCV_.*|NPY_.*|TZ|LC_.*|LANG')
 
 
 def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERATIONS, *,
@@ -42,20 +44,25 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
         values: run once more to measure how far the results of the operator are apart.
 
     Raises:
+        ConfigError: the config cannot be read, or has no such setting.
         TrainingFailed: a training ended with an error.
         ValueError: run B cannot validate, or the runs cannot be compared.
     """
     specs = []
+    seeded = [_seed_of(read_config(config, {**common, **options})) for options in settings]
+    if seeded == [None, None]:
+        print(f'{config} has no randomness.seed, and every run would draw another one: both runs '
+              f'get seed {SEED}', file=sys.stderr, flush=True)
+        common = {**common, 'randomness.seed': SEED}
     for name, options, variables in zip('AB', settings, env):
-        cfg = Config.fromfile(config)
-        cfg.merge_from_dict({**common, **options})
+        cfg = read_config(config, {**common, **options})
         if validate_b and cfg.get('val_cfg') is None:
             raise ValueError(f'{config} has no val_cfg: run B cannot validate')
         path = os.path.join(work_dir, f'config_{name}.py')
         cfg.dump(path)
         events = dict(resume_at=resume_b, validate_at=validate_b) if name == 'B' else {}
         specs.append(RunSpec(name, path, dict(variables), ranks,
-                             asked={**options, **variables}, **events))
+                             asked={**without_mark(options), **variables}, **events))
     return _localiser(specs, work_dir).search(iterations, values)
 
 
@@ -75,10 +82,17 @@ def localise_runs(path_a: str, path_b: str, work_dir: str, values: bool = True) 
     specs = [_repetition(name, run, found.iteration if found else 0, work_dir)
              for name, run in zip('AB', runs)]
     localiser = _localiser(specs, work_dir)
+    for line in different_by_design(runs):
+        localiser.say(line)
     for spec in specs:
         if spec.checkpoint:
             localiser.say(f'run {spec.name} continues from {spec.checkpoint}')
     return localiser.explain(*runs, values)
+
+
+def _seed_of(cfg: Any) -> Optional[int]:
+    # MMDetection 2.x has `seed` at the top
+    return (cfg.get('randomness') or {}).get('seed', cfg.get('seed'))
 
 
 def unused_folder(path: str) -> str:
@@ -93,12 +107,15 @@ def unused_folder(path: str) -> str:
 def _localiser(specs: Sequence[RunSpec], work_dir: str) -> Localiser:
     """Its progress goes to the standard error; a terminal shows the iterations as they are done."""
     def launch(spec: RunSpec, folder: str, plan: RecordingPlan) -> None:
-        line = ProgressLine(sys.stderr)
-        try:
-            start(spec, folder, plan, lambda done, of: sys.stderr.isatty() and line.say(
-                f'run {spec.name}: {done} of {of} iterations'))
-        finally:
-            line.end()
+        started = time.monotonic()
+
+        def count(done: int, of: int) -> None:
+            if sys.stderr.isatty():
+                line.say(f'run {spec.name}: {done} of {of} iterations'
+                         f'{time_left(time.monotonic() - started, done, of)}')
+
+        with ProgressLine(sys.stderr) as line:
+            start(spec, folder, plan, count)
 
     return Localiser(specs, work_dir, launch, partial(print, file=sys.stderr, flush=True))
 

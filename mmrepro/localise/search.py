@@ -7,16 +7,23 @@ hooks.
 from __future__ import annotations
 
 import os
+import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..diagnosis.first_difference import Diagnosis
-from ..fingerprint.difference import Divergence, first_divergence, not_compared
+from ..fingerprint.difference import (
+    Divergence,
+    first_differing_metric,
+    first_divergence,
+    not_compared,
+)
 from ..fingerprint.reader import RecordedRun, read_run
 from ..fingerprint.schema import value_of
+from ..text import duration
 from .compared_runs import RunSpec, start
 from .recording import RecordingPlan, diagnose_ranks
 from .values import ValueDifference, compare_kept
-from .variation_effect import settings_without_effect
+from .variation_effect import different_by_design, settings_without_effect
 
 __all__ = ['LocaliseResult', 'Localiser', 'first_iteration']
 
@@ -30,10 +37,17 @@ NOT_REPRODUCED = (
     'mmrepro verify repeats runs.')
 
 
+METRICS = (
+    'The weights that were validated are the same. Look at what only validation uses: the test '
+    'pipeline, the metric, its annotation file,\nrandom numbers in either; recordings hold the '
+    'iterations of training, so there is nothing more to name.')
+
+
 class LocaliseResult(NamedTuple):
     """The outcome of a search.
 
-    The verdict is 'equal', 'found', or 'flaky': the fingerprints differed, the recordings do not.
+    The verdict is 'equal', 'found', 'flaky' (the fingerprints differed, the recordings do not), or
+    'metrics' (training agrees, a validation does not).
     """
     verdict: str
     compared: int  # number of iterations
@@ -48,6 +62,9 @@ class LocaliseResult(NamedTuple):
         notes = [f'note: {note}' for note in self.notes]
         if self.verdict == 'equal':
             return '\n'.join([f'SAME BITS: {self.compared} iterations agree', *notes])
+        if self.verdict == 'metrics':
+            return '\n'.join([f'DIFFERENT BITS: {self.compared} iterations of training agree, and '
+                              f'{self.divergence.text()}', *notes, METRICS])
         order = {one.field: one.order for fields in self.divergence.ranks.values()
                  for one in fields}
         lines = [f'DIFFERENT BITS: the runs first differ at iteration {self.divergence.iteration}, '
@@ -96,10 +113,13 @@ class Localiser:
         compared, first = first_iteration(run_a, run_b)
         notes = tuple(f'run {spec.name}: {note}' for spec, run in zip(self.specs, (run_a, run_b))
                       for note in run.notes)
+        if first is not None and not any(spec.asked for spec in self.specs):
+            notes += tuple(different_by_design((run_a, run_b)))
         notes += tuple(settings_without_effect(self.specs, (run_a, run_b)))
         notes += tuple(not_compared(run_a.ranks, run_b.ranks))
         if first is None:
-            return LocaliseResult('equal', compared, notes=notes)
+            metric = first_differing_metric(run_a.ranks, run_b.ranks)
+            return LocaliseResult('metrics' if metric else 'equal', compared, metric, notes=notes)
         found, positions = first, positions_of(run_a, run_b, first.iteration)
         flaky = LocaliseResult('flaky', compared, first, positions)
         for number in range(MAX_RECORDINGS):
@@ -116,27 +136,32 @@ class Localiser:
                 continue
             diagnosis = diagnose_ranks(iteration, *folders, sorted(found.ranks))
             if diagnosis is not None:
-                kept = self._values(diagnosis) if values and number == 0 else None
+                kept = self._values(diagnosis, iteration) if values and number == 0 else None
                 return LocaliseResult('found', compared, found, positions, diagnosis, kept, notes)
         return flaky._replace(notes=notes)
 
-    def _values(self, found: Diagnosis) -> Optional[ValueDifference]:
-        """How far apart the results of the named operator are: one more run."""
+    def _values(self, found: Diagnosis, iteration: int) -> Optional[ValueDifference]:
+        """How far apart the results of the named operator are: one more run.
+
+        ``iteration`` is the one that was recorded.
+        """
         if found.kind not in ('output', 'generator') or found.record_a is None or not found.stack:
             return None
         self.say(f'running again for the values of {found.operator}')
         folders = self._run_both(
-            'values', RecordingPlan('', found.iteration, found.iteration, ()),
+            'values', RecordingPlan('', iteration, iteration, ()),
             [{found.rank: number} for number in (found.record_a, found.record_b)])
         return compare_kept(*folders, found.rank)
 
     def _run_both(self, name: str, plan: RecordingPlan,
                   keep: Sequence[Optional[Dict[int, int]]] = (None, None)) -> List[str]:
-        folders = []
+        folders: List[str] = []
+        started = time.monotonic()
         for spec, kept in zip(self.specs, keep):
             folder = os.path.join(self.work_dir, spec.name, name)
             os.makedirs(folder)
-            self.say(f'run {spec.name}: training up to iteration {plan.stop}')
+            took = f' (run A took {duration(time.monotonic() - started)})' if folders else ''
+            self.say(f'run {spec.name}: training up to iteration {plan.stop}{took}')
             self.launch(spec, folder, plan._replace(folder=folder, keep=kept))
             folders.append(folder)
         return folders

@@ -1,19 +1,38 @@
-"""Check that a varied setting took effect in both runs."""
+"""What two runs were made of: which settings differ, and whether a varied one took effect."""
 from __future__ import annotations
 
 import os
 from typing import Any, List, Mapping, Optional, Sequence
 
-from ..fingerprint.manifest import Manifest
+from ..fingerprint.manifest import CHANGES, Manifest, compare_manifests
 from ..fingerprint.reader import RecordedRun
+from ..text import listed, shorten
 from .compared_runs import RunSpec
 
-__all__ = ['settings_without_effect']
+__all__ = ['different_by_design', 'settings_without_effect']
 
 THREADS = 'torch.num_threads'  # a fact of the manifest: the number that operators used
 THREAD_VARIABLES = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
 # these settings count by the number of threads that torch used
 THREAD_SETTINGS = (*THREAD_VARIABLES, 'randomness.num_threads')
+
+
+# these follow from other rows, or from the runs
+FOLLOWS = ('initial_weights', 'weights.')
+
+
+def different_by_design(runs: Sequence[RecordedRun]) -> List[str]:
+    """What to say before two runs are repeated: that they were not made of the same.
+
+    None where nothing that changes bits differs, or a run has no manifest.
+    """
+    if not all(run.manifests for run in runs):
+        return []
+    found = compare_manifests(*(Manifest(run.work_dir, run.manifests[0]) for run in runs))
+    rows = [f'{row.name}: {shorten(row.then, 40)} / {shorten(row.now, 40)} ({row.consequence})'
+            for row in found if row.severity == CHANGES and not row.name.startswith(FOLLOWS)]
+    return [f'the runs were not made of the same, so they have to differ: {listed(rows)}'] \
+        if rows else []
 
 
 def settings_without_effect(specs: Sequence[RunSpec], runs: Sequence[RecordedRun]) -> List[str]:

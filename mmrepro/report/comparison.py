@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from ..facts.compatibility import FactDifference, differences
+from ..facts.compatibility import ATTACHED, FactDifference, differences
 from ..fingerprint.difference import (
     Divergence,
     compare_steps,
@@ -29,6 +29,8 @@ Columns = Dict[str, Tuple[List[int], List[float], List[float]]]
 
 # all that MMEngine alone writes down
 SETTINGS = ('config.', 'randomness.')
+# keys of `randomness` that stock MMEngine has as well
+STOCK_RANDOMNESS = tuple(f'randomness.{key}' for key in ('seed', 'deterministic', 'diff_rank_seed'))
 # of a manifest, what is said of the moment at which a process begins
 OF_THE_START = ('initial_weights', 'weights', 'iteration', 'resumed_from')
 BEGINNINGS = ('initial_weights', 'weights')
@@ -110,14 +112,27 @@ class Comparison:
             return f'DIFFERENT: checkpoints differ, although {span} do not'
         if self.exact:
             return f'SAME BITS: {span}'
-        return (f'SAME LOGS: {span} as MMEngine logged them; bits were not recorded '
-                '(mmrepro train --fingerprint records them)')
+        return (f'SAME LOGS: {span} as MMEngine logged them; {self._checkpoints()}bits were not '
+                'recorded (mmrepro train --fingerprint records them)')
+
+    def _checkpoints(self) -> str:
+        """What is said of checkpoints with equal weights, where there are any."""
+        same = [row.name for row in self.weights if row.same]
+        if not same:
+            return ''
+        shown = same[0] if len(same) == 1 else f'{same[0]} to {same[-1]}'
+        return (f'the weights in {len(same)} of {len(self.weights)} checkpoint'
+                f'{"" if len(self.weights) == 1 else "s"} have the same bits ({shown}), and other ')
 
 
 def compare_runs(a: RunView, b: RunView) -> Comparison:
     """Compare what both runs have: fingerprints if both have them, else MMEngine's logs."""
     exact = bool(a.ranks and b.ranks)
     notes = [f'A: {note}' for note in a.notes] + [f'B: {note}' for note in b.notes]
+    if {a.attached, b.attached} == {True, False}:
+        one, other = 'AB' if a.attached else 'BA'
+        notes.insert(0, f'{one} was trained with mmrepro and {other} without it: their random '
+                     'numbers and kernels are not the same, so their bits cannot agree')
     if not exact:
         lacking = ' and '.join(name for name, run in (('A', a), ('B', b)) if not run.ranks)
         notes.append(
@@ -256,9 +271,16 @@ def manifest_differences(a: RunView, b: RunView) -> List[FactDifference]:
             return found
         # one was resumed from a run elsewhere: weights of other iterations are no difference
         return [row for row in found if not row.name.startswith(BEGINNINGS)]
-    return differences(_settings(a), _settings(b))
+    found = differences(_settings(a), _settings(b))
+    if a.attached == b.attached:
+        return found
+    # what mmrepro adds to a config says nothing that this row does not say
+    first = [row for row in found if row.name == ATTACHED]
+    return first + [row for row in found if row.name not in (ATTACHED, 'config.runner_type') and (
+        row.name in STOCK_RANDOMNESS or not row.name.startswith('randomness.'))]
 
 
 def _settings(run: RunView) -> Dict[str, Any]:
     facts = Manifest(run.path, run.manifest).facts if run.manifest else run.facts
-    return {name: value for name, value in facts.items() if name.startswith(SETTINGS)}
+    return {ATTACHED: run.attached,
+            **{name: value for name, value in facts.items() if name.startswith(SETTINGS)}}

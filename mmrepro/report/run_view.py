@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
 from ..facts.collect import read_settings, settings_of
-from ..fingerprint.reader import FingerprintError, RankLog, read_run
+from ..fingerprint.reader import (
+    EmptyFingerprints,
+    FingerprintError,
+    RankLog,
+    only_checkpoints,
+    read_run,
+)
 from ..fingerprint.schema import FOLDER, NORMS, fingerprint_name
 
 __all__ = ['RunError', 'RunView', 'load_run']
@@ -47,6 +53,13 @@ class RunView:
     @property
     def kind(self) -> str:
         return 'fingerprints' if self.ranks else 'MMEngine log'
+
+    @property
+    def attached(self) -> Optional[bool]:
+        """Whether mmrepro ran it: it writes all of `randomness` into the config. None: unknown."""
+        if self.ranks:
+            return True
+        return 'randomness.worker_seed' in self.facts if self.facts else None
 
     @property
     def log(self) -> Optional[RankLog]:
@@ -113,8 +126,9 @@ def load_run(path: str, name: str = '') -> RunView:
     for log in logs:
         _read_log(view, log)
     if not view.ranks and not view.scalars:
-        what = f'{path}: neither {FOLDER}/{fingerprint_name(0)} nor */{LOGS}'
-        raise RunError('; '.join([what, *view.notes]))
+        what = f'{path}: neither {FOLDER}/{fingerprint_name(0)} nor */{LOGS}' \
+            if not view.notes else f'{path}: nothing to compare'
+        raise RunError('; '.join([f'{what}{only_checkpoints(work_dir)}', *view.notes]))
     if not view.manifest:
         _read_config(view, logs)
     view.checkpoints = {os.path.basename(file): file
@@ -125,6 +139,9 @@ def load_run(path: str, name: str = '') -> RunView:
 def _read_fingerprints(view: RunView) -> None:
     try:
         run = read_run(view.path)
+    except EmptyFingerprints as error:
+        view.notes.append(f'{error}')
+        return
     except FingerprintError as error:
         raise RunError(str(error)) from error
     except (OSError, UnicodeDecodeError) as error:

@@ -17,6 +17,7 @@ from mmengine.config import Config
 from ..config import RandomnessConfig, RandomnessError
 from ..determinism import missing_at_start
 from ..exit_codes import PREEMPTED
+from ..runs.config_files import read_config
 from ..runs.launcher import Launch, PlannedRun, TrainingFailed, run_all
 from ..seeds import MAX_SEED
 from .run_view import RunError, load_run
@@ -87,8 +88,7 @@ def parse_seeds(text: str) -> List[int]:
 def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
             options: Sequence[str] = (), changes: Optional[Dict[str, Any]] = None) -> List[SeedJob]:
     """The jobs of one config; ``changes`` is ``options`` parsed."""
-    cfg = Config.fromfile(config, import_custom_modules=False)
-    cfg.merge_from_dict(changes or {})
+    cfg = read_config(config, changes, imports=False)
     settings = {key: value for key, value in cfg.items() if key not in NOT_COMPARED}
     randomness = dict(settings.pop('randomness', None) or {})
     randomness.pop('seed', None)
@@ -119,8 +119,7 @@ def parse_streams(text: str, config: str, changes: Optional[Dict[str, Any]] = No
         SeedsError: an unknown stream, one twice, one whose root the config fixes, or one that
             nothing draws from with the config's other keys.
     """
-    cfg = Config.fromfile(config, import_custom_modules=False)
-    cfg.merge_from_dict(changes or {})
+    cfg = read_config(config, changes, imports=False)
     randomness = dict(cfg.get('randomness') or {})
     streams = [name.strip() for name in text.split(',')]
     for name in streams:

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import torch
 
 from ..checkpoint.files import CheckpointError, load
+from ..digests import state_digest
 from .run_view import RunView
 
 __all__ = ['Distance', 'checkpoint_distances', 'distance']
@@ -25,6 +26,7 @@ class Distance(NamedTuple):
     # names and relative distances of the tensors that differ most
     largest: Tuple[Tuple[str, float], ...] = ()
     note: str = ''  # why there is no distance, or what is not in it
+    same: bool = False  # whether all weights have the same bits
 
     def shown(self) -> Tuple[str, str]:
         """Distance and relative distance as text."""
@@ -70,4 +72,4 @@ def distance(name: str, iteration: Optional[int], a: Dict[str, Any],
     note = f'not in both, or of another shape: {", ".join(left_out[:3])}' if left_out else ''
     largest = tuple(sorted(parts.items(), key=lambda item: -item[1])[:5])
     return Distance(name, iteration, math.sqrt(squares), math.sqrt(squares / norms) if norms else
-                    0., largest, note)
+                    0., largest, note, not squares and state_digest(a) == state_digest(b))

@@ -8,10 +8,9 @@ import importlib
 import json
 import sys
 from contextlib import suppress
-from typing import Any, Dict, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
-from mmengine.config import Config
-
+from .config_files import read_config
 from .startup import build_runner, restart_for
 from .stopping import EventHook, StopTraining
 
@@ -30,6 +29,8 @@ class Training(NamedTuple):
     iterations: Optional[int] = None
     kill_after: Optional[int] = None  # this process kills itself after so many
     validate_after: Optional[int] = None  # validate after so many
+    # ``'module:function'``, called before the config is read
+    prepare: Optional[str] = None
     # ``'module:function'``, called with the runner and ``given`` before it trains
     attach: Optional[str] = None
     given: Dict[str, Any] = {}  # keyword arguments of that function
@@ -38,7 +39,9 @@ class Training(NamedTuple):
 
 def train_here(training: Training) -> None:
     """Train in this process."""
-    cfg = Config.fromfile(training.config)
+    if training.prepare is not None:
+        _function(training.prepare)()
+    cfg = read_config(training.config)
     cfg.merge_from_dict(training.settings)
     cfg.launcher = training.launcher
     cfg.work_dir = training.work_dir or cfg.get('work_dir')
@@ -48,8 +51,7 @@ def train_here(training: Training) -> None:
     runner.register_hook(EventHook(training.iterations, training.kill_after,
                                    training.validate_after), priority=EventHook.priority)
     if training.attach is not None:
-        module, _, function = training.attach.partition(':')
-        getattr(importlib.import_module(module), function)(runner, **training.given)
+        _function(training.attach)(runner, **training.given)
     with suppress(StopTraining):
         runner.train()
     if training.save is not None:
@@ -57,9 +59,14 @@ def train_here(training: Training) -> None:
                                meta=dict(epoch=runner.epoch, iter=runner.iter))
 
 
+def _function(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(':')
+    return getattr(importlib.import_module(module), function)
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     training = Training(**json.loads((sys.argv[1:] if argv is None else argv)[0]))
-    restart_for(Config.fromfile(training.config, import_custom_modules=False))
+    restart_for(read_config(training.config, imports=False))
     train_here(training)
     return 0
 

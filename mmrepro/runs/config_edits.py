@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 from mmengine.config import Config, ConfigDict
 
+from .config_files import ConfigError
 from .reduction import innermost
 
 __all__ = ['add_fingerprints', 'augment_test', 'import_mmrepro', 'is_fingerprint',
@@ -55,12 +56,12 @@ def without_evaluation(cfg: Config, phases: Sequence[str] = ('val', 'test')) -> 
 def scale_learning_rate(cfg: Config) -> None:
     """
     Raises:
-        KeyError: the config does not say which batch size its learning rate was chosen for.
+        ConfigError: the config does not say which batch size its learning rate was chosen for.
     """
     scale = cfg.get('auto_scale_lr') or {}
     if 'base_batch_size' not in scale:
-        raise KeyError('--auto-scale-lr needs auto_scale_lr = dict(base_batch_size=...) in the '
-                       'config, the batch size that its learning rate was chosen for')
+        raise ConfigError('--auto-scale-lr needs auto_scale_lr = dict(base_batch_size=...) in the '
+                          'config, the batch size that its learning rate was chosen for')
     cfg.auto_scale_lr.enable = True
 
 

@@ -6,9 +6,10 @@ import time
 from typing import Any, Callable, Sequence
 
 from ..fingerprint.schema import FOLDER, fingerprint_name
+from ..text import duration
 from .launcher import PlannedRun
 
-__all__ = ['ProgressLine', 'RunsProgress', 'iterations_done']
+__all__ = ['ProgressLine', 'RunsProgress', 'iterations_done', 'time_left']
 
 
 class ProgressLine:
@@ -56,7 +57,20 @@ class RunsProgress:
         text = f'{len(self._ended)} of {len(self._runs)} runs; {", ".join(parts) or "starting"}'
         if text != self._last:
             self._last = text
-            self._say(f'{time.monotonic() - self._started:4.0f} s  {text}')
+            elapsed = time.monotonic() - self._started
+            done = sum(self._iterations if name in self._ended else min(count, self._iterations)
+                       for name, count in counts.items())
+            left = time_left(elapsed, done, len(self._runs) * self._iterations)
+            self._say(f'{elapsed:4.0f} s  {text}{left}')
+
+
+def time_left(elapsed: float, done: int, of: int) -> str:
+    """What to add to a line of progress: the time that is left, once something is done.
+
+    >>> time_left(30., 3, 9), time_left(30., 0, 9), time_left(30., 9, 9)
+    ('; about 60 s left', '', '')
+    """
+    return f'; about {duration(elapsed / done * (of - done))} left' if 0 < done < of else ''
 
 
 def iterations_done(work_dir: str) -> int:

@@ -6,10 +6,11 @@ import os
 import shutil
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
+import torch
 from mmengine.config import Config
 
 from ..fingerprint.difference import ComparedField, Divergence, first_divergence
-from ..fingerprint.reader import read_ranks
+from ..fingerprint.reader import RankLog, read_ranks
 from ..fingerprint.schema import FOLDER
 from ..runs import reduction
 from ..runs.child import Training
@@ -21,8 +22,14 @@ from ..runs.config_edits import (
 )
 from ..runs.launcher import PlannedRun, launch_of, one_thread_each, run_all
 from ..runs.progress import RunsProgress
+from ..text import listed
+from . import surroundings
 
-__all__ = ['VARIATIONS', 'VariationResult', 'prepare', 'result_of', 'verify']
+__all__ = ['USUAL', 'VARIATIONS', 'VariationResult', 'prepare', 'reference_of', 'result_of',
+           'verify']
+
+
+SEED = 0  # of all runs, where the config has none
 
 
 class Variation(NamedTuple):
@@ -30,14 +37,20 @@ class Variation(NamedTuple):
     title: str  # for the certificate
     # turns the reference's config into that of the variation, in place
     change: Callable[[Config], None] = lambda cfg: None
-    env: Dict[str, str] = {}  # variables that differ from the reference
+    # variables that differ from the reference; they may depend on this machine
+    env: Callable[[], Dict[str, str]] = dict
+    prepare: Optional[str] = None  # what the process calls first, as 'module:function'
+    elsewhere: bool = False  # it starts in another folder, with links to the files of this one
+    ranks: int = 1  # processes; above 1, the reference is another run with as many
+    only: str = ''  # what must not differ, a part of a fingerprint; '' for all of it
     kill: bool = False  # the run is killed in its middle and resumed
     validate: bool = False  # the run validates in its middle; the reference never does
 
 
 def _other_workers(cfg: Config) -> None:
     loader = cfg.train_dataloader
-    loader.num_workers = 0 if loader.get('num_workers', 0) else 2
+    # none and one load in the same order: one of the two runs has several
+    loader.num_workers = 0 if loader.get('num_workers', 0) > 1 else 2
     loader.persistent_workers = False
     loader.prefetch_factor = 3 if loader.num_workers else None
 
@@ -51,10 +64,23 @@ def _keep_checkpoint(cfg: Config) -> None:
 VARIATIONS = {
     'process': Variation('the same in another process'),
     'workers': Variation('another number of workers', _other_workers),
-    'hashseed': Variation('PYTHONHASHSEED=1 instead of 0', env={'PYTHONHASHSEED': '1'}),
+    'hashseed': Variation('PYTHONHASHSEED=1 instead of 0', env=lambda: {'PYTHONHASHSEED': '1'}),
     'resume': Variation('killed and resumed', _keep_checkpoint, kill=True),
     'validation': Variation('with a validation in between', validate=True),
+    'files': Variation('files listed in the opposite order',
+                       prepare=f'{surroundings.__name__}:reverse_listings'),
+    'folder': Variation('started in another folder', elsewhere=True),
+    # a time zone without a database of them, half of the world away
+    'locale': Variation('in the time zone UTC+05:45, with LC_ALL=C',
+                        env=lambda: {'TZ': 'XXX-5:45', 'LC_ALL': 'C'}),
+    'load': Variation('with load on the other cores',
+                      prepare=f'{surroundings.__name__}:burn_other_cores'),
+    'cpu': Variation('with other instruction sets: the same batches', only='batch',
+                     env=lambda: surroundings.instruction_sets()),
+    'ranks': Variation('on two ranks, twice', ranks=2),
 }
+# what the command varies unless it is told otherwise; the others double the time
+USUAL = ('process', 'workers', 'hashseed', 'resume', 'validation')
 
 
 class VariationResult(NamedTuple):
@@ -64,6 +90,7 @@ class VariationResult(NamedTuple):
     iterations: int = 0
     difference: Optional[Divergence] = None
     skipped: str = ''
+    remark: str = ''  # what is equal, where not everything was promised
 
     @property
     def equal(self) -> bool:
@@ -79,6 +106,11 @@ def prepare(cfg: Config, names: Sequence[str], full: bool = False) -> List[str]:
     notes = []
     if import_mmrepro(cfg):
         notes.append('the config does not import mmrepro; here it does')
+    randomness = dict(cfg.get('randomness') or {})
+    if randomness.get('seed', cfg.get('seed')) is None:  # MMDetection 2.x has it at the top
+        cfg.randomness = dict(randomness, seed=SEED)
+        notes.append(f'the config has no seed, and every run would draw another one; here it is '
+                     f'{SEED}')
     phases = ('train', 'val') if 'validation' in names and cfg.get('val_cfg') else ('train', )
     reduction.check_data(cfg, phases)
     if 'val' in phases:
@@ -116,11 +148,19 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
     prepared.resume = False
     skipped = _skipped(cfg, names, iterations)
     runs = [_planned(name, prepared, work_dir, iterations, cfg)
-            for name in ('reference', *names) if name not in skipped]
+            for name in dict.fromkeys(['reference', *(
+                one for name in names if name not in skipped
+                for one in (reference_of(name), name))])]
     progress = RunsProgress(runs, iterations, say)
     run_all(runs, jobs, progress.show, progress.done)
-    return [result_of(name, runs[0].folder, os.path.join(work_dir, name), iterations,
-                      skipped.get(name, '')) for name in names]
+    return [result_of(name, os.path.join(work_dir, reference_of(name)),
+                      os.path.join(work_dir, name), iterations, skipped.get(name, ''))
+            for name in names]
+
+
+def reference_of(name: str) -> str:
+    """The run that a variation is compared with: a folder beside its own."""
+    return f'{name}.reference' if VARIATIONS[name].ranks > 1 else 'reference'
 
 
 def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> Dict[str, str]:
@@ -133,26 +173,35 @@ def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> Dict[str, st
         skipped['resume'] = 'it takes two iterations to be killed between them'
     elif 'resume' in names and streams != 'sample':
         skipped['resume'] = f'with worker_seed={streams!r} no run resumes within an epoch'
+    if 'workers' in names and iterations < 2:
+        skipped['workers'] = 'it takes two iterations for a second worker to load a batch'
+    if 'cpu' in names and not surroundings.instruction_sets():
+        skipped['cpu'] = 'instruction sets can be switched off on x86-64 only'
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else os.cpu_count() or 1
+    for name in names:
+        if VARIATIONS[name].ranks > devices:
+            skipped[name] = (f'it takes {VARIATIONS[name].ranks} '
+                             f'{"GPUs" if torch.cuda.is_available() else "cores"}; there is one')
     return skipped
 
 
 def _planned(name: str, prepared: Config, work_dir: str, iterations: int,
              original: Config) -> PlannedRun:
-    variation = VARIATIONS.get(name, Variation('reference'))
+    variation = VARIATIONS.get(name.partition('.')[0], Variation('reference'))
     folder = os.path.abspath(os.path.join(work_dir, name))
     os.makedirs(folder, exist_ok=True)
     for stale in os.listdir(folder):
         path = os.path.join(folder, stale)
         if stale == FOLDER:
             shutil.rmtree(path)
-        elif stale in ('output.txt', 'last_checkpoint') or stale.endswith('.pth'):
+        elif stale.startswith('output.') or stale == 'last_checkpoint' or stale.endswith('.pth'):
             os.remove(path)
     cfg = copy.deepcopy(prepared)
     variation.change(cfg)
     cfg.work_dir = folder
     path = os.path.join(folder, 'config.py')
     half = max(1, iterations // 2)
-    training = Training(path, iterations=iterations)
+    training = Training(path, iterations=iterations, prepare=variation.prepare)
     if variation.validate:
         for key in ('val_cfg', 'val_dataloader', 'val_evaluator'):
             cfg[key] = original[key]
@@ -163,9 +212,13 @@ def _planned(name: str, prepared: Config, work_dir: str, iterations: int,
         # one iteration beyond the checkpoint is lost and trained again
         trainings = [training._replace(kill_after=min(half + 1, iterations - 1)),
                      training._replace(resume=True)]
-    env = {'PYTHONHASHSEED': '0', **one_thread_each(), **variation.env}
-    return PlannedRun(name, folder, [launch_of(one, os.path.join(folder, 'output.txt'), env)
-                                     for one in trainings])
+    env = {'PYTHONHASHSEED': '0', **one_thread_each(), **variation.env()}
+    log = 'output.txt' if variation.ranks == 1 else 'output.rank{rank}.txt'
+    cwd = surroundings.linked_folder(os.path.join(folder, 'elsewhere'), os.getcwd()) \
+        if variation.elsewhere else None
+    return PlannedRun(name, folder, [
+        launch_of(one, os.path.join(folder, log), env, variation.ranks, cwd)
+        for one in trainings])
 
 
 def result_of(name: str, reference: str, folder: str, iterations: int,
@@ -177,8 +230,28 @@ def result_of(name: str, reference: str, folder: str, iterations: int,
     runs = [read_ranks(os.path.join(path, FOLDER)) for path in (reference, folder)]
     steps = [ranks[0].steps for ranks in runs]
     lacking = [i for i in range(iterations) if not all(i in one for one in steps)]
-    difference = first_divergence(*runs)
+    difference, only = first_divergence(*runs), VARIATIONS[name].only
+    remark = ''
+    if only:
+        remark = _remark(difference)
+        difference = first_divergence(*(_only(only, ranks) for ranks in runs))
     if difference is None and lacking:
         difference = Divergence(lacking[0], {0: (
             ComparedField('number of iterations', *map(len, steps)), )})
-    return VariationResult(name, title, iterations, difference)
+    return VariationResult(name, title, iterations, difference,
+                           remark=remark if difference is None else '')
+
+
+def _remark(found: Optional[Divergence]) -> str:
+    """What is said beside the verdict where not all fields were promised."""
+    if found is None:
+        return 'weights agree as well'
+    fields = listed([one.field for one in found.ranks[found.rank]])
+    return f'{fields} differ from iteration {found.iteration} on, as on another CPU'
+
+
+def _only(part: str, ranks: Dict[int, RankLog]) -> Dict[int, RankLog]:
+    """One part of the fingerprints."""
+    return {rank: log._replace(steps={
+        i: {part: step[part]} for i, step in log.steps.items() if part in step})
+        for rank, log in ranks.items()}

@@ -17,14 +17,17 @@ from mmrepro.config import RandomnessError
 from mmrepro.data import generators
 
 HEAD = '''
-import datetime, glob, hashlib, os, random, secrets, time
+import datetime, glob, hashlib, os, queue, random, secrets, threading, time
 import mmengine
 import numpy as np
 import torch
-from concurrent.futures import as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from numpy.random import default_rng
 from pathlib import Path
 from torch import nn
+
+SEEN = []
+COUNT = 0
 
 
 def function(self, a, b, x, r, i, name, futures, pool, f, generator, seed, sorted=sorted):
@@ -57,6 +60,24 @@ def test_a_line_of_code(rule, code, expected, tmp_path, monkeypatch):
 def test_a_clock_in_a_seed_changes_bits(tmp_path, monkeypatch):
     found = findings(tmp_path, monkeypatch, 'import time\nseed = int(time.time())\n')
     assert [(f.rule, f.severity) for f in found] == [('clock', CHANGES)]
+
+
+@pytest.mark.parametrize('code, reaches', [
+    ("t = time.time()\n    results['img'] = results['img'] * t", "results['img']"),
+    ('self.scale = os.getpid() % 7', 'self.scale'), ('return x + time.time()', 'what step returns'),
+    ('n = os.getpid()\n    np.random.seed(n)', 'numpy.random.seed'),
+    ('x = x * time.perf_counter()\n    return x', 'what step returns'),
+    ('start = time.time()\n    took = time.time() - start\n    print(took)', ''),
+    ('self.start_time = time.time()', ''), ("log['data_time'] = time.time() - self.start", ''),
+    ("path = f'{os.getpid()}.txt'\n    open(path)", ''), ('started = time.perf_counter()', '')])
+def test_a_clock_or_a_process_id_that_reaches_a_value_changes_bits(code, reaches, tmp_path,
+                                                                  monkeypatch):
+    text = f'import os, time\nimport numpy as np\ndef step(self, x, results, log):\n    {code}\n'
+    found = [f for f in findings(tmp_path, monkeypatch, text) if f.rule == 'clock']
+    if reaches:
+        assert [f.severity for f in found] == [CHANGES] and f'it reaches {reaches}' in found[0].what
+    else:
+        assert all(f.severity == 'hint' for f in found)
 
 
 def test_a_line_can_be_excused(tmp_path, monkeypatch):

@@ -20,8 +20,8 @@ from mmrepro.localise.search import Localiser
     (['CONFIG', '--resume-b', '0'], '--resume-b 0: must be 1 or more'),
     (['CONFIG', '--validate-b', '0'], '--validate-b 0: must be 1 or more'),
     (['CONFIG', '--validate-b', '3'], 'has no val_cfg'),
-    (['IMPORTS'], 'Failed to import custom modules'),
-    (['no/run', 'no/other'], 'no such folder'),
+    (['IMPORTS'], "No module named 'no_such_module_of_mine'"),
+    (['no/run', 'no/other'], 'no/run: no such run'),
 ])
 def test_wrong_usage_is_explained(arguments, message, tmp_path, capsys):
     path = str(tmp_path / 'config.py')

@@ -10,7 +10,7 @@ from fake_runs import write_log
 
 from mmrepro import cli
 from mmrepro.cli import seeds
-from mmrepro.exit_codes import PREEMPTED
+from mmrepro.exit_codes import INTERRUPTED, PREEMPTED
 from mmrepro.report import seed_runs, seeds_report
 from mmrepro.report.seed_runs import (
     NOTHING_FOUND,
@@ -100,12 +100,13 @@ def test_a_range_that_is_refused_says_why(text, message):
 
 def test_every_seed_gets_a_process_and_a_folder(config, started, tmp_path, capsys):
     path, out = config(), str(tmp_path / 'out')
-    assert run(path, '--seeds', '0..2', '--work-dir', out, '--cfg-options', 'a.b=[1,2]', 'c=x') == 0
+    given = ['--cfg-options', '+a.b=[1,2]', 'model.c=x']
+    assert run(path, '--seeds', '0..2', '--work-dir', out, *given) == 0
     assert [command[command.index('--seed') + 1] for command in started] == ['0', '1', '2']
     command = started[0]
     assert command[:3] == ['mmrepro', 'train', path]
     assert command[command.index('--work-dir') + 1] == os.path.join(out, 'base', 'seed_0')
-    assert command[-3:] == ['--cfg-options', 'a.b=[1,2]', 'c=x'] and '--resume' not in command
+    assert command[-3:] == given and '--resume' not in command
     said = capsys.readouterr()
     assert '0.3100' in said.out and 'mean' in said.out
     assert 'run 2 of 3: base, seed 1' in said.err
@@ -167,8 +168,9 @@ def test_an_interrupt_is_no_traceback(config, tmp_path, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(seeds, 'run_job', interrupted)
-    assert run(config(), '--seeds', '0', '--work-dir', str(tmp_path / 'o')) == 2
-    assert 'the same command continues' in capsys.readouterr().err
+    arguments = [config(), '--seeds', '0', '--work-dir', str(tmp_path / 'o')]
+    assert cli.run('seeds', arguments) == INTERRUPTED
+    assert 'interrupted; the same command continues' in capsys.readouterr().err
 
 
 def test_a_training_without_metrics_is_said(config, tmp_path, ended):

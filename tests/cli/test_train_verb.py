@@ -147,11 +147,14 @@ def test_resume_without_a_value_takes_the_latest(config, built):
     assert built[0].cfg.work_dir == os.path.join('./work_dirs', 'my_config')
 
 
-def test_auto_scale_lr_needs_a_batch_size(config, built):
+def test_auto_scale_lr_needs_a_batch_size(config, built, capsys):
     with open(config, 'a', encoding='utf-8') as file:
         file.write('auto_scale_lr = dict(enable=False)\n')
-    with pytest.raises(KeyError, match='base_batch_size'):
+    with pytest.raises(SystemExit, match='2'):
         train.main([config, '--auto-scale-lr'])
+    assert 'mmrepro train: --auto-scale-lr needs auto_scale_lr = dict(base_batch_size=...)' in (
+        capsys.readouterr().err)
+    assert built == []
 
 
 def test_test_loads_the_checkpoint_and_augments(config, built):

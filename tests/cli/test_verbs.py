@@ -35,6 +35,19 @@ def test_the_package_can_be_run():
     assert 'usage: mmrepro VERB' in done.stdout
 
 
+@pytest.mark.parametrize('verb, said', [
+    ('verify', 'mmrepro verify: interrupted'),
+    ('train', 'mmrepro train: interrupted; the same command with --resume continues from the '
+     'latest checkpoint')])
+def test_an_interrupted_verb_says_one_line(verb, said, monkeypatch, capsys):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, 'load', lambda name: interrupted)
+    assert cli.main([verb, 'CONFIG']) == exit_codes.INTERRUPTED == 130
+    assert capsys.readouterr().err == f'\n{said}\n'
+
+
 @pytest.mark.parametrize('verb', cli.VERBS)
 def test_every_verb_has_help_with_an_example(verb, capsys):
     with pytest.raises(SystemExit) as error:

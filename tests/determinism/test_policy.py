@@ -313,7 +313,7 @@ def test_no_opinion_without_determinism():
 
 
 def test_warn_keeps_a_conflict_and_says_so_once(caplog):
-    env = {'NCCL_ALGO': 'Tree'}
+    env = {'NCCL_ALGO': 'Tree', 'PYTHONHASHSEED': '0'}
     with caplog.at_level(logging.WARNING, logger='mmrepro'):
         report = determinism.enable('warn', cudnn_benchmark=True, env=env)
         determinism.enable('warn', cudnn_benchmark=True, env=env)
@@ -322,6 +322,18 @@ def test_warn_keeps_a_conflict_and_says_so_once(caplog):
     assert texts == list(report.warnings) and len(texts) == 3
     assert 'not determinism' in texts[0]
     assert "NCCL_ALGO='Tree'" in texts[1] and 'cudnn_benchmark=False' in texts[2]
+
+
+@pytest.mark.parametrize('mode, env, times', [
+    (True, {}, 1), ('warn', {}, 1), (True, {'PYTHONHASHSEED': '0'}, 0), (True, {'RANK': '1'}, 0),
+    (False, {}, 0)])
+def test_a_hash_seed_that_is_missing_is_said_once(mode, env, times, caplog, monkeypatch):
+    monkeypatch.setattr('mmrepro.determinism.policy._said', set())
+    with caplog.at_level(logging.WARNING, logger='mmrepro'):
+        for _ in 'ab':
+            determinism.enable(mode, env=dict(env))
+    texts = [record.getMessage() for record in caplog.records]
+    assert sum('PYTHONHASHSEED is not set' in text for text in texts) == times
 
 
 def test_a_cublas_variable_that_comes_too_late_is_refused(monkeypatch):

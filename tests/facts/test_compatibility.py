@@ -86,6 +86,25 @@ def test_a_number_of_workers_matters_to_streams_of_workers():
         assert row.severity == severity
 
 
+STOCK_MATTERS = ('config.train_dataloader.num_workers', 'env.PYTHONHASHSEED',
+                 'config.train_dataloader.persistent_workers', 'config.train_cfg.val_interval')
+
+
+@pytest.mark.parametrize('name', STOCK_MATTERS)
+def test_what_mmrepro_makes_harmless_matters_to_a_stock_run(name):
+    for attached, severity in ((True, HARMLESS), (False, CHANGES)):
+        facts = {compatibility.ATTACHED: attached, name: 1}
+        row, = differences(facts, {**facts, name: 2})
+        assert row.severity == severity
+
+
+def test_a_consequence_that_does_not_hold_is_not_given_as_one():
+    row, = differences({STOCK_MATTERS[0]: 1}, {STOCK_MATTERS[0]: 2})
+    assert row.consequence == 'each sample has a stream of its own'
+    row, = differences({'config.env_cfg.dist_cfg': 1}, {'config.env_cfg.dist_cfg': 2})
+    assert row.consequence == 'there is one rank'
+
+
 def test_another_precision_matters_by_its_flags_not_by_its_key():
     facts = {'hardware.gpu': 'H100', 'torch.backends.cudnn.allow_tf32': True,
              'randomness.float32_precision': None}

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from mmrepro.fingerprint.reader import FingerprintError, read_rank, read_run
+from mmrepro.fingerprint.reader import EmptyFingerprints, FingerprintError, read_rank, read_run
 from mmrepro.fingerprint.writer import Writer
 
 START = dict(kind='start', format=1, level='step', interval=1, rank=0, world_size=1, scheme=1,
@@ -88,10 +88,18 @@ def test_damage_in_the_middle_is_an_error(tmp_path, line, message):
 
 
 def test_missing_files(tmp_path):
-    with pytest.raises(FingerprintError, match='mmrepro: no such folder'):
+    with pytest.raises(FingerprintError, match='nowhere: no such run'):
+        read_run(str(tmp_path / 'nowhere'))
+    with pytest.raises(FingerprintError, match='has no folder mmrepro; a run writes it'):
+        read_run(str(tmp_path))
+    (tmp_path / 'epoch_1.pth').touch()
+    with pytest.raises(FingerprintError, match=r'it holds epoch_1\.pth, but checkpoints alone'):
         read_run(str(tmp_path))
     (tmp_path / 'mmrepro').mkdir()
     with pytest.raises(FingerprintError, match='has no file fingerprints.rank0.jsonl'):
+        read_run(str(tmp_path))
+    (tmp_path / 'mmrepro' / 'fingerprints.rank1.jsonl').touch()
+    with pytest.raises(EmptyFingerprints, match='rank1.jsonl is empty: the run ended before'):
         read_run(str(tmp_path))
     written(tmp_path, dict(START, world_size=3, rank=1), rank=1)
     (tmp_path / 'mmrepro' / 'manifest.json').write_text('{}')

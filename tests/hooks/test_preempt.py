@@ -57,6 +57,22 @@ def test_the_checkpoint_is_the_last_one(tmp_path):
     assert not list(tmp_path.glob('*.partial')) + list(tmp_path.glob('.*.partial'))
 
 
+@pytest.mark.parametrize('randomness, event, refused', [
+    (dict(seed=1), 1, False), (dict(seed=1, worker_seed='worker'), 1, True),
+    (dict(seed=1, worker_seed='worker', resume_strict=False), 1, False),
+    (dict(seed=1, worker_seed='mmengine', step_seed=False), 1, True)])
+def test_that_a_resume_will_be_refused_is_said_when_the_run_leaves(randomness, event, refused,
+                                                                   tmp_path, caplog):
+    cfg = settings(tmp_path, log_level='WARNING')
+    cfg.randomness = randomness
+    with caplog.at_level('WARNING'):
+        run(cfg, hook=Signals(event))
+    log = ''.join(path.read_text() for path in tmp_path.glob('*/*.log'))
+    assert ('continue with --resume. Leaving' in log) is not refused
+    assert (f"--resume will refuse it with worker_seed={randomness.get('worker_seed')!r}" in log) \
+        is refused
+
+
 def test_more_signals_while_the_checkpoint_is_written_do_nothing(tmp_path):
     class Impatient(Signals):
         def before_save_checkpoint(self, runner, checkpoint):

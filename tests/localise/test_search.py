@@ -76,6 +76,19 @@ def test_equal_runs_run_once(tmp_path):
     assert result.text().splitlines()[0] == 'SAME BITS: 3 iterations agree'
 
 
+def test_runs_that_differ_in_a_validation_only_are_not_called_equal(tmp_path):
+    runs = [run_of('1', '2') for _ in 'ab']
+    for run, metric in zip(runs, ((0.5).hex(), (0.25).hex())):
+        run.ranks[0].vals.append(dict(iteration=2, metrics={'coco/bbox_mAP': metric}))
+    specs = RunSpec('A', 'a.py'), RunSpec('B', 'b.py')
+    result = Localiser(specs, str(tmp_path), None).explain(*runs)
+    assert result.verdict == 'metrics'
+    assert result.text().splitlines()[0] == (
+        'DIFFERENT BITS: 2 iterations of training agree, and iteration 2, metric coco/bbox_mAP of '
+        'the validation: 0.5 (0x1.0000000000000p-1) and 0.25 (0x1.0000000000000p-2)')
+    assert result.as_dict()['parting']['iteration'] == 2
+
+
 def test_a_difference_is_recorded_where_it_is(tmp_path):
     launch, result = scripted(tmp_path, dict(A=['123', '123'], B=['12x', '12x']),
                                dict(A=['2'], B=['3']))

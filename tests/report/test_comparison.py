@@ -201,7 +201,7 @@ def test_a_manifest_and_a_stock_config_are_compared_by_settings(tmp_path):
     write_log(tmp_path / 'a')
     write_log(tmp_path / 'b', config="model = dict(type='Y')\nrandomness = dict(seed=1)\n")
     found = compare(str(tmp_path / 'a'), str(tmp_path / 'b'))
-    assert [row.name for row in found.manifest] == ['config.model.type']
+    assert [row.name for row in found.manifest] == ['mmrepro', 'config.model.type']
 
 
 # ---------------------------------------------------------------------------- stock runs
@@ -262,12 +262,71 @@ def test_without_fingerprints_of_one_run_the_logs_are_compared(tmp_path):
     assert found.first.iteration == 4 and found.notes[-1].startswith('B: no fingerprints')
 
 
+def stock_config(workers=0, **randomness):
+    return (f'train_dataloader = dict(num_workers={workers})\n'
+            f'randomness = dict(seed=1{"".join(f", {k}={v!r}" for k, v in randomness.items())})\n')
+
+
+def test_that_one_run_had_mmrepro_is_said_first_and_instead_of_its_settings(tmp_path, capsys):
+    write_log(tmp_path / 'a', config=stock_config(worker_seed='sample', step_seed=True,
+                                                  operators='torch', deterministic=False))
+    write_log(tmp_path / 'b', config=stock_config(2), off=3)
+    assert main([str(tmp_path / 'a'), str(tmp_path / 'b')]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    notes = [line for line in lines if line.startswith('note: ')]
+    assert notes[0] == ('note: A was trained with mmrepro and B without it: their random numbers '
+                        'and kernels are not the same, so their bits cannot agree')
+    start = next(i for i, line in enumerate(lines) if line.strip().startswith('made of'))
+    assert lines[start + 1].split()[:3] == ['mmrepro', 'True', 'False']
+    names = [line.split()[0] for line in lines[start + 1:lines.index('', start)]]
+    assert names == ['mmrepro', 'config.train_dataloader.num_workers',
+                     'randomness.deterministic']
+
+
+def test_another_number_of_workers_of_two_stock_runs_changes_bits(tmp_path):
+    for name, workers in (('a', 0), ('b', 2)):
+        write_log(tmp_path / name, config=stock_config(workers))
+    row, = compare(str(tmp_path / 'a'), str(tmp_path / 'b')).manifest
+    assert (row.severity, row.consequence) == ('changes bits', 'streams belong to workers')
+    for name, workers in (('a', 0), ('b', 2)):
+        write_log(tmp_path / name, config=stock_config(workers, worker_seed='sample'))
+    row, = compare(str(tmp_path / 'a'), str(tmp_path / 'b')).manifest
+    assert row.severity == 'harmless'
+
+
+def test_equal_checkpoints_are_said_where_logs_are_all_there_is(tmp_path):
+    for name in 'ab':
+        write_log(tmp_path / name)
+        for epoch in (1, 2):
+            torch.save(dict(meta=dict(iter=epoch), state_dict=dict(w=torch.ones(2))),
+                       tmp_path / name / f'epoch_{epoch}.pth')
+    found = compare(str(tmp_path / 'a'), str(tmp_path / 'b'))
+    assert 'the weights in 2 of 2 checkpoints have the same bits (epoch_1.pth to epoch_2.pth)' in (
+        found.verdict())
+    # equal in value, not in bits: that is not said to be the same
+    for name, zero in (('a', 0.), ('b', -0.)):
+        torch.save(dict(meta=dict(iter=2), state_dict=dict(w=torch.tensor([zero]))),
+                   tmp_path / name / 'epoch_2.pth')
+    assert '1 of 2 checkpoints have the same bits (epoch_1.pth)' in compare(
+        str(tmp_path / 'a'), str(tmp_path / 'b')).verdict()
+
+
 def test_nan_is_equal_to_nan(tmp_path):
     for name in 'ab':
         write_log(tmp_path / name)
         path = tmp_path / name / '20260101_000000' / 'vis_data' / 'scalars.json'
         path.write_text(path.read_text().replace('"grad_norm": 1.0', '"grad_norm": NaN'))
     assert compare(str(tmp_path / 'a'), str(tmp_path / 'b')).equal
+
+
+def test_a_folder_without_a_run_says_what_is_in_it(tmp_path):
+    (tmp_path / 'epoch_1.pth').touch()
+    with pytest.raises(RunError, match='it holds epoch_1.pth, but checkpoints alone are no run'):
+        load_run(str(tmp_path))
+    (tmp_path / 'mmrepro').mkdir()
+    (tmp_path / 'mmrepro' / 'fingerprints.rank0.jsonl').touch()
+    with pytest.raises(RunError, match='fingerprints.rank0.jsonl is empty: the run ended before'):
+        load_run(str(tmp_path))
 
 
 @pytest.mark.parametrize('make', ['nothing', 'empty', 'other'])
@@ -365,7 +424,7 @@ def test_without_matplotlib_the_message_says_what_to_install(pair, monkeypatch, 
     assert main([a, b]) == 0  # the table needs none
     assert main([a, b, '--out', str(tmp_path / 'out')]) == 2
     assert 'pip install matplotlib' in capsys.readouterr().err
-    assert not (tmp_path / 'out').exists()
+    assert not list((tmp_path / 'out').iterdir())
 
 
 def test_json_and_exit_codes(pair, capsys):

@@ -36,6 +36,9 @@ FILES = {
     'completion-order': (
         ['for f in as_completed(futures): pass', 'pool.imap_unordered(f, a)'],
         ['pool.map(f, a)', 'pool.imap(f, a)'], MAY),
+    'own-threads': (
+        ['threading.Thread(target=f)', 'queue.Queue()', 'ThreadPoolExecutor(2)'],
+        ['pool.map(f, a)', 'self.Thread()', 'threading.Lock()'], MAY),
     'switches': (
         ['torch.backends.cudnn.benchmark = True', 'torch.use_deterministic_algorithms(False)',
          'torch.set_num_threads(4)', 'torch.backends.cudnn.deterministic = False'],
@@ -51,10 +54,19 @@ FILES = {
          '@TRANSFORMS.register_module()\n    class A:\n        def __call__(self, r):\n'
          '            self.seen[r] = 1',
          'class A(BaseDataset):\n        def __getitem__(self, i):\n            '
-         'self.last = self.last + i'],
+         'self.last = self.last + i',
+         'class A(BaseTransform):\n        def transform(self, r):\n            SEEN.append(r)',
+         'class A(BaseTransform):\n        def transform(self, r):\n            SEEN[r] = 1',
+         'class A(BaseTransform):\n        def transform(self, r):\n            global COUNT\n'
+         '            COUNT += 1'],
         ['class A(BaseTransform):\n        def __init__(self):\n            self.n = 0',
          'class A(BaseTransform):\n        def transform(self, r):\n            n = self.n + 1',
-         'class A:\n        def transform(self, r):\n            self.n += 1'], MAY),
+         'class A:\n        def transform(self, r):\n            self.n += 1',
+         'class A(BaseTransform):\n        def transform(self, r):\n            SEEN = []\n'
+         '            SEEN.append(r)',
+         'class A(BaseTransform):\n        def transform(self, SEEN):\n            SEEN[0] = 1',
+         'class A(BaseTransform):\n        def transform(self, r):\n            return COUNT + 1',
+         'def f(r):\n        SEEN.append(r)'], MAY),
     'kept-state': (
         ['class A(nn.Module):\n        def forward(self, x):\n            self.n += 1',
          'class A(BaseDetector):\n        def loss(self, x):\n            self.h.append(x)',

@@ -115,7 +115,7 @@ def test_a_training_that_fails(original, stand_in, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
-    (['nowhere'], 'nowhere/mmrepro: no such folder'), ([], 'RUN'),
+    (['nowhere'], 'nowhere: no such run'), ([], 'RUN'),
     (['x', '--iters', '0'], '--iters 0')])
 def test_wrong_usage(arguments, message, capsys):
     with pytest.raises(SystemExit, match='2'):

@@ -32,12 +32,15 @@ class Recorded:
         training, folder = training_of(launch), folder_of(launch)
         name = os.path.basename(folder)
         first = 2 if training.resume else 0
-        writer = Writer(f'{folder}/mmrepro/fingerprints.rank0.jsonl')
-        writer.write(dict(START, iteration=first))
-        for i in range(first, training.kill_after or training.iterations):
-            gradients = 'other' if self.wrong.get(name) == i else 'same'
-            writer.write(dict(kind='step', iteration=i, epoch=0, gradients=gradients))
-        writer.close()
+        for rank in range(launch.ranks):
+            writer = Writer(f'{folder}/mmrepro/fingerprints.rank{rank}.jsonl')
+            writer.write(dict(START, iteration=first, rank=rank, world_size=launch.ranks))
+            for i in range(first, training.kill_after or training.iterations):
+                data, gradients = ('other' if self.wrong.get(key) == i else 'same'
+                                   for key in (f'{name}.data', name))
+                writer.write(dict(kind='step', iteration=i, epoch=0, batch=dict(data=data),
+                                  gradients=gradients))
+            writer.close()
 
     def poll(self):
         return True
@@ -68,7 +71,7 @@ def run(config, tmp_path, *arguments):
 def test_all_equal(config, stand_in, tmp_path, capsys):
     assert run(config, tmp_path) == 0
     out, err = capsys.readouterr()
-    for name in module.VARIATIONS:
+    for name in module.USUAL:
         assert any(line.split()[0] == name and line.endswith('equal')
                    for line in out.splitlines() if line.strip())
     assert 'SAME BITS' in out and '6 of 6 runs' in err
@@ -94,7 +97,7 @@ def test_json(config, stand_in, tmp_path, capsys):
 
 
 def test_what_is_varied(config, stand_in, tmp_path):
-    run(config, tmp_path)
+    run(config, tmp_path, '--vary', 'all')
     launches = {os.path.basename(folder_of(one)): one for one in stand_in.launches}
     trainings = {name: training_of(one) for name, one in launches.items()}
     configs = {name: Config.fromfile(training.config) for name, training in trainings.items()}
@@ -113,6 +116,70 @@ def test_what_is_varied(config, stand_in, tmp_path):
         assert cfg.custom_hooks[-1].type == 'FingerprintHook'
         if name != 'resume':
             assert cfg.default_hooks.checkpoint.interval == -1
+
+
+def test_what_surrounds_the_runs_is_varied(config, stand_in, tmp_path, monkeypatch):
+    monkeypatch.setattr(module.surroundings, 'instruction_sets', lambda: {'MKL_CBWR': 'AVX2'})
+    monkeypatch.setattr(module.os, 'cpu_count', lambda: 2)
+    assert run(config, tmp_path, '--vary', 'all') == 0
+    launches = {os.path.basename(folder_of(one)): one for one in stand_in.launches}
+    for name, function in (('files', 'reverse_listings'), ('load', 'burn_other_cores')):
+        where, _, called = training_of(launches[name]).prepare.partition(':')
+        assert called == function and callable(getattr(sys.modules[where], function))
+    assert launches['folder'].cwd == str(tmp_path / 'w' / 'folder' / 'elsewhere')
+    assert launches['locale'].env['TZ'] == 'XXX-5:45' and launches['locale'].env['LC_ALL'] == 'C'
+    assert launches['cpu'].env['MKL_CBWR'] == 'AVX2' != launches['load'].env.get('MKL_CBWR')
+    assert [launches[name].ranks for name in ('reference', 'ranks.reference', 'ranks')] == [1, 2, 2]
+    assert {name for name, one in launches.items() if one.cwd} == {'folder'}
+
+
+@pytest.mark.parametrize('given, varied', [(0, 2), (1, 2), (2, 0), (4, 0)])
+def test_one_of_the_runs_has_several_workers(config, stand_in, tmp_path, given, varied):
+    run(config, tmp_path, '--vary', 'workers', '--cfg-options',
+        f'train_dataloader.num_workers={given}')
+    reference, other = (Config.fromfile(training_of(one).config).train_dataloader
+                        for one in stand_in.launches)
+    assert (reference.num_workers, other.num_workers) == (given, varied) and max(given, varied) > 1
+
+
+def test_a_config_without_a_seed_gets_one(config, stand_in, tmp_path, capsys):
+    assert run(config, tmp_path, '--vary', 'process', '--cfg-options', 'randomness.seed=None') == 0
+    assert 'the config has no seed' in capsys.readouterr().out
+    assert {Config.fromfile(training_of(one).config).randomness.seed
+            for one in stand_in.launches} == {0}
+
+
+def test_a_single_iteration_says_nothing_about_workers(config, stand_in, tmp_path, capsys):
+    assert run(config, tmp_path, '--vary', 'workers,process', '--iters', '1') == 0
+    assert 'not run: it takes two iterations for a second worker' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('wrong, code, said', [
+    ({}, 0, 'equal (weights agree as well)'),
+    ({'cpu': 2}, 0, 'equal (gradients differ from iteration 2 on, as on another CPU)'),
+    ({'cpu.data': 2}, 1, 'DIFFERENT  iteration 2, batch.data: same and other')])
+def test_other_instruction_sets_promise_the_same_batches(config, stand_in, tmp_path, monkeypatch,
+                                                         capsys, wrong, code, said):
+    monkeypatch.setattr(module.surroundings, 'instruction_sets', lambda: {'MKL_CBWR': 'AVX2'})
+    stand_in.wrong.update(wrong)
+    assert run(config, tmp_path, '--vary', 'cpu') == code
+    assert said in capsys.readouterr().out
+    monkeypatch.setattr(module.surroundings, 'instruction_sets', dict)
+    run(config, tmp_path, '--vary', 'cpu')
+    assert 'not run: instruction sets can be switched off on x86-64' in capsys.readouterr().out
+
+
+def test_two_ranks_are_compared_with_two_ranks(config, stand_in, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(module.os, 'cpu_count', lambda: 2)
+    stand_in.wrong.update(reference=0)  # a single rank adds in another order
+    assert run(config, tmp_path, '--vary', 'ranks') == 0
+    stand_in.wrong.update(ranks=1)
+    assert run(config, tmp_path, '--vary', 'ranks') == 1
+    assert f'mmrepro compare {tmp_path}/w/ranks.reference {tmp_path}/w/ranks' in (
+        capsys.readouterr().out)
+    monkeypatch.setattr(module.os, 'cpu_count', lambda: 1)
+    assert run(config, tmp_path, '--vary', 'ranks') == 1
+    assert 'not run: it takes 2 cores; there is one' in capsys.readouterr().out
 
 
 def test_an_iteration_that_is_lacking_is_a_difference(config, stand_in, tmp_path, capsys,
@@ -158,6 +225,13 @@ def test_a_difference_is_localised_on_demand(config, stand_in, tmp_path, monkeyp
     assert capsys.readouterr().out.endswith('SAME BITS: 5 iterations agree\n')
     assert run(config, tmp_path, '--vary', name, '--localise', '--json') == 1
     assert json.loads(capsys.readouterr().out)['localise']['verdict'] == 'equal'
+
+
+@pytest.mark.parametrize('name', ['files', 'folder', 'load'])
+def test_what_localise_cannot_repeat_is_said(config, stand_in, tmp_path, capsys, name):
+    stand_in.wrong[name] = 3
+    assert run(config, tmp_path, '--vary', name, '--localise') == 1
+    assert f'{name}: mmrepro localise cannot repeat' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [

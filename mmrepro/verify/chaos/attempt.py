@@ -57,6 +57,19 @@ class Attempt:
 
     def run(self, plan: Optional[Interruption], gaps: Dict[str, float], random: Random) -> Attempt:
         """Watch until the end; ``gaps`` are :meth:`durations`, ``random`` chooses processes."""
+        try:
+            self._watch(plan, gaps, random)
+        finally:  # of an error, or Ctrl-C: the processes have sessions of their own
+            self._kill()
+            for process in self._processes:
+                kill_group(process.pid)  # workers that have lost their trainer see it seconds later
+        for connection in self._connections:
+            while not connection.closed and connection.poll():
+                self._receive(connection)
+            connection.close()
+        return self
+
+    def _watch(self, plan: Optional[Interruption], gaps: Dict[str, float], random: Random) -> None:
         strike_at: Optional[float] = None
         first_end: Optional[float] = None
         while any(process.is_alive() for process in self._processes):
@@ -83,12 +96,6 @@ class Attempt:
             self.seconds_to_end = time.monotonic() - self._struck_at
         for process in self._processes:
             process.join()
-            kill_group(process.pid)  # workers that have lost their trainer see it seconds later
-        for connection in self._connections:
-            while not connection.closed and connection.poll():
-                self._receive(connection)
-            connection.close()
-        return self
 
     @property
     def codes(self) -> List[int]:

@@ -178,3 +178,28 @@ def detector_a_sampler_with_a_generator_of_its_own(run):
     @replaced(RandomSampler, 'random_choice', since=0)
     def own(original, self, gallery, num):
         return gallery[torch.randperm(len(gallery), generator=generator)[:num]]
+
+
+@fault(runs='AB', phase='forward', kind='input', cause='same tensors in another order')
+def tensors_in_a_set(run):
+    @replaced(tiny.Tiny, 'forward')
+    def unordered(original, self, inputs, label, mode='tensor'):
+        # forked runs have the same addresses, and with them the same order of a real set
+        parts = [inputs[:, i:i + 1] * (i + 1) for i in range(3)]
+        total = torch.zeros_like(parts[0])
+        for part in parts if run == 'A' else parts[::-1]:
+            total = total + part
+        return original(self, inputs + total, label, mode)
+
+
+@fault(runs='AB', phase='forward', cause='threads', mentions='in threaded')
+def a_thread_that_makes_a_number(run):
+    import threading
+
+    @replaced(tiny.Tiny, 'forward')
+    def threaded(original, self, inputs, label, mode='tensor'):
+        found = []
+        thread = threading.Thread(target=lambda: found.append(1. if run == 'A' else 2.))
+        thread.start()
+        thread.join()
+        return original(self, inputs * found[0], label, mode)

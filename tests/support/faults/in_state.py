@@ -23,7 +23,7 @@ def a_hook_that_draws_random_numbers(run):
         np.random.rand(1), torch.randperm(3)
 
 
-@fault(iteration=FROM, phase='hook', path='QuietHook.after_train_iter', kind='output',
+@fault(iteration=FROM - 1, phase='hook', path='QuietHook.after_train_iter', kind='output',
        cause='hook changes the state', mentions='parameter head.fc.bias')
 def a_hook_that_changes_weights(run):
     @replaced(tiny.QuietHook, 'after_train_iter', since=FROM - 1)
@@ -37,6 +37,14 @@ def a_hook_that_changes_weights_by_operators(run):
     @replaced(tiny.QuietHook, 'before_train_iter')
     def change(original, self, runner, *args, **kwargs):
         runner.model.head.fc.weight.data.mul_(0.5)
+
+
+@fault(fast=True, iteration=FROM - 1, phase='hook', path='QuietHook.after_train_iter',
+       kind='argument', cause='another setting', mentions='group 0 lr=0.1 / 0.2')
+def a_hook_that_changes_the_learning_rate(run):
+    @replaced(tiny.QuietHook, 'after_train_iter', since=FROM - 1)
+    def change(original, self, runner, *args, **kwargs):
+        runner.optim_wrapper.param_groups[0]['lr'] = 0.2
 
 
 @fault(iteration=2, kind='argument', cause='another setting', mentions='StepLR 0 gamma=0.5 / 0.25')

@@ -1,0 +1,175 @@
+"""Read configs and change them from the command line; what is wrong with one is a single line."""
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import warnings
+from traceback import walk_tb
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+
+from mmengine.config import Config
+
+from ..text import shorten
+
+__all__ = ['ADD', 'TOP_LEVEL', 'ConfigError', 'merge_options', 'read_config', 'without_mark']
+
+# MMEngine imports it for every base of another package; nothing that a reader could change
+warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
+
+ADD = '+'  # before the key of an option: add the key, whatever it resembles
+
+# what MMEngine, MMDetection and mmrepro read of a config's top level
+TOP_LEVEL = (
+    'randomness', 'custom_imports', 'env_cfg', 'resume', 'load_from', 'model', 'work_dir',
+    'train_dataloader', 'val_dataloader', 'test_dataloader', 'train_cfg', 'val_cfg', 'test_cfg',
+    'auto_scale_lr', 'optim_wrapper', 'param_scheduler', 'val_evaluator', 'test_evaluator',
+    'default_hooks', 'custom_hooks', 'data_preprocessor', 'launcher', 'log_processor', 'log_level',
+    'visualizer', 'default_scope', 'experiment_name', 'runner_type', 'model_wrapper_cfg',
+    'find_unused_parameters', 'sync_bn', 'compile')
+# read as well, but rarely: a variable of a config that is near to one of these is no mistake
+RARE = ('tta_model', 'tta_pipeline', 'broadcast_buffers', 'detect_anomalous_params', 'strategy',
+        'activation_checkpointing', 'efficient_conv_bn_eval', 'seed', 'deterministic',
+        'diff_seed')
+# what runs a config: its frames do not say where a config is wrong
+MACHINERY = ('/mmengine/', '/importlib/', '<frozen ', os.path.abspath(__file__))
+# of difflib: whole keys that are near to each other, and the words in them
+SIMILAR, SIMILAR_WORD, SAME_BUT_JOINED = 0.8, 0.6, 0.9
+
+
+class ConfigError(ValueError):
+    """A config cannot be read, or an option does not fit it."""
+
+
+def read_config(path: str, options: Optional[Mapping[str, Any]] = None,
+                imports: bool = True) -> Config:
+    """A config with the changes of a command line.
+
+    Args:
+        options: dotted key -> value, as for :func:`merge_options`.
+        imports: import the modules in ``custom_imports``.
+
+    Raises:
+        ConfigError: the file is no config, or an option does not fit it: file, line and reason.
+    """
+    try:
+        cfg = Config.fromfile(path, import_custom_modules=imports)
+    except Exception as error:  # a config is a program: it may raise anything
+        raise ConfigError(_reason(path, error)) from error
+    merge_options(cfg, options or {})
+    return cfg
+
+
+def _reason(path: str, error: BaseException) -> str:
+    """File, line and what is wrong, in one line."""
+    frames = list(walk_tb(error.__traceback__))
+    # of a base, MMEngine's frames know the name; of a text that it parses, Python does not
+    files = [frame.f_locals['filename'] for frame, _ in frames
+             if frame.f_globals.get('__name__') == 'mmengine.config.config'
+             and isinstance(frame.f_locals.get('filename'), str)]
+    file = files[-1] if files else path
+    if isinstance(error, SyntaxError):
+        return f'{file}, line {error.lineno}: {error.msg}' if error.lineno else f'{file}: {error}'
+    if isinstance(error, ImportError):  # MMEngine repeats it with the whole sys.path
+        while error.__context__ is not None:
+            error = error.__context__
+        frames = list(walk_tb(error.__traceback__))
+    where = next((f'{code.co_filename}, line {line}: ' for code, line in (
+        (frame.f_code, line) for frame, line in reversed(frames))
+        if not any(part in code.co_filename for part in MACHINERY)), f'{file}: ')
+    text = (str(error).splitlines() or [''])[0]
+    hint = ' (its folder must be on PYTHONPATH)' if isinstance(error, ModuleNotFoundError) else ''
+    return f'{where}{type(error).__name__}: {text}{hint}'
+
+
+def without_mark(options: Mapping[str, Any]) -> Dict[str, Any]:
+    """The same options without the mark :data:`ADD`."""
+    return {key[len(ADD):] if key.startswith(ADD) else key: value
+            for key, value in options.items()}
+
+
+def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
+    """Change settings of a config in place, as ``--cfg-options`` asks.
+
+    A key may be new where its parent is a dict: training code reads more than a config says. But a
+    key that is nearly one that is there is a typing error, and a top-level key that nothing reads
+    has no effect. ``+`` before the key adds it all the same.
+
+    Args:
+        options: dotted key -> value; an index of a list is a key.
+
+    Raises:
+        ConfigError: names the key and the nearest one that is there.
+    """
+    for key in options:
+        if not key.startswith(ADD):
+            _check_key(cfg, key, options[key])
+    plain = without_mark(options)
+    if not plain:
+        return
+    try:
+        cfg.merge_from_dict(plain)
+    except (TypeError, KeyError) as error:
+        raise ConfigError(f'{", ".join(plain)}: {shorten(error.args[0], 200)}') from error
+    if any(key.partition('.')[0] == 'randomness' for key in plain):
+        # here, because it needs torch, and a process may start again before it imports that
+        from ..config import RandomnessConfig, RandomnessError
+        try:
+            RandomnessConfig.parse(cfg.get('randomness'))
+        except RandomnessError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _check_key(cfg: Config, key: str, value: Any) -> None:
+    node: Any = cfg
+    done: List[str] = []
+    for part in key.split('.'):
+        where = '.'.join(done)
+        if isinstance(node, (list, tuple)):
+            if not (part.isdigit() and int(part) < len(node)):
+                allowed = f'an index from 0 to {len(node) - 1}' if node else 'nothing: it is empty'
+                raise ConfigError(f'{key}={value}: {where} is a list, and {part!r} is not in it; '
+                                  f'allowed is {allowed}')
+            node = node[int(part)]
+        elif isinstance(node, (dict, Config)):
+            if part not in node:
+                # the parser of `randomness` knows its keys; _delete_ and the like are MMEngine's
+                known = where == 'randomness' if done else part in (*TOP_LEVEL, *RARE)
+                near = _nearest(part, node, () if done else TOP_LEVEL)
+                if not known and not part.startswith('_') and (near or not done):
+                    raise ConfigError(_unknown(key, value, where, part, near))
+                return
+            node = node[part]
+        else:
+            raise ConfigError(f'{key}={value}: {where} is {shorten(repr(node))}, which has no '
+                              f'keys; give {where} a value')
+        done.append(part)
+
+
+def _unknown(key: str, value: Any, where: str, part: str, near: str) -> str:
+    home = where or 'the config'
+    return (f'{key}={value}: {home} has no key {part!r}'
+            + ('' if where else ', and MMEngine reads none of that name')
+            + (f'; did you mean {f"{where}." if where else ""}{near}?' if near else '')
+            + f' ({ADD}{key}={value} adds it)')
+
+
+def _nearest(key: str, *known: Iterable[str]) -> str:
+    """The name that ``key`` is a misspelling of, or ''."""
+    names = dict.fromkeys(name for names in known for name in names if isinstance(name, str))
+    for near in difflib.get_close_matches(key, names, n=3, cutoff=SIMILAR):
+        if _is_misspelt(key, near):
+            return near
+    return ''
+
+
+def _is_misspelt(key: str, near: str) -> bool:
+    """Whether all words of two similar keys are similar: not ``save_best`` and ``save_last``."""
+    words: Tuple[List[str], ...] = tuple(re.split('_', one.lower()) for one in (key, near))
+    if len(words[0]) != len(words[1]):
+        return _ratio(key.lower(), near.lower()) >= SAME_BUT_JOINED
+    return all(_ratio(a, b) >= SIMILAR_WORD for a, b in zip(*words))
+
+
+def _ratio(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()

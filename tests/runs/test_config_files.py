@@ -1,0 +1,97 @@
+"""Configs and options that cannot be used are one line that names file, key and what is near."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from harness import ROOT
+from mmengine.config import Config
+
+from mmrepro.runs.config_files import ConfigError, merge_options, read_config, without_mark
+
+
+def config():
+    return Config(dict(
+        data_root='d', train_cfg=dict(max_epochs=1), val_cfg=None, randomness=dict(seed=1),
+        train_dataloader=dict(num_workers=2, dataset=dict(pipeline=[dict(type='A'), dict(p=1)])),
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', save_last=True)),
+        model=dict(head=dict(fc_out_channels=8, num_classes=3))))
+
+
+@pytest.mark.parametrize('key, message', [
+    ('train_cfg.max_epoch', "train_cfg has no key 'max_epoch'; did you mean train_cfg.max_epochs?"),
+    ('train_cfg.maxepochs', 'did you mean train_cfg.max_epochs?'),
+    ('model.head.num_clases', 'did you mean model.head.num_classes?'),
+    ('trian_cfg.max_epochs', 'did you mean train_cfg?'),
+    ('data_rot', 'the config has no key \'data_rot\', and MMEngine reads none of that name; did '
+     'you mean data_root?'),
+    ('vall_dataloader.batch_size', 'did you mean val_dataloader?'),
+    ('colour', "MMEngine reads none of that name (+colour=1 adds it)"),
+    ('train_dataloader.dataset.pipeline.2.p', "pipeline is a list, and '2' is not in it; allowed "
+     'is an index from 0 to 1'),
+    ('train_dataloader.dataset.pipeline.p', "and 'p' is not in it"),
+    ('train_cfg.max_epochs.x', 'train_cfg.max_epochs is 1, which has no keys'),
+    ('val_cfg.fp16', 'val_cfg is None, which has no keys'),
+    ('randomness.sede', "unknown key 'sede' (value 1); did you mean 'seed'?"),
+])
+def test_a_key_that_is_no_key_is_refused(key, message):
+    with pytest.raises(ConfigError) as error:
+        merge_options(config(), {key: 1})
+    assert message in str(error.value) and '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('key', [
+    'train_dataloader.persistent_workers', 'train_dataloader.prefetch_factor', 'compile',
+    'train_cfg.max_iters', 'custom_hooks', 'randomness.num_threads', 'seed', 'tta_model',
+    'default_hooks.checkpoint.save_best', 'default_hooks.early_stopping.patience',
+    'model.head.conv_out_channels', 'model.head._delete_', 'optim_wrapper.clip_grad.max_norm',
+    'train_dataloader.dataset.pipeline.1.q', 'train_dataloader.dataset.indices'])
+def test_a_key_that_the_config_leaves_out_may_be_added(key):
+    cfg = config()
+    merge_options(cfg, {key: 1})
+    if not key.endswith('_'):
+        assert cfg != config()
+
+
+def test_the_mark_adds_a_key_whatever_it_resembles():
+    cfg = config()
+    merge_options(cfg, {'+train_cfg.max_epoch': 3, '+colour': 'red'})
+    assert cfg.train_cfg == dict(max_epochs=1, max_epoch=3) and cfg.colour == 'red'
+    assert without_mark({'+a.b': 1, 'c': 2}) == {'a.b': 1, 'c': 2}
+
+
+@pytest.mark.parametrize('text, message', [
+    ('a = 1\nb = (\n', "a.py, line 2: '(' was never closed"),
+    ('a = 1\nb = c\n', "a.py, line 2: NameError: name 'c' is not defined"),
+    ("_base_ = 'no.py'\n", 'no.py: FileNotFoundError: '),
+    ("custom_imports = dict(imports=['no_such_module_x'], allow_failed_imports=False)\n",
+     "a.py: ModuleNotFoundError: No module named 'no_such_module_x' (its folder must be on "
+     'PYTHONPATH)'),
+])
+def test_a_config_that_cannot_be_read(tmp_path, text, message):
+    path = tmp_path / 'a.py'
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_config(str(path))
+    assert str(error.value).startswith(f'{tmp_path}/{message}')
+    assert '\n' not in str(error.value)
+
+
+def test_no_warning_of_a_library_stands_above_a_config(tmp_path):
+    (tmp_path / 'a.py').write_text("_base_ = 'mmdet::_base_/schedules/schedule_1x.py'\n")
+    code = f"from mmrepro.runs.config_files import read_config; read_config('{tmp_path}/a.py')"
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
+                          env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    assert done.stderr == ''
+
+
+def test_the_base_that_is_wrong_is_named(tmp_path):
+    (tmp_path / 'base.py').write_text('x = y\n')
+    (tmp_path / 'a.py').write_text("_base_ = './base.py'\n")
+    with pytest.raises(ConfigError, match=r"base\.py, line 1: NameError: name 'y'"):
+        read_config(str(tmp_path / 'a.py'))
+    (tmp_path / 'base.py').write_text('x = )\n')
+    with pytest.raises(ConfigError, match=r'base\.py, line 1: unmatched'):
+        read_config(str(tmp_path / 'a.py'))
