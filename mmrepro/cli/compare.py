@@ -7,6 +7,7 @@ import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..audit.auditing import find_config
+from ..report import tolerance
 from ..report.comparison import Comparison, compare_runs, manifest_differences
 from ..report.comparison_plots import draw
 from ..report.html import advice, report
@@ -60,7 +61,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         'fingerprints (train --fingerprint) in both, bits are compared; without, what MMEngine '
         'logged.',
         'example:\n  %(prog)s work_dirs/monday work_dirs/tuesday --out comparison\n\n'
-        'exit code: 0 nothing differs, 1 something does, 2 nothing to compare or wrong usage')
+        'exit code: 0 nothing differs (with --tolerance: by more than it), 1 something does, '
+        '2 nothing to compare or wrong usage')
     parser.add_argument('run_a', help='a work directory, a time-stamped folder of MMEngine, or a '
                         'scalars.json')
     parser.add_argument('run_b', help='the other one')
@@ -72,11 +74,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument('--json', action='store_true', help='write JSON to the standard output')
     parser.add_argument('--no-weights', action='store_true',
                         help='leave checkpoints unread (they are large)')
+    parser.add_argument('--tolerance', type=float, metavar='REL',
+                        help='for runs on other machines: how far losses, norms and metrics are '
+                        'apart, and whether by more than this relative difference')
     args = parser.parse_args(argv)
     if args.out:
         parser.make_folder(args.out, '--out')
     try:
         found = compare(args.run_a, args.run_b, weights=not args.no_weights)
+        near = None if args.tolerance is None else tolerance.measure(found, args.tolerance)
         written = write(found, args.out) if args.out else {}
         if args.publish:
             cfg = read_config(find_config(args.publish), imports=False)
@@ -91,11 +97,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except (ValueError, MissingPlots, OSError) as error:
         print(f'{parser.prog}: {error}', file=sys.stderr)
         return 2
-    code = 2 if not found.common else int(not found.equal)
+    code = 2 if not found.common else int(not (found.equal if near is None else near.within))
     if args.json:
-        print(json.dumps(as_dict(found, code, written), indent=2))
+        more = {} if near is None else dict(tolerance=near.as_dict())
+        print(json.dumps({**as_dict(found, code, written), **more}, indent=2))
         return code
     show(found, console(), args.all)
+    if near is not None:
+        print()
+        tolerance.show(near, console())
     for path in written.values():
         print(f'wrote {path}')
     if not written:

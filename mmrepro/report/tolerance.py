@@ -1,0 +1,163 @@
+"""How far the numbers of two runs are apart, for runs on machines that cannot give equal bits.
+
+Numbers that a run recorded are compared: losses, norms of the parameters (level 'parameter') and
+metrics. Digests cannot be near to each other and do not count. What must be equal on any machine,
+the epoch and which samples were in the batch, has no tolerance.
+"""
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from ..fingerprint.schema import value_of
+from .comparison import Comparison
+
+__all__ = ['Distance', 'Tolerance', 'measure', 'relative', 'show', 'ulps']
+
+EXACT = ('epoch', 'batch.positions', 'batch.indices')
+# step -> name -> value
+Rows = Dict[int, Dict[str, float]]
+MAX_ROWS = 20
+
+
+class Distance(NamedTuple):
+    """One number that both runs recorded, over all iterations that they share."""
+    field: str
+    compared: int
+    relative: float  # the largest: |A - B|, divided by the larger one of both
+    at: int  # the iteration of the largest
+    ulps: Optional[int]  # there, in units in the last place of float32; None if it is none
+    exceeds: Optional[int]  # the first iteration with more than the tolerance
+
+
+class Tolerance(NamedTuple):
+    """Two runs, compared with a tolerance."""
+    tolerance: float
+    distances: List[Distance]  # the farthest first
+    unequal: Optional[Tuple[int, str]]  # first iteration in which other samples were trained on
+
+    @property
+    def within(self) -> bool:
+        return self.unequal is None and all(one.exceeds is None for one in self.distances)
+
+    def verdict(self) -> str:
+        if self.unequal is not None:
+            return ('NOT COMPARABLE: {1} differs in iteration {0}, which is the same on every '
+                    'machine: these are trainings on other data'.format(*self.unequal))
+        beyond = [one for one in self.distances if one.exceeds is not None]
+        if not beyond:
+            return (f'WITHIN {self.tolerance:g}: {len(self.distances)} numbers, at most '
+                    f'{self.distances[0].relative:.2g} apart ({self.distances[0].field})')
+        first = min(beyond, key=lambda one: one.exceeds)
+        return (f'BEYOND {self.tolerance:g}: {len(beyond)} of {len(self.distances)} numbers, first '
+                f'{first.field} in iteration {first.exceeds}')
+
+    def as_dict(self) -> Dict[str, Any]:
+        """Plain data for ``--json``; an infinite distance is None."""
+        return dict(tolerance=self.tolerance, within=self.within, unequal=self.unequal, distances=[
+            {**one._asdict(), 'relative': one.relative if math.isfinite(one.relative) else None}
+            for one in self.distances])
+
+
+def relative(a: float, b: float) -> float:
+    """
+    >>> relative(1., 1.), relative(2., 1.), relative(float('nan'), float('nan'))
+    (0.0, 0.5, 0.0)
+    """
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf
+    return abs(a - b) / max(abs(a), abs(b))
+
+
+def ulps(a: float, b: float) -> Optional[int]:
+    """Numbers of float32 from one to the other; None if one of them is no finite float32.
+
+    >>> ulps(1., 1. + 2**-23), ulps(-0., 0.), ulps(1., .1)
+    (1, 0, None)
+    """
+    places = []
+    for value in (a, b):
+        if not math.isfinite(value) or abs(value) > 3.5e38:
+            return None
+        packed = struct.pack('<f', value)
+        if struct.unpack('<f', packed)[0] != value:
+            return None
+        place, = struct.unpack('<i', packed)
+        places.append(place if place >= 0 else -(place & 0x7fffffff))
+    return abs(places[0] - places[1])
+
+
+def measure(found: Comparison, tolerance: float) -> Tolerance:
+    """The distance of every number that both runs have.
+
+    Args:
+        tolerance: the largest relative difference that is accepted.
+
+    Raises:
+        ValueError: a tolerance that is not positive, or no number in common.
+    """
+    if not 0 < tolerance < math.inf:
+        raise ValueError(f'--tolerance {tolerance:g} is not allowed; allowed is a number above 0, '
+                         'such as 1e-4')
+    a, b = found.a, found.b
+    kinds: Tuple[Tuple[str, Rows, Rows], ...] = (
+        ('', a.losses(found.exact), b.losses(found.exact)),
+        ('norm of ', a.norms, b.norms) if found.exact else ('', {}, {}),
+        ('metric ', a.vals(found.exact), b.vals(found.exact)))
+    distances = [one for prefix, *runs in kinds for one in _distances(prefix, *runs, tolerance)]
+    if not distances:
+        raise ValueError('--tolerance: the runs have no losses, norms or metrics in common')
+    distances.sort(key=lambda one: -one.relative)
+    return Tolerance(tolerance, distances, _unequal(found))
+
+
+def _distances(prefix: str, a: Rows, b: Rows, tolerance: float) -> List[Distance]:
+    pairs: Dict[str, List[Tuple[int, float, float]]] = {}
+    for step in sorted(set(a) & set(b)):
+        for name, value in a[step].items():
+            if name in b[step]:
+                pairs.setdefault(name, []).append((step, value, b[step][name]))
+    result = []
+    for name, values in pairs.items():
+        apart = [relative(one, other) for _, one, other in values]
+        largest = max(range(len(apart)), key=apart.__getitem__)
+        step, *both = values[largest]
+        result.append(Distance(
+            prefix + name, len(values), apart[largest], step, ulps(*both),
+            next((one[0] for one, far in zip(values, apart) if far > tolerance), None)))
+    return result
+
+
+def _unequal(found: Comparison) -> Optional[Tuple[int, str]]:
+    """Of fingerprints: the first iteration and field in which the runs trained on other samples."""
+    if not found.exact:
+        return None
+    for rank in sorted(set(found.a.ranks) & set(found.b.ranks)):
+        first, second = (run.ranks[rank].steps for run in (found.a, found.b))
+        for iteration in sorted(set(first) & set(second)):
+            for field in EXACT:
+                values = [value_of(steps[iteration], field) for steps in (first, second)]
+                if None not in values and values[0] != values[1]:
+                    return iteration, field
+    return None
+
+
+def show(found: Tolerance, console: Any) -> None:
+    """Print the numbers that are farthest apart, and the verdict."""
+    from rich.text import Text
+
+    from .terminal import table
+    shown = table('number', 'compared', 'relative', 'ULP', 'iteration',
+                  f'beyond {found.tolerance:g} from')
+    for one in found.distances[:MAX_ROWS]:
+        shown.add_row(one.field, str(one.compared), f'{one.relative:.3g}',
+                      '-' if one.ulps is None else str(one.ulps), str(one.at),
+                      '-' if one.exceeds is None else f'iteration {one.exceeds}')
+    console.print(shown)
+    more = len(found.distances) - MAX_ROWS
+    if more > 0:
+        console.print(Text(f'and {more} that are nearer', 'dim'))
+    console.print(Text(f'\n{found.verdict()}', 'bold green' if found.within else 'bold red'))

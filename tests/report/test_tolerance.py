@@ -1,0 +1,83 @@
+"""How far two runs are apart: units in the last place, relative differences, where they exceed."""
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from fake_runs import write_log, write_run
+
+from mmrepro.cli.compare import compare, main
+from mmrepro.report.tolerance import measure, relative, ulps
+
+
+@pytest.fixture
+def runs(tmp_path):
+    def make(write=write_run, **second):
+        return write(tmp_path / 'a'), write(tmp_path / 'b', **second)
+    return make
+
+
+@pytest.mark.parametrize('start, steps', [(1., 1), (1., 1000), (-2.5, 17), (1e-40, 3), (3e38, 5)])
+def test_units_in_the_last_place_are_numpys_steps(start, steps):
+    value = other = np.float32(start)
+    for _ in range(steps):
+        other = np.nextafter(other, np.float32(np.inf))
+    assert ulps(float(value), float(other)) == ulps(float(other), float(value)) == steps
+
+
+def test_across_zero_and_what_is_no_float32():
+    tiny = float(np.nextafter(np.float32(0), np.float32(1)))
+    assert ulps(-tiny, tiny) == 2 and ulps(0., -0.) == 0
+    assert ulps(.1, .1) is None and ulps(math.inf, 1.) is None and ulps(1e300, 1.) is None
+
+
+def test_relative_differences():
+    assert relative(0., 0.) == 0 and relative(0., 1e-30) == 1 and relative(-1., 1.) == 2
+    assert relative(math.inf, math.inf) == 0 and relative(math.nan, 1.) == math.inf
+
+
+def test_the_iteration_from_which_a_number_is_too_far(runs):
+    found = measure(compare(*runs(since=7, noise=1e-7, field='losses')), 1e-5)
+    loss = next(one for one in found.distances if one.field == 'loss')
+    # the noise is multiplied by 3 in every iteration
+    values = [(2. / (i + 1) + .1 * math.sin(i), 1e-7 * 3.**(i - 7) if i >= 7 else 0.)
+              for i in range(20)]
+    apart = [size / max(abs(value), abs(value + size)) for value, size in values]
+    assert loss.relative == pytest.approx(max(apart)) and loss.at == apart.index(max(apart))
+    assert loss.exceeds == next(i for i, one in enumerate(apart) if one > 1e-5)
+    assert not found.within and f'in iteration {loss.exceeds}' in found.verdict()
+    assert any(one.field.startswith('norm of head') for one in found.distances)
+    assert any(one.field == 'metric coco/bbox_mAP' for one in found.distances)
+
+
+def test_exit_codes_and_words(runs, capsys):
+    a, b = runs(since=7, noise=1e-9)
+    assert main([a, b]) == 1
+    assert main([a, b, '--tolerance', '0.1']) == 0
+    assert 'WITHIN 0.1' in capsys.readouterr().out
+    assert main([a, b, '--tolerance', '1e-12']) == 1
+    assert 'BEYOND 1e-12' in capsys.readouterr().out
+    assert main([a, b, '--tolerance', '0.1', '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['tolerance']['within']
+    for wrong in ('0', '-1', 'nan'):
+        assert main([a, b, '--tolerance', wrong]) == 2
+        assert '--tolerance' in capsys.readouterr().err
+
+
+def test_other_samples_have_no_tolerance(runs, capsys):
+    a, b = runs()
+    path = f'{b}/mmrepro/fingerprints.rank0.jsonl'
+    with open(path) as file:
+        text = file.read()
+    assert '"positions": [6, 7]' in text
+    with open(path, 'w') as file:
+        file.write(text.replace('"positions": [6, 7]', '"positions": [7, 6]'))
+    assert main([a, b, '--tolerance', '1']) == 1
+    assert 'batch.positions differs in iteration 3' in ' '.join(capsys.readouterr().out.split())
+
+
+def test_logs_of_mmengine_have_relative_differences(runs):
+    found = measure(compare(*runs(write_log, off=5)), 1e-6)
+    assert not found.within and {'loss', 'loss_cls'} <= {one.field for one in found.distances}
