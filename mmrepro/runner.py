@@ -17,7 +17,7 @@ from .checkpoint.format_cache import cache_formatted_texts
 from .checkpoint.resuming import Resume
 from .checkpoint.saving import Save
 from .config import RandomnessConfig, prepare_cfg
-from .data import adopt_loader
+from .data import adopt_loader, building
 from .distributed import agreement, process_group
 from .distributed.root_seed import broadcast_seed
 from .facts.collect import collect_facts
@@ -183,8 +183,9 @@ class ReproRunnerMixin:
         return self._build_loop(super().build_test_loop, loop, 'test', self._test_dataloader)
 
     def _build_loop(self, build: Any, loop: Any, stream: str, loader: Any) -> Any:
-        if isinstance(loader, DataLoader) and not self._repro.legacy:
-            # the loop takes a loader object as it is, and may fork its workers at once
+        if not isinstance(loader, (dict, type(None))) and not self._repro.legacy:
+            # the loop takes a loader object as it is
+            building.check_loader_object(loader, stream, self._train_dataloader)
             self._adopt(loader, stream, loader.worker_init_fn)
         self._stream = stream
         try:
@@ -192,21 +193,16 @@ class ReproRunnerMixin:
         finally:
             self._stream = type(self)._stream
 
+    @building.StaticOnClass
     def build_dataloader(self, dataloader: Union[DataLoader, Dict], seed: Optional[int] = None,
                          diff_rank_seed: bool = False) -> DataLoader:
         """As MMEngine's, with samplers, samples and workers keyed by the root seed."""
-        config = self._repro
-        if config.legacy:
+        if self._repro.legacy:
             return super().build_dataloader(dataloader, seed, diff_rank_seed)
         if isinstance(dataloader, DataLoader):
             return dataloader
-        # For samplers that mmrepro does not know. The same on all ranks, also with
-        # diff_rank_seed: ranks that shuffle differently would share samples.
-        sampler_seed = seeds.derive(config.root, 'sampler', 'build').torch >> 33
-        with seeds.isolate_rng():
-            # datasets may draw while they are built, whatever was drawn until now
-            seeds.seed_all(config.root, 'dataset', 'build', self._stream)
-            loader = super().build_dataloader(dataloader, sampler_seed, False)
+        loader = building.build_loader(super().build_dataloader, dataloader, self._repro.root,
+                                       self._stream)
         user_init = loader.worker_init_fn if 'worker_init_fn' in dataloader else None
         self._adopt(loader, self._stream, user_init)
         return loader
@@ -214,9 +210,9 @@ class ReproRunnerMixin:
     def _adopt(self, loader: DataLoader, stream: str, user_init: Any) -> None:
         adopt_loader(loader, self._repro, stream, get_rank(), user_init,
                      patches.apply_in_worker, explain)
-        if stream == 'sample':
-            # an iteration-based loop forks its workers, which begin at once, in its __init__
-            self.resuming.seek_loader(loader)
+        warning = building.shuffled_subset(loader.dataset)
+        if warning:
+            self.logger.warning(warning)
 
     def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> Dict:
         with local_loading(self.resuming.read):

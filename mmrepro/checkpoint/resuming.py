@@ -172,11 +172,6 @@ class Resume:
             return []
         return self.compare({**self.point.facts, 'train_samples': count}, strict)
 
-    def seek_loader(self, loader: Any) -> None:
-        """Move a new training loader."""
-        if self.point is not None:
-            seek(loader, *where(loader, self.point.iteration, self.point.cursor))
-
     def continue_loop(self, loop: Any) -> None:
         """Let a new training loop count on from the checkpoint."""
         if placement_of(loop.dataloader) is None:
@@ -184,8 +179,10 @@ class Resume:
         if isinstance(loop, IterBasedTrainLoop):
             start = (self.point.iteration, self.point.cursor) if self.point else (0, None)
             continue_iterations(loop, *start)
-        elif self.point is not None and isinstance(loop, EpochBasedTrainLoop):
+        elif isinstance(loop, EpochBasedTrainLoop):
             continue_epochs(loop)
+        elif self.point is not None:  # a loop of the user's own: `seek_data` does not know it
+            seek(loop.dataloader, *where(loop.dataloader, self.point.iteration, self.point.cursor))
 
     # ------------------------------------------------------------------------- the content
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from .. import seeds
+from ..config import RandomnessError
 from . import dataset_tree, generators
 from .generators import Generators
 from .positions import plain
@@ -88,8 +89,8 @@ class BatchContext:
     """
 
     def __init__(self, dataset: Any, root: int, stream: str, batch: Sequence[Any],
-                 own: Optional[Generators] = None) -> None:
-        self.dataset = dataset
+                 own: Optional[Generators] = None, whole: bool = False) -> None:
+        self.dataset, self._whole = dataset, whole
         self._own = own or {}
         self._root, self.stream, self._batch = root, stream, batch
         self._entries: List[Tuple[Any, tuple]] = [
@@ -123,7 +124,16 @@ class BatchContext:
         return self._paths
 
     def subtree(self, transform: object) -> BatchSubtree:
-        """The samples that reach ``transform``."""
+        """The samples that reach ``transform``.
+
+        Raises:
+            RandomnessError: when the dataset loads the batch as a whole.
+        """
+        if self._whole:
+            raise RandomnessError(
+                f'{type(transform).__name__} mixes samples, and {type(self.dataset).__name__} '
+                'loads whole batches by its own __getitems__, in which no sample can be told '
+                'from another; remove one of both')
         if id(transform) not in self._subtrees:
             path, self._datasets[path] = dataset_tree.holder(self.dataset, transform)
             self._subtrees[id(transform)] = BatchSubtree(self, path)

@@ -42,15 +42,17 @@ def where(loader: DataLoader, iteration: int,
 def seek(loader: DataLoader, epoch: int, skip: int) -> None:
     """Make the next pass ``epoch``, without its first ``skip`` batches."""
     loader.batch_sampler.sampler.set_epoch(epoch)
-    placement_of(loader).skip = skip
+    placement = placement_of(loader)
+    placement.skip = placement.resumed = skip
 
 
 def continue_epochs(loop: EpochBasedTrainLoop) -> None:
     """Number the batches of an epoch that starts in the middle as in a whole epoch."""
-    stock, placement = loop.run_iter, placement_of(loop.dataloader)
+    stock = loop.run_iter
 
     def run_iter(idx: int, data_batch: Any) -> None:
-        stock(idx + placement.skip, data_batch)
+        placement = placement_of(loop.dataloader)  # a hook may have replaced the loader
+        stock(idx + (placement.resumed if placement else 0), data_batch)
 
     loop.run_iter = run_iter
 

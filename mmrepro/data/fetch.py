@@ -1,18 +1,21 @@
 """Seeding of every sample, in the worker, right before the dataset is asked for it.
 
-PyTorch's fetcher looks up ``__getitems__`` on the dataset *instance*, so that no wrapper stands
-between MMEngine's hooks and the dataset whose attributes they change.
+PyTorch's iterators are given the fetch of their loader as their dataset, and ask it for the samples
+of a batch. The loader keeps the real dataset, whose attributes MMEngine's hooks change, and the
+dataset knows nothing of who loads from it.
 """
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch.utils.data import get_worker_info
 
 from .. import seeds
+from ..config import RandomnessError
 from . import dataset_tree, generators
 from .batch_context import BatchContext, loading
 from .generators import Generators
@@ -42,14 +45,36 @@ def _as_in_a_worker(own: Generators) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-class _Fetched(list):
-    """The samples of a batch, on their way to the collate function."""
+class _Fetched(NamedTuple):
+    """The samples of a batch, on their way to the collate function.
+
+    Attributes:
+        start: epoch and position of the first.
+    """
+    items: Any
     fetch: KeyedFetch
-    start: Tuple[int, int]  # epoch and position of the first
+    start: Tuple[int, int]
+
+
+def loads_batches(dataset: Any) -> bool:
+    """Whether a dataset has code of its own for a whole batch.
+
+    torch's ``Subset`` and ``StackDataset`` have it only to pass a batch on.
+    """
+    cls = type(dataset)
+    if cls.__module__ == 'torch.utils.data.dataset':
+        if cls.__name__ == 'Subset':
+            return loads_batches(dataset.dataset)
+        if cls.__name__ == 'StackDataset':
+            inner = dataset.datasets
+            return any(map(loads_batches, inner.values() if isinstance(inner, dict) else inner))
+    return callable(getattr(dataset, '__getitems__', None))
 
 
 class KeyedFetch:
-    """``dataset.__getitems__``: loads the samples of a batch, each from its own stream.
+    """Stands for the dataset of a loader: loads the samples of a batch, each from its own stream.
+
+    A dataset with ``__getitems__`` of its own is asked for the whole batch, from one stream.
 
     Args:
         dataset: a map-style dataset.
@@ -70,6 +95,10 @@ class KeyedFetch:
         self._main_state: Optional[tuple] = None
         self._own: Generators = {}
         self._pipelines: Optional[list] = None
+        self._thread = threading.get_ident()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
 
     def __getstate__(self) -> Dict[str, Any]:
         # a process finds the generators of its own dataset
@@ -85,13 +114,19 @@ class KeyedFetch:
         before = self._pipelines
         if before is None or len(now) != len(before) or any(
                 one is not other for one, other in zip(now, before)):
-            self._own = generators.find(self.dataset, 'dataset', (KeyedFetch, ))
+            self._own = generators.find(self.dataset, 'dataset')
             self._pipelines = now
             if self._check is not None:
                 self._check.forget()
         return self._own
 
-    def __call__(self, batch: Sequence[Any]) -> List[Any]:
+    def __getitems__(self, batch: Sequence[Any]) -> Any:
+        """The samples at the positioned indices of a batch.
+
+        Raises:
+            TypeError: for an index without its position.
+            RandomnessError: in another thread of the main process than the one that trains.
+        """
         for index in batch:
             if not isinstance(index, (PositionedInt, PositionedTuple)):
                 raise TypeError(
@@ -101,19 +136,25 @@ class KeyedFetch:
         items = self._samples(batch)
         if not self._marked:
             return items
-        items = _Fetched(items)
-        items.fetch, items.start = self, (batch[0].epoch, batch[0].position)
-        return items
+        return _Fetched(items, self, (batch[0].epoch, batch[0].position))
 
-    def _samples(self, batch: Sequence[Any]) -> List[Any]:
+    def _samples(self, batch: Sequence[Any]) -> Any:
         own = self.own_generators()
-        return self._run(self._keyed if self.per_sample else self._sequential, batch, own)
+        keyed = self._keyed_batch if loads_batches(self.dataset) else self._keyed
+        return self._run(keyed if self.per_sample else self._sequential, batch, own)
 
     def _keyed(self, batch: Sequence[Any]) -> List[Any]:
         with loading(BatchContext(self.dataset, self.root, self.stream, batch, self._own)) as one:
             return one.load_all() if self._check is None else self._check.load_all(one)
 
-    def _sequential(self, batch: Sequence[Any]) -> List[Any]:
+    def _keyed_batch(self, batch: Sequence[Any]) -> Any:
+        key = (self.stream, batch[0].epoch, batch[0].position, 'batch')
+        with loading(BatchContext(self.dataset, self.root, self.stream, batch, self._own, True)):
+            seeds.seed_all(self.root, *key)
+            generators.reseed(self._own, self.root, *key)
+            return self.dataset.__getitems__([plain(index) for index in batch])
+
+    def _sequential(self, batch: Sequence[Any]) -> Any:
         epoch = batch[0].epoch
         if epoch != self._epoch:
             # every epoch draws new numbers, also with persistent workers
@@ -122,12 +163,19 @@ class KeyedFetch:
             seeds.seed_all(self.root, *key)
             generators.reseed(self._own, self.root, *key)
             self._epoch = epoch
+        if loads_batches(self.dataset):
+            return self.dataset.__getitems__([plain(index) for index in batch])
         return [self.dataset[plain(index)] for index in batch]
 
     def _run(self, function: Callable, items: Any, own: Generators) -> Any:
         """Call ``function`` as it is in a worker; the main process acts as worker 0."""
         if get_worker_info():
             return function(items)
+        if threading.get_ident() != self._thread:
+            raise RandomnessError(
+                f'the thread {threading.current_thread().name!r} loads samples in the process '
+                'that trains: both would draw from the same generators. Load them in workers, '
+                'without a thread: num_workers=1 or more, and prefetch_factor')
         if self.per_sample:
             with _as_in_a_worker(own):
                 return function(items)
@@ -139,14 +187,14 @@ class KeyedFetch:
             return result
 
     def collate(self, function: Callable, own: Generators, start: Tuple[int, int],
-                items: List[Any]) -> Any:
+                items: Any) -> Any:
         """Call a collate function that may draw, in the stream of its batch or worker."""
         if self.per_sample:
             function = partial(self._keyed_collate, function, own, start)
         return self._run(function, items, own)
 
     def _keyed_collate(self, function: Callable, own: Generators, start: Tuple[int, int],
-                       items: List[Any]) -> Any:
+                       items: Any) -> Any:
         key = (self.stream, *start, 'collate')
         seeds.seed_all(self.root, *key)
         generators.reseed(own, self.root, *key)
@@ -181,16 +229,16 @@ class KeyedCollate:
 
     def __init__(self, function: Callable) -> None:
         self.function = function
-        self._own = generators.find(function, 'collate_fn', (KeyedFetch, ))
+        self._own = generators.find(function, 'collate_fn')
 
     def __reduce__(self) -> tuple:
         # a process finds the generators of its own function
         return KeyedCollate, (self.function, )
 
-    def __call__(self, items: List[Any]) -> Any:
-        if not isinstance(items, _Fetched):
-            return self.function(items)  # called by hand
-        return items.fetch.collate(self.function, self._own, items.start, list(items))
+    def __call__(self, fetched: Any) -> Any:
+        if not isinstance(fetched, _Fetched):
+            return self.function(fetched)  # called by hand
+        return fetched.fetch.collate(self.function, self._own, fetched.start, fetched.items)
 
 
 class WorkerInit:
@@ -208,15 +256,18 @@ class WorkerInit:
     def __init__(self, placement: Any, rank: int, prepare: Optional[Callable[[], Any]] = None,
                  user_init: Optional[Callable[[int], Any]] = None) -> None:
         self._placement, self._rank = placement, rank
-        self._prepare, self._user_init = prepare, user_init
+        self._prepare, self.user_init = prepare, user_init
 
     def __call__(self, worker_id: int) -> None:
-        if get_worker_info() is not None:
+        info = get_worker_info()
+        if info is not None:
             shield()
+            if isinstance(info.dataset, KeyedFetch):  # the user's function looks for its own
+                object.__setattr__(info, 'dataset', info.dataset.dataset)
         if self._prepare is not None:
             self._prepare()
         root = self._placement.root
         seeds.set_root(root)
         seeds.seed_all(root, 'worker', self._rank, worker_id, self._placement.epoch, 'start')
-        if self._user_init is not None:
-            self._user_init(worker_id)
+        if self.user_init is not None:
+            self.user_init(worker_id)

@@ -7,11 +7,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..config import RandomnessConfig, RandomnessError
 from .fetch import KeyedCollate, KeyedFetch, WorkerInit, keyed_collate
+from .passes import key_passes
 from .sample_check import Explain, sample_check
-from .samplers import Placement, adopt_batch_sampler, adopt_sampler
+from .samplers import FixedOrder, Placement, adopt_batch_sampler, adopt_sampler
 from .start_methods import use_own_start_method
 
-__all__ = ['adopt_loader', 'placement_of', 'without_positions']
+__all__ = ['adopt_loader', 'placement_of', 'use_stream', 'without_positions']
 
 _LEGACY = "set randomness.worker_seed='mmengine' to train with MMEngine's own streams"
 
@@ -19,6 +20,14 @@ _LEGACY = "set randomness.worker_seed='mmengine' to train with MMEngine's own st
 def placement_of(loader: DataLoader) -> Optional[Placement]:
     """The placement of an adopted loader, or None."""
     return getattr(getattr(loader, 'batch_sampler', None), '_placement', None)
+
+
+def use_stream(loader: DataLoader, stream: str) -> None:
+    """Let the next pass of an adopted loader use ``stream``: validation and test may share one."""
+    fetch = getattr(loader, '_fetch', None)
+    if fetch is not None and fetch.stream != stream:
+        fetch.stream = stream
+        loader._iterator = None  # workers that stay have the other one
 
 
 def without_positions(dataset: type, batched: bool = True) -> str:
@@ -54,18 +63,17 @@ def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank
 
     Raises:
         RandomnessError: for a loader that has no positions (iterable datasets, no batching, a
-            batch sampler without a sampler), whose dataset another loader with another purpose
-            uses, or that holds a generator that cannot be seeded.
+            batch sampler without a sampler), whose batches arrive in any order, or that holds a
+            generator that cannot be seeded.
     """
     dataset = loader.dataset
     refusal = without_positions(type(dataset), loader.batch_sampler is not None)
     if refusal:
         raise RandomnessError(f'{refusal}; {_LEGACY}')
-    before = getattr(dataset, '__getitems__', None)
-    if isinstance(before, KeyedFetch) and before.stream != stream:
+    if loader.num_workers and not getattr(loader, 'in_order', True):
         raise RandomnessError(
-            f'one dataset object serves two data loaders (streams {before.stream!r} and '
-            f'{stream!r}); build it twice, for example from its config')
+            f'in_order=False, with num_workers={loader.num_workers}: batches arrive in the order '
+            'in which workers finish; remove it, or set in_order=True')
     if not hasattr(loader.batch_sampler, 'sampler'):
         name = type(loader.batch_sampler).__name__
         raise RandomnessError(
@@ -73,14 +81,19 @@ def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank
             f'and the positions of samples come from it. Let {name} take a sampler, keep it as '
             f'`self.sampler`, and make its batches of what it yields; or {_LEGACY}')
     placement = Placement(config.root)
-    adopt_sampler(loader.batch_sampler.sampler, placement)
+    sampler = loader.batch_sampler.sampler
+    if isinstance(sampler, (list, tuple, range)):
+        sampler = loader.batch_sampler.sampler = FixedOrder(sampler)
+    adopt_sampler(sampler, placement)
     adopt_batch_sampler(loader.batch_sampler, placement)
     loader.collate_fn = keyed_collate(loader.collate_fn)
     check = loader.batch_sampler._sample_check = sample_check(loader, config, explain)
     fetch = KeyedFetch(dataset, config.root, stream, config.worker_seed == 'sample', rank,
                        isinstance(loader.collate_fn, KeyedCollate), check)
     fetch.own_generators()  # one that cannot be seeded is an error now, not in a worker
-    dataset.__getitems__ = fetch
+    key_passes(loader, fetch)
+    if isinstance(user_init, WorkerInit):  # a loader object that was adopted before
+        user_init = user_init.user_init
     loader.worker_init_fn = WorkerInit(placement, rank, prepare_worker, user_init)
     # the loader draws its base seed from here instead of from the main process's stream
     loader.generator = placement.generator

@@ -8,10 +8,11 @@ see no difference.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Deque, Iterator, List
+from typing import Any, Deque, Iterator, List, Sequence
 
 import torch
 from torch.utils.data import BatchSampler, Sampler
@@ -20,7 +21,7 @@ from .. import seeds
 from .positions import with_position
 from .sampling_orders import is_endless, isolated_order, sampling_order_of
 
-__all__ = ['Placement', 'adopt_batch_sampler', 'adopt_sampler']
+__all__ = ['FixedOrder', 'Placement', 'adopt_batch_sampler', 'adopt_sampler']
 
 
 MAX_DRAWN = 4096  # batches; loaders draw some ahead, and a run without fingerprints reads none
@@ -33,21 +34,38 @@ class Placement:
     Attributes:
         root: root seed.
         skip: batches that the next pass leaves out at its beginning (already trained on).
+        resumed: batches of this epoch that were trained on before the run resumed.
         start: samples that the sampler leaves out at its beginning.
         epoch: pass over the data. Kept here, because few samplers know theirs.
         generator: the loader's own generator, put in place at the start of each pass.
+        thread: that adopted the loader; samplers draw from generators of the whole process.
         drawn: batches of indices drawn in this pass, oldest first; reading removes them.
     """
     root: int
     skip: int = 0
+    resumed: int = 0
     start: int = 0
     epoch: int = 0
     generator: torch.Generator = field(default_factory=torch.Generator)
+    thread: int = field(default_factory=threading.get_ident)
     drawn: Deque[tuple] = field(default_factory=lambda: deque(maxlen=MAX_DRAWN))
 
     def __reduce__(self) -> tuple:
         # to a spawned worker: generators do not travel
-        return Placement, (self.root, 0, 0, self.epoch)
+        return Placement, (self.root, 0, 0, 0, self.epoch)
+
+
+class FixedOrder(Sampler):
+    """A list or range that a user gave in place of a sampler."""
+
+    def __init__(self, indices: Sequence[Any]) -> None:
+        self.indices = indices
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
 
 
 # Methods of the adopted classes. Plain functions, because an object can only move to a subclass
@@ -69,7 +87,7 @@ def _sampler_set_epoch(self: Any, epoch: int) -> None:
         return
     if epoch != self._placement.epoch:
         # what a resumed run leaves out belongs to the epoch in which it was interrupted
-        self._placement.skip = 0
+        self._placement.skip = self._placement.resumed = 0
     self._placement.epoch = epoch
 
 
@@ -104,13 +122,14 @@ def _batches(self: Any) -> Iterator[List[Any]]:
     for name, empty in _LEFTOVERS.items():
         if hasattr(self, name):
             setattr(self, name, empty(self))
-    skip, placement.start = placement.skip, 0
+    # only one pass begins in the middle: a hook may look at the data before or after it
+    skip, placement.skip, placement.start = placement.skip, 0, 0
     if stock is BatchSampler and hasattr(self.sampler, '_placement'):
         # consecutive samples make a batch: the sampler can jump
         placement.start, skip = skip * self.batch_size, 0
-    placement.drawn.clear()
+    drawn = placement.drawn = deque(maxlen=MAX_DRAWN)
     for batch in itertools.islice(_stock_batches(self), skip, None):
-        placement.drawn.append(tuple(batch))
+        drawn.append(tuple(batch))
         yield batch
 
 
@@ -126,11 +145,12 @@ def _batch_sampler_iter(self: Any) -> Iterator[List[Any]]:
 def _batch_sampler_len(self: Any) -> int:
     # some batch samplers count by iterating, which must begin at the beginning
     placement = self._placement
-    start, placement.start = placement.start, 0
+    before = placement.start, placement.skip, placement.drawn
+    placement.start = placement.skip = 0
     try:
         return type(self).__base__.__len__(self)
     finally:
-        placement.start = start
+        placement.start, placement.skip, placement.drawn = before
 
 
 _SAMPLER = {'__iter__': _sampler_iter, 'set_epoch': _sampler_set_epoch}

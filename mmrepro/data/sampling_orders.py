@@ -12,11 +12,13 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
+import threading
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
 from .. import seeds
+from ..config import RandomnessError
 from . import generators
 
 __all__ = ['SAMPLING_ORDERS', 'STOCK_FAULTS', 'SamplingOrder', 'is_endless', 'isolated_order',
@@ -185,11 +187,20 @@ def _stock(sampler: Any, root: int) -> Iterator[Any]:
 
 def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int, root: int,
                    *key: seeds.Key) -> Iterator[Any]:
-    """What ``order()`` yields from generators of its own; ``block`` items are drawn at a time."""
+    """What ``order()`` yields from generators of its own; ``block`` items are drawn at a time.
+
+    Raises:
+        RandomnessError: in another thread than the one that adopted the loader.
+    """
     name, ours = type(sampler).__base__.__name__, type(sampler._placement)
     inside, found = None, generators.find(sampler, name, (ours, ), data=False)
     items: Iterator[Any] = iter(())
     while True:
+        if threading.get_ident() != sampler._placement.thread:
+            raise RandomnessError(
+                f'the thread {threading.current_thread().name!r} asks {name} for its order, which '
+                'it may draw from the generators of the thread that trains; iterate the loader '
+                'there')
         with seeds.isolate_rng():
             if inside is None:
                 seeds.seed_all(root, *key)

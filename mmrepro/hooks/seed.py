@@ -8,7 +8,7 @@ from mmengine.registry import HOOKS
 
 from .. import seeds
 from ..config import RandomnessConfig
-from ..data import placement_of
+from ..data import placement_of, use_stream
 from ..data.sample_check import left_out
 
 __all__ = ['HookSeedHook', 'SeedHook']
@@ -23,6 +23,13 @@ class _Seeds(Hook):
 
     def _seed(self, stream: str, *key: seeds.Key) -> None:
         seeds.seed_all(self._root, stream, *key, *self._ranks)
+
+
+def _tell_epoch(runner: Any) -> None:
+    """MMEngine leaves this to DistSamplerSeedHook, which a config may have removed."""
+    loader = runner.train_dataloader
+    if placement_of(loader) is not None and runner.train_loop.max_epochs > 1:
+        loader.batch_sampler.sampler.set_epoch(runner.epoch)
 
 
 @HOOKS.register_module()
@@ -54,10 +61,7 @@ class HookSeedHook(_Seeds):
         runner.resuming.check_streams(runner)
 
     def before_train_epoch(self, runner: Any) -> None:
-        # MMEngine leaves this to DistSamplerSeedHook, which a config may have removed
-        loader = runner.train_dataloader
-        if placement_of(loader) is not None and runner.train_loop.max_epochs > 1:
-            loader.batch_sampler.sampler.set_epoch(runner.epoch)
+        _tell_epoch(runner)
         if self._config.step_seed:
             # a run that resumes within the epoch comes here as well, and hooks keep what they draw
             self._seed('hook', 'epoch', runner.epoch)
@@ -80,10 +84,12 @@ class HookSeedHook(_Seeds):
 
     def before_val_epoch(self, runner: Any) -> None:
         if not self._config.legacy:
+            use_stream(runner.val_dataloader, 'val')
             self._seed('val', runner.iter)
 
     def before_test_epoch(self, runner: Any) -> None:
         if not self._config.legacy:
+            use_stream(runner.test_dataloader, 'test')
             self._seed('test')
 
 
@@ -106,6 +112,9 @@ class SeedHook(_Seeds):
         # building loaders and hooks may draw; initial weights must not depend on it
         if not self._config.legacy:
             self._seed('init', 'weights')
+
+    def before_train_epoch(self, runner: Any) -> None:
+        _tell_epoch(runner)  # again: a hook may have given the loop another loader
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if self._config.step_seed:

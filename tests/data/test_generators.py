@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from mmrepro import seeds
 from mmrepro.config import RandomnessError
 from mmrepro.data import generators
-from mmrepro.data.fetch import KeyedCollate, KeyedFetch, keyed_collate
+from mmrepro.data.fetch import KeyedCollate, keyed_collate
 
 OF_MODULE = np.random.default_rng(0)
 
@@ -219,9 +219,10 @@ def test_global_generators_are_none_of_a_data_sets_own():
 
 def test_data_sets_with_generators_can_be_copied():
     made = adopted(loader(shuffled, dataset=Own))
-    twin = copy.deepcopy(made.dataset)
+    twin = copy.deepcopy(made._fetch)
     batch = list(made.batch_sampler)[0]
-    assert digest(twin.__getitems__(batch)) == digest(made.dataset.__getitems__(batch))
+    assert twin.dataset is not made.dataset
+    assert digest(twin.__getitems__(batch)) == digest(made._fetch.__getitems__(batch))
 
 
 class Sums(Noisy):
@@ -286,8 +287,8 @@ def test_own_generators_start_where_the_sample_does():
     """The global ones do, and the sum of all is what the tests above compare."""
     made = adopted(loader(lambda data: DefaultSampler(data, shuffle=False), dataset=Own))
     index = next(iter(made.batch_sampler))[2]
-    made.dataset.__getitems__([index])
+    made._fetch.__getitems__([index])
     seeds.seed_all(3, 'sample', index.epoch, index.position)
-    generators.reseed(generators.find(made.dataset, 'dataset', (KeyedFetch, )), 3, 'sample', 0, 2)
+    generators.reseed(generators.find(made.dataset, 'dataset'), 3, 'sample', 0, 2)
     expected = made.dataset[2]
-    assert digest(made.dataset.__getitems__([index])) == digest([expected])
+    assert digest(made._fetch.__getitems__([index])) == digest([expected])

@@ -1,5 +1,6 @@
 """Loaders that users bring: any sampler, any collate function, objects as well as dicts."""
 import random
+from collections import deque
 
 import numpy as np
 import pytest
@@ -152,8 +153,8 @@ def test_a_batch_sampler_that_draws_has_a_stream_of_its_own(tmp_path):
 
 
 def test_a_sampler_that_cannot_be_adopted_is_named():
-    with pytest.raises(TypeError, match=r'the sampler \[3, 1\] of type list cannot'):
-        adopted(DataLoader(Noisy(), sampler=[3, 1]))
+    with pytest.raises(TypeError, match=r'the sampler deque\(\[3, 1\]\) of type deque cannot'):
+        adopted(DataLoader(Noisy(), sampler=deque([3, 1])))
 
 
 @pytest.mark.parametrize('workers', [0, 2])

@@ -93,15 +93,15 @@ def settings(make, work_dir, loop='epochs', resume_at=None, validation=True):
     return cfg
 
 
-def train(make, work_dir, *args, prepare=lambda runner: None, **kwargs):
-    """Digests of all batches, and of the weights at the end."""
+def train(make, work_dir, *args, prepare=lambda runner: None, cfg=None, **kwargs):
+    """Digests of all batches, and of the weights at the end; ``cfg`` in place of settings."""
     seen = []
 
     class Look(Hook):
         def before_train_iter(self, runner, batch_idx, data_batch=None):
             seen.append(digest(data_batch))
 
-    runner = ReproRunner(**settings(make, work_dir, *args, **kwargs))
+    runner = ReproRunner(**cfg or settings(make, work_dir, *args, **kwargs))
     runner.register_hook(Look())
     prepare(runner)
     runner.train()

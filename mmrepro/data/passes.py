@@ -1,0 +1,152 @@
+"""A pass over the data of an adopted loader, the same for any number of workers.
+
+An adopted ``DataLoader`` becomes an instance of a subclass of its own class, as samplers do. Its
+iterators start workers when the first batch is asked for, which is when the main process would
+begin to load, and again when the dataset has changed since.
+"""
+from __future__ import annotations
+
+import logging
+import weakref
+from functools import cache
+from typing import Any, Callable, Iterator, Optional
+
+from mmengine.logging import print_log
+from torch.utils.data import DataLoader
+
+from .dataset_changes import DatasetSnapshot
+from .fetch import KeyedFetch
+from .samplers import Placement
+
+__all__ = ['Pass', 'key_passes']
+
+
+class _PersistentWorkers:
+    """The dataset that the workers which a loader keeps were given, and who uses them.
+
+    Attributes:
+        user: returns the pass that began last with them, or None when it is gone.
+    """
+
+    def __init__(self) -> None:
+        self.snapshot: Optional[DatasetSnapshot] = None
+        self.user: Callable[[], Optional[Pass]] = lambda: None
+
+    def in_use(self) -> bool:
+        """Whether a pass that has not come to its end still holds them."""
+        user = self.user()
+        return user is not None and user.running
+
+
+class Pass:
+    """What ``iter(loader)`` returns. It begins with its first batch, where the loader is then."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+        self._placement: Placement = loader.batch_sampler._placement
+        self._batches: Optional[Iterator[Any]] = None
+        self._first = self._done = 0  # batches before the first one, and since
+        self._snapshot: Optional[DatasetSnapshot] = None  # of the dataset that the workers have
+        self._drawn: Any = None
+        self._ended = False
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    @property
+    def running(self) -> bool:
+        """Whether batches may still come."""
+        return self._batches is not None and not self._ended
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            self._first = self._placement.skip
+            self._start()
+        elif self._snapshot is not None and self._loader._fetch.per_sample:
+            change = self._snapshot.change()
+            if change is not None:
+                self._restart(change)
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._ended = True
+            raise
+        self._done += 1
+        if self._drawn is None:
+            self._drawn = self._placement.drawn
+        self._placement.drawn = self._drawn  # another pass may have begun in between
+        return batch
+
+    def _start(self) -> None:
+        loader = self._loader
+        if not loader.num_workers:
+            self._batches = _stock_iter(loader)
+            return
+        workers: _PersistentWorkers = loader._workers
+        if not loader.persistent_workers or workers.in_use():
+            # a hook may look at the data in the middle of a pass: the workers are not its own
+            self._snapshot = DatasetSnapshot(loader.dataset)
+            self._batches = loader._get_iterator() if loader.persistent_workers \
+                else _stock_iter(loader)
+            return
+        change = loader._iterator is not None and workers.snapshot.change()
+        if change:
+            self._say(change)
+            loader._iterator = None
+        if loader._iterator is None:
+            workers.snapshot = DatasetSnapshot(loader.dataset)
+        workers.user = weakref.ref(self)
+        self._snapshot = workers.snapshot
+        self._batches = _stock_iter(loader)
+
+    def _restart(self, change: str) -> None:
+        """Load what comes next from the dataset as it is now."""
+        self._say(change)
+        if self._loader._workers.user() is self:
+            self._loader._iterator = None
+        self._batches = self._drawn = None
+        self._placement.skip = self._first + self._done
+        self._start()
+
+    def _say(self, change: str) -> None:
+        print_log(f'{change} has changed since data loading workers were started: they start '
+                  'again with the dataset as it is', logger='current', level=logging.INFO)
+
+
+def _stock_iter(loader: DataLoader) -> Iterator[Any]:
+    return type(loader).__base__.__iter__(loader)
+
+
+# Methods of the adopted class, see mmrepro.data.samplers.
+
+
+def _loader_iter(self: Any) -> Pass:
+    return Pass(self)
+
+
+def _loader_get_iterator(self: Any) -> Iterator[Any]:
+    """An iterator of PyTorch's, which loads through the fetch of this loader."""
+    attributes = vars(self)  # the loader itself refuses another dataset
+    dataset, attributes['dataset'] = self.dataset, self._fetch
+    try:
+        return type(self).__base__._get_iterator(self)
+    finally:
+        attributes['dataset'] = dataset
+
+
+@cache
+def _keyed(cls: type) -> type:
+    return type(f'Keyed{cls.__name__}', (cls, ), {
+        '__iter__': _loader_iter, '_get_iterator': _loader_get_iterator,
+        '__module__': cls.__module__})
+
+
+def key_passes(loader: DataLoader, fetch: KeyedFetch) -> None:
+    """Let a loader load through ``fetch``, in place; workers of an earlier fetch are left."""
+    if not hasattr(loader, '_fetch'):
+        loader.__class__ = _keyed(type(loader))
+    loader._iterator = None
+    loader._fetch, loader._workers = fetch, _PersistentWorkers()

@@ -1,0 +1,81 @@
+"""A resume moves the loader of the training loop, in its own first pass, and no other."""
+import pytest
+from harness import digest
+from loaders import BATCH, Noisy, loader, train
+from mmengine.dataset import DefaultSampler
+from mmengine.hooks import Hook
+from mmengine.registry import DATASETS
+
+DATASETS.register_module(module=Noisy, name='NoisyForHooks', force=True)
+
+
+def made():
+    return loader(DefaultSampler)
+
+
+def dict_of_one():
+    return dict(batch_size=BATCH, num_workers=0, dataset=dict(type='NoisyForHooks'),
+                sampler=dict(type='DefaultSampler', shuffle=True))
+
+
+class OwnLoader(Hook):
+    """Looks at data of its own at the end of every epoch."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def before_train(self, runner):
+        self.loader = runner.build_dataloader(dict_of_one())
+
+    def after_train_epoch(self, runner):
+        self.seen['own', runner.epoch] = [digest(batch) for batch in self.loader]
+
+
+class LooksAtTheData(Hook):
+    """Goes through the training data by itself, as hooks do that estimate statistics."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def look(self, event, runner):
+        self.seen[event, runner.epoch] = [digest(batch) for batch in runner.train_dataloader]
+
+    def before_train(self, runner):
+        self.look('before', runner)
+
+    def before_train_epoch(self, runner):
+        self.look('begin', runner)
+
+    def after_train_epoch(self, runner):
+        self.look('end', runner)
+
+
+class AnotherLoader(Hook):
+    """Gives the loop other data from the second epoch on."""
+
+    def __init__(self):
+        self.seen, self.done = {}, False
+
+    def before_train_epoch(self, runner):
+        if runner.epoch >= 1 and not self.done:
+            self.done = True
+            runner.train_loop.dataloader = runner.build_dataloader(dict_of_one())
+
+
+@pytest.mark.parametrize('point', [5, 8])
+@pytest.mark.parametrize('kind', [OwnLoader, LooksAtTheData, AnotherLoader])
+def test_what_hooks_load_is_not_moved(kind, point, tmp_path):
+    def run(resume_at=None):
+        hook = kind()
+        found = train(made, tmp_path, 'epochs', resume_at, validation=False,
+                      prepare=lambda runner: runner.register_hook(hook))
+        return found, hook.seen
+
+    (whole, weights), seen = run()
+    (resumed, again), later = run(point)
+    assert (resumed, again) == (whole[point:], weights)
+    assert {key: later[key] for key in later if key[0] != 'before'} == {
+        key: seen[key] for key in seen if key[0] != 'before' and key[1] >= (point - 1) // 4}
+    assert all(len(batches) == 4 for batches in later.values())
+    if kind is not OwnLoader:
+        assert len(set(whole)) == 12, 'an epoch repeats the draws of another'
