@@ -21,7 +21,7 @@ from .batch_context import BatchContext, loading
 from .generators import Generators
 from .positions import PositionedInt, PositionedTuple, plain
 from .sample_check import SampleCheck
-from .worker_signals import shield
+from .worker_signals import end_with_trainer, shield
 
 __all__ = ['KeyedCollate', 'KeyedFetch', 'WorkerInit', 'keyed_collate']
 
@@ -262,6 +262,7 @@ class WorkerInit:
         info = get_worker_info()
         if info is not None:
             shield()
+            end_with_trainer()
             if isinstance(info.dataset, KeyedFetch):  # the user's function looks for its own
                 object.__setattr__(info, 'dataset', info.dataset.dataset)
         if self._prepare is not None:

@@ -14,7 +14,7 @@ from typing import Any, Dict
 
 from torch.utils.data import DataLoader
 
-from .worker_signals import ends_workers
+from .worker_signals import ends_workers, note_thread
 
 __all__ = ['use_own_start_method']
 
@@ -26,6 +26,7 @@ def _own_popen(process: type) -> Any:
     start = process._Popen
 
     def _Popen(process_obj: Any) -> Any:
+        note_thread(process_obj)
         popen = start(process_obj)
         popen.__class__ = ends_workers(type(popen))
         return popen

@@ -1,0 +1,78 @@
+"""Workers end with the trainer, also when it is killed while large batches are on their way."""
+import multiprocessing
+import os
+import select
+import signal
+import threading
+
+import numpy as np
+import pytest
+from harness import Child
+from loaders import Noisy, adopted
+from torch.utils.data import DataLoader
+
+from mmrepro.data import worker_signals
+
+DEADLINE = 30  # seconds; PyTorch's own workers look for their parent every 5, and then stay
+
+
+class Masks(Noisy):
+    """Samples that do not fit into a pipe."""
+
+    def __getitem__(self, i):
+        return np.zeros(2**21, np.uint8)
+
+
+def train_and_wait(send, method, threaded):
+    """As a trainer in the middle of a pass; ``send`` gets the workers' process ids."""
+    made = adopted(DataLoader(Masks(), 2, num_workers=2, collate_fn=list, persistent_workers=True,
+                              multiprocessing_context=method))
+    batches = iter(made)
+    if threaded:
+        start = threading.Thread(target=next, args=(batches, ))
+        start.start()
+        start.join()
+    next(batches)
+    send.send([worker.pid for worker in made._iterator._workers])
+    signal.pause()
+
+
+def ended(pid, deadline):
+    """Whether a process that is nobody's child any more ends before the deadline."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        return bool(poll.poll(1000 * deadline))
+    finally:
+        os.close(handle)
+
+
+@pytest.mark.skipif(not hasattr(os, 'pidfd_open'), reason='waits for processes by pidfd_open')
+@pytest.mark.parametrize('method, threaded, kernel', [
+    ('fork', False, True),
+    ('fork', False, False),
+    ('fork', True, True),
+    pytest.param('spawn', False, True, marks=pytest.mark.nightly),
+    pytest.param('forkserver', False, True, marks=pytest.mark.nightly)])
+def test_workers_do_not_survive_a_trainer_that_is_killed(method, threaded, kernel, monkeypatch):
+    if not kernel:
+        monkeypatch.setattr(worker_signals, '_killed_by_kernel', lambda: False)
+    receive, send = multiprocessing.Pipe(duplex=False)
+    child = Child(train_and_wait, send, method, threaded)
+    try:
+        assert receive.poll(300)
+        workers = receive.recv()
+        assert len(workers) == 2
+    finally:
+        os.kill(child.process.pid, signal.SIGKILL)
+        child.process.join()
+    try:
+        assert [pid for pid in workers if not ended(pid, DEADLINE)] == []
+    finally:
+        for pid in workers:
+            if not ended(pid, 0):
+                os.kill(pid, signal.SIGKILL)
