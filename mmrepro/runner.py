@@ -24,6 +24,7 @@ from .facts.collect import collect_facts
 from .fingerprint.sample_replay import explain
 from .hooks.flag_watch import FlagWatch
 from .hooks.preempt import handling
+from .hooks import SeedHook
 from .hooks.standard import hooks_of
 from .version import __version__
 
@@ -125,6 +126,7 @@ class ReproRunnerMixin:
         super().register_hooks(*args, **kwargs)
         for hook in hooks_of(self._repro, get_rank(), self.hooks):
             self.register_hook(hook, priority=hook.priority)
+        self._seeds = next(hook for hook in self.hooks if isinstance(hook, SeedHook))
 
     def _hold(self) -> None:
         """Put the settings of this runner in force: another one may have been built since.
@@ -163,6 +165,7 @@ class ReproRunnerMixin:
                 super().call_hook(fn_name, **kwargs)
         else:
             super().call_hook(fn_name, **kwargs)
+        self._seeds.follow(fn_name, self, kwargs.get('batch_idx'))
 
     def wrap_model(self, model_wrapper_cfg: Optional[Dict], model: Any) -> Any:
         return process_group.wrap_model(self, super().wrap_model, model_wrapper_cfg, model,

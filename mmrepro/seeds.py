@@ -45,7 +45,7 @@ STREAMS = {
     'init': 'building the model, initial weights',
     'sampler': 'permutations and source choice of the samplers',
     'sample': 'everything inside one dataset[i]',
-    'hook': 'hooks before the step of an iteration, and where an epoch begins and ends',
+    'hook': 'hooks before a step, loops between two steps, and where an epoch begins and ends',
     'step': 'everything in the main process during one training step',
     'val': 'validation, by training iteration and batch',
     'test': 'testing, by batch',

@@ -93,9 +93,23 @@ class HookSeedHook(_Seeds):
             self._seed('test')
 
 
+# What comes after the hooks of an event: the step of a batch, or code of a loop between two batches.
+# event -> (only with step_seed, stream and key)
+_AFTER = {
+    'before_run': (False, lambda runner, batch: ('init', 'weights')),
+    'before_train_epoch': (True, lambda runner, batch: ('hook', 'loop', runner.iter)),
+    'before_train_iter': (True, lambda runner, batch: ('step', runner.iter)),
+    'after_train_iter': (True, lambda runner, batch: ('hook', 'loop', runner.iter + 1)),
+    'after_train_epoch': (True, lambda runner, batch: ('hook', 'loop', runner.iter)),
+    'after_val': (True, lambda runner, batch: ('hook', 'loop', runner.iter)),
+    'before_val_iter': (False, lambda runner, batch: ('val', runner.iter, batch)),
+    'before_test_iter': (False, lambda runner, batch: ('test', batch)),
+}
+
+
 @HOOKS.register_module()
 class SeedHook(_Seeds):
-    """Runs after all other hooks: the step itself starts at the start of its stream."""
+    """Runs after all other hooks; what follows them starts at the start of its stream."""
     priority = 100
 
     def __init__(self, config: RandomnessConfig, rank: int, of_hooks: HookSeedHook) -> None:
@@ -109,29 +123,22 @@ class SeedHook(_Seeds):
                 *(getattr(loop, 'dataloader', None) for loop in loops)]):
             runner.logger.info(f'samples of {name} are not checked: '
                                'randomness.nonrepeatable_datasets')
-        # building loaders and hooks may draw; initial weights must not depend on it
-        if not self._config.legacy:
-            self._seed('init', 'weights')
 
     def before_train_epoch(self, runner: Any) -> None:
         _tell_epoch(runner)  # again: a hook may have given the loop another loader
 
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        if self._config.step_seed:
-            self._seed('step', runner.iter)
+    def follow(self, event: str, runner: Any, batch_idx: Optional[int] = None) -> None:
+        """Start the stream of what comes after the hooks of ``event``.
 
-    def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        if not self._config.legacy:
-            self._seed('val', runner.iter, batch_idx)
-
-    def before_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        if not self._config.legacy:
-            self._seed('test', batch_idx)
-
-    def after_val(self, runner: Any) -> None:
-        if self._of_hooks.before_validation is not None:
+        The runner calls it, as hooks of the lowest priority may be registered later than this one.
+        """
+        if event == 'after_val' and self._of_hooks.before_validation is not None:
             seeds.restore_rng(self._of_hooks.before_validation)
             self._of_hooks.before_validation = None
+        steps_only, key = _AFTER.get(event, (True, None))
+        if key is not None and (
+                self._config.step_seed if steps_only else not self._config.legacy):
+            self._seed(*key(runner, batch_idx))
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         runner.saving.complete(runner, checkpoint)
