@@ -17,7 +17,7 @@ from .checkpoint.format_cache import cache_formatted_texts
 from .checkpoint.resuming import Resume
 from .checkpoint.saving import Save
 from .config import RandomnessConfig, prepare_cfg
-from .data import adopt_loader, building
+from .data import adopt_loader, building, training_thread
 from .distributed import agreement, process_group
 from .distributed.root_seed import broadcast_seed
 from .facts.collect import collect_facts
@@ -133,6 +133,7 @@ class ReproRunnerMixin:
 
         Flags and the root seed belong to the process, and the last runner that was built set them.
         """
+        training_thread.claim()
         if determinism.in_force() is not self._policy:
             self._enable_policy(self._repro)
             seeds.set_root(self._repro.root)

@@ -6,7 +6,6 @@ dataset knows nothing of who loads from it.
 """
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -15,8 +14,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from .. import seeds
-from ..config import RandomnessError
-from . import dataset_tree, generators
+from . import dataset_tree, generators, training_thread
 from .batch_context import BatchContext, loading
 from .generators import Generators
 from .positions import PositionedInt, PositionedTuple, plain
@@ -95,7 +93,6 @@ class KeyedFetch:
         self._main_state: Optional[tuple] = None
         self._own: Generators = {}
         self._pipelines: Optional[list] = None
-        self._thread = threading.get_ident()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -171,11 +168,7 @@ class KeyedFetch:
         """Call ``function`` as it is in a worker; the main process acts as worker 0."""
         if get_worker_info():
             return function(items)
-        if threading.get_ident() != self._thread:
-            raise RandomnessError(
-                f'the thread {threading.current_thread().name!r} loads samples in the process '
-                'that trains: both would draw from the same generators. Load them in workers, '
-                'without a thread: num_workers=1 or more, and prefetch_factor')
+        training_thread.check('loads samples')
         if self.per_sample:
             with _as_in_a_worker(own):
                 return function(items)

@@ -8,7 +8,6 @@ see no difference.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import deque
 from dataclasses import dataclass, field
 from functools import cache
@@ -38,7 +37,6 @@ class Placement:
         start: samples that the sampler leaves out at its beginning.
         epoch: pass over the data. Kept here, because few samplers know theirs.
         generator: the loader's own generator, put in place at the start of each pass.
-        thread: that adopted the loader; samplers draw from generators of the whole process.
         drawn: batches of indices drawn in this pass, oldest first; reading removes them.
     """
     root: int
@@ -47,7 +45,6 @@ class Placement:
     start: int = 0
     epoch: int = 0
     generator: torch.Generator = field(default_factory=torch.Generator)
-    thread: int = field(default_factory=threading.get_ident)
     drawn: Deque[tuple] = field(default_factory=lambda: deque(maxlen=MAX_DRAWN))
 
     def __reduce__(self) -> tuple:

@@ -12,14 +12,12 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
-import threading
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
 from .. import seeds
-from ..config import RandomnessError
-from . import generators
+from . import generators, training_thread
 
 __all__ = ['SAMPLING_ORDERS', 'STOCK_FAULTS', 'SamplingOrder', 'is_endless', 'isolated_order',
            'sampling_order_of', 'strided_stock']
@@ -190,17 +188,13 @@ def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int,
     """What ``order()`` yields from generators of its own; ``block`` items are drawn at a time.
 
     Raises:
-        RandomnessError: in another thread than the one that adopted the loader.
+        RandomnessError: in another thread than the one that trains.
     """
     name, ours = type(sampler).__base__.__name__, type(sampler._placement)
     inside, found = None, generators.find(sampler, name, (ours, ), data=False)
     items: Iterator[Any] = iter(())
     while True:
-        if threading.get_ident() != sampler._placement.thread:
-            raise RandomnessError(
-                f'the thread {threading.current_thread().name!r} asks {name} for its order, which '
-                'it may draw from the generators of the thread that trains; iterate the loader '
-                'there')
+        training_thread.check(f'asks {name} for its order')
         with seeds.isolate_rng():
             if inside is None:
                 seeds.seed_all(root, *key)

@@ -93,7 +93,7 @@ class HookSeedHook(_Seeds):
             self._seed('test')
 
 
-# What comes after the hooks of an event: the step of a batch, or code of a loop between two batches.
+# What comes after the hooks of an event: the step, or code of a loop between two steps.
 # event -> (only with step_seed, stream and key)
 _AFTER = {
     'before_run': (False, lambda runner, batch: ('init', 'weights')),

@@ -9,6 +9,7 @@ from mmengine.dataset import pseudo_collate
 from torch.utils.data import DataLoader, RandomSampler, StackDataset, Subset, random_split
 
 from mmrepro.config import RandomnessError
+from mmrepro.data import training_thread
 from mmrepro.runner import ReproRunner
 
 
@@ -166,7 +167,12 @@ class Ahead(DataLoader):
             found.append(error)
 
 
-def test_threads_load_from_workers_only():
+@pytest.fixture
+def trains():
+    training_thread.claim()
+
+
+def test_threads_load_from_workers_only(trains):
     def ahead(workers):
         data = Noisy()
         return adopted(Ahead(data, BATCH, sampler=RandomSampler(data), num_workers=workers,
@@ -182,7 +188,16 @@ class DrawsItsOrder(InOrder):
         return iter(torch.randperm(len(self)).tolist())
 
 
-def test_threads_draw_no_order_from_the_generators_of_the_trainer():
+def test_a_thread_that_trains_may_load(tmp_path):
+    """In a notebook or a service; afterwards any thread may look at the data."""
+    runner = ReproRunner(**settings(loader, tmp_path))
+    thread = threading.Thread(target=runner.train)
+    thread.start()
+    thread.join()
+    assert runner.iter == 12 and len(list(runner.train_dataloader)) == 4
+
+
+def test_threads_draw_no_order_from_the_generators_of_the_trainer(trains):
     data = Noisy()
     made = adopted(Ahead(data, BATCH, sampler=DrawsItsOrder(data), num_workers=1))
     with pytest.raises(RandomnessError, match="the thread 'ahead' asks DrawsItsOrder"):
