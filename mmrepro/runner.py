@@ -22,9 +22,9 @@ from .distributed import agreement, process_group
 from .distributed.root_seed import broadcast_seed
 from .facts.collect import collect_facts
 from .fingerprint.sample_replay import explain
+from .hooks import SeedHook
 from .hooks.flag_watch import FlagWatch
 from .hooks.preempt import handling
-from .hooks import SeedHook
 from .hooks.standard import hooks_of
 from .version import __version__
 
