@@ -214,6 +214,8 @@ class ReproRunnerMixin:
     def _adopt(self, loader: DataLoader, stream: str, user_init: Any) -> None:
         adopt_loader(loader, self._repro, stream, get_rank(), user_init,
                      patches.apply_in_worker, explain)
+        if stream == 'sample':
+            self.saving.loaders.add(loader)
         warning = building.shuffled_subset(loader.dataset)
         if warning:
             self.logger.warning(warning)

@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 import os
+import weakref
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Set, Tuple
 
 from mmengine.dist import get_world_size, is_main_process
 from mmengine.hooks import CheckpointHook, EMAHook
 
 from .. import seeds
 from ..config import RandomnessError
+from ..data import unfinished
 from ..data.cursor import CountedIterator
 from ..version import __version__
 from . import rank_state
@@ -37,6 +39,8 @@ class Save:
         self._own: Optional[Dict[str, Dict[str, Any]]] = None
         self._ranks: Dict[int, Dict[str, Dict[str, Any]]] = {}
         self._complete = True  # a run can continue from the checkpoint that is being written
+        self.loaders: weakref.WeakSet = weakref.WeakSet()  # all training loaders of the runner
+        self._named: Set[str] = set()
 
     def check_hooks(self, runner: Any) -> None:
         """Say at the start what no checkpoint will hold.
@@ -58,6 +62,16 @@ class Save:
                     runner.logger.warning(
                         f'{" and ".join(left_out)} of CheckpointHook: a run cannot be resumed '
                         'from such checkpoints, and automatic resume passes over them')
+
+    def _name_unfinished(self, runner: Any) -> None:
+        """Warn of loaders of hooks whose position no checkpoint holds."""
+        others = [one for one in self.loaders if one is not runner.train_dataloader]
+        for name in set(unfinished(others)) - self._named:
+            self._named.add(name)
+            runner.logger.warning(
+                f'a loader of {name}, which is not that of the training loop, is in the middle '
+                'of a pass: checkpoints do not hold its position, and a resumed run begins that '
+                'pass again')
 
     def begin_iteration(self, epoch: int, iteration: int, batch: int) -> None:
         """Note where the epoch began: ``batch`` of it comes next."""
@@ -114,6 +128,7 @@ class Save:
         self._complete = lacks(checkpoint) is None
         if self._legacy:
             return
+        self._name_unfinished(runner)
         own = self._own or rank_state.own_state(runner)
         checkpoint['mmrepro'] = dict(
             attributes=own['attributes'],

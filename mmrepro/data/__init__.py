@@ -1,4 +1,5 @@
 """Data loading as a pure function of the root seed and the position in the sample stream."""
 from .loader import adopt_loader, placement_of, use_stream
+from .passes import unfinished
 
-__all__ = ['adopt_loader', 'placement_of', 'use_stream']
+__all__ = ['adopt_loader', 'placement_of', 'unfinished', 'use_stream']

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from functools import cache
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterable, Iterator, List, Optional
 
 from mmengine.logging import print_log
 from torch.utils.data import DataLoader
@@ -18,7 +18,9 @@ from .dataset_changes import DatasetSnapshot
 from .fetch import KeyedFetch
 from .samplers import Placement
 
-__all__ = ['Pass', 'key_passes']
+__all__ = ['Pass', 'key_passes', 'unfinished']
+
+_begun: weakref.WeakSet = weakref.WeakSet()  # passes that somebody still holds
 
 
 class _PersistentWorkers:
@@ -65,6 +67,7 @@ class Pass:
         if self._batches is None:
             self._first = self._placement.skip
             self._start()
+            _begun.add(self)
         elif self._snapshot is not None and self._loader._fetch.per_sample:
             change = self._snapshot.change()
             if change is not None:
@@ -73,6 +76,7 @@ class Pass:
             batch = next(self._batches)
         except StopIteration:
             self._ended = True
+            _begun.discard(self)
             raise
         self._done += 1
         if self._drawn is None:
@@ -114,6 +118,12 @@ class Pass:
     def _say(self, change: str) -> None:
         print_log(f'{change} has changed since data loading workers were started: they start '
                   'again with the dataset as it is', logger='current', level=logging.INFO)
+
+
+def unfinished(loaders: Iterable[DataLoader]) -> List[str]:
+    """Datasets of those loaders that are in the middle of a pass."""
+    return sorted({type(one._loader.dataset).__name__ for one in _begun
+                   if any(one._loader is loader for loader in loaders)})
 
 
 def _stock_iter(loader: DataLoader) -> Iterator[Any]:

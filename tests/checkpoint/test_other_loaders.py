@@ -79,3 +79,26 @@ def test_what_hooks_load_is_not_moved(kind, point, tmp_path):
     assert all(len(batches) == 4 for batches in later.values())
     if kind is not OwnLoader:
         assert len(set(whole)) == 12, 'an epoch repeats the draws of another'
+
+
+class Keeps(Hook):
+    """Takes batches of other data, one with each iteration."""
+
+    def before_train(self, runner):
+        self.batches = iter(runner.build_dataloader(dict_of_one()))
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter < 3:
+            next(self.batches)
+
+
+def test_a_pass_whose_position_is_lost_is_named(tmp_path, monkeypatch):
+    said = []
+
+    def prepare(runner):
+        runner.register_hook(Keeps())
+        monkeypatch.setattr(runner.logger, 'warning', lambda text, *args: said.append(text))
+
+    train(made, tmp_path, 'epochs', validation=False, prepare=prepare)
+    named = [text for text in said if 'in the middle of a pass' in text]
+    assert len(named) == 1 and 'a loader of Noisy' in named[0]
