@@ -7,6 +7,7 @@ see no difference.
 """
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import deque
 from dataclasses import dataclass, field
@@ -116,9 +117,10 @@ def _stock_batches(self: Any) -> Iterator[List[Any]]:
 def _batches(self: Any) -> Iterator[List[Any]]:
     """Begins at batch ``skip``, and forgets what an abandoned pass left over."""
     placement, stock = self._placement, type(self).__base__
-    for name, empty in _LEFTOVERS.items():
-        if hasattr(self, name):
-            setattr(self, name, empty(self))
+    leftovers = {name: empty(self) for name, empty in _LEFTOVERS.items() if hasattr(self, name)}
+    if leftovers:  # each pass keeps its own: a hook may make one in the middle of another
+        self = copy.copy(self)
+        vars(self).update(leftovers)
     # only one pass begins in the middle: a hook may look at the data before or after it
     skip, placement.skip, placement.start = placement.skip, 0, 0
     if stock is BatchSampler and hasattr(self.sampler, '_placement'):
