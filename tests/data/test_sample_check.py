@@ -463,9 +463,9 @@ class Noisier(Noisy):
 
 def test_loaders_with_the_check_travel():
     made = checking(Methods())
-    twin = pickle.loads(pickle.dumps(copy.deepcopy(made.dataset)))
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(made._fetch)))
     batch = list(made.batch_sampler)[0]
-    assert digest(twin.__getitems__(batch)) == digest(made.dataset.__getitems__(batch))
+    assert digest(twin.__getitems__(batch)) == digest(made._fetch.__getitems__(batch))
 
 
 # --- no false alarm -------------------------------------------------------------------------------
