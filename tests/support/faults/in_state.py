@@ -39,8 +39,8 @@ def a_hook_that_changes_weights_by_operators(run):
         runner.model.head.fc.weight.data.mul_(0.5)
 
 
-@fault(fast=True, iteration=FROM - 1, phase='hook', path='QuietHook.after_train_iter',
-       kind='argument', cause='another setting', mentions='group 0 lr=0.1 / 0.2')
+@fault(iteration=FROM - 1, phase='hook', path='QuietHook.after_train_iter',
+       kind='argument', cause='another setting', mentions='group 0 lr=0.05 / 0.2')
 def a_hook_that_changes_the_learning_rate(run):
     @replaced(tiny.QuietHook, 'after_train_iter', since=FROM - 1)
     def change(original, self, runner, *args, **kwargs):
