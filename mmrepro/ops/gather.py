@@ -39,6 +39,8 @@ CHUNK_SHARE = 0.5
 CHUNK_TAPS = {'cpu': 1 << 18, 'cuda': 1 << 22}
 # Elements to compare or mask at once: they fit a CPU's cache, and outweigh a GPU's launch.
 CHUNK_ELEMENTS = {'cpu': 1 << 18, 'cuda': 1 << 22}
+# Taps of padding that one thread of a GPU sums up, for nothing.
+_PADDING_BAG = 64
 # Peak bytes per tap: row, weight, sorted row, permutation, permuted weight and source.
 TAP_BYTES = 48
 
@@ -57,7 +59,9 @@ def rows_of(feature: Tensor) -> Tensor:
     """(N, C, H, W) as (N*H*W + 1, C) rows in compute precision; the last row is zero."""
     n, c, h, w = feature.shape
     rows = feature.new_empty((n * h * w + 1, c), dtype=compute_dtype(feature))
-    for i in range(n):
+    if feature.is_cuda:
+        rows[:-1].view(n, h, w, c).copy_(feature.permute(0, 2, 3, 1))
+    for i in range(0 if feature.is_cuda else n):
         # A 2-D transpose has a blocked kernel; the 4-D permutation is several times slower.
         rows[i * h * w:(i + 1) * h * w].copy_(feature[i].reshape(c, h * w).t())
     rows[-1].zero_()
@@ -86,6 +90,12 @@ class Source:
             used, index = _compact(index, _pixels(self._feature))
             n, c, h, w = self._feature.shape
             rows = self._feature.new_empty((len(used) + 1, c), dtype=compute_dtype(self._feature))
+            if self._feature.is_cuda:
+                image = torch.div(used, h * w, rounding_mode='floor')
+                planes = self._feature.reshape(n, c, h * w)
+                rows[:-1].copy_(planes[image, :, used - image * (h * w)])
+                rows[-1].zero_()
+                return rows, index
             for i, (part, pixels) in enumerate(_by_image(used, n, h * w)):
                 if len(pixels):
                     columns = self._feature[i].reshape(c, h * w).index_select(1, pixels)
@@ -105,19 +115,25 @@ class Sink:
         self._total: Optional[Tensor] = None
 
     def scatter_sum(self, source: Tensor, index: Tensor, weight: Tensor,
-                    bag_of: Optional[Tensor] = None) -> None:
+                    bag_of: Optional[Tensor] = None, padded: bool = True) -> None:
         """:func:`scatter_sum` of taps; ``index`` counts pixels of the map."""
         n, c, h, w = self._grad.shape
         if self._total is None and _few(self._grad, index) and self._grad.is_contiguous():
             used, index = _compact(index, _pixels(self._grad))
-            rows = scatter_sum(source, index, weight, len(used), bag_of).to(self._grad.dtype)
+            rows = scatter_sum(source, index, weight, len(used), bag_of, padded)
+            rows = rows.to(self._grad.dtype)
+            if rows.is_cuda:
+                image = torch.div(used, h * w, rounding_mode='floor')
+                torch.ops.aten.index_put_(self._grad.view(n, c, h * w),
+                                          [image, None, used - image * (h * w)], rows, True)
+                return
             for i, (part, pixels) in enumerate(_by_image(used, n, h * w)):
                 if len(pixels):
                     # No pixel occurs twice, so nothing is added twice here.
                     image = self._grad[i].view(c, h * w)
                     image.index_add_(1, pixels, rows[part].t().contiguous())
             return
-        part = scatter_sum(source, index, weight, _pixels(self._grad), bag_of)
+        part = scatter_sum(source, index, weight, _pixels(self._grad), bag_of, padded)
         self._total = part if self._total is None else self._total.add_(part)
 
     def close(self) -> None:
@@ -174,6 +190,9 @@ def put_some(out: Tensor, which: Tensor, rows: Tensor) -> None:
 def add_rows(out: Tensor, rows: Tensor) -> None:
     """Add (N*H*W, C) rows to ``out`` of shape (N, C, H, W)."""
     n, c, h, w = out.shape
+    if out.is_cuda:
+        out.add_(rows.view(n, h, w, c).permute(0, 3, 1, 2).to(out.dtype))
+        return
     for i in range(n):
         part = rows[i * h * w:(i + 1) * h * w].t().reshape(c, h, w)
         out[i].add_(part.to(out.dtype))
@@ -208,7 +227,7 @@ def gather_sum(rows: Tensor, index: Tensor, weight: Tensor,
 
 
 def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
-                bag_of: Optional[Tensor] = None) -> Tensor:
+                bag_of: Optional[Tensor] = None, padded: bool = True) -> Tensor:
     """``out[r] = sum of weight * source[bag]`` over the taps with index r, in their order.
 
     The transpose of :func:`gather_sum`.
@@ -219,6 +238,7 @@ def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
             (padding) are ignored.
         size: rows of the result, (size, C).
         bag_of: (E,) the bag of each tap, where ``index`` is not (B, T).
+        padded: whether there may be padding.
     """
     if index.numel() == 0:
         return source.new_zeros((size, source.shape[1]))
@@ -231,6 +251,13 @@ def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
         bag = torch.div(order, index.shape[1], rounding_mode='floor')
     else:  # a shift is several times faster than a division
         bag = order >> (index.shape[1].bit_length() - 1)
+    if not padded:
+        return gather_sum(source, bag.to(row.dtype), sorted_weight, starts.to(row.dtype))
+    if row.is_cuda:
+        # reading where the padding begins would make the host wait: sum it in short bags instead
+        beyond = torch.arange(1, len(row) // _PADDING_BAG + 2, device=row.device) * _PADDING_BAG
+        starts = torch.cat((starts, (starts[-1] + beyond).clamp_(max=len(row))))
+        return gather_sum(source, bag.to(row.dtype), sorted_weight, starts.to(row.dtype))[:size]
     # Padding was sorted behind the last start.
     last = int(starts[-1])
     return gather_sum(source, bag[:last].to(row.dtype), sorted_weight[:last], starts.to(row.dtype))

@@ -16,12 +16,16 @@ from torch import Tensor
 
 from .contract import require
 
-__all__ = ['AxisTaps', 'Corners', 'Grid', 'Taps', 'axis_taps', 'bin_samples', 'clamped_corners',
-           'grid_of', 'padded_corners', 'plane_taps', 'product_taps', 'samples_per_bin']
+__all__ = ['AxisTaps', 'Corners', 'Grid', 'Taps', 'axis_taps', 'bin_samples', 'both_axes',
+           'check_grid', 'clamped_corners', 'grid_of', 'padded_corners', 'plane_taps',
+           'product_taps', 'samples_per_bin']
 
 # More samples than this along one axis of a bin mean a broken box, not a large one: mmcv would
 # visit the square of this number for every bin and channel.
 MAX_GRID = 1 << 16
+# Weights that are computed at once, before they are summed over samples; on CUDA only, where a
+# call costs more than the memory.
+MOST_HATS = 1 << 24
 
 
 class Corners(NamedTuple):
@@ -73,6 +77,8 @@ def padded_corners(y: Tensor, x: Tensor, height: Union[int, Tensor],
     A sample at NaN is outside: it reads nothing, and its gradient is zero.
     ``height`` and ``width`` may be tensors that broadcast: the map of each sample.
     """
+    if y.is_cuda:
+        return _stacked_corners(y, x, height, width)
     inside = (y > -1) & (x > -1) & (y < height) & (x < width)
     y, x = y.masked_fill(~inside, 0), x.masked_fill(~inside, 0)
     y0, x0 = y.floor(), x.floor()
@@ -88,11 +94,39 @@ def padded_corners(y: Tensor, x: Tensor, height: Union[int, Tensor],
                    _outer(-one, one, 1 - fx, fx) * live, _outer(1 - fy, fy, -one, one) * live)
 
 
+def _stacked_corners(y: Tensor, x: Tensor, height: Union[int, Tensor],
+                     width: Union[int, Tensor]) -> Corners:
+    """:func:`padded_corners`, bit for bit, in half as many calls on more memory at a time."""
+    at = torch.stack((y, x), -1)
+    size = torch.stack(torch.broadcast_tensors(
+        *(value if isinstance(value, Tensor) else torch.full((), value, device=y.device)
+          for value in (height, width))), -1).to(torch.int32)
+    inside = ((at > -1) & (at < size)).all(-1, keepdim=True)
+    at = at.masked_fill_(~inside, 0)
+    low = at.floor()
+    high_share = (at - low).unsqueeze(-2)
+    # the corners by (y, x): (0, 0), (0, 1), (1, 0), (1, 1)
+    corner = torch.arange(4, dtype=torch.int32, device=y.device)
+    corner = torch.stack((corner >> 1, corner & 1), -1)
+    pixel = low.to(torch.int32).unsqueeze(-2) + corner
+    live = ((pixel >= 0) & (pixel < size.unsqueeze(-2))).all(-1) & inside
+    is_high = corner.bool()
+    share = torch.where(is_high, high_share, 1 - high_share)
+    share_y, share_x = share.unbind(-1)
+    sign_y, sign_x = (2 * corner - 1).to(y.dtype).unbind(-1)
+    row = pixel[..., 0] * size[..., 1:] + pixel[..., 1]
+    return Corners(row, share_y * share_x * live, live, sign_y * share_x * live,
+                   share_y * sign_x * live)
+
+
 class Grid(NamedTuple):
     """Samples per bin, (K,) int64 each."""
 
     y: Tensor
     x: Tensor
+
+    def select(self, which: Union[slice, Tensor]) -> Grid:
+        return Grid(self.y[which], self.x[which])
 
 
 def samples_per_bin(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Tensor:
@@ -110,11 +144,16 @@ def grid_of(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Grid:
     if a bin would have more than :data:`MAX_GRID` samples along one axis.
     """
     grid = samples_per_bin(bin_h, bin_w, sampling_ratio)
+    check_grid(grid, sampling_ratio)
+    return Grid(*grid)
+
+
+def check_grid(grid: Tensor, sampling_ratio: int) -> None:
+    """The check of :func:`grid_of`; the host waits for ``grid`` if it is on a device."""
     most = int(grid.amax()) if sampling_ratio <= 0 and grid.numel() else 0
     require(most <= MAX_GRID, 'sampling_ratio=0',
             f'a bin asks for {most} or more samples along one axis (allowed: {MAX_GRID}); its '
             'box is larger than any image')
-    return Grid(*grid)
 
 
 class AxisTaps(NamedTuple):
@@ -125,8 +164,8 @@ class AxisTaps(NamedTuple):
     count: Tensor
 
 
-def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: int, size: int,
-              adaptive: bool) -> AxisTaps:
+def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: int,
+              size: Union[int, Tensor], adaptive: bool) -> AxisTaps:
     """One axis of an average over a regular grid of bilinear samples, under the clamping rule.
 
     The samples of a bin are a product of two axes, and so is the clamping rule; hence the average
@@ -137,7 +176,7 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
     Args:
         start: (K,) where each RoI begins, in pixels. bin_size: (K,), signed.
         grid: (K,) samples per bin. most: the largest of them.
-        bins: P. size: pixels along this axis.
+        bins: P. size: pixels along this axis; or (K, 1, 1) of the dtype of ``start``.
         adaptive: ``grid`` is one sample per started pixel, so samples are never further apart.
     """
     ordinal = torch.arange(bins, dtype=start.dtype, device=start.device)
@@ -145,13 +184,14 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
     step = (sample + 0.5) * bin_size[:, None] / grid.clamp(min=1)[:, None]
     y = (start[:, None] + ordinal * bin_size[:, None])[:, :, None] + step[:, None, :]
     live = ~((y < -1) | (y > size)) & (sample < grid[:, None])[:, None, :]
-    y = y.clamp(0, size - 1)
+    y = _at_most(y.clamp(min=0), size - 1)
     low = y.floor()
-    taps = _shared_taps(y, low, live, size, min(most + 1, size) if adaptive else 2 * most)
+    slots = most + 1 if isinstance(size, Tensor) else min(most + 1, size)
+    taps = _shared_taps(y, low, live, size, slots if adaptive else 2 * most)
     if not adaptive:
         near = (bin_size.abs() <= grid)[:, None, None]
         # two taps per sample
-        position = torch.stack((low, (low + 1).clamp(max=size - 1)), -1).flatten(-2).nan_to_num(0)
+        position = torch.stack((low, _at_most(low + 1, size - 1)), -1).flatten(-2).nan_to_num(0)
         weight = torch.stack((1 - (y - low), y - low), -1).masked_fill(~live.unsqueeze(-1), 0)
         count = (live.any(-1) * (2 * grid[:, None])).to(low.dtype)
         apart = position, weight.flatten(-2), count
@@ -162,16 +202,41 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
     return AxisTaps(position.to(torch.int32), weight, count.to(torch.int64))
 
 
-def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: int, slots: int) -> List[Tensor]:
+def both_axes(starts: Tuple[Tensor, Tensor], sizes: Tuple[Tensor, Tensor], grid: Grid,
+              most: int, bins: int, lengths: Tuple[int, int], adaptive: bool
+              ) -> Tuple[AxisTaps, AxisTaps]:
+    """:func:`axis_taps` of y and x with the same number of bins, in the calls of one axis."""
+    # not a tensor of the host, whose copy the host would wait for
+    length = torch.cat([torch.full_like(start, length) for start, length in zip(starts, lengths)])
+    taps = axis_taps(torch.cat(starts), torch.cat(sizes), torch.cat(grid), most, bins,
+                     length[:, None, None], adaptive)
+    ys, xs = zip(*(one.chunk(2) for one in taps))
+    return AxisTaps(*ys), AxisTaps(*xs)
+
+
+def _at_most(values: Tensor, bound: Union[int, Tensor]) -> Tensor:
+    if isinstance(bound, Tensor):
+        return torch.minimum(values, bound)
+    return values.clamp(max=bound)
+
+
+def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: Union[int, Tensor],
+                 slots: int) -> List[Tensor]:
     """One tap per pixel that a bin touches; its weight is a sum of triangular functions."""
-    base = low.masked_fill(~live, size).amin(-1) if y.shape[-1] else low.new_zeros(low.shape[:2])
+    outside = torch.where(live, low, size) if isinstance(size, Tensor) else (
+        low.masked_fill(~live, size))
+    base = outside.amin(-1) if y.shape[-1] else low.new_zeros(low.shape[:2])
     top = low.masked_fill(~live, -1).amax(-1) if y.shape[-1] else low.new_full(low.shape[:2], -1)
     position = base[:, :, None] + torch.arange(slots, dtype=y.dtype, device=y.device)
     weight = y.new_zeros(position.shape)
-    for i in range(y.shape[-1]):
-        hat = (1 - (y[:, :, i, None] - position).abs()).clamp_(min=0)
-        weight += hat.masked_fill_(~live[:, :, i, None], 0)
-    count = (top + 2).clamp(max=size) - base
+    if y.is_cuda and position.numel() * y.shape[-1] <= MOST_HATS:
+        hat = (1 - (y[..., None] - position[:, :, None]).abs_()).clamp_(min=0)
+        weight = hat.masked_fill_(~live[..., None], 0).sum(2)
+    else:
+        for i in range(y.shape[-1]):
+            hat = (1 - (y[:, :, i, None] - position).abs()).clamp_(min=0)
+            weight += hat.masked_fill_(~live[:, :, i, None], 0)
+    count = _at_most(top + 2, size[:, :, 0] if isinstance(size, Tensor) else size) - base
     return [position, weight, count.masked_fill(top < 0, 0)]
 
 
@@ -192,19 +257,21 @@ def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: 
     """
     (k, ph), pw = ys.count.shape, xs.count.shape[1]
     lines_of = ys.count[:, :, None].expand(k, ph, pw).reshape(-1)
-    line_bag = torch.repeat_interleave(lines_of)
-    roi = torch.div(line_bag, ph * pw, rounding_mode='floor')
     line_ends = lines_of.cumsum(0)
-    in_roi = line_bag - roi * (ph * pw)
-    bin_y = torch.div(in_roi, pw, rounding_mode='floor')
+    # both totals with one wait; there may be no bins
+    taps = (ys.count.sum(1) * xs.count.sum(1)).sum()
+    lines, total = torch.stack((line_ends[-1], taps)).tolist() if len(line_ends) else (0, 0)
+    line_bag = torch.repeat_interleave(lines_of, output_size=lines)
+    roi = torch.div(line_bag, ph * pw, rounding_mode='floor')
+    bin_row = torch.div(line_bag, pw, rounding_mode='floor')  # over all RoIs
     y_slot = _ordinal(line_bag, line_ends - lines_of)
-    y_at = (roi * ph + bin_y) * ys.weight.shape[2] + y_slot
+    y_at = bin_row * ys.weight.shape[2] + y_slot
     line_row = (image.index_select(0, roi) * height
                 + ys.position.flatten().index_select(0, y_at)) * width
     line_weight = ys.weight.flatten().index_select(0, y_at)
-    column = roi * pw + in_roi - bin_y * pw
+    column = (roi - bin_row) * pw + line_bag
     taps_of = xs.count.flatten().index_select(0, column)
-    line = torch.repeat_interleave(taps_of)
+    line = torch.repeat_interleave(taps_of, output_size=total)
     tap_ends = taps_of.cumsum(0)
     x_at = _ordinal(line, tap_ends - taps_of - column * xs.weight.shape[2])
     row = line_row.index_select(0, line) + xs.position.flatten().index_select(0, x_at)

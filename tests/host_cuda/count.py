@@ -17,9 +17,9 @@ os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
 import pretend
 import torch
 
-from dev.operator_check import cases_mmcv
-from dev.operator_check.operator_cases import Inputs, tensors_of
-from mmrepro import determinism, ops
+from dev.operator_check import cases_mmcv, cases_torch
+from dev.operator_check.operator_cases import Inputs, OperatorCall, OperatorCase, tensors_of
+from mmrepro import determinism, ops, patches
 
 # No kernel: another shape of the same memory, or memory that nobody fills.
 FREE = re.compile(r'aten::(_?(un)?safe_)?(alias|as_strided|chunk|detach|diagonal|empty\w*|expand|'
@@ -27,9 +27,23 @@ FREE = re.compile(r'aten::(_?(un)?safe_)?(alias|as_strided|chunk|detach|diagonal
                   r'transpose_?|unbind|unfold|unsqueeze_?|view\w*|lift\w*)$')
 # Launches of kernels in Triton are counted under this name; the kernels do not run.
 TRITON = 'triton'
+# The host waits in these.
 WAITS = ('aten::_local_scalar_dense', 'aten::nonzero', 'aten::masked_select', 'aten::_unique2',
-         'between host and device')
+         'aten::equal', 'between host and device', 'repeat_interleave without output_size')
 
+
+def _matching(inputs: Inputs) -> OperatorCall:
+    """SimOTA's choice of candidates for 60 objects."""
+    from mmdet.models.task_modules.assigners import SimOTAAssigner
+    assigner = SimOTAAssigner()
+    fixed = dict(cost=inputs.uniform(3000, 60), ious=inputs.uniform(3000, 60),
+                 valid=inputs.uniform(8400).argsort() < 3000)
+    return OperatorCall({}, fixed, lambda cost, ious, valid: assigner.dynamic_k_matching(
+        cost, ious, 60, valid.clone()))
+
+
+CASES = {**cases_mmcv.CASES, 'topk': cases_torch.CASES['topk'],
+         'dynamic k, 60 objects': OperatorCase((), _matching)}
 
 launches = [0]
 
@@ -94,7 +108,8 @@ def main() -> None:
         count_launches()
     print('| operator | calls f | b | waits f | b | owned MiB | extra MiB f | b |')
     print('|---|---:|---:|---:|---:|---:|---:|---:|')
-    for name, case in cases_mmcv.CASES.items():
+    patches.apply()
+    for name, case in CASES.items():
         if re.search(args.only, name):
             with ops.using(args.provider), determinism.deterministic():
                 columns, found = row(case.make(Inputs(False)).to('cuda'))

@@ -308,6 +308,9 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   call.refuse_mixture();
   if (call.waits()) ++calls["between host and device"];
+  // the last argument of the form that counts repetitions is the size of its result
+  if (schema.name() == "aten::repeat_interleave" && (*stack)[stack->size() - 1].isNone())
+    ++calls["repeat_interleave without output_size"];
   op.callBoxed(stack);
   call.settle();
   for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
@@ -315,6 +318,33 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     if (drifts(how) && value.isTensor()) drift(value.toTensor());
     if (!to_host) change_tensors(value, [&](const at::Tensor& tensor) { return call.take(tensor); });
   }
+}
+
+// torch's topk for NVIDIA GPUs. It chooses by prefix scans: of equal values the lower indices, with
+// -0 below 0. Unsorted, it writes what is better than the k-th value and then what equals it, both by
+// index; sorted, in no order that it promises for equal values, here the reverse.
+std::tuple<at::Tensor&, at::Tensor&> topk(const at::Tensor& self, int64_t k, int64_t dim, bool largest,
+                                          bool sorted, at::Tensor& values, at::Tensor& indices) {
+  const auto counted = calls;
+  const at::Tensor host = self.cpu();
+  const auto stable_order = [&](const at::Tensor& keys, bool descending) {
+    return std::get<1>(keys.sort(/*stable=*/true, dim, descending));
+  };
+  at::Tensor order = stable_order(host.signbit(), !largest);
+  order = order.gather(dim, stable_order(host.gather(dim, order), largest)).narrow(dim, 0, k);
+  if (k && !sorted) {
+    const auto kth = host.gather(dim, order.narrow(dim, k - 1, 1));
+    const auto last = host.gather(dim, order).eq(kth).to(at::kLong).mul(host.size(dim));
+    order = order.gather(dim, stable_order(order.add(last), false));
+  } else if (k) {
+    order = order.flip(dim);
+    order = order.gather(dim, stable_order(host.gather(dim, order), largest));
+  }
+  values.resize_(order.sizes()).copy_(host.gather(dim, order));
+  indices.resize_(order.sizes()).copy_(order);
+  calls = counted;
+  ++calls["aten::topk"];
+  return {values, indices};
 }
 
 // ---- registration -----------------------------------------------------------------------------
@@ -336,6 +366,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("empty_strided", TORCH_FN(empty_strided));
   m.impl("set_.source_Storage", TORCH_FN(set_whole));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_part));
+  m.impl("topk.values", TORCH_FN(topk));
   m.impl("_use_cudnn_ctc_loss", TORCH_FN(no_library));
   m.impl("_use_miopen_ctc_loss", TORCH_FN(no_library));
   // these have a form for all devices that goes on to kernels of each

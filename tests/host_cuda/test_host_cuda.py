@@ -97,6 +97,52 @@ def test_every_operator(on_device, tmp_path):
     assert len(rows) > 80
 
 
+# Operator -> calls forward and backward, waits forward and backward.
+MOST = {'RoIAlign': (132, 134, 2, 2), 'MSDeformAttn': (163, 224, 1, 1), 'NMS': (56, 0, 2, 0),
+        'topk': (8, 2, 0, 0), 'dynamic k, 60 objects': (50, 0, 2, 0)}
+
+
+def test_calls_and_waits_are_few(on_device):
+    done = on_device(FOLDER / 'count.py', '--only', f'^({"|".join(MOST)})$')
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [[cell.strip() for cell in line.split('|')[1:]] for line in done.stdout.splitlines()]
+    rows = {cells[0]: [int(cell or 0) for cell in cells[1:5]] for cells in lines[2:]}
+    assert set(rows) == set(MOST)
+    assert [(name, found) for name, found in rows.items()
+            if any(a > b for a, b in zip(found, MOST[name]))] == []
+
+
+TOPK = """
+import torch
+from mmrepro import determinism
+zero, nan, inf = 0., float('nan'), float('inf')
+steps = torch.arange(13 * 9 * 11).view(13, 9, 11) * 7919 % 1000 % 11 - 4
+some = torch.tensor([zero, -zero, nan, inf, -inf])
+with determinism.deterministic():
+    for name in 'float32 float64 float16 int64 uint8 bool'.split():
+        dtype = getattr(torch, name)
+        x = steps.abs().to(dtype)
+        if dtype.is_floating_point:
+            x = torch.where(steps > 1, some.to(dtype)[steps.clamp(2) - 2], steps.to(dtype))
+        for dim in (0, 1, -1):
+            for largest in (True, False):
+                for k in (1, 4, x.shape[dim]):
+                    found = torch.topk(x.cuda(), k, dim, largest)
+                    expected = torch.topk(x, k, dim, largest)
+                    assert torch.equal(found[1].cpu(), expected[1]), (dtype, dim, largest, k)
+                    assert torch.equal(found[0].cpu().signbit(), expected[0].signbit())
+same = torch.ones(3, device='cuda')
+print(torch.topk(same, 2, out=(same.new_empty(0), same.new_empty(0).long()))[1].tolist())
+"""
+
+
+def test_topk_takes_the_lower_index_as_on_a_cpu(on_device):
+    """With a kernel that chooses by prefix scans and sorts equal values in reverse."""
+    done = on_device('-c', TOPK, CUBLAS_WORKSPACE_CONFIG=':4096:8')
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.strip() == '[1, 0]', 'the control: without mmrepro the kernel is used as is'
+
+
 def test_without_replacements_the_check_fails(on_device, tmp_path):
     code, rows = check(
         on_device, tmp_path, r'^torch/(bicubic resize|grid sample|adaptive max pool, 3-D)$',

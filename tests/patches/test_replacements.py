@@ -399,3 +399,39 @@ def test_other_corruptions_draw_nothing_more(monkeypatch):
     expected = corrupted(monkeypatch, 'gaussian_noise', corrupt)
     patches.apply()
     assert corrupted(monkeypatch, 'gaussian_noise', corrupt) == expected
+
+
+# --------------------------------------------------------------------------- C24: dynamic k
+@pytest.mark.parametrize('kind', ['SimOTAAssigner', 'DynamicSoftLabelAssigner'])
+@pytest.mark.parametrize('candidates, objects, levels', [(3, 1, 2), (9, 4, 3), (200, 7, 5),
+                                                         (200, 40, 100), (50, 3, 10 ** 6)])
+def test_matching_at_once_is_the_matching_one_by_one(kind, candidates, objects, levels):
+    """Costs have few different values, so that most choices are among equal ones."""
+    import mmdet.models.task_modules.assigners as assigners
+
+    from mmrepro.ops import aten
+    from mmrepro.patches.assigners import matching_at_once
+    random = torch.Generator().manual_seed(candidates + objects)
+    cost = torch.randint(levels, (candidates, objects), generator=random) / levels
+    ious = torch.rand(candidates, objects, generator=random)
+    assigner = getattr(assigners, kind)()
+    stock = getattr(type(assigner).dynamic_k_matching, '__wrapped__',
+                    type(assigner).dynamic_k_matching)
+    with aten.installing(['cpu']):
+        results = []
+        for method in (stock, matching_at_once(stock)):
+            valid = torch.rand(3 * candidates, generator=torch.Generator().manual_seed(1)
+                               ).argsort() < candidates
+            results.append((*method(assigner, cost, ious, objects, valid), valid))
+    for one_by_one, at_once in zip(*results):
+        assert one_by_one.dtype == at_once.dtype and torch.equal(one_by_one, at_once)
+
+
+def test_matching_is_stock_without_a_stable_topk(monkeypatch):
+    from mmrepro.ops import aten
+    from mmrepro.patches.assigners import matching_at_once
+    called = []
+    method = matching_at_once(lambda *arguments: called.append(arguments))
+    aten.uninstall()
+    method(None, torch.rand(4, 2), torch.rand(4, 2), 2, torch.ones(4, dtype=torch.bool))
+    assert len(called) == 1

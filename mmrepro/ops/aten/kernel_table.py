@@ -14,8 +14,9 @@ dispatcher, so that function is replaced. This module does not import torch.
 
 Sources of the spans of releases in pytorch/pytorch: cumsum #140887 (2.6), kthvalue #165762 (2.10),
 bilinear since 2.1, trilinear #154239 (2.9), replication padding #148633 (2.8; 2-D since 2.1),
-scatter and scatter_reduce #98060 (2.1), max_pool3d #179104 (2.12). topk takes equal values in the
-order in which threads arrive, without an error, until #186653.
+scatter and scatter_reduce #98060 (2.1), max_pool3d #179104 (2.12). topk does not specify the order
+of equal values: on NVIDIA the selection goes by prefix scans and the sort of the results is not
+stable; on ROCm the selection takes equal values as threads arrive (#186653, which was reverted).
 """
 from __future__ import annotations
 

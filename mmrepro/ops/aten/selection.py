@@ -42,24 +42,45 @@ def _keys(self: Tensor, dim: int, largest: bool) -> Tensor:
     return (_ranks(self) << 32) | position.view(shape)
 
 
-def _native_topk(self: Tensor, k: int, dim: int, largest: bool) -> Tuple[Tensor, Tensor]:
+def _native_topk(self: Tensor, k: int, dim: int, largest: bool,
+                 sorted: bool = True) -> Tuple[Tensor, Tensor]:
     # the overload with outputs is not replaced
     out = self.new_empty(0), self.new_empty(0, dtype=torch.int64)
-    return torch.topk(self, k, dim, largest, True, out=out)
+    return torch.topk(self, k, dim, largest, sorted, out=out)
+
+
+def _scanned_topk(self: Tensor, k: int, dim: int, largest: bool) -> Tensor:
+    """Indices of the k best, from a kernel that places elements by prefix scans.
+
+    NVIDIA's kernels of torch write what is better than the k-th value in the order of indices,
+    then as many as fit of those equal to it, also in that order. So the right elements are chosen,
+    equal ones by index among themselves, and a stable sort of k values completes the order.
+    """
+    if self.dtype.is_floating_point:
+        self = self + 0.  # the kernel compares bits, and -0 must equal 0
+    elif self.dtype == torch.bool:
+        self = self.to(torch.uint8)
+    values, indices = _native_topk(self, k, dim, largest, sorted=False)
+    if k == 1:
+        return indices
+    return indices.gather(dim, torch.sort(values, dim=dim, descending=largest, stable=True)[1])
 
 
 def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True,
          sorted: bool = True) -> Tuple[Tensor, Tensor]:
     """``aten::topk``, always sorted, equal values by lower index.
 
-    If a value and its index fit into 64 bits, torch's own kernel selects both as one key, which has
-    no ties; wider dtypes are sorted. Raises RuntimeError if ``k`` or ``dim`` is out of range.
+    On NVIDIA GPUs only the order of the k results needs care. Elsewhere, if a value and its index
+    fit into 64 bits, torch's own kernel selects both as one key, which has no ties; wider dtypes
+    are sorted. Raises RuntimeError if ``k`` or ``dim`` is out of range.
     """
     size = self.shape[dim] if self.dim() else 1
     if not self.dim() or k == 0 or k > size or k < 0:
         return _native_topk(self, k, dim, largest)
     narrow = self.dtype in _NARROW_FLOATS or self.dtype in _NARROW_INTEGERS
-    if narrow and size < 1 << 31:
+    if self.is_cuda and torch.version.hip is None:  # ROCm's kernel takes ties as threads arrive
+        indices = _scanned_topk(self, k, dim, largest)
+    elif narrow and size < 1 << 31:
         indices = _native_topk(_keys(self, dim, largest), k, dim, largest)[1]
     else:
         indices = torch.sort(self, dim=dim, descending=largest, stable=True)[1]

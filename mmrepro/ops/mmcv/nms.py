@@ -16,7 +16,7 @@ from torch import Tensor
 from ..contract import describe, require, require_dtype, require_tensor
 from .box_iou import QUADRI, ROTATED, BoxKind, overlap_matrix
 from .greedy_nms import greedy, rank
-from .overlaps import BLOCK, FEW, columns, dense_conflicts, keep_cpu, keep_few
+from .overlaps import BLOCK, FEW, UPRIGHT_BLOCK, columns, dense_conflicts, keep_cpu, keep_few
 from .soft_nms import softnms
 
 __all__ = ['nms', 'nms_match', 'nms_quadri', 'nms_rotated', 'softnms']
@@ -56,7 +56,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     cols = columns(boxes.detach()[order], offset)
     if cols.is_cuda:
         kept = greedy(len(order), dense_conflicts(cols, threshold, offset), cols.device,
-                      BLOCK['cuda'])
+                      UPRIGHT_BLOCK)
     else:
         kept = keep_cpu(cols, threshold, offset)
     return order[kept]

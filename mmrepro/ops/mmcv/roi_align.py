@@ -17,41 +17,50 @@ from torch import Tensor
 
 from .. import gather, sampling
 from . import roi_align_max
-from .rois import Rois, check_rois, edges_of
+from .rois import Rois, check_images, edges_of, images_of
 
 __all__ = ['roi_align_backward', 'roi_align_forward']
 
 
 def _boxes(feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
-           sampling_ratio: int, aligned: bool) -> Rois:
-    image = check_rois('roi_align', feature, rois, 5)
+           sampling_ratio: int, aligned: bool) -> Tuple[Rois, sampling.Grid]:
+    """The RoIs, and a copy of their grid on the host."""
+    image = images_of('roi_align', feature, rois, 5)
     y, x, bin_h, bin_w = edges_of(rois, bins, scale, aligned)
-    return Rois(image, y, x, bin_h, bin_w, sampling.grid_of(bin_h, bin_w, sampling_ratio))
+    grid = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)
+    host = torch.cat((image[None], grid)).cpu()  # the host waits once for all that it must know
+    check_images('roi_align', feature, host[0], len(rois))
+    sampling.check_grid(host[1:], sampling_ratio)
+    return Rois(image, y, x, bin_h, bin_w, sampling.Grid(*grid)), sampling.Grid(*host[1:])
 
 
-def _runs(boxes: Rois, shape: torch.Size, bins: Tuple[int, int], adaptive: bool,
+def _runs(grid: sampling.Grid, shape: torch.Size, bins: Tuple[int, int], adaptive: bool,
           budget: int) -> List[Tuple[int, int]]:
     """Runs of RoIs to process together, by their number of taps."""
     per_sample = 1 if adaptive else 2
-    tall = (boxes.grid.y * per_sample + adaptive).clamp(max=2 * shape[2])
-    wide = (boxes.grid.x * per_sample + adaptive).clamp(max=2 * shape[3])
+    tall = (grid.y * per_sample + adaptive).clamp(max=2 * shape[2])
+    wide = (grid.x * per_sample + adaptive).clamp(max=2 * shape[3])
     taps = tall * wide * (bins[0] * bins[1])
     # the filters of a run are padded to its longest one; see axis_taps
-    filters = (bins[0] * (boxes.grid.y + 1) + bins[1] * (boxes.grid.x + 1)) * 4
+    filters = (bins[0] * (grid.y + 1) + bins[1] * (grid.x + 1)) * 4
     costs, widths = torch.stack((taps + filters, filters)).tolist()
     return gather.chunk_by_cost(costs, budget, widths)
 
 
-def _filters(boxes: Rois, shape: torch.Size, bins: Tuple[int, int],
+def _filters(boxes: Rois, grid: sampling.Grid, shape: torch.Size, bins: Tuple[int, int],
              adaptive: bool) -> Tuple[sampling.AxisTaps, sampling.AxisTaps]:
-    """The filters of RoIs along y and x."""
-    most_y, most_x = torch.stack((boxes.grid.y.amax(), boxes.grid.x.amax())).tolist()
+    """The filters of RoIs along y and x; ``grid`` is that of the same RoIs, on the host."""
+    most_y, most_x = int(grid.y.amax()), int(grid.x.amax())
+    if boxes.y.is_cuda and bins[0] == bins[1] and len(grid.y):
+        return sampling.both_axes((boxes.y, boxes.x), (boxes.bin_h, boxes.bin_w), boxes.grid,
+                                  max(most_y, most_x), bins[0], tuple(shape[2:]), adaptive)
     return (
         sampling.axis_taps(boxes.y, boxes.bin_h, boxes.grid.y, most_y, bins[0], shape[2], adaptive),
         sampling.axis_taps(boxes.x, boxes.bin_w, boxes.grid.x, most_x, bins[1], shape[3], adaptive))
 
 
-def _few_channels(boxes: Rois, shape: torch.Size, bins: Tuple[int, int], adaptive: bool) -> bool:
+def _few_channels(grid: sampling.Grid, shape: torch.Size, bins: Tuple[int, int],
+                  adaptive: bool) -> bool:
     """Whether :func:`_mean_by_lines` is faster than taps, as for mask targets.
 
     The constants are nanoseconds on one core: per pixel of a line and tap, per transposed pixel,
@@ -60,13 +69,13 @@ def _few_channels(boxes: Rois, shape: torch.Size, bins: Tuple[int, int], adaptiv
     channels, width = shape[1], shape[3]
     if channels > 4 or not adaptive:
         return False
-    tall, wide = (g.to(torch.float64) + 1 for g in boxes.grid[:2])
+    tall, wide = (g.to(torch.float64) + 1 for g in grid[:2])
     lines = (channels * bins[0] * width * (tall * 0.15 + 3)).sum()
     taps = (bins[0] * bins[1] * tall * wide * 12).sum()
     return bool(lines < taps)
 
 
-def _mean_by_lines(input: Tensor, boxes: Rois, output: Tensor) -> None:
+def _mean_by_lines(input: Tensor, boxes: Rois, grid: sampling.Grid, output: Tensor) -> None:
     """The mean for few channels: a vertical filter, then a horizontal one.
 
     The first sum gathers lines of pixels, the second columns of its result, so the features are
@@ -76,8 +85,9 @@ def _mean_by_lines(input: Tensor, boxes: Rois, output: Tensor) -> None:
     lines = input.reshape(n * c * h, w).to(gather.compute_dtype(input))
     step = max(1, gather.chunk_taps(input.device) * 4 // (c * ph * w))
     for a in range(0, k, step):
-        some = boxes.select(slice(a, min(a + step, k)))
-        ys, xs = _filters(some, input.shape, (ph, pw), True)
+        part = slice(a, min(a + step, k))
+        some = boxes.select(part)
+        ys, xs = _filters(some, grid.select(part), input.shape, (ph, pw), True)
         plane = some.image[:, None] * c + torch.arange(c, device=input.device)
         down = gather.gather_sum(lines, *sampling.plane_taps(plane * h, ys))
         across = down.view(-1, ph, w).transpose(1, 2).reshape(-1, ph)
@@ -97,20 +107,20 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
     ignores them.
     """
     bins = (aligned_height, aligned_width)
-    boxes = _boxes(input, rois, bins, spatial_scale, sampling_ratio, aligned)
+    boxes, grid = _boxes(input, rois, bins, spatial_scale, sampling_ratio, aligned)
     if output.numel() == 0:
         return
     if pool_mode == 0:
         roi_align_max.align_forward(input, boxes, output, argmax_y, argmax_x)
         return
     adaptive = sampling_ratio <= 0
-    if _few_channels(boxes, input.shape, bins, adaptive):
-        _mean_by_lines(input, boxes, output)
+    if _few_channels(grid, input.shape, bins, adaptive):
+        _mean_by_lines(input, boxes, grid, output)
         return
     source = gather.Source(input)
-    for a, b in _runs(boxes, input.shape, bins, adaptive, gather.tap_budget(input, output)):
+    for a, b in _runs(grid, input.shape, bins, adaptive, gather.tap_budget(input, output)):
         some = boxes.select(slice(a, b))
-        filters = _filters(some, input.shape, bins, adaptive)
+        filters = _filters(some, grid.select(slice(a, b)), input.shape, bins, adaptive)
         taps = sampling.product_taps(some.image, *filters, *input.shape[2:])
         gather.put_rows(output[a:b], source.gather_sum(taps.row, taps.weight, taps.starts))
 
@@ -124,7 +134,7 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
     ``grad_output`` is (K, C, aligned_height, aligned_width); the others are as in the forward.
     """
     bins = (aligned_height, aligned_width)
-    boxes = _boxes(grad_input, rois, bins, spatial_scale, sampling_ratio, aligned)
+    boxes, grid = _boxes(grad_input, rois, bins, spatial_scale, sampling_ratio, aligned)
     if grad_output.numel() == 0 or grad_input.numel() == 0:
         return
     if pool_mode == 0:
@@ -132,8 +142,10 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
         return
     adaptive, shape = sampling_ratio <= 0, grad_input.shape
     sink = gather.Sink(grad_input)
-    for a, b in _runs(boxes, shape, bins, adaptive, gather.tap_budget(grad_input, grad_output)):
+    for a, b in _runs(grid, shape, bins, adaptive, gather.tap_budget(grad_input, grad_output)):
         some = boxes.select(slice(a, b))
-        taps = sampling.product_taps(some.image, *_filters(some, shape, bins, adaptive), *shape[2:])
-        sink.scatter_sum(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag)
+        filters = _filters(some, grid.select(slice(a, b)), shape, bins, adaptive)
+        taps = sampling.product_taps(some.image, *filters, *shape[2:])
+        sink.scatter_sum(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag,
+                         padded=False)
     sink.close()

@@ -9,7 +9,7 @@ from torch import Tensor
 from .. import gather, sampling
 from ..contract import describe, require, require_tensor
 
-__all__ = ['LOWEST', 'Rois', 'check_rois', 'edges_of']
+__all__ = ['LOWEST', 'Rois', 'check_images', 'check_rois', 'edges_of', 'images_of']
 
 # The maximum of no samples, and the initial one: mmcv's -FLT_MAX.
 LOWEST = torch.finfo(torch.float32).min
@@ -26,8 +26,7 @@ class Rois(NamedTuple):
     grid: sampling.Grid
 
     def select(self, which: Union[slice, Tensor]) -> Rois:
-        grid = self.grid._replace(y=self.grid.y[which], x=self.grid.x[which])
-        return Rois(*(t[which] for t in self[:5]), grid)
+        return Rois(*(t[which] for t in self[:5]), self.grid.select(which))
 
 
 def check_rois(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Tensor:
@@ -35,17 +34,29 @@ def check_rois(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Te
 
     Raises RuntimeError if shapes or dtypes do not fit, or a RoI names an image not in the batch.
     """
+    image = images_of(operator, feature, rois, columns)
+    if image.numel():
+        check_images(operator, feature, torch.stack(image.aminmax()).cpu(), len(image))
+    return image
+
+
+def images_of(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Tensor:
+    """The part of :func:`check_rois` that the host does not wait for; indices are unchecked."""
     require_tensor(operator, 'input', feature, (None,) * 4)
     require_tensor(operator, 'rois', rois, (None, columns), (feature.dtype,))
-    image = rois[:, 0].nan_to_num(-1).to(torch.int64)
-    if image.numel():
-        low, high = torch.stack(image.aminmax()).tolist()
-        there = f'images 0 to {len(feature) - 1}' if len(feature) else 'no images'
-        require(low >= 0 and high < len(feature), operator,
-                f'rois name images {low} to {high}, but input {describe(feature)} has {there}')
-        require(feature.shape[2] > 0 and feature.shape[3] > 0, operator,
-                f'{len(rois)} rois on input {describe(feature)}, which has no pixels')
-    return image
+    return rois[:, 0].nan_to_num(-1).to(torch.int64)
+
+
+def check_images(operator: str, feature: Tensor, image: Tensor, count: int) -> None:
+    """The other part of :func:`check_rois`: of ``count`` RoIs some ``image`` on the host."""
+    if not image.numel():
+        return
+    low, high = (int(bound) for bound in image.aminmax())
+    there = f'images 0 to {len(feature) - 1}' if len(feature) else 'no images'
+    require(low >= 0 and high < len(feature), operator,
+            f'rois name images {low} to {high}, but input {describe(feature)} has {there}')
+    require(feature.shape[2] > 0 and feature.shape[3] > 0, operator,
+            f'{count} rois on input {describe(feature)}, which has no pixels')
 
 
 def edges_of(rois: Tensor, bins: Tuple[int, int], scale: float, aligned: bool

@@ -168,7 +168,7 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
     inputs = [t.contiguous() for t in (value, value_spatial_shapes, value_level_start_index,
                                        sampling_locations, attention_weights, grads)]
     with torch.cuda.device_of(value):
-        for image, group in plain.groups(b, queries, heads, taps, gather.chunk_taps(value.device)):
+        for image, group in plain.groups(b, queries, heads, taps, plain.budget_of(value.device)):
             width = group.stop - group.start
             row = torch.empty(queries * width, taps, dtype=torch.int32, device=value.device)
             weight = torch.empty(queries * width, taps, dtype=real, device=value.device)

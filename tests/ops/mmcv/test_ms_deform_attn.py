@@ -193,3 +193,32 @@ def test_what_attention_refuses_is_named_with_its_shape(change, message):
     with pytest.raises(RuntimeError, match=message):
         ms_deform_attn_forward(given['value'], SHAPES, STARTS, given['locations'],
                                given['weights'], given['step'])
+
+
+def test_stacked_corners_have_the_same_bits(wave):
+    """The form for CUDA, whose calls are fewer."""
+    from mmrepro.ops import sampling
+    y, x = wave(300, 4) * 6 + 3, wave(300, 4, phase=1.) * 6 + 3
+    y[3, 2], x[5], y[7], x[9] = float('nan'), -1., 8., float('inf')
+    for dtype in (torch.float32, torch.float64):
+        for height, width in ((9, 7), (torch.tensor([[1], [9]]).repeat(150, 1), torch.tensor(7))):
+            arguments = y.to(dtype), x.to(dtype), height, width
+            one, other = sampling.padded_corners(*arguments), sampling._stacked_corners(*arguments)
+            assert torch.equal(one.live, other.live) and 0 < int(one.live.sum()) < one.live.numel()
+            assert torch.equal(one.row[one.live], other.row[one.live])
+            for name in ('weight', 'dy', 'dx'):
+                found, expected = getattr(other, name), getattr(one, name)
+                assert found.dtype == dtype and torch.equal(found, expected)
+                assert torch.equal(found.signbit(), expected.signbit())
+
+
+def test_sizes_of_levels_are_read_once_and_again_when_they_change():
+    from mmrepro.ops.mmcv import ms_deform_attn
+    shapes, starts = torch.tensor([[2, 3]]), torch.tensor([0])
+    first = ms_deform_attn._sizes(shapes, starts)
+    assert first == [[2, 3, 0]] and ms_deform_attn._sizes(shapes, starts) is first
+    shapes[0, 0] = 4
+    assert ms_deform_attn._sizes(shapes, starts) == [[4, 3, 0]]
+    assert ms_deform_attn._sizes(shapes.clone(), starts + 1) == [[4, 3, 1]]
+    with torch.inference_mode():
+        assert ms_deform_attn._sizes(torch.tensor([[5, 6]]), torch.tensor([0])) == [[5, 6, 0]]

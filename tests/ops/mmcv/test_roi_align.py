@@ -223,8 +223,8 @@ def test_mask_targets_are_read_by_lines_and_detector_features_are_not():
     rois = torch.tensor([[0., 100, 100, 300, 250]])
     for shape, bins, expected in (((1, 1, 800, 1333), (28, 28), True),
                                   ((1, 256, 100, 168), (7, 7), False)):
-        boxes = kernels._boxes(torch.zeros(1, 1, 1, 1), rois, bins, 1., 0, True)
-        assert kernels._few_channels(boxes, torch.Size(shape), bins, True) is expected
+        _, grid = kernels._boxes(torch.zeros(1, 1, 1, 1), rois, bins, 1., 0, True)
+        assert kernels._few_channels(grid, torch.Size(shape), bins, True) is expected
 
 
 def test_nan_and_infinite_boxes_do_what_mmcv_does_on_cuda(wave):
@@ -311,3 +311,22 @@ def test_a_map_without_pixels_is_refused_where_a_box_reads_it(mode):
     with pytest.raises(RuntimeError, match=r'1 rois on input \(1, 4, 0, 6\).*has no pixels'):
         roi_align(torch.zeros(1, 4, 0, 6), rois, 2, 1., 2, mode)
     assert roi_align(torch.zeros(1, 4, 0, 6), rois[:0], 2, 1., 2, mode).shape == (0, 4, 2, 2)
+
+
+def test_filters_of_both_axes_at_once_are_those_of_each(wave):
+    """The form for CUDA. Beyond the taps that count, padding may differ."""
+    from mmrepro.ops import sampling
+    start, size = (wave(40) * 30 + 20, wave(40, phase=1.) * 30 + 20), (
+        wave(40, phase=2.) * 5, wave(40, phase=3.) * 5)
+    for ratio in (0, 2):
+        grid = sampling.grid_of(*size, ratio)
+        most = int(torch.stack(grid).amax())
+        found = sampling.both_axes(start, size, grid, most, 3, (33, 60), ratio == 0)
+        for axis, length in enumerate((33, 60)):
+            expected = sampling.axis_taps(start[axis], size[axis], grid[axis], most, 3, length,
+                                          ratio == 0)
+            assert torch.equal(found[axis].count, expected.count)
+            slot = torch.arange(min(found[axis].weight.shape[2], expected.weight.shape[2]))
+            live = slot < expected.count[:, :, None]
+            for one, other in zip(found[axis][:2], expected[:2]):
+                assert torch.equal(one[..., :len(slot)][live], other[..., :len(slot)][live])
