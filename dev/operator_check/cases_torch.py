@@ -103,6 +103,10 @@ def _weighted_counts(s: Inputs) -> OperatorCall:
                         lambda index, weights: torch.bincount(index, weights))
 
 
+def _near_one(x: Tensor) -> Tensor:
+    return 1 + x.flatten() * 1e-4
+
+
 def _put(s: Inputs) -> OperatorCall:
     index = torch.randint(0, 50, (s.count(20000),), generator=s.random)
     return OperatorCall({}, dict(x=s.normal(64), index=index, source=s.normal(len(index))),
@@ -207,6 +211,11 @@ CASES: Dict[str, OperatorCase] = {
         _selection(lambda x: (*torch.max(x, -1), torch.argmax(x, 0)), 64, 2000)),
     'cumsum': OperatorCase(
         ('cumsum', 'cumsum_'), _of_map(lambda x: x.cumsum(2) + x.clone().cumsum_(3))),
+    'cumprod, 1-D': OperatorCase(
+        ('cumprod', 'cumprod_'), _of_map(lambda x: _near_one(x).cumprod(0)
+                                         + _near_one(x).clone().cumprod_(0))),
+    'logcumsumexp, 1-D': OperatorCase(
+        ('_logcumsumexp',), _of_map(lambda x: x.flatten().logcumsumexp(0))),
     'NLL per pixel': OperatorCase(
         ('nll_loss2d_forward', 'nll_loss2d_backward'), _labels(F.nll_loss, (200, 336))),
     'NLL': OperatorCase(

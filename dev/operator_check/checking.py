@@ -1,15 +1,17 @@
 """Check one case: agreement with a reference, the same bits on every run, and cost."""
 from __future__ import annotations
 
+import hashlib
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 import torch
 from torch import Tensor
 
 from mmrepro import determinism, ops
 from mmrepro.gpu_check.check_loop import error_line
-from mmrepro.gpu_check.detectors import default, wait
+from mmrepro.gpu_check.detectors import default
+from mmrepro.gpu_check.disturbance import Disturbance, timed
 
 from .operator_cases import Inputs, OperatorCall, OperatorCase, tensors_of
 
@@ -23,17 +25,22 @@ LIMIT = 1e-3
 DEFAULTS = {'compiled': 'compiled mmcv', 'torch': 'PyTorch form', 'flags': 'torch'}
 
 
-def once(call: OperatorCall, seed: int = 0) -> Dict[str, Tensor]:
-    """Run a forward and, if there are leaves, a backward; return every tensor by name."""
+def once(call: OperatorCall, upstream: Optional[List[Tensor]] = None) -> Dict[str, Tensor]:
+    """Run a forward and, if there are leaves, a backward; return every tensor by name.
+
+    ``upstream`` are the gradients of the outputs; an empty list is filled with those drawn.
+    """
+    upstream = [] if upstream is None else upstream
     result = call.run(**call.leaves, **call.fixed)
     outputs = tensors_of(result)
     named = {f'output {i}' if len(outputs) > 1 else 'output': t.detach()
              for i, t in enumerate(outputs)}
     steep = [tensor for tensor in outputs if tensor.requires_grad]
     if call.leaves and steep:
-        random = torch.Generator().manual_seed(seed)
-        # drawn on the CPU, so the same on all devices; ones would hide the order of sums
-        upstream = [torch.randn(t.shape, generator=random).to(t) for t in steep]
+        if not upstream:
+            random = torch.Generator().manual_seed(0)
+            # drawn on the CPU, so the same on all devices; ones would hide the order of sums
+            upstream += [torch.randn(t.shape, generator=random).to(t) for t in steep]
         grads = torch.autograd.grad(steep, list(call.leaves.values()), upstream,
                                     allow_unused=True)
         named.update((f'gradient of {name}', grad)
@@ -67,33 +74,33 @@ def _error(found: Tensor, expected: Tensor) -> float:
     return float(off / size) if size else float(off)
 
 
-def _disturb(device: str, repetition: int) -> None:
-    """Run another kernel beside every other repetition, to disturb the schedule."""
-    if device == 'cuda' and repetition % 2:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            noise = torch.ones(512 + 64 * (repetition % 7), 512, device='cuda')
-            noise @ noise.t()
+def _digest(named: Dict[str, Tensor]) -> str:
+    """Of all tensors, to compare with other processes and machines."""
+    total = hashlib.sha256()
+    for name, tensor in named.items():
+        total.update(f'{name} {tensor.dtype} {tuple(tensor.shape)}'.encode())
+        total.update(_bits(tensor).cpu().numpy().tobytes())
+    return total.hexdigest()[:32]
 
 
-def _repeat(call: OperatorCall, device: str, times: int, seconds: float
-            ) -> Tuple[int, List[str], float]:
-    """(times run, names that ever differed, median milliseconds)."""
-    first = once(call)
-    wait(device)
+def _repeat(call: OperatorCall, device: str, times: int, seconds: float) -> Dict[str, Any]:
+    """times: runs; differs: names that ever differed; ms: the median; digest of the first run."""
+    upstream: List[Tensor] = []
+    first = once(call, upstream)
     differed: Dict[str, None] = {}
+    disturbance = Disturbance(device)
     durations, begin, repetition = [], time.perf_counter(), 1
     while repetition < times and (repetition < 3 or time.perf_counter() - begin < seconds):
-        _disturb(device, repetition)
-        start = time.perf_counter()
-        other = once(call)
-        wait(device)
-        durations.append(time.perf_counter() - start)
+        with disturbance.around(repetition):
+            other, took = timed(lambda: once(call, upstream), device)
+        durations.append(took)
+        disturbance.expect(took)
         differed.update(dict.fromkeys(_unequal(first, other)))
         repetition += 1
     # only undisturbed repetitions are timed
     calm = sorted(durations[1::2] or durations)
-    return repetition, list(differed), calm[len(calm) // 2] * 1e3 if calm else float('nan')
+    return dict(times=repetition, differs=list(differed), digest=_digest(first),
+                ms=calm[len(calm) // 2] if calm else float('nan'))
 
 
 def check(case: OperatorCase, device: str, small: bool, times: int = 50, seconds: float = 2.,
@@ -126,17 +133,17 @@ def check(case: OperatorCase, device: str, small: bool, times: int = 50, seconds
         if not row['agrees']:
             row['disagrees'] = [name for name, error in errors.items() if error > LIMIT]
         call = little if small else case.make(Inputs(False)).to(device)
-        row['times'], row['differs'], row['ms'] = _repeat(call, device, times, seconds)
+        row.update(_repeat(call, device, times, seconds))
         row['equal'] = not row['differs']
     if against:
         row['default'] = DEFAULTS[against]
         try:
             with default(), ops.using(ops.provider() if against == 'flags' else against):
-                _, differs, row['default_ms'] = _repeat(call, device, 10, seconds / 2)
+                plain = _repeat(call, device, 10, seconds / 2)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             row['default_error'] = error_line(error)
         else:
-            row['default_equal'] = not differs
+            row['default_ms'], row['default_equal'] = plain['ms'], not plain['differs']
             row['ratio'] = row['ms'] / row['default_ms']
     return row
 

@@ -1,7 +1,9 @@
 """``mmrepro gpu_check``: does training repeat on this device, and at what cost?"""
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
@@ -31,6 +33,9 @@ def _parser(operators: Mapping[str, Any]) -> Parser:
     parser.add_argument('--only', default='', metavar='REGEX',
                         help='rows whose "group/name" matches, e.g. "detectors/DINO"')
     parser.add_argument('--iterations', type=int, help='of a detector (20; quick: 2)')
+    parser.add_argument('--against', metavar='FILE',
+                        help='gpu_check.json of another process or machine: compare digests; '
+                        'on the same machine they must be equal')
     parser.add_argument('--size', type=int, help='pixels of an image (640; quick: 128)')
     return parser
 
@@ -49,6 +54,12 @@ def main(arguments: Optional[Sequence[str]] = None,
     parser = _parser(operators)
     args = parser.parse_args(arguments)
     parser.make_folder(args.out, '--out')
+    against = None
+    if args.against:
+        try:
+            against = json.loads(Path(args.against).read_text(encoding='utf-8'))
+        except (OSError, ValueError) as error:
+            parser.error(f'--against {args.against}: {error}')
     import torch
     if args.device == 'cuda' and not torch.cuda.is_available():
         print('gpu_check: this torch sees no CUDA device; --device cpu runs the same code on the '
@@ -68,7 +79,8 @@ def main(arguments: Optional[Sequence[str]] = None,
     settings = Settings(args.device, args.quick, args.iterations or (2 if args.quick else 20),
                         args.size or (128 if args.quick else 640))
     result = check_loop.run_check(settings, args.seconds, args.only,
-                                  ' '.join(['gpu_check', *_public(arguments)]), operators, tell)
+                                  ' '.join(['gpu_check', *_public(arguments)]), operators, tell,
+                                  against)
     if not any(result[group] for group in (*operators, 'detectors')):
         parser.error(f'--only {args.only}: no row matches'
                      + ('' if operators else f'; {_CHECKOUT}'))
@@ -82,8 +94,9 @@ def _public(arguments: Optional[Sequence[str]]) -> List[str]:
     """The arguments without the name of the folder, which may be private."""
     shown = list(sys.argv[1:] if arguments is None else arguments)
     for i, text in enumerate(shown):
-        if text == '--out' and i + 1 < len(shown):
-            shown[i + 1] = 'DIR'
-        elif text.startswith('--out='):
-            shown[i] = '--out=DIR'
+        for option, stands_for in (('--out', 'DIR'), ('--against', 'FILE')):
+            if text == option and i + 1 < len(shown):
+                shown[i + 1] = stands_for
+            elif text.startswith(f'{option}='):
+                shown[i] = f'{option}={stands_for}'
     return shown

@@ -6,7 +6,7 @@ import os
 import re
 import time
 import traceback
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 
@@ -14,7 +14,7 @@ from .. import ops
 from . import detectors, hardware
 from .row_group import Row, RowGroup, Settings
 
-__all__ = ['Budget', 'error_line', 'run_check', 'run_row']
+__all__ = ['Budget', 'compare_digests', 'error_line', 'run_check', 'run_row']
 
 # Share of the time for operators; detectors have the rest.
 _OPERATORS = 0.35
@@ -77,8 +77,8 @@ def run_row(run: Callable[[], Row], budget: Budget, device: str) -> Row:
 
 
 def run_check(settings: Settings, seconds: float, only: str, command: str,
-              operators: Mapping[str, RowGroup], tell: Callable[[str, str, Dict[str, Any]], None]
-              ) -> Dict[str, Any]:
+              operators: Mapping[str, RowGroup], tell: Callable[[str, str, Dict[str, Any]], None],
+              against: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
     """Run all rows.
 
     Args:
@@ -87,6 +87,7 @@ def run_check(settings: Settings, seconds: float, only: str, command: str,
         command: recorded in the result.
         operators: groups to run before the detectors, by name.
         tell: called after every row with its group, its name and the result so far.
+        against: the result of another process or machine, to compare digests with.
 
     Returns:
         The contents of gpu_check.json.
@@ -104,14 +105,43 @@ def run_check(settings: Settings, seconds: float, only: str, command: str,
     MMLogger.get_instance('mmengine', log_level='ERROR')  # else a line per initialised weight
     budget = Budget(seconds)
     part = budget.part(_OPERATORS)
-    for group, kind in groups.items():
-        for name, run in kind.rows(settings, budget.allows).items():
-            if re.search(only, f'{group}/{name}'):
-                result[group][name] = run_row(run, part if group in operators else budget,
-                                              settings.device)
-                result['summary'] = _summary([row for g in groups for row in result[g].values()])
-                tell(group, name, result)
+    for group, name, run in _in_order(groups, settings, budget):
+        if re.search(only, f'{group}/{name}'):
+            row = run_row(run, part if group in operators else budget, settings.device)
+            result[group][name] = row
+            compare_digests(row, group, name, result['machine'], against)
+            result['summary'] = _summary([row for g in groups for row in result[g].values()])
+            tell(group, name, result)
     return result
+
+
+def _in_order(groups: Mapping[str, RowGroup], settings: Settings, budget: Budget
+              ) -> List[Tuple[str, str, Callable[[], Row]]]:
+    """All rows: of each group those that matter most, then the others; detectors come last."""
+    ranked = []
+    for number, (group, kind) in enumerate(groups.items()):
+        rows = kind.rows(settings, budget.allows)
+        order = {name: place for place, name in enumerate(dict.fromkeys((*kind.first, *rows)))}
+        last = group == 'detectors'
+        ranked += [((last, name not in kind.first, number, order[name]), (group, name, run))
+                   for name, run in rows.items()]
+    return [row for _, row in sorted(ranked, key=lambda one: one[0])]
+
+
+def compare_digests(row: Row, group: str, name: str, machine: Mapping[str, Any],
+                    against: Optional[Mapping[str, Any]]) -> None:
+    """Note in ``row`` whether its digest is that of the same row of ``against``.
+
+    On another machine or with other versions bits may differ: that is noted, not judged.
+    """
+    other = (against or {}).get(group, {}).get(name, {})
+    if 'digest' not in row or 'digest' not in other:
+        return
+    row['other_process'] = row['digest'] == other['digest']
+    if against['machine'] != machine:
+        row['other_machine'] = row.pop('other_process')
+    elif not row['other_process']:
+        row['equal'] = False
 
 
 def _summary(rows: List[Row]) -> Dict[str, Any]:

@@ -11,6 +11,12 @@ from .row_group import Row, RowGroup
 __all__ = ['table', 'verdict', 'write']
 
 
+# What is said of a comparison with another result.
+_COMPARED = {'other_process': {True: 'also in another process'},
+             'other_machine': {True: 'also on the other machine',
+                               False: 'other bits on the other machine'}}
+
+
 def verdict(row: Row) -> str:
     """The result of a row in a few words."""
     if 'error_text' in row:
@@ -23,11 +29,14 @@ def verdict(row: Row) -> str:
         return f'DIFFERS, {row["difference"]}'
     if row.get('differs'):
         return f'DIFFERS: {", ".join(row["differs"])}'
+    if row.get('other_process') is False:
+        return 'DIFFERS from the other process'
     if row.get('disagrees'):
         return f'equal, but WRONG: {", ".join(row["disagrees"])}'
     if row.get('finite') is False:
         return 'equal, but not finite'
-    return 'equal'
+    return ', '.join(['equal', *(words[row[key]] for key, words in _COMPARED.items()
+                                 if row.get(key) is not None)])
 
 
 def _line(*cells: str) -> str:

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import copy
 import functools
-import time
+import gc
+import hashlib
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
 from .. import determinism, ops, seeds
 from ..fingerprint.digest import tensor_digests
+from ..ops import triton
 from .detector_inputs import images
+from .disturbance import timed
 from .row_group import Row, RowGroup, Settings, cell, has_compiled_kernels
 from .zoo_configs import config_root, load, nodes
 
-__all__ = ['DETECTORS', 'GROUP', 'Detector', 'DetectorRun', 'default', 'first_difference', 'train',
-           'wait']
+__all__ = ['DETECTORS', 'GROUP', 'Detector', 'DetectorRun', 'default', 'first_difference', 'train']
 
 SEED = 7
 # Iterations before the timing: the first ones choose kernels and fill the allocator.
@@ -65,18 +67,25 @@ class DetectorRun(NamedTuple):
     labels: List[List[Tuple[str, str]]]
     digests: List[torch.Tensor]  # per iteration, (labels,) int64
     losses: List[float]  # the total of each iteration
-    seconds: float  # per iteration after the first few, the median
+    times: List[float]  # milliseconds of the iterations for time, the shortest first
+
+    def quartiles(self) -> Tuple[float, float, float]:
+        """Of the times."""
+        last = len(self.times) - 1
+        return tuple(self.times[round(last * share)] for share in (0.25, 0.5, 0.75))
+
+    def digest(self) -> str:
+        """Of all labels and digests, to compare with other processes and machines."""
+        total = hashlib.sha256()
+        for labels, digests in zip(self.labels, self.digests):
+            total.update(repr(labels).encode())
+            total.update(digests.contiguous().numpy().tobytes())
+        return total.hexdigest()[:32]
 
 
 def default() -> Any:
     """A block without determinism, at the precision that both runs have: torch's own."""
     return determinism.deterministic(False)
-
-
-def wait(device: str) -> None:
-    """Wait for the device, so that times are those of finished work."""
-    if device == 'cuda':
-        torch.cuda.synchronize()
 
 
 def _model(config: str, device: str, size: int, small: bool) -> Any:
@@ -100,33 +109,40 @@ def _model(config: str, device: str, size: int, small: bool) -> Any:
 
 
 def train(detector: Detector, device: str, size: int, iterations: int, small: bool,
-          digest: bool = True, number: int = 2) -> DetectorRun:
-    """Train some iterations from the seed. Exceptions of the model propagate."""
+          timed_iterations: int = 0, number: int = 2) -> DetectorRun:
+    """Train from the seed: ``iterations`` with digests, then more for time, without any.
+
+    Exceptions of the model propagate.
+    """
     from mmengine.optim import OptimWrapper
     model = _model(detector.config, device, size, small)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     wrapper = OptimWrapper(torch.optim.AdamW(trained.values(), lr=1e-5),
                            clip_grad=dict(max_norm=1., error_if_nonfinite=False))
     grads: Dict[str, torch.Tensor] = {}
-    if digest:
-        _keep_gradients(wrapper, trained, grads)
-    labels, rows, losses, durations = [], [], [], []
+    _keep_gradients(wrapper, trained, grads)
+    labels, rows, losses = [], [], []
     for step in range(iterations):
-        seeds.seed_all(SEED, 'step', step)
-        batch = images(size, 2, number)
-        wait(device)
-        start = time.perf_counter()
-        logged = model.train_step(batch, wrapper)
-        wait(device)
-        durations.append(time.perf_counter() - start)
+        logged, _ = _step(model, wrapper, device, size, number, step)
         losses.append(float(logged['loss']))
-        if digest:
-            row = [*_tagged('loss', logged), *_tagged('gradient of', grads),
-                   *_tagged('weight', trained)]
-            labels.append([(kind, name) for kind, name, _ in row])
-            rows.append(tensor_digests([tensor.to(device) for _, _, tensor in row]))
-    late = sorted(durations[min(WARM, iterations // 2):])
-    return DetectorRun(labels, [row.cpu() for row in rows], losses, late[len(late) // 2])
+        row = [*_tagged('loss', logged), *_tagged('gradient of', grads),
+               *_tagged('weight', trained)]
+        labels.append([(kind, name) for kind, name, _ in row])
+        rows.append(tensor_digests([tensor.to(device) for _, _, tensor in row]))
+    del wrapper.step  # it refers to itself, which would keep the model
+    grads.clear()
+    warm = max(0, WARM - iterations) if timed_iterations > 2 else 0
+    times = [_step(model, wrapper, device, size, number, iterations + step)[1]
+             for step in range(warm + timed_iterations)][warm:]
+    return DetectorRun(labels, [row.cpu() for row in rows], losses, sorted(times))
+
+
+def _step(model: Any, wrapper: Any, device: str, size: int, number: int, step: int
+          ) -> Tuple[Dict[str, torch.Tensor], float]:
+    """What a step logged, and its milliseconds."""
+    seeds.seed_all(SEED, 'step', step)
+    batch = images(size, 2, number)
+    return timed(lambda: model.train_step(batch, wrapper), device)
 
 
 def _keep_gradients(wrapper: Any, trained: Dict[str, torch.nn.Parameter],
@@ -178,31 +194,63 @@ def _peak(device: str) -> Optional[float]:
     return round(peak, 2)
 
 
-def _check(detector: Detector, settings: Settings, time_is_left: Callable[[], bool]) -> Row:
+def _check(detector: Detector, provider: str, settings: Settings,
+           time_is_left: Callable[[], bool]) -> Row:
     """One row; without time for it, the run without determinism is left out."""
     device, size, iterations = settings.device, settings.size, settings.iterations
-    small = settings.quick or device == 'cpu'
-    row: Row = dict(config=detector.config, size=size, iterations=iterations)
-    with determinism.deterministic(), ops.using('torch'):
+    run = functools.partial(train, detector, device, size, small=settings.quick or device == 'cpu')
+    for_time = max(2, iterations // 2)
+    row: Row = dict(config=detector.config, operators=provider, size=size, iterations=iterations)
+    with determinism.deterministic(), ops.using(provider):
+        row['precision'] = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         _peak(device)
-        one = train(detector, device, size, iterations, small)
+        one = run(iterations, timed_iterations=for_time)
         row['peak_gib'] = _peak(device)
-        other = train(detector, device, size, iterations, small)
+        _free(device)
+        other = run(iterations)
     row['difference'] = first_difference(one, other)
     row['equal'] = not row['difference']
+    row['digest'] = one.digest()
     row['loss'] = [one.losses[0], one.losses[-1]]
     row['finite'] = all(abs(loss) < float('inf') for loss in one.losses)
-    row['ms'] = min(one.seconds, other.seconds) * 1e3
+    row['quartiles'] = one.quartiles()
+    row['ms'] = row['quartiles'][1]
     if time_is_left():
         compiled = has_compiled_kernels()
+        _free(device)
         with default(), ops.using('compiled' if compiled else 'torch'):
             _peak(device)
-            plain = train(detector, device, size, max(2, iterations // 2), small, digest=False)
+            plain = run(0, timed_iterations=for_time)
             row['default'] = 'compiled mmcv' if compiled else 'operators of mmrepro'
-            row['default_ms'] = plain.seconds * 1e3
+            row['default_quartiles'] = plain.quartiles()
+            row['default_ms'] = row['default_quartiles'][1]
             row['default_peak_gib'] = _peak(device)
             row['ratio'] = row['ms'] / row['default_ms']
     return row
+
+
+def _free(device: str) -> None:
+    """Before the next run: what the last one left in circles of references, and its memory."""
+    gc.collect()
+    if device == 'cuda':
+        torch.cuda.empty_cache()
+
+
+def _providers(device: str) -> List[str]:
+    """What deterministic mode chooses, then the others that differ from it on this machine."""
+    if device == 'cpu':
+        return ['auto']
+    lacks = triton.requirement()
+    # without compiled kernels, 'auto' is 'triton' or, if that cannot run, 'torch'
+    others = ['torch', *(['triton'] if has_compiled_kernels() else [])]
+    return ['auto', *(name for name in others if not (lacks and (
+        name == 'triton' or not has_compiled_kernels())))]
+
+
+def _rows(settings: Settings, time_is_left: Callable[[], bool]) -> Dict[str, Callable[[], Row]]:
+    return {name if provider == 'auto' else f'{name}, {provider}':
+            functools.partial(_check, detector, provider, settings, time_is_left)
+            for provider in _providers(settings.device) for name, detector in DETECTORS.items()}
 
 
 GROUP = RowGroup(
@@ -211,6 +259,4 @@ GROUP = RowGroup(
      ('default', cell('default')), ('ms', cell('default_ms', '.1f')),
      ('ratio', cell('ratio', '.2f')), ('GiB', cell('peak_gib', '.2f')),
      ('GiB', cell('default_peak_gib', '.2f'))),
-    lambda settings, time_is_left: {
-        name: functools.partial(_check, detector, settings, time_is_left)
-        for name, detector in DETECTORS.items()})
+    _rows)

@@ -32,6 +32,7 @@ class RowGroup(NamedTuple):
     subject: str  # heading of the names
     columns: Tuple[Tuple[str, Callable[[Row], str]], ...]  # heading and text of further columns
     rows: Callable[[Settings, Callable[[], bool]], Dict[str, Callable[[], Row]]]
+    first: Tuple[str, ...] = ()  # names of rows that run before all others, in this order
 
 
 def has_compiled_kernels() -> bool:

@@ -161,15 +161,14 @@ CAUSES: Tuple[StockCause, ...] = (
         (), '',
         'Since 3.1 validation of SSD ends with an `AttributeError`, with or without mmrepro.'),
     StockCause('C24', 'Each object takes its own `topk` of the costs, in any order of equal costs',
-        '`dynamic_k_matching` in `task_modules/assigners/sim_ota_assigner.py` 192, '
-        '`dynamic_soft_label_assigner.py` 186', 'YOLOX, RTMDet',
+        '`dynamic_k_matching` of two assigners in `models/task_modules/assigners`', 'YOLOX, RTMDet',
         'One `topk` for all objects, lower index first; with `deterministic=True` only', False,
         tuple((f'mmdet.models.task_modules.assigners.{name}.dynamic_k_matching',
                'assigners:matching_at_once')
               for name in ('sim_ota_assigner:SimOTAAssigner',
                            'dynamic_soft_label_assigner:DynamicSoftLabelAssigner')), (), '',
-        'On CUDA the host waits for the device in each of these calls, once per object. The '
-        'matching is that of the stock code with ties by index.'),
+        '`SimOTAAssigner` and `DynamicSoftLabelAssigner`. On CUDA the host waits for the device '
+        'once per object. The matching is that of the stock code with ties by index.'),
 )
 
 PATCHES: Tuple[Patch, ...] = tuple(

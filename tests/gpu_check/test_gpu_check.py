@@ -29,7 +29,7 @@ def test_the_first_difference_of_two_runs():
         digests = torch.zeros(3, 6, dtype=torch.int64)
         for position in changed:
             digests[position] = 1
-        return detectors.DetectorRun([labels] * 3, list(digests), [1.], 1.)
+        return detectors.DetectorRun([labels] * 3, list(digests), [1.], [1.])
 
     plain = run()
     assert detectors.first_difference(plain, run()) == ''
@@ -125,3 +125,36 @@ def test_the_machine_is_described_without_its_name():
     assert {'cpu', 'torch', 'python', 'mmdet', 'mmrepro'} <= set(facts)
     words = set(re.split(r'[^\w.-]+', ' '.join(map(str, facts.values()))))
     assert not words & {platform.node(), getpass.getuser()}
+
+
+def test_digests_of_two_processes_are_compared():
+    machine = dict(gpu='H100', torch='2.13')
+    other = dict(machine=machine, mmcv={'NMS': dict(digest='1')})
+    same, off, elsewhere, missing = (dict(equal=True, digest=digest) for digest in '1221')
+    check_loop.compare_digests(same, 'mmcv', 'NMS', machine, other)
+    check_loop.compare_digests(off, 'mmcv', 'NMS', machine, other)
+    check_loop.compare_digests(elsewhere, 'mmcv', 'NMS', dict(machine, gpu='H200'), other)
+    check_loop.compare_digests(missing, 'mmcv', 'RoIAlign', machine, other)
+    assert [check_report.verdict(row) for row in (same, off, elsewhere, missing)] == [
+        'equal, also in another process', 'DIFFERS from the other process',
+        'equal, other bits on the other machine', 'equal']
+    assert [row['equal'] for row in (same, off, elsewhere, missing)] == [True, False, True, True]
+
+
+def test_rows_that_matter_most_come_first():
+    def group(names, first=()):
+        return row_group.RowGroup('', '', (), lambda *_: dict.fromkeys(names), first)
+    groups = dict(mmcv=group('abc', ('c', )), torch=group('xyz', ('y', 'x')), detectors=group('D'))
+    rows = check_loop._in_order(groups, None, check_loop.Budget(1.))
+    assert ''.join(name for _, name, _ in rows) == 'cyxabzD'
+    from dev.operator_check import cases_mmcv, cases_torch
+    from dev.operator_check.groups import FIRST
+    assert set(FIRST) <= {*cases_torch.CASES, *cases_mmcv.CASES}
+
+
+def test_the_digest_of_a_run_follows_every_bit():
+    def run(changed):
+        digests = torch.zeros(2, 3, dtype=torch.int64)
+        digests[1, 2] = changed
+        return detectors.DetectorRun([[('loss', 'a')]] * 2, list(digests), [1.], [3., 1., 2., 4.])
+    assert run(0).digest() == run(0).digest() != run(1).digest()

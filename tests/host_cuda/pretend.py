@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import time
 import types
 import warnings
 
@@ -36,7 +37,9 @@ BEHAVIOUR = {
     'avg_pool3d_backward': _RAISES,
     'bincount': _RAISES,
     'convolution_backward': DRIFTS_WITHOUT_CUDNN_FLAG,
+    '_logcumsumexp': DRIFTS,
     'cudnn_grid_sampler_backward': DRIFTS,
+    'cumprod': DRIFTS,
     'fractional_max_pool2d_backward': _RAISES,
     'fractional_max_pool3d_backward': _RAISES,
     'grid_sampler_2d_backward': _RAISES,
@@ -110,6 +113,19 @@ def _to(self, device, non_blocking=False):
     return moved
 
 
+class _Event:
+    """The clock of the host: a call has done its work when it returns."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._at = 0.
+
+    def record(self) -> None:
+        self._at = time.perf_counter()
+
+    def elapsed_time(self, end: _Event) -> float:
+        return (end._at - self._at) * 1e3
+
+
 def _put() -> None:
     for name, how in BEHAVIOUR.items():
         _library.set_behaviour(f'aten::{name}'.encode(), how)
@@ -122,7 +138,7 @@ def _put() -> None:
         '_exchange_device': lambda index: 0, '_lazy_init': _nothing,
         '_maybe_exchange_device': lambda index: 0, 'Stream': _nothing,
         'default_generators': (generator, ),
-        'device_count': lambda: 1, 'empty_cache': _nothing,
+        'device_count': lambda: 1, 'empty_cache': _nothing, 'Event': _Event,
         'get_device_name': lambda *args: 'host', 'get_device_properties': lambda *args: properties,
         'is_available': lambda: True, 'is_initialized': lambda: True,
         'max_memory_allocated': lambda *args, **kwargs: _library.memory_peak(),

@@ -33,7 +33,7 @@ _CUDA, _BOTH = ('cuda',), ('cpu', 'cuda')
 _AXES = 'one filter per axis; every element is a sum over its own readers in ascending order'
 _TAPS = 'corners are sorted by destination (stable), then every pixel is one ordered sum'
 _FLAT = 'one flat index_put, which sorts by destination and adds in order'
-_STEPS = 'log2(n) additions of whole tensors'
+_STEPS = 'log2(n) operations on whole tensors'
 _TIES = 'equal values by lower index, on a CPU and on CUDA alike'
 _DETOUR = 'straight to the kernel, whose backward is replaced here; no detour over index_put'
 _GATHER = 'every element of the gradient reads its own sources'
@@ -146,6 +146,10 @@ _SUMS = (
               until=(2, 6)),
     KernelRow('cumsum_', 'raises', 'sums:cumsum_', _STEPS, until=(2, 6)),
     KernelRow('cumsum', 'good', '', 'a scan in a fixed order under the flag', since=(2, 6)),
+    # of one dimension: a scan whose blocks take the sums of their neighbours as these arrive
+    KernelRow('cumprod', 'silent', 'sums:cumprod', _STEPS),
+    KernelRow('cumprod_', 'silent', 'sums:cumprod_', _STEPS),
+    KernelRow('_logcumsumexp', 'silent', 'sums:logcumsumexp', _STEPS),
     KernelRow('nll_loss2d_forward', 'raises', 'sums:nll_loss2d_forward',
               'gathered and summed by torch.sum',
               'third-party losses (MMDetection reduces itself)'),

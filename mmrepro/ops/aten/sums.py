@@ -1,14 +1,14 @@
 """Sums in a fixed order: the running sum, and a loss that torch sums with atomics."""
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from ..gather import compute_dtype
 
-__all__ = ['cumsum', 'cumsum_', 'nll_loss2d_forward']
+__all__ = ['cumprod', 'cumprod_', 'cumsum', 'cumsum_', 'logcumsumexp', 'nll_loss2d_forward']
 
 # Summed in float32 and rounded to their dtype at the end.
 _NARROW = (torch.float16, torch.bfloat16)
@@ -38,6 +38,43 @@ def cumsum(self: Tensor, dim: int, *, dtype: Optional[torch.dtype] = None) -> Te
             moved.narrow(dim, step, length - step).add_(total.narrow(dim, 0, length - step))
             total, step = moved, step * 2
     return total.to(result_type, copy=True) if total is self else total.to(result_type)
+
+
+def _doubling(total: Tensor, dim: int, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Inclusive scan of ``combine`` along ``dim``, in a new tensor; as :func:`cumsum`."""
+    total = total.clone(memory_format=torch.contiguous_format)
+    if not total.dim() or not total.numel():
+        return total
+    length, step = total.shape[dim], 1
+    while step < length:
+        moved = total.clone()
+        moved.narrow(dim, step, length - step).copy_(combine(
+            total.narrow(dim, 0, length - step), total.narrow(dim, step, length - step)))
+        total, step = moved, step * 2
+    return total
+
+
+def cumprod(self: Tensor, dim: int, *, dtype: Optional[torch.dtype] = None) -> Tensor:
+    """``aten::cumprod``: floats by doubling steps, integers by torch's own kernel."""
+    result_type = dtype or (self.dtype if self.dtype.is_floating_point or self.dtype.is_complex
+                            else torch.int64)
+    if not (result_type.is_floating_point or result_type.is_complex):
+        # the overload with an output is not replaced
+        out = self.new_empty(self.shape, dtype=result_type)
+        return torch.cumprod(self, dim, dtype=result_type, out=out)
+    working = torch.float32 if result_type in _NARROW else result_type
+    return _doubling(self.to(working), dim, torch.mul).to(result_type)
+
+
+def cumprod_(self: Tensor, dim: int, *, dtype: Optional[torch.dtype] = None) -> Tensor:
+    """``aten::cumprod_``."""
+    return self.copy_(cumprod(self, dim, dtype=dtype or self.dtype))
+
+
+def logcumsumexp(self: Tensor, dim: int) -> Tensor:
+    """``aten::_logcumsumexp``, by doubling steps of ``logaddexp``."""
+    working = torch.float32 if self.dtype in _NARROW else self.dtype
+    return _doubling(self.to(working), dim, torch.logaddexp).to(self.dtype)
 
 
 def cumsum_(self: Tensor, dim: int, *, dtype: Optional[torch.dtype] = None) -> Tensor:

@@ -62,6 +62,14 @@ def _log(probability: Tensor) -> Tensor:
     return probability.clamp(min=_LEAST).log_()
 
 
+def _put_column(result: Tensor, column: Tensor, values: Tensor) -> Tensor:
+    """``result`` with (N, 1) ``values`` at the (N, 1) ``column`` of each row; it may change."""
+    if result.is_cuda:  # there `scatter_` sorts, and torch 2.0 refuses it
+        classes = torch.arange(result.shape[1], device=result.device)
+        return torch.where(classes == column, values, result)
+    return result.scatter_(1, column, values)
+
+
 def _absent(scores: Tensor, gamma: float, alpha: float) -> Tensor:
     """Loss of entries whose class is not the target's."""
     p = scores.sigmoid()
@@ -107,7 +115,7 @@ def _sigmoid(operator: str, absent: Part, present: Part, scores: Tensor, target:
         column = labels.clamp(0, classes - 1)
         mine = torch.where(own, present(values.gather(1, column), gamma, alpha),
                            result.gather(1, column))
-        result.scatter_(1, column, mine)
+        result = _put_column(result, column, mine)
         if weighted:
             result *= _working(weight)[part[1]][:, None]
         part[2].copy_(result)
@@ -189,5 +197,5 @@ def softmax_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, b
     for softmax, slope, label, out in zip(*parts):
         result = -_working(softmax)
         label = label[:, None]
-        result.scatter_(1, label, 1 - _working(softmax).gather(1, label))
+        result = _put_column(result, label, 1 - _working(softmax).gather(1, label))
         out.copy_(result.mul_(slope[:, None]))

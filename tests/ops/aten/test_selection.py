@@ -211,3 +211,28 @@ def test_nll_loss2d(wave, weighted, reduction):
         torch.testing.assert_close(a, b)
     with pytest.raises(RuntimeError, match=r'\(N, C, H, W\)'):
         sums.nll_loss2d_forward(logits, target[0], weight, reduction, -100)
+
+
+@pytest.mark.parametrize('shape,dim', [((1000,), 0), ((4, 9, 3), 1), ((4, 9), -1), ((3, 0), 1),
+                                       ((), 0)])
+def test_running_products_and_logarithms(wave, shape, dim):
+    x = (wave(*shape).view(shape) if shape else torch.tensor(.5, dtype=torch.float64)) + 1.2
+    before = x.clone()
+    torch.testing.assert_close(sums.cumprod(x, dim), torch.cumprod(x, dim), rtol=1e-12, atol=0)
+    torch.testing.assert_close(sums.logcumsumexp(x, dim), torch.logcumsumexp(x, dim), rtol=1e-12,
+                               atol=1e-12)
+    assert torch.equal(x, before)
+    whole = (x * 3).round().to(torch.int32)
+    assert torch.equal(sums.cumprod(whole, dim), torch.cumprod(whole, dim))
+    assert sums.cumprod(whole, dim, dtype=torch.float16).dtype == torch.float16
+    again = x.clone()
+    assert sums.cumprod_(again, dim) is again and torch.equal(again, sums.cumprod(x, dim))
+
+
+def test_running_products_of_infinities_and_nan():
+    inf, nan = float('inf'), float('nan')
+    for values in ([-inf, 1., 2., inf], [1., nan, 2.], [-inf, -inf], [0., inf, 1.]):
+        x = torch.tensor(values)
+        for name in ('cumprod', 'logcumsumexp'):
+            torch.testing.assert_close(getattr(sums, name)(x, 0), getattr(torch, name)(x, 0),
+                                       equal_nan=True)
