@@ -14,7 +14,7 @@ __all__ = ['table', 'verdict', 'write']
 # What is said of a comparison with another result.
 _COMPARED = {'other_process': {True: 'also in another process'},
              'other_machine': {True: 'also on the other machine',
-                               False: 'other bits on the other machine'}}
+                               False: 'different bits on the other machine'}}
 
 
 def verdict(row: Row) -> str:

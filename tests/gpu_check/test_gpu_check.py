@@ -137,7 +137,7 @@ def test_digests_of_two_processes_are_compared():
     check_loop.compare_digests(missing, 'mmcv', 'RoIAlign', machine, other)
     assert [check_report.verdict(row) for row in (same, off, elsewhere, missing)] == [
         'equal, also in another process', 'DIFFERS from the other process',
-        'equal, other bits on the other machine', 'equal']
+        'equal, different bits on the other machine', 'equal']
     assert [row['equal'] for row in (same, off, elsewhere, missing)] == [True, False, True, True]
 
 
