@@ -133,6 +133,13 @@ ENV = (
            'NCCL otherwise picks the algorithm, and with it the order of a sum, by message size '
            'and topology; NVLS sums inside the switch, in an order that nobody controls',
            matches=_is_nccl_algo),
+    EnvRow('NCCL_PROTO', _deterministic('Simple', 'LL', 'LL128'), 'Simple',
+           'NCCL otherwise picks the protocol by message size, and with it the pieces that a sum '
+           'is cut into', matches=lambda value: value.lower() in ('simple', 'll', 'll128')),
+    EnvRow('NCCL_COLLNET_ENABLE', _deterministic('0', '1'), '0',
+           'sums inside network switches; 1 is for those who ask for it in NCCL_ALGO'),
+    EnvRow('NCCL_NVLS_ENABLE', _deterministic('0'), '0',
+           'sums inside NVLink switches, in an order that nobody controls'),
     EnvRow('TORCHINDUCTOR_DETERMINISTIC', _deterministic('1'), '1',
            'inductor otherwise times candidate kernels on the device, and the fastest differs from '
            'run to run'),
@@ -151,7 +158,8 @@ ENV = (
 )
 
 # Rows of ENV that nothing on a CPU reads.
-CUDA_ENV = ('CUBLAS_WORKSPACE_CONFIG', 'NCCL_ALGO', 'NVIDIA_TF32_OVERRIDE',
+CUDA_ENV = ('CUBLAS_WORKSPACE_CONFIG', 'NCCL_ALGO', 'NCCL_PROTO', 'NCCL_COLLNET_ENABLE',
+            'NCCL_NVLS_ENABLE', 'NVIDIA_TF32_OVERRIDE',
             'TORCH_ALLOW_TF32_CUBLAS_OVERRIDE', 'NVTE_ALLOW_NONDETERMINISTIC_ALGO',
             'FLASH_ATTENTION_DETERMINISTIC')
 
@@ -167,8 +175,9 @@ RECORDED_ENV = (
     'TORCH_BLAS_PREFER_CUBLASLT',  # cuBLAS or cuBLASLt
     'TORCH_LINALG_PREFER_CUSOLVER',  # cuSOLVER or MAGMA
     'TORCHINDUCTOR_BATCH_INVARIANT',  # other kernels when compiled
-    'NCCL_PROTO',  # the chunks that a sum is cut into
-    'NCCL_MAX_NCHANNELS',  # likewise
+    # NCCL derives the number of channels from the size of a message, which is the same in every
+    # run; pinning it to one, as some do, costs most of the bandwidth
+    'NCCL_MAX_NCHANNELS',  # the pieces that a sum is cut into
     'NCCL_MIN_NCHANNELS',  # likewise
     'PYTORCH_CUDA_ALLOC_CONF',  # addresses, for code that orders by them
 )

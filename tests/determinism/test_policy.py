@@ -237,6 +237,9 @@ BAD = {
     'OMP_NUM_THREADS': ['0', 'all'],
     'MKL_NUM_THREADS': ['0'],
     'NCCL_ALGO': ['Tree', 'Ring,Tree', 'NVLS', '^Tree', '^NVLS,Ring', ''],
+    'NCCL_PROTO': ['LL,Simple', '^LL', ''],
+    'NCCL_COLLNET_ENABLE': ['2'],
+    'NCCL_NVLS_ENABLE': ['1', '2'],
     'TORCHINDUCTOR_DETERMINISTIC': ['0'],
     'FLASH_ATTENTION_DETERMINISTIC': ['0'],
     'NVTE_ALLOW_NONDETERMINISTIC_ALGO': ['1'],
@@ -250,6 +253,8 @@ GOOD = {
     'PYTHONHASHSEED': ['0', '4294967295'],
     'OMP_NUM_THREADS': ['1', '8,2'],
     'NCCL_ALGO': ['Ring', 'ring', 'CollnetDirect,Ring', '^NVLS', '^NVLS,NVLSTree'],
+    'NCCL_PROTO': ['Simple', 'simple', 'LL128'],
+    'NCCL_COLLNET_ENABLE': ['0', '1'],
     'NVIDIA_TF32_OVERRIDE': ['0'],
     'DNNL_DEFAULT_FPMATH_MODE': ['STRICT'],
 }
