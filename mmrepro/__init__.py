@@ -16,6 +16,7 @@ _PUBLIC = {
     'SampleDiffersError': 'config',
     'derive': 'seeds',
     'init_random_seed': 'dropin',
+    'on_virtual_ranks': 'distributed.virtual.entry',
     'isolate_rng': 'seeds',
     'seed_all': 'seeds',
     'seed_worker': 'dropin',

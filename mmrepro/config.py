@@ -78,6 +78,8 @@ class RandomnessConfig:
         fill_uninitialized_memory: fill fresh memory with NaN (finds reads of uninitialised memory;
             costs up to 15 % of a step).
         num_threads: threads inside a CPU operator; None leaves it as it is.
+        virtual_ranks: V: the run has V ranks, however many processes it is started with, 1 to V;
+            see :func:`mmrepro.on_virtual_ranks`. None: as many ranks as processes.
         resume_strict: refuse to resume where settings, versions or hardware differ from those of
             the run that wrote the checkpoint in a way that changes bits; False: only warn.
         check_steps: with ``deterministic=True``, repeat the steps of iterations 1, 2, 4, 8, ... and
@@ -102,6 +104,7 @@ class RandomnessConfig:
     check_steps: int = 1000
     check_samples: int = 1000
     nonrepeatable_datasets: Tuple[str, ...] = ()
+    virtual_ranks: Optional[int] = None
 
     def __post_init__(self) -> None:
         if self.seed is not None:
@@ -117,6 +120,8 @@ class RandomnessConfig:
                 "of names of dataset classes, for example ['MyStream']")
         # a config file turns tuples into lists
         object.__setattr__(self, 'nonrepeatable_datasets', tuple(names))
+        if self.virtual_ranks is not None:
+            _checked_int('virtual_ranks', self.virtual_ranks, 1, 4096)
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             # `is`/type comparison, because 1 == True and 0 == False

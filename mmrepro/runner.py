@@ -20,6 +20,7 @@ from .config import RandomnessConfig, prepare_cfg
 from .data import adopt_loader, building, training_thread
 from .distributed import agreement, process_group
 from .distributed.root_seed import broadcast_seed
+from .distributed.virtual.runner_parts import settings_on_ranks, share_workers
 from .facts.collect import collect_facts
 from .fingerprint.sample_replay import explain
 from .hooks import SeedHook
@@ -46,7 +47,7 @@ class ReproRunnerMixin:
         # MMEngine's default is one mutable dict for all runners of a process: never use it
         kwargs_of = dict(bound.arguments)
         extra = kwargs_of.pop('kwargs', {})
-        given = RandomnessConfig.parse(kwargs_of.pop('randomness', None))
+        given = settings_on_ranks(kwargs_of)
         self.resuming = Resume(kwargs_of, given.resume_strict)
         kwargs_of.update(self.resuming.settings)
         # before the model, the loaders and their workers are built from another seed
@@ -205,8 +206,8 @@ class ReproRunnerMixin:
             return super().build_dataloader(dataloader, seed, diff_rank_seed)
         if isinstance(dataloader, DataLoader):
             return dataloader
-        loader = building.build_loader(super().build_dataloader, dataloader, self._repro.root,
-                                       self._stream)
+        loader = building.build_loader(super().build_dataloader, share_workers(dataloader),
+                                       self._repro.root, self._stream)
         user_init = loader.worker_init_fn if 'worker_init_fn' in dataloader else None
         self._adopt(loader, self._stream, user_init)
         return loader
@@ -241,6 +242,6 @@ def _unused(timestamp: str) -> str:
     run that starts in the same second as another would go on with the other's best score and
     write its log into the other's folder.
     """
-    earlier = _STARTED[timestamp]
-    _STARTED[timestamp] += 1
+    earlier = _STARTED[timestamp, get_rank()]  # virtual ranks share a process
+    _STARTED[timestamp, get_rank()] += 1
     return f'{timestamp}_{earlier}' if earlier else timestamp

@@ -1,11 +1,10 @@
 """``mmrepro test``: MMDetection's tools/test.py, with arguments for reproducibility."""
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 from ..runs.config_edits import augment_test
-from .known_errors import one_line
-from .training_arguments import build, load, training_parser
+from .training_arguments import load, on_each_rank, training_parser
 
 __all__ = ['main']
 
@@ -31,10 +30,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         cfg = trigger_visualization_hook(cfg, args)
     if args.tta:
         augment_test(cfg)
-    runner = build(cfg, parser)
-    if args.out is not None:
-        from mmdet.evaluation import DumpDetResults
-        runner.test_evaluator.metrics.append(DumpDetResults(out_file_path=args.out))
-    with one_line(parser, cfg):
+
+    def test(runner: Any) -> None:
+        if args.out is not None:
+            from mmdet.evaluation import DumpDetResults
+            runner.test_evaluator.metrics.append(DumpDetResults(out_file_path=args.out))
         runner.test()
+
+    on_each_rank(cfg, parser, test)
     return 0

@@ -6,8 +6,7 @@ from typing import Optional, Sequence
 from ..fingerprint.schema import LEVELS
 from ..runs.config_edits import add_fingerprints, scale_learning_rate
 from ..runs.config_files import ConfigError
-from .known_errors import one_line
-from .training_arguments import build, fingerprint_level, load, training_parser
+from .training_arguments import fingerprint_level, load, on_each_rank, training_parser
 
 __all__ = ['main']
 
@@ -41,7 +40,5 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                          else parser.existing_checkpoint(args.resume))
     if args.fingerprint is not None:
         add_fingerprints(cfg, args.fingerprint)
-    runner = build(cfg, parser)
-    with one_line(parser, cfg):
-        runner.train()
+    on_each_rank(cfg, parser, lambda runner: runner.train())
     return 0

@@ -3,20 +3,20 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from typing import Any, Callable
 
 from mmengine.config import Config
 
 from ..fingerprint.schema import LEVELS
 from ..runs.config_files import without_mark
-from ..runs.startup import build_runner, restart_for
+from ..runs.startup import build_runner, on_ranks, restart_for
 from .arguments import Parser
 from .known_errors import one_line
 
-__all__ = ['build', 'fingerprint_level', 'load', 'training_parser']
+__all__ = ['fingerprint_level', 'load', 'on_each_rank', 'training_parser']
 
 # arguments that set the key of `randomness` of the same name
-RANDOMNESS_ARGUMENTS = ('seed', 'deterministic', 'diff_rank_seed')
+RANDOMNESS_ARGUMENTS = ('seed', 'deterministic', 'diff_rank_seed', 'virtual_ranks')
 
 
 def training_parser(verb: str, description: str, checkpoint: bool = False) -> Parser:
@@ -44,6 +44,8 @@ def training_parser(verb: str, description: str, checkpoint: bool = False) -> Pa
                        help='equal bits, or an error; with "warn", a warning instead of the error')
     group.add_argument('--diff-rank-seed', action='store_true', default=None,
                        help='ranks differ in what is random inside the model')
+    group.add_argument('--virtual-ranks', type=int, metavar='V',
+                       help='the run has V ranks on any number of processes, with the same bits')
     return parser
 
 
@@ -89,7 +91,16 @@ def load(args: argparse.Namespace, parser: Parser) -> Config:
     return cfg
 
 
-def build(cfg: Config, parser: Parser) -> Any:
-    """The runner of ``cfg``; a known error ends the program with one line."""
-    with one_line(parser, cfg, building=True):
-        return build_runner(cfg)
+def on_each_rank(cfg: Config, parser: Parser, use: Callable[[Any], None]) -> None:
+    """``use`` the runner of ``cfg``, on each of the virtual ranks where there are some.
+
+    A known error ends the program with one line.
+    """
+    def main() -> None:
+        with one_line(parser, cfg, building=True):
+            runner = build_runner(cfg)
+        with one_line(parser, cfg):
+            use(runner)
+
+    with one_line(parser, cfg):
+        on_ranks(cfg, main)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from .. import determinism, ops
 from ..seeds import SCHEME
 from ..version import __version__
+from .virtual.store import wait_in_store
 
 __all__ = ['DEFAULT_TIMEOUT', 'AgreementError', 'check_agreement', 'group_store',
            'package_version', 'round_store', 'settle', 'start_fields']
@@ -278,7 +279,7 @@ def _wait(store: dist.Store, names: List[str], timeout: timedelta) -> bool:
     if not names:
         return True
     try:
-        store.wait(names, timeout)
+        wait_in_store(store, names, timeout)
     except RuntimeError:  # torch < 2.3 has no type of its own for this
         store.check(names[:1])  # raises if it was not the time that ran out
         return False

@@ -16,6 +16,7 @@ from typing import Callable, List, Optional
 import torch.distributed as dist
 
 from .agreement import DEFAULT_TIMEOUT, AgreementError, group_store, round_store
+from .virtual.store import wait_in_store
 
 __all__ = ['CommonStop']
 
@@ -82,11 +83,11 @@ class CommonStop:
             return
         names = [f'left{rank}' for rank in range(self._world)]
         if self._rank:
-            self._store.wait(names[:1], timedelta(seconds=timeout))
+            wait_in_store(self._store, names[:1], timedelta(seconds=timeout))
             self._store.set(names[self._rank], '')
         else:
             self._store.set(names[0], '')
-            self._store.wait(names, timedelta(seconds=timeout))
+            wait_in_store(self._store, names, timedelta(seconds=timeout))
 
     def close(self) -> None:
         """End the thread."""

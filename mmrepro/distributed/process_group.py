@@ -21,6 +21,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .ordered_reduction import fix_gradient_order
+from .virtual import runner_parts
+from .virtual.scheduler import current
 
 __all__ = ['LAUNCHERS', 'ensure_process_group', 'group_options', 'has_accelerator',
            'launch_variables', 'wrap_model']
@@ -177,6 +179,8 @@ def wrap_model(runner: Any,
         model: The model.
         ordered: Fix the order of gradient sums, see :mod:`mmrepro.distributed.ordered_reduction`.
     """
+    if current() is not None:
+        return runner_parts.wrap_model(runner, model_wrapper_cfg, model, _synchronise_batch_norm)
     if dist.is_initialized() and not has_accelerator():
         _synchronise_batch_norm(model)
         model_wrapper_cfg = _without_devices(runner, model_wrapper_cfg, model)

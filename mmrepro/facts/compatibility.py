@@ -87,6 +87,8 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
     ('randomness.seed', CHANGES, 'different order of data, different random numbers'),
     ('randomness.resume_strict', HARMLESS, ''),
     ('randomness.check_* randomness.nonrepeatable_datasets', HARMLESS, 'checks change no bit'),
+    ('randomness.virtual_ranks', CHANGES,
+     'gradients are added up in another order over the ranks'),
     ('randomness.operators', HARMLESS, 'the provider of operators is compared by itself'),
     ('randomness.float32_precision', HARMLESS, 'the flags that it sets are compared by themselves'),
     ('randomness.streams.*', CHANGES, 'different random numbers in this stream'),
@@ -145,6 +147,8 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
 )
 RULES = tuple(FactRule(pattern, *row) for patterns, *row in _ROWS for pattern in patterns.split())
 
+# facts that older checkpoints lack, with the value that they had
+_LATER = {'randomness.virtual_ranks': None}
 # of facts that exist only once a module is imported
 _UNKNOWN = ('unavailable', 'mmcv is not in use')
 
@@ -169,7 +173,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> List[FactDif
     """Facts that differ, those that change bits first; see :func:`mmrepro.facts.collect`."""
     found = []
     for name in sorted({*then, *now}):
-        before, after = then.get(name, _ABSENT), now.get(name, _ABSENT)
+        missing = _LATER.get(name, _ABSENT)
+        before, after = then.get(name, missing), now.get(name, missing)
         same = before == after and isinstance(before, bool) == isinstance(after, bool)
         # a package that only one of the processes had imported when it looked
         not_asked = name.startswith(('version.', 'train_samples')) and _ABSENT in (before, after)

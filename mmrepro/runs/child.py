@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 from .config_files import read_config
-from .startup import build_runner, restart_for
+from .startup import build_runner, on_ranks, restart_for
 from .stopping import EventHook, StopTraining
 
 __all__ = ['Training', 'main', 'train_here']
@@ -47,6 +47,10 @@ def train_here(training: Training) -> None:
     cfg.work_dir = training.work_dir or cfg.get('work_dir')
     if training.resume:
         cfg.resume, cfg.load_from = True, training.checkpoint
+    on_ranks(cfg, lambda: _train(cfg, training))
+
+
+def _train(cfg: Config, training: Training) -> None:
     runner = build_runner(cfg)
     runner.register_hook(EventHook(training.iterations, training.kill_after,
                                    training.validate_after), priority=EventHook.priority)

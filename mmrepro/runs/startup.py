@@ -7,9 +7,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import Any, Dict, Mapping, NoReturn, Optional
+from typing import Any, Callable, Dict, Mapping, NoReturn, Optional
 
-__all__ = ['RESTARTED', 'build_runner', 'restart_for', 'restart_if_incomplete']
+__all__ = ['RESTARTED', 'build_runner', 'on_ranks', 'restart_for', 'restart_if_incomplete']
 
 # set in the environment of a process that has started itself again; it does so once
 RESTARTED = 'MMREPRO_RESTARTED'
@@ -66,3 +66,17 @@ def build_runner(cfg: Any) -> Any:
     # as MMDetection's own script does: the default makes torch.compile give up on detectors
     setup_cache_size_limit_of_dynamo()
     return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+
+
+def on_ranks(cfg: Any, main: Callable[[], Any]) -> Any:
+    """Call ``main()``, which builds a runner of ``cfg``, once per rank that this process has.
+
+    That is once, unless the config has ``randomness.virtual_ranks``; see
+    :func:`mmrepro.on_virtual_ranks`.
+    """
+    randomness = cfg.get('randomness')
+    ranks = randomness.get('virtual_ranks') if isinstance(randomness, Mapping) else None
+    if ranks is None:
+        return main()
+    from ..distributed.virtual.entry import on_virtual_ranks
+    return on_virtual_ranks(ranks, main, cfg.get('launcher', 'none'), cfg.get('env_cfg') or {})

@@ -1,0 +1,102 @@
+"""Run a program on virtual ranks."""
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Callable, Mapping, Optional, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ...config import RandomnessConfig, RandomnessError
+from ..process_group import LAUNCHERS, ensure_process_group, group_options, has_accelerator
+from .guards import guarded
+from .world import Worlds
+
+__all__ = ['on_virtual_ranks']
+
+_logger = logging.getLogger('mmrepro')
+
+Result = TypeVar('Result')
+
+
+def on_virtual_ranks(ranks: Optional[int], main: Callable[[], Result], launcher: str = 'none',
+                     env_cfg: Mapping[str, Any] = {}) -> Result:
+    """Call ``main()`` once per virtual rank, with the same bits for any number of processes.
+
+    In ``main``, ``torch.distributed`` is initialised and has ``ranks`` ranks; build the runner and
+    train there. Each process calls this function and runs its share of the ranks.
+
+    Args:
+        ranks: V, the number of ranks of the run; None calls ``main`` as it is.
+        main: The program of one rank.
+        launcher: How this process was started: ``'none'``, ``'pytorch'``, ``'slurm'``, ``'mpi'``.
+        env_cfg: The config's; ``dist_cfg`` is read, if a process group has to be made.
+
+    Returns:
+        What ``main`` returned in the lowest rank of this process.
+
+    Raises:
+        RandomnessError: more processes than ranks, or a launcher that started several although
+            ``launcher='none'``; names both numbers.
+        BaseException: the first one that a rank raised. All ranks of this process have ended then.
+    """
+    if ranks is None:
+        return main()
+    RandomnessConfig(virtual_ranks=ranks)  # refuses a value that is not allowed
+    _check_launch(ranks, launcher)
+    _ensure_group(launcher, env_cfg)
+    processes = dist.get_world_size() if dist.is_initialized() else 1
+    _check_ranks(ranks, processes)
+    worlds = Worlds(ranks)
+    device = torch.cuda.current_device() if has_accelerator() and torch.cuda.is_available() \
+        else None
+
+    def begin() -> Result:
+        if device is not None:
+            torch.cuda.set_device(device)  # it belongs to a thread
+        return main()
+
+    with guarded(worlds.new_group):
+        try:
+            return worlds.scheduler.run(begin, worlds.of_rank)[0]
+        except BaseException as error:
+            number = worlds.scheduler.failed_rank
+            if number is not None and isinstance(error, Exception):
+                _logger.error('virtual rank %d of %d has ended with %s; the other ranks of this '
+                              'process were stopped', number, ranks, type(error).__name__)
+            raise
+
+
+def _check_ranks(ranks: int, processes: int) -> None:
+    """Raises RandomnessError for more processes than ranks."""
+    if processes > ranks:
+        raise RandomnessError(f'randomness.virtual_ranks={ranks}, and the launcher has started '
+                              f'{processes} processes; allowed are 1 to {ranks} processes')
+
+
+def _check_launch(ranks: int, launcher: str) -> None:
+    if dist.is_initialized():
+        return
+    if launcher == 'none':
+        for name, row in LAUNCHERS.items():
+            count = os.environ.get(row.world_size, '1')
+            if count.isdigit() and int(count) > 1 and row.rank in os.environ:
+                raise RandomnessError(
+                    f'{row.world_size}={count}: {count} processes were started, and with '
+                    f"launcher='none' each of them would run all of the {ranks} ranks of "
+                    f'randomness.virtual_ranks={ranks}. Give --launcher {name}, or start one '
+                    'process')
+    else:
+        count = os.environ.get(LAUNCHERS[launcher].world_size, '') if launcher in LAUNCHERS else ''
+        if count.isdigit():
+            _check_ranks(ranks, int(count))
+
+
+def _ensure_group(launcher: str, env_cfg: Mapping[str, Any]) -> None:
+    """The process group of the real processes, as a runner makes it."""
+    if launcher == 'none' or dist.is_initialized():
+        return
+    if not ensure_process_group(launcher, **group_options(env_cfg)):
+        from mmengine.dist import init_dist
+        init_dist(launcher, **dict(env_cfg.get('dist_cfg') or {}))

@@ -1,0 +1,91 @@
+"""State of a process that every virtual rank has to itself: exchanged when one hands over."""
+from __future__ import annotations
+
+import copy
+import io
+import random
+import sys
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+import torch
+
+__all__ = ['MODULE_STATE', 'ProcessState', 'managers']
+
+# modules and the names of their state
+MODULE_STATE: Tuple[Tuple[str, str], ...] = (
+    # the process groups
+    ('torch.distributed.distributed_c10d', '_world'),
+    ('mmengine.dist.utils', '_LOCAL_PROCESS_GROUP'),
+    # the flags that the runner of a rank has set
+    ('mmrepro.determinism.policy', '_active'),
+    ('sys', 'stdout'),
+)
+
+
+def managers() -> List[type]:
+    """MMEngine's classes that keep their instances by name: loggers, message hubs, scopes."""
+    from mmengine.utils import ManagerMixin
+    found: List[type] = []
+    waiting: List[type] = [ManagerMixin]
+    while waiting:
+        found.append(waiting.pop())
+        waiting += found[-1].__subclasses__()
+    return found
+
+
+class Silence(io.TextIOBase):
+    """Standard output of all ranks but the first."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+
+def _accelerator() -> Optional[torch.Generator]:
+    """The generator of the device in use, where there is one."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.default_generators[torch.cuda.current_device()]
+    return None
+
+
+class ProcessState:
+    """The state of one rank while another one runs."""
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        self._numpy = np.random.get_state()
+        self._torch = torch.get_rng_state()
+        generator = _accelerator()
+        self._device = None if generator is None else generator.get_state()
+        self._modules: Dict[Tuple[str, str], Any] = {
+            row: getattr(sys.modules[row[0]], row[1]) for row in MODULE_STATE
+            if row[0] in sys.modules}
+        self._instances = {cls: cls._instance_dict for cls in managers()}
+
+    def restore(self) -> None:
+        """Bring it back into force."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.set_rng_state(self._torch)
+        generator = _accelerator()
+        if generator is not None and self._device is not None:
+            generator.set_state(self._device)
+        for (module, name), value in self._modules.items():
+            setattr(sys.modules[module], name, value)
+        for cls in managers():
+            # a class that another rank was the first to import: no instance of ours yet
+            cls._instance_dict = self._instances.setdefault(cls, type(cls._instance_dict)())
+
+    def of_rank(self, number: int, world: Any) -> ProcessState:
+        """A copy of this for a rank that begins, with its process groups."""
+        own = copy.copy(self)
+        own._modules = {row: copy.copy(value) if isinstance(value, dict) else value
+                        for row, value in self._modules.items()}
+        own._modules['torch.distributed.distributed_c10d', '_world'] = world
+        if number:
+            own._modules['sys', 'stdout'] = Silence()
+        own._instances = {cls: copy.copy(value) for cls, value in self._instances.items()}
+        return own

@@ -1,0 +1,90 @@
+"""What a runner does differently on virtual ranks."""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Callable, Dict, Mapping, Optional
+
+from torch import nn
+
+from ...config import RandomnessConfig, RandomnessError
+from .scheduler import current
+
+__all__ = ['settings_on_ranks', 'share_workers', 'wrap_model']
+
+
+def settings_on_ranks(settings: Dict[str, Any]) -> RandomnessConfig:
+    """Takes ``randomness`` out of the arguments of a runner that is being built.
+
+    On virtual ranks, other arguments change as well.
+
+    Raises:
+        RandomnessError: a runner with ``virtual_ranks`` outside of :func:`on_virtual_ranks`, or
+            with another number, or with a setting that virtual ranks do not allow.
+    """
+    given = RandomnessConfig.parse(settings.pop('randomness', None))
+    scheduler = current()
+    if scheduler is None:
+        if given.virtual_ranks is not None:
+            raise RandomnessError(
+                f'randomness.virtual_ranks={given.virtual_ranks} needs a thread for each rank. '
+                'Start the training with `mmrepro train CONFIG`, or run your own script with '
+                'mmrepro.on_virtual_ranks(V, main), where main() builds the runner and trains')
+        return given
+    if given.virtual_ranks not in (None, scheduler.world_size):
+        raise RandomnessError(f'randomness.virtual_ranks={given.virtual_ranks}, and this is one of '
+                              f'{scheduler.world_size} virtual ranks; allowed is '
+                              f'{scheduler.world_size}')
+    if given.legacy:
+        raise RandomnessError("randomness.worker_seed='mmengine' and randomness.virtual_ranks="
+                              f'{scheduler.world_size} exclude each other; remove one of them')
+    cfg = settings.get('cfg') or {}
+    if cfg.get('compile'):
+        raise RandomnessError(f'compile={cfg["compile"]!r} and randomness.virtual_ranks='
+                              f'{scheduler.world_size} exclude each other; remove one of them')
+    # to MMEngine, a distributed run whose process group exists
+    settings['launcher'] = 'pytorch'
+    return replace(given, virtual_ranks=scheduler.world_size)
+
+
+def share_workers(loader: Any) -> Any:
+    """A data loader's config with the workers of one process divided among its ranks.
+
+    A rank keeps at least one worker. The number changes no bit.
+    """
+    scheduler = current()
+    if scheduler is None or not loader.get('num_workers'):
+        return loader
+    count = -(-loader['num_workers'] // len(scheduler.ranks))
+    return type(loader)({**loader, 'num_workers': count})
+
+
+def wrap_model(runner: Any, wrapper: Optional[Mapping[str, Any]], model: nn.Module,
+               prepare: Callable[[nn.Module], None]) -> nn.Module:
+    """``Runner.wrap_model`` on virtual ranks; ``prepare`` is called with what will be wrapped.
+
+    Raises:
+        RandomnessError: a model wrapper other than MMDistributedDataParallel; names it.
+    """
+    from mmengine.device import get_device
+    from mmengine.model import (
+        MMDistributedDataParallel,
+        convert_sync_batchnorm,
+        is_model_wrapper,
+    )
+    from mmengine.registry import MODEL_WRAPPERS
+
+    from .gradients import VirtualDataParallel
+    options = dict(wrapper or dict(broadcast_buffers=False))
+    kind = options.pop('type', 'MMDistributedDataParallel')
+    cls = MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
+    if is_model_wrapper(model):
+        cls = type(model)
+    if cls is not MMDistributedDataParallel:
+        raise RandomnessError(f'the model wrapper {getattr(cls, "__name__", kind)} and randomness.'
+                              f'virtual_ranks={runner.world_size} exclude each other; allowed is '
+                              'MMDistributedDataParallel')
+    model = model.to(get_device())
+    if runner.cfg.get('sync_bn') is not None:
+        model = convert_sync_batchnorm(model, runner.cfg.sync_bn)
+    prepare(model)
+    return VirtualDataParallel(model, **options)

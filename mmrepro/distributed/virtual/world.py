@@ -1,0 +1,110 @@
+"""The world of ``torch.distributed`` that each virtual rank of a process has."""
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ..reduction_tree import shares
+from .exchange import Processes
+from .group import BACKEND, Collect, VirtualGroup
+from .scheduler import Exchange, Scheduler
+
+__all__ = ['Worlds']
+
+FIRST_NAME = 1 << 20  # of a group; a name that no group of the real processes has
+
+
+class Worlds:
+    """Makes the process groups of all virtual ranks of this process.
+
+    Args:
+        ranks: V.
+
+    With a process group in force its processes share the ranks; otherwise this process has all.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._outside = c10d._world if dist.is_initialized() else None
+        self._mine = dist.get_rank() if self._outside else 0
+        self.shares = shares(ranks, dist.get_world_size() if self._outside else 1)
+        self.scheduler = Scheduler(self.shares[self._mine], ranks, len(self.shares))
+        self._all = Processes(self.shares, self._mine, self._outside)
+        # what the ranks agree on by name goes through one store
+        self._store = dist.PrefixStore('virtual ranks', c10d._get_default_store()) \
+            if self._outside else dist.HashStore()
+        self._made = 0  # groups
+        if BACKEND.upper() not in dist.Backend._plugins:
+            dist.Backend.register_backend(BACKEND, _create, extended_api=False,
+                                          devices=['cpu', 'cuda'])
+
+    def of_rank(self, number: int) -> Any:
+        """The world of a rank, with its default group."""
+        group = VirtualGroup(number, self._ranks, self.scheduler, self._all, 'of all ranks')
+        # torch's class keeps most of its state in its module: the same attributes, empty
+        world = SimpleNamespace(**{name: type(value)() if value is not None else None
+                                   for name, value in _attributes(c10d._World())})
+        world.default_pg = group
+        world.pg_map[group] = (BACKEND, self._store)
+        world.pg_names[group] = '0'
+        world.pg_group_ranks[group] = {rank: rank for rank in range(self._ranks)}
+        world.pg_backend_config[group] = f'cpu:{BACKEND},cuda:{BACKEND}'
+        world.group_count = FIRST_NAME
+        return world
+
+    @contextmanager
+    def new_group(self, ranks: List[int]) -> Iterator[str]:
+        """A rank makes a group of ``ranks``; every rank comes here, as torch demands."""
+        whole: VirtualGroup = c10d._world.default_pg
+        processes, key = whole.meet(
+            f'new_group({ranks})', None, lambda: Collect(lambda values: self._make(ranks)))
+        global _creating
+        _creating = (self.scheduler, processes, key)
+        try:
+            yield BACKEND
+        finally:
+            _creating = None
+
+    def _make(self, ranks: Sequence[int]) -> Exchange:
+        """Also of real processes; every process makes all groups, in the same order."""
+        yield from ()  # waits for nothing
+        self._made += 1
+        members: List[Tuple[int, List[int]]] = []
+        for process, share in enumerate(self.shares):
+            own = [index for index, rank in enumerate(ranks) if rank in share]
+            if own:
+                members.append((process, own))
+        group = None
+        if len(members) > 1:
+            before, c10d._world = c10d._world, self._outside
+            try:
+                group = dist.new_group([process for process, _ in members])
+            finally:
+                c10d._world = before
+        numbers = [process for process, _ in members]
+        mine = numbers.index(self._mine) if self._mine in numbers else 0
+        return Processes([own for _, own in members], mine, self._outside, group), \
+            f'{self._made} of ranks {list(ranks)}'
+
+
+# scheduler, processes and key of the group that torch is making; ranks run one at a time
+_creating: Optional[Tuple[Scheduler, Processes, str]] = None
+
+
+def _create(store: Any, rank: int, size: int, timeout: Any) -> VirtualGroup:
+    if _creating is None:
+        raise RuntimeError(f'the backend {BACKEND!r} belongs to mmrepro.on_virtual_ranks')
+    scheduler, processes, key = _creating
+    return VirtualGroup(rank, size, scheduler, processes, key)
+
+
+def _attributes(world: Any) -> Iterator[Tuple[str, Any]]:
+    for name in dir(world):
+        if not name.startswith('_') and name != 'pg_config_info':
+            value = getattr(world, name)
+            if value is None or isinstance(value, (dict, list, int)):
+                yield name, value

@@ -1,0 +1,132 @@
+"""A reduction over ranks: its bits depend on the number of ranks, not on who adds up what."""
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mmrepro.distributed.reduction_tree import (
+    Node,
+    ReductionTree,
+    combine_of,
+    finish_of,
+    nodes_of,
+    shares,
+)
+
+OPS = [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN,
+       dist.ReduceOp.MAX]
+INTEGER_OPS = [dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.BAND, dist.ReduceOp.BOR,
+               dist.ReduceOp.BXOR]
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+GOLDEN = ['0x1.9f4d760000000p+13', '0x1.d0c2e00000000p-4']
+INTEGERS = [torch.uint8, torch.int32, torch.int64]
+
+
+def spread(leaves, split, op):
+    """As processes do: each its leaves, then one all nodes."""
+    combine, nodes = combine_of(op), []
+    for share in split:
+        own = ReductionTree(combine)
+        for number in share:
+            own.add_leaf(number, leaves[number].clone())
+        assert [node[:2] for node in own.nodes] == nodes_of(share)
+        nodes += own.nodes
+    tree = ReductionTree(combine)
+    for node in nodes:
+        tree.add(node)
+    return finish_of(op, len(leaves))(tree.root())
+
+
+def written_out(leaves, op):
+    """The same tree from its description: halves of a power of two, the rest from the right."""
+    combine = combine_of(op)
+
+    def whole(part):
+        if len(part) == 1:
+            return part[0].clone()
+        half = len(part) // 2
+        return combine(whole(part[:half]), whole(part[half:]))
+
+    parts, rest = [], list(leaves)
+    while rest:
+        size = 1 << (len(rest).bit_length() - 1)
+        parts.append(whole(rest[:size]))
+        rest = rest[size:]
+    total = parts.pop()
+    while parts:
+        total = combine(parts.pop(), total)
+    return finish_of(op, len(leaves))(total)
+
+
+@pytest.mark.parametrize('seed', range(120))
+def test_any_spread_over_processes_gives_the_same_bits(seed):
+    draw = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    ranks = draw.randint(1, 17)
+    shape = [draw.randint(0, 5) for _ in range(draw.randint(0, 3))]
+    if draw.random() < 0.7:
+        kind, op = draw.choice(FLOATS), draw.choice(OPS)
+        leaves = [torch.randn(shape, generator=generator).mul(3).to(kind) for _ in range(ranks)]
+    else:
+        kind, op = draw.choice(INTEGERS), draw.choice(INTEGER_OPS)
+        leaves = [torch.randint(0, 200, shape, generator=generator).to(kind)
+                  for _ in range(ranks)]
+    expected = written_out(leaves, op)
+    splits = [shares(ranks, processes) for processes in range(1, ranks + 1)]
+    cuts = sorted(draw.sample(range(1, ranks), draw.randint(0, ranks - 1)))
+    splits.append([range(a, b) for a, b in zip([0, *cuts], [*cuts, ranks])])  # uneven shares
+    for split in splits:
+        found = spread(leaves, split, op)
+        assert found.dtype == kind and torch.equal(
+            found.view(-1).view(torch.uint8), expected.view(-1).view(torch.uint8)), split
+
+
+def test_the_order_is_the_documented_one():
+    for ranks, order in ((1, '0'), (2, '(0 1)'), (3, '((0 1) 2)'), (4, '((0 1) (2 3))'),
+                         (7, '(((0 1) (2 3)) ((4 5) 6))')):
+        tree = ReductionTree(lambda left, right: f'({left} {right})')
+        for number in range(ranks):
+            tree.add_leaf(number, str(number))
+        assert tree.root() == order
+
+
+def test_golden_values():
+    """Scheme 2. If these change, the number of the scheme has to."""
+    leaves = [torch.tensor([1e4 / (rank + 3), (-1) ** rank / (rank + 7)]) for rank in range(7)]
+    total = spread(leaves, shares(7, 3), dist.ReduceOp.SUM)
+    assert [float(one).hex() for one in total] == GOLDEN
+    mean = spread(leaves, shares(7, 7), dist.ReduceOp.AVG)
+    assert torch.equal(mean, total / 7)
+
+
+def test_the_order_of_ranks_would_give_other_bits():
+    generator = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(1000, generator=generator) for _ in range(8)]
+    total = torch.stack(leaves).cumsum(0)[-1]
+    assert not torch.equal(total, spread(leaves, shares(8, 1), dist.ReduceOp.SUM))
+
+
+def test_leaves_out_of_order_are_refused():
+    tree = ReductionTree(combine_of(dist.ReduceOp.SUM))
+    tree.add_leaf(1, torch.zeros(1))
+    with pytest.raises(ValueError, match='leaf 0 came after'):
+        tree.add_leaf(0, torch.zeros(1))
+    tree.add(Node(1, 1, torch.zeros(1)))
+    with pytest.raises(ValueError, match='leaf 3 came after'):
+        tree.add_leaf(3, torch.zeros(1))
+
+
+def test_an_unknown_operation_is_refused_by_name():
+    with pytest.raises(NotImplementedError, match='PREMUL_SUM.*allowed: .*SUM'):
+        combine_of(dist.ReduceOp.PREMUL_SUM)
+
+
+def test_shares_are_even_and_consecutive():
+    for ranks in range(1, 12):
+        for processes in range(1, ranks + 1):
+            split = shares(ranks, processes)
+            assert [rank for share in split for rank in share] == list(range(ranks))
+            assert {len(share) for share in split} <= {ranks // processes, -(-ranks // processes)}

@@ -1,0 +1,397 @@
+"""V ranks on N processes: the same bits for every N."""
+from __future__ import annotations
+
+import os
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from rank_pool import shared_pool
+from torch import nn
+
+from mmrepro import RandomnessError, on_virtual_ranks
+from mmrepro.digests import state_digest
+from mmrepro.distributed.agreement import AgreementError, settle
+from mmrepro.distributed.virtual.gradients import VirtualDataParallel
+from mmrepro.distributed.virtual.scheduler import CollectiveMismatch, Deadlock, current
+
+pytestmark = pytest.mark.filterwarnings('ignore')
+
+
+@pytest.fixture(scope='module')
+def pool():
+    return shared_pool()
+
+
+def on_processes(rank, world, function, ranks):
+    """{virtual rank: result} of the ranks of this process."""
+    found = {}
+
+    def main():
+        found[dist.get_rank()] = function()
+
+    on_virtual_ranks(ranks, main, 'pytorch' if dist.is_initialized() else 'none')
+    return found
+
+
+def same_for_every_number(pool, function, ranks, numbers=(1, 2)):
+    """The results by rank, once they are equal for all numbers of processes."""
+    results = []
+    for processes in numbers:
+        found = {}
+        for part in pool.run(on_processes, processes, function, ranks):
+            found.update(part)
+        results.append([found[rank] for rank in range(ranks)])
+    for processes, other in zip(numbers[1:], results[1:]):
+        assert other == results[0], f'{processes} processes'
+    return results[0]
+
+
+def alone(function, ranks):
+    """Results by rank, in this process."""
+    return list(on_processes(0, 1, function, ranks).values())
+
+
+# ------------------------------------------------------------------------------ collectives
+
+
+def collectives():
+    rank, world = dist.get_rank(), dist.get_world_size()
+    found = {}
+
+    def own(*shape, kind=torch.float32, scale=3):
+        generator = torch.Generator().manual_seed(rank)
+        return (torch.randn(*shape, generator=generator) * scale).to(kind)
+
+    for kind in (torch.float32, torch.bfloat16, torch.float16, torch.int64):
+        for name in ('SUM', 'MAX', 'MIN', 'PRODUCT'):
+            value = own(5, 3, kind=kind)
+            dist.all_reduce(value, getattr(dist.ReduceOp, name))
+            found[f'{name} {kind}'] = value
+    value = own(40001)  # large enough to be divided among the processes
+    dist.all_reduce(value)
+    found['large'] = value
+    value = own(7)
+    dist.all_reduce(value, dist.ReduceOp.AVG)
+    found['avg'] = value
+    value = own(3, 4).t()
+    dist.all_reduce(value)
+    found['not contiguous'] = value
+    value = torch.tensor(float(rank))
+    dist.all_reduce(value)
+    found['scalar'] = value
+    value = torch.tensor([rank == 1, rank > 5])
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    found['bool'] = value
+    parts = [torch.zeros(2, 2) for _ in range(world)]
+    dist.all_gather(parts, own(2, 2))
+    found['all_gather'] = parts
+    whole = torch.zeros(world * 2, 2)
+    dist.all_gather_into_tensor(whole, own(2, 2))
+    found['all_gather_into_tensor'] = whole
+    for source in (0, world - 1):
+        value = own(4)
+        dist.broadcast(value, source)
+        found[f'broadcast {source}'] = value
+    value = own(3)
+    dist.reduce(value, world - 1)
+    found['reduce'] = value
+    parts = [torch.zeros(2) for _ in range(world)] if rank == 1 else None
+    dist.gather(own(2), parts, 1)
+    found['gather'] = parts
+    value = torch.zeros(2)
+    dist.scatter(value, list(own(world, 2)) if rank == 1 else None, 1)
+    found['scatter'] = value
+    value = torch.zeros(2)
+    dist.reduce_scatter(value, list(own(world, 2)))
+    found['reduce_scatter'] = value
+    value = torch.zeros(2)
+    dist.reduce_scatter_tensor(value, own(world * 2))
+    found['reduce_scatter_tensor'] = value
+    value = torch.zeros(world, 2)
+    dist.all_to_all_single(value, own(world, 2))
+    found['all_to_all_single'] = value
+    parts = [torch.zeros(2) for _ in range(world)]
+    dist.all_to_all(parts, list(own(world, 2)))
+    found['all_to_all'] = parts
+    objects = [None] * world
+    dist.all_gather_object(objects, dict(rank=rank, text='x' * rank))
+    found['all_gather_object'] = objects
+    objects = [f'from {rank}', rank]
+    dist.broadcast_object_list(objects, 2)
+    found['broadcast_object_list'] = objects
+    objects = [None] * world if rank == 0 else None
+    dist.gather_object((rank, ), objects)
+    found['gather_object'] = objects
+    dist.barrier()
+    found['settle'] = settle('a test', rank, lambda values: values)
+    return state_digest(found) if rank else found
+
+
+def test_collectives_do_not_depend_on_the_number_of_processes(pool):
+    def plain(value):
+        return state_digest(value) if isinstance(value, dict) else value
+
+    results = []
+    for processes in (1, 3):
+        found = {}
+        for part in pool.run(on_processes, processes, collectives, 5):
+            found.update(part)
+        results.append(found)
+    assert [{rank: plain(value) for rank, value in found.items()} for found in results] == [
+        {rank: plain(value) for rank, value in results[0].items()}] * 2
+    first = results[0][0]
+    assert first['all_gather_object'] == [dict(rank=rank, text='x' * rank) for rank in range(5)]
+    assert first['gather_object'] == [(rank, ) for rank in range(5)]
+    assert first['broadcast_object_list'] == ['from 2', 2]
+    assert first['settle'] == list(range(5)) and first['scalar'] == 10
+    assert first['bool'].tolist() == [True, False]
+    own = [torch.randn(2, 2, generator=torch.Generator().manual_seed(rank)) * 3
+           for rank in range(5)]
+    for expected, *found in zip(own, first['all_gather'], first['all_gather_into_tensor'].split(2)):
+        assert all(torch.equal(expected, one) for one in found)
+
+
+def sub_groups():
+    """Ranks 0 and 3, and 1 and 2: on two processes, each group waits for the other process."""
+    rank = dist.get_rank()
+    outer, inner = dist.new_group([0, 3]), dist.new_group([1, 2])
+    mine = outer if rank in (0, 3) else inner
+    value = torch.tensor([float(rank + 1)])
+    for _ in range(2):
+        dist.all_reduce(value, group=mine)
+    names = [None, None]
+    dist.all_gather_object(names, f'rank {rank}', group=mine)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return value.item(), names, dist.get_rank(mine), total.item()
+
+
+def test_sub_groups(pool):
+    found = same_for_every_number(pool, sub_groups, 4)
+    assert found[0] == (10.0, ['rank 0', 'rank 3'], 0, 4.0)
+    assert found[1] == (10.0, ['rank 1', 'rank 2'], 0, 4.0)
+
+
+# ------------------------------------------------------------------------------ training
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 8), nn.BatchNorm1d(8)
+        self.second, self.unused = nn.Linear(8, 1), nn.Linear(2, 2)
+        self.sometimes = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        hidden = self.norm(self.first(x)).relu()
+        loss = self.second(nn.functional.dropout(hidden)).square().mean()
+        return dict(loss=loss * self.sometimes if dist.get_rank() % 2 else loss)
+
+
+def steps(autocast=False):
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    model = VirtualDataParallel(Net(), broadcast_buffers=False)
+    start = state_digest(dict(model.module.named_parameters()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    found = [start]
+    for step in range(4):
+        with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+            if step == 1:
+                with model.no_sync():
+                    loss = model(torch.randn(4, 6))['loss']
+            else:
+                loss = model(torch.randn(4, 6))['loss']
+        loss.backward()
+        if step != 1:
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(state_digest(loss.detach()))
+    assert model.module.unused.weight.grad is None
+    found.append(state_digest(dict(model.named_parameters())))
+    return found + [state_digest(dict(model.named_buffers()))]
+
+
+@pytest.mark.parametrize('ranks, numbers', [(2, (1, 2)), (5, (1, 2, 4))])
+def test_a_training_does_not_depend_on_the_number_of_processes(pool, ranks, numbers):
+    found = same_for_every_number(pool, steps, ranks, numbers)
+    assert len({one[0] for one in found}) == len({one[-2] for one in found}) == 1  # weights
+    assert len({one[-1] for one in found}) == ranks  # statistics
+
+
+def own_gradients():
+    model = VirtualDataParallel(nn.Linear(3, 2), broadcast_buffers=False)
+    torch.nn.init.ones_(model.module.weight)
+    x = torch.full((1, 3), float(dist.get_rank()))
+    model(x).square().sum().backward()
+    own = torch.autograd.grad(model.module(x).square().sum(), list(model.parameters()))
+    return [one.grad for one in model.parameters()], own
+
+
+def test_gradients_are_the_mean_in_the_order_of_the_tree():
+    found = alone(own_gradients, 4)
+    for number in range(2):
+        a, b, c, d = (own[number] / 4 for _, own in found)
+        for means, _ in found:
+            assert torch.equal(means[number], (a + b) + (c + d))
+
+
+# ------------------------------------------------------------------------------ separate state
+
+
+def generators():
+    rank = dist.get_rank()
+    random.seed(rank)
+    np.random.seed(rank)
+    torch.manual_seed(rank)
+    found = []
+    for _ in range(3):
+        found.append((random.random(), np.random.rand(), torch.rand(1).item()))
+        dist.barrier()
+    return found
+
+
+def test_each_rank_has_its_generators():
+    expected = []
+    for rank in range(3):
+        draws = random.Random(rank), np.random.RandomState(rank), torch.Generator().manual_seed(rank)
+        expected.append([(draws[0].random(), draws[1].rand(),
+                          torch.rand(1, generator=draws[2]).item()) for _ in range(3)])
+    assert alone(generators, 3) == expected
+
+
+def test_the_state_of_the_process_comes_back():
+    from mmengine.logging import MessageHub
+    MessageHub.get_instance('outside')
+    torch.manual_seed(5)
+    expected = torch.rand(2).tolist()
+    torch.manual_seed(5)
+    before = torch.rand(1).item()
+
+    def main():
+        MessageHub.get_instance(f'inside {dist.get_rank()}')
+        torch.manual_seed(1)
+        dist.barrier()
+        return MessageHub.check_instance_created('outside'), [
+            MessageHub.check_instance_created(f'inside {rank}') for rank in range(2)]
+
+    assert alone(main, 2) == [(True, [True, False]), (True, [False, True])]
+    assert [before, torch.rand(1).item()] == expected
+    assert not dist.is_initialized() and current() is None
+    assert not MessageHub.check_instance_created('inside 0')
+
+
+def autocast_gradient():
+    """Rank 1 leaves autocast while rank 0, which uses its weight twice, waits inside."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(64, 64) / 8)
+    x = torch.randn(32, 64) + (dist.get_rank() if dist.is_initialized() else 0)
+    with torch.autocast('cpu', torch.bfloat16):
+        x = x @ weight
+        if dist.is_initialized():
+            dist.barrier()
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            if dist.is_initialized():
+                dist.barrier()
+            x = x @ weight
+    if dist.is_initialized() and dist.get_rank():
+        dist.barrier()
+    x.float().square().mean().backward()
+    return weight.grad
+
+
+def test_the_cache_of_autocast_is_each_ranks_own():
+    assert torch.equal(alone(autocast_gradient, 2)[0], autocast_gradient())
+
+
+def test_standard_output_is_that_of_rank_0(capsys):
+    alone(lambda: print('rank', dist.get_rank()), 3)
+    assert capsys.readouterr().out == 'rank 0\n'
+
+
+# ------------------------------------------------------------------------------ errors
+
+
+def test_an_error_ends_all_ranks_and_names_the_rank(caplog):
+    ended = []
+
+    def main():
+        try:
+            dist.barrier()
+            if dist.get_rank() == 2:
+                raise KeyError('planted')
+            dist.barrier()
+        finally:
+            ended.append(dist.get_rank())
+
+    with pytest.raises(KeyError, match='planted'):
+        on_virtual_ranks(4, main)
+    assert sorted(ended) == [0, 1, 2, 3] and threading.active_count() < 50
+    assert 'virtual rank 2 of 4 has ended with KeyError' in caplog.text
+    assert alone(dist.get_world_size, 2) == [2, 2]  # the process can go on
+
+
+def test_a_deadlock_says_who_waits_where():
+    def main():
+        if dist.get_rank() == 1:
+            return
+        dist.all_reduce(torch.zeros(2, 3))
+
+    with pytest.raises(Deadlock) as caught:
+        on_virtual_ranks(3, main)
+    lines = str(caught.value).splitlines()[1:]
+    assert 'rank 0 waits in all_reduce SUM((2, 3) torch.float32)' in lines[0]
+    assert lines[1] == '  virtual rank 1 has ended' and 'rank 2 waits in' in lines[2]
+
+
+def test_a_wait_in_the_store_for_a_rank_that_has_ended():
+    def main():
+        if dist.get_rank():
+            settle('something', 1, max)
+
+    with pytest.raises((Deadlock, AgreementError), match='rank 0 has ended'):
+        on_virtual_ranks(2, main)
+
+
+def test_different_operations_are_named():
+    def main():
+        if dist.get_rank():
+            dist.barrier()
+        else:
+            dist.all_reduce(torch.zeros(1))
+
+    with pytest.raises(CollectiveMismatch, match='rank 1 has come to barrier .*virtual rank 0 waits '
+                       'in all_reduce'):
+        on_virtual_ranks(2, main)
+
+
+def test_what_virtual_ranks_do_not_support_is_refused_by_name():
+    for call, error, text in (
+            (lambda: torch.compile(nn.Linear(1, 1)), RuntimeError, 'torch.compile cannot'),
+            (lambda: torch.cuda.graph(None), RuntimeError, 'torch.cuda.graph cannot'),
+            (lambda: dist.send(torch.zeros(1), 1 - dist.get_rank()), NotImplementedError, 'send')):
+        with pytest.raises(error, match=text):
+            on_virtual_ranks(2, call)
+
+
+def test_more_processes_than_ranks_are_refused(pool):
+    for fine, result in pool.outcomes(on_processes, 3, steps, 2):
+        assert not fine and isinstance(result[0], RandomnessError)
+        assert 'virtual_ranks=2, and the launcher has started 3 processes' in str(result[0])
+
+
+def test_processes_without_their_launcher_are_refused(monkeypatch):
+    monkeypatch.setitem(os.environ, 'WORLD_SIZE', '2')
+    monkeypatch.setitem(os.environ, 'RANK', '0')
+    with pytest.raises(RandomnessError, match='WORLD_SIZE=2.* 4 ranks .*--launcher pytorch'):
+        on_virtual_ranks(4, steps)
+
+
+def test_without_virtual_ranks_main_is_called_as_it_is():
+    assert on_virtual_ranks(None, dist.is_initialized) is False
+    with pytest.raises(RandomnessError, match='virtual_ranks=0 is out of range'):
+        on_virtual_ranks(0, steps)
