@@ -41,6 +41,8 @@ SLOW = {
     'distributed/test_ordered_reduction.py',
     'distributed/test_process_group.py',
     'distributed/test_training_on_ranks.py',
+    'distributed/test_virtual_ranks.py',
+    'distributed/test_virtual_ranks_training.py',
     'facts/test_compatibility.py',
     'fingerprint/test_operator_recorder.py',
     'hooks/test_fingerprint_hook.py',

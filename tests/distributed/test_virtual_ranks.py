@@ -258,9 +258,10 @@ def generators():
 def test_each_rank_has_its_generators():
     expected = []
     for rank in range(3):
-        draws = random.Random(rank), np.random.RandomState(rank), torch.Generator().manual_seed(rank)
-        expected.append([(draws[0].random(), draws[1].rand(),
-                          torch.rand(1, generator=draws[2]).item()) for _ in range(3)])
+        python, numpy = random.Random(rank), np.random.RandomState(rank)
+        own = torch.Generator().manual_seed(rank)
+        expected.append([(python.random(), numpy.rand(), torch.rand(1, generator=own).item())
+                         for _ in range(3)])
     assert alone(generators, 3) == expected
 
 
@@ -364,8 +365,8 @@ def test_different_operations_are_named():
         else:
             dist.all_reduce(torch.zeros(1))
 
-    with pytest.raises(CollectiveMismatch, match='rank 1 has come to barrier .*virtual rank 0 waits '
-                       'in all_reduce'):
+    with pytest.raises(CollectiveMismatch, match='rank 1 has come to barrier .*virtual rank 0 '
+                       'waits in all_reduce'):
         on_virtual_ranks(2, main)
 
 

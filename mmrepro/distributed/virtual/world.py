@@ -1,6 +1,7 @@
 """The world of ``torch.distributed`` that each virtual rank of a process has."""
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
@@ -15,7 +16,7 @@ from .scheduler import Exchange, Scheduler
 
 __all__ = ['Worlds']
 
-FIRST_NAME = 1 << 20  # of a group; a name that no group of the real processes has
+_runs = itertools.count(1)  # of this process
 
 
 class Worlds:
@@ -38,6 +39,9 @@ class Worlds:
         self._store = dist.PrefixStore('virtual ranks', c10d._get_default_store()) \
             if self._outside else dist.HashStore()
         self._made = 0  # groups
+        # torch keeps a register of names for each thread, and the main thread stays: numbers that
+        # neither an earlier run nor a group of the real processes has
+        self._first_name = next(_runs) << 20
         if BACKEND.upper() not in dist.Backend._plugins:
             dist.Backend.register_backend(BACKEND, _create, extended_api=False,
                                           devices=['cpu', 'cuda'])
@@ -53,7 +57,7 @@ class Worlds:
         world.pg_names[group] = '0'
         world.pg_group_ranks[group] = {rank: rank for rank in range(self._ranks)}
         world.pg_backend_config[group] = f'cpu:{BACKEND},cuda:{BACKEND}'
-        world.group_count = FIRST_NAME
+        world.group_count = self._first_name
         return world
 
     @contextmanager

@@ -1,0 +1,78 @@
+"""Whole trainings on V virtual ranks: the same bits, and resumes, on any number of processes."""
+from __future__ import annotations
+
+import pytest
+from demo_runs import changed, small
+from detector_runs import shallow
+from faults import tiny as tiny_run
+from virtual_runs import run
+
+from mmrepro import RandomnessError
+
+pytestmark = pytest.mark.filterwarnings('ignore')
+
+
+@pytest.fixture(scope='module')
+def cfg(tmp_path_factory):
+    """Eight images on three ranks, with statistics of batch norm that differ between ranks."""
+    cfg = tiny_run.tiny(tmp_path_factory.mktemp('tiny'))
+    tiny_run.validating(cfg)
+    cfg.train_cfg.val_interval = 1
+    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False)
+    return cfg
+
+
+@pytest.fixture(scope='module')
+def alone(cfg, tmp_path_factory):
+    work_dir = tmp_path_factory.mktemp('alone')
+    return work_dir, run(cfg, 3, 1, work_dir)
+
+
+def test_two_processes_give_the_bits_of_one(cfg, alone, tmp_path):
+    _, expected = alone
+    assert len({line['weights'] for lines in expected for line in lines[:1]}) == 1
+    assert len({lines[0]['data'] for lines in expected}) == 3
+    assert len({lines[0]['buffers'] for lines in expected}) == 3
+    assert any('metrics' in line for line in expected[0])
+    assert run(cfg, 3, 2, tmp_path) == expected
+
+
+def test_a_run_resumes_on_another_number_of_processes(cfg, alone, tmp_path):
+    work_dir, expected = alone
+    found = run(cfg, 3, 2, tmp_path, resume=work_dir / 'iter_1.pth')
+    assert found == [lines[1:] for lines in expected]
+
+
+def test_a_runner_outside_of_virtual_ranks_is_refused(cfg):
+    from mmengine.runner import Runner
+    with pytest.raises(RandomnessError, match='virtual_ranks=4 needs a thread for each rank.*'
+                       'mmrepro train.*on_virtual_ranks'):
+        Runner.from_cfg(changed(cfg, lambda cfg: cfg.randomness.update(virtual_ranks=4)))
+
+
+@pytest.mark.parametrize('change, text', [
+    (lambda cfg: cfg.update(compile=True), 'compile=True'),
+    (lambda cfg: cfg.randomness.update(worker_seed='mmengine', step_seed=False), 'worker_seed'),
+    (lambda cfg: cfg.update(model_wrapper_cfg=dict(type='MMSeparateDistributedDataParallel')),
+     'MMSeparateDistributedDataParallel .* allowed is MMDistributedDataParallel'),
+])
+def test_settings_that_virtual_ranks_do_not_allow(cfg, change, text, tmp_path):
+    with pytest.raises(RuntimeError, match=f'RandomnessError.*{text}'):
+        run(changed(cfg, change), 2, 1, tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('model', ['faster-rcnn_r50_fpn', 'retinanet_r50_fpn', 'yolox_s',
+                                   'rtmdet_tiny'])
+def test_detectors(model, data_root, tmp_path):
+    import mmdet.models  # noqa: F401
+    cfg = small(model, data_root)
+    if 'backbone' in cfg.model and cfg.model.backbone.type == 'ResNet':
+        shallow(cfg)
+    cfg.train_cfg.update(max_epochs=1, val_interval=1)
+    cfg.train_dataloader.update(batch_size=1, num_workers=0, persistent_workers=False)
+    dataset = cfg.train_dataloader.dataset
+    dataset.get('dataset', dataset)['indices'] = 12
+    expected = run(cfg, 4, 1, tmp_path / '1')
+    for processes in (2, 3, 4):
+        assert run(cfg, 4, processes, tmp_path / str(processes)) == expected

@@ -1,0 +1,80 @@
+"""A config on V virtual ranks in N forked processes of this warm one: the bits of every rank."""
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List
+
+import torch.distributed as dist
+from demo_runs import changed
+from harness import Child, digest
+from ranks import free_port
+
+__all__ = ['run', 'start']
+
+
+def _recorder(lines: List[dict]) -> Any:
+    from mmengine.hooks import Hook
+
+    class Recorder(Hook):
+        priority = 100
+
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            self.data = digest(data_batch)
+
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            model = runner.model.module
+            lines.append(dict(
+                iteration=runner.iter, data=self.data, losses=digest(dict(outputs)),
+                gradients=digest({name: one.grad for name, one in model.named_parameters()}),
+                weights=digest(dict(model.named_parameters())),
+                buffers=digest(dict(model.named_buffers())),
+                optimizer=digest(runner.optim_wrapper.state_dict()),
+                averages=digest([hook.ema_model.state_dict() for hook in runner.hooks
+                                 if hasattr(hook, 'ema_model')])))
+
+        def after_val_epoch(self, runner, metrics=None):
+            lines.append(dict(iteration=runner.iter, metrics=digest(metrics)))
+
+    return Recorder()
+
+
+def _process(process: int, processes: int, port: int, cfg: Any) -> Dict[int, List[dict]]:
+    from mmengine.runner import Runner
+
+    from mmrepro.runs.startup import on_ranks
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # pycocotools prints tables
+    if processes > 1:
+        os.environ.update(RANK=str(process), LOCAL_RANK=str(process), WORLD_SIZE=str(processes),
+                          MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port),
+                          GLOO_SOCKET_IFNAME='lo')
+        cfg.launcher = 'pytorch'
+    found: Dict[int, List[dict]] = {}
+
+    def main() -> None:
+        lines = found[dist.get_rank()] = []
+        runner = Runner.from_cfg(cfg)
+        runner.register_hook(_recorder(lines), priority=100)
+        runner.train()
+
+    on_ranks(cfg, main)
+    return found
+
+
+def start(cfg: Any, ranks: int, processes: int, work_dir: Any, resume: Any = None) -> List[Child]:
+    """``resume``: path of a checkpoint."""
+    def change(cfg: Any) -> None:
+        cfg.randomness['virtual_ranks'] = ranks
+        cfg.work_dir = str(work_dir)
+        if resume is not None:
+            cfg.resume, cfg.load_from = True, str(resume)
+
+    port, cfg = free_port(), changed(cfg, change)
+    return [Child(_process, process, processes, port, cfg) for process in range(processes)]
+
+
+def run(*args: Any, **kwargs: Any) -> List[List[dict]]:
+    """What every rank saw, a list of dicts each; the arguments of :func:`start`."""
+    found: Dict[int, List[dict]] = {}
+    for child in start(*args, **kwargs):
+        found.update(child.result())
+    return [found[rank] for rank in sorted(found)]
