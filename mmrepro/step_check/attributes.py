@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from ..data.generators import GENERATORS, read_state, write_state
 from ..digests import state_digest
+from ..distributed.virtual.gradients import VirtualDataParallel
 
 __all__ = ['Attributes']
 
@@ -106,7 +107,7 @@ class Attributes:
         self._queue: deque = deque()  # of path, object, saved
         # wrappers for several ranks keep state of their communication, which must go on
         modules = {path or 'model': module for path, module in model.named_modules()
-                   if not isinstance(module, DistributedDataParallel)}
+                   if not isinstance(module, (DistributedDataParallel, VirtualDataParallel))}
         # first: an attribute may hold a parameter too, which stays saved
         self._queue.extend((f'{path}.{name}', vars(module)[name], True)
                            for path, module in modules.items() for name in SAVED)
