@@ -50,7 +50,7 @@ def train_here(training: Training) -> None:
     on_ranks(cfg, lambda: _train(cfg, training))
 
 
-def _train(cfg: Config, training: Training) -> None:
+def _train(cfg: Any, training: Training) -> None:
     runner = build_runner(cfg)
     runner.register_hook(EventHook(training.iterations, training.kill_after,
                                    training.validate_after), priority=EventHook.priority)
