@@ -19,6 +19,8 @@ MODULE_STATE: Tuple[Tuple[str, str], ...] = (
     ('mmengine.dist.utils', '_LOCAL_PROCESS_GROUP'),
     # the flags that the runner of a rank has set
     ('mmrepro.determinism.policy', '_active'),
+    # the thread that trains
+    ('mmrepro.data.training_thread', '_thread'),
     ('sys', 'stdout'),
 )
 
@@ -73,8 +75,10 @@ class ProcessState:
         generator = _accelerator()
         if generator is not None and self._device is not None:
             generator.set_state(self._device)
-        for (module, name), value in self._modules.items():
-            setattr(sys.modules[module], name, value)
+        for module, name in MODULE_STATE:
+            if module in sys.modules:
+                # one that another rank was the first to import begins with None, as all of them do
+                setattr(sys.modules[module], name, self._modules.get((module, name)))
         for cls in managers():
             # a class that another rank was the first to import: no instance of ours yet
             cls._instance_dict = self._instances.setdefault(cls, type(cls._instance_dict)())
