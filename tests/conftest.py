@@ -48,6 +48,7 @@ SLOW = {
     'hooks/test_fingerprint_hook.py',
     'hooks/test_preempt_on_ranks.py',
     'hooks/test_seed_hook.py',
+    'hooks/test_self_check.py',
     'host_cuda/test_host_cuda.py',
     'localise/test_planted_faults.py',
     'ops/aten/test_sync_bn.py',
