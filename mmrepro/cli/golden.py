@@ -7,13 +7,12 @@ import os
 import sys
 from typing import List, Optional, Sequence
 
-from mmengine.config import Config
-
 from ..demo import use_data, write_dataset
 from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from ..facts.compatibility import table
 from ..fingerprint.reader import FingerprintError
 from ..report.terminal import show
+from ..runs.config_files import ConfigError, read_config
 from ..runs.launcher import TrainingFailed
 from ..runs.progress import ProgressLine
 from ..runs.reduction import MissingData
@@ -72,7 +71,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if args.action == 'record':
             return _record(args, parser)
         return _check(args, parser)
-    except (GoldenError, MissingData, FingerprintError, OSError, KeyError, SyntaxError,
+    except (GoldenError, ConfigError, MissingData, FingerprintError, OSError, KeyError,
             ImportError) as error:
         parser.error(str(error))
     except TrainingFailed as error:
@@ -122,8 +121,7 @@ def _check(args: argparse.Namespace, parser: Parser) -> int:
 def _train(recipe: Recipe, work_dir: str) -> str:
     if not os.path.isfile(recipe.config):
         raise GoldenError(f'{recipe.config}: no such config (seen from {os.getcwd()})')
-    cfg = Config.fromfile(recipe.config)
-    cfg.merge_from_dict(dict(map(setting, recipe.options)))
+    cfg = read_config(recipe.config, dict(map(setting, recipe.options)))
     if recipe.demo_data is not None:
         write_dataset(recipe.demo_data)
         use_data(cfg, os.path.abspath(recipe.demo_data))
