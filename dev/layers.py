@@ -32,7 +32,8 @@ LAYERS: Tuple[Tuple[Tuple[str, ...], str], ...] = (
     (('determinism', ), 'flags and environment variables, a table row each'),
     (('config', ), 'the `randomness` dict'),
     (('ops', 'seeds', 'digests', 'exit_codes', 'text', 'version'),
-     'operators, random streams, digests; they import nothing of the package'),
+     'operators, random streams, digests'),
+    (('imports', ), 'what happens after the import of a module'),
 )
 # Rooms of one row that may know each other, in this direction only.
 ALLOWED_SIDEWAYS = {

@@ -5,7 +5,7 @@ import importlib
 from typing import Any, List
 
 from .activation import activate, deactivate, is_active
-from .version import __version__
+from .version import __version__, check_versions
 
 # public name -> module that defines it; loaded when asked for, so that importing stays cheap
 _PUBLIC = {
@@ -38,4 +38,5 @@ def __dir__() -> List[str]:
     return sorted({*globals(), *_PUBLIC})
 
 
+check_versions()
 activate()

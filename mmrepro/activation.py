@@ -6,13 +6,11 @@ Importing ``mmrepro`` calls :func:`activate`. It imports neither torch nor mmeng
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.util
 import sys
 from types import ModuleType
 from typing import Any, Callable, Dict, Tuple
 
-from . import ops
+from . import imports, ops
 
 __all__ = ['REFUSED_RUNNERS', 'activate', 'deactivate', 'is_active', 'reproducible_class']
 
@@ -84,53 +82,24 @@ def _change(module: ModuleType) -> None:
         cls.from_cfg = classmethod(from_cfg)
 
 
-class _Loader(importlib.abc.Loader):
-    """Runs a module with its own loader, then changes its class."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: Any) -> Any:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: Any) -> None:
-        module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        _change(module)
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for the import of a target module."""
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if fullname not in TARGETS:
-            return None
-        for finder in sys.meta_path:
-            find = None if finder is self else getattr(finder, 'find_spec', None)
-            spec = find(fullname, path, target) if find else None
-            if spec is not None:
-                spec.loader = _Loader(spec.loader)
-                return spec
-        return None
-
-
-_finder = _Finder()
+_active = False
 
 
 def activate() -> None:
     """Let ``Runner`` be reproducible however it is built, and provide ``mmcv._ext``; idempotent."""
+    global _active
+    _active = True
     ops.install()
     for name in TARGETS:
-        if name in sys.modules:
-            _change(sys.modules[name])
-    if _finder not in sys.meta_path:
-        sys.meta_path.insert(0, _finder)
+        imports.after_import(name, _change)
 
 
 def deactivate() -> None:
     """Undo :func:`activate`, the patches, and the determinism flags: a config runs as before."""
-    if _finder in sys.meta_path:
-        sys.meta_path.remove(_finder)
+    global _active
+    _active = False
+    for name in TARGETS:
+        imports.forget(name, _change)
     for module, original in _originals.items():
         getattr(sys.modules[module], TARGETS[module][0]).from_cfg = original
     _originals.clear()
@@ -144,4 +113,4 @@ def deactivate() -> None:
 
 def is_active() -> bool:
     """Whether runners that are built are reproducible ones."""
-    return _finder in sys.meta_path
+    return _active

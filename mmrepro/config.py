@@ -3,14 +3,26 @@ from __future__ import annotations
 
 import copy
 import difflib
+import inspect
 import warnings
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Dict, List, Mapping, MutableMapping, Optional, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    MutableMapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 from .seeds import MAX_SEED, SCHEME, STREAMS, Root, check_seed
 
 __all__ = ['LEGACY_KEYS', 'RandomnessConfig', 'RandomnessError', 'SampleDiffersError',
-           'refuse_misspelt', 'upgrade_legacy_keys']
+           'named_arguments', 'prepare_cfg', 'refuse_misspelt', 'upgrade_legacy_keys']
 
 
 class RandomnessError(ValueError):
@@ -182,6 +194,12 @@ class RandomnessConfig:
         return asdict(self)
 
     @property
+    def flags(self) -> Dict[str, Any]:
+        """Arguments of ``determinism.enable``, other than those that ``env_cfg`` decides on."""
+        return {'mode': self.deterministic, **{name: getattr(self, name) for name in (
+            'float32_precision', 'fill_uninitialized_memory', 'num_threads', 'cudnn_enabled')}}
+
+    @property
     def legacy(self) -> bool:
         """MMEngine's own data streams are asked for."""
         return self.worker_seed == 'mmengine'
@@ -280,3 +298,22 @@ def prepare_cfg(cfg: Any) -> Any:
     refuse_misspelt(cfg)
     upgrade_legacy_keys(cfg)
     return cfg
+
+
+def named_arguments(function: Callable, names: Sequence[str], args: Sequence[Any],
+                    kwargs: Mapping[str, Any]) -> Tuple[Dict[str, Any], bool]:
+    """The arguments of a call by name, and whether ``function`` takes ``randomness``.
+
+    >>> named_arguments(lambda model, **rest: None, [], [1], dict(randomness={}))
+    ({'model': 1, 'randomness': {}}, True)
+
+    Args:
+        names: of the positional arguments that ``function`` takes as ``*args``.
+    """
+    signature, found = inspect.signature(function), {}
+    for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
+        kind = signature.parameters[name].kind
+        found.update(dict(zip(names, args)) if kind is inspect.Parameter.VAR_POSITIONAL else
+                     value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
+    return found, 'randomness' in signature.parameters or any(
+        one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())

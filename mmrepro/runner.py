@@ -2,13 +2,11 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from collections import Counter
 from typing import Any, Dict, Optional, Union
 
 from mmengine.dist import get_rank, get_world_size, is_distributed
 from mmengine.registry import RUNNERS
-from mmengine.runner import Runner
+from mmengine.runner import BaseLoop, Runner
 from torch.utils.data import DataLoader
 
 from . import determinism, ops, patches, seeds
@@ -16,22 +14,25 @@ from .checkpoint.files import local_loading
 from .checkpoint.format_cache import cache_formatted_texts
 from .checkpoint.resuming import Resume
 from .checkpoint.saving import Save
-from .config import RandomnessConfig, prepare_cfg
+from .checkpoint.starts import Starts
+from .config import RandomnessConfig, named_arguments, prepare_cfg
 from .data import adopt_loader, building, training_thread
 from .distributed import agreement, process_group
 from .distributed.root_seed import broadcast_seed
 from .distributed.virtual.runner_parts import settings_on_ranks, share_workers
 from .facts.collect import collect_facts
+from .facts.training_data import training_facts
 from .fingerprint.sample_replay import explain
 from .hooks import SeedHook
 from .hooks.flag_watch import FlagWatch
 from .hooks.preempt import handling
 from .hooks.standard import hooks_of
+from .text import numbered
 from .version import __version__
 
 __all__ = ['ReproRunner', 'ReproRunnerMixin']
 
-_STARTED: Counter = Counter()  # runners of this process by the second in which they started
+_ARGUMENTS = tuple(inspect.signature(Runner.__init__).parameters)[1:]
 
 
 class ReproRunnerMixin:
@@ -43,21 +44,21 @@ class ReproRunnerMixin:
     _stream = 'sample'
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        bound = inspect.signature(super().__init__).bind_partial(*args, **kwargs)
-        # MMEngine's default is one mutable dict for all runners of a process: never use it
-        kwargs_of = dict(bound.arguments)
-        extra = kwargs_of.pop('kwargs', {})
-        given = settings_on_ranks(kwargs_of)
-        self.resuming = Resume(kwargs_of, given.resume_strict)
-        kwargs_of.update(self.resuming.settings)
+        settings, seeded = named_arguments(super().__init__, _ARGUMENTS, args, kwargs)
+        given = settings_on_ranks(settings)
+        self.resuming = Resume(settings, given.resume_strict)
+        settings.update(self.resuming.settings)
         # before the model, the loaders and their workers are built from another seed
         self._repro = self.resuming.seeded(given)
-        self.saving = Save(self._repro.legacy)
+        self.saving, self.starts = Save(self._repro.legacy), Starts(self._repro)
         self._flag_watch = FlagWatch()
         cache_formatted_texts()
-        super().__init__(**kwargs_of, **extra, randomness=self._repro.as_dict())
-        self.resuming.log(self.logger)
-        self.logger.info(f'mmrepro {__version__}\n{self._repro.table()}\n\n{self._policy}')
+        if seeded:
+            settings.update(randomness=self._repro.as_dict())
+        super().__init__(**settings)
+        if hasattr(self, 'logger'):  # a subclass may leave Runner.__init__ out
+            self.resuming.log(self.logger)
+            self.logger.info(f'mmrepro {__version__}\n{self._repro.table()}\n\n{self._policy}')
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> Any:
@@ -69,21 +70,19 @@ class ReproRunnerMixin:
         return self._repro
 
     def setup_env(self, env_cfg: Dict) -> None:
-        if self._repro.cudnn_benchmark is not None:
-            env_cfg = {**env_cfg, 'cudnn_benchmark': self._repro.cudnn_benchmark}
-        self._cudnn_benchmark = env_cfg.get('cudnn_benchmark')
+        env_cfg = dict(env_cfg)
+        asked = env_cfg.pop('cudnn_benchmark', None)  # MMEngine would set the flag
+        self._cudnn_benchmark = asked if self._repro.cudnn_benchmark is None else \
+            self._repro.cudnn_benchmark
         # before the first collective operation starts CUDA, which reads its variables once
         self._enable_policy(self._repro)
         process_group.ensure_process_group(self._launcher, **process_group.group_options(env_cfg))
         super().setup_env(env_cfg)
-        self._timestamp = _unused(self._timestamp)
+        # MMEngine names loggers and message hubs by it: a run of the same second would share them
+        self._timestamp = numbered(self._timestamp, get_rank())
 
     def _enable_policy(self, config: RandomnessConfig) -> None:
-        self._policy = determinism.enable(
-            config.deterministic, float32_precision=config.float32_precision,
-            fill_uninitialized_memory=config.fill_uninitialized_memory,
-            num_threads=config.num_threads, cudnn_enabled=config.cudnn_enabled,
-            cudnn_benchmark=self._cudnn_benchmark)
+        self._policy = determinism.enable(cudnn_benchmark=self._cudnn_benchmark, **config.flags)
 
     def set_randomness(self, **randomness: Any) -> None:
         """Seed everything and set the flags, from the keys of :class:`RandomnessConfig`.
@@ -117,11 +116,10 @@ class ReproRunnerMixin:
                            *((get_rank(),) if self._repro.diff_rank_seed else ()))
 
     def _prepare_packages(self) -> None:
-        """Make MMDetection and mmcv keep the contract, when the run uses them."""
-        if 'mmdet' in sys.modules or self.cfg.get('default_scope') == 'mmdet':
-            patches.apply(legacy=self._repro.legacy)
-            if self._repro.operators or self._repro.deterministic:
-                ops.use(self._repro.operators or 'auto')
+        """Make MMDetection, mmcv and others keep the contract, from their import on."""
+        patches.apply(legacy=self._repro.legacy)
+        provider = 'auto' if self._repro.deterministic else None
+        ops.use_from_import(self._repro.operators or provider)
 
     def register_hooks(self, *args: Any, **kwargs: Any) -> None:
         super().register_hooks(*args, **kwargs)
@@ -142,30 +140,27 @@ class ReproRunnerMixin:
 
     def train(self) -> Any:
         self._hold()
-        with handling(self):
+        if self._repro.deterministic is True:
+            determinism.check_compiled(self.model, self.cfg.get('compile'))
+        with handling(self), self.starts.training(self):
             return super().train()
 
-    def val(self) -> Any:
-        self._hold()
-        return super().val()
-
-    def test(self) -> Any:
-        self._hold()
-        return super().test()
+    def load_or_resume(self) -> None:
+        self.starts.load(self, super().load_or_resume)
 
     def build_model(self, model: Any) -> Any:
         # what the logger and the visualisers draw before must not show in the initial weights
         self._seed_init()
-        return super().build_model(model)
+        return self.starts.build_model(self, super().build_model, model)
+
+    def _init_model_weights(self) -> None:
+        self.starts.initialise(self, super()._init_model_weights)
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         self._hold()  # a hook may have built a runner of its own
         if fn_name == 'before_train_iter':
             self._flag_watch.step(self._repro.deterministic is True, self.logger)
-        if fn_name == 'after_val_epoch':
-            with self.saving.validation(self.iter, kwargs.get('metrics')):
-                super().call_hook(fn_name, **kwargs)
-        else:
+        with self.saving.event(fn_name, self.iter, kwargs.get('metrics')):
             super().call_hook(fn_name, **kwargs)
         self._seeds.follow(fn_name, self, kwargs.get('batch_idx'))
 
@@ -173,10 +168,22 @@ class ReproRunnerMixin:
         return process_group.wrap_model(self, super().wrap_model, model_wrapper_cfg, model,
                                         ordered=self._repro.deterministic is True)
 
+    @property
+    def iter(self) -> int:
+        # MMEngine's builds the training loop, and loads its dataset, for a validation alone
+        return self._train_loop.iter if isinstance(self._train_loop, BaseLoop) else 0
+
+    @property
+    def epoch(self) -> int:  # likewise
+        return self._train_loop.epoch if isinstance(self._train_loop, BaseLoop) else 0
+
     def build_train_loop(self, loop: Any) -> Any:
+        if isinstance(loop, BaseLoop) and loop is self.resuming.loop:
+            return loop
         loop = self._build_loop(super().build_train_loop, loop, 'sample', self._train_dataloader)
-        count = self.facts['train_samples'] = len(loop.dataloader.dataset)
-        for line in self.resuming.compare_samples(count, self._repro.resume_strict):
+        found = {**training_facts(loop.dataloader.dataset), **agreement.late_fields()}
+        self.facts.update(found)
+        for line in self.resuming.compare_data(found, self._repro.resume_strict):
             self.logger.warning(line)
         self.resuming.continue_loop(loop)
         return loop
@@ -188,6 +195,7 @@ class ReproRunnerMixin:
         return self._build_loop(super().build_test_loop, loop, 'test', self._test_dataloader)
 
     def _build_loop(self, build: Any, loop: Any, stream: str, loader: Any) -> Any:
+        self._hold()
         if not isinstance(loader, (dict, type(None))) and not self._repro.legacy:
             # the loop takes a loader object as it is
             building.check_loader_object(loader, stream, self._train_dataloader)
@@ -214,7 +222,7 @@ class ReproRunnerMixin:
 
     def _adopt(self, loader: DataLoader, stream: str, user_init: Any) -> None:
         adopt_loader(loader, self._repro, stream, get_rank(), user_init,
-                     patches.apply_in_worker, explain)
+                     patches.apply, explain)
         if stream == 'sample':
             self.saving.loaders.add(loader)
         warning = building.shuffled_subset(loader.dataset)
@@ -233,15 +241,3 @@ class ReproRunnerMixin:
 @RUNNERS.register_module()
 class ReproRunner(ReproRunnerMixin, Runner):
     """MMEngine's Runner, reproducible."""
-
-
-def _unused(timestamp: str) -> str:
-    """``timestamp`` for the first runner of a second, ``timestamp_1`` for the next of the process.
-
-    MMEngine keeps loggers, visualisers and message hubs by a name that ends in the timestamp. A
-    run that starts in the same second as another would go on with the other's best score and
-    write its log into the other's folder.
-    """
-    earlier = _STARTED[timestamp, get_rank()]  # virtual ranks share a process
-    _STARTED[timestamp, get_rank()] += 1
-    return f'{timestamp}_{earlier}' if earlier else timestamp

@@ -1,9 +1,12 @@
 """Text for messages and tables."""
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Sequence
 
-__all__ = ['duration', 'listed', 'shorten']
+__all__ = ['duration', 'listed', 'numbered', 'shorten']
+
+_NUMBERED: Counter = Counter()  # names that were asked for, by owner
 
 
 def shorten(value: Any, width: int = 60) -> str:
@@ -35,3 +38,14 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     """
     more = len(names) - most
     return ', '.join(names[:most]) + (f' and {more} more' if more > 0 else '')
+
+
+def numbered(name: str, owner: Any = None) -> str:
+    """``name`` when ``owner`` asks for it first in this process, then ``name_1`` and so on.
+
+    >>> numbered('a name'), numbered('a name')
+    ('a name', 'a name_1')
+    """
+    earlier = _NUMBERED[name, owner]
+    _NUMBERED[name, owner] += 1
+    return f'{name}_{earlier}' if earlier else name

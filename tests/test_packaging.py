@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib.metadata
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import zipfile
 import pytest
 
 import mmrepro
+from mmrepro import version
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SOURCES = ('LICENSE', 'MANIFEST.in', 'README.md', 'configs', 'mmrepro', 'model-index.yml',
@@ -180,3 +182,23 @@ def test_an_unsupported_python_is_refused_with_the_cure(tmp_path):
         env={**os.environ, 'PYTHON': str(fake), 'VENV': str(tmp_path / 'venv')})
     assert result.returncode != 0 and not (tmp_path / 'venv').exists()
     assert 'Python 3.11 to 3.13' in result.stderr and 'Python 3.8.1' in result.stderr
+
+
+def test_what_the_package_refuses_is_what_pip_refuses():
+    wanted = {re.split('[>=<]', line)[0]: line for line in
+              _setup()['options']['install_requires'].split('\n') if '>=' in line}
+    assert {name: f'{name}>={".".join(map(str, release))}'
+            for name, release in version.REQUIRED.items()} == wanted
+
+
+@pytest.mark.parametrize('name, old', [('torch', '1.13.1+cu117'), ('numpy', '1.23.5'),
+                                       ('mmengine', '0.9.1')])
+def test_other_versions_are_refused_at_the_import(name, old):
+    def installed(asked):
+        if asked == 'mmengine' and name != 'mmengine':
+            raise importlib.metadata.PackageNotFoundError(asked)  # a fork of another name
+        return old if asked == name else '99.0'
+
+    with pytest.raises(ImportError, match=f'mmrepro needs {name} .* {re.escape(old)} is installed'):
+        version.check_versions(installed)
+    version.check_versions(lambda asked: '99.1rc1')

@@ -110,6 +110,43 @@ def test_a_runner_of_ones_own_gets_the_mixin(tmp_path):
     assert isinstance(runner, Own) and isinstance(runner, mmrepro.ReproRunnerMixin)
 
 
+class Forwarding(Runner):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
+class OtherName(Runner):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+
+
+class Named(Runner):
+    def __init__(self, model, work_dir, **kwargs):
+        super().__init__(model, work_dir, **kwargs)
+
+
+@pytest.mark.parametrize('cls', [Forwarding, OtherName, Named])
+def test_a_runner_of_ones_own_may_take_its_arguments_in_any_way(cls, tmp_path):
+    expected = trained(config(tmp_path / 'stock'))
+    cfg = config(tmp_path / 'own')
+    runners = [cls.from_cfg(cfg)]
+    settings = {key: cfg[key] for key in cfg}
+    if cls is not OtherName:
+        runners.append(cls(settings.pop('model'), settings.pop('work_dir'), **settings))
+    for runner in runners:
+        assert runner.repro.seed == 3
+        runner.train()
+        assert torch.equal(runner.model.line.weight, expected)
+
+
+def test_a_runner_of_ones_own_may_leave_out_what_the_runner_does(tmp_path):
+    class Empty(Runner):
+        def __init__(self, model, work_dir):
+            self.model = model
+
+    assert Empty('model', str(tmp_path)).model == 'model'
+
+
 def test_a_runner_that_seeds_by_itself_is_refused():
     class Own(Runner):
         def set_randomness(self, seed, **kwargs):
@@ -158,11 +195,16 @@ def test_effective_values_are_in_config_dump_log_and_checkpoint(tmp_path):
     assert meta['mmrepro']['scheme'] == 1
 
 
-def test_cudnn_benchmark_and_determinism_are_refused_together(tmp_path):
-    with pytest.raises(ValueError, match='cudnn_benchmark'):
-        Runner.from_cfg(config(tmp_path, env_cfg=dict(cudnn_benchmark=True),
-                               randomness=dict(seed=1, deterministic=True)))
-    torch.backends.cudnn.benchmark = False
+def test_determinism_wins_over_a_config_that_lets_cudnn_choose(tmp_path):
+    """As in MMEngine: YOLACT, PSPNet and many others ask for both."""
+    cfg = config(tmp_path, env_cfg=dict(cudnn_benchmark=True), log_level='INFO',
+                 randomness=dict(seed=1, deterministic=True))
+    Runner.from_cfg(cfg)
+    assert not torch.backends.cudnn.benchmark
+    assert next(tmp_path.glob('*/*.log')).read_text().count('cudnn_benchmark=True is not') == 1
+    cfg.randomness.cudnn_benchmark = True
+    with pytest.raises(RandomnessError, match='exclude each other'):
+        Runner.from_cfg(cfg)
 
 
 def test_keys_of_mmdetection_2_work(tmp_path):

@@ -8,8 +8,7 @@ and lazy style:
         from mmrepro.configs._base_.reproducible import *
 
 Only keys that no base of MMDetection sets are set here, because MMEngine refuses a key that two
-bases set. `env_cfg.cudnn_benchmark` is False in every base that does not say otherwise; True is
-refused at the start of the run, with the line to change.
+bases set. `env_cfg.cudnn_benchmark=True` in a base is not followed, and the log says so.
 """
 # lazy configs do not run custom_imports; there, `runner_type` imports mmrepro
 custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)

@@ -58,7 +58,7 @@ RULES: Tuple[AuditRule, ...] = (
          'kernels that add in any order', '', f'{_LIMITS} warn', _DETERMINISTIC),
     AuditRule('cudnn-benchmark', CHANGES, setting_rules.cudnn_benchmark,
          'cuDNN times its kernels and takes the fastest, which differs from run to run '
-         '(with deterministic=True the run is refused)',
+         '(with deterministic=True the setting is not followed)',
          '', f'{_CAUSES} A1',
          {'env_cfg.cudnn_benchmark': False, 'randomness.cudnn_benchmark': None}),
     AuditRule('precision', HINT, setting_rules.precision,

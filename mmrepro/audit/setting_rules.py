@@ -101,11 +101,9 @@ def cudnn_benchmark(s: Subject) -> Hits:
     by_env = (s.cfg.get('env_cfg') or {}).get('cudnn_benchmark', False)
     by_us = s.attached and s.randomness.cudnn_benchmark
     key = 'randomness.cudnn_benchmark' if by_us else 'env_cfg.cudnn_benchmark'
-    off = s.attached and s.randomness.cudnn_benchmark is False
+    off = s.strict or (s.attached and s.randomness.cudnn_benchmark is False)
     if (by_us or by_env) and not off:
-        # with deterministic=True the run is refused on every device
-        serious = s.device != 'cpu' or s.strict
-        yield Found(key, 'True', CHANGES if serious else HINT)
+        yield Found(key, 'True', CHANGES if s.device != 'cpu' else HINT)
 
 
 def runner_type(s: Subject) -> Hits:

@@ -11,7 +11,8 @@ from mmengine.logging import HistoryBuffer
 from ..facts.collect import read_settings, settings_of
 from ..facts.compatibility import ResumeError
 from ..text import shorten
-from .files import CheckpointError, safe_loading
+from .files import CheckpointError
+from .safe_loading import ADDING, safe_load
 
 __all__ = ['check_readable', 'has_schedules', 'judge', 'lacks', 'stock_facts']
 
@@ -86,8 +87,7 @@ def check_readable(checkpoint: Mapping[str, Any]) -> None:
         f'{where} is a {type(value).__module__}.{type(value).__qualname__} '
         f'({shorten(repr(value))}): no run could resume from this checkpoint, which has to be '
         'data only. Save it as numbers, strings, tensors, arrays, lists and dicts; or, if you '
-        'trust it, name its class in torch.serialization.add_safe_globals, in a module that the '
-        'config imports')
+        f'trust it: {ADDING}, in a module that the config imports')
 
 
 def _without_tensors(value: Any) -> Any:
@@ -106,8 +106,7 @@ def _loads(value: Any) -> bool:
     torch.save(value, file)
     file.seek(0)
     try:
-        with safe_loading():
-            torch.load(file, map_location='cpu', weights_only=True)
+        safe_load(file)
     except pickle.UnpicklingError:
         return False
     return True

@@ -5,19 +5,18 @@ before it (APPNOTE.TXT 4.3.16); torch and ``zipfile`` read it as before.
 """
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import pickle
 import struct
 import zipfile
 from contextlib import contextmanager
-from typing import Any, BinaryIO, Callable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, BinaryIO, Callable, Iterator, Mapping, Optional
 
-import torch
+from .safe_loading import ADDING, safe_load
 
-__all__ = ['CheckpointError', 'LAST_GOOD', 'allow_list', 'check_file', 'is_local', 'is_remote',
-           'load', 'local_loading', 'newest_good', 'replace_with', 'safe_loading', 'seal']
+__all__ = ['CheckpointError', 'LAST_GOOD', 'check_file', 'is_local', 'load', 'local_loading',
+           'replace_with', 'seal']
 
 MARK = b'mmrepro sha256 '
 LAST_GOOD = '.last_good.pth'  # hard link to the newest checkpoint that a run can continue from
@@ -129,44 +128,6 @@ def replace_with(partial: str, path: str, complete: bool = True) -> None:
     os.replace(link, keep)
 
 
-def _statistic(owner: Any, name: str) -> Any:
-    """Stands for ``getattr`` in a checkpoint: HistoryBuffer saves its methods, nothing else does.
-
-    Raises:
-        UnpicklingError: for any other attribute.
-    """
-    from mmengine.logging import HistoryBuffer
-    # the class registers its own four when the first buffer is made, users' own come on import
-    known = {'min', 'max', 'current', 'mean', *HistoryBuffer._statistics_methods}
-    if owner is HistoryBuffer and name in known:
-        return getattr(owner, name)
-    raise pickle.UnpicklingError(f'it asks for attribute {name!r} of {owner!r}')
-
-
-@functools.cache
-def allow_list() -> Tuple[Any, ...]:
-    """What a checkpoint of MMEngine holds beside tensors; each only builds data."""
-    import collections
-
-    import numpy as np
-    from mmengine.logging import HistoryBuffer
-    core = getattr(np, '_core', None) or np.core
-    dtypes = [type(np.dtype(name)) for name in
-              ('bool', 'uint8', 'int8', 'int16', 'uint16', 'int32', 'uint32', 'int64', 'uint64',
-               'float16', 'float32', 'float64', 'U1', 'S1', 'O')]
-    # protocol 2 names builtins as Python 2 did
-    statistics = [(_statistic, f'{module}.getattr') for module in ('builtins', '__builtin__')]
-    return (*statistics, HistoryBuffer, collections.deque, np.ndarray, np.dtype,
-            core.multiarray._reconstruct, core.multiarray.scalar, *dtypes)
-
-
-@contextmanager
-def safe_loading() -> Iterator[None]:
-    """Let ``torch.load(weights_only=True)`` take what MMEngine saves, in this block."""
-    with torch.serialization.safe_globals(list(allow_list())):
-        yield
-
-
 def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: bool = True) -> Any:
     """Load a checkpoint; it cannot run code.
 
@@ -186,71 +147,17 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: boo
     if problem is not None and not (legacy and _is_legacy_format(path)):
         raise CheckpointError(f'checkpoint {path} {problem}')
     try:
-        with safe_loading():
-            return torch.load(path, map_location=map_location, weights_only=True,
-                              mmap=mapped and problem is None)
+        return safe_load(path, map_location, mapped and problem is None)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f'checkpoint {path} holds something that is not data and could run code; it was not '
-            f'loaded. If you trust it: mmrepro.checkpoint.files.allow_list() has what is accepted, '
-            f'torch.serialization.add_safe_globals adds to it.\n{error}') from error
+            f'loaded. If you trust it: mmrepro.checkpoint.safe_loading.allow_list() has what is '
+            f'accepted, {ADDING}.\n{error}') from error
 
 
 def _is_legacy_format(path: str) -> bool:
     with open(path, 'rb') as file:
         return file.read(2) == b'\x80\x02'
-
-
-def pointed(folder: str) -> str:
-    """What ``last_checkpoint`` of a work directory names; '' for nothing."""
-    pointer = os.path.join(folder, 'last_checkpoint')
-    if not os.path.exists(pointer):
-        return ''
-    with open(pointer) as file:
-        return file.read().strip()
-
-
-def is_remote(settings: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint that a run with these settings resumes from is for MMEngine to fetch.
-
-    Args:
-        settings: ``load_from`` and ``work_dir``.
-    """
-    return '://' in (settings.get('load_from') or pointed(settings['work_dir']))
-
-
-def newest_good(folder: str, refuse: Callable[[str], Optional[str]] = check_file
-                ) -> Tuple[Optional[str], List[str]]:
-    """The newest complete checkpoint of a work directory, and what was passed over and why.
-
-    ``last_checkpoint`` goes first; then every ``*.pth`` beside it and in the folder that it names
-    (CheckpointHook's ``out_dir``), newest first.
-
-    Args:
-        refuse: what is wrong with a file, or None.
-    """
-    candidates: List[str] = []
-    folders = [folder]
-    named = pointed(folder)
-    if named:
-        candidates.append(named if os.path.isabs(named) or os.path.exists(named) else
-                          os.path.join(folder, os.path.basename(named)))
-        folders.append(os.path.dirname(named) or folder)
-    found = [os.path.join(one, name) for one in folders if os.path.isdir(one)
-             for name in os.listdir(one)
-             if name.endswith('.pth') and not name.startswith('best_')]
-    candidates += sorted(found, key=lambda path: (-os.stat(path).st_mtime_ns, path))
-    passed: List[str] = []
-    seen = set()
-    for path in candidates:
-        if os.path.abspath(path) in seen:
-            continue
-        seen.add(os.path.abspath(path))
-        problem = refuse(path)
-        if problem is None:
-            return path, passed
-        passed.append(f'passed over: {path} {problem}')
-    return None, passed
 
 
 def is_local(folder: str, options: Mapping[str, Any]) -> bool:

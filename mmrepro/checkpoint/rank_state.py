@@ -118,8 +118,9 @@ def counts(runner: Any) -> Dict[str, int]:
 
 def _gradients(runner: Any) -> Dict[str, torch.Tensor]:
     """What is summed up for the next step: unfinished cycles, losses of other optimizers."""
-    first, *others = optim_wrappers(runner.optim_wrapper).values()
-    if not others and first._inner_count % first._accumulative_counts == 0:
+    wrappers = [*optim_wrappers(runner.optim_wrapper).values()]
+    if len(wrappers) < 2 and all(one._inner_count % one._accumulative_counts == 0
+                                 for one in wrappers):
         return {}
     return {name: parameter.grad.detach()
             for name, parameter in unwrap(runner.model).named_parameters()

@@ -15,8 +15,9 @@ from ..data import placement_of
 from ..data.cursor import DataCursor, continue_epochs, continue_iterations, seek, where
 from ..facts import compatibility
 from . import rank_state
+from .choosing import is_remote, newest_good, with_paths_beside
 from .completeness import judge, lacks, stock_facts
-from .files import CheckpointError, is_remote, load, newest_good
+from .files import CheckpointError, load
 from .loop_position import cursor_in_epoch, streams_problem, validation_is_due
 
 __all__ = ['Resume', 'ResumePoint', 'copied_to']
@@ -70,6 +71,7 @@ class Resume:
         point: the checkpoint; None for a new run, or when MMEngine has to fetch the checkpoint.
         passed_over: lines for the log: files that a run cannot continue from, and why.
         differences: lines for the log: how this run differs from the one that it resumes.
+        loop: the training loop, once it was built and moved.
 
     Args:
         settings: ``resume``, ``load_from`` and ``work_dir`` of the runner. Without ``load_from``,
@@ -90,6 +92,7 @@ class Resume:
         self._content: Any = None
         self._state: Dict[str, Any] = {}
         self._start: Optional[int] = None  # iteration to which the data still have to move
+        self.loop: Any = None
         if not self._asked or self._remote:
             return
         path = settings.get('load_from')
@@ -166,14 +169,15 @@ class Resume:
         return compatibility.check(self.point.path, self.point.facts, facts,
                                    strict and bool(self.point.written_by))
 
-    def compare_samples(self, count: int, strict: bool) -> List[str]:
-        """As :meth:`compare`, for the size of the dataset, which is known later."""
+    def compare_data(self, facts: Mapping[str, Any], strict: bool) -> List[str]:
+        """As :meth:`compare`, for facts on the dataset, which are known later."""
         if self.point is None or 'train_samples' not in self.point.facts:
             return []
-        return self.compare({**self.point.facts, 'train_samples': count}, strict)
+        return self.compare({**self.point.facts, **facts}, strict)
 
     def continue_loop(self, loop: Any) -> None:
         """Let a new training loop count on from the checkpoint."""
+        self.loop = loop
         if placement_of(loop.dataloader) is None:
             return
         if isinstance(loop, IterBasedTrainLoop):
@@ -199,9 +203,12 @@ class Resume:
         if not self._active:
             return
         self._state = checkpoint.get('mmrepro', {})
-        if self.point is None:  # MMEngine has fetched it
-            for line in judge('the checkpoint', checkpoint, runner.repro.resume_strict):
-                runner.logger.warning(line)
+        if self.point is not None:
+            hub = checkpoint['message_hub']
+            hub['runtime_info'] = with_paths_beside(self.point.path, hub['runtime_info'])
+            return
+        for line in judge('the checkpoint', checkpoint, runner.repro.resume_strict):
+            runner.logger.warning(line)  # MMEngine has fetched it
 
     # ------------------------------------------------------------------------- in training
 

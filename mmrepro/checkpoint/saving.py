@@ -16,7 +16,7 @@ from ..data.cursor import CountedIterator
 from ..version import __version__
 from . import rank_state
 from .completeness import check_readable, lacks
-from .files import is_local, replace_with
+from .files import is_local, local_loading, replace_with
 
 __all__ = ['Save']
 
@@ -78,13 +78,20 @@ class Save:
         self._began = epoch, iteration - batch
 
     @contextmanager
-    def validation(self, iteration: int, metrics: Any) -> Iterator[None]:
-        """Checkpoints that are written in this block hold the metrics: some hooks lack them."""
-        self._validated, self._metrics = iteration, metrics
-        try:
+    def event(self, name: str, iteration: int, metrics: Any = None) -> Iterator[None]:
+        """Call the hooks of an event in this block."""
+        if name == 'after_train':  # CheckpointHook publishes: it loads what it has written
+            with local_loading():
+                yield
+        elif name == 'after_val_epoch':
+            # checkpoints that are written now hold the metrics: some hooks have not seen them yet
+            self._validated, self._metrics = iteration, metrics
+            try:
+                yield
+            finally:
+                self._metrics = None
+        else:
             yield
-        finally:
-            self._metrics = None
 
     def write(self, runner: Any, stock: Callable[..., None], out_dir: str, filename: str,
               *args: Any, **kwargs: Any) -> None:

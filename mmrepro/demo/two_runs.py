@@ -21,6 +21,7 @@ __all__ = ['RUNS', 'DemoRun', 'DigestHook', 'Record', 'prepare', 'train']
 Record = Dict[str, Any]  # of one iteration, see DigestHook
 # a line of standard output that starts so carries one iteration as JSON
 PREFIX = '@mmrepro-digest '
+CHECKPOINT = 'resumed_from.pth'
 
 
 class DigestHook(Hook):
@@ -46,12 +47,16 @@ class DemoRun(NamedTuple):
     name: str
     num_workers: int
     hash_seed: str
+    resumed: bool = False  # in two processes: the first ends after an iteration, the second resumes
 
     def title(self) -> str:
-        return f'run {self.name}: num_workers={self.num_workers}, PYTHONHASHSEED={self.hash_seed}'
+        return (f'run {self.name}: num_workers={self.num_workers}, PYTHONHASHSEED={self.hash_seed}'
+                + (f', resumed after iteration {SAVED_AFTER}' if self.resumed else ''))
 
 
-RUNS = (DemoRun('A', num_workers=0, hash_seed='0'), DemoRun('B', num_workers=2, hash_seed='1'))
+SAVED_AFTER = 1  # iterations
+RUNS = (DemoRun('A', num_workers=0, hash_seed='0'),
+        DemoRun('B', num_workers=2, hash_seed='1', resumed=True))
 
 
 def prepare(config: str, run: DemoRun, root: str, coco: bool, images: int, epochs: int) -> Config:
@@ -92,6 +97,12 @@ def train(run: DemoRun, config: str, folder: str, tell: Callable[[Record], None]
             records.append(json.loads(line))
             tell(records[-1])
 
-    launch = launch_of(Training(config, folder), log, env)
-    run_all([PlannedRun(run.name, folder, [launch])], tick=look)
+    trainings = [Training(config, folder)]
+    randomness = Config.fromfile(config, import_custom_modules=False).get('randomness') or {}
+    if run.resumed and randomness.get('worker_seed', 'sample') == 'sample':  # others cannot
+        trainings = [
+            Training(config, folder, iterations=SAVED_AFTER, save=CHECKPOINT),
+            Training(config, folder, resume=True, checkpoint=os.path.join(folder, CHECKPOINT))]
+    launches = [launch_of(training, log, env) for training in trainings]
+    run_all([PlannedRun(run.name, folder, launches)], tick=look)
     return records

@@ -13,6 +13,8 @@ Every function that touches the environment takes it as an argument:
 >>> env, determinism.is_enabled()
 ({}, False)
 """
+from .compiled import check_compiled
+from .initial_memory import filled_memory, unwritten
 from .policy import (
     Change,
     DeterminismError,
@@ -30,6 +32,6 @@ from .tables import ENV, FLAGS, PRECISIONS, PolicySettings
 
 __all__ = [
     'ENV', 'FLAGS', 'PRECISIONS', 'Change', 'DeterminismError', 'Report', 'PolicySettings',
-    'deterministic', 'disable', 'drifted', 'enable', 'in_force', 'is_enabled', 'missing_at_start',
-    'snapshot'
+    'check_compiled', 'deterministic', 'disable', 'drifted', 'enable', 'filled_memory', 'in_force',
+    'is_enabled', 'missing_at_start', 'snapshot', 'unwritten'
 ]

@@ -6,10 +6,12 @@ import os
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Dict, Iterator, Mapping, MutableMapping, Optional, Tuple
 
 import torch
 
+from ..imports import after_import, forget
 from .tables import (
     ENV,
     FLAGS,
@@ -25,6 +27,7 @@ from .tables import (
 )
 
 _logger = logging.getLogger('mmrepro')
+_LATE_MODULES = tuple(dict.fromkeys(flag.module for flag in FLAGS if flag.module))
 
 _WARN_IS_NOT_DETERMINISM = (
     "deterministic='warn' is not determinism: an operator without a deterministic form runs "
@@ -35,9 +38,11 @@ _LATE = (
     'Export CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts, or call enable() before the '
     'first use of CUDA. Accepted: :4096:8 | :16:8.')
 _BENCHMARK = (
-    'env_cfg.cudnn_benchmark=True with randomness.deterministic={mode!r}: cuDNN would choose '
-    'kernels by timing them, and runs would differ. Set env_cfg=dict(cudnn_benchmark=False), or '
-    'randomness=dict(deterministic=False). Accepted: False.')
+    "env_cfg.cudnn_benchmark=True with randomness.deterministic='warn': cuDNN chooses kernels by "
+    'timing them, and runs may differ. Set env_cfg=dict(cudnn_benchmark=False).')
+_NO_BENCHMARK = (
+    'env_cfg.cudnn_benchmark=True is not followed: with randomness.deterministic=True cuDNN does '
+    'not choose kernels by timing them, because runs would differ.')
 
 
 _HASH_SEED = (
@@ -107,7 +112,8 @@ def enable(mode: Mode = True,
         num_threads: Threads within one torch operator on the CPU; None: as it is.
         cudnn_enabled: None: as it is.
         fill_uninitialized_memory: Fill memory that was not written yet. Slow; shows reads of it.
-        cudnn_benchmark: What ``env_cfg`` of the config says; None: nothing.
+        cudnn_benchmark: What ``env_cfg`` of the config says; None: nothing. True is not followed
+            with ``mode=True``, and said.
         env: The environment, changed in place.
 
     Returns:
@@ -142,6 +148,8 @@ def enable(mode: Mode = True,
         _restore(baseline)
         raise
     _active = baseline, report
+    for module in _LATE_MODULES:
+        after_import(module, _set_late)
     # a start by `mmrepro train` has it; of several ranks, one says so
     unseeded = mode and 'PYTHONHASHSEED' not in env
     for text in (*said, *([_HASH_SEED] if unseeded and env.get('RANK', '0') == '0' else ())):
@@ -154,9 +162,19 @@ def enable(mode: Mode = True,
 def disable() -> None:
     """Put back everything that ``enable`` changed. Does nothing if nothing is in force."""
     global _active
+    for module in _LATE_MODULES:
+        forget(module, _set_late)
     if _active is not None:
         _restore(_active[0])
         _active = None
+
+
+def _set_late(module: ModuleType) -> None:
+    """Set the flags that come with an import, after it."""
+    for flag in FLAGS if _active is not None else ():
+        wanted = flag.wanted(_active[1].settings) if flag.module else ()
+        if wanted and _read(flag.get) not in (*wanted, UNAVAILABLE):
+            _write(flag, wanted[0])
 
 
 def is_enabled() -> Mode:
@@ -262,15 +280,15 @@ def _check_conflicts(s: PolicySettings, env: Mapping[str, str]) -> Tuple[str, ..
         f'float32_precision={s.float32_precision!r}: {row.why}. Unset {row.name}, or set one of: '
         f'{" | ".join(row.accepted(s))}.'
         for row in ENV if row.name in env and not row.accepts(env[row.name], s)]
-    if s.mode and s.cudnn_benchmark:
-        conflicts.append(_BENCHMARK.format(mode=s.mode))
     if s.mode and 'CUBLAS_WORKSPACE_CONFIG' not in env and torch.cuda.is_initialized():
         conflicts.append(_LATE)
     if s.mode == 'warn':
-        return (_WARN_IS_NOT_DETERMINISM, *conflicts)
+        benchmark = (_BENCHMARK, ) if s.cudnn_benchmark else ()
+        return (_WARN_IS_NOT_DETERMINISM, *conflicts, *benchmark)
     if conflicts:
         raise DeterminismError('\n'.join(conflicts))
-    return ()
+    # many configs of MMEngine ask for both, and determinism wins there as well
+    return (_NO_BENCHMARK, ) if s.mode and s.cudnn_benchmark else ()
 
 
 def _read(get: Any) -> Any:
@@ -279,7 +297,7 @@ def _read(get: Any) -> Any:
         warnings.simplefilter('ignore', UserWarning)
         try:
             return get()
-        except AttributeError:
+        except (AttributeError, AssertionError):  # the latter of torch 2.0's cuBLAS switches
             return UNAVAILABLE
         except RuntimeError:
             return UNREADABLE

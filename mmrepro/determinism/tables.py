@@ -82,6 +82,7 @@ class Flag(NamedTuple):
     # env -> what to restore if the switch was not there on the way in, but is now
     later: Optional[Callable[[Mapping[str, str]], Any]] = None
     setter: str = ''  # torch's function that sets it, where it is no attribute
+    module: str = ''  # whose import brings the switch, where torch's own does not
     pinned: bool = False  # in deterministic mode it may not change, also where it is left as it is
 
 
@@ -199,13 +200,18 @@ def _functions(name: str, getter: str, setter: str,
                 setter=setter)
 
 
-def _inductor_config() -> Any:
-    """Only when it is imported already: importing it takes seconds, and it then reads
-    TORCHINDUCTOR_DETERMINISTIC, a row of ``ENV``."""
-    module = sys.modules.get('torch._inductor.config')
-    if module is None:
-        raise AttributeError('torch._inductor is not in use')
-    return module
+def _of_compiler(module: str, name: str, value: bool, why: str,
+                 later: Callable[[Mapping[str, str]], Any]) -> Flag:
+    """A setting of torch's compiler, from its import on: importing it takes seconds."""
+
+    def config() -> Any:
+        if module not in sys.modules:
+            raise AttributeError(f'{module} is not in use')
+        return sys.modules[module]
+
+    return Flag(f'{module}.{name}', lambda: getattr(config(), name),
+                lambda wanted: setattr(config(), name, wanted), _deterministic(value), why,
+                later=later, module=module)
 
 
 def _reduction(kind: str, why: str) -> Flag:
@@ -213,7 +219,10 @@ def _reduction(kind: str, why: str) -> Flag:
 
     def put(value: bool) -> None:
         matmul = torch.backends.cuda.matmul
-        split_k = getattr(matmul, f'{name}_split_k', None)
+        try:
+            split_k = getattr(matmul, f'{name}_split_k')
+        except (AttributeError, AssertionError):  # the latter of torch 2.0
+            split_k = None
         # A bare bool would also turn split-K on again; True is only valid together with split-K.
         setattr(matmul, name, value if split_k is None else (value, bool(value or split_k)))
 
@@ -299,10 +308,15 @@ FLAGS = (
                'torch.backends.cuda.enable_cudnn_sdp', _deterministic(False),
                'backward of attention in cuDNN has no deterministic form; the flash and '
                'memory-efficient backends have one, and torch picks it'),
-    Flag('torch._inductor.config.deterministic', lambda: _inductor_config().deterministic,
-         lambda value: setattr(_inductor_config(), 'deterministic', value),
-         _deterministic(True), 'no timing of candidate kernels',
-         later=lambda env: env.get('TORCHINDUCTOR_DETERMINISTIC') == '1'),
+    # the variable is a row of ENV, read when the module is imported
+    _of_compiler('torch._inductor.config', 'deterministic', True, 'no timing of candidate kernels',
+                 lambda env: env.get('TORCHINDUCTOR_DETERMINISTIC') == '1'),
+    _of_compiler('torch._dynamo.config', 'automatic_dynamic_shapes', False,
+                 'otherwise the second size makes kernels for all sizes, tuned to those that came '
+                 'first: a resumed run would have others', lambda env: True),
+    _of_compiler('torch._dynamo.config', 'fail_on_recompile_limit_hit', True,
+                 'beyond the limit of sizes a model runs uncompiled, without a word',
+                 lambda env: False),
     _attribute('torch.utils.deterministic.fill_uninitialized_memory',
                lambda s: (s.fill_uninitialized_memory, ) if s.mode else (),
                'most of the price of determinism, and only of use to find reads of unset memory'),

@@ -84,13 +84,7 @@ def start_fields(config_text: str,
         parts = value if isinstance(value, Mapping) else {'': value}
         fields.update((f'randomness.{name}.{part}'.rstrip('.'), one) for part, one in parts.items())
     fields['config'] = config_text
-    fields.update(operators)
-    if 'triton' in operators.values():
-        fields['version.triton'] = ops.triton.version()
-    if 'compiled' in operators.values() and 'mmcv._ext' in sys.modules:
-        extension = sys.modules['mmcv._ext']
-        fields['version.mmcv_build'] = (f'{extension.get_compiler_version()}, CUDA '
-                                        f'{extension.get_compiling_cuda_version()}')
+    fields.update({**operators, **_operator_versions(operators)})
     fields.update((f'version.{name}', value) for name, value in _versions().items())
     fields.update(determinism.snapshot())
     fields.update(extra)
@@ -108,6 +102,23 @@ def operator_fields() -> Dict[str, str]:
     base = 'compiled' if ops.provider() == 'compiled' else 'torch'
     return {'operators': base, **{
         f'operators.{name}': who for name, who in ops.exceptions(device).items()}}
+
+
+def _operator_versions(operators: Mapping[str, str]) -> Dict[str, str]:
+    found = {}
+    if 'triton' in operators.values():
+        found['version.triton'] = ops.triton.version()
+    if 'compiled' in operators.values() and 'mmcv._ext' in sys.modules:
+        extension = sys.modules['mmcv._ext']
+        found['version.mmcv_build'] = (f'{extension.get_compiler_version()}, CUDA '
+                                       f'{extension.get_compiling_cuda_version()}')
+    return found
+
+
+def late_fields() -> Dict[str, str]:
+    """Those of :func:`start_fields` that are known once the model has imported mmcv's operators."""
+    operators = operator_fields()
+    return {**operators, **_operator_versions(operators)}
 
 
 def _versions() -> Dict[str, Optional[str]]:

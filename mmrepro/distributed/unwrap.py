@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
+from mmengine.optim import OptimWrapper
 from torch import nn
 
 __all__ = ['optim_wrappers', 'unwrap']
@@ -14,5 +15,9 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def optim_wrappers(optim_wrapper: Any) -> Dict[str, Any]:
-    """The wrappers of an ``OptimWrapperDict`` by name; a single wrapper has the name ''."""
-    return dict(getattr(optim_wrapper, 'optim_wrappers', {'': optim_wrapper}))
+    """The wrappers of an ``OptimWrapperDict`` by name; a single wrapper has the name ''.
+
+    Empty for the settings of a wrapper that is not built yet.
+    """
+    found = getattr(optim_wrapper, 'optim_wrappers', {'': optim_wrapper})
+    return {name: one for name, one in found.items() if isinstance(one, OptimWrapper)}

@@ -18,9 +18,6 @@ __all__ = ['collect_facts', 'cpu_name', 'flatten', 'read_settings', 'settings_of
 # MMEngine writes these into the config by itself, or they say where and not what
 NOT_SETTINGS = ('randomness', 'resume', 'load_from', 'work_dir', 'launcher', 'experiment_name')
 
-# custom hooks that write down what happens and change nothing
-WATCHERS = ('FingerprintHook', )
-
 # beside those that ranks compare: they decode and transform the images
 PACKAGES = {
     'cv2': ('opencv-python', 'opencv-python-headless'),
@@ -113,23 +110,17 @@ def _literal(node: ast.expr) -> Any:
 def settings_of(config: Mapping[str, Any]) -> Dict[str, Any]:
     """A config's settings, as plain dicts and lists, as ``{'config.model.type': ...}``."""
     kept = {key: value for key, value in config.items() if key not in NOT_SETTINGS}
-    hooks = kept.pop('custom_hooks', None)
-    if isinstance(hooks, (list, tuple)):
-        hooks = [hook for hook in hooks if _type_name(hook) not in WATCHERS]
-    flat = flatten({**kept, 'custom_hooks': hooks} if hooks else kept)
+    if not kept.get('custom_hooks', True):  # None and [] are the same as nothing
+        del kept['custom_hooks']
+    flat = flatten(kept) if kept else {}
     return {f'config.{name}': value for name, value in flat.items()}
-
-
-def _type_name(hook: Any) -> str:
-    kind = hook.get('type') if isinstance(hook, Mapping) else None
-    return getattr(kind, '__name__', None) or str(kind).rsplit('.', 1)[-1]
 
 
 @functools.cache
 def _hardware() -> Dict[str, Any]:
     found = {
         'hardware.cpu': cpu_name(),
-        'hardware.cpu_instructions': torch.backends.cpu.get_cpu_capability(),
+        'hardware.cpu_instructions': _cpu_instructions(),
         # compilers and libraries; the same version can come in several builds
         'version.torch_build': hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
         'hardware.gpu': None,
@@ -139,6 +130,14 @@ def _hardware() -> Dict[str, Any]:
         found['version.cudnn'] = torch.backends.cudnn.version()
         found['version.driver'] = torch._C._cuda_getDriverVersion()
     return found
+
+
+def _cpu_instructions() -> str:
+    if hasattr(torch.backends, 'cpu'):
+        return torch.backends.cpu.get_cpu_capability()
+    # torch 2.0 says it in a report only
+    found = re.search('CPU capability usage: (.+)', torch.__config__.show())
+    return found[1] if found else 'unknown'
 
 
 def cpu_name() -> str:

@@ -5,6 +5,8 @@ import fnmatch
 import textwrap
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
+from .hook_settings import counts_from_the_end, is_watching, without_watchers
+
 __all__ = ['ATTACHED', 'CHANGES', 'HARMLESS', 'RULES', 'FactDifference', 'ResumeError',
            'differences', 'severity', 'table']
 
@@ -56,9 +58,23 @@ def _averages_at_validation(facts: Mapping[str, Any]) -> bool:
     return 'SyncNormHook' in hooks or ('SyncBuffersHook' in hooks and not by_epoch)
 
 
+def _no_digest_of(*names: str) -> Callable[[Mapping[str, Any]], bool]:
+    """Whether a run has compared its data by nothing but where they lie."""
+
+    def unknown(facts: Mapping[str, Any]) -> bool:
+        # before its data are loaded, and in a manifest, a run has no facts on them
+        loaded = 'train_samples' in facts or 'version.torch' not in facts
+        return loaded and any(name not in facts for name in names)
+
+    return unknown
+
+
 def _without_mmrepro(facts: Mapping[str, Any]) -> bool:
     """Of a run of stock MMEngine, as the comparison of two runs notes it."""
     return facts.get(ATTACHED) is False
+
+
+_BY_CONTENT = 'the data are compared by what they hold'
 
 
 class Condition(NamedTuple):
@@ -68,6 +84,12 @@ class Condition(NamedTuple):
 
 
 CONDITIONS = {
+    'end': Condition(
+        lambda facts: counts_from_the_end(facts) or _reacts_to_metrics(facts)
+        or _averages_at_validation(facts), 'nothing counts from the end of the training'),
+    'no annotations': Condition(_no_digest_of('train_annotations'), _BY_CONTENT),
+    'no images': Condition(_no_digest_of('train_images'), _BY_CONTENT),
+    'no data': Condition(_no_digest_of('train_annotations', 'train_images'), _BY_CONTENT),
     'cuda': Condition(lambda facts: facts.get('hardware.gpu') is not None, 'no GPU is used'),
     'ranks': Condition(lambda facts: facts.get('world_size', 1) > 1, 'there is one rank'),
     'worker streams': Condition(
@@ -95,7 +117,7 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
     ('randomness.*', CHANGES, 'different random numbers or kernels'),
     ('scheme', CHANGES, 'random numbers are derived in another way'),
     ('world_size', CHANGES, 'different batches per rank, gradients added in a different order'),
-    ('train_samples', CHANGES, 'the training data are not the same'),
+    ('train_samples train_annotations train_images', CHANGES, 'the training data are not the same'),
     ('operators operators.*', CHANGES, 'different kernels for the operators of mmcv'),
     ('version.mmrepro', HARMLESS, 'the scheme of the random numbers is compared by itself'),
     ('version.python', HARMLESS, 'nothing random depends on the interpreter'),
@@ -109,7 +131,7 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
     ('torch.num_interop_threads', HARMLESS, 'no operator is split by it'),
     ('cv2.num_threads', HARMLESS, 'OpenCV splits images, not sums'),
     ('torch.backends.cu*', CHANGES, 'different kernels', 'cuda'),
-    ('torch._inductor.*', HARMLESS, 'compiled models are compiled again'),
+    ('torch._inductor.* torch._dynamo.*', CHANGES, 'compiled models have different kernels'),
     ('torch.utils.deterministic.fill_uninitialized_memory', HARMLESS,
      'only code that reads memory before it writes it can tell'),
     ('torch.*', CHANGES, 'different kernels'),
@@ -126,8 +148,11 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
     ('config.train_dataloader.prefetch_factor config.train_dataloader.pin_memory '
      'config.train_dataloader.timeout config.train_dataloader.multiprocessing_context', HARMLESS,
      'speed only'),
+    ('config.train_dataloader*.ann_file', CHANGES, 'other data, or elsewhere', 'no annotations'),
+    ('config.train_dataloader*.data_prefix.img*', CHANGES, 'other data, or elsewhere', 'no images'),
+    ('config.train_dataloader*.data_root', CHANGES, 'other data, or elsewhere', 'no data'),
     ('config.train_cfg.max_*', CHANGES,
-     'the run ends elsewhere; schedules and hooks that count from the end move'),
+     'the run ends elsewhere; schedules and hooks that count from the end move', 'end'),
     ('config.train_cfg.val_* config.train_cfg.dynamic_intervals* config.val_cfg*', CHANGES,
      'validation moves the generators of a stock run; training reacts to metrics, or to averages '
      'of BatchNorm over ranks', 'validation'),
@@ -136,6 +161,7 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
     ('config.default_hooks.checkpoint* config.default_hooks.logger* config.default_hooks.timer* '
      'config.default_hooks.visualization*', HARMLESS, 'what is written, not what is computed'),
     ('config.env_cfg.mp_cfg*', HARMLESS, 'how workers start'),
+    ('config.env_cfg.cudnn_benchmark', HARMLESS, 'the flag is compared by itself'),
     ('config.env_cfg.dist_cfg*', CHANGES, 'the sums over ranks', 'ranks'),
     ('config.model* config.train_dataloader* config.train_cfg* config.optim_wrapper* '
      'config.param_scheduler* config.auto_scale_lr* config.custom_hooks* config.default_hooks* '
@@ -149,6 +175,8 @@ RULES = tuple(FactRule(pattern, *row) for patterns, *row in _ROWS for pattern in
 
 # facts that older checkpoints lack, with the value that they had
 _LATER = {'randomness.virtual_ranks': None}
+# facts that only one of the processes had when it looked, or that older checkpoints lack
+_LATE = ('version.', 'train_', 'torch._dynamo')
 # of facts that exist only once a module is imported
 _UNKNOWN = ('unavailable', 'mmcv is not in use')
 
@@ -172,16 +200,21 @@ def _judged(rule: FactRule, *runs: Mapping[str, Any]) -> Tuple[str, str]:
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> List[FactDifference]:
     """Facts that differ, those that change bits first; see :func:`mmrepro.facts.collect`."""
     found = []
+    then, now = without_watchers(then), without_watchers(now)
     for name in sorted({*then, *now}):
         missing = _LATER.get(name, _ABSENT)
         before, after = then.get(name, missing), now.get(name, missing)
         same = before == after and isinstance(before, bool) == isinstance(after, bool)
-        # a package that only one of the processes had imported when it looked
-        not_asked = name.startswith(('version.', 'train_samples')) and _ABSENT in (before, after)
+        not_asked = name.startswith(_LATE) and _ABSENT in (before, after)
+        not_asked |= name.startswith('operators.') and (
+            then.get('operators') in _UNKNOWN or now.get('operators') in _UNKNOWN)
         if same or before in _UNKNOWN or after in _UNKNOWN or not_asked:
             continue
-        rule = _rule(name)
-        found.append(FactDifference(name, before, after, *_judged(rule, then, now)))
+        if any(is_watching(name, facts) for facts in (then, now)):
+            judged = HARMLESS, 'the hook changes nothing'
+        else:
+            judged = _judged(_rule(name), then, now)
+        found.append(FactDifference(name, before, after, *judged))
     return sorted(found, key=lambda one: (one.severity != CHANGES, one.name))
 
 

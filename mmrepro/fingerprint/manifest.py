@@ -15,6 +15,7 @@ from mmengine.dist import get_world_size
 from ..distributed.unwrap import unwrap
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import CHANGES, HARMLESS, FactDifference, differences
+from ..facts.training_data import training_data
 from . import provenance
 from .reader import FingerprintError, read_json
 from .schema import FOLDER, SELF_CHECKS
@@ -99,7 +100,7 @@ def make_manifest(runner: Any) -> Dict[str, Any]:
         resumed_from=runner._load_from if runner._resume else None,
         facts={name: value for name, value in facts.items() if not name.startswith('config.')},
         initial_weights=snapshot.fetch().combined('weights'),
-        data=provenance.training_data(runner.train_dataloader.dataset),
+        data=training_data(runner.train_dataloader.dataset),
         weights=provenance.weights(dict(runner.cfg.to_dict(), load_from=None if runner._resume
                                         else runner.cfg.get('load_from'))),
         machine=provenance.machine(),

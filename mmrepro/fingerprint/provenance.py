@@ -14,8 +14,9 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import torch
 
-__all__ = ['code', 'environment', 'file_record', 'machine', 'packages', 'started_as',
-           'training_data', 'weights']
+from ..facts.training_data import file_record
+
+__all__ = ['code', 'environment', 'machine', 'packages', 'started_as', 'weights']
 
 # Variables that reach kernels, libraries, launchers; all others, secrets among them, stay out.
 RECORDED_VARIABLES = (
@@ -29,8 +30,6 @@ SECRET = re.compile(r'KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE', re.IGNORECA
 HIDDEN = '(not recorded)'
 
 MAX_DIFF = 1 << 20  # bytes of uncommitted changes that are kept; the digest is of all
-MAX_LISTED = 200000  # images whose names are read one by one: beyond, it takes minutes
-_CHUNK = 1 << 20
 
 
 def environment(env: Mapping[str, str] = os.environ) -> Dict[str, str]:
@@ -98,55 +97,6 @@ def _git(folder: str, *arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ''
     return done.stdout.decode(errors='replace') if done.returncode == 0 else ''
-
-
-def file_record(path: str) -> Dict[str, Any]:
-    """Size and SHA-256 of a file; of one that cannot be read, why."""
-    digest = hashlib.sha256()
-    try:
-        with open(path, 'rb') as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-        return dict(size=os.path.getsize(path), sha256=digest.hexdigest())
-    except OSError as error:
-        return dict(error=error.strerror or str(error))
-
-
-def training_data(dataset: Any) -> Dict[str, Any]:
-    """Annotation files and image list of a built dataset, whatever wraps it."""
-    annotations: Dict[str, Any] = {}
-    images = hashlib.sha256()
-    count = 0
-    for innermost in _innermost(dataset):
-        path = getattr(innermost, 'ann_file', None)
-        if isinstance(path, str) and path:
-            annotations[path] = file_record(path)
-        for name in _image_names(innermost):
-            count += 1
-            images.update(name.encode() + b'\n')
-    return dict(samples=len(dataset), annotations=annotations,
-                images=dict(count=count, sha256=images.hexdigest()) if count else None)
-
-
-def _innermost(dataset: Any) -> Iterator[Any]:
-    if hasattr(dataset, 'datasets'):
-        for part in dataset.datasets:
-            yield from _innermost(part)
-    elif hasattr(dataset, 'dataset'):
-        yield from _innermost(dataset.dataset)
-    else:
-        yield dataset
-
-
-def _image_names(dataset: Any) -> List[str]:
-    """Paths of the images in their order, from the data root on."""
-    if not hasattr(dataset, 'get_data_info') or len(dataset) > MAX_LISTED:
-        return []
-    root = getattr(dataset, 'data_root', None) or ''
-    infos = (dataset.get_data_info(i) for i in range(len(dataset)))
-    paths = [info.get('img_path') for info in infos]
-    return [os.path.relpath(path, root) if root and os.path.isabs(path) == os.path.isabs(root)
-            else path for path in paths if isinstance(path, str)]
 
 
 def weights(config: Mapping[str, Any]) -> Dict[str, Any]:

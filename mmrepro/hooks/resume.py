@@ -16,6 +16,7 @@ class ResumeHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         runner.saving.check_hooks(runner)
+        runner.starts.begin(runner)
         runner.resuming.restore(runner)
 
     def before_train_epoch(self, runner: Any) -> None:

@@ -18,8 +18,9 @@ from .provider import (
     provider_of,
     uninstall,
     use,
+    use_from_import,
     using,
 )
 
 __all__ = ['TABLE', 'catalogue', 'exceptions', 'install', 'installed', 'provider', 'provider_of',
-           'uninstall', 'use', 'using']
+           'uninstall', 'use', 'use_from_import', 'using']

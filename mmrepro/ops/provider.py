@@ -18,12 +18,13 @@ import sys
 from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
+from ..imports import after_import, forget
 from .choice import MARK, PROVIDERS, Choice, choose, compiled_kernels
 from .operator_table import TABLE, implementation
 from .triton import default_requirement, fused, requirement
 
 __all__ = ['MARK', 'PROVIDERS', 'choice', 'exceptions', 'install', 'installed', 'provider',
-           'provider_of', 'uninstall', 'use', 'using']
+           'provider_of', 'uninstall', 'use', 'use_from_import', 'using']
 
 EXTENSION = 'mmcv._ext'
 
@@ -33,6 +34,7 @@ _replaced: Optional[Dict[str, Callable]] = None
 # What :func:`use` was asked for last, and what kernels in Triton lack here; None: not asked.
 _wanted: Optional[str] = None
 _lacks = ''
+_at_import: Optional[str] = None  # what to use when `mmcv._ext` is imported
 _said: Set[str] = set()  # lines that were logged already
 
 
@@ -62,7 +64,8 @@ def _missing(name: str) -> Callable:
 
 def _form(name: str, wanted: str, lacks: str, compiled: Callable) -> Callable:
     """The function for operator ``name``; ``compiled`` is called where mmcv's own is chosen."""
-    kernels = compiled_kernels(sys.modules[EXTENSION])
+    module = sys.modules.get(EXTENSION)  # None after `uninstall`, for who still refers to ours
+    kernels = '' if module is None else compiled_kernels(module)
     chosen = choose(name, wanted, 'cuda', kernels, lacks).provider
     if chosen == 'none' or choose(name, wanted, 'cpu', kernels, lacks).provider == 'compiled':
         return compiled
@@ -152,6 +155,7 @@ def uninstall() -> None:
     Modules of ``mmcv.ops`` that were imported before keep their reference; the next import of
     ``mmcv._ext`` behaves as if mmrepro were not installed.
     """
+    forget(EXTENSION, _follow)
     _restore()
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
@@ -209,6 +213,15 @@ def _lacking(wanted: str) -> str:
     return default_requirement() if wanted == 'auto' else requirement()
 
 
+def _checked(name: str) -> str:
+    if name not in PROVIDERS:
+        raise ValueError(f'unknown operator provider {name!r}; allowed: {", ".join(PROVIDERS)}')
+    lacks = _lacking(name)
+    if name == 'triton' and lacks:
+        raise RuntimeError(f"operators='triton': {lacks}")
+    return lacks
+
+
 def use(name: str) -> None:
     """Make ``name``, one of :data:`PROVIDERS`, the provider of mmcv's operators.
 
@@ -223,11 +236,7 @@ def use(name: str) -> None:
         RuntimeError: 'compiled' with mmcv-lite; 'triton' where it cannot run.
     """
     global _wanted, _lacks
-    if name not in PROVIDERS:
-        raise ValueError(f'unknown operator provider {name!r}; allowed: {", ".join(PROVIDERS)}')
-    lacks = _lacking(name)
-    if name == 'triton' and lacks:
-        raise RuntimeError(f"operators='triton': {lacks}")
+    lacks = _checked(name)
     if name != 'compiled':
         install()
     module = _extension()
@@ -247,6 +256,30 @@ def use(name: str) -> None:
 def _cuda_is_there() -> bool:
     import torch  # not at the top: this module is imported with mmrepro
     return torch.cuda.is_available()
+
+
+def use_from_import(name: Optional[str]) -> None:
+    """:func:`use`, now or as soon as ``mmcv._ext`` is imported; None leaves the provider alone.
+
+    Raises:
+        ValueError, RuntimeError: as :func:`use`, at once where nothing has to be imported for it.
+    """
+    global _at_import
+    _at_import = name
+    if name is None:
+        forget(EXTENSION, _follow)
+        return
+    _checked(name)
+    if name != 'compiled':
+        install()
+    after_import(EXTENSION, _follow)
+    if EXTENSION not in sys.modules and 'mmcv.ops' in sys.modules:
+        use(name)  # after `uninstall`: mmcv.ops refers to a module that nobody will import again
+
+
+def _follow(module: ModuleType) -> None:
+    if _at_import is not None:
+        use(_at_import)
 
 
 @contextlib.contextmanager

@@ -1,31 +1,26 @@
 """Replacements for the code inside MMDetection that breaks reproducibility.
 
 The table is :data:`~mmrepro.patches.replacements.CAUSES`; :func:`apply` and :func:`revert` put the
-rows in force and take them out. Nothing is imported from MMDetection before :func:`apply` is
-called.
+rows in force and take them out. A row is in force from the import of its module on, whoever imports
+it and whatever the scope of the config is. Nothing is imported here.
 
 A worker started with *spawn* imports MMDetection afresh, without any row in force. :func:`apply` is
-a plain function, so it pickles by name: :data:`apply_in_worker` is called in ``worker_init_fn``.
+a plain function, so it pickles by name, for ``worker_init_fn``.
 """
 from __future__ import annotations
 
 import builtins
-import functools
-import importlib
-import importlib.util
 import pkgutil
-import sys
 import warnings
 from types import ModuleType
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
+from ..imports import after_import, forget
 from .replacements import CAUSES, PATCHES, Patch, StockCause
 
-__all__ = ['CAUSES', 'PATCHES', 'Patch', 'StockCause', 'apply', 'apply_in_worker', 'applied',
-           'revert']
+__all__ = ['CAUSES', 'PATCHES', 'Patch', 'StockCause', 'apply', 'applied', 'revert']
 
 _ABSENT = object()
-_IMPORTED = ('mmdet', 'mmengine')  # other targets are looked up only where MMDetection loaded them
 
 
 class _Replaced(NamedTuple):
@@ -36,6 +31,7 @@ class _Replaced(NamedTuple):
 
 
 _changes: Dict[Patch, _Replaced] = {}
+_legacy = False  # of the last `apply`
 
 
 def applied() -> Tuple[Patch, ...]:
@@ -43,47 +39,50 @@ def applied() -> Tuple[Patch, ...]:
     return tuple(patch for patch in PATCHES if patch in _changes)
 
 
-def apply(legacy: bool = False, worker: bool = False) -> Tuple[Patch, ...]:
-    """Put the rows in force; a second call changes nothing.
+def apply(legacy: bool = False) -> Tuple[Patch, ...]:
+    """Put the rows in force: now, where their modules are imported, else when they are.
 
-    A row whose module or class this version of MMDetection does not have is left out. So is every
-    row when MMDetection is not installed.
+    A row whose class this version of the library does not have is left out.
 
     Args:
         legacy: leave out, or take out again, the rows that change data streams.
-        worker: consider only what runs inside ``dataset[i]``, which spares a spawned worker the
-            import of models, hooks and visualisers. Its dataset has been unpickled by then, so a
-            worker that has not imported MMDetection does not use it.
 
     Returns:
-        The rows in force in this process afterwards.
+        The rows in force in this process now.
 
     Warns:
         RuntimeWarning: the class of a row exists, its method does not: the cause is not covered.
     """
-    if importlib.util.find_spec('mmdet') is None or (worker and 'mmdet' not in sys.modules):
-        return applied()
-    for patch in PATCHES:
-        if worker and not patch.in_worker:
-            continue
-        if legacy and patch.cause.affects_data:
-            _undo(patch)
-        elif patch not in _changes:
-            _do(patch)
+    global _legacy
+    _legacy = legacy
+    for module in dict.fromkeys(patch.module for patch in PATCHES):
+        after_import(module, _patch)
     return applied()
 
 
-apply_in_worker = functools.partial(apply, worker=True)
+def _patch(module: ModuleType) -> None:
+    """Put the rows of a module in force, or take them out, as the last :func:`apply` wants it."""
+    for patch in PATCHES:
+        if patch.module != module.__name__:
+            continue
+        if patch in _changes and _changes[patch].owner is not _locate(patch, module)[0]:
+            del _changes[patch]  # the module was imported anew
+        if _legacy and patch.cause.affects_data:
+            _undo(patch)
+        elif patch not in _changes:
+            _do(patch, module)
 
 
 def revert() -> None:
     """Take all rows out: every attribute is again the object that it was before."""
+    for module in dict.fromkeys(patch.module for patch in PATCHES):
+        forget(module, _patch)
     for patch in reversed(list(_changes)):
         _undo(patch)
 
 
-def _do(patch: Patch) -> None:
-    owner, name = _locate(patch)
+def _do(patch: Patch, module: ModuleType) -> None:
+    owner, name = _locate(patch, module)
     if owner is None:
         return
     stock = getattr(owner, name, _ABSENT)
@@ -112,18 +111,10 @@ def _undo(patch: Patch) -> None:
         setattr(change.owner, change.name, change.before)
 
 
-def _locate(patch: Patch) -> Tuple[Optional[Any], str]:
+def _locate(patch: Patch, module: ModuleType) -> Tuple[Optional[Any], str]:
     """The object that holds the target and the attribute's name; (None, name) without a holder."""
-    path, _, attributes = patch.target.partition(':')
-    *parents, name = attributes.split('.')
-    owner: Any = sys.modules.get(path)
-    if path.partition('.')[0] in _IMPORTED:
-        try:
-            owner = importlib.import_module(path)
-        except ModuleNotFoundError as error:
-            # `path` itself or a parent of it is missing, as opposed to something that it imports
-            if error.name is None or not f'{path}.'.startswith(f'{error.name}.'):
-                raise
+    *parents, name = patch.target.partition(':')[2].split('.')
+    owner: Any = module
     for parent in parents:
         owner = getattr(owner, parent, None)
     return owner, name

@@ -11,10 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Tuple
 
-__all__ = ['CAUSES', 'PATCHES', 'WORKER_PACKAGES', 'StockCause', 'Patch']
-
-# Code of these packages runs inside ``dataset[i]``; a data loading worker needs only their rows.
-WORKER_PACKAGES = ('mmdet.datasets', 'mmengine.structures', 'albumentations')
+__all__ = ['CAUSES', 'PATCHES', 'StockCause', 'Patch']
 
 
 @dataclass(frozen=True)
@@ -46,11 +43,6 @@ class Patch(NamedTuple):
     def module(self) -> str:
         """Dotted path of the module that holds the target."""
         return self.target.partition(':')[0]
-
-    @property
-    def in_worker(self) -> bool:
-        """Whether a data loading worker needs this row."""
-        return any(f'{self.module}.'.startswith(f'{name}.') for name in WORKER_PACKAGES)
 
 
 _TRANSFORMS = 'mmdet.datasets.transforms'

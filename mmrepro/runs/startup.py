@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import Any, Callable, Dict, Mapping, NoReturn, Optional
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional
 
 __all__ = ['RESTARTED', 'build_runner', 'on_ranks', 'restart_for', 'restart_if_incomplete']
 
@@ -47,9 +47,19 @@ def restart_if_incomplete(env: Mapping[str, str], mode: Any = True,
     _execute({**env, **missing, RESTARTED: '1'})
 
 
+def _own_command() -> List[str]:
+    """The command line of this process, with the interpreter's own arguments where it has them."""
+    if hasattr(sys, 'orig_argv'):  # Python 3.10
+        return [sys.executable, *sys.orig_argv[1:]]
+    spec = getattr(sys.modules['__main__'], '__spec__', None)
+    if spec is None:
+        return [sys.executable, *sys.argv]
+    name = spec.name[:-len('.__main__')] if spec.name.endswith('.__main__') else spec.name
+    return [sys.executable, '-m', name, *sys.argv[1:]]
+
+
 def _execute(env: Dict[str, str]) -> NoReturn:
-    # orig_argv (Python 3.10) keeps the interpreter's own arguments, such as -u and -m
-    command = [sys.executable, *getattr(sys, 'orig_argv', [sys.executable, *sys.argv])[1:]]
+    command = _own_command()
     sys.stdout.flush()
     sys.stderr.flush()
     if os.name == 'nt':  # execve there starts a new process and lets the shell go on

@@ -12,6 +12,7 @@ from small_runs import config
 from validated_runs import everything, trained, validated
 
 from mmrepro.checkpoint import files
+from mmrepro.checkpoint.choosing import newest_good
 from mmrepro.checkpoint.completeness import check_readable, has_schedules, lacks
 from mmrepro.checkpoint.files import CheckpointError
 from mmrepro.config import RandomnessError
@@ -61,7 +62,7 @@ def test_a_best_checkpoint_is_never_what_a_run_resumes_from(tmp_path):
     """The only file: no checkpoint of the run had been due."""
     expected = trained(settings(tmp_path / 'whole', interval=2))
     killed(settings(tmp_path / 'killed', interval=2), iteration=5)
-    assert list((tmp_path / 'killed').glob('best_*')) and not files.newest_good(
+    assert list((tmp_path / 'killed').glob('best_*')) and not newest_good(
         str(tmp_path / 'killed'))[0]
     assert trained(again(settings(tmp_path / 'killed', interval=2))) == expected
 

@@ -1,12 +1,21 @@
 """Checkpoint files are whole or absent, and cannot run code."""
 import os
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from mmengine.logging import HistoryBuffer
 
-from mmrepro.checkpoint import files
+from mmrepro.checkpoint import files, safe_loading
+from mmrepro.checkpoint.choosing import newest_good
+
+
+@pytest.fixture(params=['of torch', 'of Python'])
+def unpickler(request, monkeypatch):
+    """What loads: torch's own from 2.6 on, ours before."""
+    if request.param == 'of Python':
+        monkeypatch.setattr(safe_loading, '_takes_names', lambda: False)
 
 
 @pytest.fixture
@@ -79,7 +88,7 @@ class Attribute:
 
 
 @pytest.mark.parametrize('payload', [Code, Attribute])
-def test_a_checkpoint_that_runs_code_is_refused(tmp_path, monkeypatch, payload):
+def test_a_checkpoint_that_runs_code_is_refused(tmp_path, monkeypatch, payload, unpickler):
     monkeypatch.chdir(tmp_path)
     torch.save(dict(a=payload()), 'bad.pth')
     with pytest.raises(files.CheckpointError, match='bad.pth holds something that is not data'):
@@ -97,23 +106,83 @@ def test_newest_good_passes_over_what_is_damaged_and_says_so(good, tmp_path):
         (tmp_path / name).write_bytes(content)
         os.utime(tmp_path / name, ns=(2**62, 2**62))  # newer than the good one
     (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'iter_3.pth'))
-    path, passed = files.newest_good(str(tmp_path))
+    path, passed = newest_good(str(tmp_path))
     assert os.path.samefile(path, good)
     assert 'iter_3.pth' in passed[0] and any('iter_2.pth is empty' in text for text in passed)
 
 
 def test_an_empty_pointer_is_not_the_end(good, tmp_path):
     (tmp_path / 'last_checkpoint').write_text('')
-    assert os.path.samefile(files.newest_good(str(tmp_path))[0], good)
+    assert os.path.samefile(newest_good(str(tmp_path))[0], good)
 
 
 def test_the_newest_file_survives_the_hook_that_removes_it(good, tmp_path):
     """CheckpointHook(max_keep_ckpts=1) removes the old file before it writes the new one."""
     os.remove(good)
-    path, _ = files.newest_good(str(tmp_path))
+    path, _ = newest_good(str(tmp_path))
     assert files.load(path)['meta']['iter'] == 1
 
 
 def test_nothing_to_resume_from(tmp_path):
-    assert files.newest_good(str(tmp_path)) == (None, [])
-    assert files.newest_good(str(tmp_path / 'missing')) == (None, [])
+    assert newest_good(str(tmp_path)) == (None, [])
+    assert newest_good(str(tmp_path / 'missing')) == (None, [])
+
+
+def test_a_copy_of_a_work_directory_stands_on_its_own(good, tmp_path):
+    original, copied = tmp_path / 'original', tmp_path / 'copied'
+    original.mkdir()
+    shutil.copy(good, original / 'iter_1.pth')
+    (original / 'last_checkpoint').write_text(str(original / 'iter_1.pth'))
+    shutil.copytree(original, copied)
+    shutil.copy(good, original / 'iter_2.pth')  # the original has trained on
+    path, said = newest_good(str(copied))
+    assert path == str(copied / 'iter_1.pth')
+    assert len(said) == 1 and str(original / 'iter_1.pth') in said[0] and path in said[0]
+    assert newest_good(str(original)) == (str(original / 'iter_1.pth'), [])
+    (copied / 'iter_1.pth').write_bytes(b'')
+    assert newest_good(str(copied))[0] is None  # never one of the original's
+    shutil.rmtree(original)
+    shutil.copy(good, copied / 'iter_1.pth')
+    assert newest_good(str(copied))[0] == str(copied / 'iter_1.pth')
+
+
+def test_a_folder_of_checkpoints_apart_is_no_copy(good, tmp_path):
+    """CheckpointHook(out_dir=...); an earlier run has left a file of the same name."""
+    work, out = tmp_path / 'work', tmp_path / 'out' / 'work'
+    for folder in (work, out):
+        folder.mkdir(parents=True)
+        shutil.copy(good, folder / 'iter_1.pth')
+    (work / 'last_checkpoint').write_text(str(out / 'iter_1.pth'))
+    assert newest_good(str(work)) == (str(out / 'iter_1.pth'), [])
+
+
+def test_what_mmengine_saves_is_loaded_with_every_release(good, unpickler):
+    for mapped in (False, True):
+        content = files.load(good, mapped=mapped)
+        assert torch.equal(content['state_dict']['w'], torch.arange(1000.))
+        hub = content['message_hub']
+        assert hub['n'] == 2.5 and isinstance(hub['n'], np.float64)
+        assert hub['log_scalars']['loss'].mean() == 1.5
+
+
+@pytest.mark.parametrize('core', ['numpy.core', 'numpy._core'])
+def test_arrays_of_both_generations_of_numpy_are_known(core, unpickler):
+    array = np.arange(3.)
+    known = {one[1]: one[0] for one in safe_loading.allow_list() if isinstance(one, tuple)}
+    rebuild = known[f'{core}.multiarray._reconstruct']
+    assert rebuild is array.__reduce__()[0]
+    assert safe_loading._known()[f'{core}.multiarray.scalar'] is np.float64(1).__reduce__()[0]
+
+
+def test_a_class_that_a_user_trusts_is_loaded(tmp_path, unpickler):
+    path = str(tmp_path / 'own.pth')
+    torch.save(dict(a=Own()), path)
+    with pytest.raises(files.CheckpointError, match='add_safe_globals'):
+        files.load(path)
+    with torch.serialization.safe_globals([Own]):
+        assert files.load(path)['a'].value == 3
+
+
+class Own:
+    def __init__(self):
+        self.value = 3

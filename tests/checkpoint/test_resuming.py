@@ -1,5 +1,6 @@
 """One object owns a resume: a checkpoint is read once, and its content is given away once."""
 import collections
+import shutil
 
 import pytest
 import torch
@@ -100,3 +101,20 @@ def test_another_map_location_reads_the_file_again(base, tmp_path):
     found = runner.resuming.read(path, lambda storage, location: storage)
     held = runner.resuming.read(path, 'cpu')
     assert torch.equal(found['state_dict']['line.weight'], held['state_dict']['line.weight'])
+
+
+def test_a_copied_run_leaves_the_best_checkpoint_of_the_original_alone(tmp_path):
+    """CheckpointHook removes what it takes for the previous best one."""
+    original, copied = tmp_path / 'original', tmp_path / 'copied'
+    finish(small_run(original))
+    checkpoint = torch.load(original / 'iter_3.pth', weights_only=False)
+    checkpoint['message_hub']['runtime_info']['best_ckpt'] = str(original / 'best_iter_2.pth')
+    torch.save(checkpoint, original / 'iter_3.pth')
+    (original / 'best_iter_2.pth').write_bytes(b'best')
+    (original / 'last_checkpoint').write_text(str(original / 'iter_3.pth'))
+    shutil.copytree(original, copied)
+    runner = Runner.from_cfg(resumed(copied))
+    runner.train()
+    assert runner.message_hub.get_info('best_ckpt') == str(copied / 'best_iter_2.pth')
+    assert runner.resuming.point.path == str(copied / 'iter_3.pth')
+    assert 'copy of' in runner.resuming.passed_over[0]

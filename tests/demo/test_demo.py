@@ -221,7 +221,11 @@ def test_prepared_for_coco_it_predicts_80_classes(data):
 def test_two_processes_end_with_the_same_bits(tmp_path, capfd):
     arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
     assert demo.main([*arguments, '--images', '4', '--epochs', '1']) == 0
-    assert 'SAME BITS: loss, weights and optimizer state agree' in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert 'SAME BITS: loss, weights and optimizer state agree' in said
+    assert 'PYTHONHASHSEED=1, resumed after iteration 1' in said
+    log = (tmp_path / 'work' / 'B' / 'output.txt').read_text()
+    assert 'resumed_from.pth: epoch 0, iteration 1' in log
 
 
 @pytest.mark.slow

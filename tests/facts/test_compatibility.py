@@ -31,7 +31,7 @@ def resumed(base, tmp_path, **changes):
 REFUSED = {
     'optim_wrapper.optimizer.lr': 0.2,
     'train_dataloader.batch_size': 4,
-    'train_cfg.max_epochs': 3,
+    'custom_hooks': [dict(type='EMAHook')],
     'randomness.step_seed': False,
     'randomness.worker_seed': 'worker',
     'model.type': 'mmengine.NoisyLine',
@@ -42,7 +42,7 @@ REFUSED = {
 def test_what_changes_bits_stops_with_a_table(name, base, tmp_path):
     with pytest.raises(ResumeError) as caught:
         Runner.from_cfg(resumed(base, tmp_path, **{name: REFUSED[name]}))
-    now = repr(REFUSED[name])
+    now = repr('EMAHook' if name == 'custom_hooks' else REFUSED[name])
     row = next(line for line in str(caught.value).splitlines() if name in line)
     assert now in row and str(base / 'iter_3.pth') in str(caught.value)
     assert 'resume_strict=False' in str(caught.value)
@@ -144,6 +144,71 @@ def test_validation_matters_where_ranks_average_statistics_at_it(hook):
             assert row.severity == severity, (name, ranks, by_epoch)
         row, = differences(facts, {**facts, 'config.val_dataloader.batch_size': 2})
         assert row.severity == HARMLESS
+
+
+WATCHING = ['PreemptHook', 'OperatorGuardHook', 'IterTimerHook', 'EmptyCacheHook']
+
+
+def test_hooks_that_change_nothing_may_be_added(base, tmp_path):
+    expected = finish(small_run(tmp_path / 'whole'))
+    cfg = resumed(base, tmp_path, custom_hooks=[dict(type=name) for name in WATCHING])
+    cfg.default_hooks.empty_cache = dict(type='EmptyCacheHook', after_epoch=True)
+    assert finish(cfg) == expected
+
+
+def test_hooks_that_change_nothing_may_be_left_out_wherever_they_stood():
+    def facts(*kinds, **ema):
+        return settings_of(dict(custom_hooks=[
+            dict(ema, type=kind) if kind == 'EMAHook' else dict(type=kind) for kind in kinds]))
+
+    then = facts('PreemptHook', 'EMAHook', 'mmdet.NumClassCheckHook', 'Own', momentum=0.1)
+    assert differences(then, facts('EMAHook', 'Own', momentum=0.1)) == []
+    row, = differences(then, facts('IterTimerHook', 'EMAHook', 'Own', momentum=0.2))
+    assert (row.name, row.severity) == ('config.custom_hooks[0].momentum', CHANGES)
+
+
+STEP = dict(type='StepLR', step_size=1, gamma=0.5)
+
+
+@pytest.mark.parametrize('schedule', [None, [dict(STEP, end=2)]], ids=['none', 'with an end'])
+def test_a_training_may_be_longer_when_nothing_counts_from_its_end(schedule, tmp_path):
+    def run(folder, epochs, **changes):
+        return finish(small_run(folder, param_scheduler=schedule, **changes,
+                                train_cfg=dict(by_epoch=True, max_epochs=epochs)))
+
+    expected = run(tmp_path / 'long', 3)
+    run(tmp_path, 2)
+    for point in ('iter_3', 'iter_8'):
+        found = run(tmp_path / point, 3, resume=True, load_from=str(tmp_path / f'{point}.pth'))
+        assert found == expected
+
+
+@pytest.mark.parametrize('settings', [
+    dict(param_scheduler=STEP), dict(param_scheduler=[dict(STEP, end=2), STEP]),
+    dict(param_scheduler=dict(generator=[STEP])), dict(param_scheduler=print),
+    dict(custom_hooks=[dict(type='mmdet.YOLOXModeSwitchHook')]), dict(custom_hooks=[print]),
+    dict(default_hooks=dict(own=dict(type='Own'))),
+    dict(custom_hooks=[dict(type='EarlyStoppingHook')]),
+    dict(optim_wrapper=dict(accumulative_counts=2)), dict(train_cfg=dict(type='OwnLoop'))],
+    ids=str)
+def test_a_longer_training_is_refused_where_something_counts_from_its_end(settings):
+    settings.setdefault('train_cfg', {})['max_epochs'] = 2
+    facts = settings_of(settings)
+    row, = differences(facts, {**facts, 'config.train_cfg.max_epochs': 3})
+    assert row.severity == CHANGES
+
+
+def test_a_config_of_mmdetection_may_train_longer():
+    facts = settings_of(dict(
+        train_cfg=dict(type='EpochBasedTrainLoop', max_epochs=12, val_interval=1),
+        param_scheduler=[dict(type='LinearLR', by_epoch=False, begin=0, end=500),
+                         dict(type='MultiStepLR', begin=0, end=12, milestones=[8, 11])],
+        custom_hooks=[dict(type='NumClassCheckHook'), dict(type='EMAHook')],
+        default_hooks=dict(timer=dict(type='IterTimerHook'), checkpoint=dict(
+            type='CheckpointHook', interval=1), sampler_seed=dict(type='DistSamplerSeedHook'),
+            visualization=dict(type='DetVisualizationHook'))))
+    row, = differences(facts, {**facts, 'config.train_cfg.max_epochs': 24})
+    assert row.severity == HARMLESS
 
 
 def test_versions_and_hardware(base, tmp_path):

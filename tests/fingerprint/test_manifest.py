@@ -12,6 +12,7 @@ from harness import Child
 from mmengine.runner import Runner
 from small_runs import config
 
+from mmrepro.facts.training_data import training_data
 from mmrepro.fingerprint import provenance
 from mmrepro.fingerprint.manifest import (
     CHANGES,
@@ -148,7 +149,7 @@ def test_data_and_weights_are_recorded_by_content(tmp_path, data_root):
     from mmrepro.demo.shipped_configs import demo_config
     cfg = demo_config('faster-rcnn_r50_fpn', data_root).train_dataloader.dataset
     cfg.update(indices=3, pipeline=[], _scope_='mmdet')
-    found = provenance.training_data(ConcatDataset([DATASETS.build(cfg)]))
+    found = training_data(ConcatDataset([DATASETS.build(cfg)]))
     (path, record), = found['annotations'].items()
     assert path.endswith('instances_train2017.json') and len(record['sha256']) == 64
     assert found['samples'] == found['images']['count'] == 3

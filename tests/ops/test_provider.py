@@ -78,7 +78,7 @@ def test_an_operator_without_implementation_imports_and_says_what_to_install():
 
 @pytest.mark.skipif(not LITE, reason='mmcv-lite only')
 def test_compiled_operators_of_mmcv_lite_are_refused():
-    assert ops.provider() == 'torch'
+    ops.use('torch')  # a runner of another test may have asked for something else
     with pytest.raises(RuntimeError, match='mmcv-lite'):
         ops.use('compiled')
     ops.use('torch')

@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 from harness import ROOT
@@ -92,3 +93,16 @@ def test_a_real_restart_keeps_the_process_and_its_arguments(tmp_path):
 def test_a_run_that_is_not_deterministic_does_not_start_again(restarts):
     startup.restart_if_incomplete({}, mode=False)
     assert restarts == []
+
+
+@pytest.mark.parametrize('name, expected', [
+    ('mmrepro.__main__', ['-m', 'mmrepro']), ('mmrepro.runs.child', ['-m', 'mmrepro.runs.child']),
+    (None, ['script.py'])])
+def test_a_module_starts_again_as_a_module_without_the_original_arguments(
+        name, expected, monkeypatch):
+    """Python 3.9 does not keep them."""
+    monkeypatch.delattr(sys, 'orig_argv', raising=False)
+    monkeypatch.setattr(sys, 'argv', ['script.py', '--seed', '1'])
+    spec = types.SimpleNamespace(name=name) if name else None
+    monkeypatch.setattr(sys.modules['__main__'], '__spec__', spec)
+    assert startup._own_command() == [sys.executable, *expected, '--seed', '1']

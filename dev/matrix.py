@@ -1,0 +1,142 @@
+"""Train in environments with other versions: make one, run a short suite in it, remove it, next.
+
+    bash tools/matrix.sh [--rows NAME ...] [--keep]
+
+Needs nothing but Python and pip; wheels only. torch's wheels for CUDA run on a CPU as well.
+"""
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, NamedTuple, Optional
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+RESULTS = os.path.join(ROOT, 'docs', 'results', 'matrix_cpu.json')
+SUITE = os.path.join(ROOT, 'dev', 'matrix_suite.py')
+STEPS = ('train', 'repeat', 'resume', 'fingerprints', 'compare', 'verify')
+
+
+class Row(NamedTuple):
+    """One environment: a Python, and what pip installs into it."""
+    python: str
+    packages: str
+
+    @property
+    def requirements(self) -> List[str]:
+        return [*self.packages.split(), 'setuptools<81', 'scikit-image', 'pycocotools', 'rich']
+
+
+ROWS: Dict[str, Row] = {
+    'oldest': Row('3.9', 'torch==2.0.1 numpy==1.24.4 opencv-python==4.8.1.78 mmengine==0.10.0 '
+                  'mmcv-lite==2.1.0 mmdet==3.3.0'),
+    'torch 2.4': Row('3.10', 'torch==2.4.1 numpy==1.26.4 opencv-python==4.10.0.84 '
+                     'mmengine==0.10.4 mmcv-lite==2.1.0 mmdet==3.3.0'),
+    'torch 2.6': Row('3.12', 'torch==2.6.0 numpy==2.1.3 opencv-python==4.11.0.86 mmengine==0.10.7 '
+                     'mmcv-lite==2.1.0 mmdet==3.3.0'),
+    'locked': Row('3.11', 'torch==2.13.0 numpy==2.4.6 opencv-python==5.0.0.93 mmengine==0.10.7 '
+                  'mmcv-lite==2.1.0 mmdet==3.3.0'),
+    'newest': Row('3.13', 'torch numpy opencv-python mmengine==0.10.7 mmcv-lite==2.1.0 '
+                  'mmdet==3.3.0'),
+}
+
+
+def interpreter(version: str) -> Optional[str]:
+    """A Python of this version: on the path, or of pyenv."""
+    found = shutil.which(f'python{version}')
+    of_pyenv = glob.glob(os.path.expanduser(f'~/.pyenv/versions/{version}.*/bin/python'))
+    for path in filter(None, [found, *sorted(of_pyenv)]):
+        done = subprocess.run([path, '-c', 'import sys, venv; print(*sys.version_info[:2])'],
+                              capture_output=True, text=True)
+        if done.stdout.split() == version.split('.'):
+            return path
+    return None
+
+
+def make(row: Row, folder: str) -> Optional[str]:
+    """Install the environment of a row; returns its Python, or None where there is none."""
+    python = interpreter(row.python)
+    if python is None:
+        return None
+    inside = os.path.join(folder, 'bin', 'python')
+    if not os.path.exists(os.path.join(folder, 'complete')):
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([python, '-m', 'venv', folder], check=True)
+        subprocess.run([inside, '-m', 'pip', 'install', '--quiet', '--no-cache-dir',
+                        '--disable-pip-version-check', '--only-binary', ':all:',
+                        *row.requirements], check=True)
+        open(os.path.join(folder, 'complete'), 'w').close()
+    return inside
+
+
+def run(name: str, row: Row, folder: str, keep: bool) -> Dict[str, Any]:
+    """The record of a row."""
+    environment = os.path.join(folder, 'env-' + name.replace(' ', '-'))
+    started = time.monotonic()
+    record: Dict[str, Any] = dict(name=name, python=row.python, packages=row.packages)
+    try:
+        python = make(row, environment)
+        if python is None:
+            return {**record, 'error': f'no Python {row.python} on this machine'}
+        env = {**os.environ, 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1',
+               'PYTHONPATH': ROOT, 'PYTHONWARNINGS': 'ignore'}
+        done = subprocess.run([python, SUITE, os.path.join(folder, 'run')], env=env,
+                              stdout=subprocess.PIPE, text=True)
+        if not done.stdout.strip():
+            return {**record, 'error': f'the suite ended with exit code {done.returncode}'}
+        record.update(json.loads(done.stdout.strip().splitlines()[-1]))
+    except subprocess.CalledProcessError as error:
+        record['error'] = f'{" ".join(error.cmd[:4])} ... ended with exit code {error.returncode}'
+    finally:
+        shutil.rmtree(os.path.join(folder, 'run'), ignore_errors=True)
+        if not keep:
+            shutil.rmtree(environment, ignore_errors=True)
+    return {**record, 'seconds': round(time.monotonic() - started)}
+
+
+def table(records: List[Dict[str, Any]]) -> str:
+    """A row per environment as Markdown, for the page on versions."""
+    names = ('python', 'torch', 'numpy', 'cv2', 'mmengine', 'mmcv', 'mmdet')
+    lines = [f'| {" | ".join(("Python", *names[1:], *STEPS))} |',
+             '|' + '---|' * (len(names) + len(STEPS))]
+    for one in records:
+        versions = one.get('versions', {'python': one['python']})
+        steps = one.get('steps', {})
+        cells = [*(versions.get(name, '-') for name in names), *(steps.get(s, '-') for s in STEPS)]
+        lines.append(f'| {" | ".join(cells)} |')
+    return '\n'.join(lines)
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--rows', nargs='+', choices=list(ROWS), default=list(ROWS))
+    parser.add_argument('--folder', default='work_dirs/matrix', help='for environments and runs')
+    parser.add_argument('--out', default=RESULTS, help='JSON; rows that are not run stay')
+    parser.add_argument('--keep', action='store_true', help='keep the environments')
+    args = parser.parse_args(argv)
+    folder = os.path.abspath(args.folder)
+    os.makedirs(folder, exist_ok=True)
+    records: Dict[str, Dict[str, Any]] = {}
+    if os.path.exists(args.out):
+        with open(args.out, encoding='utf-8') as file:
+            records = {one['name']: one for one in json.load(file)}
+    failed = False
+    for name in args.rows:
+        print(f'== {name}: Python {ROWS[name].python}, {ROWS[name].packages}', flush=True)
+        one = records[name] = run(name, ROWS[name], folder, args.keep)
+        failed |= set(one.get('steps', {}).values()) != {'same bits'}
+        print(json.dumps(one, indent=1), flush=True)
+        with open(args.out, 'w', encoding='utf-8') as file:
+            json.dump([records[row] for row in ROWS if row in records], file, indent=1)
+            file.write('\n')
+    print(table([records[row] for row in ROWS if row in records]))
+    return int(failed)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""``torch.load`` that builds data and runs no code, with every release of torch.
+
+From 2.6 on, ``weights_only=True`` takes an allow-list that is good enough for what MMEngine saves.
+Before, the same list is enforced by an unpickler of Python's own.
+"""
+from __future__ import annotations
+
+import codecs
+import collections
+import functools
+import io
+import pickle
+import types
+from typing import Any, Dict, List, Tuple, Union
+
+import numpy as np
+import torch
+from mmengine.logging import HistoryBuffer
+
+__all__ = ['ADDING', 'allow_list', 'safe_load']
+
+# how a user adds a class, for messages
+ADDING = ('torch.serialization.add_safe_globals adds to it'
+          if hasattr(torch.serialization, 'add_safe_globals') else
+          'mmrepro.checkpoint.safe_loading.EXTRA.append(CLASS) adds to it')
+EXTRA: List[Any] = []  # classes that users trust, for torch before 2.4
+
+# NumPy 1 has a package numpy._core as well, which is empty
+_CORE = np.core if int(np.__version__.partition('.')[0]) < 2 else np._core
+_DTYPES = ('bool', 'uint8', 'int8', 'int16', 'uint16', 'int32', 'uint32', 'int64', 'uint64',
+           'float16', 'float32', 'float64', 'U1', 'S1', 'O')
+
+
+def _statistic(owner: Any, name: str) -> Any:
+    """Stands for ``getattr`` in a checkpoint: HistoryBuffer saves its methods, nothing else does.
+
+    Raises:
+        UnpicklingError: for any other attribute.
+    """
+    # the class registers its own four when the first buffer is made, users' own come on import
+    known = {'min', 'max', 'current', 'mean', *HistoryBuffer._statistics_methods}
+    if owner is HistoryBuffer and name in known:
+        return getattr(owner, name)
+    raise pickle.UnpicklingError(f'it asks for attribute {name!r} of {owner!r}')
+
+
+@functools.cache
+def allow_list() -> Tuple[Any, ...]:
+    """What a checkpoint of MMEngine holds beside tensors; each only builds data.
+
+    Objects, or pairs of an object and the name that it has in files.
+    """
+    arrays = [(getattr(_CORE.multiarray, name), f'numpy.{core}.multiarray.{name}')
+              for name in ('_reconstruct', 'scalar')  # NumPy 2 reads what 1 wrote, and vice versa
+              for core in ('core', '_core')]
+    # protocol 2 names builtins as Python 2 did
+    statistics = [(_statistic, f'{module}.getattr') for module in ('builtins', '__builtin__')]
+    dtypes = [type(np.dtype(name)) for name in _DTYPES]
+    return (*statistics, *arrays, HistoryBuffer, collections.deque, np.ndarray, np.dtype, *dtypes)
+
+
+def safe_load(file: Union[str, io.BytesIO], map_location: Any = 'cpu', mapped: bool = False) -> Any:
+    """Load what ``torch.save`` wrote.
+
+    Args:
+        mapped: tensors are views of the file, where this torch can do so (2.1).
+
+    Raises:
+        UnpicklingError: it holds objects that are not on the allow-list.
+    """
+    if _takes_names():
+        with torch.serialization.safe_globals(list(allow_list())):
+            return torch.load(file, map_location=map_location, weights_only=True, mmap=mapped)
+    options = dict(mmap=mapped) if _version() >= (2, 1) else {}
+    return torch.load(file, map_location=map_location, weights_only=False,
+                      pickle_module=_MODULE, **options)
+
+
+def _version() -> Tuple[int, ...]:
+    return tuple(int(part) for part in torch.__version__.split('.')[:2])
+
+
+def _takes_names() -> bool:
+    """Whether torch takes pairs of an object and its name in files."""
+    return _version() >= (2, 6)
+
+
+@functools.cache
+def _known() -> Dict[str, Any]:
+    """The allow-list by name, with what torch itself accepts in weights."""
+    from torch._weights_only_unpickler import _get_allowed_globals
+    found = dict(_get_allowed_globals())
+    found['_codecs.encode'] = codecs.encode  # bytes, in protocol 2
+    for one in allow_list():
+        value, name = one if isinstance(one, tuple) else (one, f'{one.__module__}.{one.__name__}')
+        found[name] = value
+    return found
+
+
+def _trusted() -> Dict[str, Any]:
+    added = getattr(torch.serialization, 'get_safe_globals', list)()
+    return {f'{one.__module__}.{one.__qualname__}': one for one in (*EXTRA, *added)}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds nothing but what is on the allow-list."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        full = f'{module}.{name}'
+        found = _known().get(full) or _trusted().get(full)
+        if found is None:
+            raise pickle.UnpicklingError(f'it asks for {full}, which is not on the allow-list')
+        return found
+
+
+def _load(file: Any, **options: Any) -> Any:
+    return _Unpickler(file, **options).load()
+
+
+# what torch takes for a pickle module
+_MODULE = types.SimpleNamespace(
+    __name__='mmrepro.checkpoint.safe_loading', Unpickler=_Unpickler, load=_load)

@@ -1,0 +1,54 @@
+"""Compiled models: kernels must depend on the sizes they get, not on those that came before."""
+from __future__ import annotations
+
+import sys
+from typing import Any, List
+
+import torch
+
+from .policy import DeterminismError
+
+__all__ = ['check_compiled']
+
+_DYNAMIC = (
+    'dynamic=True lets torch.compile tune kernels for all sizes to the size that comes first, so '
+    'that a resumed run has other kernels, and different bits. Leave dynamic out: with '
+    'randomness.deterministic=True every size gets kernels of its own')
+
+
+def check_compiled(model: Any, settings: Any) -> None:
+    """Refuse what makes compiled kernels depend on the past of a run.
+
+    Args:
+        model: to be trained; parts of it may be compiled.
+        settings: ``compile`` of the config: None, a bool, or arguments of ``torch.compile``.
+
+    Raises:
+        DeterminismError: names the setting or the module.
+    """
+    by_config = isinstance(settings, dict) or settings is True
+    if by_config and isinstance(settings, dict) and settings.get('dynamic'):
+        raise DeterminismError(f'compile.dynamic={settings["dynamic"]!r}: {_DYNAMIC}')
+    found = _compiled_modules(model)
+    for name, module in found:
+        context = getattr(module, 'dynamo_ctx', None)
+        if getattr(context, '_dynamic', getattr(context, 'dynamic', None)):
+            raise DeterminismError(f'{name} is compiled: {_DYNAMIC}')
+    if (by_config or found) and not _can_fail():
+        raise DeterminismError(
+            f'{"compile" if by_config else found[0][0]}: torch {torch.__version__} runs a model '
+            'uncompiled, without a word, when it was compiled for too many sizes. Use torch 2.6 '
+            'or later, or do not compile with randomness.deterministic=True')
+
+
+def _compiled_modules(model: Any) -> List[Any]:
+    dynamo = sys.modules.get('torch._dynamo.eval_frame')
+    if dynamo is None or not isinstance(model, torch.nn.Module):
+        return []
+    return [(name or type(model).__name__, module) for name, module in model.named_modules()
+            if isinstance(module, dynamo.OptimizedModule)]
+
+
+def _can_fail() -> bool:
+    import torch._dynamo.config as config
+    return hasattr(config, 'fail_on_recompile_limit_hit')

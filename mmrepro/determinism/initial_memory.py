@@ -1,0 +1,38 @@
+"""Initial weights that nobody wrote: memory is filled with NaN while a model is built."""
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Iterator, List
+
+import torch
+from torch.nn.parameter import is_lazy
+
+__all__ = ['filled_memory', 'unwritten']
+
+_WITH_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+             torch.complex128)
+
+
+@contextmanager
+def filled_memory() -> Iterator[None]:
+    """Let torch fill new memory with NaN in this block.
+
+    It does so with deterministic algorithms only, and from torch 2.2 on.
+    """
+    switches = getattr(torch.utils, 'deterministic', None)
+    before = getattr(switches, 'fill_uninitialized_memory', None)
+    if before is None:
+        yield
+        return
+    switches.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        switches.fill_uninitialized_memory = before
+
+
+def unwritten(model: torch.nn.Module) -> List[str]:
+    """Names of the parameters and buffers that hold a NaN."""
+    return [name for named in (model.named_parameters(), model.named_buffers())
+            for name, tensor in named
+            if not is_lazy(tensor) and tensor.dtype in _WITH_NAN and bool(tensor.isnan().any())]

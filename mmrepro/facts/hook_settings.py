@@ -1,0 +1,73 @@
+"""Hooks and schedules among the settings of a run: which only watch, which count from its end."""
+from __future__ import annotations
+
+import fnmatch
+import re
+from typing import Any, Dict, Mapping, Sequence, Tuple
+
+__all__ = ['counts_from_the_end', 'is_watching', 'without_watchers']
+
+# hooks that write down, watch or tidy up, and change nothing
+WATCHERS = ('CheckInvalidLossHook', 'CheckpointHook', 'EmptyCacheHook', 'FingerprintHook',
+            'IterTimerHook', 'LoggerHook', 'MemoryProfilerHook', 'NumClassCheckHook',
+            'OperatorGuardHook', 'PreemptHook', 'ProfilerHook', 'NPUProfilerHook',
+            'RuntimeInfoHook', 'SelfCheckHook', '*VisualizationHook')
+# hooks beside them that do not count back from the end of the training
+FROM_THE_START = ('DistSamplerSeedHook', 'EMAHook', 'EarlyStoppingHook', 'MeanTeacherHook',
+                  'ParamSchedulerHook', 'PipelineSwitchHook', 'SetEpochInfoHook',
+                  'SyncBuffersHook', 'SyncNormHook')
+_HOOK = re.compile(r'config\.(?:custom_hooks\[(\d+)\]|default_hooks\.\w+)')
+
+
+def _is_a(kinds: Sequence[str], value: Any) -> bool:
+    name = str(value).rsplit('.', 1)[-1]
+    return any(fnmatch.fnmatchcase(name, kind) for kind in kinds)
+
+
+def _hook(name: str, facts: Mapping[str, Any]) -> Tuple[str, Any]:
+    """Name of the hook that a fact is about, and its type; ('', None) for another fact."""
+    found = _HOOK.match(name)
+    return (found[0], facts.get(f'{found[0]}.type')) if found else ('', None)
+
+
+def without_watchers(facts: Mapping[str, Any]) -> Dict[str, Any]:
+    """Facts as if there were no :data:`WATCHERS` among the custom hooks; the others move up."""
+    hooks = {_hook(name, facts) for name in facts if name.startswith('config.custom_hooks[')}
+    kept = sorted((hook for hook, kind in hooks if not _is_a(WATCHERS, kind)),
+                  key=lambda hook: int(_HOOK.match(hook)[1]))
+    moved = {hook: f'config.custom_hooks[{index}]' for index, hook in enumerate(kept)}
+    found = {}
+    for name, value in facts.items():
+        hook = _hook(name, facts)[0]
+        if not name.startswith('config.custom_hooks['):
+            found[name] = value
+        elif hook in moved:
+            found[f'{moved[hook]}{name[len(hook):]}'] = value
+    return found
+
+
+def is_watching(name: str, facts: Mapping[str, Any]) -> bool:
+    """Whether a fact is about one of the :data:`WATCHERS`."""
+    return _is_a(WATCHERS, _hook(name, facts)[1])
+
+
+def _ends_with_the_training(name: str, facts: Mapping[str, Any]) -> bool:
+    """Whether what a setting says depends on where the training ends."""
+    value, (hook, kind) = facts[name], _hook(name, facts)
+    if hook and kind is not None:
+        return not _is_a((*WATCHERS, *FROM_THE_START), kind)
+    if name in (hook, 'config.custom_hooks'):
+        return value is not None  # an object
+    if name.startswith('config.param_scheduler'):
+        if name.endswith('.type'):
+            return f'{name[:-len(".type")]}.end' not in facts
+        return name == 'config.param_scheduler' and value not in (None, '[]', '{}')
+    if name.startswith('config.optim_wrapper') and name.endswith('.accumulative_counts'):
+        return value != 1  # the last cycle is shorter
+    return name == 'config.train_cfg.type' and not _is_a(
+        ('EpochBasedTrainLoop', 'IterBasedTrainLoop'), value)
+
+
+def counts_from_the_end(facts: Mapping[str, Any]) -> bool:
+    """Schedules without ``end`` last as long as the training; a hook may count back from it."""
+    return any(_ends_with_the_training(name, facts) for name in facts)

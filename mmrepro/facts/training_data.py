@@ -1,0 +1,100 @@
+"""Which data a run trains on: digests of annotation files and of the list of images."""
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from typing import Any, Dict, Iterable, Iterator, List
+
+from mmengine.dataset import BaseDataset
+
+from .. import seeds
+
+__all__ = ['file_record', 'training_data', 'training_facts']
+
+MAX_LISTED = 200000  # images whose names are read one by one: beyond, it takes minutes
+_CHUNK = 1 << 20
+
+
+def file_record(path: str) -> Dict[str, Any]:
+    """Size and SHA-256 of a file; of one that cannot be read, why."""
+    try:
+        status = os.stat(path)
+        return dict(size=status.st_size,
+                    sha256=_sha256(path, status.st_size, status.st_mtime_ns, status.st_ino))
+    except OSError as error:
+        return dict(error=error.strerror or str(error))
+
+
+@functools.lru_cache(maxsize=64)
+def _sha256(path: str, *status: int) -> str:
+    """Of a file's content; read again when its ``status`` changes."""
+    digest = hashlib.sha256()
+    with open(path, 'rb') as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def training_data(dataset: Any) -> Dict[str, Any]:
+    """Annotation files and image list of a built dataset, whatever wraps it; for a manifest."""
+    annotations: Dict[str, Any] = {}
+    images: List[str] = []
+    for innermost in _innermost(dataset):
+        annotations.update((path, file_record(path)) for path in _annotations(innermost))
+        root = getattr(innermost, 'data_root', None) or ''
+        images += [os.path.relpath(path, root)
+                   if root and os.path.isabs(path) == os.path.isabs(root) else path
+                   for path in _images(innermost)]
+    return dict(samples=len(dataset), annotations=annotations,
+                images=dict(count=len(images), sha256=_lines(images)) if images else None)
+
+
+def training_facts(dataset: Any) -> Dict[str, Any]:
+    """The same for a resume, as numbers and strings; where the data lie does not count.
+
+    Annotations that are no local file, and images beyond :data:`MAX_LISTED`, are left out.
+    """
+    facts: Dict[str, Any] = dict(train_samples=len(dataset))
+    annotations, images = [], []
+    with seeds.isolate_rng():  # a class of one's own may draw in what it is asked
+        for innermost in _innermost(dataset):
+            annotations += [file_record(path).get('sha256') for path in _annotations(innermost)]
+            paths = _images(innermost)
+            shared = os.path.commonprefix(paths).rfind('/') + 1  # up to the folder of them all
+            images += [path[shared:] for path in paths]
+    if annotations and None not in annotations:
+        facts['train_annotations'] = _lines(annotations)[:16]
+    if images:
+        facts['train_images'] = _lines(images)[:16]
+    return facts
+
+
+def _lines(texts: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode() + b'\n')
+    return digest.hexdigest()
+
+
+def _innermost(dataset: Any) -> Iterator[Any]:
+    if hasattr(dataset, 'datasets'):
+        for part in dataset.datasets:
+            yield from _innermost(part)
+    elif hasattr(dataset, 'dataset'):
+        yield from _innermost(dataset.dataset)
+    else:
+        yield dataset
+
+
+def _annotations(dataset: Any) -> List[str]:
+    path = getattr(dataset, 'ann_file', None)
+    return [path] if isinstance(path, str) and path else []
+
+
+def _images(dataset: Any) -> List[str]:
+    """Paths of the images in their order."""
+    if not isinstance(dataset, BaseDataset) or len(dataset) > MAX_LISTED:
+        return []
+    paths = (dataset.get_data_info(i).get('img_path') for i in range(len(dataset)))
+    return [path for path in paths if isinstance(path, str)]

@@ -1,0 +1,211 @@
+"""What a training starts from is decided by its seed and its checkpoint, or refused by name."""
+import pytest
+import torch
+from mmengine.hooks import Hook
+from mmengine.registry import DATASETS, HOOKS, MODELS
+from mmengine.runner import Runner
+from small_runs import NoisyLine, Points, clean, finish, small_run  # noqa: F401  clean: a fixture
+
+from mmrepro.config import RandomnessError
+from mmrepro.facts.compatibility import ResumeError
+
+LOOPS = {'epochs': dict(by_epoch=True, max_epochs=2),
+         'iterations': dict(by_epoch=False, max_iters=8, val_interval=100)}
+
+
+@MODELS.register_module(force=True)
+class ZeroLine(NoisyLine):
+    """Every training of it begins at zero, with ``init_weights``."""
+
+    def __init__(self):
+        super().__init__()
+        self.init_cfg = dict(type='Constant', layer='Linear', val=0, bias=0)
+
+
+@DATASETS.register_module(force=True)
+class CountedPoints(Points):
+    built = 0
+
+    def __init__(self):
+        CountedPoints.built += 1
+
+
+def validating(work_dir, loop='epochs', **changes):
+    cfg = small_run(work_dir, train_cfg=dict(LOOPS[loop]), **{'model.type': 'ZeroLine', **changes})
+    cfg.val_cfg, cfg.val_evaluator = dict(), dict(type='DumpNothing')
+    cfg.val_dataloader = dict(batch_size=2, num_workers=0, dataset=dict(type='Points'),
+                              sampler=dict(type='DefaultSampler', shuffle=False))
+    cfg.test_cfg, cfg.test_evaluator = cfg.val_cfg, cfg.val_evaluator
+    cfg.test_dataloader = cfg.val_dataloader
+    return cfg
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    """MMEngine sleeps two seconds between passes over the data of an iteration-based loop."""
+    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
+
+
+@pytest.mark.parametrize('what', ['val', 'test'])
+def test_a_validation_alone_leaves_the_training_data_on_disk(what, tmp_path):
+    cfg = validating(tmp_path, **{'train_dataloader.dataset.type': 'CountedPoints'})
+    runner = Runner.from_cfg(cfg)
+    CountedPoints.built = 0
+    getattr(runner, what)()
+    assert CountedPoints.built == 0 and runner.iter == runner.epoch == 0
+    runner.train()
+    assert CountedPoints.built == 1 and runner.iter == 8
+
+
+@pytest.mark.parametrize('what', ['val', 'test'])
+@pytest.mark.parametrize('loop', LOOPS)
+def test_a_validation_before_a_resumed_training_changes_nothing(loop, what, tmp_path):
+    cfg = validating(tmp_path, loop, custom_hooks=[dict(type='EMAHook')])
+    expected = finish(cfg)
+    cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_3.pth')
+    cfg.work_dir = str(tmp_path / 'resumed')
+    runner = Runner.from_cfg(cfg)
+    getattr(runner, what)()
+    runner.train()
+    found = runner.model.state_dict()
+    assert {name: value.numpy().tobytes() for name, value in found.items()} == expected
+
+
+def test_a_loop_that_was_looked_at_before_the_training_resumes_as_well(tmp_path):
+    cfg = validating(tmp_path)
+    expected = finish(cfg)
+    cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_3.pth')
+    cfg.work_dir = str(tmp_path / 'resumed')
+    runner = Runner.from_cfg(cfg)
+    assert len(runner.train_dataloader) == 4
+    batches = []
+    loop, stock = runner.train_loop, runner.train_loop.run_iter
+    loop.run_iter = lambda idx, data: (batches.append(idx), stock(idx, data))
+    runner.train()
+    found = runner.model.state_dict()
+    assert {name: value.numpy().tobytes() for name, value in found.items()} == expected
+
+
+def test_weights_to_start_from_survive_a_validation(tmp_path):
+    finish(validating(tmp_path))
+    cfg = validating(tmp_path / 'from')
+    cfg.load_from = str(tmp_path / 'iter_3.pth')
+    expected = finish(cfg)
+    runner = Runner.from_cfg(cfg)
+    runner.val()
+    runner.train()
+    found = runner.model.state_dict()
+    assert {name: value.numpy().tobytes() for name, value in found.items()} == expected
+
+
+@HOOKS.register_module(force=True)
+class PressesCtrlC(Hook):
+    armed = True
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if self.armed and runner.iter == 4:
+            PressesCtrlC.armed = False
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize('loop', LOOPS)
+def test_a_training_that_was_interrupted_is_not_begun_again(loop, tmp_path, monkeypatch):
+    monkeypatch.setattr(PressesCtrlC, 'armed', True)
+    runner = Runner.from_cfg(validating(tmp_path, loop, custom_hooks=[dict(type='PressesCtrlC')]))
+    with pytest.raises(KeyboardInterrupt):
+        runner.train()
+    with pytest.raises(ResumeError, match='iteration 4.*resume=True'):
+        runner.train()
+    assert runner.iter == 4
+    cfg = validating(tmp_path, loop, custom_hooks=[dict(type='PressesCtrlC')])
+    cfg.resume = True
+    resumed = Runner.from_cfg(cfg)
+    resumed.train()
+    whole = finish(validating(tmp_path / 'whole', loop))
+    assert {name: value.numpy().tobytes()
+            for name, value in resumed.model.state_dict().items()} == whole
+
+
+def test_who_accepts_another_result_may_begin_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(PressesCtrlC, 'armed', True)
+    cfg = validating(tmp_path, custom_hooks=[dict(type='PressesCtrlC')])
+    cfg.randomness = dict(seed=3, resume_strict=False)
+    runner = Runner.from_cfg(cfg)
+    said = []
+    with pytest.raises(KeyboardInterrupt):
+        runner.train()
+    runner.logger.warning = said.append
+    runner.train()
+    assert sum('cannot go on' in text for text in said) == 1 and runner.epoch == 2
+
+
+@pytest.mark.parametrize('loop', LOOPS)
+def test_a_training_that_is_over_may_be_asked_for_again(loop, tmp_path):
+    runner = Runner.from_cfg(validating(tmp_path, loop))
+    runner.train()
+    before = runner.model.line.weight.clone()
+    runner.train()
+    assert torch.equal(before, runner.model.line.weight)
+
+
+def test_a_longer_training_of_the_same_runner_is_refused(tmp_path):
+    runner = Runner.from_cfg(validating(tmp_path))
+    runner.train()
+    runner.train_loop._max_epochs = 3
+    with pytest.raises(ResumeError, match='iteration 8'):
+        runner.train()
+
+
+@MODELS.register_module(force=True)
+class HalfWritten(NoisyLine):
+    """Has a parameter of which one row is written, and one that only a checkpoint writes."""
+
+    def __init__(self, forgets='row'):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(2, 3))
+        self.scale = torch.nn.Parameter(torch.Tensor(4))
+        self.forgets = forgets
+        with torch.no_grad():
+            self.weight[0] = 1
+            if forgets != 'row':
+                self.weight[1] = 2
+
+    def init_weights(self):
+        super().init_weights()
+        if self.forgets == 'nothing':
+            torch.nn.init.ones_(self.scale)
+
+
+def half_written(work_dir, forgets, deterministic=True):
+    return validating(work_dir, model=dict(type='HalfWritten', forgets=forgets), randomness=dict(
+        seed=3, deterministic=deterministic))
+
+
+def test_weights_that_nothing_initialises_are_refused_by_name(tmp_path):
+    with pytest.raises(RandomnessError, match='^weight, scale of HalfWritten: nothing has init'):
+        Runner.from_cfg(half_written(tmp_path, 'row')).train()
+    with pytest.raises(RandomnessError, match='^scale of HalfWritten'):
+        Runner.from_cfg(half_written(tmp_path, 'scale')).train()
+    runner = Runner.from_cfg(half_written(tmp_path, 'row', 'warn'))
+    said = []
+    runner.logger.warning = said.append
+    runner.train()
+    assert sum('weight, scale of HalfWritten' in text for text in said) == 1
+
+
+def test_weights_may_come_late_from_init_weights_or_a_checkpoint(tmp_path):
+    expected = finish(half_written(tmp_path, 'nothing'))
+    cfg = half_written(tmp_path, 'scale')
+    cfg.load_from = str(tmp_path / 'iter_8.pth')
+    assert set(finish(cfg)) == set(expected)
+
+
+@pytest.mark.parametrize('kind', ['object', 'dict'])
+def test_a_model_that_was_built_before_the_seed_is_named(kind, tmp_path):
+    settings = dict(work_dir=str(tmp_path), randomness=dict(seed=3), experiment_name=tmp_path.name)
+    model = NoisyLine() if kind == 'object' else dict(type='NoisyLine')
+    runner = Runner(model=model, **settings)
+    log = next(tmp_path.glob('*/*.log')).read_text()
+    assert ('NoisyLine was built before this runner' in log) == (kind == 'object')
+    assert ('set_random_seed(3)' in log) == (kind == 'object')
+    assert runner.seed == 3

@@ -1,0 +1,95 @@
+"""Compiled models have kernels that depend on the size they get, not on sizes that came before."""
+import subprocess
+import sys
+
+import pytest
+import torch
+from harness import environment
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
+from small_runs import NoisyLine, clean, small_run  # noqa: F401  clean is a fixture
+
+from mmrepro import determinism
+from mmrepro.determinism import DeterminismError
+
+SIZES = (4, 5, 6)
+
+
+class Compiler:
+    """A compiler that keeps what it is asked to compile for, and compiles nothing."""
+
+    def __init__(self):
+        self.shapes = []
+
+    def __call__(self, module, inputs):
+        values = [node.meta['example_value'] for node in module.graph.nodes
+                  if node.op == 'placeholder']
+        self.shapes += [tuple(one.shape) for one in values if torch.is_tensor(one)]
+        return module
+
+
+def compiled_for(sizes):
+    torch._dynamo.reset()
+    compiler = Compiler()
+    function = torch.compile(lambda x: x * 2, backend=compiler)
+    for size in sizes:
+        function(torch.ones(size))
+    return [tuple(map(str, shape)) for shape in compiler.shapes]
+
+
+def test_every_size_is_compiled_for_itself():
+    stock = compiled_for(SIZES)
+    assert len(stock) == 2 and not stock[1][0].isdigit()  # a symbol
+    determinism.enable(env={})
+    assert compiled_for(SIZES) == [(str(size), ) for size in SIZES]
+    determinism.disable()
+    assert compiled_for(SIZES) == stock
+
+
+def test_too_many_sizes_are_an_error():
+    import torch._dynamo.config as config
+    determinism.enable(env={})
+    with config.patch(recompile_limit=2), pytest.raises(Exception, match='recompile_limit'):
+        compiled_for(SIZES)
+
+
+def test_the_compiler_may_be_imported_later():
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', (
+        'import sys; from mmrepro import determinism; determinism.enable(); '
+        'print("torch._dynamo.config" in sys.modules); import torch._dynamo.config as config; '
+        'print(config.automatic_dynamic_shapes, determinism.drifted()); determinism.disable(); '
+        'print(config.automatic_dynamic_shapes)')],
+        env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout.split('\n')[:3] == ['False', 'False ()', 'True']
+
+
+@MODELS.register_module(force=True)
+class CompiledLine(NoisyLine):
+    """Compiles its layer by itself."""
+
+    def __init__(self, dynamic=None):
+        super().__init__()
+        self.line = torch.compile(self.line, backend='eager', dynamic=dynamic)
+
+
+DETERMINISTIC = dict(seed=3, deterministic=True)
+
+
+def test_a_dynamic_model_is_refused_by_name(tmp_path):
+    changes = {'model.type': 'CompiledLine', 'model.dynamic': True, 'randomness': DETERMINISTIC}
+    with pytest.raises(DeterminismError, match='line is compiled: dynamic=True lets'):
+        Runner.from_cfg(small_run(tmp_path, **changes)).train()
+
+
+@pytest.mark.parametrize('compiled', [dict(dynamic=True), dict(dynamic=True, backend='eager')])
+def test_a_dynamic_setting_is_refused_by_name(compiled, tmp_path):
+    cfg = small_run(tmp_path, randomness=DETERMINISTIC, compile=compiled)
+    with pytest.raises(DeterminismError, match='compile.dynamic=True: dynamic=True lets'):
+        Runner.from_cfg(cfg).train()
+
+
+def test_a_release_that_cannot_say_it_gives_up_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr('mmrepro.determinism.compiled._can_fail', lambda: False)
+    cfg = small_run(tmp_path, randomness=DETERMINISTIC, compile=True)
+    with pytest.raises(DeterminismError, match='^compile: torch .* uncompiled, without a word'):
+        Runner.from_cfg(cfg).train()
