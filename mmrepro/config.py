@@ -29,7 +29,7 @@ class RandomnessError(ValueError):
     """A value in ``randomness`` (or a setting that contradicts it) that is not allowed."""
 
 
-class SampleDiffersError(RandomnessError):
+class SampleDiffersError(RuntimeError):
     """A sample that was loaded twice from one stream had two results."""
 
     def __init__(self, message: str = '') -> None:
