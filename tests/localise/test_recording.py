@@ -36,6 +36,7 @@ def test_recording_changes_no_bit_of_the_training(tmp_path):
 def test_samples_are_recorded_in_worker_processes(tmp_path, start_method):
     def stream(folder, workers):
         cfg = tiny(folder)
+        cfg.merge_from_dict(SETTINGS)
         cfg.train_dataloader.num_workers = workers
         if workers:
             cfg.train_dataloader.multiprocessing_context = start_method
