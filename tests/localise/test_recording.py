@@ -10,6 +10,7 @@ from harness import Child, digest
 from mmengine.runner import Runner
 
 from mmrepro.fingerprint.records import Record, write_records
+from mmrepro.localise.compared_runs import SETTINGS
 from mmrepro.localise.recording import RecordingPlan, attach, diagnose_ranks, read_stream
 from mmrepro.runs.stopping import StopTraining
 
