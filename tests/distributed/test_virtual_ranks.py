@@ -17,6 +17,7 @@ from mmrepro.digests import state_digest
 from mmrepro.distributed.agreement import AgreementError, settle
 from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 from mmrepro.distributed.virtual.scheduler import CollectiveMismatch, Deadlock, current
+from mmrepro.ops.aten import sync_bn
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
@@ -221,6 +222,27 @@ def test_a_training_does_not_depend_on_the_number_of_processes(pool, ranks, numb
     found = same_for_every_number(pool, steps, ranks, numbers)
     assert len({one[0] for one in found}) == len({one[-2] for one in found}) == 1  # weights
     assert len({one[-1] for one in found}) == ranks  # statistics
+
+
+def synchronised():
+    """SyncBN communicates in the forward and in the backward pass."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SyncBatchNorm(4), nn.ReLU(), nn.Conv2d(4, 2, 3),
+                        nn.SyncBatchNorm(2))
+    model = VirtualDataParallel(net, broadcast_buffers=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank())
+    with sync_bn.enabled():
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model(torch.randn(2, 3, 8, 8)).square().mean() - torch.rand(1)).square().backward()
+            optimizer.step()
+            dist.barrier()
+    return state_digest(net.state_dict())
+
+
+def test_synchronised_batch_norm_trains(pool):
+    assert len(set(same_for_every_number(pool, synchronised, 3))) == 1
 
 
 def own_gradients():
