@@ -38,6 +38,8 @@ from detector_runs import accumulating, dynamic, log_lines, shallow  # noqa: E40
 from harness import digest  # noqa: E402
 from ranks import free_port  # noqa: E402
 
+from mmrepro.runs.stopping import StopTraining  # noqa: E402
+
 ITERATIONS = 12
 AFTER = 2  # iterations that a resumed run takes which does not go to the end
 TIMEOUT = 900  # seconds
@@ -113,10 +115,6 @@ def _averages(runner: Any) -> Any:
     return [hook.ema_model.state_dict() for hook in runner.hooks if hasattr(hook, 'ema_model')]
 
 
-class Enough(BaseException):
-    """The iterations that were asked for are done."""
-
-
 def _recorder(lines: List[Dict[str, Any]], until: int) -> Any:
     from mmengine.hooks import Hook
 
@@ -138,7 +136,7 @@ def _recorder(lines: List[Dict[str, Any]], until: int) -> Any:
                 optimizer=digest(runner.optim_wrapper.state_dict()),
                 averages=digest(_averages(runner))))
             if runner.iter + 1 == until < ITERATIONS:
-                raise Enough
+                raise StopTraining
 
         def after_val_epoch(self, runner, metrics=None):
             lines.append(dict(iteration=runner.iter, metrics={
@@ -161,7 +159,7 @@ def _rank(rank: int, ranks: int, port: int, cfg: Any, out: str, until: int) -> N
         runner.register_hook(_recorder(lines, until), priority=100)
         try:
             runner.train()
-        except Enough:
+        except StopTraining:
             pass
         result: Any = dict(lines=lines)
     except BaseException:
