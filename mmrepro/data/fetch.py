@@ -189,9 +189,15 @@ class KeyedFetch:
     def _keyed_collate(self, function: Callable, own: Generators, start: Tuple[int, int],
                        items: Any) -> Any:
         key = (self.stream, *start, 'collate')
-        seeds.seed_all(self.root, *key)
-        generators.reseed(own, self.root, *key)
-        return function(items)
+
+        def collated(samples: Any) -> Any:
+            seeds.seed_all(self.root, *key)
+            generators.reseed(own, self.root, *key)
+            return function(samples)
+
+        if self._check is None:
+            return collated(items)
+        return self._check.collate(collated, _name_of(function), start, items)
 
 
 # collate functions that draw nothing
@@ -205,12 +211,15 @@ _DRAW_NOTHING = (
 
 def keyed_collate(function: Callable) -> Callable:
     """``function``, or what calls it in a stream of its own when it may draw."""
-    inner = function
-    while isinstance(inner, partial):  # MMEngine makes one of a config
-        inner = inner.func
-    name = f'{getattr(inner, "__module__", "")}.{getattr(inner, "__qualname__", "")}'
-    return function if isinstance(function, KeyedCollate) or name in _DRAW_NOTHING \
+    return function if isinstance(function, KeyedCollate) or _name_of(function) in _DRAW_NOTHING \
         else KeyedCollate(function)
+
+
+def _name_of(function: Callable) -> str:
+    while isinstance(function, partial):  # MMEngine makes one of a config
+        function = function.func
+    named = function if hasattr(function, '__qualname__') else type(function)
+    return f'{named.__module__}.{named.__qualname__}'
 
 
 class KeyedCollate:

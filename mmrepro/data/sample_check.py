@@ -2,11 +2,13 @@
 
 A worker repeats the first sample that it sees of every pipeline, then its samples number 1, 2, 4,
 8, ..., and at least one of so many as ``randomness.check_samples`` says. Between the two loads it
-loads another sample, so that caches and counters show. What is repeated is compared and dropped:
-it leaves no trace in the batch.
+loads another sample, so that caches and counters show. A collate function of the user's own is
+called twice for a batch with such a sample. What is repeated is compared and dropped: it leaves no
+trace in the batch.
 """
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 from contextlib import suppress
@@ -50,6 +52,7 @@ class SampleCheck:
         counts = torch.zeros(max(workers, 1), _SEEN + pipelines, dtype=torch.int64)
         self._counts = counts.share_memory_() if workers else counts
         self._known: Set[tuple] = set()
+        self._batch_is_due = False
 
     def repeated(self) -> int:
         """Samples that all workers have repeated until now."""
@@ -71,10 +74,39 @@ class SampleCheck:
             if self._is_due(context, handle):
                 # at once: samples that are loaded later must not change it
                 due[handle] = state_digest(items[-1])
+        self._batch_is_due = bool(due)
         if due:
             with context.isolated():
                 self._repeat(context, items, due)
         return items
+
+    def collate(self, function: Callable[[Any], Any], name: str, start: Sequence[int],
+                items: Any) -> Any:
+        """What a collate function makes of a batch; called twice if a sample was repeated.
+
+        Args:
+            function: begins its stream at every call.
+            name: of the user's function.
+            start: epoch and position of the batch's first sample.
+
+        Raises:
+            SampleDiffersError: the two results differ.
+        """
+        if not self._batch_is_due:
+            return function(items)
+        others = copy.deepcopy(items)  # the function may write into them
+        batch = function(items)
+        again = function(others)
+        if state_digest(batch) != state_digest(again):
+            where, one, other = first_difference(batch, again)
+            raise SampleDiffersError('\n  '.join([
+                f'collate function {name}: the batch of epoch {start[0]} that begins at position '
+                f'{start[1]} was collated twice from the same samples and the same random '
+                'numbers, and the results differ: a run with it can be neither repeated nor '
+                'resumed',
+                f'they differ in {where or "all"}: {one}, then {other}',
+                'to do: let the result depend on the samples and on the global generators only']))
+        return batch
 
     def _row(self) -> Any:
         info = get_worker_info()
