@@ -19,6 +19,8 @@ MODULE_STATE: Tuple[Tuple[str, str], ...] = (
     ('mmengine.dist.utils', '_LOCAL_PROCESS_GROUP'),
     # the flags that the runner of a rank has set
     ('mmrepro.determinism.policy', '_active'),
+    # on while a model is built, where ranks may meet
+    ('torch.utils.deterministic', 'fill_uninitialized_memory'),
     # the thread that trains
     ('mmrepro.data.training_thread', '_thread'),
     ('sys', 'stdout'),
