@@ -59,6 +59,7 @@ SLOW = {
     'test_invariance.py',
     'test_packaging.py',
     'test_runner.py',
+    'test_user_code.py',
     'test_streams_with_roots.py',
     'verify/test_chaos.py',
 }
