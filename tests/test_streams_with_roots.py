@@ -3,7 +3,7 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
-from support.small_runs import clean, config, small_run  # noqa: F401
+from small_runs import clean, config, small_run  # noqa: F401
 
 from mmrepro import seeds
 from mmrepro.facts.compatibility import ResumeError
@@ -27,7 +27,9 @@ class Draws(Hook):
         # the first number of a point is its index and noise below 1
         self.add('sampler', points[:, 0].floor())
         self.add('sample', points[:, 1])
-        self.add('step', torch.rand(4))
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.add('step', torch.rand(4))  # where the step has left its stream
 
     def before_val_iter(self, runner, batch_idx, data_batch=None):
         self.add('val', torch.stack(data_batch['x'])[:, 1])

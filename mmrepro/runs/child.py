@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from contextlib import suppress
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 from .config_files import read_config
@@ -56,11 +55,15 @@ def _train(cfg: Any, training: Training) -> None:
                                    training.validate_after), priority=EventHook.priority)
     if training.attach is not None:
         _function(training.attach)(runner, **training.given)
-    with suppress(StopTraining):
+    done = None
+    try:
         runner.train()
+    except StopTraining as stop:
+        done = stop.done
     if training.save is not None:
+        iteration = runner.iter if done is None else done
         runner.save_checkpoint(runner.work_dir, training.save, by_epoch=False,
-                               meta=dict(epoch=runner.epoch, iter=runner.iter))
+                               meta=dict(epoch=runner.epoch, iter=iteration))
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -14,7 +14,15 @@ class StopTraining(BaseException):
     """The iterations that were asked for are done.
 
     A BaseException, so that no ``except Exception`` of a hook or a model swallows it.
+
+    Args:
+        done: iterations, where the loop has not counted the last one yet, because its hooks still
+            run; None: what ``runner.iter`` says.
     """
+
+    def __init__(self, done: Optional[int] = None) -> None:
+        super().__init__(done)
+        self.done = done
 
 
 class EventHook(Hook):
@@ -41,4 +49,4 @@ class EventHook(Hook):
             runner.model.train()
             self.validated = True
         if done == self._stop:
-            raise StopTraining
+            raise StopTraining(done)

@@ -267,7 +267,9 @@ def stock_config(workers=0, **randomness):
             f'randomness = dict(seed=1{"".join(f", {k}={v!r}" for k, v in randomness.items())})\n')
 
 
-def test_that_one_run_had_mmrepro_is_said_first_and_instead_of_its_settings(tmp_path, capsys):
+def test_that_one_run_had_mmrepro_is_said_first_and_instead_of_its_settings(
+        tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv('COLUMNS', '200')
     write_log(tmp_path / 'a', config=stock_config(worker_seed='sample', step_seed=True,
                                                   operators='torch', deterministic=False))
     write_log(tmp_path / 'b', config=stock_config(2), off=3)

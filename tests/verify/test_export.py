@@ -76,7 +76,7 @@ def test_settings_say_where_files_lie_on_this_machine(original, tmp_path):
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (['no_run', '--export', 'x'], 'no such folder'),
+    (['no_run', '--export', 'x'], 'no such run'),
     (['RUN', '--export', 'RUN'], 'is there already; choose a new folder'),
     (['RUN', '--export', 'x', '--iters', '2'], '--iters has no meaning'),
 ])

@@ -49,6 +49,10 @@ def interpreted():
                 raise
             pytest.skip(f'the interpreter of triton {triton.version()} needs an older NumPy')
         yield mmrepro.ops.triton
+        # what was imported meanwhile belongs to the modules that go now
+        for name in list(sys.modules):
+            if name.partition('.')[0] == 'triton' and not name.startswith('triton._C'):
+                del sys.modules[name]
 
 
 def close(found, expected):
@@ -440,12 +444,11 @@ def test_setting():
 def test_a_run_asks_for_its_provider(monkeypatch, operators, deterministic, expected):
     from mmrepro import runner
     asked = []
-    monkeypatch.setattr(runner.ops, 'use', asked.append)
+    monkeypatch.setattr(runner.ops, 'use_from_import', asked.append)
     monkeypatch.setattr(runner.patches, 'apply', lambda **settings: None)
     randomness = RandomnessConfig.parse(dict(operators=operators, deterministic=deterministic))
-    runner.ReproRunnerMixin._prepare_packages(
-        types.SimpleNamespace(cfg=dict(default_scope='mmdet'), _repro=randomness))
-    assert asked == ([expected] if expected else [])
+    runner.ReproRunnerMixin._prepare_packages(types.SimpleNamespace(_repro=randomness))
+    assert asked == [expected]
 
 
 def test_a_resume_compares_the_version_of_triton(monkeypatch):
