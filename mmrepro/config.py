@@ -300,7 +300,7 @@ def prepare_cfg(cfg: Any) -> Any:
     return cfg
 
 
-def named_arguments(function: Callable, names: Sequence[str], args: Sequence[Any],
+def named_arguments(function: Callable[..., Any], names: Sequence[str], args: Sequence[Any],
                     kwargs: Mapping[str, Any]) -> Tuple[Dict[str, Any], bool]:
     """The arguments of a call by name, and whether ``function`` takes ``randomness``.
 
@@ -310,7 +310,8 @@ def named_arguments(function: Callable, names: Sequence[str], args: Sequence[Any
     Args:
         names: of the positional arguments that ``function`` takes as ``*args``.
     """
-    signature, found = inspect.signature(function), {}
+    signature = inspect.signature(function)
+    found: Dict[str, Any] = {}
     for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
         kind = signature.parameters[name].kind
         found.update(dict(zip(names, args)) if kind is inspect.Parameter.VAR_POSITIONAL else

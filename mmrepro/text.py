@@ -6,7 +6,7 @@ from typing import Any, Sequence
 
 __all__ = ['duration', 'listed', 'numbered', 'shorten']
 
-_NUMBERED: Counter = Counter()  # names that were asked for, by owner
+_NUMBERED: Counter[Any] = Counter()  # names that were asked for, by owner
 
 
 def shorten(value: Any, width: int = 60) -> str:
