@@ -5,7 +5,7 @@
 #   bash tools/matrix.sh                          all rows of dev/matrix.py
 #   bash tools/matrix.sh --rows oldest --keep     one row; its environment stays
 #
-# The table goes to docs/results/matrix_cpu.json and, by dev/generate_docs.py, into docs/evidence.
+# The table goes to docs/results/matrix_cpu.json.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 exec "${PYTHON:-python3}" -m dev.matrix "$@"
