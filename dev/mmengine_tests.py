@@ -1,0 +1,79 @@
+"""MMEngine's own tests with mmrepro active: what passes without it has to pass with it.
+
+    git clone -b v0.10.7 https://github.com/open-mmlab/mmengine
+    python dev/mmengine_tests.py mmengine
+
+Runs the tests twice, as they are and with mmrepro imported first, and lists the tests that only the
+second run fails. Those of :data:`EXPECTED` are known, each with its reason; any other one is an
+error. Takes minutes and needs the packages of ``requirements/tests.txt``.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Dict, List, Set
+
+FOLDERS = ('test_runner', 'test_hooks')
+
+# test -> why it fails with mmrepro; none of them is about what a run computes
+_RUNNER = 'tests.test_runner.test_runner.TestRunner::'
+EXPECTED: Dict[str, str] = {
+    f'{_RUNNER}test_build_dataloader': 'asks for the seed that MMEngine gives a sampler',
+    f'{_RUNNER}test_custom_hooks': 'counts the hooks',
+    f'{_RUNNER}test_register_hooks': 'counts the hooks',
+    f'{_RUNNER}test_train': "asks for the class of the loop's iterator",
+}
+
+
+def failed(checkout: Path, folders: List[str], active: bool) -> Set[str]:
+    """Tests that fail in one run; ``active``: with mmrepro imported first.
+
+    Raises:
+        RuntimeError: pytest itself failed, for example because a folder does not exist.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, 'report.xml')
+        done = subprocess.run(
+            [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
+             *(['-p', 'mmrepro'] if active else []), '--continue-on-collection-errors',
+             f'--junitxml={report}', *(f'tests/{name}' for name in folders)],
+            cwd=checkout, env={**os.environ, 'OMP_NUM_THREADS': '1'}, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True)
+        if done.returncode > 1:
+            raise RuntimeError(f'pytest in {checkout} ended with exit code {done.returncode}:\n'
+                               f'{done.stdout[-3000:]}')
+        cases = ElementTree.parse(report).iter('testcase')
+        return {f'{case.get("classname")}::{case.get("name")}' for case in cases
+                if case.find('failure') is not None or case.find('error') is not None}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('checkout', type=Path, help='a checkout of MMEngine')
+    parser.add_argument('--folders', nargs='+', default=list(FOLDERS), metavar='FOLDER',
+                        help='folders of its tests')
+    args = parser.parse_args()
+    missing = [name for name in args.folders if not (args.checkout / 'tests' / name).exists()]
+    if missing:
+        parser.error(f'{args.checkout}/tests has no {", ".join(missing)}')
+    stock = failed(args.checkout, args.folders, active=False)
+    ours = failed(args.checkout, args.folders, active=True) - stock
+    for name in sorted(ours):
+        print(name, EXPECTED.get(name, 'NOT EXPECTED'))
+    gone = [name for name in EXPECTED if name not in ours and args.folders == list(FOLDERS)]
+    for name in gone:
+        print(name, 'was expected to fail, and passes')
+    unexpected = ours - set(EXPECTED)
+    print(f'{len(stock)} fail without mmrepro; {len(ours)} more with it, '
+          f'{len(unexpected)} of them not expected')
+    return 1 if unexpected or gone else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
