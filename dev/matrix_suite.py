@@ -19,7 +19,7 @@ ITERATIONS = 4
 DATA = 'data/demo'  # where the configs of the demonstration look
 OPTIONS = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=100',
            'train_dataloader.dataset.indices=8', 'default_hooks.checkpoint.interval=1',
-           'default_hooks.checkpoint.by_epoch=False']
+           'default_hooks.checkpoint.by_epoch=False', 'default_hooks.checkpoint.max_keep_ckpts=-1']
 
 
 class Failed(RuntimeError):
