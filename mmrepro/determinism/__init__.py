@@ -23,6 +23,7 @@ from .policy import (
     disable,
     drifted,
     enable,
+    import_flags,
     in_force,
     is_enabled,
     missing_at_start,
@@ -32,6 +33,6 @@ from .tables import ENV, FLAGS, PRECISIONS, PolicySettings
 
 __all__ = [
     'ENV', 'FLAGS', 'PRECISIONS', 'Change', 'DeterminismError', 'Report', 'PolicySettings',
-    'check_compiled', 'deterministic', 'disable', 'drifted', 'enable', 'filled_memory', 'in_force',
-    'is_enabled', 'missing_at_start', 'snapshot', 'unwritten'
+    'check_compiled', 'deterministic', 'disable', 'drifted', 'enable', 'filled_memory',
+    'import_flags', 'in_force', 'is_enabled', 'missing_at_start', 'snapshot', 'unwritten'
 ]

@@ -1,6 +1,7 @@
 """Reads the tables: check first, fill in what is missing second, flip the flags last."""
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import warnings
@@ -175,6 +176,15 @@ def _set_late(module: ModuleType) -> None:
         wanted = flag.wanted(_active[1].settings) if flag.module else ()
         if wanted and _read(flag.get) not in (*wanted, UNAVAILABLE):
             _write(flag, wanted[0])
+
+
+def import_flags() -> None:
+    """Import the modules of torch that have flags, for threads that will set them.
+
+    Some of these flags belong to a thread. Where a thread imports the module, only its own are set.
+    """
+    for module in _LATE_MODULES:
+        importlib.import_module(module)
 
 
 def is_enabled() -> Mode:

@@ -3,12 +3,15 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from harness import environment
 from rank_pool import shared_pool
 from torch import nn
 
@@ -329,6 +332,31 @@ def autocast_gradient():
 
 def test_the_cache_of_autocast_is_each_ranks_own():
     assert torch.equal(alone(autocast_gradient, 2)[0], autocast_gradient())
+
+
+LATE = """
+import torch.distributed as dist, sys
+from mmrepro import determinism, on_virtual_ranks
+
+def main():
+    determinism.enable(True)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        import torch._dynamo
+    dist.barrier()
+    return determinism.drifted()
+
+assert 'torch._dynamo' not in sys.modules
+on_virtual_ranks(2, lambda: print(dist.get_rank(), main(), file=sys.stderr))
+"""
+
+
+def test_flags_of_a_module_that_one_rank_imports_are_those_of_all():
+    """torch keeps them for each thread."""
+    done = subprocess.run([sys.executable, '-c', LATE], env=environment(), capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stderr.splitlines()[-2:]) == ['0 ()', '1 ()'], done.stderr
 
 
 def test_standard_output_is_that_of_rank_0(capsys):

@@ -8,6 +8,7 @@ from typing import Any, Callable, Mapping, Optional, TypeVar
 import torch
 import torch.distributed as dist
 
+from ... import determinism
 from ...config import RandomnessConfig, RandomnessError
 from ..process_group import LAUNCHERS, ensure_process_group, group_options, has_accelerator
 from .guards import guarded
@@ -49,6 +50,7 @@ def on_virtual_ranks(ranks: Optional[int], main: Callable[[], Result], launcher:
     processes = dist.get_world_size() if dist.is_initialized() else 1
     _check_ranks(ranks, processes)
     worlds = Worlds(ranks)
+    determinism.import_flags()
     device = torch.cuda.current_device() if has_accelerator() and torch.cuda.is_available() \
         else None
 
