@@ -30,14 +30,22 @@ from pathlib import Path
 from typing import Any, Container, Dict, List
 
 TESTS = Path(__file__).resolve().parents[1] / 'tests'
-sys.path[:0] = [str(TESTS / name) for name in ('.', 'support')]
+sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
 import conftest  # noqa: E402, F401  one thread per operator
 import torch  # noqa: E402
 from demo_runs import small  # noqa: E402
-from detector_runs import accumulating, dynamic, log_lines, shallow  # noqa: E402
+from detector_runs import (  # noqa: E402
+    accumulating,
+    dynamic,
+    light,
+    light_teacher,
+    log_lines,
+    shallow_detr,
+)
 from harness import digest  # noqa: E402
 from ranks import free_port  # noqa: E402
 
+from dev.matrix_rows import RowFile, lines_differ  # noqa: E402
 from mmrepro.runs.stopping import StopTraining  # noqa: E402
 
 ITERATIONS = 12
@@ -60,32 +68,15 @@ def _best(cfg: Any) -> None:
     cfg.default_hooks.checkpoint.save_best = 'auto'
 
 
-def _shallow_detr(cfg: Any) -> None:
-    cfg.model.backbone.depth, cfg.model.neck.in_channels = 18, [128, 256, 512]
-    for part in (cfg.model.encoder, cfg.model.decoder):
-        part.num_layers = 3
-
-
-def _light(cfg: Any) -> None:
-    """Most weights of a two-stage detector are in two layers; taking digests of them is slow."""
-    shallow(cfg)
-    if 'roi_head' in cfg.model:
-        cfg.model.roi_head.bbox_head.fc_out_channels = 64
-
-
-def _light_teacher(cfg: Any) -> None:
-    _light(type(cfg)(dict(model=cfg.model.detector)))
-
-
 # name: (demo config, changes, images of the dataset, batch of all ranks by number of ranks)
 CONFIGS = {
-    'faster-rcnn': ('faster-rcnn_r50_fpn', (_light, ), 6, {1: 2, 2: 2, 3: 3}),
+    'faster-rcnn': ('faster-rcnn_r50_fpn', (light, ), 6, {1: 2, 2: 2, 3: 3}),
     'yolox': ('yolox_s', (_switch_late, _best), 12, {1: 4, 2: 4, 3: 6}),
     'rtmdet': ('rtmdet_tiny', (_switch_late, _best), 12, {1: 4, 2: 4, 3: 6}),
-    'deformable-detr': ('deformable-detr_r50', (_shallow_detr, ), 6, {1: 2, 2: 2, 3: 3}),
-    'dynamic-rcnn': ('faster-rcnn_r50_fpn', (dynamic, _light), 6, {1: 2, 2: 2, 3: 3}),
-    'soft-teacher': ('soft-teacher_faster-rcnn_r50', (_light_teacher, ), 6, {1: 3, 2: 6, 3: 9}),
-    'accumulation': ('retinanet_r50_fpn', (accumulating, _light), 6, {1: 2, 2: 2, 3: 3}),
+    'deformable-detr': ('deformable-detr_r50', (shallow_detr, ), 6, {1: 2, 2: 2, 3: 3}),
+    'dynamic-rcnn': ('faster-rcnn_r50_fpn', (dynamic, light), 6, {1: 2, 2: 2, 3: 3}),
+    'soft-teacher': ('soft-teacher_faster-rcnn_r50', (light_teacher, ), 6, {1: 3, 2: 6, 3: 9}),
+    'accumulation': ('retinanet_r50_fpn', (accumulating, light), 6, {1: 2, 2: 2, 3: 3}),
 }
 
 
@@ -208,12 +199,9 @@ def first_difference(expected: Dict[str, Any], found: Dict[str, Any], point: int
                   or 'metrics' in line and line['iteration'] == until == ITERATIONS]
         if before and after and 'metrics' in before[0] and before[0] != after[0]:
             del before[0]  # the run that wrote the checkpoint had validated already
-        if len(before) != len(after):
-            return f'rank {rank}: {len(after)} lines instead of {len(before)}'
-        for one, other in zip(before, after):
-            for key in one:
-                if one[key] != other.get(key):
-                    return f'rank {rank}, iteration {one["iteration"]}: {key}'
+        difference = lines_differ(rank, before, after)
+        if difference:
+            return difference
     for step, values in found['logged'].items():
         if expected['logged'][step] != values:
             return f'logged line of step {step}'
@@ -285,25 +273,13 @@ def main() -> None:
     parser.add_argument('--all', action='store_true')
     args = parser.parse_args()
     from mmrepro.demo.dataset import write_dataset
-    out = Path(args.out)
-    report = json.loads(out.read_text()) if out.exists() else dict(
-        torch=torch.__version__, iterations=ITERATIONS, rows=[])
-    keys = ('config', 'ranks', 'point', 'workers', 'persistent')
-    stands = {tuple(row[key] for key in keys) for row in report['rows']}
-    table = [row for row in rows(args.configs, args.ranks, args.all)
-             if tuple(row.values()) not in stands]
-
-    def done(row: Dict[str, Any]) -> None:
-        report['rows'].append(row)
-        partial = out.with_suffix('.partial')
-        partial.write_text(json.dumps(report, indent=0) + '\n')
-        partial.replace(out)
-        print(*(row[key] for key in keys), row['difference'] or 'equal', flush=True)
-
+    file = RowFile(args.out, ('config', 'ranks', 'point', 'workers', 'persistent'),
+                   torch=torch.__version__, iterations=ITERATIONS)
+    table = file.missing(rows(args.configs, args.ranks, args.all))
     with tempfile.TemporaryDirectory() as folder:
         write_dataset(os.path.join(folder, 'data'))
-        fill(table, os.path.join(folder, 'data'), Path(folder), done,
-             {(name, ranks) for name, ranks, point, *_ in stands if point == 0})
+        fill(table, os.path.join(folder, 'data'), Path(folder), file.add,
+             {(row['config'], row['ranks']) for row in file.rows if row['point'] == 0})
 
 
 if __name__ == '__main__':

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 import torch.distributed as dist
+from reduction_trees import written_out
 
 from mmrepro.distributed.reduction_tree import (
     Node,
@@ -38,27 +39,6 @@ def spread(leaves, split, op):
     for node in nodes:
         tree.add(node)
     return finish_of(op, len(leaves))(tree.root())
-
-
-def written_out(leaves, op):
-    """The same tree from its description: halves of a power of two, the rest from the right."""
-    combine = combine_of(op)
-
-    def whole(part):
-        if len(part) == 1:
-            return part[0].clone()
-        half = len(part) // 2
-        return combine(whole(part[:half]), whole(part[half:]))
-
-    parts, rest = [], list(leaves)
-    while rest:
-        size = 1 << (len(rest).bit_length() - 1)
-        parts.append(whole(rest[:size]))
-        rest = rest[size:]
-    total = parts.pop()
-    while parts:
-        total = combine(parts.pop(), total)
-    return finish_of(op, len(leaves))(total)
 
 
 @pytest.mark.parametrize('seed', range(120))

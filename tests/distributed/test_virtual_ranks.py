@@ -14,6 +14,7 @@ import torch.distributed as dist
 from harness import environment
 from rank_pool import shared_pool
 from torch import nn
+from virtual_processes import alone, results_of, same_for_every_number
 
 from mmrepro import RandomnessError, on_virtual_ranks
 from mmrepro.digests import state_digest
@@ -28,156 +29,6 @@ pytestmark = pytest.mark.filterwarnings('ignore')
 @pytest.fixture(scope='module')
 def pool():
     return shared_pool()
-
-
-def on_processes(rank, world, function, ranks):
-    """{virtual rank: result} of the ranks of this process."""
-    found = {}
-
-    def main():
-        found[dist.get_rank()] = function()
-
-    on_virtual_ranks(ranks, main, 'pytorch' if dist.is_initialized() else 'none')
-    return found
-
-
-def same_for_every_number(pool, function, ranks, numbers=(1, 2)):
-    """The results by rank, once they are equal for all numbers of processes."""
-    results = []
-    for processes in numbers:
-        found = {}
-        for part in pool.run(on_processes, processes, function, ranks):
-            found.update(part)
-        results.append([found[rank] for rank in range(ranks)])
-    for processes, other in zip(numbers[1:], results[1:]):
-        assert other == results[0], f'{processes} processes'
-    return results[0]
-
-
-def alone(function, ranks):
-    """Results by rank, in this process."""
-    return list(on_processes(0, 1, function, ranks).values())
-
-
-# ------------------------------------------------------------------------------ collectives
-
-
-def collectives():
-    rank, world = dist.get_rank(), dist.get_world_size()
-    found = {}
-
-    def own(*shape, kind=torch.float32, scale=3):
-        generator = torch.Generator().manual_seed(rank)
-        return (torch.randn(*shape, generator=generator) * scale).to(kind)
-
-    for kind in (torch.float32, torch.bfloat16, torch.float16, torch.int64):
-        for name in ('SUM', 'MAX', 'MIN', 'PRODUCT'):
-            value = own(5, 3, kind=kind)
-            dist.all_reduce(value, getattr(dist.ReduceOp, name))
-            found[f'{name} {kind}'] = value
-    value = own(40001)  # large enough to be divided among the processes
-    dist.all_reduce(value)
-    found['large'] = value
-    value = own(7)
-    dist.all_reduce(value, dist.ReduceOp.AVG)
-    found['avg'] = value
-    value = own(3, 4).t()
-    dist.all_reduce(value)
-    found['not contiguous'] = value
-    value = torch.tensor(float(rank))
-    dist.all_reduce(value)
-    found['scalar'] = value
-    value = torch.tensor([rank == 1, rank > 5])
-    dist.all_reduce(value, dist.ReduceOp.MAX)
-    found['bool'] = value
-    parts = [torch.zeros(2, 2) for _ in range(world)]
-    dist.all_gather(parts, own(2, 2))
-    found['all_gather'] = parts
-    whole = torch.zeros(world * 2, 2)
-    dist.all_gather_into_tensor(whole, own(2, 2))
-    found['all_gather_into_tensor'] = whole
-    for source in (0, world - 1):
-        value = own(4)
-        dist.broadcast(value, source)
-        found[f'broadcast {source}'] = value
-    value = own(3)
-    dist.reduce(value, world - 1)
-    found['reduce'] = value
-    parts = [torch.zeros(2) for _ in range(world)] if rank == 1 else None
-    dist.gather(own(2), parts, 1)
-    found['gather'] = parts
-    value = torch.zeros(2)
-    dist.scatter(value, list(own(world, 2)) if rank == 1 else None, 1)
-    found['scatter'] = value
-    value = torch.zeros(2)
-    dist.reduce_scatter(value, list(own(world, 2)))
-    found['reduce_scatter'] = value
-    value = torch.zeros(2)
-    dist.reduce_scatter_tensor(value, own(world * 2))
-    found['reduce_scatter_tensor'] = value
-    value = torch.zeros(world, 2)
-    dist.all_to_all_single(value, own(world, 2))
-    found['all_to_all_single'] = value
-    parts = [torch.zeros(2) for _ in range(world)]
-    dist.all_to_all(parts, list(own(world, 2)))
-    found['all_to_all'] = parts
-    objects = [None] * world
-    dist.all_gather_object(objects, dict(rank=rank, text='x' * rank))
-    found['all_gather_object'] = objects
-    objects = [f'from {rank}', rank]
-    dist.broadcast_object_list(objects, 2)
-    found['broadcast_object_list'] = objects
-    objects = [None] * world if rank == 0 else None
-    dist.gather_object((rank, ), objects)
-    found['gather_object'] = objects
-    dist.barrier()
-    found['settle'] = settle('a test', rank, lambda values: values)
-    return state_digest(found) if rank else found
-
-
-def test_collectives_do_not_depend_on_the_number_of_processes(pool):
-    def plain(value):
-        return state_digest(value) if isinstance(value, dict) else value
-
-    results = []
-    for processes in (1, 3):
-        found = {}
-        for part in pool.run(on_processes, processes, collectives, 5):
-            found.update(part)
-        results.append(found)
-    assert [{rank: plain(value) for rank, value in found.items()} for found in results] == [
-        {rank: plain(value) for rank, value in results[0].items()}] * 2
-    first = results[0][0]
-    assert first['all_gather_object'] == [dict(rank=rank, text='x' * rank) for rank in range(5)]
-    assert first['gather_object'] == [(rank, ) for rank in range(5)]
-    assert first['broadcast_object_list'] == ['from 2', 2]
-    assert first['settle'] == list(range(5)) and first['scalar'] == 10
-    assert first['bool'].tolist() == [True, False]
-    own = [torch.randn(2, 2, generator=torch.Generator().manual_seed(rank)) * 3
-           for rank in range(5)]
-    for expected, *found in zip(own, first['all_gather'], first['all_gather_into_tensor'].split(2)):
-        assert all(torch.equal(expected, one) for one in found)
-
-
-def sub_groups():
-    """Ranks 0 and 3, and 1 and 2: on two processes, each group waits for the other process."""
-    rank = dist.get_rank()
-    outer, inner = dist.new_group([0, 3]), dist.new_group([1, 2])
-    mine = outer if rank in (0, 3) else inner
-    value = torch.tensor([float(rank + 1)])
-    for _ in range(2):
-        dist.all_reduce(value, group=mine)
-    names = [None, None]
-    dist.all_gather_object(names, f'rank {rank}', group=mine)
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    return value.item(), names, dist.get_rank(mine), total.item()
-
-
-def test_sub_groups(pool):
-    found = same_for_every_number(pool, sub_groups, 4)
-    assert found[0] == (10.0, ['rank 0', 'rank 3'], 0, 4.0)
-    assert found[1] == (10.0, ['rank 1', 'rank 2'], 0, 4.0)
 
 
 # ------------------------------------------------------------------------------ training
@@ -430,7 +281,7 @@ def test_what_virtual_ranks_do_not_support_is_refused_by_name():
 
 
 def test_more_processes_than_ranks_are_refused(pool):
-    for fine, result in pool.outcomes(on_processes, 3, steps, 2):
+    for fine, result in pool.outcomes(results_of, 3, steps, 2):
         assert not fine and isinstance(result[0], RandomnessError)
         assert 'virtual_ranks=2, and the launcher has started 3 processes' in str(result[0])
 

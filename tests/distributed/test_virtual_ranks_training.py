@@ -43,6 +43,22 @@ def test_a_run_resumes_on_another_number_of_processes(cfg, alone, tmp_path):
     assert found == [lines[1:] for lines in expected]
 
 
+def test_an_iteration_loop_resumes_within_an_accumulation_cycle(cfg, tmp_path):
+    def change(cfg):
+        cfg.train_cfg = dict(by_epoch=False, max_iters=3, val_interval=2)
+        cfg.train_dataloader.sampler.type = 'InfiniteSampler'
+        cfg.optim_wrapper.update(accumulative_counts=2, clip_grad=dict(max_norm=0.1))
+        cfg.custom_hooks = [dict(type='EMAHook', momentum=0.1)]
+
+    looped = changed(cfg, change)
+    expected = run(looped, 3, 1, tmp_path / '1')
+    gradients = [line['gradients'] for line in expected[0] if 'data' in line]
+    assert len({lines[0]['gradients'] for lines in expected}) == 3  # not averaged yet
+    assert len(gradients) == 3 and any('metrics' in line for line in expected[0])
+    found = run(looped, 3, 2, tmp_path / '2', resume=tmp_path / '1' / 'iter_1.pth')
+    assert found == [lines[1:] for lines in expected]
+
+
 def test_a_runner_outside_of_virtual_ranks_is_refused(cfg):
     from mmengine.runner import Runner
     with pytest.raises(RandomnessError, match='virtual_ranks=4 needs a thread for each rank.*'

@@ -47,3 +47,20 @@ def shallow(cfg):
     """ResNet-18: the state that matters here is elsewhere."""
     cfg.model.backbone.depth = 18
     cfg.model.neck.in_channels = [64, 128, 256, 512]
+
+
+def light(cfg):
+    """Most weights of a two-stage detector are in two layers; taking digests of them is slow."""
+    shallow(cfg)
+    if 'roi_head' in cfg.model:
+        cfg.model.roi_head.bbox_head.fc_out_channels = 64
+
+
+def light_teacher(cfg):
+    light(type(cfg)(dict(model=cfg.model.detector)))
+
+
+def shallow_detr(cfg):
+    cfg.model.backbone.depth, cfg.model.neck.in_channels = 18, [128, 256, 512]
+    for part in (cfg.model.encoder, cfg.model.decoder):
+        part.num_layers = 3

@@ -1,0 +1,54 @@
+"""What the matrices of runs share: a file of rows that is continued, and how runs are compared."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+__all__ = ['RowFile', 'lines_differ']
+
+
+class RowFile:
+    """Rows in a JSON file; one that stands is continued.
+
+    Args:
+        keys: Of a row, which tell rows apart; they are printed.
+        header: Written into a new file.
+    """
+
+    def __init__(self, path: str, keys: Sequence[str], **header: Any) -> None:
+        self.path, self.keys = Path(path), tuple(keys)
+        self._report = json.loads(self.path.read_text()) if self.path.exists() else dict(
+            header, rows=[])
+
+    @property
+    def rows(self) -> List[Dict[str, Any]]:
+        return self._report['rows']
+
+    def of(self, row: Dict[str, Any]) -> tuple:
+        return tuple(row[key] for key in self.keys)
+
+    def missing(self, table: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+        """The rows in ``table`` that the file does not have."""
+        stands = {self.of(row) for row in self.rows}
+        return [row for row in table if self.of(row) not in stands]
+
+    def add(self, row: Dict[str, Any]) -> None:
+        """Append a row with its outcome, 'difference', and write the file."""
+        self.rows.append(row)
+        partial = self.path.with_suffix('.partial')
+        partial.write_text(json.dumps(self._report, indent=0) + '\n')
+        partial.replace(self.path)
+        print(*self.of(row), row['difference'] or 'equal', flush=True)
+
+
+def lines_differ(rank: int, expected: Sequence[Dict[str, Any]], found: Sequence[Dict[str, Any]]
+                 ) -> str:
+    """'' when a rank saw the same in both runs, a dict per iteration; or where it did not."""
+    if len(expected) != len(found):
+        return f'rank {rank}: {len(found)} lines instead of {len(expected)}'
+    for one, other in zip(expected, found):
+        for key in one:
+            if one[key] != other.get(key):
+                return f'rank {rank}, iteration {one["iteration"]}: {key}'
+    return ''

@@ -1,0 +1,171 @@
+"""Detectors x virtual ranks x processes x resumes: does the number of processes change a bit?
+
+    python dev/virtual_ranks_matrix.py --out docs/results/virtual_ranks_matrix.json
+
+A run takes two epochs of two iterations (or four iterations), writes a checkpoint after each, and
+validates. One process runs all V virtual ranks first; every other row has to show the same. Rows
+without a resume: N processes from the beginning. With one: N processes go on with a checkpoint that
+another number of processes has written; the points of the resumes alternate. Compared, as bytes,
+for every iteration and every virtual rank: the batch and the losses, and after the step gradients,
+parameters, buffers, optimizer state and averages; the metrics of validations.
+
+The networks are small, with all parts of the real ones; the statistics of BatchNorm belong to a
+rank. The processes are real ones and communicate over gloo.
+
+``--out`` continues a file that stands, row by row. ``--page`` prints the table of it that the docs
+show. ``--fault NAME`` plants a fault in all runs, which some of the rows have to show (not in the
+file of the docs).
+"""
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+TESTS = Path(__file__).resolve().parents[1] / 'tests'
+sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
+import conftest  # noqa: E402, F401  one thread per operator
+import torch  # noqa: E402
+from demo_runs import changed  # noqa: E402
+from virtual_faults import FAULTS  # noqa: E402
+from virtual_runs import run  # noqa: E402
+
+from dev.matrix_rows import RowFile, lines_differ  # noqa: E402
+from dev.virtual_ranks_detectors import CONFIGS, ITERATIONS, settings  # noqa: E402
+
+RANKS, PROCESSES = (2, 4, 8), (1, 2, 3, 4)
+KEYS = ('config', 'ranks', 'processes', 'resumed_from')
+
+
+def rows(configs: List[str], ranks: List[int], processes: List[int]) -> List[Dict[str, Any]]:
+    """What is to be run; ``resumed_from``: processes that wrote the checkpoint, 0: no resume."""
+    table = []
+    for name in configs:
+        for count in ranks:
+            allowed = [number for number in processes if number <= count]
+            table += [dict(zip(KEYS, (name, count, number, 0))) for number in allowed
+                      if number > 1]
+            table += [dict(zip(KEYS, (name, count, number, before)))
+                      for before, number in zip(allowed, [*allowed[1:], allowed[0]])]
+    return table
+
+
+def point_of(row: Dict[str, Any]) -> int:
+    """The iteration after which a row resumes; 0: none."""
+    return 1 + (row['ranks'] // 2 + row['processes']) % (ITERATIONS - 1) if row['resumed_from'] \
+        else 0
+
+
+def difference(expected: List[List[dict]], found: List[List[dict]], point: int) -> str:
+    """'' when ``found`` is what ``expected`` has from iteration ``point`` on."""
+    for rank, (before, after) in enumerate(zip(expected, found)):
+        before = [line for line in before if line['iteration'] >= point]
+        if before and 'metrics' in before[0] and before[0] != after[0]:
+            del before[0]  # the run that wrote the checkpoint had validated already
+        text = lines_differ(rank, before, after)
+        if text:
+            return text
+    return ''
+
+
+def fill(table: List[Dict[str, Any]], data_root: str, folder: Path,
+         done: Callable[[Dict[str, Any]], None]) -> None:
+    """Run the rows in ``table``; ``done(row)`` is called with the outcome added."""
+    import mmdet.datasets
+    import mmdet.models  # noqa: F401  once, before the processes are forked
+    gc.freeze()  # what is imported is never garbage: every process would look it through
+    for name, ranks in dict.fromkeys((row['config'], row['ranks']) for row in table):
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            _fill_group([row for row in table if (row['config'], row['ranks']) == (name, ranks)],
+                        settings(name, ranks, data_root), Path(own), done)
+
+
+def _fill_group(table: List[Dict[str, Any]], cfg: Any, folder: Path,
+                done: Callable[[Dict[str, Any]], None]) -> None:
+    """Rows of one config and one number of ranks."""
+    ranks = table[0]['ranks']
+    expected = run(cfg, ranks, 1, folder / '1')
+    _check_reference(expected, ranks)
+    written = {1}
+    for row in table:
+        start, before, point = time.monotonic(), row['resumed_from'], point_of(row)
+        number = row['processes']
+        if before and before not in written:  # a row that the file has
+            run(cfg, ranks, before, folder / str(before))
+            written.add(before)
+        if before:
+            last = changed(cfg, lambda cfg: cfg.default_hooks.checkpoint.update(interval=100))
+            found = run(last, ranks, number, folder / f'{before} to {number}',
+                        resume=folder / str(before) / f'iter_{point}.pth')
+        else:
+            found = run(cfg, ranks, number, folder / str(number))
+            written.add(number)
+        done(dict(row, difference=difference(expected, found, point), resumed_at=point,
+                  seconds=round(time.monotonic() - start, 1)))
+
+
+def _check_reference(lines: List[List[dict]], ranks: int) -> None:
+    """The run that all are compared with trained every rank, on data of its own."""
+    assert len(lines) == ranks
+    for own in lines:
+        assert len([line for line in own if 'data' in line]) == ITERATIONS
+        assert any('metrics' in line for line in own)
+    assert len({own[0]['data'] for own in lines}) == ranks
+    weights = [line['weights'] for line in lines[0] if 'data' in line]
+    assert len(set(weights)) > 1, 'no step has changed a weight'
+
+
+def page(report: Dict[str, Any]) -> str:
+    """The table of the docs: rows that differ of all rows, per config and number of ranks."""
+    numbers = sorted({row['ranks'] for row in report['rows']})
+    lines = ['| config | ' + ' | '.join(f'V = {count}' for count in numbers) + ' |',
+             '|---|' + '---|' * len(numbers)]
+    for name in CONFIGS:
+        cells = [_cell([row for row in report['rows']
+                        if (row['config'], row['ranks']) == (name, count)]) for count in numbers]
+        lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines)
+
+
+def _cell(found: List[Dict[str, Any]]) -> str:
+    if not found:
+        return 'not run'
+    different = [row for row in found if row['difference']]
+    processes = sorted({1, *(row['processes'] for row in found)})
+    outcome = f'{len(different)} different' if different else 'equal'
+    return (f'{outcome}: N = {", ".join(map(str, processes))}; '
+            f'{sum(bool(row["resumed_from"]) for row in found)} resumes')
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--out', required=True)
+    parser.add_argument('--configs', nargs='+', choices=list(CONFIGS), default=list(CONFIGS))
+    parser.add_argument('--ranks', nargs='+', type=int, default=list(RANKS))
+    parser.add_argument('--processes', nargs='+', type=int, default=list(PROCESSES))
+    parser.add_argument('--page', action='store_true')
+    parser.add_argument('--fault', choices=list(FAULTS))
+    args = parser.parse_args()
+    if args.page:
+        print(page(json.loads(Path(args.out).read_text())))
+        return
+    from mmrepro.demo.dataset import write_dataset
+    file = RowFile(args.out, KEYS, torch=torch.__version__, iterations=ITERATIONS,
+                   **(dict(fault=args.fault) if args.fault else {}))
+    table = file.missing(rows(args.configs, args.ranks, args.processes))
+    fault = FAULTS[args.fault]() if args.fault else nullcontext()
+    with tempfile.TemporaryDirectory() as folder, fault:
+        write_dataset(os.path.join(folder, 'data'))
+        fill(table, os.path.join(folder, 'data'), Path(folder), file.add)
+
+
+if __name__ == '__main__':
+    main()

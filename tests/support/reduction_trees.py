@@ -1,0 +1,31 @@
+"""The tree of a reduction, from its description."""
+from __future__ import annotations
+
+from typing import Any, List, Sequence
+
+from torch import Tensor
+
+from mmrepro.distributed.reduction_tree import combine_of, finish_of
+
+__all__ = ['written_out']
+
+
+def written_out(leaves: Sequence[Tensor], op: Any) -> Tensor:
+    """The same tree from its description: halves of a power of two, the rest from the right."""
+    combine, leaves = combine_of(op), list(leaves)
+
+    def whole(part: List[Tensor]) -> Tensor:
+        if len(part) == 1:
+            return part[0].clone()
+        half = len(part) // 2
+        return combine(whole(part[:half]), whole(part[half:]))
+
+    parts, rest = [], leaves
+    while rest:
+        size = 1 << (len(rest).bit_length() - 1)
+        parts.append(whole(rest[:size]))
+        rest = rest[size:]
+    total = parts.pop()
+    while parts:
+        total = combine(parts.pop(), total)
+    return finish_of(op, len(leaves))(total)

@@ -1,0 +1,67 @@
+"""Faults planted in virtual ranks: each makes the bits depend on the number of processes."""
+from __future__ import annotations
+
+import random
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Dict, Iterator
+from unittest import mock
+
+import numpy as np
+import torch
+
+from mmrepro.distributed.reduction_tree import Node, ReductionTree
+from mmrepro.distributed.virtual import guards
+from mmrepro.distributed.virtual.gradients import VirtualDataParallel
+from mmrepro.distributed.virtual.process_state import ProcessState
+
+__all__ = ['FAULTS']
+
+
+def _order_of_processes() -> ContextManager[Any]:
+    """Each process reduces its own ranks, and then the processes' results are reduced."""
+    def add(self: ReductionTree, node: Node) -> None:
+        if self.nodes:
+            last = self.nodes[-1]
+            self.nodes[-1] = last._replace(value=self._combine(last.value, node.value))
+        else:
+            self.nodes.append(node)
+
+    return mock.patch.object(ReductionTree, 'add', add)
+
+
+@contextmanager
+def _shared_buffers() -> Iterator[None]:
+    """The ranks of a process have one set of buffers."""
+    shared: Dict[str, torch.Tensor] = {}
+    make = VirtualDataParallel.__init__
+
+    def init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, module, *args, **kwargs)
+        for name, buffer in module.named_buffers():
+            buffer.set_(shared.setdefault(name, buffer.detach()))
+
+    with mock.patch.object(VirtualDataParallel, '__init__', init):
+        yield
+
+
+def _one_generator(get: Callable[[], Any], put: Callable[[Any], None]) -> Callable[
+        [], ContextManager[Any]]:
+    """A generator that stays where the last rank has left it."""
+    restore = ProcessState.restore
+
+    def restore_others(self: ProcessState) -> None:
+        before = get()
+        restore(self)
+        put(before)
+
+    return lambda: mock.patch.object(ProcessState, 'restore', restore_others)
+
+
+FAULTS: Dict[str, Callable[[], ContextManager[Any]]] = {
+    'collectives in the order of processes': _order_of_processes,
+    'shared buffers': _shared_buffers,
+    'one generator of Python': _one_generator(random.getstate, random.setstate),
+    'one generator of NumPy': _one_generator(np.random.get_state, np.random.set_state),
+    'one generator of torch': _one_generator(torch.get_rng_state, torch.set_rng_state),
+    'autocast drops its cache': lambda: mock.patch.object(guards, 'autocast_cache', nullcontext),
+}
