@@ -1,9 +1,9 @@
 """Multi-scale deformable attention: one kernel forward, and one backward for each query.
 
 A program handles some bags, (image, query, head), and visits their samples in mmcv's order. In the
-backward pass it computes the gradients of locations and weights and writes the taps; the gradient
-of the maps is :func:`mmrepro.ops.gather.scatter_sum` of the taps, as in the PyTorch form, for one
-image and a few heads at a time.
+backward pass it computes the gradients of locations and weights and writes the taps, for one image
+and a few heads at a time; the gradient of the maps is their scattered sum, in fixed point
+(:mod:`.scatter_kernels`) or, for float64, sorted as in the PyTorch form.
 """
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from .. import gather
 from ..mmcv import ms_deform_attn as plain
+from . import scatter_kernels
+from .alignment import well_aligned
 
 __all__ = ['ms_deform_attn_backward', 'ms_deform_attn_forward']
 
@@ -35,7 +37,7 @@ def _corner(xy, exists, height, width, REAL: tl.constexpr):
     return inside, y0.to(tl.int64), x0.to(tl.int64), y - y0, x - x0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=['bags', 'queries', 'heads', 'keys', 'depth'])
 def _attend_kernel(value_of, shapes, starts, xy_of, share_of, output, bags, queries, heads, keys,
                    depth, LEVELS: tl.constexpr, POINTS: tl.constexpr, BAGS: tl.constexpr,
                    DEPTH: tl.constexpr, REAL: tl.constexpr):
@@ -76,7 +78,7 @@ def _add(address, change, mask):
     tl.store(address, after.to(before.dtype), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=['image', 'first_head', 'group', 'queries', 'heads', 'keys', 'depth'])
 def _slope_kernel(value_of, shapes, starts, xy_of, share_of, grad_of, grad_xy, grad_share,
                   row_of, weight_of, image, first_head, group, queries, heads, keys, depth,
                   LEVELS: tl.constexpr, POINTS: tl.constexpr, BAGS: tl.constexpr,
@@ -141,9 +143,8 @@ def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
     levels, points = attention_weights.shape[3:]
     with torch.cuda.device_of(value):
         _attend_kernel[(triton.cdiv(bags, _BAGS), )](
-            value.contiguous(), value_spatial_shapes.contiguous(),
-            value_level_start_index.contiguous(), sampling_locations.contiguous(),
-            attention_weights.contiguous(), output, bags, queries, heads, keys, depth,
+            *well_aligned(value, value_spatial_shapes, value_level_start_index, sampling_locations,
+                     attention_weights), output, bags, queries, heads, keys, depth,
             LEVELS=levels, POINTS=points, BAGS=_BAGS, DEPTH=triton.next_power_of_2(depth),
             REAL=_REAL[gather.compute_dtype(value)], enable_fp_fusion=False)
     return output
@@ -164,9 +165,10 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
     levels, points = attention_weights.shape[3:]
     taps, real = levels * points * 4, gather.compute_dtype(value)
     grads = grad_output.contiguous().view(b, queries, heads, depth)
-    xy, share = grad_sampling_loc.contiguous(), grad_attn_weight.contiguous()
-    inputs = [t.contiguous() for t in (value, value_spatial_shapes, value_level_start_index,
-                                       sampling_locations, attention_weights, grads)]
+    xy, share = well_aligned(grad_sampling_loc, grad_attn_weight)
+    inputs = well_aligned(value, value_spatial_shapes, value_level_start_index, sampling_locations,
+                     attention_weights, grads)
+    scatter = scatter_kernels.scatter_sum if real == torch.float32 else gather.scatter_sum
     with torch.cuda.device_of(value):
         for image, group in plain.groups(b, queries, heads, taps, plain.budget_of(value.device)):
             width = group.stop - group.start
@@ -177,7 +179,7 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
                 depth, LEVELS=levels, POINTS=points, BAGS=_BAGS,
                 DEPTH=triton.next_power_of_2(depth), REAL=_REAL[real], enable_fp_fusion=False)
             grad = grads[image, :, group].to(real).reshape(-1, depth)
-            part = gather.scatter_sum(grad, row, weight, keys * width)
+            part = scatter(grad, row, weight, keys * width)
             grad_value[image, :, group] += part.view(keys, -1, depth).to(value.dtype)
     for target, result in ((grad_sampling_loc, xy), (grad_attn_weight, share)):
         if result is not target:

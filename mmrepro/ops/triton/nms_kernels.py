@@ -25,7 +25,7 @@ _ROWS = 64
 _MOST = 1 << 15
 
 
-@triton.jit
+@triton.jit(do_not_specialize=['count', 'words'])
 def _conflict_kernel(boxes, bits_of, count, words, threshold,
                      OFFSET: tl.constexpr, ROWS: tl.constexpr, WORD: tl.constexpr):
     """Conflicts of some boxes with the 32 boxes of one word."""
@@ -60,6 +60,11 @@ def _conflict_kernel(boxes, bits_of, count, words, threshold,
 
 
 @triton.jit
+def _either(a, b):
+    return a | b
+
+
+@triton.jit(do_not_specialize=['count', 'words'])
 def _sweep_kernel(bits_of, kept_of, count, words, WORD: tl.constexpr, WORDS: tl.constexpr):
     """One program: in order, a box that no kept box dropped is kept and drops its conflicts."""
     word = tl.arange(0, WORDS)
@@ -77,11 +82,17 @@ def _sweep_kernel(bits_of, kept_of, count, words, WORD: tl.constexpr, WORDS: tl.
             mine = tl.sum(tl.where(lane == i, own, 0), 0)
             gone = tl.where((gone >> i) & 1 == 0, gone | mine, gone)
         stays = ((gone >> lane) & 1) == 0
+        stays = stays & (first + lane < count)
         tl.store(kept_of + first + lane, stays.to(tl.int8), mask=first + lane < count)
-        for i in range(0, tl.minimum(WORD, count - first)):
-            if (gone >> i) & 1 == 0:
-                dropped |= tl.load(bits_of + (long + first + i) * words + word,
-                                   mask=exists, other=0)
+        # one load for all of them: a loop would wait for the memory 32 times
+        later = tl.load(bits_of + rows[:, None] + word[None, :],
+                        mask=stays[:, None] & exists[None, :], other=0)
+        dropped |= tl.reduce(later, 0, _either)
+
+
+def _warps(width: int) -> int:
+    """Warps for 32 rows of ``width`` words: at most 64 words in each thread's registers."""
+    return min(16, max(4, width // 64))
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
@@ -99,6 +110,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
             columns(boxes.detach()[order], offset), bits, count, words,
             float(np.float32(iou_threshold)), OFFSET=offset, ROWS=_ROWS, WORD=_WORD,
             enable_fp_fusion=False)
-        _sweep_kernel[(1, )](bits, kept, count, words, WORD=_WORD,
-                             WORDS=triton.next_power_of_2(words), enable_fp_fusion=False)
+        width = triton.next_power_of_2(words)
+        _sweep_kernel[(1, )](bits, kept, count, words, WORD=_WORD, WORDS=width,
+                             num_warps=_warps(width), enable_fp_fusion=False)
         return order[kept.bool()]

@@ -2,9 +2,10 @@
 
 The filters are those of :func:`mmrepro.ops.sampling.axis_taps` in dense form: weights (K, P, size)
 of the pixels along the axis, and the first and last pixel with a weight. In the forward pass a
-program handles a row of bins of some channels. In the backward pass a program handles some pixels
-of a line of the map and visits the RoIs that touch them in the order of their indices; so every
-gradient is one sum in that order, without atomics or a sort.
+program handles a row of bins of some channels. Before the backward pass, every line of the map
+gets the list of the rows of bins that touch it, in the order of the RoIs; a program handles some
+pixels of a line and visits the list. So every gradient is one sum in that order, without atomics or
+a sort.
 """
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ from torch import Tensor
 from .. import gather, sampling
 from ..mmcv import roi_align
 from ..mmcv.rois import check_rois, edges_of
+from .alignment import well_aligned
 
 __all__ = ['roi_align_backward', 'roi_align_forward']
 
-# Channels per program forward and backward, pixels of a line, RoIs to test together.
+# Channels per program forward and backward, pixels of a line, rows of bins to test together.
 _CHANNELS, _BACK_CHANNELS, _PIXELS, _LOOK = 32, 64, 16, 128
 
 
@@ -33,7 +35,7 @@ def _divide(a, b):
         return a / b
 
 
-@triton.jit
+@triton.jit(do_not_specialize=['length'])
 def _filter_kernel(start_of, size_of, grid_of, weight_of, low_of, high_of, length,
                    BINS: tl.constexpr, BLOCK: tl.constexpr):
     """One bin of one RoI along one axis: weights of all pixels, first and last with a weight."""
@@ -64,7 +66,7 @@ def _filter_kernel(start_of, size_of, grid_of, weight_of, low_of, high_of, lengt
     tl.store(high_of + bag, tl.max(tl.where(counts, pixel, -1), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=['channels', 'height', 'width'])
 def _mean_kernel(feature, image_of, wy_of, y_low, y_high, wx_of, x_low, x_high, output,
                  channels, height, width,
                  PH: tl.constexpr, PW: tl.constexpr, CHANNELS: tl.constexpr, BINS: tl.constexpr):
@@ -97,11 +99,34 @@ def _mean_kernel(feature, image_of, wy_of, y_low, y_high, wx_of, x_low, x_high, 
              mask=(channel < channels)[:, None] & here[None, :])
 
 
-@triton.jit
-def _scatter_kernel(grad_of, image_of, wy_of, y_low, y_high, wx_of, x_low, x_high, edges, result,
-                    rois, channels, height, width,
-                    PH: tl.constexpr, PW: tl.constexpr, CHANNELS: tl.constexpr,
-                    PIXELS: tl.constexpr, LOOK: tl.constexpr):
+@triton.jit(do_not_specialize=['rows', 'height'])
+def _list_kernel(image_of, y_low, y_high, ends, lists, rows, height,
+                 PH: tl.constexpr, LOOK: tl.constexpr, FILL: tl.constexpr):
+    """Rows of bins that touch a line: how many, or (FILL) which, up to the line's end in
+    ``lists``."""
+    image = tl.program_id(0) // height
+    y = tl.program_id(0) % height
+    count = tl.full([], 0, tl.int64)
+    if FILL and tl.program_id(0) > 0:
+        count = tl.load(ends + tl.program_id(0) - 1)
+    for block in range(0, rows, LOOK):
+        row = block + tl.arange(0, LOOK)
+        exists = row < rows
+        touches = exists & (tl.load(image_of + row // PH, mask=exists, other=-1) == image)
+        touches &= tl.load(y_low + row, mask=exists, other=0) <= y
+        touches &= tl.load(y_high + row, mask=exists, other=-1) >= y
+        one = touches.to(tl.int32)
+        if FILL:
+            tl.store(lists + count + tl.cumsum(one, 0) - 1, row, mask=touches)
+        count += tl.sum(one, 0)
+    if not FILL:
+        tl.store(ends + tl.program_id(0), count)
+
+
+@triton.jit(do_not_specialize=['channels', 'height', 'width'])
+def _scatter_kernel(grad_of, wy_of, wx_of, x_low, x_high, ends, lists, result,
+                    channels, height, width, PH: tl.constexpr, PW: tl.constexpr,
+                    CHANNELS: tl.constexpr, PIXELS: tl.constexpr):
     """Gradients of some pixels of a line of the map, for some channels, over all RoIs."""
     image = tl.program_id(0) // height
     y = tl.program_id(0) % height
@@ -110,36 +135,23 @@ def _scatter_kernel(grad_of, image_of, wy_of, y_low, y_high, wx_of, x_low, x_hig
     x = first + tl.arange(0, PIXELS)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     total = tl.zeros([CHANNELS, PIXELS], dtype=wy_of.dtype.element_ty)
-    long = tl.full([], 0, tl.int64)  # offsets may pass what 32 bits hold
-    for block in range(0, rois, LOOK):
-        some = block + tl.arange(0, LOOK)
-        exists = some < rois
-        touched = exists & (tl.load(image_of + some, mask=exists, other=-1) == image)
-        touched &= tl.load(edges + some, mask=exists, other=0) <= y
-        touched &= tl.load(edges + rois + some, mask=exists, other=-1) >= y
-        touched &= tl.load(edges + 2 * rois + some, mask=exists, other=0) <= last
-        touched &= tl.load(edges + 3 * rois + some, mask=exists, other=-1) >= first
-        if tl.sum(touched.to(tl.int32), 0) > 0:
-            for k in range(block, tl.minimum(block + LOOK, rois)):
-                if tl.sum(tl.where(some == k, touched.to(tl.int32), 0), 0) > 0:
-                    for ph in range(0, PH):
-                        row = k * PH + ph
-                        if (tl.load(y_low + row) <= y) & (tl.load(y_high + row) >= y):
-                            wy = tl.load(wy_of + (long + row) * height + y)
-                            for pw in range(0, PW):
-                                column = k * PW + pw
-                                low, high = tl.load(x_low + column), tl.load(x_high + column)
-                                if (low <= last) & (high >= first):
-                                    live = (x >= low) & (x <= high)
-                                    weight = wy * tl.load(
-                                        wx_of + (long + column) * width + x, mask=live,
-                                        other=0.)
-                                    bag = (long + row) * PW + pw
-                                    grad = tl.load(grad_of + bag * channels + channel,
-                                                   mask=channel < channels, other=0.)
-                                    part = grad.to(total.dtype)[:, None] * weight[None, :]
-                                    # a weight of 0 adds nothing, also to an infinite gradient
-                                    total += tl.where((weight != 0)[None, :], part, 0.)
+    begin = tl.full([], 0, tl.int64)
+    if tl.program_id(0) > 0:
+        begin = tl.load(ends + tl.program_id(0) - 1)
+    for at in range(begin, tl.load(ends + tl.program_id(0))):
+        row = tl.load(lists + at).to(tl.int64)  # offsets may pass what 32 bits hold
+        wy = tl.load(wy_of + row * height + y)
+        for pw in range(0, PW):
+            column = row // PH * PW + pw
+            low, high = tl.load(x_low + column), tl.load(x_high + column)
+            if (low <= last) & (high >= first):
+                live = (x >= low) & (x <= high)
+                weight = wy * tl.load(wx_of + column * width + x, mask=live, other=0.)
+                grad = tl.load(grad_of + (row * PW + pw) * channels + channel,
+                               mask=channel < channels, other=0.)
+                part = grad.to(total.dtype)[:, None] * weight[None, :]
+                # a weight of 0 adds nothing, also to an infinite gradient
+                total += tl.where((weight != 0)[None, :], part, 0.)
     address = ((image.to(tl.int64) * channels + channel) * height + y) * width
     address = address[:, None] + x[None, :]
     inside = (channel < channels)[:, None] & (x < width)[None, :]
@@ -156,9 +168,27 @@ def _filters(start: Tensor, size: Tensor, grid: Tensor, bins: int, length: int
     low, high = (torch.empty(len(start), bins, dtype=torch.int32, device=start.device)
                  for _ in range(2))
     _filter_kernel[(len(start), bins)](
-        start.contiguous(), size.contiguous(), grid.to(torch.int32), weight, low, high, length,
+        *well_aligned(start, size, grid.to(torch.int32)), weight, low, high, length,
         BINS=bins, BLOCK=triton.next_power_of_2(length), enable_fp_fusion=False)
     return weight, low, high
+
+
+def _lists(image: Tensor, low: Tensor, high: Tensor, images: int, height: int
+           ) -> Tuple[Tensor, Tensor]:
+    """The rows of bins that touch each line of the maps, line after line, and where each ends.
+
+    The host does not know how many there are; the memory is for the case that all touch all lines
+    of an image.
+    """
+    bins = low.shape[1]
+    ends = torch.empty(images * height, dtype=torch.int64, device=low.device)
+    lists = torch.empty(low.numel() * height, dtype=torch.int32, device=low.device)
+    for fill in (False, True):
+        _list_kernel[(len(ends), )](image, low, high, ends, lists, low.numel(), height, PH=bins,
+                                    LOOK=_LOOK, FILL=fill)
+        if not fill:
+            ends = ends.cumsum(0)
+    return ends, lists
 
 
 def _prepare(feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
@@ -190,10 +220,10 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
     with torch.cuda.device_of(input):
         image, ys, xs = _prepare(input, rois, (aligned_height, aligned_width), spatial_scale,
                                  sampling_ratio, aligned, check=True)
-        (_, channels, height, width), target = input.shape, output.contiguous()
+        (_, channels, height, width), target = input.shape, well_aligned(output)[0]
         block = min(_CHANNELS, triton.next_power_of_2(channels))
         _mean_kernel[(len(rois) * aligned_height, triton.cdiv(channels, block))](
-            input.contiguous(), image, *ys, *xs, target, channels, height, width,
+            *well_aligned(input), image, *ys, *xs, target, channels, height, width,
             PH=aligned_height, PW=aligned_width, CHANNELS=block,
             BINS=triton.next_power_of_2(aligned_width), enable_fp_fusion=False)
         if target is not output:
@@ -213,13 +243,13 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
     with torch.cuda.device_of(grad_input):
         image, ys, xs = _prepare(grad_input, rois, (aligned_height, aligned_width), spatial_scale,
                                  sampling_ratio, aligned, check=False)
-        edges = torch.stack((ys[1].amin(1), ys[2].amax(1), xs[1].amin(1), xs[2].amax(1)))
-        (images, channels, height, width), target = grad_input.shape, grad_input.contiguous()
+        (images, channels, height, width), target = grad_input.shape, well_aligned(grad_input)[0]
+        ends, lists = _lists(image, *ys[1:], images, height)
         block = min(_BACK_CHANNELS, triton.next_power_of_2(channels))
         grid = images * height, triton.cdiv(width, _PIXELS), triton.cdiv(channels, block)
         _scatter_kernel[grid](
-            gather.bags(grad_output).contiguous(), image, *ys, *xs, edges, target, len(rois),
-            channels, height, width, PH=aligned_height, PW=aligned_width, CHANNELS=block,
-            PIXELS=_PIXELS, LOOK=_LOOK, enable_fp_fusion=False)
+            *well_aligned(gather.bags(grad_output)), ys[0], *xs, ends, lists, target, channels,
+            height, width, PH=aligned_height, PW=aligned_width, CHANNELS=block, PIXELS=_PIXELS,
+            enable_fp_fusion=False)
         if target is not grad_input:
             grad_input.copy_(target)
