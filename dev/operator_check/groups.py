@@ -8,11 +8,11 @@ from mmrepro.gpu_check.row_group import Row, RowGroup, Settings, cell, has_compi
 from mmrepro.ops import triton
 from mmrepro.ops.provider import choice
 
-from . import cases_mmcv, cases_torch
+from . import cases_mmcv, cases_scatter, cases_torch
 from .checking import check
 from .operator_cases import OperatorCase
 
-__all__ = ['GROUPS', 'fused_cases']
+__all__ = ['GROUPS', 'fused_cases', 'scatter_cases']
 
 COLUMNS: Tuple[Tuple[str, Callable[[Row], str]], ...] = (
     ('runs', cell('times')), ('error', cell('error', '.1e')), ('ms', cell('ms', '.2f')),
@@ -34,6 +34,12 @@ def fused_cases(device: str) -> Dict[str, OperatorCase]:
         return {}
     return {name: case for name, case in cases_mmcv.CASES.items()
             if any(operator in triton.FUSED for operator in case.covers)}
+
+
+def scatter_cases(device: str) -> Dict[str, OperatorCase]:
+    """Scattered sums: sorted, and in fixed point where Triton runs."""
+    fixed = not triton.requirement() and triton.runs_on(device)
+    return {**cases_scatter.SORTED, **(cases_scatter.FIXED if fixed else {})}
 
 
 def chosen_cases(device: str) -> Dict[str, OperatorCase]:
@@ -64,5 +70,6 @@ GROUPS: Dict[str, RowGroup] = {
     'auto': _group('Operators of mmcv as deterministic mode chooses them', chosen_cases, 'auto',
                    'torch'),
     'triton': _group('Operators of mmcv, kernels in Triton', fused_cases, 'triton', 'torch'),
+    'scatter': _group('Scattered sums', scatter_cases, 'torch', None),
     'torch': _group("torch's own operators", lambda device: cases_torch.CASES, 'torch', 'flags'),
 }

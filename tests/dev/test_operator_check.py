@@ -10,7 +10,7 @@ import pytest
 import torch
 from harness import ROOT, environment
 
-from dev.operator_check import GROUPS, cases_mmcv, cases_torch, checking
+from dev.operator_check import GROUPS, cases_mmcv, cases_scatter, cases_torch, checking
 from dev.operator_check.operator_cases import Inputs, OperatorCall, OperatorCase
 from mmrepro import determinism, ops
 from mmrepro.cli import gpu_check
@@ -50,6 +50,12 @@ def test_operators_of_mmcv_agree_and_repeat(name):
 def test_operators_of_torch_agree_and_repeat(name):
     row = check(cases_torch.CASES[name], against='flags')
     assert row['agrees'] and row['equal'] and row['default'] == 'torch', row
+
+
+@pytest.mark.parametrize('name', ['grid sample: sorted', 'RoIAlign, sampled: sorted'])
+def test_scattered_sums_agree_and_repeat(name):
+    row = check(cases_scatter.SORTED[name])
+    assert row['agrees'] and row['equal'], row
 
 
 def test_compiled_kernels_are_the_default_where_they_are(compiled):

@@ -440,13 +440,15 @@ def test_a_resume_compares_the_version_of_triton(monkeypatch):
 
 
 def test_the_check_of_a_gpu_has_rows_for_kernels(monkeypatch):
-    from dev.operator_check.groups import fused_cases
+    from dev.operator_check.groups import fused_cases, scatter_cases
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
     monkeypatch.setattr(triton, 'requirement', lambda: '')
     assert {'RoIAlign', 'NMS', 'MSDeformAttn'} <= set(fused_cases('cuda'))
     assert 'RoIPool' not in fused_cases('cuda') and not fused_cases('cpu')
+    fixed = {name for name in scatter_cases('cuda') if name.endswith(': fixed point')}
+    assert len(fixed) * 2 == len(scatter_cases('cuda')) and not fixed & set(scatter_cases('cpu'))
     monkeypatch.setattr(triton, 'requirement', lambda: 'no triton')
-    assert not fused_cases('cuda')
+    assert not fused_cases('cuda') and not fixed & set(scatter_cases('cuda'))
 
 
 def test_the_guard_knows_our_kernels(interpreted):
