@@ -31,6 +31,8 @@ def _narrow(cfg: Any) -> None:
         model.neck.in_channels = [64 << level for level in backbone.out_indices]
     else:
         backbone.widen_factor /= NARROWER
+    if 'encoder' in model:
+        model.bbox_head.embed_dims = 256  # the default
     _divide({key: value for key, value in model.items() if key != 'data_preprocessor'})
 
 

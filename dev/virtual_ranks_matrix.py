@@ -12,15 +12,14 @@ parameters, buffers, optimizer state and averages; the metrics of validations.
 The networks are small, with all parts of the real ones; the statistics of BatchNorm belong to a
 rank. The processes are real ones and communicate over gloo.
 
-``--out`` continues a file that stands, row by row. ``--page`` prints the table of it that the docs
-show. ``--fault NAME`` plants a fault in all runs, which some of the rows have to show (not in the
-file of the docs).
+``--out`` continues a file that stands, row by row; a row that crashed has the error as its
+difference. ``--fault NAME`` plants a fault in all runs, which some of the rows have to show (not in
+the file of the docs).
 """
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import sys
 import tempfile
@@ -59,8 +58,11 @@ def rows(configs: List[str], ranks: List[int], processes: List[int]) -> List[Dic
 
 def point_of(row: Dict[str, Any]) -> int:
     """The iteration after which a row resumes; 0: none."""
-    return 1 + (row['ranks'] // 2 + row['processes']) % (ITERATIONS - 1) if row['resumed_from'] \
-        else 0
+    if not row['resumed_from']:
+        return 0
+    if row['processes'] % 2:
+        return 3  # in the middle of an epoch, and of an accumulation cycle
+    return 1 if row['ranks'] == 2 else 2
 
 
 def difference(expected: List[List[dict]], found: List[List[dict]], point: int) -> str:
@@ -94,20 +96,28 @@ def _fill_group(table: List[Dict[str, Any]], cfg: Any, folder: Path,
     expected = run(cfg, ranks, 1, folder / '1')
     _check_reference(expected, ranks)
     written = {1}
-    for row in table:
-        start, before, point = time.monotonic(), row['resumed_from'], point_of(row)
-        number = row['processes']
-        if before and before not in written:  # a row that the file has
-            run(cfg, ranks, before, folder / str(before))
-            written.add(before)
-        if before:
-            last = changed(cfg, lambda cfg: cfg.default_hooks.checkpoint.update(interval=100))
-            found = run(last, ranks, number, folder / f'{before} to {number}',
-                        resume=folder / str(before) / f'iter_{point}.pth')
-        else:
+
+    def outcome(row: Dict[str, Any]) -> str:
+        before, number, point = row['resumed_from'], row['processes'], point_of(row)
+        if not before:
             found = run(cfg, ranks, number, folder / str(number))
             written.add(number)
-        done(dict(row, difference=difference(expected, found, point), resumed_at=point,
+            return difference(expected, found, 0)
+        if before not in written:  # by a row that the file has
+            run(cfg, ranks, before, folder / str(before))
+            written.add(before)
+        last = changed(cfg, lambda cfg: cfg.default_hooks.checkpoint.update(interval=100))
+        return difference(expected, run(
+            last, ranks, number, folder / f'{before} to {number}',
+            resume=folder / str(before) / f'iter_{point}.pth'), point)
+
+    for row in table:
+        start = time.monotonic()
+        try:
+            different = outcome(row)
+        except RuntimeError as error:  # of a run; the other rows go on
+            different = str(error).strip().splitlines()[-1]
+        done(dict(row, difference=different, resumed_at=point_of(row),
                   seconds=round(time.monotonic() - start, 1)))
 
 
@@ -122,28 +132,6 @@ def _check_reference(lines: List[List[dict]], ranks: int) -> None:
     assert len(set(weights)) > 1, 'no step has changed a weight'
 
 
-def page(report: Dict[str, Any]) -> str:
-    """The table of the docs: rows that differ of all rows, per config and number of ranks."""
-    numbers = sorted({row['ranks'] for row in report['rows']})
-    lines = ['| config | ' + ' | '.join(f'V = {count}' for count in numbers) + ' |',
-             '|---|' + '---|' * len(numbers)]
-    for name in CONFIGS:
-        cells = [_cell([row for row in report['rows']
-                        if (row['config'], row['ranks']) == (name, count)]) for count in numbers]
-        lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines)
-
-
-def _cell(found: List[Dict[str, Any]]) -> str:
-    if not found:
-        return 'not run'
-    different = [row for row in found if row['difference']]
-    processes = sorted({1, *(row['processes'] for row in found)})
-    outcome = f'{len(different)} different' if different else 'equal'
-    return (f'{outcome}: N = {", ".join(map(str, processes))}; '
-            f'{sum(bool(row["resumed_from"]) for row in found)} resumes')
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -151,12 +139,8 @@ def main() -> None:
     parser.add_argument('--configs', nargs='+', choices=list(CONFIGS), default=list(CONFIGS))
     parser.add_argument('--ranks', nargs='+', type=int, default=list(RANKS))
     parser.add_argument('--processes', nargs='+', type=int, default=list(PROCESSES))
-    parser.add_argument('--page', action='store_true')
     parser.add_argument('--fault', choices=list(FAULTS))
     args = parser.parse_args()
-    if args.page:
-        print(page(json.loads(Path(args.out).read_text())))
-        return
     from mmrepro.demo.dataset import write_dataset
     file = RowFile(args.out, KEYS, torch=torch.__version__, iterations=ITERATIONS,
                    **(dict(fault=args.fault) if args.fault else {}))

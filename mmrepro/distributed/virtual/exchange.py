@@ -19,6 +19,9 @@ from .scheduler import Exchange
 
 __all__ = ['Processes']
 
+# torch 2.13 gives it another name and warns of the old one
+_all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
+
 # Bytes from which on a sum is divided among the processes: each adds up one part and sends the
 # result. Smaller ones are added up by every process, which needs one message less.
 DIVIDE_FROM = 1 << 16
@@ -138,12 +141,14 @@ class Processes:
         flat = nodes[0].value
         kind, device, total = flat.dtype, flat.device, flat.numel()
         size = -(-total // count)  # of a part; the last one is filled up
-        parts = torch.stack([_filled(node.value, size * count) for node in nodes])
         # (process, node, size): what each process gets of the nodes of this one
-        parts = parts.view(len(nodes), count, size).transpose(0, 1).contiguous()
+        parts = torch.stack([_filled(node.value, size * count).view(count, size)
+                             for node in nodes], 1) \
+            if len(nodes) > 1 else _filled(flat, size * count)
         with self._outside():
             there = self._device()
             sent = _bytes(parts).to(there)
+            del parts
             step = size * flat.element_size()
             received = torch.empty(sum(map(len, rows)) * step, dtype=torch.uint8, device=there)
             work = dist.all_to_all_single(
@@ -155,10 +160,10 @@ class Processes:
         mine = _root([Node(*place, value) for place, value in zip(places, values)], op)
         with self._outside():
             sent = _bytes(mine).to(there)
-            sums = [torch.empty_like(sent) for _ in range(count)]
-            work = dist.all_gather(sums, sent, group=self._group, async_op=True)
+            sums = torch.empty(count * sent.numel(), dtype=torch.uint8, device=there)
+            work = _all_gather(sums, sent, group=self._group, async_op=True)
         yield work
-        return torch.cat(sums).to(device).view(kind)[:total]
+        return sums.to(device).view(kind)[:total]
 
 
 def _root(nodes: Sequence[Node], op: Any) -> Tensor:
@@ -177,7 +182,9 @@ def _numbered(rows: Sequence[Sequence[Any]]) -> List[List[int]]:
 
 
 def _filled(value: Tensor, size: int) -> Tensor:
-    return torch.cat([value, value.new_zeros(size - value.numel())])
+    """With zeros at the end, if ``size`` asks for them."""
+    missing = size - value.numel()
+    return torch.cat([value, value.new_zeros(missing)]) if missing else value
 
 
 def _bytes(value: Tensor) -> Tensor:

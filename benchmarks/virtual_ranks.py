@@ -1,0 +1,246 @@
+"""What virtual ranks cost, against trainings that do the same work without them.
+
+    python benchmarks/virtual_ranks.py DATA_ROOT [--out FILE] [--models NAME ...] [--ranks V ...]
+
+DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Two comparisons, with the
+contestants in turn, each in forked processes with one thread:
+
+- V ranks in one process, against one process that accumulates V batches: processor time of an
+  optimizer step, and the peak of memory over what the process had before it built the model.
+- two processes with virtual_ranks=2, against two processes with mmrepro's DDP: processor time of
+  both.
+
+Prints Markdown tables, and writes JSON, to which a run with other models or ranks is added.
+"""
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import multiprocessing
+import os
+import re
+import socket
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict, List
+
+import torch
+from mmengine.hooks import Hook
+
+import mmrepro  # noqa: F401  mmcv-lite has operators from here on
+
+MODELS = ('faster-rcnn_r50_fpn', 'retinanet_r50_fpn', 'yolox_s')
+RANKS = (2, 4, 8)
+STEPS = 3  # of the optimizer; the first one is not measured
+LIMIT = 1800  # seconds
+TARGETS = dict(time=1.10, memory=1.25, ddp=1.03)
+
+
+class Clock(Hook):
+    """Processor time after each step of the optimizer."""
+    priority = 100
+
+    def __init__(self, every: int, times: List[float]) -> None:
+        self.every, self.times = every, times
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: Any = None) -> None:
+        if (runner.iter + 1) % self.every == 0:
+            self.times.append(time.process_time())
+
+
+def settings(model: str, data_root: str, iterations: int) -> Any:
+    """The demo config of a model, with real widths and one small image a batch."""
+    from mmrepro.demo.shipped_configs import demo_config
+    cfg = demo_config(model, data_root)
+    cfg.train_cfg = dict(by_epoch=False, max_iters=iterations, val_interval=10 ** 6)
+    cfg.train_dataloader.update(batch_size=1, num_workers=0, persistent_workers=False,
+                                sampler=dict(type='InfiniteSampler', shuffle=True))
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    cfg.test_cfg = cfg.test_dataloader = cfg.test_evaluator = None
+    cfg.default_hooks.checkpoint = None
+    cfg.custom_hooks = [hook for hook in cfg.get('custom_hooks', []) if hook.type == 'EMAHook']
+    cfg.log_level = 'ERROR'
+    cfg.randomness.update(check_steps=0, check_samples=0)
+    if model == 'yolox_s':
+        cfg.sync_bn = 'torch'
+    return cfg
+
+
+def resident(field: str) -> int:
+    """VmRSS or VmHWM of this process in bytes (Linux)."""
+    text = Path('/proc/self/status').read_text()
+    return int(re.search(rf'{field}:\s+(\d+) kB', text).group(1)) * 1024
+
+
+def train(cfg: Any, every: int, process: int, processes: int, port: int) -> Dict[str, Any]:
+    """In a process of its own: seconds of each step, and the peak of memory over the start."""
+    from mmengine.runner import Runner
+
+    from mmrepro.runs.startup import on_ranks
+    torch.set_num_threads(1)
+    if processes > 1:
+        os.environ.update(RANK=str(process), LOCAL_RANK=str(process), MASTER_ADDR='127.0.0.1',
+                          WORLD_SIZE=str(processes), MASTER_PORT=str(port),
+                          GLOO_SOCKET_IFNAME='lo')
+        cfg.launcher = 'pytorch'
+        cfg.env_cfg.dist_cfg = dict(backend='gloo')
+    ctypes.CDLL(None).malloc_trim(0)
+    Path('/proc/self/clear_refs').write_text('5')
+    before, clocks = resident('VmRSS'), []
+
+    def main() -> None:
+        times: List[float] = []
+        clocks.append(times)
+        runner = Runner.from_cfg(cfg)
+        runner.register_hook(Clock(every, times), priority=100)
+        runner.train()
+
+    on_ranks(cfg, main)
+    first = clocks[0]
+    return dict(steps=[after - start for start, after in zip(first, first[1:])],
+                bytes=resident('VmHWM') - before)
+
+
+def _child(send: Any, *args: Any) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    send.send(train(*args))
+    os._exit(0)
+
+
+def run(cfg: Any, every: int, processes: int = 1) -> Dict[str, Any]:
+    """Sums over the processes; ``steps``: a list of seconds."""
+    context = multiprocessing.get_context('fork')
+    with socket.socket() as one:
+        one.bind(('127.0.0.1', 0))
+        port = one.getsockname()[1]
+    pipes = []
+    for process in range(processes):
+        receive, send = context.Pipe(duplex=False)
+        context.Process(target=_child, args=(send, cfg, every, process, processes, port)).start()
+        send.close()
+        pipes.append(receive)
+    results = []
+    for pipe in pipes:
+        if not pipe.poll(LIMIT):
+            raise TimeoutError(f'no result within {LIMIT} s')
+        results.append(pipe.recv())
+    return dict(steps=[sum(parts) for parts in zip(*(one['steps'] for one in results))],
+                bytes=sum(one['bytes'] for one in results))
+
+
+def contest(contestants: Dict[str, Any], rounds: int) -> Dict[str, Any]:
+    """``contestants``: name -> function that runs one; in turn. Medians, and peaks of memory."""
+    found: Dict[str, List[Dict[str, Any]]] = {name: [] for name in contestants}
+    for number in range(rounds):
+        for name in sorted(contestants, reverse=number % 2 == 1):
+            found[name].append(contestants[name]())
+    return {name: dict(
+        seconds=statistics.median(second for one in runs for second in one['steps']),
+        all_seconds=[one['steps'] for one in runs],
+        mib=statistics.median(one['bytes'] for one in runs) / 2 ** 20)
+        for name, runs in found.items()}
+
+
+def against_accumulation(model: str, ranks: int, data_root: str, folder: str, rounds: int
+                         ) -> Dict[str, Any]:
+    def virtual() -> Dict[str, Any]:
+        cfg = settings(model, data_root, STEPS)
+        cfg.work_dir = tempfile.mkdtemp(dir=folder)
+        cfg.randomness.virtual_ranks = ranks
+        return run(cfg, 1)
+
+    def accumulating() -> Dict[str, Any]:
+        cfg = settings(model, data_root, STEPS * ranks)
+        cfg.work_dir = tempfile.mkdtemp(dir=folder)
+        cfg.pop('sync_bn', None)
+        cfg.optim_wrapper.accumulative_counts = ranks
+        return run(cfg, ranks)
+
+    found = contest(dict(virtual=virtual, accumulating=accumulating), rounds)
+    return dict(model=model, ranks=ranks, **found, **_ratios(found, 'accumulating'))
+
+
+def against_ddp(model: str, data_root: str, folder: str, rounds: int) -> Dict[str, Any]:
+    def start(ranks: Any) -> Dict[str, Any]:
+        cfg = settings(model, data_root, 2 * STEPS)
+        cfg.work_dir = tempfile.mkdtemp(dir=folder)
+        cfg.pop('sync_bn', None)  # DDP refuses it on a CPU
+        cfg.randomness.virtual_ranks = ranks
+        return run(cfg, 1, processes=2)
+
+    found = contest(dict(virtual=lambda: start(2), ddp=lambda: start(None)), rounds)
+    return dict(model=model, ranks=2, **found, **_ratios(found, 'ddp'))
+
+
+def _ratios(found: Dict[str, Any], other: str) -> Dict[str, float]:
+    return dict(time_ratio=found['virtual']['seconds'] / found[other]['seconds'],
+                memory_ratio=found['virtual']['mib'] / found[other]['mib'])
+
+
+def tables(report: Dict[str, Any]) -> str:
+    """Markdown."""
+    lines = ['| model | V | a step of V accumulated batches | virtual ranks | memory, accumulated '
+             '| virtual ranks |', '|---|---|---|---|---|---|']
+    for row in report['accumulation']:
+        other = row['accumulating']
+        lines.append(f'| {row["model"]} | {row["ranks"]} | {other["seconds"]:.2f} s '
+                     f'| {_against(row["time_ratio"], "time")} | {other["mib"]:.0f} MiB '
+                     f'| {_against(row["memory_ratio"], "memory")} |')
+    lines += ['', '| model | DDP, two processes | `virtual_ranks=2`, two processes |',
+              '|---|---|---|']
+    for row in report['ddp']:
+        lines.append(f'| {row["model"]} | {row["ddp"]["seconds"]:.2f} s '
+                     f'| {_against(row["time_ratio"], "ddp")} |')
+    return '\n'.join(lines)
+
+
+def _against(ratio: float, target: str) -> str:
+    missed = '' if ratio <= TARGETS[target] else ', missed'
+    return f'{ratio:.2f} x (target {TARGETS[target]:.2f}{missed})'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('data_root', nargs='?')
+    parser.add_argument('--models', nargs='*', choices=MODELS, default=MODELS)
+    parser.add_argument('--ranks', nargs='*', type=int, default=RANKS)
+    parser.add_argument('--rounds', type=int, default=1)
+    parser.add_argument('--no-ddp', action='store_true', help='leave out the second comparison')
+    parser.add_argument('--out', help='write JSON here')
+    parser.add_argument('--page', action='store_true', help='print the tables of --out')
+    args = parser.parse_args()
+    report: Dict[str, Any] = dict(torch=torch.__version__, accumulation=[], ddp=[])
+    if args.out and os.path.exists(args.out):
+        report = json.loads(Path(args.out).read_text())
+    if args.page:
+        print(tables(report))
+        return
+
+    import mmdet.datasets
+    import mmdet.models  # noqa: F401  once, before the processes are forked
+    torch.set_num_threads(1)
+
+    def done(kind: str, row: Dict[str, Any]) -> None:
+        report[kind] = [one for one in report[kind] if (one['model'], one['ranks']) != (
+            row['model'], row['ranks'])] + [row]
+        print(kind, row['model'], row['ranks'], f'{row["time_ratio"]:.3f}',
+              f'{row["memory_ratio"]:.3f}', flush=True)
+        if args.out:
+            Path(args.out).write_text(json.dumps(report, indent=1) + '\n')
+
+    with tempfile.TemporaryDirectory() as folder:
+        for model in args.models:
+            for ranks in args.ranks:
+                done('accumulation', against_accumulation(
+                    model, ranks, args.data_root, folder, args.rounds))
+            if not args.no_ddp:
+                done('ddp', against_ddp(model, args.data_root, folder, args.rounds))
+    print(tables(report))
+
+
+if __name__ == '__main__':
+    main()
