@@ -4,25 +4,11 @@ import os
 import shutil
 
 import pytest
-from harness import Child
-from mmengine.runner import Runner
-from small_runs import config
 
 from mmrepro.cli.replay import main
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.fingerprint.reader import read_run
 from mmrepro.verify.replay import prepare
-
-
-@pytest.fixture(scope='module')
-def original(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('original')
-
-    def job():
-        Runner.from_cfg(config(folder, custom_hooks=[dict(type='FingerprintHook')])).train()
-
-    Child(job).result()
-    return folder
 
 
 def test_the_folder_is_a_run_that_replay_reads(original, tmp_path, capsys):

@@ -4,11 +4,8 @@ import json
 import os
 
 import pytest
-from harness import Child
 from launches import folder_of, training_of
 from mmengine.config import Config
-from mmengine.runner import Runner
-from small_runs import config
 
 from mmrepro.cli.replay import main
 from mmrepro.fingerprint.manifest import read_manifest
@@ -16,17 +13,6 @@ from mmrepro.fingerprint.reader import FingerprintError, read_run
 from mmrepro.fingerprint.writer import Writer
 from mmrepro.runs.launcher import TrainingFailed
 from mmrepro.verify import replay as module
-
-
-@pytest.fixture(scope='module')
-def original(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('original')
-
-    def job():
-        Runner.from_cfg(config(folder, custom_hooks=[dict(type='FingerprintHook')])).train()
-
-    Child(job).result()
-    return folder
 
 
 class Recorded:

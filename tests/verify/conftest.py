@@ -1,0 +1,1 @@
+from recorded_runs import original  # noqa: F401  a fixture
