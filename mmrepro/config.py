@@ -54,6 +54,7 @@ _CHOICES: Dict[str, Tuple[Any, ...]] = {
     'float32_precision': (None, 'highest', 'high', 'medium'),
     'fill_uninitialized_memory': _BOOL,
     'resume_strict': _BOOL,
+    'independent_predictions': _BOOL,
 }
 # key, value -> the streams that nothing draws from then; None: all of them
 _UNUSED_STREAMS = (
@@ -98,6 +99,9 @@ class RandomnessConfig:
             of every ``check_steps``-th and compare their bits; 0: repeat none.
         check_samples: with ``deterministic=True``, load at least one of so many samples twice and
             compare the results; 0: none.
+        independent_predictions: validate and test one image at a time, each with the same random
+            numbers, so that no prediction depends on other images, their order or the number of
+            ranks.
         nonrepeatable_datasets: names of dataset classes that the check of samples leaves out.
     """
     seed: Optional[int] = None
@@ -117,6 +121,7 @@ class RandomnessConfig:
     check_samples: int = 1000
     nonrepeatable_datasets: Tuple[str, ...] = ()
     virtual_ranks: Optional[int] = None
+    independent_predictions: bool = False
 
     def __post_init__(self) -> None:
         if self.seed is not None:
@@ -146,6 +151,10 @@ class RandomnessConfig:
             raise RandomnessError(
                 'randomness.cudnn_benchmark=True and randomness.deterministic=True exclude each '
                 'other; remove one of them')
+        if self.independent_predictions and self.legacy:
+            raise RandomnessError(
+                "randomness.worker_seed='mmengine' tests as MMEngine does, which "
+                'randomness.independent_predictions=True changes; remove one of them')
 
     @classmethod
     def parse(cls, randomness: Optional[Mapping[str, Any]]) -> RandomnessConfig:

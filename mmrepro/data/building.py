@@ -7,10 +7,10 @@ from typing import Any, Callable, Optional
 from torch.utils.data import DataLoader, Subset
 
 from .. import seeds
-from ..config import RandomnessError
+from ..config import RandomnessConfig, RandomnessError
 from . import dataset_tree
 
-__all__ = ['StaticOnClass', 'build_loader', 'check_loader_object', 'shuffled_subset']
+__all__ = ['StaticOnClass', 'build_loader', 'check_loader_object', 'one_by_one', 'shuffled_subset']
 
 
 class StaticOnClass:
@@ -36,6 +36,31 @@ def build_loader(build: Callable, dataloader: Any, root: int, stream: str) -> Da
     with seeds.isolate_rng():
         seeds.seed_all(root, 'dataset', 'build', stream)  # datasets may draw
         return build(dataloader, sampler_seed, False)
+
+
+def one_by_one(loader: Any, stream: str, config: RandomnessConfig) -> Any:
+    """A loader, or the dict of one; for independent predictions, with batches of one image.
+
+    Args:
+        stream: of the loop that takes the batches.
+
+    Raises:
+        RandomnessError: the batches are not the loader's to choose, or it is built already.
+    """
+    if not config.independent_predictions or stream not in ('val', 'test'):
+        return loader
+    sampler = loader.get('batch_sampler') if isinstance(loader, dict) else None
+    if sampler:
+        given = f'batch_sampler={sampler!r}; remove it'
+    elif isinstance(loader, dict):
+        return {**loader, 'batch_size': 1}
+    elif getattr(loader, 'batch_size', None) == 1:
+        return loader
+    else:
+        given = (f'a {type(loader).__name__} with batch_size='
+                 f'{getattr(loader, "batch_size", None)!r}; allowed is 1')
+    raise RandomnessError('randomness.independent_predictions=True tests one image at a time, and '
+                          f'the loader of stream {stream!r} has {given}')
 
 
 def check_loader_object(loader: Any, stream: str, training: Any) -> None:

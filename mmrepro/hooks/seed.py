@@ -105,6 +105,7 @@ _AFTER = {
     'before_val_iter': (False, lambda runner, batch: ('val', runner.iter, batch)),
     'before_test_iter': (False, lambda runner, batch: ('test', batch)),
 }
+_BEFORE_IMAGES = ('before_val_iter', 'before_test_iter')
 
 
 @HOOKS.register_module()
@@ -136,6 +137,10 @@ class SeedHook(_Seeds):
             seeds.restore_rng(self._of_hooks.before_validation)
             self._of_hooks.before_validation = None
         steps_only, key = _AFTER.get(event, (True, None))
+        if self._config.independent_predictions and event in _BEFORE_IMAGES:
+            # the same for all: no number of an image is the same wherever it is tested
+            seeds.seed_all(self._root, 'test', 'image')
+            return
         if key is not None and (
                 self._config.step_seed if steps_only else not self._config.legacy):
             self._seed(*key(runner, batch_idx))

@@ -1,0 +1,178 @@
+"""On what the predictions for an image depend: its batch, and with one setting nothing else."""
+import json
+import subprocess
+import sys
+
+import infer_fresh
+import pytest
+import torch
+from demo_runs import changed, small
+from detector_runs import shallow
+from harness import ROOT, Child, environment
+from infer_fresh import digest_of
+from mmengine.config import Config
+from mmengine.evaluator import BaseMetric
+from mmengine.registry import METRICS, MODELS, init_default_scope
+from mmengine.runner import Runner
+from small_runs import clean, config  # noqa: F401  clean is a fixture
+
+import mmrepro
+from mmrepro import RandomnessError
+
+pytestmark = pytest.mark.filterwarnings('ignore')
+DETECTORS = dict(one_stage='retinanet_r50_fpn', two_stage='faster-rcnn_r50_fpn',
+                 transformer='deformable-detr_r50')
+
+
+@METRICS.register_module(force=True)
+class DigestsOfImages(BaseMetric):
+    def process(self, data_batch, data_samples):
+        from mmdet.structures import DetDataSample
+        self.results += [(one['img_id'], digest_of(DetDataSample(pred_instances=instances(one))))
+                         for one in data_samples]
+
+    def compute_metrics(self, results):
+        return {str(image): digest for image, digest in results}
+
+
+def instances(sample):
+    from mmengine.structures import InstanceData
+    return InstanceData(**sample['pred_instances'])
+
+
+def detector(name, data_root):
+    """It has not been trained, and it keeps what it finds, however unlikely."""
+    cfg = small(DETECTORS[name], data_root)
+    if name != 'transformer':
+        shallow(cfg)
+    test = cfg.model.get('test_cfg') or {}
+    for one in (test, *test.values()):
+        if isinstance(one, dict) and 'score_thr' in one:
+            one.score_thr = 0.
+    return cfg
+
+
+@pytest.fixture(scope='module', params=[
+    pytest.param(name, marks=[] if name == 'two_stage' else pytest.mark.nightly)
+    for name in DETECTORS])
+def initialised(request, data_root, tmp_path_factory):
+    """The config of a detector, and a file with its weights."""
+    folder, name = tmp_path_factory.mktemp('detectors'), request.param
+
+    def job():
+        init_default_scope('mmdet')
+        cfg = detector(name, data_root)
+        cfg.dump(folder / f'{name}.py')
+        mmrepro.set_random_seed(0)
+        model = MODELS.build(cfg.model)
+        model.init_weights()
+        torch.save(dict(meta=dict(dataset_meta=dict(classes=tuple('abcdef'))),
+                        state_dict=model.state_dict()), folder / f'{name}.pth')
+
+    Child(job).result()
+    return str(folder / f'{name}.py'), str(folder / f'{name}.pth')
+
+
+def predictions(cfg, folder, order, batch_size, phase='test', **randomness):
+    """Digests of the predictions by image."""
+
+    def change(cfg):
+        cfg.work_dir = str(folder)
+        cfg.randomness.update(randomness)
+        loader = cfg[f'{phase}_dataloader']
+        loader.update(batch_size=batch_size, num_workers=0, persistent_workers=False)
+        loader.dataset.indices = order
+        cfg[f'{phase}_evaluator'] = dict(type='DigestsOfImages')
+
+    runner = Runner.from_cfg(changed(cfg, change))
+    return runner.test() if phase == 'test' else runner.val()
+
+
+def test_a_prediction_depends_on_its_batch_and_with_the_setting_on_nothing(initialised, tmp_path):
+    path, weights = initialised
+    cfg = Config.fromfile(path)
+    cfg.load_from = weights
+
+    def job():
+        alone = predictions(cfg, tmp_path, [0, 1, 2, 3, 4], 1)
+        batch = predictions(cfg, tmp_path, [0, 1, 2, 3, 4], 5)
+        others = [predictions(cfg, tmp_path, order, size, phase, independent_predictions=True)
+                  for order, size, phase in (([4, 3, 2, 1, 0], 3, 'test'), ([3, 1], 2, 'val'))]
+        return alone, batch, others
+
+    alone, batch, (turned, few) = Child(job).result()
+    assert len(alone) == 5 and any(count for _, count in alone.values())
+    # padding to the largest image, and kernels that add in another order for another batch
+    assert batch != alone
+    assert turned == alone
+    assert len(few) == 2 and few.items() <= alone.items()
+
+
+@METRICS.register_module(force=True)
+class Drawn(BaseMetric):
+    def process(self, data_batch, data_samples):
+        self.results.append(torch.rand(1).item().hex())
+
+    def compute_metrics(self, results):
+        return dict(drawn=results)
+
+
+def drawing(folder, independent, phase, batch_size=4):
+    loader = dict(batch_size=batch_size, num_workers=0, dataset=dict(type='Points'),
+                  sampler=dict(type='DefaultSampler', shuffle=False))
+    cfg = config(folder, randomness=dict(seed=3, independent_predictions=independent))
+    cfg[f'{phase}_dataloader'], cfg[f'{phase}_cfg'] = loader, dict()
+    cfg[f'{phase}_evaluator'] = dict(type='Drawn')
+    return getattr(Runner.from_cfg(cfg), phase)()['drawn']
+
+
+def test_every_image_has_the_same_random_numbers(tmp_path):
+    assert len(set(drawing(tmp_path, False, 'test'))) == 2
+    drawn = drawing(tmp_path, True, 'test')
+    assert len(drawn) == 8 and len(set(drawn)) == 1
+    assert drawing(tmp_path, True, 'val') == drawn
+
+
+def test_loaders_whose_batches_are_not_ours_are_refused(tmp_path):
+    loader = torch.utils.data.DataLoader([dict(x=torch.zeros(2))] * 4, batch_size=2)
+    cfg = config(tmp_path, randomness=dict(seed=3, independent_predictions=True))
+    runner = Runner.from_cfg(cfg)
+    runner._test_dataloader, runner._test_loop = loader, dict()
+    runner._test_evaluator = dict(type='Drawn')
+    with pytest.raises(RandomnessError, match=r"stream 'test' has a DataLoader with batch_size=2; "
+                       'allowed is 1'):
+        runner.test()
+    runner._test_dataloader = dict(dataset=dict(type='Points'), batch_sampler=dict(type='Mine'),
+                                   sampler=dict(type='DefaultSampler'), batch_size=2)
+    with pytest.raises(RandomnessError, match="batch_sampler={'type': 'Mine'}; remove it"):
+        runner.test()
+
+
+def test_mmengines_own_streams_test_as_mmengine_does():
+    from mmrepro import RandomnessConfig
+    with pytest.raises(RandomnessError, match='independent_predictions=True changes'):
+        RandomnessConfig(seed=1, worker_seed='mmengine', step_seed=False,
+                         independent_predictions=True)
+
+
+def fresh(path, weights, images, hash_seed):
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', infer_fresh.__file__, path, weights, *images],
+        env=dict(environment(), PYTHONHASHSEED=hash_seed), cwd=ROOT, text=True,
+        capture_output=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_inference_repeats_in_any_process_and_order(initialised, data_root):
+    data = Config.fromfile(initialised[0]).test_dataloader.dataset
+    with open(f'{data_root}/{data.ann_file}') as file:
+        names = [one['file_name'] for one in json.load(file)['images'][:3]]
+    images = [f'{data_root}/{data.data_prefix.img}/{name}' for name in names]
+    first = fresh(*initialised, images, '1')
+    assert first == fresh(*initialised, images[::-1], '2')
+    assert set(first) == {'by_inferencer', 'by_function', 'with_augmentation'}
+    for way, digests in first.items():
+        assert len({digest for digest, _ in digests.values()}) == 3, way
+        assert all(count for _, count in digests.values()), way
+    assert first['by_inferencer'] == first['by_function'] != first['with_augmentation']
