@@ -10,6 +10,7 @@ from mmengine.runner import BaseLoop, Runner
 from torch.utils.data import DataLoader
 
 from . import determinism, ops, patches, seeds
+from .checkpoint.evaluated import EvaluatedModel
 from .checkpoint.files import local_loading
 from .checkpoint.format_cache import cache_formatted_texts
 from .checkpoint.resuming import Resume
@@ -51,6 +52,7 @@ class ReproRunnerMixin:
         # before the model, the loaders and their workers are built from another seed
         self._repro = self.resuming.seeded(given)
         self.saving, self.starts = Save(self._repro.legacy), Starts(self._repro)
+        self.evaluated = EvaluatedModel(self._repro.legacy)
         self._flag_watch = FlagWatch()
         cache_formatted_texts()
         if seeded:
@@ -160,7 +162,8 @@ class ReproRunnerMixin:
         self._hold()  # a hook may have built a runner of its own
         if fn_name == 'before_train_iter':
             self._flag_watch.step(self._repro.deterministic is True, self.logger)
-        with self.saving.event(fn_name, self.iter, kwargs.get('metrics')):
+        with self.saving.event(fn_name, self.iter, kwargs.get('metrics')), \
+                self.evaluated.event(fn_name, self):
             super().call_hook(fn_name, **kwargs)
         self._seeds.follow(fn_name, self, kwargs.get('batch_idx'))
 
@@ -199,6 +202,7 @@ class ReproRunnerMixin:
         if not isinstance(loader, (dict, type(None))) and not self._repro.legacy:
             # the loop takes a loader object as it is
             building.check_loader_object(loader, stream, self._train_dataloader)
+            building.one_by_one(loader, stream, self._repro)
             self._adopt(loader, stream, loader.worker_init_fn)
         self._stream = stream
         try:
@@ -214,6 +218,7 @@ class ReproRunnerMixin:
             return super().build_dataloader(dataloader, seed, diff_rank_seed)
         if isinstance(dataloader, DataLoader):
             return dataloader
+        dataloader = building.one_by_one(dataloader, self._stream, self._repro)
         loader = building.build_loader(super().build_dataloader, share_workers(dataloader),
                                        self._repro.root, self._stream)
         user_init = loader.worker_init_fn if 'worker_init_fn' in dataloader else None
@@ -235,7 +240,8 @@ class ReproRunnerMixin:
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
         """As MMEngine's, but all ranks call it, and the file appears whole or not at all."""
-        self.saving.write(self, super().save_checkpoint, out_dir, filename, *args, **kwargs)
+        with self.evaluated.suspended():
+            self.saving.write(self, super().save_checkpoint, out_dir, filename, *args, **kwargs)
 
 
 @RUNNERS.register_module()

@@ -20,6 +20,7 @@ mmengine.config.config.FormatCode = lambda text, **style: (text, True)
 # them out, except for the test that is marked `smoke`.
 SLOW = {
     'audit/test_audit_rules.py',
+    'checkpoint/test_evaluated_model.py',
     'checkpoint/test_lost_state.py',
     'checkpoint/test_other_loaders.py',
     'checkpoint/test_resume.py',
@@ -60,6 +61,7 @@ SLOW = {
     'patches/test_hash_order.py',
     'test_invariance.py',
     'test_packaging.py',
+    'test_predictions.py',
     'test_runner.py',
     'test_user_code.py',
     'test_streams_with_roots.py',

@@ -6,7 +6,7 @@ from typing import Callable, Iterator, Tuple
 
 from ..checkpoint.adapters import ADAPTERS
 from ..determinism.tables import CUDA_ENV, ENV, PolicySettings
-from .findings import CHANGES, HINT, MAY, Found, Hits, when
+from .findings import CHANGES, MAY, Found, Hits, when
 from .sources import Hit, SourceFile
 from .subject import Subject
 
@@ -56,7 +56,7 @@ not_built = when(lambda s: s.model_error, 'model', lambda s: s.model_error)
 
 def rank_statistics(s: Subject) -> Hits:
     """BatchNorm that each rank keeps for itself; only once the launcher says how many."""
-    if s.world_size < 2 or s.model is None or s.cfg.get('sync_bn'):
+    if s.world_size < 2 or s.model is None or s.keyed or s.cfg.get('sync_bn'):
         return
     from torch.nn import SyncBatchNorm
     from torch.nn.modules.batchnorm import _BatchNorm
@@ -67,7 +67,7 @@ def rank_statistics(s: Subject) -> Hits:
         if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm) \
                 and module.weight is not None and module.weight.requires_grad:
             yield Found(f'model.{path}', f'{type(module).__name__} with its own statistics on '
-                        f'each of {s.world_size} ranks', HINT if s.keyed else None)
+                        f'each of {s.world_size} ranks')
             return
 
 

@@ -89,10 +89,10 @@ RULES: Tuple[AuditRule, ...] = (
          'buckets then depend on which parameters a batch used',
          '', f'{_CAUSES} B9', TWO_LINES),
     AuditRule('rank-statistics', MAY, environment_rules.rank_statistics,
-         'every rank has statistics of its own part of the data: the model that is evaluated has '
-         "rank 0's, and a resume of stock MMEngine gives them to all",
-         "or norm_cfg=dict(type='SyncBN')", f'{_CAUSES} A10',
-         {'custom_hooks': [dict(type='SyncBuffersHook')]}),
+         'every rank has statistics of its own part of the data and validates with them; the '
+         "checkpoint has rank 0's, and a resume gives them to all",
+         "mmrepro validates with their mean and saves it; norm_cfg=dict(type='SyncBN') makes them "
+         'equal in training', f'{_CAUSES} A10', TWO_LINES),
     AuditRule('accumulation', HINT, setting_rules.accumulation,
          'a run that is killed in the middle of a cycle loses the sums',
          'or checkpoints at multiples of accumulative_counts', f'{_CAUSES} B3', TWO_LINES),

@@ -1,4 +1,4 @@
-"""State that differs between ranks: rank 0 writes the checkpoint, the others send theirs.
+"""State that differs between ranks: all of it goes into the checkpoint, which rank 0 writes.
 
 Buffers that no collective operation keeps equal (BatchNorm without synchronisation, SeesawLoss,
 GHM), attributes, and gradients in the middle of an accumulation cycle.
@@ -32,11 +32,15 @@ def own_state(runner: Any) -> Dict[str, Dict[str, Any]]:
                 buffers=dict(_buffers(runner)))
 
 
-def gather(state: Dict[str, Dict[str, Any]]) -> Dict[int, Dict[str, Dict[str, Any]]]:
-    """State in which ranks differ from rank 0. A collective operation; rank 0 gets the result.
+def gather(state: Dict[str, Dict[str, Any]],
+           to_all: bool = False) -> Dict[int, Dict[str, Dict[str, Any]]]:
+    """State in which ranks differ. A collective operation; rank 0 gets the result.
+
+    Args:
+        to_all: all ranks get it.
 
     Returns:
-        dict: ``{rank: {part: {name: value}}}`` without rank 0; empty where all ranks are equal.
+        dict: ``{rank: {part: {name: value}}}``; empty where all ranks are equal.
 
     Raises:
         AgreementError: a rank did not come, because it did not save a checkpoint; names it.
@@ -50,9 +54,15 @@ def gather(state: Dict[str, Dict[str, Any]]) -> Dict[int, Dict[str, Dict[str, An
         return {}
     mine = {part: portable({name: value for name, value in state[part].items()
                             if f'{part}/{name}' in different}) for part in PARTS}
-    found = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(mine, found)
-    return {} if found is None else dict(enumerate(found[1:], 1))
+    found: List[Any] = [None] * dist.get_world_size()
+    if to_all:
+        dist.all_gather_object(found, mine)
+    elif dist.get_rank() == 0:
+        dist.gather_object(mine, found)
+    else:
+        dist.gather_object(mine)
+        return {}
+    return dict(enumerate(found))
 
 
 def _different(ranks: List[List[Dict[str, str]]]) -> List[str]:

@@ -14,7 +14,7 @@ from ..config import RandomnessError
 from ..data import unfinished
 from ..data.cursor import CountedIterator
 from ..version import __version__
-from . import rank_state
+from . import evaluated, rank_state
 from .completeness import check_readable, lacks
 from .files import is_local, local_loading, replace_with
 
@@ -137,11 +137,12 @@ class Save:
             return
         self._name_unfinished(runner)
         own = self._own or rank_state.own_state(runner)
+        evaluated.publish(runner, self._ranks, checkpoint['state_dict'])
         checkpoint['mmrepro'] = dict(
             attributes=own['attributes'],
             gradients=rank_state.portable(own['gradients']),
             buffers=rank_state.portable(rank_state.unsaved_buffers(runner)),
-            ranks=self._ranks,
+            ranks=self._parts_of_ranks(),
             counts=rank_state.counts(runner),
             metrics=self._metrics,
             validated=self._validated)
@@ -153,6 +154,11 @@ class Save:
                 for name in [name for name, value in state.items() if callable(value)]:
                     del state[name]
         check_readable(checkpoint)
+
+    def _parts_of_ranks(self) -> Dict[int, Dict[str, Dict[str, Any]]]:
+        # the file has everything else of rank 0 anyway
+        return {rank: state if rank else dict(buffers=state['buffers'])
+                for rank, state in self._ranks.items()}
 
     def _cursor(self, runner: Any, meta: Mapping[str, Any]) -> Tuple[int, int]:
         iterator = getattr(runner.train_loop, 'dataloader_iterator', None)

@@ -69,6 +69,8 @@ def collect_facts(config: Any, randomness: Mapping[str, Any], world_size: int) -
     facts = start_fields('', randomness)
     del facts['config']
     facts['world_size'] = world_size
+    if world_size > 1 and randomness.get('worker_seed', 'mmengine') != 'mmengine':
+        facts['evaluation.buffers'] = 'common to all ranks'
     facts.update(_hardware())
     for module, distributions in PACKAGES.items():
         if module in sys.modules:

@@ -109,6 +109,7 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
     ('randomness.seed', CHANGES, 'different order of data, different random numbers'),
     ('randomness.resume_strict', HARMLESS, ''),
     ('randomness.check_* randomness.nonrepeatable_datasets', HARMLESS, 'checks change no bit'),
+    ('randomness.independent_predictions', CHANGES, 'training reacts to metrics', 'metrics'),
     ('randomness.virtual_ranks', CHANGES,
      'gradients are added up in another order over the ranks'),
     ('randomness.operators', HARMLESS, 'the provider of operators is compared by itself'),
@@ -156,6 +157,7 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
     ('config.train_cfg.val_* config.train_cfg.dynamic_intervals* config.val_cfg*', CHANGES,
      'validation moves the generators of a stock run; training reacts to metrics, or to averages '
      'of BatchNorm over ranks', 'validation'),
+    ('evaluation.*', CHANGES, 'training reacts to metrics', 'metrics'),
     ('config.val_dataloader* config.val_evaluator*', CHANGES, 'training reacts to metrics',
      'metrics'),
     ('config.default_hooks.checkpoint* config.default_hooks.logger* config.default_hooks.timer* '
@@ -174,7 +176,7 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
 RULES = tuple(FactRule(pattern, *row) for patterns, *row in _ROWS for pattern in patterns.split())
 
 # facts that older checkpoints lack, with the value that they had
-_LATER = {'randomness.virtual_ranks': None}
+_LATER = {'randomness.virtual_ranks': None, 'randomness.independent_predictions': False}
 # facts that only one of the processes had when it looked, or that older checkpoints lack
 _LATE = ('version.', 'train_', 'torch._dynamo')
 # of facts that exist only once a module is imported

@@ -142,6 +142,7 @@ class PreemptHook(Hook):
 
 def abandon_validation(runner: Any) -> None:
     """Bring the model back to what is trained; validation starts again in the resumed run."""
+    runner.evaluated.leave()
     for hook in runner.hooks:
         if isinstance(hook, EMAHook):
             # the averages are in the model while it is validated

@@ -411,8 +411,7 @@ def test_every_argument_of_the_runner_is_a_known_key():
 
 
 def test_a_resume_gives_ranks_and_cycles_their_state_back():
-    ranks = subject(clean(model=conv('BN')), env=RANKS)
-    assert [finding.severity for finding in found(ranks, 'rank-statistics')] == [HINT]
+    assert not found(subject(clean(model=conv('BN')), env=RANKS), 'rank-statistics')
     cycle = clean(optim_wrapper=optimizer(accumulative_counts=4))
     assert not found(subject(cycle, env=RANKS), 'accumulation')
 

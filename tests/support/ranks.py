@@ -1,11 +1,12 @@
 """Several ranks on the CPU over gloo, each a forked child of this warm process."""
 import os
 import socket
+from contextlib import contextmanager
 
 from demo_runs import changed
 from harness import Child, train
 
-__all__ = ['as_rank', 'free_port', 'on_ranks']
+__all__ = ['as_rank', 'free_port', 'joined', 'on_ranks']
 
 
 def free_port() -> int:
@@ -14,17 +15,24 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-def as_rank(rank, world_size, port, cfg, work_dir, prepare=lambda runner: None):
+@contextmanager
+def joined(rank, world_size, port, cfg):
+    """A runner of ``cfg`` that is built in this block is this rank."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size),
                       MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
     cfg.launcher = 'pytorch'
     cfg.env_cfg.dist_cfg = dict(backend='gloo', timeout=300)
     import torch.distributed
     try:
-        return train(cfg, work_dir, prepare=prepare)
+        yield
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+def as_rank(rank, world_size, port, cfg, work_dir, prepare=lambda runner: None):
+    with joined(rank, world_size, port, cfg):
+        return train(cfg, work_dir, prepare=prepare)
 
 
 def on_ranks(world_size, cfg, work_dir, of_rank=lambda rank, cfg: None, function=as_rank):

@@ -1,0 +1,217 @@
+"""On several ranks, one model is validated, saved and tested; training does not notice."""
+import pytest
+import torch
+from harness import digest
+from mmengine.config import Config
+from mmengine.evaluator import BaseMetric
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS
+from mmengine.runner import Runner
+from ranks import as_rank, joined, on_ranks
+
+import mmrepro  # noqa: F401
+from mmrepro.checkpoint.evaluated import mean_of_ranks
+
+
+@MODELS.register_module(force=True)
+class OwnStatistics(BaseModel):
+    """BatchNorm without synchronisation, and a number that every rank counts for itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8),
+                                          torch.nn.Linear(8, 1))
+        self.register_buffer('seen', torch.zeros(1))
+
+    def forward(self, x, mode='tensor'):
+        x = torch.stack(x).float()
+        if mode == 'loss':
+            self.seen.add_(x.abs().sum())
+            return dict(loss=(self.layers(x) - x[:, :1]).square().mean())
+        return list(self.layers(x) + self.seen)
+
+
+@DATASETS.register_module(force=True)
+class Spread(torch.utils.data.Dataset):
+    metainfo = {}
+
+    def __init__(self, size=13):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, i):
+        return dict(x=torch.tensor([i, 1., i * i / 9]))
+
+
+@METRICS.register_module(force=True)
+class Predictions(BaseMetric):
+    """The predictions themselves, as text: nothing is rounded."""
+
+    def process(self, data_batch, data_samples):
+        self.results += [float(value).hex() for value in data_samples]
+
+    def compute_metrics(self, results):
+        return dict(predictions=digest(results), first=results[0], last=results[-1])
+
+
+@HOOKS.register_module(force=True)
+class SavesWhileValidating(Hook):
+
+    def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if batch_idx == 1:
+            runner.save_checkpoint(runner.work_dir, f'validating_{runner.iter}.pth', by_epoch=False,
+                                   meta=dict(epoch=runner.epoch, iter=runner.iter))
+
+
+EMA = dict(type='EMAHook', momentum=0.3)
+AVERAGES = {'none': [], 'weights': [EMA], 'weights and buffers': [dict(EMA, update_buffers=True)]}
+
+
+def settings(work_dir, average='none', **changes):
+    loader = dict(batch_size=3, num_workers=0, dataset=dict(type='Spread'),
+                  sampler=dict(type='DefaultSampler', shuffle=False))
+    cfg = Config(dict(
+        model=dict(type='OwnStatistics'), work_dir=str(work_dir), log_level='ERROR',
+        train_dataloader=dict(loader, dataset=dict(type='Spread', size=18),
+                              sampler=dict(type='DefaultSampler', shuffle=True)),
+        val_dataloader=dict(loader, batch_size=1), val_evaluator=dict(type='Predictions'),
+        test_dataloader=dict(loader, batch_size=1), test_evaluator=dict(type='Predictions'),
+        val_cfg=dict(), test_cfg=dict(), train_cfg=dict(by_epoch=True, max_epochs=3),
+        optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.05)),
+        custom_hooks=list(AVERAGES[average]),
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1, by_epoch=False,
+                                           max_keep_ckpts=-1), logger=None),
+        env_cfg=dict(dist_cfg=dict(backend='gloo')),
+        randomness=dict(seed=5, deterministic=True)))
+    cfg.merge_from_dict(changes)
+    return cfg
+
+
+def trained(rank, world, port, cfg, work_dir):
+    kept = []
+    result = as_rank(rank, world, port, cfg, work_dir, kept.append)
+    runner, = kept
+    averages = [hook.ema_model.state_dict() for hook in runner.hooks if hasattr(hook, 'ema_model')]
+    return dict(result, model=digest(runner.model.module.state_dict()), ema=digest(averages))
+
+
+def evaluated(rank, world, port, cfg, work_dir):
+    found = []
+    with joined(rank, world, port, cfg):
+        for iteration in (3, 6, 9):
+            cfg.load_from = f'{work_dir}/iter_{iteration}.pth'
+            metrics = Runner.from_cfg(cfg).test()
+            found.append({name: repr(value) for name, value in metrics.items()})
+    return found
+
+
+@pytest.fixture(scope='module', params=AVERAGES)
+def run(request, tmp_path_factory):
+    """The results of two ranks, and where they are."""
+    folder = tmp_path_factory.mktemp('run')
+    cfg = settings(folder, request.param)
+    return request.param, folder, on_ranks(2, cfg, folder, function=trained)
+
+
+@pytest.mark.parametrize('world', [1, 2])
+def test_the_checkpoint_is_the_model_that_was_validated(world, run, tmp_path):
+    average, folder, (first, second) = run
+    assert first['model'] != second['model'], 'ranks train with statistics of their own'
+    assert first['metrics'] == second['metrics'] and len(first['metrics']) == 3
+    for found in on_ranks(world, settings(tmp_path, average), folder, function=evaluated):
+        assert found == first['metrics']
+
+
+def test_training_goes_on_as_if_nothing_was_validated_or_saved(run, tmp_path):
+    average, _, expected = run
+    cfg = settings(tmp_path, average)
+    cfg.default_hooks.checkpoint = None
+    cfg.val_dataloader = cfg.val_evaluator = cfg.val_cfg = None
+    for before, after in zip(expected, on_ranks(2, cfg, tmp_path, function=trained)):
+        for part in ('loss', 'model', 'ema', 'optimizer'):
+            assert before[part] == after[part], part
+
+
+def test_a_resumed_rank_has_its_own_statistics(run, tmp_path):
+    average, folder, expected = run
+    cfg = settings(tmp_path, average, resume=True, load_from=str(folder / 'iter_4.pth'))
+    for before, after in zip(expected, on_ranks(2, cfg, tmp_path, function=trained)):
+        assert before['loss'][4:] == after['loss'] and before['metrics'][1:] == after['metrics']
+        for part in ('model', 'ema', 'optimizer'):
+            assert before[part] == after[part], part
+
+
+def test_a_checkpoint_of_a_validation_holds_what_is_trained(tmp_path):
+    cfg = settings(tmp_path, custom_hooks=[dict(type='SavesWhileValidating')])
+    expected = on_ranks(2, cfg, tmp_path, function=trained)
+    content = [torch.load(tmp_path / name, weights_only=False)
+               for name in ('iter_3.pth', 'validating_3.pth')]
+    assert digest(content[0]['state_dict']) == digest(content[1]['state_dict'])
+    assert digest(content[0]['mmrepro']['ranks']) == digest(content[1]['mmrepro']['ranks'])
+    assert set(content[0]['mmrepro']['ranks']) == {0, 1}
+    again = on_ranks(2, settings(tmp_path / 'again'), tmp_path / 'again', function=trained)
+    assert [one['model'] for one in expected] == [one['model'] for one in again]
+
+
+def test_statistics_are_averaged_and_other_buffers_are_those_of_rank_0(run):
+    average, folder, _ = run
+    prefix = 'model.' if average == 'none' else 'ema.module.'
+    content = torch.load(folder / 'iter_9.pth', weights_only=False)
+    own = [content['mmrepro']['ranks'][rank]['buffers'] for rank in (0, 1)]
+    saved = content['state_dict']
+    for name in ('layers.1.running_mean', 'layers.1.running_var'):
+        values = [one[prefix + name].double() for one in own]
+        assert not torch.equal(*values)
+        assert torch.equal(saved[name], ((values[0] + values[1]) / 2).float())
+    assert own[0][f'{prefix}seen'] != own[1][f'{prefix}seen']
+    assert saved['seen'] == own[0][f'{prefix}seen']
+
+
+def test_an_evaluation_that_fails_leaves_nothing_behind(tmp_path):
+    cfg = settings(tmp_path)
+    for first, second in zip(on_ranks(2, cfg, tmp_path / 'a', function=validated_in_vain),
+                             on_ranks(2, cfg, tmp_path / 'b', function=trained)):
+        assert first['model'] == second['model']
+
+
+def validated_in_vain(rank, world, port, cfg, work_dir):
+    class Fails(Hook):
+        done = False
+
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            if runner.iter == 5 and not self.done:
+                Fails.done = True
+                try:
+                    runner.val_loop.run()
+                except KeyError:
+                    runner.model.train()
+
+        def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            if runner.iter == 5:
+                raise KeyError('in the middle of a validation')
+
+    kept = []
+
+    def prepare(runner):
+        kept.append(runner)
+        runner.register_hook(Fails())
+
+    as_rank(rank, world, port, cfg, work_dir, prepare)
+    return dict(model=digest(kept[0].model.module.state_dict()))
+
+
+@pytest.mark.parametrize('ranks', [2, 3, 5])
+def test_the_mean_of_equal_values_is_that_value(ranks):
+    value = torch.tensor([0.1, 1e-38, float('inf'), 3e38, -0.])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        one = value.to(dtype)
+        assert digest(mean_of_ranks([one] * ranks)) == digest(one)
+
+
+def test_the_mean_does_not_overflow_and_shows_what_is_not_finite():
+    large, nan = torch.tensor([3e38]), torch.tensor([float('nan')])
+    assert mean_of_ranks([large, large * 1.0625])[0] == large[0] * 1.03125
+    assert mean_of_ranks([large, nan]).isnan().all()
