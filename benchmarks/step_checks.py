@@ -22,7 +22,7 @@ from mmrepro.step_check.check import StepCheck
 from mmrepro.step_check.train_step import around_next_step
 
 MODELS = ('faster-rcnn_r50_fpn', 'rtmdet_tiny')
-LENGTHS = (10_000, 90_000)  # iterations of trainings
+LENGTHS = (1_000, 10_000, 90_000)  # iterations of trainings
 INTERVAL = 1000
 
 

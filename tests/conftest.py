@@ -59,6 +59,7 @@ SLOW = {
     'ops/test_provider.py',
     'ops/triton/test_kernels.py',
     'patches/test_hash_order.py',
+    'step_check/test_repeated_steps.py',
     'test_invariance.py',
     'test_packaging.py',
     'test_predictions.py',

@@ -1,13 +1,14 @@
 """Run the step of an iteration twice, and stop the run if the bits differ.
 
-The first pass works on a copy of the batch and ends where the optimizer would step. Then everything
-that it has changed is put back, and the real step runs; its losses and gradients are compared with
+The first pass works on a copy of the batch and ends where the optimizer would step. Then what
+checkpoints keep is put back, and the real step runs; its losses and gradients are compared with
 those of the first pass before the optimizer uses them. The training has the bits that it has
 without the check.
 
-Attributes that no checkpoint keeps are put back as well. If the first pass has changed some, one
-more pass runs before they are, in which only they are as the first pass left them: a counter or a
-generator that reaches the loss shows there.
+Attributes that no checkpoint keeps are not put back: the step finds them as the first pass has left
+them, so a counter or a generator that reaches the loss shows as a difference. When the bits agree,
+everything is set to what the first pass left, just before the optimizer steps: that pass began with
+the state of the training, so what it counted is what the training counts.
 """
 from __future__ import annotations
 
@@ -71,18 +72,19 @@ class StepCheck:
         self._explain(first, second[0])
 
     def _rehearse(self) -> PassDigests:
-        """The passes before the step, which starts from the same state afterwards."""
+        """The pass before the step. What checkpoints keep is then as it was."""
         self._state = StepState(self._runner)
-        first = self._pass()
-        changed = self._state.changed()
-        # all ranks run the same number of passes, because passes communicate
-        if settle(TOPIC, bool(changed), any):
-            self._state.put_back(unsaved=False)
-            second = self._pass()
-            if self._differ(first, second):
-                self._explain(first, second, changed)
-        self._state.put_back()
+        self._left: Optional[StepState] = None
+        first = self._pass(ending=self._keep_changes)
+        # again: a context of the step may have changed some and put them back when it was left
+        self._suspects = self._state.changed() if self._left is not None else []
+        self._state.put_back(unsaved=False)
         return first
+
+    def _keep_changes(self) -> None:
+        """The first pass has come to the optimizer."""
+        if self._state.changed():
+            self._left = StepState(self._runner)
 
     def _problem(self) -> str:
         """Why the batch of some rank cannot be given to a second pass; ''."""
@@ -93,12 +95,14 @@ class StepCheck:
             problem = f'a batch cannot be copied: {type(error).__name__}: {error}'
         return settle(TOPIC, problem, max)
 
-    def _pass(self, recorder: Optional[OperatorRecorder] = None) -> PassDigests:
+    def _pass(self, recorder: Optional[OperatorRecorder] = None,
+              ending: Callable[[], None] = lambda: None) -> PassDigests:
         """One pass on a copy of the batch, up to where the optimizer would step."""
         found: List[PassDigests] = []
 
         def reached(digests: PassDigests) -> None:
             found.append(digests)
+            ending()
             raise _Reached
 
         args, kwargs = _copied(self._runner, self._args, self._kwargs)
@@ -116,26 +120,30 @@ class StepCheck:
         if self._differ(first, second):
             found.append(second)
             raise _Reached
+        if self._left is not None:
+            with _disable_current_modes():
+                # without the gradients, which are equal
+                self._left.put_back(gradients=False)
 
     def _differ(self, first: PassDigests, second: PassDigests) -> bool:
         """Whether two passes differ on any rank."""
         return settle(TOPIC, bool(first.differing(second)), any)
 
-    def _explain(self, first: PassDigests, second: PassDigests,
-                 suspects: Optional[List[str]] = None) -> None:
-        """Record two more passes, and stop all ranks.
-
-        ``suspects`` are attributes that the second pass found as the first had left them.
-        """
-        digests, records = [], []
+    def _explain(self, first: PassDigests, second: PassDigests) -> None:
+        """Record two or three more passes, and stop all ranks."""
+        suspects = None
         with _disable_current_modes():
             self._state.put_back()
-            for _ in range(2):
-                found, recorded = self._recorded()
-                digests.append(found)
-                records.append(recorded)
-                self._state.put_back(unsaved=suspects is None)
+            one = self._recorded()
             self._state.put_back()
+            other = self._recorded()
+            # passes from the same attributes agree, so these may be what differs
+            if settle(TOPIC, bool(self._suspects), any) and not self._differ(one[0], other[0]):
+                self._state.put_back(unsaved=False)
+                other = self._recorded()
+                suspects = self._suspects if self._differ(one[0], other[0]) else None
+            self._state.put_back()
+        digests, records = zip(one, other)
         report(self._runner, [first, second, *digests], records, suspects)
 
     def _recorded(self) -> tuple:

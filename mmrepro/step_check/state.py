@@ -34,10 +34,15 @@ class StepState:
         """Attributes, by path, that are other than they were and that no checkpoint keeps."""
         return self._attributes.changed()
 
-    def put_back(self, unsaved: bool = True) -> None:
-        """Let the run be as it was; with ``unsaved=False``, but for what no checkpoint keeps."""
+    def put_back(self, unsaved: bool = True, gradients: bool = True) -> None:
+        """Let the run be as it was.
+
+        Args:
+            unsaved: Also what no checkpoint keeps.
+            gradients: Also the gradients.
+        """
         self._attributes.put_back(unsaved)
-        for parameter, gradient, content in self._gradients:
+        for parameter, gradient, content in self._gradients if gradients else ():
             parameter.grad = gradient
             if gradient is not None:
                 # the same tensor: it may be a view into a buffer of the communication
