@@ -4,12 +4,12 @@ from __future__ import annotations
 import hashlib
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import numpy as np
 import torch
 
-__all__ = ['first_difference', 'state_digest']
+__all__ = ['exact_digest', 'first_difference', 'state_digest']
 
 # what they hold is code, or a hash of their text
 CODE = (type, BuiltinFunctionType, FunctionType, MethodType, ModuleType, PurePath)
@@ -23,46 +23,73 @@ def state_digest(state: Any) -> str:
     Tensors and arrays count with dtype and shape; objects with their class and attributes, never
     with their address; sets with the sorted ``repr`` of their items; other values with their
     ``repr``.
+
+    Files hold such digests, so they stay what they are: a tuple counts as a list, which is what
+    JSON makes of it, and numbers side by side are not told apart ([1, 11] and [11, 1]). What is
+    compared within one version is compared by :func:`exact_digest`.
     """
     digest = hashlib.sha256()
-    _update(digest, state, ())
+    _update(digest, lambda text: digest.update(text.encode()), state, (), False)
     return digest.hexdigest()
 
 
-def _update(digest: Any, value: Any, above: Tuple[int, ...]) -> None:
+def exact_digest(state: Any) -> str:
+    """As :func:`state_digest`, but no two values are alike. Not for files: its form may change.
+
+    >>> state_digest([1, 11]) == state_digest((11, 1))
+    True
+    >>> len({exact_digest(one) for one in ([1, 11], [11, 1], (1, 11), [1, [11]], ['1', 11])})
+    5
+    """
+    digest = hashlib.sha256()
+
+    def write(text: str) -> None:
+        content = text.encode()
+        digest.update(b'%d ' % len(content))
+        digest.update(content)
+
+    _update(digest, write, state, (), True)
+    return digest.hexdigest()
+
+
+def _update(digest: Any, write: Callable[[str], None], value: Any, above: Tuple[int, ...],
+            exact: bool) -> None:
     """``above``: ids of the objects that hold this one, because objects may refer to each other."""
+    def update(part: Any, within: Tuple[int, ...] = above) -> None:
+        _update(digest, write, part, within, exact)
+
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu().contiguous()
         if tensor.numel() < 2:  # counts as contiguous with any stride, bytes need a stride of 1
             tensor = tensor.clone(memory_format=torch.contiguous_format)
-        digest.update(f'tensor {tensor.dtype} {tuple(tensor.shape)}'.encode())
+        write(f'tensor {tensor.dtype} {tuple(tensor.shape)}')
         # as bytes, because numpy has no bfloat16
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
         # the repr of a long array leaves most of it out
-        digest.update(f'array {value.dtype} {value.shape}'.encode())
+        write(f'array {value.dtype} {value.shape}')
         digest.update(value.tobytes())
     elif isinstance(value, dict):
-        digest.update(f'dict {len(value)}'.encode())
+        write(f'dict {len(value)}')
         for key in sorted(value, key=repr):
-            digest.update(repr(key).encode())
-            _update(digest, value[key], above)
+            write(repr(key))
+            update(value[key])
     elif isinstance(value, np.ndarray):
-        _update(digest, value.tolist(), above)
+        update(value.tolist())
     elif isinstance(value, (list, tuple)):
-        digest.update(f'list {len(value)}'.encode())
+        write(f'{type(value).__name__ if exact else "list"} {len(value)}')
         for item in value:
-            _update(digest, item, above)
+            update(item)
     elif isinstance(value, (set, frozenset)):
-        _update(digest, sorted(map(repr, value)), above)
+        update(sorted(map(repr, value)))
     elif _has_parts(value) and id(value) not in above:
-        digest.update(type(value).__qualname__.encode())
-        _update(digest, _attributes(value), (*above, id(value)))
+        write(type(value).__qualname__)
+        update(_attributes(value), (*above, id(value)))
     else:
         text = repr(value)
         if ' at 0x' in text:
             text = getattr(value, '__qualname__', type(value).__qualname__)
-        digest.update(text.encode())
+        write(text)
 
 
 def _has_parts(value: Any) -> bool:
@@ -95,7 +122,7 @@ def first_difference(one: Any, other: Any, path: str = '',
     >>> first_difference(dict(a=[1, 2]), dict(a=[1, 3]))
     ("['a'][1]", '2', '3')
     """
-    if state_digest(one) == state_digest(other):
+    if exact_digest(one) == exact_digest(other):
         return None
     parts, others = _named(one), _named(other)
     if depth and type(one) is type(other) and parts.keys() == others.keys():
@@ -129,5 +156,5 @@ def _shown(value: Any, other: Any) -> str:
         return text
     flat, of_other = value.reshape(-1), other.reshape(-1)
     first = next((i for i in range(len(flat))
-                  if state_digest(flat[i:i + 1]) != state_digest(of_other[i:i + 1])), 0)
+                  if exact_digest(flat[i:i + 1]) != exact_digest(of_other[i:i + 1])), 0)
     return f'{flat[first]!r} at {[int(i) for i in np.unravel_index(first, shape)]} of {text}'

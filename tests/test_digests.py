@@ -1,6 +1,8 @@
 """SHA-256 of nested values: every bit counts, addresses never do."""
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from mmdet.structures.bbox import HorizontalBoxes
 from mmdet.structures.mask import BitmapMasks
 from mmengine.structures import InstanceData
 
-from mmrepro.digests import state_digest
+from mmrepro.digests import exact_digest, first_difference, state_digest
 from mmrepro.fingerprint.digest import tensor_digest
 
 
@@ -48,6 +50,17 @@ def test_state_digest_of_today_is_that_of_every_version():
                  array=np.arange(3, dtype='i4'), names=['a', b'b'], empty=torch.zeros(0, 2))
     assert state_digest(state) == (
         'f146a7fc7358a565ff98a81c37441f0245828a3dcc71d7a4225a05f357cf5421')
+
+
+def test_nothing_that_is_compared_within_a_run_counts_as_something_else():
+    values = [[1, 11], [11, 1], (1, 11), [1, [11]], [[1, 1], 1], ['1', 11], dict(a=1), [1, '1'],
+              {1: 1, 2: 1}, {1: (1, 2)}, [True, 1], [1., 1], [{1, 11}], [frozenset('a'), 'b'],
+              ['a', 'b'], ["a'b"], np.array([1, 11]), [np.array([1]), np.array([11])]]
+    assert len(set(map(exact_digest, values))) == len(values)
+    assert list(map(exact_digest, copy.deepcopy(values))) == list(map(exact_digest, values))
+    assert first_difference([1, 11], [11, 1]) == ('[0]', '1', '11')
+    assert first_difference(dict(shape=(1, 2)), dict(shape=[1, 2])) == (
+        "['shape']", '(1, 2)', '[1, 2]')
 
 
 def test_a_single_element_with_odd_strides_has_a_digest():

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..digests import state_digest
+from ..digests import exact_digest
 from ..distributed.agreement import settle
 from ..distributed.unwrap import optim_wrappers, unwrap
 from . import adapters
@@ -47,7 +47,7 @@ def gather(state: Dict[str, Dict[str, Any]],
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return {}
-    digests = {f'{part}/{name}': 'gradient' if part == 'gradients' else state_digest(value)
+    digests = {f'{part}/{name}': 'gradient' if part == 'gradients' else exact_digest(value)
                for part in PARTS for name, value in state[part].items()}
     different = settle('checkpoint', [digests], _different)
     if not different:

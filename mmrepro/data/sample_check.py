@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from ..config import RandomnessConfig, RandomnessError, SampleDiffersError
-from ..digests import first_difference, state_digest
+from ..digests import exact_digest, first_difference
 from . import dataset_tree
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
 
@@ -73,7 +73,7 @@ class SampleCheck:
             items.append(context.load(handle))
             if self._is_due(context, handle):
                 # at once: samples that are loaded later must not change it
-                due[handle] = state_digest(items[-1])
+                due[handle] = exact_digest(items[-1])
         self._batch_is_due = bool(due)
         if due:
             with context.isolated():
@@ -96,15 +96,15 @@ class SampleCheck:
             return function(items)
         others = copy.deepcopy(items)  # the function may write into them
         batch = function(items)
+        first = exact_digest(batch)  # now: the function may return memory that it writes again
         again = function(others)
-        if state_digest(batch) != state_digest(again):
-            where, one, other = first_difference(batch, again)
+        if exact_digest(again) != first:
             raise SampleDiffersError('\n  '.join([
                 f'collate function {name}: the batch of epoch {start[0]} that begins at position '
                 f'{start[1]} was collated twice from the same samples and the same random '
                 'numbers, and the results differ: a run with it can be neither repeated nor '
                 'resumed',
-                f'they differ in {where or "all"}: {one}, then {other}',
+                _difference(batch, again),
                 'to do: let the result depend on the samples and on the global generators only']))
         return batch
 
@@ -141,7 +141,7 @@ class SampleCheck:
 
     def _repeat(self, context: BatchContext, items: List[Any], due: Mapping[Handle, str]) -> None:
         for handle, first in due.items():
-            if state_digest(items[handle - EXTRA_SAMPLES]) != first:
+            if exact_digest(items[handle - EXTRA_SAMPLES]) != first:
                 raise SampleDiffersError(self._message(
                     context, handle, 'was overwritten when other samples were loaded', [
                         'the pipeline returns memory that it keeps and writes again',
@@ -153,11 +153,10 @@ class SampleCheck:
                 if before == handle:
                     self._load_another(twin, handle)
                 again = _loaded(twin, handle)
-                if state_digest(again) != first:
-                    where, one, other = first_difference(items[handle - EXTRA_SAMPLES], again)
+                if exact_digest(again) != first:
                     raise SampleDiffersError(self._message(
                         context, handle, 'was loaded twice from the same random numbers, and the '
-                        'results differ', [f'they differ in {where or "all"}: {one}, then {other}',
+                        'results differ', [_difference(items[handle - EXTRA_SAMPLES], again),
                                            *self._explanation(context, handle)]))
                 before = handle
 
@@ -196,6 +195,16 @@ class SampleCheck:
             'can be neither repeated nor resumed',
             *lines,
             f"if {name} cannot repeat, say so: randomness.nonrepeatable_datasets=['{name}']"])
+
+
+def _difference(first: Any, second: Any) -> str:
+    """In a line, for results whose digests have differed."""
+    found = first_difference(first, second)
+    if found is None:
+        return ('the second result has overwritten the first: what the dataset, a transform or the '
+                'function keeps is changed in place; copy it first')
+    where, one, other = found
+    return f'they differ in {where or "all"}: {one}, then {other}'
 
 
 def _loaded(context: BatchContext, handle: Handle) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from ..data import dataset_tree
 from ..data.reachable import belongs_to_user, named_globals, slots
-from ..digests import state_digest
+from ..digests import exact_digest
 from . import generator_states
 
 __all__ = ['explain', 'method_site']
@@ -95,7 +95,7 @@ class _Trace:
         if member is not None:
             names = code.co_varnames[:code.co_argcount]
             values = [frame.f_locals.get(name) for name in names]
-            given = state_digest([one for one in values if id(one) not in self._members])
+            given = exact_digest([one for one in values if id(one) not in self._members])
             kept = _kept(self._all[member])
         self._open.append((frame, member, len(self.returns), given, kept))
 
@@ -106,7 +106,7 @@ class _Trace:
         code = frame.f_code
         self.returns.append(_Return(
             member, within, getattr(code, 'co_qualname', code.co_name),
-            f'{code.co_filename}:{code.co_firstlineno}', begin, given, state_digest(value), kept,
+            f'{code.co_filename}:{code.co_firstlineno}', begin, given, exact_digest(value), kept,
             tuple(dict.fromkeys(self._read))))
 
     def _member(self, frame: FrameType) -> Optional[int]:
@@ -251,5 +251,5 @@ def _state(value: Any) -> Tuple[str, str]:
             return text, text
     else:
         text = repr(value)
-    digest = state_digest(value)
+    digest = exact_digest(value)
     return digest, text if len(text) <= SHOWN else f'{type(value).__name__} {digest[:8]}'

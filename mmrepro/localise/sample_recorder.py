@@ -14,7 +14,7 @@ import torch
 from mmengine.structures import BaseDataElement
 
 from ..data.batch_context import current_batch
-from ..digests import state_digest
+from ..digests import exact_digest
 from ..fingerprint import generator_states
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, Record, append_record, read_records
 
@@ -206,9 +206,9 @@ def _recording(transform: Any, method: str = 'transform') -> Iterator[Dict[str, 
 def _by_key(results: Any) -> Tuple[str, Tuple[str, ...]]:
     """Names of what a sample holds, and the digest of each."""
     if not isinstance(results, dict):
-        return 'all', (state_digest(results), )
+        return 'all', (exact_digest(results), )
     named = {str(key): value for key, value in sorted(results.items(), key=lambda kv: str(kv[0]))}
-    return ' '.join(named), tuple(map(state_digest, named.values()))
+    return ' '.join(named), tuple(map(exact_digest, named.values()))
 
 
 def _own(transform: Any) -> Dict[str, str]:

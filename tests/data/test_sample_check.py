@@ -380,6 +380,40 @@ def test_memory_that_later_samples_overwrite_is_an_error():
         list(checking(Buffered()))
 
 
+class Annotated(Piped):
+    """Hands out the boxes that it keeps."""
+
+    def __init__(self, *transforms):
+        super().__init__(*transforms)
+        self.boxes = [np.full((2, 4), i) for i in range(14)]
+
+    def __getitem__(self, i):
+        return dict(self.pipeline(dict(boxes=self.boxes[i])), x=torch.zeros(4))
+
+
+def shifted(item):
+    item['boxes'] += 1
+    return item
+
+
+@pytest.mark.parametrize('batch_size', [1, 4])
+def test_annotations_that_a_transform_changes_in_place_are_an_error(batch_size):
+    """A sample that is loaded again has been moved once more, in the first result as well."""
+    with pytest.raises(SampleDiffersError, match=r'overwritten.*\n.*what reaches shifted'):
+        list(strict(DataLoader(Annotated(shifted), batch_size=batch_size)))
+
+
+def test_a_collate_function_that_counts_in_memory_that_it_returns_is_an_error():
+    count, memory = [0], torch.zeros(4, 4)
+
+    def collate(items):
+        count[0] += 1
+        return dict(x=memory.copy_(torch.stack([item['x'] for item in items]) + count[0]))
+
+    with pytest.raises(SampleDiffersError, match='collate function .*collate.*\n.*overwritten'):
+        next(iter(strict(DataLoader(Noisy(), batch_size=4, collate_fn=collate))))
+
+
 def test_one_sample_at_a_time_may_share_memory():
     """What is loaded in between is overwritten by the repetition."""
     def batches(every):
