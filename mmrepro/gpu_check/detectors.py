@@ -10,13 +10,14 @@ import copy
 import functools
 import gc
 import hashlib
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 from .. import determinism, ops, seeds
 from ..fingerprint.digest import tensor_digests
 from ..ops import triton
+from .atomic_kernels import atomic_kernels, recorded_kernels
 from .detector_inputs import images
 from .disturbance import timed
 from .row_group import Row, RowGroup, Settings, cell, has_compiled_kernels
@@ -68,6 +69,7 @@ class DetectorRun(NamedTuple):
     digests: List[torch.Tensor]  # per iteration, (labels,) int64
     losses: List[float]  # the total of each iteration
     times: List[float]  # milliseconds of the iterations for time, the shortest first
+    kernels: Sequence[str] = ()  # that one more iteration started, on CUDA
 
     def quartiles(self) -> Tuple[float, float, float]:
         """Of the times."""
@@ -134,7 +136,10 @@ def train(detector: Detector, device: str, size: int, iterations: int, small: bo
     warm = max(0, WARM - iterations) if timed_iterations > 2 else 0
     times = [_step(model, wrapper, device, size, number, iterations + step)[1]
              for step in range(warm + timed_iterations)][warm:]
-    return DetectorRun(labels, [row.cpu() for row in rows], losses, sorted(times))
+    kernels = recorded_kernels(
+        lambda: _step(model, wrapper, device, size, number, iterations)
+    ) if device == 'cuda' and timed_iterations else ()
+    return DetectorRun(labels, [row.cpu() for row in rows], losses, sorted(times), kernels)
 
 
 def _step(model: Any, wrapper: Any, device: str, size: int, number: int, step: int
@@ -211,6 +216,7 @@ def _check(detector: Detector, provider: str, settings: Settings,
     row['difference'] = first_difference(one, other)
     row['equal'] = not row['difference']
     row['digest'] = one.digest()
+    row['kernels'], row['atomic_kernels'] = len(one.kernels), atomic_kernels(one.kernels)
     row['loss'] = [one.losses[0], one.losses[-1]]
     row['finite'] = all(abs(loss) < float('inf') for loss in one.losses)
     row['quartiles'] = one.quartiles()
@@ -258,5 +264,6 @@ GROUP = RowGroup(
     (('iterations', cell('iterations')), ('pixels', cell('size')), ('ms', cell('ms', '.1f')),
      ('default', cell('default')), ('ms', cell('default_ms', '.1f')),
      ('ratio', cell('ratio', '.2f')), ('GiB', cell('peak_gib', '.2f')),
-     ('GiB', cell('default_peak_gib', '.2f'))),
+     ('GiB', cell('default_peak_gib', '.2f')),
+     ('atomics', lambda row: ', '.join(dict.fromkeys(row.get('atomic_kernels', {}).values())))),
     _rows)

@@ -1,16 +1,18 @@
-"""What may not change a bit: work beside, other addresses, other contents of fresh memory."""
+"""What may not change a bit: work beside, other addresses, other contents of fresh memory, fewer
+multiprocessors."""
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import torch
 
-__all__ = ['Disturbance', 'timed']
+__all__ = ['Disturbance', 'fewer_multiprocessors', 'timed']
 
 _LOAD = 1 << 24  # numbers in a tensor of the load: an addition takes some 40 microseconds
 _MOST = 2000  # additions of a load
+_SLEEPS = (0, 20_000, 200_000)  # cycles between them, so that the load stops and starts
 
 
 def timed(function: Callable[[], Any], device: str) -> Tuple[Any, float]:
@@ -28,27 +30,58 @@ def timed(function: Callable[[], Any], device: str) -> Tuple[Any, float]:
     return result, begin.elapsed_time(end)
 
 
+def fewer_multiprocessors() -> Tuple[Optional[Any], str]:
+    """A context with half of the GPU's multiprocessors, or None and why there is none.
+
+    It was entered and left once. The programs of a kernel run in another order there.
+    """
+    try:
+        from torch.cuda.green_contexts import SUPPORTED, GreenContext
+    except ImportError:
+        return None, 'this torch has no green contexts'
+    if not SUPPORTED:
+        return None, 'this torch was built without green contexts'
+    try:
+        count = torch.cuda.get_device_properties(0).multi_processor_count
+        context = GreenContext.create(num_sms=max(8, count // 16 * 8), device_id=0)
+        context.set_context()
+        try:
+            torch.zeros(1, device='cuda').add_(1)
+        finally:
+            context.pop_context()
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return None, f'green contexts: {str(error).splitlines()[0]}'
+    return context, ''
+
+
 class Disturbance:
     """Disturbs every other repetition, each time in other ways; does nothing on a CPU.
 
-    A disturbed repetition runs beside a load of another stream that lasts longer than it does, and
-    with some memory taken, so that its tensors lie elsewhere. In every fourth repetition fresh
-    memory is filled with NaN. There is one stream and one tensor for the load, and no product of
-    matrices, whose workspace would stay.
+    A disturbed repetition runs beside a load of another stream that lasts longer than it does and
+    stops and starts, and with some memory taken, so that its tensors lie elsewhere. In every fourth
+    repetition fresh memory is filled with NaN, and others have half of the multiprocessors, where
+    torch can do that. There is one stream and one tensor for the load, and no product of matrices,
+    whose workspace would stay.
     """
 
     def __init__(self, device: str) -> None:
         self._stream = self._load = None
         self._milliseconds = 0.
+        self._fewer: Optional[Any] = None
         if device == 'cuda':
             self._stream = torch.cuda.Stream()
             self._load = torch.zeros(_LOAD, device='cuda')
             _, self._each = timed(lambda: self._queue(20), device)
+            self._fewer, _ = fewer_multiprocessors()
 
-    def _queue(self, count: int) -> None:
+    def _queue(self, count: int, sleep: int = 0) -> None:
+        pause = getattr(torch.cuda, '_sleep', None)  # of torch's own tests
         with torch.cuda.stream(self._stream):
-            for _ in range(count):
+            for number in range(count):
                 self._load.add_(1)
+                if sleep and pause is not None and number % 10 == 9:
+                    pause(sleep)
 
     def expect(self, milliseconds: float) -> None:
         """A repetition takes about so long."""
@@ -65,11 +98,19 @@ class Disturbance:
         settings = getattr(torch.utils, 'deterministic', None)  # torch 2.0 and 2.1 have none
         before = getattr(settings, 'fill_uninitialized_memory', None)
         each = max(self._each / 20, 1e-3)
-        self._queue(min(_MOST, int(2 * self._milliseconds / each) + 20))
+        self._queue(min(_MOST, int(2 * self._milliseconds / each) + 20),
+                    _SLEEPS[repetition // 2 % len(_SLEEPS)])
+        fewer = self._fewer if repetition % 4 == 1 else None
         try:
             if before is not None:
                 settings.fill_uninitialized_memory = repetition % 4 == 3
-            yield
+            if fewer is not None:
+                fewer.set_context()
+            try:
+                yield
+            finally:
+                if fewer is not None:
+                    fewer.pop_context()
         finally:
             if before is not None:
                 settings.fill_uninitialized_memory = before

@@ -10,6 +10,7 @@ import torch
 
 from ..facts.collect import cpu_name
 from ..version import __version__
+from .disturbance import fewer_multiprocessors
 
 __all__ = ['describe']
 
@@ -36,5 +37,6 @@ def describe(device: str) -> Dict[str, Any]:
         facts.update(gpu=gpu.name, capability=f'{gpu.major}.{gpu.minor}',
                      memory_gib=round(gpu.total_memory / 2 ** 30, 1),
                      multiprocessors=gpu.multi_processor_count, cuda=torch.version.cuda,
-                     cudnn=torch.backends.cudnn.version())
+                     cudnn=torch.backends.cudnn.version(),
+                     green_contexts=fewer_multiprocessors()[1] or 'yes')
     return facts

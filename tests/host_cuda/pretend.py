@@ -145,6 +145,7 @@ def _put() -> None:
         'memory_allocated': lambda *args, **kwargs: _library.memory_now(),
         'reset_peak_memory_stats': lambda *args: _library.reset_memory_peak(),
         'stream': lambda stream: contextlib.nullcontext(), 'synchronize': _nothing,
+        '_sleep': _nothing,
     }
     for name, value in replaced.items():
         setattr(torch.cuda, name, value)
