@@ -35,7 +35,7 @@ def known_parts(s: Subject) -> Hits:
     for part in s.training:
         for name, cause, why, condition in faults:
             key, _, value = condition.partition('=')
-            if name == part.name and (not key or part.node.get(key) == value):
+            if name == part.name and (not key or str(part.node.get(key)) == value):
                 yield Found(part.key, f'{part.name}: {why} ({cause})')
 
 

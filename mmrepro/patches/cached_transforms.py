@@ -1,6 +1,6 @@
-"""CachedMosaic and CachedMixUp as pure functions of the sample's position.
+"""Mosaics and mix-ups with a cache as pure functions of the sample's position.
 
-MMDetection keeps the last 40 (20) results of a *worker* and mixes in some of them, so that the
+MMDetection and MMYOLO keep the last 40 (20) results of a *worker* and mix in some of them: the
 outcome depends on the number of workers, on their lifetime, and on a resume. Here a sample mixes in
 samples of its own batch that come before it, and, for the first of a batch, a few samples chosen at
 random for that batch. Nothing is kept from batch to batch, and at most five extra images are loaded
@@ -10,16 +10,17 @@ The transforms' own code runs unchanged: it is handed a list that looks like its
 """
 from __future__ import annotations
 
+import copy
 from typing import Any, Callable, List
 
 from ..data.batch_context import EXTRA_SAMPLES, BatchContext, current_batch
 from .wrapping import around
 
-__all__ = ['PARTNERS', 'pure']
+__all__ = ['PARTNERS', 'pure', 'pure_by_chance']
 
 # class -> extra samples that the first sample of a batch can choose from: stock mixes as soon as
-# its cache holds five results (mosaic) or two (mixup), the current one included
-PARTNERS = {'CachedMosaic': 5, 'CachedMixUp': 1}
+# its cache holds five results (mosaic; both in MMYOLO) or two (mixup), the current one included
+PARTNERS = {'CachedMosaic': 5, 'CachedMixUp': 1, 'BaseMixImageTransform': 5}
 
 
 class _Partners:
@@ -63,8 +64,28 @@ def pure(stock: Callable[..., dict], self: Any, results: dict) -> dict:
     batch = current_batch()
     if batch is None:
         return stock(self, results)
+    return _with_partners(stock, self, results, batch)
+
+
+def _with_partners(stock: Callable[..., dict], self: Any, results: dict,
+                   batch: BatchContext) -> dict:
     outer, self.results_cache = self.results_cache, _Partners(self, batch)
     try:
         return stock(self, results)
     finally:
         self.results_cache = outer
+
+
+@around
+def pure_by_chance(stock: Callable[..., dict], self: Any, results: dict) -> dict:
+    """``transform`` of MMYOLO's classes, which have a cache if ``use_cached`` says so.
+
+    Stock draws whether to mix before it caches. Here every sample can be mixed in by others, also
+    one that is not mixed itself.
+    """
+    batch = current_batch()
+    if batch is None or not self.use_cached:
+        return stock(self, results)
+    # `dataset`: MMYOLO hands the dataset itself through the pipeline
+    batch.reached(self, copy.deepcopy({k: v for k, v in results.items() if k != 'dataset'}))
+    return _with_partners(stock, self, results, batch)
