@@ -74,9 +74,13 @@ def make(row: Row, folder: str) -> Optional[str]:
     return inside
 
 
+def folder_of(name: str, folder: str) -> str:
+    return os.path.join(folder, 'env-' + name.replace(' ', '-'))
+
+
 def run(name: str, row: Row, folder: str, keep: bool) -> Dict[str, Any]:
     """The record of a row."""
-    environment = os.path.join(folder, 'env-' + name.replace(' ', '-'))
+    environment = folder_of(name, folder)
     started = time.monotonic()
     record: Dict[str, Any] = dict(name=name, python=row.python, packages=row.packages)
     try:

@@ -1,0 +1,92 @@
+"""Run the rows one after the other; the table goes to ``docs/results/libraries_cpu.json``."""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any, Dict, List, Optional
+
+from .. import matrix
+from .rows import ALL, ROWS, LibraryRow, folder_name
+
+RESULTS = os.path.join(matrix.ROOT, 'docs', 'results', 'libraries_cpu.json')
+GOOD = {'same bits', 'found', 'named'}
+
+
+def on_top(python: str, packages: str, folder: str) -> None:
+    """Install what a row has on top of its environment; without dependencies, wheels only."""
+    if not os.path.exists(os.path.join(folder, 'complete')):
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([python, '-m', 'pip', 'install', '--quiet', '--no-deps', '--only-binary',
+                        ':all:', '--target', folder, *packages.split()], check=True)
+        open(os.path.join(folder, 'complete'), 'w').close()
+
+
+def run(name: str, row: LibraryRow, folder: str) -> Dict[str, Any]:
+    """The record of a row."""
+    record: Dict[str, Any] = dict(name=name, config=row.config, environment=row.environment)
+    extra = os.path.join(folder, folder_name(row.packages))
+    runs = os.path.join(folder, 'run')
+    try:
+        python = matrix.make(matrix.ROWS[row.environment], matrix.folder_of(row.environment, folder))
+        if python is None:
+            return {**record, 'error': f'no Python for {row.environment} on this machine'}
+        on_top(python, row.packages, extra)
+        env = {**os.environ, 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1',
+               'PYTHONPATH': os.pathsep.join((extra, matrix.ROOT)), 'PYTHONWARNINGS': 'ignore'}
+        done = subprocess.run([python, '-m', 'dev.libraries.suite', name, runs], env=env,
+                              cwd=matrix.ROOT, stdout=subprocess.PIPE, text=True)
+        if done.returncode or not done.stdout.strip():
+            return {**record, 'error': f'the suite ended with exit code {done.returncode}'}
+        return {**record, **json.loads(done.stdout.strip().splitlines()[-1])}
+    except subprocess.CalledProcessError as error:
+        return {**record, 'error': f'{" ".join(error.cmd[:4])} ended with {error.returncode}'}
+    finally:
+        shutil.rmtree(runs, ignore_errors=True)
+
+
+def table(records: List[Dict[str, Any]]) -> str:
+    """A line per row as Markdown."""
+    steps = ('train', 'repeat', 'resume', 'without the patch', 'audit')
+    lines = [f'| config | torch | mmcv | mmdet | {" | ".join(steps)} |', '|---' * 9 + '|']
+    for one in records:
+        cells = [one.get('versions', {}).get(key, '-') for key in ('torch', 'mmcv', 'mmdet')]
+        cells += [one.get('steps', {}).get(step, '-') for step in steps]
+        lines.append(f'| {one["name"]} | {" | ".join(cells)} |')
+    return '\n'.join(lines)
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog='python -m dev.libraries')
+    parser.add_argument('--rows', nargs='+', choices=ALL, default=list(ALL))
+    parser.add_argument('--folder', default='work_dirs/libraries', help='environments and runs')
+    parser.add_argument('--out', default=RESULTS, help='JSON; rows that are not run stay')
+    parser.add_argument('--keep', action='store_true', help='keep the environments')
+    args = parser.parse_args(argv)
+    folder = os.path.abspath(args.folder)
+    os.makedirs(folder, exist_ok=True)
+    records: Dict[str, Dict[str, Any]] = {}
+    if os.path.exists(args.out):
+        with open(args.out, encoding='utf-8') as file:
+            records = {one['name']: one for one in json.load(file)}
+    failed = False
+    for name in args.rows:
+        print(f'== {name}', flush=True)
+        one = records[name] = run(name, ROWS[name], folder)
+        steps = set(one.get('steps', {}).values())
+        failed |= not steps or not steps <= GOOD
+        print(json.dumps(one, indent=1), flush=True)
+        with open(args.out, 'w', encoding='utf-8') as file:
+            json.dump([records[row] for row in ALL if row in records], file, indent=1)
+            file.write('\n')
+    if not args.keep:
+        shutil.rmtree(folder)
+    print(table([records[row] for row in ALL if row in records]))
+    return int(failed)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

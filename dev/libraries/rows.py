@@ -1,0 +1,96 @@
+"""The stock configs: where each runs, what pip adds to that environment, and what is made smaller.
+
+The libraries are older than today's torch: each runs in the environment of :mod:`dev.matrix` that
+it still imports in, with the mmcv and MMDetection that it accepts on top.
+"""
+from __future__ import annotations
+
+from typing import Any, Dict, NamedTuple, Tuple
+
+__all__ = ['ROWS', 'LibraryRow']
+
+
+class LibraryRow(NamedTuple):
+    """A stock config.
+
+    Attributes:
+        module: package that ships the config.
+        config: path below its folder of configs.
+        environment: a row of :data:`dev.matrix.ROWS`.
+        packages: what pip puts on top, without dependencies.
+        data: a key of :data:`dev.libraries.data.DATASETS`.
+        sizes: pixels in pipelines -> pixels here; images are small.
+        options: further keys that change, mostly widths and depths.
+        batch: samples of a batch.
+        cached: its samples depend on a worker's cache without a patch: the patch is also taken out,
+            and the check of samples has to find it; audit has to name it.
+    """
+    module: str
+    config: str
+    environment: str
+    packages: str
+    data: str
+    sizes: Dict[int, int] = {}
+    options: Dict[str, Any] = {}
+    batch: int = 2
+    cached: bool = False
+
+
+_MMSEG = 'mmsegmentation==1.2.2 prettytable wcwidth ftfy regex'
+_MMPRETRAIN = 'mmpretrain==1.2.0 einops importlib_metadata<8.5 zipp model-index ordered-set mat4py'
+_MMPOSE = ('mmpose==1.3.2 torchvision==0.15.2 xtcocotools json_tricks munkres '
+           'albumentations==1.3.1 qudida scikit-learn joblib threadpoolctl requests urllib3 idna '
+           'charset-normalizer certifi')
+_OLD = 'mmcv-lite==2.0.1 mmdet==3.1.0'
+_MMYOLO = f'mmyolo==0.6.0 {_OLD} prettytable wcwidth'
+_MMROTATE = f'mmrotate==1.0.0rc1 {_OLD} e2cnn'
+_MMOCR = (f'mmocr==1.0.1 {_OLD} torchvision==0.15.2 pyclipper rapidfuzz lmdb imgaug requests '
+          'urllib3 idna charset-normalizer certifi')
+
+ROWS: Dict[str, LibraryRow] = {
+    'mmsegmentation PSPNet': LibraryRow(
+        'mmseg', 'pspnet/pspnet_r18-d8_4xb2-80k_cityscapes-512x1024.py', 'locked', _MMSEG,
+        'segmentation', {2048: 256, 1024: 128, 512: 64}),
+    'mmpretrain ResNet': LibraryRow(
+        'mmpretrain', 'resnet/resnet18_8xb32_in1k.py', 'locked', _MMPRETRAIN, 'classes',
+        {224: 64}, batch=4),
+    'mmpretrain DeiT': LibraryRow(
+        'mmpretrain', 'deit/deit-tiny_4xb256_in1k.py', 'locked', _MMPRETRAIN, 'classes', batch=4),
+    'mmpose heatmap': LibraryRow(
+        'mmpose', 'body_2d_keypoint/topdown_heatmap/coco/td-hm_res50_8xb64-210e_coco-256x192.py',
+        'oldest', _MMPOSE, 'keypoints'),
+    'mmpose RTMPose': LibraryRow(
+        'mmpose', 'body_2d_keypoint/rtmpose/coco/rtmpose-t_8xb256-420e_coco-256x192.py',
+        'oldest', _MMPOSE, 'keypoints', batch=4),
+    'mmaction2 TSN': LibraryRow(
+        'mmaction', 'recognition/tsn/tsn_imagenet-pretrained-r50_8xb32-1x1x3-100e_'
+        'kinetics400-rgb.py', 'locked', 'mmaction2==1.1.0 mmcv-lite==2.0.1 decord einops',
+        'videos', {256: 80, 224: 64}),
+    'mmyolo YOLOv5': LibraryRow(
+        'mmyolo', 'yolov5/yolov5_n-v61_syncbn_fast_8xb16-300e_coco.py', 'locked', _MMYOLO,
+        'boxes', {640: 128}),
+    'mmyolo RTMDet': LibraryRow(
+        'mmyolo', 'rtmdet/rtmdet_tiny_syncbn_fast_8xb32-300e_coco.py', 'locked', _MMYOLO,
+        'boxes', {640: 128, 1280: 256}, batch=4, cached=True),
+    'mmrotate RetinaNet': LibraryRow(
+        'mmrotate', 'rotated_retinanet/rotated-retinanet-rbox-le90_r50_fpn_1x_dota.py', 'oldest',
+        _MMROTATE, 'rotated', {1024: 128}),
+    'mmrotate RTMDet': LibraryRow(
+        'mmrotate', 'rotated_rtmdet/rotated_rtmdet_l-100e-aug-dota.py', 'oldest', _MMROTATE,
+        'rotated', {1024: 128, 2048: 256}, {
+            'model.backbone.deepen_factor': 0.167, 'model.backbone.widen_factor': 0.375,
+            'model.neck.in_channels': [96, 192, 384], 'model.neck.out_channels': 96,
+            'model.neck.num_csp_blocks': 1, 'model.bbox_head.in_channels': 96,
+            'model.bbox_head.feat_channels': 96}, batch=4, cached=True),
+    'mmocr DBNet': LibraryRow(
+        'mmocr', 'textdet/dbnet/dbnet_resnet18_fpnc_1200e_icdar2015.py', 'oldest', _MMOCR, 'text',
+        {640: 128}),
+}
+
+
+def folder_name(packages: str) -> str:
+    """Rows with the same packages share a folder."""
+    return 'on-top-' + packages.split('==')[0].replace(' ', '-')
+
+
+ALL: Tuple[str, ...] = tuple(ROWS)
