@@ -31,7 +31,8 @@ def run(name: str, row: LibraryRow, folder: str) -> Dict[str, Any]:
     extra = os.path.join(folder, folder_name(row.packages))
     runs = os.path.join(folder, 'run')
     try:
-        python = matrix.make(matrix.ROWS[row.environment], matrix.folder_of(row.environment, folder))
+        python = matrix.make(matrix.ROWS[row.environment],
+                             matrix.folder_of(row.environment, folder))
         if python is None:
             return {**record, 'error': f'no Python for {row.environment} on this machine'}
         on_top(python, row.packages, extra)

@@ -9,7 +9,7 @@ from typing import Any, Dict, Optional, Sequence
 from mmengine.config import Config
 
 from ..exit_codes import DIFFERENT, DONE
-from ..runs.startup import restart_for
+from ..runs.startup import has_mmdet, restart_for
 from ..verify.chaos.campaign import Campaign, CampaignSettings, summary
 from ..verify.chaos.kinds import KINDS, allowed
 from .arguments import Parser
@@ -58,8 +58,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             parser.error(f'--kinds {name!r}: with {args.ranks} rank(s) and {workers} worker(s), '
                          f'possible are {", ".join(map(repr, possible))}')
     restart_for(config)
-    import mmdet.apis  # noqa: F401  once here, instead of in every process that is forked
     import torch
+    if has_mmdet():
+        import mmdet.apis  # noqa: F401  once here, instead of in every process that is forked
     method = args.start_method or ('fork' if torch.version.cuda is None else 'spawn')
     started = time.time()
     campaign = Campaign(config, CampaignSettings(

@@ -7,16 +7,18 @@ import time
 from typing import List, Optional, Sequence, Tuple
 
 from ..demo.dataset import check_coco, refusal, write_dataset
-from ..demo.shipped_configs import shipped
+from ..demo.shipped_configs import reads_coco, shipped
 from ..demo.two_runs import RUNS, DemoRun, Record, prepare, train
 from ..exit_codes import DIFFERENT, DONE, USAGE
 from ..runs.launcher import TrainingFailed
 from ..runs.progress import ProgressLine
+from ..runs.startup import has_mmdet
 from .arguments import Parser
 
 __all__ = ['compare', 'main']
 
 DEFAULT_CONFIG = 'configs/demo/faster-rcnn_r50_fpn_demo.py'
+WITHOUT_MMDET = 'configs/demo/classifier_demo.py'
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -28,7 +30,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                       help='where the demonstration dataset is written (default: data/demo)')
     data.add_argument('--coco', metavar='DIR', help='train on COCO 2017 in this folder instead')
     parser.add_argument('--config', metavar='CONFIG', default=None,
-                        help='a config of configs/demo (default: Faster R-CNN R50-FPN)')
+                        help='a config of configs/demo (default: Faster R-CNN R50-FPN; without '
+                        'MMDetection an image classifier)')
     parser.add_number('--images', 6, 'N', 'train on the first N images')
     parser.add_number('--epochs', 2, 'N', 'epochs over these images')
     parser.add_argument('--work-dir', default='work_dirs/demo', metavar='DIR',
@@ -41,18 +44,25 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         except FileNotFoundError as error:
             parser.error(f'--coco {error}')
     if args.config is None:
-        args.config = shipped(DEFAULT_CONFIG)
+        args.config = shipped(DEFAULT_CONFIG if has_mmdet() else WITHOUT_MMDET)
+        if not has_mmdet():
+            print('MMDetection is not installed: a small image classifier takes the place of the '
+                  'detector', flush=True)
     elif not os.path.isfile(args.config):
         parser.error(f'--config {args.config}: no such file')
     parser.make_folder(args.work_dir)
     root, digest = args.coco or args.data, None
-    if args.coco is None:
+    detection = reads_coco(args.config)
+    if not detection and args.coco is not None:
+        parser.error(f'--coco {args.coco}: {args.config} does not read COCO')
+    if detection and args.coco is None:
         try:
             digest = write_dataset(root)
         except (OSError, ModuleNotFoundError) as error:
             print(f'{parser.prog}: {refusal(error, root)}', file=sys.stderr)
             return USAGE
-    print(f'data: {root}' + (f', digest {digest[:16]}' if digest else ''))
+    source = root if detection else 'cut out of the photographs'
+    print(f'data: {source}' + (f', digest {digest[:16]}' if digest else ''))
     records: List[List[Record]] = []
     for run in RUNS:
         folder = os.path.join(args.work_dir, run.name)

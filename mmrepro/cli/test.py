@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any, Optional, Sequence
 
 from ..runs.config_edits import augment_test
+from ..runs.startup import has_mmdet
 from .training_arguments import load, on_each_rank, training_parser
 
 __all__ = ['main']
@@ -23,6 +24,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error(f'--out {args.out}: the name must end in .pkl or .pickle')
     if args.out is not None:
         parser.make_folder_of(args.out, '--out')
+    if (args.show or args.show_dir) and not has_mmdet():
+        parser.error("--show and --show-dir draw with MMDetection's hook; mmdet is not installed")
     cfg = load(args, parser)
     cfg.load_from = parser.existing_checkpoint(args.checkpoint)
     if args.show or args.show_dir:
@@ -33,8 +36,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def test(runner: Any) -> None:
         if args.out is not None:
-            from mmdet.evaluation import DumpDetResults
-            runner.test_evaluator.metrics.append(DumpDetResults(out_file_path=args.out))
+            if has_mmdet():
+                from mmdet.evaluation import DumpDetResults as Dump
+            else:
+                from mmengine.evaluator import DumpResults as Dump
+            runner.test_evaluator.metrics.append(Dump(out_file_path=args.out))
         runner.test()
 
     on_each_rank(cfg, parser, test)

@@ -15,7 +15,6 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import cv2
 import numpy as np
-from pycocotools import mask as coco_mask
 
 from .photos import BACKGROUNDS, CLASSES, PHOTOS, Outline, photo_dir, read_photo, resize
 
@@ -83,9 +82,11 @@ def write_dataset(out: str, seed: int = 0, num_train: int = 24, num_val: int = 8
 
     Raises:
         FileExistsError: when ``out`` holds annotations that this function did not write.
-        ModuleNotFoundError: when scikit-image, which ships the photographs, is missing.
+        ModuleNotFoundError: when scikit-image, which ships the photographs, or pycocotools is
+            missing.
     """
     photo_dir()  # before anything is written
+    _coco_mask()
     for path in (annotation_file(out, split) for split in SPLITS):
         if os.path.exists(path):
             with open(path, encoding='utf-8') as file:
@@ -226,6 +227,7 @@ def _annotation(instance: Instance) -> Optional[Dict[str, Any]]:
     polygons = _polygons(instance.mask)
     if not polygons:
         return None
+    coco_mask = _coco_mask()
     drawn = coco_mask.merge(coco_mask.frPyObjects(polygons, *instance.mask.shape))
     area = int(coco_mask.area(drawn))
     if area < MIN_AREA:
@@ -233,6 +235,16 @@ def _annotation(instance: Instance) -> Optional[Dict[str, Any]]:
     return dict(category_id=CLASSES.index(instance.category) + 1,
                 bbox=[int(v) for v in coco_mask.toBbox(drawn)], area=area, iscrowd=0,
                 segmentation=polygons)
+
+
+def _coco_mask() -> Any:
+    try:
+        from pycocotools import mask
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            'the demonstration dataset has the format of COCO, and pycocotools is not installed: '
+            "pip install 'mmrepro[demo]', or from a checkout: pip install '.[demo]'") from error
+    return mask
 
 
 def _polygons(mask: np.ndarray) -> List[List[int]]:

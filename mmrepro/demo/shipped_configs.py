@@ -8,7 +8,7 @@ from mmengine.config import Config
 
 from .dataset import annotation_file
 
-__all__ = ['demo_config', 'shipped', 'use_coco_classes', 'use_data']
+__all__ = ['demo_config', 'reads_coco', 'shipped', 'use_coco_classes', 'use_data']
 
 COCO_CLASSES = 80
 
@@ -37,6 +37,12 @@ def demo_config(model: str, data_root: Optional[str] = None) -> Config:
     if data_root is not None:
         use_data(cfg, data_root)
     return cfg
+
+
+def reads_coco(config: str) -> bool:
+    """Whether a config has a dataset that is stored in COCO's format."""
+    cfg = Config.fromfile(config, import_custom_modules=False)
+    return 'ann_file' in str(cfg.get('train_dataloader'))
 
 
 def use_data(cfg: Config, root: str) -> None:

@@ -4,12 +4,14 @@ Imports nothing heavy: the process may have to start again first.
 """
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional
 
-__all__ = ['RESTARTED', 'build_runner', 'on_ranks', 'restart_for', 'restart_if_incomplete']
+__all__ = ['RESTARTED', 'build_runner', 'has_mmdet', 'on_ranks', 'restart_for',
+           'restart_if_incomplete']
 
 # set in the environment of a process that has started itself again; it does so once
 RESTARTED = 'MMREPRO_RESTARTED'
@@ -67,14 +69,21 @@ def _execute(env: Dict[str, str]) -> NoReturn:
     os.execve(command[0], command, env)
 
 
+def has_mmdet() -> bool:
+    """Whether MMDetection is installed; MMEngine is enough to train models of other libraries."""
+    return importlib.util.find_spec('mmdet') is not None
+
+
 def build_runner(cfg: Any) -> Any:
-    """The runner that ``cfg`` asks for, as MMDetection's own script builds it."""
-    from mmdet.utils import setup_cache_size_limit_of_dynamo
+    """The runner that ``cfg`` asks for, as MMDetection's own script builds it, if there is one."""
     from mmengine.registry import RUNNERS
     from mmengine.runner import Runner
 
-    # as MMDetection's own script does: the default makes torch.compile give up on detectors
-    setup_cache_size_limit_of_dynamo()
+    if has_mmdet():
+        from mmdet.utils import setup_cache_size_limit_of_dynamo
+
+        # as MMDetection's own script does: the default makes torch.compile give up on detectors
+        setup_cache_size_limit_of_dynamo()
     return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
 
 

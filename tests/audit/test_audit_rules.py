@@ -289,6 +289,13 @@ def test_a_set_of_tensors_is_found_in_a_model_config():
     assert found(subject(cfg), 'known-part')[0].where == 'model.train_cfg.sampler'
 
 
+@pytest.mark.parametrize('cached, places', [(True, ['train_dataloader.dataset.pipeline[0]']),
+                                            (False, [])])
+def test_a_cache_of_mmyolo_is_found_where_it_is_used(cached, places):
+    cfg = stock(train_dataloader=pipeline(dict(type='mmyolo.Mosaic', use_cached=cached)))
+    assert [one.where for one in found(subject(cfg), 'known-part')] == places
+
+
 def test_samplers_of_mmdetection_are_known():
     cfg = clean(train_dataloader=dict(sampler=dict(type='TrackImgsSampler')))
     assert not found(subject(cfg), 'own-sampler')
