@@ -267,6 +267,40 @@ def sync_bn(s: Inputs, height: int = 100, width: int = 168) -> OperatorCall:
                            'default'), double=False)
 
 
+def psa_mask(s: Inputs, kind: int) -> OperatorCall:
+    height, width = s.count(60), s.count(60)
+    size = 2 * height - 1, 2 * width - 1
+    return OperatorCall(dict(masks=s.normal(1, size[0] * size[1], height, width)), {},
+                        lambda masks: _op('psa_mask.psa_mask')(masks, kind, size))
+
+
+def tin_shift(s: Inputs) -> OperatorCall:
+    channels = s.channels(256)
+    shift = torch.randint(-3, 4, (4, 4), generator=s.random, dtype=torch.int32)
+    return OperatorCall(dict(frames=s.normal(4, 8, channels, s.count(784))), dict(shift=shift),
+                        lambda frames, shift: _op('tin_shift')(frames, shift), double=False)
+
+
+def chamfer_distance(s: Inputs) -> OperatorCall:
+    """Points of RepPoints, many of them nearest to the same ones."""
+    sets = (s.normal(s.count(2000), number, 2) * 40 for number in (9, 36))
+    return OperatorCall(dict(zip(('one', 'two'), sets)), {},
+                        lambda one, two: _op('chamfer_distance')(one, two)[:2])
+
+
+def text_regions(s: Inputs, name: str) -> OperatorCall:
+    """On the CPU, where mmcv's Python asks for them."""
+    height, width = s.count(640), s.count(640)
+    labels = (s.uniform(height, width) * 300 - 294).clamp_(min=0).int()
+    mask = s.uniform(4, height, width) < .7
+    if name == 'contour_expand':
+        return OperatorCall({}, {}, lambda: [torch.tensor(_op(name)(
+            mask.byte(), labels, 0, 6))], double=False)
+    values = s.uniform(height, width), s.normal(height, width, 4)
+    return OperatorCall({}, {}, lambda: [torch.tensor(region) for region in _op(name)(
+        values[0], mask[0], values[1], labels, mask[1].byte(), 7, 3.)], double=False)
+
+
 def _pair(name: str) -> Tuple[str, str]:
     return f'{name}_forward', f'{name}_backward'
 
@@ -316,6 +350,12 @@ CASES: Dict[str, OperatorCase] = {
     'convex GIoU': _case(('convex_giou',), convex, 'convex_giou', 800),
     'active rotated filter': _case(_pair('active_rotated_filter'), active_rotated_filter),
     'masked convolution': _case(('masked_im2col_forward', 'masked_col2im_forward'), masked_conv),
+    'PSAMask, collect': _case(('psamask_forward', 'psamask_backward'), psa_mask, 0),
+    'PSAMask, distribute': _case(('psamask_forward', 'psamask_backward'), psa_mask, 1),
+    'TIN shift': _case(_pair('tin_shift'), tin_shift),
+    'chamfer distance': _case(_pair('chamfer_distance'), chamfer_distance),
+    'text contours': _case(('contour_expand',), text_regions, 'contour_expand'),
+    'text pixels': _case(('pixel_group',), text_regions, 'pixel_group'),
     'SyncBN': _case(('sync_bn_forward_mean', 'sync_bn_forward_var', 'sync_bn_forward_output',
                      'sync_bn_backward_param', 'sync_bn_backward_data'), sync_bn),
 }
