@@ -45,6 +45,7 @@ SLOW = {
     'distributed/test_virtual_collectives.py',
     'distributed/test_virtual_ranks.py',
     'distributed/test_virtual_ranks_faults.py',
+    'distributed/test_virtual_ranks_features.py',
     'distributed/test_virtual_ranks_training.py',
     'facts/test_compatibility.py',
     'fingerprint/test_operator_recorder.py',

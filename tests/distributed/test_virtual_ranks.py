@@ -1,6 +1,7 @@
 """V ranks on N processes: the same bits for every N."""
 from __future__ import annotations
 
+import functools
 import os
 import random
 import subprocess
@@ -78,11 +79,12 @@ def test_a_training_does_not_depend_on_the_number_of_processes(pool, ranks, numb
     assert len({one[-1] for one in found}) == ranks  # statistics
 
 
-def synchronised():
+def synchronised(kind):
     """SyncBN communicates in the forward and in the backward pass."""
+    from mmcv.ops import SyncBatchNorm
+    norm = dict(torch=nn.SyncBatchNorm, mmcv=SyncBatchNorm)[kind]
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SyncBatchNorm(4), nn.ReLU(), nn.Conv2d(4, 2, 3),
-                        nn.SyncBatchNorm(2))
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), norm(4), nn.ReLU(), nn.Conv2d(4, 2, 3), norm(2))
     model = VirtualDataParallel(net, broadcast_buffers=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(dist.get_rank())
@@ -95,8 +97,10 @@ def synchronised():
     return state_digest(net.state_dict())
 
 
-def test_synchronised_batch_norm_trains(pool):
-    assert len(set(same_for_every_number(pool, synchronised, 3))) == 1
+@pytest.mark.parametrize('kind', ['torch', 'mmcv'])
+def test_synchronised_batch_norm_trains(pool, kind):
+    found = same_for_every_number(pool, functools.partial(synchronised, kind), 3)
+    assert len(set(found)) == 1
 
 
 def own_gradients():

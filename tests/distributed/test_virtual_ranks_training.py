@@ -18,6 +18,7 @@ def cfg(tmp_path_factory):
     cfg = tiny_run.tiny(tmp_path_factory.mktemp('tiny'))
     tiny_run.validating(cfg)
     cfg.train_cfg.val_interval = 1
+    cfg.custom_hooks.append(dict(type='SyncBuffersHook'))  # after every epoch
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False)
     return cfg
 
@@ -34,6 +35,8 @@ def test_two_processes_give_the_bits_of_one(cfg, alone, tmp_path):
     assert len({lines[0]['data'] for lines in expected}) == 3
     assert len({lines[0]['buffers'] for lines in expected}) == 3
     assert any('metrics' in line for line in expected[0])
+    # of the images of all ranks
+    assert len({lines[-1]['metrics'] for lines in expected}) == 1
     assert run(cfg, 3, 2, tmp_path) == expected
 
 
