@@ -23,7 +23,9 @@ from dev import (  # noqa: E402
     command_line_report,
     kernel_table_report,
     layers,
+    matrix,
 )
+from dev.libraries import __main__ as libraries  # noqa: E402
 from dev.operator_check import GROUPS  # noqa: E402
 from dev.zoo import sweep_report  # noqa: E402
 from mmrepro.gpu_check import check_report  # noqa: E402
@@ -48,6 +50,10 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('explanation/causes.md', 'dev/causes_report.py', causes_report.entries),
     ('evidence/zoo.md', 'dev/zoo/__main__.py', lambda: sweep_report.needs(
         result('zoo_cpu.json')['rows'], result('zoo_packages.json')['rows'])),
+    ('evidence/versions.md', 'bash tools/matrix.sh',
+     lambda: matrix.table(result('matrix_cpu.json'))),
+    ('evidence/versions.md', 'python -m dev.libraries',
+     lambda: libraries.table(result('libraries_cpu.json'))),
     ('results/zoo_cpu.md', '', lambda: sweep_report.table(result('zoo_cpu.json'))),
     ('results/check_cpu_quick.md', '',
      lambda: check_report.table(result('check_cpu_quick.json'), GROUPS) + '\n'),

@@ -33,6 +33,7 @@ SLOW = {
     'data/test_loader.py',
     'data/test_passes.py',
     'data/test_worker_signals.py',
+    'demo/test_classifier.py',
     'demo/test_demo.py',
     'determinism/test_policy.py',
     'dev/test_benchmarks.py',

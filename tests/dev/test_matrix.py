@@ -1,0 +1,32 @@
+"""What the suites of versions and libraries say of a row."""
+from __future__ import annotations
+
+from dev import matrix
+from dev.libraries import __main__ as libraries
+from dev.libraries.data import DATASETS
+from dev.libraries.rows import ROWS
+from dev.libraries.suite import smaller, without_weights
+
+
+def test_only_what_went_well_is_called_equal():
+    assert matrix.outcome({'train': 'same bits', 'audit': 'named'}) == 'equal'
+    assert matrix.outcome({'train': 'same bits', 'resume': 'DIFFERENT'}) == 'resume: DIFFERENT'
+    assert matrix.outcome({}) == 'not run'
+
+
+def test_a_row_that_could_not_be_made_is_in_the_table():
+    table = matrix.table([dict(name='oldest', python='3.9', error='no Python 3.9')])
+    assert table.splitlines()[-1] == '| 3.9 | - | - | - | - | - | - | not run |'
+    found = dict(name='x', steps={'without the patch': 'found', 'audit': 'NOT NAMED'})
+    assert libraries.table([found]).splitlines()[-1].endswith('| audit: NOT NAMED | - |')
+
+
+def test_rows_name_environments_and_data_that_exist():
+    for row in ROWS.values():
+        assert row.environment in matrix.ROWS and row.data in DATASETS
+
+
+def test_configs_are_made_smaller_in_a_copy():
+    stock = dict(scale=(640, 640), prob=True, init_cfg=dict(type='Pretrained', checkpoint='x'))
+    assert smaller(stock, {640: 64, 1: 2}) == dict(stock, scale=(64, 64))
+    assert without_weights(stock) == dict(stock, init_cfg=None)
