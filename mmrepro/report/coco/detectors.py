@@ -61,7 +61,8 @@ def load(words: Sequence[str], annotations: str, iou_type: str,
             say(f'matching {path}')
             predictions = load_predictions(path, truth, iou_type)
             content = hashlib.sha256(repr(
-                [(one['image_id'], one['category_id'], one['score'], one['bbox'])
+                [(one['image_id'], one['category_id'], one['score'], one['bbox'],
+                  one['segmentation'])
                  for one in predictions.dataset['annotations']]).encode()).hexdigest()
             if content in earlier:
                 raise PredictionError(f'{earlier[content]} and {path} hold the same predictions; '

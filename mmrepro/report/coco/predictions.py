@@ -79,6 +79,9 @@ def load_predictions(path: str, annotations: Any, iou_type: str = 'bbox') -> Any
                                   'are these the annotations that it was tested on?')
     if any(key not in one for one in results):
         raise PredictionError(f'{path}: a prediction has no {key}; allowed --iou-type: bbox, segm')
+    if iou_type == 'segm':
+        # pycocotools would take small, medium and large from the boxes
+        results = [{name: one[name] for name in one if name != 'bbox'} for one in results]
     with quiet():
         return annotations.loadRes(results)
 

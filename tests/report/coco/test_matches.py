@@ -1,26 +1,29 @@
 """Matched once and weighted: the figures are those of pycocotools, also where images repeat."""
 import contextlib
+import copy
 import io
 import json
 
 import numpy as np
 import pytest
+from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
-from support.coco_results import copied, draw_dataset, draw_results
+from support.coco_results import copied, draw_dataset, draw_results, with_masks
 
 from mmrepro.report.coco.matches import FIGURES, match
 from mmrepro.report.coco.predictions import load_annotations, load_predictions
 
 
-def load(folder, dataset, results):
+def load(folder, dataset, results, iou_type='bbox'):
     for name, content in (('annotations', dataset), ('results', results)):
         (folder / f'{name}.json').write_text(json.dumps(content))
     annotations = load_annotations(str(folder / 'annotations.json'))
-    return annotations, load_predictions(str(folder / 'results.json'), annotations)
+    return annotations, load_predictions(str(folder / 'results.json'), annotations,
+                                         iou_type)
 
 
-def of_pycocotools(annotations, predictions):
-    evaluation = COCOeval(annotations, predictions, 'bbox')
+def of_pycocotools(annotations, predictions, iou_type='bbox'):
+    evaluation = COCOeval(annotations, predictions, iou_type)
     with contextlib.redirect_stdout(io.StringIO()):
         evaluation.evaluate()
         evaluation.accumulate()
@@ -68,3 +71,28 @@ def test_an_area_without_objects_has_no_figure(tmp_path):
     found = match(annotations, predictions).figures()
     agree(found, of_pycocotools(annotations, predictions))
     assert np.isnan(found[5]) and found[3] > 0
+
+
+@pytest.mark.parametrize('seed', range(2))
+def test_masks_have_the_figures_of_pycocotools_with_and_without_weights(tmp_path, seed):
+    dataset = draw_dataset(12, 4, seed, objects=5)
+    for one in dataset['annotations']:  # many boxes are medium, and their masks small
+        one['bbox'][2:] = [1.4 * side for side in one['bbox'][2:]]
+    dataset, results = with_masks(dataset, draw_results(dataset, seed))
+    annotations, predictions = load(tmp_path, dataset, results, 'segm')
+    matches = match(annotations, predictions, 'segm')
+    # as MMDetection does it: without boxes, areas are those of the masks
+    theirs = COCO()
+    theirs.dataset = copy.deepcopy(dataset)  # pycocotools writes into it
+    with contextlib.redirect_stdout(io.StringIO()):
+        theirs.createIndex()
+        alone = theirs.loadRes([{name: one[name] for name in one if name != 'bbox'}
+                                for one in results])
+    expected = of_pycocotools(theirs, alone, 'segm')
+    agree(matches.figures(), expected)
+    assert 0.1 < expected[0] < 0.9
+    boxes = match(*load(tmp_path, dataset, results)).figures()
+    assert np.abs(boxes - expected).max() > .01, 'masks are compared, not their boxes'
+    weights = np.bincount(np.random.RandomState(seed).randint(12, size=12), minlength=12)
+    agree(matches.figures(weights), of_pycocotools(*load(
+        tmp_path, *copied(dataset, results, weights), 'segm'), 'segm'))
