@@ -88,6 +88,13 @@ def summary(values: Sequence[float]) -> Summary:
     return Summary(n, mean, std, mean - half, mean + half)
 
 
+def _differences(a: Sequence[float], b: Sequence[float]) -> List[float]:
+    """B - A. Metrics have few digits: equal differences of them may differ in their last bits."""
+    found = [y - x for x, y in zip(a, b)]
+    rounding = 4 * np.finfo(float).eps * max(map(abs, (*a, *b)))
+    return [found[0]] * len(found) if max(found) - min(found) <= rounding else found
+
+
 def sign_flip(differences: Sequence[float]) -> float:
     """P of a mean at least as far from 0, if the sign of each difference were a fair coin.
 
@@ -115,7 +122,7 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
     _check(b)
     if len(a) != len(b):
         raise ValueError(f'{len(a)} values of A and {len(b)} of B: pairs are needed')
-    differences = [y - x for x, y in zip(a, b)]
+    differences = _differences(a, b)
     found = summary(differences)
     t = t_p = detectable = None
     if found.std:  # neither one pair, nor differences that are all the same
@@ -146,7 +153,7 @@ def equivalence(a: Sequence[float], b: Sequence[float], margin: float) -> Equiva
         raise ValueError(f'a margin of {margin:g} is not allowed; allowed is a number above 0')
     if len(a) != len(b) or len(a) < 2:
         raise ValueError(f'{len(a)} values of A and {len(b)} of B: two pairs or more are needed')
-    gaps = [y - x for x, y in zip(a, b)]
+    gaps = _differences(a, b)
     found = summary(gaps)
     if not found.std:  # nothing varies: a test has nothing to compare the mean with
         inside = abs(found.mean) < margin
@@ -199,7 +206,7 @@ def plan(a: Sequence[float], difference: float, b: Optional[Sequence[float]] = N
     if not difference > 0 or not math.isfinite(difference):
         raise ValueError(f'a difference of {difference:g} is not allowed; allowed is a number '
                          'above 0')
-    found = summary(a if b is None else [y - x for x, y in zip(a, b)])
+    found = summary(a if b is None else _differences(a, b))
     if not found.std:
         raise ValueError('the pilot has one seed; 2 or more are needed' if found.n == 1 else
                          "the pilot's values do not vary: nothing can be planned from them")

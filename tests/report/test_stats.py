@@ -104,9 +104,13 @@ def test_one_seed_and_no_variation():
     assert one.t_p is None and not one.larger and 'one seed' in one.verdict
     same = paired([.3, .4, .5], [.3, .4, .5])
     assert same.verdict == 'no difference in any seed' and same.wilcoxon_p is None
-    # a shift by a power of two is exact in binary
-    shift = paired([.25, .5, 1.], [.5, .75, 1.25])
-    assert shift.t_p is None and 'nothing varies' in shift.verdict
+    # the second one is not exact in binary
+    for a, b in ([.25, .5, 1.], [.5, .75, 1.25]), ([.3, .31, .33], [.4, .41, .43]):
+        shift = paired(a, b)
+        assert shift.t_p is None and 'nothing varies' in shift.verdict
+        with pytest.raises(ValueError, match='do not vary: nothing can be planned'):
+            plan(a, .1, b)
+    assert paired([.3, .31, .33], [.4, .41, .43 + 1e-9]).t_p is not None
 
 
 @pytest.mark.parametrize('values', [[], [math.nan], [1., math.inf]])
