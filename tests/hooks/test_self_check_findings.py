@@ -1,0 +1,203 @@
+"""Steps of a run are repeated: what differs stops it by name."""
+from __future__ import annotations
+
+import functools
+import json
+import re
+import threading
+
+import numpy as np
+import pytest
+import torch
+from checked_runs import bits, clean, config, finish, registered, stopped  # noqa: F401
+from faults import tiny
+from mmengine.runner import Runner
+
+from mmrepro.checkpoint import adapters
+from mmrepro.step_check.check import StepDiffersError
+
+
+class FaultyLoss(tiny.Tiny):
+    """Adds a number to the logits."""
+
+    def number(self):
+        return 0.
+
+    def forward(self, inputs, label, mode='tensor'):
+        features = self.neck(self.backbone(inputs)).mean((2, 3))
+        logits = self.head(features) * (1 + self.number())
+        return dict(loss=self.head.loss(logits, label)) if mode == 'loss' else logits
+
+
+@registered
+class OwnGenerator(FaultyLoss):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.rng = np.random.default_rng(1)
+
+    def number(self):
+        return float(self.rng.random())
+
+
+@registered
+class LazyGenerator(FaultyLoss):
+    def number(self):
+        return float(np.random.default_rng().random())
+
+
+@registered
+class Counting(FaultyLoss):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.head.calls = 0
+
+    def number(self):
+        self.head.calls += 1
+        return self.head.calls * 1e-3
+
+
+@registered
+class CountingLate(Counting):
+    """The counter begins to matter at the fourth call."""
+
+    def number(self):
+        return max(0., super().number() - 3e-3)
+
+
+@registered
+class Remembering(FaultyLoss):
+    memory = None
+
+    def forward(self, inputs, label, mode='tensor'):
+        if self.memory is None:
+            self.memory = []
+        self.memory.append(float(inputs.mean()))
+        return super().forward(inputs, label, mode)
+
+    def number(self):
+        return sum(self.memory)
+
+
+@pytest.mark.parametrize('model, attribute', [
+    ('OwnGenerator', 'model.rng'), ('Counting', 'head.calls'), ('Remembering', 'model.memory')])
+def test_an_attribute_that_no_checkpoint_keeps_is_named(model, attribute, tmp_path):
+    message = stopped(config(tmp_path, model=model))
+    assert 'The step of iteration 0 (counted from 0)' in message
+    assert f'reach the loss and that no checkpoint keeps: {attribute}' in message
+    assert 'first difference: loss loss: ' in message
+
+
+def test_a_counter_that_matters_later_is_found_when_it_does(tmp_path):
+    assert 'iteration 3 (' in stopped(config(tmp_path, model='CountingLate'))
+
+
+def test_an_attribute_that_checkpoints_keep_is_no_difference(tmp_path, monkeypatch):
+    monkeypatch.setitem(adapters.ADAPTERS, 'Head', adapters.Adapter(('calls', ), 'a test'))
+    plain, checked = (bits(finish(config(tmp_path / str(n), model='Counting', checks=n)))
+                      for n in (0, 1))
+    assert plain == checked
+
+
+def test_a_generator_made_in_the_step_is_found_with_its_line(tmp_path):
+    message = stopped(config(tmp_path, model='LazyGenerator'))
+    assert 'aten.mul.Tensor' in message and 'default_rng' not in message.split('calls')[0]
+    assert re.search(r'cause +entropy: ', message) and 'test_self_check_findings.py' in message
+
+
+_library = torch.library.Library('self_check_test', 'DEF')
+_library.define('sum(Tensor numbers) -> Tensor')
+_turns = [False]
+
+
+def sum_in_any_order(numbers):
+    """The order in which threads arrive, without threads: one, then the other."""
+    _turns[0] = not _turns[0]
+    large = torch.tensor([1e6, -1e6])
+    order = [large, numbers] if _turns[0] else [large[:1], numbers, large[1:]]
+    return functools.reduce(torch.add, torch.cat(order).unbind())
+
+
+_library.impl('sum', sum_in_any_order, 'CPU')
+
+
+class SumInAnyOrder(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, numbers):
+        ctx.size = numbers.shape
+        return torch.ops.self_check_test.sum(numbers.flatten())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.expand(ctx.size)
+
+
+@registered
+class AnyOrder(FaultyLoss):
+    def forward(self, inputs, label, mode='tensor'):
+        losses = super().forward(inputs, label, mode)
+        return dict(losses, loss_sum=SumInAnyOrder.apply(self.backbone(inputs) * 1e-3))
+
+
+@registered
+class Threaded(FaultyLoss):
+    """A thread computes a part of the loss; its count stands for the order in which it comes."""
+    count = [0]
+
+    def number(self):
+        thread = threading.Thread(target=lambda: self.count.append(self.count[-1] + 1))
+        thread.start()
+        thread.join()
+        return self.count[-1] * 1e-3
+
+
+@pytest.mark.parametrize('model, says', [
+    ('AnyOrder', r'forward, \(?.*self_check_test\.sum'),
+    ('Threaded', 'first difference: loss loss')])
+def test_an_order_of_threads_is_found(model, says, tmp_path):
+    assert re.search(says, stopped(config(tmp_path, model=model)))
+
+
+@registered
+class Flaky(tiny.Tiny):
+    """One bit of one gradient is wrong, once: ``wrong`` counts passes."""
+    wrong, passes = 2, 0
+
+    def forward(self, inputs, label, mode='tensor'):
+        result = super().forward(inputs, label, mode)
+        type(self).passes += 1
+        if self.passes == self.wrong:
+            def flip(gradient):
+                gradient = gradient.clone()
+                gradient.view(torch.int32).view(-1)[0] ^= 1
+                return gradient
+            result['loss'].register_hook(flip)
+        return result
+
+
+@pytest.mark.parametrize('wrong, which', [(1, 'second'), (2, 'first'), (4, 'first')])
+def test_a_flipped_bit_is_found_before_the_optimizer_uses_it(wrong, which, tmp_path, monkeypatch):
+    monkeypatch.setattr(Flaky, 'wrong', wrong)
+    monkeypatch.setattr(Flaky, 'passes', 0)
+    runner = Runner.from_cfg(config(tmp_path, model='Flaky'))
+    stepped = []
+    optimizer = runner.build_optim_wrapper(runner.optim_wrapper)
+    runner.optim_wrapper = optimizer
+    optimizer.optimizer.register_step_pre_hook(lambda *args: stepped.append(runner.iter))
+    with pytest.raises(StepDiffersError) as caught:
+        runner.train()
+    message = str(caught.value)
+    assert stepped == list(range((wrong - 1) // 2))
+    assert 'first difference: gradient of head.fc' in message
+    assert f'have the same bits as the {which}' in message and 'silent data corruption' in message
+
+
+def test_both_digests_lie_in_the_work_directory(tmp_path):
+    message = stopped(config(tmp_path, model='Counting'))
+    path = tmp_path / 'mmrepro' / 'step_check.iteration0.rank0.json'
+    assert str(path) in message
+    content = json.loads(path.read_text())
+    assert content['attributes'] == ['head.calls'] and content['diagnosis']['path'] == ''
+    first, second = content['passes']['first'], content['passes']['second']
+    assert set(first) == {'losses', 'gradients', 'sums'} and first != second
+    # in the order of the backward pass
+    assert list(first['gradients'])[0].startswith('head.fc')

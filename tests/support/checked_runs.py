@@ -1,0 +1,57 @@
+"""Trainings of the tiny network whose steps are repeated."""
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from faults import tiny
+from harness import digest
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
+
+from mmrepro import determinism
+from mmrepro.step_check.check import StepDiffersError
+
+__all__ = ['bits', 'clean', 'config', 'finish', 'registered', 'stopped']
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    yield
+    determinism.disable()
+
+
+def config(work_dir, model='Tiny', checks=1000, **changes):
+    cfg = tiny.tiny(work_dir)
+    cfg.model.type = model
+    cfg.randomness.check_steps = checks
+    cfg.env_cfg = dict()
+    cfg.merge_from_dict(copy.deepcopy(changes))
+    return cfg
+
+
+def bits(runner):
+    return [digest(value) for value in (
+        runner.model.state_dict(), runner.optim_wrapper.state_dict(), torch.get_rng_state(),
+        random.getstate(), np.random.get_state()[1])]
+
+
+def finish(cfg):
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    return runner
+
+
+def stopped(cfg, **expected):
+    """The message with which a run stops."""
+    with pytest.raises(StepDiffersError) as caught:
+        finish(cfg)
+    return str(caught.value)
+
+
+def registered(cls):
+    """A variant of the tiny network, under its own name."""
+    return MODELS.register_module(force=True)(cls)
