@@ -5,7 +5,7 @@ import argparse
 import functools
 import os
 import sys
-from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence
+from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence
 
 from mmengine.config import Config, DictAction
 
@@ -71,6 +71,14 @@ class Parser(argparse.ArgumentParser):
             value = getattr(args, name)
             if value is not None and value < low:
                 self.error(f'--{name.replace("_", "-")} {value}: must be {low} or more')
+
+    def processes(self, text: str, ranks: int) -> List[int]:
+        """The numbers in ``4,2,1`` of processes that share ``ranks`` ranks."""
+        words = [word.strip() for word in text.split(',')]
+        if not all(word.isdigit() and 1 <= int(word) <= ranks for word in words):
+            self.error(f'--processes {text}: must be numbers from 1 to {ranks}, the number of '
+                       'ranks, with commas between them')
+        return [int(word) for word in words]
 
     def make_folder(self, path: str, option: str = '--work-dir') -> str:
         """Make the folder that an option names, unless it is there; returns ``path``."""

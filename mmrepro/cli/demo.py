@@ -1,14 +1,14 @@
-"""``mmrepro demo``: train one config twice and compare the weights after every iteration."""
+"""``mmrepro demo``: train one config several times, compare the weights after every iteration."""
 from __future__ import annotations
 
 import os
 import sys
 import time
-from typing import List, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..demo.dataset import check_coco, refusal, write_dataset
 from ..demo.shipped_configs import reads_coco, shipped
-from ..demo.two_runs import RUNS, DemoRun, Record, prepare, train
+from ..demo.two_runs import RUNS, DemoRun, Record, on_processes, prepare, train
 from ..exit_codes import DIFFERENT, DONE, USAGE
 from ..runs.launcher import TrainingFailed
 from ..runs.progress import ProgressLine
@@ -19,12 +19,16 @@ __all__ = ['compare', 'main']
 
 DEFAULT_CONFIG = 'configs/demo/faster-rcnn_r50_fpn_demo.py'
 WITHOUT_MMDET = 'configs/demo/classifier_demo.py'
+IMAGES, IMAGES_PER_RANK = 6, 2
+PROCESSES = (1, 2)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Exit code 0: every iteration agrees; 1: one differs, or a run failed; 2: wrong usage."""
     parser = Parser('demo', 'Train one config twice, in two processes, and compare the weights '
-                    'after every iteration.', 'example:\n  mmrepro demo --epochs 3')
+                    'after every iteration. With --virtual-ranks, train the same ranks on one '
+                    'process and on two.',
+                    'examples:\n  mmrepro demo --epochs 3\n  mmrepro demo --virtual-ranks 4')
     data = parser.add_mutually_exclusive_group()
     data.add_argument('--data', default='data/demo', metavar='DIR',
                       help='where the demonstration dataset is written (default: data/demo)')
@@ -32,12 +36,28 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument('--config', metavar='CONFIG', default=None,
                         help='a config of configs/demo (default: Faster R-CNN R50-FPN; without '
                         'MMDetection an image classifier)')
-    parser.add_number('--images', 6, 'N', 'train on the first N images')
+    parser.add_argument('--images', type=int, metavar='N', help='train on the first N images '
+                        f'(default: {IMAGES}; with virtual ranks, {IMAGES_PER_RANK} for each)')
     parser.add_number('--epochs', 2, 'N', 'epochs over these images')
+    parser.add_argument('--virtual-ranks', type=int, metavar='V',
+                        help='train V ranks on different numbers of processes')
+    parser.add_argument('--processes', metavar='N,N', help='the numbers of processes, 1 to V '
+                        f'(default: {",".join(map(str, PROCESSES))})')
     parser.add_argument('--work-dir', default='work_dirs/demo', metavar='DIR',
                         help='where configs and logs go (default: work_dirs/demo)')
     args = parser.parse_args(argv)
-    parser.check_least(args, images=1, epochs=1)
+    parser.check_least(args, images=1, epochs=1, virtual_ranks=2)
+    runs = RUNS
+    if args.virtual_ranks is not None:
+        numbers = PROCESSES if args.processes is None else \
+            parser.processes(args.processes, args.virtual_ranks)
+        if len(numbers) < 2:
+            parser.error(f'--processes {args.processes}: give two numbers or more, to compare them')
+        runs = on_processes(args.virtual_ranks, numbers)
+    elif args.processes is not None:
+        parser.error(f'--processes {args.processes}: needs --virtual-ranks V')
+    if args.images is None:
+        args.images = IMAGES_PER_RANK * args.virtual_ranks if args.virtual_ranks else IMAGES
     if args.coco is not None:
         try:
             check_coco(args.coco)
@@ -64,51 +84,70 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     source = root if detection else 'cut out of the photographs'
     print(f'data: {source}' + (f', digest {digest[:16]}' if digest else ''))
     records: List[List[Record]] = []
-    for run in RUNS:
-        folder = os.path.join(args.work_dir, run.name)
+    env = _variables(runs)
+    for run in runs:
+        folder = os.path.join(args.work_dir, run.name.replace(' ', '_'))
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, 'config.py')
         prepare(args.config, run, root, args.coco is not None, args.images,
                 args.epochs).dump(path)
         try:
-            records.append(_train(run, path, folder))
+            records.append(_train(run, path, folder, env))
         except TrainingFailed as error:
             print(f'\n{error}', file=sys.stderr)
             return DIFFERENT
-    table, same = compare(*records)
-    print(f'\n{RUNS[0].title()}\n{RUNS[1].title()}\n\n{table}')
+    table, same = compare(records, [run.name for run in runs])
+    print('', *(run.title() for run in runs), '', table, sep='\n')
     return DONE if same else DIFFERENT
 
 
-def _train(run: DemoRun, config: str, folder: str) -> List[Record]:
+def _variables(runs: Sequence[DemoRun]) -> Dict[str, str]:
+    """Of all runs: where there are fewer GPUs than processes, all of them use the CPU."""
+    import torch
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    most = max(run.processes for run in runs)
+    if not 0 < devices < most:
+        return {}
+    print(f'{most} processes need {most} GPUs, and there {"is" if devices == 1 else "are"} '
+          f'{devices}: all runs use the CPU')
+    return {'CUDA_VISIBLE_DEVICES': ''}
+
+
+def _train(run: DemoRun, config: str, folder: str, env: Mapping[str, str]) -> List[Record]:
     print(run.title(), flush=True)
     started = time.monotonic()
     with ProgressLine(sys.stdout) as line:
         line.say('  starting')
         return train(run, config, folder, lambda record: line.say(
             f'  iteration {record["iteration"]}/{record["total"]}  loss {_loss(record)}  '
-            f'{time.monotonic() - started:.0f} s'))
+            f'{time.monotonic() - started:.0f} s'), env)
 
 
-def compare(first: Sequence[Record], second: Sequence[Record]) -> Tuple[str, bool]:
-    """A table of both runs, iteration by iteration, with the verdict; and whether they agree."""
-    lines = [f'{"iteration":>9}  {"loss A":>12}  {"loss B":>12}  {"weights A":<16}  '
-             f'{"weights B":<16}  same bits']
+def compare(runs: Sequence[Sequence[Record]], names: Sequence[str]) -> Tuple[str, bool]:
+    """A table of all runs, iteration by iteration, with the verdict; and whether they agree."""
+    widths = [max(16, len(f'weights {name}')) for name in names]
+    lines = ['  '.join([f'{"iteration":>9}', *(f'{f"loss {name}":>12}' for name in names), *(
+        f'{f"weights {name}":<{width}}' for name, width in zip(names, widths)), 'same bits'])]
     differing: Optional[int] = None
-    for a, b in zip(first, second):
-        equal = all(a[key] == b[key] for key in ('weights', 'optimizer', 'loss'))
+    for row in zip(*runs):
+        # `losses` of all ranks, where there are several
+        equal = all(one.get(key) == row[0].get(key) for one in row
+                    for key in ('weights', 'optimizer', 'loss', 'losses'))
         if not equal and differing is None:
-            differing = a['iteration']
-        lines.append(f'{a["iteration"]:>9}  {_loss(a):>12}  {_loss(b):>12}  '
-                     f'{a["weights"][:16]}  {b["weights"][:16]}  {"yes" if equal else "NO"}')
-    same = False
-    if len(first) != len(second) or not first:
-        verdict = f'DIFFERENT: {len(first)} iterations in run A, {len(second)} in run B'
+            differing = row[0]['iteration']
+        lines.append('  '.join([f'{row[0]["iteration"]:>9}', *(
+            f'{_loss(one):>{max(12, len(f"loss {name}"))}}' for one, name in zip(row, names)), *(
+            f'{one["weights"][:16]:<{width}}' for one, width in zip(row, widths)),
+            'yes' if equal else 'NO']))
+    same, counts = False, [len(run) for run in runs]
+    if len(set(counts)) > 1 or not counts[0]:
+        verdict = 'DIFFERENT: ' + ', '.join(
+            f'{count} iterations in run {name}' for count, name in zip(counts, names))
     elif differing is not None:
         verdict = f'DIFFERENT from iteration {differing} on'
     else:
         same, verdict = True, ('SAME BITS: loss, weights and optimizer state agree after each of '
-                               f'{len(first)} iterations')
+                               f'{counts[0]} iterations')
     return '\n'.join([*lines, '', verdict]), same
 
 

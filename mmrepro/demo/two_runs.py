@@ -1,12 +1,13 @@
-"""Two runs of one config that differ in what must not matter."""
+"""Runs of one config that differ in what must not matter."""
 from __future__ import annotations
 
 import json
 import os
 import sys
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from mmengine.config import Config
+from mmengine.dist import all_gather_object, get_rank, get_world_size
 from mmengine.hooks import Hook
 
 from ..digests import state_digest
@@ -16,7 +17,7 @@ from ..runs.launcher import PlannedRun, launch_of, one_thread_each, run_all
 from ..runs.reduction import few_images
 from .shipped_configs import use_coco_classes, use_data
 
-__all__ = ['RUNS', 'DemoRun', 'DigestHook', 'Record', 'prepare', 'train']
+__all__ = ['RUNS', 'DemoRun', 'DigestHook', 'Record', 'on_processes', 'prepare', 'train']
 
 Record = Dict[str, Any]  # of one iteration, see DigestHook
 # a line of standard output that starts so carries one iteration as JSON
@@ -25,38 +26,55 @@ CHECKPOINT = 'resumed_from.pth'
 
 
 class DigestHook(Hook):
-    """Prints one line per iteration: loss, digest of the weights, digest of the optimizer."""
+    """Prints one line per iteration: loss, digest of the weights, digest of the optimizer.
+
+    With several ranks, rank 0 prints its loss and digests of what all of them have.
+    """
 
     priority = 'LOWEST'
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Optional[dict] = None) -> None:
         loss = (outputs or {}).get('loss')
-        record = dict(
-            iteration=runner.iter + 1,
-            epoch=runner.epoch + 1,
-            total=runner.max_iters,
+        found = dict(
             loss=None if loss is None else float(loss.detach()),
             weights=state_digest(runner.model.state_dict()),
             optimizer=state_digest(runner.optim_wrapper.state_dict()))
-        print(PREFIX + json.dumps(record), file=sys.stdout, flush=True)
+        if get_world_size() > 1:
+            ranks = all_gather_object(found)
+            found.update({name: state_digest([rank[name] for rank in ranks])
+                          for name in ('weights', 'optimizer')},
+                         losses=[rank['loss'] for rank in ranks])
+        record = dict(iteration=runner.iter + 1, epoch=runner.epoch + 1, total=runner.max_iters,
+                      **found)
+        if get_rank() == 0:
+            print(PREFIX + json.dumps(record), file=sys.stdout, flush=True)
 
 
 class DemoRun(NamedTuple):
-    """One of the two runs: its name and what is different about it."""
+    """One of the runs: its name and what is different about it."""
     name: str
-    num_workers: int
-    hash_seed: str
+    num_workers: int = 0
+    hash_seed: str = '0'
     resumed: bool = False  # in two processes: the first ends after an iteration, the second resumes
+    virtual_ranks: Optional[int] = None
+    processes: int = 1  # that the virtual ranks share
 
     def title(self) -> str:
+        if self.virtual_ranks is not None:
+            return f'{self.virtual_ranks} ranks on {self.name}'
         return (f'run {self.name}: num_workers={self.num_workers}, PYTHONHASHSEED={self.hash_seed}'
                 + (f', resumed after iteration {SAVED_AFTER}' if self.resumed else ''))
 
 
 SAVED_AFTER = 1  # iterations
-RUNS = (DemoRun('A', num_workers=0, hash_seed='0'),
-        DemoRun('B', num_workers=2, hash_seed='1', resumed=True))
+RUNS = (DemoRun('A'), DemoRun('B', num_workers=2, hash_seed='1', resumed=True))
+
+
+def on_processes(virtual_ranks: int, numbers: Sequence[int]) -> Tuple[DemoRun, ...]:
+    """The same ranks on these numbers of processes."""
+    return tuple(DemoRun(f'{number} process{"es" if number > 1 else ""}', processes=number,
+                         virtual_ranks=virtual_ranks) for number in numbers)
 
 
 def prepare(config: str, run: DemoRun, root: str, coco: bool, images: int, epochs: int) -> Config:
@@ -69,6 +87,9 @@ def prepare(config: str, run: DemoRun, root: str, coco: bool, images: int, epoch
     cfg.train_dataloader.persistent_workers = run.num_workers > 0
     few_images(cfg, 'train', images)
     cfg.train_cfg.max_epochs = epochs
+    if run.virtual_ranks is not None:
+        cfg.randomness = dict(cfg.get('randomness') or {}, virtual_ranks=run.virtual_ranks)
+        cfg.train_dataloader.batch_size = 1
     without_evaluation(cfg)
     without_checkpoints(cfg)
     cfg.custom_hooks = [*cfg.get('custom_hooks', []),
@@ -76,16 +97,21 @@ def prepare(config: str, run: DemoRun, root: str, coco: bool, images: int, epoch
     return cfg
 
 
-def train(run: DemoRun, config: str, folder: str, tell: Callable[[Record], None]) -> List[Record]:
-    """Train in a fresh process; ``tell`` is called with the record of every iteration.
+def train(run: DemoRun, config: str, folder: str, tell: Callable[[Record], None],
+          env: Mapping[str, str] = {}) -> List[Record]:
+    """Train in fresh processes; ``tell`` is called with the record of every iteration.
+
+    ``env`` are more variables of theirs.
 
     Raises:
         TrainingFailed: the training ended with an error.
     """
-    log = os.path.join(folder, 'output.txt')
-    open(log, 'wb').close()
+    logs = os.path.join(folder, 'output.rank{rank}.txt' if run.processes > 1 else 'output.txt')
+    for rank in range(run.processes):
+        open(logs.replace('{rank}', str(rank)), 'wb').close()
+    log = logs.replace('{rank}', '0')
     # one thread per operator is the fastest for images this small, and by far on a busy machine
-    env = {**one_thread_each(), 'PYTHONHASHSEED': run.hash_seed}
+    env = {**one_thread_each(), 'PYTHONHASHSEED': run.hash_seed, **env}
     records: List[Record] = []
 
     def look() -> None:
@@ -103,6 +129,6 @@ def train(run: DemoRun, config: str, folder: str, tell: Callable[[Record], None]
         trainings = [
             Training(config, folder, iterations=SAVED_AFTER, save=CHECKPOINT),
             Training(config, folder, resume=True, checkpoint=os.path.join(folder, CHECKPOINT))]
-    launches = [launch_of(training, log, env) for training in trainings]
+    launches = [launch_of(training, logs, env, run.processes) for training in trainings]
     run_all([PlannedRun(run.name, folder, launches)], tick=look)
     return records

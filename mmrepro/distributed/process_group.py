@@ -25,7 +25,7 @@ from .virtual import runner_parts
 from .virtual.scheduler import current
 
 __all__ = ['LAUNCHERS', 'ensure_process_group', 'group_options', 'has_accelerator',
-           'launch_variables', 'wrap_model']
+           'launch_variables', 'process_count', 'wrap_model']
 
 _logger = logging.getLogger('mmrepro')
 
@@ -75,6 +75,14 @@ def has_accelerator() -> bool:
     """Whether MMEngine would put a model on something that torch.distributed can drive."""
     from mmengine.device import get_device
     return get_device() not in ('cpu', 'mps')
+
+
+def process_count() -> int:
+    """How many processes train: one for each rank, unless ranks are virtual."""
+    scheduler = current()
+    if scheduler is not None:
+        return scheduler.processes
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def group_options(env_cfg: Mapping[str, Any]) -> Dict[str, Any]:

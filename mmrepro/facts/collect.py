@@ -12,6 +12,7 @@ from typing import Any, Dict, Mapping
 import torch
 
 from ..distributed.agreement import package_version, start_fields
+from ..distributed.process_group import process_count
 
 __all__ = ['collect_facts', 'cpu_name', 'flatten', 'read_settings', 'settings_of']
 
@@ -68,7 +69,7 @@ def collect_facts(config: Any, randomness: Mapping[str, Any], world_size: int) -
     """
     facts = start_fields('', randomness)
     del facts['config']
-    facts['world_size'] = world_size
+    facts['world_size'], facts['processes'] = world_size, process_count()
     if world_size > 1 and randomness.get('worker_seed', 'mmengine') != 'mmengine':
         facts['evaluation.buffers'] = 'common to all ranks'
     facts.update(_hardware())

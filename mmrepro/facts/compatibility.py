@@ -117,6 +117,7 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
     ('randomness.streams.*', CHANGES, 'different random numbers in this stream'),
     ('randomness.*', CHANGES, 'different random numbers or kernels'),
     ('scheme', CHANGES, 'random numbers are derived in another way'),
+    ('processes', HARMLESS, 'bits belong to the ranks'),
     ('world_size', CHANGES, 'different batches per rank, gradients added in a different order'),
     ('train_samples train_annotations train_images', CHANGES, 'the training data are not the same'),
     ('operators operators.*', CHANGES, 'different kernels for the operators of mmcv'),
@@ -178,7 +179,7 @@ RULES = tuple(FactRule(pattern, *row) for patterns, *row in _ROWS for pattern in
 # facts that older checkpoints lack, with the value that they had
 _LATER = {'randomness.virtual_ranks': None, 'randomness.independent_predictions': False}
 # facts that only one of the processes had when it looked, or that older checkpoints lack
-_LATE = ('version.', 'train_', 'torch._dynamo')
+_LATE = ('version.', 'train_', 'torch._dynamo', 'processes')
 # of facts that exist only once a module is imported
 _UNKNOWN = ('unavailable', 'mmcv is not in use')
 

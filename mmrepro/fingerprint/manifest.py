@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from mmengine.dist import get_world_size
 
+from ..distributed.process_group import process_count
 from ..distributed.unwrap import unwrap
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import CHANGES, HARMLESS, FactDifference, differences
@@ -22,7 +23,8 @@ from .schema import FOLDER, SELF_CHECKS
 from .snapshot import Snapshot
 
 __all__ = ['CHANGES', 'HARMLESS', 'MAY', 'FactDifference', 'Manifest', 'compare_manifests',
-           'complete_manifest', 'make_manifest', 'read_manifest', 'write_manifest']
+           'complete_manifest', 'make_manifest', 'process_count_of', 'read_manifest',
+           'write_manifest']
 
 FORMAT = 1
 MAY = 'may change bits'
@@ -52,6 +54,8 @@ RULES = (
     ('environment.*_NUM_THREADS', HARMLESS, 'the number of threads is compared by itself'),
     ('environment.MMREPRO_*', HARMLESS, 'how the process was started'),
     ('environment.CUDA_VISIBLE_DEVICES', HARMLESS, 'which GPU, not what kind'),
+    ('environment.*WORLD_SIZE', HARMLESS, 'ranks and processes are compared by themselves'),
+    ('environment.SLURM_NTASKS', HARMLESS, 'ranks and processes are compared by themselves'),
     ('environment.*_DIR', HARMLESS, 'where files lie'),
     ('environment.TZ', HARMLESS, 'no training reads the time'),
     ('environment.LC_*', HARMLESS, 'no training reads the language'),
@@ -78,6 +82,16 @@ class Manifest(NamedTuple):
         """As a checkpoint keeps them: settings of the config are ``config.*``."""
         return {**self.content['facts'], **settings_of(read_settings(self.config_text))}
 
+    @property
+    def processes(self) -> int:
+        """That trained: one for each rank, unless ranks were virtual."""
+        return process_count_of(self.content)
+
+
+def process_count_of(content: Mapping[str, Any]) -> int:
+    """Of a manifest's content; older ones were of runs with a process for each rank."""
+    return content.get('processes', content.get('world_size', 1))
+
 
 def make_manifest(runner: Any) -> Dict[str, Any]:
     """The manifest of a runner that is about to train, as what JSON can hold."""
@@ -96,6 +110,7 @@ def make_manifest(runner: Any) -> Dict[str, Any]:
         work_dir=os.path.abspath(runner.work_dir),
         randomness=randomness,
         world_size=get_world_size(),
+        processes=process_count(),
         iteration=runner.iter,
         resumed_from=runner._load_from if runner._resume else None,
         facts={name: value for name, value in facts.items() if not name.startswith('config.')},
@@ -165,7 +180,8 @@ def read_manifest(path: str, name: Optional[str] = None) -> Manifest:
 
 
 # in another form among the facts, or not comparable
-_ELSEWHERE = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size', SELF_CHECKS)
+_ELSEWHERE = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size', 'processes',
+              SELF_CHECKS)
 
 
 def compare_manifests(first: Manifest, second: Manifest) -> List[FactDifference]:

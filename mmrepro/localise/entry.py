@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from ..checkpoint.files import CheckpointError, load
+from ..fingerprint.manifest import process_count_of
 from ..fingerprint.reader import FingerprintError, RecordedRun, read_run
 from ..runs.config_files import read_config, without_mark
 from ..runs.progress import ProgressLine, time_left
@@ -130,7 +131,7 @@ def _repetition(name: str, run: RecordedRun, iteration: int, work_dir: str) -> R
         file.write(manifest['config']['text'])
     env = {key: str(value) for key, value in (manifest.get('environment') or {}).items()
            if KEPT_VARIABLES.fullmatch(key) and value is not None}
-    return RunSpec(name, path, env, len(run.ranks),
+    return RunSpec(name, path, env, process_count_of(manifest),
                    checkpoint=_nearest_checkpoint(run.work_dir, iteration))
 
 

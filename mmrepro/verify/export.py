@@ -70,7 +70,8 @@ def _readme(manifest: Manifest, iterations: int, files: List[str], notes: List[s
             'Other hardware or versions may give different bits; `replay` says what differs.'],
         'Run': [
             f'iterations recorded: {iterations}',
-            f'processes: {content.get("world_size", UNKNOWN)}',
+            f'ranks: {content.get("world_size", UNKNOWN)}',
+            f'processes: {manifest.processes}',
             f'started: {content.get("created") or UNKNOWN}',
             f'command: `{" ".join(content.get("command") or [UNKNOWN])}`',
             f'resumed from: {content.get("resumed_from") or "nothing"}',

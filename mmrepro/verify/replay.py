@@ -104,10 +104,10 @@ def replay(run_dir: str, work_dir: str, iterations: Optional[int] = None,
     env = {name: then.get(name) for name in {*then, *environment()} if name not in NOT_REPLAYED}
     cwd = manifest.content['cwd']
     whole = end == last and all(log.ended for log in original.ranks.values())
-    ranks = manifest.content['world_size']
-    log = 'output.txt' if ranks == 1 else 'output.rank{rank}.txt'
+    processes = manifest.processes
+    log = 'output.txt' if processes == 1 else 'output.rank{rank}.txt'
     launch = launch_of(Training(os.path.abspath(config), iterations=None if whole else end),
-                       os.path.join(os.path.abspath(work_dir), log), env, ranks,
+                       os.path.join(os.path.abspath(work_dir), log), env, processes,
                        cwd if os.path.isdir(cwd) else None)
     training = LaunchedTraining(launch)
     with killed_at_exit({'replay': training}):

@@ -137,6 +137,11 @@ def test_coco_is_checked(tmp_path, data):
     (['--coco', 'no/such/coco'], '--coco no/such/coco'),
     (['--images', '0'], '--images 0: must be 1 or more'),
     (['--config', 'no/such.py'], '--config no/such.py: no such file'),
+    (['--processes', '1,2'], '--processes 1,2: needs --virtual-ranks'),
+    (['--virtual-ranks', '1'], '--virtual-ranks 1: must be 2 or more'),
+    (['--virtual-ranks', '3', '--processes', '1,4'],
+     '--processes 1,4: must be numbers from 1 to 3'),
+    (['--virtual-ranks', '3', '--processes', '2'], '--processes 2: give two numbers or more'),
 ])
 def test_wrong_arguments_are_named(capsys, arguments, message):
     with pytest.raises(SystemExit) as error:
@@ -181,21 +186,37 @@ def _records(*weights):
             for i, w in enumerate(weights, 1)]
 
 
+def compared(first, second):
+    return demo.compare([first, second], 'AB')
+
+
 def test_the_verdict_names_the_first_differing_iteration():
-    table, same = demo.compare(_records('a', 'b', 'c'), _records('a', 'x', 'y'))
+    table, same = compared(_records('a', 'b', 'c'), _records('a', 'x', 'y'))
     assert not same and table.endswith('DIFFERENT from iteration 2 on')
-    table, same = demo.compare(_records('a', 'b'), _records('a', 'b'))
+    table, same = compared(_records('a', 'b'), _records('a', 'b'))
     assert same and 'after each of 2 iterations' in table
+
+
+def test_each_number_of_processes_has_a_column_and_every_rank_counts():
+    names = [run.name for run in two_runs.on_processes(4, (1, 2, 3))]
+    assert names == ['1 process', '2 processes', '3 processes']
+    runs = [[dict(record, losses=[1.5, 2.5]) for record in _records('a', 'b')] for _ in names]
+    table, same = demo.compare(runs, names)
+    assert same and table.count('b' * 16) == 3
+    assert [table.count(f'weights {name}') for name in names] == [1, 1, 1]
+    runs[2][1]['losses'] = [1.5, 2.625]
+    table, same = demo.compare(runs, names)
+    assert not same and table.endswith('DIFFERENT from iteration 2 on')
 
 
 @pytest.mark.parametrize('second', [(), ('a', )])
 def test_runs_of_different_length_are_different(second):
-    table, same = demo.compare(_records(*('a', 'b')[:len(second) + 1]), _records(*second))
+    table, same = compared(_records(*('a', 'b')[:len(second) + 1]), _records(*second))
     assert not same and 'DIFFERENT' in table
 
 
 def test_no_iteration_is_no_agreement():
-    assert demo.compare([], [])[1] is False
+    assert compared([], [])[1] is False
 
 
 def test_the_two_runs_differ_in_what_must_not_matter_only(data):
@@ -226,6 +247,16 @@ def test_two_processes_end_with_the_same_bits(tmp_path, capfd):
     assert 'PYTHONHASHSEED=1, resumed after iteration 1' in said
     log = (tmp_path / 'work' / 'B' / 'output.txt').read_text()
     assert 'resumed_from.pth: epoch 0, iteration 1' in log
+
+
+@pytest.mark.slow
+def test_virtual_ranks_on_one_and_on_two_processes_end_with_the_same_bits(tmp_path, capfd):
+    arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
+    assert demo.main([*arguments, '--virtual-ranks', '2', '--images', '2', '--epochs', '1']) == 0
+    assert 'SAME BITS' in capfd.readouterr().out
+    config = two_runs.Config.fromfile(tmp_path / 'work' / '2_processes' / 'config.py')
+    assert config.randomness.virtual_ranks == 2
+    assert (tmp_path / 'work' / '2_processes' / 'output.rank1.txt').stat().st_size
 
 
 @pytest.mark.slow
