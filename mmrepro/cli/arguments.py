@@ -72,12 +72,12 @@ class Parser(argparse.ArgumentParser):
             if value is not None and value < low:
                 self.error(f'--{name.replace("_", "-")} {value}: must be {low} or more')
 
-    def processes(self, text: str, ranks: int) -> List[int]:
-        """The numbers in ``4,2,1`` of processes that share ``ranks`` ranks."""
+    def processes(self, text: str, ranks: Optional[int]) -> List[int]:
+        """The numbers in ``4,2,1`` of processes that share ``ranks`` ranks; None: any number."""
         words = [word.strip() for word in text.split(',')]
-        if not all(word.isdigit() and 1 <= int(word) <= ranks for word in words):
-            self.error(f'--processes {text}: must be numbers from 1 to {ranks}, the number of '
-                       'ranks, with commas between them')
+        if not all(word.isdigit() and 1 <= int(word) <= (ranks or int(word)) for word in words):
+            allowed = f'from 1 to {ranks}, the number of ranks' if ranks else 'of 1 or more'
+            self.error(f'--processes {text}: must be numbers {allowed}, with commas between them')
         return [int(word) for word in words]
 
     def make_folder(self, path: str, option: str = '--work-dir') -> str:

@@ -1,10 +1,11 @@
 """``mmrepro chaos``: kill a run at random moments, resume it, compare every iteration."""
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import time
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from mmengine.config import Config
 
@@ -29,7 +30,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument('config', help='path of the config')
     parser.add_number('--kills', 10, 'N', 'interruptions in all')
     parser.add_number('--seed', 0, 'S', 'of kinds and moments; the training has its own')
-    parser.add_number('--ranks', 1, 'R', 'processes of each run')
+    parser.add_number('--ranks', 1, 'R', 'ranks of each run, a process each')
+    parser.add_argument('--processes', metavar='N,N,...', help='let virtual ranks run on these '
+                        'numbers of processes: the first for the undisturbed run, the next for '
+                        'each further start, again and again')
+    parser.add_argument('--virtual-ranks', type=int, metavar='V', help='ranks of each run, with '
+                        "--processes (default: the config's, or the largest number of processes)")
     parser.add_number('--interval', 3, 'N', 'iterations between checkpoints')
     parser.add_number('--span', 8, 'N', 'most iterations and validation batches from a start to an '
                       'interruption')
@@ -50,12 +56,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                      'checkpoints resumes')
     parser.make_folder(args.work_dir)
     prepare(config, args.interval)
+    ranks, processes = _ranks(config, args, parser)
     workers = config.train_dataloader.get('num_workers', 0)
-    possible = allowed(args.ranks, workers)
+    possible = allowed(max(processes or [ranks]), workers)
     kinds = ([name.strip() for name in args.kinds.split(',')] if args.kinds else possible)
     for name in kinds:
         if name not in possible:
-            parser.error(f'--kinds {name!r}: with {args.ranks} rank(s) and {workers} worker(s), '
+            parser.error(f'--kinds {name!r}: with {max(processes or [ranks])} process(es) and '
+                         f'{workers} worker(s), '
                          f'possible are {", ".join(map(repr, possible))}')
     restart_for(config)
     import torch
@@ -64,8 +72,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     method = args.start_method or ('fork' if torch.version.cuda is None else 'spawn')
     started = time.time()
     campaign = Campaign(config, CampaignSettings(
-        os.path.abspath(args.work_dir), args.kills, args.seed, args.ranks, workers, kinds,
-        args.span, method))
+        os.path.abspath(args.work_dir), args.kills, args.seed, ranks, workers, kinds,
+        args.span, processes, method))
     equal = campaign.run()
     outcome = dict(summary(campaign, started), config=args.config,
                    options={key: str(value) for key, value in (args.cfg_options or {}).items()})
@@ -74,6 +82,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             json.dump(outcome, file, indent=1)
     print(f'\n{table(outcome)}')
     return DONE if equal else DIFFERENT
+
+
+def _ranks(config: Config, args: argparse.Namespace, parser: Parser) -> Tuple[int, List[int]]:
+    """The number of ranks, and where they are virtual, the numbers of processes."""
+    virtual = args.virtual_ranks or config.randomness.get('virtual_ranks')
+    if args.processes is None:
+        if virtual is None:
+            return args.ranks, []
+        args.processes = '1'
+    if args.ranks != 1:
+        parser.error(f'--ranks {args.ranks}: a process for each rank, and these are virtual; give '
+                     '--virtual-ranks and --processes')
+    numbers = parser.processes(args.processes, virtual)
+    config.randomness['virtual_ranks'] = virtual or max(numbers)
+    return config.randomness['virtual_ranks'], numbers
 
 
 def prepare(config: Config, interval: int) -> None:
@@ -87,6 +110,12 @@ def prepare(config: Config, interval: int) -> None:
     if randomness.get('seed') is None:  # otherwise every run would draw one
         randomness['seed'] = 0
     config.randomness = randomness
+
+
+def _ranks_text(settings: Dict[str, Any]) -> str:
+    processes = settings.get('processes')  # older outcomes have none
+    return f'{settings["ranks"]} rank(s)' if not processes else (
+        f'{settings["ranks"]} virtual ranks on {", ".join(map(str, processes))} processes')
 
 
 def table(outcome: Dict[str, Any]) -> str:
@@ -106,8 +135,8 @@ def table(outcome: Dict[str, Any]) -> str:
                      f'{f" ({forced} ended from outside)" if forced else ""} |')
     half = sum(kill['half_written'] > 0 for kill in outcome['kills'])
     lines += ['', f'{len(outcome["kills"])} interruptions of {outcome["runs"]} runs of '
-              f'{outcome["iterations_of_a_run"]} iterations, {outcome["settings"]["ranks"]} '
-              f'rank(s); {half} left a half-written checkpoint behind; '
+              f'{outcome["iterations_of_a_run"]} iterations, {_ranks_text(outcome["settings"])}; '
+              f'{half} left a half-written checkpoint behind; '
               f'{outcome["compared"]} records compared: '
               f'{"all bits equal" if outcome["equal"] else "DIFFERENT"}']
     return '\n'.join([*lines, *outcome['problems']])

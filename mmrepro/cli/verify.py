@@ -6,7 +6,9 @@ import json
 import os
 import sys
 import time
-from typing import Optional, Sequence
+from typing import List, Optional, Sequence
+
+from mmengine.config import Config
 
 from ..demo import use_data, write_dataset
 from ..exit_codes import DIFFERENT, DONE
@@ -22,8 +24,8 @@ from ..verify.variations import (
     VARIATIONS,
     VariationResult,
     prepare,
-    reference_of,
     verify,
+    virtual_ranks,
 )
 from .arguments import Parser, quiet_when_reader_leaves
 
@@ -49,7 +51,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument('config', metavar='CONFIG')
     parser.add_number('--iters', ITERATIONS, 'N', 'iterations of each run')
     parser.add_argument('--vary', metavar='NAME,...',
-                        help=f'what to vary, or all (default: {",".join(USUAL)})')
+                        help=f'what to vary, or all (default: {",".join(USUAL)}; of virtual ranks '
+                        'ranks as well)')
+    parser.add_argument('--virtual-ranks', type=int, metavar='V',
+                        help='train V virtual ranks; `ranks` then changes the number of processes')
     parser.add_argument('--full', action='store_true',
                         help='images, batch and weights as in the config')
     parser.add_argument('--level', choices=('step', 'parameter', 'module'), default='step',
@@ -73,8 +78,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if unknown or not names:
         parser.error(f'--vary {args.vary}: {", ".join(unknown) or "nothing"} is not allowed; '
                      f'allowed: {",".join(VARIATIONS)}, or {ALL}')
-    parser.check_least(args, iters=1, jobs=1)
-    cfg, notes = _load(args, names, parser)
+    parser.check_least(args, iters=1, jobs=1, virtual_ranks=2)
+    cfg = _read(args, parser)
+    if args.vary is None and virtual_ranks(cfg) is not None:
+        names.append('ranks')
+    notes = _prepare(cfg, names, args, parser)
     threads = int(one_thread_each()['OMP_NUM_THREADS'])
     import torch
     jobs = args.jobs or (1 if torch.cuda.is_available() else
@@ -108,16 +116,23 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return DONE if same else DIFFERENT
 
 
-def _load(args: argparse.Namespace, names: Sequence[str], parser: Parser) -> tuple:
-    """The config to verify, and what was done to it."""
-    notes = []
+def _read(args: argparse.Namespace, parser: Parser) -> Config:
     cfg = parser.read_config(args.config, args.cfg_options)
+    if args.virtual_ranks is not None:
+        cfg.randomness = dict(cfg.get('randomness') or {}, virtual_ranks=args.virtual_ranks)
+    return cfg
+
+
+def _prepare(cfg: Config, names: Sequence[str], args: argparse.Namespace,
+             parser: Parser) -> List[str]:
+    """Make ``cfg`` one to verify; returns what was done to it."""
+    notes = []
     try:
         if args.demo_data is not None:
             write_dataset(args.demo_data)
             use_data(cfg, os.path.abspath(args.demo_data))
             notes.append(f'data: the demonstration dataset in {args.demo_data}')
-        return cfg, notes + prepare(cfg, names, args.full)
+        return notes + prepare(cfg, names, args.full)
     except (MissingData, OSError, KeyError, ImportError) as error:
         parser.error(f'{args.config}: {error}')
 
@@ -125,14 +140,15 @@ def _load(args: argparse.Namespace, names: Sequence[str], parser: Parser) -> tup
 def _localise(results: Sequence[VariationResult], work_dir: str,
               iterations: int) -> Optional[LocaliseResult]:
     """Name the cause of the first variation that differs; see ``mmrepro localise``."""
-    name = next((result.name for result in results if result.difference is not None), None)
-    if name is None:
+    first = next((result for result in results if result.difference is not None), None)
+    if first is None:
         return None
+    name = first.name
     if VARIATIONS[name].prepare or VARIATIONS[name].elsewhere:
         print(f'\n{name}: mmrepro localise cannot repeat what surrounds this run; the first field '
               'that differs says where to look (docs/how-to/my-runs-differ.md)', file=sys.stderr)
         return None
-    reference, other = (os.path.join(work_dir, which) for which in (reference_of(name), name))
+    reference, other = (os.path.join(work_dir, which) for which in (first.reference, name))
     folder = entry.unused_folder(os.path.join(work_dir, 'localise'))
     os.makedirs(folder, exist_ok=True)
     try:
@@ -164,7 +180,7 @@ def certificate(config: str, results: Sequence[VariationResult], notes: Sequence
     if different:
         lines += ['', f'DIFFERENT BITS in {len(different)} of {len(results)} variations. Both '
                   f'runs are in {work_dir}; to see them side by side:',
-                  f'  mmrepro compare {os.path.join(work_dir, reference_of(different[0].name))} '
+                  f'  mmrepro compare {os.path.join(work_dir, different[0].reference)} '
                   f'{os.path.join(work_dir, different[0].name)}']
     elif any(result.equal for result in results):
         lines += ['', 'SAME BITS: batches, losses, gradients, parameters, buffers and optimizer '

@@ -4,7 +4,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from mmengine.config import Config
@@ -25,11 +25,12 @@ from ..runs.progress import RunsProgress
 from ..text import listed
 from . import surroundings
 
-__all__ = ['USUAL', 'VARIATIONS', 'VariationResult', 'prepare', 'reference_of', 'result_of',
-           'verify']
+__all__ = ['USUAL', 'VARIATIONS', 'VariationResult', 'prepare', 'result_of', 'variations_of',
+           'verify', 'virtual_ranks']
 
 
 SEED = 0  # of all runs, where the config has none
+REFERENCE = 'reference'  # folder of the run that variations are compared with
 
 
 class Variation(NamedTuple):
@@ -41,7 +42,8 @@ class Variation(NamedTuple):
     env: Callable[[], Dict[str, str]] = dict
     prepare: Optional[str] = None  # what the process calls first, as 'module:function'
     elsewhere: bool = False  # it starts in another folder, with links to the files of this one
-    ranks: int = 1  # processes; above 1, the reference is another run with as many
+    processes: int = 1
+    twice: bool = False  # the reference is another run of this, not the one of all others
     only: str = ''  # what must not differ, a part of a fingerprint; '' for all of it
     kill: bool = False  # the run is killed in its middle and resumed
     validate: bool = False  # the run validates in its middle; the reference never does
@@ -77,7 +79,7 @@ VARIATIONS = {
                       prepare=f'{surroundings.__name__}:burn_other_cores'),
     'cpu': Variation('with other instruction sets: the same batches', only='batch',
                      env=lambda: surroundings.instruction_sets()),
-    'ranks': Variation('on two ranks, twice', ranks=2),
+    'ranks': Variation('on two ranks, twice', processes=2, twice=True),
 }
 # what the command varies unless it is told otherwise; the others double the time
 USUAL = ('process', 'workers', 'hashseed', 'resume', 'validation')
@@ -89,12 +91,27 @@ class VariationResult(NamedTuple):
     title: str
     iterations: int = 0
     difference: Optional[Divergence] = None
+    reference: str = REFERENCE  # the run that it is compared with: a folder beside its own
     skipped: str = ''
     remark: str = ''  # what is equal, where not everything was promised
 
     @property
     def equal(self) -> bool:
         return not self.skipped and self.difference is None and self.iterations > 0
+
+
+def virtual_ranks(cfg: Config) -> Optional[int]:
+    return (cfg.get('randomness') or {}).get('virtual_ranks')
+
+
+def variations_of(cfg: Config) -> Dict[str, Variation]:
+    """:data:`VARIATIONS`; of virtual ranks, the number of processes is one that must not matter."""
+    ranks = virtual_ranks(cfg)
+    if ranks is None:
+        return VARIATIONS
+    processes = min(ranks, max(2, _devices()[0]))
+    return {**VARIATIONS, 'ranks': Variation(
+        f'{ranks} virtual ranks on {processes} processes', processes=processes)}
 
 
 def prepare(cfg: Config, names: Sequence[str], full: bool = False) -> List[str]:
@@ -119,9 +136,10 @@ def prepare(cfg: Config, names: Sequence[str], full: bool = False) -> List[str]:
         notes.append('as the config is (--full)')
     else:
         longest = reduction.shrink(cfg)
-        reduction.few_images(cfg, 'train', reduction.IMAGES)
+        images = reduction.IMAGES * (virtual_ranks(cfg) or 1)
+        reduction.few_images(cfg, 'train', images)
         notes.append(f'reduced: longest side {min(longest, reduction.LONGEST)} of {longest} '
-                     f'pixels, {reduction.IMAGES} images, no pretrained weights '
+                     f'pixels, {images} images, no pretrained weights '
                      '(--full: as the config is)')
     return notes
 
@@ -146,21 +164,29 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
     without_evaluation(prepared)
     without_checkpoints(prepared)
     prepared.resume = False
-    skipped = _skipped(cfg, names, iterations)
-    runs = [_planned(name, prepared, work_dir, iterations, cfg)
-            for name in dict.fromkeys(['reference', *(
-                one for name in names if name not in skipped
-                for one in (reference_of(name), name))])]
+    skipped, table = _skipped(cfg, names, iterations), variations_of(cfg)
+    plan = {REFERENCE: Variation('reference')}
+    for name in names:
+        if name not in skipped:
+            plan.update({_reference_of(name, table[name]): table[name], name: table[name]}
+                        if table[name].twice else {name: table[name]})
+    runs = [_planned(name, one, prepared, work_dir, iterations, cfg) for name, one in plan.items()]
     progress = RunsProgress(runs, iterations, say)
     run_all(runs, jobs, progress.show, progress.done)
-    return [result_of(name, os.path.join(work_dir, reference_of(name)),
-                      os.path.join(work_dir, name), iterations, skipped.get(name, ''))
+    return [result_of(name, os.path.join(work_dir, _reference_of(name, table[name])),
+                      os.path.join(work_dir, name), iterations, skipped.get(name, ''), table[name])
             for name in names]
 
 
-def reference_of(name: str) -> str:
-    """The run that a variation is compared with: a folder beside its own."""
-    return f'{name}.reference' if VARIATIONS[name].ranks > 1 else 'reference'
+def _reference_of(name: str, variation: Variation) -> str:
+    return f'{name}.{REFERENCE}' if variation.twice else REFERENCE
+
+
+def _devices() -> Tuple[int, str]:
+    """How many processes can train, and on what."""
+    if torch.cuda.is_available():
+        return torch.cuda.device_count(), 'GPUs'
+    return os.cpu_count() or 1, 'cores'
 
 
 def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> Dict[str, str]:
@@ -177,17 +203,17 @@ def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> Dict[str, st
         skipped['workers'] = 'it takes two iterations for a second worker to load a batch'
     if 'cpu' in names and not surroundings.instruction_sets():
         skipped['cpu'] = 'instruction sets can be switched off on x86-64 only'
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else os.cpu_count() or 1
+    (count, devices), table = _devices(), variations_of(cfg)
+    if devices == 'cores' and virtual_ranks(cfg) is not None:
+        count = max(count, 2)  # processes that share a core are slower, no more
     for name in names:
-        if VARIATIONS[name].ranks > devices:
-            skipped[name] = (f'it takes {VARIATIONS[name].ranks} '
-                             f'{"GPUs" if torch.cuda.is_available() else "cores"}; there is one')
+        if table[name].processes > count:
+            skipped[name] = f'it takes {table[name].processes} {devices}; there is one'
     return skipped
 
 
-def _planned(name: str, prepared: Config, work_dir: str, iterations: int,
+def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, iterations: int,
              original: Config) -> PlannedRun:
-    variation = VARIATIONS.get(name.partition('.')[0], Variation('reference'))
     folder = os.path.abspath(os.path.join(work_dir, name))
     os.makedirs(folder, exist_ok=True)
     for stale in os.listdir(folder):
@@ -213,24 +239,24 @@ def _planned(name: str, prepared: Config, work_dir: str, iterations: int,
         trainings = [training._replace(kill_after=min(half + 1, iterations - 1)),
                      training._replace(resume=True)]
     env = {'PYTHONHASHSEED': '0', **one_thread_each(), **variation.env()}
-    log = 'output.txt' if variation.ranks == 1 else 'output.rank{rank}.txt'
+    log = 'output.txt' if variation.processes == 1 else 'output.rank{rank}.txt'
     cwd = surroundings.linked_folder(os.path.join(folder, 'elsewhere'), os.getcwd()) \
         if variation.elsewhere else None
     return PlannedRun(name, folder, [
-        launch_of(one, os.path.join(folder, log), env, variation.ranks, cwd)
+        launch_of(one, os.path.join(folder, log), env, variation.processes, cwd)
         for one in trainings])
 
 
-def result_of(name: str, reference: str, folder: str, iterations: int,
-              skipped: str = '') -> VariationResult:
+def result_of(name: str, reference: str, folder: str, iterations: int, skipped: str = '',
+              variation: Optional[Variation] = None) -> VariationResult:
     """What became of a variation, by the fingerprints in its folder and in the reference's."""
-    title = VARIATIONS[name].title
+    variation = variation or VARIATIONS[name]
     if skipped:
-        return VariationResult(name, title, skipped=skipped)
+        return VariationResult(name, variation.title, skipped=skipped)
     runs = [read_ranks(os.path.join(path, FOLDER)) for path in (reference, folder)]
     steps = [ranks[0].steps for ranks in runs]
     lacking = [i for i in range(iterations) if not all(i in one for one in steps)]
-    difference, only = first_divergence(*runs), VARIATIONS[name].only
+    difference, only = first_divergence(*runs), variation.only
     remark = ''
     if only:
         remark = _remark(difference)
@@ -238,8 +264,8 @@ def result_of(name: str, reference: str, folder: str, iterations: int,
     if difference is None and lacking:
         difference = Divergence(lacking[0], {0: (
             ComparedField('number of iterations', *map(len, steps)), )})
-    return VariationResult(name, title, iterations, difference,
-                           remark=remark if difference is None else '')
+    return VariationResult(name, variation.title, iterations, difference,
+                           os.path.basename(reference), remark=remark if difference is None else '')
 
 
 def _remark(found: Optional[Divergence]) -> str:

@@ -275,6 +275,7 @@ def test_text_and_config_give_the_same_settings(name):
 
 def test_classes_and_functions_of_lazy_configs_have_no_addresses():
     facts = collect_facts(Config(dict(model=dict(type=torch.nn.Linear), f=print)), {}, 1)
+    assert facts['processes'] == 1
     assert facts['config.f'] == 'builtins.print'
     assert '0x' not in str(list(facts.values()))
 

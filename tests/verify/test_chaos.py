@@ -15,13 +15,15 @@ from mmrepro.verify.chaos.kinds import KINDS, allowed
 pytestmark = pytest.mark.filterwarnings('ignore')
 
 
-def campaign(tmp_path, kills, ranks=1, kinds=(), seed=0, **changes):
+def campaign(tmp_path, kills, ranks=1, kinds=(), seed=0, processes=(), **changes):
     cfg = settings(tmp_path, **{
         'train_dataloader.num_workers': 2, 'train_dataloader.persistent_workers': True,
         'train_cfg.max_epochs': 12, 'randomness.deterministic': True, **changes})
+    if processes:
+        cfg.randomness.virtual_ranks = ranks
     prepare(cfg, interval=3)
     return Campaign(cfg, CampaignSettings(str(tmp_path / 'chaos'), kills, seed, ranks, 2, kinds,
-                                          span=20))
+                                          20, processes))
 
 
 def test_three_kinds_of_interruption(tmp_path):
@@ -38,6 +40,27 @@ def test_one_rank_of_two(tmp_path):
                     **{'train_dataloader.dataset.size': 32})
     assert runs.run(), runs.problems
     assert not runs.kills[0].ended_by_us, 'the other rank ended by itself'
+
+
+def test_virtual_ranks_go_on_with_other_numbers_of_processes(tmp_path):
+    runs = campaign(tmp_path, 2, ranks=3, kinds=('SIGKILL', 'SIGKILL of a rank'),
+                    processes=(1, 2, 3), **{'train_dataloader.dataset.size': 24,
+                                            'train_dataloader.num_workers': 0,
+                                            'train_dataloader.persistent_workers': False})
+    assert runs.run(), runs.problems
+    assert [kill.processes for kill in runs.kills] == [2, 3]
+    assert {rank for rank, *_ in runs._expected} == {0, 1, 2}
+    said = table(json.loads(json.dumps(summary(runs, 0.))))
+    assert '3 virtual ranks on 1, 2, 3 processes' in said and 'all bits equal' in said
+
+
+@pytest.mark.nightly
+def test_many_interruptions_of_virtual_ranks(tmp_path):
+    runs = campaign(tmp_path, 40, ranks=4, processes=(4, 2, 1, 3),
+                    **{'train_dataloader.dataset.size': 64})
+    assert runs.run(), runs.problems
+    assert {kill.kind for kill in runs.kills} == set(allowed(4, 2))
+    assert {kill.processes for kill in runs.kills} == {1, 2, 3, 4}
 
 
 @pytest.mark.nightly
@@ -106,7 +129,12 @@ def test_wrong_arguments_are_named(tmp_path, capsys):
             ('nowhere.py', ): 'nowhere.py: no such config',
             (str(config), '--work-dir', str(tmp_path / 'full')): 'full: is not empty',
             (str(config), '--work-dir', str(tmp_path / 'new'), '--kinds', 'flood'):
-                "--kinds 'flood': with 1 rank(s) and 0 worker(s), possible are 'SIGKILL'"}.items():
+                "--kinds 'flood': with 1 process(es) and 0 worker(s), possible are 'SIGKILL'",
+            (str(config), '--processes', '2,0'): '--processes 2,0: must be numbers of 1 or more',
+            (str(config), '--processes', '1,4', '--virtual-ranks', '3', '--work-dir',
+             str(tmp_path / 'new')): '--processes 1,4: must be numbers from 1 to 3, the number of',
+            (str(config), '--processes', '1,2', '--ranks', '2', '--work-dir',
+             str(tmp_path / 'new')): '--ranks 2: a process for each rank'}.items():
         with pytest.raises(SystemExit) as error:
             main(arguments)
         assert error.value.code == 2 and message in capsys.readouterr().err

@@ -32,9 +32,10 @@ class Recorded:
         training, folder = training_of(launch), folder_of(launch)
         name = os.path.basename(folder)
         first = 2 if training.resume else 0
-        for rank in range(launch.ranks):
+        ranks = module.virtual_ranks(Config.fromfile(training.config)) or launch.ranks
+        for rank in range(ranks):
             writer = Writer(f'{folder}/mmrepro/fingerprints.rank{rank}.jsonl')
-            writer.write(dict(START, iteration=first, rank=rank, world_size=launch.ranks))
+            writer.write(dict(START, iteration=first, rank=rank, world_size=ranks))
             for i in range(first, training.kill_after or training.iterations):
                 data, gradients = ('other' if self.wrong.get(key) == i else 'same'
                                    for key in (f'{name}.data', name))
@@ -180,6 +181,22 @@ def test_two_ranks_are_compared_with_two_ranks(config, stand_in, tmp_path, monke
     monkeypatch.setattr(module.os, 'cpu_count', lambda: 1)
     assert run(config, tmp_path, '--vary', 'ranks') == 1
     assert 'not run: it takes 2 cores; there is one' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('cores, processes', [(1, 2), (2, 2), (3, 3), (8, 4)])
+def test_virtual_ranks_are_compared_on_other_numbers_of_processes(
+        config, stand_in, tmp_path, monkeypatch, capsys, cores, processes):
+    monkeypatch.setattr(module.os, 'cpu_count', lambda: cores)
+    assert run(config, tmp_path, '--virtual-ranks', '4') == 0
+    launches = {os.path.basename(folder_of(one)): one for one in stand_in.launches}
+    assert {name: one.ranks for name, one in launches.items()} == {
+        'reference': 1, **dict.fromkeys(module.USUAL, 1), 'ranks': processes}
+    assert {Config.fromfile(training_of(one).config).randomness.virtual_ranks
+            for one in stand_in.launches} == {4}
+    assert f'4 virtual ranks on {processes} processes' in capsys.readouterr().out
+    stand_in.wrong.update(ranks=1)
+    assert run(config, tmp_path, '--vary', 'ranks', '--virtual-ranks', '4') == 1
+    assert f'mmrepro compare {tmp_path}/w/reference {tmp_path}/w/ranks' in capsys.readouterr().out
 
 
 def test_an_iteration_that_is_lacking_is_a_difference(config, stand_in, tmp_path, capsys,

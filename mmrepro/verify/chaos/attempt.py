@@ -32,24 +32,31 @@ class Interruption(NamedTuple):
 
 
 class Attempt:
-    """Trains until the end, or until it is interrupted."""
+    """Trains until the end, or until it is interrupted.
 
-    def __init__(self, config: str, ranks: int, log: str, start_method: str) -> None:
+    Args:
+        processes: How many.
+        ranks: How many they train: as many, or more if ranks are virtual.
+    """
+
+    def __init__(self, config: str, processes: int, ranks: int, log: str,
+                 start_method: str) -> None:
         context = multiprocessing.get_context(start_method)
-        port = free_port() if ranks > 1 else None
+        port = free_port() if processes > 1 else None
         self.events: List[List[RankEvent]] = [[] for _ in range(ranks)]  # per rank, all reported
+        self._workers: List[Tuple[int, ...]] = [()] * processes  # last known, per process
         self.struck = False  # whether it was interrupted
         self._folder = os.path.dirname(config)
         self.seconds_to_end: Optional[float] = None  # from the interruption until all had ended
-        self.ended_by_us: List[int] = []  # ranks that had to be killed
+        self.ended_by_us: List[int] = []  # processes that had to be killed
         self._times: Dict[str, List[float]] = dict(event=[], save=[])
         self._last: Tuple[str, float] = ('', time.monotonic())
         self._connections, self._processes = [], []
-        for rank in range(ranks):
+        for number in range(processes):
             here, there = context.Pipe(duplex=False)
             process = context.Process(target=train, args=(
-                config, rank_variables(rank, ranks, port), there,
-                log.replace('{rank}', str(rank))))
+                config, rank_variables(number, processes, port), there,
+                log.replace('{rank}', str(number))))
             process.start()
             there.close()
             self._connections.append(here)
@@ -76,9 +83,8 @@ class Attempt:
             now = time.monotonic()
             if strike_at is not None and now >= strike_at and not self.struck:
                 self.struck, self._struck_at = True, now
-                strike(plan.kind, [(process.pid, events[-1].workers if events else ())
-                                   for process, events in zip(self._processes, self.events)],
-                       random)
+                strike(plan.kind, [(process.pid, workers) for process, workers
+                                   in zip(self._processes, self._workers)], random)
             if first_end is None and not all(p.is_alive() for p in self._processes):
                 first_end = now
             # ranks that wait for a dead one; a launcher would end them
@@ -99,7 +105,7 @@ class Attempt:
 
     @property
     def codes(self) -> List[int]:
-        """Per rank, exit code; negative is the number of the signal that ended it."""
+        """Per process, exit code; negative is the number of the signal that ended it."""
         return [process.exitcode for process in self._processes]
 
     def durations(self) -> Dict[str, float]:
@@ -125,14 +131,14 @@ class Attempt:
         return time.monotonic() + max(plan.fraction - 0.5, 0.) * gaps['save']
 
     def _receive(self, connection: Any) -> None:
-        rank = self._connections.index(connection)
         try:
             event = connection.recv()
         except (EOFError, OSError):  # the process was killed, perhaps in the middle of an event
             connection.close()
             return
-        self.events[rank].append(event)
-        if rank == 0:
+        self._workers[self._connections.index(connection)] = event.workers
+        self.events[event.rank].append(event)
+        if event.rank == 0:
             now = time.monotonic()
             before, then = self._last
             if before == 'save':
@@ -142,8 +148,8 @@ class Attempt:
             self._last = event.kind, now
 
     def _kill(self) -> None:
-        for rank, process in enumerate(self._processes):
+        for number, process in enumerate(self._processes):
             if process.is_alive():
-                self.ended_by_us.append(rank)
+                self.ended_by_us.append(number)
                 process.kill()
                 process.join()

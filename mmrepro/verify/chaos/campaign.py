@@ -1,6 +1,7 @@
 """Runs that are interrupted and resumed until they are through, compared with one that is not."""
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import time
@@ -26,10 +27,12 @@ class CampaignSettings(NamedTuple):
     work_dir: str  # a folder for configs, logs, checkpoints
     kills: int  # how many interruptions
     seed: int  # of their kinds and moments
-    ranks: int  # processes of each run
+    ranks: int  # of each run
     workers: int  # data loader workers of each rank
     kinds: Sequence[str] = ()  # keys of ``KINDS``; empty for all that are possible
     span: int = 8  # most iterations and validation batches from a start to an interruption
+    # of the uninterrupted run, and of each later start, again and again; empty: one for each rank
+    processes: Sequence[int] = ()
     start_method: str = 'fork'  # of the processes; 'fork' is faster, 'spawn' is a fresh interpreter
 
 
@@ -37,7 +40,8 @@ class Kill(NamedTuple):
     """The outcome of one interruption."""
     run: int
     kind: str
-    codes: List[int]
+    processes: int
+    codes: List[int]  # of the processes
     done: int  # iterations that were finished when the processes ended
     resumed: Optional[int]  # at which the next start began
     half_written: int  # files that lay there half written
@@ -52,7 +56,9 @@ class Campaign:
                  say: Callable[[str], Any] = print) -> None:
         self._config, self.settings, self._say = config, settings, say
         self._random = Random(settings.seed)
-        self.kinds = list(settings.kinds) or allowed(settings.ranks, settings.workers)
+        self._processes = itertools.cycle(settings.processes or [settings.ranks])
+        self.kinds = list(settings.kinds) or allowed(
+            max(settings.processes or [settings.ranks]), settings.workers)
         self.kills: List[Kill] = []
         self.problems: List[str] = []  # all that was not as in the uninterrupted run
         self.runs = 0  # interrupted, and through
@@ -126,8 +132,8 @@ class Campaign:
 
     def _start(self, folder: str, plan: Optional[Interruption]) -> Attempt:
         settings = self.settings
-        attempt = Attempt(os.path.join(folder, 'chaos_config.py'), settings.ranks,
-                          os.path.join(folder, 'rank{rank}.log'), settings.start_method)
+        attempt = Attempt(os.path.join(folder, 'chaos_config.py'), next(self._processes),
+                          settings.ranks, os.path.join(folder, 'rank{rank}.log'), settings.start_method)
         return attempt.run(plan, getattr(self, '_gaps', {}), self._random)
 
     def _plan(self) -> Interruption:
@@ -146,12 +152,14 @@ class Campaign:
                 f'run {number}: after {plan.kind} at iteration {done} the processes ended with '
                 f'{attempt.codes}, expected {sorted(expected)}; see {folder}/rank0.log')
         half = sum(name.endswith('.partial') for name in os.listdir(folder))
-        return Kill(number, plan.kind, attempt.codes, done, None, half, attempt.seconds_to_end,
+        return Kill(number, plan.kind, len(attempt.codes), attempt.codes, done, None, half, attempt.seconds_to_end,
                     attempt.ended_by_us)
 
     def _keep(self, kill: Kill) -> None:
         self.kills.append(kill)
-        self._say(f'{len(self.kills):4d}  {kill.kind} after iteration {kill.done}: exit codes '
+        where = f' on {kill.processes} process{"es" if kill.processes > 1 else ""}' \
+            if self.settings.processes else ''
+        self._say(f'{len(self.kills):4d}  {kill.kind} after iteration {kill.done}{where}: exit codes '
                   f'{kill.codes} after {kill.seconds:.1f} s, resumed at {kill.resumed}')
 
     def _check_files(self, folder: str, plan: Optional[Interruption]) -> None:

@@ -1,4 +1,4 @@
-"""One rank of a training process that tells its supervisor all that it does."""
+"""A process of a training that tells its supervisor all that its ranks do."""
 from __future__ import annotations
 
 import multiprocessing
@@ -8,23 +8,26 @@ from typing import Any, Dict, NamedTuple
 
 import mmengine.config.config
 from mmengine.config import Config
+from mmengine.dist import get_rank
 from mmengine.hooks import EMAHook, Hook
 
 from ...digests import state_digest
 from ...distributed.unwrap import unwrap
+from ...runs.startup import on_ranks
 
 __all__ = ['RankEvent', 'train']
 
 
 class RankEvent(NamedTuple):
     """What a rank reports."""
+    rank: int
     # 'begin' of training, 'train' for an iteration, 'trained' after all of its hooks, 'val' for a
     # validation batch, 'metrics' of a validation, 'save' before a checkpoint is written, 'end' of
     # training
     kind: str
     iteration: int  # that was finished, counted from 1; at which training begins or is validated
     content: Any = None  # what must be equal in every run, as text and numbers
-    workers: tuple = ()  # process ids of its data loader workers
+    workers: tuple = ()  # process ids of the data loader workers of its process
 
 
 class _Sender(Hook):
@@ -35,7 +38,7 @@ class _Sender(Hook):
 
     def _send(self, kind: str, iteration: int, content: Any = None) -> None:
         workers = tuple(process.pid for process in multiprocessing.active_children())
-        self._connection.send(RankEvent(kind, iteration, content, workers))
+        self._connection.send(RankEvent(get_rank(), kind, iteration, content, workers))
 
 
 class _StepReporter(_Sender):
@@ -102,10 +105,14 @@ def train(config: str, variables: Dict[str, str], connection: Any, log: str) -> 
     # laying out the text of a config takes longer than all the rest of a start
     mmengine.config.config.FormatCode = lambda text, **options: (text, False)
     cfg = Config.fromfile(config)
-    if variables:
-        os.environ.update(variables)
-        cfg.launcher = 'pytorch'
-    runner = Runner.from_cfg(cfg)
-    for kind in (_StepReporter, _Reporter):
-        runner.register_hook(kind(connection), priority=kind.priority)
-    runner.train()
+    os.environ.update(variables)
+    # the runner of an earlier start has written its own into the file
+    cfg.launcher = 'pytorch' if variables else 'none'
+
+    def main() -> None:
+        runner = Runner.from_cfg(cfg)
+        for kind in (_StepReporter, _Reporter):
+            runner.register_hook(kind(connection), priority=kind.priority)
+        runner.train()
+
+    on_ranks(cfg, main)
