@@ -133,7 +133,8 @@ class Campaign:
     def _start(self, folder: str, plan: Optional[Interruption]) -> Attempt:
         settings = self.settings
         attempt = Attempt(os.path.join(folder, 'chaos_config.py'), next(self._processes),
-                          settings.ranks, os.path.join(folder, 'rank{rank}.log'), settings.start_method)
+                          settings.ranks, os.path.join(folder, 'rank{rank}.log'),
+                          settings.start_method)
         return attempt.run(plan, getattr(self, '_gaps', {}), self._random)
 
     def _plan(self) -> Interruption:
@@ -152,15 +153,15 @@ class Campaign:
                 f'run {number}: after {plan.kind} at iteration {done} the processes ended with '
                 f'{attempt.codes}, expected {sorted(expected)}; see {folder}/rank0.log')
         half = sum(name.endswith('.partial') for name in os.listdir(folder))
-        return Kill(number, plan.kind, len(attempt.codes), attempt.codes, done, None, half, attempt.seconds_to_end,
-                    attempt.ended_by_us)
+        return Kill(number, plan.kind, len(attempt.codes), attempt.codes, done, None, half,
+                    attempt.seconds_to_end, attempt.ended_by_us)
 
     def _keep(self, kill: Kill) -> None:
         self.kills.append(kill)
         where = f' on {kill.processes} process{"es" if kill.processes > 1 else ""}' \
             if self.settings.processes else ''
-        self._say(f'{len(self.kills):4d}  {kill.kind} after iteration {kill.done}{where}: exit codes '
-                  f'{kill.codes} after {kill.seconds:.1f} s, resumed at {kill.resumed}')
+        self._say(f'{len(self.kills):4d}  {kill.kind} after iteration {kill.done}{where}: '
+                  f'exit codes {kill.codes} after {kill.seconds:.1f} s, resumed at {kill.resumed}')
 
     def _check_files(self, folder: str, plan: Optional[Interruption]) -> None:
         pointer = os.path.join(folder, 'last_checkpoint')
