@@ -55,6 +55,8 @@ RULES = (
     ('environment.MMREPRO_*', HARMLESS, 'how the process was started'),
     ('environment.CUDA_VISIBLE_DEVICES', HARMLESS, 'which GPU, not what kind'),
     ('environment.*WORLD_SIZE', HARMLESS, 'ranks and processes are compared by themselves'),
+    # torchrun sets it
+    ('environment.TORCH_NCCL_ASYNC_ERROR_HANDLING', HARMLESS, 'when a lost rank is noticed'),
     ('environment.SLURM_NTASKS', HARMLESS, 'ranks and processes are compared by themselves'),
     ('environment.*_DIR', HARMLESS, 'where files lie'),
     ('environment.TZ', HARMLESS, 'no training reads the time'),
