@@ -138,8 +138,9 @@ def _scatter_kernel(grad_of, wy_of, wx_of, x_low, x_high, ends, lists, result,
     begin = tl.full([], 0, tl.int64)
     if tl.program_id(0) > 0:
         begin = tl.load(ends + tl.program_id(0) - 1)
-    for at in range(begin, tl.load(ends + tl.program_id(0))):
-        row = tl.load(lists + at).to(tl.int64)  # offsets may pass what 32 bits hold
+    count = (tl.load(ends + tl.program_id(0)) - begin).to(tl.int32)
+    for number in range(0, count):
+        row = tl.load(lists + begin + number).to(tl.int64)  # offsets may pass what 32 bits hold
         wy = tl.load(wy_of + row * height + y)
         for pw in range(0, PW):
             column = row // PH * PW + pw
