@@ -1,0 +1,91 @@
+"""The elasticity of torchrun: a node is lost, the run goes on with the other, the bits stay."""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from harness import ROOT, environment
+from preempted_runs import settings
+from ranks import free_port
+
+from mmrepro.fingerprint.difference import first_divergence
+from mmrepro.fingerprint.reader import read_run
+
+RANKS = 4
+LOST_AFTER = 12  # iterations
+WAIT = 300  # seconds for all that follows
+
+
+def config(tmp_path):
+    cfg = settings(tmp_path, **{
+        'train_cfg.max_epochs': 40, 'train_cfg.val_interval': 20,
+        'train_dataloader.dataset.size': 64, 'randomness.deterministic': True,
+        'default_hooks.checkpoint': dict(type='CheckpointHook', by_epoch=False, interval=5)})
+    cfg.custom_imports = dict(imports=['mmrepro', 'preempted_runs'], allow_failed_imports=False)
+    path = tmp_path / 'config.py'
+    cfg.dump(path)
+    return str(path)
+
+
+def training(config, work_dir):
+    return [str(ROOT / 'tools' / 'train.py'), config, '--virtual-ranks', str(RANKS), '--work-dir',
+            str(work_dir), '--fingerprint', '--resume']
+
+
+def agent(port, first, command, log, env):
+    """A node: an agent of torchrun with one process."""
+    with open(log, 'wb') as output:
+        return subprocess.Popen(
+            [sys.executable, '-m', 'torch.distributed.run', '--nnodes=1:2', '--nproc_per_node=1',
+             '--max-restarts=3', '--rdzv_backend=c10d', f'--rdzv_endpoint=127.0.0.1:{port}',
+             f'--rdzv_conf=is_host={int(first)},last_call_timeout=5', '--local_addr=127.0.0.1',
+             *command, '--launcher', 'pytorch'],
+            env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def descendants(pid):
+    found = subprocess.run(['ps', '-o', 'pid=', '--ppid', str(pid)], capture_output=True,
+                           text=True)
+    children = [int(word) for word in found.stdout.split()]
+    return children + [one for child in children for one in descendants(child)]
+
+
+def iterations_done(work_dir):
+    path = work_dir / 'mmrepro' / 'fingerprints.rank0.jsonl'
+    return path.read_bytes().count(b'"kind":"step"') if path.exists() else 0
+
+
+@pytest.mark.nightly
+def test_a_run_that_loses_a_node_goes_on_with_the_other_and_keeps_its_bits(tmp_path):
+    path = config(tmp_path)
+    env = environment()
+    env['PYTHONPATH'] = os.pathsep.join([str(ROOT / 'tests' / 'support'), env['PYTHONPATH']])
+    subprocess.run([sys.executable, *training(path, tmp_path / 'whole')], env=env, check=True,
+                   capture_output=True)
+    command, port = training(path, tmp_path / 'elastic'), free_port()
+    nodes = [agent(port, not number, command, tmp_path / f'node{number}.txt', env)
+             for number in range(2)]
+    try:
+        end = time.monotonic() + WAIT
+        while iterations_done(tmp_path / 'elastic') < LOST_AFTER:
+            assert time.monotonic() < end and nodes[0].poll() is None, 'see node0.txt'
+            time.sleep(0.01)
+        # torchrun starts its processes in sessions of their own
+        for pid in [nodes[1].pid, *descendants(nodes[1].pid)]:
+            os.kill(pid, signal.SIGKILL)
+        assert nodes[0].wait(WAIT) == 0, (tmp_path / 'node0.txt').read_text()[-3000:]
+    finally:
+        for node in nodes:
+            for pid in [node.pid, *descendants(node.pid)] if node.poll() is None else []:
+                os.kill(pid, signal.SIGKILL)
+    whole, elastic = (read_run(str(tmp_path / name)) for name in ('whole', 'elastic'))
+    assert [one['processes'] for one in elastic.manifests] == [2, 1]
+    assert elastic.manifests[1]['iteration'] > 0, 'it began again'
+    assert sorted(elastic.ranks) == list(range(RANKS)) and elastic.ranks[0].ended
+    for rank in range(RANKS):
+        assert list(elastic.ranks[rank].steps) == list(range(160)) == list(whole.ranks[rank].steps)
+    assert first_divergence(whole.ranks, elastic.ranks) is None
