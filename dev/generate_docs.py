@@ -24,6 +24,7 @@ from dev import (  # noqa: E402
     kernel_table_report,
     layers,
     matrix,
+    virtual_ranks_report,
 )
 from dev.libraries import __main__ as libraries  # noqa: E402
 from dev.operator_check import GROUPS  # noqa: E402
@@ -57,6 +58,11 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('results/zoo_cpu.md', '', lambda: sweep_report.table(result('zoo_cpu.json'))),
     ('results/check_cpu_quick.md', '',
      lambda: check_report.table(result('check_cpu_quick.json'), GROUPS) + '\n'),
+    ('evidence/virtual-ranks.md', 'dev/virtual_ranks_matrix.py',
+     lambda: virtual_ranks_report.table(result('virtual_ranks_matrix.json'))),
+    ('evidence/virtual-ranks.md', 'benchmarks/virtual_ranks.py',
+     lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'virtual_ranks.py'))['tables'](
+         result('virtual_ranks_cpu.json'))),
     ('evidence/cost.md', 'python benchmarks/ops --page',
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'ops' / 'page.py'))['page'](
          result('ops_cpu.json'))),

@@ -46,3 +46,17 @@ def test_resampled_figures_are_measured_and_those_of_pycocotools(tmp_path):
     subprocess.run([sys.executable, ROOT / 'benchmarks' / 'coco_bootstrap.py', '--images', '50',
                     '--resamples', '3', '--out', out], check=True)
     assert json.loads(out.read_text())['largest_difference'] < 1e-12
+
+
+@pytest.mark.nightly
+def test_virtual_ranks_are_measured_and_other_rows_stay(tmp_path, data_root):
+    out = tmp_path / 'virtual_ranks.json'
+    command = [sys.executable, ROOT / 'benchmarks' / 'virtual_ranks.py', data_root, '--models',
+               'yolox_s', '--out', out, '--no-ddp', '--ranks']
+    for ranks in ('1', '2'):
+        subprocess.run([*command, ranks], check=True, capture_output=True)
+    rows = json.loads(out.read_text())['accumulation']
+    assert [row['ranks'] for row in rows] == [1, 2]
+    for row in rows:
+        assert len(row['virtual']['all_seconds'][0]) == 2  # steps
+        assert row['time_ratio'] > 0 and row['virtual']['mib'] > 0

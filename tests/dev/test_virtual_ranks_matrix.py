@@ -1,0 +1,71 @@
+"""Detectors on virtual ranks, with every number of processes: see dev/virtual_ranks_matrix.py."""
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from virtual_faults import FAULTS
+
+from dev import virtual_ranks_matrix as matrix
+from dev import virtual_ranks_report
+
+REPORT = Path(__file__).resolve().parents[2] / 'docs' / 'results' / 'virtual_ranks_matrix.json'
+
+
+def filled(rows, data_root, folder, fault=None):
+    done = []
+    with FAULTS[fault]() if fault else nullcontext():
+        matrix.fill(rows, data_root, folder, done.append)
+    assert len(done) == len(rows)
+    return {row['difference'] for row in done}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('ranks', matrix.RANKS)
+@pytest.mark.parametrize('name', matrix.CONFIGS)
+def test_every_number_of_processes(name, ranks, data_root, tmp_path):
+    rows = matrix.rows([name], [ranks], list(matrix.PROCESSES))
+    assert filled(rows, data_root, tmp_path) == {''}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('fault', ['collectives in the order of processes', 'shared buffers'])
+def test_a_planted_fault_makes_it_red(fault, data_root, tmp_path):
+    rows = matrix.rows(['Faster R-CNN'], [4], [1, 2])[:1]
+    (difference, ) = filled(rows, data_root, tmp_path, fault)
+    assert difference.startswith('rank 0, iteration 0: ')
+
+
+def test_the_published_matrix_is_whole_and_equal():
+    rows = json.loads(REPORT.read_text())['rows']
+    wanted = matrix.rows(list(matrix.CONFIGS), [2, 4], list(matrix.PROCESSES))
+    found = {tuple(row[key] for key in matrix.KEYS) for row in rows}
+    assert {tuple(row.values()) for row in wanted} <= found
+    assert [row for row in rows if row['difference']] == []
+
+
+def test_rows():
+    rows = [tuple(row.values())[1:] for row in matrix.rows(['RTMDet, EMA'], [2, 4], [1, 2, 3])]
+    assert rows == [
+        # two ranks: the number of processes, and what had written the checkpoint
+        (2, 2, 0), (2, 2, 1), (2, 1, 2),
+        (4, 2, 0), (4, 3, 0), (4, 2, 1), (4, 3, 2), (4, 1, 3)]
+
+
+def test_a_difference_is_named():
+    line = dict(iteration=2, data='a', weights='w')
+    expected = [[dict(line, iteration=1), line]] * 2
+    assert matrix.difference(expected, [[line], [dict(line, weights='v')]], 2) == (
+        'rank 1, iteration 2: weights')
+    assert matrix.difference(expected, expected, 0) == ''
+    assert matrix.difference(expected, [[line]] * 2, 1) == 'rank 0: 1 lines instead of 2'
+
+
+def test_the_table_says_what_was_run():
+    rows = [dict(zip(matrix.KEYS, row), difference=difference) for *row, difference in (
+        ('Mask R-CNN', 2, 2, 0, ''), ('Mask R-CNN', 2, 1, 2, ''),
+        ('Soft Teacher', 4, 2, 0, 'rank 0, iteration 1: losses'))]
+    lines = virtual_ranks_report.table(dict(rows=rows)).splitlines()
+    assert '| Mask R-CNN | equal: N = 1, 2; 1 resumes | not run |' in lines
+    assert '| Soft Teacher | not run | 1 different: N = 1, 2; 0 resumes |' in lines
+    assert lines[-1] == '3 comparisons, 1 different.'
