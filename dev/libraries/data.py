@@ -12,7 +12,7 @@ __all__ = ['DATASETS', 'write']
 
 IMAGES, SIDE = 24, 160
 CLASSES = ('person', 'cat', 'cup')
-FRAMES = 8
+VIDEOS, FRAMES = 8, 8  # as many as four batches of two
 
 
 def picture(number: int) -> np.ndarray:
@@ -114,7 +114,7 @@ def _text(root: str) -> Dict[str, Any]:
 
 def _videos(root: str) -> Dict[str, Any]:
     lines = []
-    for n in range(IMAGES):
+    for n in range(VIDEOS):
         path = f'{root}/videos/{n}.avi'
         os.makedirs(os.path.dirname(path), exist_ok=True)
         writer = cv2.VideoWriter(path, cv2.VideoWriter_fourcc(*'MJPG'), 4, (SIDE, SIDE))

@@ -63,6 +63,9 @@ def small_config(row: LibraryRow) -> Config:
     cfg.train_dataloader = loader
     if cfg.get('custom_hooks'):
         cfg.custom_hooks = smaller([hook.to_dict() for hook in cfg.custom_hooks], row.sizes)
+    for owner in (cfg, cfg.model):  # some pad every batch to a size
+        if owner.get('data_preprocessor'):
+            owner.data_preprocessor = smaller(owner.data_preprocessor.to_dict(), row.sizes)
     for part in ('val', 'test'):
         for key in ('dataloader', 'evaluator', 'cfg'):
             cfg[f'{part}_{key}'] = None
