@@ -17,7 +17,9 @@ EXAMPLES = {
 }
 # of a method whose training takes days, and one for studies of seeds
 ONLY_DEMOS = ('soft-teacher', 'rtmdet_small')
-DEMOS = sorted(os.path.basename(p) for p in glob.glob(os.path.join(ROOT, 'configs/demo/*_demo.py')))
+# the detectors; the classifier draws its images
+DEMOS = sorted(name for name in map(os.path.basename, glob.glob(
+    os.path.join(ROOT, 'configs/demo/*_demo.py'))) if name != 'classifier_demo.py')
 MIXINS = {
     'reproducible': dict(deterministic=True),
     'seeded': dict(deterministic=False, cudnn_benchmark=True),
