@@ -12,8 +12,9 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Union
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Union
 
 import torch
 import torch.distributed as dist
@@ -190,9 +191,12 @@ def wrap_model(runner: Any,
     if current() is not None:
         return runner_parts.wrap_model(runner, model_wrapper_cfg, model, _synchronise_batch_norm)
     if dist.is_initialized() and not has_accelerator():
-        _synchronise_batch_norm(model)
         model_wrapper_cfg = _without_devices(runner, model_wrapper_cfg, model)
-    wrapped = build(model_wrapper_cfg, model)
+        with _batch_norm_unchecked():
+            wrapped = build(model_wrapper_cfg, model)
+        _synchronise_batch_norm(wrapped)  # `sync_bn` of a config has converted layers by now
+    else:
+        wrapped = build(model_wrapper_cfg, model)
     if ordered:
         fix_gradient_order(wrapped)
     return wrapped
@@ -213,6 +217,17 @@ def _without_devices(runner: Any, wrapper: Optional[Dict], model: nn.Module) -> 
     if isinstance(cls, type) and issubclass(cls, DistributedDataParallel):
         wrapper['device_ids'] = None
     return wrapper
+
+
+@contextmanager
+def _batch_norm_unchecked() -> Iterator[None]:
+    """DistributedDataParallel refuses torch's synchronised layers on the CPU; here they train."""
+    before = DistributedDataParallel._passing_sync_batchnorm_handle
+    DistributedDataParallel._passing_sync_batchnorm_handle = lambda self, module: None
+    try:
+        yield
+    finally:
+        DistributedDataParallel._passing_sync_batchnorm_handle = before
 
 
 def _synchronise_batch_norm(model: nn.Module) -> None:

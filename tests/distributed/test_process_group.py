@@ -160,12 +160,18 @@ def wrap(rank, world, wrapper, expected):
             if isinstance(m, DistributedDataParallel) and getattr(m, '_comm_hooks', None)]
 
 
-def wrap_sync_batch_norm(rank, world):
+def wrap_sync_batch_norm(rank, world, layer, cfg):
+    from mmengine.runner import Runner
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(3, 2), nn.SyncBatchNorm(2))
-    wrap_model(types.SimpleNamespace(cfg={}), lambda config, model: model, None, model)
-    out = model(torch.arange(3.) * (rank + 1) + torch.eye(3))
-    return model[1].running_mean, model[1].running_var, out.mean(0).detach()
+    runner = types.SimpleNamespace(cfg=cfg, distributed=True)
+    with environment({'LOCAL_RANK': str(rank)}):
+        wrapped = wrap_model(
+            runner, lambda config, model: Runner.wrap_model(runner, config, model), None,
+            nn.Sequential(nn.Linear(3, 2), layer(2)))
+    linear, norm = wrapped.module
+    out = wrapped(torch.arange(3.) * (rank + 1) + torch.eye(3))
+    out.pow(3).sum().backward()
+    return norm.running_mean, norm.running_var, linear.weight.grad, out.mean(0).detach()
 
 
 def leave(rank, world):
@@ -219,13 +225,17 @@ def test_every_wrapper_of_mmengine_works_on_the_cpu(pool, wrapper, expected, hoo
     assert pool.run(wrap, 3, wrapper, expected) == [hooked] * 3
 
 
-def test_sync_batch_norm_has_the_statistics_of_all_ranks(pool):
-    first, second = pool.run(wrap_sync_batch_norm, 2)
-    for one, other in zip(first[:2], second[:2]):
+@pytest.mark.parametrize('layer, cfg', [
+    (nn.SyncBatchNorm, {}), (nn.BatchNorm1d, dict(sync_bn='torch'))])
+def test_sync_batch_norm_trains_with_the_statistics_of_all_ranks(pool, layer, cfg):
+    """DistributedDataParallel refuses it on the CPU."""
+    first, second = pool.run(wrap_sync_batch_norm, 2, layer, cfg)
+    for one, other in zip(first[:3], second[:3]):
         assert one.numpy().tobytes() == other.numpy().tobytes()
+    assert first[2].abs().min() > 0
     # each rank's own mean is not zero, that of both is
-    assert first[2].abs().min() > 1e-3
-    assert torch.allclose(first[2] + second[2], torch.zeros(2), atol=1e-6)
+    assert first[3].abs().min() > 1e-3
+    assert torch.allclose(first[3] + second[3], torch.zeros(2), atol=1e-6)
 
 
 def test_no_launcher_means_no_group():
