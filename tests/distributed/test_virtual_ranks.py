@@ -297,6 +297,12 @@ def test_processes_without_their_launcher_are_refused(monkeypatch):
         on_virtual_ranks(4, steps)
 
 
+def test_a_launcher_that_did_not_start_this_process_is_refused(monkeypatch):
+    monkeypatch.delitem(os.environ, 'RANK', raising=False)
+    with pytest.raises(RandomnessError, match="launcher='pytorch', .* RANK is not set"):
+        on_virtual_ranks(4, steps, 'pytorch')
+
+
 def test_without_virtual_ranks_main_is_called_as_it_is():
     assert on_virtual_ranks(None, dist.is_initialized) is False
     with pytest.raises(RandomnessError, match='virtual_ranks=0 is out of range'):

@@ -89,8 +89,12 @@ def _check_launch(ranks: int, launcher: str) -> None:
                     f"launcher='none' each of them would run all of the {ranks} ranks of "
                     f'randomness.virtual_ranks={ranks}. Give --launcher {name}, or start one '
                     'process')
-    else:
-        count = os.environ.get(LAUNCHERS[launcher].world_size, '') if launcher in LAUNCHERS else ''
+    elif launcher in LAUNCHERS:
+        row = LAUNCHERS[launcher]
+        if row.rank not in os.environ:
+            raise RandomnessError(f'launcher={launcher!r}, and it has not started this process: '
+                                  f'{row.rank} is not set. For one process, leave it out')
+        count = os.environ.get(row.world_size, '')
         if count.isdigit():
             _check_ranks(ranks, int(count))
 
