@@ -56,7 +56,9 @@ def allow_list() -> Tuple[Any, ...]:
     # protocol 2 names builtins as Python 2 did
     statistics = [(_statistic, f'{module}.getattr') for module in ('builtins', '__builtin__')]
     dtypes = [type(np.dtype(name)) for name in _DTYPES]
-    return (*statistics, *arrays, HistoryBuffer, collections.deque, np.ndarray, np.dtype, *dtypes)
+    # a Counter holds the milestones of MMEngine's MultiStepLR; newer torch knows it itself
+    return (*statistics, *arrays, HistoryBuffer, collections.deque, collections.Counter,
+            np.ndarray, np.dtype, *dtypes)
 
 
 def safe_load(file: Union[str, io.BytesIO], map_location: Any = 'cpu', mapped: bool = False) -> Any:
