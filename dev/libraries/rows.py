@@ -37,25 +37,26 @@ class LibraryRow(NamedTuple):
 
 
 _MMSEG = 'mmsegmentation==1.2.2 prettytable wcwidth ftfy regex'
-_MMPRETRAIN = 'mmpretrain==1.2.0 einops importlib_metadata<8.5 zipp model-index ordered-set mat4py'
+_WEB = 'requests urllib3 idna charset-normalizer certifi'
+_MMPRETRAIN = ('mmpretrain==1.2.0 torchvision==0.15.2 einops importlib_metadata<8.5 zipp '
+               f'model-index ordered-set mat4py {_WEB}')
+_ALBUMENTATIONS = 'albumentations==1.3.1 qudida scikit-learn joblib threadpoolctl'
 _MMPOSE = ('mmpose==1.3.2 torchvision==0.15.2 xtcocotools json_tricks munkres '
-           'albumentations==1.3.1 qudida scikit-learn joblib threadpoolctl requests urllib3 idna '
-           'charset-normalizer certifi')
+           f'{_ALBUMENTATIONS} {_WEB}')
 _OLD = 'mmcv-lite==2.0.1 mmdet==3.1.0'
 _MMYOLO = f'mmyolo==0.6.0 {_OLD} prettytable wcwidth'
 _MMROTATE = f'mmrotate==1.0.0rc1 {_OLD} e2cnn'
-_MMOCR = (f'mmocr==1.0.1 {_OLD} torchvision==0.15.2 pyclipper rapidfuzz lmdb imgaug requests '
-          'urllib3 idna charset-normalizer certifi')
+_MMOCR = f'mmocr==1.0.1 {_OLD} torchvision==0.15.2 pyclipper rapidfuzz lmdb imgaug {_WEB}'
 
 ROWS: Dict[str, LibraryRow] = {
     'mmsegmentation PSPNet': LibraryRow(
         'mmseg', 'pspnet/pspnet_r18-d8_4xb2-80k_cityscapes-512x1024.py', 'locked', _MMSEG,
         'segmentation', {2048: 256, 1024: 128, 512: 64}),
     'mmpretrain ResNet': LibraryRow(
-        'mmpretrain', 'resnet/resnet18_8xb32_in1k.py', 'locked', _MMPRETRAIN, 'classes',
+        'mmpretrain', 'resnet/resnet18_8xb32_in1k.py', 'oldest', _MMPRETRAIN, 'classes',
         {224: 64}, batch=4),
     'mmpretrain DeiT': LibraryRow(
-        'mmpretrain', 'deit/deit-tiny_4xb256_in1k.py', 'locked', _MMPRETRAIN, 'classes', batch=4),
+        'mmpretrain', 'deit/deit-tiny_4xb256_in1k.py', 'oldest', _MMPRETRAIN, 'classes', batch=4),
     'mmpose heatmap': LibraryRow(
         'mmpose', 'body_2d_keypoint/topdown_heatmap/coco/td-hm_res50_8xb64-210e_coco-256x192.py',
         'oldest', _MMPOSE, 'keypoints'),
@@ -67,8 +68,8 @@ ROWS: Dict[str, LibraryRow] = {
         'kinetics400-rgb.py', 'locked', 'mmaction2==1.1.0 mmcv-lite==2.0.1 decord einops',
         'videos', {256: 80, 224: 64}),
     'mmyolo YOLOv5': LibraryRow(
-        'mmyolo', 'yolov5/yolov5_n-v61_syncbn_fast_8xb16-300e_coco.py', 'locked', _MMYOLO,
-        'boxes', {640: 128}),
+        'mmyolo', 'yolov5/yolov5_n-v61_syncbn_fast_8xb16-300e_coco.py', 'oldest',
+        f'{_ALBUMENTATIONS} {_MMYOLO}', 'boxes', {640: 128}),
     'mmyolo RTMDet': LibraryRow(
         'mmyolo', 'rtmdet/rtmdet_tiny_syncbn_fast_8xb32-300e_coco.py', 'locked', _MMYOLO,
         'boxes', {640: 128, 1280: 256}, batch=4, cached=True),
