@@ -55,6 +55,7 @@ _CHOICES: Dict[str, Tuple[Any, ...]] = {
     'fill_uninitialized_memory': _BOOL,
     'resume_strict': _BOOL,
     'independent_predictions': _BOOL,
+    'cpu': (None, 'avx2'),
 }
 # key, value -> the streams that nothing draws from then; None: all of them
 _UNUSED_STREAMS = (
@@ -91,6 +92,8 @@ class RandomnessConfig:
         fill_uninitialized_memory: fill fresh memory with NaN (finds reads of uninitialised memory;
             costs up to 15 % of a step).
         num_threads: threads inside a CPU operator; None leaves it as it is.
+        cpu: 'avx2': torch, MKL and oneDNN use AVX2 and nothing above it, so that CPUs with and
+            without AVX-512 run the same kernels; None leaves the choice to the libraries.
         virtual_ranks: V: the run has V ranks, however many processes it is started with, 1 to V;
             see :func:`mmrepro.on_virtual_ranks`. None: as many ranks as processes.
         resume_strict: refuse to resume where settings, versions or hardware differ from those of
@@ -122,6 +125,7 @@ class RandomnessConfig:
     nonrepeatable_datasets: Tuple[str, ...] = ()
     virtual_ranks: Optional[int] = None
     independent_predictions: bool = False
+    cpu: Optional[str] = None
 
     def __post_init__(self) -> None:
         if self.seed is not None:
@@ -206,7 +210,8 @@ class RandomnessConfig:
     def flags(self) -> Dict[str, Any]:
         """Arguments of ``determinism.enable``, other than those that ``env_cfg`` decides on."""
         return {'mode': self.deterministic, **{name: getattr(self, name) for name in (
-            'float32_precision', 'fill_uninitialized_memory', 'num_threads', 'cudnn_enabled')}}
+            'float32_precision', 'fill_uninitialized_memory', 'num_threads', 'cudnn_enabled',
+            'cpu')}}
 
     @property
     def legacy(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator, Mapping, MutableMapping, Optional, Tuple
 import torch
 
 from ..imports import after_import, forget
+from .cpu_level import CPU_LEVELS, cpu_conflicts
 from .tables import (
     ENV,
     FLAGS,
@@ -97,6 +98,7 @@ def enable(mode: Mode = True,
            num_threads: Optional[int] = None,
            cudnn_enabled: Optional[bool] = None,
            cudnn_benchmark: Optional[bool] = None,
+           cpu: Optional[str] = None,
            env: MutableMapping[str, str] = os.environ) -> Report:
     """Put the policy in force, from the state before any earlier ``enable``.
 
@@ -115,6 +117,8 @@ def enable(mode: Mode = True,
         fill_uninitialized_memory: Fill memory that was not written yet. Slow; shows reads of it.
         cudnn_benchmark: What ``env_cfg`` of the config says; None: nothing. True is not followed
             with ``mode=True``, and said.
+        cpu: ``'avx2'``: torch, MKL and oneDNN use AVX2 and nothing above it; None: as it is. The
+            process has to start with the variables of ``CPU_LEVELS``.
         env: The environment, changed in place.
 
     Returns:
@@ -127,7 +131,7 @@ def enable(mode: Mode = True,
     """
     global _active
     settings = PolicySettings(mode, float32_precision, fill_uninitialized_memory, num_threads,
-                              cudnn_enabled, cudnn_benchmark)
+                              cudnn_enabled, cudnn_benchmark, cpu)
     _check_types(settings)
     said = _check_conflicts(settings, env)
     disable()
@@ -245,7 +249,8 @@ def drifted() -> Tuple[Change, ...]:
 def missing_at_start(env: Mapping[str, str] = os.environ,
                      *,
                      mode: Mode = True,
-                     num_threads: Optional[int] = None) -> Dict[str, str]:
+                     num_threads: Optional[int] = None,
+                     cpu: Optional[str] = None) -> Dict[str, str]:
     """Variables that only count when Python starts with them, and that ``env`` lacks.
 
     For a script that starts itself again, once, with ``{**env, **missing_at_start(env)}``. The
@@ -254,6 +259,7 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
     Args:
         mode: As for ``enable``. False needs nothing, unless ``num_threads`` is given.
         num_threads: As for ``enable``.
+        cpu: As for ``enable``.
     """
     threads = str(torch.get_num_threads() if num_threads is None else num_threads)
     values = {}
@@ -266,6 +272,7 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
     for row in ENV:
         if row.at_start and row.default is not None and row.accepted(settings):
             values[row.name] = row.default
+    values.update(CPU_LEVELS.get(cpu, {}))
     return {name: value for name, value in values.items() if name not in env}
 
 
@@ -275,6 +282,9 @@ def _check_types(s: PolicySettings) -> None:
     if s.float32_precision is not None and s.float32_precision not in PRECISIONS:
         raise ValueError(f'float32_precision={s.float32_precision!r}: expected None or one of '
                          f'{", ".join(map(repr, PRECISIONS))}')
+    if s.cpu is not None and s.cpu not in CPU_LEVELS:
+        raise ValueError(f'cpu={s.cpu!r}: expected None or one of '
+                         f'{", ".join(map(repr, CPU_LEVELS))}')
     for name in ('fill_uninitialized_memory', 'cudnn_enabled', 'cudnn_benchmark'):
         value = getattr(s, name)
         if not isinstance(value, bool) and (value is not None or name.startswith('fill')):
@@ -290,6 +300,7 @@ def _check_conflicts(s: PolicySettings, env: Mapping[str, str]) -> Tuple[str, ..
         f'float32_precision={s.float32_precision!r}: {row.why}. Unset {row.name}, or set one of: '
         f'{" | ".join(row.accepted(s))}.'
         for row in ENV if row.name in env and not row.accepts(env[row.name], s)]
+    conflicts += cpu_conflicts(s.cpu, env)
     if s.mode and 'CUBLAS_WORKSPACE_CONFIG' not in env and torch.cuda.is_initialized():
         conflicts.append(_LATE)
     if s.mode == 'warn':

@@ -42,6 +42,7 @@ class PolicySettings:
     num_threads: Optional[int] = None
     cudnn_enabled: Optional[bool] = None
     cudnn_benchmark: Optional[bool] = None
+    cpu: Optional[str] = None
 
     @property
     def precision(self) -> Optional[dict]:

@@ -11,6 +11,7 @@ from typing import Any, Dict, Mapping
 
 import torch
 
+from ..determinism.cpu_level import cpu_instructions
 from ..distributed.agreement import package_version, start_fields
 from ..distributed.process_group import process_count
 
@@ -123,7 +124,7 @@ def settings_of(config: Mapping[str, Any]) -> Dict[str, Any]:
 def _hardware() -> Dict[str, Any]:
     found = {
         'hardware.cpu': cpu_name(),
-        'hardware.cpu_instructions': _cpu_instructions(),
+        'hardware.cpu_instructions': cpu_instructions(),
         # compilers and libraries; the same version can come in several builds
         'version.torch_build': hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
         'hardware.gpu': None,
@@ -133,14 +134,6 @@ def _hardware() -> Dict[str, Any]:
         found['version.cudnn'] = torch.backends.cudnn.version()
         found['version.driver'] = torch._C._cuda_getDriverVersion()
     return found
-
-
-def _cpu_instructions() -> str:
-    if hasattr(torch.backends, 'cpu'):
-        return torch.backends.cpu.get_cpu_capability()
-    # torch 2.0 says it in a report only
-    found = re.search('CPU capability usage: (.+)', torch.__config__.show())
-    return found[1] if found else 'unknown'
 
 
 def cpu_name() -> str:

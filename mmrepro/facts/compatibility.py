@@ -177,7 +177,8 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
 RULES = tuple(FactRule(pattern, *row) for patterns, *row in _ROWS for pattern in patterns.split())
 
 # facts that older checkpoints lack, with the value that they had
-_LATER = {'randomness.virtual_ranks': None, 'randomness.independent_predictions': False}
+_LATER = {'randomness.virtual_ranks': None, 'randomness.independent_predictions': False,
+          'randomness.cpu': None}
 # facts that only one of the processes had when it looked, or that older checkpoints lack
 _LATE = ('version.', 'train_', 'torch._dynamo', 'processes')
 # of facts that exist only once a module is imported

@@ -95,7 +95,8 @@ def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
     text = Config(settings).pretty_text + repr(sorted(randomness.items()))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     missing = missing_at_start(os.environ, mode=randomness.get('deterministic', False),
-                               num_threads=randomness.get('num_threads'))
+                               num_threads=randomness.get('num_threads'),
+                               cpu=randomness.get('cpu'))
     return [SeedJob(label, config, tuple(options), digest, seed,
                 os.path.join(work_dir, label, f'seed_{seed}'), tuple(sorted(missing.items())))
             for seed in seeds]

@@ -22,14 +22,14 @@ def restart_for(cfg: Any) -> None:
     randomness = cfg.get('randomness') or {}
     # MMDetection 2.x has `deterministic` at the top
     mode = randomness.get('deterministic', cfg.get('deterministic', False))
-    restart_if_incomplete(os.environ, mode, randomness.get('num_threads'))
+    restart_if_incomplete(os.environ, mode, randomness.get('num_threads'), randomness.get('cpu'))
 
 
 def restart_if_incomplete(env: Mapping[str, str], mode: Any = True,
-                          num_threads: Optional[int] = None) -> None:
+                          num_threads: Optional[int] = None, cpu: Optional[str] = None) -> None:
     """Start this process again when a variable that must exist before Python starts is missing.
 
-    ``mode`` and ``num_threads`` are ``deterministic`` and ``num_threads`` of ``randomness``. The
+    ``mode`` is ``deterministic`` of ``randomness``; the others have the names of its keys. The
     process keeps its id, its standard streams and its rank in a distributed launch. Every rank
     decides alike, because the decision depends on the environment and the config alone.
 
@@ -37,7 +37,7 @@ def restart_if_incomplete(env: Mapping[str, str], mode: Any = True,
         RuntimeError: when variables are missing although the process has started again.
     """
     from ..determinism import missing_at_start
-    missing = missing_at_start(env, mode=mode, num_threads=num_threads)
+    missing = missing_at_start(env, mode=mode, num_threads=num_threads, cpu=cpu)
     if not missing:
         return
     text = ' '.join(f'{name}={value}' for name, value in sorted(missing.items()))

@@ -1,0 +1,86 @@
+"""``cpu='avx2'``: all libraries at one level of instructions, from the start of the process."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from policy_state import nothing_leaks  # noqa: F401  a fixture
+
+from mmrepro import determinism
+from mmrepro.config import RandomnessConfig, RandomnessError
+from mmrepro.determinism import DeterminismError, cpu_level
+
+NEEDED = cpu_level.CPU_LEVELS['avx2']
+# what libraries compute with AVX-512 in another order than with AVX2
+PRINT = '''
+import hashlib, torch
+from mmrepro import determinism
+determinism.enable(cpu='avx2')
+random = torch.Generator().manual_seed(0)
+a, b = torch.randn(37, 513, generator=random), torch.randn(513, 129, generator=random)
+x, w = torch.randn(2, 16, 33, 31, generator=random), torch.randn(24, 16, 3, 3, generator=random)
+parts = [a @ b, torch.conv2d(x, w), a.sum(1), a.softmax(1)]
+print(hashlib.sha256(b''.join(part.numpy().tobytes() for part in parts)).hexdigest())
+'''
+
+
+@pytest.fixture
+def avx2(monkeypatch):
+    """A process that has started with the variables, on a CPU with AVX2."""
+    monkeypatch.setattr(cpu_level, 'cpu_instructions', lambda: 'AVX2')
+
+
+def test_the_config_and_the_policy_have_the_same_levels():
+    for level in cpu_level.CPU_LEVELS:
+        assert RandomnessConfig(cpu=level).flags['cpu'] == level
+    with pytest.raises(RandomnessError, match="randomness.cpu='avx512' is not allowed; allowed: "
+                                              "None, 'avx2'"):
+        RandomnessConfig(cpu='avx512')
+    with pytest.raises(ValueError, match="cpu='sse': expected None or one of 'avx2'"):
+        determinism.enable(cpu='sse')
+
+
+@pytest.mark.parametrize('mode', [True, False])
+def test_a_process_without_the_variables_is_refused(mode, avx2):
+    with pytest.raises(DeterminismError, match='needs ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2,STRICT'
+                                               ' ONEDNN_MAX_CPU_ISA=AVX2, which count only when'):
+        determinism.enable(mode, cpu='avx2', env={})
+    started = determinism.missing_at_start({}, mode=mode, cpu='avx2')
+    assert NEEDED.items() <= started.items()
+    assert determinism.missing_at_start(started, mode=mode, cpu='avx2') == {}
+    determinism.enable(mode, cpu='avx2', env=started)
+    determinism.disable()
+    assert NEEDED.items() <= started.items(), 'the variables are the user\'s'
+
+
+def test_a_variable_with_another_value_is_named(avx2):
+    with pytest.raises(DeterminismError, match="MKL_CBWR='COMPATIBLE' is set .*cpu='avx2'. Unset"):
+        determinism.enable(cpu='avx2', env={**NEEDED, 'MKL_CBWR': 'COMPATIBLE'})
+
+
+@pytest.mark.parametrize('level', ['AVX512', 'DEFAULT'])
+def test_a_cpu_that_uses_another_level_is_refused(level, monkeypatch):
+    monkeypatch.setattr(cpu_level, 'cpu_instructions', lambda: level)
+    with pytest.raises(DeterminismError, match=f'but torch uses {level}: this CPU has no AVX2, or'):
+        determinism.enable(cpu='avx2', env=dict(NEEDED))
+
+
+def test_nothing_is_needed_without_it(monkeypatch):
+    monkeypatch.setattr(cpu_level, 'cpu_instructions', lambda: 'DEFAULT')
+    determinism.enable(env={'MKL_CBWR': 'COMPATIBLE'})
+
+
+def test_a_fresh_process_computes_at_the_level():
+    """Two of them; a third, without the variables, is refused."""
+    if 'avx2' not in open('/proc/cpuinfo').read():
+        pytest.skip('this CPU has no AVX2')
+    base = {key: value for key, value in os.environ.items() if key not in NEEDED}
+    results = []
+    for env in ({**base, **NEEDED}, {**base, **NEEDED}, base):
+        done = subprocess.run([sys.executable, '-W', 'ignore', '-c', PRINT], text=True,
+                              env={**env, 'OMP_NUM_THREADS': '1'}, capture_output=True)
+        results.append(done.stdout or done.stderr.splitlines()[-1])
+    assert results[0] == results[1] and len(results[0]) == 65
+    assert 'mmrepro train' in results[2]
