@@ -30,7 +30,7 @@ def cpu_conflicts(level: Optional[str], env: Mapping[str, str]) -> List[str]:
     missing = [f'{name}={value}' for name, value in needed.items() if name not in env]
     if missing:
         found.append(f'cpu={level!r} needs {" ".join(missing)}, which count only when Python '
-                     'starts with them. Export them, or start with `mmrepro train`, which sets them.')
+                     'starts with them. Export them, or use `mmrepro train`, which sets them.')
     elif not found and cpu_instructions() != _NAMES[level]:
         found.append(f'cpu={level!r}, but torch uses {cpu_instructions()}: this CPU has no '
                      f'{_NAMES[level]}, or ATEN_CPU_CAPABILITY was set after torch had started.')
