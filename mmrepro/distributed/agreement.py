@@ -178,7 +178,8 @@ def _first_line(here: str, there: str) -> tuple:
 def settle(topic: str,
            value: Any,
            decide: Callable[[List[Any]], Any],
-           timeout: Timeout = DEFAULT_TIMEOUT) -> Any:
+           timeout: Timeout = DEFAULT_TIMEOUT,
+           last: bool = False) -> Any:
     """Rank 0 decides from the values of all ranks; every rank gets the decision.
 
     A collective operation: each rank calls it with the same ``topic``, in the same order per topic.
@@ -190,6 +191,7 @@ def settle(topic: str,
         decide: The values in order of rank -> the decision (what JSON can hold), or raises
             :class:`AgreementError`, which is then raised on every rank.
         timeout: Seconds to wait for ranks that come late.
+        last: The ranks end after this: rank 0 waits until all have read the decision.
 
     Raises:
         AgreementError: see above; or ranks are missing, or the store is.
@@ -205,7 +207,7 @@ def settle(topic: str,
         store = round_store(store, topic, world)
         store.set(f'rank{rank}', text)
         if rank == 0:
-            verdict = _preside(store, world, decide, timeout)
+            verdict = _preside(store, world, decide, timeout, last)
         else:
             verdict = _follow(store, rank, world, timeout)
     except RuntimeError as error:  # a dead store: its process has ended, of an error of its own
@@ -248,7 +250,8 @@ def round_store(store: dist.Store, topic: str, world: int) -> dist.Store:
     return dist.PrefixStore(str((store.add('tickets', 1) - 1) // world), store)
 
 
-def _preside(store: dist.Store, world: int, decide: Callable, timeout: timedelta) -> Dict[str, Any]:
+def _preside(store: dist.Store, world: int, decide: Callable, timeout: timedelta,
+             last: bool) -> Dict[str, Any]:
     names = [f'rank{rank}' for rank in range(world)]
     if _wait(store, names, timeout):
         try:
@@ -258,8 +261,8 @@ def _preside(store: dist.Store, world: int, decide: Callable, timeout: timedelta
     else:
         verdict = _missing(store, world, timeout)
     verdict = _publish(store, verdict)
-    if 'error' in verdict:
-        # this process may hold the store; let the ranks that came read the reason before it ends
+    if last or 'error' in verdict:
+        # this process may hold the store; let the ranks that came read it before this one ends
         present = [rank for rank in range(1, world) if store.check([f'rank{rank}'])]
         _wait(store, [f'read{rank}' for rank in present], timeout)
     return verdict

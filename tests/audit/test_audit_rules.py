@@ -153,8 +153,7 @@ TRIGGERS = {
     'torch-operator': (stock(model=dict(type='mmdet.BFP', in_channels=4, num_levels=2,
                                         refine_level=1)), dict(device='cuda'), CHANGES,
                        'mmdet/models/necks/bfp.py'),
-    'mmcv-operator': (clean(model=dict(type='mmcv.ops.PSAMask', psa_type='collect',
-                                       mask_size=(3, 3))), {}, CHANGES, 'model'),
+    'mmcv-operator': (clean(model=dict(type='mmcv.ops.Correlation')), {}, CHANGES, 'model'),
 }
 
 
@@ -165,8 +164,8 @@ def test_compiled_atomics_are_named_unless_ours_replace_them(monkeypatch):
     assert found(subject(stock(model=model), 'cuda'), 'mmcv-operator')
     assert not found(subject(stock(model=model), 'cpu'), 'mmcv-operator')
     assert not found(subject(clean(model=model), 'cuda'), 'mmcv-operator')
-    assert not found(subject(clean(model=dict(type='mmcv.ops.PSAMask', psa_type='collect',
-                                              mask_size=(3, 3))), 'cuda'), 'mmcv-operator')
+    assert not found(subject(clean(model=dict(type='mmcv.ops.Correlation')), 'cuda'),
+                     'mmcv-operator')
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """The command ``mmrepro VERB``: verbs, help, exit codes."""
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -53,7 +54,7 @@ def test_every_verb_has_help_with_an_example(verb, capsys):
     with pytest.raises(SystemExit) as error:
         cli.main([verb, '--help'])
     out = capsys.readouterr().out
-    assert error.value.code == 0 and f'example:\n  mmrepro {verb}' in out
+    assert error.value.code == 0 and re.search(rf'examples?:\n  mmrepro {verb}', out)
 
 
 @pytest.mark.parametrize('verb', cli.VERBS)

@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 
 import pytest
 import torch
 from rank_pool import shared_pool
 
 from mmrepro import determinism
+from mmrepro.distributed import agreement
 from mmrepro.distributed.agreement import AgreementError, check_agreement, settle, start_fields
 from mmrepro.distributed.root_seed import broadcast_seed
 
@@ -227,3 +229,15 @@ def test_a_world_of_one_draws_from_the_operating_system(monkeypatch):
 def test_rounds_and_topics_do_not_mix(pool):
     rounds = pool.run(several, 3)
     assert rounds[0] == rounds[1] == rounds[2] == ['a0', 'a1', 'b0', 'a2']
+
+
+@pytest.mark.parametrize('last', [False, True])
+def test_rank_0_ends_when_all_have_read_its_last_decision(last, monkeypatch):
+    """It may hold the store: a rank that reads too late would lose it."""
+    waited = []
+    monkeypatch.setattr(agreement, '_wait', lambda store, names, timeout: waited.append(names) or 1)
+    store = torch.distributed.HashStore()
+    for rank in range(2):
+        store.set(f'rank{rank}', str(rank))
+    assert agreement._preside(store, 2, sum, timedelta(seconds=1), last) == {'value': 1}
+    assert waited == [['rank0', 'rank1'], *([['read1']] if last else [])]

@@ -259,6 +259,7 @@ def test_kernels_on_the_device(on_device):
         pytest.skip('no triton here')
     done = on_device('-c', KERNELS, TRITON_INTERPRET='1')
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.split()[-7:] == [
-        '_attend_kernel', '_conflict_kernel', '_filter_kernel', '_mean_kernel', '_scatter_kernel',
-        '_slope_kernel', '_sweep_kernel']
+    assert done.stdout.split()[-11:] == [
+        '_add_kernel', '_attend_kernel', '_conflict_kernel', '_convert_kernel', '_filter_kernel',
+        '_list_kernel', '_mean_kernel', '_peak_kernel', '_scatter_kernel', '_slope_kernel',
+        '_sweep_kernel']
