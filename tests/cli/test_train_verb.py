@@ -174,17 +174,18 @@ def test_out_must_be_a_pickle_file(config, built, capsys):
     assert '--out result.json: the name must end in .pkl or .pickle' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('lines, mode, num_threads', [
-    ('', False, None),
-    ('randomness.update(deterministic=True)', True, None),
-    ('randomness.update(deterministic="warn", num_threads=2)', 'warn', 2),
-    ('deterministic = True', True, None),
+@pytest.mark.parametrize('lines, mode, num_threads, cpu', [
+    ('', False, None, None),
+    ('randomness.update(deterministic=True)', True, None, None),
+    ('randomness.update(deterministic="warn", num_threads=2)', 'warn', 2, None),
+    ('deterministic = True', True, None, None),
+    ('randomness.update(deterministic=True, cpu="avx2")', True, None, 'avx2'),
 ])
-def test_the_config_decides_what_must_be_set(config, monkeypatch, lines, mode, num_threads):
+def test_the_config_decides_what_must_be_set(config, monkeypatch, lines, mode, num_threads, cpu):
     asked = []
     monkeypatch.setattr(training_arguments, 'build_runner', Runner)
     monkeypatch.setattr(startup, 'restart_if_incomplete', lambda *args: asked.append(args))
     with open(config, 'a', encoding='utf-8') as file:
         file.write(f'{lines}\n')
     train.main([config])
-    assert asked == [(os.environ, mode, num_threads)]
+    assert asked == [(os.environ, mode, num_threads, cpu)]
