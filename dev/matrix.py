@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESULTS = os.path.join(ROOT, 'docs', 'results', 'matrix_cpu.json')
@@ -122,11 +122,24 @@ def table(records: List[Dict[str, Any]]) -> str:
     return '\n'.join(lines)
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--rows', nargs='+', choices=list(ROWS), default=list(ROWS))
-    parser.add_argument('--folder', default='work_dirs/matrix', help='for environments and runs')
-    parser.add_argument('--out', default=RESULTS, help='JSON; rows that are not run stay')
+def run_rows(argv: Optional[List[str]], parser: argparse.ArgumentParser, rows: Sequence[str],
+             results: str, folder: str, run_row: Callable[[str, str, bool], Dict[str, Any]],
+             show: Callable[[List[Dict[str, Any]]], str]) -> int:
+    """The command line of a suite: run the rows one after the other, and keep each at once.
+
+    Args:
+        rows: all names, in the order of the table.
+        results: JSON file; rows that are not run stay in it.
+        folder: for environments and runs.
+        run_row: name, folder, whether to keep the environment -> the record of the row.
+        show: the table of the records.
+
+    Returns:
+        1 if a row that was run is not 'equal', else 0.
+    """
+    parser.add_argument('--rows', nargs='+', choices=list(rows), default=list(rows))
+    parser.add_argument('--folder', default=folder, help='for environments and runs')
+    parser.add_argument('--out', default=results, help='JSON; rows that are not run stay')
     parser.add_argument('--keep', action='store_true', help='keep the environments')
     args = parser.parse_args(argv)
     folder = os.path.abspath(args.folder)
@@ -137,15 +150,25 @@ def main(argv: Optional[List[str]] = None) -> int:
             records = {one['name']: one for one in json.load(file)}
     failed = False
     for name in args.rows:
-        print(f'== {name}: Python {ROWS[name].python}, {ROWS[name].packages}', flush=True)
-        one = records[name] = run(name, ROWS[name], folder, args.keep)
+        print(f'== {name}', flush=True)
+        one = records[name] = run_row(name, folder, args.keep)
         failed |= outcome(one.get('steps', {})) != 'equal'
         print(json.dumps(one, indent=1), flush=True)
         with open(args.out, 'w', encoding='utf-8') as file:
-            json.dump([records[row] for row in ROWS if row in records], file, indent=1)
+            json.dump([records[row] for row in rows if row in records], file, indent=1)
             file.write('\n')
-    print(table([records[row] for row in ROWS if row in records]))
+    # only what was made: the folder may have been there before
+    for made in [] if args.keep else [*glob.glob(os.path.join(glob.escape(folder), 'env-*')),
+                                      *glob.glob(os.path.join(glob.escape(folder), 'on-top-*'))]:
+        shutil.rmtree(made)
+    print(show([records[row] for row in rows if row in records]))
     return int(failed)
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    return run_rows(argv, argparse.ArgumentParser(description=__doc__.splitlines()[0]), list(ROWS),
+                    RESULTS, 'work_dirs/matrix',
+                    lambda name, folder, keep: run(name, ROWS[name], folder, keep), table)
 
 
 if __name__ == '__main__':

@@ -63,31 +63,9 @@ def table(records: List[Dict[str, Any]]) -> str:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog='python -m dev.libraries')
-    parser.add_argument('--rows', nargs='+', choices=ALL, default=list(ALL))
-    parser.add_argument('--folder', default='work_dirs/libraries', help='environments and runs')
-    parser.add_argument('--out', default=RESULTS, help='JSON; rows that are not run stay')
-    parser.add_argument('--keep', action='store_true', help='keep the environments')
-    args = parser.parse_args(argv)
-    folder = os.path.abspath(args.folder)
-    os.makedirs(folder, exist_ok=True)
-    records: Dict[str, Dict[str, Any]] = {}
-    if os.path.exists(args.out):
-        with open(args.out, encoding='utf-8') as file:
-            records = {one['name']: one for one in json.load(file)}
-    failed = False
-    for name in args.rows:
-        print(f'== {name}', flush=True)
-        one = records[name] = run(name, ROWS[name], folder)
-        failed |= matrix.outcome(one.get('steps', {})) != 'equal'
-        print(json.dumps(one, indent=1), flush=True)
-        with open(args.out, 'w', encoding='utf-8') as file:
-            json.dump([records[row] for row in ALL if row in records], file, indent=1)
-            file.write('\n')
-    if not args.keep:
-        shutil.rmtree(folder)
-    print(table([records[row] for row in ALL if row in records]))
-    return int(failed)
+    return matrix.run_rows(argv, argparse.ArgumentParser(prog='python -m dev.libraries'), ALL,
+                           RESULTS, 'work_dirs/libraries',
+                           lambda name, folder, keep: run(name, ROWS[name], folder), table)
 
 
 if __name__ == '__main__':

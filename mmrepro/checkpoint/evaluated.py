@@ -68,8 +68,9 @@ class EvaluatedModel:
 
     def leave(self) -> None:
         """Give the model back what this rank had. May be called at any time."""
-        self._swap()
-        self._own = []
+        if self._own:  # it is called before every step
+            self._swap()
+            self._own = []
 
     @contextmanager
     def suspended(self) -> Iterator[None]:

@@ -47,15 +47,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                         help='where configs and logs go (default: work_dirs/demo)')
     args = parser.parse_args(argv)
     parser.check_least(args, images=1, epochs=1, virtual_ranks=2)
-    runs = RUNS
-    if args.virtual_ranks is not None:
-        numbers = PROCESSES if args.processes is None else \
-            parser.processes(args.processes, args.virtual_ranks)
-        if len(numbers) < 2:
-            parser.error(f'--processes {args.processes}: give two numbers or more, to compare them')
-        runs = on_processes(args.virtual_ranks, numbers)
-    elif args.processes is not None:
-        parser.error(f'--processes {args.processes}: needs --virtual-ranks V')
+    runs = _runs(args.virtual_ranks, args.processes, parser)
     if args.images is None:
         args.images = IMAGES_PER_RANK * args.virtual_ranks if args.virtual_ranks else IMAGES
     if args.coco is not None:
@@ -99,6 +91,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     table, same = compare(records, [run.name for run in runs])
     print('', *(run.title() for run in runs), '', table, sep='\n')
     return DONE if same else DIFFERENT
+
+
+def _runs(ranks: Optional[int], processes: Optional[str], parser: Parser) -> Sequence[DemoRun]:
+    """The runs that are compared."""
+    if ranks is None:
+        if processes is not None:
+            parser.error(f'--processes {processes}: needs --virtual-ranks V')
+        return RUNS
+    numbers = PROCESSES if processes is None else parser.processes(processes, ranks)
+    if len(numbers) < 2:
+        parser.error(f'--processes {processes}: give two numbers or more, to compare them')
+    return on_processes(ranks, numbers)
 
 
 def _variables(runs: Sequence[DemoRun]) -> Dict[str, str]:

@@ -3,6 +3,7 @@ multiprocessors."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
@@ -30,10 +31,11 @@ def timed(function: Callable[[], Any], device: str) -> Tuple[Any, float]:
     return result, begin.elapsed_time(end)
 
 
+@functools.cache
 def fewer_multiprocessors() -> Tuple[Optional[Any], str]:
     """A context with half of the GPU's multiprocessors, or None and why there is none.
 
-    It was entered and left once. The programs of a kernel run in another order there.
+    It is made once, and was entered and left. The programs of a kernel run in another order there.
     """
     try:
         from torch.cuda.green_contexts import SUPPORTED, GreenContext

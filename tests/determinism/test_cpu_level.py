@@ -70,6 +70,7 @@ def test_a_cpu_that_uses_another_level_is_refused(level, monkeypatch):
 def test_nothing_is_needed_without_it(monkeypatch):
     monkeypatch.setattr(cpu_level, 'cpu_instructions', lambda: 'DEFAULT')
     determinism.enable(env={'MKL_CBWR': 'COMPATIBLE'})
+    assert determinism.is_enabled() is True
 
 
 def test_a_fresh_process_computes_at_the_level():

@@ -1,6 +1,9 @@
 """What the suites of versions and libraries say of a row."""
 from __future__ import annotations
 
+import argparse
+import json
+
 from dev import matrix
 from dev.libraries import __main__ as libraries
 from dev.libraries.data import DATASETS
@@ -30,3 +33,20 @@ def test_configs_are_made_smaller_in_a_copy():
     stock = dict(scale=(640, 640), prob=True, init_cfg=dict(type='Pretrained', checkpoint='x'))
     assert smaller(stock, {640: 64, 1: 2}) == dict(stock, scale=(64, 64))
     assert without_weights(stock) == dict(stock, init_cfg=None)
+
+
+def test_rows_are_kept_one_by_one_and_a_folder_of_the_user_stays(tmp_path, capsys):
+    out, folder = tmp_path / 'rows.json', tmp_path / 'folder'
+    out.write_text('[{"name": "b", "steps": {"train": "same bits"}}]')
+    (folder / 'env-a').mkdir(parents=True)
+    (folder / 'mine').mkdir()
+
+    def run_row(name, where, keep):
+        assert where == str(folder) and not keep
+        return dict(name=name, steps=dict(train='DIFFERENT'))
+    code = matrix.run_rows(['--rows', 'a', '--out', str(out), '--folder', str(folder)],
+                           argparse.ArgumentParser(), ('a', 'b'), '', '', run_row, repr)
+    assert code == 1
+    assert [(one['name'], matrix.outcome(one['steps'])) for one in json.loads(out.read_text())] == [
+        ('a', 'train: DIFFERENT'), ('b', 'equal')]
+    assert [path.name for path in folder.iterdir()] == ['mine']

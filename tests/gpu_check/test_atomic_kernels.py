@@ -53,18 +53,20 @@ class Properties:
     multi_processor_count = 132
 
 
-def contexts(monkeypatch, create):
+def contexts(monkeypatch, request, create):
     """torch's module of green contexts, with another way to create one."""
     module = types.ModuleType('torch.cuda.green_contexts')
     module.SUPPORTED, module.GreenContext = True, types.SimpleNamespace(create=create)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda index: Properties)
     monkeypatch.setattr(torch.cuda, 'synchronize', lambda: None)
+    disturbance.fewer_multiprocessors.cache_clear()
+    request.addfinalizer(disturbance.fewer_multiprocessors.cache_clear)
     zeros = torch.zeros
     monkeypatch.setattr(torch, 'zeros', lambda *size, device=None: zeros(*size))
 
 
-def test_half_of_the_multiprocessors(monkeypatch):
+def test_half_of_the_multiprocessors(monkeypatch, request):
     calls = []
 
     class Context:
@@ -77,15 +79,16 @@ def test_half_of_the_multiprocessors(monkeypatch):
     def create(num_sms, device_id):
         calls.append(num_sms)
         return Context()
-    contexts(monkeypatch, create)
+    contexts(monkeypatch, request, create)
     context, why = disturbance.fewer_multiprocessors()
     assert isinstance(context, Context) and not why and calls == [64, 'set', 'pop']
+    assert disturbance.fewer_multiprocessors()[0] is context, 'made once'
 
 
-def test_why_there_is_no_context_is_said(monkeypatch):
+def test_why_there_is_no_context_is_said(monkeypatch, request):
     def create(num_sms, device_id):
         raise RuntimeError('CUDA error: operation not supported\nmore')
-    contexts(monkeypatch, create)
+    contexts(monkeypatch, request, create)
     assert disturbance.fewer_multiprocessors() == (
         None, 'green contexts: CUDA error: operation not supported')
 

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import alignment
+from .alignment import well_aligned
 
 __all__ = ['scatter_sum']
 
@@ -113,7 +113,7 @@ def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
     taps, channels = index.numel(), source.shape[1]
     if taps == 0 or size * channels == 0:
         return source.new_zeros((size, channels))
-    source, index, weight = alignment.well_aligned(source, index, weight)
+    source, index, weight = well_aligned(source, index, weight)
     with torch.cuda.device_of(source):
         peaks = torch.zeros(2, dtype=torch.int32, device=source.device)
         for number, values in enumerate((weight, source)):
