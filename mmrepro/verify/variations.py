@@ -201,7 +201,7 @@ def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> Dict[str, st
         skipped['resume'] = f'with worker_seed={streams!r} no run resumes within an epoch'
     if 'workers' in names and iterations < 2:
         skipped['workers'] = 'it takes two iterations for a second worker to load a batch'
-    if 'cpu' in names and cfg.get('randomness', {}).get('cpu'):
+    if 'cpu' in names and (cfg.get('randomness') or {}).get('cpu'):
         skipped['cpu'] = 'randomness.cpu pins the instruction sets'
     elif 'cpu' in names and not surroundings.instruction_sets():
         skipped['cpu'] = 'instruction sets can be switched off on x86-64 only'

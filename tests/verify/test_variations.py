@@ -288,3 +288,11 @@ def test_a_run_that_does_not_resume_within_an_epoch_is_not_asked_to(randomness, 
     cfg = Config(dict(val_cfg=dict(), randomness=randomness))
     found = module._skipped(cfg, ['resume', 'workers', 'validation'], 6)
     assert ('resume' in found) is skipped and len(found) == skipped
+
+
+def test_instruction_sets_that_the_config_pins_do_not_vary(monkeypatch):
+    monkeypatch.setattr(module.surroundings, 'instruction_sets', lambda: {'MKL_CBWR': 'AVX2'})
+    pinned = Config(dict(randomness=dict(cpu='avx2')))
+    assert module._skipped(pinned, ['cpu'], 4) == {
+        'cpu': 'randomness.cpu pins the instruction sets'}
+    assert module._skipped(Config(dict(randomness=None)), ['cpu'], 4) == {}
