@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from .. import matrix
@@ -17,11 +18,12 @@ RESULTS = os.path.join(matrix.ROOT, 'docs', 'results', 'libraries_cpu.json')
 
 def on_top(python: str, packages: str, folder: str) -> None:
     """Install what a row has on top of its environment; without dependencies, wheels only."""
-    if not os.path.exists(os.path.join(folder, 'complete')):
+    complete = Path(folder, 'complete')
+    if not complete.exists() or complete.read_text() != packages:
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([python, '-m', 'pip', 'install', '--quiet', '--no-deps', '--only-binary',
                         ':all:', '--target', folder, *packages.split()], check=True)
-        open(os.path.join(folder, 'complete'), 'w').close()
+        complete.write_text(packages)
 
 
 def run(name: str, row: LibraryRow, folder: str) -> Dict[str, Any]:

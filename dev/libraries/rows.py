@@ -39,7 +39,7 @@ class LibraryRow(NamedTuple):
 _MMSEG = 'mmsegmentation==1.2.2 prettytable wcwidth ftfy regex'
 _WEB = 'requests urllib3 idna charset-normalizer certifi'
 _MMPRETRAIN = ('mmpretrain==1.2.0 torchvision==0.15.2 einops importlib_metadata<8.5 zipp '
-               f'model-index ordered-set mat4py {_WEB}')
+               f'model-index markdown ordered-set mat4py {_WEB}')
 _ALBUMENTATIONS = 'albumentations==1.3.1 qudida scikit-learn joblib threadpoolctl'
 _MMPOSE = ('mmpose==1.3.2 torchvision==0.15.2 xtcocotools json_tricks munkres '
            f'{_ALBUMENTATIONS} {_WEB}')

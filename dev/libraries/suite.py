@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from mmengine.config import Config
 
@@ -46,6 +46,15 @@ def without_weights(value: Any) -> Any:
     return value
 
 
+def with_ends(schedules: Any, epochs: Optional[int]) -> Any:
+    """The same schedules with the end that stock gives them: that of the uncut training."""
+    if isinstance(schedules, (list, tuple)):
+        return [with_ends(one, epochs) for one in schedules]
+    if schedules and epochs and schedules.get('by_epoch', True):
+        return {'end': epochs, **schedules}
+    return schedules
+
+
 def small_config(row: LibraryRow) -> Config:
     """The stock config on small data, for a few iterations, without validation."""
     package = importlib.import_module(row.module)
@@ -70,6 +79,7 @@ def small_config(row: LibraryRow) -> Config:
         for key in ('dataloader', 'evaluator', 'cfg'):
             cfg[f'{part}_{key}'] = None
     by_epoch = cfg.train_cfg.get('type') != 'IterBasedTrainLoop'
+    cfg.param_scheduler = with_ends(cfg.get('param_scheduler'), cfg.train_cfg.get('max_epochs'))
     cfg.train_cfg = (dict(by_epoch=True, max_epochs=1) if by_epoch else
                      dict(type='IterBasedTrainLoop', max_iters=ITERATIONS))
     hooks = cfg.get('default_hooks') or {}

@@ -8,7 +8,7 @@ from dev import matrix
 from dev.libraries import __main__ as libraries
 from dev.libraries.data import DATASETS
 from dev.libraries.rows import ROWS
-from dev.libraries.suite import smaller, without_weights
+from dev.libraries.suite import smaller, with_ends, without_weights
 
 
 def test_only_what_went_well_is_called_equal():
@@ -33,6 +33,13 @@ def test_configs_are_made_smaller_in_a_copy():
     stock = dict(scale=(640, 640), prob=True, init_cfg=dict(type='Pretrained', checkpoint='x'))
     assert smaller(stock, {640: 64, 1: 2}) == dict(stock, scale=(64, 64))
     assert without_weights(stock) == dict(stock, init_cfg=None)
+
+
+def test_schedules_end_where_those_of_the_stock_config_end():
+    stock = [dict(type='LinearLR', end=20), dict(type='CosineAnnealingLR', begin=20),
+             dict(type='LinearLR', by_epoch=False)]
+    assert with_ends(stock, 300) == [stock[0], dict(stock[1], end=300), stock[2]]
+    assert with_ends(stock, None) == stock and with_ends(None, 300) is None
 
 
 def test_rows_are_kept_one_by_one_and_a_folder_of_the_user_stays(tmp_path, capsys):
