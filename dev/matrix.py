@@ -2,7 +2,7 @@
 
     bash tools/matrix.sh [--rows NAME ...] [--keep]
 
-Needs nothing but Python and pip; wheels only. torch's wheels for CUDA run on a CPU as well.
+Needs nothing but Python and pip; nothing is compiled. torch's wheels for CUDA run on a CPU as well.
 """
 from __future__ import annotations
 
@@ -16,20 +16,33 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from .matrix_suite import ROOT, SUITES
+
 RESULTS = os.path.join(ROOT, 'docs', 'results', 'matrix_cpu.json')
-SUITE = os.path.join(ROOT, 'dev', 'matrix_suite.py')
 GOOD = frozenset(('same bits', 'found', 'named'))  # outcomes of a step
 
 
 class Row(NamedTuple):
-    """One environment: a Python, and what pip installs into it."""
+    """One environment.
+
+    Attributes:
+        python: its version.
+        packages: what pip installs into it.
+        suite: a key of :data:`dev.matrix_suite.SUITES`.
+        sources: those of the packages that are published without wheels; they are pure Python.
+    """
     python: str
     packages: str
+    suite: str = 'detector'
+    sources: str = ''
 
     @property
     def requirements(self) -> List[str]:
-        return [*self.packages.split(), 'setuptools<81', 'scikit-image', 'pycocotools', 'rich']
+        """Arguments of pip."""
+        more = [] if SUITES[self.suite].absent else ['pycocotools']
+        sources = ['--no-binary', self.sources] if self.sources else []
+        return ['--only-binary', ':all:', *sources, *self.packages.split(), 'setuptools<81',
+                'scikit-image', 'rich', *more]
 
 
 ROWS: Dict[str, Row] = {
@@ -43,6 +56,11 @@ ROWS: Dict[str, Row] = {
                   'mmcv-lite==2.1.0 mmdet==3.3.0'),
     'newest': Row('3.13', 'torch numpy opencv-python mmengine==0.10.7 mmcv-lite==2.1.0 '
                   'mmdet==3.3.0'),
+    'onedl forks': Row('3.11', 'torch==2.13.0 numpy==2.4.6 opencv-python==5.0.0.93 '
+                       'onedl-mmengine==0.10.12 onedl-mmcv==2.3.6 onedl-mmdetection==3.5.1',
+                       sources='onedl-mmcv,onedl-mmdetection'),
+    'MMEngine alone': Row('3.11', 'torch==2.13.0 numpy==2.4.6 opencv-python==5.0.0.93 '
+                          'mmengine==0.10.7', suite='classifier'),
 }
 
 
@@ -68,8 +86,7 @@ def make(row: Row, folder: str) -> Optional[str]:
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([python, '-m', 'venv', folder], check=True)
         subprocess.run([inside, '-m', 'pip', 'install', '--quiet', '--no-cache-dir',
-                        '--disable-pip-version-check', '--only-binary', ':all:',
-                        *row.requirements], check=True)
+                        '--disable-pip-version-check', *row.requirements], check=True)
         open(os.path.join(folder, 'complete'), 'w').close()
     return inside
 
@@ -89,7 +106,8 @@ def run(name: str, row: Row, folder: str, keep: bool) -> Dict[str, Any]:
             return {**record, 'error': f'no Python {row.python} on this machine'}
         env = {**os.environ, 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1',
                'PYTHONPATH': ROOT, 'PYTHONWARNINGS': 'ignore'}
-        done = subprocess.run([python, SUITE, os.path.join(folder, 'run')], env=env,
+        done = subprocess.run([python, '-m', 'dev.matrix_suite', row.suite,
+                               os.path.join(folder, 'run')], env=env,
                               stdout=subprocess.PIPE, text=True)
         if not done.stdout.strip():
             return {**record, 'error': f'the suite ended with exit code {done.returncode}'}
@@ -113,11 +131,12 @@ def outcome(steps: Dict[str, str]) -> str:
 def table(records: List[Dict[str, Any]]) -> str:
     """A row per environment as Markdown, for the page on versions."""
     names = ('python', 'torch', 'numpy', 'cv2', 'mmengine', 'mmcv', 'mmdet')
-    lines = ['| Python | torch | NumPy | OpenCV | MMEngine | mmcv-lite | MMDetection | bits |',
-             '|' + '---|' * 8]
+    lines = ['| environment | Python | torch | NumPy | OpenCV | MMEngine | mmcv | MMDetection '
+             '| bits |', '|' + '---|' * 9]
     for one in records:
         versions = one.get('versions', {'python': one['python']})
-        cells = [versions.get(name, '-') for name in names] + [outcome(one.get('steps', {}))]
+        cells = [one['name'], *(versions.get(name, '-') for name in names),
+                 outcome(one.get('steps', {}))]
         lines.append(f'| {" | ".join(cells)} |')
     return '\n'.join(lines)
 

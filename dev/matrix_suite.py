@@ -6,20 +6,49 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
 import sys
-from typing import Any, Dict
+from typing import Any, Dict, NamedTuple, Tuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-CONFIG = os.path.join(ROOT, 'configs', 'demo', 'retinanet_r50_fpn_demo.py')
 MODULES = ('torch', 'numpy', 'cv2', 'mmengine', 'mmcv', 'mmdet')
 ITERATIONS = 4
+CONFIG = 'config.py'
 DATA = 'data/demo'  # where the configs of the demonstration look
-OPTIONS = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=100',
-           'train_dataloader.dataset.indices=8', 'default_hooks.checkpoint.interval=1',
-           'default_hooks.checkpoint.by_epoch=False', 'default_hooks.checkpoint.max_keep_ckpts=-1']
+# a milestone before the resume and one after it; torch before 2.4 has to be told of their class
+SCHEDULE = """
+param_scheduler = [dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=2),
+                   dict(type='MultiStepLR', by_epoch=False, milestones=[1, 3], gamma=0.1)]
+"""
+OPTIONS = ('train_cfg.max_epochs=1', 'train_cfg.val_interval=100',
+           'default_hooks.checkpoint.interval=1', 'default_hooks.checkpoint.by_epoch=False',
+           'default_hooks.checkpoint.max_keep_ckpts=-1')
+
+
+class Suite(NamedTuple):
+    """What is trained in an environment.
+
+    Attributes:
+        config: path in the repository.
+        options: what makes the training one of :data:`ITERATIONS`.
+        data: arguments of `mmrepro verify` about data.
+        absent: modules that must not be there.
+    """
+    config: str
+    options: Tuple[str, ...]
+    data: Tuple[str, ...] = ()
+    absent: Tuple[str, ...] = ()
+
+
+SUITES: Dict[str, Suite] = {
+    'detector': Suite('configs/demo/retinanet_r50_fpn_demo.py',
+                      ('train_dataloader.dataset.indices=8',), ('--demo-data', DATA)),
+    'classifier': Suite('configs/demo/classifier_demo.py', ('train_dataloader.dataset.length=16',),
+                        absent=('mmdet', 'mmcv', 'pycocotools')),
+}
 
 
 class Failed(RuntimeError):
@@ -34,9 +63,9 @@ def mmrepro(*arguments: str, **env: str) -> None:
         raise Failed(f'mmrepro {arguments[0]} ended with exit code {done.returncode}')
 
 
-def train(folder: str, *arguments: str, workers: int = 0, **env: str) -> None:
+def train(suite: Suite, folder: str, *arguments: str, workers: int = 0, **env: str) -> None:
     mmrepro('train', CONFIG, '--work-dir', folder, *arguments, '--cfg-options', *OPTIONS,
-            f'train_dataloader.num_workers={workers}', **env)
+            *suite.options, f'train_dataloader.num_workers={workers}', **env)
 
 
 def bits(folder: str) -> str:
@@ -65,42 +94,67 @@ def _update(digest: Any, value: Any) -> None:
         digest.update(repr(value).encode())
 
 
+def is_there(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
 def versions() -> Dict[str, str]:
+    """Of Python and of the modules that are there."""
     found = {'python': sys.version.split()[0]}
-    for name in MODULES:
+    for name in filter(is_there, MODULES):
         found[name] = importlib.import_module(name).__version__
     return found
 
 
-def suite() -> Dict[str, str]:
-    """Each step: 'same bits', 'DIFFERENT', or why it could not be done."""
+def names_the_seed() -> bool:
+    """Whether `mmrepro localise` finds that two runs with different seeds differ."""
+    done = subprocess.run([sys.executable, '-m', 'mmrepro', 'localise', CONFIG, '--iters', '2',
+                           '--b', 'randomness.seed=43', '--json'], stdout=subprocess.PIPE)
+    return done.returncode == 1 and json.loads(done.stdout)['verdict'] == 'found'
+
+
+def run(suite: Suite) -> Dict[str, str]:
+    """Each step: 'same bits', 'found', or what went wrong."""
     steps: Dict[str, str] = {}
 
-    def step(name: str, function: Any) -> None:
+    def step(name: str, function: Any, good: str = 'same bits', bad: str = 'DIFFERENT') -> None:
         try:
-            steps[name] = 'same bits' if function() is not False else 'DIFFERENT'
+            steps[name] = good if function() is not False else bad
         except (Failed, OSError) as error:
             steps[name] = str(error)
 
-    step('train', lambda: train('a', '--fingerprint', PYTHONHASHSEED='0'))
-    step('repeat', lambda: (train('b', '--fingerprint', workers=2, PYTHONHASHSEED='1'),
+    step('train', lambda: train(suite, 'a', '--fingerprint', PYTHONHASHSEED='0'))
+    step('repeat', lambda: (train(suite, 'b', '--fingerprint', workers=2, PYTHONHASHSEED='1'),
                             bits('a') == bits('b'))[1])
-    step('resume', lambda: (train('c', '--resume', 'a/iter_2.pth', workers=2),
+    step('resume', lambda: (train(suite, 'c', '--resume', 'a/iter_2.pth', workers=2),
                             bits('a') == bits('c'))[1])
     step('fingerprints', lambda: os.path.getsize('a/mmrepro/manifest.json') > 0)
     step('compare', lambda: mmrepro('compare', 'a', 'b'))
     step('verify', lambda: mmrepro('verify', CONFIG, '--vary', 'workers,resume', '--iters', '3',
-                                   '--demo-data', DATA))
+                                   *suite.data))
+    if suite.absent:
+        step('localise', lambda: mmrepro('localise', CONFIG, '--iters', '3', '--b',
+                                         'train_dataloader.num_workers=2'))
+        step('localise, another seed', names_the_seed, 'found', 'NOT FOUND')
+        step('demo', lambda: mmrepro('demo'))
     return steps
 
 
-def main(folder: str) -> int:
+def main(name: str, folder: str) -> int:
+    suite = SUITES[name]
+    present = [module for module in suite.absent if is_there(module)]
+    if present:
+        raise SystemExit(f'{", ".join(present)} must not be installed here')
     os.makedirs(folder, exist_ok=True)
     os.chdir(folder)
-    mmrepro('data', DATA)
-    print(json.dumps(dict(versions=versions(), steps=suite())))
+    base = os.path.join(ROOT, suite.config)
+    with open(CONFIG, 'w', encoding='utf-8') as file:
+        file.write(f'_base_ = [{base!r}]\n{SCHEDULE}')
+    if suite.data:
+        mmrepro('data', DATA)
+    print(json.dumps(dict(versions=versions(), steps=run(suite))))
     return 0
 
 
 if __name__ == '__main__':
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

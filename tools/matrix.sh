@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Train with other versions of Python, torch, NumPy, OpenCV and MMEngine: makes the environments one
-# after the other (wheels only, several GB each), runs a short suite in each, removes each.
+# after the other (nothing is compiled, several GB each), runs a short suite in each, removes each.
 #
 #   bash tools/matrix.sh                          all rows of dev/matrix.py
 #   bash tools/matrix.sh --rows oldest --keep     one row; its environment stays

@@ -10,12 +10,15 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import torch
 from torch import Tensor
 
+from mmrepro.ops.operator_table import implementation
+
 from .operator_cases import Inputs, OperatorCall, OperatorCase
 
 __all__ = ['CASES', 'active_rotated_filter', 'bezier_align', 'border_align', 'carafe',
-           'deform_conv', 'deform_roi_pool', 'focal_loss', 'masked_conv', 'ms_deform_attn',
-           'nms', 'nms_match', 'nms_rotated', 'overlaps', 'prroi_pool', 'quads', 'roi_align',
-           'roi_pool', 'rotated_feature_align', 'rotated_roi_align', 'soft_nms', 'sync_bn']
+           'deform_conv', 'deform_roi_pool', 'focal_loss', 'lanes', 'line_nms', 'masked_conv',
+           'ms_deform_attn', 'nms', 'nms_match', 'nms_rotated', 'overlaps', 'prroi_pool', 'quads',
+           'roi_align', 'roi_pool', 'rotated_feature_align', 'rotated_roi_align', 'soft_nms',
+           'sync_bn']
 
 _STRIDE = 8
 
@@ -27,6 +30,13 @@ def _op(name: str) -> Callable[..., Any]:
     for part in name.split('.'):
         found = getattr(found, part)
     return found
+
+
+def _extension(name: str) -> Callable[..., Any]:
+    """A function of ``mmcv._ext``, or mmrepro's where this mmcv does not know it."""
+    import mmcv._ext
+    found = getattr(mmcv._ext, name, None)
+    return found or implementation(name)
 
 
 def _map(s: Inputs, stride: int = _STRIDE) -> Tensor:
@@ -190,6 +200,20 @@ def nms_quadri(s: Inputs) -> OperatorCall:
                         lambda boxes, scores: _op('nms_quadri')(boxes, scores, 0.5), double=False)
 
 
+def lanes(s: Inputs, number: int) -> Tensor:
+    """(K, 77) lanes, most of them near one of four."""
+    number = s.count(number)
+    start, slope = s.uniform(number, 1) * .4, (torch.arange(number) % 4)[:, None] * 2.
+    xs = 100 * slope + slope * torch.arange(72) + s.normal(number, 72) * 8
+    return torch.cat((s.uniform(number, 2), start, s.uniform(number, 1), 60 * (1 - start), xs), 1)
+
+
+def line_nms(s: Inputs, number: int = 1000) -> OperatorCall:
+    boxes = lanes(s, number)
+    return OperatorCall({}, dict(boxes=boxes, scores=s.scores(len(boxes))), lambda boxes, scores:
+                        _extension('line_nms_forward')(boxes, scores, 20., 50), double=False)
+
+
 def focal_loss(s: Inputs, kind: str, rows: int = 20000) -> OperatorCall:
     rows = s.count(rows)
     classes = 81 if kind == 'sigmoid' else 80  # only the former has a background
@@ -335,6 +359,7 @@ CASES: Dict[str, OperatorCase] = {
     'NMS, groups': _case(('nms_match',), nms_match),
     'NMS, rotated': _case(('nms_rotated',), nms_rotated),
     'NMS, quadrilaterals': _case(('nms_quadri',), nms_quadri),
+    'NMS, lanes': _case(('line_nms_forward',), line_nms),
     'focal loss, sigmoid': _case(_pair('sigmoid_focal_loss'), focal_loss, 'sigmoid'),
     'focal loss, softmax': _case(_pair('softmax_focal_loss'), focal_loss, 'softmax'),
     'overlaps': _case(('bbox_overlaps',), overlaps, 'bbox_overlaps',

@@ -16,6 +16,11 @@ PROVIDERS = ('auto', 'torch', 'triton', 'compiled')
 MARK = '__mmrepro_operators__'
 
 
+# Why a kind of compiled kernel is replaced.
+_WHY_NOT = {'atomics': "mmcv's kernel adds with atomics", 'races': "threads of mmcv's kernel race",
+            'host': 'mmcv runs it on the CPU'}
+
+
 class Choice(NamedTuple):
     """Who provides an operator on a device."""
 
@@ -53,8 +58,7 @@ def choose(name: str, wanted: str, device: str, kernels: str, lacks: str) -> Cho
     ordered = kernels == 'cuda' and kind == 'ordered'
     if wanted == 'auto' and ordered:
         return Choice('compiled', "mmcv's kernel adds in a fixed order")
-    why = ("mmcv's kernel adds with atomics" if kind == 'atomics' else
-           'mmcv runs it on the CPU' if kind == 'host' else 'mmcv has no CUDA kernels here')
+    why = _WHY_NOT.get(kind, 'mmcv has no CUDA kernels here')
     why = f'{why}; ' if wanted == 'auto' else ''
     if name not in FUSED:
         return Choice('torch', f'{why}there is no kernel in Triton')

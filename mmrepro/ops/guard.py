@@ -110,12 +110,12 @@ def extensions() -> Set[str]:
 
 
 def _ordered_operators() -> Set[str]:
-    """Compiled operators of mmcv's files none of which adds with atomics, by their reported names.
+    """Compiled operators of mmcv's files all of which are in order, by their reported names.
 
     A backward runs on a thread of autograd, where the guard does not see it; so a forward is
     reported too, unless the backward was replaced.
     """
-    atomic = {row.source for name, row in TABLE.items() if row.compiled == 'atomics'
+    atomic = {row.source for name, row in TABLE.items() if row.compiled in ('atomics', 'races')
               and ('mmcv._ext' not in sys.modules or provider_of(name, 'cuda') == 'compiled')}
     return {f'mmcv._ext.{name}' for name, row in TABLE.items() if row.source not in atomic}
 

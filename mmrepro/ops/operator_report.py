@@ -9,7 +9,8 @@ from .provider import choice
 __all__ = ['CatalogueEntry', 'as_json', 'as_markdown', 'as_text', 'catalogue']
 
 # Whether a kind of compiled kernel gives the same bits on every run.
-_COMPILED = {'atomics': '**no**: atomics', 'ordered': 'yes', 'host': 'yes, on the CPU'}
+_COMPILED = {'atomics': '**no**: atomics', 'races': '**no**: threads race', 'ordered': 'yes',
+             'host': 'yes, on the CPU'}
 
 
 class CatalogueEntry(NamedTuple):
@@ -40,6 +41,8 @@ def catalogue(device: str = 'cpu', wanted: Optional[str] = None) -> List[Catalog
             same, why = False, 'not available here: raises when called'
         elif row.compiled == 'atomics' and device != 'cpu':
             same, why = False, 'adds floats with atomics, in the order in which threads arrive'
+        elif row.compiled == 'races' and device != 'cpu':
+            same, why = False, 'threads write to shared memory in the order in which they arrive'
         else:
             same, why = True, 'compiled kernel without atomics'
         entries.append(CatalogueEntry(row.name, found, reason, same, why, row.users,

@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
-__all__ = ['FAMILIES', 'TABLE', 'Family', 'OperatorRow', 'implementation']
+__all__ = ['FAMILIES', 'OF_FORKS', 'TABLE', 'Family', 'OperatorRow', 'implementation']
 
 # Why mmrepro's form is deterministic. Each family names one of these reasons.
 OWN_SUM = 'every output is one sum over its own sources, in a fixed order; nothing is added twice'
@@ -31,7 +31,8 @@ class Family(NamedTuple):
     module: str  # '' without an implementation
     source: str
     why: str
-    # mmcv's CUDA kernel: 'ordered', 'atomics' if it adds as threads arrive, 'host' if there is none
+    # mmcv's CUDA kernel: 'ordered', 'atomics' if it adds as threads arrive, 'races' if threads of
+    # several warps write to shared memory as they arrive, 'host' if there is none
     compiled: str
     users: str
     names: Tuple[str, ...]
@@ -105,6 +106,8 @@ FAMILIES: Tuple[Family, ...] = (
             'softnms'),
     _family('nms', 'nms.py', ORDERED, 'host', 'PISA', 'nms_match'),
     _family('nms', 'nms.py', ORDERED, 'ordered', 'mmrotate', 'nms_rotated', 'nms_quadri'),
+    _family('line_nms', 'line_nms.py', ORDERED, 'races', 'CLRNet of onedl-mmdetection',
+            'line_nms_forward'),
     _family('focal_loss', 'focal_loss.py', ELEMENT, 'ordered',
             'RetinaNet, FCOS, ATSS, Deformable DETR and every other user of FocalLoss',
             'sigmoid_focal_loss_forward', 'sigmoid_focal_loss_backward'),
@@ -195,6 +198,8 @@ def _rows() -> Dict[str, OperatorRow]:
 
 
 TABLE: Dict[str, OperatorRow] = _rows()
+# Operators that mmcv does not have, and the fork that has.
+OF_FORKS: Dict[str, str] = {'line_nms_forward': 'onedl-mmcv'}
 
 
 def implementation(name: str) -> Optional[Callable]:

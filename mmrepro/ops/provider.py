@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
 from ..imports import after_import, forget
 from .choice import MARK, PROVIDERS, Choice, choose, compiled_kernels
-from .operator_table import TABLE, implementation
+from .operator_table import OF_FORKS, TABLE, implementation
 from .triton import default_requirement, fused, requirement
 
 __all__ = ['MARK', 'PROVIDERS', 'choice', 'exceptions', 'install', 'installed', 'provider',
@@ -301,7 +301,11 @@ def choice(operator: str, device: str, wanted: Optional[str] = None) -> Choice:
     """
     if operator not in TABLE:
         raise KeyError(f'unknown operator {operator!r}; `mmrepro.ops.TABLE` has the names')
-    kernels = compiled_kernels(_extension())
+    module = _extension()
+    kernels = compiled_kernels(module)
+    if not hasattr(module, operator):
+        return Choice('none', 'this mmcv does not have it; '
+                              f'{OF_FORKS.get(operator, "another version")} has')
     if kernels and TABLE[operator].source == 'info.py':
         return Choice('compiled', 'it describes the compiled operators')
     lacks = _lacks if wanted is None else _lacking(wanted)
@@ -323,4 +327,4 @@ def exceptions(device: str) -> Dict[str, str]:
         return {}
     found = {name: provider_of(name, device) for name, row in TABLE.items()
              if row.source != 'info.py' and implementation(name) is not None}
-    return {name: who for name, who in found.items() if who != 'torch'}
+    return {name: who for name, who in found.items() if who not in ('torch', 'none')}

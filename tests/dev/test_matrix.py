@@ -4,11 +4,14 @@ from __future__ import annotations
 import argparse
 import json
 
-from dev import matrix
+import pytest
+
+from dev import matrix, matrix_suite
 from dev.libraries import __main__ as libraries
 from dev.libraries.data import DATASETS
 from dev.libraries.rows import ROWS
 from dev.libraries.suite import smaller, with_ends, without_weights
+from dev.matrix_suite import SUITES
 
 
 def test_only_what_went_well_is_called_equal():
@@ -19,7 +22,7 @@ def test_only_what_went_well_is_called_equal():
 
 def test_a_row_that_could_not_be_made_is_in_the_table():
     table = matrix.table([dict(name='oldest', python='3.9', error='no Python 3.9')])
-    assert table.splitlines()[-1] == '| 3.9 | - | - | - | - | - | - | not run |'
+    assert table.splitlines()[-1] == '| oldest | 3.9 | - | - | - | - | - | - | not run |'
     found = dict(name='x', steps={'without the patch': 'found', 'audit': 'NOT NAMED'})
     assert libraries.table([found]).splitlines()[-1].endswith('| audit: NOT NAMED | - |')
 
@@ -27,6 +30,16 @@ def test_a_row_that_could_not_be_made_is_in_the_table():
 def test_rows_name_environments_and_data_that_exist():
     for row in ROWS.values():
         assert row.environment in matrix.ROWS and row.data in DATASETS
+
+
+def test_rows_of_versions_name_a_suite_and_what_it_must_not_find():
+    for row in matrix.ROWS.values():
+        assert ('pycocotools' in row.requirements) == (row.suite == 'detector')
+        assert not set(SUITES[row.suite].absent) & {
+            word.partition('==')[0] for word in row.requirements}
+    assert '--no-binary onedl-mmcv' in ' '.join(matrix.ROWS['onedl forks'].requirements)
+    with pytest.raises(SystemExit, match='mmdet, mmcv, pycocotools must not be installed'):
+        matrix_suite.main('classifier', '')
 
 
 def test_configs_are_made_smaller_in_a_copy():
