@@ -56,6 +56,7 @@ _CHOICES: Dict[str, Tuple[Any, ...]] = {
     'resume_strict': _BOOL,
     'independent_predictions': _BOOL,
     'cpu': (None, 'avx2'),
+    'virtual_ranks_memory': (None, 'separate', 'shared', 'low'),
 }
 # key, value -> the streams that nothing draws from then; None: all of them
 _UNUSED_STREAMS = (
@@ -96,6 +97,11 @@ class RandomnessConfig:
             without AVX-512 run the same kernels; None leaves the choice to the libraries.
         virtual_ranks: V: the run has V ranks, however many processes it is started with, 1 to V;
             see :func:`mmrepro.on_virtual_ranks`. None: as many ranks as processes.
+        virtual_ranks_memory: what the ranks of one process share; no bit depends on it. None: one
+            copy of weights, optimizer state and averages, if all hooks are known to allow it, else
+            a copy for each rank; 'shared': one copy, although there are hooks that are not known;
+            'separate': a copy for each rank; 'low': as None, and the forward pass runs twice, so
+            that a rank keeps no activations while others run.
         resume_strict: refuse to resume where settings, versions or hardware differ from those of
             the run that wrote the checkpoint in a way that changes bits; False: only warn.
         check_steps: with ``deterministic=True``, repeat the steps of iterations 1, 2, 4, 8, ... and
@@ -124,6 +130,7 @@ class RandomnessConfig:
     check_samples: int = 1000
     nonrepeatable_datasets: Tuple[str, ...] = ()
     virtual_ranks: Optional[int] = None
+    virtual_ranks_memory: Optional[str] = None
     independent_predictions: bool = False
     cpu: Optional[str] = None
 
@@ -201,6 +208,12 @@ class RandomnessConfig:
     def with_seed(self, seed: int) -> RandomnessConfig:
         """The same configuration with the seed that is in effect."""
         return replace(self, seed=check_seed(seed, 'randomness.seed'))
+
+    def is_step_checked(self, iteration: int) -> bool:
+        """Whether the step of this iteration, counted from 0, is one of those that are checked."""
+        number = iteration + 1
+        return bool(self.check_steps) and (
+            not number & (number - 1) or not number % self.check_steps)
 
     def as_dict(self) -> Dict[str, Any]:
         """Plain dict, as it is written into the config and into checkpoints."""

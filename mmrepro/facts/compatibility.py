@@ -110,6 +110,7 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
     ('randomness.resume_strict', HARMLESS, ''),
     ('randomness.check_* randomness.nonrepeatable_datasets', HARMLESS, 'checks change no bit'),
     ('randomness.independent_predictions', CHANGES, 'training reacts to metrics', 'metrics'),
+    ('randomness.virtual_ranks_memory', HARMLESS, 'the ranks of a process compute the same'),
     ('randomness.virtual_ranks', CHANGES,
      'gradients are added up in another order over the ranks'),
     ('randomness.operators', HARMLESS, 'the provider of operators is compared by itself'),
@@ -178,7 +179,7 @@ RULES = tuple(FactRule(pattern, *row) for patterns, *row in _ROWS for pattern in
 
 # facts that older checkpoints lack, with the value that they had
 _LATER = {'randomness.virtual_ranks': None, 'randomness.independent_predictions': False,
-          'randomness.cpu': None}
+          'randomness.cpu': None, 'randomness.virtual_ranks_memory': None}
 # facts that only one of the processes had when it looked, or that older checkpoints lack
 _LATE = ('version.', 'train_', 'torch._dynamo', 'processes')
 # of facts that exist only once a module is imported

@@ -6,6 +6,8 @@ from typing import Any
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from ..distributed.virtual.shared_weights import share_weights
+
 __all__ = ['ResumeHook']
 
 
@@ -18,6 +20,7 @@ class ResumeHook(Hook):
         runner.saving.check_hooks(runner)
         runner.starts.begin(runner)
         runner.resuming.restore(runner)
+        share_weights(runner)
 
     def before_train_epoch(self, runner: Any) -> None:
         runner.resuming.seek_data(runner)

@@ -53,6 +53,7 @@ class VirtualDataParallel(nn.Module):
         self._broadcast_buffers, self._take_buffers = broadcast_buffers, True
         self._average = True
         self._queued = False
+        self.sharing: Any = None  # this rank's part in shared weights
         self._take(list(module.parameters()) + list(module.buffers()))
 
     @contextmanager
@@ -65,6 +66,8 @@ class VirtualDataParallel(nn.Module):
             self._average = before
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.sharing is not None:
+            self.sharing.before_forward()
         average = self._average and torch.is_grad_enabled()
         if self._broadcast_buffers and self._take_buffers:
             self._take(list(self.module.buffers()))
@@ -94,18 +97,17 @@ class VirtualDataParallel(nn.Module):
             return
         buckets = _buckets(parameters)
         used = torch.tensor([one.grad is not None for one in parameters], dtype=torch.int32)
-        flat = [torch.cat([_gradient(one) for one in bucket]).mul_(1. / self._group.size())
-                for bucket in buckets]
-        for one in parameters:
-            one.grad = None  # while other ranks run, the sum is kept only
+        flat = [_scaled(bucket, 1. / self._group.size()) for bucket in buckets]
         *means, used = self._group.reduced(
             [*flat, used], dist.ReduceOp.SUM, f'the average of {len(parameters)} gradients')
         found = {id(one) for one, count in zip(parameters, used.tolist()) if count}
+        views = self.sharing is not None and self.sharing.views
         for bucket, mean in zip(buckets, means):
             for one, part in zip(bucket, mean.split([one.numel() for one in bucket])):
                 if id(one) in found:
+                    part = part.view(one.shape)
                     # memory of its own, with the layout of the parameter, whatever the bucket is
-                    one.grad = torch.empty_like(one).copy_(part.view(one.shape))
+                    one.grad = part if views else torch.empty_like(one).copy_(part)
 
     @torch.no_grad()
     def _take(self, tensors: List[Tensor]) -> None:
@@ -117,12 +119,19 @@ class VirtualDataParallel(nn.Module):
                 one.detach().copy_(part.view(one.shape))
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    if gradient.is_sparse:
-        raise NotImplementedError(f'a sparse gradient of a parameter of shape '
-                                  f'{tuple(parameter.shape)}: virtual ranks average dense ones')
-    return gradient.reshape(-1)
+def _scaled(parameters: List[nn.Parameter], factor: float) -> Tensor:
+    """The gradients, times ``factor``, one after the other; the parameters have none afterwards."""
+    flat = parameters[0].new_empty(sum(one.numel() for one in parameters))
+    for one, part in zip(parameters, flat.split([one.numel() for one in parameters])):
+        gradient, one.grad = one.grad, None  # while other ranks run, the sum is kept only
+        if gradient is None:
+            part.zero_()
+        elif gradient.is_sparse:
+            raise NotImplementedError(f'a sparse gradient of a parameter of shape '
+                                      f'{tuple(one.shape)}: virtual ranks average dense ones')
+        else:
+            torch.mul(gradient, factor, out=part.view(one.shape))
+    return flat
 
 
 def _buckets(tensors: List[Any]) -> List[List[Any]]:

@@ -42,6 +42,7 @@ class VirtualRank:
         self.where = ''  # it waits
         self.outside = False  # it waits for something that another process may do
         self.ended = ''  # how
+        self.trainings = 0  # that it has begun
         self.state: Optional[ProcessState] = None
         self.result: Any = None
 
@@ -76,6 +77,8 @@ class Scheduler:
         self.failed: Optional[BaseException] = None
         self.failed_rank: Optional[int] = None
         self._meetings: Dict[Hashable, Meeting] = {}
+        # by number of a training: what its lowest rank gives to the others of the process
+        self.shared: Dict[int, Any] = {}
         self._local = threading.local()
 
     @property

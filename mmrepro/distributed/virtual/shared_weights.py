@@ -1,0 +1,276 @@
+"""One copy of the weights, the optimizer's state and averages for all virtual ranks of a process.
+
+The ranks train the same weights: after every step they hold the same bits. So the lowest rank of a
+process, the owner, steps for all. The parameters of the others have its memory, and their
+optimizers refer to its state. Gradients, buffers, schedules and everything else stay the ranks'
+own.
+
+- A step of the owner needs no waiting: all ranks have met to average the gradients it uses. The
+  ranks of the process wait for each other before their next forward pass.
+- Hooks that change weights or averages do so when all ranks of the process have come to them, see
+  :mod:`.weight_hooks`.
+
+Anything else that writes to weights would write several times. Which hooks and optimizers may take
+part is decided by tables; and at some steps the weights are digested before the forward pass and
+again before the step.
+"""
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+from mmengine.optim import AmpOptimWrapper, OptimWrapper
+from torch import Tensor, nn
+
+from ...config import RandomnessError
+from ...digests import exact_digest
+from ..unwrap import unwrap
+from . import weight_hooks
+from .scheduler import CollectiveMismatch, Scheduler, current
+
+__all__ = ['share_weights']
+
+_logger = logging.getLogger('mmrepro')
+
+SEPARATE = "randomness.virtual_ranks_memory='separate'"
+_NOT_BY_ELEMENT = ('LBFGS', )  # their step evaluates the model
+
+
+def share_weights(runner: Any) -> None:
+    """Let the virtual ranks of this process share weights in a training that is about to begin.
+
+    Every rank calls it, when its weights are loaded and its hooks are ready.
+
+    Raises:
+        RandomnessError: ``virtual_ranks_memory='shared'`` although that is not possible; says why.
+    """
+    scheduler = current()
+    if scheduler is None or len(scheduler.ranks) == 1:
+        return
+    number = scheduler.me.trainings
+    scheduler.me.trainings += 1
+    me = scheduler.ranks.index(scheduler.me)
+    problem = _problem(runner)
+    if me == 0:
+        scheduler.shared[number] = Shared(scheduler, _Parts(runner), problem)
+    shared: Shared = scheduler.shared[number]
+    if me == len(scheduler.ranks) - 1:
+        del scheduler.shared[number]
+    problem = problem or shared.problem
+    if not problem and me:
+        problem = shared.parts.difference(_Parts(runner))
+    if problem:
+        _logger.info('the virtual ranks of a process have weights of their own: %s', problem)
+        return
+    member = _Member(shared, me, runner)
+    for hook in runner.hooks:
+        weight_hooks.adapt(hook, member.changes, owner=me == 0)
+    runner.model.sharing = member
+    if me == 0:
+        _logger.info('the %d virtual ranks of this process share weights and the state of the '
+                     'optimizer', len(scheduler.ranks))
+
+
+def _problem(runner: Any) -> str:
+    """Why the ranks cannot share; '' if they can."""
+    memory = runner.repro.virtual_ranks_memory
+    if memory == 'separate':
+        return SEPARATE
+    wrapper = runner.optim_wrapper
+    optimizer = getattr(wrapper, 'optimizer', None)
+    problem = ''
+    if type(wrapper) not in (OptimWrapper, AmpOptimWrapper):
+        problem = f'the optimizer wrapper {type(wrapper).__name__} may step in a way of its own'
+    elif not type(optimizer).__module__.startswith('torch.optim') or \
+            type(optimizer).__name__ in _NOT_BY_ELEMENT:
+        problem = f'the optimizer {type(optimizer).__name__} may step in a way of its own'
+    problem = problem or weight_hooks.problem(runner.hooks, vouched=memory == 'shared')
+    if problem and memory == 'shared':
+        raise RandomnessError(f"randomness.virtual_ranks_memory='shared', and {problem}; allowed "
+                              "are None and 'separate'")
+    return problem
+
+
+class _Parts:
+    """What is shared of one rank's runner."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+        self.optimizer = runner.optim_wrapper.optimizer \
+            if isinstance(runner.optim_wrapper, OptimWrapper) else None
+        self.parameters: Dict[str, nn.Parameter] = dict(unwrap(runner.model).named_parameters())
+        self.averages: Dict[str, Tensor] = weight_hooks.averages(runner.hooks)
+
+    def in_groups(self) -> List[List[nn.Parameter]]:
+        return [group['params'] for group in self.optimizer.param_groups]
+
+    def settings(self) -> List[Dict[str, Any]]:
+        """Learning rates and so on, group by group."""
+        return [{key: value for key, value in group.items() if key != 'params'}
+                for group in self.optimizer.param_groups]
+
+    def state(self) -> str:
+        """A digest of what the optimizer has gathered."""
+        return exact_digest(self.optimizer.state_dict()['state'])
+
+    def difference(self, other: _Parts) -> str:
+        """In what the start of another rank's training is not this one's; ''."""
+        for kind, own, others in (('parameter', self.parameters, other.parameters),
+                                  ('average', self.averages, other.averages)):
+            if list(own) != list(others):
+                return f'the ranks have different {kind}s'
+            for name in own:
+                if not _same_bytes(own[name], others[name]):
+                    return f'the {kind} {name} is not the same on all ranks'
+        return '' if self.state() == other.state() else 'the optimizers differ between the ranks'
+
+
+class Shared:
+    """What the ranks of one process share in one training.
+
+    Args:
+        parts: The owner's.
+        problem: Why the owner does not share; ''.
+    """
+
+    def __init__(self, scheduler: Scheduler, parts: _Parts, problem: str) -> None:
+        self.scheduler, self.parts, self.problem = scheduler, parts, problem
+        self.steps: Dict[int, int] = {}  # of the optimizer, by member
+        self.changing: Dict[int, Tuple[int, str]] = {}  # by member: changes it has come to, where
+        self.changed = 0  # changes that the owner has finished
+        self.settings: List[Dict[str, Any]] = []  # of the owner's optimizer at its last step
+        self._before: Optional[str] = None
+
+    def digest(self) -> str:
+        return exact_digest([one.detach() for one in self.parts.parameters.values()])
+
+    def watch(self, due: bool) -> None:
+        """The owner begins a forward pass: remember the weights, if they are checked this time."""
+        if due and self._before is None:
+            self._before = self.digest()
+
+    def check(self) -> None:
+        """Before the owner steps.
+
+        Raises:
+            RuntimeError: the weights are not what they were before the forward pass.
+        """
+        before, self._before = self._before, None
+        if before is not None and before != self.digest():
+            raise RuntimeError(
+                f'before step {self.steps[0] + 1}, something other than the optimizer has changed '
+                'the weights, which the virtual ranks of a process share. Give every rank its own: '
+                f'{SEPARATE}')
+
+
+class _Member:
+    """One rank in :class:`Shared`: the owner has index 0."""
+
+    def __init__(self, shared: Shared, index: int, runner: Any) -> None:
+        self._shared, self._index, self._config = shared, index, runner.repro
+        self._parts = parts = shared.parts if index == 0 else _Parts(runner)
+        shared.steps[index], shared.changing[index] = 0, (0, '')
+        wrapper = runner.optim_wrapper
+        # nothing changes them but clipping and scaling, so they may be views of a common sum
+        self.views = index > 0 and type(wrapper) is OptimWrapper and not wrapper.clip_grad_kwargs
+        if index:
+            for name, one in parts.parameters.items():
+                one.data = shared.parts.parameters[name].data
+            for name, average in parts.averages.items():
+                average.data = shared.parts.averages[name].data
+            self._take_state()
+        step = parts.optimizer.step
+        # MMEngine's schedulers look for the attributes of the method that they have wrapped
+        parts.optimizer.step = functools.wraps(step)(
+            functools.partial(self._follow if index else self._step, step))
+
+    def before_forward(self) -> None:
+        """Wait until every rank has stepped, and has let go of its gradients."""
+        shared, number = self._shared, self._shared.steps[self._index]
+        shared.scheduler.wait(lambda: min(shared.steps.values()) >= number,
+                              f'step {number} of the optimizer, whose state ranks share')
+        if self._index == 0:
+            shared.watch(self._config.is_step_checked(number))
+
+    def changes(self, where: str, function: Callable[[], Any]) -> Any:
+        """Call ``function``, which changes weights or averages, when all ranks have come here.
+
+        The owner's is the first. The others' must leave alone what is shared.
+        """
+        shared, me = self._shared, self._index
+        number = shared.changing[me][0] + 1
+        shared.changing[me] = number, where
+        shared.scheduler.wait(
+            (lambda: shared.changed >= number) if me else
+            (lambda: min(shared.changing.values())[0] >= number), where)
+        if shared.changing[0][1] != where:
+            raise CollectiveMismatch(
+                f'virtual ranks that share weights have come to different changes of them: '
+                f'{where}, and {shared.changing[0][1]}')
+        result = function()
+        if me == 0:
+            shared.changed = number
+        return result
+
+    # ---------------------------------------------------------------------------- steps
+
+    def _step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The owner's."""
+        self._shared.check()
+        self._shared.settings = self._parts.settings()
+        result = step(*args, **kwargs)
+        self._shared.steps[0] += 1
+        return result
+
+    def _follow(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Another rank's: hooks and counters as ever, but nothing to step."""
+        shared, owner = self._shared, self._shared.parts
+        if shared.steps[0] != shared.steps[self._index] + 1:
+            raise RuntimeError(
+                f'the optimizer of this virtual rank steps for the {shared.steps[self._index] + 1}.'
+                f' time, the one of the rank whose weights it shares has done {shared.steps[0]} '
+                f'steps. Give every rank its own weights: {SEPARATE}')
+        for name, one in self._parts.parameters.items():
+            if one.data_ptr() != owner.parameters[name].data_ptr():
+                raise RuntimeError(
+                    f'the parameter {name} no longer has the memory that the virtual ranks of this '
+                    f'process share. Give every rank its own weights: {SEPARATE}')
+        if self._parts.settings() != shared.settings:
+            raise RuntimeError(
+                'the parameter groups of the optimizer (learning rate, ...) are not the same on '
+                f'all virtual ranks. Give every rank its own weights: {SEPARATE}')
+        groups = self._parts.optimizer.param_groups
+        before = self._parts.in_groups()
+
+        def leave_out(*_: Any) -> None:
+            for group in groups:
+                group['params'] = []
+
+        # behind the hooks of others, which may look at the parameters
+        handle = self._parts.optimizer.register_step_pre_hook(leave_out)
+        try:
+            result = step(*args, **kwargs)
+        finally:
+            handle.remove()
+            for group, parameters in zip(groups, before):
+                group['params'] = parameters
+        self._take_state()
+        shared.steps[self._index] += 1
+        return result
+
+    def _take_state(self) -> None:
+        """Refer to the owner's state of the optimizer."""
+        owner, state = self._shared.parts, self._parts.optimizer.state
+        for own, others in zip(self._parts.in_groups(), owner.in_groups()):
+            for one, other in zip(own, others):
+                if other in owner.optimizer.state:
+                    state[one] = owner.optimizer.state[other]
+
+
+def _same_bytes(one: Tensor, other: Tensor) -> bool:
+    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
+        return False
+    return torch.equal(*(tensor.detach().contiguous().view(-1).view(torch.uint8)
+                         for tensor in (one, other)))

@@ -1,0 +1,129 @@
+"""Hooks and the weights that virtual ranks share: who leaves them alone, and who is adapted."""
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+
+from mmengine.hooks import EMAHook
+from mmengine.model import BaseAveragedModel
+from torch import Tensor
+
+__all__ = ['adapt', 'averages', 'problem']
+
+# package of a hook -> classes that change no weight, or write the same values on every rank
+# (SyncNormHook); '*': all
+KEEP_WEIGHTS: Dict[str, Sequence[str]] = {
+    'mmengine.hooks': (
+        'CheckpointHook', 'DistSamplerSeedHook', 'EarlyStoppingHook', 'EmptyCacheHook',
+        'IterTimerHook', 'LoggerHook', 'NaiveVisualizationHook', 'ParamSchedulerHook',
+        'ProfilerHook', 'RuntimeInfoHook', 'SyncBuffersHook'),
+    'mmdet.engine.hooks': (
+        'CheckInvalidLossHook', 'DetVisualizationHook', 'GroundingVisualizationHook',
+        'MemoryProfilerHook', 'NumClassCheckHook', 'PipelineSwitchHook', 'SetEpochInfoHook',
+        'SyncNormHook', 'TrackVisualizationHook', 'YOLOXModeSwitchHook'),
+    'mmrepro.hooks': ('*', ),
+}
+
+# changes(where, function): calls it when all ranks of the process have come there
+Changes = Callable[[str, Callable[[], Any]], Any]
+
+
+class Adapter(NamedTuple):
+    """How a hook that changes weights takes part.
+
+    Attributes:
+        problem: (hook) -> why it cannot; ''.
+        adapt: (hook, changes, owner): replaces methods of the hook. ``owner``: the rank's hook
+            changes what is shared; the others leave it alone.
+    """
+    problem: Callable[[Any], str]
+    adapt: Callable[[Any, Changes, bool], None]
+
+
+def _average_problem(hook: EMAHook) -> str:
+    kind = type(hook.ema_model)
+    if kind.update_parameters is not BaseAveragedModel.update_parameters:
+        return f'the averaged model {kind.__name__} may change weights in a way of its own'
+    return ''
+
+
+def _adapt_average(hook: EMAHook, changes: Changes, owner: bool) -> None:
+    """Buffers, and their averages, belong to each rank."""
+    model = hook.ema_model
+    update, swap = model.update_parameters, hook._swap_ema_parameters
+    if not owner:
+        parameters = {name for name, _ in model.module.named_parameters()}
+        model.avg_parameters = {name: value for name, value in model.avg_parameters.items()
+                                if name not in parameters}
+
+        def swap() -> None:
+            if model.update_buffers:
+                for average, buffer in zip(model.module.buffers(), hook.src_model.buffers()):
+                    value = average.data.clone()
+                    average.data.copy_(buffer.data)
+                    buffer.data.copy_(value)
+
+    model.update_parameters = lambda source: changes(
+        'the update of the averaged weights', lambda: update(source))
+    hook._swap_ema_parameters = lambda: changes('the exchange of weights and averages', swap)
+
+
+def _teacher_problem(hook: Any) -> str:
+    return '' if hook.skip_buffers else 'MeanTeacherHook(skip_buffer=False) changes buffers as well'
+
+
+def _adapt_teacher(hook: Any, changes: Changes, owner: bool) -> None:
+    update = hook.momentum_update
+    hook.momentum_update = lambda model, momentum: changes(
+        "the update of the teacher's weights",
+        (lambda: update(model, momentum)) if owner else lambda: None)
+
+
+ADAPTERS: Dict[Tuple[str, str], Adapter] = {
+    ('mmengine.hooks', 'EMAHook'): Adapter(_average_problem, _adapt_average),
+    ('mmdet.engine.hooks', 'MeanTeacherHook'): Adapter(_teacher_problem, _adapt_teacher),
+}
+
+
+def _listed(hook: Any, package: str, names: Sequence[str]) -> bool:
+    kind = type(hook)
+    return f'{kind.__module__}.'.startswith(f'{package}.') and (
+        '*' in names or kind.__name__ in names)
+
+
+def _adapters(hook: Any) -> List[Adapter]:
+    """The one of a hook, or none."""
+    return [adapter for (package, name), adapter in ADAPTERS.items()
+            if _listed(hook, package, (name, ))]
+
+
+def problem(hooks: Sequence[Any], vouched: bool = False) -> str:
+    """Why ranks with these hooks cannot share weights; '' if they can.
+
+    Args:
+        vouched: The user says that hooks which are not listed leave the weights alone.
+    """
+    for hook in hooks:
+        adapters = _adapters(hook)
+        for adapter in adapters:
+            text = adapter.problem(hook)
+            if text:
+                return text
+        if not adapters and not vouched and not any(
+                _listed(hook, *row) for row in KEEP_WEIGHTS.items()):
+            return f'the hook {type(hook).__name__} may change weights'
+        if not adapters and isinstance(hook, EMAHook):
+            return f'{type(hook).__name__} may keep averages in a way of its own'
+    return ''
+
+
+def averages(hooks: Sequence[Any]) -> Dict[str, Tensor]:
+    """The averaged parameters that hooks keep, by the number of the hook and their name."""
+    return {f'{number} {name}': value for number, hook in enumerate(hooks)
+            if isinstance(hook, EMAHook) and hasattr(hook, 'ema_model')
+            for name, value in hook.ema_model.module.named_parameters()}
+
+
+def adapt(hook: Any, changes: Changes, owner: bool) -> None:
+    """Let a hook that changes weights do so once for all ranks of the process."""
+    for adapter in _adapters(hook):
+        adapter.adapt(hook, changes, owner)
