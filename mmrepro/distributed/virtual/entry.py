@@ -1,6 +1,7 @@
 """Run a program on virtual ranks."""
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from typing import Any, Callable, Mapping, Optional, TypeVar
@@ -19,6 +20,8 @@ __all__ = ['on_virtual_ranks']
 _logger = logging.getLogger('mmrepro')
 
 Result = TypeVar('Result')
+
+M_ARENA_MAX = -8  # of malloc.h
 
 
 def on_virtual_ranks(ranks: Optional[int], main: Callable[[], Result], launcher: str = 'none',
@@ -51,6 +54,8 @@ def on_virtual_ranks(ranks: Optional[int], main: Callable[[], Result], launcher:
     _check_ranks(ranks, processes)
     worlds = Worlds(ranks)
     determinism.import_flags()
+    if len(worlds.scheduler.ranks) > 1:
+        _use_one_arena()
     device = torch.cuda.current_device() if has_accelerator() and torch.cuda.is_available() \
         else None
 
@@ -68,6 +73,16 @@ def on_virtual_ranks(ranks: Optional[int], main: Callable[[], Result], launcher:
                 _logger.error('virtual rank %d of %d has ended with %s; the other ranks of this '
                               'process were stopped', number, ranks, type(error).__name__)
             raise
+
+
+def _use_one_arena() -> None:
+    """Let the threads of the ranks use memory that other ranks have freed.
+
+    glibc gives every thread an arena of its own, against contention, and one rank runs at a time.
+    """
+    allocator = getattr(ctypes.CDLL(None), 'mallopt', None)  # other C libraries have none
+    if allocator is not None:
+        allocator(M_ARENA_MAX, 1)
 
 
 def _check_ranks(ranks: int, processes: int) -> None:

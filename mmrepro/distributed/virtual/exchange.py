@@ -42,7 +42,7 @@ class Processes:
         self.members, self.mine = [list(one) for one in members], mine
         self.ranks = sum(map(len, self.members))
         self._world, self._group = world, group
-        self._alone = len(self.members) == 1
+        self.alone = len(self.members) == 1  # all ranks are in this process
 
     def process_of(self, rank: int) -> int:
         return next(number for number, ranks in enumerate(self.members) if rank in ranks)
@@ -69,7 +69,7 @@ class Processes:
         They have one type and one number of elements; one-dimensional ones come back.
         """
         own = [value.reshape(-1) for value in values]
-        if self._alone:
+        if self.alone:
             return own
         most = max(map(len, self.members))
         size, kind, device = own[0].numel(), own[0].dtype, own[0].device
@@ -91,7 +91,7 @@ class Processes:
     def broadcast(self, value: Tensor, source: int) -> Exchange:
         """``value`` as process ``source`` has it; one-dimensional. Overwrites it elsewhere."""
         flat = value.reshape(-1)
-        if self._alone:
+        if self.alone:
             return flat
         with self._outside():
             sent = _bytes(flat).to(self._device())
@@ -101,7 +101,7 @@ class Processes:
         return sent.to(value.device).view(value.dtype)
 
     def barrier(self) -> Exchange:
-        if not self._alone:
+        if not self.alone:
             with self._outside():
                 sign = torch.zeros(1, device=self._device())
                 work = dist.all_reduce(sign, group=self._group, async_op=True)
@@ -115,7 +115,7 @@ class Processes:
         Overwrites the values of the nodes.
         """
         finish = finish_of(op, self.ranks)
-        if self._alone:
+        if self.alone:
             return finish(_root(nodes, op))
         value = nodes[0].value
         if value.numel() * value.element_size() < DIVIDE_FROM:

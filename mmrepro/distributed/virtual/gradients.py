@@ -1,8 +1,9 @@
 """The wrapper of a model on virtual ranks, in the place of DistributedDataParallel."""
 from __future__ import annotations
 
+import functools
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional
 
 import torch
 import torch.distributed as dist
@@ -11,11 +12,10 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from .buckets import Buckets
 from .group import VirtualGroup
 
 __all__ = ['VirtualDataParallel']
-
-BUCKET = 25 << 20  # bytes; gradients travel in pieces of at least this size
 
 
 @MODEL_WRAPPERS.register_module()
@@ -95,58 +95,43 @@ class VirtualDataParallel(nn.Module):
         parameters = [one for one in self.module.parameters() if one.requires_grad]
         if not parameters:
             return
-        buckets = _buckets(parameters)
         used = torch.tensor([one.grad is not None for one in parameters], dtype=torch.int32)
-        flat = [_scaled(bucket, 1. / self._group.size()) for bucket in buckets]
+        values = [_taken(one, 1. / self._group.size()) for one in parameters]
+        values.append(used)
         *means, used = self._group.reduced(
-            [*flat, used], dist.ReduceOp.SUM, f'the average of {len(parameters)} gradients')
-        found = {id(one) for one, count in zip(parameters, used.tolist()) if count}
+            values, dist.ReduceOp.SUM, f'the average of {len(parameters)} gradients',
+            Buckets([*parameters, used]))
         views = self.sharing is not None and self.sharing.views
-        for bucket, mean in zip(buckets, means):
-            for one, part in zip(bucket, mean.split([one.numel() for one in bucket])):
-                if id(one) in found:
-                    part = part.view(one.shape)
-                    # memory of its own, with the layout of the parameter, whatever the bucket is
-                    one.grad = part if views else torch.empty_like(one).copy_(part)
+        for one, mean, count in zip(parameters, means, used.tolist()):
+            if count:
+                # memory of its own, with the layout of the parameter, whatever the bucket is
+                one.grad = mean if views else torch.empty_like(one).copy_(mean)
 
     @torch.no_grad()
     def _take(self, tensors: List[Tensor]) -> None:
         """Give ``tensors`` the values of rank 0."""
-        for bucket in _buckets(tensors):
-            flat = torch.cat([one.detach().reshape(-1) for one in bucket])
-            dist.broadcast(flat, 0, group=self._group)
-            for one, part in zip(bucket, flat.split([one.numel() for one in bucket])):
-                one.detach().copy_(part.view(one.shape))
+        first = self._group.rank() == 0
+        for bucket in Buckets(tensors).numbers:
+            some = [tensors[number].detach() for number in bucket]
+            sizes = [one.numel() for one in some]
+            flat = self._group.sent(
+                0, torch.cat([one.reshape(-1) for one in some]) if first else None,
+                functools.partial(some[0].new_empty, sum(sizes)), f'{len(some)} tensors of rank 0')
+            for one, part in zip([] if first else some, flat.split(sizes)):
+                one.copy_(part.view(one.shape))
 
 
-def _scaled(parameters: List[nn.Parameter], factor: float) -> Tensor:
-    """The gradients, times ``factor``, one after the other; the parameters have none afterwards."""
-    flat = parameters[0].new_empty(sum(one.numel() for one in parameters))
-    for one, part in zip(parameters, flat.split([one.numel() for one in parameters])):
-        gradient, one.grad = one.grad, None  # while other ranks run, the sum is kept only
-        if gradient is None:
-            part.zero_()
-        elif gradient.is_sparse:
-            raise NotImplementedError(f'a sparse gradient of a parameter of shape '
-                                      f'{tuple(one.shape)}: virtual ranks average dense ones')
-        else:
-            torch.mul(gradient, factor, out=part.view(one.shape))
-    return flat
-
-
-def _buckets(tensors: List[Any]) -> List[List[Any]]:
-    """Tensors of one type and device together, in pieces of about :data:`BUCKET` bytes."""
-    found: List[List[Any]] = []
-    open_ones: Dict[Tuple[Any, Any], List[Any]] = {}
-    sizes: Dict[Tuple[Any, Any], int] = {}
-    for one in tensors:
-        kind = one.dtype, one.device
-        if kind not in open_ones or sizes[kind] >= BUCKET:
-            open_ones[kind], sizes[kind] = [], 0
-            found.append(open_ones[kind])
-        open_ones[kind].append(one)
-        sizes[kind] += one.numel() * one.element_size()
-    return found
+def _taken(parameter: nn.Parameter, factor: float) -> Tensor:
+    """The gradient times ``factor``; the parameter has none any more, so that only sums are kept
+    while other ranks run.
+    """
+    gradient, parameter.grad = parameter.grad, None
+    if gradient is None:
+        return torch.zeros_like(parameter)
+    if gradient.is_sparse:
+        raise NotImplementedError(f'a sparse gradient of a parameter of shape '
+                                  f'{tuple(parameter.shape)}: virtual ranks average dense ones')
+    return gradient.mul_(factor)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

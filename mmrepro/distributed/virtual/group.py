@@ -1,6 +1,7 @@
 """The process group of virtual ranks: what ``torch.distributed`` calls, in the order of ranks."""
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..reduction_tree import ReductionTree, combine_of
+from .buckets import Buckets
 from .exchange import Processes
 from .scheduler import Exchange, Scheduler
 
@@ -44,11 +46,16 @@ class Collect:
 class Reduce:
     """Reduces what ranks of this process bring as soon as they come, if they come in order.
 
-    A value is a list of flat tensors, which the operation owns.
+    A value is a list of tensors, which the operation takes out of it: callers that wait would keep
+    them alive.
+
+    Args:
+        buckets: Makes flat tensors of them, where other processes take part; None: they are flat.
     """
 
-    def __init__(self, processes: Processes, op: Any) -> None:
+    def __init__(self, processes: Processes, op: Any, buckets: Optional[Buckets] = None) -> None:
         self._processes, self._op = processes, op
+        self._buckets = None if processes.alone else buckets
         self._expected = iter(processes.members[processes.mine])
         self._next = next(self._expected)
         self._early: Dict[int, List[Tensor]] = {}
@@ -57,17 +64,20 @@ class Reduce:
             lambda left, right: [combine(one, other) for one, other in zip(left, right)])
 
     def add(self, index: int, value: List[Tensor]) -> None:
-        self._early[index] = value
+        self._early[index] = list(value)
+        value.clear()
         while self._next in self._early:
             self._tree.add_leaf(self._next, self._early.pop(self._next))
             self._next = next(self._expected, -1)
 
     def finish(self) -> Exchange:
         nodes, roots = self._tree.nodes, []
+        if self._buckets is not None:
+            nodes = [node._replace(value=self._buckets.pack(node.value)) for node in nodes]
         for number in range(len(nodes[0].value)):
             roots.append((yield from self._processes.reduce(
                 [node._replace(value=node.value[number]) for node in nodes], self._op)))
-        return roots
+        return roots if self._buckets is None else self._buckets.unpack(roots)
 
 
 class VirtualGroup(dist.ProcessGroup):
@@ -107,12 +117,35 @@ class VirtualGroup(dist.ProcessGroup):
             self._key, len(self._processes.members[self._processes.mine]),
             f'{name} of group {self._key}', self._index, value, begin)
 
-    def reduced(self, flat: List[Tensor], op: Any, name: str) -> List[Tensor]:
-        """The reductions of flat tensors, which are given away, over the ranks.
+    @property
+    def alone(self) -> bool:
+        """Whether all of its ranks are in this process."""
+        return self._processes.alone
 
-        All ranks get the same tensors: do not change them.
+    def reduced(self, tensors: List[Tensor], op: Any, name: str,
+                buckets: Optional[Buckets] = None) -> List[Tensor]:
+        """The reductions of tensors over the ranks; takes the tensors out of the list.
+
+        All ranks get the same results: do not change them.
         """
-        return self.meet(name, flat, lambda: Reduce(self._processes, op))
+        return self.meet(name, tensors, lambda: Reduce(self._processes, op, buckets))
+
+    def sent(self, root: int, value: Optional[Tensor], empty: Callable[[], Tensor],
+             name: str) -> Tensor:
+        """The tensor that rank ``root`` has as its ``value``, flat.
+
+        All ranks of a process get the same one: do not change it.
+
+        Args:
+            empty: Makes one like it, in a process that does not have that rank.
+        """
+        source = self._processes.process_of(root)
+
+        def finish(values: List[Optional[Tensor]]) -> Exchange:
+            own = next((value for value in values if value is not None), None)
+            return self._processes.broadcast(empty() if own is None else own, source)
+
+        return self.meet(name, value, lambda: Collect(finish))
 
     def _reduced(self, tensor: Tensor, op: Any, name: str) -> Tensor:
         op = getattr(op, 'op', op)
@@ -177,20 +210,12 @@ class VirtualGroup(dist.ProcessGroup):
     @torch.no_grad()
     def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Any:
         root = opts.rootRank
-        source = self._processes.process_of(root)
         for tensor in tensors:
-            here = source == self._processes.mine
-
-            def finish(values: List[Optional[Tensor]], tensor: Tensor = tensor) -> Exchange:
-                own = next((value for value in values if value is not None), None)
-                return self._processes.broadcast(
-                    torch.empty_like(tensor, memory_format=torch.contiguous_format)
-                    if own is None else own, source)
-
             value = tensor.detach().clone(memory_format=torch.contiguous_format) \
-                if here and self._index == root else None
-            found = self.meet(_text(f'broadcast from {root}', tensor), value,
-                              lambda: Collect(finish))
+                if self._index == root else None
+            found = self.sent(root, value, functools.partial(
+                torch.empty_like, tensor, memory_format=torch.contiguous_format),
+                _text(f'broadcast from {root}', tensor))
             if self._index != root:
                 tensor.detach().copy_(found.view(tensor.shape))
         return _done(tensors)

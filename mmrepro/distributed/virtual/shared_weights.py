@@ -21,6 +21,7 @@ import logging
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
+import torch.distributed as dist
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from torch import Tensor, nn
 
@@ -56,7 +57,8 @@ def share_weights(runner: Any) -> None:
     if me == 0:
         scheduler.shared[number] = Shared(scheduler, _Parts(runner), problem)
     shared: Shared = scheduler.shared[number]
-    if me == len(scheduler.ranks) - 1:
+    shared.begun += 1
+    if shared.begun == len(scheduler.ranks):
         del scheduler.shared[number]
     problem = problem or shared.problem
     if not problem and me:
@@ -137,6 +139,7 @@ class Shared:
 
     def __init__(self, scheduler: Scheduler, parts: _Parts, problem: str) -> None:
         self.scheduler, self.parts, self.problem = scheduler, parts, problem
+        self.begun = 0  # ranks of the process
         self.steps: Dict[int, int] = {}  # of the optimizer, by member
         self.changing: Dict[int, Tuple[int, str]] = {}  # by member: changes it has come to, where
         self.changed = 0  # changes that the owner has finished
@@ -173,8 +176,10 @@ class _Member:
         self._parts = parts = shared.parts if index == 0 else _Parts(runner)
         shared.steps[index], shared.changing[index] = 0, (0, '')
         wrapper = runner.optim_wrapper
-        # nothing changes them but clipping and scaling, so they may be views of a common sum
-        self.views = index > 0 and type(wrapper) is OptimWrapper and not wrapper.clip_grad_kwargs
+        # Nothing changes gradients but clipping and scaling, so they may be views of a common sum.
+        # The owner's step shall not depend on where in memory buckets have put them.
+        self.views = type(wrapper) is OptimWrapper and not wrapper.clip_grad_kwargs and (
+            index > 0 or dist.group.WORLD.alone)
         if index:
             for name, one in parts.parameters.items():
                 one.data = shared.parts.parameters[name].data
@@ -187,10 +192,12 @@ class _Member:
             functools.partial(self._follow if index else self._step, step))
 
     def before_forward(self) -> None:
-        """Wait until every rank has stepped, and has let go of its gradients."""
+        """Wait until every rank has stepped, and has let go of weights or gradients of its own."""
         shared, number = self._shared, self._shared.steps[self._index]
-        shared.scheduler.wait(lambda: min(shared.steps.values()) >= number,
-                              f'step {number} of the optimizer, whose state ranks share')
+        shared.scheduler.wait(
+            lambda: shared.begun == len(shared.scheduler.ranks) and
+            min(shared.steps.values()) >= number,
+            f'step {number} of the optimizer, whose state ranks share')
         if self._index == 0:
             shared.watch(self._config.is_step_checked(number))
 

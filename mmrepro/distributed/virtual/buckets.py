@@ -1,0 +1,54 @@
+"""Tensors of any shapes as few flat ones, in which they travel."""
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+__all__ = ['Buckets']
+
+SIZE = 25 << 20  # bytes: a flat tensor takes on more tensors until it has these
+
+
+class Buckets:
+    """Which tensors of a list travel together: those of one type and device, in their order.
+
+    Args:
+        tensors: Their shapes, types and devices count.
+
+    Attributes:
+        numbers: Of the tensors in each bucket.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._shapes = [one.shape for one in tensors]
+        self.numbers: List[List[int]] = []
+        open_ones: Dict[Tuple[Any, Any], List[int]] = {}
+        sizes: Dict[Tuple[Any, Any], int] = {}
+        for number, one in enumerate(tensors):
+            kind = one.dtype, one.device
+            if kind not in open_ones or sizes[kind] >= SIZE:
+                open_ones[kind], sizes[kind] = [], 0
+                self.numbers.append(open_ones[kind])
+            open_ones[kind].append(number)
+            sizes[kind] += one.numel() * one.element_size()
+
+    def pack(self, tensors: List[Tensor]) -> List[Tensor]:
+        """Flat tensors; takes the tensors out of the list."""
+        flat = []
+        for bucket in self.numbers:
+            flat.append(torch.cat([tensors[number].reshape(-1) for number in bucket]))
+            for number in bucket:
+                tensors[number] = None
+        return flat
+
+    def unpack(self, flat: Sequence[Tensor]) -> List[Tensor]:
+        """The tensors again, as views."""
+        found: Dict[int, Tensor] = {}
+        for bucket, whole in zip(self.numbers, flat):
+            shapes = [self._shapes[number] for number in bucket]
+            parts = whole.split([shape.numel() for shape in shapes])
+            found.update((number, part.view(shape))
+                         for number, shape, part in zip(bucket, shapes, parts))
+        return [found[number] for number in range(len(self._shapes))]
