@@ -157,6 +157,16 @@ class VirtualGroup(dist.ProcessGroup):
         return self.meet(_text(name, tensor), tensor.detach().clone(),
                          lambda: Collect(self._processes.gather))
 
+    def merged(self, tensor: Tensor, merge: Callable[[List[Tensor]], Any]) -> Any:
+        """``merge`` of the tensors of all ranks, which are flat; called once in a process.
+
+        All ranks of a process get the same result: do not change it.
+        """
+        def finish(values: List[Tensor]) -> Exchange:
+            return merge((yield from self._processes.gather(values)))
+
+        return self.meet(_text('merged', tensor), tensor.detach(), lambda: Collect(finish))
+
     # ---------------------------------------------------------------------------- collectives
 
     @torch.no_grad()

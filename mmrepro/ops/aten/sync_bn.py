@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -25,22 +25,29 @@ __all__ = ['enable', 'disable', 'enabled', 'sync_batch_norm']
 _stock: Optional[Callable] = None
 
 
-def _gather(values: Tensor, group: Any) -> Tensor:
-    """(W, ...) of all ranks, in the order of ranks."""
+def _merged(values: Tensor, merge: Callable[[List[Tensor]], Any], group: Any) -> Any:
+    """``merge`` of the values of all ranks, in the order of ranks. Do not change it."""
+    once = getattr(group, 'merged', None)  # virtual ranks need it once in a process
+    if once is not None:
+        return once(values, merge)
     parts = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, values.contiguous(), group=group)
-    return torch.stack(parts)
+    return merge(parts)
 
 
 def _statistics(data: Tensor, group: Any) -> Tuple[Tensor, Tensor, Tensor]:
     """Mean (C,), biased variance (C,) and count (1,) of (N, C, S) over the ranks of ``group``."""
-    channels = data.shape[1]
     count = data.new_full((1,), data.shape[0] * data.shape[2])
     mean = sum_per_channel(data) / count.clamp(min=1)
     distance = data - mean[:, None]
     squares = sum_per_channel(distance.mul_(distance))
-    ranks = _gather(torch.cat((mean, squares, count)), group)
-    mean, squares, count = torch.zeros_like(mean), torch.zeros_like(squares), count.new_zeros(1)
+    return _merged(torch.cat((mean, squares, count)), _statistics_of_all, group)
+
+
+def _statistics_of_all(ranks: List[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
+    """From (C + C + 1,) of each rank: mean, sum of squared distances, count."""
+    channels = len(ranks[0]) // 2
+    mean, squares, count = ranks[0].new_zeros(2 * channels + 1).split([channels, channels, 1])
     for rank_mean, rank_squares, rank_count in (
             part.split([channels, channels, 1]) for part in ranks):
         both = count + rank_count
@@ -88,8 +95,7 @@ class _Function(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             total = sums
             if dist.get_world_size(ctx.group) > 1:
-                ranks = _gather(sums, ctx.group)
-                total = functools.reduce(torch.add, ranks.unbind())
+                total = _merged(sums, functools.partial(functools.reduce, torch.add), ctx.group)
             mean, mean_normal = (total / count).split(channels)
             grad_input = gradient - mean[:, None] - normal * mean_normal[:, None]
             grad_input *= (scale if weight is None else scale * weight)[:, None]
