@@ -7,6 +7,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from ..distributed.virtual.shared_weights import share_weights
+from ..step_check.rehearsal import rehearse
 
 __all__ = ['ResumeHook']
 
@@ -21,6 +22,7 @@ class ResumeHook(Hook):
         runner.starts.begin(runner)
         runner.resuming.restore(runner)
         share_weights(runner)
+        rehearse(runner)
 
     def before_train_epoch(self, runner: Any) -> None:
         runner.resuming.seek_data(runner)

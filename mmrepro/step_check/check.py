@@ -28,7 +28,7 @@ from .observer import Observer, PassDigests
 from .report import StepDiffersError, report
 from .state import StepState
 
-__all__ = ['StepCheck', 'StepDiffersError']
+__all__ = ['StepCheck', 'StepDiffersError', 'copied']
 
 TOPIC = 'repeated step'  # what the ranks compare
 
@@ -89,7 +89,7 @@ class StepCheck:
     def _problem(self) -> str:
         """Why the batch of some rank cannot be given to a second pass; ''."""
         try:
-            _copied(self._runner, self._args, self._kwargs)
+            copied(self._runner, self._args, self._kwargs)
             problem = ''
         except Exception as error:  # raised by whatever the user's dataset puts into a batch
             problem = f'a batch cannot be copied: {type(error).__name__}: {error}'
@@ -105,7 +105,7 @@ class StepCheck:
             ending()
             raise _Reached
 
-        args, kwargs = _copied(self._runner, self._args, self._kwargs)
+        args, kwargs = copied(self._runner, self._args, self._kwargs)
         with ExitStack() as contexts:
             for context in self._paused:
                 contexts.enter_context(context())
@@ -165,7 +165,7 @@ def _watched(runner: Any, reached: Callable, step: Callable, args: tuple, kwargs
     return result
 
 
-def _copied(runner: Any, args: tuple, kwargs: dict) -> tuple:
-    """A model may change its batch in place, and a dataset may hold the same objects."""
+def copied(runner: Any, args: tuple, kwargs: dict) -> tuple:
+    """Of a step: a model may change its batch in place, and a dataset may hold the same objects."""
     known = {id(runner.optim_wrapper): runner.optim_wrapper}
     return copy.deepcopy((args, kwargs), known)

@@ -18,16 +18,19 @@ class StepState:
     """The state of a run before a step: generators, attributes, gradients, loss scale, logs.
 
     Copies of tensors are held in the memory of the host.
+
+    Args:
+        gradients: What follows may change them.
     """
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, gradients: bool = True) -> None:
         model = unwrap(runner.model)
         self._generators = seeds.capture_rng()
         self._attributes = Attributes(model, _of_wrappers(runner), kept_attributes(model))
         self._gradients: List[Tuple[torch.Tensor, Optional[torch.Tensor], Any]] = [
             (parameter, parameter.grad,
              None if parameter.grad is None else parameter.grad.detach().to('cpu', copy=True))
-            for parameter in model.parameters()]
+            for parameter in (model.parameters() if gradients else ())]
         self._logs = _Logs(MessageHub.get_current_instance())
 
     def changed(self) -> List[str]:

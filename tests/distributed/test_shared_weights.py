@@ -4,11 +4,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from demo_runs import changed, small
-from detector_runs import shallow
+from demo_runs import changed
 from faults import tiny as tiny_run
 from harness import Child
-from mmengine.hooks import Hook
+from mmengine.dist import all_reduce
+from mmengine.hooks import EMAHook, Hook
+from mmengine.optim import OptimWrapper
+from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPERS
 from virtual_runs import run
 
 from mmrepro import on_virtual_ranks
@@ -68,3 +70,205 @@ def test_shared_weights_have_the_bits_of_separate_ones(cfg, change, tmp_path):
     assert run(mine, 3, 2, tmp_path / '3') == expected
     found = run(mine, 3, 1, tmp_path / '4', resume=tmp_path / '3' / 'iter_1.pth')
     assert found == [lines[1:] for lines in expected]
+
+
+@MODELS.register_module(force=True)
+class MeetingModel(tiny_run.Tiny):
+    """Its loss has a factor over all ranks; the number of its passes reaches the loss as well."""
+    passes = 0
+    with_gradients = 0
+
+    def forward(self, inputs, label, mode='tensor'):
+        found = super().forward(inputs, label, mode)
+        if mode == 'loss':
+            MeetingModel.passes += 1
+            MeetingModel.with_gradients += found['loss'].requires_grad
+            factor = inputs.abs().mean().detach()
+            all_reduce(factor, 'mean')
+            self.head.scale += 0.25
+            found['loss'] = found['loss'] * factor
+        return found
+
+
+def meeting(cfg):
+    cfg.model.type = 'MeetingModel'
+    cfg.model.data_preprocessor = dict(type='TinyPreprocessor')
+
+
+def test_ranks_that_rehearse_have_the_bits_of_ranks_that_do_not(cfg, tmp_path):
+    mine = changed(cfg, shared(meeting, 'low'))
+    expected = run(changed(cfg, shared(meeting, None)), 3, 1, tmp_path / '1')
+    assert run(mine, 3, 1, tmp_path / '2') == expected
+    assert run(mine, 3, 2, tmp_path / '3') == expected
+
+
+# ------------------------------------------------------------------------------ what is shared
+
+def _trained(cfg, ranks, work_dir, look):
+    """``look(runner)`` of every rank behind a training, in a process of its own."""
+    from mmengine.runner import Runner
+    found = []
+
+    def main():
+        runner = Runner.from_cfg(cfg)
+        runner.train()
+        found.append(look(runner))
+
+    cfg.work_dir = str(work_dir)
+    cfg.randomness['virtual_ranks'] = ranks
+    on_virtual_ranks(ranks, main)
+    return found
+
+
+def trained(cfg, work_dir, look, change=lambda cfg: None, ranks=2):
+    return Child(_trained, changed(cfg, change), ranks, work_dir, look).result()
+
+
+def addresses(runner):
+    """Of a parameter, its momentum and its average."""
+    model, optimizer = runner.model.module, runner.optim_wrapper.optimizer
+    average = [hook.ema_model.module.head.fc.weight for hook in runner.hooks
+               if isinstance(hook, EMAHook)]
+    weight = model.head.fc.weight
+    return [one.data_ptr() for one in
+            (weight, optimizer.state[weight]['momentum_buffer'], *average)]
+
+
+def test_one_copy_if_all_hooks_are_known(cfg, tmp_path):
+    first, second = trained(cfg, tmp_path, addresses, averages)
+    assert len(first) == 3 and first == second
+
+
+@HOOKS.register_module(force=True)
+class UnknownHook(Hook):
+    pass
+
+
+@HOOKS.register_module(force=True)
+class OwnEMAHook(EMAHook):
+    pass
+
+
+@OPTIM_WRAPPERS.register_module(force=True)
+class OwnWrapper(OptimWrapper):
+    pass
+
+
+def unknown(cfg):
+    cfg.custom_hooks = [dict(type='UnknownHook')]
+
+
+def own_average(cfg):
+    cfg.custom_hooks = [dict(type='OwnEMAHook')]
+
+
+def own_wrapper(cfg):
+    cfg.optim_wrapper.type = 'OwnWrapper'
+
+
+def lbfgs(cfg):
+    cfg.optim_wrapper.optimizer = dict(type='LBFGS')
+
+
+def of_its_own(cfg):
+    cfg.randomness['virtual_ranks_memory'] = 'separate'
+
+
+@pytest.mark.parametrize('change', [unknown, own_average, own_wrapper, of_its_own])
+def test_a_copy_for_each_rank_otherwise(cfg, change, tmp_path):
+    first, second = trained(cfg, tmp_path, addresses, change)
+    assert not set(first) & set(second)
+
+
+@pytest.mark.parametrize('change, text', [
+    (own_average, 'OwnEMAHook may keep averages in a way of its own'),
+    (own_wrapper, 'the optimizer wrapper OwnWrapper'), (lbfgs, 'the optimizer LBFGS')])
+def test_what_cannot_be_shared_is_refused_by_name(cfg, change, text, tmp_path):
+    with pytest.raises(RuntimeError, match=f"virtual_ranks_memory='shared', and {text}.* allowed"):
+        trained(cfg, tmp_path, addresses, shared(change))
+
+
+def test_the_first_pass_keeps_no_graph(cfg, tmp_path):
+    def counts(runner):
+        return MeetingModel.passes, MeetingModel.with_gradients
+
+    found = trained(cfg, tmp_path, counts, shared(meeting, 'low'))
+    steps = 2 * 2 * 2  # ranks, epochs, iterations
+    assert found[-1] == (2 * steps, steps)
+
+
+# ------------------------------------------------------------------------------ found at run time
+
+@HOOKS.register_module(force=True)
+class ShrinkingHook(Hook):
+    """Changes weights, between the forward pass and the step."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        weight = runner.model.module.head.fc.weight
+
+        def shrink(gradient):
+            weight.data.mul_(0.99)
+
+        weight.register_hook(shrink)
+
+
+@HOOKS.register_module(force=True)
+class OwnRateHook(Hook):
+    """Another learning rate on each rank."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        runner.optim_wrapper.param_groups[0]['lr'] = 0.01 * (1 + dist.get_rank())
+
+
+@HOOKS.register_module(force=True)
+class ReplacingHook(Hook):
+    """New memory for a weight, on the second rank."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        weight = runner.model.module.head.fc.weight
+        if dist.get_rank() == 1:
+            weight.data = weight.data.clone()
+
+
+@HOOKS.register_module(force=True)
+class AdvancingHook(Hook):
+    """One rank steps once more."""
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if dist.get_rank() == 1:
+            runner.optim_wrapper.optimizer.step()
+
+
+@pytest.mark.parametrize('hook, text', [
+    ('ShrinkingHook', 'before step 1, something other than the optimizer has changed the weights'),
+    ('OwnRateHook', 'parameter groups .* are not the same on all virtual ranks'),
+    ('ReplacingHook', 'head.fc.weight no longer has the memory'),
+    ('AdvancingHook', 'steps for the 2. time, .* has done 1 steps')])
+def test_what_a_hook_of_ones_own_breaks_ends_the_run(cfg, hook, text, tmp_path):
+    def change(cfg):
+        cfg.custom_hooks = [dict(type=hook)]
+        cfg.randomness.update(virtual_ranks_memory='shared', check_steps=1000)
+
+    with pytest.raises(RuntimeError, match=f"{text}.*virtual_ranks_memory='separate'"):
+        trained(cfg, tmp_path, addresses, change)
+
+
+@MODELS.register_module(force=True)
+class MovingModel(MeetingModel):
+    """Communicates with another value in every pass."""
+
+    def forward(self, inputs, label, mode='tensor'):
+        if mode == 'loss':
+            self.head.drop.p = 0.3 if torch.is_grad_enabled() else 0.2
+            inputs = self.head.drop(inputs)
+        return super().forward(inputs, label, mode)
+
+
+def test_passes_that_differ_end_the_run(cfg, tmp_path):
+    def change(cfg):
+        cfg.model.type = 'MovingModel'
+        cfg.randomness['virtual_ranks_memory'] = 'low'
+
+    with pytest.raises(RuntimeError, match="virtual_ranks_memory='low' .* all_reduce SUM.* has "
+                       'other values in the second pass'):
+        trained(cfg, tmp_path, addresses, change)

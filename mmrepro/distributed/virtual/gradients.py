@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Iterator, List, Optional
 
 import torch
@@ -54,6 +54,7 @@ class VirtualDataParallel(nn.Module):
         self._average = True
         self._queued = False
         self.sharing: Any = None  # this rank's part in shared weights
+        self.rehearsal: Any = None  # a context in which a forward pass need not wait
         self._take(list(module.parameters()) + list(module.buffers()))
 
     @contextmanager
@@ -71,7 +72,9 @@ class VirtualDataParallel(nn.Module):
         average = self._average and torch.is_grad_enabled()
         if self._broadcast_buffers and self._take_buffers:
             self._take(list(self.module.buffers()))
-        outputs = self.module(*args, **kwargs)
+        with self.rehearsal(self.module, args, kwargs) if self.rehearsal is not None and average \
+                else nullcontext():
+            outputs = self.module(*args, **kwargs)
         self._take_buffers = average
         if average:
             for tensor in _tensors(outputs):
