@@ -12,6 +12,7 @@ import itertools
 import json
 import platform
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
@@ -21,10 +22,12 @@ import torch.distributed as dist
 from .. import determinism, ops
 from ..seeds import SCHEME
 from ..version import __version__
-from .virtual.store import wait_in_store
+from .presence import RankEnded, of_run
+from .store import round_store
+from .waiting import wait_in_store
 
 __all__ = ['DEFAULT_TIMEOUT', 'AgreementError', 'check_agreement', 'group_store',
-           'package_version', 'round_store', 'settle', 'start_fields']
+           'package_version', 'settle', 'start_fields']
 
 DEFAULT_TIMEOUT = 300.0  # seconds
 MAX_LINES = 20  # of differences in one message
@@ -203,13 +206,20 @@ def settle(topic: str,
     timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     rank, world = dist.get_rank(), dist.get_world_size()
     store = group_store('be compared. Use gloo or nccl.')
+    presence = of_run()
     try:
-        store = round_store(store, topic, world)
-        store.set(f'rank{rank}', text)
-        if rank == 0:
-            verdict = _preside(store, world, decide, timeout, last)
-        else:
-            verdict = _follow(store, rank, world, timeout)
+        with presence.using_store() if presence is not None else nullcontext():
+            store = round_store(store, topic, world)
+            store.set(f'rank{rank}', text)
+            if rank == 0:
+                verdict = _preside(store, topic, world, decide, timeout, last)
+            else:
+                verdict = _follow(store, rank, world, timeout)
+            if presence is not None:
+                presence.connect()
+    except RankEnded as error:  # rank 0, which would decide
+        raise AgreementError(f'{error}. Rank {rank} waits for it: the ranks compare their '
+                             f'{topic}') from error
     except RuntimeError as error:  # a dead store: its process has ended, of an error of its own
         raise AgreementError(f'rank {rank} has lost the store of the process group while the ranks '
                              f'compared their {topic}; the process that holds it has stopped '
@@ -243,33 +253,33 @@ def group_store(purpose: str) -> dist.Store:
     return store
 
 
-def round_store(store: dist.Store, topic: str, world: int) -> dist.Store:
-    """The part of the store for one round of a topic; every rank calls it once for each round."""
-    store = dist.PrefixStore(f'mmrepro/{topic}/{world}', store)
-    # a rank comes again only when all have come, so tickets count rounds, the same on all ranks
-    return dist.PrefixStore(str((store.add('tickets', 1) - 1) // world), store)
-
-
-def _preside(store: dist.Store, world: int, decide: Callable, timeout: timedelta,
+def _preside(store: dist.Store, topic: str, world: int, decide: Callable, timeout: timedelta,
              last: bool) -> Dict[str, Any]:
-    names = [f'rank{rank}' for rank in range(world)]
-    if _wait(store, names, timeout):
-        try:
+    names = {f'rank{rank}': rank for rank in range(world)}
+    try:
+        if _wait(store, names, timeout):
             verdict = {'value': decide([json.loads(store.get(name)) for name in names])}
-        except AgreementError as error:
-            verdict = {'error': str(error)}
-    else:
-        verdict = _missing(store, world, timeout)
+        else:
+            verdict = _missing(store, world, timeout)
+    except RankEnded as error:
+        waiting = [rank for name, rank in names.items() if store.check([name])]
+        verdict = {'error': f'Every rank has stopped: {error}. The ranks compare their {topic}, '
+                            f'and these wait for it: {", ".join(map(str, waiting))}'}
+    except AgreementError as error:
+        verdict = {'error': str(error)}
     verdict = _publish(store, verdict)
     if last or 'error' in verdict:
         # this process may hold the store; let the ranks that came read it before this one ends
         present = [rank for rank in range(1, world) if store.check([f'rank{rank}'])]
-        _wait(store, [f'read{rank}' for rank in present], timeout)
+        try:
+            _wait(store, {f'read{rank}': rank for rank in present}, timeout)
+        except RankEnded:
+            pass  # it need not read it any more
     return verdict
 
 
 def _follow(store: dist.Store, rank: int, world: int, timeout: timedelta) -> Dict[str, Any]:
-    if _wait(store, ['verdict'], timeout):
+    if _wait(store, {'verdict': 0}, timeout):
         verdict = json.loads(store.get('verdict'))
     else:
         verdict = _publish(store, _missing(store, world, timeout))
@@ -289,12 +299,9 @@ def _missing(store: dist.Store, world: int, timeout: timedelta) -> Dict[str, Any
                      f'{timeout.total_seconds():g} s: {names}'}
 
 
-def _wait(store: dist.Store, names: List[str], timeout: timedelta) -> bool:
-    if not names:
-        return True
+def _wait(store: dist.Store, names: Mapping[str, int], timeout: timedelta) -> bool:
     try:
-        wait_in_store(store, names, timeout)
-    except RuntimeError:  # torch < 2.3 has no type of its own for this
-        store.check(names[:1])  # raises if it was not the time that ran out
+        wait_in_store(store, names, timeout, of_run())
+    except TimeoutError:
         return False
     return True

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import nullcontext
 from datetime import timedelta
-from typing import Callable, List, Optional
+from typing import Callable, ContextManager, Optional
 
 import torch.distributed as dist
 
-from .agreement import DEFAULT_TIMEOUT, AgreementError, group_store, round_store
-from .virtual.store import wait_in_store
+from .agreement import DEFAULT_TIMEOUT, AgreementError, group_store
+from .presence import Presence, RankEnded, of_run
+from .store import round_store
+from .waiting import wait_in_store
 
 __all__ = ['CommonStop']
 
@@ -44,15 +47,18 @@ class CommonStop:
         self._lock, self._decided, self._closed = (
             threading.Lock(), threading.Event(), threading.Event())
         self._thread: Optional[threading.Thread] = None
+        self._presence: Optional[Presence] = None
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             return
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         store = group_store('agree where to stop. Use gloo or nccl, or turn pre-emption off: '
                             "custom_hooks=[dict(type='PreemptHook', signals=())]")
+        self._presence = of_run()
         # the clone does not wait while the original does; an older torch has none, but keys are
         # short, and nothing here waits long before the end
-        self._store = round_store(store.clone() if hasattr(store, 'clone') else store, 'stop',
-                                  self._world)
+        with self._using_store():
+            self._store = round_store(store.clone() if hasattr(store, 'clone') else store, 'stop',
+                                      self._world)
         self._thread = threading.Thread(target=self._watch, name='mmrepro stop', daemon=True)
         self._thread.start()
 
@@ -81,13 +87,19 @@ class CommonStop:
         """
         if self._thread is None:
             return
-        names = [f'left{rank}' for rank in range(self._world)]
-        if self._rank:
-            wait_in_store(self._store, names[:1], timedelta(seconds=timeout))
-            self._store.set(names[self._rank], '')
-        else:
-            self._store.set(names[0], '')
-            wait_in_store(self._store, names, timedelta(seconds=timeout))
+        keys = {f'left{rank}': rank for rank in range(self._world)}
+        own, within = f'left{self._rank}', timedelta(seconds=timeout)
+        with self._using_store():
+            if self._rank:
+                wait_in_store(self._store, {'left0': 0}, within, self._presence)
+                self._store.set(own, '')
+                self._store.check([own])  # `set` does not wait until it is there
+                return
+            self._store.set(own, '')
+            try:
+                wait_in_store(self._store, keys, within, self._presence)
+            except RankEnded:
+                pass  # it was killed; rank 0 has written what there is to write
 
     def close(self) -> None:
         """End the thread."""
@@ -95,29 +107,46 @@ class CommonStop:
         if self._thread is not None:
             self._thread.join()
 
+    def _using_store(self) -> ContextManager[None]:
+        return nullcontext() if self._presence is None else self._presence.using_store()
+
     def _watch(self) -> None:
         try:
-            while not (self._wanted() or self._store.check(['wanted'])):
+            while not self._is_wanted():
                 if self._closed.wait(self._interval):
                     return
-            self._store.set('wanted', '')
-            with self._lock:
-                self._held = self._events + 1
-            self._store.set(f'event{self._rank}', str(self._held))
+            with self._using_store():
+                self._store.set('wanted', '')
+                with self._lock:
+                    self._held = self._events + 1
+                self._store.set(f'event{self._rank}', str(self._held))
             self._last = self._collect()
+        except RankEnded as error:
+            self._error = f'{error}, before the ranks agreed where to stop'
         except (RuntimeError, OSError) as error:  # rank 0 has ended, and the store with it
             self._error = f'rank {self._rank} has lost the store of the process group: {error}'
         self._decided.set()
 
+    def _is_wanted(self) -> bool:
+        with self._using_store():
+            return self._wanted() or self._store.check(['wanted'])
+
     def _collect(self) -> Optional[int]:
-        names: List[str] = [f'event{rank}' for rank in range(self._world)]
+        keys = {f'event{rank}': rank for rank in range(self._world)}
         end = time.monotonic() + self._timeout
-        while not self._store.check(names):
+        while True:
+            # before the store is asked: a rank answers before it ends
+            ended = self._presence.ended_of(keys.values()) if self._presence is not None else {}
+            with self._using_store():
+                missing = [rank for key, rank in keys.items() if not self._store.check([key])]
+                if not missing:
+                    return max(int(self._store.get(key)) for key in keys)
+            lost = [rank for rank in missing if rank in ended]
+            if lost:
+                raise RankEnded(self._presence.text_of(lost))
             if self._closed.wait(ANSWER_INTERVAL):
                 return None
             if time.monotonic() > end:
-                missing = [rank for rank, name in enumerate(names) if not self._store.check([name])]
                 self._error = (f'these ranks did not say within {self._timeout:g} s where they can '
                                f'stop: {", ".join(map(str, missing))}')
                 return None
-        return max(int(self._store.get(name)) for name in names)

@@ -235,9 +235,10 @@ def test_rounds_and_topics_do_not_mix(pool):
 def test_rank_0_ends_when_all_have_read_its_last_decision(last, monkeypatch):
     """It may hold the store: a rank that reads too late would lose it."""
     waited = []
-    monkeypatch.setattr(agreement, '_wait', lambda store, names, timeout: waited.append(names) or 1)
+    monkeypatch.setattr(agreement, '_wait',
+                        lambda store, names, timeout: waited.append([*names]) or 1)
     store = torch.distributed.HashStore()
     for rank in range(2):
         store.set(f'rank{rank}', str(rank))
-    assert agreement._preside(store, 2, sum, timedelta(seconds=1), last) == {'value': 1}
+    assert agreement._preside(store, 'end', 2, sum, timedelta(seconds=1), last) == {'value': 1}
     assert waited == [['rank0', 'rank1'], *([['read1']] if last else [])]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from ... import determinism
 from ...config import RandomnessConfig, RandomnessError
+from ..presence import Ending, of_virtual_ranks
 from ..process_group import LAUNCHERS, ensure_process_group, group_options, has_accelerator
 from .guards import guarded
 from .world import Worlds
@@ -50,7 +51,8 @@ def on_virtual_ranks(ranks: Optional[int], main: Callable[[], Result], launcher:
     RandomnessConfig(virtual_ranks=ranks)  # refuses a value that is not allowed
     _check_launch(ranks, launcher)
     _ensure_group(launcher, env_cfg)
-    processes = dist.get_world_size() if dist.is_initialized() else 1
+    process, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() \
+        else (0, 1)
     _check_ranks(ranks, processes)
     worlds = Worlds(ranks)
     determinism.import_flags()
@@ -62,9 +64,18 @@ def on_virtual_ranks(ranks: Optional[int], main: Callable[[], Result], launcher:
     def begin() -> Result:
         if device is not None:
             torch.cuda.set_device(device)  # it belongs to a thread
-        return main()
+        number, error = dist.get_rank(), None
+        try:
+            return main()
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            if presence is not None:
+                presence.end(number, Ending.of(error))
 
-    with guarded(worlds.new_group):
+    with guarded(worlds.new_group), \
+            of_virtual_ranks(worlds.shares, process) as presence:
         try:
             return worlds.scheduler.run(begin, worlds.of_rank)[0]
         except BaseException as error:

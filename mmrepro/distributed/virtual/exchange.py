@@ -14,7 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
+from ..presence import of_run
 from ..reduction_tree import Node, ReductionTree, combine_of, finish_of, nodes_of
+from ..waiting import Awaited
 from .scheduler import Exchange
 
 __all__ = ['Processes']
@@ -61,6 +63,14 @@ class Processes:
         return torch.device('cuda', torch.cuda.current_device()) if 'nccl' in backend \
             else torch.device('cpu')
 
+    def _started(self, work: Any) -> Any:
+        """Work on a device is waited for there; of other work, waiting ends when a process does."""
+        presence = of_run()
+        if presence is None or self._device().type != 'cpu':
+            return work
+        return Awaited(work, dist.get_process_group_ranks(
+            self._group or c10d._world.default_pg), presence)
+
     # ---------------------------------------------------------------------------- all to all
 
     def gather(self, values: Sequence[Tensor]) -> Exchange:
@@ -79,7 +89,7 @@ class Processes:
         with self._outside():
             sent = _bytes(block).to(self._device())
             parts = [torch.empty_like(sent) for _ in self.members]
-            work = dist.all_gather(parts, sent, group=self._group, async_op=True)
+            work = self._started(dist.all_gather(parts, sent, group=self._group, async_op=True))
         yield work
         found: List[Optional[Tensor]] = [None] * self.ranks
         for ranks, part in zip(self.members, parts):
@@ -96,7 +106,7 @@ class Processes:
         with self._outside():
             sent = _bytes(flat).to(self._device())
             root = dist.get_process_group_ranks(self._group or c10d._world.default_pg)[source]
-            work = dist.broadcast(sent, root, group=self._group, async_op=True)
+            work = self._started(dist.broadcast(sent, root, group=self._group, async_op=True))
         yield work
         return sent.to(value.device).view(value.dtype)
 
@@ -104,7 +114,7 @@ class Processes:
         if not self.alone:
             with self._outside():
                 sign = torch.zeros(1, device=self._device())
-                work = dist.all_reduce(sign, group=self._group, async_op=True)
+                work = self._started(dist.all_reduce(sign, group=self._group, async_op=True))
             yield work
 
     # ---------------------------------------------------------------------------- reductions
@@ -151,9 +161,9 @@ class Processes:
             del parts
             step = size * flat.element_size()
             received = torch.empty(sum(map(len, rows)) * step, dtype=torch.uint8, device=there)
-            work = dist.all_to_all_single(
+            work = self._started(dist.all_to_all_single(
                 received, sent.reshape(-1), [len(own) * step for own in rows],
-                [len(nodes) * step] * count, group=self._group, async_op=True)
+                [len(nodes) * step] * count, group=self._group, async_op=True))
         yield work
         values = received.to(device).view(kind).view(-1, size)
         places = [place for own in rows for place in own]
@@ -161,7 +171,7 @@ class Processes:
         with self._outside():
             sent = _bytes(mine).to(there)
             sums = torch.empty(count * sent.numel(), dtype=torch.uint8, device=there)
-            work = _all_gather(sums, sent, group=self._group, async_op=True)
+            work = self._started(_all_gather(sums, sent, group=self._group, async_op=True))
         yield work
         return sums.to(device).view(kind)[:total]
 
