@@ -3,8 +3,9 @@
     python dev/virtual_ranks_matrix.py --out docs/results/virtual_ranks_matrix.json
 
 A run takes two epochs of two iterations (or four iterations), writes a checkpoint after each, and
-validates. One process runs all V virtual ranks first; every other row has to show the same. Rows
-without a resume: N processes from the beginning. With one: N processes go on with a checkpoint that
+validates. One process runs all V virtual ranks first, each with weights of its own; every row has
+to show the same, with weights that the ranks of a process share. At V = 4, one row runs forward
+passes twice (``virtual_ranks_memory='low'``). Rows without a resume: N processes from the beginning. With one: N processes go on with a checkpoint that
 another number of processes has written; the points of the resumes alternate. Compared, as bytes,
 for every iteration and every virtual rank: the batch and the losses, and after the step gradients,
 parameters, buffers, optimizer state and averages; the metrics of validations.
@@ -40,7 +41,8 @@ from dev.matrix_rows import RowFile, lines_differ  # noqa: E402
 from dev.virtual_ranks_detectors import CONFIGS, ITERATIONS, settings  # noqa: E402
 
 RANKS, PROCESSES = (2, 4, 8), (1, 2, 3, 4)
-KEYS = ('config', 'ranks', 'processes', 'resumed_from')
+KEYS = ('config', 'ranks', 'processes', 'resumed_from', 'memory')
+LOW_AT = 4  # ranks
 
 
 def rows(configs: List[str], ranks: List[int], processes: List[int]) -> List[Dict[str, Any]]:
@@ -49,10 +51,11 @@ def rows(configs: List[str], ranks: List[int], processes: List[int]) -> List[Dic
     for name in configs:
         for count in ranks:
             allowed = [number for number in processes if number <= count]
-            table += [dict(zip(KEYS, (name, count, number, 0))) for number in allowed
-                      if number > 1]
-            table += [dict(zip(KEYS, (name, count, number, before)))
+            table += [dict(zip(KEYS, (name, count, number, 0, 'shared'))) for number in allowed]
+            table += [dict(zip(KEYS, (name, count, number, before, 'shared')))
                       for before, number in zip(allowed, [*allowed[1:], allowed[0]])]
+            if count == LOW_AT:
+                table.append(dict(zip(KEYS, (name, count, 1, 0, 'low'))))
     return table
 
 
@@ -93,20 +96,21 @@ def _fill_group(table: List[Dict[str, Any]], cfg: Any, folder: Path,
                 done: Callable[[Dict[str, Any]], None]) -> None:
     """Rows of one config and one number of ranks."""
     ranks = table[0]['ranks']
-    expected = run(cfg, ranks, 1, folder / '1')
+    expected = run(_keeping(cfg, 'separate'), ranks, 1, folder / 'reference')
     _check_reference(expected, ranks)
-    written = {1}
+    written = set()
 
     def outcome(row: Dict[str, Any]) -> str:
         before, number, point = row['resumed_from'], row['processes'], point_of(row)
+        mine = _keeping(cfg, row['memory'])
         if not before:
-            found = run(cfg, ranks, number, folder / str(number))
+            found = run(mine, ranks, number, folder / str(number))
             written.add(number)
             return difference(expected, found, 0)
         if before not in written:  # by a row that the file has
-            run(cfg, ranks, before, folder / str(before))
+            run(mine, ranks, before, folder / str(before))
             written.add(before)
-        last = changed(cfg, lambda cfg: cfg.default_hooks.checkpoint.update(interval=100))
+        last = changed(mine, lambda cfg: cfg.default_hooks.checkpoint.update(interval=100))
         return difference(expected, run(
             last, ranks, number, folder / f'{before} to {number}',
             resume=folder / str(before) / f'iter_{point}.pth'), point)
@@ -119,6 +123,10 @@ def _fill_group(table: List[Dict[str, Any]], cfg: Any, folder: Path,
             different = str(error).strip().splitlines()[-1]
         done(dict(row, difference=different, resumed_at=point_of(row),
                   seconds=round(time.monotonic() - start, 1)))
+
+
+def _keeping(cfg: Any, memory: str) -> Any:
+    return changed(cfg, lambda cfg: cfg.randomness.update(virtual_ranks_memory=memory))
 
 
 def _check_reference(lines: List[List[dict]], ranks: int) -> None:

@@ -25,7 +25,7 @@ def _cell(rows: List[Dict[str, Any]]) -> str:
     if not rows:
         return 'not run'
     different = sum(bool(row['difference']) for row in rows)
-    processes = sorted({1, *(row['processes'] for row in rows)})
+    processes = sorted({row['processes'] for row in rows})
     resumes = sum(bool(row['resumed_from']) for row in rows)
     return (f'{f"{different} different" if different else "equal"}: N = '
             f'{", ".join(map(str, processes))}; {resumes} resumes')
