@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 from .matrix_suite import ROOT, SUITES
 
 RESULTS = os.path.join(ROOT, 'docs', 'results', 'matrix_cpu.json')
-GOOD = frozenset(('same bits', 'found', 'named'))  # outcomes of a step
+GOOD = frozenset(('same bits', 'found', 'named', 'done'))  # outcomes of a step
 
 
 class Row(NamedTuple):

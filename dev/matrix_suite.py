@@ -114,7 +114,7 @@ def names_the_seed() -> bool:
 
 
 def run(suite: Suite) -> Dict[str, str]:
-    """Each step: 'same bits', 'found', or what went wrong."""
+    """Each step: 'same bits', 'found', 'done', or what went wrong."""
     steps: Dict[str, str] = {}
 
     def step(name: str, function: Any, good: str = 'same bits', bad: str = 'DIFFERENT') -> None:
@@ -136,6 +136,9 @@ def run(suite: Suite) -> Dict[str, str]:
         step('localise', lambda: mmrepro('localise', CONFIG, '--iters', '3', '--b',
                                          'train_dataloader.num_workers=2'))
         step('localise, another seed', names_the_seed, 'found', 'NOT FOUND')
+        step('replay', lambda: mmrepro('replay', 'a', '--iters', '3'))
+        step('test', lambda: mmrepro('test', CONFIG, f'a/iter_{ITERATIONS}.pth'), 'done')
+        step('chaos', lambda: mmrepro('chaos', CONFIG, '--kills', '2'))
         step('demo', lambda: mmrepro('demo'))
     return steps
 

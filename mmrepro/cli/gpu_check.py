@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ..exit_codes import DIFFERENT, DONE, USAGE
+from ..runs.startup import has_mmdet
 from . import program_name
 from .arguments import Parser
 
@@ -60,6 +61,10 @@ def main(arguments: Optional[Sequence[str]] = None,
             against = json.loads(Path(args.against).read_text(encoding='utf-8'))
         except (OSError, ValueError) as error:
             parser.error(f'--against {args.against}: {error}')
+    if not has_mmdet():
+        print('gpu_check: it trains detectors of MMDetection, which is not installed: '
+              'pip install "mmcv-lite<2.2" mmdet', file=sys.stderr)
+        return USAGE
     import torch
     if args.device == 'cuda' and not torch.cuda.is_available():
         print('gpu_check: this torch sees no CUDA device; --device cpu runs the same code on the '

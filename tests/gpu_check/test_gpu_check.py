@@ -118,6 +118,12 @@ def test_without_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):
     assert '--device cpu' in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+def test_without_mmdetection_it_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr('mmrepro.cli.gpu_check.has_mmdet', lambda: False)
+    assert gpu_check.main(['--out', str(tmp_path), '--device', 'cpu']) == 2
+    assert 'pip install "mmcv-lite<2.2" mmdet' in capsys.readouterr().err
+
+
 def test_the_machine_is_described_without_its_name():
     import getpass
     import platform
