@@ -263,6 +263,15 @@ def test_a_wait_in_the_store_for_a_rank_that_has_ended():
         on_virtual_ranks(2, main)
 
 
+def many_agreements():
+    return [settle('many', dist.get_rank(), max) for _ in range(50)]
+
+
+def test_ranks_of_one_process_agree_without_time_passing(monkeypatch):
+    monkeypatch.setattr('mmrepro.distributed.waiting.time.monotonic', lambda: 0.)
+    assert alone(many_agreements, 3) == [[2] * 50] * 3
+
+
 def test_different_operations_are_named():
     def main():
         if dist.get_rank():

@@ -1,4 +1,4 @@
-"""The elasticity of torchrun: a node is lost, the run goes on with the other, the bits stay."""
+"""The elasticity of torchrun: a node is lost, the run goes on with the others, the bits stay."""
 from __future__ import annotations
 
 import json
@@ -41,13 +41,14 @@ def training(config, work_dir):
             str(work_dir), '--fingerprint', '--resume']
 
 
-def agent(port, first, command, log, env):
+def agent(port, number, nodes, command, log, env):
     """A node: an agent of torchrun with one process."""
     with open(log, 'wb') as output:
         return subprocess.Popen(
-            [sys.executable, '-m', 'torch.distributed.run', '--nnodes=1:2', '--nproc_per_node=1',
-             '--max-restarts=3', '--rdzv_backend=c10d', f'--rdzv_endpoint=127.0.0.1:{port}',
-             f'--rdzv_conf=is_host={int(first)},last_call_timeout=5', '--local_addr=127.0.0.1',
+            [sys.executable, '-m', 'torch.distributed.run', f'--nnodes=1:{nodes}',
+             '--nproc_per_node=1', '--max-restarts=3', '--rdzv_backend=c10d',
+             f'--rdzv_endpoint=127.0.0.1:{port}',
+             f'--rdzv_conf=is_host={int(number == 0)},last_call_timeout=5', '--local_addr=127.0.0.1',
              *command, '--launcher', 'pytorch'],
             env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
@@ -64,32 +65,39 @@ def iterations_done(work_dir):
     return path.read_bytes().count(b'"kind":"step"') if path.exists() else 0
 
 
+def kill_with_children(node):
+    # torchrun starts its processes in sessions of their own
+    for pid in [node.pid, *descendants(node.pid)] if node.poll() is None else []:
+        os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.nightly
-def test_a_run_that_loses_a_node_goes_on_with_the_other_and_keeps_its_bits(tmp_path):
+@pytest.mark.parametrize('nodes', [2, 4])
+def test_a_run_that_loses_a_node_goes_on_with_the_others_and_keeps_its_bits(tmp_path, nodes):
     path = config(tmp_path)
     env = environment()
     env['PYTHONPATH'] = os.pathsep.join([str(ROOT / 'tests' / 'support'), env['PYTHONPATH']])
     subprocess.run([sys.executable, *training(path, tmp_path / 'whole')], env=env, check=True,
                    capture_output=True)
     command, port = training(path, tmp_path / 'elastic'), free_port()
-    nodes = [agent(port, not number, command, tmp_path / f'node{number}.txt', env)
-             for number in range(2)]
+    agents = [agent(port, number, nodes, command, tmp_path / f'node{number}.txt', env)
+              for number in range(nodes)]
     try:
         end = time.monotonic() + WAIT
         while iterations_done(tmp_path / 'elastic') < LOST_AFTER:
-            assert time.monotonic() < end and nodes[0].poll() is None, 'see node0.txt'
+            assert time.monotonic() < end and agents[0].poll() is None, 'see node0.txt'
             time.sleep(0.01)
-        # torchrun starts its processes in sessions of their own
-        for pid in [nodes[1].pid, *descendants(nodes[1].pid)]:
-            os.kill(pid, signal.SIGKILL)
-        assert nodes[0].wait(WAIT) == 0, (tmp_path / 'node0.txt').read_text()[-3000:]
+        kill_with_children(agents[-1])
+        for number, one in enumerate(agents[:-1]):
+            assert one.wait(WAIT) == 0, (tmp_path / f'node{number}.txt').read_text()[-3000:]
     finally:
-        for node in nodes:
-            for pid in [node.pid, *descendants(node.pid)] if node.poll() is None else []:
-                os.kill(pid, signal.SIGKILL)
+        for one in agents:
+            kill_with_children(one)
     whole, elastic = (read_run(str(tmp_path / name)) for name in ('whole', 'elastic'))
-    assert [one['processes'] for one in elastic.manifests] == [2, 1]
-    assert elastic.manifests[1]['iteration'] > 0, 'it began again'
+    # agents that come late to a start let it start again
+    processes = [one['processes'] for one in elastic.manifests]
+    assert processes[0] == nodes and processes[-1] == nodes - 1, processes
+    assert elastic.manifests[-1]['iteration'] > 0, 'it began again'
     assert sorted(elastic.ranks) == list(range(RANKS)) and elastic.ranks[0].ended
     for rank in range(RANKS):
         assert list(elastic.ranks[rank].steps) == list(range(160)) == list(whole.ranks[rank].steps)
