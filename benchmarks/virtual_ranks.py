@@ -1,12 +1,15 @@
 """What virtual ranks cost, against trainings that do the same work without them.
 
-    python benchmarks/virtual_ranks.py DATA_ROOT [--out FILE] [--models NAME ...] [--ranks V ...]
+    python benchmarks/virtual_ranks.py DATA_ROOT [--out FILE] [--models NAME ...]
+                                       [--ranks V ...] [--large]
 
-DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Two comparisons, with the
+DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Three comparisons, with the
 contestants in turn, each in forked processes with one thread:
 
 - V ranks in one process, against one process that accumulates V batches: processor time of an
-  optimizer step, and the peak of memory over what the process had before it built the model.
+  optimizer step, and the peak of memory over what the process had before it built the model. Where
+  SyncBN makes statistics of V batches, also one process with V images in a batch.
+- the peak of memory again, with images of nine times the area (--large).
 - two processes with virtual_ranks=2, against two processes with mmrepro's DDP: processor time of
   both.
 
@@ -33,6 +36,10 @@ from mmengine.hooks import Hook
 import mmrepro  # noqa: F401  mmcv-lite has operators from here on
 
 MODELS = ('faster-rcnn_r50_fpn', 'retinanet_r50_fpn', 'yolox_s')
+# with large images: RTMDet communicates in the forward pass
+LARGE_MODELS = (*MODELS, 'rtmdet_tiny')
+LARGER = 3  # times as wide and as high
+SIZES = ('scale', 'img_scale', 'size', 'crop_size', 'border', 'random_size_range')
 RANKS = (2, 4, 8)
 STEPS = 3  # of the optimizer; the first one is not measured
 LIMIT = 1800  # seconds
@@ -52,7 +59,7 @@ class Clock(Hook):
             self.times.append(time.process_time())
 
 
-def settings(model: str, data_root: str, iterations: int) -> Any:
+def settings(model: str, data_root: str, iterations: int, larger: int = 1) -> Any:
     """The demo config of a model, with real widths and one small image a batch."""
     from mmrepro.demo.shipped_configs import demo_config
     cfg = demo_config(model, data_root)
@@ -67,7 +74,16 @@ def settings(model: str, data_root: str, iterations: int) -> Any:
     cfg.randomness.update(check_steps=0, check_samples=0)
     if model == 'yolox_s':
         cfg.sync_bn = 'torch'
+    _enlarge([cfg.train_dataloader.dataset, cfg.model.data_preprocessor], larger)
     return cfg
+
+
+def _enlarge(node: Any, factor: int) -> None:
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        if key in SIZES and isinstance(value, (list, tuple)):
+            node[key] = tuple(factor * one for one in value)
+        elif isinstance(value, (dict, list)):
+            _enlarge(value, factor)
 
 
 def resident(field: str) -> int:
@@ -145,23 +161,39 @@ def contest(contestants: Dict[str, Any], rounds: int) -> Dict[str, Any]:
         for name, runs in found.items()}
 
 
-def against_accumulation(model: str, ranks: int, data_root: str, folder: str, rounds: int
-                         ) -> Dict[str, Any]:
-    def virtual() -> Dict[str, Any]:
-        cfg = settings(model, data_root, STEPS)
+def against_accumulation(model: str, ranks: int, data_root: str, folder: str, rounds: int,
+                         larger: int = 1) -> Dict[str, Any]:
+    steps = STEPS if larger == 1 else 2
+
+    def config(iterations: int) -> Any:
+        cfg = settings(model, data_root, iterations, larger)
         cfg.work_dir = tempfile.mkdtemp(dir=folder)
+        return cfg
+
+    def virtual(memory: str = 'shared') -> Dict[str, Any]:
+        cfg = config(steps)
         # the clock is a hook that the table does not know
-        cfg.randomness.update(virtual_ranks=ranks, virtual_ranks_memory='shared')
+        cfg.randomness.update(virtual_ranks=ranks, virtual_ranks_memory=memory)
         return run(cfg, 1)
 
     def accumulating() -> Dict[str, Any]:
-        cfg = settings(model, data_root, STEPS * ranks)
-        cfg.work_dir = tempfile.mkdtemp(dir=folder)
+        cfg = config(steps * ranks)
         cfg.pop('sync_bn', None)
         cfg.optim_wrapper.accumulative_counts = ranks
         return run(cfg, ranks)
 
-    found = contest(dict(virtual=virtual, accumulating=accumulating), rounds)
+    def batch() -> Dict[str, Any]:
+        cfg = config(steps)
+        cfg.pop('sync_bn', None)
+        cfg.train_dataloader.batch_size = ranks
+        return run(cfg, 1)
+
+    contestants = dict(virtual=virtual, accumulating=accumulating)
+    if 'sync_bn' in settings(model, data_root, steps):
+        contestants['batch'] = batch
+    elif larger > 1:
+        contestants['low'] = lambda: virtual('low')
+    found = contest(contestants, rounds)
     return dict(model=model, ranks=ranks, **found, **_ratios(found, 'accumulating'))
 
 
@@ -191,6 +223,22 @@ def tables(report: Dict[str, Any]) -> str:
         lines.append(f'| {row["model"]} | {row["ranks"]} | {other["seconds"]:.2f} s '
                      f'| {_against(row["time_ratio"], "time")} | {other["mib"]:.0f} MiB '
                      f'| {_against(row["memory_ratio"], "memory")} |')
+    lines += ['', '| model, one batch of V images | V | time | virtual ranks | memory '
+              '| virtual ranks |', '|---|---|---|---|---|---|']
+    for row in report['accumulation']:
+        if 'batch' in row:
+            ratio, other = _ratios(row, 'batch'), row['batch']
+            lines.append(f'| {row["model"]} | {row["ranks"]} | {other["seconds"]:.2f} s '
+                         f'| {ratio["time_ratio"]:.2f} x | {other["mib"]:.0f} MiB '
+                         f'| {ratio["memory_ratio"]:.2f} x |')
+    lines += ['', "| model, large images | V | memory, accumulated | virtual ranks | `'low'` "
+              '| one batch of V |', '|---|---|---|---|---|---|']
+    for row in report['large']:
+        base = row['accumulating']['mib']
+        cells = [f'{row[name]["mib"] / base:.2f} x' if name in row else ''
+                 for name in ('low', 'batch')]
+        lines.append(f'| {row["model"]} | {row["ranks"]} | {base:.0f} MiB '
+                     f'| {_against(row["memory_ratio"], "memory")} | {" | ".join(cells)} |')
     lines += ['', '| model | DDP, two processes | `virtual_ranks=2`, two processes |',
               '|---|---|---|']
     for row in report['ddp']:
@@ -207,14 +255,15 @@ def _against(ratio: float, target: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('data_root', nargs='?')
-    parser.add_argument('--models', nargs='*', choices=MODELS, default=MODELS)
+    parser.add_argument('--models', nargs='*', choices=LARGE_MODELS)
     parser.add_argument('--ranks', nargs='*', type=int, default=RANKS)
     parser.add_argument('--rounds', type=int, default=1)
-    parser.add_argument('--no-ddp', action='store_true', help='leave out the second comparison')
+    parser.add_argument('--no-ddp', action='store_true', help='leave out the third comparison')
+    parser.add_argument('--large', action='store_true', help='the second comparison only')
     parser.add_argument('--out', help='write JSON here')
     parser.add_argument('--page', action='store_true', help='print the tables of --out')
     args = parser.parse_args()
-    report: Dict[str, Any] = dict(torch=torch.__version__, accumulation=[], ddp=[])
+    report: Dict[str, Any] = dict(torch=torch.__version__, accumulation=[], large=[], ddp=[])
     if args.out and os.path.exists(args.out):
         report = json.loads(Path(args.out).read_text())
     if args.page:
@@ -234,11 +283,12 @@ def main() -> None:
             Path(args.out).write_text(json.dumps(report, indent=1) + '\n')
 
     with tempfile.TemporaryDirectory() as folder:
-        for model in args.models:
+        for model in args.models or (LARGE_MODELS if args.large else MODELS):
             for ranks in args.ranks:
-                done('accumulation', against_accumulation(
-                    model, ranks, args.data_root, folder, args.rounds))
-            if not args.no_ddp:
+                done('large' if args.large else 'accumulation', against_accumulation(
+                    model, ranks, args.data_root, folder, args.rounds,
+                    LARGER if args.large else 1))
+            if not (args.no_ddp or args.large):
                 done('ddp', against_ddp(model, args.data_root, folder, args.rounds))
     print(tables(report))
 
