@@ -26,7 +26,7 @@ from .virtual import runner_parts
 from .virtual.scheduler import current
 
 __all__ = ['LAUNCHERS', 'ensure_process_group', 'group_options', 'has_accelerator',
-           'launch_variables', 'process_count', 'wrap_model']
+           'launch_variables', 'process_count', 'restart_problem', 'wrap_model']
 
 _logger = logging.getLogger('mmrepro')
 
@@ -128,6 +128,16 @@ def launch_variables(launcher: str,
     }
 
 
+def restart_problem(env: Mapping[str, str]) -> Optional[str]:
+    """Why processes that torchrun has started again may not find each other; None: they will."""
+    count, size = env.get('TORCHELASTIC_RESTART_COUNT', '0'), env.get('WORLD_SIZE', '1')
+    if env.get('TORCHELASTIC_USE_AGENT_STORE') != 'True' or '0' == count or size == '1':
+        return None
+    return (f'torchrun has started these {size} processes again (restart {count}) with the store '
+            'of those before them; if they now wait for addresses where nobody listens, start '
+            'torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (PyTorch #135712, #167288)')
+
+
 def ensure_process_group(launcher: str,
                          backend: Optional[str] = None,
                          timeout: Union[float, timedelta, None] = None,
@@ -149,6 +159,9 @@ def ensure_process_group(launcher: str,
     """
     if launcher == 'none' or dist.is_initialized():
         return False
+    problem = restart_problem(os.environ)
+    if problem:
+        _logger.warning(problem)
     if has_accelerator():
         if launcher == 'mpi':  # MMEngine's wrap_model needs it, and its init_dist forgets it
             name = LAUNCHERS['mpi'].local_rank

@@ -313,3 +313,14 @@ if __name__ == '__main__':
     outcome = train('pytorch', sys.argv[1])
     with open(os.path.join(sys.argv[1], f'result{outcome["rank"]}'), 'w') as file:
         json.dump(outcome, file)
+
+
+@pytest.mark.parametrize(('changes', 'named'), [
+    ({}, True), ({'WORLD_SIZE': '1'}, False), ({'TORCHELASTIC_RESTART_COUNT': '0'}, False),
+    ({'TORCHELASTIC_USE_AGENT_STORE': 'False'}, False)])
+def test_a_restart_with_the_store_of_the_start_before_is_named(changes, named):
+    env = {'WORLD_SIZE': '3', 'TORCHELASTIC_RESTART_COUNT': '1',
+           'TORCHELASTIC_USE_AGENT_STORE': 'True', **changes}
+    text = process_group.restart_problem(env) or ''
+    assert ('TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1' in text) is named
+    assert process_group.restart_problem({}) is None

@@ -43,13 +43,15 @@ def training(config, work_dir):
 
 def agent(port, number, nodes, command, log, env):
     """A node: an agent of torchrun with one process."""
+    # otherwise processes that start again find the addresses of those before them
+    env = {**env, 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1'}
     with open(log, 'wb') as output:
         return subprocess.Popen(
             [sys.executable, '-m', 'torch.distributed.run', f'--nnodes=1:{nodes}',
              '--nproc_per_node=1', '--max-restarts=3', '--rdzv_backend=c10d',
              f'--rdzv_endpoint=127.0.0.1:{port}',
-             f'--rdzv_conf=is_host={int(number == 0)},last_call_timeout=5', '--local_addr=127.0.0.1',
-             *command, '--launcher', 'pytorch'],
+             f'--rdzv_conf=is_host={int(number == 0)},last_call_timeout=5',
+             '--local_addr=127.0.0.1', *command, '--launcher', 'pytorch'],
             env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
 
