@@ -191,7 +191,7 @@ def against_accumulation(model: str, ranks: int, data_root: str, folder: str, ro
     contestants = dict(virtual=virtual, accumulating=accumulating)
     if 'sync_bn' in settings(model, data_root, steps):
         contestants['batch'] = batch
-    elif larger > 1:
+    elif model not in MODELS:  # it communicates in the forward pass
         contestants['low'] = lambda: virtual('low')
     found = contest(contestants, rounds)
     return dict(model=model, ranks=ranks, **found, **_ratios(found, 'accumulating'))

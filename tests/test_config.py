@@ -12,7 +12,8 @@ def test_defaults():
         step_seed=True, operators=None, cudnn_enabled=None, cudnn_benchmark=None,
         float32_precision=None, fill_uninitialized_memory=False, num_threads=None,
         resume_strict=True, streams={}, check_steps=1000, check_samples=1000,
-        nonrepeatable_datasets=(), virtual_ranks=None, independent_predictions=False,
+        nonrepeatable_datasets=(), virtual_ranks=None, virtual_ranks_memory=None,
+        independent_predictions=False,
         cpu=None)
     assert RandomnessConfig.parse(None) == RandomnessConfig()
 
