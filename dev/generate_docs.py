@@ -26,6 +26,7 @@ from dev import (  # noqa: E402
     matrix,
     virtual_ranks_report,
 )
+from dev.hosts import __main__ as hosts  # noqa: E402
 from dev.libraries import __main__ as libraries  # noqa: E402
 from dev.operator_check import GROUPS  # noqa: E402
 from dev.zoo import sweep_report  # noqa: E402
@@ -55,6 +56,7 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
      lambda: matrix.table(result('matrix_cpu.json'))),
     ('evidence/versions.md', 'python -m dev.libraries',
      lambda: libraries.table(result('libraries_cpu.json'))),
+    ('evidence/hosts.md', 'python -m dev.hosts', lambda: hosts.table(result('hosts_cpu.json'))),
     ('results/zoo_cpu.md', '', lambda: sweep_report.table(result('zoo_cpu.json'))),
     ('results/check_cpu_quick.md', '',
      lambda: check_report.table(result('check_cpu_quick.json'), GROUPS) + '\n'),

@@ -93,7 +93,7 @@ class RandomnessConfig:
         fill_uninitialized_memory: fill fresh memory with NaN (finds reads of uninitialised memory;
             costs up to 15 % of a step).
         num_threads: threads inside a CPU operator; None leaves it as it is.
-        cpu: 'avx2': torch, MKL and oneDNN use AVX2 and nothing above it, so that CPUs with and
+        cpu: 'avx2': all libraries use AVX2 and nothing above it, so that CPUs of one maker with and
             without AVX-512 run the same kernels; None leaves the choice to the libraries.
         virtual_ranks: V: the run has V ranks, however many processes it is started with, 1 to V;
             see :func:`mmrepro.on_virtual_ranks`. None: as many ranks as processes.

@@ -30,6 +30,7 @@ SLOW = {
     'data/test_cursor.py',
     'data/test_datasets.py',
     'data/test_fetch.py',
+    'data/test_hosts.py',
     'data/test_loader.py',
     'data/test_passes.py',
     'data/test_worker_signals.py',

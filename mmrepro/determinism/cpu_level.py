@@ -2,38 +2,80 @@
 from __future__ import annotations
 
 import re
-from typing import List, Mapping, Optional
+from typing import Dict, List, Mapping, Optional
 
 import torch
 
-__all__ = ['CPU_LEVELS', 'cpu_conflicts', 'cpu_instructions']
+__all__ = ['CPU_LEVELS', 'cpu_conflicts', 'cpu_instructions', 'level_variables', 'numpy_features']
 
 # cpu='...' -> the variables that a process has to start with
 CPU_LEVELS = {
     'avx2': {
         'ATEN_CPU_CAPABILITY': 'avx2',  # torch's own kernels
-        'MKL_CBWR': 'AVX2,STRICT',  # matrix products, also independent of the number of threads
+        # matrix products, exp, log and square roots. MKL reads it on Intel CPUs only: on others
+        # it is AUTO,STRICT, which stays below AVX-512 too, with kernels of its own
+        'MKL_CBWR': 'AVX2,STRICT',
         'ONEDNN_MAX_CPU_ISA': 'AVX2',  # convolutions
+        'OPENCV_CPU_DISABLE': 'AVX512-SKX',  # OpenCV's own kernels
+        'OPENCV_IPP': 'avx2',  # Intel's: bicubic resizing of float32 images
+        'OPENBLAS_CORETYPE': 'Haswell',  # NumPy's matrix products; those of Zen are the same
     },
 }
 # what torch calls them
 _NAMES = {'avx2': 'AVX2'}
+
+_NUMPY = 'NPY_DISABLE_CPU_FEATURES'
+
+
+def level_variables(level: Optional[str], env: Mapping[str, str] = {}) -> Dict[str, str]:
+    """The variables that a process has to start with on this machine; none for None.
+
+    NumPy takes only names of features that the CPU has, so these are asked of NumPy.
+
+    Args:
+        level: a key of :data:`CPU_LEVELS`, or None.
+        env: of this process; features that NumPy does without already stay in the list.
+    """
+    if level is None:
+        return {}
+    above = _numpy_above_avx2()
+    if not above:
+        return dict(CPU_LEVELS[level])
+    listed = re.findall(r'[^\s,]+', env.get(_NUMPY, ''))
+    return {**CPU_LEVELS[level], _NUMPY: ' '.join(dict.fromkeys([*listed, *above]))}
+
+
+def _numpy_above_avx2() -> List[str]:
+    return [name for name in numpy_features() if name.startswith('AVX512') or name == 'X86_V4']
+
+
+def numpy_features() -> List[str]:
+    """Instructions that NumPy has kernels for, beyond its least, and that it uses here."""
+    try:
+        from numpy._core import _multiarray_umath as core
+    except ImportError:  # before NumPy 2
+        from numpy.core import _multiarray_umath as core
+    return [name for name in core.__cpu_dispatch__ if core.__cpu_features__.get(name)]
 
 
 def cpu_conflicts(level: Optional[str], env: Mapping[str, str]) -> List[str]:
     """Why this process does not keep to ``level``, a key of :data:`CPU_LEVELS` or None."""
     if level is None:
         return []
-    needed = CPU_LEVELS[level]
+    needed = level_variables(level, env)
     found = [f'{name}={env[name]!r} is set in the environment, with cpu={level!r}. Unset {name}, '
-             f'or set {value}.' for name, value in needed.items() if env.get(name, value) != value]
-    missing = [f'{name}={value}' for name, value in needed.items() if name not in env]
+             f'or set {value!r}.'
+             for name, value in needed.items() if env.get(name, value) != value]
+    missing = [f'{name}={value!r}' for name, value in needed.items() if name not in env]
     if missing:
         found.append(f'cpu={level!r} needs {" ".join(missing)}, which count only when Python '
                      'starts with them. Export them, or use `mmrepro train`, which sets them.')
     elif not found and cpu_instructions() != _NAMES[level]:
         found.append(f'cpu={level!r}, but torch uses {cpu_instructions()}: this CPU has no '
                      f'{_NAMES[level]}, or ATEN_CPU_CAPABILITY was set after torch had started.')
+    elif not found and _numpy_above_avx2():
+        found.append(f'cpu={level!r}, but NumPy uses {" ".join(_numpy_above_avx2())}: {_NUMPY} was '
+                     'set after NumPy had started.')
     return found
 
 

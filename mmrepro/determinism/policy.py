@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, Mapping, MutableMapping, Optional, Tuple
 import torch
 
 from ..imports import after_import, forget
-from .cpu_level import CPU_LEVELS, cpu_conflicts
+from .cpu_level import CPU_LEVELS, cpu_conflicts, level_variables
 from .tables import (
     ENV,
     FLAGS,
@@ -117,8 +117,8 @@ def enable(mode: Mode = True,
         fill_uninitialized_memory: Fill memory that was not written yet. Slow; shows reads of it.
         cudnn_benchmark: What ``env_cfg`` of the config says; None: nothing. True is not followed
             with ``mode=True``, and said.
-        cpu: ``'avx2'``: torch, MKL and oneDNN use AVX2 and nothing above it; None: as it is. The
-            process has to start with the variables of ``CPU_LEVELS``.
+        cpu: ``'avx2'``: all libraries use AVX2 and nothing above it; None: as it is. The process
+            has to start with the variables of ``level_variables``.
         env: The environment, changed in place.
 
     Returns:
@@ -272,7 +272,7 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
     for row in ENV:
         if row.at_start and row.default is not None and row.accepted(settings):
             values[row.name] = row.default
-    values.update(CPU_LEVELS.get(cpu, {}))
+    values.update(level_variables(cpu, env))
     return {name: value for name, value in values.items() if name not in env}
 
 

@@ -172,6 +172,11 @@ RECORDED_ENV = (
     'MKL_ENABLE_INSTRUCTIONS',  # the instruction set of MKL
     'ATEN_CPU_CAPABILITY',  # the instruction set of torch's own kernels
     'ONEDNN_MAX_CPU_ISA',  # the instruction set of oneDNN
+    'OPENCV_CPU_DISABLE',  # the instruction set of OpenCV
+    'OPENCV_IPP',  # the instruction set of Intel's part of OpenCV, or without it
+    'NPY_DISABLE_CPU_FEATURES',  # the instruction set of NumPy
+    'NPY_ENABLE_CPU_FEATURES',  # likewise
+    'OPENBLAS_CORETYPE',  # the instruction set of NumPy's and SciPy's linear algebra
     'CUDA_LAUNCH_BLOCKING',  # no bits, but a different schedule; explains timings
     'CUBLASLT_WORKSPACE_SIZE',  # cuBLASLt chooses among kernels that fit
     'TORCH_BLAS_PREFER_CUBLASLT',  # cuBLAS or cuBLASLt

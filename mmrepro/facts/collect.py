@@ -7,7 +7,7 @@ import hashlib
 import platform
 import re
 import sys
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Optional
 
 import torch
 
@@ -15,7 +15,8 @@ from ..determinism.cpu_level import cpu_instructions
 from ..distributed.agreement import package_version, start_fields
 from ..distributed.process_group import process_count
 
-__all__ = ['collect_facts', 'cpu_name', 'flatten', 'read_settings', 'settings_of']
+__all__ = ['CPU_FEATURES', 'collect_facts', 'cpu_features', 'cpu_name', 'flatten', 'read_settings',
+           'settings_of']
 
 # MMEngine writes these into the config by itself, or they say where and not what
 NOT_SETTINGS = ('randomness', 'resume', 'load_from', 'work_dir', 'launcher', 'experiment_name')
@@ -28,6 +29,11 @@ PACKAGES = {
     'pycocotools': ('pycocotools', ),
 }
 
+# that libraries have kernels for, as Linux calls them: x86-64, then ARM
+CPU_FEATURES = (
+    'sse4_1', 'sse4_2', 'avx', 'f16c', 'fma', 'avx2', 'avx512f', 'avx512dq', 'avx512bw', 'avx512vl',
+    'avx512_vnni', 'avx512_bf16', 'avx512_fp16', 'amx_tile', 'amx_int8', 'amx_bf16',
+    'asimd', 'asimdhp', 'asimddp', 'sve', 'sve2', 'bf16', 'i8mm')
 
 ADDRESS = re.compile(' at 0x[0-9a-f]+')
 
@@ -125,6 +131,7 @@ def _hardware() -> Dict[str, Any]:
     found = {
         'hardware.cpu': cpu_name(),
         'hardware.cpu_instructions': cpu_instructions(),
+        'hardware.cpu_features': cpu_features(),
         # compilers and libraries; the same version can come in several builds
         'version.torch_build': hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
         'hardware.gpu': None,
@@ -138,10 +145,23 @@ def _hardware() -> Dict[str, Any]:
 
 def cpu_name() -> str:
     """The model name of the processor, or its architecture where there is none."""
+    return _cpuinfo('model name') or f'{platform.machine()} {platform.processor()}'.strip()
+
+
+def cpu_features() -> Optional[str]:
+    """Of :data:`CPU_FEATURES`, those that this processor has; None where the system does not say.
+
+    Variables that take instructions from a library do not count: they are facts of their own.
+    """
+    flags = (_cpuinfo('flags') or _cpuinfo('Features')).split()
+    return ' '.join(name for name in CPU_FEATURES if name in flags) if flags else None
+
+
+def _cpuinfo(key: str) -> str:
+    """The first value of a key in /proc/cpuinfo; '' where there is none."""
     try:
         with open('/proc/cpuinfo') as file:
-            lines = [line.split(':', 1)[1].strip() for line in file
-                     if line.startswith('model name')]
+            lines = (line.partition(':') for line in file)
+            return next((value.strip() for name, _, value in lines if name.strip() == key), '')
     except OSError:  # other systems have no such file
-        lines = []
-    return lines[0] if lines else f'{platform.machine()} {platform.processor()}'.strip()
+        return ''

@@ -90,6 +90,11 @@ CONDITIONS = {
     'no annotations': Condition(_no_digest_of('train_annotations'), _BY_CONTENT),
     'no images': Condition(_no_digest_of('train_images'), _BY_CONTENT),
     'no data': Condition(_no_digest_of('train_annotations', 'train_images'), _BY_CONTENT),
+    'no AVX2': Condition(
+        lambda facts: 'avx2' not in str(facts.get('hardware.cpu_features')).split(),
+        'batches are the same on CPUs with AVX2; the kernels of training are compared by the CPU'),
+    'own level': Condition(lambda facts: facts.get('randomness.cpu') is None,
+                           'randomness.cpu pins the instruction sets'),
     'cuda': Condition(lambda facts: facts.get('hardware.gpu') is not None, 'no GPU is used'),
     'ranks': Condition(lambda facts: facts.get('world_size', 1) > 1, 'there is one rank'),
     'worker streams': Condition(
@@ -129,6 +134,8 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
     ('version.driver', HARMLESS, 'kernels come with CUDA and cuDNN'),
     ('version.pycocotools', HARMLESS, 'metrics only'),
     ('version.*', CHANGES, 'a different implementation'),
+    ('hardware.cpu_features', CHANGES, 'batches are the same on x86-64 CPUs with AVX2 only',
+     'no AVX2'),
     ('hardware.*', CHANGES, 'different kernels: sums in a different order'),
     ('torch.num_threads', CHANGES, 'sums are split differently'),
     ('torch.num_interop_threads', HARMLESS, 'no operator is split by it'),
@@ -145,6 +152,8 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
     ('env.PYTORCH_CUDA_ALLOC_CONF', HARMLESS, 'addresses only'),
     ('env.CU* env.NVIDIA_*', CHANGES, 'different kernels', 'cuda'),
     ('env.NCCL_*', CHANGES, 'a different order of the sums over ranks', 'ranks'),
+    ('env.OPENCV_* env.NPY_* env.OPENBLAS_CORETYPE', CHANGES, 'different pixels in batches',
+     'own level'),
     ('env.*', CHANGES, 'different kernels'),
     ('config.train_dataloader.num_workers config.train_dataloader.persistent_workers', CHANGES,
      'streams belong to workers', 'worker streams'),
@@ -179,9 +188,11 @@ RULES = tuple(FactRule(pattern, *row) for patterns, *row in _ROWS for pattern in
 
 # facts that older checkpoints lack, with the value that they had
 _LATER = {'randomness.virtual_ranks': None, 'randomness.independent_predictions': False,
-          'randomness.cpu': None, 'randomness.virtual_ranks_memory': None}
+          'randomness.cpu': None, 'randomness.virtual_ranks_memory': None, 'env.OPENCV_CPU_DISABLE': None,
+          'env.OPENCV_IPP': None, 'env.NPY_DISABLE_CPU_FEATURES': None,
+          'env.NPY_ENABLE_CPU_FEATURES': None, 'env.OPENBLAS_CORETYPE': None}
 # facts that only one of the processes had when it looked, or that older checkpoints lack
-_LATE = ('version.', 'train_', 'torch._dynamo', 'processes')
+_LATE = ('version.', 'train_', 'torch._dynamo', 'processes', 'hardware.cpu_features')
 # of facts that exist only once a module is imported
 _UNKNOWN = ('unavailable', 'mmcv is not in use')
 

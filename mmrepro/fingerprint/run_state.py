@@ -13,7 +13,8 @@ __all__ = ['attributes', 'numbers', 'tensors']
 
 # variables that change bits
 VARIABLES = ('PYTHONHASHSEED', 'OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'CUBLAS_WORKSPACE_CONFIG',
-             'ATEN_CPU_CAPABILITY', 'MKL_CBWR', 'ONEDNN_MAX_CPU_ISA')
+             'ATEN_CPU_CAPABILITY', 'MKL_CBWR', 'ONEDNN_MAX_CPU_ISA', 'OPENCV_CPU_DISABLE',
+             'OPENCV_IPP', 'NPY_DISABLE_CPU_FEATURES', 'OPENBLAS_CORETYPE')
 PLAIN = (bool, int, float, str)
 LONGEST = 15  # items of a list that counts as a plain value
 

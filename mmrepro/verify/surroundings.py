@@ -8,14 +8,13 @@ import os
 import platform
 import subprocess
 import sys
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator
+
+from ..determinism.cpu_level import cpu_instructions, level_variables
 
 __all__ = ['LESS_THAN_AVX2', 'burn_other_cores', 'instruction_sets', 'linked_folder',
            'reverse_listings']
 
-# a host with AVX2 and nothing above it, where this one has AVX-512
-AVX2 = {'ATEN_CPU_CAPABILITY': 'avx2', 'MKL_ENABLE_INSTRUCTIONS': 'AVX2', 'MKL_CBWR': 'AVX2',
-        'ONEDNN_MAX_CPU_ISA': 'AVX2', 'OPENCV_CPU_DISABLE': 'AVX512-SKX,AVX512-COMMON'}
 # on a host with AVX2 only: other kernels of training. What loads data stays at AVX2, because
 # batches are promised to be the same on CPUs with AVX2 and no others.
 LESS_THAN_AVX2 = {'ATEN_CPU_CAPABILITY': 'default', 'MKL_ENABLE_INSTRUCTIONS': 'SSE4_2',
@@ -30,21 +29,9 @@ def instruction_sets() -> Dict[str, str]:
     """Variables that take instruction sets from the libraries; none where that cannot be done."""
     if platform.machine() not in ('x86_64', 'AMD64'):
         return {}
-    import torch
-    above = _numpy_above_avx2()
-    if 'AVX512' in torch.backends.cpu.get_cpu_capability():
-        return {**AVX2, **({'NPY_DISABLE_CPU_FEATURES': ' '.join(above)} if above else {})}
+    if 'AVX512' in cpu_instructions():
+        return level_variables('avx2', os.environ)
     return dict(LESS_THAN_AVX2)
-
-
-def _numpy_above_avx2() -> List[str]:
-    """NumPy refuses names that it does not know, so they are taken from it."""
-    try:
-        from numpy._core import _multiarray_umath as core
-    except ImportError:  # before NumPy 2
-        from numpy.core import _multiarray_umath as core
-    return [name for name in core.__cpu_dispatch__ if core.__cpu_features__.get(name)
-            and (name.startswith('AVX512') or name == 'X86_V4')]
 
 
 def linked_folder(path: str, original: str) -> str:

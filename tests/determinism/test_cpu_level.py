@@ -15,13 +15,14 @@ from mmrepro.determinism import DeterminismError, cpu_level
 NEEDED = cpu_level.CPU_LEVELS['avx2']
 # what libraries compute with AVX-512 in another order than with AVX2
 PRINT = '''
-import hashlib, torch
+import hashlib, numpy, torch
 from mmrepro import determinism
 determinism.enable(cpu='avx2')
 random = torch.Generator().manual_seed(0)
 a, b = torch.randn(37, 513, generator=random), torch.randn(513, 129, generator=random)
 x, w = torch.randn(2, 16, 33, 31, generator=random), torch.randn(24, 16, 3, 3, generator=random)
 parts = [a @ b, torch.conv2d(x, w), a.sum(1), a.softmax(1)]
+parts += [torch.from_numpy(numpy.log1p(numpy.abs(b.numpy())))]
 print(hashlib.sha256(b''.join(part.numpy().tobytes() for part in parts)).hexdigest())
 '''
 
@@ -30,6 +31,7 @@ print(hashlib.sha256(b''.join(part.numpy().tobytes() for part in parts)).hexdige
 def avx2(monkeypatch):
     """A process that has started with the variables, on a CPU with AVX2."""
     monkeypatch.setattr(cpu_level, 'cpu_instructions', lambda: 'AVX2')
+    monkeypatch.setattr(cpu_level, 'numpy_features', lambda: ['AVX2'])
 
 
 def test_the_config_and_the_policy_have_the_same_levels():
@@ -44,8 +46,8 @@ def test_the_config_and_the_policy_have_the_same_levels():
 
 @pytest.mark.parametrize('mode', [True, False])
 def test_a_process_without_the_variables_is_refused(mode, avx2):
-    with pytest.raises(DeterminismError, match='needs ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2,STRICT'
-                                               ' ONEDNN_MAX_CPU_ISA=AVX2, which count only when'):
+    with pytest.raises(DeterminismError, match="needs ATEN_CPU_CAPABILITY='avx2' MKL_CBWR='AVX2,STR"
+                                               ".*OPENBLAS_CORETYPE='Haswell', which count only "):
         determinism.enable(mode, cpu='avx2', env={})
     started = determinism.missing_at_start({}, mode=mode, cpu='avx2')
     assert NEEDED.items() <= started.items()
@@ -61,10 +63,27 @@ def test_a_variable_with_another_value_is_named(avx2):
 
 
 @pytest.mark.parametrize('level', ['AVX512', 'DEFAULT'])
-def test_a_cpu_that_uses_another_level_is_refused(level, monkeypatch):
+def test_a_cpu_that_uses_another_level_is_refused(level, avx2, monkeypatch):
     monkeypatch.setattr(cpu_level, 'cpu_instructions', lambda: level)
     with pytest.raises(DeterminismError, match=f'but torch uses {level}: this CPU has no AVX2, or'):
         determinism.enable(cpu='avx2', env=dict(NEEDED))
+
+
+@pytest.mark.parametrize('has, listed, needed', [
+    (['X86_V3', 'X86_V4', 'AVX512_ICL'], '', 'X86_V4 AVX512_ICL'),
+    (['AVX2', 'AVX512F', 'AVX512_SKX'], 'AVX512_SKX, AVX512_CNL', 'AVX512_SKX AVX512_CNL AVX512F'),
+    (['X86_V3'], 'X86_V4', 'X86_V4')])
+def test_numpy_does_without_what_this_cpu_has_above_the_level(has, listed, needed, monkeypatch):
+    monkeypatch.setattr(cpu_level, 'numpy_features', lambda: has)
+    found = cpu_level.level_variables('avx2', {'NPY_DISABLE_CPU_FEATURES': listed})
+    assert found.get('NPY_DISABLE_CPU_FEATURES', listed) == needed
+    assert cpu_level.level_variables(None) == {}
+
+
+def test_numpy_that_started_before_the_variable_is_refused(avx2, monkeypatch):
+    monkeypatch.setattr(cpu_level, 'numpy_features', lambda: ['X86_V4'])
+    with pytest.raises(DeterminismError, match='but NumPy uses X86_V4: NPY_DISABLE_CPU_FEATURES w'):
+        determinism.enable(cpu='avx2', env={**NEEDED, 'NPY_DISABLE_CPU_FEATURES': 'X86_V4'})
 
 
 def test_nothing_is_needed_without_it(monkeypatch):
@@ -77,9 +96,10 @@ def test_a_fresh_process_computes_at_the_level():
     """Two of them; a third, without the variables, is refused."""
     if 'avx2' not in open('/proc/cpuinfo').read():
         pytest.skip('this CPU has no AVX2')
-    base = {key: value for key, value in os.environ.items() if key not in NEEDED}
+    needed = cpu_level.level_variables('avx2')
+    base = {key: value for key, value in os.environ.items() if key not in needed}
     results = []
-    for env in ({**base, **NEEDED}, {**base, **NEEDED}, base):
+    for env in ({**base, **needed}, {**base, **needed}, base):
         done = subprocess.run([sys.executable, '-W', 'ignore', '-c', PRINT], text=True,
                               env={**env, 'OMP_NUM_THREADS': '1'}, capture_output=True)
         results.append(done.stdout or done.stderr.splitlines()[-1])

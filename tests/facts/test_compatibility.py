@@ -227,6 +227,32 @@ def test_other_data_are_found_once_they_are_loaded(base, tmp_path, monkeypatch):
         Runner.from_cfg(resumed(base, tmp_path)).train()
 
 
+AVX512 = {'hardware.cpu_features': 'sse4_2 avx fma avx2 avx512f'}
+
+
+@pytest.mark.parametrize('then, now, severity, said', [
+    (AVX512, {'hardware.cpu_features': 'sse4_2 avx fma avx2'}, HARMLESS, 'same on CPUs with AVX2'),
+    (AVX512, {'hardware.cpu_features': 'sse4_2 avx'}, CHANGES, 'x86-64 CPUs with AVX2 only'),
+    (AVX512, {'hardware.cpu_features': None}, CHANGES, 'x86-64 CPUs with AVX2 only'),
+    (dict(AVX512, **{'env.OPENCV_IPP': None}), dict(AVX512, **{'env.OPENCV_IPP': 'disabled'}),
+     CHANGES, 'different pixels')])
+def test_another_cpu_loads_other_batches_where_it_has_no_avx2(then, now, severity, said):
+    one, = differences(then, now)
+    assert one.severity == severity and said in one.consequence
+
+
+def test_checkpoints_without_the_features_of_their_cpu_are_not_asked():
+    assert differences({}, {**AVX512, 'env.OPENCV_IPP': None}) == []
+    one, = differences({}, {'env.OPENBLAS_CORETYPE': 'Nehalem'})
+    assert one.severity == CHANGES
+
+
+def test_a_level_needs_other_variables_on_another_cpu():
+    pinned = {'randomness.cpu': 'avx2'}
+    one, = differences(pinned, {**pinned, 'env.NPY_DISABLE_CPU_FEATURES': 'X86_V4'})
+    assert one.severity == HARMLESS and 'randomness.cpu pins' in one.consequence
+
+
 def test_every_row_is_reached_and_the_last_takes_all():
     assert compatibility.RULES[-1].pattern == '*'
     assert {rule.only for rule in compatibility.RULES} - {''} == set(compatibility.CONDITIONS)

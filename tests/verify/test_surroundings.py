@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from harness import ROOT
 
+from mmrepro.determinism.cpu_level import CPU_LEVELS
 from mmrepro.verify import surroundings
 
 
@@ -54,14 +55,14 @@ def test_burners_end_with_the_process_that_started_them():
 
 
 @pytest.mark.parametrize('capability, expected', [
-    ('AVX512', surroundings.AVX2), ('AVX2', surroundings.LESS_THAN_AVX2)])
+    ('AVX512', CPU_LEVELS['avx2']), ('AVX2', surroundings.LESS_THAN_AVX2)])
 def test_instruction_sets_of_the_level_below_are_asked_for(capability, expected, monkeypatch):
-    import torch
     monkeypatch.setattr(platform, 'machine', lambda: 'x86_64')
-    monkeypatch.setattr(torch.backends.cpu, 'get_cpu_capability', lambda: capability)
+    monkeypatch.setattr(surroundings, 'cpu_instructions', lambda: capability)
     found = surroundings.instruction_sets()
     assert {name: found[name] for name in expected} == expected
     # what loads data keeps AVX2, which batches are promised for
     assert 'AVX2' not in found.get('OPENCV_CPU_DISABLE', '').split(',')
+    assert found.get('OPENCV_IPP', 'avx2') == 'avx2'
     monkeypatch.setattr(platform, 'machine', lambda: 'aarch64')
     assert surroundings.instruction_sets() == {}
