@@ -187,10 +187,11 @@ _ROWS: Tuple[Tuple[str, ...], ...] = (
 RULES = tuple(FactRule(pattern, *row) for patterns, *row in _ROWS for pattern in patterns.split())
 
 # facts that older checkpoints lack, with the value that they had
-_LATER = {'randomness.virtual_ranks': None, 'randomness.independent_predictions': False,
-          'randomness.cpu': None, 'randomness.virtual_ranks_memory': None, 'env.OPENCV_CPU_DISABLE': None,
-          'env.OPENCV_IPP': None, 'env.NPY_DISABLE_CPU_FEATURES': None,
-          'env.NPY_ENABLE_CPU_FEATURES': None, 'env.OPENBLAS_CORETYPE': None}
+_LATER = {
+    'randomness.virtual_ranks': None, 'randomness.independent_predictions': False,
+    'randomness.cpu': None, 'randomness.virtual_ranks_memory': None,
+    'env.OPENCV_CPU_DISABLE': None, 'env.OPENCV_IPP': None, 'env.NPY_DISABLE_CPU_FEATURES': None,
+    'env.NPY_ENABLE_CPU_FEATURES': None, 'env.OPENBLAS_CORETYPE': None}
 # facts that only one of the processes had when it looked, or that older checkpoints lack
 _LATE = ('version.', 'train_', 'torch._dynamo', 'processes', 'hardware.cpu_features')
 # of facts that exist only once a module is imported
