@@ -12,7 +12,7 @@ from .context import DifferenceContext
 
 __all__ = ['PHASES', 'Diagnosis', 'diagnose']
 
-# when ranks differ first in different phases, the earliest phase is where it began
+# in the order of an iteration
 PHASES = ('start', 'data', 'forward', 'loss', 'backward', 'optimizer', 'hook')
 # names of the records of a state -> where in the iteration that is
 STATES = {
@@ -56,6 +56,12 @@ class Diagnosis(NamedTuple):
     extra: Tuple[str, ...]  # operators of one run only, at most 20, as 'A: ...' or 'B: ...'
     record_a: Optional[int]  # number in the recording of the iteration; None for samples
     record_b: Optional[int]
+
+    def order(self) -> Tuple[int, float, int]:
+        """Of the first differences of several ranks, the smallest is where it began."""
+        phase = PHASES.index(self.phase) if not (
+            self.phase == 'hook' and BEGINS.search(self.path)) else PHASES.index('forward') - .5
+        return self.iteration, phase, self.rank
 
     def as_dict(self) -> Dict[str, Any]:
         """For JSON, where ``fix`` is called "cure"."""

@@ -15,7 +15,7 @@ from mmengine.hooks import Hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..data import placement_of
-from ..diagnosis.first_difference import PHASES, Diagnosis, diagnose
+from ..diagnosis.first_difference import Diagnosis, diagnose
 from ..distributed.unwrap import unwrap
 from ..fingerprint import run_state
 from ..fingerprint.operator_recorder import OperatorRecorder
@@ -73,11 +73,10 @@ def read_stream(folder: str, rank: int, *others: str) -> List[Record]:
 
 def diagnose_ranks(iteration: int, folder_a: str, folder_b: str,
                    ranks: Sequence[int]) -> Optional[Diagnosis]:
-    """The first difference on any rank: the one in the earliest phase."""
+    """The first difference on any rank."""
     found = [diagnose(iteration, rank, read_stream(folder_a, rank, folder_b),
                       read_stream(folder_b, rank, folder_a)) for rank in ranks]
-    return min(filter(None, found), key=lambda one: (PHASES.index(one.phase), one.rank),
-               default=None)
+    return min(filter(None, found), key=Diagnosis.order, default=None)
 
 
 class _RecordingHook(Hook):

@@ -19,10 +19,14 @@ ITERATIONS = 4  # an epoch of tiny()
 
 @DATASETS.register_module(force=True)
 class TinyData(BaseDataset):
-    """Eight noise images of 8 x 8, three classes."""
+    """Noise images of 8 x 8, three classes."""
+
+    def __init__(self, size=8, **kwargs):
+        self.size = size
+        super().__init__(**kwargs)
 
     def load_data_list(self):
-        return [dict(number=i, label=i % 3) for i in range(8)]
+        return [dict(number=i, label=i % 3) for i in range(self.size)]
 
 
 @TRANSFORMS.register_module(force=True)
