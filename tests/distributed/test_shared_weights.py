@@ -139,6 +139,11 @@ def test_one_copy_if_all_hooks_are_known(cfg, tmp_path):
     assert len(first) == 3 and first == second
 
 
+def test_a_second_training_of_a_runner_is_refused(cfg, tmp_path):
+    with pytest.raises(RuntimeError, match="train.. was called before.*virtual_ranks_memory='sepa"):
+        trained(cfg, tmp_path, lambda runner: runner.train(), averages)
+
+
 @HOOKS.register_module(force=True)
 class UnknownHook(Hook):
     pass

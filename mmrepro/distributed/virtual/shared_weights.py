@@ -45,11 +45,15 @@ def share_weights(runner: Any) -> None:
     Every rank calls it, when its weights are loaded and its hooks are ready.
 
     Raises:
-        RandomnessError: ``virtual_ranks_memory='shared'`` although that is not possible; says why.
+        RandomnessError: ``virtual_ranks_memory='shared'`` although that is not possible, says why;
+            or the runner has trained before.
     """
     scheduler = current()
     if scheduler is None or len(scheduler.ranks) == 1:
         return
+    if runner.model.sharing is not None:  # hooks begin anew, and would be adapted twice
+        raise RandomnessError('runner.train() was called before, and the virtual ranks of this '
+                              f'process share weights since. Build a new runner, or set {SEPARATE}')
     number = scheduler.me.trainings
     scheduler.me.trainings += 1
     me = scheduler.ranks.index(scheduler.me)
