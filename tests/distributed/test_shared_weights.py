@@ -1,6 +1,8 @@
 """Virtual ranks of one process that share weights have the bits of ranks that do not."""
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -70,6 +72,26 @@ def test_shared_weights_have_the_bits_of_separate_ones(cfg, change, tmp_path):
     assert run(mine, 3, 2, tmp_path / '3') == expected
     found = run(mine, 3, 1, tmp_path / '4', resume=tmp_path / '3' / 'iter_1.pth')
     assert found == [lines[1:] for lines in expected]
+
+
+def test_half_precision_with_loss_scaling(cfg, tmp_path, monkeypatch):
+    """MMEngine's wrapper asks for a GPU; its autocast and torch's scaler also work on a CPU."""
+    from mmengine.optim.optimizer import amp_optimizer_wrapper as module
+
+    def scaled(cfg):
+        meeting(cfg)
+        cfg.optim_wrapper.update(type='AmpOptimWrapper', clip_grad=dict(max_norm=0.1))
+        cfg.optim_wrapper.loss_scale = dict(
+            init_scale=2.**127, growth_interval=2)  # the first steps overflow
+
+    monkeypatch.setattr(module, 'is_cuda_available', lambda: True)
+    monkeypatch.setattr(module, 'GradScaler', functools.partial(torch.amp.GradScaler, 'cpu'))
+    expected = run(changed(cfg, shared(scaled, 'separate')), 3, 1, tmp_path / '1')
+    scales = {line['weights'] for line in expected[0] if 'data' in line}
+    assert 1 < len(scales) < len([line for line in expected[0] if 'data' in line])
+    for memory in ('shared', 'low'):
+        found = run(changed(cfg, shared(scaled, memory)), 3, 1, tmp_path / memory)
+        assert found == expected
 
 
 @MODELS.register_module(force=True)
