@@ -34,14 +34,14 @@ class Small(BaseModel):
 class Cloudlet(torch.utils.data.Dataset):
     metainfo = {}
 
-    def __init__(self, size=16):
-        self.size = size
+    def __init__(self, size=16, noise=1.):
+        self.size, self.noise = size, noise
 
     def __len__(self):
         return self.size
 
     def __getitem__(self, i):
-        return dict(x=torch.tensor([i, 1.]) + torch.rand(2))
+        return dict(x=torch.tensor([i, 1.]) + self.noise * torch.rand(2))
 
 
 @METRICS.register_module(force=True)
