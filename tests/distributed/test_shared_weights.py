@@ -156,6 +156,17 @@ def addresses(runner):
             (weight, optimizer.state[weight]['momentum_buffer'], *average)]
 
 
+def without_checkpoints(cfg):
+    averages(cfg)
+    cfg.default_hooks.checkpoint = None
+
+
+def test_nothing_makes_ranks_wait_between_two_changes_of_averages(cfg, tmp_path):
+    """The last step before a validation, and the averages that it validates."""
+    expected = run(changed(cfg, shared(without_checkpoints, 'separate')), 3, 1, tmp_path / '1')
+    assert run(changed(cfg, shared(without_checkpoints)), 3, 1, tmp_path / '2') == expected
+
+
 def test_one_copy_if_all_hooks_are_known(cfg, tmp_path):
     first, second = trained(cfg, tmp_path, addresses, averages)
     assert len(first) == 3 and first == second

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 import torch.distributed as dist
@@ -145,7 +145,8 @@ class Shared:
         self.scheduler, self.parts, self.problem = scheduler, parts, problem
         self.begun = 0  # ranks of the process
         self.steps: Dict[int, int] = {}  # of the optimizer, by member
-        self.changing: Dict[int, Tuple[int, str]] = {}  # by member: changes it has come to, where
+        self.changing: Dict[int, int] = {}  # by member: changes it has come to
+        self.owners: Dict[int, str] = {}  # where the owner has come, by change; the last two
         self.changed = 0  # changes that the owner has finished
         self.settings: List[Dict[str, Any]] = []  # of the owner's optimizer at its last step
         self._before: Optional[str] = None
@@ -178,7 +179,7 @@ class _Member:
     def __init__(self, shared: Shared, index: int, runner: Any) -> None:
         self._shared, self._index, self._config = shared, index, runner.repro
         self._parts = parts = shared.parts if index == 0 else _Parts(runner)
-        shared.steps[index], shared.changing[index] = 0, (0, '')
+        shared.steps[index], shared.changing[index] = 0, 0
         wrapper = runner.optim_wrapper
         # Nothing changes gradients but clipping and scaling, so they may be views of a common sum.
         # The owner's step shall not depend on where in memory buckets have put them.
@@ -211,15 +212,18 @@ class _Member:
         The owner's is the first. The others' must leave alone what is shared.
         """
         shared, me = self._shared, self._index
-        number = shared.changing[me][0] + 1
-        shared.changing[me] = number, where
+        number = shared.changing[me] + 1
+        shared.changing[me] = number
+        if me == 0:
+            # others look when it may have come to the next one already
+            shared.owners = {number: where, number - 1: shared.owners.get(number - 1, '')}
         shared.scheduler.wait(
             (lambda: shared.changed >= number) if me else
-            (lambda: min(shared.changing.values())[0] >= number), where)
-        if shared.changing[0][1] != where:
+            (lambda: min(shared.changing.values()) >= number), where)
+        if shared.owners[number] != where:
             raise CollectiveMismatch(
                 f'virtual ranks that share weights have come to different changes of them: '
-                f'{where}, and {shared.changing[0][1]}')
+                f'{where}, and {shared.owners[number]}')
         result = function()
         if me == 0:
             shared.changed = number
