@@ -48,6 +48,7 @@ SLOW = {
     'distributed/test_training_on_ranks.py',
     'distributed/test_virtual_collectives.py',
     'distributed/test_virtual_ranks.py',
+    'distributed/test_virtual_ranks_errors.py',
     'distributed/test_virtual_ranks_faults.py',
     'distributed/test_virtual_ranks_features.py',
     'distributed/test_virtual_ranks_training.py',

@@ -1,0 +1,129 @@
+"""An error in one virtual rank ends all of them, in every process, and names the rank."""
+from __future__ import annotations
+
+import io
+import logging
+import os
+
+import pytest
+import torch
+from harness import Child
+from mmengine.hooks import CheckpointHook
+from mmengine.runner import Runner
+from preempted_runs import Cloudlet, Small, SumOfOutputs, settings
+from ranks import free_port
+
+from mmrepro import RandomnessError, on_virtual_ranks
+
+pytestmark = pytest.mark.filterwarnings('ignore')
+
+RANKS = 4
+
+
+class Planted(Exception):
+    pass
+
+
+def raising(owner, name, rank=2):
+    """The method raises in one virtual rank, the second time there. 2: of the second process."""
+    original, calls = getattr(owner, name), []
+
+    def method(self, *args, **kwargs):
+        if torch.distributed.get_rank() == rank:
+            calls.append(1)
+            if len(calls) == 2:
+                raise Planted(name)
+        return original(self, *args, **kwargs)
+
+    setattr(owner, name, method)
+
+
+# where the error is -> how to plant it, and changes of the config
+PLACES = {
+    'the forward pass': (lambda: raising(Small, 'forward'), {}),
+    'a dataset': (lambda: raising(Cloudlet, '__getitem__'), {}),
+    'a worker of a loader': (lambda: raising(Cloudlet, '__getitem__'),
+                             {'train_dataloader.num_workers': 1}),
+    'a hook': (lambda: raising(CheckpointHook, 'after_train_iter'), {}),
+    'the writing of a checkpoint': (lambda: raising(Runner, 'save_checkpoint', rank=0), {
+        'default_hooks.checkpoint': dict(type='CheckpointHook', by_epoch=False, interval=1)}),
+    'a validation': (lambda: raising(SumOfOutputs, 'process'), {}),
+}
+
+
+def train(process, cfg, plant, port):
+    os.environ.update(RANK=str(process), LOCAL_RANK=str(process), WORLD_SIZE='2',
+                      MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), GLOO_SOCKET_IFNAME='lo')
+    plant()
+    cfg.launcher = 'pytorch'
+    log = io.StringIO()
+    logging.getLogger('mmrepro').addHandler(logging.StreamHandler(log))
+    try:
+        on_virtual_ranks(RANKS, lambda: Runner.from_cfg(cfg.copy()).train(), 'pytorch',
+                         cfg.env_cfg)
+    except Exception as error:
+        return type(error).__name__, str(error), log.getvalue()
+
+
+@pytest.mark.parametrize('place', PLACES)
+def test_an_error_in_one_rank_ends_all_and_names_it(place, tmp_path):
+    plant, changes = PLACES[place]
+    cfg = settings(tmp_path, **{'train_dataloader.dataset.size': 64, 'randomness.virtual_ranks':
+                                RANKS, 'val_dataloader.dataset.size': 16, **changes})
+    port = free_port()
+    children = [Child(train, process, cfg, plant, port) for process in range(2)]
+    results = [child.result() for child in children]
+    rank = 0 if place == 'the writing of a checkpoint' else 2
+    kind, text, log = results.pop(rank // 2)
+    assert kind == 'Planted', text
+    assert f'virtual rank {rank} of 4 has ended with Planted' in log
+    (kind, text, log), = results
+    assert f'rank {rank} has ended with Planted' in text + log, (kind, text)
+    assert kind in ('RankEnded', 'AgreementError'), text
+
+
+# ------------------------------------------------------------------------------ refused
+
+
+class Wrapper(torch.nn.Module):
+    """A model wrapper of one's own."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+def flexible(cfg):
+    from mmengine.runner import FlexibleRunner
+    kept = {key: cfg[key] for key in ('model', 'work_dir', 'train_dataloader', 'train_cfg',
+                                      'optim_wrapper', 'randomness')}
+    return lambda: FlexibleRunner(**kept)
+
+
+def compiled(cfg):
+    cfg.compile = True
+    return lambda: Runner.from_cfg(cfg.copy())
+
+
+def wrapped(cfg):
+    from mmengine.registry import MODEL_WRAPPERS
+    MODEL_WRAPPERS.register_module(module=Wrapper, force=True)
+    cfg.model_wrapper_cfg = dict(type='Wrapper')
+    return lambda: Runner.from_cfg(cfg.copy())
+
+
+def graphed(cfg):
+    return lambda: torch.cuda.make_graphed_callables(torch.nn.Linear(1, 1), (torch.ones(1), ))
+
+
+REFUSED = {flexible: 'FlexibleRunner', compiled: 'compile=True and randomness.virtual_ranks=2',
+           wrapped: 'the model wrapper Wrapper and randomness.virtual_ranks=2',
+           graphed: 'torch.cuda.make_graphed_callables cannot be used with '
+                    'randomness.virtual_ranks'}
+
+
+@pytest.mark.parametrize('what', REFUSED, ids=lambda one: one.__name__)
+def test_what_is_not_supported_is_refused_by_name(what, tmp_path):
+    cfg = settings(tmp_path, **{'randomness.virtual_ranks': 2})
+    with pytest.raises((RandomnessError, RuntimeError), match=REFUSED[what]):
+        on_virtual_ranks(2, what(cfg))
