@@ -76,8 +76,10 @@ def table(content: Mapping[str, Any]) -> str:
     """A line per host as Markdown."""
     lines = ['| host | promised | different batches |', '|---|---|---|']
     for one in content['hosts']:
-        differs = ', '.join(one['differs']) or f'none of {one["pipelines"]} pipelines'
-        lines.append(f'| {one["host"]} | {"the same" if one["promised"] else "-"} | {differs} |')
+        differs, count = one['differs'], one['pipelines']
+        text = f'all {count} pipelines' if len(differs) == count else \
+            ', '.join(differs) or f'none of {count} pipelines'
+        lines.append(f'| {one["host"]} | {"the same" if one["promised"] else "-"} | {text} |')
     return '\n'.join(lines)
 
 
