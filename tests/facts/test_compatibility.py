@@ -1,8 +1,13 @@
 """What differs between then and now stops a resume, when it changes bits."""
 import copy
+import io
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
+from harness import ROOT, environment
 from mmengine.config import Config
 from mmengine.runner import Runner
 from small_runs import Points, clean, finish, small_run  # noqa: F401  clean is a fixture
@@ -10,7 +15,14 @@ from small_runs import Points, clean, finish, small_run  # noqa: F401  clean is 
 import mmrepro
 from mmrepro.demo.shipped_configs import demo_config
 from mmrepro.facts import compatibility
-from mmrepro.facts.collect import collect_facts, flatten, read_settings, settings_of
+from mmrepro.facts.collect import (
+    collect_facts,
+    cpu_features,
+    cpu_name,
+    flatten,
+    read_settings,
+    settings_of,
+)
 from mmrepro.facts.compatibility import CHANGES, HARMLESS, ResumeError, differences
 
 
@@ -239,6 +251,37 @@ AVX512 = {'hardware.cpu_features': 'sse4_2 avx fma avx2 avx512f'}
 def test_another_cpu_loads_other_batches_where_it_has_no_avx2(then, now, severity, said):
     one, = differences(then, now)
     assert one.severity == severity and said in one.consequence
+
+
+def test_a_checkpoint_has_the_instruction_sets(base):
+    facts = torch.load(base / 'iter_3.pth', weights_only=False)['meta']['mmrepro']['facts']
+    assert 'hardware.cpu_features' in facts and 'hardware.cpu_instructions' in facts
+    for name in ('ATEN_CPU_CAPABILITY', 'MKL_CBWR', 'ONEDNN_MAX_CPU_ISA', 'OPENCV_CPU_DISABLE',
+                 'OPENCV_IPP', 'NPY_DISABLE_CPU_FEATURES', 'OPENBLAS_CORETYPE'):
+        assert facts[f'env.{name}'] == os.environ.get(name)
+
+
+@pytest.mark.parametrize('text, features', [
+    ('model name\t: ACME\nflags\t\t: fpu avx2 sse4_2 fma avx\n', 'sse4_2 avx fma avx2'),
+    ('Features\t: fp asimd sve\n', 'asimd sve'), ('processor\t: 0\n', None)])
+def test_features_are_those_that_libraries_have_kernels_for(text, features, monkeypatch):
+    monkeypatch.setattr('builtins.open', lambda path: io.StringIO(text))
+    assert cpu_features() == features
+    assert cpu_name() == 'ACME' or 'ACME' not in text
+
+
+def test_a_process_with_fewer_instructions_is_refused(tmp_path):
+    """Two real processes: the libraries of the second one are those of a host without AVX2."""
+    command = [sys.executable, '-W', 'ignore', '-m', 'mmrepro', 'train',
+               str(ROOT / 'configs/demo/classifier_demo.py'), '--work-dir', str(tmp_path)]
+    less = {**environment(), 'OPENCV_CPU_DISABLE': 'AVX2,FMA3,AVX512-SKX', 'PYTHONHASHSEED': '0'}
+    options = ['--cfg-options', 'train_cfg.max_epochs=1', 'val_cfg=None', 'val_dataloader=None',
+               'val_evaluator=None']
+    subprocess.run([*command, *options], env=environment(), check=True, capture_output=True)
+    refused = subprocess.run([*command, '--resume', *options], env=less, text=True,
+                             capture_output=True)
+    assert refused.returncode == 2
+    assert 'env.OPENCV_CPU_DISABLE' in refused.stderr and 'different pixels' in refused.stderr
 
 
 def test_checkpoints_without_the_features_of_their_cpu_are_not_asked():
