@@ -37,7 +37,8 @@ def _close_in_child() -> None:
         one.close()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+if hasattr(os, 'register_at_fork'):  # where processes can be forked
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _probed(one: socket.socket) -> socket.socket:
@@ -93,14 +94,17 @@ class Connection:
 def own_addresses(towards: Optional[Tuple[str, int]]) -> List[str]:
     """Addresses of this machine: the one by which it reaches ``towards``, then its name."""
     found: List[str] = []
-    if towards is not None:
-        for family, kind, _, _, address in socket.getaddrinfo(*towards, type=socket.SOCK_DGRAM):
-            with socket.socket(family, kind) as one:
-                try:
-                    one.connect(address)  # sends nothing
-                except OSError:
-                    continue
-                found.append(one.getsockname()[0])
+    try:
+        known = [] if towards is None else socket.getaddrinfo(*towards, type=socket.SOCK_DGRAM)
+    except OSError:  # the name is not known here; the others may know that of this machine
+        known = []
+    for family, kind, _, _, address in known:
+        with socket.socket(family, kind) as one:
+            try:
+                one.connect(address)  # sends nothing
+            except OSError:
+                continue
+            found.append(one.getsockname()[0])
     return list(dict.fromkeys([*found, socket.gethostname()]))
 
 

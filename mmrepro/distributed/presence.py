@@ -360,7 +360,8 @@ def _forget_in_child() -> None:
     _of_processes = _of_virtual_ranks = None
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _message(endings: Dict[int, Ending]) -> Dict[str, Any]:
@@ -372,8 +373,9 @@ def _endings(message: Dict[str, Any]) -> Dict[int, Ending]:
 
 
 def _address_of(store: dist.Store) -> Any:
-    """Host and port of a TCPStore; None of another one."""
+    """Where the store is, or else where rank 0 is; None if neither is known."""
     while hasattr(store, 'underlying_store'):
         store = store.underlying_store
-    host, port = getattr(store, 'host', None), getattr(store, 'port', None)
+    host = getattr(store, 'host', None) or os.environ.get('MASTER_ADDR')
+    port = getattr(store, 'port', None) or int(os.environ.get('MASTER_PORT', 0))
     return (host, port) if host and port else None

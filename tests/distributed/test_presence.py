@@ -20,7 +20,7 @@ from mmrepro import on_virtual_ranks
 from mmrepro.distributed import presence, waiting
 from mmrepro.distributed.agreement import AgreementError, settle
 from mmrepro.distributed.common_stop import CommonStop
-from mmrepro.distributed.connections import Hub
+from mmrepro.distributed.connections import Hub, own_addresses
 from mmrepro.distributed.presence import RankEnded
 
 pytestmark = pytest.mark.filterwarnings('ignore')
@@ -312,3 +312,19 @@ def test_somebody_without_the_token_is_sent_away():
             assert other.recv(1) == b''
     hub.close()
     assert heard == []
+
+
+def test_an_address_is_found_whatever_is_known():
+    assert '127.0.0.1' in own_addresses(('127.0.0.1', 29500))
+    for towards in (None, ('no-such-host.invalid', 29500)):
+        assert own_addresses(towards) == [socket.gethostname()]
+
+
+def test_who_cannot_reach_rank_0_goes_on_without(caplog):
+    store = dist.HashStore()
+    there, here = (presence.Presence([[0], [1]], number, lambda: store) for number in (0, 1))
+    there._hub.close()
+    here.connect()
+    assert 'no connection to rank 0' in caplog.text and not here.known(0)
+    here.close(presence.Ending.of(None))
+    there.close(presence.Ending.of(None))
