@@ -1,6 +1,7 @@
 """Waiting for other ranks, which may have ended, or may run in this process."""
 from __future__ import annotations
 
+import logging
 import time
 from datetime import timedelta
 from typing import Mapping, Optional, Sequence
@@ -11,6 +12,8 @@ from .presence import Ending, Presence, RankEnded
 from .virtual.scheduler import current
 
 __all__ = ['Awaited', 'wait_in_store']
+
+_logger = logging.getLogger('mmrepro')
 
 SHORTEST, LONGEST = 0.001, 0.2  # seconds between two looks at the store
 SLOWER = 1.3
@@ -57,6 +60,7 @@ class _Wait:
         self._started, self._timeout = time.monotonic(), timeout
         self._next, self.pause = 0., SHORTEST
         self.problem: Optional[Exception] = None
+        self._said = False
 
     def over(self) -> bool:
         """Whether the keys are there, or something is wrong."""
@@ -90,6 +94,12 @@ class _Wait:
         elif missing and waited >= allowed:
             self.problem = TimeoutError(f'{", ".join(missing)} did not appear in the store within '
                                         f'{allowed:g} s')
+        elif missing and waited >= self._timeout and not self._said:
+            self._said = True
+            _logger.warning('waiting for %.0f s in the store of the process group for ranks that '
+                            'have not ended: %s (%s); up to %.0f s', waited,
+                            ', '.join(map(str, sorted(set(missing.values())))), ', '.join(missing),
+                            allowed)
         return not missing or self.problem is not None
 
     def _allowed(self, missing: Mapping[str, int]) -> float:

@@ -137,6 +137,8 @@ def only_rank_0_saves(rank, world, port, cfg, work_dir):
         runner.register_hook(Alone())
 
     import mmrepro.checkpoint.rank_state as ranks
+    from mmrepro.distributed import waiting
+    waiting.PRESENT_TIMEOUT = 3.
     stock = ranks.settle
     ranks.settle = lambda *args: stock(*args, timeout=3)
     return as_rank(rank, world, port, cfg, work_dir, prepare)

@@ -148,11 +148,15 @@ def slow(rank):
             return allowed(self, missing)
 
         waiting._Wait._allowed = waited
-    return settle('checkpoint', rank, max, timeout=0.01)
+    log = io.StringIO()
+    logging.getLogger('mmrepro').addHandler(logging.StreamHandler(log))
+    return settle('checkpoint', rank, max, timeout=0.01), (
+        'for ranks that have not ended: 1 (rank1)' in log.getvalue())
 
 
 def test_a_slow_rank_is_waited_for():
-    assert on_ranks(2, slow) == [1, 1]
+    (first, said), (second, _) = on_ranks(2, slow)
+    assert first == second == 1 and said
 
 
 def in_time(rank):
