@@ -124,7 +124,8 @@ def _train(recipe: Recipe, work_dir: str) -> str:
     cfg = read_config(recipe.config, dict(map(setting, recipe.options)))
     if recipe.demo_data is not None:
         write_dataset(recipe.demo_data)
-        use_data(cfg, os.path.abspath(recipe.demo_data))
+        # as the recipe says it, because batches hold the paths of their images
+        use_data(cfg, recipe.demo_data)
     line = ProgressLine(sys.stderr)
     with line:
         return golden.train(recipe, cfg, work_dir, line.say)

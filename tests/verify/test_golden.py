@@ -75,6 +75,13 @@ def test_the_same_bits(process, run, capsys, tmp_path):
     assert len(os.listdir(kept)) == 2
 
 
+def test_batches_do_not_say_where_the_repository_is(process, run):
+    """Their paths are part of the bits, and another checkout has the same golden."""
+    assert run('record', 'detector.py', '--demo-data') == 0
+    cfg = Config.fromfile(training_of(process.launches[0]).config)
+    assert cfg.train_dataloader.dataset.data_root == os.path.join('data', 'demo')
+
+
 def test_a_difference_says_where_and_what_has_changed(process, run, capsys):
     run('record', 'detector.py')
     process.wrong, process.facts = 2, {'env.MKL_CBWR': 'COMPATIBLE', 'version.mmrepro': '9'}
