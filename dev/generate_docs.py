@@ -57,6 +57,9 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('evidence/versions.md', 'python -m dev.libraries',
      lambda: libraries.table(result('libraries_cpu.json'))),
     ('evidence/hosts.md', 'python -m dev.hosts', lambda: hosts.table(result('hosts_cpu.json'))),
+    ('evidence/hosts.md', 'python benchmarks/cpu_levels.py',
+     lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'cpu_levels.py'))['table'](
+         result('cpu_levels_cpu.json'))),
     ('results/zoo_cpu.md', '', lambda: sweep_report.table(result('zoo_cpu.json'))),
     ('results/check_cpu_quick.md', '',
      lambda: check_report.table(result('check_cpu_quick.json'), GROUPS) + '\n'),

@@ -13,6 +13,7 @@ declare -A HOSTS=(
         TZ=Asia/Kathmandu LC_ALL=C"
     # AVX2 in every library, on a CPU that has more
     [avx2]="ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
+        OPENCV_CPU_DISABLE=AVX512-SKX OPENCV_IPP=avx2 OPENBLAS_CORETYPE=Haswell
         TZ=America/St_Johns LC_ALL=C.UTF-8"
 )
 hosts=(plain avx2)
