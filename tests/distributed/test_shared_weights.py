@@ -251,6 +251,16 @@ class ShrinkingHook(Hook):
 
 
 @HOOKS.register_module(force=True)
+class LateHook(Hook):
+    """Changes one element of a weight behind the step, once and by little."""
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter == 1:
+            weight = runner.model.module.head.fc.weight.data
+            weight[0, 1] = torch.nextafter(weight[0, 1], weight.new_tensor(9.))
+
+
+@HOOKS.register_module(force=True)
 class OwnRateHook(Hook):
     """Another learning rate on each rank."""
 
@@ -278,14 +288,15 @@ class AdvancingHook(Hook):
 
 
 @pytest.mark.parametrize('hook, text', [
-    ('ShrinkingHook', 'before step 1, something other than the optimizer has changed the weights'),
+    ('ShrinkingHook', 'between step 0 .* something else has changed head.fc.weight'),
+    ('LateHook', 'between step 2 .* something else has changed head.fc.weight'),
     ('OwnRateHook', 'parameter groups .* are not the same on all virtual ranks'),
     ('ReplacingHook', 'head.fc.weight no longer has the memory'),
     ('AdvancingHook', 'steps for the 2. time, .* has done 1 steps')])
 def test_what_a_hook_of_ones_own_breaks_ends_the_run(cfg, hook, text, tmp_path):
     def change(cfg):
         cfg.custom_hooks = [dict(type=hook)]
-        cfg.randomness.update(virtual_ranks_memory='shared', check_steps=1000)
+        cfg.randomness['virtual_ranks_memory'] = 'shared'
 
     with pytest.raises(RuntimeError, match=f"{text}.*virtual_ranks_memory='separate'"):
         trained(cfg, tmp_path, addresses, change)

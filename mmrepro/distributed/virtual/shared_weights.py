@@ -11,8 +11,8 @@ own.
   :mod:`.weight_hooks`.
 
 Anything else that writes to weights would write several times. Which hooks and optimizers may take
-part is decided by tables; and at some steps the weights are digested before the forward pass and
-again before the step.
+part is decided by tables; and checksums of the weights tell whether something else has changed them
+since the last step.
 """
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def share_weights(runner: Any) -> None:
         return
     member = _Member(shared, me, runner)
     for hook in runner.hooks:
-        weight_hooks.adapt(hook, member.changes, owner=me == 0)
+        weight_hooks.adapt(hook, member, owner=me == 0)
     runner.model.sharing = member
     if me == 0:
         _logger.info('the %d virtual ranks of this process share weights and the state of the '
@@ -149,35 +149,41 @@ class Shared:
         self.owners: Dict[int, str] = {}  # where the owner has come, by change; the last two
         self.changed = 0  # changes that the owner has finished
         self.settings: List[Dict[str, Any]] = []  # of the owner's optimizer at its last step
-        self._before: Optional[str] = None
+        self._sums: Optional[Tensor] = None  # checksums of the parameters; None: not known
 
-    def digest(self) -> str:
-        return exact_digest([one.detach() for one in self.parts.parameters.values()])
+    def remember(self) -> None:
+        """The weights are what they should be now."""
+        self._sums = self._checksums()
 
-    def watch(self, due: bool) -> None:
-        """The owner begins a forward pass: remember the weights, if they are checked this time."""
-        if due and self._before is None:
-            self._before = self.digest()
+    def forget(self) -> None:
+        """Something changes weights that may do so."""
+        self._sums = None
+
+    @property
+    def forgotten(self) -> bool:
+        return self._sums is None
 
     def check(self) -> None:
-        """Before the owner steps.
-
-        Raises:
-            RuntimeError: the weights are not what they were before the forward pass.
-        """
-        before, self._before = self._before, None
-        if before is not None and before != self.digest():
+        """Raises RuntimeError if the weights are not what they were; names a parameter."""
+        if self._sums is None:
+            return
+        changed = (self._checksums() != self._sums).tolist()
+        if any(changed):
+            name = list(self.parts.parameters)[changed.index(True)]
             raise RuntimeError(
-                f'before step {self.steps[0] + 1}, something other than the optimizer has changed '
-                'the weights, which the virtual ranks of a process share. Give every rank its own: '
-                f'{SEPARATE}')
+                f'between step {self.steps[0]} of the optimizer and the next one, something else '
+                f'has changed {name}. The virtual ranks of a process share weights, so it did so '
+                f'once per rank. Give every rank its own: {SEPARATE}')
+
+    def _checksums(self) -> Tensor:
+        return torch.stack([_checksum(one) for one in self.parts.parameters.values()])
 
 
 class _Member:
     """One rank in :class:`Shared`: the owner has index 0."""
 
     def __init__(self, shared: Shared, index: int, runner: Any) -> None:
-        self._shared, self._index, self._config = shared, index, runner.repro
+        self._shared, self._index = shared, index
         self._parts = parts = shared.parts if index == 0 else _Parts(runner)
         shared.steps[index], shared.changing[index] = 0, 0
         wrapper = runner.optim_wrapper
@@ -203,13 +209,20 @@ class _Member:
             lambda: shared.begun == len(shared.scheduler.ranks) and
             min(shared.steps.values()) >= number,
             f'step {number} of the optimizer, whose state ranks share')
-        if self._index == 0:
-            shared.watch(self._config.is_step_checked(number))
+        if self._index == 0 and shared.forgotten:
+            shared.remember()
 
-    def changes(self, where: str, function: Callable[[], Any]) -> Any:
+    def forget(self) -> None:
+        """This rank writes to weights what every rank writes."""
+        self._shared.forget()
+
+    def changes(self, where: str, function: Callable[[], Any], weights: bool = True) -> Any:
         """Call ``function``, which changes weights or averages, when all ranks have come here.
 
         The owner's is the first. The others' must leave alone what is shared.
+
+        Args:
+            weights: Also weights.
         """
         shared, me = self._shared, self._index
         number = shared.changing[me] + 1
@@ -224,8 +237,12 @@ class _Member:
             raise CollectiveMismatch(
                 f'virtual ranks that share weights have come to different changes of them: '
                 f'{where}, and {shared.owners[number]}')
+        if me == 0 and weights:
+            shared.check()
         result = function()
         if me == 0:
+            if weights:
+                shared.remember()
             shared.changed = number
         return result
 
@@ -237,6 +254,7 @@ class _Member:
         self._shared.settings = self._parts.settings()
         result = step(*args, **kwargs)
         self._shared.steps[0] += 1
+        self._shared.remember()
         return result
 
     def _follow(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -282,6 +300,14 @@ class _Member:
             for one, other in zip(own, others):
                 if other in owner.optimizer.state:
                     state[one] = owner.optimizer.state[other]
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    """The sum of the bytes, eight at a time: a single change shows."""
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    end = len(flat) // 8 * 8
+    words = flat[:end] if flat.storage_offset() % 8 == 0 else flat[:end].clone()
+    return words.view(torch.int64).sum() + flat[end:].sum()
 
 
 def _same_bytes(one: Tensor, other: Tensor) -> bool:

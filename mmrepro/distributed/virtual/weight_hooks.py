@@ -1,7 +1,7 @@
 """Hooks and the weights that virtual ranks share: who leaves them alone, and who is adapted."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Protocol, Sequence, Tuple
 
 from mmengine.hooks import EMAHook
 from mmengine.model import BaseAveragedModel
@@ -9,8 +9,7 @@ from torch import Tensor
 
 __all__ = ['adapt', 'averages', 'problem']
 
-# package of a hook -> classes that change no weight, or write the same values on every rank
-# (SyncNormHook); '*': all
+# package of a hook -> classes that change no weight; '*': all
 KEEP_WEIGHTS: Dict[str, Sequence[str]] = {
     'mmengine.hooks': (
         'CheckpointHook', 'DistSamplerSeedHook', 'EarlyStoppingHook', 'EmptyCacheHook',
@@ -19,12 +18,19 @@ KEEP_WEIGHTS: Dict[str, Sequence[str]] = {
     'mmdet.engine.hooks': (
         'CheckInvalidLossHook', 'DetVisualizationHook', 'GroundingVisualizationHook',
         'MemoryProfilerHook', 'NumClassCheckHook', 'PipelineSwitchHook', 'SetEpochInfoHook',
-        'SyncNormHook', 'TrackVisualizationHook', 'YOLOXModeSwitchHook'),
+        'TrackVisualizationHook', 'YOLOXModeSwitchHook'),
     'mmrepro.hooks': ('*', ),
 }
 
-# changes(where, function): calls it when all ranks of the process have come there
-Changes = Callable[[str, Callable[[], Any]], Any]
+
+class Member(Protocol):
+    """A rank that shares weights."""
+
+    def changes(self, where: str, function: Callable[[], Any], weights: bool = True) -> Any:
+        """Call ``function`` when all ranks of the process have come here."""
+
+    def forget(self) -> None:
+        """What follows writes the same values to weights on every rank."""
 
 
 class Adapter(NamedTuple):
@@ -32,11 +38,11 @@ class Adapter(NamedTuple):
 
     Attributes:
         problem: (hook) -> why it cannot; ''.
-        adapt: (hook, changes, owner): replaces methods of the hook. ``owner``: the rank's hook
+        adapt: (hook, member, owner): replaces methods of the hook. ``owner``: the rank's hook
             changes what is shared; the others leave it alone.
     """
     problem: Callable[[Any], str]
-    adapt: Callable[[Any, Changes, bool], None]
+    adapt: Callable[[Any, Member, bool], None]
 
 
 def _average_problem(hook: EMAHook) -> str:
@@ -46,7 +52,7 @@ def _average_problem(hook: EMAHook) -> str:
     return ''
 
 
-def _adapt_average(hook: EMAHook, changes: Changes, owner: bool) -> None:
+def _adapt_average(hook: EMAHook, member: Member, owner: bool) -> None:
     """Buffers, and their averages, belong to each rank."""
     model = hook.ema_model
     update, swap = model.update_parameters, hook._swap_ema_parameters
@@ -62,25 +68,38 @@ def _adapt_average(hook: EMAHook, changes: Changes, owner: bool) -> None:
                     average.data.copy_(buffer.data)
                     buffer.data.copy_(value)
 
-    model.update_parameters = lambda source: changes(
-        'the update of the averaged weights', lambda: update(source))
-    hook._swap_ema_parameters = lambda: changes('the exchange of weights and averages', swap)
+    model.update_parameters = lambda source: member.changes(
+        'the update of the averaged weights', lambda: update(source), weights=False)
+    hook._swap_ema_parameters = lambda: member.changes(
+        'the exchange of weights and averages', swap)
 
 
 def _teacher_problem(hook: Any) -> str:
     return '' if hook.skip_buffers else 'MeanTeacherHook(skip_buffer=False) changes buffers as well'
 
 
-def _adapt_teacher(hook: Any, changes: Changes, owner: bool) -> None:
+def _adapt_teacher(hook: Any, member: Member, owner: bool) -> None:
     update = hook.momentum_update
-    hook.momentum_update = lambda model, momentum: changes(
+    hook.momentum_update = lambda model, momentum: member.changes(
         "the update of the teacher's weights",
         (lambda: update(model, momentum)) if owner else lambda: None)
+
+
+def _adapt_norms(hook: Any, member: Member, owner: bool) -> None:
+    """It averages what is the same on all ranks, and rounds."""
+    synchronise = hook.before_val_epoch
+
+    def before_val_epoch(runner: Any) -> None:
+        synchronise(runner)
+        member.forget()
+
+    hook.before_val_epoch = before_val_epoch
 
 
 ADAPTERS: Dict[Tuple[str, str], Adapter] = {
     ('mmengine.hooks', 'EMAHook'): Adapter(_average_problem, _adapt_average),
     ('mmdet.engine.hooks', 'MeanTeacherHook'): Adapter(_teacher_problem, _adapt_teacher),
+    ('mmdet.engine.hooks', 'SyncNormHook'): Adapter(lambda hook: '', _adapt_norms),
 }
 
 
@@ -123,7 +142,7 @@ def averages(hooks: Sequence[Any]) -> Dict[str, Tensor]:
             for name, value in hook.ema_model.module.named_parameters()}
 
 
-def adapt(hook: Any, changes: Changes, owner: bool) -> None:
+def adapt(hook: Any, member: Member, owner: bool) -> None:
     """Let a hook that changes weights do so once for all ranks of the process."""
     for adapter in _adapters(hook):
-        adapter.adapt(hook, changes, owner)
+        adapter.adapt(hook, member, owner)
