@@ -31,14 +31,15 @@ def test_every_number_of_processes(name, ranks, data_root, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize('fault', ['collectives in the order of processes', 'shared buffers'])
 def test_a_planted_fault_makes_it_red(fault, data_root, tmp_path):
-    rows = matrix.rows(['Faster R-CNN'], [4], [1, 2])[:1]
+    rows = [row for row in matrix.rows(['Faster R-CNN'], [4], [1, 2])
+            if row['processes'] == 2 and not row['resumed_from']]
     (difference, ) = filled(rows, data_root, tmp_path, fault)
     assert difference.startswith('rank 0, iteration 0: ')
 
 
 def test_the_published_matrix_is_whole_and_equal():
     rows = json.loads(REPORT.read_text())['rows']
-    wanted = matrix.rows(list(matrix.CONFIGS), [2, 4], list(matrix.PROCESSES))
+    wanted = matrix.rows(list(matrix.CONFIGS), list(matrix.RANKS), list(matrix.PROCESSES))
     found = {tuple(row[key] for key in matrix.KEYS) for row in rows}
     assert {tuple(row.values()) for row in wanted} <= found
     assert [row for row in rows if row['difference']] == []
@@ -48,8 +49,9 @@ def test_rows():
     rows = [tuple(row.values())[1:] for row in matrix.rows(['RTMDet, EMA'], [2, 4], [1, 2, 3])]
     assert rows == [
         # two ranks: the number of processes, and what had written the checkpoint
-        (2, 2, 0), (2, 2, 1), (2, 1, 2),
-        (4, 2, 0), (4, 3, 0), (4, 2, 1), (4, 3, 2), (4, 1, 3)]
+        (2, 1, 0, 'shared'), (2, 2, 0, 'shared'), (2, 2, 1, 'shared'), (2, 1, 2, 'shared'),
+        (4, 1, 0, 'shared'), (4, 2, 0, 'shared'), (4, 3, 0, 'shared'),
+        (4, 2, 1, 'shared'), (4, 3, 2, 'shared'), (4, 1, 3, 'shared'), (4, 1, 0, 'low')]
 
 
 def test_a_difference_is_named():
@@ -63,9 +65,9 @@ def test_a_difference_is_named():
 
 def test_the_table_says_what_was_run():
     rows = [dict(zip(matrix.KEYS, row), difference=difference) for *row, difference in (
-        ('Mask R-CNN', 2, 2, 0, ''), ('Mask R-CNN', 2, 1, 2, ''),
-        ('Soft Teacher', 4, 2, 0, 'rank 0, iteration 1: losses'))]
+        ('Mask R-CNN', 2, 2, 0, 'shared', ''), ('Mask R-CNN', 2, 1, 2, 'shared', ''),
+        ('Soft Teacher', 4, 2, 0, 'shared', 'rank 0, iteration 1: losses'))]
     lines = virtual_ranks_report.table(dict(rows=rows)).splitlines()
     assert '| Mask R-CNN | equal: N = 1, 2; 1 resumes | not run |' in lines
-    assert '| Soft Teacher | not run | 1 different: N = 1, 2; 0 resumes |' in lines
+    assert '| Soft Teacher | not run | 1 different: N = 2; 0 resumes |' in lines
     assert lines[-1] == '3 comparisons, 1 different.'
