@@ -41,7 +41,7 @@ LARGE_MODELS = (*MODELS, 'rtmdet_tiny')
 LARGER = 3  # times as wide and as high
 SIZES = ('scale', 'img_scale', 'size', 'crop_size', 'border', 'random_size_range')
 RANKS = (2, 4, 8)
-STEPS = 3  # of the optimizer; the first one is not measured
+STEPS = 5  # of the optimizer; the first one is not measured
 LIMIT = 1800  # seconds
 TARGETS = dict(time=1.10, memory=1.25, ddp=1.03)
 
@@ -74,6 +74,8 @@ def settings(model: str, data_root: str, iterations: int, larger: int = 1) -> An
     cfg.randomness.update(check_steps=0, check_samples=0)
     if model == 'yolox_s':
         cfg.sync_bn = 'torch'
+        # it draws the size of the images by the iteration, of which contestants have other numbers
+        cfg.model.data_preprocessor.batch_augments = None
     _enlarge([cfg.train_dataloader.dataset, cfg.model.data_preprocessor], larger)
     return cfg
 
