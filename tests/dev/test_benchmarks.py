@@ -58,5 +58,5 @@ def test_virtual_ranks_are_measured_and_other_rows_stay(tmp_path, data_root):
     rows = json.loads(out.read_text())['accumulation']
     assert [row['ranks'] for row in rows] == [1, 2]
     for row in rows:
-        assert len(row['virtual']['all_seconds'][0]) == 2  # steps
+        assert len(row['virtual']['all_seconds'][0]) > 1  # steps
         assert row['time_ratio'] > 0 and row['virtual']['mib'] > 0
