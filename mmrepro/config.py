@@ -209,12 +209,6 @@ class RandomnessConfig:
         """The same configuration with the seed that is in effect."""
         return replace(self, seed=check_seed(seed, 'randomness.seed'))
 
-    def is_step_checked(self, iteration: int) -> bool:
-        """Whether the step of this iteration, counted from 0, is one of those that are checked."""
-        number = iteration + 1
-        return bool(self.check_steps) and (
-            not number & (number - 1) or not number % self.check_steps)
-
     def as_dict(self) -> Dict[str, Any]:
         """Plain dict, as it is written into the config and into checkpoints."""
         return asdict(self)

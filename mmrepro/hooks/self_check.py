@@ -28,11 +28,13 @@ class SelfCheckHook(Hook):
 
     def __init__(self) -> None:
         self.steps = 0
+        self._interval = 0
         self._not_repeated: Optional[str] = None  # why
 
     def before_train(self, runner: Any) -> None:
-        self.steps, self._not_repeated = 0, None
-        if not runner.repro.check_steps:
+        self.steps, self._interval = 0, runner.repro.check_steps
+        self._not_repeated = None
+        if not self._interval:
             self._not_repeated = 'randomness.check_steps=0'
             return
         self._not_repeated = _obstacle(runner)
@@ -44,7 +46,7 @@ class SelfCheckHook(Hook):
                 'before its first optimizer step is repeated')
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        if not self._not_repeated and runner.repro.is_step_checked(runner.iter):
+        if not self._not_repeated and is_due(runner.iter, self._interval):
             # recorders leave out the passes that are thrown away
             paused = [hook.paused for hook in runner.hooks if hasattr(hook, 'paused')]
             around_next_step(runner.model, StepCheck(runner, paused, self._done))
@@ -73,6 +75,12 @@ class SelfCheckHook(Hook):
         if self._not_repeated:
             notes.append(NOT_REPEATED.format(self._not_repeated))
         return f'{text} ({"; ".join(notes)})' if notes else text
+
+
+def is_due(iteration: int, interval: int) -> bool:
+    """Whether the step of this iteration, counted from 0, is repeated."""
+    number = iteration + 1
+    return not number & (number - 1) or not number % interval
 
 
 def self_checks(runner: Any) -> Dict[str, int]:

@@ -1,7 +1,9 @@
 """Virtual ranks of one process that share weights have the bits of ranks that do not."""
 from __future__ import annotations
 
+import copy
 import functools
+import gc
 
 import pytest
 import torch
@@ -13,9 +15,11 @@ from mmengine.dist import all_reduce
 from mmengine.hooks import EMAHook, Hook
 from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPERS
+from torch import nn
 from virtual_runs import run
 
 from mmrepro import on_virtual_ranks
+from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
@@ -23,10 +27,7 @@ pytestmark = pytest.mark.filterwarnings('ignore')
 @pytest.fixture(scope='module')
 def cfg(tmp_path_factory):
     """Momentum, statistics of batch norm that differ between ranks, and validation."""
-    cfg = tiny_run.tiny(tmp_path_factory.mktemp('tiny'))
-    tiny_run.validating(cfg)
-    cfg.train_cfg.val_interval = 1
-    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False)
+    cfg = tiny_run.validating_and_saving(tmp_path_factory.mktemp('tiny'))
     cfg.custom_hooks = []
     return cfg
 
@@ -52,7 +53,34 @@ def seldom(cfg):
     cfg.param_scheduler = [dict(type='MultiStepLR', by_epoch=False, milestones=[2])]
 
 
-CHANGES = [averages, averages_of_parameters, clipping, adam, seldom]
+@MODELS.register_module(force=True)
+class TeachingModel(tiny_run.Tiny):
+    """The logits of a teacher, whose weights are an average, move the loss."""
+
+    def __init__(self, data_preprocessor=None):
+        super().__init__(data_preprocessor)
+        self.student = self.head.fc
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def forward(self, inputs, label, mode='tensor'):
+        found = super().forward(inputs, label, mode)
+        if mode == 'loss':
+            features = self.neck(self.backbone(inputs)).mean((2, 3))
+            found['loss'] = found['loss'] + self.teacher(features).square().mean()
+        return found
+
+
+def teacher(cfg):
+    cfg.model.type = 'TeachingModel'
+    cfg.custom_hooks = [dict(type='mmdet.MeanTeacherHook', momentum=0.25)]
+
+
+def norms(cfg):
+    """Averages weights that are equal; with seven ranks, that rounds."""
+    cfg.custom_hooks = [dict(type='mmdet.SyncNormHook')]
+
+
+CHANGES = [teacher, averages, averages_of_parameters, clipping, adam, seldom]
 
 
 def shared(change, memory='shared'):
@@ -117,11 +145,43 @@ def meeting(cfg):
     cfg.model.data_preprocessor = dict(type='TinyPreprocessor')
 
 
-def test_ranks_that_rehearse_have_the_bits_of_ranks_that_do_not(cfg, tmp_path):
+def test_two_forward_passes_have_the_bits_of_one(cfg, tmp_path):
     mine = changed(cfg, shared(meeting, 'low'))
     expected = run(changed(cfg, shared(meeting, None)), 3, 1, tmp_path / '1')
     assert run(mine, 3, 1, tmp_path / '2') == expected
     assert run(mine, 3, 2, tmp_path / '3') == expected
+
+
+def test_a_hook_that_averages_equal_weights_may_round_them(cfg, tmp_path):
+    expected = run(changed(cfg, shared(norms, 'separate')), 7, 1, tmp_path / '1')
+    assert run(changed(cfg, shared(norms)), 7, 1, tmp_path / '2') == expected
+
+
+# ------------------------------------------------------------------------------ what is kept
+
+def _alive(ranks):
+    """At each rank's first forward pass, how many tensors have the shape of the weight."""
+    counts = []
+
+    class Counting(nn.Linear):
+        def forward(self, x):
+            counts.append(sum(isinstance(one, torch.Tensor) and one.shape == (37, 41)
+                              for one in gc.get_objects()))
+            return super().forward(x)
+
+    def main():
+        model = VirtualDataParallel(Counting(41, 37))
+        dist.barrier()
+        model(torch.ones(1, 41)).sum().backward()
+
+    on_virtual_ranks(ranks, main)
+    return counts
+
+
+def test_ranks_that_wait_keep_no_gradients():
+    counts = Child(_alive, 8).result()
+    # eight weights, and the sums of the tree that other ranks have not completed
+    assert [count - counts[0] for count in counts] == [0, 1, 1, 2, 1, 2, 2, 3]
 
 
 # ------------------------------------------------------------------------------ what is shared
@@ -299,6 +359,29 @@ def test_what_a_hook_of_ones_own_breaks_ends_the_run(cfg, hook, text, tmp_path):
         cfg.randomness['virtual_ranks_memory'] = 'shared'
 
     with pytest.raises(RuntimeError, match=f"{text}.*virtual_ranks_memory='separate'"):
+        trained(cfg, tmp_path, addresses, change)
+
+
+@HOOKS.register_module(force=True)
+class ConfusedHook(Hook):
+    """The ranks come to different changes."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        hook = next(hook for hook in runner.hooks if isinstance(hook, EMAHook))
+        if dist.get_rank() == 0:
+            hook._swap_ema_parameters()
+        else:
+            hook.ema_model.update_parameters(hook.src_model)
+
+
+def test_ranks_at_different_changes_are_an_error(cfg, tmp_path):
+    def change(cfg):
+        averages(cfg)
+        cfg.custom_hooks.append(dict(type='ConfusedHook'))
+        cfg.randomness['virtual_ranks_memory'] = 'shared'
+
+    with pytest.raises(RuntimeError, match='CollectiveMismatch.*the exchange of weights and '
+                       'averages, and the update of the averaged weights'):
         trained(cfg, tmp_path, addresses, change)
 
 

@@ -15,11 +15,8 @@ pytestmark = pytest.mark.filterwarnings('ignore')
 @pytest.fixture(scope='module')
 def cfg(tmp_path_factory):
     """Eight images on three ranks, with statistics of batch norm that differ between ranks."""
-    cfg = tiny_run.tiny(tmp_path_factory.mktemp('tiny'))
-    tiny_run.validating(cfg)
-    cfg.train_cfg.val_interval = 1
+    cfg = tiny_run.validating_and_saving(tmp_path_factory.mktemp('tiny'))
     cfg.custom_hooks.append(dict(type='SyncBuffersHook'))  # after every epoch
-    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False)
     return cfg
 
 

@@ -1,4 +1,4 @@
-"""Tensors of any shapes as few flat ones, in which they travel."""
+"""Tensors of any shapes as few flat ones, or as bytes, in which they travel."""
 from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Tuple
@@ -6,9 +6,14 @@ from typing import Any, Dict, List, Sequence, Tuple
 import torch
 from torch import Tensor
 
-__all__ = ['Buckets']
+__all__ = ['Buckets', 'as_bytes']
 
 SIZE = 25 << 20  # bytes: a flat tensor takes on more tensors until it has these
+
+
+def as_bytes(value: Tensor) -> Tensor:
+    """A one-dimensional tensor of the bytes of a contiguous one, in the same memory."""
+    return value.contiguous().view(-1).view(torch.uint8)
 
 
 class Buckets:

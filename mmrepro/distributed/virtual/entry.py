@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import platform
 from typing import Any, Callable, Mapping, Optional, TypeVar
 
 import torch
@@ -56,10 +57,10 @@ def on_virtual_ranks(ranks: Optional[int], main: Callable[[], Result], launcher:
     _check_ranks(ranks, processes)
     worlds = Worlds(ranks)
     determinism.import_flags()
-    if len(worlds.scheduler.ranks) > 1:
-        _use_one_arena()
     device = torch.cuda.current_device() if has_accelerator() and torch.cuda.is_available() \
         else None
+    if device is None and len(worlds.scheduler.ranks) > 1:
+        _use_one_arena()
 
     def begin() -> Result:
         if device is not None:
@@ -91,9 +92,8 @@ def _use_one_arena() -> None:
 
     glibc gives every thread an arena of its own, against contention, and one rank runs at a time.
     """
-    allocator = getattr(ctypes.CDLL(None), 'mallopt', None)  # other C libraries have none
-    if allocator is not None:
-        allocator(M_ARENA_MAX, 1)
+    if platform.libc_ver()[0] == 'glibc':
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 def _check_ranks(ranks: int, processes: int) -> None:

@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 from ..presence import of_run
 from ..reduction_tree import Node, ReductionTree, combine_of, finish_of, nodes_of
 from ..waiting import Awaited
+from .buckets import as_bytes
 from .scheduler import Exchange
 
 __all__ = ['Processes']
@@ -87,7 +88,7 @@ class Processes:
         for row, value in zip(block, own):
             row.copy_(value)
         with self._outside():
-            sent = _bytes(block).to(self._device())
+            sent = as_bytes(block).to(self._device())
             parts = [torch.empty_like(sent) for _ in self.members]
             work = self._started(dist.all_gather(parts, sent, group=self._group, async_op=True))
         yield work
@@ -104,7 +105,7 @@ class Processes:
         if self.alone:
             return flat
         with self._outside():
-            sent = _bytes(flat).to(self._device())
+            sent = as_bytes(flat).to(self._device())
             root = dist.get_process_group_ranks(self._group or c10d._world.default_pg)[source]
             work = self._started(dist.broadcast(sent, root, group=self._group, async_op=True))
         yield work
@@ -157,7 +158,7 @@ class Processes:
             if len(nodes) > 1 else _filled(flat, size * count)
         with self._outside():
             there = self._device()
-            sent = _bytes(parts).to(there)
+            sent = as_bytes(parts).to(there)
             del parts
             step = size * flat.element_size()
             received = torch.empty(sum(map(len, rows)) * step, dtype=torch.uint8, device=there)
@@ -169,7 +170,7 @@ class Processes:
         places = [place for own in rows for place in own]
         mine = _root([Node(*place, value) for place, value in zip(places, values)], op)
         with self._outside():
-            sent = _bytes(mine).to(there)
+            sent = as_bytes(mine).to(there)
             sums = torch.empty(count * sent.numel(), dtype=torch.uint8, device=there)
             work = self._started(_all_gather(sums, sent, group=self._group, async_op=True))
         yield work
@@ -195,8 +196,3 @@ def _filled(value: Tensor, size: int) -> Tensor:
     """With zeros at the end, if ``size`` asks for them."""
     missing = size - value.numel()
     return torch.cat([value, value.new_zeros(missing)]) if missing else value
-
-
-def _bytes(value: Tensor) -> Tensor:
-    """The same memory as a one-dimensional tensor of bytes."""
-    return value.contiguous().view(-1).view(torch.uint8)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from ...config import RandomnessError
 from ...digests import exact_digest
 from ..unwrap import unwrap
 from . import weight_hooks
+from .buckets import as_bytes
 from .scheduler import CollectiveMismatch, Scheduler, current
 
 __all__ = ['share_weights']
@@ -64,13 +65,12 @@ def share_weights(runner: Any) -> None:
     shared.begun += 1
     if shared.begun == len(scheduler.ranks):
         del scheduler.shared[number]
-    problem = problem or shared.problem
-    if not problem and me:
-        problem = shared.parts.difference(_Parts(runner))
+    parts = _Parts(runner) if me else shared.parts
+    problem = problem or shared.problem or shared.parts.difference(parts)
     if problem:
         _logger.info('the virtual ranks of a process have weights of their own: %s', problem)
         return
-    member = _Member(shared, me, runner)
+    member = _Member(shared, me, parts, runner.optim_wrapper)
     for hook in runner.hooks:
         weight_hooks.adapt(hook, member, owner=me == 0)
     runner.model.sharing = member
@@ -103,7 +103,6 @@ class _Parts:
     """What is shared of one rank's runner."""
 
     def __init__(self, runner: Any) -> None:
-        self.runner = runner
         self.optimizer = runner.optim_wrapper.optimizer \
             if isinstance(runner.optim_wrapper, OptimWrapper) else None
         self.parameters: Dict[str, nn.Parameter] = dict(unwrap(runner.model).named_parameters())
@@ -117,12 +116,15 @@ class _Parts:
         return [{key: value for key, value in group.items() if key != 'params'}
                 for group in self.optimizer.param_groups]
 
-    def state(self) -> str:
-        """A digest of what the optimizer has gathered."""
+    @functools.cached_property
+    def first_state(self) -> str:
+        """A digest of what the optimizer has gathered before this training."""
         return exact_digest(self.optimizer.state_dict()['state'])
 
     def difference(self, other: _Parts) -> str:
         """In what the start of another rank's training is not this one's; ''."""
+        if other is self:
+            return ''
         for kind, own, others in (('parameter', self.parameters, other.parameters),
                                   ('average', self.averages, other.averages)):
             if list(own) != list(others):
@@ -130,7 +132,8 @@ class _Parts:
             for name in own:
                 if not _same_bytes(own[name], others[name]):
                     return f'the {kind} {name} is not the same on all ranks'
-        return '' if self.state() == other.state() else 'the optimizers differ between the ranks'
+        return '' if self.first_state == other.first_state else \
+            'the optimizers differ between the ranks'
 
 
 class Shared:
@@ -145,8 +148,7 @@ class Shared:
         self.scheduler, self.parts, self.problem = scheduler, parts, problem
         self.begun = 0  # ranks of the process
         self.steps: Dict[int, int] = {}  # of the optimizer, by member
-        self.changing: Dict[int, int] = {}  # by member: changes it has come to
-        self.owners: Dict[int, str] = {}  # where the owner has come, by change; the last two
+        self.changing: Dict[int, Tuple[int, str]] = {}  # by member: changes it has come to, where
         self.changed = 0  # changes that the owner has finished
         self.settings: List[Dict[str, Any]] = []  # of the owner's optimizer at its last step
         self._sums: Optional[Tensor] = None  # checksums of the parameters; None: not known
@@ -159,9 +161,10 @@ class Shared:
         """Something changes weights that may do so."""
         self._sums = None
 
-    @property
-    def forgotten(self) -> bool:
-        return self._sums is None
+    def begin(self) -> None:
+        """The owner begins a forward pass."""
+        if self._sums is None:
+            self.remember()
 
     def check(self) -> None:
         """Raises RuntimeError if the weights are not what they were; names a parameter."""
@@ -182,11 +185,9 @@ class Shared:
 class _Member:
     """One rank in :class:`Shared`: the owner has index 0."""
 
-    def __init__(self, shared: Shared, index: int, runner: Any) -> None:
-        self._shared, self._index = shared, index
-        self._parts = parts = shared.parts if index == 0 else _Parts(runner)
-        shared.steps[index], shared.changing[index] = 0, 0
-        wrapper = runner.optim_wrapper
+    def __init__(self, shared: Shared, index: int, parts: _Parts, wrapper: OptimWrapper) -> None:
+        self._shared, self._index, self._parts = shared, index, parts
+        shared.steps[index], shared.changing[index] = 0, (0, '')
         # Nothing changes gradients but clipping and scaling, so they may be views of a common sum.
         # The owner's step shall not depend on where in memory buckets have put them.
         self.views = type(wrapper) is OptimWrapper and not wrapper.clip_grad_kwargs and (
@@ -209,8 +210,8 @@ class _Member:
             lambda: shared.begun == len(shared.scheduler.ranks) and
             min(shared.steps.values()) >= number,
             f'step {number} of the optimizer, whose state ranks share')
-        if self._index == 0 and shared.forgotten:
-            shared.remember()
+        if self._index == 0:
+            shared.begin()
 
     def forget(self) -> None:
         """This rank writes to weights what every rank writes."""
@@ -225,25 +226,22 @@ class _Member:
             weights: Also weights.
         """
         shared, me = self._shared, self._index
-        number = shared.changing[me] + 1
-        shared.changing[me] = number
-        if me == 0:
-            # others look when it may have come to the next one already
-            shared.owners = {number: where, number - 1: shared.owners.get(number - 1, '')}
-        shared.scheduler.wait(
-            (lambda: shared.changed >= number) if me else
-            (lambda: min(shared.changing.values()) >= number), where)
-        if shared.owners[number] != where:
-            raise CollectiveMismatch(
-                f'virtual ranks that share weights have come to different changes of them: '
-                f'{where}, and {shared.owners[number]}')
-        if me == 0 and weights:
+        number = shared.changing[me][0] + 1
+        shared.changing[me] = number, where
+        if me:
+            shared.scheduler.wait(lambda: shared.changed >= number, where)
+            return function()
+        shared.scheduler.wait(lambda: min(shared.changing.values())[0] >= number, where)
+        places = sorted({place for _, place in shared.changing.values()})
+        if len(places) > 1:
+            raise CollectiveMismatch('virtual ranks that share weights have come to different '
+                                     f'changes of them: {", and ".join(places)}')
+        if weights:
             shared.check()
         result = function()
-        if me == 0:
-            if weights:
-                shared.remember()
-            shared.changed = number
+        if weights:
+            shared.remember()
+        shared.changed = number
         return result
 
     # ---------------------------------------------------------------------------- steps
@@ -304,7 +302,7 @@ class _Member:
 
 def _checksum(tensor: Tensor) -> Tensor:
     """The sum of the bytes, eight at a time: a single change shows."""
-    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    flat = as_bytes(tensor.detach())
     end = len(flat) // 8 * 8
     words = flat[:end] if flat.storage_offset() % 8 == 0 else flat[:end].clone()
     return words.view(torch.int64).sum() + flat[end:].sum()
@@ -313,5 +311,4 @@ def _checksum(tensor: Tensor) -> Tensor:
 def _same_bytes(one: Tensor, other: Tensor) -> bool:
     if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
         return False
-    return torch.equal(*(tensor.detach().contiguous().view(-1).view(torch.uint8)
-                         for tensor in (one, other)))
+    return torch.equal(as_bytes(one.detach()), as_bytes(other.detach()))

@@ -1,7 +1,7 @@
 """Hooks and the weights that virtual ranks share: who leaves them alone, and who is adapted."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 from mmengine.hooks import EMAHook
 from mmengine.model import BaseAveragedModel
@@ -109,10 +109,9 @@ def _listed(hook: Any, package: str, names: Sequence[str]) -> bool:
         '*' in names or kind.__name__ in names)
 
 
-def _adapters(hook: Any) -> List[Adapter]:
-    """The one of a hook, or none."""
-    return [adapter for (package, name), adapter in ADAPTERS.items()
-            if _listed(hook, package, (name, ))]
+def _adapter(hook: Any) -> Optional[Adapter]:
+    return next((adapter for (package, name), adapter in ADAPTERS.items()
+                 if _listed(hook, package, (name, ))), None)
 
 
 def problem(hooks: Sequence[Any], vouched: bool = False) -> str:
@@ -122,16 +121,16 @@ def problem(hooks: Sequence[Any], vouched: bool = False) -> str:
         vouched: The user says that hooks which are not listed leave the weights alone.
     """
     for hook in hooks:
-        adapters = _adapters(hook)
-        for adapter in adapters:
+        adapter, name = _adapter(hook), type(hook).__name__
+        if adapter is not None:
             text = adapter.problem(hook)
-            if text:
-                return text
-        if not adapters and not vouched and not any(
-                _listed(hook, *row) for row in KEEP_WEIGHTS.items()):
-            return f'the hook {type(hook).__name__} may change weights'
-        if not adapters and isinstance(hook, EMAHook):
-            return f'{type(hook).__name__} may keep averages in a way of its own'
+        elif not vouched and not any(_listed(hook, *row) for row in KEEP_WEIGHTS.items()):
+            text = f'the hook {name} may change weights'
+        else:
+            text = f'{name} may keep averages in a way of its own' \
+                if isinstance(hook, EMAHook) else ''
+        if text:
+            return text
     return ''
 
 
@@ -144,5 +143,6 @@ def averages(hooks: Sequence[Any]) -> Dict[str, Tensor]:
 
 def adapt(hook: Any, member: Member, owner: bool) -> None:
     """Let a hook that changes weights do so once for all ranks of the process."""
-    for adapter in _adapters(hook):
+    adapter = _adapter(hook)
+    if adapter is not None:
         adapter.adapt(hook, member, owner)

@@ -148,6 +148,15 @@ def validating(cfg):
     cfg.val_evaluator = dict(type='TinyMetric')
 
 
+def validating_and_saving(work_dir):
+    """The config of a run that validates after every epoch and saves after every iteration."""
+    cfg = tiny(work_dir)
+    validating(cfg)
+    cfg.train_cfg.val_interval = 1
+    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False)
+    return cfg
+
+
 def tiny(work_dir, **changes):
     """The config of the run."""
     return Config(dict(

@@ -20,10 +20,10 @@ from ..distributed.virtual.tape import PassesDiffer, Tape
 from .check import copied
 from .state import StepState
 
-__all__ = ['rehearse']
+__all__ = ['forward_twice']
 
 
-def rehearse(runner: Any) -> None:
+def forward_twice(runner: Any) -> None:
     """Let the forward passes of a training on virtual ranks run twice, if the config says so."""
     scheduler = current()
     if scheduler is None or len(scheduler.ranks) == 1 or \
@@ -35,7 +35,7 @@ def rehearse(runner: Any) -> None:
             f"randomness.virtual_ranks_memory='low' has no effect on activations: {communicating} "
             'communicates in the backward pass, which needs those of all ranks')
     else:
-        runner.model.rehearsal = _Rehearsal(runner)
+        runner.model.first_pass = _FirstPass(runner)
 
 
 def _communicates_backward(model: nn.Module) -> str:
@@ -44,7 +44,7 @@ def _communicates_backward(model: nn.Module) -> str:
                  if 'SyncBatchNorm' in type(module).__name__), '')
 
 
-class _Rehearsal:
+class _FirstPass:
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
@@ -83,4 +83,4 @@ class _Rehearsal:
             contexts.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
             torch.set_autocast_cache_enabled(False)
             module(*args, **kwargs)
-        state.put_back(gradients=False)
+        state.put_back()
