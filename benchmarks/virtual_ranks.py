@@ -193,8 +193,6 @@ def against_accumulation(model: str, ranks: int, data_root: str, folder: str, ro
     contestants = dict(virtual=virtual, accumulating=accumulating)
     if 'sync_bn' in settings(model, data_root, steps):
         contestants['batch'] = batch
-    elif model not in MODELS:  # it communicates in the forward pass
-        contestants['low'] = lambda: virtual('low')
     found = contest(contestants, rounds)
     return dict(model=model, ranks=ranks, **found, **_ratios(found, 'accumulating'))
 
@@ -233,14 +231,13 @@ def tables(report: Dict[str, Any]) -> str:
             lines.append(f'| {row["model"]} | {row["ranks"]} | {other["seconds"]:.2f} s '
                          f'| {ratio["time_ratio"]:.2f} x | {other["mib"]:.0f} MiB '
                          f'| {ratio["memory_ratio"]:.2f} x |')
-    lines += ['', "| model, large images | V | memory, accumulated | virtual ranks | `'low'` "
-              '| one batch of V |', '|---|---|---|---|---|---|']
+    lines += ['', '| model, large images | V | memory, accumulated | virtual ranks '
+              '| one batch of V |', '|---|---|---|---|---|']
     for row in report['large']:
         base = row['accumulating']['mib']
-        cells = [f'{row[name]["mib"] / base:.2f} x' if name in row else ''
-                 for name in ('low', 'batch')]
+        cell = f'{row["batch"]["mib"] / base:.2f} x' if 'batch' in row else ''
         lines.append(f'| {row["model"]} | {row["ranks"]} | {base:.0f} MiB '
-                     f'| {_against(row["memory_ratio"], "memory")} | {" | ".join(cells)} |')
+                     f'| {_against(row["memory_ratio"], "memory")} | {cell} |')
     lines += ['', '| model | DDP, two processes | `virtual_ranks=2`, two processes |',
               '|---|---|---|']
     for row in report['ddp']:

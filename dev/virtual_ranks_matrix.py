@@ -4,9 +4,8 @@
 
 A run takes two epochs of two iterations (or four iterations), writes a checkpoint after each, and
 validates. One process runs all V virtual ranks first, each with weights of its own; every row has
-to show the same, with weights that the ranks of a process share. At V = 4, one row runs forward
-passes twice (``virtual_ranks_memory='low'``). Rows without a resume: N processes from the
-beginning. With one: N processes go on with a checkpoint that another number of processes has
+to show the same, with weights that the ranks of a process share. Rows without a resume: N processes
+from the beginning. With one: N processes go on with a checkpoint that another number of processes has
 written; the points of the resumes alternate. Compared, as bytes, for every iteration and every
 virtual rank: the batch and the losses, and after the step gradients, parameters, buffers, optimizer
 state and averages; the metrics of validations.
@@ -43,7 +42,6 @@ from dev.virtual_ranks_detectors import CONFIGS, ITERATIONS, settings  # noqa: E
 
 RANKS, PROCESSES = (2, 4, 8), (1, 2, 3, 4)
 KEYS = ('config', 'ranks', 'processes', 'resumed_from', 'memory')
-LOW_AT = 4  # ranks
 
 
 def rows(configs: List[str], ranks: List[int], processes: List[int]) -> List[Dict[str, Any]]:
@@ -55,8 +53,6 @@ def rows(configs: List[str], ranks: List[int], processes: List[int]) -> List[Dic
             table += [dict(zip(KEYS, (name, count, number, 0, 'shared'))) for number in allowed]
             table += [dict(zip(KEYS, (name, count, number, before, 'shared')))
                       for before, number in zip(allowed, [*allowed[1:], allowed[0]])]
-            if count == LOW_AT:
-                table.append(dict(zip(KEYS, (name, count, 1, 0, 'low'))))
     return table
 
 

@@ -56,7 +56,7 @@ _CHOICES: Dict[str, Tuple[Any, ...]] = {
     'resume_strict': _BOOL,
     'independent_predictions': _BOOL,
     'cpu': (None, 'avx2'),
-    'virtual_ranks_memory': (None, 'separate', 'shared', 'low'),
+    'virtual_ranks_memory': (None, 'separate', 'shared'),
 }
 # key, value -> the streams that nothing draws from then; None: all of them
 _UNUSED_STREAMS = (
@@ -100,8 +100,7 @@ class RandomnessConfig:
         virtual_ranks_memory: what the ranks of one process share; no bit depends on it. None: one
             copy of weights, optimizer state and averages, if all hooks are known to allow it, else
             a copy for each rank; 'shared': one copy, although there are hooks that are not known;
-            'separate': a copy for each rank; 'low': as None, and the forward pass runs twice, so
-            that a rank keeps no activations while others run.
+            'separate': a copy for each rank.
         resume_strict: refuse to resume where settings, versions or hardware differ from those of
             the run that wrote the checkpoint in a way that changes bits; False: only warn.
         check_steps: with ``deterministic=True``, repeat the steps of iterations 1, 2, 4, 8, ... and

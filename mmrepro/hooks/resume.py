@@ -7,7 +7,6 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from ..distributed.virtual.shared_weights import share_weights
-from ..step_check.two_passes import forward_twice
 
 __all__ = ['ResumeHook']
 
@@ -22,7 +21,6 @@ class ResumeHook(Hook):
         runner.starts.begin(runner)
         runner.resuming.restore(runner)
         share_weights(runner)
-        forward_twice(runner)
 
     def before_train_epoch(self, runner: Any) -> None:
         runner.resuming.seek_data(runner)

@@ -97,14 +97,16 @@ class Attributes:
         model: its modules are walked.
         more: other objects, by the name where their paths begin; they count as saved.
         saved: (owner, name) of attributes that checkpoints keep, beside parameters and buffers.
+        left_out: objects that belong to somebody else, who alone may write to them.
     """
 
     def __init__(self, model: nn.Module, more: Mapping[str, Any],
-                 saved: Iterable[Tuple[Any, str]]) -> None:
+                 saved: Iterable[Tuple[Any, str]], left_out: Iterable[Any] = ()) -> None:
         self._saved: Dict[int, Set[str]] = {}
         for owner, name in saved:
             self._saved.setdefault(id(owner), set()).add(name)
-        self._seen: Dict[int, Any] = {}  # the object too: a freed one would lend its id to another
+        # the object too: a freed one would lend its id to another
+        self._seen: Dict[int, Any] = {id(obj): obj for obj in left_out}
         self._held: List[_Held] = []
         self._queue: deque = deque()  # of path, object, saved
         # wrappers for several ranks keep state of their communication, which must go on

@@ -28,7 +28,7 @@ from .observer import Observer, PassDigests
 from .report import StepDiffersError, report
 from .state import StepState
 
-__all__ = ['StepCheck', 'StepDiffersError', 'copied']
+__all__ = ['StepCheck', 'StepDiffersError']
 
 TOPIC = 'repeated step'  # what the ranks compare
 
@@ -89,7 +89,7 @@ class StepCheck:
     def _problem(self) -> str:
         """Why the batch of some rank cannot be given to a second pass; ''."""
         try:
-            copied(self._runner, self._args, self._kwargs)
+            _copied(self._runner, self._args, self._kwargs)
             problem = ''
         except Exception as error:  # raised by whatever the user's dataset puts into a batch
             problem = f'a batch cannot be copied: {type(error).__name__}: {error}'
@@ -105,7 +105,7 @@ class StepCheck:
             ending()
             raise _Reached
 
-        args, kwargs = copied(self._runner, self._args, self._kwargs)
+        args, kwargs = _copied(self._runner, self._args, self._kwargs)
         with ExitStack() as contexts:
             for context in self._paused:
                 contexts.enter_context(context())
@@ -117,13 +117,14 @@ class StepCheck:
 
     def _agree(self, first: PassDigests, found: List[PassDigests], second: PassDigests) -> None:
         """End the step before the optimizer uses what differs."""
+        if self._left is not None:
+            # before the ranks agree: behind that, the owner of shared weights may step
+            with _disable_current_modes():
+                # without the gradients, which are equal or will be put back
+                self._left.put_back(gradients=False)
         if self._differ(first, second):
             found.append(second)
             raise _Reached
-        if self._left is not None:
-            with _disable_current_modes():
-                # without the gradients, which are equal
-                self._left.put_back(gradients=False)
 
     def _differ(self, first: PassDigests, second: PassDigests) -> bool:
         """Whether two passes differ on any rank."""
@@ -165,7 +166,7 @@ def _watched(runner: Any, reached: Callable, step: Callable, args: tuple, kwargs
     return result
 
 
-def copied(runner: Any, args: tuple, kwargs: dict) -> tuple:
+def _copied(runner: Any, args: tuple, kwargs: dict) -> tuple:
     """Of a step: a model may change its batch in place, and a dataset may hold the same objects."""
     known = {id(runner.optim_wrapper): runner.optim_wrapper}
     return copy.deepcopy((args, kwargs), known)

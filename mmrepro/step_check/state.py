@@ -17,20 +17,20 @@ __all__ = ['StepState']
 class StepState:
     """The state of a run before a step: generators, attributes, gradients, loss scale, logs.
 
-    Copies of tensors are held in the memory of the host.
-
-    Args:
-        gradients: What follows may change them.
+    Copies of tensors are held in the memory of the host. Weights that virtual ranks share are left
+    out: they belong to the rank that steps for all.
     """
 
-    def __init__(self, runner: Any, gradients: bool = True) -> None:
+    def __init__(self, runner: Any) -> None:
         model = unwrap(runner.model)
         self._generators = seeds.capture_rng()
-        self._attributes = Attributes(model, _of_wrappers(runner), kept_attributes(model))
+        # virtual ranks share weights, and the one that owns them may have stepped already
+        shared = model.parameters() if getattr(runner.model, 'sharing', None) is not None else ()
+        self._attributes = Attributes(model, _of_wrappers(runner), kept_attributes(model), shared)
         self._gradients: List[Tuple[torch.Tensor, Optional[torch.Tensor], Any]] = [
             (parameter, parameter.grad,
              None if parameter.grad is None else parameter.grad.detach().to('cpu', copy=True))
-            for parameter in (model.parameters() if gradients else ())]
+            for parameter in model.parameters()]
         self._logs = _Logs(MessageHub.get_current_instance())
 
     def changed(self) -> List[str]:

@@ -51,7 +51,7 @@ def test_rows():
         # two ranks: the number of processes, and what had written the checkpoint
         (2, 1, 0, 'shared'), (2, 2, 0, 'shared'), (2, 2, 1, 'shared'), (2, 1, 2, 'shared'),
         (4, 1, 0, 'shared'), (4, 2, 0, 'shared'), (4, 3, 0, 'shared'),
-        (4, 2, 1, 'shared'), (4, 3, 2, 'shared'), (4, 1, 3, 'shared'), (4, 1, 0, 'low')]
+        (4, 2, 1, 'shared'), (4, 3, 2, 'shared'), (4, 1, 3, 'shared')]
 
 
 def test_a_difference_is_named():

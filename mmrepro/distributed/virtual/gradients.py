@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Iterator, List, Optional
 
 import torch
@@ -54,7 +54,6 @@ class VirtualDataParallel(nn.Module):
         self._average = True
         self._queued = False
         self.sharing: Any = None  # this rank's part in shared weights
-        self.first_pass: Any = None  # a context in which a forward pass need not wait
         self._take(list(module.parameters()) + list(module.buffers()))
 
     @contextmanager
@@ -72,9 +71,7 @@ class VirtualDataParallel(nn.Module):
         average = self._average and torch.is_grad_enabled()
         if self._broadcast_buffers and self._take_buffers:
             self._take(list(self.module.buffers()))
-        with self.first_pass(self.module, args, kwargs) if self.first_pass is not None and average \
-                else nullcontext():
-            outputs = self.module(*args, **kwargs)
+        outputs = self.module(*args, **kwargs)
         self._take_buffers = average
         if average:
             for tensor in _tensors(outputs):

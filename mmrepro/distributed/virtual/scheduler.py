@@ -7,9 +7,7 @@ from typing import Any, Callable, Dict, Generator, Hashable, List, Optional, Seq
 
 import torch
 
-from ...digests import exact_digest
 from .process_state import ProcessState
-from .tape import Tape
 
 __all__ = ['CollectiveMismatch', 'Deadlock', 'Exchange', 'Meeting', 'RankStopped', 'Scheduler',
            'VirtualRank', 'current']
@@ -45,7 +43,6 @@ class VirtualRank:
         self.outside = False  # it waits for something that another process may do
         self.ended = ''  # how
         self.trainings = 0  # that it has begun
-        self.tape: Optional[Tape] = None  # of a pass that runs twice
         self.state: Optional[ProcessState] = None
         self.result: Any = None
 
@@ -247,11 +244,6 @@ class Scheduler:
         Raises:
             CollectiveMismatch: another rank has come to another operation.
         """
-        tape = self.me.tape
-        if tape is not None:
-            if tape.answers:
-                return tape.answer(name, value)
-            digest = exact_digest(value)
         meeting = self._meetings.get(key)
         if meeting is None:
             meeting = self._meetings[key] = Meeting(name, begin())
@@ -267,8 +259,6 @@ class Scheduler:
             meeting.operation = None
             self._advance(meeting)
         self.wait(lambda: meeting.ended, name)
-        if tape is not None:
-            tape.record(name, digest, meeting.result)
         return meeting.result
 
     def _advance(self, meeting: Meeting) -> None:

@@ -258,11 +258,9 @@ class _Member:
     def _follow(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Another rank's: hooks and counters as ever, but nothing to step."""
         shared, owner = self._shared, self._shared.parts
-        if shared.steps[0] != shared.steps[self._index] + 1:
-            raise RuntimeError(
-                f'the optimizer of this virtual rank steps for the {shared.steps[self._index] + 1}.'
-                f' time, the one of the rank whose weights it shares has done {shared.steps[0]} '
-                f'steps. Give every rank its own weights: {SEPARATE}')
+        # ranks come out of a collective in any order
+        shared.scheduler.wait(lambda: shared.steps[0] > shared.steps[self._index],
+                              f'step {shared.steps[self._index] + 1} of the optimizer on shared weights')
         for name, one in self._parts.parameters.items():
             if one.data_ptr() != owner.parameters[name].data_ptr():
                 raise RuntimeError(
