@@ -5,8 +5,8 @@
 A run takes two epochs of two iterations (or four iterations), writes a checkpoint after each, and
 validates. One process runs all V virtual ranks first, each with weights of its own; every row has
 to show the same, with weights that the ranks of a process share. Rows without a resume: N processes
-from the beginning. With one: N processes go on with a checkpoint that another number of processes has
-written; the points of the resumes alternate. Compared, as bytes, for every iteration and every
+from the beginning. With one: N processes go on with a checkpoint that another number of processes
+has written; the points of the resumes alternate. Compared, as bytes, for every iteration and every
 virtual rank: the batch and the losses, and after the step gradients, parameters, buffers, optimizer
 state and averages; the metrics of validations.
 

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Dict, Optional, Union
+from contextlib import nullcontext
+from typing import Any, ContextManager, Dict, Optional, Union
 
 from mmengine.dist import get_rank, get_world_size, is_distributed
 from mmengine.registry import RUNNERS
@@ -19,8 +20,10 @@ from .checkpoint.starts import Starts
 from .config import RandomnessConfig, named_arguments, prepare_cfg
 from .data import adopt_loader, building, training_thread
 from .distributed import agreement, process_group
+from .distributed.lost_ranks import naming_lost_ranks
 from .distributed.root_seed import broadcast_seed
 from .distributed.virtual.runner_parts import settings_on_ranks, share_workers
+from .distributed.virtual.scheduler import current
 from .facts.collect import collect_facts
 from .facts.training_data import training_facts
 from .fingerprint.sample_replay import explain
@@ -144,8 +147,20 @@ class ReproRunnerMixin:
         self._hold()
         if self._repro.deterministic is True:
             determinism.check_compiled(self.model, self.cfg.get('compile'))
-        with handling(self), self.starts.training(self):
+        with self._waiting_for_ranks(), handling(self), self.starts.training(self):
             return super().train()
+
+    def val(self) -> Any:
+        with self._waiting_for_ranks():
+            return super().val()
+
+    def test(self) -> Any:
+        with self._waiting_for_ranks():
+            return super().test()
+
+    def _waiting_for_ranks(self) -> ContextManager[None]:
+        # virtual ranks: all that they do is in one such block
+        return nullcontext() if current() is not None else naming_lost_ranks(f'rank {get_rank()}')
 
     def load_or_resume(self) -> None:
         self.starts.load(self, super().load_or_resume)

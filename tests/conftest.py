@@ -43,7 +43,6 @@ SLOW = {
     'dev/test_operator_check.py',
     'distributed/test_agreement.py',
     'distributed/test_ordered_reduction.py',
-    'distributed/test_presence.py',
     'distributed/test_process_group.py',
     'distributed/test_shared_weights.py',
     'distributed/test_training_on_ranks.py',

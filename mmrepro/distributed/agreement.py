@@ -1,9 +1,8 @@
 """All ranks agree before the first step, or all ranks stop and say why.
 
-The ranks talk through the key-value store that made the process group, not through tensors: that
-works with every backend, needs no device, and tells by name which rank did not come. Rank 0
-collects and decides. Whoever gives up waiting decides too; the store keeps the first decision, so
-that no rank goes on while another has stopped.
+Ranks agree by a collective operation over the CPU: every rank gets what all ranks say, and comes to
+the same decision. A rank that does not come lets the operation fail when the timeout of the process
+group has passed, see :mod:`.lost_ranks`.
 """
 from __future__ import annotations
 
@@ -12,24 +11,23 @@ import itertools
 import json
 import platform
 import sys
-from contextlib import nullcontext
+import weakref
 from datetime import timedelta
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
 
 from .. import determinism, ops
 from ..seeds import SCHEME
 from ..version import __version__
-from .presence import RankEnded, of_run
-from .store import round_store
-from .waiting import wait_in_store
+from .virtual.scheduler import current
 
-__all__ = ['DEFAULT_TIMEOUT', 'AgreementError', 'check_agreement', 'group_store',
-           'package_version', 'settle', 'start_fields']
+__all__ = ['AgreementError', 'any_rank', 'check_agreement', 'package_version', 'settle',
+           'start_fields', 'wait_for_all']
 
-DEFAULT_TIMEOUT = 300.0  # seconds
 MAX_LINES = 20  # of differences in one message
 
 # module: names of the distributions that may have brought it
@@ -41,45 +39,36 @@ PACKAGES = {
     'mmdet': ('mmdet', 'onedl-mmdetection'),
 }
 
-Timeout = Union[float, timedelta]
-
 
 class AgreementError(RuntimeError):
-    """Ranks differ in something that has to be equal, or a rank did not come."""
+    """Ranks differ in something that has to be equal."""
 
 
-def check_agreement(fields: Mapping[str, Any], timeout: Timeout = DEFAULT_TIMEOUT) -> None:
+def check_agreement(fields: Mapping[str, Any]) -> None:
     """Compare ``fields`` between all ranks. A collective operation.
 
     Args:
         fields: Strings, numbers, booleans, None, and lists of them. Of a string of several lines,
             the message shows the first line that differs.
-        timeout: Seconds to wait for ranks that come late.
 
     Raises:
-        AgreementError: on every rank, with the same message: rank, field and both values, or the
-            ranks that did not come in time.
+        AgreementError: on every rank, with the same message: rank, field and both values.
         TypeError: a field of another type; names it.
     """
-    settle('agreement', dict(fields), _compare, timeout)
+    settle('agreement', dict(fields), _compare)
 
 
-def start_fields(config_text: str,
-                 randomness: Mapping[str, Any],
-                 operators: Optional[Mapping[str, str]] = None,
-                 **extra: Any) -> Dict[str, Any]:
+def start_fields(config_text: str, randomness: Mapping[str, Any]) -> Dict[str, Any]:
     """What all ranks must have in common at the start. Call it after ``determinism.enable``.
 
     Args:
         config_text: The effective config, for example ``cfg.pretty_text``.
         randomness: The effective values, the seed included.
-        operators: Who provides mmcv's operators, as :func:`operator_fields`; None: who does now.
-        extra: More fields.
 
     Returns:
         dict: randomness, config, versions, operator provider, environment and flags.
     """
-    operators = operator_fields() if operators is None else operators
+    operators = operator_fields()
     fields: Dict[str, Any] = {'scheme': SCHEME}
     for name, value in randomness.items():
         # a row for each stream that has a root of its own, and none where no stream has
@@ -90,7 +79,6 @@ def start_fields(config_text: str,
     fields.update({**operators, **_operator_versions(operators)})
     fields.update((f'version.{name}', value) for name, value in _versions().items())
     fields.update(determinism.snapshot())
-    fields.update(extra)
     return fields
 
 
@@ -175,58 +163,82 @@ def _first_line(here: str, there: str) -> tuple:
     return next((number, a, b) for number, (a, b) in enumerate(pairs, 1) if a != b)
 
 
-# -------------------------------------------------------------------------------- the store
+# -------------------------------------------------------------------------------- collectives
+
+TOPIC = 56  # bytes of a topic that travel, in front of a number
+TIMEOUT: Optional[timedelta] = None  # of agreements; None: torch's for gloo, 30 minutes
+
+_control: Optional[Tuple[Any, Any]] = None  # weak reference to the process group, its control group
 
 
-def settle(topic: str,
-           value: Any,
-           decide: Callable[[List[Any]], Any],
-           timeout: Timeout = DEFAULT_TIMEOUT,
-           last: bool = False) -> Any:
-    """Rank 0 decides from the values of all ranks; every rank gets the decision.
+def _control_group() -> Any:
+    """The group in which processes agree: of gloo, beside the one that tensors travel over.
 
-    A collective operation: each rank calls it with the same ``topic``, in the same order per topic.
-    Without a process group, a world of one.
+    A rank that comes to another collective operation of the program can thus not be mistaken for
+    one that agrees. The first call in a process group is a collective operation. None: the default
+    group, of virtual ranks (which know operations by name), or without a store (MPI).
+    """
+    global _control
+    if current() is not None or c10d._get_default_store() is None:
+        return None
+    default = dist.group.WORLD
+    if _control is None or _control[0]() is not default:
+        _control = weakref.ref(default), dist.new_group(backend='gloo', timeout=TIMEOUT)
+    return _control[1]
 
-    Args:
-        topic: A name.
-        value: Of this rank; what JSON can hold.
-        decide: The values in order of rank -> the decision (what JSON can hold), or raises
-            :class:`AgreementError`, which is then raised on every rank.
-        timeout: Seconds to wait for ranks that come late.
-        last: The ranks end after this: rank 0 waits until all have read the decision.
+
+def _is_alone() -> bool:
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+
+
+def _gathered(value: Tensor) -> List[Tensor]:
+    found = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, value, group=_control_group())
+    return found
+
+
+def _numbers(topic: str, number: int) -> List[int]:
+    """The numbers that all ranks bring to a topic.
 
     Raises:
-        AgreementError: see above; or ranks are missing, or the store is.
+        AgreementError: ranks have come to different topics; names them.
+    """
+    name = topic.encode()[:TOPIC].ljust(TOPIC, b'\0')
+    heads = [bytes(head.tolist()) for head in _gathered(
+        torch.tensor([*name, *number.to_bytes(8, 'little')], dtype=torch.uint8))]
+    topics = [head[:TOPIC].rstrip(b'\0').decode() for head in heads]
+    if len(set(topics)) > 1:
+        raise AgreementError('The ranks have come to different points of their programs, and every '
+                             'rank has stopped.' + ''.join(
+                                 f'\n  rank {rank} is at: {at}' for rank, at in enumerate(topics)))
+    return [int.from_bytes(head[TOPIC:], 'little') for head in heads]
+
+
+def settle(topic: str, value: Any, decide: Callable[[List[Any]], Any]) -> Any:
+    """Decide from the values of all ranks; every rank gets the same decision.
+
+    A collective operation. Without a process group, a world of one.
+
+    Args:
+        topic: A short name, the same on all ranks.
+        value: Of this rank; what JSON can hold.
+        decide: The values in order of rank -> the decision, or raises :class:`AgreementError`. It
+            is called on every rank, and depends on nothing but the values.
+
+    Raises:
+        AgreementError: of ``decide``, or ranks have come to different topics.
         TypeError: ``value`` has parts that JSON cannot hold; names them.
+        RuntimeError: a rank has ended, or has not come within :data:`TIMEOUT`.
     """
     text = _encode(value)
-    if not (dist.is_available() and dist.is_initialized()):
+    if _is_alone():
         return decide([json.loads(text)])
-    timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-    rank, world = dist.get_rank(), dist.get_world_size()
-    store = group_store('be compared. Use gloo or nccl.')
-    presence = of_run()
-    try:
-        with presence.using_store() if presence is not None else nullcontext():
-            store = round_store(store, topic, world)
-            store.set(f'rank{rank}', text)
-            if rank == 0:
-                verdict = _preside(store, topic, world, decide, timeout, last)
-            else:
-                verdict = _follow(store, rank, world, timeout)
-            if presence is not None:
-                presence.connect()
-    except RankEnded as error:  # rank 0, which would decide
-        raise AgreementError(f'{error}. Rank {rank} waits for it: the ranks compare their '
-                             f'{topic}') from error
-    except RuntimeError as error:  # a dead store: its process has ended, of an error of its own
-        raise AgreementError(f'rank {rank} has lost the store of the process group while the ranks '
-                             f'compared their {topic}; the process that holds it has stopped '
-                             f'({error})') from error
-    if 'error' in verdict:
-        raise AgreementError(verdict['error'])
-    return verdict['value']
+    own = text.encode()
+    sizes = _numbers(topic, len(own))
+    block = torch.zeros(max(sizes), dtype=torch.uint8)
+    block[:len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    return decide([json.loads(bytes(one[:size].numpy()))
+                   for one, size in zip(_gathered(block), sizes)])
 
 
 def _encode(value: Any) -> str:
@@ -240,68 +252,15 @@ def _encode(value: Any) -> str:
     return json.dumps(value)
 
 
-def group_store(purpose: str) -> dist.Store:
-    """The store of the process group.
+def any_rank(topic: str, says: bool) -> bool:
+    """Whether any rank says yes. A collective operation, cheap enough for every iteration.
 
     Raises:
-        AgreementError: there is none; ``purpose`` says what the ranks cannot do, and what to use.
+        AgreementError: ranks have come to different topics.
     """
-    store = dist.distributed_c10d._get_default_store()
-    if store is None:
-        raise AgreementError('the process group was made without a store (backend mpi): the ranks '
-                             f'cannot {purpose}')
-    return store
+    return says if _is_alone() else any(_numbers(topic, int(says)))
 
 
-def _preside(store: dist.Store, topic: str, world: int, decide: Callable, timeout: timedelta,
-             last: bool) -> Dict[str, Any]:
-    names = {f'rank{rank}': rank for rank in range(world)}
-    try:
-        if _wait(store, names, timeout):
-            verdict = {'value': decide([json.loads(store.get(name)) for name in names])}
-        else:
-            verdict = _missing(store, world, timeout)
-    except RankEnded as error:
-        waiting = [rank for name, rank in names.items() if store.check([name])]
-        verdict = {'error': f'Every rank has stopped: {error}. The ranks compare their {topic}, '
-                            f'and these wait for it: {", ".join(map(str, waiting))}'}
-    except AgreementError as error:
-        verdict = {'error': str(error)}
-    verdict = _publish(store, verdict)
-    if last or 'error' in verdict:
-        # this process may hold the store; let the ranks that came read it before this one ends
-        present = [rank for rank in range(1, world) if store.check([f'rank{rank}'])]
-        try:
-            _wait(store, {f'read{rank}': rank for rank in present}, timeout)
-        except RankEnded:
-            pass  # it need not read it any more
-    return verdict
-
-
-def _follow(store: dist.Store, rank: int, world: int, timeout: timedelta) -> Dict[str, Any]:
-    if _wait(store, {'verdict': 0}, timeout):
-        verdict = json.loads(store.get('verdict'))
-    else:
-        verdict = _publish(store, _missing(store, world, timeout))
-    store.set(f'read{rank}', '')
-    return verdict
-
-
-def _publish(store: dist.Store, verdict: Dict[str, Any]) -> Dict[str, Any]:
-    """Only the first verdict counts; returns that one."""
-    return json.loads(store.compare_set('verdict', '', json.dumps(verdict)))
-
-
-def _missing(store: dist.Store, world: int, timeout: timedelta) -> Dict[str, Any]:
-    missing = [rank for rank in range(world) if not store.check([f'rank{rank}'])]
-    names = ', '.join(map(str, missing)) if missing else 'unknown (rank 0 came late)'
-    return {'error': f'Every rank has stopped: of {world} ranks, these did not come within '
-                     f'{timeout.total_seconds():g} s: {names}'}
-
-
-def _wait(store: dist.Store, names: Mapping[str, int], timeout: timedelta) -> bool:
-    try:
-        wait_in_store(store, names, timeout, of_run())
-    except TimeoutError:
-        return False
-    return True
+def wait_for_all(topic: str) -> None:
+    """Wait until all ranks have come here. Raises AgreementError as :func:`any_rank`."""
+    any_rank(topic, False)

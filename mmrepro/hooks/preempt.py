@@ -15,8 +15,7 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
 from ..checkpoint.loop_position import refusal_after
-from ..distributed.agreement import settle
-from ..distributed.common_stop import CommonStop
+from ..distributed.agreement import any_rank, settle, wait_for_all
 from ..exit_codes import PREEMPTED
 
 __all__ = ['FILE_NAME', 'PreemptHook', 'Preempted', 'SIGNALS', 'handling']
@@ -65,7 +64,7 @@ class PreemptHook(Hook):
         self.signals, self.exit_code = tuple(signals), exit_code
         self._received: Optional[int] = None
         self._before: Dict[int, Any] = {}
-        self._stop: Optional[CommonStop] = None
+        self._active = False  # all ranks have the same
         self._common_batches: Union[int, float] = float('inf')
 
     # ------------------------------------------------------------------------- the signals
@@ -86,13 +85,11 @@ class PreemptHook(Hook):
                 self._before[number] = signal.signal(number, self._receive)
         else:
             runner.logger.info('this is not the main thread: signals are left as they are')
-        self._stop = CommonStop(lambda: self._received is not None)
+        self._active = True
 
     def end(self) -> None:
         """Put the handlers back. May be called at any time."""
-        if self._stop is not None:
-            self._stop.close()
-            self._stop = None
+        self._active = False
         for number, handler in self._before.items():
             # None: not installed from Python, and Python cannot put it back
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -105,20 +102,25 @@ class PreemptHook(Hook):
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
-        if self._stop is not None and self._stop.end_event():
+        if self._asked():
             self._leave(runner, runner.iter + 1)
 
     def before_val_epoch(self, runner: Any) -> None:
-        if self._stop is not None:
+        if self._active:
             # ranks may have one batch more than others; events are what all ranks have
             own = len(runner.val_loop.dataloader)
             self._common_batches = settle('validation', own, min)
 
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
-        if (self._stop is not None and batch_idx < self._common_batches and self._stop.end_event()):
+        if batch_idx < self._common_batches and self._asked():
             abandon_validation(runner)
             self._leave(runner, runner.iter)
+
+    def _asked(self) -> bool:
+        """Whether a signal has reached any rank: it reaches them at different times."""
+        return self._active and any_rank(
+            'a signal to stop', self._received is not None)
 
     def _leave(self, runner: Any, iteration: int) -> None:
         number = self._received
@@ -136,7 +138,8 @@ class PreemptHook(Hook):
         runner.logger.warning(f'pre-empted after {iteration} iterations: {path}; {how}. Leaving '
                               f'with exit code {self.exit_code}')
         runner.visualizer.close()
-        self._stop.leave()
+        # a launcher ends all ranks when one has ended, and rank 0 may still write
+        wait_for_all('the end')
         raise Preempted(self.exit_code, path, iteration)
 
 

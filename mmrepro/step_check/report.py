@@ -61,7 +61,7 @@ def report(runner: Any, passes: Sequence[PassDigests], records: Sequence[Sequenc
     mine = dict(difference=_difference(*passes[:2]), suspects=suspects or [],
                 diagnosis=_diagnosis(found, passes), file=path,
                 phase=PHASES.index(found.phase) if found else len(PHASES))
-    ranks = settle('differing step', mine, lambda ranks: ranks, last=True)
+    ranks = settle('differing step', mine, lambda ranks: ranks)
     raise StepDiffersError(_text(iteration, ranks))
 
 

@@ -5,11 +5,7 @@ import pytest
 import torch
 from harness import Child
 from preempted_runs import Signals, run, settings
-from rank_pool import shared_pool
 from ranks import free_port
-
-from mmrepro.distributed.agreement import AgreementError
-from mmrepro.distributed.common_stop import CommonStop
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
@@ -38,8 +34,7 @@ MOMENTS = {'one rank': {1: 2}, 'at different times': {0: 4, 2: 3}, 'in a validat
 
 
 @pytest.mark.parametrize('moment', MOMENTS)
-def test_ranks_leave_after_the_same_iteration(moment, tmp_path, monkeypatch):
-    monkeypatch.setattr('mmrepro.distributed.common_stop.INTERVAL', 0.01)
+def test_ranks_leave_after_the_same_iteration(moment, tmp_path):
     changes = {'train_cfg.max_epochs': 20, 'val_dataloader.dataset.size': 13,
                'train_dataloader.batch_size': 2, 'train_dataloader.dataset.size': 24,
                'randomness.deterministic': True}
@@ -50,42 +45,3 @@ def test_ranks_leave_after_the_same_iteration(moment, tmp_path, monkeypatch):
     assert len({iteration for _, iteration in first}) == 1 and first[0][1] is not None
     for rank in range(3):
         assert {**first[rank][0], **second[rank][0]} == whole[rank][0], f'rank {rank}'
-
-
-def events_of(rank, world, wants):
-    """Ranks run apart as far as they like."""
-    state = dict(events=0)
-    stop = CommonStop(lambda: rank == wants and state['events'] >= 50, interval=0.01)
-    try:
-        while not stop.end_event():
-            state['events'] += 1
-        stop.leave()
-    finally:
-        stop.close()
-    return state['events']
-
-
-@pytest.mark.parametrize('wants', [0, 2])
-def test_ranks_agree_on_a_turn(wants):
-    events = shared_pool().run(events_of, 3, wants)
-    assert len(set(events)) == 1 and events[0] >= 50
-
-
-def without_the_last(rank, world):
-    if rank == world - 1:
-        torch.distributed.barrier()
-        return None
-    stop = CommonStop(lambda: True, interval=0.01, timeout=3)
-    try:
-        while not stop.end_event():
-            pass
-    finally:
-        stop.close()
-        torch.distributed.barrier()
-
-
-def test_a_rank_that_does_not_answer_is_named():
-    outcomes = shared_pool().outcomes(without_the_last, 3)
-    for fine, (error, _) in outcomes[:2]:
-        assert not fine and isinstance(error, AgreementError)
-        assert 'these ranks did not say within 3 s where they can stop: 2' in str(error)

@@ -9,12 +9,15 @@ from typing import Any, Callable, Mapping, Optional, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from ... import determinism
 from ...config import RandomnessConfig, RandomnessError
-from ..presence import Ending, of_virtual_ranks
+from ..lost_ranks import naming_lost_ranks
 from ..process_group import LAUNCHERS, ensure_process_group, group_options, has_accelerator
 from .guards import guarded
+from .scheduler import Turns
+from .transport import Transport
 from .world import Worlds
 
 __all__ = ['on_virtual_ranks']
@@ -52,39 +55,43 @@ def on_virtual_ranks(ranks: Optional[int], main: Callable[[], Result], launcher:
     RandomnessConfig(virtual_ranks=ranks)  # refuses a value that is not allowed
     _check_launch(ranks, launcher)
     _ensure_group(launcher, env_cfg)
-    process, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() \
-        else (0, 1)
-    _check_ranks(ranks, processes)
-    worlds = Worlds(ranks)
+    worlds = _worlds(ranks)
+    scheduler = worlds.scheduler
     determinism.import_flags()
     device = torch.cuda.current_device() if has_accelerator() and torch.cuda.is_available() \
         else None
-    if device is None and len(worlds.scheduler.ranks) > 1:
+    if device is None and len(scheduler.ranks) > 1:
         _use_one_arena()
 
     def begin() -> Result:
         if device is not None:
             torch.cuda.set_device(device)  # it belongs to a thread
-        number, error = dist.get_rank(), None
-        try:
-            return main()
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            if presence is not None:
-                presence.end(number, Ending.of(error))
+        return main()
 
-    with guarded(worlds.new_group), \
-            of_virtual_ranks(worlds.shares, process) as presence:
-        try:
-            return worlds.scheduler.run(begin, worlds.of_rank)[0]
-        except BaseException as error:
-            number = worlds.scheduler.failed_rank
-            if number is not None and isinstance(error, Exception):
-                _logger.error('virtual rank %d of %d has ended with %s; the other ranks of this '
-                              'process were stopped', number, ranks, type(error).__name__)
-            raise
+    def failed() -> str:
+        number = scheduler.failed_rank
+        return '' if number is None else f'virtual rank {number} of {ranks}'
+
+    numbers = ', '.join(str(rank.number) for rank in scheduler.ranks)
+    with naming_lost_ranks(f'the process of virtual ranks {numbers}', failed), \
+            guarded(worlds.new_group):
+        Turns([scheduler]).run(begin, worlds.of_rank)
+        error = scheduler.failed
+        if error is not None:
+            if failed() and isinstance(error, Exception):
+                _logger.error('%s has ended with %s; the other ranks of this process were stopped',
+                              failed(), type(error).__name__)
+            raise error
+    return scheduler.ranks[0].result
+
+
+def _worlds(ranks: int) -> Worlds:
+    """The ranks of this process, one of those of the process group in force, if there is one."""
+    if not dist.is_initialized():
+        return Worlds(ranks, 0, 1, None, dist.HashStore())
+    _check_ranks(ranks, dist.get_world_size())
+    return Worlds(ranks, dist.get_rank(), dist.get_world_size(), Transport(c10d._world),
+                  c10d._get_default_store() or dist.HashStore())
 
 
 def _use_one_arena() -> None:

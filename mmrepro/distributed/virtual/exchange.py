@@ -6,24 +6,17 @@ sent. Tensors travel as bytes, so every type is allowed.
 """
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d as c10d
 
-from ..presence import of_run
 from ..reduction_tree import Node, ReductionTree, combine_of, finish_of, nodes_of
-from ..waiting import Awaited
 from .buckets import as_bytes
 from .scheduler import Exchange
+from .transport import Transport
 
 __all__ = ['Processes']
-
-# torch 2.13 gives it another name and warns of the old one
-_all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
 
 # Bytes from which on a sum is divided among the processes: each adds up one part and sends the
 # result. Smaller ones are added up by every process, which needs one message less.
@@ -36,41 +29,25 @@ class Processes:
     Args:
         members: Per process, the group's ranks there (numbers within the group), ascending.
         mine: Which of the processes this one is.
-        world: torch's world of the real process group; None: one process.
-        group: The real process group of these processes; None: the default one of ``world``.
+        transport: Between these processes; None: all ranks are in this one.
     """
 
-    def __init__(self, members: Sequence[Sequence[int]], mine: int = 0, world: Any = None,
-                 group: Any = None) -> None:
+    def __init__(self, members: Sequence[Sequence[int]], mine: int = 0,
+                 transport: Optional[Transport] = None) -> None:
         self.members, self.mine = [list(one) for one in members], mine
         self.ranks = sum(map(len, self.members))
-        self._world, self._group = world, group
+        self._transport = transport
         self.alone = len(self.members) == 1  # all ranks are in this process
 
     def process_of(self, rank: int) -> int:
         return next(number for number, ranks in enumerate(self.members) if rank in ranks)
 
-    @contextmanager
-    def _outside(self) -> Iterator[None]:
-        """torch.distributed is that of the processes in this block, not that of a virtual rank."""
-        before, c10d._world = c10d._world, self._world
-        try:
-            yield
-        finally:
-            c10d._world = before
-
-    def _device(self) -> torch.device:
-        backend = c10d._world.pg_map[self._group or c10d._world.default_pg][0]
-        return torch.device('cuda', torch.cuda.current_device()) if 'nccl' in backend \
-            else torch.device('cpu')
-
-    def _started(self, work: Any) -> Any:
-        """Work on a device is waited for there; of other work, waiting ends when a process does."""
-        presence = of_run()
-        if presence is None or self._device().type != 'cpu':
-            return work
-        return Awaited(work, dist.get_process_group_ranks(
-            self._group or c10d._world.default_pg), presence)
+    def _all_gather(self, value: Tensor) -> Exchange:
+        """The bytes of a tensor of every process, one after the other."""
+        sent = as_bytes(value).to(self._transport.device)
+        received = sent.new_empty(len(self.members) * sent.numel())
+        yield self._transport.all_gather(received, sent)
+        return received.to(value.device)
 
     # ---------------------------------------------------------------------------- all to all
 
@@ -83,18 +60,13 @@ class Processes:
         if self.alone:
             return own
         most = max(map(len, self.members))
-        size, kind, device = own[0].numel(), own[0].dtype, own[0].device
+        size, kind = own[0].numel(), own[0].dtype
         block = own[0].new_zeros(most, size)
         for row, value in zip(block, own):
             row.copy_(value)
-        with self._outside():
-            sent = as_bytes(block).to(self._device())
-            parts = [torch.empty_like(sent) for _ in self.members]
-            work = self._started(dist.all_gather(parts, sent, group=self._group, async_op=True))
-        yield work
+        received = (yield from self._all_gather(block)).view(kind).view(-1, most, size)
         found: List[Optional[Tensor]] = [None] * self.ranks
-        for ranks, part in zip(self.members, parts):
-            rows = part.to(device).view(kind).view(most, size)
+        for ranks, rows in zip(self.members, received):
             for rank, row in zip(ranks, rows):
                 found[rank] = row
         return found
@@ -104,19 +76,13 @@ class Processes:
         flat = value.reshape(-1)
         if self.alone:
             return flat
-        with self._outside():
-            sent = as_bytes(flat).to(self._device())
-            root = dist.get_process_group_ranks(self._group or c10d._world.default_pg)[source]
-            work = self._started(dist.broadcast(sent, root, group=self._group, async_op=True))
-        yield work
+        sent = as_bytes(flat).to(self._transport.device)
+        yield self._transport.broadcast(sent, source)
         return sent.to(value.device).view(value.dtype)
 
     def barrier(self) -> Exchange:
         if not self.alone:
-            with self._outside():
-                sign = torch.zeros(1, device=self._device())
-                work = self._started(dist.all_reduce(sign, group=self._group, async_op=True))
-            yield work
+            yield from self._all_gather(torch.zeros(1, dtype=torch.uint8))
 
     # ---------------------------------------------------------------------------- reductions
 
@@ -142,7 +108,7 @@ class Processes:
     def _reduce_everywhere(self, nodes: Sequence[Node], op: Any) -> Exchange:
         rows = self._rows()
         # as if the nodes of a process were its ranks
-        every = Processes(_numbered(rows), self.mine, self._world, self._group)
+        every = Processes(_numbered(rows), self.mine, self._transport)
         values = yield from every.gather([node.value for node in nodes])
         places = [place for own in rows for place in own]
         return _root([Node(*place, value) for place, value in zip(places, values)], op)
@@ -156,25 +122,16 @@ class Processes:
         parts = torch.stack([_filled(node.value, size * count).view(count, size)
                              for node in nodes], 1) \
             if len(nodes) > 1 else _filled(flat, size * count)
-        with self._outside():
-            there = self._device()
-            sent = as_bytes(parts).to(there)
-            del parts
-            step = size * flat.element_size()
-            received = torch.empty(sum(map(len, rows)) * step, dtype=torch.uint8, device=there)
-            work = self._started(dist.all_to_all_single(
-                received, sent.reshape(-1), [len(own) * step for own in rows],
-                [len(nodes) * step] * count, group=self._group, async_op=True))
-        yield work
+        sent = as_bytes(parts).to(self._transport.device)
+        del parts
+        step = size * flat.element_size()
+        received = sent.new_empty(sum(map(len, rows)) * step)
+        yield self._transport.all_to_all(received, sent, [len(own) * step for own in rows],
+                                         [len(nodes) * step] * count)
         values = received.to(device).view(kind).view(-1, size)
         places = [place for own in rows for place in own]
         mine = _root([Node(*place, value) for place, value in zip(places, values)], op)
-        with self._outside():
-            sent = as_bytes(mine).to(there)
-            sums = torch.empty(count * sent.numel(), dtype=torch.uint8, device=there)
-            work = self._started(_all_gather(sums, sent, group=self._group, async_op=True))
-        yield work
-        return sums.to(device).view(kind)[:total]
+        return (yield from self._all_gather(mine)).view(kind)[:total]
 
 
 def _root(nodes: Sequence[Node], op: Any) -> Tensor:

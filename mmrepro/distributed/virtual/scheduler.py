@@ -1,21 +1,21 @@
-"""Virtual ranks of one process as threads, of which exactly one runs at a time."""
+"""Virtual ranks as threads, of which exactly one runs at a time."""
 from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Dict, Generator, Hashable, List, Optional, Sequence
+from typing import Any, Callable, Dict, Generator, Hashable, Iterator, List, Optional, Sequence
 
 import torch
 
 from .process_state import ProcessState
 
 __all__ = ['CollectiveMismatch', 'Deadlock', 'Exchange', 'Meeting', 'RankStopped', 'Scheduler',
-           'VirtualRank', 'current']
+           'Turns', 'VirtualRank', 'current']
 
-# yields what has to be waited for (``wait()``), returns the result
+# yields work with other processes (`is_completed()`, `wait()`), returns the result
 Exchange = Generator[Any, None, Any]
 
-POLL = 0.001  # seconds between two looks at other processes, when no rank here can go on
+POLL = 0.001  # seconds between two looks at exchanges of several sub-groups
 
 
 class RankStopped(BaseException):
@@ -33,18 +33,25 @@ class CollectiveMismatch(RuntimeError):
 class VirtualRank:
     """One rank of a process."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.turn = False  # whether it may run; its lock is released when that becomes true
-        self.lock = threading.Lock()
-        self.lock.acquire()
+    def __init__(self, number: int, scheduler: Scheduler) -> None:
+        self.number, self.scheduler = number, scheduler
+        self.turn = threading.Event()  # set while it may run
         self.ready: Optional[Callable[[], bool]] = None  # what it waits for; None: nothing
         self.where = ''  # it waits
-        self.outside = False  # it waits for something that another process may do
         self.ended = ''  # how
         self.trainings = 0  # that it has begun
         self.state: Optional[ProcessState] = None
         self.result: Any = None
+
+    def may_run(self) -> bool:
+        """Whether it need not wait any longer. An error of ``ready`` ends all ranks."""
+        if self.scheduler.failed is not None or self.ready is None:
+            return True
+        try:
+            return self.ready()
+        except BaseException as error:
+            self.scheduler.fail(error, self.number)
+            return True
 
 
 class Meeting:
@@ -59,76 +66,59 @@ class Meeting:
         self.result: Any = None
 
 
-_running: Optional[Scheduler] = None
+_local = threading.local()  # `rank`: whose thread this is
+_running = False
 
 
-class Scheduler:
-    """Runs a function once per virtual rank of this process.
+class Turns:
+    """Hands the turn from thread to thread. Every choice between ranks is made here.
 
     Args:
-        numbers: The ranks of this process.
-        world_size: V, the number of ranks of all processes.
-        processes: N.
+        schedulers: Of the processes whose ranks are threads here: one, except in simulations.
     """
 
-    def __init__(self, numbers: Sequence[int], world_size: int, processes: int = 1) -> None:
-        self.ranks = [VirtualRank(number) for number in numbers]
-        self.world_size, self.processes = world_size, processes
-        self.failed: Optional[BaseException] = None
-        self.failed_rank: Optional[int] = None
-        self._meetings: Dict[Hashable, Meeting] = {}
-        # by number of a training: what its lowest rank gives to the others of the process
-        self.shared: Dict[int, Any] = {}
-        self._local = threading.local()
+    def __init__(self, schedulers: Sequence[Scheduler]) -> None:
+        self.schedulers = list(schedulers)
+        for scheduler in self.schedulers:
+            scheduler.turns = self
 
-    @property
-    def me(self) -> Optional[VirtualRank]:
-        """The rank of the calling thread; None in a thread that is not a rank's."""
-        return getattr(self._local, 'rank', None)
-
-    # ---------------------------------------------------------------------------- running
-
-    def run(self, function: Callable[[], Any], world_of: Callable[[int], Any]) -> List[Any]:
-        """Call ``function`` in every rank; returns the results in the order of the ranks.
+    def run(self, function: Callable[[], Any], world_of: Callable[[int], Any]) -> None:
+        """Call ``function`` in every rank, and wait until all ranks have ended.
 
         Args:
             world_of: Number of a rank -> its ``torch.distributed`` world.
-
-        Raises:
-            BaseException: the first one that a rank raised; all ranks have ended then.
         """
         global _running
-        if _running is not None:
+        if _running:
             raise RuntimeError('virtual ranks run in this process already')
         start = ProcessState()
-        for rank in self.ranks:
+        ranks = [rank for scheduler in self.schedulers for rank in scheduler.ranks]
+        for rank in ranks:
             rank.state = start.of_rank(rank.number, world_of(rank.number))
         # the lowest one in this thread: only the main thread gets signals
-        first, *others = self.ranks
+        first, *others = ranks
         threads = [threading.Thread(target=self._main, args=(rank, function),
                                     name=f'virtual rank {rank.number}') for rank in others]
-        _running = self
+        _running = True
         try:
             for thread in threads:
                 thread.start()
-            first.turn = True
+            first.turn.set()
             self._main(first, function)
             for thread in threads:
                 thread.join()
         finally:
-            _running = None
+            _running, _local.rank = False, None
             start.restore()
-        if self.failed is not None:
-            raise self.failed
-        return [rank.result for rank in self.ranks]
 
     def _main(self, rank: VirtualRank, function: Callable[[], Any]) -> None:
-        self._local.rank = rank
+        _local.rank = rank
+        scheduler = rank.scheduler
         self._sleep(rank)
         try:
             rank.state.restore()
             rank.state = None
-            if self.failed is None:
+            if scheduler.failed is None:
                 # in this thread: collectives in a backward pass have to hand over as well
                 with torch.autograd.set_multithreading_enabled(False):
                     rank.result = function()
@@ -138,90 +128,136 @@ class Scheduler:
         except BaseException as error:
             rank.ended = f'has ended with {type(error).__name__}: {error}'
             if not (isinstance(error, SystemExit) and not error.code):
-                self.fail(error, rank.number)
+                scheduler.fail(error, rank.number)
         following = self._choose()
         if following is not None:
-            self._give(following)
+            following.turn.set()
+
+    def wait(self, me: VirtualRank) -> None:
+        """Let others run until ``me.may_run()`` and it is chosen."""
+        following = self._choose()
+        if following is me:
+            return
+        me.state = ProcessState()
+        me.turn.clear()
+        following.turn.set()
+        self._sleep(me)
+        me.state.restore()
+        me.state = None
+
+    def _sleep(self, me: VirtualRank) -> None:
+        while not me.turn.is_set():
+            try:
+                me.turn.wait()
+            except BaseException as error:  # of a signal's handler, while another rank runs
+                me.scheduler.fail(error, me.number)
+
+    def _choose(self) -> Optional[VirtualRank]:
+        """The rank that runs next; None when all have ended."""
+        while True:
+            waiting = [rank for scheduler in self.schedulers for rank in scheduler.ranks
+                       if not rank.ended]
+            if not waiting:
+                return None
+            chosen = self.pick(rank for rank in waiting if rank.may_run())
+            if chosen is not None:
+                return chosen
+            self.progress()
+
+    def pick(self, ready: Iterator[VirtualRank]) -> Optional[VirtualRank]:
+        """Choose one of the ranks that may run: the lowest; None: there is none."""
+        return next(ready, None)
+
+    def progress(self) -> None:
+        """Finish something that ranks wait for, when no rank may run."""
+        for scheduler in self.schedulers:
+            scheduler.progress()
+
+
+class Scheduler:
+    """The virtual ranks of one process, and their collective operations.
+
+    Args:
+        numbers: The ranks of this process.
+        world_size: V, the number of ranks of all processes.
+        processes: N.
+    """
+
+    def __init__(self, numbers: Sequence[int], world_size: int, processes: int = 1) -> None:
+        self.ranks = [VirtualRank(number, self) for number in numbers]
+        self.world_size, self.processes = world_size, processes
+        self.turns: Optional[Turns] = None
+        self.failed: Optional[BaseException] = None
+        self.failed_rank: Optional[int] = None
+        self._meetings: Dict[Hashable, Meeting] = {}
+        # by number of a training: what its lowest rank gives to the others of the process
+        self.shared: Dict[int, Any] = {}
+
+    @property
+    def me(self) -> VirtualRank:
+        """The rank of the calling thread.
+
+        Raises:
+            RuntimeError: the thread is not a rank's; names it.
+        """
+        rank = getattr(_local, 'rank', None)
+        if rank is None:
+            raise RuntimeError(
+                f'the thread {threading.current_thread().name!r} is not the thread of a virtual '
+                'rank, and came to a collective operation. Communicate in the thread that trains, '
+                'or train without randomness.virtual_ranks')
+        return rank
 
     def fail(self, error: BaseException, rank: Optional[int] = None) -> None:
         """End all ranks: each raises RankStopped where it waits, or when it next waits."""
         if self.failed is None:
             self.failed, self.failed_rank = error, rank
 
-    # ---------------------------------------------------------------------------- waiting
-
-    def wait(self, ready: Callable[[], bool], where: str, outside: bool = False) -> None:
+    def wait(self, ready: Callable[[], bool], where: str) -> None:
         """Let other ranks run until ``ready()``.
 
         Args:
+            ready: Asked in whatever thread has the turn, with the state of another rank in force:
+                it must depend on neither, and change nothing.
             where: For the message when nobody can go on.
-            outside: Another process may make it ready without a collective operation.
 
         Raises:
             RankStopped: the ranks of this process were stopped meanwhile.
         """
         me = self.me
-        me.ready, me.where, me.outside = ready, where, outside
+        me.ready, me.where = ready, where
         try:
-            following = self._choose()
-            if following is not me:
-                me.state = ProcessState()
-                me.turn = False
-                me.lock = threading.Lock()
-                me.lock.acquire()
-                self._give(following)
-                self._sleep(me)
-                me.state.restore()
-                me.state = None
+            self.turns.wait(me)
         finally:
             me.ready = None
         if self.failed is not None:
             raise RankStopped
 
-    def _give(self, rank: VirtualRank) -> None:
-        rank.turn = True
-        rank.lock.release()
+    def pending(self) -> List[Meeting]:
+        """Meetings that wait for other processes."""
+        return [meeting for meeting in self._meetings.values() if meeting.work is not None]
 
-    def _sleep(self, me: VirtualRank) -> None:
-        while not me.turn:
-            try:
-                me.lock.acquire()
-            except BaseException as error:  # of a signal's handler, while another rank runs
-                self.fail(error, me.number)
-
-    def _choose(self) -> Optional[VirtualRank]:
-        """The rank that runs next; None when all have ended."""
-        while True:
-            waiting = [rank for rank in self.ranks if not rank.ended]
-            if not waiting:
-                return None
-            for rank in waiting:
-                if self.failed is not None or rank.ready is None or rank.ready():
-                    return rank
-            try:
-                self._progress(waiting)
-            except BaseException as error:
-                self.fail(error)
-
-    def _progress(self, waiting: Sequence[VirtualRank]) -> None:
-        """No rank can go on: finish an exchange with other processes, or find a deadlock."""
-        pending = [meeting for meeting in self._meetings.values() if meeting.work is not None]
-        if len(pending) == 1:
-            self._advance(pending[0])
-        elif pending:
+    def progress(self) -> None:
+        """Finish an exchange with other processes; if there is none, the ranks have failed."""
+        pending = self.pending()
+        if len(pending) > 1:
             # of several sub-groups, the other processes may finish any one first
-            for meeting in pending:
-                if meeting.work.is_completed():
-                    self._advance(meeting)
-                    return
-            time.sleep(POLL)
-        elif self.processes > 1 and any(rank.outside for rank in waiting):
-            time.sleep(POLL)
-        else:
-            raise Deadlock('the virtual ranks of this process wait for each other, or for one that '
-                           'has ended:\n' + '\n'.join(
-                               f'  virtual rank {rank.number} '
-                               f'{rank.ended or f"waits in {rank.where}"}' for rank in self.ranks))
+            pending = [meeting for meeting in pending if meeting.work.is_completed()][:1]
+            if not pending:
+                time.sleep(POLL)
+                return
+        try:
+            if not pending:
+                raise Deadlock('the virtual ranks of this process wait for each other, or for one '
+                               'that has ended:' + self.places())
+            self.advance(pending[0])
+        except BaseException as error:
+            self.fail(error)
+
+    def places(self) -> str:
+        """Where each rank waits, or how it has ended, in a line each."""
+        return ''.join(f'\n  virtual rank {rank.number} {rank.ended or f"waits in {rank.where}"}'
+                       for rank in self.ranks)
 
     # ---------------------------------------------------------------------------- meeting
 
@@ -243,28 +279,38 @@ class Scheduler:
 
         Raises:
             CollectiveMismatch: another rank has come to another operation.
+            RuntimeError: the calling thread is not a rank's.
         """
+        me = self.me
         meeting = self._meetings.get(key)
         if meeting is None:
             meeting = self._meetings[key] = Meeting(name, begin())
         if meeting.name != name:
             raise CollectiveMismatch(
-                f'virtual rank {self.me.number} has come to {name}, virtual rank '
+                f'virtual rank {me.number} has come to {name}, virtual rank '
                 f'{meeting.present[0]} waits in {meeting.name}')
         meeting.operation.add(index, value)
-        meeting.present.append(self.me.number)
+        meeting.present.append(me.number)
         del value  # the operation may let go of it early
         if len(meeting.present) == count:
             meeting.steps = meeting.operation.finish()
             meeting.operation = None
-            self._advance(meeting)
+            me.where = name
+            self.advance(meeting)
         self.wait(lambda: meeting.ended, name)
         return meeting.result
 
-    def _advance(self, meeting: Meeting) -> None:
-        """Go on with the exchange of a meeting, until it has to wait for other processes."""
+    def advance(self, meeting: Meeting) -> None:
+        """Go on with the exchange of a meeting, until it has to wait for other processes.
+
+        Raises:
+            RuntimeError: another process has ended; says where the ranks of this one wait.
+        """
         if meeting.work is not None:
-            meeting.work.wait()
+            try:
+                meeting.work.wait()
+            except RuntimeError as error:
+                raise RuntimeError(f'{error}\nOf this process:{self.places()}') from error
         try:
             meeting.work = next(meeting.steps)
         except StopIteration as end:
@@ -274,4 +320,5 @@ class Scheduler:
 
 def current() -> Optional[Scheduler]:
     """The scheduler of this process if the calling thread is a virtual rank's; else None."""
-    return _running if _running is not None and _running.me is not None else None
+    rank = getattr(_local, 'rank', None)
+    return None if rank is None else rank.scheduler

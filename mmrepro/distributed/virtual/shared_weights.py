@@ -5,8 +5,8 @@ process, the owner, steps for all. The parameters of the others have its memory,
 optimizers refer to its state. Gradients, buffers, schedules and everything else stay the ranks'
 own.
 
-- A step of the owner needs no waiting: all ranks have met to average the gradients it uses. The
-  ranks of the process wait for each other before their next forward pass.
+- A step of the owner needs no waiting: all ranks have met to average the gradients that it uses.
+  The others step when the owner has, so their next forward pass has its weights.
 - Hooks that change weights or averages do so when all ranks of the process have come to them, see
   :mod:`.weight_hooks`.
 
@@ -57,20 +57,16 @@ def share_weights(runner: Any) -> None:
                               f'process share weights since. Build a new runner, or set {SEPARATE}')
     number = scheduler.me.trainings
     scheduler.me.trainings += 1
+    shared: Shared = scheduler.shared.setdefault(number, Shared(scheduler))
     me = scheduler.ranks.index(scheduler.me)
-    problem = _problem(runner)
-    if me == 0:
-        scheduler.shared[number] = Shared(scheduler, _Parts(runner), problem)
-    shared: Shared = scheduler.shared[number]
-    shared.begun += 1
-    if shared.begun == len(scheduler.ranks):
-        del scheduler.shared[number]
-    parts = _Parts(runner) if me else shared.parts
-    problem = problem or shared.problem or shared.parts.difference(parts)
-    if problem:
-        _logger.info('the virtual ranks of a process have weights of their own: %s', problem)
+    shared.come[me] = _Parts(runner), _problem(runner)
+    scheduler.wait(lambda: len(shared.come) == len(scheduler.ranks),
+                   'the start of a training whose ranks share weights')
+    scheduler.shared.pop(number, None)
+    if shared.problem:
+        _logger.info('the virtual ranks of a process have weights of their own: %s', shared.problem)
         return
-    member = _Member(shared, me, parts, runner.optim_wrapper)
+    member = _Member(shared, me, shared.come[me][0], runner.optim_wrapper)
     for hook in runner.hooks:
         weight_hooks.adapt(hook, member, owner=me == 0)
     runner.model.sharing = member
@@ -137,21 +133,30 @@ class _Parts:
 
 
 class Shared:
-    """What the ranks of one process share in one training.
+    """What the ranks of one process share in one training."""
 
-    Args:
-        parts: The owner's.
-        problem: Why the owner does not share; ''.
-    """
-
-    def __init__(self, scheduler: Scheduler, parts: _Parts, problem: str) -> None:
-        self.scheduler, self.parts, self.problem = scheduler, parts, problem
-        self.begun = 0  # ranks of the process
-        self.steps: Dict[int, int] = {}  # of the optimizer, by member
-        self.changing: Dict[int, Tuple[int, str]] = {}  # by member: changes it has come to, where
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        # by member: what it has at the start, and why it cannot share
+        self.come: Dict[int, Tuple[_Parts, str]] = {}
+        members = range(len(scheduler.ranks))
+        self.steps = dict.fromkeys(members, 0)  # of the optimizer
+        self.changing = dict.fromkeys(members, (0, ''))  # changes that it has come to, where
         self.changed = 0  # changes that the owner has finished
         self.settings: List[Dict[str, Any]] = []  # of the owner's optimizer at its last step
         self._sums: Optional[Tensor] = None  # checksums of the parameters; None: not known
+
+    @property
+    def parts(self) -> _Parts:
+        """The owner's."""
+        return self.come[0][0]
+
+    @functools.cached_property
+    def problem(self) -> str:
+        """Why the ranks do not share; ''. Asked when all have come and none has gone on."""
+        own = (problem for _, problem in self.come.values() if problem)
+        return next(own, '') or next(filter(None, (
+            self.parts.difference(parts) for parts, _ in self.come.values())), '')
 
     def remember(self) -> None:
         """The weights are what they should be now."""
@@ -187,7 +192,6 @@ class _Member:
 
     def __init__(self, shared: Shared, index: int, parts: _Parts, wrapper: OptimWrapper) -> None:
         self._shared, self._index, self._parts = shared, index, parts
-        shared.steps[index], shared.changing[index] = 0, (0, '')
         # Nothing changes gradients but clipping and scaling, so they may be views of a common sum.
         # The owner's step shall not depend on where in memory buckets have put them.
         self.views = type(wrapper) is OptimWrapper and not wrapper.clip_grad_kwargs and (
@@ -204,14 +208,9 @@ class _Member:
             functools.partial(self._follow if index else self._step, step))
 
     def before_forward(self) -> None:
-        """Wait until every rank has stepped, and has let go of weights or gradients of its own."""
-        shared, number = self._shared, self._shared.steps[self._index]
-        shared.scheduler.wait(
-            lambda: shared.begun == len(shared.scheduler.ranks) and
-            min(shared.steps.values()) >= number,
-            f'step {number} of the optimizer, whose state ranks share')
+        """A forward pass begins: from here on, nothing but a step or a change writes to weights."""
         if self._index == 0:
-            shared.begin()
+            self._shared.begin()
 
     def forget(self) -> None:
         """This rank writes to weights what every rank writes."""
@@ -259,8 +258,9 @@ class _Member:
         """Another rank's: hooks and counters as ever, but nothing to step."""
         shared, owner = self._shared, self._shared.parts
         # ranks come out of a collective in any order
-        shared.scheduler.wait(lambda: shared.steps[0] > shared.steps[self._index],
-                              f'step {shared.steps[self._index] + 1} of the optimizer on shared weights')
+        number = shared.steps[self._index]
+        shared.scheduler.wait(lambda: shared.steps[0] > number,
+                              f'step {number + 1} of the optimizer on shared weights')
         for name, one in self._parts.parameters.items():
             if one.data_ptr() != owner.parameters[name].data_ptr():
                 raise RuntimeError(

@@ -13,6 +13,7 @@ from ..reduction_tree import shares
 from .exchange import Processes
 from .group import BACKEND, Collect, VirtualGroup
 from .scheduler import Exchange, Scheduler
+from .transport import Transport
 
 __all__ = ['Worlds']
 
@@ -20,24 +21,23 @@ _runs = itertools.count(1)  # of this process
 
 
 class Worlds:
-    """Makes the process groups of all virtual ranks of this process.
+    """Makes the process groups of all virtual ranks of one process.
 
     Args:
         ranks: V.
-
-    With a process group in force its processes share the ranks; otherwise this process has all.
+        mine: The number of the process.
+        processes: N, which share the ranks.
+        transport: Between the processes; None: there is one.
+        store: Of ``torch.distributed``, the same for all ranks.
     """
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
-        self._outside = c10d._world if dist.is_initialized() else None
-        self._mine = dist.get_rank() if self._outside else 0
-        self.shares = shares(ranks, dist.get_world_size() if self._outside else 1)
-        self.scheduler = Scheduler(self.shares[self._mine], ranks, len(self.shares))
-        self._all = Processes(self.shares, self._mine, self._outside)
-        # what the ranks agree on by name goes through one store
-        self._store = dist.PrefixStore('virtual ranks', c10d._get_default_store()) \
-            if self._outside else dist.HashStore()
+    def __init__(self, ranks: int, mine: int, processes: int, transport: Optional[Transport],
+                 store: dist.Store) -> None:
+        self._ranks, self._mine, self._transport = ranks, mine, transport
+        self.shares = shares(ranks, processes)
+        self.scheduler = Scheduler(self.shares[mine], ranks, processes)
+        self._all = Processes(self.shares, mine, transport)
+        self._store = dist.PrefixStore('virtual ranks', store)
         self._made = 0  # groups
         # torch keeps a register of names for each thread, and the main thread stays: numbers that
         # neither an earlier run nor a group of the real processes has
@@ -82,16 +82,10 @@ class Worlds:
             own = [index for index, rank in enumerate(ranks) if rank in share]
             if own:
                 members.append((process, own))
-        group = None
-        if len(members) > 1:
-            before, c10d._world = c10d._world, self._outside
-            try:
-                group = dist.new_group([process for process, _ in members])
-            finally:
-                c10d._world = before
         numbers = [process for process, _ in members]
+        transport = self._transport.part(numbers) if len(members) > 1 else None
         mine = numbers.index(self._mine) if self._mine in numbers else 0
-        return Processes([own for _, own in members], mine, self._outside, group), \
+        return Processes([own for _, own in members], mine, transport), \
             f'{self._made} of ranks {list(ranks)}'
 
 

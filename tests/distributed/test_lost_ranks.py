@@ -1,0 +1,182 @@
+"""A rank that has ended is named by those that wait for it, within seconds, with its reason."""
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import ROOT, Child, environment
+from ranks import free_port
+
+from mmrepro import on_virtual_ranks
+from mmrepro.distributed.agreement import settle
+from mmrepro.distributed.lost_ranks import RankEnded, naming_lost_ranks
+
+pytestmark = pytest.mark.filterwarnings('ignore')
+
+KILLED = r'was killed or has crashed \(process \d+ on '
+
+
+class Planted(Exception):
+    pass
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail():
+    raise Planted('here')
+
+
+def of_rank(rank, world, port, story, *args):
+    """A process that returns the error that its story ends with."""
+    os.environ.update(GLOO_SOCKET_IFNAME='lo')
+    store = dist.TCPStore('127.0.0.1', port, is_master=False)
+    dist.init_process_group('gloo', store=store, rank=rank, world_size=world)
+    try:
+        return story(rank, *args)
+    except (RankEnded, Planted) as error:
+        return f'{type(error).__name__}: {error}'
+
+
+def on_ranks(world, story, *args, killed=None):
+    """What each rank returned; None of the killed one. The store outlives all ranks."""
+    store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+    children = [Child(of_rank, rank, world, store.port, story, *args) for rank in range(world)]
+    if killed is not None:
+        children[killed].process.join()
+        assert children[killed].process.exitcode == -signal.SIGKILL
+    return [None if rank == killed else child.result() for rank, child in enumerate(children)]
+
+
+def named(rank, ending, how):
+    with naming_lost_ranks(f'rank {rank}'):
+        settle('start', 0, max)
+        if rank == ending:
+            how()
+        settle('checkpoint', 0, max)
+
+
+@pytest.mark.parametrize('ending', [0, 1])
+def test_a_killed_rank_is_named(ending):
+    found = on_ranks(3, named, ending, kill, killed=ending)
+    for rank in {0, 1, 2} - {ending}:
+        assert re.match(f'RankEnded: rank {ending} {KILLED}', found[rank]), found[rank]
+
+
+@pytest.mark.parametrize('ending', [0, 1])
+def test_the_error_of_a_rank_is_told(ending):
+    found = on_ranks(3, named, ending, fail)
+    assert found[ending] == 'Planted: here'
+    for rank in {0, 1, 2} - {ending}:
+        assert found[rank].startswith(f'RankEnded: rank {ending} has ended with Planted: here\n')
+
+
+def twice(rank):
+    """A process group that lost nobody in one block may lose somebody in the next."""
+    with naming_lost_ranks(f'rank {rank}'):
+        settle('start', 0, max)
+    return named(rank, 1, fail)
+
+
+def test_an_earlier_block_does_not_count():
+    found = on_ranks(2, twice)
+    assert found[0].startswith('RankEnded: rank 1 has ended with Planted: here\n')
+    assert found[1] == 'Planted: here'
+
+
+def test_another_error_stays_what_it_is():
+    def story(rank):
+        with naming_lost_ranks(f'rank {rank}'):
+            raise Planted('both')
+
+    assert on_ranks(2, story) == ['Planted: both'] * 2
+
+
+# ------------------------------------------------------------------------------ virtual ranks
+
+
+def on_virtual(rank, story, *args):
+    on_virtual_ranks(4, lambda: story(*args), 'pytorch')
+
+
+def in_an_operation(how):
+    settle('start', 0, max)
+    dist.barrier()
+    if dist.get_rank() == 2:
+        how()
+    dist.all_reduce(torch.zeros(3))
+
+
+ENDS = {'killed': (kill, f'the process of virtual ranks 2, 3 {KILLED}'),
+        'error': (fail, 'virtual rank 2 of 4 has ended with Planted: here')}
+
+
+@pytest.mark.parametrize('end', ENDS)
+def test_the_ranks_of_another_process_say_who_has_ended_and_who_waits_where(end):
+    how, text = ENDS[end]
+    found = on_ranks(2, on_virtual, in_an_operation, how, killed=1 if how is kill else None)[0]
+    assert re.match(f'RankEnded: {text}', found), found
+    assert 'virtual rank 1 waits in all_reduce SUM((3,) torch.float32)' in found
+
+
+# ------------------------------------------------------------------------------ sockets
+
+SCRIPT = '''
+import os, sys
+import torch.distributed as dist
+dist.init_process_group('gloo', init_method='tcp://127.0.0.1:{port}', rank=int(sys.argv[1]),
+                        world_size=2)
+def listening():
+    """Ports that this process listens on, of all protocols."""
+    own = set()
+    for fd in os.listdir('/proc/self/fd'):
+        try:
+            own.add(os.readlink(f'/proc/self/fd/{{fd}}'))
+        except FileNotFoundError:
+            pass
+    found = set()
+    for table in ('tcp', 'tcp6'):
+        for line in open(f'/proc/self/net/{{table}}').readlines()[1:]:
+            words = line.split()
+            if words[3] == '0A' and f'socket:[{{words[9]}}]' in own:
+                found.add(words[1])
+    return found
+import threading
+group = dist.new_group(backend='gloo')  # as mmrepro makes one
+dist.barrier(group=group)
+before, threads = listening(), threading.active_count()
+from mmrepro.distributed import agreement
+from mmrepro.distributed.lost_ranks import naming_lost_ranks
+agreement._control_group = lambda: group
+with naming_lost_ranks('rank'):
+    agreement.settle('start', 0, max)
+    agreement.any_rank('a signal to stop', False)
+assert listening() == before, (before, listening())
+assert threading.active_count() == threads
+dist.barrier()
+'''
+
+
+def test_nothing_of_ours_listens_and_no_thread_watches():
+    port = free_port()
+    running = [subprocess.Popen(
+        [sys.executable, '-c', SCRIPT.format(port=port), str(rank)], cwd=ROOT,
+        env={**environment(), 'GLOO_SOCKET_IFNAME': 'lo'}, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)]
+    for one in running:
+        _, text = one.communicate(timeout=120)
+        assert one.returncode == 0, text
+
+
+def test_no_module_opens_a_socket():
+    words = ('create_server', '.listen(', 'import selectors', 'import socketserver')
+    for path in (ROOT / 'mmrepro').rglob('*.py'):
+        text = path.read_text(encoding='utf-8')
+        assert not [word for word in words if word in text], path

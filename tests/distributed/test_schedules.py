@@ -1,0 +1,32 @@
+"""Whatever runs first: equal bits, or one named error on all ranks, within a number of turns."""
+from __future__ import annotations
+
+import pytest
+from harness import Child
+from schedule_faults import FAULTS
+from schedules import KINDS, run_many
+
+pytestmark = [pytest.mark.filterwarnings('ignore'), pytest.mark.slow]
+
+SCHEDULES, AT_ONCE = 200, 50
+NIGHTLY = 20_000
+
+
+@pytest.mark.parametrize('first', range(0, SCHEDULES, AT_ONCE))
+def test_every_schedule_ends_as_promised(first):
+    found = Child(run_many, list(range(first, first + AT_ONCE))).result()
+    assert not found['wrong'], found['wrong'][0]
+    assert all(found['kinds'][kind] for kind in KINDS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('first', range(SCHEDULES, NIGHTLY, 10 * AT_ONCE))
+def test_so_do_many_more(first):
+    for start in range(first, min(first + 10 * AT_ONCE, NIGHTLY), AT_ONCE):
+        found = Child(run_many, list(range(start, start + AT_ONCE))).result()
+        assert not found['wrong'], found['wrong'][0]
+
+
+@pytest.mark.parametrize('name', FAULTS)
+def test_schedules_find_planted_faults(name):
+    assert Child(run_many, list(range(100)), True, FAULTS[name]).result()['wrong']

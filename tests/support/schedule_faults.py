@@ -1,0 +1,73 @@
+"""Faults of orders, planted: schedules have to find each."""
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import Any, Callable, ContextManager, Dict, Iterator
+from unittest import mock
+
+from mmrepro.distributed.virtual.scheduler import Scheduler, VirtualRank
+from mmrepro.distributed.virtual.shared_weights import Shared
+from mmrepro.step_check.attributes import Attributes
+from mmrepro.step_check.check import StepCheck
+
+__all__ = ['FAULTS']
+
+
+@contextmanager
+def _restored_weights() -> Iterator[None]:
+    """A repeated step puts back the weights of before the step, behind the agreement."""
+    init = Attributes.__init__
+    agree = StepCheck._agree
+
+    def without(self: Any, model: Any, more: Any, saved: Any, left_out: Any = ()) -> None:
+        init(self, model, more, saved)
+
+    def late(self: Any, *args: Any) -> None:
+        left, self._left = self._left, None
+        agree(self, *args)
+        if left is not None:
+            left.put_back(gradients=False)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(Attributes, '__init__', without))
+        stack.enter_context(mock.patch.object(StepCheck, '_agree', late))
+        yield
+
+
+def _without_wait(text: str) -> ContextManager[Any]:
+    """Ranks do not wait where ``text`` says what for."""
+    wait = Scheduler.wait
+
+    def hasty(self: Any, ready: Any, where: str) -> None:
+        wait(self, (lambda: True) if text in where else ready, where)
+
+    return mock.patch.object(Scheduler, 'wait', hasty)
+
+
+def _unguarded_conditions() -> ContextManager[Any]:
+    """What a rank waits for raises in the thread of the one that asks."""
+    def may_run(self: Any) -> bool:
+        return self.scheduler.failed is not None or self.ready is None or self.ready()
+
+    return mock.patch.object(VirtualRank, 'may_run', may_run)
+
+
+def _unchecked_weights() -> ContextManager[Any]:
+    """A checkpoint may be written while the owner has not stepped; nothing compares weights."""
+    return mock.patch.object(Shared, 'check', lambda self: None)
+
+
+@contextmanager
+def _silently_restored_weights() -> Iterator[None]:
+    with _restored_weights(), _unchecked_weights():
+        yield
+
+
+FAULTS: Dict[str, Callable[[], ContextManager[Any]]] = {
+    'restored weights': _restored_weights,
+    'restored weights, unchecked': _silently_restored_weights,
+    'a step before the owner': lambda: _without_wait('of the optimizer on shared weights'),
+    'a start before all have come': lambda: _without_wait('whose ranks share weights'),
+    'a change of averages before all have come': lambda: _without_wait('averaged weights'),
+    'conditions that raise': _unguarded_conditions,
+}

@@ -1,0 +1,294 @@
+"""Trainings on virtual ranks under seeded orders, with errors, signals and kills at any point.
+
+    python tests/support/schedules.py 17           replays schedule 17, and says what happened
+    python tests/support/schedules.py 0 20000      runs many
+
+A schedule is a number. From it follow the number of processes, the order in which ranks run and
+messages arrive, and what happens: nothing, an error in a rank or in what it waits for, a signal to
+a process, or the kill of one. A run that was ended goes on from its last checkpoint, on another
+number of processes and under another order, until it is complete.
+"""
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional
+
+if __name__ == '__main__':
+    TESTS = Path(__file__).resolve().parents[1]
+    sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
+
+import conftest  # noqa: E402, F401  texts of configs are not formatted
+import faults.tiny as tiny_run  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from harness import digest  # noqa: E402
+from mmengine.hooks import Hook  # noqa: E402
+from mmengine.registry import MODELS  # noqa: E402
+from mmengine.runner import Runner  # noqa: E402
+from mmengine.runner import runner as runner_module  # noqa: E402
+from simulated import ConnectionClosed, Event, Killed, Outcome, Simulation  # noqa: E402
+
+from mmrepro.distributed.virtual.scheduler import Deadlock, current  # noqa: E402
+from mmrepro.hooks.preempt import Preempted, PreemptHook  # noqa: E402
+
+RANKS = 4
+KINDS = ('quiet', 'error', 'condition', 'kill', 'signal')
+POINTS = ('before_train_iter', 'forward', 'backward', 'after_train_iter', 'before_val_iter',
+          'before_save_checkpoint', 'after_val_epoch', 'before_train')
+ATTEMPTS = 4  # runs of a schedule, resumes included
+
+
+class Planted(Exception):
+    """The error of a schedule."""
+
+
+class Plan(NamedTuple):
+    """What a schedule does to its first run."""
+    number: int
+    kind: str
+    processes: int
+    turn: int  # of a signal or kill
+    process: int  # that gets it
+    rank: int  # of the error
+    point: str
+    visit: int  # of the point, counted from 0
+
+    @classmethod
+    def of(cls, number: int) -> Plan:
+        choice = random.Random(number)
+        processes = choice.randint(1, RANKS)
+        return cls(number, choice.choice(KINDS), processes, choice.randint(1, 400),
+                   choice.randrange(processes), choice.randrange(RANKS), choice.choice(POINTS),
+                   choice.randrange(4))
+
+
+@MODELS.register_module(force=True)
+class Headed(tiny_run.Tiny):
+    """Keeps something of its last pass, as the heads of most detectors do; communicates in it."""
+
+    def forward(self, inputs, label, mode='tensor'):
+        found = super().forward(inputs, label, mode)
+        if mode == 'loss':
+            self.head.last = dict(label=label, mean=[float(inputs.mean())])
+            visit('forward')
+            number = torch.tensor(float(len(label)))
+            dist.all_reduce(number)
+            found['loss'] = found['loss'] * (len(label) * RANKS / number)
+            found['loss'].register_hook(lambda gradient: visit('backward'))
+        return found
+
+
+class _Run:
+    """What is known to the ranks of the run under way."""
+
+    def __init__(self, plan: Optional[Plan]) -> None:
+        self.plan, self.visits = plan, 0
+        self.runners: Dict[int, Any] = {}
+
+
+_run = _Run(None)
+
+
+def visit(point: str) -> None:
+    """Others may run here, and the error of the schedule may be raised."""
+    current().wait(lambda: True, point)
+    plan = _run.plan
+    if plan is None or plan.kind not in ('error', 'condition') or (
+            plan.point, plan.rank) != (point, dist.get_rank()):
+        return
+    _run.visits += 1
+    if _run.visits == plan.visit + 1:
+        if plan.kind == 'error':
+            fail(point)
+        # raises if another rank was chosen before, whose thread asks then
+        mine = threading.get_ident()
+        current().wait(lambda: threading.get_ident() == mine or fail(point), point)
+
+
+def fail(point: str) -> bool:
+    raise Planted(point)
+
+
+class VisitHook(Hook):
+    """Hands over at the moments of a run."""
+    priority = 'VERY_LOW'
+
+
+for _name in POINTS:
+    if _name not in ('forward', 'backward'):
+        setattr(VisitHook, _name, lambda self, *args, _name=_name, **kwargs: visit(_name))
+
+
+def config(work_dir: str) -> Any:
+    cfg = tiny_run.validating_and_saving(work_dir)
+    cfg.model.type = 'Headed'
+    cfg.train_cfg.max_epochs = 3  # an iteration each; the first two steps are repeated
+    cfg.custom_hooks = [dict(type='EMAHook')]
+    cfg.randomness = dict(seed=3, deterministic=True, virtual_ranks=RANKS,
+                          virtual_ranks_memory='shared')  # VisitHook is not known
+    return cfg
+
+
+def _main(cfg: Any) -> Any:
+    def main() -> Any:
+        runner = Runner.from_cfg(cfg.copy())
+        _run.runners[dist.get_rank()] = runner
+        runner.register_hook(VisitHook(), priority='VERY_LOW')
+        runner.train()
+        model = runner.model.module
+        return digest([model.state_dict(), runner.optim_wrapper.state_dict(),
+                       [hook.ema_model.state_dict() for hook in runner.hooks
+                        if hasattr(hook, 'ema_model')],
+                       [one.state_dict() for one in runner.param_schedulers]])
+    return main
+
+
+def _send(simulation: Simulation, process: int) -> None:
+    """SIGTERM reaches the thread of the lowest rank of a process."""
+    lowest = simulation.worlds[process].scheduler.ranks[0].number
+    runner = _run.runners.get(lowest)
+    for hook in runner.hooks if runner is not None else ():
+        if isinstance(hook, PreemptHook) and hook._active:
+            hook._receive(signal.SIGTERM, None)
+
+
+def _kill(simulation: Simulation, process: int) -> None:
+    simulation.kill(process)
+
+
+EVENTS = {'signal': _send, 'kill': _kill}
+
+
+def train(work_dir: str, seed: int, processes: int, plan: Optional[Plan] = None) -> Outcome:
+    """One run under the order of ``seed``; it resumes if there is a checkpoint."""
+    global _run
+    _run = _Run(plan)
+    cfg = config(work_dir)
+    cfg.resume = True
+    events = [Event(plan.turn, plan.process, EVENTS[plan.kind])] \
+        if plan is not None and plan.kind in EVENTS else []
+    try:
+        return Simulation(seed, RANKS, processes, events).run(_main(cfg))
+    finally:
+        _run = _Run(None)
+
+
+class Wrong(AssertionError):
+    """A schedule that did not end as promised; its number replays it."""
+
+
+def _check_errors(plan: Plan, found: Outcome) -> None:
+    """The end of a run to which something has happened: one reason, on all processes."""
+    for process, error in enumerate(found.errors):
+        allowed: tuple = (type(None), )
+        if plan.kind == 'signal':
+            allowed += (Preempted, )
+        elif plan.kind in ('error', 'condition'):
+            own = plan.rank in _numbers(plan.processes, process)
+            allowed += (Planted, ) if own else (ConnectionClosed, RuntimeError)
+        elif plan.kind == 'kill':
+            allowed += (Killed, ) if process == plan.process else (RuntimeError, )
+        if type(error) not in allowed or isinstance(error, Deadlock):
+            raise Wrong(f'process {process} has ended with {error!r}') from error
+    reasons = {type(error) for error in found.errors}
+    if plan.kind == 'signal' and len(reasons) > 1:
+        raise Wrong(f'some processes were pre-empted, others not: {found.errors}')
+    if plan.kind == 'signal' and len({error.iteration for error in found.errors if error}) > 1:
+        raise Wrong(f'processes have stopped after different iterations: {found.errors}')
+    if plan.kind in ('error', 'condition', 'kill') and len(reasons) > 1 and type(None) in reasons:
+        ended = [process for process, error in enumerate(found.errors) if error is None]
+        # whoever came to its end did so before the others failed
+        assert all(rank in found.results for process in ended
+                   for rank in _numbers(plan.processes, process))
+
+
+def _numbers(processes: int, process: int) -> range:
+    from mmrepro.distributed.reduction_tree import shares
+    return shares(RANKS, processes)[process]
+
+
+def check(number: int, expected: Dict[int, Any], folder: str) -> int:
+    """Run a schedule; returns its turns. Raises Wrong if it did not end as promised."""
+    plan = Plan.of(number)
+    work_dir = tempfile.mkdtemp(dir=folder)
+    try:
+        found = train(work_dir, number, plan.processes, plan)
+        turns = found.turns
+        _check_errors(plan, found)
+        for attempt in range(1, ATTEMPTS):
+            if all(error is None for error in found.errors):
+                break
+            processes = random.Random(f'{number} {attempt}').randint(1, RANKS)
+            found = train(work_dir, number + attempt, processes)
+            turns += found.turns
+        failed = next((error for error in found.errors if error is not None), None)
+        if failed is not None:
+            raise Wrong(f'the run that went on has ended with {failed!r}') from failed
+        for rank in range(RANKS):
+            if found.results.get(rank) != expected[rank]:
+                raise Wrong(f'rank {rank} has other bits')
+        return turns
+    except BaseException as error:
+        raise Wrong(f'schedule {number} ({plan}): {type(error).__name__}: {error}') from error
+    finally:
+        shutil.rmtree(work_dir, ignore_errors=True)
+
+
+def reference(folder: str) -> Dict[int, Any]:
+    """The bits of the ranks of one process that run in their order."""
+    from mmrepro import on_virtual_ranks
+    found: Dict[int, Any] = {}
+    main = _main(config(tempfile.mkdtemp(dir=folder)))
+
+    def keep() -> None:
+        found[dist.get_rank()] = main()
+
+    on_virtual_ranks(RANKS, keep)
+    return found
+
+
+def run_many(numbers: List[int], stop: bool = False,
+             fault: Callable[[], ContextManager[Any]] = nullcontext) -> Dict[str, Any]:
+    """Run schedules; ``wrong`` has the text of each that did not end as promised.
+
+    Args:
+        stop: Behind the first of those.
+        fault: Planted in the schedules, not in the run that they are compared with.
+    """
+    logging.disable(logging.CRITICAL)
+    runner_module.collect_env = dict  # for the log; it starts compilers
+    kinds: Dict[str, int] = dict.fromkeys(KINDS, 0)
+    turns, wrong = 0, []
+    with tempfile.TemporaryDirectory() as folder:
+        expected = reference(folder)
+        for number in numbers:
+            try:
+                with fault():
+                    turns += check(number, expected, folder)
+                kinds[Plan.of(number).kind] += 1
+            except Wrong as error:
+                wrong.append(''.join(traceback.format_exception(None, error, error.__traceback__)))
+                if stop:
+                    break
+    return dict(schedules=len(numbers), turns=turns, kinds=kinds, wrong=wrong)
+
+
+if __name__ == '__main__':
+    import time
+    first, *last = map(int, sys.argv[1:])
+    os.environ.setdefault('MKL_NUM_THREADS', '1')
+    torch.set_num_threads(1)
+    begun = time.monotonic()
+    result = run_many(list(range(first, last[0] if last else first + 1)))
+    print('\n'.join(result.pop('wrong')[:3]))
+    print(result, f'{time.monotonic() - begun:.1f} s')
