@@ -87,6 +87,7 @@ class ReproRunnerMixin:
         self._timestamp = numbered(self._timestamp, get_rank())
 
     def _enable_policy(self, config: RandomnessConfig) -> None:
+        training_thread.claim(turns=config.virtual_ranks is not None, builds=True)
         self._policy = determinism.enable(cudnn_benchmark=self._cudnn_benchmark, **config.flags)
 
     def set_randomness(self, **randomness: Any) -> None:
@@ -137,7 +138,7 @@ class ReproRunnerMixin:
 
         Flags and the root seed belong to the process, and the last runner that was built set them.
         """
-        training_thread.claim()
+        training_thread.claim(turns=self._repro.virtual_ranks is not None)
         if determinism.in_force() is not self._policy:
             self._enable_policy(self._repro)
             seeds.set_root(self._repro.root)
