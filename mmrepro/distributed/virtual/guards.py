@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any, Callable, ContextManager, Iterator, List, Set, Tuple
 
+import mmengine.logging.logger
 import torch
 from torch.distributed import distributed_c10d as c10d
 
@@ -40,6 +41,11 @@ def _replaced(module: ModuleType, **values: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(module, name, value)
+
+
+def _device_number() -> int:
+    """For the names of MMEngine's log files; MMEngine takes LOCAL_RANK for one of a device."""
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
 @contextmanager
@@ -114,6 +120,7 @@ def guarded(new_group: Callable[[List[int]], ContextManager[str]]) -> Iterator[N
     with ExitStack() as stack:
         stack.enter_context(_isolated_names())
         stack.enter_context(autocast_cache())
+        stack.enter_context(_replaced(mmengine.logging.logger, _get_device_id=_device_number))
         stack.enter_context(_replaced(
             c10d, _new_process_group_helper=helper, _store_based_barrier=wait))
         for module, name, why in REFUSED:

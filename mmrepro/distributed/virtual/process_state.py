@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import random
 import sys
 from typing import Any, Dict, List, Optional, Tuple
@@ -21,10 +22,10 @@ MODULE_STATE: Tuple[Tuple[str, str], ...] = (
     ('mmrepro.determinism.policy', '_active'),
     # on while a model is built, where ranks may meet
     ('torch.utils.deterministic', 'fill_uninitialized_memory'),
-    # the thread that trains
-    ('mmrepro.data.training_thread', '_thread'),
     ('sys', 'stdout'),
 )
+# what a launcher tells a process, and user code reads
+LAUNCHED: Tuple[str, ...] = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
 
 
 def managers() -> List[type]:
@@ -62,18 +63,21 @@ class ProcessState:
         self._python = random.getstate()
         self._numpy = np.random.get_state()
         self._torch = torch.get_rng_state()
+        self._dtype = torch.get_default_dtype()
         generator = _accelerator()
         self._device = None if generator is None else generator.get_state()
         self._modules: Dict[Tuple[str, str], Any] = {
             row: getattr(sys.modules[row[0]], row[1]) for row in MODULE_STATE
             if row[0] in sys.modules}
         self._instances = {cls: cls._instance_dict for cls in managers()}
+        self._environment = {name: os.environ.get(name) for name in LAUNCHED}
 
     def restore(self) -> None:
         """Bring it back into force."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
+        torch.set_default_dtype(self._dtype)
         generator = _accelerator()
         if generator is not None and self._device is not None:
             generator.set_state(self._device)
@@ -84,14 +88,25 @@ class ProcessState:
         for cls in managers():
             # a class that another rank was the first to import: no instance of ours yet
             cls._instance_dict = self._instances.setdefault(cls, type(cls._instance_dict)())
+        for name, value in self._environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
     def of_rank(self, number: int, world: Any) -> ProcessState:
-        """A copy of this for a rank that begins, with its process groups."""
+        """A copy of this for a rank that begins, with its process groups.
+
+        Its environment says that all ranks run on one machine: a process may have any of them.
+        """
         own = copy.copy(self)
         own._modules = {row: copy.copy(value) if isinstance(value, dict) else value
                         for row, value in self._modules.items()}
         own._modules['torch.distributed.distributed_c10d', '_world'] = world
         if number:
             own._modules['sys', 'stdout'] = Silence()
+        size = world.default_pg.size()
+        own._environment = {name: str(size if name.endswith('SIZE') else number)
+                            for name in LAUNCHED}
         own._instances = {cls: copy.copy(value) for cls, value in self._instances.items()}
         return own
