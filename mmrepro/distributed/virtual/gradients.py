@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
-from typing import Any, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 import torch
 import torch.distributed as dist
@@ -55,6 +55,14 @@ class VirtualDataParallel(nn.Module):
         self._queued = False
         self.sharing: Any = None  # this rank's part in shared weights
         self._take(list(module.parameters()) + list(module.buffers()))
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """All but what belongs to this rank; a copy shares no weights and no process group."""
+        return {**self.__dict__, '_group': None, 'sharing': None}
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._group = dist.group.WORLD
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
