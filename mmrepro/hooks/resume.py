@@ -6,6 +6,7 @@ from typing import Any
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from ..distributed.virtual.cached_ranks import refuse_cached_ranks
 from ..distributed.virtual.shared_weights import share_weights
 
 __all__ = ['ResumeHook']
@@ -17,6 +18,7 @@ class ResumeHook(Hook):
     priority = 100
 
     def before_train(self, runner: Any) -> None:
+        refuse_cached_ranks()
         runner.saving.check_hooks(runner)
         runner.starts.begin(runner)
         runner.resuming.restore(runner)

@@ -1,0 +1,40 @@
+"""Refuse caches of functions that read the rank: the ranks of a process would share one answer."""
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+from types import CodeType
+
+from ...config import RandomnessError
+from .scheduler import current
+
+__all__ = ['refuse_cached_ranks']
+
+READERS = {'get_rank', 'get_dist_info', 'get_local_rank', 'get_node_local_rank', 'is_main_process',
+           'is_master'}
+# no cache of theirs depends on the rank; mmdet's _get_global_gloo_group, which nothing calls, does
+KNOWN = {'torch', 'numpy', 'mmengine', 'mmdet', 'mmrepro'}
+
+
+def _reads(code: CodeType) -> set:
+    """Names and variables that tell the rank, in a function and in those inside of it."""
+    found = READERS.intersection(code.co_names)
+    if {'environ', 'getenv'}.intersection(code.co_names):
+        found |= {'RANK', 'LOCAL_RANK'}.intersection(map(str, code.co_consts))
+    return found.union(*(_reads(one) for one in code.co_consts if isinstance(one, CodeType)))
+
+
+def refuse_cached_ranks() -> None:
+    """Raises RandomnessError on virtual ranks for a cached function that reads the rank."""
+    for cache in gc.get_objects() if current() is not None else ():
+        if type(cache) is functools._lru_cache_wrapper:
+            function = inspect.unwrap(cache)
+            found = READERS & {getattr(function, '__name__', '')}
+            if str(cache.__module__).split('.')[0] not in KNOWN and hasattr(function, '__code__'):
+                found |= _reads(function.__code__)
+            if found:
+                raise RandomnessError(
+                    f'{cache.__module__}.{function.__qualname__} reads {min(found)} and caches the '
+                    'answer (functools.lru_cache or cache), and virtual ranks of a process share '
+                    'it: remove the cache, or give the rank as an argument')
