@@ -51,6 +51,7 @@ SLOW = {
     'distributed/test_virtual_ranks_errors.py',
     'distributed/test_virtual_ranks_faults.py',
     'distributed/test_virtual_ranks_features.py',
+    'distributed/test_virtual_ranks_state.py',
     'distributed/test_virtual_ranks_training.py',
     'facts/test_compatibility.py',
     'fingerprint/test_operator_recorder.py',

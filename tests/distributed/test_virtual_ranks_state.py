@@ -1,0 +1,335 @@
+"""What belongs to a process, and what a rank reads of it: the same on any number of processes."""
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import os
+import queue
+import signal
+import threading
+from unittest import mock
+
+import harness
+import pytest
+import torch
+import torch.distributed as dist
+from demo_runs import changed
+from faults import tiny as tiny_run
+from harness import Child
+from mmengine.dataset import pseudo_collate
+from mmengine.dist import get_world_size, is_main_process
+from mmengine.hooks import Hook
+from mmengine.logging import MMLogger
+from mmengine.registry import DATASETS, HOOKS, MODELS
+from mmengine.runner import Runner
+from rank_pool import shared_pool
+from torch import nn
+from torch.utils.data import DataLoader
+from virtual_processes import alone, same_for_every_number
+from virtual_runs import run
+
+from mmrepro import RandomnessError, on_virtual_ranks
+from mmrepro.data import training_thread
+from mmrepro.digests import state_digest
+from mmrepro.distributed.virtual.cached_ranks import refuse_cached_ranks
+from mmrepro.distributed.virtual.gradients import VirtualDataParallel
+from mmrepro.distributed.virtual.process_state import LAUNCHED
+
+pytestmark = pytest.mark.filterwarnings('ignore')
+
+
+@pytest.fixture(scope='module')
+def pool():
+    return shared_pool()
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    cfg = tiny_run.tiny(tmp_path)
+    cfg.train_dataloader.batch_size = 1
+    cfg.train_cfg.max_epochs = 1
+    return cfg
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A child that hangs is an error soon."""
+    monkeypatch.setattr(harness, 'TIMEOUT', 60)
+
+
+# ------------------------------------------------------------------------------ the environment
+
+
+def told():
+    return {name: os.environ.get(name) for name in LAUNCHED}
+
+
+def told_around_a_barrier():
+    before = told()
+    dist.barrier()
+    group = dist.new_group([0, 2])
+    if dist.get_rank() != 1:
+        dist.barrier(group)
+    assert told() == before
+    return before
+
+
+def test_the_environment_tells_the_virtual_rank(pool):
+    found = same_for_every_number(pool, told_around_a_barrier, 3)
+    assert found == [dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='3',
+                          LOCAL_WORLD_SIZE='3') for rank in range(3)]
+
+
+@pytest.mark.parametrize('before', [{}, dict(RANK='0', WORLD_SIZE='1', LOCAL_RANK='7')])
+def test_the_environment_is_as_before_after_the_run(before, monkeypatch):
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in before.items():
+        monkeypatch.setenv(name, value)
+    alone(dist.barrier, 2)
+    assert {name: value for name, value in told().items() if value is not None} == before
+
+
+@MODELS.register_module(force=True)
+class ReadsEnvironment(tiny_run.Tiny):
+    """Every rank weighs its loss by its number."""
+
+    def forward(self, inputs, label, mode='tensor'):
+        found = super().forward(inputs, label, mode)
+        return {name: loss * (1 + int(os.environ['RANK'])) for name, loss in found.items()} \
+            if mode == 'loss' else found
+
+
+def test_a_model_that_reads_its_rank_trains_to_the_same_bits(cfg, tmp_path):
+    cfg.model.type = 'ReadsEnvironment'
+    assert run(cfg, 2, 2, tmp_path / '2') == run(cfg, 2, 1, tmp_path / '1')
+
+
+def logs(directory):
+    """As on a machine with one GPU, where LOCAL_RANK is no number of a device."""
+    with mock.patch('torch.cuda.is_available', lambda: True), \
+            mock.patch('torch.cuda.device_count', lambda: 1), \
+            mock.patch('torch.cuda.current_device', lambda: 0):
+        MMLogger('log', log_file=f'{directory}/log.txt', distributed=True)
+
+
+def test_more_ranks_than_devices_have_logs(tmp_path, monkeypatch):
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+    alone(functools.partial(logs, tmp_path), 3)
+    assert len(list(tmp_path.iterdir())) == 3
+    assert all('_device0_rank' in path.name for path in tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------ the default dtype
+
+
+def types_around_a_sum():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if dist.get_rank() % 2 else before)
+    try:
+        dist.all_reduce(torch.ones(1, dtype=torch.float32))
+        return str(torch.tensor(.1).dtype)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_each_rank_has_its_default_dtype(pool):
+    found = same_for_every_number(pool, types_around_a_sum, 3, (1, 2, 3))
+    assert found == ['torch.float32', 'torch.float64', 'torch.float32']
+    assert torch.get_default_dtype() is torch.float32
+
+
+# ------------------------------------------------------------------------------ caches
+
+
+def by_attribute():
+    return dist.get_rank() + 1
+
+
+def by_variable():
+    return os.environ['LOCAL_RANK']
+
+
+def by_getenv():
+    return int(os.getenv('RANK', '0'))
+
+
+def inside():
+    return [is_main_process() for _ in range(1)]
+
+
+def same_on_all():
+    return get_world_size(), os.environ.get('WORLD_SIZE')
+
+
+CACHED = {by_attribute: 'test_virtual_ranks_state.by_attribute reads get_rank',
+          by_variable: 'by_variable reads LOCAL_RANK', by_getenv: 'by_getenv reads RANK',
+          inside: 'inside reads is_main_process',
+          dist.get_rank: 'distributed_c10d.get_rank reads get_rank'}
+
+
+def _begin_with_cache(function, cfg=None):
+    cache = functools.lru_cache(maxsize=None)(function)
+    begin = refuse_cached_ranks if cfg is None else lambda: Runner.from_cfg(cfg).train()
+    try:
+        on_virtual_ranks(2, begin)
+    except RandomnessError as error:
+        return str(error)
+    finally:
+        del cache
+
+
+@pytest.mark.parametrize('function', CACHED, ids=lambda one: one.__name__)
+def test_a_cached_rank_is_refused_by_name(function):
+    assert CACHED[function] in Child(_begin_with_cache, function).result()
+
+
+def test_a_cache_of_what_all_ranks_read_is_allowed():
+    assert Child(_begin_with_cache, same_on_all).result() is None
+
+
+def test_a_training_refuses_a_cached_rank(cfg):
+    found = changed(cfg, lambda cfg: cfg.randomness.update(virtual_ranks=2))
+    assert 'by_attribute reads get_rank' in Child(_begin_with_cache, by_attribute, found).result()
+    assert Child(_begin_with_cache, same_on_all, found).result() is None
+
+
+def test_without_virtual_ranks_any_cache_is_allowed():
+    cache = functools.lru_cache(maxsize=None)(by_attribute)
+    refuse_cached_ranks()
+    del cache
+
+
+# ------------------------------------------------------------------------------ copies of the model
+
+
+def loaded(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = {'deepcopy': copy.deepcopy, 'torch.save': loaded}
+
+
+def step_of_a_copy(way):
+    torch.manual_seed(dist.get_rank())
+    model = VirtualDataParallel(nn.Linear(3, 2))
+    other = COPIES[way](model)
+    other(torch.randn(4, 3)).sum().backward()
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    assert all(one.grad is None for one in model.parameters())
+    return state_digest(model.state_dict()), state_digest(other.state_dict())
+
+
+@pytest.mark.parametrize('way', COPIES)
+def test_a_copy_of_the_wrapped_model_trains_by_itself(way, pool):
+    found = same_for_every_number(pool, functools.partial(step_of_a_copy, way), 3)
+    (model, other), = set(found)  # the ranks of a copy average as well
+    assert model != other
+
+
+@HOOKS.register_module(force=True)
+class CopiesModel(Hook):
+    """Changes a copy of the model after every iteration."""
+
+    def __init__(self, way):
+        self.way = way
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        other = COPIES[self.way](runner.model)
+        assert state_digest(other.state_dict()) == state_digest(runner.model.state_dict())
+        assert runner.model.sharing is not None
+        with torch.no_grad():
+            for tensor in other.state_dict().values():
+                tensor.zero_()
+
+
+@pytest.mark.parametrize('way', COPIES)
+def test_a_copy_has_no_memory_of_shared_weights(way, cfg, tmp_path):
+    expected = run(cfg, 2, 1, tmp_path / 'none')
+    cfg.randomness.virtual_ranks_memory = 'shared'
+    cfg.custom_hooks = [dict(type='CopiesModel', way=way)]
+    assert run(cfg, 2, 1, tmp_path / 'copies') == expected
+
+
+# ------------------------------------------------------------------------------ threads that load
+
+
+class Ahead(threading.Thread):
+    """Loads ahead; who waits for it waits for ever when it ends with an error."""
+
+    def __init__(self, batches):
+        super().__init__(name='ahead', daemon=True)
+        self.batches, self.queue = batches, queue.Queue(3)
+        self.start()
+
+    def run(self):
+        for batch in self.batches:
+            self.queue.put(batch)
+        self.queue.put(None)
+
+    def __iter__(self):
+        return iter(self.queue.get, None)
+
+
+class LoaderAhead(DataLoader):
+    def __iter__(self):
+        return iter(Ahead(super().__iter__()))
+
+
+def _loads_ahead(cfg, ranks=None):
+    def main():
+        settings = {key: copy.deepcopy(cfg[key]) for key in (
+            'model', 'work_dir', 'train_cfg', 'optim_wrapper', 'randomness', 'experiment_name')}
+        data = DATASETS.build(cfg.train_dataloader.dataset)
+        Runner(**settings, train_dataloader=LoaderAhead(data, collate_fn=pseudo_collate)).train()
+
+    try:
+        return on_virtual_ranks(ranks, main)
+    except RandomnessError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize('ranks', [None, 2])
+def test_a_thread_that_loads_ends_the_training(ranks, cfg, impatient):
+    found = Child(_loads_ahead, cfg, ranks).result()
+    assert "the thread 'ahead' " in found and 'in the process that trains' in found
+    assert 'wait for ever' not in found
+
+
+def _trains_in_a_thread(cfg):
+    """What the loading thread says; nothing can wake a thread that is not the main one."""
+    said = queue.Queue()
+    threading.excepthook = lambda what: said.put(str(what.exc_value))
+    threading.Thread(target=_loads_ahead, args=(cfg, ), daemon=True).start()
+    return said.get(timeout=50)
+
+
+def test_where_the_training_cannot_be_interrupted_the_error_says_so(cfg, impatient):
+    found = Child(_trains_in_a_thread, cfg).result()
+    assert "the thread 'ahead' " in found and 'may now wait for ever' in found
+
+
+def _with_a_handler_of_its_own():
+    own = signal.signal(signal.SIGURG, lambda *_: None), signal.getsignal(signal.SIGURG)
+    training_thread.claim()
+    return signal.getsignal(signal.SIGURG) is own[1]
+
+
+def test_a_handler_of_the_user_stays():
+    assert Child(_with_a_handler_of_its_own).result()
+
+
+def _takes_turns(turns):
+    training_thread.claim(turns=turns)
+    dist.barrier()
+    training_thread.check('loads samples')
+
+
+def test_virtual_ranks_take_turns():
+    alone(functools.partial(_takes_turns, True), 3)
+    with pytest.raises(RandomnessError, match="the thread .* loads samples"):
+        alone(functools.partial(_takes_turns, False), 3)
