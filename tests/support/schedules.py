@@ -236,7 +236,7 @@ def check(number: int, expected: Dict[int, Any], folder: str) -> int:
             raise Wrong(f'the run that went on has ended with {failed!r}') from failed
         for rank in range(RANKS):
             if found.results.get(rank) != expected[rank]:
-                raise Wrong(f'rank {rank} has other bits')
+                raise Wrong(f'rank {rank} has different bits')
         return turns
     except BaseException as error:
         raise Wrong(f'schedule {number} ({plan}): {type(error).__name__}: {error}') from error
