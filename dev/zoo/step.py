@@ -12,7 +12,7 @@ from mmrepro.gpu_check.zoo_configs import config_root, load, nodes
 from . import batches
 from .families import Member
 
-__all__ = ['config_root', 'load', 'take']
+__all__ = ['config_root', 'load', 'one_rank', 'take']
 
 SEED = 20
 STEPS = 2
@@ -152,7 +152,7 @@ def take(member: Member, once: bool = False) -> dict:
     cfg = load(member.config, member.size)
     for _, build in _parts(cfg):
         build()
-    with determinism.deterministic(), _one_rank(cfg), _calls() as operators:
+    with determinism.deterministic(), one_rank(cfg), _calls() as operators:
         first = _once(member, cfg)
         second = first if once else _once(member, cfg)
     loss = first['losses'][-1].get('loss')
@@ -164,7 +164,7 @@ def take(member: Member, once: bool = False) -> dict:
 
 
 @contextlib.contextmanager
-def _one_rank(cfg: Any) -> Iterator[None]:
+def one_rank(cfg: Any) -> Iterator[None]:
     """A process group of this process alone, if the model asks for one: MMSyncBN does."""
     if not any(node.get('type') == 'MMSyncBN' for node in nodes(cfg.model)):
         yield

@@ -44,6 +44,10 @@ ADAPTERS: Dict[str, Adapter] = {
 }
 
 
+MAX_DEPTH = 3  # of parts within parts of a module
+# packages whose objects are no parts of a model
+FOREIGN = ('torch', 'mmengine', 'mmrepro', 'builtins', 'functools', 'logging', 'numpy', 'types')
+
 # class -> its name in checkpoint files
 NAMES_IN_FILES = {'HookSeedHook': 'TurnSeedHook'}
 
@@ -65,15 +69,29 @@ def _adapter(obj: Any) -> Any:
                 None)
 
 
-def _parts(module: nn.Module) -> Iterator[Tuple[str, Any]]:
-    """Objects that a module holds without being its submodules: samplers, assigners, ..."""
-    for name, value in vars(module).items():
+def _parts(owner: Any, prefix: str = '', depth: int = 0) -> Iterator[Tuple[str, Any]]:
+    """Objects that a module holds without being its submodules: samplers, assigners, ...
+
+    Their own parts too: the sampler of Libra R-CNN has one for positives and one for negatives.
+    """
+    for name, value in list(vars(owner).items()):
         if name.startswith('_') and name not in ('_sampler', ):
             continue
         items = enumerate(value) if isinstance(value, (list, tuple)) else ((None, value), )
         for index, item in items:
-            if not isinstance(item, (nn.Module, torch.Tensor)) and _adapter(item) is not None:
-                yield name if index is None else f'{name}.{index}', item
+            path = f'{prefix}{name}' if index is None else f'{prefix}{name}.{index}'
+            if isinstance(item, (nn.Module, torch.Tensor)):
+                continue
+            if _adapter(item) is not None:
+                yield path, item
+            if depth < MAX_DEPTH and _has_parts(item):
+                yield from _parts(item, f'{path}.', depth + 1)
+
+
+def _has_parts(obj: Any) -> bool:
+    """Whether an object is one of a model's own, which may hold others."""
+    package = type(obj).__module__.split('.')[0]
+    return hasattr(obj, '__dict__') and not isinstance(obj, (type, dict)) and package not in FOREIGN
 
 
 def _known(model: nn.Module, hooks: List[Any]) -> Iterator[Tuple[str, Any, Adapter]]:

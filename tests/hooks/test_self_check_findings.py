@@ -98,6 +98,39 @@ def test_an_attribute_that_checkpoints_keep_is_no_difference(tmp_path, monkeypat
     assert plain == checked
 
 
+class Sampler:
+    """Counts in a part of a part, as the sampler for negatives of Libra R-CNN does."""
+
+    def __init__(self):
+        self.seen = 0
+
+
+class CombinedSampler:
+    def __init__(self):
+        self.negatives = Sampler()
+
+
+@registered
+class Sampling(FaultyLoss):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.head.sampler = CombinedSampler()
+
+    def number(self):
+        self.head.sampler.negatives.seen += 1
+        return self.head.sampler.negatives.seen * 1e-3
+
+
+def test_checkpoints_keep_parts_of_parts(tmp_path, monkeypatch):
+    monkeypatch.setitem(adapters.ADAPTERS, 'Sampler', adapters.Adapter(('seen',), 'a test'))
+    runner = finish(config(tmp_path, model='Sampling'))
+    state = adapters.collect(runner.model, [])
+    assert state == {'model:head:sampler.negatives': {'seen': tiny.ITERATIONS * 2}}
+    runner.model.head.sampler = CombinedSampler()
+    assert adapters.restore(runner.model, [], state) == []
+    assert adapters.collect(runner.model, []) == state
+
+
 def test_a_generator_made_in_the_step_is_found_with_its_line(tmp_path):
     message = stopped(config(tmp_path, model='LazyGenerator'))
     assert 'aten.mul.Tensor' in message and 'default_rng' not in message.split('calls')[0]

@@ -75,6 +75,11 @@ def start(cfg: Any, ranks: int, processes: int, work_dir: Any, resume: Any = Non
 def run(*args: Any, **kwargs: Any) -> List[List[dict]]:
     """What every rank saw, a list of dicts each; the arguments of :func:`start`."""
     found: Dict[int, List[dict]] = {}
-    for child in start(*args, **kwargs):
-        found.update(child.result())
+    children = start(*args, **kwargs)
+    try:
+        for child in children:
+            found.update(child.result())
+    finally:
+        for child in children:  # one that waits for a process which has failed
+            child.process.kill()
     return [found[rank] for rank in sorted(found)]

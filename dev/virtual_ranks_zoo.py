@@ -1,0 +1,261 @@
+"""Every family of MMDetection's zoo on virtual ranks: does the number of processes change a bit?
+
+    python dev/virtual_ranks_zoo.py --out docs/results/virtual_ranks_zoo.json
+
+For each family, three ranks take four iterations, with a validation and a checkpoint after the
+second. One process runs all ranks first. Then two processes from the beginning, two processes that
+go on with the checkpoint of one, and one that goes on with the checkpoint of two. Compared as in
+dev/virtual_ranks_matrix.py, whose digests are used: for every iteration and rank, as bytes, the
+batch and the losses, and after the step gradients, parameters, buffers, optimizer state and
+averages; the metrics of validations.
+
+All settings of ``randomness`` are the defaults, with ``deterministic=True``: steps and samples are
+repeated, and ranks share weights where they can. A family is trained with the first width that
+MMDetection itself can train, without mmrepro's runner; where it can with none, the row says why.
+
+``--out`` continues a file that stands; ``--again`` runs the rows again that show a difference.
+"""
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+TESTS = Path(__file__).resolve().parents[1] / 'tests'
+sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
+import conftest  # noqa: E402, F401  one thread per operator
+import torch  # noqa: E402
+from demo_runs import changed  # noqa: E402
+from harness import Child  # noqa: E402
+from virtual_runs import run  # noqa: E402
+
+from dev.matrix_rows import RowFile  # noqa: E402
+from dev.virtual_ranks_matrix import difference  # noqa: E402
+from dev.zoo import training as zoo  # noqa: E402
+from dev.zoo.families import FAMILIES, Member  # noqa: E402
+from dev.zoo.run_facts import facts_of  # noqa: E402
+from dev.zoo.step import one_rank  # noqa: E402
+from dev.zoo.training import RESUMED_AT, VAL_IMAGES, WIDTHS, training  # noqa: E402
+from mmrepro.config import RandomnessConfig  # noqa: E402
+from mmrepro.distributed.virtual.weight_hooks import KEEP_WEIGHTS  # noqa: E402
+
+RANKS = 3
+# processes, and those of the run that wrote the checkpoint; 0: none
+ROWS = ((1, 0), (2, 0), (2, 1), (1, 2))
+KEYS = ('family', 'config', 'processes', 'resumed_from')
+ZOO = Path(__file__).resolve().parents[1] / 'docs' / 'results' / 'zoo_cpu.json'
+LONGEST = 300  # characters of an error
+CANNOT = ('needs', 'broken', 'tracker')  # outcomes of the sweep
+
+# one that has the parts in question: a family's first config otherwise
+CHOSEN = {
+    'rtmdet': 'rtmdet_tiny', 'htc': 'htc-without-semantic', 'tood': 'tood_r50_fpn_1x',
+    'yolox': 'yolox_tiny', 'solo': 'solo_r18', 'ssd': 'ssd300', 'detr': 'detr_r18',
+    'cascade_rpn': 'cascade-rpn_faster', 'gcnet': 'mask-rcnn_r50-syncbn',
+}
+
+# the family's base config in the zoo's list has no data
+INSTEAD = {'qdtrack': Member(
+    'qdtrack/qdtrack_faster-rcnn_r50_fpn_8xb2-4e_mot17halftrain_test-mot17halfval.py', 'video')}
+
+# the hooks that look at a run change no weight; unknown ones would make every rank have its own
+KEEP_WEIGHTS.update({'virtual_runs': ('Recorder', ), 'dev.zoo': ('*', )})
+
+
+def chosen(families: Sequence[str] = ()) -> List[Member]:
+    """One config per family: the one of CHOSEN, or the first that the sweep could train.
+
+    Raises:
+        ValueError: naming a family that the zoo does not have.
+    """
+    outcomes = {row['config']: row['outcome'] for row in json.loads(ZOO.read_text())['rows']}
+    found: Dict[str, List[Member]] = {}
+    for member in FAMILIES:
+        found.setdefault(member.family, []).append(member)
+    unknown = [name for name in families if name not in found]
+    if unknown:
+        raise ValueError(f'the zoo has no {unknown[0]!r}; allowed: {", ".join(found)}')
+
+    def wanted(member: Member) -> Tuple[bool, bool]:
+        name = os.path.basename(member.config)
+        return (not name.startswith(CHOSEN.get(member.family, '')),
+                outcomes.get(member.config) != 'ok')
+
+    return [INSTEAD.get(name) or min(found[name], key=wanted) for name in families or found]
+
+
+# ------------------------------------------------------------- what MMDetection itself can train
+
+def _stock(cfg: Any) -> None:
+    """One iteration and a validation, by MMEngine's runner."""
+    import mmrepro
+    from mmrepro import patches
+    mmrepro.deactivate()
+    patches.apply()  # SSD has to be able to validate
+    from mmengine.runner import Runner
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    cfg.pop('custom_imports')
+    cfg.randomness = dict(seed=42)
+    if 'max_iters' in cfg.train_cfg:
+        cfg.train_cfg.max_iters = 1
+    else:
+        cfg.train_cfg.max_epochs = 1
+        dataset = cfg.train_dataloader.dataset
+        dataset.get('dataset', dataset)['indices'] = cfg.train_dataloader.batch_size
+    cfg.default_hooks.checkpoint = None
+    with one_rank(cfg):
+        Runner.from_cfg(cfg).train()
+
+
+def fitting(member: Member, data_root: str, folder: Path) -> Tuple[Optional[Any], str]:
+    """The config in the first width that MMDetection can train, and the width.
+
+    Returns:
+        tuple: None and the error where it can train none.
+    """
+    problem = ''
+    for width in WIDTHS if member.data else ():
+        try:
+            cfg = training(member, data_root, RANKS, width)
+            cfg.work_dir = str(folder / 'stock')
+            Child(_stock, copy.deepcopy(cfg)).result()
+            return cfg, width
+        except Exception as error:  # of whatever a model cannot stand
+            problem = _last_line(error)
+    return None, problem or 'only tracks: it has nothing to train'
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1].strip()[:LONGEST] if lines else type(error).__name__
+
+
+# --------------------------------------------------------------------------------------- the rows
+
+def family_rows(member: Member, data_root: str, folder: Path,
+                table: Sequence[Tuple[int, int]] = ROWS) -> Iterator[Dict[str, Any]]:
+    """Run a family; yields its rows with their outcomes."""
+    same = dict(family=member.family, config=member.config)
+    cfg, width = fitting(member, data_root, folder)
+    if cfg is None:
+        yield dict(same, processes=0, resumed_from=0, difference='', cannot=_reason(member, width))
+        return
+    yield from compared(cfg, folder, dict(same, width=width), table)
+
+
+def compared(cfg: Any, folder: Path, same: Dict[str, Any],
+             table: Sequence[Tuple[int, int]] = ROWS) -> Iterator[Dict[str, Any]]:
+    """The runs in ``table``, each compared with one process that begins; ``same``: in all rows."""
+    cfg = changed(cfg, lambda cfg: cfg.update(custom_hooks=[
+        *(cfg.get('custom_hooks') or ()), dict(type='RunFactsHook')]))
+    expected: List[List[dict]] = []
+    for processes, before in table:
+        start, work_dir = time.monotonic(), folder / f'{before} to {processes}'
+        try:
+            found = run(*_arguments(cfg, folder, processes, before))
+            expected = expected or _reference(found)
+            text = difference(expected, found, RESUMED_AT if before else 0)
+            facts = _facts(work_dir)
+        except Exception as error:  # of a run; the other rows go on
+            text, facts = _last_line(error), {}
+            if os.environ.get('TRACE'):
+                print(error)
+        yield dict(same, processes=processes, resumed_from=before, difference=text,
+                   seconds=round(time.monotonic() - start, 1), **facts)
+        if not expected:
+            return
+
+
+def _arguments(cfg: Any, folder: Path, processes: int, before: int) -> tuple:
+    work_dir = folder / f'{before} to {processes}'
+    if not before:
+        return cfg, RANKS, processes, work_dir
+    last = changed(cfg, lambda cfg: cfg.default_hooks.checkpoint.update(interval=100))
+    return last, RANKS, processes, work_dir, folder / f'0 to {before}' / f'iter_{RESUMED_AT}.pth'
+
+
+def _reference(lines: List[List[dict]]) -> List[List[dict]]:
+    """The run that the others are compared with: it trained every rank, on data of its own."""
+    assert len(lines) == RANKS
+    for own in lines:
+        assert len([line for line in own if 'data' in line]) == zoo.ITERATIONS
+    assert len({own[0]['data'] for own in lines}) == RANKS, 'ranks had the same batch'
+    weights = {line['weights'] for line in lines[0] if 'data' in line}
+    assert len(weights) > 1, 'no step has changed a weight'
+    return lines
+
+
+def _facts(work_dir: Path) -> Dict[str, Any]:
+    facts = facts_of(work_dir)
+    usual = RandomnessConfig()
+    assert facts.pop('checks') == [(usual.check_steps, usual.check_samples)], 'checks are off'
+    assert facts['steps'], 'no step was repeated'
+    return facts
+
+
+def _reason(member: Member, error: str) -> str:
+    for row in json.loads(ZOO.read_text())['rows']:
+        if row['config'] == member.config and row['outcome'] in CANNOT:
+            packages = ', '.join(row.get('packages', ()))
+            return f'needs {packages}' if packages else f'MMDetection: {error}'
+    return f'MMDetection: {error}'
+
+
+def _whole_family(member: Member, data_root: str, folder: str) -> List[Dict[str, Any]]:
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        return list(family_rows(member, data_root, Path(own)))
+
+
+def sweep(members: Sequence[Member], data_root: str, folder: str, jobs: int,
+          done: Callable[[Dict[str, Any]], None]) -> None:
+    """Run families, ``jobs`` at a time, each in a process of its own; ``done`` gets the rows."""
+    import mmdet.datasets
+    import mmdet.models  # noqa: F401  once, before the processes are forked
+    gc.freeze()  # what is imported is never garbage: every process would look it through
+    running: List[Child] = []
+
+    def finish() -> None:
+        for row in running.pop(0).result():
+            done(row)
+
+    for member in members:
+        if len(running) >= jobs:
+            finish()
+        running.append(Child(_whole_family, member, data_root, folder))
+    while running:
+        finish()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--out', required=True)
+    parser.add_argument('--families', nargs='+', default=[], help='all without it')
+    parser.add_argument('--jobs', type=int, default=1, help='families at the same time')
+    parser.add_argument('--again', action='store_true', help='also rows that show a difference')
+    args = parser.parse_args()
+    from mmrepro.demo.dataset import write_dataset
+    file = RowFile(args.out, KEYS, torch=torch.__version__, ranks=RANKS,
+                   iterations=zoo.ITERATIONS)
+    members = chosen(args.families)
+    if args.again:
+        red = {row['family'] for row in file.rows if row['difference']}
+        file.rows[:] = [row for row in file.rows if row['family'] not in red]
+    finished = {row['family'] for row in file.rows}
+    with tempfile.TemporaryDirectory() as folder:
+        data_root = os.path.join(folder, 'data')
+        write_dataset(data_root, num_val=VAL_IMAGES)
+        zoo.write_extras(data_root)
+        sweep([one for one in members if one.family not in finished], data_root, folder,
+              args.jobs, file.add)
+
+
+if __name__ == '__main__':
+    main()

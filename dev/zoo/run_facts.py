@@ -1,0 +1,52 @@
+"""What a run says of itself, beside its bits: written by each rank at the end of the training."""
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Dict, List
+
+import torch
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+from mmrepro.distributed.unwrap import unwrap
+
+__all__ = ['RunFactsHook', 'facts_of']
+
+FILE = 'facts.rank{}.json'
+
+
+@HOOKS.register_module()
+class RunFactsHook(Hook):
+    """Writes how weights were held, what was repeated, and whether losses were numbers."""
+    priority = 'LOWEST'  # behind those that count
+
+    def __init__(self) -> None:
+        self._finite = True
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: Any = None) -> None:
+        self._finite &= all(math.isfinite(float(value)) for value in (outputs or {}).values())
+
+    def after_train(self, runner: Any) -> None:
+        from mmrepro.hooks.self_check import self_checks
+        shared = getattr(runner.model, 'sharing', None) is not None
+        finite = self._finite and all(bool(torch.isfinite(one).all())
+                                      for one in unwrap(runner.model).parameters())
+        facts = dict(memory='shared' if shared else 'separate', finite=finite,
+                     repeated=self_checks(runner), check_steps=runner.repro.check_steps,
+                     check_samples=runner.repro.check_samples)
+        Path(runner.work_dir, FILE.format(runner.rank)).write_text(json.dumps(facts))
+
+
+def facts_of(work_dir: Any) -> Dict[str, Any]:
+    """Facts of all ranks of a run together."""
+    ranks: List[Dict[str, Any]] = [json.loads(path.read_text())
+                                   for path in sorted(Path(work_dir).glob(FILE.format('*')))]
+    return dict(
+        memory=sorted({one['memory'] for one in ranks}), finite=all(
+            one['finite'] for one in ranks),
+        checks=sorted({(one['check_steps'], one['check_samples']) for one in ranks}),
+        steps=sum(one['repeated'].get('steps', 0) for one in ranks),
+        samples=sum(one['repeated'].get('samples', 0) for one in ranks))

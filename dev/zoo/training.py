@@ -1,0 +1,352 @@
+"""A config of the zoo as a training of a few iterations on the demonstration dataset.
+
+The model, the pipelines, the optimizer and the hooks are the config's own. Smaller are the
+images, the numbers of candidates and queries, and as far as the model allows the channels.
+"""
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections import Counter
+from typing import Any, Callable, Dict, Iterator
+
+import cv2
+import numpy as np
+
+from mmrepro.demo.dataset import CLASSES, annotation_file
+from mmrepro.demo.shipped_configs import demo_config
+from mmrepro.gpu_check.zoo_configs import load, nodes
+
+from .families import Member
+
+__all__ = ['EPOCHS', 'ITERATIONS', 'RESUMED_AT', 'VAL_IMAGES', 'WIDTHS', 'training', 'write_extras']
+
+EPOCHS, ITERATIONS, RESUMED_AT = 2, 4, 2
+VAL_IMAGES = 2  # fewer than there are ranks; all of the split: recall counts them
+TRAIN, VAL = 'train2017', 'val2017'
+PROPOSALS, VIDEOS = 'annotations/proposals_{}.pkl', 'annotations/videos_{}.json'
+STUFF = 'stuff_{}/'
+ZOO_HEIGHT = 800  # of the images that most configs were written for
+SMALLEST = 16  # pixels, for scaled sizes
+STRIDE = 32  # backbones without padding divide by it
+# keys of pipelines that hold sizes in pixels
+SIZES = ('scale', 'scales', 'img_scale', 'size', 'crop_size', 'border', 'max_size', 'scale_step',
+         'random_size_range')
+# what is divided where a model becomes narrower
+CHANNELS = ('in_channels', 'out_channels', 'feat_channels', 'embed_dims', 'feedforward_channels',
+            'num_feats', 'fc_out_channels', 'conv_out_channels', 'in_channel', 'mid_channels',
+            'roi_feat_size_channels')
+NARROWER, LAYERS = 4, 3
+RESNETS = ('ResNet', 'ResNeXt', 'Res2Net', 'ResNeSt', 'DetectoRS_ResNet', 'DetectoRS_ResNeXt',
+           'TridentResNet')
+
+
+# ------------------------------------------------------------------------------- the model
+
+def _quarter(model: Any) -> None:
+    """A quarter of the channels of a ResNet and of all that follows it."""
+    _narrow_backbone(model)
+    _divide({key: value for key, value in model.items()
+             if key not in ('data_preprocessor', 'backbone')})
+
+
+def _narrow_neck(model: Any) -> None:
+    """A quarter of the channels of a ResNet; the neck has its own number for what follows."""
+    _narrow_backbone(model)
+    for node in nodes(model):
+        for neck in _listed(node.get('neck') or ()) if 'backbone' in node else ():
+            if 'in_channels' in neck:
+                neck['in_channels'] = _quotient(neck['in_channels'])
+                break  # what follows reads the outputs of the first part
+
+
+def _as_it_is(model: Any) -> None:
+    """The width of the zoo."""
+
+
+# from small to large: a model gets the first with which MMDetection can train it
+WIDTHS: Dict[str, Callable[[Any], None]] = {
+    'quarter': _quarter, 'quarter backbone': _narrow_neck, 'full': _as_it_is}
+
+
+def _narrow_backbone(model: Any) -> None:
+    found = [node for node in nodes(model) if node.get('type') in RESNETS]
+    if not found:
+        raise ValueError('the model has no ResNet')
+    for node in found:
+        node['base_channels'] = 64 // NARROWER
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _quotient(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_quotient(one) for one in value]
+    return value // NARROWER if isinstance(value, int) and value >= NARROWER ** 2 else value
+
+
+def _divide(node: Any) -> None:
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        if key in CHANNELS:
+            node[key] = _quotient(value)
+        elif isinstance(value, (dict, list)):
+            _divide(value)
+
+
+def _shrink(model: Any) -> None:
+    """Fewer layers, classes of the dataset, and statistics of normalization that training makes."""
+    for node in nodes(model):
+        if node.get('depth') in (101, 152) and node.get('type') in RESNETS:
+            node['depth'] = 50
+        if node.get('type') == 'HourglassNet':  # the stem makes 256 channels, always
+            node['stage_channels'] = [256] + [64] * 5
+        if node.get('norm_eval'):
+            node['norm_eval'] = False  # without pretrained weights its numbers would overflow
+        if 'std' in node and list(node['std']) == [1.0, 1.0, 1.0]:
+            node['std'] = [57.0, 57.0, 57.0]
+        if isinstance(node.get('num_layers'), int):
+            node['num_layers'] = min(node['num_layers'], LAYERS)
+    _set_classes(model)
+
+
+def _set_classes(node: Any) -> None:
+    count = len(CLASSES)
+    for key, value in list(node.items()) if isinstance(node, dict) else enumerate(node):
+        if key in ('num_classes', 'num_things_classes') and isinstance(value, int):
+            node[key] = count
+        elif key == 'num_stuff_classes':
+            node[key] = 0
+        elif key == 'class_weight' and isinstance(value, list):
+            node[key] = [1.0] * count + [value[-1]]
+        elif key != 'rpn_head' and isinstance(value, (dict, list, tuple)):
+            _set_classes(value)
+
+
+# -------------------------------------------------------------------------------- the data
+
+def _scaled(value: Any, factor: float) -> Any:
+    if isinstance(value, (list, tuple)):
+        if len(value) == 2 and value[0] == value[1] and isinstance(value[0], int):
+            return type(value)([_side(value[0], factor)] * 2)
+        return type(value)(_scaled(one, factor) for one in value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) >= SMALLEST:
+        return max(SMALLEST, round(abs(value) * factor)) * (1 if value > 0 else -1)
+    return value
+
+
+def _side(value: int, factor: float) -> int:
+    """The side of a square; a multiple of the stride stays one."""
+    scaled = _scaled(value, factor)
+    return scaled if value % STRIDE else STRIDE * (
+        -(-scaled // STRIDE) if scaled > 0 else scaled // STRIDE)
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _numbers(one)
+    elif isinstance(value, (int, float)):
+        yield value
+
+
+def _scale_pipelines(cfg: Any, size: int) -> None:
+    """Sizes of the config in proportion, so that images have about ``size`` pixels of height."""
+    steps = [node for key in ('train_dataloader', 'val_dataloader', 'custom_hooks')
+             for node in nodes(cfg.get(key) or ()) if isinstance(node.get('type'), str)]
+    largest = max((number for node in steps for key in SIZES if key in node
+                   for number in _numbers(node[key])), default=ZOO_HEIGHT)
+    factor = size / min(largest, ZOO_HEIGHT)
+    for node in steps:
+        for key in SIZES:
+            if key in node and node['type'] != 'RandomErasing':
+                node[key] = _scaled(node[key], factor)
+
+
+def _pipeline(dataset: Any) -> Any:
+    """The first pipeline inside wrappers of datasets."""
+    if dataset.get('pipeline'):
+        return dataset['pipeline']
+    inner = dataset.get('dataset') or dataset['datasets'][0]
+    return _pipeline(inner)
+
+
+def _coco(split: str, data_root: str, member: Member, pipeline: Any, images: int) -> Dict[str, Any]:
+    dataset = dict(
+        type='CocoDataset', data_root=data_root, metainfo=dict(classes=tuple(CLASSES)),
+        ann_file=os.path.relpath(annotation_file(data_root, split), data_root),
+        data_prefix=dict(img=f'{split}/', seg=STUFF.format(split)), pipeline=pipeline,
+        indices=images,
+        test_mode=split == VAL)
+    if split == TRAIN:
+        dataset['filter_cfg'] = dict(filter_empty_gt=True)
+    if member.data == 'proposals':
+        dataset['proposal_file'] = PROPOSALS.format(split)
+    return dataset
+
+
+def _use_data(cfg: Any, member: Member, data_root: str, batch: int, ranks: int) -> None:
+    images = batch * ranks * ITERATIONS // EPOCHS
+    own = cfg.train_dataloader.dataset
+    if own.type == 'MultiImageMixDataset':
+        inner = _coco(TRAIN, data_root, member, _pipeline(own.dataset), images)
+        train = dict(own, dataset=inner)
+    else:
+        train = _coco(TRAIN, data_root, member, _pipeline(own), images)
+    loader = dict(num_workers=0, persistent_workers=False)
+    cfg.train_dataloader = dict(
+        loader, batch_size=batch, dataset=train,
+        sampler=dict(type='DefaultSampler', shuffle=True))
+    if own.type != 'MultiImageMixDataset':
+        cfg.train_dataloader.batch_sampler = dict(type='AspectRatioBatchSampler')
+    val = _coco(VAL, data_root, member, _pipeline(cfg.val_dataloader.dataset), VAL_IMAGES)
+    cfg.val_dataloader = dict(
+        loader, batch_size=1, dataset=val, sampler=dict(type='DefaultSampler', shuffle=False))
+    cfg.val_evaluator = dict(
+        type='CocoMetric', ann_file=annotation_file(data_root, VAL), metric=_metric(cfg))
+
+
+def _metric(cfg: Any) -> Any:
+    # 'proposal_fast' of RPN makes an array of lists of several lengths, which NumPy 2 refuses
+    metrics = {one.replace('_fast', '') for node in nodes(cfg.val_evaluator)
+               if node.get('type') == 'CocoMetric' for one in _listed(node.get('metric', 'bbox'))}
+    return sorted(metrics & {'bbox', 'segm', 'proposal'}) or ['bbox']
+
+
+def _use_videos(cfg: Any, data_root: str, batch: int) -> None:
+    """The photographs, as if they were frames of videos; validated is on none."""
+    own = cfg.train_dataloader
+    own.update(num_workers=0, persistent_workers=False, batch_size=batch)
+    own.dataset = dict(
+        type='YouTubeVISDataset', dataset_version='2019', data_root=data_root,
+        metainfo=dict(classes=tuple(CLASSES)), ann_file=VIDEOS.format(TRAIN),
+        data_prefix=dict(img_path=f'{TRAIN}/'), pipeline=_pipeline(own.dataset))
+
+
+def write_extras(data_root: str) -> None:
+    """Add proposals, maps of stuff and videos to a demonstration dataset."""
+    for split in (TRAIN, VAL):
+        with open(annotation_file(data_root, split), encoding='utf-8') as file:
+            report = json.load(file)
+        proposals = {}
+        os.makedirs(os.path.join(data_root, STUFF.format(split)))
+        for image in report['images']:
+            boxes = np.array([one['bbox'] for one in report['annotations']
+                              if one['image_id'] == image['id']], np.float32).reshape(-1, 4)
+            boxes[:, 2:] += boxes[:, :2]
+            _write_stuff(image, boxes, os.path.join(data_root, STUFF.format(split)))
+            boxes = np.concatenate([boxes, boxes + 9, boxes * np.float32(0.9)])
+            proposals[f'{split}/{image["file_name"]}'] = dict(
+                bboxes=boxes, scores=np.linspace(0.9, 0.1, len(boxes), dtype=np.float32))
+        with open(os.path.join(data_root, PROPOSALS.format(split)), 'wb') as out:
+            pickle.dump(proposals, out)
+        _write_videos(report, os.path.join(data_root, VIDEOS.format(split)))
+
+
+def _write_stuff(image: Dict[str, Any], boxes: np.ndarray, folder: str) -> None:
+    """A map of classes: each box has another one, in front of the first."""
+    pixels = np.zeros((image['height'], image['width']), np.uint8)
+    for number, (left, top, right, bottom) in enumerate(boxes.astype(int)):
+        pixels[top:bottom, left:right] = (number + 1) % len(CLASSES)
+    cv2.imwrite(os.path.join(folder, os.path.splitext(image['file_name'])[0] + '.png'), pixels)
+
+
+def _write_videos(report: Dict[str, Any], path: str) -> None:
+    """Photographs of one size are the frames of one video."""
+    sizes: Dict[tuple, int] = {}
+    frames: Counter = Counter()
+    video_of, objects = {}, Counter()  # type: Dict[int, int], Counter
+    for image in report['images']:
+        size = image['width'], image['height']
+        video = video_of[image['id']] = sizes.setdefault(size, len(sizes) + 1)
+        image.update(video_id=video, frame_id=frames[video])
+        frames[video] += 1
+    for one in report['annotations']:
+        objects[one['image_id']] += 1
+        one.update(instance_id=objects[one['image_id']], video_id=video_of[one['image_id']])
+    report['videos'] = [dict(id=number, name=str(number)) for number in sizes.values()]
+    with open(path, 'w', encoding='utf-8') as file:
+        json.dump(report, file)
+
+
+# ----------------------------------------------------------------------------- the training
+
+def training(member: Member, data_root: str, ranks: int, width: str = 'full') -> Any:
+    """The config: two epochs of two iterations, with a validation and checkpoints.
+
+    Args:
+        width: a key of WIDTHS.
+        ranks: the dataset has images for as many.
+
+    Raises:
+        ValueError: the model has no ResNet that could be narrower.
+    """
+    cfg = load(member.config, member.size)
+    WIDTHS[width](cfg.model)
+    _shrink(cfg.model)
+    _scale_pipelines(cfg, member.size)
+    if member.data == 'semi':
+        return _semi(data_root)
+    batch = 2 if member.size <= 96 else 1
+    by_epoch = member.data != 'video'
+    if by_epoch:
+        _use_data(cfg, member, data_root, batch, ranks)
+        cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=EPOCHS, val_interval=1)
+        cfg.val_cfg = dict(type='ValLoop')
+    else:
+        _use_videos(cfg, data_root, 1)
+        cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=ITERATIONS,
+                             val_interval=100)
+        cfg.val_dataloader = cfg.val_cfg = cfg.val_evaluator = None
+    cfg.test_dataloader = cfg.test_cfg = cfg.test_evaluator = None
+    _use_schedule(cfg)
+    return _finished(cfg)
+
+
+def _finished(cfg: Any) -> Any:
+    cfg.load_from, cfg.resume, cfg.log_level = None, False, 'ERROR'
+    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=RESUMED_AT, by_epoch=False,
+                                        max_keep_ckpts=-1)
+    cfg.default_scope = 'mmdet'
+    cfg.custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)
+    cfg.randomness = dict(seed=42, deterministic=True)
+    return cfg
+
+
+def _semi(data_root: str) -> Any:
+    """Labelled and unlabelled photographs, as the demonstration config has them."""
+    cfg = demo_config('soft-teacher_faster-rcnn_r50', data_root)
+    model = cfg.model.detector
+    _quarter(model)
+    _shrink(cfg.model)
+    loader = cfg.train_dataloader
+    loader.update(batch_size=2)
+    loader.sampler.update(batch_size=2, source_ratio=[1, 1])
+    for dataset in loader.dataset.datasets:
+        dataset['indices'] = 8
+    for node in nodes([loader, cfg.val_dataloader]):
+        for key in SIZES if 'type' in node else ():
+            if key in node:
+                node[key] = _scaled(node[key], 0.5)
+    cfg.val_dataloader.batch_size = 1
+    cfg.val_dataloader.dataset['indices'] = VAL_IMAGES
+    cfg.train_cfg.update(max_iters=ITERATIONS, val_interval=RESUMED_AT)
+    return _finished(cfg)
+
+
+def _use_schedule(cfg: Any) -> None:
+    """A learning rate that four steps from random weights survive; the augmentations close."""
+    wrapper = cfg.optim_wrapper
+    if wrapper.get('type') == 'AmpOptimWrapper':  # of CUDA
+        wrapper.type = 'OptimWrapper'
+        for key in ('loss_scale', 'dtype'):
+            wrapper.pop(key, None)
+    cfg.param_scheduler = [dict(type='LinearLR', start_factor=0.05, by_epoch=False, begin=0,
+                                end=20)]
+    for hook in cfg.get('custom_hooks') or ():
+        for key, value in (('num_last_epochs', 1), ('switch_epoch', 1)):
+            if key in hook:
+                hook[key] = value
+
