@@ -57,7 +57,7 @@ CANNOT = ('needs', 'broken', 'tracker')  # outcomes of the sweep
 # one that has the parts in question: a family's first config otherwise
 CHOSEN = {
     'rtmdet': 'rtmdet_tiny', 'htc': 'htc-without-semantic', 'tood': 'tood_r50_fpn_1x',
-    'yolox': 'yolox_tiny', 'solo': 'solo_r18', 'ssd': 'ssd300', 'detr': 'detr_r18',
+    'yolox': 'yolox_nano', 'solo': 'solo_r18', 'ssd': 'ssdlite', 'detr': 'detr_r18',
     'cascade_rpn': 'cascade-rpn_faster', 'gcnet': 'mask-rcnn_r50-syncbn',
 }
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -34,19 +35,27 @@ class RunFactsHook(Hook):
         shared = getattr(runner.model, 'sharing', None) is not None
         finite = self._finite and all(bool(torch.isfinite(one).all())
                                       for one in unwrap(runner.model).parameters())
-        facts = dict(memory='shared' if shared else 'separate', finite=finite,
+        facts = dict(process=os.getpid(), shared=shared, finite=finite,
                      repeated=self_checks(runner), check_steps=runner.repro.check_steps,
                      check_samples=runner.repro.check_samples)
         Path(runner.work_dir, FILE.format(runner.rank)).write_text(json.dumps(facts))
 
 
 def facts_of(work_dir: Any) -> Dict[str, Any]:
-    """Facts of all ranks of a run together."""
+    """Facts of all ranks of a run together.
+
+    Returns:
+        dict(memory: 'shared' or 'separate' in the processes that have several ranks, 'mixed' if
+        ranks of one process differ; finite; checks: the settings; steps and samples: how many were
+        repeated, by all ranks).
+    """
     ranks: List[Dict[str, Any]] = [json.loads(path.read_text())
                                    for path in sorted(Path(work_dir).glob(FILE.format('*')))]
+    processes = [one['process'] for one in ranks]
+    found = {one['shared'] for one in ranks if processes.count(one['process']) > 1}
     return dict(
-        memory=sorted({one['memory'] for one in ranks}), finite=all(
-            one['finite'] for one in ranks),
+        memory='mixed' if len(found) > 1 else 'shared' if True in found else 'separate',
+        finite=all(one['finite'] for one in ranks),
         checks=sorted({(one['check_steps'], one['check_samples']) for one in ranks}),
         steps=sum(one['repeated'].get('steps', 0) for one in ranks),
         samples=sum(one['repeated'].get('samples', 0) for one in ranks))

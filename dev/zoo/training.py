@@ -23,6 +23,7 @@ from .families import Member
 __all__ = ['EPOCHS', 'ITERATIONS', 'RESUMED_AT', 'VAL_IMAGES', 'WIDTHS', 'training', 'write_extras']
 
 EPOCHS, ITERATIONS, RESUMED_AT = 2, 4, 2
+BATCH = 2  # images of a rank: statistics of a pixel need more than one
 VAL_IMAGES = 2  # fewer than there are ranks; all of the split: recall counts them
 TRAIN, VAL = 'train2017', 'val2017'
 PROPOSALS, VIDEOS = 'annotations/proposals_{}.pkl', 'annotations/videos_{}.json'
@@ -105,7 +106,7 @@ def _shrink(model: Any) -> None:
             node['stage_channels'] = [256] + [64] * 5
         if node.get('norm_eval'):
             node['norm_eval'] = False  # without pretrained weights its numbers would overflow
-        if 'std' in node and list(node['std']) == [1.0, 1.0, 1.0]:
+        if node.get('std') == [1.0, 1.0, 1.0]:
             node['std'] = [57.0, 57.0, 57.0]
         if isinstance(node.get('num_layers'), int):
             node['num_layers'] = min(node['num_layers'], LAYERS)
@@ -187,8 +188,8 @@ def _coco(split: str, data_root: str, member: Member, pipeline: Any, images: int
     return dataset
 
 
-def _use_data(cfg: Any, member: Member, data_root: str, batch: int, ranks: int) -> None:
-    images = batch * ranks * ITERATIONS // EPOCHS
+def _use_data(cfg: Any, member: Member, data_root: str, ranks: int) -> None:
+    images = BATCH * ranks * ITERATIONS // EPOCHS
     own = cfg.train_dataloader.dataset
     if own.type == 'MultiImageMixDataset':
         inner = _coco(TRAIN, data_root, member, _pipeline(own.dataset), images)
@@ -197,7 +198,7 @@ def _use_data(cfg: Any, member: Member, data_root: str, batch: int, ranks: int) 
         train = _coco(TRAIN, data_root, member, _pipeline(own), images)
     loader = dict(num_workers=0, persistent_workers=False)
     cfg.train_dataloader = dict(
-        loader, batch_size=batch, dataset=train,
+        loader, batch_size=BATCH, dataset=train,
         sampler=dict(type='DefaultSampler', shuffle=True))
     if own.type != 'MultiImageMixDataset':
         cfg.train_dataloader.batch_sampler = dict(type='AspectRatioBatchSampler')
@@ -215,10 +216,10 @@ def _metric(cfg: Any) -> Any:
     return sorted(metrics & {'bbox', 'segm', 'proposal'}) or ['bbox']
 
 
-def _use_videos(cfg: Any, data_root: str, batch: int) -> None:
+def _use_videos(cfg: Any, data_root: str) -> None:
     """The photographs, as if they were frames of videos; validated is on none."""
     own = cfg.train_dataloader
-    own.update(num_workers=0, persistent_workers=False, batch_size=batch)
+    own.update(num_workers=0, persistent_workers=False, batch_size=1)
     own.dataset = dict(
         type='YouTubeVISDataset', dataset_version='2019', data_root=data_root,
         metainfo=dict(classes=tuple(CLASSES)), ann_file=VIDEOS.format(TRAIN),
@@ -289,14 +290,13 @@ def training(member: Member, data_root: str, ranks: int, width: str = 'full') ->
     _scale_pipelines(cfg, member.size)
     if member.data == 'semi':
         return _semi(data_root)
-    batch = 2 if member.size <= 96 else 1
     by_epoch = member.data != 'video'
     if by_epoch:
-        _use_data(cfg, member, data_root, batch, ranks)
+        _use_data(cfg, member, data_root, ranks)
         cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=EPOCHS, val_interval=1)
         cfg.val_cfg = dict(type='ValLoop')
     else:
-        _use_videos(cfg, data_root, 1)
+        _use_videos(cfg, data_root)
         cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=ITERATIONS,
                              val_interval=100)
         cfg.val_dataloader = cfg.val_cfg = cfg.val_evaluator = None

@@ -1,0 +1,56 @@
+"""Detectors whose passes change attributes, buffers and memory, with all checks: the same bits.
+
+Every family of the zoo: dev/virtual_ranks_zoo.py.
+"""
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from dev import virtual_ranks_zoo as zoo
+from dev.zoo.training import VAL_IMAGES, training, write_extras
+from mmrepro.demo.dataset import write_dataset
+
+# one process, two, and one that goes on with the checkpoint of two
+RUNS = ((1, 0), (2, 0), (1, 2))
+
+
+def synchronised(cfg):
+    cfg.sync_bn = 'torch'
+
+
+# family: the width, and what is changed
+FAMILIES = {
+    'faster_rcnn': ('quarter', None),
+    'ssd': ('full', None),  # SSDLite
+    'tood': ('quarter', None),
+    'yolox': ('full', synchronised),
+}
+
+
+@pytest.fixture(scope='module')
+def photographs(tmp_path_factory):
+    import mmdet.datasets
+    import mmdet.models  # noqa: F401  once, before the processes are forked
+    root = str(tmp_path_factory.mktemp('photographs'))
+    write_dataset(root, num_val=VAL_IMAGES)
+    write_extras(root)
+    gc.freeze()
+    yield root
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_the_number_of_processes_does_not_matter(family, photographs, tmp_path):
+    width, change = FAMILIES[family]
+    (member, ) = zoo.chosen([family])
+    cfg = training(member, photographs, zoo.RANKS, width)
+    if change:
+        change(cfg)
+    rows = list(zoo.compared(cfg, tmp_path, {}, RUNS))
+    assert [row['difference'] for row in rows] == [''] * len(RUNS)
+    assert {row['memory'] for row in rows} == {'shared'}
+    assert all(row['finite'] and row['samples'] for row in rows)
+    # of iterations 1, 2 and 4, by every rank; the resumed run has the last of them
+    assert [row['steps'] for row in rows] == [3 * zoo.RANKS, 3 * zoo.RANKS, zoo.RANKS]
