@@ -57,13 +57,16 @@ CANNOT = ('needs', 'broken', 'tracker')  # outcomes of the sweep
 # one that has the parts in question: a family's first config otherwise
 CHOSEN = {
     'rtmdet': 'rtmdet_tiny', 'htc': 'htc-without-semantic', 'tood': 'tood_r50_fpn_1x',
-    'yolox': 'yolox_nano', 'solo': 'solo_r18', 'ssd': 'ssdlite', 'detr': 'detr_r18',
+    'yolox': 'yolox_nano', 'solo': 'solo_r18', 'detr': 'detr_r18',
     'cascade_rpn': 'cascade-rpn_faster', 'gcnet': 'mask-rcnn_r50-syncbn',
 }
 
-# the family's base config in the zoo's list has no data
-INSTEAD = {'qdtrack': Member(
-    'qdtrack/qdtrack_faster-rcnn_r50_fpn_8xb2-4e_mot17halftrain_test-mot17halfval.py', 'video')}
+# not in the sweep's list: the base of QDTrack has no data, SSDLite takes small images as well
+INSTEAD = {
+    'qdtrack': Member('qdtrack/qdtrack_faster-rcnn_r50_fpn_8xb2-4e_mot17halftrain_'
+                      'test-mot17halfval.py', 'video'),
+    'ssd': Member('ssd/ssdlite_mobilenetv2-scratch_8xb24-600e_coco.py', size=96),
+}
 
 # the hooks that look at a run change no weight; unknown ones would make every rank have its own
 KEEP_WEIGHTS.update({'virtual_runs': ('Recorder', ), 'dev.zoo': ('*', )})
