@@ -135,7 +135,10 @@ class Attributes:
                 one.kind.write(one.obj, one.content)
             elif differing:
                 for name in one.saved_names & set(differing):
-                    setattr(one.obj, name, one.content[name])
+                    if name in one.content:
+                        setattr(one.obj, name, one.content[name])
+                    else:  # the class had the value until the pass
+                        delattr(one.obj, name)
 
     # ---------------------------------------------------------------------------- walking
 

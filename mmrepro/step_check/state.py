@@ -46,6 +46,10 @@ class StepState:
         """
         self._attributes.put_back(unsaved)
         for parameter, gradient, content in self._gradients if gradients else ():
+            if gradient is not None and parameter.grad is not gradient:
+                # the pass has given its memory to a sum, which virtual ranks may still read
+                parameter.grad = content.to(gradient.device, copy=True)
+                continue
             parameter.grad = gradient
             if gradient is not None:
                 # the same tensor: it may be a view into a buffer of the communication
