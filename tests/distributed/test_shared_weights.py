@@ -8,7 +8,7 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
-from demo_runs import changed
+from demo_runs import changed, without_self_checks
 from faults import tiny as tiny_run
 from harness import Child
 from mmengine.dist import all_reduce
@@ -19,6 +19,7 @@ from torch import nn
 from virtual_runs import run
 
 from mmrepro import on_virtual_ranks
+from mmrepro.checkpoint.adapters import register
 from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 
 pytestmark = pytest.mark.filterwarnings('ignore')
@@ -123,15 +124,19 @@ def test_half_precision_with_loss_scaling(cfg, tmp_path, monkeypatch):
 @MODELS.register_module(force=True)
 class MeetingModel(tiny_run.Tiny):
     """Its loss has a factor over all ranks; the number of its passes reaches the loss as well."""
+    passes = 0
 
     def forward(self, inputs, label, mode='tensor'):
         found = super().forward(inputs, label, mode)
         if mode == 'loss':
             factor = inputs.abs().mean().detach()
             all_reduce(factor, 'mean')
-            self.head.scale += 0.25
-            found['loss'] = found['loss'] * factor
+            self.passes += 1
+            found['loss'] = found['loss'] * factor * (1 + self.passes / 4)
         return found
+
+
+register(MeetingModel, 'passes')
 
 
 def meeting(cfg):
@@ -150,7 +155,6 @@ class NotingModel(tiny_run.Tiny):
 
 def noting(cfg):
     cfg.model.type = 'NotingModel'
-    del cfg.randomness['check_steps']  # the default
 
 
 @pytest.mark.parametrize('epochs', [1, 2])
@@ -356,6 +360,7 @@ def test_what_a_hook_of_ones_own_breaks_ends_the_run(cfg, hook, text, tmp_path):
     def change(cfg):
         cfg.custom_hooks = [dict(type=hook)]
         cfg.randomness['virtual_ranks_memory'] = 'shared'
+        without_self_checks(cfg)  # a repeated step finds the ShrinkingHook before the owner steps
 
     with pytest.raises(RuntimeError, match=f"{text}.*virtual_ranks_memory='separate'"):
         trained(cfg, tmp_path, addresses, change)

@@ -115,7 +115,6 @@ def run(name: str, folder: str, variation: Optional[str] = None) -> dict:
     """Train a set-up in this process; 'error' is the text of what ended it."""
     row = SETUPS[name]
     cfg = tiny(folder)
-    cfg.randomness.update(check_steps=1000)
     cfg.default_hooks = dict(checkpoint=dict(
         type='CheckpointHook', interval=1000 if variation else SAVED, by_epoch=False))
     if row.outcome == WARNED:
