@@ -10,11 +10,14 @@ from ..runs.launcher import PlannedRun, launch_of, run_all
 from ..runs.progress import iterations_done
 from .recording import RecordingPlan, attach
 
-__all__ = ['RunSpec', 'record', 'start', 'trainings_of']
+__all__ = ['CHANGED', 'RunSpec', 'record', 'start', 'trainings_of']
 
 CHECKPOINT = 'localise.pth'  # of a run that is interrupted and resumed
 # a sample or step that does not repeat is what is looked for: it must not end the run
 SETTINGS = {'randomness.check_samples': 0, 'randomness.check_steps': 0}
+MEMORY = 'randomness.virtual_ranks_memory'
+CHANGED = ('changed in these runs: randomness.check_samples=0, check_steps=0; where an iteration '
+           "is recorded, virtual_ranks_memory='separate'")
 
 
 class RunSpec(NamedTuple):
@@ -39,9 +42,14 @@ def record(runner: Any, **plan: Any) -> None:
 
 def trainings_of(spec: RunSpec, work_dir: str, plan: RecordingPlan) -> List[Training]:
     """The trainings of a run, one after the other: two when it is interrupted."""
+    # the operators of an optimizer that virtual ranks share are those of one rank only, and which
+    # one it is depends on the number of processes
+    separate = {} if plan.record is None or MEMORY in spec.asked else {MEMORY: 'separate'}
+
     def training(plan: RecordingPlan, **more: Any) -> Training:
-        return Training(spec.config, work_dir, SETTINGS, validate_after=spec.validate_at,
-                        attach=f'{__name__}:record', given=plan._asdict(), **more)
+        return Training(spec.config, work_dir, {**SETTINGS, **separate},
+                        validate_after=spec.validate_at, attach=f'{__name__}:record',
+                        given=plan._asdict(), **more)
 
     whole = dict(resume=spec.checkpoint is not None, checkpoint=spec.checkpoint)
     if spec.resume_at is None or spec.resume_at > plan.stop:

@@ -13,7 +13,7 @@ from ..fingerprint.manifest import process_count_of
 from ..fingerprint.reader import FingerprintError, RecordedRun, read_run
 from ..runs.config_files import read_config, without_mark
 from ..runs.progress import ProgressLine, time_left
-from .compared_runs import RunSpec, start
+from .compared_runs import CHANGED, RunSpec, start
 from .recording import RecordingPlan
 from .search import Localiser, LocaliseResult, first_iteration
 from .variation_effect import different_by_design
@@ -118,7 +118,9 @@ def _localiser(specs: Sequence[RunSpec], work_dir: str) -> Localiser:
         with ProgressLine(sys.stderr) as line:
             start(spec, folder, plan, count)
 
-    return Localiser(specs, work_dir, launch, partial(print, file=sys.stderr, flush=True))
+    say = partial(print, file=sys.stderr, flush=True)
+    say(CHANGED)
+    return Localiser(specs, work_dir, launch, say)
 
 
 def _repetition(name: str, run: RecordedRun, iteration: int, work_dir: str) -> RunSpec:

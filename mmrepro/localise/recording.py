@@ -86,7 +86,7 @@ class _RecordingHook(Hook):
     def __init__(self, runner: Any, plan: RecordingPlan) -> None:
         self._runner, self._plan = runner, plan
         self._recorder: Optional[OperatorRecorder] = None
-        self._wrapped: List[Tuple[Hook, str]] = []
+        self._wrapped: List[Tuple[Hook, str, Any]] = []  # and what the instance had
 
     def instrument_loaders(self) -> None:
         """Record the transforms of the training data; before worker processes exist."""
@@ -136,8 +136,10 @@ class _RecordingHook(Hook):
         with recorder:
             yield
         self._record_state('start', '', 'state after the iteration')
-        for hook, name in self._wrapped:
+        for hook, name, own in self._wrapped:
             delattr(hook, name)
+            if own is not None:  # of a hook that is adapted to shared weights
+                setattr(hook, name, own)
         write_records(self._path(OPERATORS_FILE), recorder.records())
         if recorder.kept:
             torch.save(recorder.kept, self._path('kept.rank{}.pt'))
@@ -163,8 +165,8 @@ class _RecordingHook(Hook):
             for name in HOOK_METHODS:
                 overrides = getattr(type(hook), name, None) is not getattr(Hook, name, None)
                 if overrides and not type(hook).__module__.startswith(OWN):
+                    self._wrapped.append((hook, name, vars(hook).get(name)))
                     setattr(hook, name, self._recorded(hook, name))
-                    self._wrapped.append((hook, name))
 
     def _recorded(self, hook: Hook, name: str) -> Callable:
         method, path = getattr(hook, name), f'{type(hook).__name__}.{name}'
