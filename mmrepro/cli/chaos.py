@@ -56,6 +56,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                      'checkpoints resumes')
     parser.make_folder(args.work_dir)
     prepare(config, args.interval)
+    print(f'changed: a checkpoint every {args.interval} iterations; the seed, where there is none')
     ranks, processes = _ranks(config, args, parser)
     workers = config.train_dataloader.get('num_workers', 0)
     possible = allowed(max(processes or [ranks]), workers)

@@ -126,6 +126,8 @@ def _train(recipe: Recipe, work_dir: str) -> str:
         write_dataset(recipe.demo_data)
         # as the recipe says it, because batches hold the paths of their images
         use_data(cfg, recipe.demo_data)
+    size = 'images, batch and weights as in the config' if recipe.full else 'small'
+    print(f'{recipe.name}: {size}; no validation, no checkpoints; fingerprints', file=sys.stderr)
     line = ProgressLine(sys.stderr)
     with line:
         return golden.train(recipe, cfg, work_dir, line.say)

@@ -46,6 +46,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return _export(args, parser)
     work_dir = args.work_dir or os.path.normpath(args.run) + '_replay'
     line = ProgressLine(sys.stderr)
+    print('the settings of the run, except that no checkpoints are written', file=sys.stderr)
 
     def report(found: List[Any]) -> None:
         line.end()

@@ -92,7 +92,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         with ProgressLine(sys.stderr) as line:
             results = verify(cfg, args.work_dir, names, args.iters, jobs, args.level, line.say)
-    except (TrainingFailed, FingerprintError) as error:
+    except TrainingFailed as error:
+        _show_failure(error, args, notes)
+        return DIFFERENT
+    except FingerprintError as error:
         print(f'\n{error}', file=sys.stderr)
         return DIFFERENT
     notes.append(f'{args.iters} iterations, fingerprints of level {args.level}, '
@@ -114,6 +117,20 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     elif found:
         show(found.text())
     return DONE if same else DIFFERENT
+
+
+def _show_failure(error: TrainingFailed, args: argparse.Namespace, notes: List[str]) -> None:
+    """Why there is no certificate; what a self-check of a training has found is a verdict."""
+    if error.finding is None:
+        print(f'\n{error}', file=sys.stderr)
+    elif args.json:
+        print(json.dumps(dict(config=args.config, same=False, notes=notes, work_dir=args.work_dir,
+                              variations=[], finding=error.finding, log=error.log), indent=1))
+    else:
+        show('\n'.join([args.config, *(f'  {note}' for note in notes), '',
+                        'DIFFERENT BITS within one run, before it was compared with others:',
+                        *(f'  {line}' for line in error.finding.splitlines()), '',
+                        f'All of its output is in {error.log}']))
 
 
 def _read(args: argparse.Namespace, parser: Parser) -> Config:

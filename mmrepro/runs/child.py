@@ -9,11 +9,17 @@ import json
 import sys
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
+from ..config import SampleDiffersError
+from ..exit_codes import DIFFERENT, DONE
+from ..step_check.report import StepDiffersError
 from .config_files import read_config
 from .startup import build_runner, on_ranks, restart_for
 from .stopping import EventHook, StopTraining
 
-__all__ = ['Training', 'main', 'train_here']
+__all__ = ['FINDING', 'Training', 'main', 'train_here']
+
+# a line of output that starts so carries what a self-check of the training has found, as JSON
+FINDING = '@mmrepro-finding '
 
 
 class Training(NamedTuple):
@@ -74,8 +80,12 @@ def _function(name: str) -> Callable[..., Any]:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     training = Training(**json.loads((sys.argv[1:] if argv is None else argv)[0]))
     restart_for(read_config(training.config, imports=False))
-    train_here(training)
-    return 0
+    try:
+        train_here(training)
+    except (SampleDiffersError, StepDiffersError) as error:  # the message says everything
+        print(f'\n{FINDING}{json.dumps(str(error))}', flush=True)
+        return DIFFERENT
+    return DONE
 
 
 if __name__ == '__main__':

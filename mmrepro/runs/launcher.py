@@ -24,7 +24,7 @@ from typing import (
 )
 
 from ..exit_codes import meaning
-from .child import Training
+from .child import FINDING, Training
 
 __all__ = ['Launch', 'LaunchedTraining', 'PlannedRun', 'TrainingFailed', 'free_port', 'kill_group',
            'killed_at_exit', 'launch_of', 'one_thread_each', 'rank_variables', 'run_all']
@@ -38,14 +38,17 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 class TrainingFailed(RuntimeError):
     """A training process ended with an error; the message has the end of its output.
 
-    A negative ``code`` is the number of the signal that ended the process.
+    A negative ``code`` is the number of the signal that ended the process. ``finding`` is what a
+    self-check of the training has found; it takes the place of the output.
     """
 
     def __init__(self, code: int, log: str) -> None:
         with open(log, encoding='utf-8', errors='replace') as file:
-            tail = ''.join(file.readlines()[-LOG_TAIL:])
-        super().__init__(f'{tail}\nthe training ended with exit code {code} ({meaning(code)}); '
-                         f'all of its output is in {log}')
+            tail = file.readlines()[-LOG_TAIL:]
+        self.finding: Optional[str] = next((
+            json.loads(line[len(FINDING):]) for line in tail if line.startswith(FINDING)), None)
+        super().__init__(f'{self.finding or "".join(tail)}\nthe training ended with exit code '
+                         f'{code} ({meaning(code)}); all of its output is in {log}')
         self.code, self.log = code, log
 
 

@@ -141,7 +141,7 @@ def prepare(cfg: Config, names: Sequence[str], full: bool = False) -> List[str]:
         notes.append(f'reduced: longest side {min(longest, reduction.LONGEST)} of {longest} '
                      f'pixels, {images} images, no pretrained weights '
                      '(--full: as the config is)')
-    return notes
+    return [*notes, 'no checkpoints and no validation, but for what is varied; fingerprints']
 
 
 def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jobs: int,

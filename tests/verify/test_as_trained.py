@@ -1,0 +1,157 @@
+"""The verbs train with the settings, and the kind of memory, that a training of the config has."""
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+
+import pytest
+import torch
+from faults.tiny import tiny
+from harness import Child
+from launches import training_of
+
+from mmrepro.cli import chaos, demo, golden, localise, replay, verify
+from mmrepro.fingerprint.manifest import read_manifest
+from mmrepro.runs import launcher
+from mmrepro.runs.child import train_here
+from mmrepro.verify import replay as replaying
+
+pytestmark = pytest.mark.filterwarnings('ignore')
+
+SHARED = 'the 2 virtual ranks of this process share weights'
+
+
+def train(launch):
+    """In a forked process: output goes where that of a fresh one would go."""
+    torch.set_num_threads(1)
+    output = os.open(launch.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(output, number)
+    # not those that pytest captures
+    sys.stdout, sys.stderr = (open(number, 'w', closefd=False) for number in (1, 2))
+    train_here(training_of(launch))
+
+
+class Said(logging.Handler):
+    """What mmrepro says, in the output of the process that it is in by now."""
+
+    def emit(self, record):
+        print(record.getMessage(), file=sys.stderr, flush=True)
+
+
+class Forked:
+    """A launched training in a fork of this warm process."""
+    logs = []
+
+    def __init__(self, launch):
+        assert launch.ranks == 1
+        self.logs.append(launch.log)
+        Child(train, launch).result()
+
+    def poll(self):
+        return True
+
+    def kill(self):
+        pass
+
+
+@pytest.fixture
+def logs(monkeypatch):
+    """Paths of the output of all trainings; it says what virtual ranks share."""
+    forked = type('Made', (Forked, ), dict(logs=[]))
+    for module in (launcher, replaying):
+        monkeypatch.setattr(module, 'LaunchedTraining', forked)
+    handler, logger = Said(), logging.getLogger('mmrepro')
+    logger.addHandler(handler)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    yield forked.logs
+    logger.setLevel(before)
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = tiny('work')
+    cfg.custom_hooks, cfg.env_cfg, cfg.log_level = [], dict(), 'INFO'
+    cfg.train_dataloader.dataset.size, cfg.train_cfg.max_epochs = 16, 1
+    cfg.randomness.virtual_ranks = 2
+    cfg.dump('config.py')
+    return 'config.py'
+
+
+def text_of(path):
+    with open(path) as file:
+        return file.read()
+
+
+def check(logs, *runs):
+    """All trainings shared weights; of those with fingerprints, the manifest has the settings."""
+    assert logs
+    for log in logs:
+        assert SHARED in text_of(log), text_of(log)
+    for run in runs:
+        facts = read_manifest(run).facts
+        assert facts['randomness.check_steps'] == facts['randomness.check_samples'] == 1000
+        assert facts['randomness.virtual_ranks_memory'] is None
+
+
+def test_verify_and_replay(config, logs, capsys):
+    assert verify.main([config, '--iters', '2', '--vary', 'process', '--jobs', '1']) == 0
+    check(logs, 'work_dirs/verify/reference', 'work_dirs/verify/process')
+    assert 'no checkpoints and no validation, but for what is varied' in capsys.readouterr().out
+    assert replay.main(['work_dirs/verify/process', '--work-dir', 'again']) == 0
+    check(logs, 'again')
+    assert 'except that no checkpoints are written' in capsys.readouterr().err
+
+
+def test_golden(config, logs, capsys):
+    assert golden.main(['record', config, '--iters', '2']) == 0
+    check(logs, 'work_dirs/golden/config')
+    assert 'config: small; no validation, no checkpoints' in capsys.readouterr().err
+
+
+def test_localise_says_what_it_changes(config, logs, capsys):
+    assert localise.main([config, '--iters', '2']) == 0
+    check(logs)
+    facts = read_manifest('work_dirs/localise/A/fingerprints').facts
+    assert facts['randomness.check_steps'] == facts['randomness.check_samples'] == 0
+    said, = [line for line in capsys.readouterr().err.splitlines() if 'check_samples=0' in line]
+    assert 'check_steps=0' in said and "virtual_ranks_memory='separate'" in said
+
+
+def test_chaos(config, logs, capfd, monkeypatch):
+    monkeypatch.setattr(chaos, 'restart_for', lambda config: None)
+    assert chaos.main([config, '--kills', '1', '--kinds', 'SIGKILL', '--interval', '2',
+                       '--span', '2', '--start-method', 'fork']) == 0
+    said = text_of('work_dirs/chaos/reference/rank0.log')
+    assert SHARED in said and 'steps were repeated: same bits\n' in said, said
+    assert 'changed: a checkpoint every 2 iterations' in capfd.readouterr().out
+
+
+def test_demo(config, logs):
+    assert demo.main(['--config', config, '--virtual-ranks', '2', '--processes', '1,1']) == 0
+    check(logs)
+    assert 'steps were repeated: same bits\n' in text_of(logs[-1])
+
+
+def test_a_finding_of_a_self_check_is_a_verdict(config, monkeypatch, tmp_path, capsys):
+    """One block and no traceback, whatever the process printed around it."""
+    log = tmp_path / 'output.txt'
+    log.write_text('Traceback (most recent call last):\n@mmrepro-finding '
+                   + json.dumps('TinyData: sample 4\n  they differ') + '\nnanobind: leaked\n')
+
+    def fail(*args):
+        raise launcher.TrainingFailed(1, str(log))
+
+    monkeypatch.setattr(verify, 'verify', fail)
+    assert verify.main([config, '--vary', 'process']) == 1
+    out, err = capsys.readouterr()
+    assert 'DIFFERENT BITS within one run' in out and '  TinyData: sample 4\n' in out
+    assert 'Traceback' not in out + err
+    assert verify.main([config, '--vary', 'process', '--json']) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found['finding'] == 'TinyData: sample 4\n  they differ' and not found['same']
