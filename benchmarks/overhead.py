@@ -4,6 +4,9 @@
 
 DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Prints a Markdown table and writes
 JSON. Absolute times are of this machine; the ratios are what to compare.
+
+Leaves out the steps that a run repeats (randomness.check_steps), which benchmarks/step_checks.py
+measures, and the loading of samples, of which benchmarks/sample_check.py measures the check.
 """
 from __future__ import annotations
 
