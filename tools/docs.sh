@@ -9,7 +9,7 @@ python="$VENV/bin/python"
 say "generated pages"
 "$python" dev/generate_docs.py --check
 say "links, tables, terms"
-"$python" -m pytest -q tests/docs
+"$python" -m pytest -q -m "not slow and not nightly" tests/docs
 say "build/site"
 NO_MKDOCS_2_WARNING=1 "$python" -m mkdocs build --strict --quiet
 echo "build/site/index.html"
