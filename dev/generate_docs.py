@@ -65,6 +65,8 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
      lambda: check_report.table(result('check_cpu_quick.json'), GROUPS) + '\n'),
     ('evidence/virtual-ranks.md', 'dev/virtual_ranks_matrix.py',
      lambda: virtual_ranks_report.table(result('virtual_ranks_matrix.json'))),
+    ('evidence/virtual-ranks.md', 'dev/virtual_ranks_zoo.py',
+     lambda: virtual_ranks_report.zoo_table(result('virtual_ranks_zoo.json'))),
     ('evidence/virtual-ranks.md', 'benchmarks/virtual_ranks.py',
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'virtual_ranks.py'))['tables'](
          result('virtual_ranks_cpu.json'))),

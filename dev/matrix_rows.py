@@ -37,9 +37,15 @@ class RowFile:
         """Append a row with its outcome, 'difference', and write the file."""
         self.rows.append(row)
         partial = self.path.with_suffix('.partial')
-        partial.write_text(json.dumps(self._report, indent=0) + '\n')
+        partial.write_text(self._text())
         partial.replace(self.path)
-        print(*self.of(row), row['difference'] or 'equal', flush=True)
+        print(*self.of(row), row['difference'] or row.get('cannot') or 'equal', flush=True)
+
+    def _text(self) -> str:
+        """A line for each row, so that a change of the file shows which rows are new."""
+        header = json.dumps({key: value for key, value in self._report.items() if key != 'rows'})
+        rows = ',\n'.join(json.dumps(row) for row in self.rows)
+        return f'{header[:-1]}{", " if len(header) > 2 else ""}"rows": [\n{rows}\n]}}\n'
 
 
 def lines_differ(rank: int, expected: Sequence[Dict[str, Any]], found: Sequence[Dict[str, Any]]

@@ -25,6 +25,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -51,8 +52,8 @@ RANKS = 3
 ROWS = ((1, 0), (2, 0), (2, 1), (1, 2))
 KEYS = ('family', 'config', 'processes', 'resumed_from')
 ZOO = Path(__file__).resolve().parents[1] / 'docs' / 'results' / 'zoo_cpu.json'
+NOTHING = 'tracks, or classifies images: it trains no detector'
 LONGEST = 300  # characters of an error
-CANNOT = ('needs', 'broken', 'tracker')  # outcomes of the sweep
 
 # one that has the parts in question: a family's first config otherwise
 CHOSEN = {
@@ -132,7 +133,7 @@ def fitting(member: Member, data_root: str, folder: Path) -> Tuple[Optional[Any]
             return cfg, width
         except Exception as error:  # of whatever a model cannot stand
             problem = _last_line(error)
-    return None, problem or 'only tracks: it has nothing to train'
+    return None, problem or NOTHING
 
 
 def _last_line(error: BaseException) -> str:
@@ -204,10 +205,12 @@ def _facts(work_dir: Path) -> Dict[str, Any]:
 
 
 def _reason(member: Member, error: str) -> str:
+    """Why a family is not trained: a package that the sweep missed, or MMDetection's error."""
+    if not member.data:
+        return error
     for row in json.loads(ZOO.read_text())['rows']:
-        if row['config'] == member.config and row['outcome'] in CANNOT:
-            packages = ', '.join(row.get('packages', ()))
-            return f'needs {packages}' if packages else f'MMDetection: {error}'
+        if row['config'] == member.config and row.get('packages'):
+            return f'needs {", ".join(row["packages"])}'
     return f'MMDetection: {error}'
 
 
@@ -251,6 +254,9 @@ def main() -> None:
     if args.again:
         red = {row['family'] for row in file.rows if row['difference']}
         file.rows[:] = [row for row in file.rows if row['family'] not in red]
+    counts = Counter(row['family'] for row in file.rows if 'cannot' not in row)
+    file.rows[:] = [row for row in file.rows  # a family that was interrupted begins again
+                    if 'cannot' in row or counts[row['family']] == len(ROWS) or row['difference']]
     finished = {row['family'] for row in file.rows}
     with tempfile.TemporaryDirectory() as folder:
         data_root = os.path.join(folder, 'data')

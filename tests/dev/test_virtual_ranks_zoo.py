@@ -1,0 +1,90 @@
+"""Every family of the zoo on virtual ranks: see dev/virtual_ranks_zoo.py."""
+import json
+from pathlib import Path
+
+import pytest
+
+from dev import virtual_ranks_report
+from dev import virtual_ranks_zoo as zoo
+from dev.zoo.families import FAMILIES, Member
+from dev.zoo.run_facts import FILE, facts_of
+from dev.zoo.training import VAL_IMAGES, training, write_extras
+
+REPORT = Path(__file__).resolve().parents[2] / 'docs' / 'results' / 'virtual_ranks_zoo.json'
+NAMES = list(dict.fromkeys(member.family for member in FAMILIES))
+
+
+@pytest.fixture(scope='module')
+def photographs(tmp_path_factory):
+    from mmrepro.demo.dataset import write_dataset
+    root = str(tmp_path_factory.mktemp('photographs'))
+    write_dataset(root, num_val=VAL_IMAGES)
+    write_extras(root)
+    return root
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('name', NAMES)
+def test_every_family(name, photographs, tmp_path):
+    rows = list(zoo.family_rows(*zoo.chosen([name]), photographs, tmp_path))
+    assert {row['difference'] for row in rows} == {''}
+    assert len(rows) == (1 if 'cannot' in rows[0] else len(zoo.ROWS))
+
+
+@pytest.mark.nightly
+def test_the_published_table_has_every_family():
+    rows = json.loads(REPORT.read_text())['rows']
+    found = {(row['family'], row['processes'], row['resumed_from']) for row in rows}
+    alone = {row['family'] for row in rows if 'cannot' in row}
+    assert found == {(name, *run) for name in NAMES
+                     for run in ([(0, 0)] if name in alone else zoo.ROWS)}
+
+
+def test_the_published_table_is_equal_and_was_checked():
+    rows = json.loads(REPORT.read_text())['rows']
+    assert [row for row in rows if row['difference']] == []
+    trained = [row for row in rows if 'cannot' not in row]
+    assert all(row['steps'] and row['samples'] and row['memory'] != 'mixed' for row in trained)
+
+
+def test_one_config_of_every_family():
+    assert [member.family for member in zoo.chosen()] == NAMES
+    assert zoo.chosen(['libra_rcnn'])[0].config == 'libra_rcnn/libra-faster-rcnn_r50_fpn_1x_coco.py'
+    with pytest.raises(ValueError, match="the zoo has no 'no_such'; allowed: atss, "):
+        zoo.chosen(['no_such'])
+
+
+def test_all_settings_are_the_defaults(tmp_path):
+    cfg = training(Member('atss/atss_r50_fpn_1x_coco.py'), str(tmp_path), 3, 'quarter')
+    assert cfg.randomness == dict(seed=42, deterministic=True)
+    sizes = [node['scale'] for node in cfg.train_dataloader.dataset.pipeline if 'scale' in node]
+    assert sizes == [(107, 64)]
+    assert cfg.model.backbone.base_channels == 16 and cfg.model.neck.in_channels == [
+        64, 128, 256, 512] and cfg.model.bbox_head.num_classes == 6
+
+
+@pytest.mark.parametrize('shared, processes, memory', [
+    ([True, True, False], [1, 1, 2], 'shared'), ([False] * 3, [1, 1, 1], 'separate'),
+    ([True, True, False], [1, 1, 1], 'mixed')])
+def test_memory_of_a_run(shared, processes, memory, tmp_path):
+    for rank, (one, process) in enumerate(zip(shared, processes)):
+        (tmp_path / FILE.format(rank)).write_text(json.dumps(dict(
+            process=process, shared=one, finite=True, repeated=dict(steps=3, samples=2),
+            check_steps=1000, check_samples=1000)))
+    assert facts_of(tmp_path) == dict(memory=memory, finite=True, checks=[(1000, 1000)], steps=9,
+                                      samples=6)
+
+
+def test_the_table_says_what_was_run():
+    same = dict(family='ssd', config='ssd/ssdlite.py', width='full', steps=9, samples=6,
+                memory='shared', difference='')
+    rows = [dict(same, processes=1, resumed_from=0), dict(same, processes=2, resumed_from=1),
+            dict(same, family='atss', config='atss/a.py', processes=2, resumed_from=1,
+                 difference='rank 0, iteration 2: losses'),
+            dict(family='paa', config='paa/p.py', processes=0, resumed_from=0, difference='',
+                 cannot='needs scikit-learn')]
+    lines = virtual_ranks_report.zoo_table(dict(rows=rows)).splitlines()
+    assert '| ssd | ssdlite | full | shared | 18, 12 | equal: N = 1, 2; 1 resumes |' in lines
+    assert ('| atss | a | full | shared | 9, 6 | N = 2, resumed from 1: '
+            'rank 0, iteration 2: losses |') in lines
+    assert '2 families, 3 runs, 1 different.' in lines and '| paa | needs scikit-learn |' in lines
