@@ -85,11 +85,11 @@ def test_a_model_with_mmcvs_synchronised_norm_gets_a_process_group():
     import torch
     from mmcv.ops import SyncBatchNorm
     cfg = Config(dict(model=dict(head=dict(norm_cfg=dict(type='MMSyncBN')))))
-    with step._one_rank(cfg):
+    with step.one_rank(cfg):
         x = torch.arange(24.).view(2, 3, 2, 2)
         for layer in (SyncBatchNorm(3), torch.nn.SyncBatchNorm(3)):
             assert layer(x).mean().abs() < 1e-6
-    with step._one_rank(Config(dict(model=dict(norm_cfg=dict(type='BN'))))):
+    with step.one_rank(Config(dict(model=dict(norm_cfg=dict(type='BN'))))):
         assert not torch.distributed.is_initialized()
 
 

@@ -428,15 +428,20 @@ def test_a_run_asks_for_its_provider(monkeypatch, operators, deterministic, expe
 
 
 def test_a_resume_compares_the_version_of_triton(monkeypatch):
-    from mmrepro.distributed.agreement import start_fields
+    from mmrepro.distributed import agreement
     from mmrepro.facts.compatibility import CHANGES, differences
+
+    def fields(operators):
+        monkeypatch.setattr(agreement, 'operator_fields', lambda: operators)
+        return agreement.start_fields('', {})
+
     found = []
     for version in ('3.6.0', '3.9.0'):
         monkeypatch.setattr(triton, 'version', lambda version=version: version)
-        found.append(start_fields('', {}, {'operators.nms': 'triton'}))
+        found.append(fields({'operators.nms': 'triton'}))
     assert [(one.name, one.severity) for one in differences(*found)] == [
         ('version.triton', CHANGES)]
-    assert 'version.triton' not in start_fields('', {}, {'operators': 'torch'})
+    assert 'version.triton' not in fields({'operators': 'torch'})
 
 
 def test_the_check_of_a_gpu_has_rows_for_kernels(monkeypatch):
