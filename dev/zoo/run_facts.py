@@ -28,7 +28,8 @@ class RunFactsHook(Hook):
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
-        self._finite &= all(math.isfinite(float(value)) for value in (outputs or {}).values())
+        self._finite &= all(math.isfinite(float(torch.as_tensor(value).detach()))
+                            for value in (outputs or {}).values())
 
     def after_train(self, runner: Any) -> None:
         from mmrepro.hooks.self_check import self_checks
