@@ -22,6 +22,7 @@ import copy
 import gc
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -53,6 +54,7 @@ ROWS = ((1, 0), (2, 0), (2, 1), (1, 2))
 KEYS = ('family', 'config', 'processes', 'resumed_from')
 ZOO = Path(__file__).resolve().parents[1] / 'docs' / 'results' / 'zoo_cpu.json'
 NOTHING = 'tracks, or classifies images: it trains no detector'
+ERROR = re.compile(r'[\w.]*(Error|Exception|Mismatch|Killed)\b')
 LONGEST = 300  # characters of an error
 
 # one that has the parts in question: a family's first config otherwise
@@ -132,13 +134,15 @@ def fitting(member: Member, data_root: str, folder: Path) -> Tuple[Optional[Any]
             Child(_stock, copy.deepcopy(cfg)).result()
             return cfg, width
         except Exception as error:  # of whatever a model cannot stand
-            problem = _last_line(error)
+            problem = _message(error)
     return None, problem or NOTHING
 
 
-def _last_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1].strip()[:LONGEST] if lines else type(error).__name__
+def _message(error: BaseException) -> str:
+    """The line of a traceback that names the error; what follows may be long."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if ERROR.match(line)]
+    return (named or lines or [type(error).__name__])[-1][:LONGEST]
 
 
 # --------------------------------------------------------------------------------------- the rows
@@ -168,7 +172,7 @@ def compared(cfg: Any, folder: Path, same: Dict[str, Any],
             text = difference(expected, found, RESUMED_AT if before else 0)
             facts = _facts(work_dir)
         except Exception as error:  # of a run; the other rows go on
-            text, facts = _last_line(error), {}
+            text, facts = _message(error), {}
             if os.environ.get('TRACE'):
                 print(error)
         yield dict(same, processes=processes, resumed_from=before, difference=text,

@@ -37,6 +37,9 @@ ADAPTERS: Dict[str, Adapter] = {
         ('_input_size', ), 'the size of the images holds for several iterations'),
     'IoUBalancedNegSampler': Adapter(
         ('floor_thr', ), 'the first call changes the lower threshold for all others'),
+    'DDODHead': Adapter(
+        ('cls_num_pos_samples_per_level', ),
+        'losses of levels are weighted by the positive samples of the whole training'),
     'EarlyStoppingHook': Adapter(
         ('wait_count', 'best_score'), 'patience starts again'),
     'HookSeedHook': Adapter(

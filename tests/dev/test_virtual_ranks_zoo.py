@@ -88,3 +88,11 @@ def test_the_table_says_what_was_run():
     assert ('| atss | a | full | shared | 9, 6 | N = 2, resumed from 1: '
             'rank 0, iteration 2: losses |') in lines
     assert '2 families, 3 runs, 1 different.' in lines and '| paa | needs scikit-learn |' in lines
+
+
+def test_the_line_that_names_an_error_is_kept():
+    text = 'Traceback\n  raise\nmmrepro.report.StepDiffersError: The step of iteration 0\nTo go on:'
+    assert zoo._message(RuntimeError(text)) == (
+        'mmrepro.report.StepDiffersError: The step of iteration 0')
+    assert zoo._message(RuntimeError('one\ntwo')) == 'two'
+    assert zoo._message(KeyError()) == 'KeyError'
