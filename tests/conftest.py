@@ -1,5 +1,6 @@
 """One machine's bits depend on threads: pin them before torch is imported."""
 import os
+import sys
 from pathlib import Path
 
 for variable in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):
@@ -88,6 +89,17 @@ def pytest_collection_modifyitems(items):
         if item.path.is_relative_to(folder) and (
                 item.path.relative_to(folder).as_posix() in SLOW):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def nothing_stays_in_force():
+    """A file that trains in this process leaves flags and kernels to the next one otherwise."""
+    yield
+    if 'mmrepro.determinism' in sys.modules:
+        from mmrepro import determinism
+        from mmrepro.ops import aten
+        determinism.disable()
+        aten.uninstall()
 
 
 @pytest.fixture(scope='session')
