@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from contextlib import contextmanager
 from types import FrameType, FunctionType, MethodType, ModuleType
@@ -65,12 +66,15 @@ class _Trace:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        before = sys.getprofile()
+        before, collects = sys.getprofile(), gc.isenabled()
+        gc.disable()  # finalizers of other objects are no part of the sample
         sys.setprofile(self._event)
         try:
             yield
         finally:
             sys.setprofile(before)
+            if collects:
+                gc.enable()
 
     def _event(self, frame: FrameType, event: str, value: Any) -> None:
         if event == 'call':
@@ -141,22 +145,28 @@ def explain(datasets: Sequence[Any], load: Callable[[], Any],
         traces.append(trace.returns)
         load_another()
     one, other = traces
-    first = next((i for i, (a, b) in enumerate(zip(one, other)) if a.member is not None and (
+    # members only: the loads may call different functions between them (caches, garbage)
+    first = next(((a, b) for a, b in zip(_of_members(one), _of_members(other)) if (
         a.member, a.given, a.result) != (b.member, b.given, b.result)), None)
     if first is None:
         return ['loaded twice more, the results agree: the first load has left something behind, '
                 f'or something else than the sample came in. To do: {_fix([])}']
-    return _describe(named, one, other, first)
+    return _describe(named, one, other, *first)
+
+
+def _of_members(returns: Sequence[_Return]) -> List[_Return]:
+    return [one for one in returns if one.member is not None]
 
 
 def _describe(named: Sequence[Tuple[str, Any]], one: Sequence[_Return], other: Sequence[_Return],
-              first: int) -> List[str]:
-    a, b = one[first], other[first]
+              a: _Return, b: _Return) -> List[str]:
     same_input = a.given == b.given
     # what a member is given comes from code that ran before it
-    begin = a.begin if same_input else 0
-    inner = next((x for x, y in zip(one[begin:first], other[begin:]) if x.member is None and (
-        x.site, x.result) != (y.site, y.result)), None)
+    begin, other_begin = (a.begin, b.begin) if same_input else (0, 0)
+    inner = next((x for x, y in zip(one[begin:], other[other_begin:])
+                  if x is a or (x.member is None and (x.site, x.result) != (y.site, y.result))),
+                 None)
+    inner = None if inner is a else inner
     path, member = named[a.member]  # type: ignore[index]
     class_name = getattr(member, '__qualname__', type(member).__qualname__)
     what = 'the first result that differs is that of' if same_input else \

@@ -81,6 +81,15 @@ class Counts:
         return dict(item, x=item['x'] + self.count)
 
 
+class WarmsUp(Counts):
+    """Calls more functions in some loads than in others, as one with a cache does."""
+
+    def __call__(self, item):
+        for _ in range(3 * (self.count % 4 < 2)):
+            plus(float)(item)
+        return super().__call__(item)
+
+
 class CountsInSlots:
     __slots__ = ('count', )
 
@@ -140,6 +149,7 @@ CAUSES = {
     'cv2.randn': (plus(opencv), 'generator of OpenCV: randn'),
     'lazily made': (Lazy(), 'it keeps self.rng: a generator in state'),
     'counter': (Counts(), r'it keeps self.count: \d+, then \d+'),
+    'other calls': (WarmsUp(), r'it keeps self.count: \d+, then \d+'),
     'slots': (CountsInSlots(), r'it keeps self.count: \d+, then \d+'),
     'earlier sample': (Mixes(), 'it keeps self.last'),
     'list of the module': (with_earlier, r'it keeps .*:EARLIER: list of \d+, then list of \d+'),
