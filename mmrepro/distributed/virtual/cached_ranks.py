@@ -27,7 +27,11 @@ def _reads(code: CodeType) -> set:
 
 def refuse_cached_ranks() -> None:
     """Raises RandomnessError on virtual ranks for a cached function that reads the rank."""
-    for cache in gc.get_objects() if current() is not None else ():
+    scheduler = current()
+    # the first rank looks for all ranks of its process
+    if scheduler is None or scheduler.me is not scheduler.ranks[0]:
+        return
+    for cache in gc.get_objects():
         if type(cache) is functools._lru_cache_wrapper:
             function = inspect.unwrap(cache)
             found = READERS & {getattr(function, '__name__', '')}
