@@ -7,7 +7,10 @@ for variable in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):
     os.environ[variable] = '1'
 os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
 
+from types import SimpleNamespace  # noqa: E402
+
 import mmengine.config.config  # noqa: E402
+import mmengine.runner.loops  # noqa: E402
 import pytest  # noqa: E402
 
 import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
@@ -15,6 +18,9 @@ import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
 # MMEngine lays the text of a config out at every start and checkpoint, for seconds. The layout is
 # not tested here.
 mmengine.config.config.FormatCode = lambda text, **style: (text, True)
+
+# MMEngine's iteration-based loop sleeps two seconds between two passes over the data.
+mmengine.runner.loops.time = SimpleNamespace(sleep=lambda seconds: None)
 
 
 # Modules that train, start many processes, or take over 20 seconds: `tools/test.sh --quick` leaves

@@ -209,8 +209,7 @@ def test_a_rule_is_silent_when_its_advice_is_followed(rule):
 
 
 @pytest.mark.parametrize('worker_seed', ['sample', 'worker', 'mmengine'])
-def test_the_audit_and_the_loader_agree_on_iterable_datasets(worker_seed, tmp_path, monkeypatch):
-    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
+def test_the_audit_and_the_loader_agree_on_iterable_datasets(worker_seed, tmp_path):
     randomness = dict(seed=3, worker_seed=worker_seed)
     cfg = settings(lambda: DataLoader(Records(), batch_size=4, collate_fn=pseudo_collate),
                    tmp_path, 'iterations', validation=False)

@@ -66,12 +66,6 @@ LOOPS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch):
-    """MMEngine sleeps two seconds between passes over the data of an iteration-based loop."""
-    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
-
-
 @pytest.mark.parametrize('loop', LOOPS)
 @pytest.mark.parametrize('workers', [0, 2])
 def test_every_iteration_of_every_loop(loop, workers, tmp_path):

@@ -40,12 +40,6 @@ def validating(work_dir, loop='epochs', **changes):
     return cfg
 
 
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch):
-    """MMEngine sleeps two seconds between passes over the data of an iteration-based loop."""
-    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
-
-
 @pytest.mark.parametrize('what', ['val', 'test'])
 def test_a_validation_alone_leaves_the_training_data_on_disk(what, tmp_path):
     cfg = validating(tmp_path, **{'train_dataloader.dataset.type': 'CountedPoints'})

@@ -21,12 +21,6 @@ from torch.utils.data import (
 from mmrepro import seeds
 
 
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch):
-    """MMEngine sleeps two seconds between passes over the data of an iteration-based loop."""
-    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
-
-
 class OwnGenerator(InOrder):
     """As ``RandomSampler(generator=...)``; drawn from across epochs."""
 

@@ -30,12 +30,6 @@ class Shifted(Noisy):
         return dict(x=(super().__getitem__(i)['x'] + self.shift) * self.scale[0])
 
 
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch):
-    """MMEngine sleeps two seconds between passes over the data of an iteration-based loop."""
-    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
-
-
 class Changes(Hook):
     """Changes the dataset at one event of a run; what ``YOLOXModeSwitchHook`` does, for one."""
 

@@ -364,9 +364,8 @@ STREAMS = {
 
 
 @pytest.mark.parametrize('name', STREAMS)
-def test_a_place_that_streams_cannot_be_brought_to_is_refused(name, tmp_path, monkeypatch):
+def test_a_place_that_streams_cannot_be_brought_to_is_refused(name, tmp_path):
     """Batches in one stream per worker and epoch: the rest of an epoch cannot be drawn alone."""
-    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
     randomness, loop, points = STREAMS[name]
 
     def run(folder, **changes):

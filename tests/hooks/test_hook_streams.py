@@ -13,12 +13,6 @@ from mmrepro.hooks.preempt import Preempted
 EVENTS = ('before_train_epoch', 'after_train_epoch')
 
 
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch):
-    """MMEngine sleeps two seconds between passes over the data of an iteration-based loop."""
-    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
-
-
 class Scales(Hook):
     """Draws at one event of an epoch, and scales all batches that follow by it."""
 

@@ -34,8 +34,7 @@ class DrawingIterations(IterBasedTrainLoop):
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch):
-    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
+def clean():
     DRAWN.clear()
 
 
