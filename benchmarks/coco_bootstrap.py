@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +30,9 @@ from mmrepro.report.coco.matches import Matches  # noqa: E402
 from mmrepro.report.coco.predictions import load_annotations, load_predictions  # noqa: E402
 
 
-def measure(images: int, resamples: int) -> Dict[str, Any]:
+def measure(images: int, resamples: int) -> dict[str, Any]:
     from pycocotools.cocoeval import COCOeval
-    seconds: Dict[str, float] = {}
+    seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def timed(name: str) -> Any:

@@ -16,7 +16,8 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ from mmrepro.facts.collect import cpu_name
 MODEL = 'faster-rcnn_r50_fpn'
 NONE = 'none'
 # what is measured -> variables
-ROWS: Dict[str, Dict[str, str]] = {
+ROWS: dict[str, dict[str, str]] = {
     NONE: {},
     "cpu='avx2'": level_variables('avx2'),
     "cpu='avx2' with MKL_CBWR=COMPATIBLE": {**level_variables('avx2'), 'MKL_CBWR': 'COMPATIBLE'},
@@ -71,8 +72,8 @@ class Server:
         raise RuntimeError(f'the process ended with exit code {self.process.wait()}')
 
 
-def measure(servers: Dict[str, Server], steps: int) -> Dict[str, List[float]]:
-    times: Dict[str, List[float]] = {name: [] for name in servers}
+def measure(servers: dict[str, Server], steps: int) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in servers}
     for index in range(steps + WARM_UP):
         for name in list(servers)[::1 if index % 2 else -1]:
             times[name].append(servers[name].step())

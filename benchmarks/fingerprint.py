@@ -14,7 +14,8 @@ import os
 import statistics
 import tempfile
 import time
-from typing import Any, Dict, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 from unittest import mock
 
 import torch
@@ -26,7 +27,7 @@ MODES = ('none', 'idle', 'step', 'parameter', 'module')
 IDLE = 10**9  # an interval that no run reaches
 
 
-def paused_runner(data_root: str, size: List[int], work_dir: str) -> Any:
+def paused_runner(data_root: str, size: list[int], work_dir: str) -> Any:
     """A runner that has prepared everything and waits before its first iteration."""
     from mmengine.registry import LOOPS
     from mmengine.runner import EpochBasedTrainLoop, Runner
@@ -54,10 +55,10 @@ def paused_runner(data_root: str, size: List[int], work_dir: str) -> Any:
     return runner
 
 
-def measure(runner: Any, rounds: int, modes: Sequence[str]) -> Dict[str, Dict[str, List[float]]]:
+def measure(runner: Any, rounds: int, modes: Sequence[str]) -> dict[str, dict[str, list[float]]]:
     """Seconds of CPU and of wall-clock time of every iteration, by mode."""
     batches = list(runner.train_loop.dataloader)[:3]
-    times: Dict[str, Dict[str, List[float]]] = {mode: dict(cpu=[], wall=[]) for mode in modes}
+    times: dict[str, dict[str, list[float]]] = {mode: dict(cpu=[], wall=[]) for mode in modes}
     for index in range(rounds + 1):
         shift = index % len(modes)
         for mode in (*modes[shift:], *modes[:shift]):

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import timeit
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import torch
 
@@ -67,7 +67,7 @@ def batches(runner: Any) -> Any:
         yield from runner.train_loop.dataloader
 
 
-def iterations(cfg: Any, folder: str, pairs: int) -> Dict[str, Any]:
+def iterations(cfg: Any, folder: str, pairs: int) -> dict[str, Any]:
     """Iterations of the stock runner and of ours in turn, on the same batches and flags.
 
     Batches are loaded outside of what is timed; what seeding a sample costs is a row of its own.
@@ -75,7 +75,7 @@ def iterations(cfg: Any, folder: str, pairs: int) -> Dict[str, Any]:
     stock = paused_runner(cfg, f'{folder}/stock', False)
     ours = paused_runner(cfg, f'{folder}/ours', True)
     assert type(stock).__name__ == 'Runner' and type(ours).__name__ == 'ReproRunner'
-    times: Dict[str, List[float]] = dict(stock=[], ours=[])
+    times: dict[str, list[float]] = dict(stock=[], ours=[])
     runners, source = {'stock': stock, 'ours': ours}, batches(ours)
     with determinism.deterministic(True):
         for index in range(pairs + 2):
@@ -109,7 +109,7 @@ def import_seconds(code: str) -> float:
                                 capture_output=True, text=True).stdout)
 
 
-def cached_transforms(cfg: Any, passes: int) -> Dict[str, float]:
+def cached_transforms(cfg: Any, passes: int) -> dict[str, float]:
     """Loading RTMDet's batches with stock's caches and with the pure form, in turn."""
     from mmengine.registry import init_default_scope
     from mmengine.runner import Runner
@@ -124,7 +124,7 @@ def cached_transforms(cfg: Any, passes: int) -> Dict[str, float]:
         stock = Runner.build_dataloader(copy.deepcopy(dataloader), seed=0)
         ours = Runner.build_dataloader(copy.deepcopy(dataloader), seed=0)
         adopt_loader(ours, RandomnessConfig(seed=0), 'sample', 0)
-        times: Dict[str, List[float]] = dict(stock=[], ours=[])
+        times: dict[str, list[float]] = dict(stock=[], ours=[])
         for epoch in range(passes + 1):
             for name, loader in (('stock', stock), ('ours', ours)):
                 if name == 'ours':

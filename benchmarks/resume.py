@@ -21,14 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 BATCH_SIZE = 2
 SIZE = (256, 192)
 ROUNDS = 7  # all contestants in each, so that what else the machine does meets all of them
 
 # name: settings of the loop and the loader
-CASES: Dict[str, Dict[str, Any]] = {
+CASES: dict[str, dict[str, Any]] = {
     'iterations, no workers': dict(by_epoch=False, workers=0),
     'iterations, 2 workers': dict(by_epoch=False, workers=2),
     'in the middle of an epoch, no workers': dict(by_epoch=True, workers=0),
@@ -46,7 +46,7 @@ class Stop(BaseException):
     """Ends a run that has shown what it was to show."""
 
 
-def contest(contestant: str, case: str, iteration: int, folder: str, data: str) -> Dict[str, Any]:
+def contest(contestant: str, case: str, iteration: int, folder: str, data: str) -> dict[str, Any]:
     """In a fresh process: resume at ``iteration`` and stop before the first step."""
     import mmengine
     if case == INDEX_ONLY:
@@ -76,7 +76,7 @@ def contest(contestant: str, case: str, iteration: int, folder: str, data: str) 
             found['at'] = runner.iter
             raise Stop
 
-    found: Dict[str, Any] = dict(mmengine=mmengine.__version__)
+    found: dict[str, Any] = dict(mmengine=mmengine.__version__)
     if iteration:
         interrupted(Runner.from_cfg(cfg), Save())
         cfg.resume, cfg.load_from = True, os.path.join(folder, 'start.pth')
@@ -90,7 +90,7 @@ def contest(contestant: str, case: str, iteration: int, folder: str, data: str) 
     return found
 
 
-def find_place(contestant: str, iteration: int) -> Dict[str, Any]:
+def find_place(contestant: str, iteration: int) -> dict[str, Any]:
     """Seconds until an endless sampler yields the first index of ``iteration``; best of 20."""
     from mmengine.dataset import InfiniteSampler
     from torch.utils.data import DataLoader
@@ -125,23 +125,23 @@ def interrupted(runner: Any, hook: Any) -> None:
         pass
 
 
-def register(data: str, iteration: int) -> List[int]:
+def register(data: str, iteration: int) -> list[int]:
     """A dataset of photographs and a model of one weight; returns the indices that are loaded."""
     import cv2
     import torch
     from mmengine.model import BaseModel
     from mmengine.registry import DATASETS, MODELS
     paths = sorted(glob.glob(os.path.join(data, '*.jpg')))
-    loads: List[int] = []
+    loads: list[int] = []
 
     @DATASETS.register_module()
     class Photographs(torch.utils.data.Dataset):
-        metainfo: Dict[str, Any] = {}
+        metainfo: dict[str, Any] = {}
 
         def __len__(self) -> int:
             return 4 * BATCH_SIZE * max(iteration, 5000)
 
-        def __getitem__(self, index: int) -> Dict[str, Any]:
+        def __getitem__(self, index: int) -> dict[str, Any]:
             loads.append(index)
             image = cv2.resize(cv2.imread(paths[index % len(paths)]), SIZE)
             return dict(x=torch.from_numpy(image).permute(2, 0, 1).contiguous())
@@ -173,7 +173,7 @@ def write_jpegs(data: str, folder: str) -> None:
         cv2.imwrite(os.path.join(folder, f'{number:03d}.jpg'), cv2.imread(path))
 
 
-def settings(case: str, iteration: int, folder: str, contestant: str) -> Dict[str, Any]:
+def settings(case: str, iteration: int, folder: str, contestant: str) -> dict[str, Any]:
     chosen = CASES[case]
     sampler = 'DefaultSampler' if chosen['by_epoch'] else 'InfiniteSampler'
     train_cfg = (dict(by_epoch=True, max_epochs=2) if chosen['by_epoch'] else
@@ -188,7 +188,7 @@ def settings(case: str, iteration: int, folder: str, contestant: str) -> Dict[st
         log_level='ERROR', randomness=dict(seed=1))
 
 
-def once(contestant: str, case: str, iteration: int, args: Any) -> Dict[str, Any]:
+def once(contestant: str, case: str, iteration: int, args: Any) -> dict[str, Any]:
     """One run in a process of its own."""
     env = dict(os.environ, OMP_NUM_THREADS='1')
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -203,14 +203,14 @@ def once(contestant: str, case: str, iteration: int, args: Any) -> Dict[str, Any
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(case: str, contestants: List[Tuple[str, int]], args: Any) -> Dict[str, Any]:
+def measure(case: str, contestants: list[tuple[str, int]], args: Any) -> dict[str, Any]:
     """Medians of several rounds in turn; of one run, for who takes longer than a second."""
-    found: Dict[Tuple[str, int], List[Dict[str, Any]]] = {one: [] for one in contestants}
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {one: [] for one in contestants}
     for _ in range(ROUNDS):
         for (name, iteration), runs in found.items():
             if not runs or runs[0]['seconds'] < 1:
                 runs.append(once(name, case, iteration, args))
-    rows: Dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for (name, iteration), runs in found.items():
         seconds = [one['seconds'] for one in runs]
         print(f'{name}, {case}, at {iteration}: {statistics.median(seconds):.3f} s', flush=True)
@@ -219,7 +219,7 @@ def measure(case: str, contestants: List[Tuple[str, int]], args: Any) -> Dict[st
     return rows
 
 
-def table(results: Dict[str, Any], names: List[str], iteration: int) -> str:
+def table(results: dict[str, Any], names: list[str], iteration: int) -> str:
     lines = [f'| resume at iteration {iteration:,} | '
              + ' | '.join(CONTESTANTS[name] for name in names) + ' | mmrepro, a new run | '
              'images loaded |', '|---|' + '---|' * (len(names) + 2)]
@@ -259,7 +259,7 @@ def main() -> None:
     write_jpegs(args.data, jpegs.name)
     args.data = jpegs.name
     at = args.iteration
-    results: Dict[str, Any] = {INDEX_ONLY: measure(
+    results: dict[str, Any] = {INDEX_ONLY: measure(
         INDEX_ONLY, [(name, at) for name in names if name != 'stock'], args)}
     for case, chosen in CASES.items():
         # neither of the others can enter an epoch in the middle

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from typing import Any, Dict, List
+from typing import Any
 
 import torch
 
@@ -36,7 +36,7 @@ def build(model: str, data_root: str, batch_size: int, every: int) -> Any:
 
 
 def measure(model: str, data_root: str, batch_size: int, every: int, passes: int
-            ) -> Dict[str, float]:
+            ) -> dict[str, float]:
     """Seconds of both, and what one repetition costs in samples."""
     loaders = [build(model, data_root, batch_size, number) for number in (0, every)]
     seconds, samples, repeated = [0., 0.], 0, 0
@@ -78,7 +78,7 @@ def main() -> None:
     from mmengine.registry import init_default_scope
     init_default_scope('mmdet')
     patches.apply()
-    found: List[Dict[str, Any]] = [
+    found: list[dict[str, Any]] = [
         dict(model=model, batch=batch, **measure(model, args.data_root, batch, args.every,
                                                  args.passes)) for model, batch in CASES]
     print(f'| loading | one of {args.every} | a repetition costs | one of {DEFAULT} |')

@@ -12,7 +12,7 @@ import gc
 import json
 import statistics
 import time
-from typing import Any, Dict, List
+from typing import Any
 
 import torch
 from overhead import batches, paused_runner
@@ -26,12 +26,12 @@ LENGTHS = (1_000, 10_000, 90_000)  # iterations of trainings
 INTERVAL = 1000
 
 
-def measure(name: str, data_root: str, folder: str, pairs: int) -> Dict[str, Any]:
+def measure(name: str, data_root: str, folder: str, pairs: int) -> dict[str, Any]:
     """Processor seconds of steps, and how many passes a check made."""
     from mmrepro.demo.shipped_configs import demo_config
     runner = paused_runner(demo_config(name, data_root), f'{folder}/{name}', True)
     source = batches(runner)
-    times: Dict[str, List[float]] = dict(plain=[], checked=[])
+    times: dict[str, list[float]] = dict(plain=[], checked=[])
     for index in range(pairs + 2):
         for kind in ('plain', 'checked') if index % 2 else ('checked', 'plain'):
             batch = next(source)

@@ -15,7 +15,7 @@ import os
 import random
 import tempfile
 import time
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable
 
 from mmrepro.data.dataset_changes import DatasetSnapshot
 from mmrepro.facts import training_data
@@ -48,13 +48,13 @@ def write_annotations(path: str, images: int) -> None:
         file.write(']}')
 
 
-def timed(function: Callable[[], Any]) -> Tuple[Any, float]:
+def timed(function: Callable[[], Any]) -> tuple[Any, float]:
     start = time.process_time()
     result = function()
     return result, time.process_time() - start
 
 
-def measure(folder: str, images: int) -> Dict[str, Any]:
+def measure(folder: str, images: int) -> dict[str, Any]:
     from mmdet.datasets import CocoDataset
     path = os.path.join(folder, 'instances_train2017.json')
     write_annotations(path, images)
@@ -62,7 +62,7 @@ def measure(folder: str, images: int) -> Dict[str, Any]:
     dataset, load = timed(lambda: CocoDataset(
         data_root=folder, ann_file='instances_train2017.json', data_prefix=dict(img='train2017/'),
         filter_cfg=dict(filter_empty_gt=True, min_size=32), metainfo=metainfo, pipeline=[]))
-    rows: Dict[str, float] = {}
+    rows: dict[str, float] = {}
     _, rows['digest of the annotation file'] = timed(lambda: training_data.file_record(path))
     _, rows['list of the images'] = timed(lambda: training_data.training_facts(dataset))
     snapshot, rows['snapshot of the dataset'] = timed(lambda: DatasetSnapshot(dataset))

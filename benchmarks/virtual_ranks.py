@@ -29,7 +29,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import torch
 from mmengine.hooks import Hook
@@ -52,9 +52,9 @@ class Clock(Hook):
     """Processor time of each step of the optimizer in which no step was repeated."""
     priority = 100
 
-    def __init__(self, every: int, times: List[float]) -> None:
+    def __init__(self, every: int, times: list[float]) -> None:
         self.every, self.times = every, times
-        self.last: Optional[float] = None
+        self.last: float | None = None
         self.repeated = False
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
@@ -101,7 +101,7 @@ def resident(field: str) -> int:
     return int(re.search(rf'{field}:\s+(\d+) kB', text).group(1)) * 1024
 
 
-def train(cfg: Any, every: int, process: int, processes: int, port: int) -> Dict[str, Any]:
+def train(cfg: Any, every: int, process: int, processes: int, port: int) -> dict[str, Any]:
     """In a process of its own: seconds of each step, and the peak of memory over the start."""
     from mmengine.runner import Runner
 
@@ -118,7 +118,7 @@ def train(cfg: Any, every: int, process: int, processes: int, port: int) -> Dict
     before, clocks = resident('VmRSS'), []
 
     def main() -> None:
-        times: List[float] = []
+        times: list[float] = []
         clocks.append(times)
         runner = Runner.from_cfg(cfg)
         runner.register_hook(Clock(every, times), priority=100)
@@ -134,7 +134,7 @@ def _child(send: Any, *args: Any) -> None:
     os._exit(0)
 
 
-def run(cfg: Any, every: int, processes: int = 1) -> Dict[str, Any]:
+def run(cfg: Any, every: int, processes: int = 1) -> dict[str, Any]:
     """Sums over the processes; ``steps``: a list of seconds."""
     context = multiprocessing.get_context('fork')
     with socket.socket() as one:
@@ -155,9 +155,9 @@ def run(cfg: Any, every: int, processes: int = 1) -> Dict[str, Any]:
                 bytes=sum(one['bytes'] for one in results))
 
 
-def contest(contestants: Dict[str, Any], rounds: int) -> Dict[str, Any]:
+def contest(contestants: dict[str, Any], rounds: int) -> dict[str, Any]:
     """``contestants``: name -> function that runs one; in turn. Medians, and peaks of memory."""
-    found: Dict[str, List[Dict[str, Any]]] = {name: [] for name in contestants}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
     for number in range(rounds):
         for name in sorted(contestants, reverse=number % 2 == 1):
             found[name].append(contestants[name]())
@@ -169,7 +169,7 @@ def contest(contestants: Dict[str, Any], rounds: int) -> Dict[str, Any]:
 
 
 def against_accumulation(model: str, ranks: int, data_root: str, folder: str, rounds: int,
-                         larger: int = 1) -> Dict[str, Any]:
+                         larger: int = 1) -> dict[str, Any]:
     steps = STEPS if larger == 1 else 3
 
     def config(iterations: int) -> Any:
@@ -177,19 +177,19 @@ def against_accumulation(model: str, ranks: int, data_root: str, folder: str, ro
         cfg.work_dir = tempfile.mkdtemp(dir=folder)
         return cfg
 
-    def virtual(memory: str = 'shared') -> Dict[str, Any]:
+    def virtual(memory: str = 'shared') -> dict[str, Any]:
         cfg = config(steps)
         # the clock is a hook that the table does not know
         cfg.randomness.update(virtual_ranks=ranks, virtual_ranks_memory=memory)
         return run(cfg, 1)
 
-    def accumulating() -> Dict[str, Any]:
+    def accumulating() -> dict[str, Any]:
         cfg = config(steps * ranks)
         cfg.pop('sync_bn', None)
         cfg.optim_wrapper.accumulative_counts = ranks
         return run(cfg, ranks)
 
-    def batch() -> Dict[str, Any]:
+    def batch() -> dict[str, Any]:
         cfg = config(steps)
         cfg.pop('sync_bn', None)
         cfg.train_dataloader.batch_size = ranks
@@ -202,8 +202,8 @@ def against_accumulation(model: str, ranks: int, data_root: str, folder: str, ro
     return dict(model=model, ranks=ranks, **found, **_ratios(found, 'accumulating'))
 
 
-def against_ddp(model: str, data_root: str, folder: str, rounds: int) -> Dict[str, Any]:
-    def start(ranks: Any) -> Dict[str, Any]:
+def against_ddp(model: str, data_root: str, folder: str, rounds: int) -> dict[str, Any]:
+    def start(ranks: Any) -> dict[str, Any]:
         cfg = settings(model, data_root, 2 * STEPS)
         cfg.work_dir = tempfile.mkdtemp(dir=folder)
         cfg.pop('sync_bn', None)  # DDP refuses it on a CPU
@@ -214,12 +214,12 @@ def against_ddp(model: str, data_root: str, folder: str, rounds: int) -> Dict[st
     return dict(model=model, ranks=2, **found, **_ratios(found, 'ddp'))
 
 
-def _ratios(found: Dict[str, Any], other: str) -> Dict[str, float]:
+def _ratios(found: dict[str, Any], other: str) -> dict[str, float]:
     return dict(time_ratio=found['virtual']['seconds'] / found[other]['seconds'],
                 memory_ratio=found['virtual']['mib'] / found[other]['mib'])
 
 
-def tables(report: Dict[str, Any]) -> str:
+def tables(report: dict[str, Any]) -> str:
     """Markdown."""
     lines = ['| model | V | a step of V accumulated batches | virtual ranks | memory, accumulated '
              '| virtual ranks |', '|---|---|---|---|---|---|']
@@ -267,7 +267,7 @@ def main() -> None:
     parser.add_argument('--out', help='write JSON here')
     parser.add_argument('--page', action='store_true', help='print the tables of --out')
     args = parser.parse_args()
-    report: Dict[str, Any] = dict(torch=torch.__version__, accumulation=[], large=[], ddp=[])
+    report: dict[str, Any] = dict(torch=torch.__version__, accumulation=[], large=[], ddp=[])
     if args.out and os.path.exists(args.out):
         report = json.loads(Path(args.out).read_text())
     if args.page:
@@ -278,7 +278,7 @@ def main() -> None:
     import mmdet.models  # noqa: F401  once, before the processes are forked
     torch.set_num_threads(1)
 
-    def done(kind: str, row: Dict[str, Any]) -> None:
+    def done(kind: str, row: dict[str, Any]) -> None:
         report[kind] = [one for one in report[kind] if (one['model'], one['ranks']) != (
             row['model'], row['ranks'])] + [row]
         print(kind, row['model'], row['ranks'], f'{row["time_ratio"]:.3f}',

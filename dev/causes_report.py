@@ -1,8 +1,6 @@
 """The part of ``docs/explanation/causes.md`` on what mmrepro replaces inside MMDetection."""
 from __future__ import annotations
 
-from typing import List
-
 from mmrepro.patches import CAUSES
 
 __all__ = ['entries', 'entry']
@@ -17,7 +15,7 @@ def entry(number: str, affects: str, where: str, why: str, fix: str, details: st
 
 def entries() -> str:
     """Every cause of the table of replacements, in its order."""
-    found: List[str] = []
+    found: list[str] = []
     for one in CAUSES:
         streams = ' (data)' if one.affects_data else ''
         found.append(entry(f'{one.id}{streams}', one.affects, one.where, one.why, one.fix,

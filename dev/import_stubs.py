@@ -15,7 +15,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ __all__ = ['PACKAGES', 'install', 'linear_sum_assignment']
 PACKAGES = ('pycocotools', 'shapely', 'scipy', 'matplotlib', 'PIL')
 
 
-def linear_sum_assignment(cost: Any, maximize: bool = False) -> Tuple[np.ndarray, np.ndarray]:
+def linear_sum_assignment(cost: Any, maximize: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns of the assignment of least cost, by shortest augmenting paths.
 
     Args:
@@ -117,7 +117,7 @@ class _Module(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def __init__(self, packages: Tuple[str, ...]) -> None:
+    def __init__(self, packages: tuple[str, ...]) -> None:
         self.packages = packages
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
@@ -133,7 +133,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.linear_sum_assignment = linear_sum_assignment
 
 
-def install() -> Tuple[str, ...]:
+def install() -> tuple[str, ...]:
     """Make missing packages importable, and return their names."""
     missing = tuple(name for name in PACKAGES
                     if name not in sys.modules and importlib.util.find_spec(name) is None)

@@ -1,8 +1,6 @@
 """The table of torch's own operators as Markdown: ``python -m dev.kernel_table_report``."""
 from __future__ import annotations
 
-from typing import Dict, List
-
 from mmrepro.ops.aten.kernel_table import TABLE, KernelRow
 
 __all__ = ['lines']
@@ -22,13 +20,13 @@ def _ours(row: KernelRow) -> str:
     return f'`{module}`' + (', CPU too' if 'cpu' in row.devices else '')
 
 
-def lines() -> List[str]:
+def lines() -> list[str]:
     """The table, the reasons that its last column counts, and who reaches the operators."""
     reasons = {why: number for number, why in enumerate(
         dict.fromkeys(row.why for row in TABLE), 1)}
     names = [f'`{row.operator.replace("torch._decomp.decompositions", "decompositions")}`'
              for row in TABLE]
-    users: Dict[str, List[str]] = {}
+    users: dict[str, list[str]] = {}
     for name, row in zip(names, TABLE):
         if row.users and name not in users.setdefault(row.users, []):
             users[row.users].append(name)

@@ -6,15 +6,16 @@ of the layers and the page on the architecture are made from this table.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
+from typing import NamedTuple
 
 __all__ = ['LAYERS', 'Import', 'circles', 'imports', 'modules', 'room_of', 'table', 'wrong_imports']
 
 PACKAGE = Path(__file__).resolve().parents[1] / 'mmrepro'
 
 # The top row first: rooms of a row, and what the row is for.
-LAYERS: Tuple[Tuple[Tuple[str, ...], str], ...] = (
+LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('__init__', '__main__'), 'the public names and the command'),
     (('cli', ), 'one file per verb: parses the command line, prints the result'),
     (('audit', 'gpu_check', 'demo', 'localise', 'verify', 'report'),
@@ -31,7 +32,7 @@ LAYERS: Tuple[Tuple[Tuple[str, ...], str], ...] = (
     (('data', 'distributed'), 'data loading by position; process groups and agreement of ranks'),
     (('determinism', ), 'flags and environment variables, a table row each'),
     (('config', ), 'the `randomness` dict'),
-    (('ops', 'seeds', 'digests', 'exit_codes', 'text', 'version'),
+    (('ops', 'seeds', 'digests', 'errors', 'exit_codes', 'text', 'version'),
      'operators, random streams, digests'),
     (('imports', ), 'what happens after the import of a module'),
 )
@@ -49,7 +50,7 @@ class Import(NamedTuple):
     name: str
 
 
-def modules(package: Path = PACKAGE) -> Dict[str, Path]:
+def modules(package: Path = PACKAGE) -> dict[str, Path]:
     """Module (dotted, without the package's own name) -> file."""
     found = {}
     for path in sorted(package.rglob('*.py')):
@@ -95,7 +96,7 @@ def imports(package: Path = PACKAGE) -> Iterator[Import]:
                                      alias.name)
 
 
-def wrong_imports(package: Path = PACKAGE) -> List[str]:
+def wrong_imports(package: Path = PACKAGE) -> list[str]:
     """Upward imports, imports of a neighbour in the same row, and private names of other rooms."""
     rank = {room: number for number, (rooms, _) in enumerate(LAYERS) for room in rooms}
     found = []
@@ -117,9 +118,9 @@ def wrong_imports(package: Path = PACKAGE) -> List[str]:
     return found
 
 
-def circles(package: Path = PACKAGE) -> List[Tuple[str, ...]]:
+def circles(package: Path = PACKAGE) -> list[tuple[str, ...]]:
     """Groups of modules that import each other, directly or through others."""
-    graph: Dict[str, Set[str]] = {name: set() for name in modules(package)}
+    graph: dict[str, set[str]] = {name: set() for name in modules(package)}
     for one in imports(package):
         if one.imported in graph and one.imported != one.importer:
             graph[one.importer].add(one.imported)
@@ -128,8 +129,8 @@ def circles(package: Path = PACKAGE) -> List[Tuple[str, ...]]:
                    for name in graph if name in reach[name]})
 
 
-def _reachable(graph: Dict[str, Set[str]], start: str) -> Set[str]:
-    seen: Set[str] = set()
+def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
     waiting = list(graph[start])
     while waiting:
         name = waiting.pop()

@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
 
 from .matrix_suite import ROOT, SUITES
 
@@ -37,7 +38,7 @@ class Row(NamedTuple):
     sources: str = ''
 
     @property
-    def requirements(self) -> List[str]:
+    def requirements(self) -> list[str]:
         """Arguments of pip."""
         more = [] if SUITES[self.suite].absent else ['pycocotools']
         sources = ['--no-binary', self.sources] if self.sources else []
@@ -45,7 +46,7 @@ class Row(NamedTuple):
                 'scikit-image', 'rich', *more]
 
 
-ROWS: Dict[str, Row] = {
+ROWS: dict[str, Row] = {
     'oldest': Row('3.9', 'torch==2.0.1 numpy==1.24.4 opencv-python==4.8.1.78 mmengine==0.10.0 '
                   'mmcv-lite==2.1.0 mmdet==3.3.0'),
     'torch 2.4': Row('3.10', 'torch==2.4.1 numpy==1.26.4 opencv-python==4.10.0.84 '
@@ -64,7 +65,7 @@ ROWS: Dict[str, Row] = {
 }
 
 
-def interpreter(version: str) -> Optional[str]:
+def interpreter(version: str) -> str | None:
     """A Python of this version: on the path, or of pyenv."""
     found = shutil.which(f'python{version}')
     of_pyenv = glob.glob(os.path.expanduser(f'~/.pyenv/versions/{version}.*/bin/python'))
@@ -76,7 +77,7 @@ def interpreter(version: str) -> Optional[str]:
     return None
 
 
-def make(row: Row, folder: str) -> Optional[str]:
+def make(row: Row, folder: str) -> str | None:
     """Install the environment of a row; returns its Python, or None where there is none."""
     python = interpreter(row.python)
     if python is None:
@@ -95,11 +96,11 @@ def folder_of(name: str, folder: str) -> str:
     return os.path.join(folder, 'env-' + name.replace(' ', '-'))
 
 
-def run(name: str, row: Row, folder: str, keep: bool) -> Dict[str, Any]:
+def run(name: str, row: Row, folder: str, keep: bool) -> dict[str, Any]:
     """The record of a row."""
     environment = folder_of(name, folder)
     started = time.monotonic()
-    record: Dict[str, Any] = dict(name=name, python=row.python, packages=row.packages)
+    record: dict[str, Any] = dict(name=name, python=row.python, packages=row.packages)
     try:
         python = make(row, environment)
         if python is None:
@@ -121,14 +122,14 @@ def run(name: str, row: Row, folder: str, keep: bool) -> Dict[str, Any]:
     return {**record, 'seconds': round(time.monotonic() - started)}
 
 
-def outcome(steps: Dict[str, str]) -> str:
+def outcome(steps: dict[str, str]) -> str:
     """'equal' where every step gave what it should, else the steps that did not."""
     wrong = [f'{name}: {what.splitlines()[0][:60]}' for name, what in steps.items()
              if what not in GOOD]
     return '; '.join(wrong) if wrong else 'equal' if steps else 'not run'
 
 
-def table(records: List[Dict[str, Any]]) -> str:
+def table(records: list[dict[str, Any]]) -> str:
     """A row per environment as Markdown, for the page on versions."""
     names = ('python', 'torch', 'numpy', 'cv2', 'mmengine', 'mmcv', 'mmdet')
     lines = ['| environment | Python | torch | NumPy | OpenCV | MMEngine | mmcv | MMDetection '
@@ -141,9 +142,9 @@ def table(records: List[Dict[str, Any]]) -> str:
     return '\n'.join(lines)
 
 
-def run_rows(argv: Optional[List[str]], parser: argparse.ArgumentParser, rows: Sequence[str],
-             results: str, folder: str, run_row: Callable[[str, str, bool], Dict[str, Any]],
-             show: Callable[[List[Dict[str, Any]]], str]) -> int:
+def run_rows(argv: list[str] | None, parser: argparse.ArgumentParser, rows: Sequence[str],
+             results: str, folder: str, run_row: Callable[[str, str, bool], dict[str, Any]],
+             show: Callable[[list[dict[str, Any]]], str]) -> int:
     """The command line of a suite: run the rows one after the other, and keep each at once.
 
     Args:
@@ -163,7 +164,7 @@ def run_rows(argv: Optional[List[str]], parser: argparse.ArgumentParser, rows: S
     args = parser.parse_args(argv)
     folder = os.path.abspath(args.folder)
     os.makedirs(folder, exist_ok=True)
-    records: Dict[str, Dict[str, Any]] = {}
+    records: dict[str, dict[str, Any]] = {}
     if os.path.exists(args.out):
         with open(args.out, encoding='utf-8') as file:
             records = {one['name']: one for one in json.load(file)}
@@ -184,7 +185,7 @@ def run_rows(argv: Optional[List[str]], parser: argparse.ArgumentParser, rows: S
     return int(failed)
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     return run_rows(argv, argparse.ArgumentParser(description=__doc__.splitlines()[0]), list(ROWS),
                     RESULTS, 'work_dirs/matrix',
                     lambda name, folder, keep: run(name, ROWS[name], folder, keep), table)

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 __all__ = ['RowFile', 'lines_differ']
 
@@ -22,18 +23,18 @@ class RowFile:
             header, rows=[])
 
     @property
-    def rows(self) -> List[Dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         return self._report['rows']
 
-    def of(self, row: Dict[str, Any]) -> tuple:
+    def of(self, row: dict[str, Any]) -> tuple:
         return tuple(row[key] for key in self.keys)
 
-    def missing(self, table: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    def missing(self, table: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rows in ``table`` that the file does not have."""
         stands = {self.of(row) for row in self.rows}
         return [row for row in table if self.of(row) not in stands]
 
-    def add(self, row: Dict[str, Any]) -> None:
+    def add(self, row: dict[str, Any]) -> None:
         """Append a row with its outcome, 'difference', and write the file."""
         self.rows.append(row)
         partial = self.path.with_suffix('.partial')
@@ -48,7 +49,7 @@ class RowFile:
         return f'{header[:-1]}{", " if len(header) > 2 else ""}"rows": [\n{rows}\n]}}\n'
 
 
-def lines_differ(rank: int, expected: Sequence[Dict[str, Any]], found: Sequence[Dict[str, Any]]
+def lines_differ(rank: int, expected: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]
                  ) -> str:
     """'' when a rank saw the same in both runs, a dict per iteration; or where it did not."""
     if len(expected) != len(found):

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MODULES = ('torch', 'numpy', 'cv2', 'mmengine', 'mmcv', 'mmdet')
@@ -38,12 +38,12 @@ class Suite(NamedTuple):
         absent: modules that must not be there.
     """
     config: str
-    options: Tuple[str, ...]
-    data: Tuple[str, ...] = ()
-    absent: Tuple[str, ...] = ()
+    options: tuple[str, ...]
+    data: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
 
 
-SUITES: Dict[str, Suite] = {
+SUITES: dict[str, Suite] = {
     'detector': Suite('configs/demo/retinanet_r50_fpn_demo.py',
                       ('train_dataloader.dataset.indices=8',), ('--demo-data', DATA)),
     'classifier': Suite('configs/demo/classifier_demo.py', ('train_dataloader.dataset.length=16',),
@@ -98,7 +98,7 @@ def is_there(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def versions() -> Dict[str, str]:
+def versions() -> dict[str, str]:
     """Of Python and of the modules that are there."""
     found = {'python': sys.version.split()[0]}
     for name in filter(is_there, MODULES):
@@ -113,9 +113,9 @@ def names_the_seed() -> bool:
     return done.returncode == 1 and json.loads(done.stdout)['verdict'] == 'found'
 
 
-def run(suite: Suite) -> Dict[str, str]:
+def run(suite: Suite) -> dict[str, str]:
     """Each step: 'same bits', 'found', 'done', or what went wrong."""
-    steps: Dict[str, str] = {}
+    steps: dict[str, str] = {}
 
     def step(name: str, function: Any, good: str = 'same bits', bad: str = 'DIFFERENT') -> None:
         try:

@@ -16,14 +16,13 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Dict, List, Set, Tuple
 
 FOLDERS = ('test_runner', 'test_hooks', 'test_data', 'test_dataset', 'test_evaluator', 'test_optim',
            'test_model')
 
 # test -> why it fails with mmrepro; none of them is about what a run computes
 _RUNNER = 'tests.test_runner.test_runner.TestRunner::'
-EXPECTED: Dict[str, str] = {
+EXPECTED: dict[str, str] = {
     f'{_RUNNER}test_build_dataloader': 'asks for the seed that MMEngine gives a sampler',
     f'{_RUNNER}test_custom_hooks': 'counts the hooks',
     f'{_RUNNER}test_register_hooks': 'counts the hooks',
@@ -31,7 +30,7 @@ EXPECTED: Dict[str, str] = {
 }
 
 
-def failed(checkout: Path, folders: List[str], active: bool) -> Tuple[Set[str], int]:
+def failed(checkout: Path, folders: list[str], active: bool) -> tuple[set[str], int]:
     """Tests that fail in one run, and how many ran; ``active``: with mmrepro imported first.
 
     Raises:

@@ -26,8 +26,9 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Container
 from pathlib import Path
-from typing import Any, Container, Dict, List
+from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1] / 'tests'
 sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
@@ -106,7 +107,7 @@ def _averages(runner: Any) -> Any:
     return [hook.ema_model.state_dict() for hook in runner.hooks if hasattr(hook, 'ema_model')]
 
 
-def _recorder(lines: List[Dict[str, Any]], until: int) -> Any:
+def _recorder(lines: list[dict[str, Any]], until: int) -> Any:
     from mmengine.hooks import Hook
 
     class Recorder(Hook):
@@ -140,7 +141,7 @@ def _rank(rank: int, ranks: int, port: int, cfg: Any, out: str, until: int) -> N
     """One process of one run; writes what it saw, or its error, to ``out``."""
     from mmengine.runner import Runner
     torch.set_num_threads(1)
-    lines: List[Dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # pycocotools prints tables
     try:
         if ranks > 1:
@@ -160,7 +161,7 @@ def _rank(rank: int, ranks: int, port: int, cfg: Any, out: str, until: int) -> N
 
 
 def run(cfg: Any, ranks: int, work_dir: Path, loading: tuple, resume: str = '',
-        until: int = ITERATIONS) -> Dict[str, Any]:
+        until: int = ITERATIONS) -> dict[str, Any]:
     """Train in fresh processes; returns what every rank saw and the logged lines.
 
     Raises:
@@ -190,7 +191,7 @@ def run(cfg: Any, ranks: int, work_dir: Path, loading: tuple, resume: str = '',
     return dict(ranks=[result['lines'] for result in results], logged=log_lines(work_dir))
 
 
-def first_difference(expected: Dict[str, Any], found: Dict[str, Any], point: int,
+def first_difference(expected: dict[str, Any], found: dict[str, Any], point: int,
                      until: int = ITERATIONS) -> str:
     """'' when ``found`` is what ``expected`` has from iteration ``point`` to before ``until``."""
     for rank, (before, after) in enumerate(zip(expected['ranks'], found['ranks'])):
@@ -208,8 +209,8 @@ def first_difference(expected: Dict[str, Any], found: Dict[str, Any], point: int
     return ''
 
 
-def rows(configs: List[str], numbers: List[int], all_loading: bool = False
-         ) -> List[Dict[str, Any]]:
+def rows(configs: list[str], numbers: list[int], all_loading: bool = False
+         ) -> list[dict[str, Any]]:
     """What is to be run: config, ranks, point, workers, persistent."""
     table = [dict(config=name, ranks=ranks, point=point, workers=workers, persistent=persistent)
              for ranks in numbers for name in configs for point in range(1, ITERATIONS)
@@ -217,12 +218,12 @@ def rows(configs: List[str], numbers: List[int], all_loading: bool = False
     return table if all_loading else [row for row in table if _has_turn(row)]
 
 
-def _has_turn(row: Dict[str, Any]) -> bool:
+def _has_turn(row: dict[str, Any]) -> bool:
     choice = (row['point'] + row['ranks']) % len(LOADING)
     return LOADING[choice] == (row['workers'], row['persistent'])
 
 
-def fill(table: List[Dict[str, Any]], data_root: str, folder: Path, done: Any,
+def fill(table: list[dict[str, Any]], data_root: str, folder: Path, done: Any,
          compared: Container[tuple] = ()) -> None:
     """Run the rows in ``table``; ``done(row)`` is called with 'difference' and 'seconds' added.
 

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1] / 'tests'
 sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument('--jobs', type=int, default=2)
     args = parser.parse_args()
     out = Path(args.out)
-    total: Dict[str, Any] = json.loads(out.read_text()) if out.exists() else dict(
+    total: dict[str, Any] = json.loads(out.read_text()) if out.exists() else dict(
         schedules=0, turns=0, seconds=0, kinds=dict.fromkeys(KINDS, 0), wrong=[])
     while total['schedules'] < args.count:
         begun, first = time.monotonic(), total['schedules']

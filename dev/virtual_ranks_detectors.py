@@ -1,7 +1,7 @@
 """The detectors of dev/virtual_ranks_matrix.py: real ones, a quarter as wide and not as deep."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Tuple
+from typing import Any, Callable, NamedTuple
 
 from demo_runs import small
 from detector_runs import accumulating
@@ -18,7 +18,7 @@ CHANNELS = ('in_channels', 'out_channels', 'feat_channels', 'embed_dims', 'feedf
 class Detector(NamedTuple):
     """A demo config, what is changed in it, and the batch of a rank."""
     config: str
-    changes: Tuple[Callable[[Any], None], ...] = ()
+    changes: tuple[Callable[[Any], None], ...] = ()
     batch: int = 1
 
 
@@ -104,7 +104,7 @@ def _pairs(cfg: Any) -> None:
     cfg.train_dataloader.sampler.update(batch_size=2, source_ratio=[1, 1])
 
 
-CONFIGS: Dict[str, Detector] = {
+CONFIGS: dict[str, Detector] = {
     'Faster R-CNN': Detector('faster-rcnn_r50_fpn', batch=2),
     'Mask R-CNN': Detector('faster-rcnn_r50_fpn', (_masks, )),
     'RetinaNet, accumulation, clipping': Detector('retinanet_r50_fpn', (_clipped, ), 2),

@@ -27,7 +27,7 @@ import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 TESTS = Path(__file__).resolve().parents[1] / 'tests'
 sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
@@ -44,7 +44,7 @@ RANKS, PROCESSES = (2, 4, 8), (1, 2, 3, 4)
 KEYS = ('config', 'ranks', 'processes', 'resumed_from', 'memory')
 
 
-def rows(configs: List[str], ranks: List[int], processes: List[int]) -> List[Dict[str, Any]]:
+def rows(configs: list[str], ranks: list[int], processes: list[int]) -> list[dict[str, Any]]:
     """What is to be run; ``resumed_from``: processes that wrote the checkpoint, 0: no resume."""
     table = []
     for name in configs:
@@ -56,7 +56,7 @@ def rows(configs: List[str], ranks: List[int], processes: List[int]) -> List[Dic
     return table
 
 
-def point_of(row: Dict[str, Any]) -> int:
+def point_of(row: dict[str, Any]) -> int:
     """The iteration after which a row resumes; 0: none."""
     if not row['resumed_from']:
         return 0
@@ -65,7 +65,7 @@ def point_of(row: Dict[str, Any]) -> int:
     return 1 if row['ranks'] == 2 else 2
 
 
-def difference(expected: List[List[dict]], found: List[List[dict]], point: int) -> str:
+def difference(expected: list[list[dict]], found: list[list[dict]], point: int) -> str:
     """'' when ``found`` is what ``expected`` has from iteration ``point`` on."""
     for rank, (before, after) in enumerate(zip(expected, found)):
         before = [line for line in before if line['iteration'] >= point]
@@ -77,8 +77,8 @@ def difference(expected: List[List[dict]], found: List[List[dict]], point: int) 
     return ''
 
 
-def fill(table: List[Dict[str, Any]], data_root: str, folder: Path,
-         done: Callable[[Dict[str, Any]], None]) -> None:
+def fill(table: list[dict[str, Any]], data_root: str, folder: Path,
+         done: Callable[[dict[str, Any]], None]) -> None:
     """Run the rows in ``table``; ``done(row)`` is called with the outcome added."""
     import mmdet.datasets
     import mmdet.models  # noqa: F401  once, before the processes are forked
@@ -89,15 +89,15 @@ def fill(table: List[Dict[str, Any]], data_root: str, folder: Path,
                         settings(name, ranks, data_root), Path(own), done)
 
 
-def _fill_group(table: List[Dict[str, Any]], cfg: Any, folder: Path,
-                done: Callable[[Dict[str, Any]], None]) -> None:
+def _fill_group(table: list[dict[str, Any]], cfg: Any, folder: Path,
+                done: Callable[[dict[str, Any]], None]) -> None:
     """Rows of one config and one number of ranks."""
     ranks = table[0]['ranks']
     expected = run(_keeping(cfg, 'separate'), ranks, 1, folder / 'reference')
     _check_reference(expected, ranks)
     written = set()
 
-    def outcome(row: Dict[str, Any]) -> str:
+    def outcome(row: dict[str, Any]) -> str:
         before, number, point = row['resumed_from'], row['processes'], point_of(row)
         mine = _keeping(cfg, row['memory'])
         if not before:
@@ -126,7 +126,7 @@ def _keeping(cfg: Any, memory: str) -> Any:
     return changed(cfg, lambda cfg: cfg.randomness.update(virtual_ranks_memory=memory))
 
 
-def _check_reference(lines: List[List[dict]], ranks: int) -> None:
+def _check_reference(lines: list[list[dict]], ranks: int) -> None:
     """The run that all are compared with trained every rank, on data of its own."""
     assert len(lines) == ranks
     for own in lines:

@@ -1,12 +1,12 @@
 """The tables of docs/results/virtual_ranks_*.json that the docs show."""
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any
 
 __all__ = ['table', 'zoo_table']
 
 
-def table(report: Dict[str, Any]) -> str:
+def table(report: dict[str, Any]) -> str:
     """Markdown: a row per config, a column per number of ranks."""
     rows = report['rows']
     numbers = sorted({row['ranks'] for row in rows})
@@ -21,7 +21,7 @@ def table(report: Dict[str, Any]) -> str:
     return '\n'.join(lines)
 
 
-def _cell(rows: List[Dict[str, Any]]) -> str:
+def _cell(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return 'not run'
     different = sum(bool(row['difference']) for row in rows)
@@ -31,7 +31,7 @@ def _cell(rows: List[Dict[str, Any]]) -> str:
             f'{", ".join(map(str, processes))}; {resumes} resumes')
 
 
-def zoo_table(report: Dict[str, Any]) -> str:
+def zoo_table(report: dict[str, Any]) -> str:
     """Markdown: a row per family that was trained, then the families that were not."""
     rows = [row for row in report['rows'] if 'cannot' not in row]
     families = sorted({row['family'] for row in rows})
@@ -47,7 +47,7 @@ def zoo_table(report: Dict[str, Any]) -> str:
     return '\n'.join(lines)
 
 
-def _family(rows: List[Dict[str, Any]]) -> str:
+def _family(rows: list[dict[str, Any]]) -> str:
     first = rows[0]
     config = first['config'].partition('/')[2].rpartition('.')[0]
     # a run that crashed says nothing of itself
@@ -60,5 +60,5 @@ def _family(rows: List[Dict[str, Any]]) -> str:
             f'{repeated[0]}, {repeated[1]} | {bits} |')
 
 
-def _resumed(row: Dict[str, Any]) -> str:
+def _resumed(row: dict[str, Any]) -> str:
     return f', resumed from {row["resumed_from"]}' if row['resumed_from'] else ''

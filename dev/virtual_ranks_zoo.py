@@ -27,8 +27,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable
 
 TESTS = Path(__file__).resolve().parents[1] / 'tests'
 sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
@@ -75,21 +76,21 @@ INSTEAD = {
 KEEP_WEIGHTS['dev.zoo'] = ('*', )
 
 
-def chosen(families: Sequence[str] = ()) -> List[Member]:
+def chosen(families: Sequence[str] = ()) -> list[Member]:
     """One config per family: the one of CHOSEN, or the first that the sweep could train.
 
     Raises:
         ValueError: naming a family that the zoo does not have.
     """
     outcomes = {row['config']: row['outcome'] for row in json.loads(ZOO.read_text())['rows']}
-    found: Dict[str, List[Member]] = {}
+    found: dict[str, list[Member]] = {}
     for member in FAMILIES:
         found.setdefault(member.family, []).append(member)
     unknown = [name for name in families if name not in found]
     if unknown:
         raise ValueError(f'the zoo has no {unknown[0]!r}; allowed: {", ".join(found)}')
 
-    def wanted(member: Member) -> Tuple[bool, bool]:
+    def wanted(member: Member) -> tuple[bool, bool]:
         name = os.path.basename(member.config)
         return (not name.startswith(CHOSEN.get(member.family, '')),
                 outcomes.get(member.config) != 'ok')
@@ -120,7 +121,7 @@ def _stock(cfg: Any) -> None:
         Runner.from_cfg(cfg).train()
 
 
-def fitting(member: Member, data_root: str, folder: Path) -> Tuple[Optional[Any], str]:
+def fitting(member: Member, data_root: str, folder: Path) -> tuple[Any | None, str]:
     """The config in the first width that MMDetection can train, and the width.
 
     Returns:
@@ -148,7 +149,7 @@ def _message(error: BaseException) -> str:
 # --------------------------------------------------------------------------------------- the rows
 
 def family_rows(member: Member, data_root: str, folder: Path,
-                table: Sequence[Tuple[int, int]] = ROWS) -> Iterator[Dict[str, Any]]:
+                table: Sequence[tuple[int, int]] = ROWS) -> Iterator[dict[str, Any]]:
     """Run a family; yields its rows with their outcomes."""
     same = dict(family=member.family, config=member.config)
     cfg, width = fitting(member, data_root, folder)
@@ -158,12 +159,12 @@ def family_rows(member: Member, data_root: str, folder: Path,
     yield from compared(cfg, folder, dict(same, width=width), table)
 
 
-def compared(cfg: Any, folder: Path, same: Dict[str, Any],
-             table: Sequence[Tuple[int, int]] = ROWS) -> Iterator[Dict[str, Any]]:
+def compared(cfg: Any, folder: Path, same: dict[str, Any],
+             table: Sequence[tuple[int, int]] = ROWS) -> Iterator[dict[str, Any]]:
     """The runs in ``table``, each compared with one process that begins; ``same``: in all rows."""
     cfg = changed(cfg, lambda cfg: cfg.update(custom_hooks=[
         *(cfg.get('custom_hooks') or ()), dict(type='RunFactsHook')]))
-    expected: List[List[dict]] = []
+    expected: list[list[dict]] = []
     for processes, before in table:
         start, work_dir = time.monotonic(), folder / f'{before} to {processes}'
         try:
@@ -189,7 +190,7 @@ def _arguments(cfg: Any, folder: Path, processes: int, before: int) -> tuple:
     return last, RANKS, processes, work_dir, folder / f'0 to {before}' / f'iter_{RESUMED_AT}.pth'
 
 
-def _reference(lines: List[List[dict]]) -> List[List[dict]]:
+def _reference(lines: list[list[dict]]) -> list[list[dict]]:
     """The run that the others are compared with: it trained every rank, on data of its own."""
     assert len(lines) == RANKS
     for own in lines:
@@ -200,7 +201,7 @@ def _reference(lines: List[List[dict]]) -> List[List[dict]]:
     return lines
 
 
-def _facts(work_dir: Path) -> Dict[str, Any]:
+def _facts(work_dir: Path) -> dict[str, Any]:
     facts = facts_of(work_dir)
     usual = RandomnessConfig()
     assert facts.pop('checks') == [(usual.check_steps, usual.check_samples)], 'checks are off'
@@ -218,18 +219,18 @@ def _reason(member: Member, error: str) -> str:
     return f'MMDetection: {error}'
 
 
-def _whole_family(member: Member, data_root: str, folder: str) -> List[Dict[str, Any]]:
+def _whole_family(member: Member, data_root: str, folder: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(dir=folder) as own:
         return list(family_rows(member, data_root, Path(own)))
 
 
 def sweep(members: Sequence[Member], data_root: str, folder: str, jobs: int,
-          done: Callable[[Dict[str, Any]], None]) -> None:
+          done: Callable[[dict[str, Any]], None]) -> None:
     """Run families, ``jobs`` at a time, each in a process of its own; ``done`` gets the rows."""
     import mmdet.datasets
     import mmdet.models  # noqa: F401  once, before the processes are forked
     gc.freeze()  # what is imported is never garbage: every process would look it through
-    running: List[Child] = []
+    running: list[Child] = []
 
     def finish() -> None:
         for row in running.pop(0).result():

@@ -2,18 +2,27 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, List
+from typing import Any
 
 from .activation import activate, deactivate, is_active
 from .version import __version__, check_versions
 
 # public name -> module that defines it; loaded when asked for, so that importing stays cheap
 _PUBLIC = {
+    'AgreementError': 'errors',
+    'CheckpointError': 'errors',
+    'DeterminismError': 'errors',
+    'FingerprintHook': 'hooks.fingerprint',
+    'MMReproError': 'errors',
+    'Preempted': 'errors',
     'RandomnessConfig': 'config',
-    'RandomnessError': 'config',
+    'RandomnessError': 'errors',
     'ReproRunner': 'runner',
     'ReproRunnerMixin': 'runner',
-    'SampleDiffersError': 'config',
+    'SampleDiffersError': 'errors',
+    'StepDiffersError': 'errors',
+    'ResumeError': 'errors',
+    'RunError': 'errors',
     'derive': 'seeds',
     'init_random_seed': 'dropin',
     'on_virtual_ranks': 'distributed.virtual.entry',
@@ -34,7 +43,7 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f'{__name__}.{_PUBLIC[name]}'), name)
 
 
-def __dir__() -> List[str]:
+def __dir__() -> list[str]:
     return sorted({*globals(), *_PUBLIC})
 
 

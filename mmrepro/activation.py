@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from types import ModuleType
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable
 
 from . import imports, ops
 
@@ -27,7 +27,7 @@ def reproducible_class(cls: type) -> type:
     """
     from mmengine.runner import Runner
 
-    from .config import RandomnessError
+    from .errors import RandomnessError
     from .runner import ReproRunner, ReproRunnerMixin
     if issubclass(cls, ReproRunnerMixin):
         return cls
@@ -44,7 +44,7 @@ def reproducible_class(cls: type) -> type:
 
 
 def _refuse(cls: type) -> type:
-    from .config import RandomnessError
+    from .errors import RandomnessError
     raise RandomnessError(
         f'{cls.__name__} takes its seeds from its strategy (DeepSpeed, FSDP, ColossalAI), '
         'whose sharded states and reductions mmrepro cannot vouch for. Use '
@@ -52,14 +52,14 @@ def _refuse(cls: type) -> type:
 
 
 # module that defines the class: (class, the class to make instead)
-TARGETS: Dict[str, Tuple[str, Callable[[type], type]]] = {
+TARGETS: dict[str, tuple[str, Callable[[type], type]]] = {
     'mmengine.runner.runner': ('Runner', reproducible_class),
     'mmengine.runner._flexible_runner': ('FlexibleRunner', _refuse),
 }
 
 REFUSED_RUNNERS = tuple(name for name, wanted in TARGETS.values() if wanted is _refuse)
 
-_originals: Dict[str, Any] = {}  # module -> the class's own from_cfg, a classmethod
+_originals: dict[str, Any] = {}  # module -> the class's own from_cfg, a classmethod
 
 
 def _change(module: ModuleType) -> None:

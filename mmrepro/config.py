@@ -5,37 +5,18 @@ import copy
 import difflib
 import inspect
 import warnings
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import (
     Any,
     Callable,
-    Dict,
-    List,
-    Mapping,
-    MutableMapping,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
 )
 
+from .errors import RandomnessError
 from .seeds import MAX_SEED, SCHEME, STREAMS, Root, check_seed
 
-__all__ = ['LEGACY_KEYS', 'RandomnessConfig', 'RandomnessError', 'SampleDiffersError',
-           'named_arguments', 'prepare_cfg', 'refuse_misspelt', 'upgrade_legacy_keys']
-
-
-class RandomnessError(ValueError):
-    """A value in ``randomness`` (or a setting that contradicts it) that is not allowed."""
-
-
-class SampleDiffersError(RuntimeError):
-    """A sample that was loaded twice from one stream had two results."""
-
-    def __init__(self, message: str = '') -> None:
-        # PyTorch raises it again in the main process, around the traceback of the worker
-        _, _, raised = message.rpartition(f'{type(self).__module__}.{type(self).__qualname__}: ')
-        super().__init__(raised.rstrip() if 'Original Traceback' in message else message)
+__all__ = ['LEGACY_KEYS', 'RandomnessConfig', 'named_arguments', 'prepare_cfg', 'refuse_misspelt',
+           'upgrade_legacy_keys']
 
 
 # MMDetection 2.x top-level key -> key of `randomness`
@@ -43,7 +24,7 @@ LEGACY_KEYS = {'seed': 'seed', 'deterministic': 'deterministic', 'diff_seed': 'd
 
 _BOOL = (False, True)
 MAX_CHECK = 2**31 - 1  # of an interval between checks
-_CHOICES: Dict[str, Tuple[Any, ...]] = {
+_CHOICES: dict[str, tuple[Any, ...]] = {
     'diff_rank_seed': _BOOL,
     'deterministic': (False, 'warn', True),
     'worker_seed': ('sample', 'worker', 'mmengine'),
@@ -112,26 +93,26 @@ class RandomnessConfig:
             ranks.
         nonrepeatable_datasets: names of dataset classes that the check of samples leaves out.
     """
-    seed: Optional[int] = None
+    seed: int | None = None
     diff_rank_seed: bool = False
-    deterministic: Union[bool, str] = False
+    deterministic: bool | str = False
     worker_seed: str = 'sample'
     step_seed: bool = True
-    operators: Optional[str] = None
-    cudnn_enabled: Optional[bool] = None
-    cudnn_benchmark: Optional[bool] = None
-    float32_precision: Optional[str] = None
+    operators: str | None = None
+    cudnn_enabled: bool | None = None
+    cudnn_benchmark: bool | None = None
+    float32_precision: str | None = None
     fill_uninitialized_memory: bool = False
-    num_threads: Optional[int] = None
+    num_threads: int | None = None
     resume_strict: bool = True
     streams: Mapping[str, int] = field(default_factory=dict, hash=False)
     check_steps: int = 1000
     check_samples: int = 1000
-    nonrepeatable_datasets: Tuple[str, ...] = ()
-    virtual_ranks: Optional[int] = None
-    virtual_ranks_memory: Optional[str] = None
+    nonrepeatable_datasets: tuple[str, ...] = ()
+    virtual_ranks: int | None = None
+    virtual_ranks_memory: str | None = None
     independent_predictions: bool = False
-    cpu: Optional[str] = None
+    cpu: str | None = None
 
     def __post_init__(self) -> None:
         if self.seed is not None:
@@ -167,7 +148,7 @@ class RandomnessConfig:
                 'randomness.independent_predictions=True changes; remove one of them')
 
     @classmethod
-    def parse(cls, randomness: Optional[Mapping[str, Any]]) -> RandomnessConfig:
+    def parse(cls, randomness: Mapping[str, Any] | None) -> RandomnessConfig:
         """Read the dict of a config.
 
         Raises:
@@ -185,7 +166,7 @@ class RandomnessConfig:
         _refuse_unknown('randomness', randomness, [field.name for field in fields(cls)], 'keys')
         return cls(**dict(randomness))
 
-    def _checked_streams(self) -> Dict[str, int]:
+    def _checked_streams(self) -> dict[str, int]:
         if not isinstance(self.streams, Mapping):
             raise RandomnessError(
                 f'randomness.streams={self.streams!r} has type {type(self.streams).__name__}; '
@@ -208,12 +189,12 @@ class RandomnessConfig:
         """The same configuration with the seed that is in effect."""
         return replace(self, seed=check_seed(seed, 'randomness.seed'))
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Plain dict, as it is written into the config and into checkpoints."""
         return asdict(self)
 
     @property
-    def flags(self) -> Dict[str, Any]:
+    def flags(self) -> dict[str, Any]:
         """Arguments of ``determinism.enable``, other than those that ``env_cfg`` decides on."""
         return {'mode': self.deterministic, **{name: getattr(self, name) for name in (
             'float32_precision', 'fill_uninitialized_memory', 'num_threads', 'cudnn_enabled',
@@ -224,7 +205,7 @@ class RandomnessConfig:
         """MMEngine's own data streams are asked for."""
         return self.worker_seed == 'mmengine'
 
-    def promises(self) -> List[Tuple[str, str]]:
+    def promises(self) -> list[tuple[str, str]]:
         """What these values promise, and what not, in the user's words."""
         same_bits = {True: 'yes', 'warn': 'no: warn keeps non-deterministic kernels',
                      False: 'no: deterministic=False lets kernels add in any order'}
@@ -252,7 +233,7 @@ class RandomnessConfig:
         return '\n'.join(f'{name:<{width}}  {value}'.rstrip() for name, value in rows)
 
 
-def _refuse_unknown(name: str, given: Mapping[str, Any], known: List[str], kind: str) -> None:
+def _refuse_unknown(name: str, given: Mapping[str, Any], known: list[str], kind: str) -> None:
     for key in given:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1)
@@ -321,7 +302,7 @@ def prepare_cfg(cfg: Any) -> Any:
 
 
 def named_arguments(function: Callable[..., Any], names: Sequence[str], args: Sequence[Any],
-                    kwargs: Mapping[str, Any]) -> Tuple[Dict[str, Any], bool]:
+                    kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """The arguments of a call by name, and whether ``function`` takes ``randomness``.
 
     >>> named_arguments(lambda model, **rest: None, [], [1], dict(randomness={}))
@@ -331,7 +312,7 @@ def named_arguments(function: Callable[..., Any], names: Sequence[str], args: Se
         names: of the positional arguments that ``function`` takes as ``*args``.
     """
     signature = inspect.signature(function)
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
         kind = signature.parameters[name].kind
         found.update(dict(zip(names, args)) if kind is inspect.Parameter.VAR_POSITIONAL else

@@ -4,12 +4,10 @@ from __future__ import annotations
 import hashlib
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable
 
 import numpy as np
 import torch
-
-__all__ = ['exact_digest', 'first_difference', 'state_digest']
 
 # what they hold is code, or a hash of their text
 CODE = (type, BuiltinFunctionType, FunctionType, MethodType, ModuleType, PurePath)
@@ -52,10 +50,10 @@ def exact_digest(state: Any) -> str:
     return digest.hexdigest()
 
 
-def _update(digest: Any, write: Callable[[str], None], value: Any, above: Tuple[int, ...],
+def _update(digest: Any, write: Callable[[str], None], value: Any, above: tuple[int, ...],
             exact: bool) -> None:
     """``above``: ids of the objects that hold this one, because objects may refer to each other."""
-    def update(part: Any, within: Tuple[int, ...] = above) -> None:
+    def update(part: Any, within: tuple[int, ...] = above) -> None:
         _update(digest, write, part, within, exact)
 
     if isinstance(value, torch.Tensor):
@@ -97,14 +95,14 @@ def _has_parts(value: Any) -> bool:
         hasattr(value, '__dict__') or bool(_slots(value)) or hasattr(value, ARRAY))
 
 
-def _slots(value: Any) -> Tuple[str, ...]:
+def _slots(value: Any) -> tuple[str, ...]:
     found = (vars(cls).get('__slots__', ()) for cls in type(value).__mro__)
     names = (name for one in found for name in ((one, ) if isinstance(one, str) else one))
     return tuple(name for name in names if name not in ('__dict__', '__weakref__')
                  and hasattr(value, name))
 
 
-def _attributes(value: Any) -> Dict[str, Any]:
+def _attributes(value: Any) -> dict[str, Any]:
     if hasattr(value, 'all_items'):
         # the properties of MMEngine's data elements are elsewhere than in their attributes
         return dict(value.all_items())
@@ -116,7 +114,7 @@ def _attributes(value: Any) -> Dict[str, Any]:
 
 
 def first_difference(one: Any, other: Any, path: str = '',
-                     depth: int = 20) -> Optional[Tuple[str, str, str]]:
+                     depth: int = 20) -> tuple[str, str, str] | None:
     """Where two nested values first differ, and what is there in each; None if they are equal.
 
     >>> first_difference(dict(a=[1, 2]), dict(a=[1, 3]))
@@ -133,7 +131,7 @@ def first_difference(one: Any, other: Any, path: str = '',
     return path, _shown(one, other), _shown(other, one)
 
 
-def _named(value: Any) -> Dict[str, Any]:
+def _named(value: Any) -> dict[str, Any]:
     """The parts of a value: what to write behind its name -> part."""
     if isinstance(value, dict):
         return {f'[{key!r}]': value[key] for key in sorted(value, key=repr)}

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import random
-from typing import Optional
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ __all__ = ['init_random_seed', 'seed_worker', 'seeded_generator', 'set_random_se
            'worker_init_fn']
 
 
-def init_random_seed(seed: Optional[int] = None, device: str = 'cuda') -> int:
+def init_random_seed(seed: int | None = None, device: str = 'cuda') -> int:
     """The seed to use on every rank: the given one, or one that rank 0 draws.
 
     Args:
@@ -27,7 +26,7 @@ def init_random_seed(seed: Optional[int] = None, device: str = 'cuda') -> int:
     return broadcast_seed(None if seed is None else seeds.check_seed(seed))
 
 
-def set_random_seed(seed: Optional[int] = None, deterministic: bool = False,
+def set_random_seed(seed: int | None = None, deterministic: bool = False,
                     diff_rank_seed: bool = False) -> int:
     """Seed Python, NumPy, torch and accelerators; with ``deterministic`` also set all flags.
 

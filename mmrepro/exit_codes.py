@@ -3,9 +3,6 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ['DIFFERENT', 'DONE', 'INTERRUPTED', 'MEANINGS', 'NOTHING_TO_COMPARE', 'PREEMPTED',
-           'READER_LEFT', 'USAGE', 'meaning']
-
 DONE, DIFFERENT, USAGE, NOTHING_TO_COMPARE = 0, 1, 2, 3
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 INTERRUPTED = 130  # what shells report of a program that ends by SIGINT: 128 + 2

@@ -7,13 +7,11 @@ from __future__ import annotations
 import importlib.abc
 import sys
 from types import ModuleType
-from typing import Any, Callable, Dict, List
-
-__all__ = ['after_import', 'forget']
+from typing import Any, Callable
 
 Action = Callable[[ModuleType], None]
 
-_waiting: Dict[str, List[Action]] = {}  # module -> what to call after each import of it
+_waiting: dict[str, list[Action]] = {}  # module -> what to call after each import of it
 
 
 def after_import(module: str, action: Action) -> None:

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
-from typing import Any, ContextManager, Dict, Optional, Union
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from mmengine.dist import get_rank, get_world_size, is_distributed
 from mmengine.registry import RUNNERS
@@ -44,7 +44,7 @@ class ReproRunnerMixin:
 
     The ``randomness`` dict takes the keys of :class:`mmrepro.RandomnessConfig`.
     """
-    _repro: Optional[RandomnessConfig] = None
+    _repro: RandomnessConfig | None = None
     _stream = 'sample'
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -74,7 +74,7 @@ class ReproRunnerMixin:
         """The randomness in effect, the seed included."""
         return self._repro
 
-    def setup_env(self, env_cfg: Dict) -> None:
+    def setup_env(self, env_cfg: dict) -> None:
         env_cfg = dict(env_cfg)
         asked = env_cfg.pop('cudnn_benchmark', None)  # MMEngine would set the flag
         self._cudnn_benchmark = asked if self._repro.cudnn_benchmark is None else \
@@ -159,7 +159,7 @@ class ReproRunnerMixin:
         with self._waiting_for_ranks():
             return super().test()
 
-    def _waiting_for_ranks(self) -> ContextManager[None]:
+    def _waiting_for_ranks(self) -> AbstractContextManager[None]:
         # virtual ranks: all that they do is in one such block
         return nullcontext() if current() is not None else naming_lost_ranks(f'rank {get_rank()}')
 
@@ -183,7 +183,7 @@ class ReproRunnerMixin:
             super().call_hook(fn_name, **kwargs)
         self._seeds.follow(fn_name, self, kwargs.get('batch_idx'))
 
-    def wrap_model(self, model_wrapper_cfg: Optional[Dict], model: Any) -> Any:
+    def wrap_model(self, model_wrapper_cfg: dict | None, model: Any) -> Any:
         return process_group.wrap_model(self, super().wrap_model, model_wrapper_cfg, model,
                                         ordered=self._repro.deterministic is True)
 
@@ -227,7 +227,7 @@ class ReproRunnerMixin:
             self._stream = type(self)._stream
 
     @building.StaticOnClass
-    def build_dataloader(self, dataloader: Union[DataLoader, Dict], seed: Optional[int] = None,
+    def build_dataloader(self, dataloader: DataLoader | dict, seed: int | None = None,
                          diff_rank_seed: bool = False) -> DataLoader:
         """As MMEngine's, with samplers, samples and workers keyed by the root seed."""
         if self._repro.legacy:
@@ -250,7 +250,7 @@ class ReproRunnerMixin:
         if warning:
             self.logger.warning(warning)
 
-    def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> Dict:
+    def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict:
         with local_loading(self.resuming.read):
             return super().load_checkpoint(filename, *args, **kwargs)
 

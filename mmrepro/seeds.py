@@ -24,9 +24,10 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ STREAMS = {
 
 Key = Union[int, str]
 
-_root: Optional[int] = None
+_root: int | None = None
 
 
 class Seeds(NamedTuple):
@@ -68,7 +69,7 @@ class Seeds(NamedTuple):
         accelerator: 64-bit integer for the generators of CUDA, NPU, MPS and so on.
     """
     python: int
-    numpy: Tuple[int, int, int, int]
+    numpy: tuple[int, int, int, int]
     torch: int
     accelerator: int
 
@@ -83,9 +84,9 @@ class Root(int):
     >>> derive(Root(42, dict(init=7)), 'step', 3) == derive(42, 'step', 3)
     True
     """
-    streams: Dict[str, int]  # stream -> its root
+    streams: dict[str, int]  # stream -> its root
 
-    def __new__(cls, seed: int, streams: Optional[Mapping[str, int]] = None) -> Root:
+    def __new__(cls, seed: int, streams: Mapping[str, int] | None = None) -> Root:
         self = super().__new__(cls, seed)
         self.streams = dict(streams or {})
         return self
@@ -124,7 +125,7 @@ def _prefix(root_seed: int, stream: str) -> hashlib.blake2b:
         b'mmrepro' + struct.pack('<BQ', SCHEME, root_seed) + _field(stream), digest_size=48)
 
 
-def _digest(root_seed: int, stream: str, key: Tuple[Key, ...]) -> bytes:
+def _digest(root_seed: int, stream: str, key: tuple[Key, ...]) -> bytes:
     if isinstance(root_seed, Root):
         root_seed = root_seed.streams.get(stream, int(root_seed))
     state = _prefix(root_seed, stream).copy()
@@ -187,7 +188,7 @@ def _in_worker() -> bool:
 
 
 @cache
-def _other_accelerators() -> Tuple[str, ...]:
+def _other_accelerators() -> tuple[str, ...]:
     """Device modules that MMEngine knows, present in this torch, with a generator to seed."""
     found = []
     for name in ('npu', 'mlu', 'musa', 'xpu'):
@@ -215,12 +216,12 @@ def torch_generator(root_seed: int, stream: str, *key: Key) -> torch.Generator:
     return torch.Generator().manual_seed(derive(root_seed, stream, *key).torch)
 
 
-def root() -> Optional[int]:
+def root() -> int | None:
     """The root seed of the run that is active in this process, or None."""
     return _root
 
 
-def set_root(seed: Optional[int]) -> None:
+def set_root(seed: int | None) -> None:
     """Make ``seed`` the root of this process (None: no run is active)."""
     global _root
     if seed is not None:
@@ -228,7 +229,7 @@ def set_root(seed: Optional[int]) -> None:
     _root = seed if seed is None or isinstance(seed, Root) else int(seed)
 
 
-def capture_rng(accelerators: bool = True) -> Tuple[Any, ...]:
+def capture_rng(accelerators: bool = True) -> tuple[Any, ...]:
     """States of all global generators, for :func:`restore_rng`."""
     cuda = None
     if accelerators and torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork():
@@ -236,7 +237,7 @@ def capture_rng(accelerators: bool = True) -> Tuple[Any, ...]:
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
 
 
-def restore_rng(state: Tuple[Any, ...]) -> None:
+def restore_rng(state: tuple[Any, ...]) -> None:
     """Put all global generators back to where :func:`capture_rng` saw them."""
     python, numpy, cpu, cuda = state
     random.setstate(python)

@@ -2,9 +2,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Sequence
-
-__all__ = ['duration', 'listed', 'numbered', 'shorten']
+from collections.abc import Sequence
+from typing import Any
 
 _NUMBERED: Counter[Any] = Counter()  # names that were asked for, by owner
 

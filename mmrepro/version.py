@@ -5,8 +5,6 @@ import importlib.metadata
 import re
 from typing import Callable
 
-__all__ = ['REQUIRED', '__version__', 'check_versions']
-
 __version__ = '0.2.0'
 
 # distribution -> the first release that mmrepro works with, as in setup.cfg; forks are not asked

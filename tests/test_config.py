@@ -3,7 +3,8 @@ import copy
 
 import pytest
 
-from mmrepro.config import RandomnessConfig, RandomnessError, upgrade_legacy_keys
+from mmrepro.config import RandomnessConfig, upgrade_legacy_keys
+from mmrepro.errors import RandomnessError
 
 
 def test_defaults():

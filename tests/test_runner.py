@@ -16,7 +16,7 @@ from small_runs import Points, clean, config  # noqa: F401  clean is a fixture
 import mmrepro
 from mmrepro import determinism, seeds
 from mmrepro.activation import reproducible_class
-from mmrepro.config import RandomnessError
+from mmrepro.errors import RandomnessError
 from mmrepro.runner import ReproRunner
 
 

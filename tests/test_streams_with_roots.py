@@ -6,7 +6,7 @@ from mmengine.runner import Runner
 from small_runs import clean, config, small_run  # noqa: F401
 
 from mmrepro import seeds
-from mmrepro.facts.compatibility import ResumeError
+from mmrepro.errors import ResumeError
 
 
 class Draws(Hook):

@@ -18,7 +18,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 # the catalogue of cases is in the checkout, which is preferred to an installed mmrepro
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -36,13 +36,13 @@ TABLES = (('features', HEAD, features.measured, row, ('case',)),
           ('boxes', BOX_HEAD, boxes.measured, box_row, ('operator', 'size')))
 
 
-def merged(known: List[dict], found: List[dict], names: Tuple[str, ...]) -> List[dict]:
+def merged(known: list[dict], found: list[dict], names: tuple[str, ...]) -> list[dict]:
     """``known`` with the rows of ``found`` in place of those of the same name, or behind them."""
     rows = {tuple(entry[name] for name in names): entry for entry in (*known, *found)}
     return list(rows.values())
 
 
-def known(path: Optional[Path], head: Dict[str, Any]) -> Dict[str, Any]:
+def known(path: Path | None, head: dict[str, Any]) -> dict[str, Any]:
     """What the file holds; SystemExit if it is of another machine, another version or size."""
     if path is None or not path.exists():
         return {}
@@ -54,7 +54,7 @@ def known(path: Optional[Path], head: Dict[str, Any]) -> Dict[str, Any]:
     return report
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--only', default='', help='regular expression of cases')
     parser.add_argument('--quick', action='store_true', help='small sizes of feature maps')
@@ -68,7 +68,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         print(page(json.loads(args.page.read_text())))
         return 0
     torch.set_num_threads(args.threads)
-    report: Dict[str, Any] = {'machine': machine(args.threads), 'quick': args.quick}
+    report: dict[str, Any] = {'machine': machine(args.threads), 'quick': args.quick}
     before = known(args.out, report)
     print(report['machine'])
     for table, heading, measured, line, names in TABLES:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from collections.abc import Iterator
+from typing import Any, Callable, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +58,7 @@ class Detections(Inputs):
         return torch.randperm(number, generator=self.random) / number
 
 
-def scored(s: Inputs, per_level: int) -> Dict[str, Tensor]:
+def scored(s: Inputs, per_level: int) -> dict[str, Tensor]:
     """At most ``per_level`` boxes of each level, and their scores."""
     counts = [min(per_level, most) for most in ANCHORS]
     boxes = torch.cat([s.boxes(count, *SIZE[::-1], 8 * stride)
@@ -184,7 +185,7 @@ def without_kernel() -> Iterator[Case]:
                    feature, mean.clone(), var.clone(), weight, bias, training=True))
 
 
-def least(functions: List[Callable], repeats: int, seconds: float) -> List[float]:
+def least(functions: list[Callable], repeats: int, seconds: float) -> list[float]:
     """Milliseconds of each, the least of rounds in which all run once."""
     best = [float('inf')] * len(functions)
     for function in functions:
@@ -201,7 +202,7 @@ def least(functions: List[Callable], repeats: int, seconds: float) -> List[float
     return [1e3 * value for value in best]
 
 
-def memory(function: Callable, inputs: Tuple[Tensor, ...]) -> Dict[str, float]:
+def memory(function: Callable, inputs: tuple[Tensor, ...]) -> dict[str, float]:
     """Peak extra memory of a call in MiB, and as a multiple of inputs and outputs."""
     function()  # a fresh child has not touched the code of the libraries yet
     reset_peak()
@@ -223,7 +224,7 @@ def agree(ours: object, theirs: object) -> str:
     return f'{max((a.double() - b.double()).abs().max().item() for a, b in pairs):.0e}'
 
 
-def measured(only: str, quick: bool, repeats: int, seconds: float) -> Iterator[Dict[str, Any]]:
+def measured(only: str, quick: bool, repeats: int, seconds: float) -> Iterator[dict[str, Any]]:
     """A row of the report for every case whose name or size matches the expression ``only``."""
     with_kernel = (*suppression(), *overlaps()) if ops.provider() == 'compiled' else ()
     for case in (*with_kernel, *without_kernel()):

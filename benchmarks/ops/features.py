@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from collections.abc import Iterator
+from typing import Any, Callable, NamedTuple
 
 import torch
 from measure import bytes_of, clock, in_child, reset_peak, resident
@@ -78,7 +79,7 @@ def case(make: Callable[..., OperatorCall], *args: Any, **kwargs: Any
 roi_align, deform_conv = catalogue.roi_align, catalogue.deform_conv
 rotated = catalogue.rotated_roi_align
 
-CASES: Dict[str, Callable[[Inputs], OperatorCall]] = {
+CASES: dict[str, Callable[[Inputs], OperatorCall]] = {
     'roi_align 7x7, 512 boxes': roi_align,
     'roi_align 7x7, sampling_ratio 2': case(roi_align, ratio=2),
     'roi_align 14x14, 128 boxes': case(roi_align, number=128, bins=14),
@@ -111,7 +112,7 @@ PEERS = {
 }
 
 
-def once(call: OperatorCall) -> Tuple[float, float]:
+def once(call: OperatorCall) -> tuple[float, float]:
     """Seconds of one forward and one backward."""
     start = clock()
     out = call.run(**call.leaves, **call.fixed)
@@ -124,14 +125,14 @@ def once(call: OperatorCall) -> Tuple[float, float]:
     return forward, clock() - start
 
 
-def timings(name: str, call: OperatorCall, repeats: int, seconds: float) -> Dict[str, List[float]]:
+def timings(name: str, call: OperatorCall, repeats: int, seconds: float) -> dict[str, list[float]]:
     """Least seconds of each provider; they are called alternately."""
     calls = {'torch': call}
     if ops.provider() == 'compiled':
         calls['compiled'] = call
     if name in PEERS:
         calls['peer'] = call._replace(run=PEERS[name].run)
-    best: Dict[str, List[float]] = {}
+    best: dict[str, list[float]] = {}
     begin = time.perf_counter()
     for repetition in range(repeats):
         if repetition > 1 and time.perf_counter() - begin > seconds:
@@ -151,7 +152,7 @@ def timings(name: str, call: OperatorCall, repeats: int, seconds: float) -> Dict
     return best
 
 
-def memory(name: str, quick: bool, provider: str) -> Dict[str, float]:
+def memory(name: str, quick: bool, provider: str) -> dict[str, float]:
     """Peak extra memory of one forward and one backward, as a multiple of inputs and outputs."""
     with ops.using(provider):
         once(CASES[name](Scattered(True)).to('cpu'))  # loads the libraries
@@ -173,7 +174,7 @@ def memory(name: str, quick: bool, provider: str) -> Dict[str, float]:
     return result
 
 
-def measured(only: str, quick: bool, repeats: int, seconds: float) -> Iterator[Dict[str, Any]]:
+def measured(only: str, quick: bool, repeats: int, seconds: float) -> Iterator[dict[str, Any]]:
     """A row of the report for every case whose name matches the regular expression ``only``."""
     for name, make in CASES.items():
         if not re.search(only, name):

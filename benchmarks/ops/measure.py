@@ -8,7 +8,7 @@ import platform
 import re
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable
 
 import torch
 
@@ -36,7 +36,7 @@ def reset_peak() -> None:
     Path('/proc/self/clear_refs').write_text('5')
 
 
-def in_child(function: Callable[..., dict], *args: Any) -> Optional[Dict[str, float]]:
+def in_child(function: Callable[..., dict], *args: Any) -> dict[str, float] | None:
     """What ``function`` returns in a forked child, whose peak of memory is its own.
 
     None on systems that cannot forget a peak. One thread only: threads do not survive a fork.
@@ -56,7 +56,7 @@ def in_child(function: Callable[..., dict], *args: Any) -> Optional[Dict[str, fl
         process.join()
 
 
-def machine(threads: int) -> Dict[str, Any]:
+def machine(threads: int) -> dict[str, Any]:
     import mmcv
     cpu = next((line.split(':')[1].strip() for line in Path('/proc/cpuinfo').read_text().split('\n')
                 if line.startswith('model name')), platform.processor()) if Path(

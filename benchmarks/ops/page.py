@@ -1,7 +1,7 @@
 """The tables of docs/evidence/cost.md."""
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any
 
 HEAD = ('| operator | forward ms | mmcv | ratio | backward ms | mmcv | ratio '
         '| extra memory x (f / b) | mmcv | compared with |\n'
@@ -11,11 +11,11 @@ BOX_HEAD = ('| operator | size | ms | mmcv | ratio '
             '|---|---|---|---|---|---|---|---|')
 
 
-def ratio(numerator: float, denominator: Optional[float]) -> str:
+def ratio(numerator: float, denominator: float | None) -> str:
     return f'{numerator / denominator:.2f}' if denominator else ''
 
 
-def row(entry: Dict[str, Any]) -> str:
+def row(entry: dict[str, Any]) -> str:
     """A line of the page for a case of features.py."""
     times, memories = entry['seconds'], entry['memory']
     ours, other = times['torch'], times.get('compiled') or times.get('peer')
@@ -32,7 +32,7 @@ def row(entry: Dict[str, Any]) -> str:
     return '| ' + ' | '.join(cells) + ' |'
 
 
-def box_row(entry: Dict[str, Any]) -> str:
+def box_row(entry: dict[str, Any]) -> str:
     """A line of the page for a case of boxes.py."""
     memories = [entry.get(f'{who}_memory') for who in ('ours', 'theirs')]
     cells = [entry['operator'], entry['size'], f'{entry["ours_ms"]:.2f}',
@@ -42,7 +42,7 @@ def box_row(entry: Dict[str, Any]) -> str:
     return '| ' + ' | '.join(cells) + ' |'
 
 
-def page(report: Dict[str, Any]) -> str:
+def page(report: dict[str, Any]) -> str:
     """Both tables of what ``--out`` wrote."""
     return '\n'.join((HEAD, *map(row, report['features']), '',
                       BOX_HEAD, *map(box_row, report['boxes'])))

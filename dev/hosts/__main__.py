@@ -15,8 +15,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / 'docs' / 'results' / 'hosts_cpu.json'
@@ -48,7 +49,7 @@ def start(root: str, variables: Mapping[str, str], python: Sequence[str] = (sys.
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def result(process: subprocess.Popen) -> Dict[str, Any]:
+def result(process: subprocess.Popen) -> dict[str, Any]:
     """What the process has printed.
 
     Raises:
@@ -60,13 +61,13 @@ def result(process: subprocess.Popen) -> Dict[str, Any]:
     return json.loads(out.splitlines()[-1])
 
 
-def differing(found: Mapping[str, List[str]], expected: Mapping[str, List[str]]) -> List[str]:
+def differing(found: Mapping[str, list[str]], expected: Mapping[str, list[str]]) -> list[str]:
     """Pipelines that both have, with other batches."""
     return [name for name in expected if name in found and found[name] != expected[name]]
 
 
-def row(name: str, one: Mapping[str, Any], expected: Mapping[str, List[str]], promised: bool
-        ) -> Dict[str, Any]:
+def row(name: str, one: Mapping[str, Any], expected: Mapping[str, list[str]], promised: bool
+        ) -> dict[str, Any]:
     return dict(host=name, promised=promised, pipelines=len(set(one['digests']) & set(expected)),
                 differs=differing(one['digests'], expected),
                 instructions=one['instructions'], torch=one['versions']['torch'])

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from itertools import islice
-from typing import Any, Dict, List
+from typing import Any
 
 BATCHES, BATCH_SIZE = 2, 4
 
@@ -32,7 +32,7 @@ ALBU = {'Albu': 'albu_example/mask-rcnn_r50_fpn_albu-1x_coco.py'}
 VERSIONS = ('torch', 'numpy', 'cv2', 'mmcv', 'mmengine', 'mmdet', 'pycocotools')
 
 
-def digests(root: str) -> Dict[str, List[str]]:
+def digests(root: str) -> dict[str, list[str]]:
     """{name of the pipeline: digests of its batches}"""
     import mmdet
     from mmengine.config import Config
@@ -51,7 +51,7 @@ def digests(root: str) -> Dict[str, List[str]]:
     return found
 
 
-def _first_batches(cfg: Any) -> List[str]:
+def _first_batches(cfg: Any) -> list[str]:
     from mmengine.registry import DefaultScope
     from mmengine.runner import Runner
 

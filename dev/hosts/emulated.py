@@ -1,7 +1,8 @@
 """Hosts, emulated by the variables that take instruction sets from libraries."""
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from mmrepro.determinism.cpu_level import level_variables, numpy_features
 from mmrepro.verify.surroundings import LESS_THAN_AVX2
@@ -11,7 +12,7 @@ __all__ = ['HOSTS', 'CONTROLS', 'Host', 'hosts']
 
 class Host(NamedTuple):
     """Variables of a process, and whether its batches are promised to be the same."""
-    variables: Dict[str, str]
+    variables: dict[str, str]
     promised: bool = True
 
 
@@ -30,7 +31,7 @@ HOSTS = {
 CONTROLS = ('no library with AVX2', 'OpenCV without IPP')
 
 
-def hosts() -> Dict[str, Host]:
+def hosts() -> dict[str, Host]:
     """:data:`HOSTS`, and those whose variables depend on what NumPy has on this machine."""
     none = {'NPY_DISABLE_CPU_FEATURES': ' '.join(_above_baseline(numpy_features()))}
     without = {**LESS_THAN_AVX2, **none, **HOSTS['OpenCV without AVX2'].variables,

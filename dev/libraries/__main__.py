@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from .. import matrix
 from .rows import ALL, ROWS, LibraryRow, folder_name
@@ -26,9 +26,9 @@ def on_top(python: str, packages: str, folder: str) -> None:
         complete.write_text(packages)
 
 
-def run(name: str, row: LibraryRow, folder: str) -> Dict[str, Any]:
+def run(name: str, row: LibraryRow, folder: str) -> dict[str, Any]:
     """The record of a row."""
-    record: Dict[str, Any] = dict(name=name, config=row.config, environment=row.environment)
+    record: dict[str, Any] = dict(name=name, config=row.config, environment=row.environment)
     extra = os.path.join(folder, folder_name(row.packages))
     runs = os.path.join(folder, 'run')
     try:
@@ -51,7 +51,7 @@ def run(name: str, row: LibraryRow, folder: str) -> Dict[str, Any]:
         shutil.rmtree(runs, ignore_errors=True)
 
 
-def table(records: List[Dict[str, Any]]) -> str:
+def table(records: list[dict[str, Any]]) -> str:
     """A line per row as Markdown."""
     lines = ['| stock config | torch | mmcv-lite | MMDetection | bits | without the patch |',
              '|' + '---|' * 6]
@@ -64,7 +64,7 @@ def table(records: List[Dict[str, Any]]) -> str:
     return '\n'.join(lines)
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     return matrix.run_rows(argv, argparse.ArgumentParser(prog='python -m dev.libraries'), ALL,
                            RESULTS, 'work_dirs/libraries',
                            lambda name, folder, keep: run(name, ROWS[name], folder), table)

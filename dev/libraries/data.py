@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List
+from typing import Any
 
 import cv2
 import numpy as np
@@ -26,14 +26,14 @@ def picture(number: int) -> np.ndarray:
     return image
 
 
-def boxes(number: int) -> List[List[int]]:
+def boxes(number: int) -> list[list[int]]:
     """x, y, width and height of the three objects of a picture; their classes are 0, 1, 2."""
     generator = np.random.RandomState(1000 + number)
     return [[*map(int, generator.randint(5, 80, 2)), *map(int, generator.randint(36, 70, 2))]
             for _ in CLASSES]
 
 
-def _corners(box: List[int]) -> List[int]:
+def _corners(box: list[int]) -> list[int]:
     x, y, width, height = box
     return [x, y, x + width, y, x + width, y + height, x, y + height]
 
@@ -47,9 +47,9 @@ def _save(path: str, content: Any) -> None:
         file.write(content if isinstance(content, str) else json.dumps(content))
 
 
-def _coco(keypoints: bool) -> Dict[str, Any]:
+def _coco(keypoints: bool) -> dict[str, Any]:
     images = [dict(id=n, file_name=f'{n}.png', width=SIDE, height=SIDE) for n in range(IMAGES)]
-    annotations: List[Dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
     for n in range(IMAGES):
         for label, box in enumerate(boxes(n)[:1] if keypoints else boxes(n)):
             points = np.random.RandomState(n).rand(17, 2) * box[2:] + box[:2]
@@ -63,17 +63,17 @@ def _coco(keypoints: bool) -> Dict[str, Any]:
         dict(id=k + 1, name=name) for k, name in enumerate(CLASSES)])
 
 
-def _boxes(root: str) -> Dict[str, Any]:
+def _boxes(root: str) -> dict[str, Any]:
     _save(f'{root}/boxes.json', _coco(keypoints=False))
     return dict(data_root=root, ann_file='boxes.json', data_prefix=dict(img='images/'))
 
 
-def _keypoints(root: str) -> Dict[str, Any]:
+def _keypoints(root: str) -> dict[str, Any]:
     _save(f'{root}/keypoints.json', _coco(keypoints=True))
     return dict(data_root=root, ann_file='keypoints.json', data_prefix=dict(img='images/'))
 
 
-def _segmentation(root: str) -> Dict[str, Any]:
+def _segmentation(root: str) -> dict[str, Any]:
     for n in range(IMAGES):
         labels = np.zeros((SIDE, SIDE), np.uint8)
         for label, (x, y, width, height) in enumerate(boxes(n)):
@@ -83,13 +83,13 @@ def _segmentation(root: str) -> Dict[str, Any]:
                 data_prefix=dict(img_path='images', seg_map_path='labels'))
 
 
-def _classes(root: str) -> Dict[str, Any]:
+def _classes(root: str) -> dict[str, Any]:
     for n in range(IMAGES):
         _save(f'{root}/classes/{CLASSES[n % 3]}/{n}.png', picture(n))
     return dict(type='CustomDataset', data_root=root, data_prefix='classes', split=None)
 
 
-def _rotated(root: str) -> Dict[str, Any]:
+def _rotated(root: str) -> dict[str, Any]:
     for n in range(IMAGES):
         lines = []
         for label, (x, y, width, height) in enumerate(boxes(n)):
@@ -101,7 +101,7 @@ def _rotated(root: str) -> Dict[str, Any]:
     return dict(data_root=root, ann_file='rotated/', data_prefix=dict(img_path='images/'))
 
 
-def _text(root: str) -> Dict[str, Any]:
+def _text(root: str) -> dict[str, Any]:
     _save(f'{root}/text.json', dict(
         metainfo=dict(dataset_type='TextDetDataset', task_name='textdet',
                       category=[dict(id=0, name='text')]),
@@ -112,7 +112,7 @@ def _text(root: str) -> Dict[str, Any]:
     return dict(data_root=root, ann_file='text.json')
 
 
-def _videos(root: str) -> Dict[str, Any]:
+def _videos(root: str) -> dict[str, Any]:
     lines = []
     for n in range(VIDEOS):
         path = f'{root}/videos/{n}.avi'
@@ -131,7 +131,7 @@ DATASETS = {'boxes': _boxes, 'keypoints': _keypoints, 'segmentation': _segmentat
             'classes': _classes, 'rotated': _rotated, 'text': _text, 'videos': _videos}
 
 
-def write(kind: str, root: str) -> Dict[str, Any]:
+def write(kind: str, root: str) -> dict[str, Any]:
     """Write a dataset below ``root``; returns the keys of the config's dataset that change."""
     for n in range(IMAGES):
         _save(f'{root}/images/{n}.png', picture(n))

@@ -5,7 +5,7 @@ it still imports in, with the mmcv and MMDetection that it accepts on top.
 """
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 __all__ = ['ROWS', 'LibraryRow']
 
@@ -30,8 +30,8 @@ class LibraryRow(NamedTuple):
     environment: str
     packages: str
     data: str
-    sizes: Dict[int, int] = {}
-    options: Dict[str, Any] = {}
+    sizes: dict[int, int] = {}
+    options: dict[str, Any] = {}
     batch: int = 2
     cached: bool = False
 
@@ -48,7 +48,7 @@ _MMYOLO = f'mmyolo==0.6.0 {_OLD} prettytable wcwidth'
 _MMROTATE = f'mmrotate==1.0.0rc1 {_OLD} e2cnn'
 _MMOCR = f'mmocr==1.0.1 {_OLD} torchvision==0.15.2 pyclipper rapidfuzz lmdb imgaug {_WEB}'
 
-ROWS: Dict[str, LibraryRow] = {
+ROWS: dict[str, LibraryRow] = {
     'mmsegmentation PSPNet': LibraryRow(
         'mmseg', 'pspnet/pspnet_r18-d8_4xb2-80k_cityscapes-512x1024.py', 'locked', _MMSEG,
         'segmentation', {2048: 256, 1024: 128, 512: 64}),
@@ -94,4 +94,4 @@ def folder_name(packages: str) -> str:
     return 'on-top-' + packages.split('==')[0].replace(' ', '-')
 
 
-ALL: Tuple[str, ...] = tuple(ROWS)
+ALL: tuple[str, ...] = tuple(ROWS)

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from mmengine.config import Config
 
@@ -26,7 +26,7 @@ patches.PATCHES = tuple(patch for patch in patches.PATCHES if patch.cause.id != 
 '''
 
 
-def smaller(value: Any, sizes: Dict[int, int]) -> Any:
+def smaller(value: Any, sizes: dict[int, int]) -> Any:
     """The same structure with other sizes of pictures."""
     if isinstance(value, dict):
         return {key: smaller(one, sizes) for key, one in value.items()}
@@ -46,7 +46,7 @@ def without_weights(value: Any) -> Any:
     return value
 
 
-def with_ends(schedules: Any, epochs: Optional[int]) -> Any:
+def with_ends(schedules: Any, epochs: int | None) -> Any:
     """The same schedules with the end that stock gives them: that of the uncut training."""
     if isinstance(schedules, (list, tuple)):
         return [with_ends(one, epochs) for one in schedules]
@@ -126,9 +126,9 @@ def audit_names_it() -> bool:
     return '(B12)' in done.stdout
 
 
-def suite(row: LibraryRow) -> Dict[str, str]:
+def suite(row: LibraryRow) -> dict[str, str]:
     """Each step: 'same bits', 'found', or what went wrong."""
-    steps: Dict[str, str] = {}
+    steps: dict[str, str] = {}
 
     def step(name: str, good: str, bad: str, function: Any) -> None:
         try:
@@ -136,7 +136,7 @@ def suite(row: LibraryRow) -> Dict[str, str]:
         except (Failed, OSError) as error:
             steps[name] = str(error)
 
-    same: List[str] = ['same bits', 'DIFFERENT']
+    same: list[str] = ['same bits', 'DIFFERENT']
     step('train', *same, lambda: train('a', PYTHONHASHSEED='0') is not None)
     step('repeat', *same, lambda: (train('b', workers=2, PYTHONHASHSEED='1'),
                                    bits('a') == bits('b'))[1])

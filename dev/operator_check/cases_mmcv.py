@@ -5,7 +5,7 @@ move samples together, and attention samples few points.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -154,10 +154,10 @@ def carafe(s: Inputs, name: str = 'carafe') -> OperatorCall:
     return OperatorCall(dict(feature=feature, masks=s.uniform(1, 25, 2 * h, 2 * w)), {}, run)
 
 
-Scored = Callable[[Inputs, int], Dict[str, Tensor]]
+Scored = Callable[[Inputs, int], dict[str, Tensor]]
 
 
-def _scored(s: Inputs, number: int) -> Dict[str, Tensor]:
+def _scored(s: Inputs, number: int) -> dict[str, Tensor]:
     boxes = s.boxes(number, 800, 1344, 96)
     return dict(boxes=boxes, scores=s.scores(len(boxes)))
 
@@ -223,7 +223,7 @@ def focal_loss(s: Inputs, kind: str, rows: int = 20000) -> OperatorCall:
 
 
 def overlaps(s: Inputs, name: str, boxes: Callable[[Inputs], Tensor],
-             others: Optional[Callable[[Inputs], Tensor]] = None, **options: Any) -> OperatorCall:
+             others: Callable[[Inputs], Tensor] | None = None, **options: Any) -> OperatorCall:
     return OperatorCall({}, dict(a=boxes(s), b=(others or boxes)(s)),
                         lambda a, b: _op(name)(a, b, **options), double=name == 'bbox_overlaps')
 
@@ -325,16 +325,16 @@ def text_regions(s: Inputs, name: str) -> OperatorCall:
         values[0], mask[0], values[1], labels, mask[1].byte(), 7, 3.)], double=False)
 
 
-def _pair(name: str) -> Tuple[str, str]:
+def _pair(name: str) -> tuple[str, str]:
     return f'{name}_forward', f'{name}_backward'
 
 
-def _case(covers: Tuple[str, ...], make: Callable[..., OperatorCall], *args: Any,
+def _case(covers: tuple[str, ...], make: Callable[..., OperatorCall], *args: Any,
           **kwargs: Any) -> OperatorCase:
     return OperatorCase(covers, lambda s: make(s, *args, **kwargs))
 
 
-CASES: Dict[str, OperatorCase] = {
+CASES: dict[str, OperatorCase] = {
     'RoIAlign': _case(_pair('roi_align'), roi_align),
     'RoIAlign, sampling_ratio 2': _case(_pair('roi_align'), roi_align, ratio=2),
     'RoIAlign, max': _case(_pair('roi_align'), roi_align, 'max', ratio=2),

@@ -5,7 +5,7 @@ whether they should.
 """
 from __future__ import annotations
 
-from typing import Callable, Dict
+from typing import Callable
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ _SIZES = {'deformable attention, a layer and image': (22223 * 8, 64, 32, 22223 *
           'deformable convolution, 3x3': (100 * 168 * 9, 4, 256, 100 * 168),
           'grid sample': (400 * 100, 4, 256, 100 * 168),
           'RoIAlign, sampled': (512 * 49, 16, 256, 200 * 336)}
-SORTED: Dict[str, OperatorCase] = {
+SORTED: dict[str, OperatorCase] = {
     f'{name}: sorted': _case(_sorted, *sizes) for name, sizes in _SIZES.items()}
-FIXED: Dict[str, OperatorCase] = {
+FIXED: dict[str, OperatorCase] = {
     f'{name}: fixed point': _case(_fixed, *sizes) for name, sizes in _SIZES.items()}

@@ -1,7 +1,8 @@
 """Cases of torch's own operators, one or more per row of ``mmrepro.ops.aten.TABLE``."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import torch
 import torch.nn.functional as F
@@ -153,7 +154,7 @@ def _reflected(x: Tensor) -> Tensor:
     return F.pad(x, (3, 2) * (x.dim() - 2), 'reflect')
 
 
-CASES: Dict[str, OperatorCase] = {
+CASES: dict[str, OperatorCase] = {
     'linear resize': OperatorCase(('upsample_linear1d_backward',), _resize('linear', 1)),
     'bilinear resize': OperatorCase(
         ('upsample_bilinear2d_backward', f'{_PYTHON}._upsample_linear_vec',

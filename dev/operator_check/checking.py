@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ LIMIT = 1e-3
 DEFAULTS = {'compiled': 'compiled mmcv', 'torch': 'PyTorch form', 'flags': 'torch'}
 
 
-def once(call: OperatorCall, upstream: Optional[List[Tensor]] = None) -> Dict[str, Tensor]:
+def once(call: OperatorCall, upstream: list[Tensor] | None = None) -> dict[str, Tensor]:
     """Run a forward and, if there are leaves, a backward; return every tensor by name.
 
     ``upstream`` are the gradients of the outputs; an empty list is filled with those drawn.
@@ -52,7 +52,7 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def _unequal(first: Dict[str, Tensor], other: Dict[str, Tensor]) -> List[str]:
+def _unequal(first: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     return [name for name, tensor in first.items()
             if tensor.shape != other[name].shape
             or not torch.equal(_bits(tensor), _bits(other[name]))]
@@ -74,7 +74,7 @@ def _error(found: Tensor, expected: Tensor) -> float:
     return float(off / size) if size else float(off)
 
 
-def _digest(named: Dict[str, Tensor]) -> str:
+def _digest(named: dict[str, Tensor]) -> str:
     """Of all tensors, to compare with other processes and machines."""
     total = hashlib.sha256()
     for name, tensor in named.items():
@@ -83,11 +83,11 @@ def _digest(named: Dict[str, Tensor]) -> str:
     return total.hexdigest()[:32]
 
 
-def _repeat(call: OperatorCall, device: str, times: int, seconds: float) -> Dict[str, Any]:
+def _repeat(call: OperatorCall, device: str, times: int, seconds: float) -> dict[str, Any]:
     """times: runs; differs: names that ever differed; ms: the median; digest of the first run."""
-    upstream: List[Tensor] = []
+    upstream: list[Tensor] = []
     first = once(call, upstream)
-    differed: Dict[str, None] = {}
+    differed: dict[str, None] = {}
     disturbance = Disturbance(device)
     durations, begin, repetition = [], time.perf_counter(), 1
     while repetition < times and (repetition < 3 or time.perf_counter() - begin < seconds):
@@ -104,7 +104,7 @@ def _repeat(call: OperatorCall, device: str, times: int, seconds: float) -> Dict
 
 
 def check(case: OperatorCase, device: str, small: bool, times: int = 50, seconds: float = 2.,
-          provider: str = 'torch', against: Optional[str] = None) -> Dict[str, Any]:
+          provider: str = 'torch', against: str | None = None) -> dict[str, Any]:
     """One row of the report.
 
     Args:
@@ -115,7 +115,7 @@ def check(case: OperatorCase, device: str, small: bool, times: int = 50, seconds
         provider: of mmcv's operators, in deterministic mode.
         against: what to compare times with, a key of :data:`DEFAULTS`, or None.
     """
-    row: Dict[str, Any] = dict(covers=list(case.covers))
+    row: dict[str, Any] = dict(covers=list(case.covers))
     reference = case.make(Inputs(True))
     little = reference.to(device)
     if case.expect == 'raises':
@@ -148,7 +148,7 @@ def check(case: OperatorCase, device: str, small: bool, times: int = 50, seconds
     return row
 
 
-def _refusal(row: Dict[str, Any], call: OperatorCall, device: str) -> Dict[str, Any]:
+def _refusal(row: dict[str, Any], call: OperatorCall, device: str) -> dict[str, Any]:
     """Check that torch raises and names the operator. On a CPU it does not have to."""
     row['refused'] = False
     try:

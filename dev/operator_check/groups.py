@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable
 
 from mmrepro.gpu_check.row_group import Row, RowGroup, Settings, cell, has_compiled_kernels
 from mmrepro.ops import triton
@@ -14,7 +14,7 @@ from .operator_cases import OperatorCase
 
 __all__ = ['GROUPS', 'fused_cases', 'scatter_cases']
 
-COLUMNS: Tuple[Tuple[str, Callable[[Row], str]], ...] = (
+COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ('runs', cell('times')), ('error', cell('error', '.1e')), ('ms', cell('ms', '.2f')),
     ('default', lambda row: row.get('default_error', row.get('default', ''))),
     ('ms', cell('default_ms', '.2f')), ('ratio', cell('ratio', '.2f')),
@@ -28,7 +28,7 @@ FIRST = ('grid sample', 'grid sample, 3-D', 'scatter_add', 'index_put', 'topk', 
          'focal loss, sigmoid', 'max pool', 'cumsum')
 
 
-def fused_cases(device: str) -> Dict[str, OperatorCase]:
+def fused_cases(device: str) -> dict[str, OperatorCase]:
     """The cases of mmcv's operators that have a Triton kernel; none if that does not run here."""
     if triton.requirement() or not triton.runs_on(device):
         return {}
@@ -36,13 +36,13 @@ def fused_cases(device: str) -> Dict[str, OperatorCase]:
             if any(operator in triton.FUSED for operator in case.covers)}
 
 
-def scatter_cases(device: str) -> Dict[str, OperatorCase]:
+def scatter_cases(device: str) -> dict[str, OperatorCase]:
     """Scattered sums: sorted, and in fixed point where Triton runs."""
     fixed = not triton.requirement() and triton.runs_on(device)
     return {**cases_scatter.SORTED, **(cases_scatter.FIXED if fixed else {})}
 
 
-def chosen_cases(device: str) -> Dict[str, OperatorCase]:
+def chosen_cases(device: str) -> dict[str, OperatorCase]:
     """The cases that deterministic mode leaves to kernels of a compiled mmcv; none on a CPU."""
     if device == 'cpu' or not has_compiled_kernels():
         return {}
@@ -51,11 +51,11 @@ def chosen_cases(device: str) -> Dict[str, OperatorCase]:
                    for operator in case.covers)}
 
 
-def _group(title: str, cases_on: Callable[[str], Dict[str, OperatorCase]], provider: str,
-           against: Optional[str]) -> RowGroup:
+def _group(title: str, cases_on: Callable[[str], dict[str, OperatorCase]], provider: str,
+           against: str | None) -> RowGroup:
     """Rows of the cases for a device; mmcv's compiled kernels, if any, replace ``against``."""
 
-    def rows(settings: Settings, time_is_left: Any) -> Dict[str, Callable[[], Row]]:
+    def rows(settings: Settings, time_is_left: Any) -> dict[str, Callable[[], Row]]:
         times, seconds = (4, .2) if settings.quick else (50, 1.5)
         other = 'compiled' if against != 'flags' and has_compiled_kernels() else against
         return {name: functools.partial(check, case, settings.device, settings.quick, times,
@@ -65,7 +65,7 @@ def _group(title: str, cases_on: Callable[[str], Dict[str, OperatorCase]], provi
     return RowGroup(title, 'operator', COLUMNS, rows, FIRST)
 
 
-GROUPS: Dict[str, RowGroup] = {
+GROUPS: dict[str, RowGroup] = {
     'mmcv': _group('Operators of mmcv', lambda device: cases_mmcv.CASES, 'torch', None),
     'auto': _group('Operators of mmcv as deterministic mode chooses them', chosen_cases, 'auto',
                    'torch'),

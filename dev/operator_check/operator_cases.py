@@ -1,7 +1,7 @@
 """The classes of the catalogue of operator cases, and the inputs that cases are made from."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,12 +75,12 @@ class OperatorCall(NamedTuple):
         double: whether the reference may be computed in float64; else it has the same precision.
     """
 
-    leaves: Dict[str, Tensor]
-    fixed: Dict[str, Tensor]
+    leaves: dict[str, Tensor]
+    fixed: dict[str, Tensor]
     run: Callable[..., Any]
     double: bool = True
 
-    def to(self, device: str, dtype: Optional[torch.dtype] = None) -> OperatorCall:
+    def to(self, device: str, dtype: torch.dtype | None = None) -> OperatorCall:
         """The same call on another device or in another floating dtype."""
         def move(tensor: Tensor) -> Tensor:
             floating = tensor.is_floating_point() and dtype is not None
@@ -101,13 +101,13 @@ class OperatorCase(NamedTuple):
         reference: another definition of the result, where torch does not specify it.
     """
 
-    covers: Tuple[str, ...]
+    covers: tuple[str, ...]
     make: Callable[[Inputs], OperatorCall]
     expect: str = 'equal'
-    reference: Optional[Callable[..., Any]] = None
+    reference: Callable[..., Any] | None = None
 
 
-def tensors_of(value: Any) -> List[Tensor]:
+def tensors_of(value: Any) -> list[Tensor]:
     """All tensors of a result, in order; numbers become tensors."""
     if isinstance(value, Tensor):
         return [value]

@@ -2,14 +2,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Dict
 
 import torch
 
 __all__ = ['tracks', 'unlabelled', 'with_proposals']
 
 
-def with_proposals(batch: Dict) -> Dict:
+def with_proposals(batch: dict) -> dict:
     """The batch with proposals near the boxes, as Fast R-CNN reads them from a file."""
     from mmengine.structures import InstanceData
     for sample in batch['data_samples']:
@@ -20,14 +19,14 @@ def with_proposals(batch: Dict) -> Dict:
     return batch
 
 
-def unlabelled(batch: Dict) -> Dict:
+def unlabelled(batch: dict) -> dict:
     """A batch of semi-supervised training: labelled images, and unlabelled ones in two views."""
     names = ('sup', 'unsup_teacher', 'unsup_student')
     return dict(inputs={name: list(batch['inputs']) for name in names},
                 data_samples={name: copy.deepcopy(batch['data_samples']) for name in names})
 
 
-def tracks(batch: Dict) -> Dict:
+def tracks(batch: dict) -> dict:
     """A batch of one video: the images are its key frame and its reference frames."""
     from mmdet.structures import TrackDataSample
     video = TrackDataSample()

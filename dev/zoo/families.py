@@ -6,7 +6,7 @@ folder offers sizes.
 """
 from __future__ import annotations
 
-from typing import NamedTuple, Tuple
+from typing import NamedTuple
 
 __all__ = ['FAMILIES', 'PACKAGES', 'Member', 'Package']
 
@@ -36,7 +36,7 @@ class Member(NamedTuple):
 
     config: str
     data: str = 'boxes'
-    packages: Tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
     annotations: str = 'COCO'
     size: int = 64
     broken: str = ''
@@ -62,8 +62,8 @@ PACKAGES = {package.name: package for package in (
 )}
 
 
-def _family(folder: str, *names: str, data: str = 'boxes', packages: Tuple[str, ...] = (),
-            annotations: str = 'COCO', size: int = 64, broken: str = '') -> Tuple[Member, ...]:
+def _family(folder: str, *names: str, data: str = 'boxes', packages: tuple[str, ...] = (),
+            annotations: str = 'COCO', size: int = 64, broken: str = '') -> tuple[Member, ...]:
     return tuple(Member(f'{folder}/{name}.py', data, packages, annotations, size, broken)
                  for name in names)
 
@@ -303,4 +303,4 @@ _OTHER_DATA = (
              packages=('mmpretrain',), annotations='MOT'),
 )
 
-FAMILIES: Tuple[Member, ...] = (*_ONE_STAGE, *_TWO_STAGE, *_MASKS, *_QUERIES, *_OTHER_DATA)
+FAMILIES: tuple[Member, ...] = (*_ONE_STAGE, *_TWO_STAGE, *_MASKS, *_QUERIES, *_OTHER_DATA)

@@ -5,7 +5,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import torch
 from mmengine.hooks import Hook
@@ -42,7 +42,7 @@ class RunFactsHook(Hook):
         Path(runner.work_dir, FILE.format(runner.rank)).write_text(json.dumps(facts))
 
 
-def facts_of(work_dir: Any) -> Dict[str, Any]:
+def facts_of(work_dir: Any) -> dict[str, Any]:
     """Facts of all ranks of a run together.
 
     Returns:
@@ -50,7 +50,7 @@ def facts_of(work_dir: Any) -> Dict[str, Any]:
         ranks of one process differ; finite; checks: the settings; steps and samples: how many were
         repeated, by all ranks).
     """
-    ranks: List[Dict[str, Any]] = [json.loads(path.read_text())
+    ranks: list[dict[str, Any]] = [json.loads(path.read_text())
                                    for path in sorted(Path(work_dir).glob(FILE.format('*')))]
     processes = [one['process'] for one in ranks]
     found = {one['shared'] for one in ranks if processes.count(one['process']) > 1}

@@ -4,7 +4,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
-from typing import Any, Callable, Iterator, Set, Tuple
+from collections.abc import Iterator
+from typing import Any, Callable
 
 from mmrepro.gpu_check.detector_inputs import images
 from mmrepro.gpu_check.zoo_configs import config_root, load, nodes
@@ -25,7 +26,7 @@ def _classes(model: Any) -> int:
     return max(1, min([2, *found]))
 
 
-def _parts(cfg: Any) -> Iterator[Tuple[str, Callable[[], Any]]]:
+def _parts(cfg: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Parts of a config besides the model that may need a package of their own."""
     from mmdet.registry import METRICS, TRANSFORMS
     for key in ('train_dataloader', 'test_dataloader'):
@@ -39,7 +40,7 @@ def _parts(cfg: Any) -> Iterator[Tuple[str, Callable[[], Any]]]:
                 yield f'metric {node["type"]}', lambda metric=metric: METRICS.build(metric)
 
 
-def _loaded(cfg: Any) -> Set[str]:
+def _loaded(cfg: Any) -> set[str]:
     """Annotations that the training pipeline loads besides boxes: 'masks', 'stuff'."""
     loaded = set()
     for node in nodes(cfg.get('train_dataloader') or {}):

@@ -10,7 +10,8 @@ import os
 import resource
 import sys
 import traceback
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable
 
 from .families import FAMILIES, PACKAGES, Member
 
@@ -28,7 +29,7 @@ OUTCOMES = {
 LIMIT = 300  # seconds by the clock for one member; the slowest takes a fifth of a free core
 
 
-def members(patterns: Iterable[str] = ()) -> List[Member]:
+def members(patterns: Iterable[str] = ()) -> list[Member]:
     """The members whose config or folder matches one of ``patterns``; all of them without any.
 
     Raises:
@@ -46,7 +47,7 @@ def members(patterns: Iterable[str] = ()) -> List[Member]:
     return list(dict.fromkeys(chosen)) if patterns else list(FAMILIES)
 
 
-def _missing(member: Member) -> List[str]:
+def _missing(member: Member) -> list[str]:
     import importlib.util
     return [name for name in member.packages
             if importlib.util.find_spec(PACKAGES[name].module) is None]
@@ -138,7 +139,7 @@ def warm() -> None:
 
 
 def sweep(chosen: Sequence[Member], limit: float = LIMIT, once: bool = False,
-          tell: Callable[[dict], None] = lambda row: None) -> List[dict]:
+          tell: Callable[[dict], None] = lambda row: None) -> list[dict]:
     """Run members one after the other; ``tell`` is called with each row."""
     warm()
     rows = []
@@ -154,7 +155,7 @@ def _print(row: dict) -> None:
           f'{row["config"]}  {what}', flush=True)
 
 
-def _known(path: str) -> Dict[str, dict]:
+def _known(path: str) -> dict[str, dict]:
     """Rows of an earlier sweep, by config; none without a file."""
     if not os.path.exists(path):
         return {}
@@ -162,7 +163,7 @@ def _known(path: str) -> Dict[str, dict]:
         return {row['config']: row for row in json.load(file)['rows']}
 
 
-def _write(path: str, rows: Dict[str, dict]) -> None:
+def _write(path: str, rows: dict[str, dict]) -> None:
     """In the order of the families, one line per row: a diff shows which configs changed."""
     ordered = [rows[member.config] for member in FAMILIES if member.config in rows]
     lines = ',\n'.join(json.dumps(row) for row in ordered)
@@ -171,7 +172,7 @@ def _write(path: str, rows: Dict[str, dict]) -> None:
     os.replace(f'{path}.part', path)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Sweep, print, and write JSON. Returns 1 when anything failed or differed."""
     parser = argparse.ArgumentParser(
         prog='zoo.py', description='Build, train and infer every family of the MMDetection zoo.')
@@ -211,7 +212,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def versions(names: Sequence[str] = ('python', 'torch', 'numpy', 'mmengine', 'mmcv', 'mmcv-lite',
-                                    'mmdet')) -> Dict[str, str]:
+                                    'mmdet')) -> dict[str, str]:
     """The versions that the sweep depends on; without those that are not installed."""
     import platform
     from importlib.metadata import PackageNotFoundError, version

@@ -1,7 +1,8 @@
 """Results of the sweep as tables: all configs, and those that need another package."""
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Sequence, Set
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from .families import FAMILIES, PACKAGES
 
@@ -13,9 +14,9 @@ WORDS = {'ok': 'yes', 'differs': '**different bits**', 'needs': 'needs', 'tracke
          'failed': '**failed**'}
 
 
-def reached_by(rows: Iterable[dict]) -> Dict[str, List[str]]:
+def reached_by(rows: Iterable[dict]) -> dict[str, list[str]]:
     """Operator of mmcv -> sorted folders of the zoo whose configs called it."""
-    reached: Dict[str, Set[str]] = {}
+    reached: dict[str, set[str]] = {}
     for row in rows:
         for operator in row.get('operators', ()):
             reached.setdefault(operator, set()).add(row['family'])
@@ -31,7 +32,7 @@ def _said(row: dict) -> str:
     return f'{word}: {row["error"]}' if 'error' in row else word
 
 
-def table(results: Dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """A Markdown report of every config of the sweep."""
     versions = ', '.join(f'{name} {version}' for name, version in results['versions'].items())
     rows = results['rows']
@@ -56,7 +57,7 @@ def table(results: Dict[str, Any]) -> str:
         '|---|---|---|--:|--:|--:|---|', *lines, ''))
 
 
-def _short(operators: Sequence[str]) -> List[str]:
+def _short(operators: Sequence[str]) -> list[str]:
     """Names without direction: `roi_align` for its forward and its backward."""
     names = [name.replace('_forward', '').partition('_backward')[0] for name in operators]
     return list(dict.fromkeys(names))

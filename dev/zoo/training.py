@@ -9,7 +9,8 @@ import json
 import os
 import pickle
 from collections import Counter
-from typing import Any, Callable, Dict, Iterator
+from collections.abc import Iterator
+from typing import Any, Callable
 
 import cv2
 import numpy as np
@@ -67,7 +68,7 @@ def _as_it_is(model: Any) -> None:
 
 
 # from small to large: a model gets the first with which MMDetection can train it
-WIDTHS: Dict[str, Callable[[Any], None]] = {
+WIDTHS: dict[str, Callable[[Any], None]] = {
     'quarter': _quarter, 'quarter backbone': _narrow_neck, 'full': _as_it_is}
 
 
@@ -174,7 +175,7 @@ def _pipeline(dataset: Any) -> Any:
     return _pipeline(inner)
 
 
-def _coco(split: str, data_root: str, member: Member, pipeline: Any, images: int) -> Dict[str, Any]:
+def _coco(split: str, data_root: str, member: Member, pipeline: Any, images: int) -> dict[str, Any]:
     dataset = dict(
         type='CocoDataset', data_root=data_root, metainfo=dict(classes=tuple(CLASSES)),
         ann_file=os.path.relpath(annotation_file(data_root, split), data_root),
@@ -246,7 +247,7 @@ def write_extras(data_root: str) -> None:
         _write_videos(report, os.path.join(data_root, VIDEOS.format(split)))
 
 
-def _write_stuff(image: Dict[str, Any], boxes: np.ndarray, folder: str) -> None:
+def _write_stuff(image: dict[str, Any], boxes: np.ndarray, folder: str) -> None:
     """A map of classes: each box has another one, in front of the first."""
     pixels = np.zeros((image['height'], image['width']), np.uint8)
     for number, (left, top, right, bottom) in enumerate(boxes.astype(int)):
@@ -254,9 +255,9 @@ def _write_stuff(image: Dict[str, Any], boxes: np.ndarray, folder: str) -> None:
     cv2.imwrite(os.path.join(folder, os.path.splitext(image['file_name'])[0] + '.png'), pixels)
 
 
-def _write_videos(report: Dict[str, Any], path: str) -> None:
+def _write_videos(report: dict[str, Any], path: str) -> None:
     """Photographs of one size are the frames of one video."""
-    sizes: Dict[tuple, int] = {}
+    sizes: dict[tuple, int] = {}
     frames: Counter = Counter()
     video_of, objects = {}, Counter()  # type: Dict[int, int], Counter
     for image in report['images']:

@@ -7,16 +7,16 @@ import importlib.util
 import itertools
 import os
 import re
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from mmengine.config import Config
 
-from ..runs.config_files import ConfigError, read_config
-from .findings import CHANGES, SEVERITIES, AuditError, AuditFinding
+from ..errors import AuditError, ConfigError
+from ..runs.config_files import read_config
+from .findings import CHANGES, SEVERITIES, AuditFinding
 from .rules import RULES
 from .subject import Subject
-
-__all__ = ['audit', 'exit_code', 'find_config', 'load', 'report', 'summary']
 
 
 def find_config(name: str) -> str:
@@ -47,8 +47,8 @@ def _near(path: str) -> str:
     return f'; near: {", ".join(near)}' if near else ''
 
 
-def load(path: str, device: str = 'cpu', env: Optional[Mapping[str, str]] = None,
-         options: Optional[Mapping[str, Any]] = None) -> Subject:
+def load(path: str, device: str = 'cpu', env: Mapping[str, str] | None = None,
+         options: Mapping[str, Any] | None = None) -> Subject:
     """Read a config; the modules in its ``custom_imports`` are imported, nothing is run.
 
     Args:
@@ -78,7 +78,7 @@ def load(path: str, device: str = 'cpu', env: Optional[Mapping[str, str]] = None
     return subject
 
 
-def audit(subject: Subject, ignore: Collection[str] = ()) -> List[AuditFinding]:
+def audit(subject: Subject, ignore: Collection[str] = ()) -> list[AuditFinding]:
     """All findings, those that change bits first.
 
     Raises:
@@ -88,7 +88,7 @@ def audit(subject: Subject, ignore: Collection[str] = ()) -> List[AuditFinding]:
     if unknown:
         raise AuditError(f'--ignore {" ".join(sorted(unknown))}: no such rule; rules: '
                          f'{", ".join(rule.name for rule in RULES)}')
-    found: Dict[Tuple[str, str, str], AuditFinding] = {}
+    found: dict[tuple[str, str, str], AuditFinding] = {}
     for rule in RULES:
         if rule.name in ignore:
             continue

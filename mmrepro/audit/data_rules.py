@@ -1,8 +1,6 @@
 """Checks of datasets, transforms and samplers. The table of rules is in ``rules.py``."""
 from __future__ import annotations
 
-from typing import Dict, Tuple
-
 from ..checkpoint.adapters import ADAPTERS
 from ..data.loader import without_positions
 from ..data.sampling_orders import STOCK_FAULTS, sampling_order_of, strided_stock
@@ -14,7 +12,7 @@ LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 
 
 # streams of samples and steps take care of these; no table of replacements has them
-_BY_STREAMS: Dict[str, Tuple[str, str]] = {
+_BY_STREAMS: dict[str, tuple[str, str]] = {
     'ScoreHLRSampler': (
         'C15', "positives from the accelerator's generator, negatives from the CPU's"),
     **dict.fromkeys(('YOLOXModeSwitchHook', 'PipelineSwitchHook'), (

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import Callable, Iterator, Tuple
+from collections.abc import Iterator
+from typing import Callable
 
 from ..checkpoint.adapters import ADAPTERS
 from ..determinism.tables import CUDA_ENV, ENV, PolicySettings
@@ -84,7 +85,7 @@ def albumentations_alone(s: Subject) -> Hits:
             yield Found(part.key, part.name)
 
 
-def _hits(s: Subject, *rules: str) -> Iterator[Tuple[SourceFile, Hit]]:
+def _hits(s: Subject, *rules: str) -> Iterator[tuple[SourceFile, Hit]]:
     return ((source, hit) for source in s.sources for hit in source.hits if hit.rule in rules)
 
 

@@ -1,10 +1,8 @@
 """What a rule is and what it finds."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional
-
-__all__ = ['CHANGES', 'HINT', 'MAY', 'SEVERITIES', 'TWO_LINES', 'AuditError', 'AuditFinding',
-           'AuditRule', 'Found', 'Hits', 'when']
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable, NamedTuple
 
 # two runs will differ, or mmrepro will refuse to start (what it refuses would make them differ)
 CHANGES = 'changes bits'
@@ -19,15 +17,11 @@ TWO_LINES = dict(custom_imports=dict(imports=['mmrepro'], allow_failed_imports=F
                  randomness=dict(seed=42, deterministic=True))
 
 
-class AuditError(ValueError):
-    """The config, or an argument, cannot be used."""
-
-
 class Found(NamedTuple):
     """What a check found."""
     where: str  # config key, file:line, module path or environment variable
     what: str  # the value or code that is there, in one line
-    severity: Optional[str] = None  # replaces the rule's
+    severity: str | None = None  # replaces the rule's
 
 
 Hits = Iterator[Found]
@@ -83,6 +77,6 @@ class AuditFinding(NamedTuple):
     fix: str
     link: str
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {'cure' if name == 'fix' else name: value
                 for name, value in self._asdict().items()}

@@ -2,9 +2,8 @@
 from __future__ import annotations
 
 import ast
-from typing import Callable, Collection, Iterator, NamedTuple, Optional, Set, Tuple
-
-__all__ = ['STATEFUL', 'StatefulClass', 'of_data_loading', 'states']
+from collections.abc import Collection, Iterator
+from typing import Callable, NamedTuple
 
 # methods of lists, dicts, deques and sets that change them
 _MUTATORS = {'append', 'appendleft', 'extend', 'insert', 'pop', 'popleft', 'popitem', 'update',
@@ -14,11 +13,11 @@ _MUTATORS = {'append', 'appendleft', 'extend', 'insert', 'pop', 'popleft', 'popi
 class StatefulClass(NamedTuple):
     """A kind of class, and the methods of it that run again and again."""
     rule: str
-    bases: Tuple[str, ...]  # endings of base class names, or of the registry in the decorator
-    methods: Tuple[str, ...]  # beginnings of method names
+    bases: tuple[str, ...]  # endings of base class names, or of the registry in the decorator
+    methods: tuple[str, ...]  # beginnings of method names
 
 
-STATEFUL: Tuple[StatefulClass, ...] = (
+STATEFUL: tuple[StatefulClass, ...] = (
     StatefulClass(
         'worker-state', ('Transform', 'TRANSFORMS', 'PIPELINES', 'Dataset', 'DATASETS'),
         ('transform', '__call__', '__getitem__', 'get_data_info', 'prepare_data', 'get_indexes')),
@@ -31,7 +30,7 @@ STATEFUL: Tuple[StatefulClass, ...] = (
 
 
 def states(cls: ast.ClassDef,
-           shared: Collection[str] = ()) -> Iterator[Tuple[str, ast.AST, str]]:
+           shared: Collection[str] = ()) -> Iterator[tuple[str, ast.AST, str]]:
     """Yields ``(rule, node, what)`` for each attribute, or variable of the module, that a step
     changes.
 
@@ -61,7 +60,7 @@ def states(cls: ast.ClassDef,
                     yield kind.rule, node, f'{method.name} changes {name} of the module'
 
 
-def _kind(cls: ast.ClassDef) -> Optional[StatefulClass]:
+def _kind(cls: ast.ClassDef) -> StatefulClass | None:
     names = {_last(base) for base in cls.bases}
     names |= {_last(node) for deco in cls.decorator_list for node in ast.walk(deco)
               if isinstance(node, (ast.Attribute, ast.Name))}
@@ -91,11 +90,11 @@ def _changed(node: ast.AST, named: Callable[[ast.AST], str]) -> str:
     return ''
 
 
-def _bound_in(method: ast.FunctionDef) -> Set[str]:
+def _bound_in(method: ast.FunctionDef) -> set[str]:
     """Names that belong to the method: its arguments, and what it binds without `global`."""
     arguments = method.args
     names = {one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-    shared: Set[str] = set()
+    shared: set[str] = set()
     for node in ast.walk(method):
         if isinstance(node, ast.Global):
             shared.update(node.names)

@@ -11,15 +11,14 @@ import importlib
 import importlib.machinery
 import importlib.util
 import inspect
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from ..ops.aten.kernel_table import TABLE as NATIVE_TABLE
 from ..ops.operator_table import TABLE
 from .findings import Found
 from .sources import SourceFile
 from .subject import Subject
-
-__all__ = ['NATIVE', 'Native', 'mmcv_operators', 'native_operators']
 
 # beginnings of methods in which nothing is differentiated: inference, and targets
 _INFERENCE = ('predict', '_predict', 'simple_test', 'aug_test', 'get_bboxes', '_get_bboxes',
@@ -30,14 +29,14 @@ _INFERENCE = ('predict', '_predict', 'simple_test', 'aug_test', 'get_bboxes', '_
 class Native(NamedTuple):
     """What in a model leads to an operator of torch that may add in any order on CUDA."""
     operator: str  # of mmrepro.ops.aten.TABLE, which knows torch's releases and ours
-    calls: Tuple[str, ...]  # last part of the names that lead to it, as functions or methods
-    modules: Tuple[str, ...] = ()  # classes of torch.nn or mmcv.ops that lead to it
+    calls: tuple[str, ...]  # last part of the names that lead to it, as functions or methods
+    modules: tuple[str, ...] = ()  # classes of torch.nn or mmcv.ops that lead to it
     only: str = ''  # condition on the call or module, a key of _CONDITIONS
     instead: str = ''  # what to use where we have no form either
 
 
 # topk and sort are in every detector, and differ in ties only: `not-deterministic` speaks of them
-NATIVE: Tuple[Native, ...] = (
+NATIVE: tuple[Native, ...] = (
     Native('grid_sampler_2d_backward', ('grid_sample', 'point_sample'), ('SimpleRoIAlign', )),
     Native('_adaptive_avg_pool2d_backward', ('adaptive_avg_pool2d', ), ('AdaptiveAvgPool2d', ),
            'size'),
@@ -76,11 +75,11 @@ def _trouble(native: Native, subject: Subject) -> str:
     return f'{native.operator} adds in the order in which threads arrive'
 
 
-def _constant(node: Optional[ast.AST]) -> Any:
+def _constant(node: ast.AST | None) -> Any:
     return node.value if isinstance(node, ast.Constant) else None
 
 
-def _argument(call: ast.Call, name: str, position: int) -> Optional[ast.AST]:
+def _argument(call: ast.Call, name: str, position: int) -> ast.AST | None:
     for word in call.keywords:
         if word.arg == name:
             return word.value
@@ -118,7 +117,7 @@ def native_operators(subject: Subject) -> Iterator[Found]:
         return
     rows = [(row, _trouble(row, subject)) for row in NATIVE]
     rows = [(row, trouble) for row, trouble in rows if trouble]
-    classes: Dict[type, str] = {}  # and what they inherit from -> a first module of the class
+    classes: dict[type, str] = {}  # and what they inherit from -> a first module of the class
     for path, module in subject.model.named_modules():
         path = f'model.{path}'.rstrip('.')
         for row, trouble in rows:
@@ -134,7 +133,7 @@ def native_operators(subject: Subject) -> Iterator[Found]:
 _read = functools.cache(SourceFile.read)
 
 
-def _in_class(cls: type, path: str, rows: List[Tuple[Native, str]]) -> Iterator[Found]:
+def _in_class(cls: type, path: str, rows: list[tuple[Native, str]]) -> Iterator[Found]:
     source, tree = _source_of(cls)
     if tree is None:
         return
@@ -155,7 +154,7 @@ def _in_class(cls: type, path: str, rows: List[Tuple[Native, str]]) -> Iterator[
                                 f'{cls.__name__} ({path}) calls {name}: {trouble}')
 
 
-def _source_of(cls: type) -> Tuple[Optional[SourceFile], Optional[ast.ClassDef]]:
+def _source_of(cls: type) -> tuple[SourceFile | None, ast.ClassDef | None]:
     try:
         file = inspect.getsourcefile(cls)
     except TypeError:  # made in C
@@ -172,7 +171,7 @@ def mmcv_operators(subject: Subject) -> Iterator[Found]:
     if subject.model is None:
         return
     compiled = importlib.util.find_spec('mmcv') is not None and _has_extension()
-    needed: Dict[str, str] = {}  # file of mmcv.ops -> a module that needs it
+    needed: dict[str, str] = {}  # file of mmcv.ops -> a module that needs it
     for path, module in subject.model.named_modules():
         for file in _files_of(type(module)):
             needed.setdefault(file, f'model.{path}'.rstrip('.'))
@@ -199,7 +198,7 @@ def _has_extension() -> bool:
 
 
 @functools.cache
-def _files_of(cls: type) -> Set[str]:
+def _files_of(cls: type) -> set[str]:
     """Files of ``mmcv.ops`` that a class is from, or whose functions its own code names."""
     files = set()
     for base in cls.__mro__:

@@ -6,23 +6,22 @@ with None), True those with one.
 from __future__ import annotations
 
 import random
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..determinism.tables import FLAGS, PolicySettings
 
-__all__ = ['CALLS', 'LISTINGS', 'MEASURING', 'SETTINGS', 'SETTING_CALLS', 'CallPattern']
-
 
 class CallPattern(NamedTuple):
     """A call by its full dotted name (import aliases resolved), as in ``fnmatch``."""
     name: str
     rule: str
-    seeded: Optional[bool]
+    seeded: bool | None
     what: str
-    makes: Optional[type] = None  # class of the generator that it returns
+    makes: type | None = None  # class of the generator that it returns
 
 
 # what generators are made by -> their class
@@ -37,7 +36,7 @@ MEASURING = ('os.getpid', 'os.getppid', 'threading.get_ident', 'time.perf_counte
              'time.perf_counter_ns', 'time.monotonic', 'time.monotonic_ns', 'time.process_time')
 
 # rule, seeded, what is said of the call, names
-_GROUPS: Tuple[Tuple[str, Optional[bool], str, Tuple[str, ...]], ...] = (
+_GROUPS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
     # generators that the operating system seeds
     ('foreign-generator', False, 'seeded by the system', (
         'numpy.random.default_rng', 'numpy.random.RandomState', 'numpy.random.PCG64',
@@ -72,11 +71,11 @@ _GROUPS: Tuple[Tuple[str, Optional[bool], str, Tuple[str, ...]], ...] = (
         'torch.empty', 'torch.empty_like', 'numpy.empty', 'numpy.empty_like', '*.new_empty')),
     ('hash-order', None, 'depends on PYTHONHASHSEED for strings, else on addresses', ('hash', )),
 )
-CALLS: Tuple[CallPattern, ...] = tuple(CallPattern(name, rule, seeded, what, _MAKERS.get(name))
+CALLS: tuple[CallPattern, ...] = tuple(CallPattern(name, rule, seeded, what, _MAKERS.get(name))
                                        for rule, seeded, what, names in _GROUPS for name in names)
 
 # in the order of the file system, unless sorted
-LISTINGS: Tuple[str, ...] = (
+LISTINGS: tuple[str, ...] = (
     'os.listdir', 'os.scandir', 'os.walk', 'glob.glob', 'glob.iglob', '*.iterdir', '*.rglob',
     '*.glob', 'mmengine.scandir', 'mmengine.utils.scandir', 'mmengine.fileio.list_dir_or_file',
     'mmengine.list_dir_or_file', '*.list_dir_or_file')
@@ -84,12 +83,12 @@ LISTINGS: Tuple[str, ...] = (
 _STRICT = PolicySettings(mode=True)
 
 # attributes of torch that the determinism policy sets -> values that keep it
-SETTINGS: Dict[str, Sequence[Any]] = {
+SETTINGS: dict[str, Sequence[Any]] = {
     flag.name: flag.wanted(_STRICT) for flag in FLAGS
     if flag.name.startswith('torch.') and not flag.setter and not flag.pinned}
 
 # functions that set such switches -> arguments that keep determinism
-SETTING_CALLS: Dict[str, Sequence[Any]] = {
+SETTING_CALLS: dict[str, Sequence[Any]] = {
     'torch.use_deterministic_algorithms': (True, ),  # another name of a flag
     **{flag.setter: flag.wanted(_STRICT) for flag in FLAGS if flag.setter and not flag.pinned},
 }

@@ -4,13 +4,9 @@ The tests apply the settings of a row to that config and expect the rule to be s
 """
 from __future__ import annotations
 
-from typing import Tuple
-
 from . import data_rules, environment_rules, operator_rules, setting_rules
 from .environment_rules import START_ENV, source_hits
 from .findings import CHANGES, HINT, MAY, TWO_LINES, AuditRule
-
-__all__ = ['RULES']
 
 _AUDIT = 'docs/how-to/audit.md'
 _CAUSES = 'docs/explanation/causes.md'
@@ -20,7 +16,7 @@ _STREAMS = 'docs/explanation/streams.md'
 _RUNNER = {'runner_type': 'mmrepro.ReproRunner'}
 _DETERMINISTIC = {'randomness.deterministic': True}
 
-RULES: Tuple[AuditRule, ...] = (
+RULES: tuple[AuditRule, ...] = (
     AuditRule('not-attached', CHANGES, setting_rules.not_attached,
          "under MMDetection's own tools/train.py, MMEngine's seeding leaves most causes in place: "
          'seeds of workers, resume, validation, kernels (mmrepro train attaches itself)',

@@ -3,18 +3,17 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, NamedTuple
 
 from ..data.generators import GENERATORS
 from ..text import shorten
 from .kept_state import of_data_loading, states
 from .patterns import CALLS, LISTINGS, MEASURING, SETTING_CALLS, SETTINGS
 from .value_flow import reaches
-
-__all__ = ['Hit', 'SourceFile']
 
 _IGNORE = re.compile(r'#\s*mmrepro:\s*ignore(?:\[([\w, -]+)\])?')
 # builtins that look at a set without its order showing
@@ -56,9 +55,9 @@ class SourceFile:
         return any(full.partition('.')[0] == package for full in self.aliases.values())
 
     @cached_property
-    def aliases(self) -> Dict[str, str]:
+    def aliases(self) -> dict[str, str]:
         """Names in the file -> full dotted names of what they were imported from."""
-        names: Dict[str, str] = {}
+        names: dict[str, str] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for item in node.names:
@@ -71,7 +70,7 @@ class SourceFile:
 
     def full_name(self, node: ast.AST) -> str:
         """``np.random.seed`` as ``numpy.random.seed``; what is not a name becomes ``?``."""
-        tail: List[str] = []
+        tail: list[str] = []
         while isinstance(node, ast.Attribute):
             tail.append(node.attr)
             node = node.value
@@ -86,7 +85,7 @@ class SourceFile:
             match[1] is None or rule in re.split(r'[,\s]+', match[1]))
 
     @cached_property
-    def hits(self) -> Tuple[Hit, ...]:
+    def hits(self) -> tuple[Hit, ...]:
         """All that the patterns find, in the order of lines."""
         found = [*self._calls(), *self._listings(), *self._sets(), *self._settings(),
                  *self._states()]
@@ -98,7 +97,7 @@ class SourceFile:
         return shorten(' '.join((ast.get_source_segment(self.text, node) or '').split()))
 
     @cached_property
-    def parents(self) -> Dict[ast.AST, ast.AST]:
+    def parents(self) -> dict[ast.AST, ast.AST]:
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def _function_of(self, node: ast.AST) -> ast.AST:
@@ -119,7 +118,7 @@ class SourceFile:
         return False
 
     @cached_property
-    def _named_calls(self) -> List[Tuple[ast.Call, str]]:
+    def _named_calls(self) -> list[tuple[ast.Call, str]]:
         return [(node, self.full_name(node.func)) for node in ast.walk(self.tree)
                 if isinstance(node, ast.Call)]
 
@@ -166,7 +165,7 @@ class SourceFile:
 
     def _sorted(self, node: ast.AST) -> bool:
         """Whether the value goes through ``sorted`` or ``.sort()``, or its order is not seen."""
-        above: Optional[ast.AST] = node
+        above: ast.AST | None = node
         while above is not None and not isinstance(above, ast.stmt):
             if isinstance(above, ast.Call) and above is not node and \
                     self.full_name(above.func) in _ORDERLESS:
@@ -204,7 +203,7 @@ class SourceFile:
                                   f'{self.code(used)}: iterated over; sets of strings or objects '
                                   'have another order in every process')
 
-    def _is_set(self, node: ast.AST, names: Set[str]) -> bool:
+    def _is_set(self, node: ast.AST, names: set[str]) -> bool:
         if isinstance(node, (ast.Set, ast.SetComp)):
             # constants that are numbers hash to themselves
             return not (isinstance(node, ast.Set) and all(
@@ -219,7 +218,7 @@ class SourceFile:
                 and self.full_name(node.args[0].func) == 'range')
         return isinstance(node, ast.Name) and node.id in names
 
-    def _order_seen(self, node: ast.AST) -> List[ast.AST]:
+    def _order_seen(self, node: ast.AST) -> list[ast.AST]:
         """What the node takes one by one."""
         if isinstance(node, ast.For):
             return [node.iter]
@@ -248,7 +247,7 @@ class SourceFile:
                 yield Hit('switches', node.lineno, self.code(node))
 
     @cached_property
-    def _module_values(self) -> Set[str]:
+    def _module_values(self) -> set[str]:
         """Names that the module itself binds: variables, which all objects of a process share."""
         return {target.id for node in self.tree.body
                 if isinstance(node, (ast.Assign, ast.AnnAssign))
@@ -262,11 +261,11 @@ class SourceFile:
                     yield Hit(rule, node.lineno, f'{cls.name}.{what}')
 
 
-def _values(node: ast.Call) -> List[ast.AST]:
+def _values(node: ast.Call) -> list[ast.AST]:
     return [*node.args, *(word.value for word in node.keywords)]
 
 
-def _is_one_of(value: Optional[ast.AST], constants: Sequence[Any]) -> bool:
+def _is_one_of(value: ast.AST | None, constants: Sequence[Any]) -> bool:
     return isinstance(value, ast.Constant) and value.value in constants
 
 

@@ -7,18 +7,18 @@ import importlib
 import os
 import sys
 import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, NamedTuple
 
 import torch
 from mmengine.config import Config
 from torch.overrides import TorchFunctionMode
 
-from ..config import LEGACY_KEYS, RandomnessConfig, RandomnessError
+from ..config import LEGACY_KEYS, RandomnessConfig
+from ..errors import RandomnessError
 from .findings import TWO_LINES
-
-__all__ = ['Part', 'Subject', 'class_name', 'is_stock']
 
 # Packages whose own code was read for docs/explanation/causes.md, or is none of ours to read.
 STOCK = ('mmengine', 'mmcv', 'mmdet', 'mmrepro', 'mmpretrain', 'mmcls', 'torch', 'torchvision',
@@ -57,12 +57,12 @@ class Subject:
     cfg: Config  # complete
     device: str = 'cpu'  # or 'cuda'
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    torch_version: Tuple[int, int] = (2, 13)
+    torch_version: tuple[int, int] = (2, 13)
     lazy: bool = False  # a pure-Python config, whose custom_imports MMEngine does not run
     failed_import: str = ''  # message of the import of custom_imports that did not work
 
     @cached_property
-    def imports(self) -> Tuple[str, ...]:
+    def imports(self) -> tuple[str, ...]:
         """Modules in ``custom_imports``."""
         given = (self.cfg.get('custom_imports') or {}).get('imports') or ()
         return (given, ) if isinstance(given, str) else tuple(given)
@@ -78,7 +78,7 @@ class Subject:
             source.imports('mmrepro') for source in self.sources)
 
     @cached_property
-    def _parsed(self) -> Tuple[RandomnessConfig, str]:
+    def _parsed(self) -> tuple[RandomnessConfig, str]:
         given = dict(self.cfg.get('randomness') or {})
         for old, new in LEGACY_KEYS.items():
             if old in self.cfg:
@@ -133,17 +133,17 @@ class Subject:
         return int(text) if text.isdigit() else 1
 
     @cached_property
-    def parts(self) -> List[Part]:
+    def parts(self) -> list[Part]:
         """Every dict with a ``type``, in the order of the file."""
         # Config hides its dict, and lazy configs give classes: both come out as plain dicts here
         return list(_parts(self.cfg._cfg_dict, ''))
 
-    def parts_in(self, *keys: str) -> List[Part]:
+    def parts_in(self, *keys: str) -> list[Part]:
         """Parts under one of the top-level keys."""
         return [part for part in self.parts if part.key.partition('.')[0].partition('[')[0] in keys]
 
     @property
-    def training(self) -> List[Part]:
+    def training(self) -> list[Part]:
         """Parts that a training step depends on."""
         return self.parts_in(*TRAIN_KEYS)
 
@@ -151,7 +151,7 @@ class Subject:
     def scope(self) -> str:
         return self.cfg.get('default_scope') or 'mmengine'
 
-    def class_of(self, part: Part) -> Optional[type]:
+    def class_of(self, part: Part) -> type | None:
         """The class that a part would be built from, or None if no registry knows it."""
         kind = part.node['type']
         if not isinstance(kind, str):
@@ -159,12 +159,12 @@ class Subject:
         return self._classes.get(kind)
 
     @cached_property
-    def _classes(self) -> Dict[str, type]:
+    def _classes(self) -> dict[str, type]:
         from mmengine import registry
         if self.scope not in ('mmengine', 'mmrepro'):
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(f'{self.scope}.registry')
-        found: Dict[str, type] = {}
+        found: dict[str, type] = {}
         for part in self.parts:
             kind = part.node['type']
             if isinstance(kind, str) and kind not in found:
@@ -174,7 +174,7 @@ class Subject:
         return found
 
     @cached_property
-    def _built(self) -> Tuple[Optional[Any], str]:
+    def _built(self) -> tuple[Any | None, str]:
         if not self.cfg.get('model'):
             return None, ''
         from unittest import mock
@@ -199,7 +199,7 @@ class Subject:
         return None, error
 
     @property
-    def model(self) -> Optional[Any]:
+    def model(self) -> Any | None:
         """The model on the meta device (no memory, no weights), or None."""
         return self._built[0]
 
@@ -209,10 +209,10 @@ class Subject:
         return self._built[1]
 
     @cached_property
-    def sources(self) -> Tuple[Any, ...]:
+    def sources(self) -> tuple[Any, ...]:
         """The user's files: ``custom_imports``, and classes that the config names."""
         from .sources import SourceFile
-        paths: Set[str] = set()
+        paths: set[str] = set()
         for name in self.imports:
             if not is_stock(name):
                 paths.update(_files_of(name))
@@ -253,7 +253,7 @@ def _parts(node: Any, key: str) -> Iterator[Part]:
             yield from _parts(value, f'{key}[{index}]')
 
 
-def _look_up(registry: Any, kind: str, scope: str) -> Optional[type]:
+def _look_up(registry: Any, kind: str, scope: str) -> type | None:
     for name in REGISTRIES:
         table = getattr(registry, name, None)
         for spelled in (kind, ) if '.' in kind else (f'{scope}.{kind}', kind):
@@ -266,7 +266,7 @@ def _look_up(registry: Any, kind: str, scope: str) -> Optional[type]:
     return None
 
 
-def _files_of(name: str) -> List[str]:
+def _files_of(name: str) -> list[str]:
     """Files of a module and of what it imported below itself; found on the path if not imported."""
     if name in sys.modules:
         modules = [module for key, module in sys.modules.items()

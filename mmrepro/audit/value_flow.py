@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import Callable, Iterator, Set
-
-__all__ = ['reaches']
+from collections.abc import Iterator
+from typing import Callable
 
 # names for what is only shown or measured
 MEASURED = re.compile(r'time|start|begin|end$|tic|toc|last|clock|stamp|date|now|elapsed|'
@@ -26,7 +25,7 @@ def reaches(call: ast.Call, function: ast.AST, full_name: Callable[[ast.AST], st
     """
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return ''
-    tainted: Set[str] = set()
+    tainted: set[str] = set()
     while True:  # assignments in loops may come in any order
         found = {target.id for node in ast.walk(function) if isinstance(node, ast.Assign)
                  and _holds(node.value, call, tainted)
@@ -39,7 +38,7 @@ def reaches(call: ast.Call, function: ast.AST, full_name: Callable[[ast.AST], st
     return next(_sinks(call, function, tainted, full_name), '')
 
 
-def _sinks(call: ast.Call, function: ast.AST, tainted: Set[str],
+def _sinks(call: ast.Call, function: ast.AST, tainted: set[str],
            full_name: Callable[[ast.AST], str]) -> Iterator[str]:
     for node in ast.walk(function):
         if isinstance(node, (ast.Assign, ast.AugAssign)) and _holds(node.value, call, tainted):
@@ -58,7 +57,7 @@ def _sinks(call: ast.Call, function: ast.AST, tainted: Set[str],
                 yield name
 
 
-def _holds(node: ast.AST, call: ast.Call, tainted: Set[str]) -> bool:
+def _holds(node: ast.AST, call: ast.Call, tainted: set[str]) -> bool:
     """Whether the value of an expression is made of the call's result."""
     return any(inner is call or isinstance(inner, ast.Name) and inner.id in tainted
                for inner in ast.walk(node))

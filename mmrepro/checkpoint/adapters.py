@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,11 +24,11 @@ class Adapter(NamedTuple):
         attributes: names of attributes, dotted where they belong to a part.
         why: what goes wrong in a resumed run without them.
     """
-    attributes: Tuple[str, ...]
+    attributes: tuple[str, ...]
     why: str
 
 
-ADAPTERS: Dict[str, Adapter] = {
+ADAPTERS: dict[str, Adapter] = {
     'DynamicRoIHead': Adapter(
         ('iou_history', 'beta_history', 'bbox_assigner.pos_iou_thr', 'bbox_assigner.neg_iou_thr',
          'bbox_assigner.min_pos_iou', 'bbox_head.loss_bbox.beta'),
@@ -72,7 +73,7 @@ def _adapter(obj: Any) -> Any:
                 None)
 
 
-def _parts(owner: Any, prefix: str = '', depth: int = 0) -> Iterator[Tuple[str, Any]]:
+def _parts(owner: Any, prefix: str = '', depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Objects that a module holds without being its submodules: samplers, assigners, ...
 
     Their own parts too: the sampler of Libra R-CNN has one for positives and one for negatives.
@@ -97,7 +98,7 @@ def _has_parts(obj: Any) -> bool:
     return hasattr(obj, '__dict__') and not isinstance(obj, (type, dict)) and package not in FOREIGN
 
 
-def _known(model: nn.Module, hooks: List[Any]) -> Iterator[Tuple[str, Any, Adapter]]:
+def _known(model: nn.Module, hooks: list[Any]) -> Iterator[tuple[str, Any, Adapter]]:
     for path, module in model.named_modules():
         if _adapter(module) is not None:
             yield f'model:{path}', module, _adapter(module)
@@ -108,7 +109,7 @@ def _known(model: nn.Module, hooks: List[Any]) -> Iterator[Tuple[str, Any, Adapt
             yield name, hook, _adapter(hook)
 
 
-def named_hooks(hooks: List[Any]) -> Iterator[Tuple[str, Any]]:
+def named_hooks(hooks: list[Any]) -> Iterator[tuple[str, Any]]:
     """Hooks by class and number in their class: the same when hooks of other classes come or go."""
     numbers: Counter = Counter()
     for hook in hooks:
@@ -117,7 +118,7 @@ def named_hooks(hooks: List[Any]) -> Iterator[Tuple[str, Any]]:
         numbers[name] += 1
 
 
-def _owner(obj: Any, path: str) -> Tuple[Any, str]:
+def _owner(obj: Any, path: str) -> tuple[Any, str]:
     *parents, name = path.split('.')
     for parent in parents:
         obj = getattr(obj, parent)
@@ -133,16 +134,16 @@ def _plain(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def kept_attributes(model: nn.Module) -> Iterator[Tuple[Any, str]]:
+def kept_attributes(model: nn.Module) -> Iterator[tuple[Any, str]]:
     """Owner and name of every attribute of a model that checkpoints keep."""
     for _, obj, adapter in _known(model, []):
         for path in adapter.attributes:
             yield _owner(obj, path)
 
 
-def collect(model: nn.Module, hooks: List[Any]) -> Dict[str, Dict[str, Any]]:
+def collect(model: nn.Module, hooks: list[Any]) -> dict[str, dict[str, Any]]:
     """Values of all known attributes, by the name of their owner."""
-    found: Dict[str, Dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for key, obj, adapter in _known(model, hooks):
         found[key] = {}
         for path in adapter.attributes:
@@ -152,7 +153,7 @@ def collect(model: nn.Module, hooks: List[Any]) -> Dict[str, Dict[str, Any]]:
     return found
 
 
-def restore(model: nn.Module, hooks: List[Any], state: Dict[str, Dict[str, Any]]) -> List[str]:
+def restore(model: nn.Module, hooks: list[Any], state: dict[str, dict[str, Any]]) -> list[str]:
     """Put collected values back; returns owners in ``state`` that this run does not have."""
     owners = {key: obj for key, obj, _ in _known(model, hooks)}
     for key, values in state.items():

@@ -2,11 +2,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from collections.abc import Mapping
+from typing import Any, Callable
 
 from .files import check_file
-
-__all__ = ['is_remote', 'newest_good', 'with_paths_beside']
 
 
 def _pointed(folder: str) -> str:
@@ -37,8 +36,8 @@ def is_remote(settings: Mapping[str, Any]) -> bool:
     return '://' in (settings.get('load_from') or _pointed(settings['work_dir']))
 
 
-def newest_good(folder: str, refuse: Callable[[str], Optional[str]] = check_file
-                ) -> Tuple[Optional[str], List[str]]:
+def newest_good(folder: str, refuse: Callable[[str], str | None] = check_file
+                ) -> tuple[str | None, list[str]]:
     """The newest complete checkpoint of a work directory, and what was passed over and why.
 
     ``last_checkpoint`` goes first; then every ``*.pth`` beside it and in the folder that it names
@@ -48,9 +47,9 @@ def newest_good(folder: str, refuse: Callable[[str], Optional[str]] = check_file
     Args:
         refuse: what is wrong with a file, or None.
     """
-    candidates: List[str] = []
+    candidates: list[str] = []
     folders = [folder]
-    passed: List[str] = []
+    passed: list[str] = []
     named = _pointed(folder)
     if named:
         beside = os.path.join(folder, os.path.basename(named))
@@ -77,7 +76,7 @@ def newest_good(folder: str, refuse: Callable[[str], Optional[str]] = check_file
     return None, passed
 
 
-def with_paths_beside(path: str, runtime_info: Dict[str, Any]) -> Dict[str, Any]:
+def with_paths_beside(path: str, runtime_info: dict[str, Any]) -> dict[str, Any]:
     """``runtime_info`` of a message hub that names the checkpoints beside the one at ``path``.
 
     CheckpointHook removes the best checkpoint that it is told of here when there is a better one.

@@ -3,18 +3,16 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any, List, Mapping, Optional, Tuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from mmengine.logging import HistoryBuffer
 
+from ..errors import CheckpointError, ResumeError
 from ..facts.collect import read_settings, settings_of
-from ..facts.compatibility import ResumeError
 from ..text import shorten
-from .files import CheckpointError
 from .safe_loading import ADDING, safe_load
-
-__all__ = ['check_readable', 'has_schedules', 'judge', 'lacks', 'stock_facts']
 
 # What MMEngine's ``Runner.resume`` reads, and what a run does without it: another one.
 PARTS = {
@@ -42,7 +40,7 @@ def has_schedules(meta: Mapping[str, Any]) -> bool:
                for name, value in facts.items())
 
 
-def lacks(content: Any) -> Optional[str]:
+def lacks(content: Any) -> str | None:
     """Why a run cannot continue from a checkpoint's ``content``, or None."""
     meta = content.get('meta') if isinstance(content, Mapping) else None
     if not isinstance(meta, Mapping) or not {'epoch', 'iter'} <= {*meta}:
@@ -52,7 +50,7 @@ def lacks(content: Any) -> Optional[str]:
     return f'holds {" and ".join(missing)}' if missing else None
 
 
-def judge(path: str, content: Any, strict: bool) -> List[str]:
+def judge(path: str, content: Any, strict: bool) -> list[str]:
     """Lines for the log about a file that somebody named to resume from.
 
     Raises:
@@ -112,7 +110,7 @@ def _loads(value: Any) -> bool:
     return True
 
 
-def _culprit(where: str, value: Any) -> Tuple[str, Any]:
+def _culprit(where: str, value: Any) -> tuple[str, Any]:
     """The innermost part that does not load, and where it is."""
     parts = (value.items() if isinstance(value, dict) else
              enumerate(value) if isinstance(value, (list, tuple)) else ())

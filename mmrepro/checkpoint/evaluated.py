@@ -7,8 +7,9 @@ what each rank had.
 """
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any
 
 import torch
 from mmengine.dist import get_world_size
@@ -18,8 +19,6 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ..distributed.unwrap import unwrap
 from . import rank_state
-
-__all__ = ['EvaluatedModel', 'mean_of_ranks', 'publish']
 
 STATISTICS = ('running_mean', 'running_var')
 _BEFORE = ('before_val_epoch', 'before_test_epoch')
@@ -36,7 +35,7 @@ class EvaluatedModel:
 
     def __init__(self, legacy: bool) -> None:
         self._legacy = legacy
-        self._own: List[Tuple[torch.Tensor, torch.Tensor]] = []  # a buffer, what it had before
+        self._own: list[tuple[torch.Tensor, torch.Tensor]] = []  # a buffer, what it had before
 
     @contextmanager
     def event(self, name: str, runner: Any) -> Iterator[None]:
@@ -90,7 +89,7 @@ class EvaluatedModel:
 
 
 def publish(runner: Any, ranks: Mapping[int, Mapping[str, Mapping[str, Any]]],
-            state_dict: Dict[str, Any]) -> None:
+            state_dict: dict[str, Any]) -> None:
     """Put the common buffers into ``state_dict``, which goes into a checkpoint.
 
     Args:
@@ -107,7 +106,7 @@ def publish(runner: Any, ranks: Mapping[int, Mapping[str, Mapping[str, Any]]],
 
 
 def _common(model: nn.Module, ranks: Sequence[Mapping[str, torch.Tensor]]
-            ) -> Dict[str, torch.Tensor]:
+            ) -> dict[str, torch.Tensor]:
     """From each rank's buffers, by name in ``model``, those of the evaluated model."""
     statistics = {f'{path}.{name}'.lstrip('.') for path, module in model.named_modules()
                   if isinstance(module, _NormBase) for name in STATISTICS}

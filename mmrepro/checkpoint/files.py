@@ -10,13 +10,12 @@ import os
 import pickle
 import struct
 import zipfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, BinaryIO, Callable, Iterator, Mapping, Optional
+from typing import Any, BinaryIO, Callable
 
+from ..errors import CheckpointError
 from .safe_loading import ADDING, safe_load
-
-__all__ = ['CheckpointError', 'LAST_GOOD', 'check_file', 'is_local', 'load', 'local_loading',
-           'replace_with', 'seal']
 
 MARK = b'mmrepro sha256 '
 LAST_GOOD = '.last_good.pth'  # hard link to the newest checkpoint that a run can continue from
@@ -25,10 +24,6 @@ _END = struct.Struct('<4s4H2LH')  # end of central directory; the last field is 
 _END_MAGIC = b'PK\x05\x06'
 _COMMENT = len(MARK) + 64
 _CHUNK = 1 << 22
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that is damaged, or that is not only data."""
 
 
 def _digest(file: BinaryIO, size: int) -> bytes:
@@ -65,7 +60,7 @@ def seal(path: str) -> None:
         os.fsync(file.fileno())
 
 
-def check_file(path: str) -> Optional[str]:
+def check_file(path: str) -> str | None:
     """What is wrong with a checkpoint file, or None. A file without digest counts as readable."""
     try:
         size = os.path.getsize(path)
@@ -83,7 +78,7 @@ def check_file(path: str) -> Optional[str]:
         return _check_archive(file, tail)
 
 
-def _check_archive(file: BinaryIO, tail: bytes) -> Optional[str]:
+def _check_archive(file: BinaryIO, tail: bytes) -> str | None:
     """As :func:`check_file`, for an archive without digest: every record has a CRC."""
     start = tail.rfind(_END_MAGIC)
     whole = start >= 0 and len(tail) - start >= _END.size

@@ -6,11 +6,9 @@ end of a run and a checkpoint has to be written in time.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable
 
 import mmengine.config.config as stock
-
-__all__ = ['cache_formatted_texts']
 
 MAX_TEXTS = 4  # a run has one or two
 
@@ -23,7 +21,7 @@ def cache_formatted_texts() -> None:
 
 
 def _remembering(format_code: Callable) -> Callable:
-    texts: Dict[Tuple[str, str], Any] = {}
+    texts: dict[tuple[str, str], Any] = {}
 
     @functools.wraps(format_code)
     def remembering(text: str, **style: Any) -> Any:

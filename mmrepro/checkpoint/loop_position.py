@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Optional, Tuple
+from typing import Any
 
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
@@ -10,10 +10,8 @@ from ..data import placement_of
 from ..data.cursor import DataCursor, where
 from ..data.sampling_orders import is_endless
 
-__all__ = ['cursor_in_epoch', 'refusal_after', 'streams_problem', 'validation_is_due']
 
-
-def cursor_in_epoch(runner: Any, saved: Optional[DataCursor]) -> DataCursor:
+def cursor_in_epoch(runner: Any, saved: DataCursor | None) -> DataCursor:
     """Where a resumed epoch-based loop begins; ``saved`` is the checkpoint's cursor, if any."""
     if saved is not None and saved.epoch == runner.epoch:
         return saved
@@ -21,7 +19,7 @@ def cursor_in_epoch(runner: Any, saved: Optional[DataCursor]) -> DataCursor:
                       runner.iter - runner.epoch * len(runner.train_dataloader))
 
 
-def validation_is_due(runner: Any, saved: Optional[DataCursor]) -> bool:
+def validation_is_due(runner: Any, saved: DataCursor | None) -> bool:
     """Whether MMEngine's loops validate after the last iteration of ``runner``."""
     loop = runner.train_loop
     if runner.val_loop is None:
@@ -39,7 +37,7 @@ def validation_is_due(runner: Any, saved: Optional[DataCursor]) -> bool:
     return now >= loop.val_begin and (now % loop.val_interval == 0 or now == last)
 
 
-def _within_a_pass(runner: Any, saved: Optional[DataCursor]) -> bool:
+def _within_a_pass(runner: Any, saved: DataCursor | None) -> bool:
     """Whether a resumed run begins after some batches of a pass over the data, not at its end."""
     loop, loader = runner.train_loop, runner.train_dataloader
     ends = placement_of(loader) is not None  # MMEngine by itself begins a pass again at its end
@@ -51,7 +49,7 @@ def _within_a_pass(runner: Any, saved: Optional[DataCursor]) -> bool:
     return done > 0 and not (ends and done == len(loader))
 
 
-def streams_problem(runner: Any, saved: Optional[DataCursor]) -> Optional[Tuple[str, str]]:
+def streams_problem(runner: Any, saved: DataCursor | None) -> tuple[str, str] | None:
     """Why streams that belong to workers cannot continue, and what to do instead; or None."""
     config = runner.repro
     of_loop = config.legacy and isinstance(runner.train_loop, IterBasedTrainLoop)

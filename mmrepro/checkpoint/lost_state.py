@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import collections
 import random
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Set, Tuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +13,6 @@ from torch import nn
 from ..digests import state_digest
 from ..distributed.unwrap import unwrap
 from .adapters import named_hooks
-
-__all__ = ['Lost', 'lost_state', 'snapshot']
 
 MAX_DEPTH = 5  # of objects within objects
 MAX_ITEMS = 2000  # of a container; a longer one counts as a whole by its length
@@ -53,13 +52,13 @@ class Lost(NamedTuple):
     now: str
 
 
-def snapshot(runner: Any) -> Dict[str, Dict[str, str]]:
+def snapshot(runner: Any) -> dict[str, dict[str, str]]:
     """Values of all attributes of the model's modules, of objects that they hold, and of hooks.
 
     Returns:
         dict: ``{place: {'<class>': name, attribute path: value as text or digest}}``.
     """
-    found: Dict[str, Dict[str, str]] = {}
+    found: dict[str, dict[str, str]] = {}
     # parts that belong to somebody else are seen there
     seen = {id(module) for module in unwrap(runner.model).modules()}
     seen.update(map(id, [runner, runner.model, runner.cfg, *runner.hooks]))
@@ -75,13 +74,13 @@ def snapshot(runner: Any) -> Dict[str, Dict[str, str]]:
     return found
 
 
-def _values(attributes: Mapping[str, Any], prefix: str, seen: Set[int],
-            depth: int = 0) -> Iterator[Tuple[str, str]]:
+def _values(attributes: Mapping[str, Any], prefix: str, seen: set[int],
+            depth: int = 0) -> Iterator[tuple[str, str]]:
     for name, value in sorted(attributes.items()):
         yield from _value(f'{prefix}{name}', value, seen, depth)
 
 
-def _value(path: str, value: Any, seen: Set[int], depth: int) -> Iterator[Tuple[str, str]]:
+def _value(path: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, str]]:
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
         yield path, repr(value)
     elif isinstance(value, torch.Tensor):
@@ -107,7 +106,7 @@ def _value(path: str, value: Any, seen: Set[int], depth: int) -> Iterator[Tuple[
         yield from _values(vars(value), f'{path}.', seen | {id(value)}, depth + 1)
 
 
-def _container(path: str, value: Any, seen: Set[int], depth: int) -> Iterator[Tuple[str, str]]:
+def _container(path: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, str]]:
     yield f'len({path})', str(len(value))
     if len(value) > MAX_ITEMS:
         return
@@ -121,8 +120,8 @@ def _container(path: str, value: Any, seen: Set[int], depth: int) -> Iterator[Tu
             yield from _value(f'{path}[{number}]', item, seen, depth + 1)
 
 
-def lost_state(runs: List[Dict[str, Dict[str, str]]],
-               resumed: Dict[str, Dict[str, str]]) -> List[Lost]:
+def lost_state(runs: list[dict[str, dict[str, str]]],
+               resumed: dict[str, dict[str, str]]) -> list[Lost]:
     """Attributes that agree in all ``runs`` and are other in the resumed one.
 
     Args:
@@ -130,7 +129,7 @@ def lost_state(runs: List[Dict[str, Dict[str, str]]],
             times, is not state that a resume loses.
         resumed: snapshot at the same iteration of a run that resumed there.
     """
-    found: List[Lost] = []
+    found: list[Lost] = []
     first = runs[0]
     for place, then in first.items():
         now = resumed.get(place, {})
@@ -143,9 +142,9 @@ def lost_state(runs: List[Dict[str, Dict[str, str]]],
     return _without_items(found)
 
 
-def _without_items(lost: List[Lost]) -> List[Lost]:
+def _without_items(lost: list[Lost]) -> list[Lost]:
     """One row for a container, not one for each of its items."""
-    rows: Dict[Tuple[str, str], Lost] = {}
+    rows: dict[tuple[str, str], Lost] = {}
     for row in lost:
         attribute = row.attribute[4:-1] if row.attribute.startswith('len(') else row.attribute
         attribute = attribute.split('[')[0]

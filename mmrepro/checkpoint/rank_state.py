@@ -5,7 +5,8 @@ GHM), attributes, and gradients in the middle of an accumulation cycle.
 """
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,13 +17,11 @@ from ..distributed.agreement import settle
 from ..distributed.unwrap import optim_wrappers, unwrap
 from . import adapters
 
-__all__ = ['counts', 'gather', 'own_state', 'portable', 'restore', 'unsaved_buffers']
-
 # the parts of a rank's state; gradients are too large to be digested at every checkpoint
 PARTS = ('attributes', 'gradients', 'buffers')
 
 
-def own_state(runner: Any) -> Dict[str, Dict[str, Any]]:
+def own_state(runner: Any) -> dict[str, dict[str, Any]]:
     """State of this rank that no ``state_dict`` of rank 0 holds: ``{part: {name: value}}``.
 
     Tensors are not copied.
@@ -32,8 +31,8 @@ def own_state(runner: Any) -> Dict[str, Dict[str, Any]]:
                 buffers=dict(_buffers(runner)))
 
 
-def gather(state: Dict[str, Dict[str, Any]],
-           to_all: bool = False) -> Dict[int, Dict[str, Dict[str, Any]]]:
+def gather(state: dict[str, dict[str, Any]],
+           to_all: bool = False) -> dict[int, dict[str, dict[str, Any]]]:
     """State in which ranks differ. A collective operation; rank 0 gets the result.
 
     Args:
@@ -54,7 +53,7 @@ def gather(state: Dict[str, Dict[str, Any]],
         return {}
     mine = {part: portable({name: value for name, value in state[part].items()
                             if f'{part}/{name}' in different}) for part in PARTS}
-    found: List[Any] = [None] * dist.get_world_size()
+    found: list[Any] = [None] * dist.get_world_size()
     if to_all:
         dist.all_gather_object(found, mine)
     elif dist.get_rank() == 0:
@@ -65,14 +64,14 @@ def gather(state: Dict[str, Dict[str, Any]],
     return dict(enumerate(found))
 
 
-def _different(ranks: List[List[Dict[str, str]]]) -> List[str]:
+def _different(ranks: list[list[dict[str, str]]]) -> list[str]:
     digests = [rank[0] for rank in ranks]
     names = sorted({name for rank in digests for name in rank})
     return [name for name in names
             if len({rank.get(name) for rank in digests}) > 1 or name.startswith('gradients/')]
 
 
-def restore(runner: Any, state: Dict[str, Dict[str, Any]]) -> List[str]:
+def restore(runner: Any, state: dict[str, dict[str, Any]]) -> list[str]:
     """Put a rank's state back; returns names of state that has no owner in this run."""
     model = unwrap(runner.model)
     lost = adapters.restore(model, runner.hooks, state.get('attributes', {}))
@@ -96,7 +95,7 @@ def restore(runner: Any, state: Dict[str, Dict[str, Any]]) -> List[str]:
     return lost
 
 
-def _modules(runner: Any) -> Iterator[Tuple[str, nn.Module]]:
+def _modules(runner: Any) -> Iterator[tuple[str, nn.Module]]:
     """The model, and its averages in hooks."""
     yield 'model', unwrap(runner.model)
     for hook in runner.hooks:
@@ -105,20 +104,20 @@ def _modules(runner: Any) -> Iterator[Tuple[str, nn.Module]]:
             yield 'ema', average
 
 
-def _buffers(runner: Any) -> Iterator[Tuple[str, torch.Tensor]]:
+def _buffers(runner: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """In state dicts and not."""
     for prefix, module in _modules(runner):
         yield from module.named_buffers(prefix)
 
 
-def unsaved_buffers(runner: Any) -> Dict[str, torch.Tensor]:
+def unsaved_buffers(runner: Any) -> dict[str, torch.Tensor]:
     """Buffers with ``persistent=False``: in no state dict, but some layers count in them."""
     saved = {f'{prefix}.{name}' for prefix, module in _modules(runner)
              for name in module.state_dict()}
     return {name: value for name, value in _buffers(runner) if name not in saved}
 
 
-def counts(runner: Any) -> Dict[str, int]:
+def counts(runner: Any) -> dict[str, int]:
     """Losses that each optimizer has seen: where it is in its accumulation cycle.
 
     MMEngine derives them from the iteration for one optimizer, and does not for several.
@@ -126,7 +125,7 @@ def counts(runner: Any) -> Dict[str, int]:
     return {name: one._inner_count for name, one in optim_wrappers(runner.optim_wrapper).items()}
 
 
-def _gradients(runner: Any) -> Dict[str, torch.Tensor]:
+def _gradients(runner: Any) -> dict[str, torch.Tensor]:
     """What is summed up for the next step: unfinished cycles, losses of other optimizers."""
     wrappers = [*optim_wrappers(runner.optim_wrapper).values()]
     if len(wrappers) < 2 and all(one._inner_count % one._accumulative_counts == 0
@@ -137,7 +136,7 @@ def _gradients(runner: Any) -> Dict[str, torch.Tensor]:
             if parameter.grad is not None}
 
 
-def portable(state: Dict[str, Any]) -> Dict[str, Any]:
+def portable(state: dict[str, Any]) -> dict[str, Any]:
     """The same, with tensors on the CPU."""
     return {name: value.detach().cpu() if isinstance(value, torch.Tensor) else value
             for name, value in state.items()}

@@ -2,25 +2,25 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any
 
 import torch
 from mmengine.dist import get_rank
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
-from ..config import RandomnessConfig, RandomnessError
+from ..config import RandomnessConfig
 from ..data import placement_of
 from ..data.cursor import DataCursor, continue_epochs, continue_iterations, seek, where
+from ..errors import CheckpointError, RandomnessError
 from ..facts import compatibility
 from . import rank_state
 from .choosing import is_remote, newest_good, with_paths_beside
 from .completeness import judge, lacks, stock_facts
-from .files import CheckpointError, load
+from .files import load
 from .loop_position import cursor_in_epoch, streams_problem, validation_is_due
-
-__all__ = ['Resume', 'ResumePoint', 'copied_to']
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class ResumePoint:
     path: str
     epoch: int
     iteration: int
-    seed: Optional[int]
+    seed: int | None
     written_by: Mapping[str, Any]
     facts: Mapping[str, Any]
-    cursor: Optional[DataCursor]
+    cursor: DataCursor | None
 
     @classmethod
     def of(cls, path: str, meta: Mapping[str, Any]) -> ResumePoint:
@@ -84,14 +84,14 @@ class Resume:
     """
 
     def __init__(self, settings: Mapping[str, Any], strict: bool) -> None:
-        self.point: Optional[ResumePoint] = None
-        self.passed_over: List[str] = []
-        self.differences: List[str] = []
+        self.point: ResumePoint | None = None
+        self.passed_over: list[str] = []
+        self.differences: list[str] = []
         self._asked = bool(settings.get('resume'))
         self._remote = self._asked and is_remote(settings)  # its seed is not known beforehand
         self._content: Any = None
-        self._state: Dict[str, Any] = {}
-        self._start: Optional[int] = None  # iteration to which the data still have to move
+        self._state: dict[str, Any] = {}
+        self._start: int | None = None  # iteration to which the data still have to move
         self.loop: Any = None
         if not self._asked or self._remote:
             return
@@ -104,8 +104,8 @@ class Resume:
         if path is not None:
             self.point = ResumePoint.of(path, self._content['meta'])
 
-    def _newest(self, work_dir: str) -> Optional[str]:
-        def refuse(path: str) -> Optional[str]:
+    def _newest(self, work_dir: str) -> str | None:
+        def refuse(path: str) -> str | None:
             self._content = None
             try:
                 self._content = load(path, mapped=True, legacy=False)
@@ -124,7 +124,7 @@ class Resume:
     # ------------------------------------------------------------------------- at the start
 
     @property
-    def settings(self) -> Dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Arguments of the runner that have to change: MMEngine would choose by itself."""
         if self.point is not None:
             return dict(load_from=self.point.path)
@@ -156,7 +156,7 @@ class Resume:
                 'from the weights: load_from=..., resume=False')
         return given.with_seed(self.point.seed)
 
-    def compare(self, facts: Mapping[str, Any], strict: bool) -> List[str]:
+    def compare(self, facts: Mapping[str, Any], strict: bool) -> list[str]:
         """Lines for the log on how this run's ``facts`` differ from those of the resumed run.
 
         Raises:
@@ -169,7 +169,7 @@ class Resume:
         return compatibility.check(self.point.path, self.point.facts, facts,
                                    strict and bool(self.point.written_by))
 
-    def compare_data(self, facts: Mapping[str, Any], strict: bool) -> List[str]:
+    def compare_data(self, facts: Mapping[str, Any], strict: bool) -> list[str]:
         """As :meth:`compare`, for facts on the dataset, which are known later."""
         if self.point is None or 'train_samples' not in self.point.facts:
             return []
@@ -198,7 +198,7 @@ class Resume:
         content, self._content = self._content, None
         return copied_to(content, map_location)
 
-    def take_state(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
+    def take_state(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Remember what :meth:`restore` needs of a loaded checkpoint."""
         if not self._active:
             return
@@ -271,7 +271,7 @@ class Resume:
         self._start = None
 
 
-def _behind_checkpoints(hooks: List[Any]) -> List[Any]:
+def _behind_checkpoints(hooks: list[Any]) -> list[Any]:
     """The hooks that are called after the last CheckpointHook."""
     numbers = [number for number, hook in enumerate(hooks) if isinstance(hook, CheckpointHook)]
     return hooks[numbers[-1] + 1:] if numbers else []

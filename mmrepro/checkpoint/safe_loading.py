@@ -11,19 +11,17 @@ import functools
 import io
 import pickle
 import types
-from typing import Any, Dict, List, Tuple, Union
+from typing import Any
 
 import numpy as np
 import torch
 from mmengine.logging import HistoryBuffer
 
-__all__ = ['ADDING', 'allow_list', 'safe_load']
-
 # how a user adds a class, for messages
 ADDING = ('torch.serialization.add_safe_globals adds to it'
           if hasattr(torch.serialization, 'add_safe_globals') else
           'mmrepro.checkpoint.safe_loading.EXTRA.append(CLASS) adds to it')
-EXTRA: List[Any] = []  # classes that users trust, for torch before 2.4
+EXTRA: list[Any] = []  # classes that users trust, for torch before 2.4
 
 # NumPy 1 has a package numpy._core as well, which is empty
 _CORE = np.core if int(np.__version__.partition('.')[0]) < 2 else np._core
@@ -45,7 +43,7 @@ def _statistic(owner: Any, name: str) -> Any:
 
 
 @functools.cache
-def allow_list() -> Tuple[Any, ...]:
+def allow_list() -> tuple[Any, ...]:
     """What a checkpoint of MMEngine holds beside tensors; each only builds data.
 
     Objects, or pairs of an object and the name that it has in files.
@@ -61,7 +59,7 @@ def allow_list() -> Tuple[Any, ...]:
             np.ndarray, np.dtype, *dtypes)
 
 
-def safe_load(file: Union[str, io.BytesIO], map_location: Any = 'cpu', mapped: bool = False) -> Any:
+def safe_load(file: str | io.BytesIO, map_location: Any = 'cpu', mapped: bool = False) -> Any:
     """Load what ``torch.save`` wrote.
 
     Args:
@@ -78,7 +76,7 @@ def safe_load(file: Union[str, io.BytesIO], map_location: Any = 'cpu', mapped: b
                       pickle_module=_MODULE, **options)
 
 
-def _version() -> Tuple[int, ...]:
+def _version() -> tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.split('.')[:2])
 
 
@@ -88,7 +86,7 @@ def _takes_names() -> bool:
 
 
 @functools.cache
-def _known() -> Dict[str, Any]:
+def _known() -> dict[str, Any]:
     """The allow-list by name, with what torch itself accepts in weights."""
     from torch._weights_only_unpickler import _get_allowed_globals
     found = dict(_get_allowed_globals())
@@ -99,7 +97,7 @@ def _known() -> Dict[str, Any]:
     return found
 
 
-def _trusted() -> Dict[str, Any]:
+def _trusted() -> dict[str, Any]:
     added = getattr(torch.serialization, 'get_safe_globals', list)()
     return {f'{one.__module__}.{one.__qualname__}': one for one in (*EXTRA, *added)}
 

@@ -3,22 +3,21 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Set, Tuple
+from typing import Any, Callable
 
 from mmengine.dist import get_world_size, is_main_process
 from mmengine.hooks import CheckpointHook, EMAHook
 
 from .. import seeds
-from ..config import RandomnessError
 from ..data import unfinished
 from ..data.cursor import CountedIterator
+from ..errors import RandomnessError
 from ..version import __version__
 from . import evaluated, rank_state
 from .completeness import check_readable, lacks
 from .files import is_local, local_loading, replace_with
-
-__all__ = ['Save']
 
 # settings of CheckpointHook that take from its files what a resumed run needs
 LEFT_OUT = ('save_optimizer', 'save_param_scheduler')
@@ -33,14 +32,14 @@ class Save:
 
     def __init__(self, legacy: bool) -> None:
         self._legacy = legacy
-        self._began: Optional[Tuple[int, int]] = None  # an epoch, the iteration at which it began
-        self._validated: Optional[int] = None  # iterations before the last completed validation
-        self._metrics: Optional[Mapping[str, Any]] = None
-        self._own: Optional[Dict[str, Dict[str, Any]]] = None
-        self._ranks: Dict[int, Dict[str, Dict[str, Any]]] = {}
+        self._began: tuple[int, int] | None = None  # an epoch, the iteration at which it began
+        self._validated: int | None = None  # iterations before the last completed validation
+        self._metrics: Mapping[str, Any] | None = None
+        self._own: dict[str, dict[str, Any]] | None = None
+        self._ranks: dict[int, dict[str, dict[str, Any]]] = {}
         self._complete = True  # a run can continue from the checkpoint that is being written
         self.loaders: weakref.WeakSet = weakref.WeakSet()  # all training loaders of the runner
-        self._named: Set[str] = set()
+        self._named: set[str] = set()
 
     def check_hooks(self, runner: Any) -> None:
         """Say at the start what no checkpoint will hold.
@@ -118,7 +117,7 @@ class Save:
         finally:
             self._own, self._ranks = None, {}  # it refers to gradients, and may be large
 
-    def complete(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
+    def complete(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Add to MMEngine's ``checkpoint`` what a resume needs; on rank 0, just before writing.
 
         Raises:
@@ -155,12 +154,12 @@ class Save:
                     del state[name]
         check_readable(checkpoint)
 
-    def _parts_of_ranks(self) -> Dict[int, Dict[str, Dict[str, Any]]]:
+    def _parts_of_ranks(self) -> dict[int, dict[str, dict[str, Any]]]:
         # the file has everything else of rank 0 anyway
         return {rank: state if rank else dict(buffers=state['buffers'])
                 for rank, state in self._ranks.items()}
 
-    def _cursor(self, runner: Any, meta: Mapping[str, Any]) -> Tuple[int, int]:
+    def _cursor(self, runner: Any, meta: Mapping[str, Any]) -> tuple[int, int]:
         iterator = getattr(runner.train_loop, 'dataloader_iterator', None)
         if isinstance(iterator, CountedIterator):
             return iterator.cursor

@@ -1,19 +1,18 @@
 """How a training starts: with weights that the seed decides, and nothing of an earlier call."""
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional
+from typing import Any, Callable
 
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from torch import nn
 
 from .. import determinism
-from ..config import RandomnessConfig, RandomnessError
+from ..config import RandomnessConfig
 from ..distributed.unwrap import unwrap
-from ..facts.compatibility import ResumeError
+from ..errors import RandomnessError, ResumeError
 from ..text import listed
-
-__all__ = ['Starts']
 
 
 class Starts:
@@ -28,7 +27,7 @@ class Starts:
         self._loaded = False  # MMEngine has loaded what the config names, and no training began
         self._running = False  # the loop has begun and has not ended
         self._trained = False
-        self._unwritten: List[str] = []  # parameters that nothing has initialised
+        self._unwritten: list[str] = []  # parameters that nothing has initialised
 
     def build_model(self, runner: Any, stock: Callable[[Any], Any], model: Any) -> Any:
         """Let ``stock`` build the model; say where the seed had no part in it."""
@@ -94,7 +93,7 @@ class Starts:
         yield
         self._running, self._trained = False, True
 
-    def _cannot_go_on(self, runner: Any) -> Optional[str]:
+    def _cannot_go_on(self, runner: Any) -> str | None:
         if not self._running and (not self._trained or _at_its_end(runner.train_loop)):
             return None
         return (

@@ -5,13 +5,11 @@ import difflib
 import importlib
 import os
 import sys
-from typing import Any, Callable, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 from ..exit_codes import DONE, INTERRUPTED, MEANINGS, USAGE
 from ..version import __version__
-
-__all__ = ['VERBS', 'load', 'main', 'program_name', 'run']
-
 
 # verb -> summary. Each is a module of this package, with a function `main(argv) -> exit code`
 VERBS = {
@@ -45,7 +43,7 @@ CONTINUED = {
 }
 
 
-def run(verb: str, argv: Optional[Sequence[str]] = None, *more: Any) -> int:
+def run(verb: str, argv: Sequence[str] | None = None, *more: Any) -> int:
     """Run a verb and return its exit code; Ctrl-C is one line, also while it is imported.
 
     ``more`` are further arguments of the verb's function.
@@ -71,7 +69,7 @@ def program_name(verb: str) -> str:
     return started if started == f'{verb}.py' else f'mmrepro {verb}'
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb and return its exit code, see :mod:`mmrepro.exit_codes`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in ('-h', '--help', '--version'):

@@ -5,22 +5,22 @@ import argparse
 import functools
 import os
 import sys
-from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NoReturn
 
 from mmengine.config import Config, DictAction
 
+from ..errors import ConfigError
 from ..exit_codes import READER_LEFT, USAGE
-from ..runs.config_files import ADD, ConfigError, read_config
+from ..runs.config_files import ADD, read_config
 from . import program_name
-
-__all__ = ['Options', 'OptionsAsGiven', 'Parser', 'quiet_when_reader_leaves', 'setting']
 
 
 class Parser(argparse.ArgumentParser):
     """Says in one line what is wrong, and exits with code 2; the usage is in ``--help``."""
     _parsing = False
 
-    def __init__(self, verb: str, description: str = '', epilog: Optional[str] = None) -> None:
+    def __init__(self, verb: str, description: str = '', epilog: str | None = None) -> None:
         super().__init__(prog=program_name(verb), description=description, epilog=epilog,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
             self.error(f'{path}: no such config')
         return path
 
-    def read_config(self, path: str, options: Optional[Mapping[str, Any]] = None) -> Config:
+    def read_config(self, path: str, options: Mapping[str, Any] | None = None) -> Config:
         """The config with the changes of a command line, or one line about what is wrong."""
         try:
             return read_config(self.existing_config(path), options)
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
             if value is not None and value < low:
                 self.error(f'--{name.replace("_", "-")} {value}: must be {low} or more')
 
-    def processes(self, text: str, ranks: Optional[int]) -> List[int]:
+    def processes(self, text: str, ranks: int | None) -> list[int]:
         """The numbers in ``4,2,1`` of processes that share ``ranks`` ranks; None: any number."""
         words = [word.strip() for word in text.split(',')]
         if not all(word.isdigit() and 1 <= int(word) <= (ranks or int(word)) for word in words):
@@ -141,7 +141,7 @@ def setting(text: str) -> tuple:
 def quiet_when_reader_leaves(main: Callable[..., int]) -> Callable[..., int]:
     """For a verb that reports: no traceback when it is piped to ``head``."""
     @functools.wraps(main)
-    def wrapper(argv: Optional[Sequence[str]] = None) -> int:
+    def wrapper(argv: Sequence[str] | None = None) -> int:
         try:
             code = main(argv)
             sys.stdout.flush()

@@ -5,16 +5,15 @@ import argparse
 import contextlib
 import json
 import sys
-from typing import Dict, List, Optional, Sequence
+from collections.abc import Sequence
 
 from ..audit.auditing import audit, exit_code, load, report, summary
-from ..audit.findings import AuditError, AuditFinding
+from ..audit.findings import AuditFinding
 from ..audit.rules import RULES
 from ..audit.subject import Subject
+from ..errors import AuditError
 from . import program_name
 from .arguments import Parser, quiet_when_reader_leaves
-
-__all__ = ['main']
 
 # how else a config that does not attach mmrepro could be trained: in the report, and as a subject
 OTHERS = {
@@ -24,7 +23,7 @@ OTHERS = {
 
 
 @quiet_when_reader_leaves
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Audit a config; 0: nothing changes bits, 1: something does, 2: it cannot be audited."""
     args = _parser().parse_args(argv)
     import torch
@@ -68,7 +67,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return code
 
 
-def _dicts(findings: Sequence[AuditFinding]) -> List[Dict[str, str]]:
+def _dicts(findings: Sequence[AuditFinding]) -> list[dict[str, str]]:
     return [finding.as_dict() for finding in findings]
 
 

@@ -5,7 +5,8 @@ import argparse
 import json
 import os
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 from mmengine.config import Config
 
@@ -15,10 +16,8 @@ from ..verify.chaos.campaign import Campaign, CampaignSettings, summary
 from ..verify.chaos.kinds import KINDS, allowed
 from .arguments import Parser
 
-__all__ = ['main', 'prepare', 'table']
 
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: all interrupted runs equal the uninterrupted one; 1: not; 2: wrong usage."""
     listed = '\n'.join(f'  {name:<{max(map(len, KINDS))}}  {kind.why}'
                        for name, kind in KINDS.items())
@@ -85,7 +84,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return DONE if equal else DIFFERENT
 
 
-def _ranks(config: Config, args: argparse.Namespace, parser: Parser) -> Tuple[int, List[int]]:
+def _ranks(config: Config, args: argparse.Namespace, parser: Parser) -> tuple[int, list[int]]:
     """The number of ranks, and where they are virtual, the numbers of processes."""
     virtual = args.virtual_ranks or config.randomness.get('virtual_ranks')
     if args.processes is None:
@@ -113,13 +112,13 @@ def prepare(config: Config, interval: int) -> None:
     config.randomness = randomness
 
 
-def _ranks_text(settings: Dict[str, Any]) -> str:
+def _ranks_text(settings: dict[str, Any]) -> str:
     processes = settings.get('processes')  # older outcomes have none
     return f'{settings["ranks"]} rank(s)' if not processes else (
         f'{settings["ranks"]} virtual ranks on {", ".join(map(str, processes))} processes')
 
 
-def table(outcome: Dict[str, Any]) -> str:
+def table(outcome: dict[str, Any]) -> str:
     """A Markdown table, one row per kind of interruption."""
     lines = ['| interruption | times | exit codes | iterations done again (most) | '
              'seconds to the end (most) |', '|---|---|---|---|---|']

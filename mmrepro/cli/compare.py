@@ -4,23 +4,22 @@ from __future__ import annotations
 import json
 import math
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 from ..audit.auditing import find_config
+from ..errors import MissingPackageError, RunError
 from ..report import tolerance
 from ..report.comparison import Comparison, compare_runs, manifest_differences
 from ..report.comparison_plots import draw
 from ..report.html import advice, report
-from ..report.plot_style import MissingPlots
 from ..report.publish import publish, write_files
-from ..report.run_view import RunError, load_run
+from ..report.run_view import load_run
 from ..report.terminal import console, table
 from ..report.weight_distances import checkpoint_distances
 from ..runs.config_files import read_config
 from ..text import shorten
 from .arguments import Parser, quiet_when_reader_leaves
-
-__all__ = ['compare', 'main', 'write']
 
 MAX_ROWS = 20  # of a table in the terminal
 
@@ -41,11 +40,11 @@ def compare(path_a: str, path_b: str, weights: bool = True) -> Comparison:
     return found
 
 
-def write(found: Comparison, folder: str) -> Dict[str, str]:
+def write(found: Comparison, folder: str) -> dict[str, str]:
     """Write ``compare.html`` and the pictures; returns what was written, by name.
 
     Raises:
-        MissingPlots: matplotlib is not installed; nothing is written then.
+        MissingPackageError: matplotlib is not installed; nothing is written then.
     """
     pictures = draw(found)
     files = {f'{name}.png': data for name, data in pictures.items()}
@@ -54,7 +53,7 @@ def write(found: Comparison, folder: str) -> Dict[str, str]:
 
 
 @quiet_when_reader_leaves
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Compare two runs; 0: nothing differs, 1: something does, 2: they cannot be compared."""
     parser = Parser(
         'compare', 'Where do two runs diverge, and how does the difference grow? With '
@@ -94,7 +93,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                     "one; add for example dict(type='TensorboardVisBackend') to vis_backends")
             written.update({name: f'scalars and pictures to {name}, {folder}' for name in names})
     # AuditError, of a bad path of a config, and RunError are ValueErrors
-    except (ValueError, MissingPlots, OSError) as error:
+    except (ValueError, MissingPackageError, OSError) as error:
         print(f'{parser.prog}: {error}', file=sys.stderr)
         return 2
     code = 2 if not found.common else int(not (found.equal if near is None else near.within))
@@ -113,7 +112,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return code
 
 
-def scalars(found: Comparison) -> List[Tuple[str, float, int]]:
+def scalars(found: Comparison) -> list[tuple[str, float, int]]:
     """``(tag, value, step)``: the verdict, and the difference of every loss at every iteration."""
     rows = [('mmrepro/compare/equal', float(found.equal), 0)]
     if found.first is not None:
@@ -124,7 +123,7 @@ def scalars(found: Comparison) -> List[Tuple[str, float, int]]:
     return rows
 
 
-def as_dict(found: Comparison, code: int, written: Dict[str, str]) -> Dict[str, Any]:
+def as_dict(found: Comparison, code: int, written: dict[str, str]) -> dict[str, Any]:
     """Plain data for ``--json``; numbers that JSON lacks are null."""
     first = found.first
     return dict(
@@ -148,7 +147,7 @@ def as_dict(found: Comparison, code: int, written: Dict[str, str]) -> Dict[str, 
         notes=found.notes, written=written)
 
 
-def _finite(value: float) -> Optional[float]:
+def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 

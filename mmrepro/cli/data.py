@@ -1,18 +1,16 @@
 """``mmrepro data``: write the demonstration dataset."""
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
 from ..demo.dataset import refusal, write_dataset
 from .arguments import Parser
-
-__all__ = ['main']
 
 # argument, least and most. Seeds as those of a training; a million images is a typing error
 LIMITS = (('seed', 0, 2**32 - 1), ('train', 1, 1_000_000), ('val', 1, 1_000_000))
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Write the dataset, print where it is and its digest."""
     parser = Parser('data', 'Write a small COCO-format detection dataset made of real photographs.',
                     'example:\n  mmrepro data data/demo')

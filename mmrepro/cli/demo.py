@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
 
 from ..demo.dataset import check_coco, refusal, write_dataset
 from ..demo.shipped_configs import reads_coco, shipped
@@ -15,15 +15,13 @@ from ..runs.progress import ProgressLine
 from ..runs.startup import has_mmdet
 from .arguments import Parser
 
-__all__ = ['compare', 'main']
-
 DEFAULT_CONFIG = 'configs/demo/faster-rcnn_r50_fpn_demo.py'
 WITHOUT_MMDET = 'configs/demo/classifier_demo.py'
 IMAGES, IMAGES_PER_RANK = 6, 2
 PROCESSES = (1, 2)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: every iteration agrees; 1: one differs, or a run failed; 2: wrong usage."""
     parser = Parser('demo', 'Train one config twice, in two processes, and compare the weights '
                     'after every iteration. With --virtual-ranks, train the same ranks on one '
@@ -75,7 +73,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             return USAGE
     source = root if detection else 'cut out of the photographs'
     print(f'data: {source}' + (f', digest {digest[:16]}' if digest else ''))
-    records: List[List[Record]] = []
+    records: list[list[Record]] = []
     env = _variables(runs)
     for run in runs:
         folder = os.path.join(args.work_dir, run.name.replace(' ', '_'))
@@ -93,7 +91,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return DONE if same else DIFFERENT
 
 
-def _runs(ranks: Optional[int], processes: Optional[str], parser: Parser) -> Sequence[DemoRun]:
+def _runs(ranks: int | None, processes: str | None, parser: Parser) -> Sequence[DemoRun]:
     """The runs that are compared."""
     if ranks is None:
         if processes is not None:
@@ -105,7 +103,7 @@ def _runs(ranks: Optional[int], processes: Optional[str], parser: Parser) -> Seq
     return on_processes(ranks, numbers)
 
 
-def _variables(runs: Sequence[DemoRun]) -> Dict[str, str]:
+def _variables(runs: Sequence[DemoRun]) -> dict[str, str]:
     """Of all runs: where there are fewer GPUs than processes, all of them use the CPU."""
     import torch
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -117,7 +115,7 @@ def _variables(runs: Sequence[DemoRun]) -> Dict[str, str]:
     return {'CUDA_VISIBLE_DEVICES': ''}
 
 
-def _train(run: DemoRun, config: str, folder: str, env: Mapping[str, str]) -> List[Record]:
+def _train(run: DemoRun, config: str, folder: str, env: Mapping[str, str]) -> list[Record]:
     print(run.title(), flush=True)
     started = time.monotonic()
     with ProgressLine(sys.stdout) as line:
@@ -127,12 +125,12 @@ def _train(run: DemoRun, config: str, folder: str, env: Mapping[str, str]) -> Li
             f'{time.monotonic() - started:.0f} s'), env)
 
 
-def compare(runs: Sequence[Sequence[Record]], names: Sequence[str]) -> Tuple[str, bool]:
+def compare(runs: Sequence[Sequence[Record]], names: Sequence[str]) -> tuple[str, bool]:
     """A table of all runs, iteration by iteration, with the verdict; and whether they agree."""
     widths = [max(16, len(f'weights {name}')) for name in names]
     lines = ['  '.join([f'{"iteration":>9}', *(f'{f"loss {name}":>12}' for name in names), *(
         f'{f"weights {name}":<{width}}' for name, width in zip(names, widths)), 'same bits'])]
-    differing: Optional[int] = None
+    differing: int | None = None
     for row in zip(*runs):
         # `losses` of all ranks, where there are several
         equal = all(one.get(key) == row[0].get(key) for one in row

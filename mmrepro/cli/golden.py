@@ -5,22 +5,19 @@ import argparse
 import json
 import os
 import sys
-from typing import List, Optional, Sequence
+from collections.abc import Sequence
 
 from ..demo import use_data, write_dataset
+from ..errors import ConfigError, FingerprintError, GoldenError, MissingDataError
 from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from ..facts.compatibility import table
-from ..fingerprint.reader import FingerprintError
 from ..report.terminal import show
-from ..runs.config_files import ConfigError, read_config
+from ..runs.config_files import read_config
 from ..runs.launcher import TrainingFailed
 from ..runs.progress import ProgressLine
-from ..runs.reduction import MissingData
 from ..verify import golden
-from ..verify.golden import Checked, GoldenError, Recipe
+from ..verify.golden import Checked, Recipe
 from .arguments import OptionsAsGiven, Parser, quiet_when_reader_leaves, setting
-
-__all__ = ['main']
 
 ITERATIONS = 3
 DEMO_DATA = os.path.join('data', 'demo')
@@ -62,7 +59,7 @@ def _parser() -> Parser:
 
 
 @quiet_when_reader_leaves
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: recorded, or all equal; 1: different; 2: wrong usage; 3: nothing to compare."""
     parser = _parser()
     args = parser.parse_args(argv)
@@ -71,7 +68,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if args.action == 'record':
             return _record(args, parser)
         return _check(args, parser)
-    except (GoldenError, ConfigError, MissingData, FingerprintError, OSError, KeyError,
+    except (GoldenError, ConfigError, MissingDataError, FingerprintError, OSError, KeyError,
             ImportError) as error:
         parser.error(str(error))
     except TrainingFailed as error:
@@ -95,7 +92,7 @@ def _check(args: argparse.Namespace, parser: Parser) -> int:
     if given or args.full:
         parser.error(f'--{(given or ["full"])[0].replace("_", "-")} is for record: check trains '
                      'what was recorded')
-    found: List[Checked] = []
+    found: list[Checked] = []
     for recipe in golden.read_recipes(args.goldens, args.configs):
         run = _train(recipe, args.work_dir)
         one = golden.check(recipe, args.goldens, run)

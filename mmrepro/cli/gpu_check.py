@@ -3,16 +3,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any
 
 from ..exit_codes import DIFFERENT, DONE, USAGE
 from ..runs.startup import has_mmdet
 from . import program_name
 from .arguments import Parser
-
-__all__ = ['main']
 
 _CHECKOUT = 'single operators are checked from a checkout of mmrepro, with tools/gpu_check.py'
 
@@ -41,7 +40,7 @@ def _parser(operators: Mapping[str, Any]) -> Parser:
     return parser
 
 
-def main(arguments: Optional[Sequence[str]] = None,
+def main(arguments: Sequence[str] | None = None,
          operators: Mapping[str, Any] = MappingProxyType({})) -> int:
     """Run the check.
 
@@ -73,7 +72,7 @@ def main(arguments: Optional[Sequence[str]] = None,
     from ..gpu_check import check_loop, check_report
     from ..gpu_check.row_group import Settings
 
-    def tell(group: str, name: str, result: Dict[str, Any]) -> None:
+    def tell(group: str, name: str, result: dict[str, Any]) -> None:
         """Print a row and write all so far, so that an interrupted check leaves its results."""
         row = result[group][name]
         print(f'{group:9} {name:30} {row.get("seconds", 0.):6.1f} s  {check_report.verdict(row)}',
@@ -95,7 +94,7 @@ def main(arguments: Optional[Sequence[str]] = None,
     return DIFFERENT if result['summary']['unequal'] or result['summary']['failed'] else DONE
 
 
-def _public(arguments: Optional[Sequence[str]]) -> List[str]:
+def _public(arguments: Sequence[str] | None) -> list[str]:
     """The arguments without the name of the folder, which may be private."""
     shown = list(sys.argv[1:] if arguments is None else arguments)
     for i, text in enumerate(shown):

@@ -5,13 +5,12 @@ All others keep their traceback.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from traceback import walk_tb
-from typing import Any, Iterator, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from ..runs.reduction import missing_file
-
-__all__ = ['KNOWN', 'KnownError', 'known', 'one_line']
 
 
 class KnownError(NamedTuple):
@@ -22,13 +21,13 @@ class KnownError(NamedTuple):
 
 
 KNOWN = (
-    KnownError('mmrepro.config.RandomnessError'),
-    KnownError('mmrepro.determinism.policy.DeterminismError'),
-    KnownError('mmrepro.checkpoint.files.CheckpointError'),
+    KnownError('mmrepro.errors.RandomnessError'),
+    KnownError('mmrepro.errors.DeterminismError'),
+    KnownError('mmrepro.errors.CheckpointError'),
     # a `load_from` that is not there
     KnownError('builtins.FileNotFoundError', 'mmrepro.checkpoint.files', 'load'),
     # resumed with other settings, versions or hardware
-    KnownError('mmrepro.facts.compatibility.ResumeError'),
+    KnownError('mmrepro.errors.ResumeError'),
     # an argument of one of our hooks, which refuse theirs in the constructor
     KnownError('builtins.ValueError', 'mmrepro.hooks.', '__init__'),
     # a provider of operators that is not installed
@@ -75,7 +74,7 @@ def one_line(parser: Any, cfg: Any, building: bool = False) -> Iterator[None]:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """The error, and those of its type that it repeats, as some versions of MMEngine do."""
-    inner: Optional[BaseException] = error
+    inner: BaseException | None = error
     while inner is not None and type(inner) is type(error):
         yield inner
         inner = inner.__cause__ or inner.__context__
@@ -88,7 +87,7 @@ def _raised_by(frame: Any, row: KnownError) -> bool:
         not row.function or frame.f_code.co_name == row.function)
 
 
-def _is_refused(error: OSError, folder: Optional[str]) -> bool:
+def _is_refused(error: OSError, folder: str | None) -> bool:
     """Whether the error is that ``folder`` cannot be made, or nothing can be written into it."""
     if not folder or (os.path.isdir(folder) and not isinstance(error, PermissionError)):
         return False

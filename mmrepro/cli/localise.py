@@ -6,16 +6,15 @@ import json
 import os
 import re
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
-from ..fingerprint.reader import FingerprintError
+from ..errors import FingerprintError
 from ..localise.entry import DEFAULT_ITERATIONS, localise_config, localise_runs, unused_folder
 from ..localise.search import LocaliseResult
 from ..report.terminal import show
 from ..runs.launcher import TrainingFailed
 from .arguments import Parser, quiet_when_reader_leaves, setting
-
-__all__ = ['main']
 
 VARIABLE = re.compile(r'[A-Z][A-Z0-9_]*')  # a key of this form is an environment variable
 
@@ -35,7 +34,7 @@ exit code: 0 no difference, 1 a difference (or a run that failed), 2 wrong usage
 
 
 @quiet_when_reader_leaves
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: no difference; 1: a difference, or a run that failed; 2: wrong usage."""
     parser = Parser('localise', 'Name the first thing that differs between two runs: iteration, '
                     'phase, module, operator, and the likely cause.', EPILOG)
@@ -93,10 +92,10 @@ def _localise(args: argparse.Namespace, parser: Parser) -> LocaliseResult:
         resume_b=args.resume_b, validate_b=args.validate_b, values=not args.no_values)
 
 
-def _split(given: List[str]) -> Tuple[Dict[str, Any], Dict[str, str]]:
+def _split(given: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Settings of the config, and environment variables."""
-    settings: Dict[str, Any] = {}
-    env: Dict[str, str] = {}
+    settings: dict[str, Any] = {}
+    env: dict[str, str] = {}
     for text in given:
         key, equals, value = text.partition('=')
         if equals and VARIABLE.fullmatch(key):

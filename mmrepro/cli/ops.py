@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -11,11 +11,9 @@ from ..ops.choice import PROVIDERS
 from ..ops.operator_report import as_json, as_markdown, as_text, catalogue
 from .arguments import Parser, quiet_when_reader_leaves
 
-__all__ = ['main']
-
 
 @quiet_when_reader_leaves
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """``mmrepro ops``. Returns 0, or 2 without any mmcv."""
     parser = Parser(
         'ops', description="mmcv's compiled operators: the provider of each and why, "

@@ -5,11 +5,12 @@ import argparse
 import json
 import os
 import sys
-from typing import Any, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
+from ..errors import FingerprintError
 from ..exit_codes import DIFFERENT, DONE
 from ..fingerprint.manifest import ORDER
-from ..fingerprint.reader import FingerprintError
 from ..report.terminal import show
 from ..runs.launcher import TrainingFailed
 from ..runs.progress import ProgressLine
@@ -18,13 +19,11 @@ from ..verify.export import export
 from ..verify.replay import replay
 from .arguments import Parser, quiet_when_reader_leaves
 
-__all__ = ['main']
-
 MAX_ROWS = 12  # differences of the environment that are shown of each severity
 
 
 @quiet_when_reader_leaves
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: the same bits; 1: a difference, or the training failed; 2: wrong usage."""
     parser = Parser('replay', 'Train again from a manifest; compare the fingerprints, stop at the '
                     'first difference.',
@@ -48,7 +47,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     line = ProgressLine(sys.stderr)
     print('the settings of the run, except that no checkpoints are written', file=sys.stderr)
 
-    def report(found: List[Any]) -> None:
+    def report(found: list[Any]) -> None:
         line.end()
         if not args.json:
             show(_environment_text(found))

@@ -6,18 +6,18 @@ import json
 import os
 import sys
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 from ..audit.auditing import find_config
+from ..errors import MissingPackageError, SeedsError
 from ..exit_codes import DIFFERENT, DONE, USAGE
 from ..report import seeds_report, variance
 from ..report.coco import bootstrap, detectors
 from ..report.coco import view as coco_view
-from ..report.plot_style import MissingPlots
 from ..report.publish import publish, write_files
 from ..report.seed_runs import (
     SeedJob,
-    SeedsError,
     choose_metric,
     jobs_of,
     parse_seeds,
@@ -27,13 +27,10 @@ from ..report.seed_runs import (
     value_of,
     vary,
 )
-from ..report.stats import MissingStatistics
 from ..report.terminal import console
 from ..runs.config_files import read_config
 from ..text import duration
 from .arguments import OptionsAsGiven, Parser, quiet_when_reader_leaves
-
-__all__ = ['main']
 
 
 def _parser() -> Parser:
@@ -88,7 +85,7 @@ def _parser() -> Parser:
 
 
 @quiet_when_reader_leaves
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Report, after training what is missing; 0: done, and found what was asked for; 1: it was not
     found, 2: wrong usage or a failed training."""
     parser = _parser()
@@ -98,7 +95,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         view, found = _of_images(args) if args.predictions else _of_trainings(args)
         written = [] if args.no_plots else _write(args, view, found)
     # SeedsError, PredictionError and AuditError are ValueErrors
-    except (ValueError, MissingPlots, MissingStatistics, OSError) as error:
+    except (ValueError, MissingPackageError, OSError) as error:
         print(f'{parser.prog}: {error}', file=sys.stderr)
         return USAGE
     code = DIFFERENT if found.answer is False else DONE
@@ -124,13 +121,13 @@ def _check(args: argparse.Namespace, parser: Parser) -> None:
                 parser.error(f'--{one} and --{other.replace("_", "-")} exclude each other')
 
 
-def _of_images(args: argparse.Namespace) -> Tuple[Any, bootstrap.ImageStudy]:
+def _of_images(args: argparse.Namespace) -> tuple[Any, bootstrap.ImageStudy]:
     found = detectors.load(args.predictions, args.annotations, args.iou_type, _say)
     return coco_view, bootstrap.study(found, args.resamples, args.metric or 'mAP',
                                       args.same_within, _say)
 
 
-def _of_trainings(args: argparse.Namespace) -> Tuple[Any, Any]:
+def _of_trainings(args: argparse.Namespace) -> tuple[Any, Any]:
     seeds = parse_seeds(args.seeds)
     paths = [find_config(path) for path in (args.config, *args.compare)]
     labels = [os.path.splitext(os.path.basename(path))[0] for path in paths]
@@ -158,7 +155,7 @@ def _of_trainings(args: argparse.Namespace) -> Tuple[Any, Any]:
                                             args.plan)
 
 
-def _results(jobs: List[SeedJob], report_only: bool) -> Dict[SeedJob, Dict[str, Any]]:
+def _results(jobs: list[SeedJob], report_only: bool) -> dict[SeedJob, dict[str, Any]]:
     """Results of all jobs; trains those that have none."""
     results = {job: result_of(job) for job in jobs}  # all of them first: another config is an error
     todo = [job for job in jobs if results[job] is None]
@@ -168,7 +165,7 @@ def _results(jobs: List[SeedJob], report_only: bool) -> Dict[SeedJob, Dict[str, 
     done = len(jobs) - len(todo)
     if done:
         _say(f'{done} of {len(jobs)} runs are there already')
-    took: List[float] = []
+    took: list[float] = []
     for number, job in enumerate(todo, 1):
         left = f', about {duration(sum(took) / len(took) * (len(todo) - number + 1))} left' \
             if took else ''
@@ -184,7 +181,7 @@ def _say(text: str) -> None:
     print(f'[{time.strftime("%H:%M:%S")}] {text}', file=sys.stderr, flush=True)
 
 
-def _write(args: argparse.Namespace, view: Any, found: Any) -> List[str]:
+def _write(args: argparse.Namespace, view: Any, found: Any) -> list[str]:
     drawn = view.plot(found)
     written = write_files(args.work_dir, {
         'seeds.png': drawn, 'seeds.html': view.report(found, drawn).encode(),

@@ -5,18 +5,16 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import partial
-from typing import Optional, Sequence
 
 from ..exit_codes import DIFFERENT, DONE
 from ..runs.launcher import PlannedRun
 from ..verify.state_probe import StateVerdict, probe, train_all
 from .training_arguments import load, training_parser
 
-__all__ = ['main']
 
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: nothing is lost; 1: named attributes are lost, or bits differ."""
     parser = training_parser('state', 'Name state in Python attributes that a config loses when it '
                              'resumes.')

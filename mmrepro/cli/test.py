@@ -1,16 +1,15 @@
 """``mmrepro test``: MMDetection's tools/test.py, with arguments for reproducibility."""
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from ..runs.config_edits import augment_test
 from ..runs.startup import has_mmdet
 from .training_arguments import load, on_each_rank, training_parser
 
-__all__ = ['main']
 
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = training_parser('test', 'Evaluate a detector.', checkpoint=True)
     parser.add_argument('--out', metavar='FILE.pkl', help='write the predictions to a pickle file')
     parser.add_argument('--show', action='store_true', help='show the predictions in a window')

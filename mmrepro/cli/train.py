@@ -1,17 +1,15 @@
 """``mmrepro train``: MMDetection's tools/train.py, with arguments for reproducibility."""
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
+from ..errors import ConfigError
 from ..fingerprint.schema import LEVELS
 from ..runs.config_edits import add_fingerprints, scale_learning_rate
-from ..runs.config_files import ConfigError
 from .training_arguments import fingerprint_level, load, on_each_rank, training_parser
 
-__all__ = ['main']
 
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = training_parser('train', 'Train a detector.')
     parser.add_argument('--amp', action='store_true', help='train with automatic mixed precision')
     parser.add_argument('--auto-scale-lr', action='store_true',

@@ -13,8 +13,6 @@ from ..runs.startup import build_runner, on_ranks, restart_for
 from .arguments import Parser
 from .known_errors import one_line
 
-__all__ = ['fingerprint_level', 'load', 'on_each_rank', 'training_parser']
-
 # arguments that set the key of `randomness` of the same name
 RANDOMNESS_ARGUMENTS = ('seed', 'deterministic', 'diff_rank_seed', 'virtual_ranks')
 

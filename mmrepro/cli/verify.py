@@ -6,19 +6,18 @@ import json
 import os
 import sys
 import time
-from typing import List, Optional, Sequence
+from collections.abc import Sequence
 
 from mmengine.config import Config
 
 from ..demo import use_data, write_dataset
+from ..errors import FingerprintError, MissingDataError
 from ..exit_codes import DIFFERENT, DONE
-from ..fingerprint.reader import FingerprintError
 from ..localise import entry
 from ..localise.search import LocaliseResult
 from ..report.terminal import show
 from ..runs.launcher import TrainingFailed, one_thread_each
 from ..runs.progress import ProgressLine
-from ..runs.reduction import MissingData
 from ..verify.variations import (
     USUAL,
     VARIATIONS,
@@ -29,8 +28,6 @@ from ..verify.variations import (
 )
 from .arguments import Parser, quiet_when_reader_leaves
 
-__all__ = ['certificate', 'main']
-
 ITERATIONS = 5
 DEMO_DATA = 'data/demo'
 ALL = 'all'  # of --vary
@@ -39,7 +36,7 @@ EVENTS = {'resume': 'resume_b', 'validation': 'validate_b'}
 
 
 @quiet_when_reader_leaves
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: all equal; 1: a difference, or a training failed; 2: wrong usage."""
     parser = Parser(
         'verify', 'Train a config in several fresh processes, varying what must not matter, and '
@@ -119,7 +116,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return DONE if same else DIFFERENT
 
 
-def _show_failure(error: TrainingFailed, args: argparse.Namespace, notes: List[str]) -> None:
+def _show_failure(error: TrainingFailed, args: argparse.Namespace, notes: list[str]) -> None:
     """Why there is no certificate; what a self-check of a training has found is a verdict."""
     if error.finding is None:
         print(f'\n{error}', file=sys.stderr)
@@ -141,7 +138,7 @@ def _read(args: argparse.Namespace, parser: Parser) -> Config:
 
 
 def _prepare(cfg: Config, names: Sequence[str], args: argparse.Namespace,
-             parser: Parser) -> List[str]:
+             parser: Parser) -> list[str]:
     """Make ``cfg`` one to verify; returns what was done to it."""
     notes = []
     try:
@@ -150,12 +147,12 @@ def _prepare(cfg: Config, names: Sequence[str], args: argparse.Namespace,
             use_data(cfg, os.path.abspath(args.demo_data))
             notes.append(f'data: the demonstration dataset in {args.demo_data}')
         return notes + prepare(cfg, names, args.full)
-    except (MissingData, OSError, KeyError, ImportError) as error:
+    except (MissingDataError, OSError, KeyError, ImportError) as error:
         parser.error(f'{args.config}: {error}')
 
 
 def _localise(results: Sequence[VariationResult], work_dir: str,
-              iterations: int) -> Optional[LocaliseResult]:
+              iterations: int) -> LocaliseResult | None:
     """Name the cause of the first variation that differs; see ``mmrepro localise``."""
     first = next((result for result in results if result.difference is not None), None)
     if first is None:

@@ -2,4 +2,4 @@
 from .loader import adopt_loader, placement_of, use_stream
 from .passes import unfinished
 
-__all__ = ['adopt_loader', 'placement_of', 'unfinished', 'use_stream']
+

@@ -2,25 +2,24 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Union
 
 from .. import seeds
-from ..config import RandomnessError
+from ..errors import RandomnessError
 from . import dataset_tree, generators
 from .generators import Generators
 from .positions import plain
-
-__all__ = ['EXTRA_SAMPLES', 'BatchContext', 'BatchSubtree', 'current_batch', 'loading']
 
 # Samples beside the batch's own, chosen at random, that cached transforms may mix in. A mosaic
 # takes three partners, and stock's condition for a mosaic is five cached results.
 EXTRA_SAMPLES = 5
 
-_current: Optional[BatchContext] = None
+_current: BatchContext | None = None
 
 
-def current_batch() -> Optional[BatchContext]:
+def current_batch() -> BatchContext | None:
     """The batch that is being loaded in this process, or None."""
     return _current
 
@@ -45,7 +44,7 @@ class _Captured(BaseException):
 
 # Which sample: EXTRA_SAMPLES + its number in the batch, or the number of an extra sample of the
 # whole dataset, or (path, number) for an extra sample of a subtree
-Handle = Union[int, Tuple[dataset_tree.Path, int]]
+Handle = Union[int, tuple[dataset_tree.Path, int]]
 
 
 class BatchSubtree:
@@ -89,19 +88,19 @@ class BatchContext:
     """
 
     def __init__(self, dataset: Any, root: int, stream: str, batch: Sequence[Any],
-                 own: Optional[Generators] = None, whole: bool = False) -> None:
+                 own: Generators | None = None, whole: bool = False) -> None:
         self.dataset, self._whole = dataset, whole
         self._own = own or {}
         self._root, self.stream, self._batch = root, stream, batch
-        self._entries: List[Tuple[Any, tuple]] = [
+        self._entries: list[tuple[Any, tuple]] = [
             (plain(index), (index.epoch, index.position)) for index in batch]
-        self._extra: Dict[dataset_tree.Path, List[Tuple[Any, tuple]]] = {}
-        self._datasets: Dict[dataset_tree.Path, Any] = {(): dataset}
-        self._subtrees: Dict[int, BatchSubtree] = {}
-        self._paths: Optional[List[dataset_tree.Path]] = None
+        self._extra: dict[dataset_tree.Path, list[tuple[Any, tuple]]] = {}
+        self._datasets: dict[dataset_tree.Path, Any] = {(): dataset}
+        self._subtrees: dict[int, BatchSubtree] = {}
+        self._paths: list[dataset_tree.Path] | None = None
         self.current: Handle = 0
-        self._wanted: Optional[object] = None
-        self._states: Dict[Tuple[int, Handle], Any] = {}
+        self._wanted: object | None = None
+        self._states: dict[tuple[int, Handle], Any] = {}
 
     def again(self) -> BatchContext:
         """The same samples, none of them loaded, to load some of them once more."""
@@ -117,7 +116,7 @@ class BatchContext:
         with seeds.isolate_rng(accelerators=False), generators.isolated(self._own):
             yield
 
-    def paths(self) -> List[dataset_tree.Path]:
+    def paths(self) -> list[dataset_tree.Path]:
         """The path through the dataset tree of each sample of the batch."""
         if self._paths is None:
             self._paths = [dataset_tree.path_of(self.dataset, index) for index, _ in self._entries]
@@ -139,7 +138,7 @@ class BatchContext:
             self._subtrees[id(transform)] = BatchSubtree(self, path)
         return self._subtrees[id(transform)]
 
-    def entry(self, handle: Handle) -> Tuple[Any, tuple]:
+    def entry(self, handle: Handle) -> tuple[Any, tuple]:
         """Index and stream key of a sample."""
         if isinstance(handle, int) and handle >= EXTRA_SAMPLES:
             return self._entries[handle - EXTRA_SAMPLES]
@@ -152,7 +151,7 @@ class BatchContext:
             self._extra[path] = [(draw.randrange(size), (*key, k)) for k in range(EXTRA_SAMPLES)]
         return self._extra[path][number]
 
-    def branch(self, handle: Handle) -> List[Any]:
+    def branch(self, handle: Handle) -> list[Any]:
         """The datasets that a sample is asked from, the outermost first."""
         return dataset_tree.branch(self._top(handle), self.entry(handle)[0])
 
@@ -168,7 +167,7 @@ class BatchContext:
         generators.reseed(self._own, self._root, self.stream, *key)
         return dataset[index]
 
-    def load_all(self) -> List[Any]:
+    def load_all(self) -> list[Any]:
         """All samples of the batch."""
         return [self.load(handle) for handle in self.handles()]
 

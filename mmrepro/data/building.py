@@ -2,15 +2,14 @@
 from __future__ import annotations
 
 from types import MethodType
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from torch.utils.data import DataLoader, Subset
 
 from .. import seeds
-from ..config import RandomnessConfig, RandomnessError
+from ..config import RandomnessConfig
+from ..errors import RandomnessError
 from . import dataset_tree
-
-__all__ = ['StaticOnClass', 'build_loader', 'check_loader_object', 'one_by_one', 'shuffled_subset']
 
 
 class StaticOnClass:
@@ -84,7 +83,7 @@ def check_loader_object(loader: Any, stream: str, training: Any) -> None:
             'has one position in its data; make two of the same dataset')
 
 
-def shuffled_subset(dataset: Any) -> Optional[str]:
+def shuffled_subset(dataset: Any) -> str | None:
     """A warning for a split of the data that looks as if it was drawn, or None."""
     for node in dataset_tree.nodes(dataset):
         if isinstance(node.dataset, Subset):

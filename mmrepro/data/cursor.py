@@ -1,7 +1,7 @@
 """Continue in the middle of the data: samplers move to a position, no sample is loaded."""
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 from mmengine.dist import get_world_size
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
@@ -9,9 +9,6 @@ from torch.utils.data import DataLoader
 
 from .loader import placement_of
 from .sampling_orders import is_endless
-
-__all__ = ['CountedIterator', 'DataCursor', 'continue_epochs', 'continue_iterations', 'seek',
-           'where']
 
 
 class DataCursor(NamedTuple):
@@ -21,7 +18,7 @@ class DataCursor(NamedTuple):
 
 
 def where(loader: DataLoader, iteration: int,
-          saved: Optional[Tuple[int, int]] = None) -> DataCursor:
+          saved: tuple[int, int] | None = None) -> DataCursor:
     """Where ``iteration`` begins, in an iteration-based loop.
 
     Args:
@@ -86,7 +83,7 @@ class CountedIterator:
 
 
 def continue_iterations(loop: IterBasedTrainLoop, iteration: int,
-                        saved: Optional[Tuple[int, int]]) -> None:
+                        saved: tuple[int, int] | None) -> None:
     """Let MMEngine's "Advance dataloader N steps" count instead of loading batches."""
     cursor = where(loop.dataloader, iteration, saved) if iteration else DataCursor(0, 0)
     loop.dataloader_iterator._epoch = cursor.epoch

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
 
 from .generators import GENERATORS
-
-__all__ = ['DatasetSnapshot']
 
 MAX_OBJECTS = 2000  # looked at; the nearest ones first
 MAX_ITEMS = 64  # of a list or dict: longer ones are annotations
@@ -52,7 +51,7 @@ class _Part(NamedTuple):
         except (TypeError, ValueError, RuntimeError):  # arrays have no single truth
             return False
 
-    def items(self) -> Iterable[Tuple[str, Any]]:
+    def items(self) -> Iterable[tuple[str, Any]]:
         """(path, value) of what it held."""
         if isinstance(self.before, dict):
             own = self.read is vars
@@ -67,7 +66,7 @@ def _as_is(thing: Any) -> Any:
     return thing
 
 
-def _part(path: str, thing: Any) -> Optional[_Part]:
+def _part(path: str, thing: Any) -> _Part | None:
     if isinstance(thing, _CONTAINERS):
         if len(thing) > MAX_ITEMS:
             return _Part(path, len, thing, len(thing))
@@ -83,7 +82,7 @@ class DatasetSnapshot:
     """What a dataset and everything that it holds looked like."""
 
     def __init__(self, dataset: Any) -> None:
-        self._parts: List[_Part] = list(self._visit(dataset))
+        self._parts: list[_Part] = list(self._visit(dataset))
 
     @staticmethod
     def _visit(dataset: Any) -> Iterator[_Part]:
@@ -101,7 +100,7 @@ class DatasetSnapshot:
                     seen.add(id(value))
                     queue.append((path, value))
 
-    def change(self) -> Optional[str]:
+    def change(self) -> str | None:
         """Path of something that is different now, or None."""
         for part in self._parts:
             if not part.same():

@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 import bisect
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from torch.utils.data import Subset
 
-__all__ = ['Node', 'Path', 'branch', 'holder', 'nodes', 'path_of', 'pipelines', 'transforms']
-
-Path = Tuple[int, ...]  # the child taken at each ConcatDataset, from the outermost on
+Path = tuple[int, ...]  # the child taken at each ConcatDataset, from the outermost on
 
 # wrappers whose index is that of the dataset in this attribute
 SAME_INDEX = {'MultiImageMixDataset': 'dataset', '_SlicedDataset': '_dataset'}
@@ -27,7 +26,7 @@ class Node(NamedTuple):
     dataset: Any
 
 
-def _wrapped(dataset: Any) -> Optional[Any]:
+def _wrapped(dataset: Any) -> Any | None:
     """The one dataset that a wrapper wraps, if its indices can be followed."""
     for cls in type(dataset).__mro__:
         if cls.__name__ in SAME_INDEX:
@@ -52,7 +51,7 @@ def nodes(dataset: Any, path: Path = (), top: Any = None) -> Iterator[Node]:
         yield from nodes(_wrapped(dataset), path, top)
 
 
-def _descend(dataset: Any, index: Any) -> Iterator[Tuple[Any, Optional[int]]]:
+def _descend(dataset: Any, index: Any) -> Iterator[tuple[Any, int | None]]:
     """The datasets that ``dataset[index]`` asks, each with the child that it takes, if several."""
     while dataset is not None:
         if _is_concat(dataset) and not isinstance(index, tuple):
@@ -75,7 +74,7 @@ def path_of(dataset: Any, index: Any) -> Path:
     return tuple(number for _, number in _descend(dataset, index) if number is not None)
 
 
-def branch(dataset: Any, index: Any) -> List[Any]:
+def branch(dataset: Any, index: Any) -> list[Any]:
     """The datasets that ``dataset[index]`` asks, the outermost first."""
     return [one for one, _ in _descend(dataset, index)]
 
@@ -84,7 +83,7 @@ def branch(dataset: Any, index: Any) -> List[Any]:
 INNER_TRANSFORMS = ('transforms', 'branch_pipelines')
 
 
-def _inside(thing: Any, path: str) -> List[Tuple[str, Any]]:
+def _inside(thing: Any, path: str) -> list[tuple[str, Any]]:
     if isinstance(thing, (list, tuple)):
         return [(f'{path}[{i}]', one) for i, one in enumerate(thing)]
     if isinstance(thing, dict):
@@ -93,7 +92,7 @@ def _inside(thing: Any, path: str) -> List[Tuple[str, Any]]:
             if hasattr(thing, name)]
 
 
-def transforms(pipeline: Any, path: str = 'pipeline', depth: int = 10) -> Iterator[Tuple[str, Any]]:
+def transforms(pipeline: Any, path: str = 'pipeline', depth: int = 10) -> Iterator[tuple[str, Any]]:
     """(path, transform) of all transforms of a pipeline; those inside of one come before it."""
     for inner, one in _inside(pipeline, path):
         if depth:
@@ -102,7 +101,7 @@ def transforms(pipeline: Any, path: str = 'pipeline', depth: int = 10) -> Iterat
             yield inner, one
 
 
-def pipelines(dataset: Any) -> List[Any]:
+def pipelines(dataset: Any) -> list[Any]:
     """The pipelines of all datasets in the tree and what is in them, which hooks may change."""
     found = []
     for node in nodes(dataset):
@@ -124,7 +123,7 @@ def _holds(thing: Any, transform: object, depth: int = 8) -> bool:
     return depth > 0 and any(_holds(one, transform, depth - 1) for one in thing)
 
 
-def holder(dataset: Any, transform: object) -> Tuple[Path, Any]:
+def holder(dataset: Any, transform: object) -> tuple[Path, Any]:
     """Path and top of the subtree in whose pipeline ``transform`` is.
 
     The smallest subtree with all datasets that share the object; the whole tree if none has it.

@@ -6,9 +6,10 @@ dataset knows nothing of who loads from it.
 """
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
@@ -20,8 +21,6 @@ from .generators import Generators
 from .positions import PositionedInt, PositionedTuple, plain
 from .sample_check import SampleCheck
 from .worker_signals import end_with_trainer, shield
-
-__all__ = ['KeyedCollate', 'KeyedFetch', 'WorkerInit', 'keyed_collate']
 
 
 @contextmanager
@@ -51,7 +50,7 @@ class _Fetched(NamedTuple):
     """
     items: Any
     fetch: KeyedFetch
-    start: Tuple[int, int]
+    start: tuple[int, int]
 
 
 def loads_batches(dataset: Any) -> bool:
@@ -86,18 +85,18 @@ class KeyedFetch:
     """
 
     def __init__(self, dataset: Any, root: int, stream: str, per_sample: bool, rank: int,
-                 marked: bool = False, check: Optional[SampleCheck] = None) -> None:
+                 marked: bool = False, check: SampleCheck | None = None) -> None:
         self.dataset, self._marked, self._check = dataset, marked, check
         self.root, self.stream, self.per_sample, self.rank = root, stream, per_sample, rank
-        self._epoch: Optional[int] = None
-        self._main_state: Optional[tuple] = None
+        self._epoch: int | None = None
+        self._main_state: tuple | None = None
         self._own: Generators = {}
-        self._pipelines: Optional[list] = None
+        self._pipelines: list | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getstate__(self) -> Dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         # a process finds the generators of its own dataset
         return {**self.__dict__, '_own': {}, '_pipelines': None}
 
@@ -140,7 +139,7 @@ class KeyedFetch:
         keyed = self._keyed_batch if loads_batches(self.dataset) else self._keyed
         return self._run(keyed if self.per_sample else self._sequential, batch, own)
 
-    def _keyed(self, batch: Sequence[Any]) -> List[Any]:
+    def _keyed(self, batch: Sequence[Any]) -> list[Any]:
         with loading(BatchContext(self.dataset, self.root, self.stream, batch, self._own)) as one:
             return one.load_all() if self._check is None else self._check.load_all(one)
 
@@ -179,14 +178,14 @@ class KeyedFetch:
             self._main_state = seeds.capture_rng(accelerators=False)
             return result
 
-    def collate(self, function: Callable, own: Generators, start: Tuple[int, int],
+    def collate(self, function: Callable, own: Generators, start: tuple[int, int],
                 items: Any) -> Any:
         """Call a collate function that may draw, in the stream of its batch or worker."""
         if self.per_sample:
             function = partial(self._keyed_collate, function, own, start)
         return self._run(function, items, own)
 
-    def _keyed_collate(self, function: Callable, own: Generators, start: Tuple[int, int],
+    def _keyed_collate(self, function: Callable, own: Generators, start: tuple[int, int],
                        items: Any) -> Any:
         key = (self.stream, *start, 'collate')
 
@@ -255,8 +254,8 @@ class WorkerInit:
         user_init: the user's own ``worker_init_fn``.
     """
 
-    def __init__(self, placement: Any, rank: int, prepare: Optional[Callable[[], Any]] = None,
-                 user_init: Optional[Callable[[int], Any]] = None) -> None:
+    def __init__(self, placement: Any, rank: int, prepare: Callable[[], Any] | None = None,
+                 user_init: Callable[[int], Any] | None = None) -> None:
         self._placement, self._rank = placement, rank
         self._prepare, self.user_init = prepare, user_init
 

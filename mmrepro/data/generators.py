@@ -7,19 +7,18 @@ from __future__ import annotations
 import random
 import types
 from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
 
 from .. import seeds
-from ..config import RandomnessError
+from ..errors import RandomnessError
 from .reachable import GENERATORS, Named, belongs_to_user, hidden, inside
 
-__all__ = ['GENERATORS', 'Generators', 'find', 'isolated', 'read_state', 'reseed', 'write_state']
-
-Generators = Dict[str, Any]  # where it is -> generator
+Generators = dict[str, Any]  # where it is -> generator
 
 MAX_OBJECTS = 10000  # looked at; the nearest ones first
 
@@ -106,8 +105,8 @@ class _Search:
 
     def __init__(self, name: str, thing: Any, skipped: tuple, data: bool) -> None:
         self.found: Generators = {}
-        self.waiting: Deque[Named] = deque([(name, thing)])
-        self.reached: List[Named] = []
+        self.waiting: deque[Named] = deque([(name, thing)])
+        self.reached: list[Named] = []
         self._skipped, self._data = skipped, data
         self._seen = {id(thing): thing}  # kept: a freed object would lend its id to another
 
@@ -175,7 +174,7 @@ def write_state(generator: Any, state: Any) -> None:
 @contextmanager
 def isolated(generators: Generators) -> Iterator[None]:
     """Leave the generators as they were, whatever the block draws or raises."""
-    before: List[Tuple[Any, GeneratorKind, Any]] = []
+    before: list[tuple[Any, GeneratorKind, Any]] = []
     for generator in generators.values():
         kind = _kind(generator)
         before.append((generator, kind, kind.get(generator)))

@@ -1,23 +1,22 @@
 """Make a built ``DataLoader`` a pure function of (root seed, epoch, position)."""
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..config import RandomnessConfig, RandomnessError
+from ..config import RandomnessConfig
+from ..errors import RandomnessError
 from .fetch import KeyedCollate, KeyedFetch, WorkerInit, keyed_collate
 from .passes import key_passes
 from .sample_check import Explain, sample_check
 from .samplers import FixedOrder, Placement, adopt_batch_sampler, adopt_sampler
 from .start_methods import use_own_start_method
 
-__all__ = ['adopt_loader', 'placement_of', 'use_stream', 'without_positions']
-
 _LEGACY = "set randomness.worker_seed='mmengine' to train with MMEngine's own streams"
 
 
-def placement_of(loader: DataLoader) -> Optional[Placement]:
+def placement_of(loader: DataLoader) -> Placement | None:
     """The placement of an adopted loader, or None."""
     return getattr(getattr(loader, 'batch_sampler', None), '_placement', None)
 
@@ -47,9 +46,9 @@ def without_positions(dataset: type, batched: bool = True) -> str:
 
 
 def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank: int,
-                 user_init: Optional[Callable[[int], Any]] = None,
-                 prepare_worker: Optional[Callable[[], Any]] = None,
-                 explain: Optional[Explain] = None) -> DataLoader:
+                 user_init: Callable[[int], Any] | None = None,
+                 prepare_worker: Callable[[], Any] | None = None,
+                 explain: Explain | None = None) -> DataLoader:
     """Key a loader's samplers, samples and workers, in place.
 
     Args:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any, Callable, Iterable, Iterator, List, Optional
+from typing import Any, Callable
 
 from mmengine.logging import print_log
 from torch.utils.data import DataLoader
@@ -17,8 +18,6 @@ from torch.utils.data import DataLoader
 from .dataset_changes import DatasetSnapshot
 from .fetch import KeyedFetch
 from .samplers import Placement
-
-__all__ = ['Pass', 'key_passes', 'unfinished']
 
 _begun: weakref.WeakSet = weakref.WeakSet()  # passes that somebody still holds
 
@@ -31,8 +30,8 @@ class _PersistentWorkers:
     """
 
     def __init__(self) -> None:
-        self.snapshot: Optional[DatasetSnapshot] = None
-        self.user: Callable[[], Optional[Pass]] = lambda: None
+        self.snapshot: DatasetSnapshot | None = None
+        self.user: Callable[[], Pass | None] = lambda: None
 
     def in_use(self) -> bool:
         """Whether a pass that has not come to its end still holds them."""
@@ -46,9 +45,9 @@ class Pass:
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
         self._placement: Placement = loader.batch_sampler._placement
-        self._batches: Optional[Iterator[Any]] = None
+        self._batches: Iterator[Any] | None = None
         self._first = self._done = 0  # batches before the first one, and since
-        self._snapshot: Optional[DatasetSnapshot] = None  # of the dataset that the workers have
+        self._snapshot: DatasetSnapshot | None = None  # of the dataset that the workers have
         self._drawn: Any = None
         self._ended = False
 
@@ -120,7 +119,7 @@ class Pass:
                   'again with the dataset as it is', logger='current', level=logging.INFO)
 
 
-def unfinished(loaders: Iterable[DataLoader]) -> List[str]:
+def unfinished(loaders: Iterable[DataLoader]) -> list[str]:
     """Datasets of those loaders that are in the middle of a pass."""
     return sorted({type(one._loader.dataset).__name__ for one in _begun
                    if any(one._loader is loader for loader in loaders)})

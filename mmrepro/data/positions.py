@@ -6,9 +6,7 @@ knows which stream of random numbers belongs to it.
 from __future__ import annotations
 
 import operator
-from typing import Any, Tuple, Union
-
-__all__ = ['PositionedInt', 'PositionedTuple', 'plain', 'with_position']
+from typing import Any
 
 
 class _Positioned:
@@ -33,7 +31,7 @@ class PositionedTuple(_Positioned, tuple):
     """As :class:`PositionedInt`, for samplers whose index is a tuple (video, frame)."""
 
 
-def with_position(index: Any, epoch: int, position: int) -> Union[PositionedInt, PositionedTuple]:
+def with_position(index: Any, epoch: int, position: int) -> PositionedInt | PositionedTuple:
     """Attach a position to the index that a sampler yields.
 
     Raises:
@@ -49,6 +47,6 @@ def with_position(index: Any, epoch: int, position: int) -> Union[PositionedInt,
             "int or a tuple. Use randomness.worker_seed='mmengine' for this data loader") from None
 
 
-def plain(index: Union[PositionedInt, PositionedTuple]) -> Union[int, Tuple]:
+def plain(index: PositionedInt | PositionedTuple) -> int | tuple:
     """The index as the dataset knows it."""
     return tuple(index) if isinstance(index, tuple) else int(index)

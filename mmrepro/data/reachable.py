@@ -10,17 +10,16 @@ import sys
 import sysconfig
 import types
 from collections import deque
-from typing import Any, Dict, Iterable, Iterator, List, Tuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ['GENERATORS', 'Named', 'belongs_to_user', 'hidden', 'inside', 'named_globals', 'slots']
-
 GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState,
               random.Random)
 MAX_ITEMS = 64  # of a list or dict: longer ones are annotations
-Named = Tuple[str, Any]  # path, value
+Named = tuple[str, Any]  # path, value
 
 # packages whose functions keep no generators for transforms; beside the standard library
 _LIBRARIES = frozenset((
@@ -64,10 +63,10 @@ def _used_globals(function: types.FunctionType) -> Iterator[Named]:
                 yield f'{_module(function.__module__)}:{name}', value
 
 
-def named_globals(function: types.FunctionType) -> Dict[str, Any]:
+def named_globals(function: types.FunctionType) -> dict[str, Any]:
     """All globals that a function names, and what it names in the user's modules among them."""
     names = list(dict.fromkeys(name for code in _codes(function) for name in code.co_names))
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     waiting = deque([(_module(function.__module__), function.__globals__)])
     looked_at = {id(function.__globals__)}
     while waiting:
@@ -147,7 +146,7 @@ def hidden(thing: Any, path: str) -> Iterator[Named]:
             yield from _class_attributes(cls, path)
 
 
-def _class_attributes(cls: type, path: str) -> List[Named]:
+def _class_attributes(cls: type, path: str) -> list[Named]:
     if not belongs_to_user(cls.__module__):
         return []
     return [(f'{path}.{name}', value) for name, value in vars(cls).items()
@@ -163,9 +162,9 @@ def _can_hold(value: Any) -> bool:
     return belongs_to_user(type(value).__module__)
 
 
-def slots(thing: Any) -> List[str]:
+def slots(thing: Any) -> list[str]:
     """Names of the attributes that an object has in slots."""
-    found: List[str] = []
+    found: list[str] = []
     for cls in type(thing).__mro__:
         names = vars(cls).get('__slots__', ())
         found += (names, ) if isinstance(names, str) else names

@@ -11,22 +11,22 @@ from __future__ import annotations
 import copy
 import difflib
 import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, Sequence, Set
+from typing import Any, Callable
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from ..config import RandomnessConfig, RandomnessError, SampleDiffersError
+from ..config import RandomnessConfig
 from ..digests import exact_digest, first_difference
+from ..errors import RandomnessError, SampleDiffersError
 from . import dataset_tree
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
 
-__all__ = ['Explain', 'SampleCheck', 'checked', 'left_out', 'sample_check']
-
 # what explains a difference: datasets that the sample comes from, a function that loads it and one
 # that loads another -> lines for the message
-Explain = Callable[[Sequence[Any], Callable[[], Any], Callable[[], Any]], List[str]]
+Explain = Callable[[Sequence[Any], Callable[[], Any], Callable[[], Any]], list[str]]
 
 _LOADED, _REPEATED, _SEEN = 0, 1, 2  # columns of a worker; from _SEEN on pipelines
 _PIPELINES = 16  # beside those that there are at first; hooks bring new ones
@@ -46,12 +46,12 @@ class SampleCheck:
     """
 
     def __init__(self, dataset: Any, every: int, names: Sequence[str], workers: int,
-                 explain: Optional[Explain] = None) -> None:
+                 explain: Explain | None = None) -> None:
         self._every, self._names, self._explain = every, frozenset(names), explain
         pipelines = len(list(dataset_tree.nodes(dataset))) + _PIPELINES
         counts = torch.zeros(max(workers, 1), _SEEN + pipelines, dtype=torch.int64)
         self._counts = counts.share_memory_() if workers else counts
-        self._known: Set[tuple] = set()
+        self._known: set[tuple] = set()
         self._batch_is_due = False
 
     def repeated(self) -> int:
@@ -62,7 +62,7 @@ class SampleCheck:
         """A pipeline was changed: its next sample is the first one."""
         self._known.clear()
 
-    def load_all(self, context: BatchContext) -> List[Any]:
+    def load_all(self, context: BatchContext) -> list[Any]:
         """All samples of the batch, some of them loaded twice.
 
         Raises:
@@ -139,7 +139,7 @@ class SampleCheck:
         seen[(seen == 0).argmax()] = mark
         return True
 
-    def _repeat(self, context: BatchContext, items: List[Any], due: Mapping[Handle, str]) -> None:
+    def _repeat(self, context: BatchContext, items: list[Any], due: Mapping[Handle, str]) -> None:
         for handle, first in due.items():
             if exact_digest(items[handle - EXTRA_SAMPLES]) != first:
                 raise SampleDiffersError(self._message(
@@ -175,7 +175,7 @@ class SampleCheck:
                     twin.load(other)
                     return
 
-    def _explanation(self, context: BatchContext, handle: Handle) -> List[str]:
+    def _explanation(self, context: BatchContext, handle: Handle) -> list[str]:
         def load(what: Callable[[BatchContext], Any]) -> Any:
             twin = context.again()
             with loading(twin):
@@ -186,7 +186,7 @@ class SampleCheck:
             lambda: load(lambda twin: self._load_another(twin, handle)))
 
     def _message(self, context: BatchContext, handle: Handle, what: str,
-                 lines: List[str]) -> str:
+                 lines: list[str]) -> str:
         index, (epoch, position) = context.entry(handle)
         name, info = type(context.branch(handle)[-1]).__name__, get_worker_info()
         return '\n  '.join([
@@ -234,7 +234,7 @@ def _class_name(thing: Any) -> str:
 
 
 def sample_check(loader: DataLoader, config: RandomnessConfig,
-                 explain: Optional[Explain] = None) -> Optional[SampleCheck]:
+                 explain: Explain | None = None) -> SampleCheck | None:
     """The check of a loader's samples; None where the settings ask for none."""
     if config.deterministic is not True or config.worker_seed != 'sample' or (
             not config.check_samples):
@@ -249,7 +249,7 @@ def checked(loader: DataLoader) -> int:
     return check.repeated() if check is not None else 0
 
 
-def left_out(config: RandomnessConfig, loaders: Iterable[Any]) -> List[str]:
+def left_out(config: RandomnessConfig, loaders: Iterable[Any]) -> list[str]:
     """The datasets among ``loaders`` that are not checked because they are said not to repeat.
 
     Args:

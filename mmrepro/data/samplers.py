@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Deque, Iterator, List, Sequence
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, Sampler
@@ -20,9 +21,6 @@ from torch.utils.data import BatchSampler, Sampler
 from .. import seeds
 from .positions import with_position
 from .sampling_orders import is_endless, isolated_order, sampling_order_of
-
-__all__ = ['FixedOrder', 'Placement', 'adopt_batch_sampler', 'adopt_sampler']
-
 
 MAX_DRAWN = 4096  # batches; loaders draw some ahead, and a run without fingerprints reads none
 
@@ -46,7 +44,7 @@ class Placement:
     start: int = 0
     epoch: int = 0
     generator: torch.Generator = field(default_factory=torch.Generator)
-    drawn: Deque[tuple] = field(default_factory=lambda: deque(maxlen=MAX_DRAWN))
+    drawn: deque[tuple] = field(default_factory=lambda: deque(maxlen=MAX_DRAWN))
 
     def __reduce__(self) -> tuple:
         # to a spawned worker: generators do not travel
@@ -105,7 +103,7 @@ _DRAW_NOTHING = (
 )
 
 
-def _stock_batches(self: Any) -> Iterator[List[Any]]:
+def _stock_batches(self: Any) -> Iterator[list[Any]]:
     """Batches of the class's own making, from generators of their own where they may draw."""
     placement, stock = self._placement, type(self).__base__
     if f'{stock.__module__}.{stock.__qualname__}' in _DRAW_NOTHING:
@@ -114,7 +112,7 @@ def _stock_batches(self: Any) -> Iterator[List[Any]]:
                           stock.__name__, placement.epoch)
 
 
-def _batches(self: Any) -> Iterator[List[Any]]:
+def _batches(self: Any) -> Iterator[list[Any]]:
     """Begins at batch ``skip``, and forgets what an abandoned pass left over."""
     placement, stock = self._placement, type(self).__base__
     leftovers = {name: empty(self) for name, empty in _LEFTOVERS.items() if hasattr(self, name)}
@@ -132,7 +130,7 @@ def _batches(self: Any) -> Iterator[List[Any]]:
         yield batch
 
 
-def _batch_sampler_iter(self: Any) -> Iterator[List[Any]]:
+def _batch_sampler_iter(self: Any) -> Iterator[list[Any]]:
     # not a generator: the data loader draws its base seed right after it has called iter()
     placement = self._placement
     placement.generator.manual_seed(

@@ -12,21 +12,19 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
 
 import numpy as np
 
 from .. import seeds
 from . import generators, training_thread
 
-__all__ = ['SAMPLING_ORDERS', 'STOCK_FAULTS', 'SamplingOrder', 'is_endless', 'isolated_order',
-           'sampling_order_of', 'strided_stock']
-
-Position = Tuple[Any, int, int]  # index, epoch, global position
+Position = tuple[Any, int, int]  # index, epoch, global position
 SamplingOrder = Callable[[Any, int, int], Iterator[Position]]
 
 
-def _permutation(root: int, size: int, *key: seeds.Key) -> List[int]:
+def _permutation(root: int, size: int, *key: seeds.Key) -> list[int]:
     return seeds.random_state(root, 'sampler', *key).permutation(size).tolist()
 
 
@@ -37,7 +35,7 @@ def _strided(indices: Sequence, sampler: Any, epoch: int, start: int) -> Iterato
         yield indices[position], epoch, position
 
 
-def _round_up(indices: List[int], size: int) -> List[int]:
+def _round_up(indices: list[int], size: int) -> list[int]:
     return (indices * (size // len(indices) + 1))[:size] if indices else indices
 
 
@@ -54,7 +52,7 @@ def default(sampler: Any, root: int, start: int) -> Iterator[Position]:
 
 
 def _endless(root: int, size: int, shuffle: bool, first: int, step: int,
-             *key: seeds.Key) -> Iterator[Tuple[int, int]]:
+             *key: seeds.Key) -> Iterator[tuple[int, int]]:
     """(index, position) of endless passes over ``size`` items, from ``first``, every ``step``."""
     if size == 0:
         raise ValueError(f'cannot draw from an empty source ({", ".join(map(str, key))})')
@@ -74,7 +72,7 @@ def infinite(sampler: Any, root: int, start: int) -> Iterator[Position]:
         yield index, 0, position
 
 
-def _batch_positions(batches: Iterator[List[int]], sampler: Any, start: int) -> Iterator[Position]:
+def _batch_positions(batches: Iterator[list[int]], sampler: Any, start: int) -> Iterator[Position]:
     """Samples of whole batches; ``start`` may lie inside the first of ``batches``."""
     offset = start % sampler.batch_size
     local = start - offset
@@ -86,7 +84,7 @@ def _batch_positions(batches: Iterator[List[int]], sampler: Any, start: int) -> 
 
 
 def _sources(sampler: Any, root: int, sizes: Sequence[int], drawn: int,
-             *key: seeds.Key) -> List[Iterator[int]]:
+             *key: seeds.Key) -> list[Iterator[int]]:
     """One endless stream per source, after ``drawn`` batches were taken from it."""
     streams = []
     for source, (size, number) in enumerate(zip(sizes, sampler.num_per_source)):
@@ -103,7 +101,7 @@ def multi_source(sampler: Any, root: int, start: int) -> Iterator[Position]:
     sizes = [len(dataset) for dataset in sampler.dataset.datasets]
     streams = _sources(sampler, root, sizes, drawn, 'MultiSourceSampler')
 
-    def batches() -> Iterator[List[int]]:
+    def batches() -> Iterator[list[int]]:
         while True:
             yield [sampler.cumulative_sizes[source] + index
                    for source, number in enumerate(sampler.num_per_source)
@@ -129,9 +127,9 @@ def group_multi_source(sampler: Any, root: int, start: int) -> Iterator[Position
     drawn = np.bincount(list(itertools.islice(groups, start // sampler.batch_size)),
                         minlength=len(sampler.group_ratio))
     inds = sampler.group2inds_per_source
-    streams: Dict[int, List[Iterator[int]]] = {}
+    streams: dict[int, list[Iterator[int]]] = {}
 
-    def batches() -> Iterator[List[int]]:
+    def batches() -> Iterator[list[int]]:
         for group in groups:
             if group not in streams:
                 streams[group] = _sources(
@@ -150,7 +148,7 @@ def custom_sample_size(sampler: Any, root: int, start: int) -> Iterator[Position
     MMDetection keeps the cycles in the sampler, so that a resumed run starts them again; here an
     epoch's share begins where ``epoch`` shares end.
     """
-    chosen: List[int] = []
+    chosen: list[int] = []
     for source, (size, members) in enumerate(zip(sampler.dataset_size, sampler.dataset_index)):
         if size == -1:
             chosen += members
@@ -235,7 +233,7 @@ def torch_random(sampler: Any, root: int, start: int) -> Iterator[Position]:
     size, count = len(sampler.data_source), sampler.num_samples
     if sampler.replacement:
         return _whole(state.randint(0, size, count, np.int64).tolist(), sampler, start)
-    indices: List[int] = []
+    indices: list[int] = []
     while len(indices) < count:
         indices += state.permutation(size).tolist()
     return _whole(indices[:count], sampler, start)
@@ -271,7 +269,7 @@ ENDLESS = ('mmengine.dataset.sampler.InfiniteSampler',
            'mmdet.datasets.samplers.multi_source_sampler.MultiSourceSampler')
 
 # stock class (exactly, not a subclass: a subclass may order differently) -> order
-SAMPLING_ORDERS: Dict[str, SamplingOrder] = {
+SAMPLING_ORDERS: dict[str, SamplingOrder] = {
     'mmengine.dataset.sampler.DefaultSampler': default,
     'mmengine.dataset.sampler.InfiniteSampler': infinite,
     'mmdet.datasets.samplers.class_aware_sampler.ClassAwareSampler': contiguous,

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import multiprocessing
 from multiprocessing import context
-from typing import Any, Dict
+from typing import Any
 
 from torch.utils.data import DataLoader
 
 from .worker_signals import ends_workers, note_thread
 
-__all__ = ['use_own_start_method']
-
-METHODS: Dict[str, type] = {}  # start method -> context
+METHODS: dict[str, type] = {}  # start method -> context
 
 
 def _own_popen(process: type) -> Any:

@@ -6,9 +6,7 @@ import threading
 from typing import Any
 from weakref import WeakSet
 
-from ..config import RandomnessError
-
-__all__ = ['check', 'claim']
+from ..errors import RandomnessError
 
 _threads: WeakSet[threading.Thread] = WeakSet()  # that train; they take turns
 _take_turns = False

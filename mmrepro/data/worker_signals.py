@@ -17,8 +17,6 @@ import time
 from functools import cache
 from typing import Any, Callable
 
-__all__ = ['end_with_trainer', 'ends_workers', 'note_thread', 'shield']
-
 # signals that workers ignore; Windows has none of them
 IGNORED = ('SIGTERM', 'SIGUSR1', 'SIGUSR2')
 

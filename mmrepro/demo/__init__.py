@@ -4,4 +4,4 @@ from __future__ import annotations
 from .dataset import CLASSES, check_coco, data_digest, write_dataset
 from .shipped_configs import demo_config, use_data
 
-__all__ = ['CLASSES', 'check_coco', 'data_digest', 'demo_config', 'use_data', 'write_dataset']
+

@@ -5,7 +5,8 @@ of a photograph around one of its objects.
 """
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +17,6 @@ from torch import nn
 
 from .photos import CLASSES, PHOTOS, photo_dir, read_photo, resize
 
-__all__ = ['Accuracy', 'CutOut', 'Pack', 'PhotoClassifier', 'PhotoDataset']
-
 
 class PhotoDataset(BaseDataset):
     """Objects on the photographs, every category as often as the others.
@@ -25,15 +24,15 @@ class PhotoDataset(BaseDataset):
     Args:
         length: number of samples.
     """
-    METAINFO: Dict[str, Any] = dict(classes=CLASSES)
+    METAINFO: dict[str, Any] = dict(classes=CLASSES)
 
     def __init__(self, length: int = 24, **kwargs: Any) -> None:
         self._length = length
         super().__init__(**kwargs)
 
-    def load_data_list(self) -> List[dict]:
+    def load_data_list(self) -> list[dict]:
         photo_dir()  # says what to install where the photographs are missing
-        objects: Dict[str, List[dict]] = {name: [] for name in CLASSES}
+        objects: dict[str, list[dict]] = {name: [] for name in CLASSES}
         for photo, outlines in PHOTOS.items():
             for outline in outlines:
                 points = np.array(outline.points)
@@ -86,7 +85,7 @@ class PhotoClassifier(BaseModel):
 
     def __init__(self, channels: Sequence[int] = (16, 32, 64), dropout: float = 0.2) -> None:
         super().__init__()
-        layers: List[nn.Module] = []
+        layers: list[nn.Module] = []
         for before, after in zip((3, *channels), channels):
             layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False),
                        nn.BatchNorm2d(after), nn.ReLU()]
@@ -111,5 +110,5 @@ class Accuracy(BaseMetric):
     def process(self, data_batch: Any, data_samples: Sequence[Any]) -> None:
         self.results += [float(found == label) for found, label in data_samples]
 
-    def compute_metrics(self, results: list) -> Dict[str, float]:
+    def compute_metrics(self, results: list) -> dict[str, float]:
         return dict(accuracy=float(np.mean(results)))

@@ -11,16 +11,13 @@ import hashlib
 import json
 import os
 import random
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 
 from .photos import BACKGROUNDS, CLASSES, PHOTOS, Outline, photo_dir, read_photo, resize
-
-__all__ = [
-    'CLASSES', 'SPLITS', 'annotation_file', 'check_coco', 'data_digest', 'refusal', 'write_dataset'
-]
 
 SPLITS = ('train2017', 'val2017')
 MARK = 'mmrepro demonstration data set'
@@ -121,8 +118,8 @@ def data_digest(root: str) -> str:
 
 
 def _write_split(out: str, split: str, seed: int, count: int) -> None:
-    images: List[Dict[str, Any]] = []
-    annotations: List[Dict[str, Any]] = []
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
     for image_id in range(1, count + 1):
         # a string seeds Python's generator through SHA-512, the same in every version since 3.2
         rng = random.Random(f'{seed} {split} {image_id}')
@@ -140,7 +137,7 @@ def _write_split(out: str, split: str, seed: int, count: int) -> None:
         json.dump(content, file, separators=(',', ':'))
 
 
-def _compose(rng: random.Random, size: Tuple[int, int]) -> Tuple[np.ndarray, List[Instance]]:
+def _compose(rng: random.Random, size: tuple[int, int]) -> tuple[np.ndarray, list[Instance]]:
     """An image of ``size`` (width, height) and the objects that are visible on it."""
     name = _pick(rng, BACKGROUNDS + tuple(PHOTOS))
     pixels, instances = _background(rng, name, size)
@@ -158,7 +155,7 @@ def _compose(rng: random.Random, size: Tuple[int, int]) -> Tuple[np.ndarray, Lis
 
 
 def _background(rng: random.Random, name: str,
-                size: Tuple[int, int]) -> Tuple[np.ndarray, List[Instance]]:
+                size: tuple[int, int]) -> tuple[np.ndarray, list[Instance]]:
     """The largest crop of a photograph with the shape of ``size``, at a random position."""
     width, height = size
     photo = read_photo(name)
@@ -178,7 +175,7 @@ def _background(rng: random.Random, name: str,
 
 
 def _paste(rng: random.Random, pixels: np.ndarray, instances: Sequence[Instance], photo: str,
-           outline: Outline) -> Optional[Tuple[np.ndarray, List[Instance]]]:
+           outline: Outline) -> tuple[np.ndarray, list[Instance]] | None:
     """One try to paste a cut-out; None when it would hide too much of an earlier object."""
     height, width = pixels.shape[:2]
     points = np.array(outline.points)
@@ -219,7 +216,7 @@ def _offset(rng: random.Random, room: int, length: int) -> int:
     return int(rng.random() * (room - length + 2 * overhang) - overhang)
 
 
-def _annotation(instance: Instance) -> Optional[Dict[str, Any]]:
+def _annotation(instance: Instance) -> dict[str, Any] | None:
     """COCO's record of an object; None when too little of it is visible.
 
     Area and box are those of the polygons as pycocotools draws them, so that the three agree.
@@ -247,7 +244,7 @@ def _coco_mask() -> Any:
     return mask
 
 
-def _polygons(mask: np.ndarray) -> List[List[int]]:
+def _polygons(mask: np.ndarray) -> list[list[int]]:
     """Outer contours, each from its smallest vertex on: OpenCV's order is not documented."""
     contours, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL,
                                    cv2.CHAIN_APPROX_SIMPLE)
@@ -261,7 +258,7 @@ def _polygons(mask: np.ndarray) -> List[List[int]]:
     return sorted(polygons)
 
 
-def _fill(points: Sequence[Tuple[float, float]], size: Tuple[int, int]) -> np.ndarray:
+def _fill(points: Sequence[tuple[float, float]], size: tuple[int, int]) -> np.ndarray:
     width, height = size
     canvas = np.zeros((height, width), np.uint8)
     cv2.fillPoly(canvas, [np.array([[int(x), int(y)] for x, y in points], np.int32)], 1)

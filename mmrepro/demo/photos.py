@@ -8,25 +8,23 @@ from __future__ import annotations
 import math
 import os
 from functools import cache
-from typing import NamedTuple, Tuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 
-__all__ = ['BACKGROUNDS', 'CLASSES', 'PHOTOS', 'Outline', 'photo_dir', 'read_photo', 'resize']
-
 CLASSES = ('person', 'cat', 'cup', 'motorcycle', 'rocket', 'coin')
 
-Point = Tuple[int, int]
+Point = tuple[int, int]
 
 
 class Outline(NamedTuple):
     """One object on a photograph: its category and a closed polygon of (x, y) pixels."""
     category: str
-    points: Tuple[Point, ...]
+    points: tuple[Point, ...]
 
 
-def _pairs(text: str) -> Tuple[Point, ...]:
+def _pairs(text: str) -> tuple[Point, ...]:
     numbers = [int(word) for word in text.split()]
     return tuple(zip(numbers[::2], numbers[1::2]))
 
@@ -140,7 +138,7 @@ def resize(image: np.ndarray, width: int, height: int) -> np.ndarray:
 _ONE = 1 << 11
 
 
-def _taps(source: int, target: int) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lower and upper source index and the upper one's weight (of ``_ONE``) per target pixel."""
     centre = (2 * np.arange(target, dtype=np.int64) + 1) * source * _ONE // (2 * target)
     position = np.clip(centre - _ONE // 2, 0, (source - 1) * _ONE)

@@ -2,13 +2,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from mmengine.config import Config
 
 from .dataset import annotation_file
-
-__all__ = ['demo_config', 'reads_coco', 'shipped', 'use_coco_classes', 'use_data']
 
 COCO_CLASSES = 80
 
@@ -27,7 +25,7 @@ def shipped(path: str) -> str:
     raise FileNotFoundError(f'{path} was not found: neither {paths[0]} nor {paths[1]} exists')
 
 
-def demo_config(model: str, data_root: Optional[str] = None) -> Config:
+def demo_config(model: str, data_root: str | None = None) -> Config:
     """The config ``configs/demo/<model>_demo.py``, on the dataset in ``data_root``.
 
     >>> demo_config('faster-rcnn_r50_fpn').randomness.seed

@@ -4,7 +4,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
 from mmengine.dist import all_gather_object, get_rank, get_world_size
@@ -17,9 +18,7 @@ from ..runs.launcher import PlannedRun, launch_of, one_thread_each, run_all
 from ..runs.reduction import few_images
 from .shipped_configs import use_coco_classes, use_data
 
-__all__ = ['RUNS', 'DemoRun', 'DigestHook', 'Record', 'on_processes', 'prepare', 'train']
-
-Record = Dict[str, Any]  # of one iteration, see DigestHook
+Record = dict[str, Any]  # of one iteration, see DigestHook
 # a line of standard output that starts so carries one iteration as JSON
 PREFIX = '@mmrepro-digest '
 CHECKPOINT = 'resumed_from.pth'
@@ -34,7 +33,7 @@ class DigestHook(Hook):
     priority = 'LOWEST'
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Optional[dict] = None) -> None:
+                         outputs: dict | None = None) -> None:
         loss = (outputs or {}).get('loss')
         found = dict(
             loss=None if loss is None else float(loss.detach()),
@@ -57,7 +56,7 @@ class DemoRun(NamedTuple):
     num_workers: int = 0
     hash_seed: str = '0'
     resumed: bool = False  # in two processes: the first ends after an iteration, the second resumes
-    virtual_ranks: Optional[int] = None
+    virtual_ranks: int | None = None
     processes: int = 1  # that the virtual ranks share
 
     def title(self) -> str:
@@ -71,7 +70,7 @@ SAVED_AFTER = 1  # iterations
 RUNS = (DemoRun('A'), DemoRun('B', num_workers=2, hash_seed='1', resumed=True))
 
 
-def on_processes(virtual_ranks: int, numbers: Sequence[int]) -> Tuple[DemoRun, ...]:
+def on_processes(virtual_ranks: int, numbers: Sequence[int]) -> tuple[DemoRun, ...]:
     """The same ranks on these numbers of processes."""
     return tuple(DemoRun(f'{number} process{"es" if number > 1 else ""}', processes=number,
                          virtual_ranks=virtual_ranks) for number in numbers)
@@ -98,7 +97,7 @@ def prepare(config: str, run: DemoRun, root: str, coco: bool, images: int, epoch
 
 
 def train(run: DemoRun, config: str, folder: str, tell: Callable[[Record], None],
-          env: Mapping[str, str] = {}) -> List[Record]:
+          env: Mapping[str, str] = {}) -> list[Record]:
     """Train in fresh processes; ``tell`` is called with the record of every iteration.
 
     ``env`` are more variables of theirs.
@@ -112,7 +111,7 @@ def train(run: DemoRun, config: str, folder: str, tell: Callable[[Record], None]
     log = logs.replace('{rank}', '0')
     # one thread per operator is the fastest for images this small, and by far on a busy machine
     env = {**one_thread_each(), 'PYTHONHASHSEED': run.hash_seed, **env}
-    records: List[Record] = []
+    records: list[Record] = []
 
     def look() -> None:
         with open(log, encoding='utf-8', errors='replace') as file:

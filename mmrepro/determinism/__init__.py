@@ -13,11 +13,11 @@ Every function that touches the environment takes it as an argument:
 >>> env, determinism.is_enabled()
 ({}, False)
 """
+from ..errors import DeterminismError
 from .compiled import check_compiled
 from .initial_memory import filled_memory, unwritten
 from .policy import (
     Change,
-    DeterminismError,
     Report,
     deterministic,
     disable,
@@ -31,8 +31,4 @@ from .policy import (
 )
 from .tables import ENV, FLAGS, PRECISIONS, PolicySettings
 
-__all__ = [
-    'ENV', 'FLAGS', 'PRECISIONS', 'Change', 'DeterminismError', 'Report', 'PolicySettings',
-    'check_compiled', 'deterministic', 'disable', 'drifted', 'enable', 'filled_memory',
-    'import_flags', 'in_force', 'is_enabled', 'missing_at_start', 'snapshot', 'unwritten'
-]
+

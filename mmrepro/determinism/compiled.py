@@ -2,13 +2,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, List
+from typing import Any
 
 import torch
 
-from .policy import DeterminismError
-
-__all__ = ['check_compiled']
+from ..errors import DeterminismError
 
 _DYNAMIC = (
     'dynamic=True lets torch.compile tune kernels for all sizes to the size that comes first, so '
@@ -41,7 +39,7 @@ def check_compiled(model: Any, settings: Any) -> None:
             'or later, or do not compile with randomness.deterministic=True')
 
 
-def _compiled_modules(model: Any) -> List[Any]:
+def _compiled_modules(model: Any) -> list[Any]:
     dynamo = sys.modules.get('torch._dynamo.eval_frame')
     if dynamo is None or not isinstance(model, torch.nn.Module):
         return []

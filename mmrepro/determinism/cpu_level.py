@@ -2,11 +2,9 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Mapping, Optional
+from collections.abc import Mapping
 
 import torch
-
-__all__ = ['CPU_LEVELS', 'cpu_conflicts', 'cpu_instructions', 'level_variables', 'numpy_features']
 
 # cpu='...' -> the variables that a process has to start with
 CPU_LEVELS = {
@@ -27,7 +25,7 @@ _NAMES = {'avx2': 'AVX2'}
 _NUMPY = 'NPY_DISABLE_CPU_FEATURES'
 
 
-def level_variables(level: Optional[str], env: Mapping[str, str] = {}) -> Dict[str, str]:
+def level_variables(level: str | None, env: Mapping[str, str] = {}) -> dict[str, str]:
     """The variables that a process has to start with on this machine; none for None.
 
     NumPy takes only names of features that the CPU has, so these are asked of NumPy.
@@ -45,11 +43,11 @@ def level_variables(level: Optional[str], env: Mapping[str, str] = {}) -> Dict[s
     return {**CPU_LEVELS[level], _NUMPY: ' '.join(dict.fromkeys([*listed, *above]))}
 
 
-def _numpy_above_avx2() -> List[str]:
+def _numpy_above_avx2() -> list[str]:
     return [name for name in numpy_features() if name.startswith('AVX512') or name == 'X86_V4']
 
 
-def numpy_features() -> List[str]:
+def numpy_features() -> list[str]:
     """Instructions that NumPy has kernels for, beyond its least, and that it uses here."""
     try:
         from numpy._core import _multiarray_umath as core
@@ -58,7 +56,7 @@ def numpy_features() -> List[str]:
     return [name for name in core.__cpu_dispatch__ if core.__cpu_features__.get(name)]
 
 
-def cpu_conflicts(level: Optional[str], env: Mapping[str, str]) -> List[str]:
+def cpu_conflicts(level: str | None, env: Mapping[str, str]) -> list[str]:
     """Why this process does not keep to ``level``, a key of :data:`CPU_LEVELS` or None."""
     if level is None:
         return []

@@ -1,13 +1,11 @@
 """Initial weights that nobody wrote: memory is filled with NaN while a model is built."""
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator, List
 
 import torch
 from torch.nn.parameter import is_lazy
-
-__all__ = ['filled_memory', 'unwritten']
 
 _WITH_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
              torch.complex128)
@@ -31,7 +29,7 @@ def filled_memory() -> Iterator[None]:
         switches.fill_uninitialized_memory = before
 
 
-def unwritten(model: torch.nn.Module) -> List[str]:
+def unwritten(model: torch.nn.Module) -> list[str]:
     """Names of the parameters and buffers that hold a NaN."""
     return [name for named in (model.named_parameters(), model.named_buffers())
             for name, tensor in named

@@ -5,13 +5,15 @@ import importlib
 import logging
 import os
 import warnings
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Dict, Iterator, Mapping, MutableMapping, Optional, Tuple
+from typing import Any
 
 import torch
 
+from ..errors import DeterminismError
 from ..imports import after_import, forget
 from .cpu_level import CPU_LEVELS, cpu_conflicts, level_variables
 from .tables import (
@@ -53,10 +55,6 @@ _HASH_SEED = (
     'before Python starts (mmrepro train does it by itself).')
 
 
-class DeterminismError(ValueError):
-    """A setting contradicts the determinism that was asked for."""
-
-
 @dataclass(frozen=True)
 class Change:
     """One flag or variable that ``enable`` changed. ``None`` stands for a missing variable."""
@@ -72,8 +70,8 @@ class Report:
     """What ``enable`` did: the settings, the changes in order, and what it had to warn of."""
 
     settings: PolicySettings
-    changes: Tuple[Change, ...] = ()
-    warnings: Tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rows = [f'{c.name}: {c.before} -> {c.after} ({c.why})' for c in self.changes]
@@ -83,22 +81,22 @@ class Report:
 @dataclass(frozen=True)
 class _Saved:
     env: MutableMapping[str, str]
-    variables: Dict[str, Optional[str]]
-    flags: Dict[str, Any]
+    variables: dict[str, str | None]
+    flags: dict[str, Any]
 
 
-_active: Optional[Tuple[_Saved, Report]] = None  # the state before, and what `enable` returned
+_active: tuple[_Saved, Report] | None = None  # the state before, and what `enable` returned
 _said: set = set()  # warnings that were logged already
 
 
 def enable(mode: Mode = True,
            *,
-           float32_precision: Optional[str] = None,
+           float32_precision: str | None = None,
            fill_uninitialized_memory: bool = False,
-           num_threads: Optional[int] = None,
-           cudnn_enabled: Optional[bool] = None,
-           cudnn_benchmark: Optional[bool] = None,
-           cpu: Optional[str] = None,
+           num_threads: int | None = None,
+           cudnn_enabled: bool | None = None,
+           cudnn_benchmark: bool | None = None,
+           cpu: str | None = None,
            env: MutableMapping[str, str] = os.environ) -> Report:
     """Put the policy in force, from the state before any earlier ``enable``.
 
@@ -196,7 +194,7 @@ def is_enabled() -> Mode:
     return False if _active is None else _active[1].settings.mode
 
 
-def in_force() -> Optional[Report]:
+def in_force() -> Report | None:
     """What the ``enable`` that counts has returned; None if nothing is in force."""
     return None if _active is None else _active[1]
 
@@ -220,19 +218,19 @@ def deterministic(mode: Mode = True,
         _active = outer
 
 
-def snapshot(env: Mapping[str, str] = os.environ) -> Dict[str, Any]:
+def snapshot(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Every value that the tables know, as it is now: ``{'env.NAME': ..., 'torch....': ...}``.
 
     Plain strings, numbers, booleans and None, for a manifest and to compare ranks.
     """
     names = [row.name for row in ENV] + list(RECORDED_ENV)
-    values: Dict[str, Any] = {f'env.{name}': env.get(name) for name in names}
+    values: dict[str, Any] = {f'env.{name}': env.get(name) for name in names}
     values.update((flag.name, _read(flag.get)) for flag in FLAGS)
     values.update((name, _read(get)) for name, get in RECORDED_FLAGS.items())
     return values
 
 
-def drifted() -> Tuple[Change, ...]:
+def drifted() -> tuple[Change, ...]:
     """Flags that were changed since ``enable``, so that the promise no longer holds."""
     if _active is None:
         return ()
@@ -249,8 +247,8 @@ def drifted() -> Tuple[Change, ...]:
 def missing_at_start(env: Mapping[str, str] = os.environ,
                      *,
                      mode: Mode = True,
-                     num_threads: Optional[int] = None,
-                     cpu: Optional[str] = None) -> Dict[str, str]:
+                     num_threads: int | None = None,
+                     cpu: str | None = None) -> dict[str, str]:
     """Variables that only count when Python starts with them, and that ``env`` lacks.
 
     For a script that starts itself again, once, with ``{**env, **missing_at_start(env)}``. The
@@ -293,7 +291,7 @@ def _check_types(s: PolicySettings) -> None:
         raise ValueError(f'num_threads={s.num_threads!r}: expected None or an integer above 0')
 
 
-def _check_conflicts(s: PolicySettings, env: Mapping[str, str]) -> Tuple[str, ...]:
+def _check_conflicts(s: PolicySettings, env: Mapping[str, str]) -> tuple[str, ...]:
     """Raise what contradicts ``s``; in ``'warn'`` mode, return it."""
     conflicts = [
         f'{row.name}={env[row.name]!r} is set in the environment, with deterministic={s.mode!r}, '

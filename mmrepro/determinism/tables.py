@@ -8,8 +8,9 @@ import functools
 import operator
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, NamedTuple, Union
 
 import torch
 
@@ -37,15 +38,15 @@ class PolicySettings:
     """What was asked for. ``None`` leaves a thing as it is."""
 
     mode: Mode = True
-    float32_precision: Optional[str] = None
+    float32_precision: str | None = None
     fill_uninitialized_memory: bool = False
-    num_threads: Optional[int] = None
-    cudnn_enabled: Optional[bool] = None
-    cudnn_benchmark: Optional[bool] = None
-    cpu: Optional[str] = None
+    num_threads: int | None = None
+    cudnn_enabled: bool | None = None
+    cudnn_benchmark: bool | None = None
+    cpu: str | None = None
 
     @property
-    def precision(self) -> Optional[dict]:
+    def precision(self) -> dict | None:
         """The row of ``PRECISIONS`` in force, or None."""
         name = self.float32_precision
         return None if name is None else PRECISIONS[name]
@@ -56,12 +57,12 @@ class EnvRow(NamedTuple):
 
     name: str
     # values that a user may have set; an empty tuple: no opinion with these settings
-    accepted: Callable[[PolicySettings], Tuple[str, ...]]
-    default: Optional[str]  # set if the variable is missing; None: a missing one is as good
+    accepted: Callable[[PolicySettings], tuple[str, ...]]
+    default: str | None  # set if the variable is missing; None: a missing one is as good
     why: str
     at_start: bool = False  # read so early that setting it inside a running Python comes too late
     # replaces "is one of `accepted`" where a list is too short
-    matches: Optional[Callable[[str], Any]] = None
+    matches: Callable[[str], Any] | None = None
 
     def accepts(self, value: str, settings: PolicySettings) -> bool:
         """Whether a user may have set ``value``."""
@@ -81,17 +82,17 @@ class Flag(NamedTuple):
     wanted: Callable[[PolicySettings], Sequence[Any]]
     why: str
     # env -> what to restore if the switch was not there on the way in, but is now
-    later: Optional[Callable[[Mapping[str, str]], Any]] = None
+    later: Callable[[Mapping[str, str]], Any] | None = None
     setter: str = ''  # torch's function that sets it, where it is no attribute
     module: str = ''  # whose import brings the switch, where torch's own does not
     pinned: bool = False  # in deterministic mode it may not change, also where it is left as it is
 
 
-def _deterministic(*values: Any) -> Callable[[PolicySettings], Tuple[Any, ...]]:
+def _deterministic(*values: Any) -> Callable[[PolicySettings], tuple[Any, ...]]:
     return lambda s: values if s.mode else ()
 
 
-def _tf32(off: Tuple[str, ...], on: Tuple[str, ...]) -> Callable[[PolicySettings], Tuple]:
+def _tf32(off: tuple[str, ...], on: tuple[str, ...]) -> Callable[[PolicySettings], tuple]:
     return lambda s: () if s.precision is None else on if s.precision['tf32'] else off
 
 
@@ -247,7 +248,7 @@ def _benchmark(s: PolicySettings) -> Sequence[bool]:
 _IEEE = ('ieee', 'none')
 
 
-def unchanged(value: Any) -> Tuple[Any, ...]:
+def unchanged(value: Any) -> tuple[Any, ...]:
     """The values of a pinned flag that mean the same as ``value``."""
     return _IEEE if value in _IEEE else (value, )
 
@@ -338,7 +339,7 @@ FLAGS = (
 )
 
 # name -> getter, for the snapshot only
-RECORDED_FLAGS: Dict[str, Callable[[], Any]] = {
+RECORDED_FLAGS: dict[str, Callable[[], Any]] = {
     'torch.num_interop_threads': torch.get_num_interop_threads,
     **{name: functools.partial(_find, name) for name in (
         'torch.backends.mkldnn.enabled', 'torch.backends.cuda.matmul.allow_fp16_accumulation')},

@@ -1,12 +1,11 @@
 """Align two streams of records and find the first thing that differs."""
 from __future__ import annotations
 
-from typing import Any, Dict, Hashable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from ..fingerprint.difference import differing_names
 from ..fingerprint.records import SEPARATOR, Record
-
-__all__ = ['Pair', 'StreamDifference', 'align', 'first_difference', 'matches']
 
 # edits after which two sequences count as unrelated; memory grows with its square
 MAX_EDITS = 600
@@ -14,8 +13,8 @@ MAX_EDITS = 600
 
 class Pair(NamedTuple):
     """Numbers of two records that are the same step; None where one run has no such step."""
-    a: Optional[int]
-    b: Optional[int]
+    a: int | None
+    b: int | None
 
 
 class StreamDifference(NamedTuple):
@@ -27,15 +26,15 @@ class StreamDifference(NamedTuple):
     run B, or only run A, executed), 'replaced' (the runs executed different operators).
     """
     kind: str
-    a: Optional[int]  # number of the record in run A, None where there is none
-    b: Optional[int]
-    which: Tuple[Any, ...] = ()  # numbers of differing inputs or outputs; for a state, names
-    extra_a: Tuple[int, ...] = ()  # records that run B lacks, up to the difference
-    extra_b: Tuple[int, ...] = ()
-    moved: Optional[Pair] = None  # 'generator': the last pair at whose start generators agreed
+    a: int | None  # number of the record in run A, None where there is none
+    b: int | None
+    which: tuple[Any, ...] = ()  # numbers of differing inputs or outputs; for a state, names
+    extra_a: tuple[int, ...] = ()  # records that run B lacks, up to the difference
+    extra_b: tuple[int, ...] = ()
+    moved: Pair | None = None  # 'generator': the last pair at whose start generators agreed
 
 
-def matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> List[Tuple[int, int]]:
+def matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
     """Pairs of equal elements of a longest common subsequence, in order.
 
     E. W. Myers, "An O(ND) difference algorithm and its variations", 1986: the greedy variant.
@@ -48,9 +47,9 @@ def matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> List[Tuple[int, int
     return [*((i, i) for i in range(start)), *((start + i, start + j) for i, j in rest)]
 
 
-def _greedy(a: Sequence[Hashable], b: Sequence[Hashable]) -> List[Tuple[int, int]]:
+def _greedy(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
     # diagonal -> furthest position in a, and the equal stretches on the way there, last first
-    reached: Dict[int, Tuple[int, Any]] = {1: (0, None)}
+    reached: dict[int, tuple[int, Any]] = {1: (0, None)}
     for edits in range(min(len(a) + len(b), MAX_EDITS) + 1):
         for k in range(-edits, edits + 1, 2):
             if k == -edits or (k != edits and reached[k - 1][0] < reached[k + 1][0]):
@@ -69,7 +68,7 @@ def _greedy(a: Sequence[Hashable], b: Sequence[Hashable]) -> List[Tuple[int, int
     return _pairs(reached[max(inside, key=lambda k: 2 * reached[k][0] - k)][1])
 
 
-def _pairs(stretches: Any) -> List[Tuple[int, int]]:
+def _pairs(stretches: Any) -> list[tuple[int, int]]:
     pairs = []
     while stretches:
         start, end, k, stretches = stretches
@@ -88,15 +87,15 @@ def align(a: Sequence[Record], b: Sequence[Record]) -> Iterator[Pair]:
         i, j = x + 1, y + 1
 
 
-def first_difference(a: Sequence[Record], b: Sequence[Record]) -> Optional[StreamDifference]:
+def first_difference(a: Sequence[Record], b: Sequence[Record]) -> StreamDifference | None:
     """The first record whose inputs agree and whose result differs, or what comes before it.
 
     Operators that only one run executed are named when they computed what differs later, or when
     nothing else differs.
     """
-    extra_a: List[int] = []
-    extra_b: List[int] = []
-    pairs: List[Pair] = []
+    extra_a: list[int] = []
+    extra_b: list[int] = []
+    pairs: list[Pair] = []
     for pair in align(a, b):
         if pair.b is None:
             extra_a += [] if a[pair.a].is_state else [pair.a]
@@ -121,7 +120,7 @@ def first_difference(a: Sequence[Record], b: Sequence[Record]) -> Optional[Strea
     return found
 
 
-def _compare(a: Record, b: Record) -> Tuple[str, Tuple[Any, ...]]:
+def _compare(a: Record, b: Record) -> tuple[str, tuple[Any, ...]]:
     """Kind and ``which`` of the difference of two records; '' when they agree."""
     if a.is_state:
         # a number such as the learning rate explains the tensors, never the other way round
@@ -138,7 +137,7 @@ def _compare(a: Record, b: Record) -> Tuple[str, Tuple[Any, ...]]:
     return ('output', which) if which else ('', ())
 
 
-def _differing_numbers(a: Sequence[str], b: Sequence[str]) -> Tuple[int, ...]:
+def _differing_numbers(a: Sequence[str], b: Sequence[str]) -> tuple[int, ...]:
     return tuple(i for i, (x, y) in enumerate(zip(a, b)) if x != y and x and y)
 
 
@@ -161,12 +160,12 @@ def _structural(a: Sequence[Record], b: Sequence[Record], extra_a: Sequence[int]
     return StreamDifference(kind, first_a, first_b, (), tuple(extra_a), tuple(extra_b))
 
 
-def _step(record: Record) -> Tuple[str, str, str]:
+def _step(record: Record) -> tuple[str, str, str]:
     return record.phase, record.path, record.name
 
 
 def _makers(stream: Sequence[Record], extra: Sequence[int], record: Record, kind: str,
-            which: Tuple[Any, ...]) -> List[int]:
+            which: tuple[Any, ...]) -> list[int]:
     """The extra records that computed what differs in ``record``, and those that computed their
     inputs.
     """
@@ -188,7 +187,7 @@ def _makers(stream: Sequence[Record], extra: Sequence[int], record: Record, kind
     return made[::-1]
 
 
-def _last_agreeing(a: Sequence[Record], b: Sequence[Record], pair: Pair) -> Optional[Pair]:
+def _last_agreeing(a: Sequence[Record], b: Sequence[Record], pair: Pair) -> Pair | None:
     """The last pair before ``pair`` at whose start the generators still agreed."""
     last = None
     for earlier in align(a[:pair.a], b[:pair.b]):
@@ -199,7 +198,7 @@ def _last_agreeing(a: Sequence[Record], b: Sequence[Record], pair: Pair) -> Opti
     return last
 
 
-def _drawn_from(record: Record, drawing: Record) -> Tuple[str, ...]:
+def _drawn_from(record: Record, drawing: Record) -> tuple[str, ...]:
     """States of the generators that ``drawing`` may draw from: operators use only torch's."""
     if drawing.phase == 'data':
         return record.generators

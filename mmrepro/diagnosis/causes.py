@@ -1,12 +1,10 @@
 """Likely causes of a difference and how to fix them: a table; the first row that fits counts."""
 from __future__ import annotations
 
-from typing import Any, Callable, List, NamedTuple, Tuple
+from typing import Any, Callable, NamedTuple
 
 from ..fingerprint.records import UNINITIALIZED
 from .context import DifferenceContext
-
-__all__ = ['CAUSES', 'Cause', 'find_cause']
 
 # operators whose CUDA kernels add up in the order in which threads arrive, unless told otherwise
 ATOMIC = ('convolution_backward', 'scatter', 'index_add', 'index_put', 'put_', 'upsample',
@@ -33,28 +31,28 @@ class Cause(NamedTuple):
     when: Callable[[DifferenceContext], Any]  # whether the row fits
     why: str  # one sentence on why the bits differ
     fix: str  # what to do
-    evidence: Callable[[DifferenceContext], List[str]] = lambda c: []  # what supports it
+    evidence: Callable[[DifferenceContext], list[str]] = lambda c: []  # what supports it
 
 
-def _hash_seeds(c: DifferenceContext) -> List[str]:
+def _hash_seeds(c: DifferenceContext) -> list[str]:
     return [text for text in c.attributes() if 'HASHSEED' in text]
 
 
-def _differing_labels(c: DifferenceContext) -> List[str]:
+def _differing_labels(c: DifferenceContext) -> list[str]:
     return [f'differing: {", ".join(c.labels())}']
 
 
-def _state(c: DifferenceContext) -> List[str]:
+def _state(c: DifferenceContext) -> list[str]:
     return [*c.state_names()[:STATE_SHOWN], *c.arguments()[:STATE_SHOWN]]
 
 
-def _moved(c: DifferenceContext) -> List[str]:
+def _moved(c: DifferenceContext) -> list[str]:
     mover = c.mover()
     return [f'the generator states diverge in or right before: {mover}' if mover else
             'the generator states differ before the first record of this iteration']
 
 
-CAUSES: Tuple[Cause, ...] = (
+CAUSES: tuple[Cause, ...] = (
     # --- the data pipeline -------------------------------------------------------------------
     Cause('order of samples', lambda c: c.phase == 'data' and c.record.path.endswith('/begin'),
           'The sampler returned a different index at this position.',
@@ -263,7 +261,7 @@ CAUSES: Tuple[Cause, ...] = (
 )
 
 
-def find_cause(context: DifferenceContext) -> Tuple[Cause, List[str]]:
+def find_cause(context: DifferenceContext) -> tuple[Cause, list[str]]:
     """The first row that fits, and its evidence."""
     cause = next(cause for cause in CAUSES if cause.when(context))
     return cause, list(dict.fromkeys(cause.evidence(context)))

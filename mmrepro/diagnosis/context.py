@@ -1,14 +1,12 @@
 """The first difference of two streams, and the questions that :mod:`.causes` asks about it."""
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Sequence
+from collections.abc import Iterable, Sequence
 
 from ..fingerprint.difference import differing_names
 from ..fingerprint.generator_states import FROM, NAMES
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, SEPARATOR, Record, useful_calls
 from .alignment import StreamDifference
-
-__all__ = ['DifferenceContext']
 
 NO_EVIDENCE = ('process id', 'resumed', 'validated')  # attributes that only causes ask for
 
@@ -51,12 +49,12 @@ class DifferenceContext:
         """Whether the data list has different entries: the first transform is given them."""
         return self.phase == 'data' and self.kind == 'input' and self.record.path.endswith('/0')
 
-    def calls(self, source: str) -> List[str]:
+    def calls(self, source: str) -> list[str]:
         """Calls that asked ``source`` right before the record or, for a transform, during it."""
         return [call for record in (self.a, self.b) if record is not None
                 for call in record.calls if call.startswith(source)]
 
-    def calls_anywhere(self, source: str) -> List[str]:
+    def calls_anywhere(self, source: str) -> list[str]:
         """Calls that asked ``source`` at any time in what was recorded."""
         return list(dict.fromkeys(call for stream in self.streams for record in stream
                                   for call in record.calls if call.startswith(source)))
@@ -76,7 +74,7 @@ class DifferenceContext:
                      self.streams, (self.found.a, self.found.b), (self.a, self.b))]
         return differing[0] <= later[1] and differing[1] <= later[0]
 
-    def earlier_calls(self, source: str) -> List[str]:
+    def earlier_calls(self, source: str) -> list[str]:
         """Calls that asked ``source`` earlier in the function that now passes the value on.
 
         The function is found by its file and name, among the records of the same module and phase.
@@ -97,35 +95,35 @@ class DifferenceContext:
         a, b = self._attributes
         return a.get(attribute) != b.get(attribute)
 
-    def attributes(self) -> List[str]:
+    def attributes(self) -> list[str]:
         """Differing settings and attributes: ``name: value in A / value in B``."""
         return [f'{name}: {a} / {b}' for name, a, b in _differing(*self._attributes)
                 if name not in NO_EVIDENCE]
 
-    def module_generators(self) -> List[str]:
+    def module_generators(self) -> list[str]:
         """Generators of the module itself that differ, as in :meth:`attributes`."""
         return [text for text in self.attributes()
                 if text.startswith(f'{self.record.path}.') and ': generator ' in text]
 
-    def transform_generators(self) -> List[str]:
+    def transform_generators(self) -> list[str]:
         """Generators of the transform that differ, or that cannot be seeded."""
         a, b = self._own
         return [f'{name}: state {a.get(name)} / {b.get(name)}' for name in {**a, **b}
                 if not name.startswith((ATTRIBUTE, GLOBAL)) and (
                     a.get(name) != b.get(name) or a.get(name) == 'operating system')]
 
-    def transform_values(self) -> List[str]:
+    def transform_values(self) -> list[str]:
         """Plain values that the transform keeps and that differ."""
         return [f'{name}: {a} / {b}' for name, a, b in _differing(*self._own)
                 if name.startswith((ATTRIBUTE, GLOBAL))]
 
-    def generators(self) -> List[str]:
+    def generators(self) -> list[str]:
         """Names of global generators whose state differs at this record."""
         if self.a is None or self.b is None:
             return []
         return [name for name, x, y in zip(NAMES, self.a.generators, self.b.generators) if x != y]
 
-    def arguments(self) -> List[str]:
+    def arguments(self) -> list[str]:
         """Differing arguments: ``name=value in A / value in B``."""
         if self.a is None or self.b is None:
             return []
@@ -134,16 +132,16 @@ class DifferenceContext:
             return [f'{name}={x} / {y}' for name, x, y in _differing(_named(a), _named(b))]
         return [f'{x} / {y.split("=", 1)[-1]}' for x, y in zip(a, b) if x != y]
 
-    def state_names(self) -> List[str]:
+    def state_names(self) -> list[str]:
         """For a state, the names of the tensors that differ."""
         return [name for name in self.found.which if isinstance(name, str)]
 
-    def labels(self) -> List[str]:
+    def labels(self) -> list[str]:
         """Names of the inputs that differ."""
         return [self.record.labels[i] for i in self.found.which
                 if isinstance(i, int) and i < len(self.record.labels) and self.record.labels[i]]
 
-    def outside_sources(self) -> List[str]:
+    def outside_sources(self) -> list[str]:
         """Everything that may have brought a different value in from outside of torch."""
         found = [*self.arguments(), *(f'attribute {text}' for text in self.attributes()),
                  *self.calls('')]
@@ -171,11 +169,11 @@ def _same_line(a: Record, b: Record) -> bool:
         b.phase, b.path, b.name, useful_calls(b.stack)[:1])
 
 
-def _named(texts: Iterable[str]) -> Dict[str, str]:
+def _named(texts: Iterable[str]) -> dict[str, str]:
     return dict(text.split('=', 1) for text in texts if '=' in text)
 
 
-def _differing(a: Dict[str, str], b: Dict[str, str]) -> List[tuple]:
+def _differing(a: dict[str, str], b: dict[str, str]) -> list[tuple]:
     """Name, value in A, value in B."""
     return [(name, a.get(name), b.get(name)) for name in differing_names(a, b)]
 

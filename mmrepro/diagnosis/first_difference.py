@@ -3,14 +3,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from ..fingerprint.records import Record, useful_calls
 from .alignment import StreamDifference, first_difference
 from .causes import find_cause
 from .context import DifferenceContext
-
-__all__ = ['PHASES', 'Diagnosis', 'diagnose']
 
 # in the order of an iteration
 PHASES = ('start', 'data', 'forward', 'loss', 'backward', 'optimizer', 'hook')
@@ -45,25 +44,25 @@ class Diagnosis(NamedTuple):
     path: str
     operator: str
     shapes: str
-    differs: Tuple[str, ...]  # digests or names
-    stack: Tuple[Tuple[str, int, str], ...]  # of run A or, where it has none, B; innermost first
+    differs: tuple[str, ...]  # digests or names
+    stack: tuple[tuple[str, int, str], ...]  # of run A or, where it has none, B; innermost first
     cause: str  # name of the row in .causes
     sentence: str  # why the bits differ
     fix: str  # what to do
-    evidence: Tuple[str, ...]  # what in the records supports the cause
+    evidence: tuple[str, ...]  # what in the records supports the cause
     sample: str  # index and position, when it began in the data pipeline
     mover: str  # for 'generator': phase, path and name of what advanced the generator
-    extra: Tuple[str, ...]  # operators of one run only, at most 20, as 'A: ...' or 'B: ...'
-    record_a: Optional[int]  # number in the recording of the iteration; None for samples
-    record_b: Optional[int]
+    extra: tuple[str, ...]  # operators of one run only, at most 20, as 'A: ...' or 'B: ...'
+    record_a: int | None  # number in the recording of the iteration; None for samples
+    record_b: int | None
 
-    def order(self) -> Tuple[int, float, int]:
+    def order(self) -> tuple[int, float, int]:
         """Of the first differences of several ranks, the smallest is where it began."""
         phase = PHASES.index(self.phase) if not (
             self.phase == 'hook' and BEGINS.search(self.path)) else PHASES.index('forward') - .5
         return self.iteration, phase, self.rank
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """For JSON, where ``fix`` is called "cure"."""
         return {'cure' if name == 'fix' else name: value for name, value in self._asdict().items()}
 
@@ -101,7 +100,7 @@ def _shorten_path(file: str) -> str:
 
 
 def diagnose(iteration: int, rank: int, a: Sequence[Record],
-             b: Sequence[Record]) -> Optional[Diagnosis]:
+             b: Sequence[Record]) -> Diagnosis | None:
     """The first difference of two streams; None when they agree."""
     found = first_difference(a, b)
     if found is None:
@@ -127,13 +126,13 @@ def _before_the_iteration(found: StreamDifference, a: Sequence[Record],
         record.phase == 'start' and record.name == FIRST_STATE for record in stream[number:])
 
 
-def _number(number: Optional[int], stream: Sequence[Record]) -> Optional[int]:
+def _number(number: int | None, stream: Sequence[Record]) -> int | None:
     """The number among the records of the iteration, which follow those of the samples."""
     samples = sum(record.path.startswith('sample ') for record in stream)
     return None if number is None or number < samples else number - samples
 
 
-def _differing(context: DifferenceContext) -> Tuple[str, ...]:
+def _differing(context: DifferenceContext) -> tuple[str, ...]:
     a, b, which = context.a, context.b, context.found.which
     if a is None or b is None:
         return ()

@@ -12,8 +12,9 @@ import json
 import platform
 import sys
 import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
@@ -21,12 +22,10 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from .. import determinism, ops
+from ..errors import AgreementError
 from ..seeds import SCHEME
 from ..version import __version__
 from .virtual.scheduler import current
-
-__all__ = ['AgreementError', 'any_rank', 'check_agreement', 'package_version', 'settle',
-           'start_fields', 'wait_for_all']
 
 MAX_LINES = 20  # of differences in one message
 
@@ -38,10 +37,6 @@ PACKAGES = {
     'mmcv': ('mmcv', 'mmcv-lite', 'onedl-mmcv'),
     'mmdet': ('mmdet', 'onedl-mmdetection'),
 }
-
-
-class AgreementError(RuntimeError):
-    """Ranks differ in something that has to be equal."""
 
 
 def check_agreement(fields: Mapping[str, Any]) -> None:
@@ -58,7 +53,7 @@ def check_agreement(fields: Mapping[str, Any]) -> None:
     settle('agreement', dict(fields), _compare)
 
 
-def start_fields(config_text: str, randomness: Mapping[str, Any]) -> Dict[str, Any]:
+def start_fields(config_text: str, randomness: Mapping[str, Any]) -> dict[str, Any]:
     """What all ranks must have in common at the start. Call it after ``determinism.enable``.
 
     Args:
@@ -69,7 +64,7 @@ def start_fields(config_text: str, randomness: Mapping[str, Any]) -> Dict[str, A
         dict: randomness, config, versions, operator provider, environment and flags.
     """
     operators = operator_fields()
-    fields: Dict[str, Any] = {'scheme': SCHEME}
+    fields: dict[str, Any] = {'scheme': SCHEME}
     for name, value in randomness.items():
         # a row for each stream that has a root of its own, and none where no stream has
         value = ', '.join(value) if isinstance(value, tuple) else value
@@ -82,7 +77,7 @@ def start_fields(config_text: str, randomness: Mapping[str, Any]) -> Dict[str, A
     return fields
 
 
-def operator_fields() -> Dict[str, str]:
+def operator_fields() -> dict[str, str]:
     """'operators': who provides mmcv's operators, and 'operators.NAME' where one has another.
 
     Bits depend on it: the forms of one operator round at different points.
@@ -95,7 +90,7 @@ def operator_fields() -> Dict[str, str]:
         f'operators.{name}': who for name, who in ops.exceptions(device).items()}}
 
 
-def _operator_versions(operators: Mapping[str, str]) -> Dict[str, str]:
+def _operator_versions(operators: Mapping[str, str]) -> dict[str, str]:
     found = {}
     if 'triton' in operators.values():
         found['version.triton'] = ops.triton.version()
@@ -106,20 +101,20 @@ def _operator_versions(operators: Mapping[str, str]) -> Dict[str, str]:
     return found
 
 
-def late_fields() -> Dict[str, str]:
+def late_fields() -> dict[str, str]:
     """Those of :func:`start_fields` that are known once the model has imported mmcv's operators."""
     operators = operator_fields()
     return {**operators, **_operator_versions(operators)}
 
 
-def _versions() -> Dict[str, Optional[str]]:
+def _versions() -> dict[str, str | None]:
     found = {'mmrepro': __version__, 'python': platform.python_version(),
              'cuda': torch.version.cuda}
     found.update((module, package_version(module, names)) for module, names in PACKAGES.items())
     return found
 
 
-def package_version(module: str, names: Sequence[str]) -> Optional[str]:
+def package_version(module: str, names: Sequence[str]) -> str | None:
     """Of the imported module if there is one: what is imported need not be what is installed."""
     loaded = getattr(sys.modules.get(module), '__version__', None)
     if loaded is not None:
@@ -166,9 +161,9 @@ def _first_line(here: str, there: str) -> tuple:
 # -------------------------------------------------------------------------------- collectives
 
 TOPIC = 56  # bytes of a topic that travel, in front of a number
-TIMEOUT: Optional[timedelta] = None  # of agreements; None: torch's for gloo, 30 minutes
+TIMEOUT: timedelta | None = None  # of agreements; None: torch's for gloo, 30 minutes
 
-_control: Optional[Tuple[Any, Any]] = None  # weak reference to the process group, its control group
+_control: tuple[Any, Any] | None = None  # weak reference to the process group, its control group
 
 
 def _control_group() -> Any:
@@ -191,13 +186,13 @@ def _is_alone() -> bool:
     return not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
 
 
-def _gathered(value: Tensor) -> List[Tensor]:
+def _gathered(value: Tensor) -> list[Tensor]:
     found = [torch.empty_like(value) for _ in range(dist.get_world_size())]
     dist.all_gather(found, value, group=_control_group())
     return found
 
 
-def _numbers(topic: str, number: int) -> List[int]:
+def _numbers(topic: str, number: int) -> list[int]:
     """The numbers that all ranks bring to a topic.
 
     Raises:
@@ -214,7 +209,7 @@ def _numbers(topic: str, number: int) -> List[int]:
     return [int.from_bytes(head[TOPIC:], 'little') for head in heads]
 
 
-def settle(topic: str, value: Any, decide: Callable[[List[Any]], Any]) -> Any:
+def settle(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
     """Decide from the values of all ranks; every rank gets the same decision.
 
     A collective operation. Without a process group, a world of one.

@@ -10,21 +10,18 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-__all__ = ['RankEnded', 'naming_lost_ranks']
+from ..errors import RankEnded
 
 WITHIN = timedelta(seconds=5)  # for the reasons of all ranks to come
 _blocks = 0  # that this process has entered; the same number on all ranks
-
-
-class RankEnded(RuntimeError):
-    """A rank that others wait for has ended; names it, and says how it ended."""
 
 
 @contextmanager
@@ -104,18 +101,18 @@ class _Block:
         key = f'process{rank}'
         if not self._store.check([key]):
             return f'rank {rank} has not come'
-        who: Dict[str, Any] = json.loads(self._store.get(key))
+        who: dict[str, Any] = json.loads(self._store.get(key))
         where = f'process {who["pid"]} on {who["host"]}'
         if who['host'] == socket.gethostname() and not _runs(who['pid']):
             return f'{who["name"]} was killed or has crashed ({where})'
         return (f'{who["name"]} has not answered within {WITHIN.total_seconds():g} s ({where}): '
                 'killed, ended, or still computing')
 
-    def _let_others_read(self, reasons: Dict[int, Optional[str]]) -> None:
+    def _let_others_read(self, reasons: dict[int, str | None]) -> None:
         """Rank 0 may keep the store: it waits until those that have come here have read it."""
         self._store.set(f'read{self._rank}', '')
         if self._rank == 0:
-            came: List[str] = [f'read{rank}' for rank, told in reasons.items() if told == '']
+            came: list[str] = [f'read{rank}' for rank, told in reasons.items() if told == '']
             with suppress(RuntimeError):
                 self._store.wait(came, WITHIN)
 

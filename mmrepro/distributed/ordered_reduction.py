@@ -16,14 +16,10 @@ does not overlap with the backward pass.
 """
 from __future__ import annotations
 
-from typing import List, Optional
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-
-__all__ = ['ORDER_MATTERS_FROM', 'fix_gradient_order', 'ordered_mean', 'ordered_mean_hook']
 
 ORDER_MATTERS_FROM = 3  # ranks; a sum of two is the same in either order
 
@@ -31,7 +27,7 @@ ORDER_MATTERS_FROM = 3  # ranks; a sum of two is the same in either order
 _all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
 
 
-def ordered_mean(flat: Tensor, group: Optional[dist.ProcessGroup] = None) -> Tensor:
+def ordered_mean(flat: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """The mean of ``flat`` over the ranks, added up in the order of the ranks.
 
     Args:
@@ -77,7 +73,7 @@ def ordered_mean_hook(group, bucket):
     return future
 
 
-def fix_gradient_order(model: nn.Module) -> List[DistributedDataParallel]:
+def fix_gradient_order(model: nn.Module) -> list[DistributedDataParallel]:
     """Register :func:`ordered_mean_hook` with every DistributedDataParallel in ``model``.
 
     Nothing is registered with fewer ranks than :data:`ORDER_MATTERS_FROM`.

@@ -12,9 +12,10 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,9 +25,6 @@ from torch.nn.parallel import DistributedDataParallel
 from .ordered_reduction import fix_gradient_order
 from .virtual import runner_parts
 from .virtual.scheduler import current
-
-__all__ = ['LAUNCHERS', 'ensure_process_group', 'group_options', 'has_accelerator',
-           'launch_variables', 'process_count', 'restart_problem', 'wrap_model']
 
 _logger = logging.getLogger('mmrepro')
 
@@ -86,7 +84,7 @@ def process_count() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def group_options(env_cfg: Mapping[str, Any]) -> Dict[str, Any]:
+def group_options(env_cfg: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of :func:`ensure_process_group` in a config's ``env_cfg``."""
     dist_cfg = env_cfg.get('dist_cfg') or {}
     return {name: dist_cfg[name] for name in ('backend', 'timeout', 'port') if name in dist_cfg}
@@ -94,7 +92,7 @@ def group_options(env_cfg: Mapping[str, Any]) -> Dict[str, Any]:
 
 def launch_variables(launcher: str,
                      env: Mapping[str, str],
-                     port: Optional[int] = None) -> Dict[str, str]:
+                     port: int | None = None) -> dict[str, str]:
     """torch's five variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT).
 
     Args:
@@ -128,7 +126,7 @@ def launch_variables(launcher: str,
     }
 
 
-def restart_problem(env: Mapping[str, str]) -> Optional[str]:
+def restart_problem(env: Mapping[str, str]) -> str | None:
     """Why processes that torchrun has started again may not find each other; None: they will."""
     count, size = env.get('TORCHELASTIC_RESTART_COUNT', '0'), env.get('WORLD_SIZE', '1')
     if env.get('TORCHELASTIC_USE_AGENT_STORE') != 'True' or '0' == count or size == '1':
@@ -139,9 +137,9 @@ def restart_problem(env: Mapping[str, str]) -> Optional[str]:
 
 
 def ensure_process_group(launcher: str,
-                         backend: Optional[str] = None,
-                         timeout: Union[float, timedelta, None] = None,
-                         port: Optional[int] = None) -> bool:
+                         backend: str | None = None,
+                         timeout: float | timedelta | None = None,
+                         port: int | None = None) -> bool:
     """Make the process group where MMEngine cannot. Call it before ``Runner.setup_env``.
 
     Without an accelerator it sets torch's variables in ``os.environ`` and makes the group over
@@ -168,7 +166,7 @@ def ensure_process_group(launcher: str,
             os.environ.setdefault('LOCAL_RANK', os.environ.get(name, '0'))
         return False
     os.environ.update(launch_variables(launcher, os.environ, port))
-    options: Dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if timeout is not None:
         options['timeout'] = timeout if isinstance(timeout, timedelta) else timedelta(
             seconds=timeout)
@@ -188,8 +186,8 @@ def _leave_group() -> None:
 
 
 def wrap_model(runner: Any,
-               build: Callable[[Optional[Dict], nn.Module], nn.Module],
-               model_wrapper_cfg: Optional[Dict],
+               build: Callable[[dict | None, nn.Module], nn.Module],
+               model_wrapper_cfg: dict | None,
                model: nn.Module,
                ordered: bool = False) -> nn.Module:
     """``Runner.wrap_model`` that also works on the CPU.
@@ -215,7 +213,7 @@ def wrap_model(runner: Any,
     return wrapped
 
 
-def _without_devices(runner: Any, wrapper: Optional[Dict], model: nn.Module) -> Optional[Dict]:
+def _without_devices(runner: Any, wrapper: dict | None, model: nn.Module) -> dict | None:
     from mmengine.model import is_model_wrapper
     from mmengine.registry import MODEL_WRAPPERS
     if is_model_wrapper(model):

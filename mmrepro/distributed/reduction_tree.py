@@ -16,14 +16,12 @@ the first rank to the last.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Tuple
+from collections.abc import Iterable
+from typing import Any, Callable, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-__all__ = ['REDUCTION_SCHEME', 'Node', 'ReductionTree', 'combine_of', 'finish_of', 'nodes_of',
-           'shares']
 
 REDUCTION_SCHEME = 2
 
@@ -43,7 +41,7 @@ class Node(NamedTuple):
 
 
 # (left, right) -> left, changed in place
-_COMBINE: Dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+_COMBINE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     _Op.SUM: lambda left, right: left.add_(right),
     _Op.AVG: lambda left, right: left.add_(right),
     _Op.PRODUCT: lambda left, right: left.mul_(right),
@@ -89,7 +87,7 @@ class ReductionTree:
 
     def __init__(self, combine: Callable[[Any, Any], Any]) -> None:
         self._combine = combine
-        self.nodes: List[Node] = []  # that no other node covers
+        self.nodes: list[Node] = []  # that no other node covers
 
     def add(self, node: Node) -> None:
         """Raises ValueError if a leaf came out of order."""
@@ -112,7 +110,7 @@ class ReductionTree:
         return value
 
 
-def nodes_of(leaves: Iterable[int]) -> List[Tuple[int, int]]:
+def nodes_of(leaves: Iterable[int]) -> list[tuple[int, int]]:
     """(level, index) of the nodes that a process with these leaves, ascending, comes to."""
     tree = ReductionTree(lambda left, right: None)
     for leaf in leaves:
@@ -120,7 +118,7 @@ def nodes_of(leaves: Iterable[int]) -> List[Tuple[int, int]]:
     return [node[:2] for node in tree.nodes]
 
 
-def shares(ranks: int, processes: int) -> List[range]:
+def shares(ranks: int, processes: int) -> list[range]:
     """Which of the ranks each process runs: consecutive ones, the first processes one more.
 
     >>> shares(7, 3)

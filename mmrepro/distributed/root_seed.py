@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
+from ..errors import AgreementError
 from ..seeds import MAX_SEED
-from .agreement import AgreementError, settle
-
-__all__ = ['broadcast_seed']
+from .agreement import settle
 
 
 def _choose(ranks: Sequence[Any]) -> int:
@@ -20,7 +20,7 @@ def _choose(ranks: Sequence[Any]) -> int:
     return drawn if first is None else first
 
 
-def broadcast_seed(seed: Optional[int]) -> int:
+def broadcast_seed(seed: int | None) -> int:
     """The seed that every rank uses: ``seed``, or one that rank 0 draws from the operating system.
 
     A collective operation; without a process group, a world of one. It touches no generator.

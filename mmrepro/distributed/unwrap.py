@@ -1,12 +1,10 @@
 """The model inside of a wrapper, and the optimizer wrappers inside of a dict of them."""
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 from mmengine.optim import OptimWrapper
 from torch import nn
-
-__all__ = ['optim_wrappers', 'unwrap']
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -14,7 +12,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     return getattr(model, 'module', model)
 
 
-def optim_wrappers(optim_wrapper: Any) -> Dict[str, Any]:
+def optim_wrappers(optim_wrapper: Any) -> dict[str, Any]:
     """The wrappers of an ``OptimWrapperDict`` by name; a single wrapper has the name ''.
 
     Empty for the settings of a wrapper that is not built yet.

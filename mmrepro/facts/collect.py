@@ -7,16 +7,14 @@ import hashlib
 import platform
 import re
 import sys
-from typing import Any, Dict, Mapping, Optional
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from ..determinism.cpu_level import cpu_instructions
 from ..distributed.agreement import package_version, start_fields
 from ..distributed.process_group import process_count
-
-__all__ = ['CPU_FEATURES', 'collect_facts', 'cpu_features', 'cpu_name', 'flatten', 'read_settings',
-           'settings_of']
 
 # MMEngine writes these into the config by itself, or they say where and not what
 NOT_SETTINGS = ('randomness', 'resume', 'load_from', 'work_dir', 'launcher', 'experiment_name')
@@ -38,7 +36,7 @@ CPU_FEATURES = (
 ADDRESS = re.compile(' at 0x[0-9a-f]+')
 
 
-def flatten(settings: Any, name: str = '') -> Dict[str, Any]:
+def flatten(settings: Any, name: str = '') -> dict[str, Any]:
     """Nested dicts and lists as ``{'a.b[0].c': value}``; values are what JSON can hold.
 
     >>> flatten({'a': {'b': [dict(c=1), 2]}, 'd': (3, 4)})
@@ -66,7 +64,7 @@ def _plain(value: Any) -> Any:
     return ADDRESS.sub('', repr(value))  # a data loader, say, that was built by hand
 
 
-def collect_facts(config: Any, randomness: Mapping[str, Any], world_size: int) -> Dict[str, Any]:
+def collect_facts(config: Any, randomness: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     """All that may decide about bits, as ``{name: string, number, boolean or None}``.
 
     Args:
@@ -87,7 +85,7 @@ def collect_facts(config: Any, randomness: Mapping[str, Any], world_size: int) -
     return facts
 
 
-def read_settings(text: str) -> Dict[str, Any]:
+def read_settings(text: str) -> dict[str, Any]:
     """The settings in the text of a config that MMEngine wrote (``Config.pretty_text``).
 
     Nothing is run, other than by ``Config.fromstring``: the text may come from anywhere. Whatever
@@ -117,7 +115,7 @@ def _literal(node: ast.expr) -> Any:
         return ast.unparse(node)
 
 
-def settings_of(config: Mapping[str, Any]) -> Dict[str, Any]:
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config's settings, as plain dicts and lists, as ``{'config.model.type': ...}``."""
     kept = {key: value for key, value in config.items() if key not in NOT_SETTINGS}
     if not kept.get('custom_hooks', True):  # None and [] are the same as nothing
@@ -127,7 +125,7 @@ def settings_of(config: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 @functools.cache
-def _hardware() -> Dict[str, Any]:
+def _hardware() -> dict[str, Any]:
     found = {
         'hardware.cpu': cpu_name(),
         'hardware.cpu_instructions': cpu_instructions(),
@@ -148,7 +146,7 @@ def cpu_name() -> str:
     return _cpuinfo('model name') or f'{platform.machine()} {platform.processor()}'.strip()
 
 
-def cpu_features() -> Optional[str]:
+def cpu_features() -> str | None:
     """Of :data:`CPU_FEATURES`, those that this processor has; None where the system does not say.
 
     Variables that take instructions from a library do not count: they are facts of their own.

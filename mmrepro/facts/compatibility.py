@@ -3,12 +3,11 @@ from __future__ import annotations
 
 import fnmatch
 import textwrap
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NamedTuple
 
+from ..errors import ResumeError
 from .hook_settings import counts_from_the_end, is_watching, without_watchers
-
-__all__ = ['ATTACHED', 'CHANGES', 'HARMLESS', 'RULES', 'FactDifference', 'ResumeError',
-           'differences', 'severity', 'table']
 
 CHANGES, HARMLESS = 'changes bits', 'harmless'
 ATTACHED = 'mmrepro'  # a fact of comparisons: whether mmrepro ran the training
@@ -16,10 +15,6 @@ ATTACHED = 'mmrepro'  # a fact of comparisons: whether mmrepro ran the training
 MAX_ROWS = 40  # of a table; the rest is counted
 _ABSENT = '(not set)'
 _WIDTHS = (48, 30, 30, 80)  # of the columns, in characters
-
-
-class ResumeError(RuntimeError):
-    """The run that resumes differs from the one that wrote the checkpoint."""
 
 
 class FactDifference(NamedTuple):
@@ -109,7 +104,7 @@ CONDITIONS = {
 }
 
 # patterns and the other fields of FactRule; the first pattern that matches counts
-_ROWS: Tuple[Tuple[str, ...], ...] = (
+_ROWS: tuple[tuple[str, ...], ...] = (
     (ATTACHED, CHANGES, 'other random numbers and kernels: bits cannot agree'),
     ('randomness.seed', CHANGES, 'different order of data, different random numbers'),
     ('randomness.resume_strict', HARMLESS, ''),
@@ -207,14 +202,14 @@ def _rule(name: str) -> FactRule:
     return next(rule for rule in RULES if fnmatch.fnmatchcase(name, rule.pattern))
 
 
-def _judged(rule: FactRule, *runs: Mapping[str, Any]) -> Tuple[str, str]:
+def _judged(rule: FactRule, *runs: Mapping[str, Any]) -> tuple[str, str]:
     """Severity and consequence of a fact that differs between these runs."""
     if rule.only and not any(map(CONDITIONS[rule.only].holds, runs)):
         return HARMLESS, CONDITIONS[rule.only].otherwise
     return rule.severity, rule.consequence
 
 
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> List[FactDifference]:
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDifference]:
     """Facts that differ, those that change bits first; see :func:`mmrepro.facts.collect`."""
     found = []
     then, now = without_watchers(then), without_watchers(now)
@@ -248,7 +243,7 @@ def table(rows: Sequence[FactDifference]) -> str:
     return textwrap.indent('\n'.join(lines), '  ')
 
 
-def check(path: str, then: Dict[str, Any], now: Dict[str, Any], strict: bool) -> List[str]:
+def check(path: str, then: dict[str, Any], now: dict[str, Any], strict: bool) -> list[str]:
     """Lines for the log about what differs from the run that wrote ``path``.
 
     Raises:

@@ -3,9 +3,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from typing import Any, Dict, Mapping, Sequence, Tuple
-
-__all__ = ['counts_from_the_end', 'is_watching', 'without_watchers']
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 # hooks that write down, watch or tidy up, and change nothing
 WATCHERS = ('CheckInvalidLossHook', 'CheckpointHook', 'EmptyCacheHook', 'FingerprintHook',
@@ -24,13 +23,13 @@ def _is_a(kinds: Sequence[str], value: Any) -> bool:
     return any(fnmatch.fnmatchcase(name, kind) for kind in kinds)
 
 
-def _hook(name: str, facts: Mapping[str, Any]) -> Tuple[str, Any]:
+def _hook(name: str, facts: Mapping[str, Any]) -> tuple[str, Any]:
     """Name of the hook that a fact is about, and its type; ('', None) for another fact."""
     found = _HOOK.match(name)
     return (found[0], facts.get(f'{found[0]}.type')) if found else ('', None)
 
 
-def without_watchers(facts: Mapping[str, Any]) -> Dict[str, Any]:
+def without_watchers(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Facts as if there were no :data:`WATCHERS` among the custom hooks; the others move up."""
     hooks = {_hook(name, facts) for name in facts if name.startswith('config.custom_hooks[')}
     kept = sorted((hook for hook, kind in hooks if not _is_a(WATCHERS, kind)),

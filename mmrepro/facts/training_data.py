@@ -4,19 +4,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from typing import Any, Dict, Iterable, Iterator, List
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from mmengine.dataset import BaseDataset
 
 from .. import seeds
 
-__all__ = ['file_record', 'training_data', 'training_facts']
-
 MAX_LISTED = 200000  # images whose names are read one by one: beyond, it takes minutes
 _CHUNK = 1 << 20
 
 
-def file_record(path: str) -> Dict[str, Any]:
+def file_record(path: str) -> dict[str, Any]:
     """Size and SHA-256 of a file; of one that cannot be read, why."""
     try:
         status = os.stat(path)
@@ -36,10 +35,10 @@ def _sha256(path: str, *status: int) -> str:
     return digest.hexdigest()
 
 
-def training_data(dataset: Any) -> Dict[str, Any]:
+def training_data(dataset: Any) -> dict[str, Any]:
     """Annotation files and image list of a built dataset, whatever wraps it; for a manifest."""
-    annotations: Dict[str, Any] = {}
-    images: List[str] = []
+    annotations: dict[str, Any] = {}
+    images: list[str] = []
     for innermost in _innermost(dataset):
         annotations.update((path, file_record(path)) for path in _annotations(innermost))
         root = getattr(innermost, 'data_root', None) or ''
@@ -50,12 +49,12 @@ def training_data(dataset: Any) -> Dict[str, Any]:
                 images=dict(count=len(images), sha256=_lines(images)) if images else None)
 
 
-def training_facts(dataset: Any) -> Dict[str, Any]:
+def training_facts(dataset: Any) -> dict[str, Any]:
     """The same for a resume, as numbers and strings; where the data lie does not count.
 
     Annotations that are no local file, and images beyond :data:`MAX_LISTED`, are left out.
     """
-    facts: Dict[str, Any] = dict(train_samples=len(dataset))
+    facts: dict[str, Any] = dict(train_samples=len(dataset))
     annotations, images = [], []
     with seeds.isolate_rng():  # a class of one's own may draw in what it is asked
         for innermost in _innermost(dataset):
@@ -87,12 +86,12 @@ def _innermost(dataset: Any) -> Iterator[Any]:
         yield dataset
 
 
-def _annotations(dataset: Any) -> List[str]:
+def _annotations(dataset: Any) -> list[str]:
     path = getattr(dataset, 'ann_file', None)
     return [path] if isinstance(path, str) and path else []
 
 
-def _images(dataset: Any) -> List[str]:
+def _images(dataset: Any) -> list[str]:
     """Paths of the images in their order."""
     if not isinstance(dataset, BaseDataset) or len(dataset) > MAX_LISTED:
         return []

@@ -4,12 +4,10 @@ from __future__ import annotations
 import bisect
 import os
 import sys
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import torch
 from mmengine.optim import OptimWrapper, OptimWrapperDict
-
-__all__ = ['CallSite', 'CallSites']
 
 # by its path, because the folder of a checkout may have the same name
 PACKAGE = os.path.dirname(os.path.dirname(__file__))
@@ -31,7 +29,7 @@ class CallSite(NamedTuple):
     """Phase, path of the module or parameter, and the Python calls, innermost first."""
     phase: str
     path: str
-    stack: Tuple[Tuple[str, int, str], ...]
+    stack: tuple[tuple[str, int, str], ...]
 
 
 class CallSites:
@@ -46,8 +44,8 @@ class CallSites:
         named = [*model.named_parameters(), *model.named_buffers()]
         self._tensors = {id(tensor): name for name, tensor in named}
         self._alive = model, named  # an id belongs to whoever comes next when its object is gone
-        self._numbers: List[int] = []  # of the first node that belongs to ...
-        self._owners: List[Tuple[str, Tuple]] = []  # ... this path, made by these Python calls
+        self._numbers: list[int] = []  # of the first node that belongs to ...
+        self._owners: list[tuple[str, tuple]] = []  # ... this path, made by these Python calls
         self._next = torch.autograd._get_sequence_nr()
         self.hook = ''  # class and method of the hook that runs
 
@@ -55,7 +53,7 @@ class CallSites:
         """Name of a parameter or buffer, of a gradient, or ''."""
         return self._tensors.get(id(tensor), '')
 
-    def current(self) -> Optional[CallSite]:
+    def current(self) -> CallSite | None:
         """The call site of the operator in dispatch; ask once for each, before it runs.
 
         None for what mmrepro's own hooks compute: digests of the state, which are no training.
@@ -73,7 +71,7 @@ class CallSites:
             self._next = number
         return site
 
-    def _of_node(self, node: Any, stack: Tuple) -> CallSite:
+    def _of_node(self, node: Any, stack: tuple) -> CallSite:
         """Of an operator of the backward pass: the module and the Python calls of the forward."""
         variable = getattr(node, 'variable', None)
         if variable is not None:  # AccumulateGrad
@@ -86,7 +84,7 @@ class CallSites:
         made = file, 0, f'{node.name()}, made by'
         return CallSite('backward', path, (*stack, made, *made_by))
 
-    def _from_stack(self, in_backward: bool) -> Tuple[Optional[CallSite], bool]:
+    def _from_stack(self, in_backward: bool) -> tuple[CallSite | None, bool]:
         """The call site by the Python calls, and whether a module of the model is among them."""
         phase, path, stack = '', None, []
         frame = sys._getframe(1)
@@ -111,7 +109,7 @@ class CallSites:
             phase, path = 'hook', path or self.hook
         return CallSite(phase or 'forward', path or '', tuple(stack)), path is not None
 
-    def _of_owner(self, owner: Any, phase: str, path: Optional[str]) -> Tuple[str, Optional[str]]:
+    def _of_owner(self, owner: Any, phase: str, path: str | None) -> tuple[str, str | None]:
         """Phase and path with what the object tells whose method runs; the innermost counts."""
         if id(owner) in self._modules and isinstance(owner, torch.nn.Module):
             if path is None:

@@ -7,15 +7,12 @@ the optimizer before its state. What only one run recorded is not compared.
 """
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from ..text import listed, shorten
 from .reader import RankLog
 from .schema import BY_NAME, FIELDS, MODULES, STREAMS, StreamCall, call_of, value_of
-
-__all__ = ['ComparedField', 'Divergence', 'before', 'compare_steps', 'differing_iterations',
-           'differing_names', 'divergence_at', 'first_differing_metric', 'first_divergence',
-           'not_compared']
 
 ORDER = {name: number for number, name in enumerate(FIELDS)}
 # phase of the first differing call: the field that it comes before; other phases: the losses
@@ -23,7 +20,7 @@ COMES_BEFORE = {'backward': 'gradients', 'optimizer': 'optimizer'}
 
 Step = Mapping[str, Any]
 Ranks = Mapping[int, RankLog]
-Pair = Tuple[StreamCall, StreamCall]
+Pair = tuple[StreamCall, StreamCall]
 
 
 class ComparedField(NamedTuple):
@@ -32,18 +29,18 @@ class ComparedField(NamedTuple):
     a: Any  # what run A recorded; of a stream, at the differing call, or the number of calls
     b: Any
     same: bool = False  # whether they agree
-    names: Tuple[str, ...] = ()  # differing losses, parameters; () where parts are not recorded
+    names: tuple[str, ...] = ()  # differing losses, parameters; () where parts are not recorded
     call: str = ''  # of a stream, what differs of which call: 'output of neck forward (call 0)'
     phase: str = ''  # of that call
 
     @property
-    def order(self) -> Tuple[int, bool]:
+    def order(self) -> tuple[int, bool]:
         """Sorts fields from cause to effect."""
         if self.field in STREAMS:
             return ORDER[COMES_BEFORE.get(self.phase, 'losses')], False
         return ORDER.get(self.field, len(ORDER)), True
 
-    def first_part(self) -> Tuple[str, Any, Any]:
+    def first_part(self) -> tuple[str, Any, Any]:
         """Name and both values of the first part that differs."""
         if self.call:
             return self.call, self.a, self.b
@@ -58,7 +55,7 @@ class ComparedField(NamedTuple):
 class Divergence(NamedTuple):
     """The first iteration that differs on any rank."""
     iteration: int  # counted from 0
-    ranks: Dict[int, Tuple[ComparedField, ...]]  # from cause to effect; () for one that agrees
+    ranks: dict[int, tuple[ComparedField, ...]]  # from cause to effect; () for one that agrees
 
     @property
     def rank(self) -> int:
@@ -70,7 +67,7 @@ class Divergence(NamedTuple):
         """The first field that differs on :attr:`rank`."""
         return self.ranks[self.rank][0]
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """For JSON: ``iteration``, ``field``, and what both runs have, ``first`` and ``second``."""
         field, first, second = self.field.first_part()
         return dict(iteration=self.iteration, field=field, first=first, second=second)
@@ -89,7 +86,7 @@ def _shown(value: Any) -> str:
     return shorten(str(value), 80)
 
 
-def compare_steps(a: Step, b: Step) -> List[ComparedField]:
+def compare_steps(a: Step, b: Step) -> list[ComparedField]:
     """All fields that the records of an iteration have in both runs, from cause to effect."""
     found = []
     for field in (*STREAMS, *FIELDS):
@@ -109,20 +106,20 @@ def compare_steps(a: Step, b: Step) -> List[ComparedField]:
     return sorted(found, key=lambda one: one.order)
 
 
-def differing_names(a: Mapping[str, Any], b: Mapping[str, Any]) -> Tuple[str, ...]:
+def differing_names(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
     """Keys whose values differ; a missing one counts as None."""
     return tuple(name for name in {**a, **b} if a.get(name) != b.get(name))
 
 
-def _first_call(stream: str, first: List[list], second: List[list]) -> ComparedField:
+def _first_call(stream: str, first: list[list], second: list[list]) -> ComparedField:
     """The call that differs without having been given anything different, if there is one.
 
     A module's call holds those of the modules inside of it: of calls that get the same and return
     different bits, the innermost is named. Backward calls follow from the forward pass, so one is
     named only where every forward call was given the same.
     """
-    given: Optional[Pair] = None  # the first calls with different inputs
-    made: Optional[Pair] = None  # those with the same inputs and different results
+    given: Pair | None = None  # the first calls with different inputs
+    made: Pair | None = None  # those with the same inputs and different results
     for a, b in ((call_of(stream, one), call_of(stream, other))
                  for one, other in zip(first, second) if one != other):
         if a.identity != b.identity:
@@ -155,7 +152,7 @@ def _inside(path: str, container: str) -> bool:
     return container == '(model)' != path or path.startswith(f'{container}.')
 
 
-def _common(a: Ranks, b: Ranks) -> Dict[int, Tuple[Mapping[int, Step], Mapping[int, Step]]]:
+def _common(a: Ranks, b: Ranks) -> dict[int, tuple[Mapping[int, Step], Mapping[int, Step]]]:
     return {rank: (a[rank].steps, b[rank].steps) for rank in sorted(set(a) & set(b))}
 
 
@@ -179,13 +176,13 @@ def divergence_at(a: Ranks, b: Ranks, iteration: int) -> Divergence:
         if iteration in first and iteration in second})
 
 
-def first_divergence(a: Ranks, b: Ranks) -> Optional[Divergence]:
+def first_divergence(a: Ranks, b: Ranks) -> Divergence | None:
     """The first iteration that differs on any rank, None where none does."""
     iteration = next(differing_iterations(a, b), None)
     return None if iteration is None else divergence_at(a, b, iteration)
 
 
-def first_differing_metric(a: Ranks, b: Ranks) -> Optional[Divergence]:
+def first_differing_metric(a: Ranks, b: Ranks) -> Divergence | None:
     """The first metric that differs, of validations after the same number of iterations."""
     for rank in sorted(set(a) & set(b)):
         others = {val['iteration']: val['metrics'] for val in b[rank].vals}
@@ -198,14 +195,14 @@ def first_differing_metric(a: Ranks, b: Ranks) -> Optional[Divergence]:
     return None
 
 
-def before(ranks: Ranks, end: int) -> Dict[int, RankLog]:
+def before(ranks: Ranks, end: int) -> dict[int, RankLog]:
     """The first ``end`` iterations of a run, and their validations."""
     return {rank: log._replace(
         steps={iteration: step for iteration, step in log.steps.items() if iteration < end},
         vals=[val for val in log.vals if val['iteration'] <= end]) for rank, log in ranks.items()}
 
 
-def not_compared(a: Ranks, b: Ranks) -> List[str]:
+def not_compared(a: Ranks, b: Ranks) -> list[str]:
     """Notes on what only one of the runs recorded: ranks and levels."""
     notes = []
     if set(a) != set(b):

@@ -8,15 +8,13 @@ import functools
 import hashlib
 import itertools
 import struct
-from typing import Any, List, Mapping, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from . import hash_arithmetic as arithmetic
-
-__all__ = ['SCHEME', 'combine_digests', 'combined_hex', 'hex_of', 'tensor_digest',
-           'tensor_digests', 'to_hex', 'to_numbers', 'value_digest']
 
 SCHEME = 1
 
@@ -27,7 +25,7 @@ def text_key(text: str) -> int:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _header_key(dtype: torch.dtype, shape: Tuple[int, ...]) -> int:
+def _header_key(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
     return text_key(f'{str(dtype)[6:]} {"x".join(map(str, shape))}')
 
 
@@ -91,14 +89,14 @@ def hex_of(value: int) -> str:
     return f'{value & arithmetic.MASK:016x}'
 
 
-def to_hex(values: Sequence[torch.Tensor]) -> List[str]:
+def to_hex(values: Sequence[torch.Tensor]) -> list[str]:
     """16 hexadecimal digits for each 0-d digest."""
     return [hex_of(number) for number, in to_numbers([value.view(1) for value in values])]
 
 
-def to_numbers(values: Sequence[torch.Tensor]) -> List[List[int]]:
+def to_numbers(values: Sequence[torch.Tensor]) -> list[list[int]]:
     """The elements of 1-d tensors; one copy from each device for all of them."""
-    found: List[List[int]] = [[]] * len(values)
+    found: list[list[int]] = [[]] * len(values)
     for device in {value.device for value in values}:
         mine = [i for i, value in enumerate(values) if value.device == device]
         numbers = iter(torch.cat([values[i] for i in mine]).tolist())
@@ -144,8 +142,8 @@ def value_digest(value: Any) -> torch.Tensor:
     Raises:
         TypeError: for an object without attributes whose ``repr`` is an address.
     """
-    text: List[str] = []
-    tensors: List[torch.Tensor] = []
+    text: list[str] = []
+    tensors: list[torch.Tensor] = []
     _describe(value, text, tensors, ())
     result = torch.tensor(arithmetic.signed(text_key(''.join(text))))
     for device in sorted({tensor.device for tensor in tensors}, key=str):
@@ -158,7 +156,7 @@ def value_digest(value: Any) -> torch.Tensor:
     return result
 
 
-def _describe(value: Any, text: List[str], tensors: List[torch.Tensor], within: tuple) -> None:
+def _describe(value: Any, text: list[str], tensors: list[torch.Tensor], within: tuple) -> None:
     """Append what ``value`` is to ``text``, depth first; tensors to ``tensors``."""
     items = []
     if id(value) in within:

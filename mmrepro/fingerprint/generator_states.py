@@ -6,12 +6,11 @@ import os
 import random
 import sys
 import zlib
-from typing import Any, Dict, List, Mapping, Tuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
-
-__all__ = ['NAMES', 'Watch', 'of_torch', 'own', 'states']
 
 NAMES = ('torch', 'numpy', 'python', 'cuda')  # of the global generators, in the order of states()
 
@@ -41,7 +40,7 @@ CALLS_KEPT = 50  # between two records
 FROM = ' from '  # in a call: between the line that asked and the line that called its function
 
 
-def states() -> Tuple[str, ...]:
+def states() -> tuple[str, ...]:
     """States of the global generators as short hex, in the order of :data:`NAMES`.
 
     Reads them without moving any. About 20 us.
@@ -64,7 +63,7 @@ def of_torch(generator: torch.Generator) -> str:
     return _short(generator.get_state().numpy().tobytes())
 
 
-def own(*namespaces: Mapping[str, Any]) -> Dict[str, str]:
+def own(*namespaces: Mapping[str, Any]) -> dict[str, str]:
     """Generators that live in these namespaces: name -> state as short hex."""
     found = {}
     for namespace in namespaces:
@@ -98,7 +97,7 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self._calls: List[str] = []
+        self._calls: list[str] = []
         self._active = False
 
     def start(self) -> None:
@@ -111,7 +110,7 @@ class Watch:
             sys.setprofile(None)
             self._active = False
 
-    def take(self) -> Tuple[str, ...]:
+    def take(self) -> tuple[str, ...]:
         """Calls since the last time."""
         calls, self._calls = self._calls, []
         return tuple(dict.fromkeys(calls))

@@ -23,13 +23,12 @@ import functools
 import itertools
 import os
 import threading
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 import torch
-
-__all__ = ['MASK', 'constant', 'device_digests', 'host_digest', 'host_digests', 'mix', 'signed']
 
 BLOCK = 1024  # 64-bit words; a block and its keys stay in the first-level cache
 BLOCK_BYTES = 8 * BLOCK
@@ -44,7 +43,7 @@ MAX_CONSTANTS = 256  # layouts that are remembered; images of new sizes add new 
 
 MASK = (1 << 64) - 1
 _HALF = np.uint64(32)
-_constants: Dict[tuple, torch.Tensor] = {}
+_constants: dict[tuple, torch.Tensor] = {}
 
 
 def mix_int(value: int) -> int:
@@ -216,10 +215,10 @@ def device_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> t
     return mix(totals ^ salts)
 
 
-def _batches(tensors: Sequence[torch.Tensor]) -> Iterable[List[_Piece]]:
+def _batches(tensors: Sequence[torch.Tensor]) -> Iterable[list[_Piece]]:
     """Pieces of one dtype, DEVICE_BYTES together."""
-    waiting: Dict[torch.dtype, List[_Piece]] = {}
-    sizes: Dict[torch.dtype, int] = {}
+    waiting: dict[torch.dtype, list[_Piece]] = {}
+    sizes: dict[torch.dtype, int] = {}
     for number, tensor in enumerate(tensors):
         whole = tensor.view(torch.uint8)
         size = whole.numel()
@@ -257,12 +256,12 @@ def _batch_totals(batch: Sequence[_Piece], count: int, device: torch.device) -> 
     return running[1] - running[0]
 
 
-def _block_steps(layout: Sequence[Tuple[int, int, int]]) -> np.ndarray:
+def _block_steps(layout: Sequence[tuple[int, int, int]]) -> np.ndarray:
     blocks = np.concatenate([np.arange(first, first + n) for _, first, n in layout])
     return (blocks.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
 
 
-def _block_ends(layout: Sequence[Tuple[int, int, int]], count: int) -> np.ndarray:
+def _block_ends(layout: Sequence[tuple[int, int, int]], count: int) -> np.ndarray:
     """``[2, count]``: where the blocks of every tensor start and end in a batch."""
     owners = np.concatenate([np.full(n, number) for number, _, n in layout])  # ascending
     return np.stack([np.searchsorted(owners, np.arange(count), side)

@@ -8,23 +8,21 @@ import itertools
 import json
 import os
 import tempfile
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from mmengine.dist import get_world_size
 
 from ..distributed.process_group import process_count
 from ..distributed.unwrap import unwrap
+from ..errors import FingerprintError
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import CHANGES, HARMLESS, FactDifference, differences
 from ..facts.training_data import training_data
 from . import provenance
-from .reader import FingerprintError, read_json
+from .reader import read_json
 from .schema import FOLDER, SELF_CHECKS
 from .snapshot import Snapshot
-
-__all__ = ['CHANGES', 'HARMLESS', 'MAY', 'FactDifference', 'Manifest', 'compare_manifests',
-           'complete_manifest', 'make_manifest', 'process_count_of', 'read_manifest',
-           'write_manifest']
 
 FORMAT = 1
 MAY = 'may change bits'
@@ -73,14 +71,14 @@ RULES = (
 class Manifest(NamedTuple):
     """A manifest that was read: its file, and the JSON in it."""
     path: str
-    content: Dict[str, Any]
+    content: dict[str, Any]
 
     @property
     def config_text(self) -> str:
         return self.content['config']['text']
 
     @property
-    def facts(self) -> Dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """As a checkpoint keeps them: settings of the config are ``config.*``."""
         return {**self.content['facts'], **settings_of(read_settings(self.config_text))}
 
@@ -95,7 +93,7 @@ def process_count_of(content: Mapping[str, Any]) -> int:
     return content.get('processes', content.get('world_size', 1))
 
 
-def make_manifest(runner: Any) -> Dict[str, Any]:
+def make_manifest(runner: Any) -> dict[str, Any]:
     """The manifest of a runner that is about to train, as what JSON can hold."""
     text = runner.cfg.pretty_text
     repro = getattr(runner, '_repro', None)
@@ -155,7 +153,7 @@ def _name(number: int) -> str:
     return f'manifest.{number}.json' if number else 'manifest.json'
 
 
-def read_manifest(path: str, name: Optional[str] = None) -> Manifest:
+def read_manifest(path: str, name: str | None = None) -> Manifest:
     """Read a manifest: a file, or that of a work directory's first start.
 
     Args:
@@ -186,7 +184,7 @@ _ELSEWHERE = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size', '
               SELF_CHECKS)
 
 
-def compare_manifests(first: Manifest, second: Manifest) -> List[FactDifference]:
+def compare_manifests(first: Manifest, second: Manifest) -> list[FactDifference]:
     """What differs, by severity: CHANGES, then MAY, then HARMLESS; by name within."""
     found = differences(first.facts, second.facts)
     fields = [_fields(manifest.content) for manifest in (first, second)]
@@ -202,7 +200,7 @@ def compare_manifests(first: Manifest, second: Manifest) -> List[FactDifference]
 _ABSENT = '(not set)'
 
 
-def _fields(content: Mapping[str, Any]) -> Dict[str, Any]:
+def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
     """Everything beside the facts, flat. Files and repositories count by their last name."""
     content = {name: value for name, value in content.items() if name not in _ELSEWHERE}
     content['data'] = dict(content.get('data') or {})

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,8 +21,6 @@ from .digest import combine_digests, hex_of, tensor_digests
 from .schema import MODULES
 from .snapshot import Snapshot
 
-__all__ = ['ModuleRecorder', 'tensors_in']
-
 MAX_NODES = 200  # of one module's part of the graph; larger parts are containers' and not watched
 
 
@@ -29,11 +28,11 @@ class ModuleRecorder:
     """Watches a model; :meth:`start` and :meth:`stop` bound what is recorded."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.snapshot: Optional[Snapshot] = None  # of the iteration that is recorded
-        self._records: List[list] = []
+        self.snapshot: Snapshot | None = None  # of the iteration that is recorded
+        self._records: list[list] = []
         self._calls: Counter = Counter()
         self._count = 0
-        self._known: Dict[int, Tuple[Any, int, torch.Tensor]] = {}
+        self._known: dict[int, tuple[Any, int, torch.Tensor]] = {}
         self._handles = []
         for path, module in model.named_modules():
             watch = _Watch(self, path or '(model)', leaf=not any(True for _ in module.children()))
@@ -53,7 +52,7 @@ class ModuleRecorder:
         """A function that returns what the iteration's line gets, given what was fetched."""
         records, self.snapshot, self._known = self._records, None, {}
 
-        def finish(found: Any) -> Dict[str, Any]:
+        def finish(found: Any) -> dict[str, Any]:
             digests = found.digests.get(MODULES, {})
             return {MODULES: [[*head, *(None if key is None else hex_of(digests[key])
                                      for key in keys)] for *head, keys in records]}
@@ -99,7 +98,7 @@ class _Watch:
 
     def __init__(self, recorder: ModuleRecorder, path: str, leaf: bool) -> None:
         self._recorder, self._path, self._leaf = recorder, path, leaf
-        self._open: List[Tuple[list, list]] = []
+        self._open: list[tuple[list, list]] = []
 
     def before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if self._recorder.snapshot is None:
@@ -125,13 +124,13 @@ class _Watch:
         exits = _exits(entries, inputs)
         if exits is None:
             return
-        shared: Dict[str, list] = {}
+        shared: dict[str, list] = {}
         for node in dict.fromkeys([*entries, *exits]):
             keep = [_leads_on(after, inputs) for after, _ in node.next_functions
                     ] if node in exits else []
             node.register_hook(partial(self._gradients, shared, node in entries, keep))
 
-    def _gradients(self, shared: Dict[str, list], entry: bool, keep: Sequence[bool],
+    def _gradients(self, shared: dict[str, list], entry: bool, keep: Sequence[bool],
                    handed_on: tuple, got: tuple) -> None:
         """Called with the gradients that a node hands on, and those that it got."""
         recorder = self._recorder
@@ -158,7 +157,7 @@ def _leads_on(node: Any, sources: set) -> bool:
     return node is not None and (node in sources or bool(node.next_functions))
 
 
-def _exits(entries: Sequence[Any], sources: set) -> Optional[List[Any]]:
+def _exits(entries: Sequence[Any], sources: set) -> list[Any] | None:
     """Nodes of the part between ``sources`` and ``entries`` that hand gradients out of it."""
     found, waiting, seen = [], list(entries), set()
     while waiting:
@@ -176,7 +175,7 @@ def _exits(entries: Sequence[Any], sources: set) -> Optional[List[Any]]:
     return found
 
 
-def tensors_in(value: Any) -> List[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """Tensors in nested tuples, lists, dicts and data elements, in order."""
     if isinstance(value, torch.Tensor):
         return [value]

@@ -11,7 +11,8 @@ import functools
 import threading
 import zlib
 from collections import Counter
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -22,8 +23,6 @@ from .digest import combined_hex, tensor_digest, to_hex
 from .records import SEPARATOR, UNINITIALIZED, Record
 from .schema import OPERATORS
 from .uninitialized import UninitializedMemory
-
-__all__ = ['OperatorLines', 'OperatorRecorder']
 
 # operators that return uninitialized memory: no digest, and the memory is remembered
 ALLOCATE = ('aten.empty', 'aten.new_empty', 'aten.empty_like', 'aten.empty_strided',
@@ -53,7 +52,7 @@ class _Operator(NamedTuple):
     view: bool
     allocates: bool
     overwrites: bool
-    written: Tuple[str, ...]
+    written: tuple[str, ...]
     seeded: bool
 
 
@@ -75,13 +74,13 @@ class OperatorRecorder(TorchDispatchMode):
     The results of record number ``keep`` are copied into ``kept``.
     """
 
-    def __init__(self, model: torch.nn.Module, keep: Optional[int] = None) -> None:
+    def __init__(self, model: torch.nn.Module, keep: int | None = None) -> None:
         super().__init__()
         self._keep = keep
-        self.kept: Dict[str, List[torch.Tensor]] = {}
+        self.kept: dict[str, list[torch.Tensor]] = {}
         self.sites = call_sites.CallSites(model)
-        self._raw: List[Record] = []
-        self._digests: List[torch.Tensor] = []
+        self._raw: list[Record] = []
+        self._digests: list[torch.Tensor] = []
         self._uninitialized = UninitializedMemory()
         self._watch = generator_states.Watch()
         # a CPU part and a device part of one backward pass may run at the same time
@@ -95,11 +94,11 @@ class OperatorRecorder(TorchDispatchMode):
         super().__exit__(*args)
         self._watch.stop()
 
-    def records(self) -> List[Record]:
+    def records(self) -> list[Record]:
         """All records so far; one copy from the device for all digests."""
         texts = to_hex(self._digests)
 
-        def text(numbers: Tuple[Optional[int], ...]) -> Tuple[str, ...]:
+        def text(numbers: tuple[int | None, ...]) -> tuple[str, ...]:
             return tuple('' if number is None else texts[number] for number in numbers)
 
         return [record._replace(inputs=text(record.inputs), outputs=text(record.outputs))
@@ -124,7 +123,7 @@ class OperatorRecorder(TorchDispatchMode):
         return bool(self._raw) and self._raw[-1].is_state
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (),
-                           kwargs: Optional[dict] = None) -> Any:
+                           kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace in SILENT:
             return func(*args, **kwargs)
@@ -160,7 +159,7 @@ class OperatorRecorder(TorchDispatchMode):
         return result
 
     def _given(self, func: Any, operator: _Operator, args: tuple,
-               kwargs: dict) -> Tuple[List[Tuple[torch.Tensor, str, Optional[int]]], str]:
+               kwargs: dict) -> tuple[list[tuple[torch.Tensor, str, int | None]], str]:
         """Tensors given, each with the name of its argument and digest; all else as text."""
         names = [argument.name for argument in func._schema.arguments]
         given, text = [], []
@@ -181,9 +180,9 @@ class OperatorRecorder(TorchDispatchMode):
             arguments = f'{arguments[:ARGUMENT_TEXT]}... {zlib.crc32(arguments.encode()):08x}'
         return given, arguments
 
-    def _returned(self, operator: _Operator, returned: List[torch.Tensor],
-                  changed: List[torch.Tensor],
-                  overwritten: List[torch.Tensor]) -> Tuple[Optional[int], ...]:
+    def _returned(self, operator: _Operator, returned: list[torch.Tensor],
+                  changed: list[torch.Tensor],
+                  overwritten: list[torch.Tensor]) -> tuple[int | None, ...]:
         if operator.allocates:
             for tensor in returned:
                 self._uninitialized.allocated(tensor)
@@ -203,11 +202,11 @@ class OperatorRecorder(TorchDispatchMode):
         return len(self._digests) - 1
 
 
-def _tensors(value: Any) -> List[torch.Tensor]:
+def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
-def _shapes(given: List[torch.Tensor], returned: Any) -> str:
+def _shapes(given: list[torch.Tensor], returned: Any) -> str:
     def text(tensors: Any) -> str:
         return ' '.join(f'{str(t.dtype)[6:]}{list(t.shape)}'.replace(', ', ',') for t in tensors)
 
@@ -219,7 +218,7 @@ class OperatorLines:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._recorder: Optional[OperatorRecorder] = None
+        self._recorder: OperatorRecorder | None = None
 
     def start(self, snapshot: Any) -> None:
         # names of parameters are found by their identity, which a hook may have changed
@@ -238,7 +237,7 @@ class OperatorLines:
             self._recorder = None
 
 
-def _entries(records: Sequence[Record]) -> List[list]:
+def _entries(records: Sequence[Record]) -> list[list]:
     """[phase, path, operator, call, in, out, shapes] of every operator, in order."""
     calls: Counter = Counter()
     found = []
@@ -250,11 +249,11 @@ def _entries(records: Sequence[Record]) -> List[list]:
     return found
 
 
-def _one(digests: Sequence[str], arguments: str = '') -> Optional[str]:
+def _one(digests: Sequence[str], arguments: str = '') -> str | None:
     """One digest of several, and of arguments that are no tensors; None for no tensors at all."""
     if not digests:
         return None
-    named: Dict[str, int] = {f'{i} {"" if digest else "unwritten"}': int(digest or '0', 16)
+    named: dict[str, int] = {f'{i} {"" if digest else "unwritten"}': int(digest or '0', 16)
                              for i, digest in enumerate(digests)}
     named[arguments] = 0
     return combined_hex(named)

@@ -10,13 +10,12 @@ import platform
 import re
 import subprocess
 import sys
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ..facts.training_data import file_record
-
-__all__ = ['code', 'environment', 'machine', 'packages', 'started_as', 'weights']
 
 # Variables that reach kernels, libraries, launchers; all others, secrets among them, stay out.
 RECORDED_VARIABLES = (
@@ -32,13 +31,13 @@ HIDDEN = '(not recorded)'
 MAX_DIFF = 1 << 20  # bytes of uncommitted changes that are kept; the digest is of all
 
 
-def environment(env: Mapping[str, str] = os.environ) -> Dict[str, str]:
+def environment(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variables that may matter; never one whose name looks like a secret's."""
     return {name: env[name] for name in sorted(env) if not SECRET.search(name) and any(
         fnmatch.fnmatchcase(name, pattern) for pattern in RECORDED_VARIABLES)}
 
 
-def command(argv: Sequence[str]) -> List[str]:
+def command(argv: Sequence[str]) -> list[str]:
     """The command line, without the values of arguments that look like secrets."""
     found, hide = [], False
     for word in argv:
@@ -52,16 +51,16 @@ def command(argv: Sequence[str]) -> List[str]:
     return found
 
 
-def packages() -> Dict[str, str]:
+def packages() -> dict[str, str]:
     """Everything that is installed, with its version."""
     named = ((one.metadata['Name'], one.version) for one in importlib.metadata.distributions())
     return dict(sorted({name.lower().replace('_', '-'): version
                         for name, version in named if name}.items()))
 
 
-def machine() -> Dict[str, Any]:
+def machine() -> dict[str, Any]:
     """What facts leave out: counts, names of all GPUs, NCCL, how torch was built."""
-    found: Dict[str, Any] = dict(
+    found: dict[str, Any] = dict(
         platform=platform.platform(), cores=os.cpu_count(), torch_config=torch.__config__.show(),
         torch_git=torch.version.git_version, torch_parallel=torch.__config__.parallel_info(),
         gpus=[], nccl=None)
@@ -72,9 +71,9 @@ def machine() -> Dict[str, Any]:
     return found
 
 
-def code(*paths: Optional[str]) -> Dict[str, Any]:
+def code(*paths: str | None) -> dict[str, Any]:
     """The git repositories that hold these files or folders: commit, changes, new files."""
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for path in paths:
         folder = path if path and os.path.isdir(path) else os.path.dirname(path or '')
         root = _git(folder or '.', 'rev-parse', '--show-toplevel').strip()
@@ -99,7 +98,7 @@ def _git(folder: str, *arguments: str) -> str:
     return done.stdout.decode(errors='replace') if done.returncode == 0 else ''
 
 
-def weights(config: Mapping[str, Any]) -> Dict[str, Any]:
+def weights(config: Mapping[str, Any]) -> dict[str, Any]:
     """Checkpoints that a config starts from: `load_from` and every `init_cfg`."""
     found = {}
     for name in dict.fromkeys(_checkpoints(config)):
@@ -123,7 +122,7 @@ def _checkpoints(node: Any) -> Iterator[str]:
         yield from _checkpoints(value)
 
 
-def _local(name: str) -> Optional[str]:
+def _local(name: str) -> str | None:
     """The file: itself, or what torch has downloaded for it."""
     if '://' not in name:
         return name
@@ -134,7 +133,7 @@ def _local(name: str) -> Optional[str]:
     return files[0] if len(files) == 1 else None
 
 
-def started_as() -> Dict[str, Any]:
+def started_as() -> dict[str, Any]:
     """The command, for people and for ``replay``."""
     arguments = list(getattr(sys, 'orig_argv', [sys.executable, *sys.argv]))
     return dict(command=command(arguments), cwd=os.getcwd())

@@ -3,45 +3,35 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, NamedTuple
 
+from ..errors import EmptyFingerprints, FingerprintError
 from ..text import listed
 from . import schema
 from .schema import FOLDER
 
-__all__ = ['EmptyFingerprints', 'FingerprintError', 'RankLog', 'RecordedRun', 'read_json',
-           'read_rank', 'read_ranks', 'read_run', 'only_checkpoints']
-
 START_LINE = f'{{"kind":"{schema.START}"'.encode()
-
-
-class FingerprintError(RuntimeError):
-    """A file of a run cannot be read; the message names file and line."""
-
-
-class EmptyFingerprints(FingerprintError):
-    """The files are there, and nothing is in them."""
 
 
 class RankLog(NamedTuple):
     """The fingerprints of one rank."""
     path: str
-    starts: List[Dict[str, Any]]  # header lines, one for each start of the training
-    steps: Dict[int, Dict[str, Any]]  # by iteration; one that was trained twice counts as last
-    vals: List[Dict[str, Any]]  # of validations, in order
+    starts: list[dict[str, Any]]  # header lines, one for each start of the training
+    steps: dict[int, dict[str, Any]]  # by iteration; one that was trained twice counts as last
+    vals: list[dict[str, Any]]  # of validations, in order
     ended: bool  # whether the last start came to its end
-    notes: List[str]  # a torn line, iterations that differ between two starts
+    notes: list[str]  # a torn line, iterations that differ between two starts
 
 
 class RecordedRun(NamedTuple):
     """What one work directory holds: the manifests of all starts, the fingerprints of all ranks."""
     work_dir: str
-    manifests: List[Dict[str, Any]]
-    ranks: Dict[int, RankLog]
-    notes: List[str]
+    manifests: list[dict[str, Any]]
+    ranks: dict[int, RankLog]
+    notes: list[str]
 
 
-def read_ranks(folder: str) -> Dict[int, RankLog]:
+def read_ranks(folder: str) -> dict[int, RankLog]:
     """Rank -> fingerprints of a ``mmrepro`` folder; empty where there is none.
 
     Raises:
@@ -121,8 +111,8 @@ def read_rank(path: str) -> RankLog:
     ended = False
     with open(path, 'rb') as file:
         lines = file.read().split(b'\n')
-    earlier: Dict[int, Dict[str, Any]] = {}
-    differing: List[int] = []
+    earlier: dict[int, dict[str, Any]] = {}
+    differing: list[int] = []
     for number, line in enumerate(lines, 1):
         # a killed process leaves the beginning of a line; a resumed run starts below it
         torn = number == len(lines) or lines[number].startswith(START_LINE)
@@ -152,7 +142,7 @@ def read_rank(path: str) -> RankLog:
     return log._replace(ended=ended, steps=dict(sorted(log.steps.items())))
 
 
-def _record(path: str, number: int, line: bytes, torn: bool, notes: List[str]) -> Any:
+def _record(path: str, number: int, line: bytes, torn: bool, notes: list[str]) -> Any:
     """The record of a line; None for an empty line, or one that may be torn and is."""
     if not line.strip():
         return None

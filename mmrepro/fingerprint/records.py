@@ -2,10 +2,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
-
-__all__ = ['ATTRIBUTE', 'GLOBAL', 'SEPARATOR', 'UNINITIALIZED', 'Record', 'append_record',
-           'read_records', 'useful_calls', 'write_records']
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 STATE = 'state '  # names of records that are states begin so
 ALWAYS = ('phase', 'path', 'name', 'stack')  # written even when empty
@@ -26,14 +24,14 @@ class Record(NamedTuple):
     name: str  # of the operator, transform or event
     shapes: str = ''  # of tensors given and returned, with their types
     arguments: str = ''  # everything given that is not a tensor
-    inputs: Tuple[str, ...] = ()  # digests of the tensors given; '' for uninitialized memory
-    outputs: Tuple[str, ...] = ()  # of those returned or changed in place; '' for views
-    labels: Tuple[str, ...] = ()  # of the inputs, where known: names of parameters and buffers
-    generators: Tuple[str, ...] = ()  # states of the global generators before, as short hex
-    stack: Tuple[Tuple[str, int, str], ...] = ()  # (file, line, function), innermost first
+    inputs: tuple[str, ...] = ()  # digests of the tensors given; '' for uninitialized memory
+    outputs: tuple[str, ...] = ()  # of those returned or changed in place; '' for views
+    labels: tuple[str, ...] = ()  # of the inputs, where known: names of parameters and buffers
+    generators: tuple[str, ...] = ()  # states of the global generators before, as short hex
+    stack: tuple[tuple[str, int, str], ...] = ()  # (file, line, function), innermost first
     drew: bool = False  # whether the operator takes random numbers
-    calls: Tuple[str, ...] = ()  # for outside values since the record before: clock, entropy
-    own: Tuple[str, ...] = ()  # generators and plain values of a transform, as name=state
+    calls: tuple[str, ...] = ()  # for outside values since the record before: clock, entropy
+    own: tuple[str, ...] = ()  # generators and plain values of a transform, as name=state
 
     @property
     def is_state(self) -> bool:
@@ -41,14 +39,14 @@ class Record(NamedTuple):
         return self.name.startswith(STATE)
 
     @property
-    def key(self) -> Tuple[str, str, str, str]:
+    def key(self) -> tuple[str, str, str, str]:
         """What must agree for two records to be the same step of two runs."""
         return self.phase, self.path, self.name, self.shapes
 
 
 def write_records(path: str, records: Sequence[Record]) -> None:
     """One JSON object a line; a line with "stack" comes before the first record that has it."""
-    known: Dict[tuple, int] = {}
+    known: dict[tuple, int] = {}
     with open(path, 'w', encoding='utf-8') as file:
         for record in records:
             if record.stack not in known:
@@ -68,18 +66,18 @@ def _line(record: Record) -> str:
                        if value or key in ALWAYS}) + '\n'
 
 
-def read_records(path: str) -> List[Record]:
+def read_records(path: str) -> list[Record]:
     """The records of a file of :func:`write_records` or :func:`append_record`.
 
     Raises:
         ValueError: naming the file and the line that is damaged.
     """
-    stacks: List[tuple] = []
+    stacks: list[tuple] = []
     records = []
     with open(path, encoding='utf-8') as file:
         for number, line in enumerate(file, 1):
             try:
-                fields: Dict[str, Any] = json.loads(line)
+                fields: dict[str, Any] = json.loads(line)
                 stack = fields.pop('stack')
                 if not fields:
                     stacks.append(tuple(map(tuple, stack)))
@@ -93,7 +91,7 @@ def read_records(path: str) -> List[Record]:
     return records
 
 
-def useful_calls(stack: Sequence[Tuple[str, int, str]]) -> List[Tuple[str, int, str]]:
+def useful_calls(stack: Sequence[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
     """The innermost calls outside of torch's machinery."""
     calls = [call for call in stack if not any(part in call[0] for part in LIBRARY)]
     return calls or list(stack)

@@ -2,14 +2,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List
+from typing import Any
 
 import torch
 
 from ..distributed.unwrap import optim_wrappers, unwrap
 from . import generator_states
-
-__all__ = ['attributes', 'numbers', 'tensors']
 
 # variables that change bits
 VARIABLES = ('PYTHONHASHSEED', 'OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'CUBLAS_WORKSPACE_CONFIG',
@@ -19,10 +17,10 @@ PLAIN = (bool, int, float, str)
 LONGEST = 15  # items of a list that counts as a plain value
 
 
-def tensors(runner: Any) -> Dict[str, torch.Tensor]:
+def tensors(runner: Any) -> dict[str, torch.Tensor]:
     """Parameters, gradients, buffers and the optimizer's tensors, by name."""
     model = unwrap(runner.model)
-    found: Dict[str, torch.Tensor] = {}
+    found: dict[str, torch.Tensor] = {}
     names = {}
     for name, parameter in model.named_parameters():
         found[f'parameter {name}'] = parameter.detach()
@@ -40,7 +38,7 @@ def tensors(runner: Any) -> Dict[str, torch.Tensor]:
     return found
 
 
-def numbers(runner: Any) -> List[str]:
+def numbers(runner: Any) -> list[str]:
     """Settings of parameter groups, schedulers and loss scaling, as ``name=value``, exact."""
     found = []
     for prefix, optimizer in _optimizers(runner).items():
@@ -57,7 +55,7 @@ def numbers(runner: Any) -> List[str]:
     return found
 
 
-def attributes(runner: Any) -> List[str]:
+def attributes(runner: Any) -> list[str]:
     """What may explain a difference without being one, as ``name=value``: facts of the process,
     and the numbers, strings and generators in attributes of modules.
     """
@@ -67,7 +65,7 @@ def attributes(runner: Any) -> List[str]:
              f'validated={any(getattr(hook, "validated", False) for hook in runner.hooks)}',
              *(f'environment {name}={os.environ.get(name)}' for name in VARIABLES)]
     for path, module in unwrap(runner.model).named_modules():
-        own: Dict[str, Any] = {}
+        own: dict[str, Any] = {}
         for base in reversed(type(module).__mro__):  # an attribute that no instance has set yet
             if not base.__module__.startswith('torch.'):
                 own.update(vars(base))
@@ -79,13 +77,13 @@ def attributes(runner: Any) -> List[str]:
     return found
 
 
-def _optimizers(runner: Any) -> Dict[str, torch.optim.Optimizer]:
+def _optimizers(runner: Any) -> dict[str, torch.optim.Optimizer]:
     """By the prefix of their names in a record."""
     return {f'optimizer {name} ' if name else 'optimizer ': wrapper.optimizer
             for name, wrapper in optim_wrappers(runner.optim_wrapper).items()}
 
 
-def _named(prefix: str, values: Dict[str, Any]) -> List[str]:
+def _named(prefix: str, values: dict[str, Any]) -> list[str]:
     return [f'{prefix}{name}={value!r}' for name, value in sorted(values.items())
             if _is_plain(value)]
 

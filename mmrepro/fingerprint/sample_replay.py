@@ -4,16 +4,15 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple
 
 from ..data import dataset_tree
 from ..data.reachable import belongs_to_user, named_globals, slots
 from ..digests import exact_digest
 from . import generator_states
-
-__all__ = ['explain', 'method_site']
 
 MAX_KEPT = 1000  # items of a list or dict that are compared; of longer ones the number
 SHOWN = 60  # characters of a value
@@ -40,15 +39,15 @@ FIXES = (
 
 class _Return(NamedTuple):
     """A Python call that has returned."""
-    member: Optional[int]  # that was called, of _Trace.members
-    within: Optional[int]  # the innermost member that was at work
+    member: int | None  # that was called, of _Trace.members
+    within: int | None  # the innermost member that was at work
     name: str
     site: str
     begin: int  # number of returns before the call
     given: str  # digest of the arguments, for members
     result: str  # digest
-    kept: Dict[str, Tuple[str, str]]  # of a member before the call: name -> digest, text
-    read: Tuple[str, ...]  # outside values that were read until the return
+    kept: dict[str, tuple[str, str]]  # of a member before the call: name -> digest, text
+    read: tuple[str, ...]  # outside values that were read until the return
 
 
 class _Trace:
@@ -59,10 +58,10 @@ class _Trace:
         self._all = members
         self._codes = {code: number for number, one in enumerate(members)
                        for code in [getattr(_function(one), '__code__', None)] if code}
-        self._open: List[Tuple[FrameType, Optional[int], int, str, Dict]] = []
+        self._open: list[tuple[FrameType, int | None, int, str, dict]] = []
         self._watch = generator_states.Watch()
-        self._read: List[str] = []
-        self.returns: List[_Return] = []
+        self._read: list[str] = []
+        self.returns: list[_Return] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -113,7 +112,7 @@ class _Trace:
             f'{code.co_filename}:{code.co_firstlineno}', begin, given, exact_digest(value), kept,
             tuple(dict.fromkeys(self._read))))
 
-    def _member(self, frame: FrameType) -> Optional[int]:
+    def _member(self, frame: FrameType) -> int | None:
         code = frame.f_code
         if code in self._codes:
             return self._codes[code]
@@ -123,7 +122,7 @@ class _Trace:
 
 
 def explain(datasets: Sequence[Any], load: Callable[[], Any],
-            load_another: Callable[[], Any]) -> List[str]:
+            load_another: Callable[[], Any]) -> list[str]:
     """Where two loads of a sample first differ, and what they read or found kept.
 
     Args:
@@ -154,12 +153,12 @@ def explain(datasets: Sequence[Any], load: Callable[[], Any],
     return _describe(named, one, other, *first)
 
 
-def _of_members(returns: Sequence[_Return]) -> List[_Return]:
+def _of_members(returns: Sequence[_Return]) -> list[_Return]:
     return [one for one in returns if one.member is not None]
 
 
-def _describe(named: Sequence[Tuple[str, Any]], one: Sequence[_Return], other: Sequence[_Return],
-              a: _Return, b: _Return) -> List[str]:
+def _describe(named: Sequence[tuple[str, Any]], one: Sequence[_Return], other: Sequence[_Return],
+              a: _Return, b: _Return) -> list[str]:
     same_input = a.given == b.given
     # what a member is given comes from code that ran before it
     begin, other_begin = (a.begin, b.begin) if same_input else (0, 0)
@@ -214,9 +213,9 @@ def _site(frame: FrameType) -> str:
     return f'{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}'
 
 
-def _kept(member: Any) -> Dict[str, Tuple[str, str]]:
+def _kept(member: Any) -> dict[str, tuple[str, str]]:
     """What a member, its classes and its functions keep between two calls."""
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     function = _function(member)
     owner = getattr(member, '__self__', member)
     functions = [function] if isinstance(function, FunctionType) else []
@@ -235,7 +234,7 @@ def _kept(member: Any) -> Dict[str, Tuple[str, str]]:
     return {name: _state(value) for name, value in found.items() if not _is_code(value)}
 
 
-def _cells(function: FunctionType) -> Iterator[Tuple[str, Any]]:
+def _cells(function: FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
             yield name, cell.cell_contents
@@ -250,7 +249,7 @@ def _is_code(value: Any) -> bool:
                               classmethod, property)) or is_data
 
 
-def _state(value: Any) -> Tuple[str, str]:
+def _state(value: Any) -> tuple[str, str]:
     """Digest and short text of a value that is kept."""
     state = generator_states.own({'': value}).get('')
     if state is not None:

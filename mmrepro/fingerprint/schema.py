@@ -9,12 +9,8 @@ end. Losses, learning rates, norms and metrics are hexadecimal floats, which are
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
-
-__all__ = ['BY_NAME', 'END', 'FIELDS', 'FINGERPRINTS', 'FOLDER', 'FORMAT', 'LEVELS', 'MANIFEST',
-           'MODULES', 'NORMS', 'OPERATORS', 'REQUIRED', 'SELF_CHECKS', 'START', 'STATES',
-           'STEP', 'STREAMS', 'VAL', 'StreamCall', 'call_of', 'end_line', 'fingerprint_name',
-           'meaning', 'start_line', 'step_line', 'val_line', 'value_of']
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 FOLDER = 'mmrepro'  # within the work directory
 FORMAT = 1
@@ -37,7 +33,7 @@ REQUIRED = {
 # Buffers (running statistics) are updated in the forward pass and come before what the backward
 # pass computes. The learning rate is known early, but only the optimizer step reads it: above the
 # losses it would hide what made them differ. The optimizer updates its state, then the parameters.
-FIELDS: Dict[str, str] = {
+FIELDS: dict[str, str] = {
     'epoch': 'the epoch counter',
     'batch.positions': 'the order of samples',
     'batch.indices': 'which samples are in the batch',
@@ -58,7 +54,7 @@ NORMS = 'norms'  # {parameter: L2 norm}, at level 'parameter'
 
 # Calls in the order in which they ran, at levels 'module' and 'operator': what an entry consists of
 MODULES, OPERATORS = 'modules', 'operators'
-STREAMS: Dict[str, Tuple[str, ...]] = {
+STREAMS: dict[str, tuple[str, ...]] = {
     OPERATORS: ('phase', 'path', 'operator', 'number', 'input', 'output', 'shapes'),
     MODULES: ('path', 'phase', 'number', 'input', 'output'),
 }
@@ -75,7 +71,7 @@ class StreamCall(NamedTuple):
     shapes: str = ''  # of the operator's tensors
 
     @property
-    def identity(self) -> Tuple[str, str, str, int]:
+    def identity(self) -> tuple[str, str, str, int]:
         """What two runs must have in common for their calls to be compared."""
         return self.path, self.phase, self.operator, self.number
 
@@ -107,17 +103,17 @@ def fingerprint_name(rank: int) -> str:
 
 
 def start_line(level: str, interval: int, rank: int, world_size: int, scheme: int, iteration: int,
-               manifest: Optional[str]) -> Dict[str, Any]:
+               manifest: str | None) -> dict[str, Any]:
     """Of a start at ``iteration``; ``manifest`` is the file's name, ``scheme`` the digests'."""
     return dict(kind=START, format=FORMAT, level=level, interval=interval, rank=rank,
                 world_size=world_size, scheme=scheme, iteration=iteration, manifest=manifest)
 
 
-def step_line(iteration: int, epoch: int, positions: Optional[List[int]],
-              indices: Optional[List[Any]], data: str, losses: Mapping[str, str],
-              lr: Mapping[str, List[str]], states: Mapping[str, str],
-              by_name: Optional[Mapping[str, Any]] = None,
-              norms: Optional[Mapping[str, str]] = None) -> Dict[str, Any]:
+def step_line(iteration: int, epoch: int, positions: list[int] | None,
+              indices: list[Any] | None, data: str, losses: Mapping[str, str],
+              lr: Mapping[str, list[str]], states: Mapping[str, str],
+              by_name: Mapping[str, Any] | None = None,
+              norms: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Of an iteration; ``positions`` and ``indices`` are None where the loader does not tell."""
     more = {BY_NAME: by_name, NORMS: norms}
     return dict(kind=STEP, iteration=iteration, epoch=epoch,
@@ -126,12 +122,12 @@ def step_line(iteration: int, epoch: int, positions: Optional[List[int]],
                 **{key: value for key, value in more.items() if value is not None})
 
 
-def val_line(iteration: int, epoch: int, metrics: Mapping[str, str]) -> Dict[str, Any]:
+def val_line(iteration: int, epoch: int, metrics: Mapping[str, str]) -> dict[str, Any]:
     """Of a validation after so many iterations."""
     return dict(kind=VAL, iteration=iteration, epoch=epoch, metrics=metrics)
 
 
-def end_line(iteration: int, self_checks: Mapping[str, int]) -> Dict[str, Any]:
+def end_line(iteration: int, self_checks: Mapping[str, int]) -> dict[str, Any]:
     """``self_checks``: how many samples and steps were repeated, with the same bits; {} for a run
     that does not check itself. Runs are not compared by it.
     """

@@ -2,16 +2,15 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from ..distributed.unwrap import optim_wrappers
 from . import digest
 
-__all__ = ['Snapshot', 'gradients_of', 'named_state']
-
-Named = Sequence[Tuple[str, torch.Tensor]]
+Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class Snapshot:
@@ -19,7 +18,7 @@ class Snapshot:
 
     def __init__(self) -> None:
         # whether these are digests; kind, names, values
-        self._pending: List[Tuple[bool, str, Sequence[str], torch.Tensor]] = []
+        self._pending: list[tuple[bool, str, Sequence[str], torch.Tensor]] = []
 
     def add(self, kind: str, named: Named) -> None:
         """Digests of named tensors, on any devices."""
@@ -50,30 +49,30 @@ class Snapshot:
 
 class Fetched(NamedTuple):
     """Digests (64 bits, as signed integers) and numbers (the bits of a double) by kind and name."""
-    digests: Dict[str, Dict[str, int]]
-    numbers: Dict[str, Dict[str, int]]
+    digests: dict[str, dict[str, int]]
+    numbers: dict[str, dict[str, int]]
 
     def combined(self, kind: str) -> str:
         """One digest of all of a kind, as :func:`~.digest.combine_digests` gives it."""
         return digest.combined_hex(self.digests.get(kind, {}))
 
-    def by_name(self, kind: str) -> Dict[str, str]:
+    def by_name(self, kind: str) -> dict[str, str]:
         return {name: digest.hex_of(value)
                 for name, value in sorted(self.digests.get(kind, {}).items())}
 
-    def floats(self, kind: str) -> Dict[str, str]:
+    def floats(self, kind: str) -> dict[str, str]:
         """Exact hexadecimal floats, in the order in which they were added."""
         return {name: struct.unpack('<d', struct.pack('<q', value))[0].hex()
                 for name, value in self.numbers.get(kind, {}).items()}
 
 
-def gradients_of(names: Dict[int, str], parameters: Sequence[torch.Tensor]) -> Named:
+def gradients_of(names: dict[int, str], parameters: Sequence[torch.Tensor]) -> Named:
     """The gradients that exist; ``names`` is by ``id`` of the parameter."""
     return [(names.get(id(one), f'unnamed {i}'), one.grad) for i, one in enumerate(parameters)
             if one.grad is not None]
 
 
-def named_state(names: Dict[int, str], optim_wrapper: Any) -> Named:
+def named_state(names: dict[int, str], optim_wrapper: Any) -> Named:
     """The state of all optimizers, numbers and text as tensors of their own digest; and the state
     of automatic mixed precision, which decides about skipped steps.
     """

@@ -1,11 +1,7 @@
 """Which memory holds a result, and which holds what was there before."""
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
-
 import torch
-
-__all__ = ['UninitializedMemory']
 
 
 class UninitializedMemory:
@@ -16,7 +12,7 @@ class UninitializedMemory:
     """
 
     def __init__(self) -> None:
-        self._written: Dict[int, List[Tuple[int, int]]] = {}  # address -> stretches, merged
+        self._written: dict[int, list[tuple[int, int]]] = {}  # address -> stretches, merged
 
     def allocated(self, tensor: torch.Tensor) -> None:
         """An operator returned this tensor without having written it."""
@@ -58,7 +54,7 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _stretch(tensor: torch.Tensor) -> Tuple[int, int]:
+def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
     size = tensor.element_size()
     start = tensor.storage_offset() * size
     return start, start + tensor.numel() * size

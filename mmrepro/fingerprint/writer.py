@@ -3,9 +3,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict
-
-__all__ = ['Writer']
+from typing import Any
 
 
 class Writer:
@@ -23,7 +21,7 @@ class Writer:
             if self._file.read(1) != b'\n':
                 self._file.write(b'\n')
 
-    def write(self, record: Dict[str, Any]) -> None:
+    def write(self, record: dict[str, Any]) -> None:
         line = json.dumps(record, separators=(',', ':'), ensure_ascii=False, allow_nan=False)
         self._file.write(line.encode() + b'\n')
 

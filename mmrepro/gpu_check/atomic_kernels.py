@@ -6,16 +6,15 @@ table does not prove a difference (integers add in any order), and the table is 
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Dict, Iterable, List, Tuple
+from collections.abc import Iterable
+from typing import Any, Callable
 
 import torch
-
-__all__ = ['ATOMIC', 'atomic_kernels', 'recorded_kernels']
 
 # Pattern of a kernel's name, and what runs it. Names are those of the sources of PyTorch
 # (aten/src/ATen/native/cuda), of mmcv (mmcv/ops/csrc/common/cuda), and of cuDNN, for the algorithms
 # that its documentation calls nondeterministic.
-ATOMIC: Tuple[Tuple[str, str], ...] = (
+ATOMIC: tuple[tuple[str, str], ...] = (
     (r'scatter_gather_elementwise_kernel.*ReduceAdd', 'scatter_add, gather backward'),
     (r'indexFunc(Small|Large)Index.*ReduceAdd|indexAdd(Small|Large)Index', 'index_add'),
     (r'upsample_(linear1d|bilinear2d|bicubic2d|trilinear3d)_backward', 'interpolate backward'),
@@ -39,7 +38,7 @@ ATOMIC: Tuple[Tuple[str, str], ...] = (
 )
 
 
-def recorded_kernels(run: Callable[[], Any]) -> List[str]:
+def recorded_kernels(run: Callable[[], Any]) -> list[str]:
     """The names of all kernels that ``run`` starts on the GPU, each once, in order.
 
     Empty where this torch cannot record kernels.
@@ -55,7 +54,7 @@ def recorded_kernels(run: Callable[[], Any]) -> List[str]:
                               if event.device_type == DeviceType.CUDA))
 
 
-def atomic_kernels(names: Iterable[str]) -> Dict[str, str]:
+def atomic_kernels(names: Iterable[str]) -> dict[str, str]:
     """Those of :data:`ATOMIC` among ``names``, and what runs them."""
     return {name: operator for name in names for pattern, operator in ATOMIC
             if re.search(pattern, name)}

@@ -6,15 +6,14 @@ import os
 import re
 import time
 import traceback
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from collections.abc import Mapping
+from typing import Any, Callable
 
 import torch
 
 from .. import ops
 from . import detectors, hardware
 from .row_group import Row, RowGroup, Settings
-
-__all__ = ['Budget', 'compare_digests', 'error_line', 'run_check', 'run_row']
 
 # Share of the time for operators; detectors have the rest.
 _OPERATORS = 0.35
@@ -77,8 +76,8 @@ def run_row(run: Callable[[], Row], budget: Budget, device: str) -> Row:
 
 
 def run_check(settings: Settings, seconds: float, only: str, command: str,
-              operators: Mapping[str, RowGroup], tell: Callable[[str, str, Dict[str, Any]], None],
-              against: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
+              operators: Mapping[str, RowGroup], tell: Callable[[str, str, dict[str, Any]], None],
+              against: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Run all rows.
 
     Args:
@@ -99,7 +98,7 @@ def run_check(settings: Settings, seconds: float, only: str, command: str,
     from mmengine.logging import MMLogger
 
     groups = {**operators, 'detectors': detectors.GROUP}
-    result: Dict[str, Any] = dict(command=command, machine=hardware.describe(settings.device),
+    result: dict[str, Any] = dict(command=command, machine=hardware.describe(settings.device),
                                   summary=_summary([]), **{group: {} for group in groups})
     register_all_modules(init_default_scope=True)
     MMLogger.get_instance('mmengine', log_level='ERROR')  # else a line per initialised weight
@@ -116,7 +115,7 @@ def run_check(settings: Settings, seconds: float, only: str, command: str,
 
 
 def _in_order(groups: Mapping[str, RowGroup], settings: Settings, budget: Budget
-              ) -> List[Tuple[str, str, Callable[[], Row]]]:
+              ) -> list[tuple[str, str, Callable[[], Row]]]:
     """All rows: of each group those that matter most, then the others; detectors come last."""
     ranked = []
     for number, (group, kind) in enumerate(groups.items()):
@@ -129,7 +128,7 @@ def _in_order(groups: Mapping[str, RowGroup], settings: Settings, budget: Budget
 
 
 def compare_digests(row: Row, group: str, name: str, machine: Mapping[str, Any],
-                    against: Optional[Mapping[str, Any]]) -> None:
+                    against: Mapping[str, Any] | None) -> None:
     """Note in ``row`` whether its digest is that of the same row of ``against``.
 
     On another machine or with other versions bits may differ: that is noted, not judged.
@@ -144,7 +143,7 @@ def compare_digests(row: Row, group: str, name: str, machine: Mapping[str, Any],
         row['equal'] = False
 
 
-def _summary(rows: List[Row]) -> Dict[str, Any]:
+def _summary(rows: list[Row]) -> dict[str, Any]:
     judged = [row for row in rows if 'equal' in row]
     good = [row for row in judged if row['equal'] and row.get('agrees', True)
             and row.get('finite', True)]

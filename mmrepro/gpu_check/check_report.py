@@ -2,14 +2,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any
 
 from . import detectors
 from .row_group import Row, RowGroup
-
-__all__ = ['table', 'verdict', 'write']
-
 
 # What is said of a comparison with another result.
 _COMPARED = {'other_process': {True: 'also in another process'},
@@ -43,7 +41,7 @@ def _line(*cells: str) -> str:
     return f'| {" | ".join(cells)} |'
 
 
-def _table_of(group: RowGroup, rows: Dict[str, Row]) -> List[str]:
+def _table_of(group: RowGroup, rows: dict[str, Row]) -> list[str]:
     return [f'## {group.title}', '',
             _line(group.subject, 'bits', *(heading for heading, _ in group.columns)),
             '|---|---|' + '---|' * len(group.columns),
@@ -51,7 +49,7 @@ def _table_of(group: RowGroup, rows: Dict[str, Row]) -> List[str]:
               for name, row in rows.items()), '']
 
 
-def table(result: Dict[str, Any], operators: Mapping[str, RowGroup]) -> str:
+def table(result: dict[str, Any], operators: Mapping[str, RowGroup]) -> str:
     """The report as Markdown; a group without rows has no table."""
     machine = ', '.join(f'{key} {value}' for key, value in result['machine'].items())
     summary = result['summary']
@@ -69,8 +67,8 @@ def table(result: Dict[str, Any], operators: Mapping[str, RowGroup]) -> str:
     return '\n'.join(lines)
 
 
-def write(result: Dict[str, Any], operators: Mapping[str, RowGroup], folder: str
-          ) -> Tuple[Path, Path]:
+def write(result: dict[str, Any], operators: Mapping[str, RowGroup], folder: str
+          ) -> tuple[Path, Path]:
     """Write both files, also for an unfinished check, and return their paths."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)

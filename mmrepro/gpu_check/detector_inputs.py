@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ['images']
-
 # left, top, right, bottom as shares of the image: small, tall, wide, large, overlapping
 BOXES = ((.05, .10, .25, .28), (.55, .05, .75, .60), (.10, .62, .60, .90), (.30, .15, .95, .95))
 UNKNOWN = 255  # label of pixels without a stuff class

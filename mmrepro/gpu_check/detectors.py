@@ -10,7 +10,8 @@ import copy
 import functools
 import gc
 import hashlib
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -22,8 +23,6 @@ from .detector_inputs import images
 from .disturbance import timed
 from .row_group import Row, RowGroup, Settings, cell, has_compiled_kernels
 from .zoo_configs import config_root, load, nodes
-
-__all__ = ['DETECTORS', 'GROUP', 'Detector', 'DetectorRun', 'default', 'first_difference', 'train']
 
 SEED = 7
 # Iterations before the timing: the first ones choose kernels and fill the allocator.
@@ -39,7 +38,7 @@ class Detector(NamedTuple):
     why: str
 
 
-DETECTORS: Dict[str, Detector] = {
+DETECTORS: dict[str, Detector] = {
     'Faster R-CNN': Detector('faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py', 'RoIAlign, NMS, topk'),
     'Mask R-CNN': Detector('mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py', 'RoIAlign of masks'),
     'Cascade R-CNN': Detector('cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco.py',
@@ -65,13 +64,13 @@ class DetectorRun(NamedTuple):
     """The record of one run."""
 
     # per iteration, the subject of each digest: ('loss', name), ('gradient of', name) ...
-    labels: List[List[Tuple[str, str]]]
-    digests: List[torch.Tensor]  # per iteration, (labels,) int64
-    losses: List[float]  # the total of each iteration
-    times: List[float]  # milliseconds of the iterations for time, the shortest first
+    labels: list[list[tuple[str, str]]]
+    digests: list[torch.Tensor]  # per iteration, (labels,) int64
+    losses: list[float]  # the total of each iteration
+    times: list[float]  # milliseconds of the iterations for time, the shortest first
     kernels: Sequence[str] = ()  # that one more iteration started, on CUDA
 
-    def quartiles(self) -> Tuple[float, float, float]:
+    def quartiles(self) -> tuple[float, float, float]:
         """Of the times."""
         last = len(self.times) - 1
         return tuple(self.times[round(last * share)] for share in (0.25, 0.5, 0.75))
@@ -121,7 +120,7 @@ def train(detector: Detector, device: str, size: int, iterations: int, small: bo
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     wrapper = OptimWrapper(torch.optim.AdamW(trained.values(), lr=1e-5),
                            clip_grad=dict(max_norm=1., error_if_nonfinite=False))
-    grads: Dict[str, torch.Tensor] = {}
+    grads: dict[str, torch.Tensor] = {}
     _keep_gradients(wrapper, trained, grads)
     labels, rows, losses = [], [], []
     for step in range(iterations):
@@ -143,15 +142,15 @@ def train(detector: Detector, device: str, size: int, iterations: int, small: bo
 
 
 def _step(model: Any, wrapper: Any, device: str, size: int, number: int, step: int
-          ) -> Tuple[Dict[str, torch.Tensor], float]:
+          ) -> tuple[dict[str, torch.Tensor], float]:
     """What a step logged, and its milliseconds."""
     seeds.seed_all(SEED, 'step', step)
     batch = images(size, 2, number)
     return timed(lambda: model.train_step(batch, wrapper), device)
 
 
-def _keep_gradients(wrapper: Any, trained: Dict[str, torch.nn.Parameter],
-                    grads: Dict[str, torch.Tensor]) -> None:
+def _keep_gradients(wrapper: Any, trained: dict[str, torch.nn.Parameter],
+                    grads: dict[str, torch.Tensor]) -> None:
     """Copy each step's gradients before they are clipped and cleared."""
     step = wrapper.step
 
@@ -164,7 +163,7 @@ def _keep_gradients(wrapper: Any, trained: Dict[str, torch.nn.Parameter],
     wrapper.step = remembered
 
 
-def _tagged(kind: str, tensors: Dict[str, Any]) -> List[Tuple[str, str, torch.Tensor]]:
+def _tagged(kind: str, tensors: dict[str, Any]) -> list[tuple[str, str, torch.Tensor]]:
     return [(kind, name, tensor.detach()) for name, tensor in tensors.items()
             if isinstance(tensor, torch.Tensor)]
 
@@ -191,7 +190,7 @@ def first_difference(one: DetectorRun, other: DetectorRun) -> str:
     return ''
 
 
-def _peak(device: str) -> Optional[float]:
+def _peak(device: str) -> float | None:
     if device != 'cuda':
         return None
     peak = torch.cuda.max_memory_allocated() / 2 ** 30
@@ -242,7 +241,7 @@ def _free(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _providers(device: str) -> List[str]:
+def _providers(device: str) -> list[str]:
     """What deterministic mode chooses, then the others that differ from it on this machine."""
     if device == 'cpu':
         return ['auto']
@@ -253,7 +252,7 @@ def _providers(device: str) -> List[str]:
         name == 'triton' or not has_compiled_kernels())))]
 
 
-def _rows(settings: Settings, time_is_left: Callable[[], bool]) -> Dict[str, Callable[[], Row]]:
+def _rows(settings: Settings, time_is_left: Callable[[], bool]) -> dict[str, Callable[[], Row]]:
     return {name if provider == 'auto' else f'{name}, {provider}':
             functools.partial(_check, detector, provider, settings, time_is_left)
             for provider in _providers(settings.device) for name, detector in DETECTORS.items()}

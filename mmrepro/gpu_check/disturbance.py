@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from collections.abc import Iterator
+from typing import Any, Callable
 
 import torch
-
-__all__ = ['Disturbance', 'fewer_multiprocessors', 'timed']
 
 _LOAD = 1 << 24  # numbers in a tensor of the load: an addition takes some 40 microseconds
 _MOST = 2000  # additions of a load
 _SLEEPS = (0, 20_000, 200_000)  # cycles between them, so that the load stops and starts
 
 
-def timed(function: Callable[[], Any], device: str) -> Tuple[Any, float]:
+def timed(function: Callable[[], Any], device: str) -> tuple[Any, float]:
     """(result, milliseconds until the device has done what ``function`` asked of it)."""
     if device != 'cuda':
         start = time.perf_counter()
@@ -32,7 +31,7 @@ def timed(function: Callable[[], Any], device: str) -> Tuple[Any, float]:
 
 
 @functools.cache
-def fewer_multiprocessors() -> Tuple[Optional[Any], str]:
+def fewer_multiprocessors() -> tuple[Any | None, str]:
     """A context with half of the GPU's multiprocessors, or None and why there is none.
 
     It is made once, and was entered and left. The programs of a kernel run in another order there.
@@ -70,7 +69,7 @@ class Disturbance:
     def __init__(self, device: str) -> None:
         self._stream = self._load = None
         self._milliseconds = 0.
-        self._fewer: Optional[Any] = None
+        self._fewer: Any | None = None
         if device == 'cuda':
             self._stream = torch.cuda.Stream()
             self._load = torch.zeros(_LOAD, device='cuda')
@@ -95,7 +94,7 @@ class Disturbance:
         if self._load is None or not repetition % 2:
             yield
             return
-        taken: List[torch.Tensor] = [torch.empty(512 * (1 + repetition % 13) + repetition,
+        taken: list[torch.Tensor] = [torch.empty(512 * (1 + repetition % 13) + repetition,
                                                  device='cuda') for _ in range(repetition % 5)]
         settings = getattr(torch.utils, 'deterministic', None)  # torch 2.0 and 2.1 have none
         before = getattr(settings, 'fill_uninitialized_memory', None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from typing import Any, Dict, Optional
+from typing import Any
 
 import torch
 
@@ -12,23 +12,21 @@ from ..facts.collect import cpu_name
 from ..version import __version__
 from .disturbance import fewer_multiprocessors
 
-__all__ = ['describe']
-
 _PACKAGES = ('numpy', 'opencv-python', 'opencv-python-headless', 'mmengine', 'mmcv', 'mmcv-lite',
              'mmdet', 'triton', 'torchvision')
 
 
-def _version(package: str) -> Optional[str]:
+def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def describe(device: str) -> Dict[str, Any]:
+def describe(device: str) -> dict[str, Any]:
     """Names of the processor and, on CUDA, of the GPU, and versions of packages."""
     versions = {name: _version(name) for name in _PACKAGES}
-    facts: Dict[str, Any] = dict(
+    facts: dict[str, Any] = dict(
         device=device, cpu=cpu_name(), cores=os.cpu_count(), threads=torch.get_num_threads(),
         system=platform.system(), python=platform.python_version(), torch=torch.__version__,
         mmrepro=__version__, **{name: text for name, text in versions.items() if text})

@@ -1,15 +1,13 @@
 """A group of rows of the check: what runs them, and the columns of their table."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Tuple
+from typing import Any, Callable, NamedTuple
 
 from .. import ops
 from ..ops.provider import MARK
 
-__all__ = ['Row', 'RowGroup', 'Settings', 'cell', 'has_compiled_kernels']
-
 # The result of a row, as it is in gpu_check.json.
-Row = Dict[str, Any]
+Row = dict[str, Any]
 
 
 class Settings(NamedTuple):
@@ -30,9 +28,9 @@ class RowGroup(NamedTuple):
 
     title: str  # of the table
     subject: str  # heading of the names
-    columns: Tuple[Tuple[str, Callable[[Row], str]], ...]  # heading and text of further columns
-    rows: Callable[[Settings, Callable[[], bool]], Dict[str, Callable[[], Row]]]
-    first: Tuple[str, ...] = ()  # names of rows that run before all others, in this order
+    columns: tuple[tuple[str, Callable[[Row], str]], ...]  # heading and text of further columns
+    rows: Callable[[Settings, Callable[[], bool]], dict[str, Callable[[], Row]]]
+    first: tuple[str, ...] = ()  # names of rows that run before all others, in this order
 
 
 def has_compiled_kernels() -> bool:

@@ -2,9 +2,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Iterator
-
-__all__ = ['config_root', 'load', 'nodes']
+from collections.abc import Iterator
+from typing import Any
 
 BATCH_SIZES = ('BatchFixedSizePad', 'BatchSyncRandomResize', 'BatchResize')
 

@@ -6,5 +6,4 @@ from .resume import ResumeHook
 from .seed import HookSeedHook, SeedHook
 from .self_check import SelfCheckHook
 
-__all__ = ['FingerprintHook', 'HookSeedHook', 'OperatorGuardHook', 'PreemptHook', 'ResumeHook',
-           'SeedHook', 'SelfCheckHook']
+

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any
 
 import torch
 from mmengine.dist import get_rank, get_world_size
@@ -55,14 +56,14 @@ class FingerprintHook(Hook):
             raise ValueError(f'FingerprintHook: interval={interval!r} is not allowed; allowed: 1 '
                              'or more')
         self.interval, self.level = interval, level
-        self._writer: Optional[Writer] = None
-        self._manifest: Optional[str] = None  # path of what rank 0 has written
-        self._step: Optional[Snapshot] = None
+        self._writer: Writer | None = None
+        self._manifest: str | None = None  # path of what rank 0 has written
+        self._step: Snapshot | None = None
         self._recorder: Any = None
-        self._handles: List[Any] = []
-        self._drawn: Optional[tuple] = None
-        self._names: Dict[int, str] = {}
-        self._seen: List[int] = []
+        self._handles: list[Any] = []
+        self._drawn: tuple | None = None
+        self._names: dict[int, str] = {}
+        self._seen: list[int] = []
 
     def before_train(self, runner: Any) -> None:
         model = unwrap(runner.model)
@@ -124,7 +125,7 @@ class FingerprintHook(Hook):
             for name, gradient in gradients_of(self._names, parameters)])
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Optional[dict] = None) -> None:
+                         outputs: dict | None = None) -> None:
         step, self._step = self._step, None
         if step is None:
             return
@@ -143,7 +144,7 @@ class FingerprintHook(Hook):
         found = step.fetch()
         self._writer.write({**self._record(runner, found), **finish(found)})
 
-    def _record(self, runner: Any, found: Any) -> Dict[str, Any]:
+    def _record(self, runner: Any, found: Any) -> dict[str, Any]:
         learning_rates = runner.optim_wrapper.get_lr()
         states = schema.STATES
         return schema.step_line(
@@ -155,7 +156,7 @@ class FingerprintHook(Hook):
             {state: found.by_name(state) for state in states} if self.level != 'step' else None,
             found.floats(schema.NORMS) if self.level == 'parameter' else None)
 
-    def after_val_epoch(self, runner: Any, metrics: Optional[Dict[str, float]] = None) -> None:
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         if self._writer is None or not metrics:
             return
         self._writer.write(schema.val_line(
@@ -187,12 +188,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) or hasattr(value, '__float__')
 
 
-def _positions(batch: Optional[tuple]) -> Optional[List[int]]:
+def _positions(batch: tuple | None) -> list[int] | None:
     positions = [getattr(index, 'position', None) for index in batch or ()]
     return positions if positions and None not in positions else None
 
 
-def _indices(batch: Optional[tuple]) -> Optional[List[Any]]:
+def _indices(batch: tuple | None) -> list[Any] | None:
     if not batch:
         return None
     return [list(index) if isinstance(index, tuple) else int(index) for index in batch]

@@ -1,11 +1,9 @@
 """Notice flags that somebody else has changed during a run."""
 from __future__ import annotations
 
-from typing import Any, Set
+from typing import Any
 
 from .. import determinism
-
-__all__ = ['FlagWatch']
 
 
 class FlagWatch:
@@ -13,7 +11,7 @@ class FlagWatch:
 
     def __init__(self) -> None:
         self._steps = 0
-        self._told: Set[str] = set()
+        self._told: set[str] = set()
 
     def step(self, strict: bool, logger: Any) -> None:
         """Call this before a training step.

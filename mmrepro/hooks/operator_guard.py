@@ -1,19 +1,17 @@
 """Watch some training steps for operators that nobody has vouched for."""
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from ..errors import UnknownOperatorError
 from ..ops.guard import OperatorGuard
 from ..step_check.train_step import around_next_step
 
-__all__ = ['OperatorGuardHook', 'UnknownOperatorError']
-
-
-class UnknownOperatorError(RuntimeError):
-    """An operator ran that is not on the list, and ``on_unknown='error'``."""
+__all__ = ['OperatorGuardHook', ]
 
 
 @HOOKS.register_module()
@@ -40,7 +38,7 @@ class OperatorGuardHook(Hook):
             raise ValueError(f"on_unknown={on_unknown!r}: expected 'warn' or 'error'")
         self._allow, self._devices = tuple(allow), tuple(devices)
         self._error = on_unknown == 'error'
-        self._guard: Optional[OperatorGuard] = None
+        self._guard: OperatorGuard | None = None
         self._done = 0
 
     def before_train(self, runner: Any) -> None:

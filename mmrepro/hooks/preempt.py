@@ -7,8 +7,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Optional, Sequence, Union
+from typing import Any
 
 from mmengine.dist import is_main_process
 from mmengine.hooks import EMAHook, Hook
@@ -16,9 +17,10 @@ from mmengine.registry import HOOKS
 
 from ..checkpoint.loop_position import refusal_after
 from ..distributed.agreement import any_rank, settle, wait_for_all
+from ..errors import Preempted
 from ..exit_codes import PREEMPTED
 
-__all__ = ['FILE_NAME', 'PreemptHook', 'Preempted', 'SIGNALS', 'handling']
+__all__ = ['FILE_NAME', 'PreemptHook', 'SIGNALS', 'handling']
 
 FILE_NAME = 'preempted.pth'
 
@@ -27,19 +29,6 @@ SIGNALS = {
     'SIGTERM': 'Slurm, Kubernetes, torchrun and cloud machines, some seconds before SIGKILL',
     'SIGUSR1': 'Slurm with --signal=USR1@SECONDS; users, who want a checkpoint now',
 }
-
-
-class Preempted(SystemExit):
-    """Ends the process with :data:`PREEMPTED`, unless somebody catches it.
-
-    Attributes:
-        path: of the checkpoint.
-        iteration: iterations that were finished.
-    """
-
-    def __init__(self, code: int, path: str, iteration: int) -> None:
-        super().__init__(code)
-        self.path, self.iteration = path, iteration
 
 
 @HOOKS.register_module()
@@ -62,10 +51,10 @@ class PreemptHook(Hook):
                 raise ValueError(f'PreemptHook(signals={signals!r}): {name!r} cannot announce an '
                                  f'end; for example {", ".join(SIGNALS)}')
         self.signals, self.exit_code = tuple(signals), exit_code
-        self._received: Optional[int] = None
-        self._before: Dict[int, Any] = {}
+        self._received: int | None = None
+        self._before: dict[int, Any] = {}
         self._active = False  # all ranks have the same
-        self._common_batches: Union[int, float] = float('inf')
+        self._common_batches: int | float = float('inf')
 
     # ------------------------------------------------------------------------- the signals
 

@@ -9,8 +9,6 @@ from mmengine.registry import HOOKS
 from ..distributed.virtual.cached_ranks import refuse_cached_ranks
 from ..distributed.virtual.shared_weights import share_weights
 
-__all__ = ['ResumeHook']
-
 
 @HOOKS.register_module()
 class ResumeHook(Hook):

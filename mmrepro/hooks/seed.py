@@ -1,7 +1,7 @@
 """Put the generators of the main process at the start of their stream, at every event of a run."""
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -10,8 +10,6 @@ from .. import seeds
 from ..config import RandomnessConfig
 from ..data import placement_of, use_stream
 from ..data.sample_check import left_out
-
-__all__ = ['HookSeedHook', 'SeedHook']
 
 
 class _Seeds(Hook):
@@ -39,11 +37,11 @@ class HookSeedHook(_Seeds):
 
     def __init__(self, config: RandomnessConfig, rank: int) -> None:
         super().__init__(config, rank)
-        self.before_validation: Optional[tuple] = None  # state of the sequence
-        self._resumed: Optional[tuple] = None
+        self.before_validation: tuple | None = None  # state of the sequence
+        self._resumed: tuple | None = None
 
     @property
-    def sequence(self) -> Optional[tuple]:
+    def sequence(self) -> tuple | None:
         """With ``step_seed=False``, where training is in the generators' one long sequence."""
         if self._config.step_seed or self._config.legacy:
             return None
@@ -53,7 +51,7 @@ class HookSeedHook(_Seeds):
         return self.before_validation or seeds.capture_rng()
 
     @sequence.setter
-    def sequence(self, state: Optional[tuple]) -> None:
+    def sequence(self, state: tuple | None) -> None:
         # it counts from the first iteration on: until then loaders are built, hooks may draw
         self._resumed = state
 
@@ -128,7 +126,7 @@ class SeedHook(_Seeds):
     def before_train_epoch(self, runner: Any) -> None:
         _tell_epoch(runner)  # again: a hook may have given the loop another loader
 
-    def follow(self, event: str, runner: Any, batch_idx: Optional[int] = None) -> None:
+    def follow(self, event: str, runner: Any, batch_idx: int | None = None) -> None:
         """Start the stream of what comes after the hooks of ``event``.
 
         The runner calls it, as hooks of the lowest priority may be registered later than this one.

@@ -1,7 +1,7 @@
 """Repeat some steps of a run, and say at its end how much was repeated."""
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any
 
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
@@ -11,8 +11,6 @@ from ..data.sample_check import checked
 from ..distributed.unwrap import unwrap
 from ..step_check.check import StepCheck
 from ..step_check.train_step import around_next_step
-
-__all__ = ['SelfCheckHook', 'self_checks']
 
 NOT_REPEATED = 'steps are not repeated: {}'
 
@@ -29,7 +27,7 @@ class SelfCheckHook(Hook):
     def __init__(self) -> None:
         self.steps = 0
         self._interval = 0
-        self._not_repeated: Optional[str] = None  # why
+        self._not_repeated: str | None = None  # why
 
     def before_train(self, runner: Any) -> None:
         self.steps, self._interval = 0, runner.repro.check_steps
@@ -51,7 +49,7 @@ class SelfCheckHook(Hook):
             paused = [hook.paused for hook in runner.hooks if hasattr(hook, 'paused')]
             around_next_step(runner.model, StepCheck(runner, paused, self._done))
 
-    def _done(self, runner: Any, problem: Optional[str]) -> None:
+    def _done(self, runner: Any, problem: str | None) -> None:
         self.steps += problem is None
         if problem:
             self._not_repeated = problem
@@ -60,7 +58,7 @@ class SelfCheckHook(Hook):
     def after_train(self, runner: Any) -> None:
         runner.logger.info(self.summary(runner))
 
-    def counts(self, runner: Any) -> Dict[str, int]:
+    def counts(self, runner: Any) -> dict[str, int]:
         """How many samples and steps this process and its workers have repeated."""
         return dict(samples=_samples(runner), steps=self.steps)
 
@@ -83,7 +81,7 @@ def is_due(iteration: int, interval: int) -> bool:
     return not number & (number - 1) or not number % interval
 
 
-def self_checks(runner: Any) -> Dict[str, int]:
+def self_checks(runner: Any) -> dict[str, int]:
     """The counts of a runner's :class:`SelfCheckHook`; {} where it has none."""
     return next((hook.counts(runner) for hook in runner.hooks if isinstance(hook, SelfCheckHook)),
                 {})
@@ -101,7 +99,7 @@ def _own_step(model: Any) -> bool:
     return getattr(type(inner), 'train_step', None) is not BaseModel.train_step
 
 
-def _obstacle(runner: Any) -> Optional[str]:
+def _obstacle(runner: Any) -> str | None:
     if runner.cfg.get('compile'):
         return 'the model is compiled, and watching its step would compile it differently'
     return None

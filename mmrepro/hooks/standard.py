@@ -1,7 +1,7 @@
 """The hooks that every reproducible runner has."""
 from __future__ import annotations
 
-from typing import List, Sequence
+from collections.abc import Sequence
 
 from mmengine.hooks import Hook
 
@@ -12,13 +12,11 @@ from .resume import ResumeHook
 from .seed import HookSeedHook, SeedHook
 from .self_check import SelfCheckHook
 
-__all__ = ['hooks_of']
 
-
-def hooks_of(config: RandomnessConfig, rank: int, present: Sequence[Hook]) -> List[Hook]:
+def hooks_of(config: RandomnessConfig, rank: int, present: Sequence[Hook]) -> list[Hook]:
     """What a runner registers beside the hooks of its config, which are ``present``."""
     of_hooks = HookSeedHook(config, rank)
-    ours: List[Hook] = [of_hooks, SeedHook(config, rank, of_hooks)]
+    ours: list[Hook] = [of_hooks, SeedHook(config, rank, of_hooks)]
     if not config.legacy:
         ours.append(ResumeHook())
     kinds = [PreemptHook]

@@ -2,15 +2,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple
 
 from ..hooks.fingerprint import FingerprintHook
 from ..runs.child import Training
 from ..runs.launcher import PlannedRun, launch_of, run_all
 from ..runs.progress import iterations_done
 from .recording import RecordingPlan, attach
-
-__all__ = ['CHANGED', 'RunSpec', 'record', 'start', 'trainings_of']
 
 CHECKPOINT = 'localise.pth'  # of a run that is interrupted and resumed
 # a sample or step that does not repeat is what is looked for: it must not end the run
@@ -24,12 +22,12 @@ class RunSpec(NamedTuple):
     """How to train run A or run B."""
     name: str  # 'A' or 'B'
     config: str  # path of a config that needs no others
-    env: Dict[str, str] = {}  # variables to set
+    env: dict[str, str] = {}  # variables to set
     ranks: int = 1  # processes
-    resume_at: Optional[int] = None  # end before this iteration, continue in another process
-    checkpoint: Optional[str] = None  # the run continues from this file
-    validate_at: Optional[int] = None  # the run validates before this iteration
-    asked: Dict[str, Any] = {}  # settings and variables given; `config` and `env` contain them
+    resume_at: int | None = None  # end before this iteration, continue in another process
+    checkpoint: str | None = None  # the run continues from this file
+    validate_at: int | None = None  # the run validates before this iteration
+    asked: dict[str, Any] = {}  # settings and variables given; `config` and `env` contain them
 
 
 def record(runner: Any, **plan: Any) -> None:
@@ -40,7 +38,7 @@ def record(runner: Any, **plan: Any) -> None:
     attach(runner, RecordingPlan(**plan, keep=keep))
 
 
-def trainings_of(spec: RunSpec, work_dir: str, plan: RecordingPlan) -> List[Training]:
+def trainings_of(spec: RunSpec, work_dir: str, plan: RecordingPlan) -> list[Training]:
     """The trainings of a run, one after the other: two when it is interrupted."""
     # the operators of an optimizer that virtual ranks share are those of one rank only, and which
     # one it is depends on the number of processes

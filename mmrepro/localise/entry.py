@@ -5,20 +5,20 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
-from ..checkpoint.files import CheckpointError, load
+from ..checkpoint.files import load
+from ..errors import CheckpointError, FingerprintError
 from ..fingerprint.manifest import process_count_of
-from ..fingerprint.reader import FingerprintError, RecordedRun, read_run
+from ..fingerprint.reader import RecordedRun, read_run
 from ..runs.config_files import read_config, without_mark
 from ..runs.progress import ProgressLine, time_left
 from .compared_runs import CHANGED, RunSpec, start
 from .recording import RecordingPlan
 from .search import Localiser, LocaliseResult, first_iteration
 from .variation_effect import different_by_design
-
-__all__ = ['DEFAULT_ITERATIONS', 'localise_config', 'localise_runs', 'unused_folder']
 
 DEFAULT_ITERATIONS = 20
 SEED = 0  # of both runs, where the config has none
@@ -31,7 +31,7 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
                     common: Mapping[str, Any] = {},
                     settings: Sequence[Mapping[str, Any]] = ({}, {}),
                     env: Sequence[Mapping[str, str]] = ({}, {}), ranks: int = 1,
-                    resume_b: Optional[int] = None, validate_b: Optional[int] = None,
+                    resume_b: int | None = None, validate_b: int | None = None,
                     values: bool = True) -> LocaliseResult:
     """Train a config as run A and as run B, and find where they diverge.
 
@@ -91,7 +91,7 @@ def localise_runs(path_a: str, path_b: str, work_dir: str, values: bool = True) 
     return localiser.explain(*runs, values)
 
 
-def _seed_of(cfg: Any) -> Optional[int]:
+def _seed_of(cfg: Any) -> int | None:
     # MMDetection 2.x has `seed` at the top
     return (cfg.get('randomness') or {}).get('seed', cfg.get('seed'))
 
@@ -127,7 +127,7 @@ def _repetition(name: str, run: RecordedRun, iteration: int, work_dir: str) -> R
     """How to repeat a run up to an iteration: its config, its variables, its nearest checkpoint."""
     if not run.manifests:
         raise FingerprintError(f'{run.work_dir}: has no manifest, so the run cannot be repeated')
-    manifest: Dict[str, Any] = run.manifests[0]
+    manifest: dict[str, Any] = run.manifests[0]
     path = os.path.join(work_dir, f'config_{name}.py')
     with open(path, 'w', encoding='utf-8') as file:
         file.write(manifest['config']['text'])
@@ -137,9 +137,9 @@ def _repetition(name: str, run: RecordedRun, iteration: int, work_dir: str) -> R
                    checkpoint=_nearest_checkpoint(run.work_dir, iteration))
 
 
-def _nearest_checkpoint(folder: str, iteration: int) -> Optional[str]:
+def _nearest_checkpoint(folder: str, iteration: int) -> str | None:
     """The last checkpoint of mmrepro that leaves one more iteration before ``iteration``."""
-    best: Tuple[int, Optional[str]] = (0, None)
+    best: tuple[int, str | None] = (0, None)
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         try:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 from mmengine.dist import get_rank
@@ -23,8 +24,6 @@ from ..fingerprint.records import Record, read_records, write_records
 from ..runs.stopping import StopTraining
 from .sample_recorder import SampleRecorder, read_samples, tensors_of
 
-__all__ = ['RecordingPlan', 'attach', 'diagnose_ranks', 'read_stream']
-
 # what hooks do between two training steps; the iterations of a validation change no weights
 HOOK_METHODS = (
     'before_train_epoch', 'before_train_iter', 'after_train_iter', 'after_train_epoch',
@@ -38,9 +37,9 @@ class RecordingPlan(NamedTuple):
     """What one run of A or B records, and where it ends."""
     folder: str  # where the files go; it exists
     stop: int  # the run ends after this iteration, counted from 0
-    record: Optional[int] = None  # iteration to record; None for none
-    positions: Optional[Tuple[int, ...]] = None  # of its samples, in any epoch; None for all
-    keep: Optional[Dict[int, int]] = None  # rank -> record of an operator whose tensors are kept
+    record: int | None = None  # iteration to record; None for none
+    positions: tuple[int, ...] | None = None  # of its samples, in any epoch; None for all
+    keep: dict[int, int] | None = None  # rank -> record of an operator whose tensors are kept
 
 
 def attach(runner: Any, plan: RecordingPlan) -> None:
@@ -54,7 +53,7 @@ def attach(runner: Any, plan: RecordingPlan) -> None:
         hook.instrument_loaders()
 
 
-def read_stream(folder: str, rank: int, *others: str) -> List[Record]:
+def read_stream(folder: str, rank: int, *others: str) -> list[Record]:
     """All records of a run: first the samples of the batch, then the iteration in its order.
 
     The samples in the batches of ``others``, folders of other runs, are included: when a transform
@@ -72,7 +71,7 @@ def read_stream(folder: str, rank: int, *others: str) -> List[Record]:
 
 
 def diagnose_ranks(iteration: int, folder_a: str, folder_b: str,
-                   ranks: Sequence[int]) -> Optional[Diagnosis]:
+                   ranks: Sequence[int]) -> Diagnosis | None:
     """The first difference on any rank."""
     found = [diagnose(iteration, rank, read_stream(folder_a, rank, folder_b),
                       read_stream(folder_b, rank, folder_a)) for rank in ranks]
@@ -85,8 +84,8 @@ class _RecordingHook(Hook):
 
     def __init__(self, runner: Any, plan: RecordingPlan) -> None:
         self._runner, self._plan = runner, plan
-        self._recorder: Optional[OperatorRecorder] = None
-        self._wrapped: List[Tuple[Hook, str, Any]] = []  # and what the instance had
+        self._recorder: OperatorRecorder | None = None
+        self._wrapped: list[tuple[Hook, str, Any]] = []  # and what the instance had
 
     def instrument_loaders(self) -> None:
         """Record the transforms of the training data; before worker processes exist."""

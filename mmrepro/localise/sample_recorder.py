@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 from mmengine.structures import BaseDataElement
@@ -18,12 +19,10 @@ from ..digests import exact_digest
 from ..fingerprint import generator_states
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, Record, append_record, read_records
 
-__all__ = ['SampleRecorder', 'read_samples', 'tensors_of']
-
 VALUE_TEXT = 80  # characters of a plain value that a transform keeps
-_recorded: Dict[type, type] = {}
+_recorded: dict[type, type] = {}
 # the sample that this process loads: its name, transforms so far; samples loaded so far
-_current: Optional[str] = None
+_current: str | None = None
 _number = 0
 _loaded = 0
 
@@ -32,7 +31,7 @@ class SampleRecorder(NamedTuple):
     """Where the transforms write to; it travels into worker processes with the dataset."""
     folder: str  # of the files, one for each process
     rank: int  # of this process, for the names of the files
-    positions: Optional[Sequence[int]]  # of the samples to record, in any epoch; None for all
+    positions: Sequence[int] | None  # of the samples to record, in any epoch; None for all
 
     def instrument(self, dataset: Any) -> None:
         """Record the transforms of this dataset and of the datasets that it wraps."""
@@ -41,7 +40,7 @@ class SampleRecorder(NamedTuple):
                 _change_class(transform, self, _TRANSFORM)
         _change_class(dataset, self, _DATASET)
 
-    def name_of(self, index: Any) -> Optional[str]:
+    def name_of(self, index: Any) -> str | None:
         """Name of the sample that is about to be loaded; None when it is not to be recorded."""
         global _loaded
         if _current is not None:  # a transform loads a partner to mix in
@@ -60,7 +59,7 @@ class SampleRecorder(NamedTuple):
                       record)
 
 
-def read_samples(folder: str, rank: int) -> List[Record]:
+def read_samples(folder: str, rank: int) -> list[Record]:
     """Records of all processes of a rank, ordered by the position of the sample."""
     prefix = f'samples.rank{rank}.'
     names = sorted(name for name in os.listdir(folder) if name.startswith(prefix))
@@ -70,7 +69,7 @@ def read_samples(folder: str, rank: int) -> List[Record]:
         int(number) for number in record.path.split('/')[0].split()[1].split('.')))
 
 
-def tensors_of(batch: Any, name: str = '') -> Dict[str, torch.Tensor]:
+def tensors_of(batch: Any, name: str = '') -> dict[str, torch.Tensor]:
     """Tensors in nested data by their path; other leaves are left out."""
     if isinstance(batch, torch.Tensor):
         return {name: batch}
@@ -78,7 +77,7 @@ def tensors_of(batch: Any, name: str = '') -> Dict[str, torch.Tensor]:
         batch = dict(sorted(batch.all_items()))
     if hasattr(batch, 'tensor') and isinstance(batch.tensor, torch.Tensor):
         return {name: batch.tensor}
-    found: Dict[str, torch.Tensor] = {}
+    found: dict[str, torch.Tensor] = {}
     items = batch.items() if isinstance(batch, dict) else (
         enumerate(batch) if isinstance(batch, (list, tuple)) else ())
     for key, value in items:
@@ -106,7 +105,7 @@ def _transforms(pipeline: Any) -> Iterator[Any]:
                 yield one
 
 
-def _change_class(thing: Any, samples: SampleRecorder, methods: Dict[str, Callable]) -> Any:
+def _change_class(thing: Any, samples: SampleRecorder, methods: dict[str, Callable]) -> Any:
     """Replace methods of one object by recording ones, where its class has them."""
     original = getattr(type(thing), '_mmrepro_recorded', type(thing))
     if original not in _recorded:
@@ -182,7 +181,7 @@ _DATASET = {'__getitem__': _getitem}
 
 
 @contextmanager
-def _recording(transform: Any, method: str = 'transform') -> Iterator[Dict[str, Any]]:
+def _recording(transform: Any, method: str = 'transform') -> Iterator[dict[str, Any]]:
     """Write a record of the fields put into the dict, with the generators and calls used."""
     global _number
     samples: SampleRecorder = transform._mmrepro_samples
@@ -203,7 +202,7 @@ def _recording(transform: Any, method: str = 'transform') -> Iterator[Dict[str, 
         stack=(_call_site(type(transform)._mmrepro_recorded, method), )))
 
 
-def _by_key(results: Any) -> Tuple[str, Tuple[str, ...]]:
+def _by_key(results: Any) -> tuple[str, tuple[str, ...]]:
     """Names of what a sample holds, and the digest of each."""
     if not isinstance(results, dict):
         return 'all', (exact_digest(results), )
@@ -211,11 +210,11 @@ def _by_key(results: Any) -> Tuple[str, Tuple[str, ...]]:
     return ' '.join(named), tuple(map(exact_digest, named.values()))
 
 
-def _own(transform: Any) -> Dict[str, str]:
+def _own(transform: Any) -> dict[str, str]:
     """Generators of the transform, its class and module, which are not seeded per sample; and plain
     values there, under :data:`ATTRIBUTE` or :data:`GLOBAL` and their name.
     """
-    attributes: Dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for base in reversed(type(transform).__mro__):
         attributes.update(vars(base))
     attributes.update(vars(transform))
@@ -227,7 +226,7 @@ def _own(transform: Any) -> Dict[str, str]:
                if isinstance(value, (bool, int, float, str)) and not name.startswith('__')}}
 
 
-def _call_site(cls: type, method: str) -> Tuple[str, int, str]:
+def _call_site(cls: type, method: str) -> tuple[str, int, str]:
     function = next((vars(base)[name] for base in cls.__mro__ for name in (method, '__call__')
                      if name in vars(base)), None)
     code = getattr(function, '__code__', None)

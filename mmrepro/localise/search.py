@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
 
 from ..diagnosis.first_difference import Diagnosis
 from ..fingerprint.difference import (
@@ -24,8 +25,6 @@ from .compared_runs import RunSpec, start
 from .recording import RecordingPlan, diagnose_ranks
 from .values import ValueDifference, compare_kept
 from .variation_effect import different_by_design, settings_without_effect
-
-__all__ = ['LocaliseResult', 'Localiser', 'first_iteration']
 
 MAX_RECORDINGS = 2  # of runs A and B
 
@@ -51,11 +50,11 @@ class LocaliseResult(NamedTuple):
     """
     verdict: str
     compared: int  # number of iterations
-    divergence: Optional[Divergence] = None  # the first iteration whose fingerprints differ
-    positions: Optional[Tuple[int, ...]] = None  # of its samples, of all ranks; None: not recorded
-    diagnosis: Optional[Diagnosis] = None  # the first difference
-    values: Optional[ValueDifference] = None  # how far the results of the operator are apart
-    notes: Tuple[str, ...] = ()  # what a reader should know
+    divergence: Divergence | None = None  # the first iteration whose fingerprints differ
+    positions: tuple[int, ...] | None = None  # of its samples, of all ranks; None: not recorded
+    diagnosis: Diagnosis | None = None  # the first difference
+    values: ValueDifference | None = None  # how far the results of the operator are apart
+    notes: tuple[str, ...] = ()  # what a reader should know
 
     def text(self) -> str:
         """For a terminal; the verdict is the first line."""
@@ -76,7 +75,7 @@ class LocaliseResult(NamedTuple):
             lines.append(f'  values    {self.values.text()}')
         return '\n'.join(lines)
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         found = self.divergence
         return dict(
@@ -95,7 +94,7 @@ class Localiser:
     ``launch`` starts one run and waits for it; ``say`` is called with lines about the progress.
     """
 
-    def __init__(self, specs: Tuple[RunSpec, RunSpec], work_dir: str, launch: Launch = start,
+    def __init__(self, specs: tuple[RunSpec, RunSpec], work_dir: str, launch: Launch = start,
                  say: Callable[[str], None] = lambda line: None) -> None:
         self.specs, self.work_dir, self.launch, self.say = specs, work_dir, launch, say
 
@@ -140,7 +139,7 @@ class Localiser:
                 return LocaliseResult('found', compared, found, positions, diagnosis, kept, notes)
         return flaky._replace(notes=notes)
 
-    def _values(self, found: Diagnosis, iteration: int) -> Optional[ValueDifference]:
+    def _values(self, found: Diagnosis, iteration: int) -> ValueDifference | None:
         """How far apart the results of the named operator are: one more run.
 
         ``iteration`` is the one that was recorded.
@@ -154,8 +153,8 @@ class Localiser:
         return compare_kept(*folders, found.rank)
 
     def _run_both(self, name: str, plan: RecordingPlan,
-                  keep: Sequence[Optional[Dict[int, int]]] = (None, None)) -> List[str]:
-        folders: List[str] = []
+                  keep: Sequence[dict[int, int] | None] = (None, None)) -> list[str]:
+        folders: list[str] = []
         started = time.monotonic()
         for spec, kept in zip(self.specs, keep):
             folder = os.path.join(self.work_dir, spec.name, name)
@@ -167,7 +166,7 @@ class Localiser:
         return folders
 
 
-def first_iteration(run_a: RecordedRun, run_b: RecordedRun) -> Tuple[int, Optional[Divergence]]:
+def first_iteration(run_a: RecordedRun, run_b: RecordedRun) -> tuple[int, Divergence | None]:
     """The number of iterations that both runs have, and the first that differs on any rank.
 
     Raises:
@@ -184,7 +183,7 @@ def first_iteration(run_a: RecordedRun, run_b: RecordedRun) -> Tuple[int, Option
 
 
 def positions_of(run_a: RecordedRun, run_b: RecordedRun,
-                 iteration: int) -> Optional[Tuple[int, ...]]:
+                 iteration: int) -> tuple[int, ...] | None:
     """Positions of the samples of an iteration in both runs; None if not recorded."""
     lists = [value_of(log.steps[iteration], 'batch.positions')
              for run in (run_a, run_b) for log in run.ranks.values() if iteration in log.steps]

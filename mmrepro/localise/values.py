@@ -2,11 +2,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import torch
-
-__all__ = ['ValueDifference', 'compare_kept', 'compare_tensors']
 
 ROUNDING = 4e-7  # relative: a few units in the last place of float32
 
@@ -17,11 +15,11 @@ class ValueDifference(NamedTuple):
     of: int  # number of all elements
     largest: float  # largest absolute difference; NaNs do not count
     relative: float  # the largest difference over the largest magnitude
-    index: Tuple[int, ...]  # of the first element that differs
+    index: tuple[int, ...]  # of the first element that differs
     a: float  # its values
     b: float
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """For JSON, where ``index`` is called "place"."""
         return {'place' if name == 'index' else name: value
                 for name, value in self._asdict().items()}
@@ -33,7 +31,7 @@ class ValueDifference(NamedTuple):
         return text + ('; a rounding difference' if 0 < self.relative < ROUNDING else '')
 
 
-def compare_kept(folder_a: str, folder_b: str, rank: int) -> Optional[ValueDifference]:
+def compare_kept(folder_a: str, folder_b: str, rank: int) -> ValueDifference | None:
     """The first result that differs, of the tensors that both runs kept; None when all agree."""
     kept = [torch.load(os.path.join(folder, f'kept.rank{rank}.pt'), weights_only=True)['outputs']
             for folder in (folder_a, folder_b)]
@@ -42,7 +40,7 @@ def compare_kept(folder_a: str, folder_b: str, rank: int) -> Optional[ValueDiffe
     return next(filter(None, found), None)
 
 
-def compare_tensors(a: torch.Tensor, b: torch.Tensor) -> Optional[ValueDifference]:
+def compare_tensors(a: torch.Tensor, b: torch.Tensor) -> ValueDifference | None:
     """None when the tensors, of one shape and type, have the same bytes."""
     if a.numel() == 0:
         return None

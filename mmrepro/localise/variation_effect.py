@@ -2,14 +2,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any, List, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..fingerprint.manifest import CHANGES, Manifest, compare_manifests
 from ..fingerprint.reader import RecordedRun
 from ..text import listed, shorten
 from .compared_runs import RunSpec
-
-__all__ = ['different_by_design', 'settings_without_effect']
 
 THREADS = 'torch.num_threads'  # a fact of the manifest: the number that operators used
 THREAD_VARIABLES = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
@@ -21,7 +20,7 @@ THREAD_SETTINGS = (*THREAD_VARIABLES, 'randomness.num_threads')
 FOLLOWS = ('initial_weights', 'weights.')
 
 
-def different_by_design(runs: Sequence[RecordedRun]) -> List[str]:
+def different_by_design(runs: Sequence[RecordedRun]) -> list[str]:
     """What to say before two runs are repeated: that they were not made of the same.
 
     None where nothing that changes bits differs, or a run has no manifest.
@@ -35,7 +34,7 @@ def different_by_design(runs: Sequence[RecordedRun]) -> List[str]:
         if rows else []
 
 
-def settings_without_effect(specs: Sequence[RunSpec], runs: Sequence[RecordedRun]) -> List[str]:
+def settings_without_effect(specs: Sequence[RunSpec], runs: Sequence[RecordedRun]) -> list[str]:
     """A line for each varied setting or variable for which both runs had the same value.
 
     Of runs without manifests, nothing is reported.
@@ -74,5 +73,5 @@ def _is_common(name: str, specs: Sequence[RunSpec], facts: Sequence[Mapping[str,
     return bool(a) and a == b
 
 
-def _variable(name: str, spec: RunSpec) -> Optional[str]:
+def _variable(name: str, spec: RunSpec) -> str | None:
     return spec.env.get(name, os.environ.get(name))

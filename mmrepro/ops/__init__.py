@@ -22,5 +22,4 @@ from .provider import (
     using,
 )
 
-__all__ = ['TABLE', 'catalogue', 'exceptions', 'install', 'installed', 'provider', 'provider_of',
-           'uninstall', 'use', 'use_from_import', 'using']
+

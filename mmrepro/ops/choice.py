@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 from .operator_table import TABLE, implementation
 from .triton import FUSED
 
-__all__ = ['MARK', 'PROVIDERS', 'Choice', 'choose', 'compiled_kernels']
-
 # 'torch': mmrepro's operators in PyTorch; 'triton': the same, with fused kernels on CUDA where they
 # exist; 'compiled': mmcv's own; 'auto': 'torch' on a CPU, and on CUDA for each operator the fastest
 # of the three that adds in a fixed order.

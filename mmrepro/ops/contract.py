@@ -5,12 +5,8 @@ catches the other.
 """
 from __future__ import annotations
 
-from typing import Optional, Tuple
-
 import torch
 from torch import Tensor
-
-__all__ = ['describe', 'require', 'require_dtype', 'require_shape', 'require_tensor']
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -28,7 +24,7 @@ def require(condition: bool, operator: str, problem: str) -> None:
 
 
 def require_shape(operator: str, name: str, tensor: Tensor,
-                  shape: Tuple[Optional[int], ...]) -> None:
+                  shape: tuple[int | None, ...]) -> None:
     """Raise RuntimeError unless ``tensor`` has ``shape``; None stands for any length."""
     fits = tensor.dim() == len(shape) and all(
         want is None or want == got for want, got in zip(shape, tensor.shape))
@@ -38,15 +34,15 @@ def require_shape(operator: str, name: str, tensor: Tensor,
 
 
 def require_dtype(operator: str, name: str, tensor: Tensor,
-                  allowed: Tuple[torch.dtype, ...] = FLOATS) -> None:
+                  allowed: tuple[torch.dtype, ...] = FLOATS) -> None:
     """Raise RuntimeError unless the dtype of ``tensor`` is one of ``allowed``."""
     if tensor.dtype not in allowed:
         names = ', '.join(str(dtype).replace('torch.', '') for dtype in allowed)
         require(False, operator, f'{name} must be {names}, got {describe(tensor)}')
 
 
-def require_tensor(operator: str, name: str, tensor: Tensor, shape: Tuple[Optional[int], ...],
-                   allowed: Tuple[torch.dtype, ...] = FLOATS) -> None:
+def require_tensor(operator: str, name: str, tensor: Tensor, shape: tuple[int | None, ...],
+                   allowed: tuple[torch.dtype, ...] = FLOATS) -> None:
     """:func:`require_shape` and :func:`require_dtype`."""
     require_shape(operator, name, tensor, shape)
     require_dtype(operator, name, tensor, allowed)

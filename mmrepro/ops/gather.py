@@ -15,17 +15,10 @@ The last row of :func:`rows_of` is zero: the padding row. Taps outside the map h
 """
 from __future__ import annotations
 
-from typing import List, Optional, Tuple, Union
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-__all__ = ['COMPUTE', 'Sink', 'Source', 'add_rows', 'bags', 'chunk_by_cost', 'chunk_rows',
-           'chunk_taps', 'compute_dtype', 'dots', 'equal', 'gather_sum', 'masked_copy', 'put_rows',
-           'put_some', 'replace_greater', 'rows_of', 'scatter_sum', 'scatter_sum_onto', 'single',
-           'tap_budget']
 
 # Sums are computed in at least float32: half precision loses terms that are small beside the sum.
 COMPUTE = {torch.float64: torch.float64, torch.float32: torch.float32,
@@ -77,14 +70,14 @@ class Source:
 
     def __init__(self, feature: Tensor) -> None:
         self._feature = feature
-        self._rows: Optional[Tensor] = None
+        self._rows: Tensor | None = None
 
-    def gather_sum(self, index: Tensor, weight: Tensor, offsets: Optional[Tensor] = None) -> Tensor:
+    def gather_sum(self, index: Tensor, weight: Tensor, offsets: Tensor | None = None) -> Tensor:
         """:func:`gather_sum` of taps; ``index`` counts pixels of the map."""
         rows, index = self.rows(index)
         return gather_sum(rows, index, weight, offsets)
 
-    def rows(self, index: Tensor) -> Tuple[Tensor, Tensor]:
+    def rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """The rows that ``index`` needs, and the index into them."""
         if self._rows is None and _few(self._feature, index):
             used, index = _compact(index, _pixels(self._feature))
@@ -112,10 +105,10 @@ class Sink:
 
     def __init__(self, grad: Tensor) -> None:
         self._grad = grad
-        self._total: Optional[Tensor] = None
+        self._total: Tensor | None = None
 
     def scatter_sum(self, source: Tensor, index: Tensor, weight: Tensor,
-                    bag_of: Optional[Tensor] = None, padded: bool = True) -> None:
+                    bag_of: Tensor | None = None, padded: bool = True) -> None:
         """:func:`scatter_sum` of taps; ``index`` counts pixels of the map."""
         n, c, h, w = self._grad.shape
         if self._total is None and _few(self._grad, index) and self._grad.is_contiguous():
@@ -151,7 +144,7 @@ def _few(feature: Tensor, index: Tensor) -> bool:
     return index.numel() * 4 < _pixels(feature)
 
 
-def _compact(index: Tensor, pixels: int) -> Tuple[Tensor, Tensor]:
+def _compact(index: Tensor, pixels: int) -> tuple[Tensor, Tensor]:
     """The pixels that taps touch, in order, and the index into them; padding stays at the end."""
     flags = torch.zeros(pixels + 1, dtype=torch.bool, device=index.device)
     flat = index.reshape(-1).to(torch.int64)
@@ -163,7 +156,7 @@ def _compact(index: Tensor, pixels: int) -> Tuple[Tensor, Tensor]:
     return used, position.index_select(0, flat).to(index.dtype).view(index.shape)
 
 
-def _by_image(used: Tensor, images: int, size: int) -> List[Tuple[slice, Tensor]]:
+def _by_image(used: Tensor, images: int, size: int) -> list[tuple[slice, Tensor]]:
     """For each image: its slice of ``used``, and the positions of those pixels in the image."""
     edges = torch.arange(images + 1, device=used.device) * size
     bounds = torch.searchsorted(used, edges).tolist()
@@ -209,7 +202,7 @@ def bags(feature: Tensor) -> Tensor:
 
 
 def gather_sum(rows: Tensor, index: Tensor, weight: Tensor,
-               offsets: Optional[Tensor] = None) -> Tensor:
+               offsets: Tensor | None = None) -> Tensor:
     """``out[b] = sum of weight * rows[index]`` over the taps of bag b, in their order; (B, C).
 
     Args:
@@ -227,7 +220,7 @@ def gather_sum(rows: Tensor, index: Tensor, weight: Tensor,
 
 
 def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
-                bag_of: Optional[Tensor] = None, padded: bool = True) -> Tensor:
+                bag_of: Tensor | None = None, padded: bool = True) -> Tensor:
     """``out[r] = sum of weight * source[bag]`` over the taps with index r, in their order.
 
     The transpose of :func:`gather_sum`.
@@ -277,7 +270,7 @@ def scatter_sum_onto(total: Tensor, source: Tensor, index: Tensor, weight: Tenso
         total[low:high + 1] += scatter_sum(source, band, weight, high + 1 - low)
 
 
-def dots(grad: Tensor, rows: Tensor, index: Tensor, bag_of: Optional[Tensor] = None) -> Tensor:
+def dots(grad: Tensor, rows: Tensor, index: Tensor, bag_of: Tensor | None = None) -> Tensor:
     """``<grad[bag], rows[index]>`` per tap: the gradient of :func:`gather_sum`'s weights.
 
     ``grad`` (B, C) and ``rows`` (R, C) are contiguous. ``index`` is (B, T), or (E,) together with
@@ -300,7 +293,7 @@ def equal(a: Tensor, b: Tensor) -> Tensor:
     return a == b if a.is_cuda else torch.from_numpy(np.equal(a.numpy(), b.numpy()))
 
 
-def masked_copy(values: Tensor, owner: Tensor, who: Union[int, Tensor], out: Tensor) -> None:
+def masked_copy(values: Tensor, owner: Tensor, who: int | Tensor, out: Tensor) -> None:
     """Write ``values`` where ``owner == who``, else 0, to the first B rows of ``out``.
 
     Several times faster than torch.where, and exact for infinities and NaN, which a product with
@@ -333,8 +326,8 @@ def replace_greater(best: Tensor, winner: Tensor, value: Tensor, number: int, na
     torch.maximum(winner, wins, out=winner)
 
 
-def chunk_by_cost(costs: List[int], budget: int,
-                  widths: Optional[List[int]] = None) -> List[Tuple[int, int]]:
+def chunk_by_cost(costs: list[int], budget: int,
+                  widths: list[int] | None = None) -> list[tuple[int, int]]:
     """Split items of known cost, in order, into runs that cost at most ``budget`` each.
 
     An item above the budget is a run of its own. The result depends on the arguments only, never

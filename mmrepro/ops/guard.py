@@ -25,16 +25,15 @@ import importlib.machinery
 import mmap
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Set
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .operator_table import TABLE
 from .provider import provider_of
-
-__all__ = ['KNOWN', 'NAMESPACES', 'UnknownOperator', 'OperatorGuard', 'extensions']
 
 # Namespaces of torch.library that torch itself registers: their operators alert under the
 # deterministic flag, or mmrepro.ops.aten has a row for them.
@@ -97,7 +96,7 @@ def _links_torch(path: str) -> bool:
         return False
 
 
-def extensions() -> Set[str]:
+def extensions() -> set[str]:
     """Names of the loaded third-party modules that are compiled against torch."""
     suffixes, own = tuple(importlib.machinery.EXTENSION_SUFFIXES), os.path.dirname(torch.__file__)
     found = set()
@@ -109,7 +108,7 @@ def extensions() -> Set[str]:
     return found
 
 
-def _ordered_operators() -> Set[str]:
+def _ordered_operators() -> set[str]:
     """Compiled operators of mmcv's files all of which are in order, by their reported names.
 
     A backward runs on a thread of autograd, where the guard does not see it; so a forward is
@@ -147,10 +146,10 @@ class OperatorGuard:
         report: called with each :class:`UnknownOperator`, once per operator.
     """
 
-    def __init__(self, model: Optional[torch.nn.Module] = None,
+    def __init__(self, model: torch.nn.Module | None = None,
                  devices: Iterable[str] = ('cuda',), allow: Iterable[str] = (),
-                 report: Optional[Callable[[UnknownOperator], None]] = None) -> None:
-        self.findings: List[UnknownOperator] = []
+                 report: Callable[[UnknownOperator], None] | None = None) -> None:
+        self.findings: list[UnknownOperator] = []
         self._paths = {} if model is None else {id(m): n for n, m in model.named_modules()}
         self._compiled = model is not None and any(
             getattr(module, '_compiled_call_impl', None) is not None
@@ -158,8 +157,8 @@ class OperatorGuard:
         self._devices = tuple(devices)
         self._allowed = {*KNOWN, *allow, *_ordered_operators()}
         self._report = report
-        self._settled: Set[Any] = set()  # operators already decided on
-        self._extensions: Set[str] = set()
+        self._settled: set[Any] = set()  # operators already decided on
+        self._extensions: set[str] = set()
         self._launch: Any = None
 
     @contextlib.contextmanager
@@ -236,7 +235,7 @@ class OperatorGuard:
             if self._report is not None:
                 self._report(finding)
 
-    def _module(self, frame: Optional[FrameType]) -> str:
+    def _module(self, frame: FrameType | None) -> str:
         """The innermost torch module on the stack: 'path (Class)'."""
         while frame is not None:
             owner = frame.f_locals.get('self')
@@ -250,7 +249,7 @@ class OperatorGuard:
 _PASSED = (os.path.dirname(torch.__file__) + os.sep, __file__)
 
 
-def _call_site(frame: Optional[FrameType]) -> str:
+def _call_site(frame: FrameType | None) -> str:
     first = frame
     while frame is not None and frame.f_code.co_filename.startswith(_PASSED):
         frame = frame.f_back

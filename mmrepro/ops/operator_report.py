@@ -1,12 +1,11 @@
 """The catalogue of operators as text, as JSON and as the tables of docs/reference/operators.md."""
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from .operator_table import FAMILIES, TABLE
 from .provider import choice
-
-__all__ = ['CatalogueEntry', 'as_json', 'as_markdown', 'as_text', 'catalogue']
 
 # Whether a kind of compiled kernel gives the same bits on every run.
 _COMPILED = {'atomics': '**no**: atomics', 'races': '**no**: threads race', 'ordered': 'yes',
@@ -25,7 +24,7 @@ class CatalogueEntry(NamedTuple):
     source: str
 
 
-def catalogue(device: str = 'cpu', wanted: Optional[str] = None) -> List[CatalogueEntry]:
+def catalogue(device: str = 'cpu', wanted: str | None = None) -> list[CatalogueEntry]:
     """All operators, their provider and why, and whether it is deterministic on ``device``.
 
     ``wanted`` is one of :data:`mmrepro.ops.choice.PROVIDERS`, whose choices are shown; None: the
@@ -69,12 +68,12 @@ def as_text(entries: Sequence[CatalogueEntry], device: str, wanted: str) -> str:
             'available (they import, and say what to install when called)')
 
 
-def as_json(entries: Sequence[CatalogueEntry], device: str, wanted: str) -> Dict[str, Any]:
+def as_json(entries: Sequence[CatalogueEntry], device: str, wanted: str) -> dict[str, Any]:
     """The same as a dict: provider, device, and a dict per operator."""
     return dict(provider=wanted, device=device, operators=[entry._asdict() for entry in entries])
 
 
-def as_markdown(reached: Optional[Mapping[str, List[str]]] = None) -> str:
+def as_markdown(reached: Mapping[str, list[str]] | None = None) -> str:
     """The tables of docs/reference/operators.md, from the table of operators.
 
     ``reached`` has, by operator, the folders of the model zoo whose sweep called it; see
@@ -83,8 +82,8 @@ def as_markdown(reached: Optional[Mapping[str, List[str]]] = None) -> str:
     ours = [family for family in FAMILIES if family.module]
     reasons = {why: number for number, why in enumerate(
         dict.fromkeys(family.why for family in ours), 1)}
-    rows: List[str] = []
-    users: Dict[str, List[str]] = {}
+    rows: list[str] = []
+    users: dict[str, list[str]] = {}
     for family in ours:
         names = [f'`{name}`' for name in family.names]
         folders = {folder for name in family.names for folder in (reached or {}).get(name, ())}

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Callable, Dict, NamedTuple, Optional, Tuple
-
-__all__ = ['FAMILIES', 'OF_FORKS', 'TABLE', 'Family', 'OperatorRow', 'implementation']
+from typing import Callable, NamedTuple
 
 # Why mmrepro's form is deterministic. Each family names one of these reasons.
 OWN_SUM = 'every output is one sum over its own sources, in a fixed order; nothing is added twice'
@@ -35,7 +33,7 @@ class Family(NamedTuple):
     # several warps write to shared memory as they arrive, 'host' if there is none
     compiled: str
     users: str
-    names: Tuple[str, ...]
+    names: tuple[str, ...]
 
 
 class OperatorRow(NamedTuple):
@@ -54,7 +52,7 @@ def _family(module: str, source: str, why: str, compiled: str, users: str, *name
                   users, names)
 
 
-def _pair(module: str, source: str, forward: str, users: str, name: str) -> Tuple[Family, Family]:
+def _pair(module: str, source: str, forward: str, users: str, name: str) -> tuple[Family, Family]:
     """A forward for the reason ``forward``, and a backward that sorts; mmcv's uses atomics."""
     return (_family(module, source, forward, 'ordered', users, f'{name}_forward'),
             _family(module, source, SORTED, 'atomics', users, f'{name}_backward'))
@@ -64,7 +62,7 @@ def _missing(source: str, compiled: str, users: str, *names: str) -> Family:
     return Family('', source, NONE, compiled, users, names)
 
 
-FAMILIES: Tuple[Family, ...] = (
+FAMILIES: tuple[Family, ...] = (
     _family('roi_align', 'roi_align.py', OWN_SUM, 'ordered',
             'every two-stage detector; mask targets of all instance heads', 'roi_align_forward'),
     _family('roi_align', 'roi_align.py', SORTED, 'atomics', 'every two-stage detector',
@@ -184,8 +182,8 @@ FAMILIES: Tuple[Family, ...] = (
 )
 
 
-def _rows() -> Dict[str, OperatorRow]:
-    rows: Dict[str, OperatorRow] = {}
+def _rows() -> dict[str, OperatorRow]:
+    rows: dict[str, OperatorRow] = {}
     for family in FAMILIES:
         for name in family.names:
             if name in rows:
@@ -197,12 +195,12 @@ def _rows() -> Dict[str, OperatorRow]:
     return rows
 
 
-TABLE: Dict[str, OperatorRow] = _rows()
+TABLE: dict[str, OperatorRow] = _rows()
 # Operators that mmcv does not have, and the fork that has.
-OF_FORKS: Dict[str, str] = {'line_nms_forward': 'onedl-mmcv'}
+OF_FORKS: dict[str, str] = {'line_nms_forward': 'onedl-mmcv'}
 
 
-def implementation(name: str) -> Optional[Callable]:
+def implementation(name: str) -> Callable | None:
     """The function of operator ``name``, or None if it has no row, module or function.
 
     Imports its module; errors of that import propagate.

@@ -15,27 +15,25 @@ import importlib.abc
 import importlib.machinery
 import logging
 import sys
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set
+from typing import Any, Callable
 
 from ..imports import after_import, forget
 from .choice import MARK, PROVIDERS, Choice, choose, compiled_kernels
 from .operator_table import OF_FORKS, TABLE, implementation
 from .triton import default_requirement, fused, requirement
 
-__all__ = ['MARK', 'PROVIDERS', 'choice', 'exceptions', 'install', 'installed', 'provider',
-           'provider_of', 'uninstall', 'use', 'use_from_import', 'using']
-
 EXTENSION = 'mmcv._ext'
 
 _logger = logging.getLogger('mmrepro')
 # The compiled functions that were replaced, by name; None if none are.
-_replaced: Optional[Dict[str, Callable]] = None
+_replaced: dict[str, Callable] | None = None
 # What :func:`use` was asked for last, and what kernels in Triton lack here; None: not asked.
-_wanted: Optional[str] = None
+_wanted: str | None = None
 _lacks = ''
-_at_import: Optional[str] = None  # what to use when `mmcv._ext` is imported
-_said: Set[str] = set()  # lines that were logged already
+_at_import: str | None = None  # what to use when `mmcv._ext` is imported
+_said: set[str] = set()  # lines that were logged already
 
 
 def get_compiler_version() -> str:
@@ -116,7 +114,7 @@ class _Extension(ModuleType):
         setattr(self, name, operator)
         return operator
 
-    def __dir__(self) -> List[str]:
+    def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *TABLE})
 
 
@@ -258,7 +256,7 @@ def _cuda_is_there() -> bool:
     return torch.cuda.is_available()
 
 
-def use_from_import(name: Optional[str]) -> None:
+def use_from_import(name: str | None) -> None:
     """:func:`use`, now or as soon as ``mmcv._ext`` is imported; None leaves the provider alone.
 
     Raises:
@@ -293,7 +291,7 @@ def using(name: str) -> Iterator[None]:
         use(before)
 
 
-def choice(operator: str, device: str, wanted: Optional[str] = None) -> Choice:
+def choice(operator: str, device: str, wanted: str | None = None) -> Choice:
     """Who provides an operator on ``device`` ('cpu' or 'cuda'), and why.
 
     ``wanted`` is one of :data:`PROVIDERS`, as if it were in use; None: the current one. Raises
@@ -321,7 +319,7 @@ def provider_of(operator: str, device: str = 'cpu') -> str:
     return choice(operator, device).provider
 
 
-def exceptions(device: str) -> Dict[str, str]:
+def exceptions(device: str) -> dict[str, str]:
     """Operators that mmrepro implements and now leaves to 'triton' or 'compiled' on ``device``."""
     if provider() == 'compiled':
         return {}

@@ -9,16 +9,12 @@ Formulas: ``bilinear_interpolate`` of mmcv's ``common_cuda_helper.hpp`` and
 """
 from __future__ import annotations
 
-from typing import List, NamedTuple, Tuple, Union
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .contract import require
-
-__all__ = ['AxisTaps', 'Corners', 'Grid', 'Taps', 'axis_taps', 'bin_samples', 'both_axes',
-           'check_grid', 'clamped_corners', 'grid_of', 'padded_corners', 'plane_taps',
-           'product_taps', 'samples_per_bin']
 
 # More samples than this along one axis of a bin mean a broken box, not a large one: mmcv would
 # visit the square of this number for every bin and channel.
@@ -70,8 +66,8 @@ def clamped_corners(y: Tensor, x: Tensor, height: int, width: int) -> Corners:
     return Corners(row, weight, ~outside.expand(row.shape), dy, dx)
 
 
-def padded_corners(y: Tensor, x: Tensor, height: Union[int, Tensor],
-                   width: Union[int, Tensor]) -> Corners:
+def padded_corners(y: Tensor, x: Tensor, height: int | Tensor,
+                   width: int | Tensor) -> Corners:
     """Taps of samples under the zero-padding rule of deformable operators.
 
     A sample at NaN is outside: it reads nothing, and its gradient is zero.
@@ -94,8 +90,8 @@ def padded_corners(y: Tensor, x: Tensor, height: Union[int, Tensor],
                    _outer(-one, one, 1 - fx, fx) * live, _outer(1 - fy, fy, -one, one) * live)
 
 
-def _stacked_corners(y: Tensor, x: Tensor, height: Union[int, Tensor],
-                     width: Union[int, Tensor]) -> Corners:
+def _stacked_corners(y: Tensor, x: Tensor, height: int | Tensor,
+                     width: int | Tensor) -> Corners:
     """:func:`padded_corners`, bit for bit, in half as many calls on more memory at a time."""
     at = torch.stack((y, x), -1)
     size = torch.stack(torch.broadcast_tensors(
@@ -125,7 +121,7 @@ class Grid(NamedTuple):
     y: Tensor
     x: Tensor
 
-    def select(self, which: Union[slice, Tensor]) -> Grid:
+    def select(self, which: slice | Tensor) -> Grid:
         return Grid(self.y[which], self.x[which])
 
 
@@ -165,7 +161,7 @@ class AxisTaps(NamedTuple):
 
 
 def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: int,
-              size: Union[int, Tensor], adaptive: bool) -> AxisTaps:
+              size: int | Tensor, adaptive: bool) -> AxisTaps:
     """One axis of an average over a regular grid of bilinear samples, under the clamping rule.
 
     The samples of a bin are a product of two axes, and so is the clamping rule; hence the average
@@ -202,9 +198,9 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
     return AxisTaps(position.to(torch.int32), weight, count.to(torch.int64))
 
 
-def both_axes(starts: Tuple[Tensor, Tensor], sizes: Tuple[Tensor, Tensor], grid: Grid,
-              most: int, bins: int, lengths: Tuple[int, int], adaptive: bool
-              ) -> Tuple[AxisTaps, AxisTaps]:
+def both_axes(starts: tuple[Tensor, Tensor], sizes: tuple[Tensor, Tensor], grid: Grid,
+              most: int, bins: int, lengths: tuple[int, int], adaptive: bool
+              ) -> tuple[AxisTaps, AxisTaps]:
     """:func:`axis_taps` of y and x with the same number of bins, in the calls of one axis."""
     # not a tensor of the host, whose copy the host would wait for
     length = torch.cat([torch.full_like(start, length) for start, length in zip(starts, lengths)])
@@ -214,14 +210,14 @@ def both_axes(starts: Tuple[Tensor, Tensor], sizes: Tuple[Tensor, Tensor], grid:
     return AxisTaps(*ys), AxisTaps(*xs)
 
 
-def _at_most(values: Tensor, bound: Union[int, Tensor]) -> Tensor:
+def _at_most(values: Tensor, bound: int | Tensor) -> Tensor:
     if isinstance(bound, Tensor):
         return torch.minimum(values, bound)
     return values.clamp(max=bound)
 
 
-def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: Union[int, Tensor],
-                 slots: int) -> List[Tensor]:
+def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: int | Tensor,
+                 slots: int) -> list[Tensor]:
     """One tap per pixel that a bin touches; its weight is a sum of triangular functions."""
     outside = torch.where(live, low, size) if isinstance(size, Tensor) else (
         low.masked_fill(~live, size))
@@ -282,7 +278,7 @@ def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: 
                 starts.to(torch.int32))
 
 
-def plane_taps(base: Tensor, taps: AxisTaps) -> Tuple[Tensor, Tensor, Tensor]:
+def plane_taps(base: Tensor, taps: AxisTaps) -> tuple[Tensor, Tensor, Tensor]:
     """Taps of one filter per plane and bin: rows, weights (E,) and starts of the bags (K, C, P).
 
     ``base`` (K, C) is the row of position 0 of each plane; ``taps`` is of one axis, (K, P, T).
@@ -301,7 +297,7 @@ def _ordinal(owner: Tensor, first: Tensor) -> Tensor:
     return torch.arange(len(owner), device=owner.device) - first.index_select(0, owner)
 
 
-def bin_samples(grid_y: Tensor, grid_x: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+def bin_samples(grid_y: Tensor, grid_x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """List the samples of bins that have ``grid_y * grid_x`` (B,) of them each, in mmcv's order.
 
     Of S samples: the bin, and the row and column within the bin, (S,) int64 each; and the first

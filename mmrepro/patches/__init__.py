@@ -13,12 +13,10 @@ import builtins
 import pkgutil
 import warnings
 from types import ModuleType
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 from ..imports import after_import, forget
 from .replacements import CAUSES, PATCHES, Patch, StockCause
-
-__all__ = ['CAUSES', 'PATCHES', 'Patch', 'StockCause', 'apply', 'applied', 'revert']
 
 _ABSENT = object()
 
@@ -30,16 +28,16 @@ class _Replaced(NamedTuple):
     after: Any
 
 
-_changes: Dict[Patch, _Replaced] = {}
+_changes: dict[Patch, _Replaced] = {}
 _legacy = False  # of the last `apply`
 
 
-def applied() -> Tuple[Patch, ...]:
+def applied() -> tuple[Patch, ...]:
     """The rows that are in force in this process."""
     return tuple(patch for patch in PATCHES if patch in _changes)
 
 
-def apply(legacy: bool = False) -> Tuple[Patch, ...]:
+def apply(legacy: bool = False) -> tuple[Patch, ...]:
     """Put the rows in force: now, where their modules are imported, else when they are.
 
     A row whose class this version of the library does not have is left out.
@@ -111,7 +109,7 @@ def _undo(patch: Patch) -> None:
         setattr(change.owner, change.name, change.before)
 
 
-def _locate(patch: Patch, module: ModuleType) -> Tuple[Optional[Any], str]:
+def _locate(patch: Patch, module: ModuleType) -> tuple[Any | None, str]:
     """The object that holds the target and the attribute's name; (None, name) without a holder."""
     *parents, name = patch.target.partition(':')[2].split('.')
     owner: Any = module

@@ -2,14 +2,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Tuple
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
 
 from ..ops import aten
-
-__all__ = ['matching_at_once']
 
 
 def matching_at_once(stock: Callable) -> Callable:
@@ -20,7 +18,7 @@ def matching_at_once(stock: Callable) -> Callable:
     """
     @functools.wraps(stock)
     def dynamic_k_matching(self: Any, cost: Tensor, pairwise_ious: Tensor, num_gt: int,
-                           valid_mask: Tensor) -> Tuple[Tensor, Tensor]:
+                           valid_mask: Tensor) -> tuple[Tensor, Tensor]:
         if cost.device.type not in aten.installed() or not num_gt or not len(cost):
             return stock(self, cost, pairwise_ious, num_gt, valid_mask)
         # the two classes have different names for it

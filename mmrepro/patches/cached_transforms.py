@@ -11,12 +11,10 @@ The transforms' own code runs unchanged: it is handed a list that looks like its
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 from ..data.batch_context import EXTRA_SAMPLES, BatchContext, current_batch
 from .wrapping import around
-
-__all__ = ['PARTNERS', 'pure', 'pure_by_chance']
 
 # class -> extra samples that the first sample of a batch can choose from: stock mixes as soon as
 # its cache holds five results (mosaic; both in MMYOLO) or two (mixup), the current one included
@@ -32,7 +30,7 @@ class _Partners:
         subtree = batch.subtree(transform)
         self._handles = [subtree.handle(offset) for offset in partners(
             kind, subtree.current(), transform.max_cached_images)]
-        self._own: List[Any] = []
+        self._own: list[Any] = []
 
     def append(self, results: Any) -> None:
         self._batch.reached(self._transform, results)
@@ -47,7 +45,7 @@ class _Partners:
         return self._own[index - len(self._handles)]
 
 
-def partners(kind: str, current: int, max_cached_images: int) -> List[int]:
+def partners(kind: str, current: int, max_cached_images: int) -> list[int]:
     """Offsets in the subtree of the samples that sample ``current`` may mix in."""
     first = max(EXTRA_SAMPLES - PARTNERS[kind], current - (max_cached_images - 1))
     last = max(current, EXTRA_SAMPLES)

@@ -5,16 +5,15 @@ import functools
 import inspect
 import random
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable
 
 import numpy as np
 
 from ..seeds import isolate_rng
 from .wrapping import around
-
-__all__ = ['keep_generators', 'seeded_corruption', 'seeded_mixture', 'seeded_pipeline']
 
 
 @around
@@ -41,7 +40,7 @@ def seeded_pipeline(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: 
     return stock(self, *args, **kwargs)
 
 
-def seeded_mixture(stock: Optional[ModuleType]) -> Optional[SimpleNamespace]:
+def seeded_mixture(stock: ModuleType | None) -> SimpleNamespace | None:
     """``sklearn.mixture`` whose ``GaussianMixture`` leaves the global NumPy generator alone.
 
     PAA and LAD give the initial means, weights and precisions, so the fit does not depend on the

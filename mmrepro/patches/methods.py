@@ -1,17 +1,14 @@
 """Methods of datasets, transforms, backbones and heads."""
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any
 
 from .. import seeds
 from .wrapping import around
 
-__all__ = ['initialised', 'keyed_sentences', 'own_class_names', 'sorted_by_path',
-           'without_loss_of_its_own']
-
 
 @around
-def sorted_by_path(stock, self) -> List[dict]:
+def sorted_by_path(stock, self) -> list[dict]:
     """Sort the index by image path, as ``BaseSegDataset`` does."""
     return sorted(stock(self), key=lambda info: info['img_path'])
 

@@ -1,14 +1,12 @@
 """Orders that follow from the content, for code that makes lists of sets."""
 from __future__ import annotations
 
-from collections.abc import MutableSet
-from typing import Any, Iterable, Iterator, List
+from collections.abc import Iterable, Iterator, MutableSet
+from typing import Any
 
 import torch
 
 from .wrapping import around
-
-__all__ = ['OrderedSet', 'ordered_set', 'sorted_names']
 
 
 class OrderedSet(MutableSet):
@@ -53,6 +51,6 @@ def ordered_set(stock: type) -> type:
 
 
 @around
-def sorted_names(stock: Any, self: Any) -> List[str]:
+def sorted_names(stock: Any, self: Any) -> list[str]:
     """Return the stock names sorted: an order that depends on the names alone."""
     return sorted(stock(self))

@@ -9,9 +9,7 @@ is what has to change. It also keeps ``repr``, ``isinstance`` and the path in ev
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Tuple
-
-__all__ = ['CAUSES', 'PATCHES', 'StockCause', 'Patch']
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -25,8 +23,8 @@ class StockCause:
     # the replacements change what is drawn from, or read out of, the data streams, so they are left
     # out when an old run is repeated with MMEngine's own streams
     affects_data: bool
-    replaces: Tuple[Tuple[str, str], ...]  # (target, replacement) pairs, see `Patch`
-    types: Tuple[str, ...] = ()  # in a config; empty for what no training config names
+    replaces: tuple[tuple[str, str], ...]  # (target, replacement) pairs, see `Patch`
+    types: tuple[str, ...] = ()  # in a config; empty for what no training config names
     condition: str = ''  # ``key=value`` that has to be in the type's dict, or ''
     details: str = ''  # more than fits a cell
 
@@ -48,7 +46,7 @@ class Patch(NamedTuple):
 _TRANSFORMS = 'mmdet.datasets.transforms'
 _DRAWING = 'mmdet.visualization.local_visualizer'
 
-CAUSES: Tuple[StockCause, ...] = (
+CAUSES: tuple[StockCause, ...] = (
     StockCause('B12',
         'Partners are what this worker loaded before: depends on workers and on a resume',
         '`CachedMosaic`, `CachedMixUp` in `datasets/transforms/transforms.py` 3420-3457, 3671-3712',
@@ -170,6 +168,6 @@ CAUSES: Tuple[StockCause, ...] = (
         'once per object. The matching is that of the stock code with ties by index.'),
 )
 
-PATCHES: Tuple[Patch, ...] = tuple(
+PATCHES: tuple[Patch, ...] = tuple(
     Patch(target, f'mmrepro.patches.{replacement}', cause)
     for cause in CAUSES for target, replacement in cause.replaces)

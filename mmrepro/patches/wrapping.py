@@ -4,8 +4,6 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
-__all__ = ['around']
-
 
 def around(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Turn ``function(stock, *args, **kwargs)`` into what a table row names: stock -> replacement.

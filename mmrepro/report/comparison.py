@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 from ..facts.compatibility import ATTACHED, FactDifference, differences
 from ..fingerprint.difference import (
@@ -20,12 +20,9 @@ from ..fingerprint.schema import BY_NAME, meaning, value_of
 from ..text import listed, shorten
 from .run_view import RunView, number
 
-__all__ = ['Comparison', 'FirstDifference', 'FieldRow', 'compare_runs', 'is_known',
-           'manifest_differences']
-
 LOGGED = 'scalars'  # prefix of fields that MMEngine logged
 # name -> (steps, values of A, values of B)
-Columns = Dict[str, Tuple[List[int], List[float], List[float]]]
+Columns = dict[str, tuple[list[int], list[float], list[float]]]
 
 # all that MMEngine alone writes down
 SETTINGS = ('config.', 'randomness.')
@@ -42,7 +39,7 @@ class FieldRow(NamedTuple):
     a: str
     b: str
     same: bool
-    names: Tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,9 @@ class FirstDifference:
     ``module`` says which call of a module or operator differs, where calls were recorded.
     """
     iteration: int
-    epoch: Optional[int]
+    epoch: int | None
     rank: int
-    fields: List[FieldRow]
+    fields: list[FieldRow]
     module: str = ''
 
     @property
@@ -75,24 +72,24 @@ class Comparison:
     a: RunView
     b: RunView
     exact: bool  # bits were compared (fingerprints); otherwise what MMEngine logged
-    common: List[int]  # iterations that both have
-    only: Tuple[List[int], List[int]]  # iterations that one has and the other lacks
-    first: Optional[FirstDifference]
+    common: list[int]  # iterations that both have
+    only: tuple[list[int], list[int]]  # iterations that one has and the other lacks
+    first: FirstDifference | None
     differing: int
     # the first metric of a validation that differs, of fingerprints
-    metric: Optional[Divergence] = None
-    manifest: List[Any] = field(default_factory=list)
+    metric: Divergence | None = None
+    manifest: list[Any] = field(default_factory=list)
     losses: Columns = field(default_factory=dict)
     vals: Columns = field(default_factory=dict)  # metrics
     # parameter -> first iteration after which its bits differ, None: never; in the order of the
     # model. Empty below level 'parameter'.
-    diverged: Dict[str, Optional[int]] = field(default_factory=dict)
+    diverged: dict[str, int | None] = field(default_factory=dict)
     # (iterations, parameters, relative difference of norms per iteration and parameter); 0 where
     # the bits agree
-    norms: Tuple[List[int], List[str], List[List[float]]] = ((), (), ())
+    norms: tuple[list[int], list[str], list[list[float]]] = ((), (), ())
     # distances between the checkpoints that both runs wrote
-    weights: List[Any] = field(default_factory=list)
-    notes: List[str] = field(default_factory=list)
+    weights: list[Any] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def equal(self) -> bool:
@@ -159,7 +156,7 @@ def compare_runs(a: RunView, b: RunView) -> Comparison:
     return comparison
 
 
-def _first_exact(a: RunView, b: RunView) -> Tuple[Optional[FirstDifference], int]:
+def _first_exact(a: RunView, b: RunView) -> tuple[FirstDifference | None, int]:
     iterations = list(differing_iterations(a.ranks, b.ranks))
     if not iterations:
         return None, 0
@@ -173,7 +170,7 @@ def _first_exact(a: RunView, b: RunView) -> Tuple[Optional[FirstDifference], int
             len(iterations))
 
 
-def _show(value: Any, names: Tuple[str, ...]) -> str:
+def _show(value: Any, names: tuple[str, ...]) -> str:
     if isinstance(value, dict):
         picked = {name: value.get(name) for name in names} if names else value
         return ', '.join(f'{name}={_decimal(part)}' for name, part in list(picked.items())[:3])
@@ -191,7 +188,7 @@ def _decimal(value: Any) -> str:
 
 
 def _first_logged(a: RunView, b: RunView,
-                  common: List[int]) -> Tuple[Optional[FirstDifference], int]:
+                  common: list[int]) -> tuple[FirstDifference | None, int]:
     first, differing = None, 0
     for i in common:
         one, other = a.scalars[i], b.scalars[i]
@@ -207,7 +204,7 @@ def _first_logged(a: RunView, b: RunView,
     return first, differing
 
 
-def _columns(a: Dict[int, Dict[str, float]], b: Dict[int, Dict[str, float]]) -> Columns:
+def _columns(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]]) -> Columns:
     """Per name: the steps at which both have it, and both values."""
     found = {}
     for name in dict.fromkeys(name for row in (*a.values(), *b.values()) for name in row):
@@ -217,8 +214,8 @@ def _columns(a: Dict[int, Dict[str, float]], b: Dict[int, Dict[str, float]]) -> 
     return found
 
 
-def _diverged(a: RankLog, b: RankLog, common: List[int]) -> Dict[str, Optional[int]]:
-    found: Dict[str, Optional[int]] = {}
+def _diverged(a: RankLog, b: RankLog, common: list[int]) -> dict[str, int | None]:
+    found: dict[str, int | None] = {}
     for i in common:
         one, other = (value_of(log.steps[i], f'{BY_NAME}.parameters') or {} for log in (a, b))
         for name in one:
@@ -227,8 +224,8 @@ def _diverged(a: RankLog, b: RankLog, common: List[int]) -> Dict[str, Optional[i
     return found
 
 
-def _norms(a: RunView, b: RunView, common: List[int]
-           ) -> Tuple[List[int], List[str], List[List[float]]]:
+def _norms(a: RunView, b: RunView, common: list[int]
+           ) -> tuple[list[int], list[str], list[list[float]]]:
     norms_a, norms_b = a.norms, b.norms
     steps = [i for i in common if i in norms_a and i in norms_b]
     if not steps:
@@ -255,7 +252,7 @@ def is_known(run: RunView) -> bool:
     return bool(run.manifest or run.facts)
 
 
-def manifest_differences(a: RunView, b: RunView) -> List[FactDifference]:
+def manifest_differences(a: RunView, b: RunView) -> list[FactDifference]:
     """What differs, that which changes bits first: manifests if both runs have one, else settings.
 
     Of a run that was started several times, the manifest of the last start, with the weights that
@@ -280,7 +277,7 @@ def manifest_differences(a: RunView, b: RunView) -> List[FactDifference]:
         row.name in STOCK_RANDOMNESS or not row.name.startswith('randomness.'))]
 
 
-def _settings(run: RunView) -> Dict[str, Any]:
+def _settings(run: RunView) -> dict[str, Any]:
     facts = Manifest(run.path, run.manifest).facts if run.manifest else run.facts
     return {ATTACHED: run.attached,
             **{name: value for name, value in facts.items() if name.startswith(SETTINGS)}}

@@ -6,14 +6,12 @@ lines that agree are still seen as two.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from .comparison import Comparison
 from .plot_style import DIFFERENCE, INK, SOFT, A, B, figure, palette, png
 
-__all__ = ['PLOTS', 'draw']
-
-Column = Tuple[List[int], List[float], List[float]]
+Column = tuple[list[int], list[float], list[float]]
 MAX_LOSSES = 6
 _TOTAL = 'loss'
 
@@ -24,7 +22,7 @@ def _mark_first(axes: Any, found: Comparison) -> None:
                      label=f'first difference, iteration {found.first.iteration}')
 
 
-def _shown(losses: Dict[str, Column]) -> List[str]:
+def _shown(losses: dict[str, Column]) -> list[str]:
     """The total, then the largest parts."""
     names = sorted(losses, key=lambda name: -max((abs(v) for v in losses[name][1]
                                                   if math.isfinite(v)), default=0.))
@@ -34,7 +32,7 @@ def _shown(losses: Dict[str, Column]) -> List[str]:
     return names[:MAX_LOSSES]
 
 
-def loss_curves(found: Comparison) -> Optional[bytes]:
+def loss_curves(found: Comparison) -> bytes | None:
     """Every loss of both runs over the iterations."""
     names = _shown(found.losses)
     if not names:
@@ -58,7 +56,7 @@ def loss_curves(found: Comparison) -> Optional[bytes]:
         return png(fig)
 
 
-def loss_differences(found: Comparison) -> Optional[bytes]:
+def loss_differences(found: Comparison) -> bytes | None:
     """B - A of every loss: linear on the left, absolute on a log scale on the right."""
     names = _shown(found.losses)
     if not names:
@@ -95,7 +93,7 @@ def loss_differences(found: Comparison) -> Optional[bytes]:
         return png(fig)
 
 
-def metrics(found: Comparison) -> Optional[bytes]:
+def metrics(found: Comparison) -> bytes | None:
     """The metrics of the validations."""
     names = list(found.vals)[:6]
     if not names:
@@ -113,7 +111,7 @@ def metrics(found: Comparison) -> Optional[bytes]:
         return png(fig)
 
 
-def parameter_divergence(found: Comparison) -> Optional[bytes]:
+def parameter_divergence(found: Comparison) -> bytes | None:
     """Rows: parameters in the order of the model. Colour: how far their norms are apart."""
     steps, names, rows = found.norms
     if not steps or not any(any(row) for row in rows):
@@ -141,7 +139,7 @@ def parameter_divergence(found: Comparison) -> Optional[bytes]:
         return png(fig)
 
 
-def weight_distance(found: Comparison) -> Optional[bytes]:
+def weight_distance(found: Comparison) -> bytes | None:
     """L2 distance between the weights: from checkpoints, and a lower bound from the norms."""
     points = [(row.iteration, row.distance) for row in found.weights
               if row.distance is not None and row.iteration is not None]
@@ -178,13 +176,13 @@ PLOTS = {
 }
 
 
-def draw(found: Comparison) -> Dict[str, bytes]:
+def draw(found: Comparison) -> dict[str, bytes]:
     """All pictures that there is something for."""
     drawn = {name: function(found) for name, (_, function) in PLOTS.items()}
     return {name: picture for name, picture in drawn.items() if picture is not None}
 
 
-def _edges(steps: List[int]) -> List[float]:
+def _edges(steps: list[int]) -> list[float]:
     """Borders of the cells: half way between neighbouring iterations."""
     middles = [(a + b) / 2 for a, b in zip(steps, steps[1:])]
     first = steps[0] - (middles[0] - steps[0] if middles else .5)
@@ -192,12 +190,12 @@ def _edges(steps: List[int]) -> List[float]:
     return [first, *middles, last]
 
 
-def _blocks(names: List[str], most: int = 26) -> Tuple[List[float], List[str]]:
+def _blocks(names: list[str], most: int = 26) -> tuple[list[float], list[str]]:
     """Rows and labels for stretches of parameters with a common prefix, at most about ``most``.
 
     A stretch is split further as long as its parts are large enough for a label each.
     """
-    found: List[Tuple[float, str]] = []
+    found: list[tuple[float, str]] = []
     least = len(names) / most
 
     def split(start: int, end: int, depth: int) -> None:

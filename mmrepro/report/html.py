@@ -2,16 +2,15 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import zip_longest
-from typing import Any, Dict, Iterable, List, Sequence
+from typing import Any
 
 from ..text import listed
 from ..version import __version__
 from .comparison import Comparison, is_known
 from .comparison_plots import PLOTS
-
-__all__ = ['advice', 'document', 'listing', 'picture', 'report', 'section', 'table']
 
 STYLE = """
 :root { color-scheme: light dark; --back: #f5f6f8; --card: #fff; --ink: #22272e; --soft: #5d6672;
@@ -83,7 +82,7 @@ def picture(title: str, data: bytes) -> str:
     return section(title, f'<img alt="{escape(title)}" src="data:image/png;base64,{text}">')
 
 
-def report(found: Comparison, pictures: Dict[str, bytes]) -> str:
+def report(found: Comparison, pictures: dict[str, bytes]) -> str:
     """The comparison as one HTML document."""
     runs = [(letter, run.path, run.kind, len(run.iterations),
              f'{run.iterations[0]} to {run.iterations[-1]}' if run.iterations else '-', run.starts)
@@ -136,7 +135,7 @@ def _manifest(found: Comparison) -> str:
     return ''.join(parts)
 
 
-def advice(found: Comparison) -> List[str]:
+def advice(found: Comparison) -> list[str]:
     """What to do with this outcome, in the order of usefulness."""
     items = []
     changing = [row.name for row in found.manifest if row.severity == 'changes bits']

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
-__all__ = ['A', 'B', 'DIFFERENCE', 'INK', 'MissingPlots', 'figure', 'palette', 'png']
+from ..errors import MissingPackageError
 
 # Okabe and Ito's colours (jfly.uni-koeln.de/color), told apart with any colour vision
 A, B, DIFFERENCE, INK, SOFT = '#0072B2', '#D55E00', '#009E73', '#22272e', '#8b949e'
@@ -22,16 +23,12 @@ _STYLE = {
 }
 
 
-class MissingPlots(RuntimeError):
-    """matplotlib is not installed."""
-
-
 @contextlib.contextmanager
 def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
     """``matplotlib.pyplot.subplots`` without a display: yields figure and axes, closes them.
 
     Raises:
-        MissingPlots: matplotlib is not installed.
+        MissingPackageError: matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -39,8 +36,8 @@ def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ModuleNotFoundError as error:
-        raise MissingPlots('plots need matplotlib: pip install matplotlib (or mmrepro[plots]); '
-                           'tables and --json work without') from error
+        raise MissingPackageError('plots need matplotlib: pip install matplotlib (or '
+                                  'mmrepro[plots]); tables and --json work without') from error
     size = kwargs.pop('figsize', (8, 3.4))
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE, 'backend': 'agg'}):
         # pyplot keeps global state of the process, which may be somebody's notebook

@@ -8,15 +8,14 @@ from __future__ import annotations
 import copy
 import io
 import os
-from typing import Any, Iterable, List, Mapping, Optional, Tuple
-
-__all__ = ['backends_of', 'publish', 'write_files']
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 # writes files of its own into the folder, which hold nothing that the report has not written
 LOCAL = 'LocalVisBackend'
 
 
-def backends_of(cfg: Any) -> List[Mapping[str, Any]]:
+def backends_of(cfg: Any) -> list[Mapping[str, Any]]:
     """The backends of a config's visualiser, without the local one."""
     visualizer = cfg.get('visualizer') or {}
     found = visualizer.get('vis_backends') or cfg.get('vis_backends') or []
@@ -26,7 +25,7 @@ def backends_of(cfg: Any) -> List[Mapping[str, Any]]:
             != LOCAL]
 
 
-def write_files(folder: str, files: Mapping[str, bytes]) -> List[str]:
+def write_files(folder: str, files: Mapping[str, bytes]) -> list[str]:
     """Write ``files`` (name -> content) into a folder, which is made; returns their paths."""
     os.makedirs(folder, exist_ok=True)
     for name, data in files.items():
@@ -36,8 +35,8 @@ def write_files(folder: str, files: Mapping[str, bytes]) -> List[str]:
 
 
 def publish(cfg: Any, folder: str, name: str,
-            scalars: Iterable[Tuple[str, float, int]],
-            pictures: Optional[Mapping[str, bytes]] = None) -> List[str]:
+            scalars: Iterable[tuple[str, float, int]],
+            pictures: Mapping[str, bytes] | None = None) -> list[str]:
     """Send scalars and PNG pictures to the config's backends; returns the names of those.
 
     Args:

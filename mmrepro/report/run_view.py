@@ -6,27 +6,16 @@ import json
 import math
 import os
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional
+from typing import Any
 
+from ..errors import EmptyFingerprints, FingerprintError, RunError
 from ..facts.collect import read_settings, settings_of
-from ..fingerprint.reader import (
-    EmptyFingerprints,
-    FingerprintError,
-    RankLog,
-    only_checkpoints,
-    read_run,
-)
+from ..fingerprint.reader import RankLog, only_checkpoints, read_run
 from ..fingerprint.schema import FOLDER, NORMS, fingerprint_name
-
-__all__ = ['RunError', 'RunView', 'load_run']
 
 # what MMEngine logs beside losses and metrics: it differs between any two runs, or counts
 NOT_RESULTS = {'time', 'data_time', 'memory', 'iter', 'epoch', 'step', 'eta'}
 LOGS = os.path.join('vis_data', 'scalars.json')
-
-
-class RunError(ValueError):
-    """A path holds no run, or a file of it cannot be read."""
 
 
 @dataclass
@@ -35,43 +24,43 @@ class RunView:
     path: str  # work directory
     name: str  # short name for legends
     # rank -> fingerprints; empty for a stock run
-    ranks: Dict[int, RankLog] = field(default_factory=dict)
+    ranks: dict[int, RankLog] = field(default_factory=dict)
     # iteration -> what MMEngine logged in training, as floats
-    scalars: Dict[int, Dict[str, float]] = field(default_factory=dict)
+    scalars: dict[int, dict[str, float]] = field(default_factory=dict)
     # step -> metrics that MMEngine logged; its step is the epoch, or the iteration of an iteration-
     # based run
-    logged_vals: Dict[int, Dict[str, float]] = field(default_factory=dict)
+    logged_vals: dict[int, dict[str, float]] = field(default_factory=dict)
     # name -> value: manifest, or settings from the config that MMEngine dumped
-    facts: Dict[str, Any] = field(default_factory=dict)
-    manifest: Dict[str, Any] = field(default_factory=dict)  # of the last start
+    facts: dict[str, Any] = field(default_factory=dict)
+    manifest: dict[str, Any] = field(default_factory=dict)  # of the last start
     # manifest of the start that the others continue, the same one for a run of one start
-    began: Dict[str, Any] = field(default_factory=dict)
-    checkpoints: Dict[str, str] = field(default_factory=dict)  # file name -> path
+    began: dict[str, Any] = field(default_factory=dict)
+    checkpoints: dict[str, str] = field(default_factory=dict)  # file name -> path
     starts: int = 0  # how often the run was started
-    notes: List[str] = field(default_factory=list)  # torn lines, missing files, and so on
+    notes: list[str] = field(default_factory=list)  # torn lines, missing files, and so on
 
     @property
     def kind(self) -> str:
         return 'fingerprints' if self.ranks else 'MMEngine log'
 
     @property
-    def attached(self) -> Optional[bool]:
+    def attached(self) -> bool | None:
         """Whether mmrepro ran it: it writes all of `randomness` into the config. None: unknown."""
         if self.ranks:
             return True
         return 'randomness.worker_seed' in self.facts if self.facts else None
 
     @property
-    def log(self) -> Optional[RankLog]:
+    def log(self) -> RankLog | None:
         """Fingerprints of the lowest rank that is there."""
         return self.ranks[min(self.ranks)] if self.ranks else None
 
     @property
-    def iterations(self) -> List[int]:
+    def iterations(self) -> list[int]:
         """Iterations that something is known of."""
         return sorted(self.log.steps) if self.log is not None else sorted(self.scalars)
 
-    def losses(self, exact: bool) -> Dict[int, Dict[str, float]]:
+    def losses(self, exact: bool) -> dict[int, dict[str, float]]:
         """Iteration -> losses; ``exact``: those of the fingerprints, else those of the log."""
         if not exact:
             return {i: {name: value for name, value in row.items() if 'loss' in name}
@@ -80,13 +69,13 @@ class RunView:
                 for i, step in self.log.steps.items()}
 
     @property
-    def norms(self) -> Dict[int, Dict[str, float]]:
+    def norms(self) -> dict[int, dict[str, float]]:
         """Iteration -> L2 norm of every parameter; empty below level 'parameter'."""
         steps = self.log.steps if self.log is not None else {}
         return {i: {name: number(value) for name, value in step[NORMS].items()}
                 for i, step in steps.items() if step.get(NORMS)}
 
-    def vals(self, exact: bool) -> Dict[int, Dict[str, float]]:
+    def vals(self, exact: bool) -> dict[int, dict[str, float]]:
         """Step -> metrics of a validation; ``exact``: iterations trained before it."""
         if not exact:
             return self.logged_vals
@@ -166,7 +155,7 @@ def _read_fingerprints(view: RunView) -> None:
                                if not one.get('resumed_from')), run.manifests[0])
 
 
-def _logs(folder: str) -> List[str]:
+def _logs(folder: str) -> list[str]:
     """Logs of all starts, the oldest first: MMEngine names folders by the time of the start."""
     return sorted(glob.glob(os.path.join(glob.escape(folder), LOGS))
                   + glob.glob(os.path.join(glob.escape(folder), '*', LOGS))
@@ -207,7 +196,7 @@ def _read_log(view: RunView, path: str) -> None:
         view.starts += 1
 
 
-def _read_config(view: RunView, logs: List[str]) -> None:
+def _read_config(view: RunView, logs: list[str]) -> None:
     """Settings from the config beside the newest log."""
     for log in reversed(logs):
         path = os.path.join(os.path.dirname(log), 'config.py')

@@ -10,20 +10,19 @@ import glob
 import hashlib
 import json
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from mmengine.config import Config
 
-from ..config import RandomnessConfig, RandomnessError
+from ..config import RandomnessConfig
 from ..determinism import missing_at_start
+from ..errors import RandomnessError, RunError, SeedsError
 from ..exit_codes import PREEMPTED
 from ..runs.config_files import read_config
 from ..runs.launcher import Launch, PlannedRun, TrainingFailed, run_all
 from ..seeds import MAX_SEED
-from .run_view import RunError, load_run
-
-__all__ = ['SeedJob', 'SeedsError', 'choose_metric', 'jobs_of', 'parse_seeds', 'parse_streams',
-           'result_of', 'run_job', 'value_of', 'vary']
+from .run_view import load_run
 
 RESULT = 'result.json'
 MOST = 10_000  # seeds in a range; more are a typing error
@@ -36,20 +35,16 @@ USUAL = ('coco/bbox_mAP', 'coco/segm_mAP', 'pascal_voc/mAP')
 NOT_COMPARED = ('work_dir', 'resume', 'load_from', 'launcher')
 
 
-class SeedsError(ValueError):
-    """Arguments or results that cannot be used."""
-
-
 class SeedJob(NamedTuple):
     """One seed of one config."""
     label: str  # of the config, for tables
     config: str  # path of the file
-    options: Tuple[str, ...]  # ``KEY=VALUE`` changes, as in ``train``
+    options: tuple[str, ...]  # ``KEY=VALUE`` changes, as in ``train``
     digest: str  # of the effective settings, without the seed
     seed: int
     folder: str  # work directory
     # those that the process has to start with; without them it would start twice
-    variables: Tuple[Tuple[str, str], ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
     stream: str = ''  # that has ``seed`` as its root; '': all of them
     root: int = 0  # of the other streams
 
@@ -58,7 +53,7 @@ class SeedJob(NamedTuple):
         return f'{self.label}, {self.stream or "seed"} {self.seed}'
 
 
-def parse_seeds(text: str) -> List[int]:
+def parse_seeds(text: str) -> list[int]:
     """``'0..4'`` and ``'0,1,5..7'``, in the order given.
 
     Raises:
@@ -67,7 +62,7 @@ def parse_seeds(text: str) -> List[int]:
     >>> parse_seeds('0..2,7')
     [0, 1, 2, 7]
     """
-    seeds: List[int] = []
+    seeds: list[int] = []
     for part in text.split(','):
         low, dots, high = part.strip().partition('..')
         if not low.isdigit() or (dots and not high.isdigit()):
@@ -86,7 +81,7 @@ def parse_seeds(text: str) -> List[int]:
 
 
 def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
-            options: Sequence[str] = (), changes: Optional[Dict[str, Any]] = None) -> List[SeedJob]:
+            options: Sequence[str] = (), changes: dict[str, Any] | None = None) -> list[SeedJob]:
     """The jobs of one config; ``changes`` is ``options`` parsed."""
     cfg = read_config(config, changes, imports=False)
     settings = {key: value for key, value in cfg.items() if key not in NOT_COMPARED}
@@ -102,7 +97,7 @@ def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
             for seed in seeds]
 
 
-def vary(job: SeedJob, stream: str, seeds: Sequence[int]) -> List[SeedJob]:
+def vary(job: SeedJob, stream: str, seeds: Sequence[int]) -> list[SeedJob]:
     """Jobs in which one stream has these seeds, and all others the first of them.
 
     The first is ``job`` itself, the run with the first seed: its stream has this root as well.
@@ -113,7 +108,7 @@ def vary(job: SeedJob, stream: str, seeds: Sequence[int]) -> List[SeedJob]:
                    for seed in seeds[1:])]
 
 
-def parse_streams(text: str, config: str, changes: Optional[Dict[str, Any]] = None) -> List[str]:
+def parse_streams(text: str, config: str, changes: dict[str, Any] | None = None) -> list[str]:
     """``'init,step'`` as a list of streams that can vary in a config.
 
     Raises:
@@ -137,7 +132,7 @@ def parse_streams(text: str, config: str, changes: Optional[Dict[str, Any]] = No
     return streams
 
 
-def result_of(job: SeedJob) -> Optional[Dict[str, Any]]:
+def result_of(job: SeedJob) -> dict[str, Any] | None:
     """The result of a seed, or None if it is not finished.
 
     Raises:
@@ -159,7 +154,7 @@ def result_of(job: SeedJob) -> Optional[Dict[str, Any]]:
     return result
 
 
-def run_job(job: SeedJob) -> Dict[str, Any]:
+def run_job(job: SeedJob) -> dict[str, Any]:
     """Train one seed in a fresh process; continues where an earlier attempt was interrupted.
 
     Raises:
@@ -200,21 +195,21 @@ def run_job(job: SeedJob) -> Dict[str, Any]:
     return result
 
 
-def metrics_of(folder: str) -> Dict[str, List[Tuple[int, float]]]:
+def metrics_of(folder: str) -> dict[str, list[tuple[int, float]]]:
     """Metric -> ``(step, value)`` of all validations, from MMEngine's logs or the fingerprints."""
     try:
         run = load_run(folder)
     except RunError:
         return {}
     vals = run.vals(True) if run.ranks and run.log.vals else run.logged_vals
-    found: Dict[str, List[Tuple[int, float]]] = {}
+    found: dict[str, list[tuple[int, float]]] = {}
     for step in sorted(vals):
         for name, value in vals[step].items():
             found.setdefault(name, []).append((step, value))
     return found
 
 
-def choose_metric(results: Sequence[Dict[str, Any]], wanted: Optional[str]) -> str:
+def choose_metric(results: Sequence[dict[str, Any]], wanted: str | None) -> str:
     """The metric that is asked for, the usual one, or the first.
 
     Raises:
@@ -230,7 +225,7 @@ def choose_metric(results: Sequence[Dict[str, Any]], wanted: Optional[str]) -> s
     return wanted
 
 
-def value_of(result: Dict[str, Any], metric: str, pick: str = 'last') -> float:
+def value_of(result: dict[str, Any], metric: str, pick: str = 'last') -> float:
     """The metric of the last validation, or of the best one (``pick='best'``)."""
     values = [value for _, value in result['metrics'][metric]]
     return max(values) if pick == 'best' else values[-1]

@@ -1,7 +1,7 @@
 """One metric over seeds and configs, and what the tests say about it."""
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from .stats import (
     LEVEL,
@@ -16,45 +16,43 @@ from .stats import (
     summary,
 )
 
-__all__ = ['Study', 'study']
-
 
 class Study(NamedTuple):
     """One metric over the seeds of one or more configs; the first is what others are tested on."""
     metric: str  # which metric, of which validation
     pick: str
-    seeds: List[int]  # those of every config
-    values: Dict[str, List[float]]  # label of the config -> a value per seed
-    summaries: Dict[str, Summary]  # label -> summary
-    tests: Dict[str, Paired]  # label of each other config -> it against the first
-    corrected: Dict[str, float]  # p of the t test, by Holm's method if there are several
-    equivalences: Dict[str, Equivalence]  # if a margin was given
-    plans: Dict[str, Plan]  # if a difference to plan for was given; label of the only config, too
+    seeds: list[int]  # those of every config
+    values: dict[str, list[float]]  # label of the config -> a value per seed
+    summaries: dict[str, Summary]  # label -> summary
+    tests: dict[str, Paired]  # label of each other config -> it against the first
+    corrected: dict[str, float]  # p of the t test, by Holm's method if there are several
+    equivalences: dict[str, Equivalence]  # if a margin was given
+    plans: dict[str, Plan]  # if a difference to plan for was given; label of the only config, too
 
     @property
-    def test(self) -> Optional[Paired]:
+    def test(self) -> Paired | None:
         """The test of two configs; None for another number of them."""
         return next(iter(self.tests.values())) if len(self.tests) == 1 else None
 
     @property
-    def larger(self) -> Dict[str, bool]:
+    def larger(self) -> dict[str, bool]:
         """Label of each other config -> its difference is larger than the noise of the seed."""
         return {label: one.larger and self.corrected[label] < LEVEL
                 for label, one in self.tests.items()}
 
     @property
-    def answer(self) -> Optional[bool]:
+    def answer(self) -> bool | None:
         """Whether what was asked for was found; None if nothing was asked."""
         if self.equivalences:
             return all(one.same for one in self.equivalences.values())
         return any(self.larger.values()) if self.tests else None
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
-        def plain(one: Paired) -> Dict[str, Any]:
+        def plain(one: Paired) -> dict[str, Any]:
             return {**one._asdict(), 'difference': one.difference._asdict()}
 
-        def each(found: Dict[str, Any]) -> Dict[str, Any]:
+        def each(found: dict[str, Any]) -> dict[str, Any]:
             return {label: one._asdict() for label, one in found.items()}
 
         return dict(metric=self.metric, pick=self.pick, seeds=self.seeds, values=self.values,
@@ -64,8 +62,8 @@ class Study(NamedTuple):
                     plans=each(self.plans))
 
 
-def study(metric: str, pick: str, seeds: List[int], values: Dict[str, List[float]],
-          margin: Optional[float] = None, difference: Optional[float] = None) -> Study:
+def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float]],
+          margin: float | None = None, difference: float | None = None) -> Study:
     """Summaries, and a paired test of each config against the first.
 
     Args:

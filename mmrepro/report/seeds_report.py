@@ -2,17 +2,15 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any, List, Optional, Tuple
+from typing import Any
 
 from .html import document, listing, picture, section, table
 from .plot_style import DIFFERENCE, INK, SOFT, figure, palette, png
-from .seed_study import Study, study
+from .seed_study import Study
 from .stats import MIN_PAIRS, Paired, Summary
 
-__all__ = ['Study', 'plot', 'report', 'scalars', 'show', 'study']
 
-
-def caution(found: Study) -> List[str]:
+def caution(found: Study) -> list[str]:
     """What a careful reader would ask for."""
     said = []
     n = len(found.seeds)
@@ -93,7 +91,7 @@ def _intervals(axes: Any, found: Study) -> None:
     axes.set_title('mean difference, 95 % interval')
 
 
-def scalars(found: Study) -> List[Tuple[str, float, int]]:
+def scalars(found: Study) -> list[tuple[str, float, int]]:
     """``(tag, value, step)``: a value per seed (the step is the seed), then the summary."""
     rows = []
     for label, values in found.values.items():
@@ -111,7 +109,7 @@ def scalars(found: Study) -> List[Tuple[str, float, int]]:
     return rows
 
 
-def _rows(found: Study) -> Tuple[List[str], List[List[str]]]:
+def _rows(found: Study) -> tuple[list[str], list[list[str]]]:
     head = ['seed', *found.values]
     rows = [[str(seed), *(f'{values[index]:.4f}' for values in found.values.values())]
             for index, seed in enumerate(found.seeds)]
@@ -123,11 +121,11 @@ def _rows(found: Study) -> Tuple[List[str], List[List[str]]]:
     return head, rows
 
 
-def _text(value: Optional[float]) -> str:
+def _text(value: float | None) -> str:
     return '-' if value is None else f'{value:.4g}'
 
 
-def _tests(test: Paired) -> List[List[str]]:
+def _tests(test: Paired) -> list[list[str]]:
     one = test.difference
     interval = '-' if one.low is None else f'{one.low:+.4f} to {one.high:+.4f}'
     return [
@@ -146,7 +144,7 @@ def _tests(test: Paired) -> List[List[str]]:
 COMPARED = ('against the first', 'difference', '95 % interval', 'p', "Holm's p", 'larger')
 
 
-def _compared(found: Study) -> List[List[str]]:
+def _compared(found: Study) -> list[list[str]]:
     """A row for each of several configs."""
     return [[label, f'{one.difference.mean:+.4f}',
              '-' if one.difference.low is None else
@@ -155,7 +153,7 @@ def _compared(found: Study) -> List[List[str]]:
             for label, one in found.tests.items()]
 
 
-def verdicts(found: Study) -> List[str]:
+def verdicts(found: Study) -> list[str]:
     """What the tests say, in words."""
     said = [found.test.verdict] if found.test is not None else []
     if len(found.tests) > 1:
@@ -181,7 +179,7 @@ def show(found: Study, console: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    def printed(rows: List[List[str]], *head: str, bold: int = 10**9, **style: Any) -> None:
+    def printed(rows: list[list[str]], *head: str, bold: int = 10**9, **style: Any) -> None:
         shown = Table(*head, box=None, **style)
         for index, row in enumerate(rows):
             shown.add_row(*row, style='bold' if index >= bold else '')

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ['Equivalence', 'MissingStatistics', 'Paired', 'Plan', 'Summary', 'equivalence', 'holm',
-           'paired', 'plan', 'power', 'sign_flip', 'summary']
+from ..errors import MissingPackageError
 
 CONFIDENCE = 0.95
 LEVEL = 0.05  # of the tests
@@ -22,32 +22,28 @@ EXACT_PAIRS = 16  # the most whose 2**16 arrangements are all among them
 POWER = 0.8
 
 
-class MissingStatistics(RuntimeError):
-    """SciPy is not installed."""
-
-
 class Summary(NamedTuple):
     """A sample of ``n`` values."""
     n: int
     mean: float
-    std: Optional[float]  # with n - 1 in the denominator; None for one value
-    low: Optional[float]  # 95 % confidence interval of the mean, by Student's t; None for one value
-    high: Optional[float]
+    std: float | None  # with n - 1 in the denominator; None for one value
+    low: float | None  # 95 % confidence interval of the mean, by Student's t; None for one value
+    high: float | None
 
 
 class Paired(NamedTuple):
     """B against A, pair by pair (the same seed)."""
     difference: Summary  # summary of B - A
-    t: Optional[float]  # paired t test, two-sided; None where the differences do not vary
-    t_p: Optional[float]
+    t: float | None  # paired t test, two-sided; None where the differences do not vary
+    t_p: float | None
     # Wilcoxon's signed-rank test, two-sided; None if all differences are 0
-    wilcoxon_p: Optional[float]
+    wilcoxon_p: float | None
     flip_p: float  # exact sign-flip permutation test of the mean difference, two-sided
     smallest_p: float  # the smallest p that the sign-flip test can give with so many pairs
     # difference that a t test with so many pairs finds 4 times out of 5; None where the differences
     # do not vary
-    detectable: Optional[float]
-    correlation: Optional[float]  # of A and B over the pairs; None where one of them does not vary
+    detectable: float | None
+    correlation: float | None  # of A and B over the pairs; None where one of them does not vary
     verdict: str  # in words
     larger: bool  # the difference is larger than the noise of the seed
 
@@ -88,7 +84,7 @@ def summary(values: Sequence[float]) -> Summary:
     return Summary(n, mean, std, mean - half, mean + half)
 
 
-def _differences(a: Sequence[float], b: Sequence[float]) -> List[float]:
+def _differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
     """B - A. Metrics have few digits: equal differences of them may differ in their last bits."""
     found = [y - x for x, y in zip(a, b)]
     rounding = 4 * np.finfo(float).eps * max(map(abs, (*a, *b)))
@@ -165,7 +161,7 @@ def equivalence(a: Sequence[float], b: Sequence[float], margin: float) -> Equiva
     return Equivalence(margin, found.mean - half, found.mean + half, p, p < LEVEL)
 
 
-def holm(p: Sequence[float]) -> List[float]:
+def holm(p: Sequence[float]) -> list[float]:
     """P values of several tests, corrected by Holm's method: below 0.05 counts, as always.
 
     >>> holm([.01, .04, .03])
@@ -191,7 +187,7 @@ def power(effect: float, n: int) -> float:
     return float(nct.sf(critical, n - 1, shift) + nct.cdf(-critical, n - 1, shift))
 
 
-def plan(a: Sequence[float], difference: float, b: Optional[Sequence[float]] = None) -> Plan:
+def plan(a: Sequence[float], difference: float, b: Sequence[float] | None = None) -> Plan:
     """How many seeds it takes to find ``difference``, judged by a pilot.
 
     Args:
@@ -230,8 +226,8 @@ def _seeds_for(effect: float) -> int:
     return high
 
 
-def _verdict(found: Summary, t_p: Optional[float], flip: float, smallest: float,
-             detectable: Optional[float]) -> Tuple[str, bool]:
+def _verdict(found: Summary, t_p: float | None, flip: float, smallest: float,
+             detectable: float | None) -> tuple[str, bool]:
     """Words, and whether the difference is larger than the noise."""
     if found.n == 1:
         return 'one seed says nothing about noise: run at least 3, better 6 or more', False
@@ -256,7 +252,7 @@ def _scipy() -> Any:
     try:
         import scipy.stats
     except ModuleNotFoundError as error:
-        raise MissingStatistics('confidence intervals and tests need SciPy: pip install scipy '
+        raise MissingPackageError('confidence intervals and tests need SciPy: pip install scipy '
                                 '(or mmrepro[seeds])') from error
     return scipy.stats
 

@@ -6,8 +6,6 @@ import re
 import sys
 from typing import Any
 
-__all__ = ['console', 'show', 'table']
-
 PIPED = 240  # characters of a line where no terminal says how many; COLUMNS does if it is set
 
 # what stands out -> how; without a terminal, or with NO_COLOR set, the text is printed as it is

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 from ..fingerprint.schema import value_of
 from .comparison import Comparison
 
-__all__ = ['Distance', 'Tolerance', 'measure', 'relative', 'show', 'ulps']
-
 EXACT = ('epoch', 'batch.positions', 'batch.indices')
 # step -> name -> value
-Rows = Dict[int, Dict[str, float]]
+Rows = dict[int, dict[str, float]]
 MAX_ROWS = 20
 
 
@@ -27,15 +25,15 @@ class Distance(NamedTuple):
     compared: int
     relative: float  # the largest: |A - B|, divided by the larger one of both
     at: int  # the iteration of the largest
-    ulps: Optional[int]  # there, in units in the last place of float32; None if it is none
-    exceeds: Optional[int]  # the first iteration with more than the tolerance
+    ulps: int | None  # there, in units in the last place of float32; None if it is none
+    exceeds: int | None  # the first iteration with more than the tolerance
 
 
 class Tolerance(NamedTuple):
     """Two runs, compared with a tolerance."""
     tolerance: float
-    distances: List[Distance]  # the farthest first
-    unequal: Optional[Tuple[int, str]]  # first iteration in which other samples were trained on
+    distances: list[Distance]  # the farthest first
+    unequal: tuple[int, str] | None  # first iteration in which other samples were trained on
 
     @property
     def within(self) -> bool:
@@ -53,7 +51,7 @@ class Tolerance(NamedTuple):
         return (f'BEYOND {self.tolerance:g}: {len(beyond)} of {len(self.distances)} numbers, first '
                 f'{first.field} in iteration {first.exceeds}')
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json``; an infinite distance is None."""
         return dict(tolerance=self.tolerance, within=self.within, unequal=self.unequal, distances=[
             {**one._asdict(), 'relative': one.relative if math.isfinite(one.relative) else None}
@@ -72,7 +70,7 @@ def relative(a: float, b: float) -> float:
     return abs(a - b) / max(abs(a), abs(b))
 
 
-def ulps(a: float, b: float) -> Optional[int]:
+def ulps(a: float, b: float) -> int | None:
     """Numbers of float32 from one to the other; None if one of them is no finite float32.
 
     >>> ulps(1., 1. + 2**-23), ulps(-0., 0.), ulps(1., .1)
@@ -103,7 +101,7 @@ def measure(found: Comparison, tolerance: float) -> Tolerance:
         raise ValueError(f'--tolerance {tolerance:g} is not allowed; allowed is a number above 0, '
                          'such as 1e-4')
     a, b = found.a, found.b
-    kinds: Tuple[Tuple[str, Rows, Rows], ...] = (
+    kinds: tuple[tuple[str, Rows, Rows], ...] = (
         ('', a.losses(found.exact), b.losses(found.exact)),
         ('norm of ', a.norms, b.norms) if found.exact else ('', {}, {}),
         ('metric ', a.vals(found.exact), b.vals(found.exact)))
@@ -114,8 +112,8 @@ def measure(found: Comparison, tolerance: float) -> Tolerance:
     return Tolerance(tolerance, distances, _unequal(found))
 
 
-def _distances(prefix: str, a: Rows, b: Rows, tolerance: float) -> List[Distance]:
-    pairs: Dict[str, List[Tuple[int, float, float]]] = {}
+def _distances(prefix: str, a: Rows, b: Rows, tolerance: float) -> list[Distance]:
+    pairs: dict[str, list[tuple[int, float, float]]] = {}
     for step in sorted(set(a) & set(b)):
         for name, value in a[step].items():
             if name in b[step]:
@@ -131,7 +129,7 @@ def _distances(prefix: str, a: Rows, b: Rows, tolerance: float) -> List[Distance
     return result
 
 
-def _unequal(found: Comparison) -> Optional[Tuple[int, str]]:
+def _unequal(found: Comparison) -> tuple[int, str] | None:
     """Of fingerprints: the first iteration and field in which the runs trained on other samples."""
     if not found.exact:
         return None

@@ -2,15 +2,13 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .html import document, listing, picture, section, table
 from .plot_style import DIFFERENCE, INK, SOFT, A, figure, png
 from .stats import Summary, summary
-
-__all__ = ['ALL', 'Share', 'VarianceStudy', 'plot', 'report', 'scalars', 'share', 'show', 'study']
 
 ALL = 'all'  # the name of the runs in which every stream varies
 RESAMPLES = 10_000
@@ -31,20 +29,20 @@ class VarianceStudy(NamedTuple):
     metric: str
     pick: str
     label: str  # of the config
-    seeds: List[int]  # of what varies; all other streams have the first of them
-    values: Dict[str, List[float]]  # 'all' and the streams -> a value per seed
-    summaries: Dict[str, Summary]
-    shares: Dict[str, Share]  # stream -> its share
+    seeds: list[int]  # of what varies; all other streams have the first of them
+    values: dict[str, list[float]]  # 'all' and the streams -> a value per seed
+    summaries: dict[str, Summary]
+    shares: dict[str, Share]  # stream -> its share
     answer = None  # no test is made
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
         return {**self._asdict(),
                 'summaries': {name: one._asdict() for name, one in self.summaries.items()},
                 'shares': {name: one._asdict() for name, one in self.shares.items()}}
 
 
-def share(part: List[float], whole: List[float]) -> Share:
+def share(part: list[float], whole: list[float]) -> Share:
     """The variance of ``part`` as a share of that of ``whole``, with a bootstrap interval.
 
     Both are resampled by themselves, the same way in every call. Resamples in which ``whole`` is
@@ -71,7 +69,7 @@ def share(part: List[float], whole: List[float]) -> Share:
     return Share(float(variance / all_of_it.var(ddof=1)), float(low), float(high))
 
 
-def study(metric: str, pick: str, label: str, seeds: List[int], values: Dict[str, List[float]]
+def study(metric: str, pick: str, label: str, seeds: list[int], values: dict[str, list[float]]
           ) -> VarianceStudy:
     """Summaries and shares; ``values`` has the runs of 'all' and those of each stream.
 
@@ -88,7 +86,7 @@ def study(metric: str, pick: str, label: str, seeds: List[int], values: Dict[str
     return VarianceStudy(metric, pick, label, seeds, values, summaries, shares)
 
 
-def caution(found: VarianceStudy) -> List[str]:
+def caution(found: VarianceStudy) -> list[str]:
     """What a careful reader would ask for."""
     said = [f'all other streams keep seed {found.seeds[0]}; around another seed a stream may '
             'matter more or less',
@@ -135,7 +133,7 @@ def plot(found: VarianceStudy) -> bytes:
         return png(fig)
 
 
-def scalars(found: VarianceStudy) -> List[Tuple[str, float, int]]:
+def scalars(found: VarianceStudy) -> list[tuple[str, float, int]]:
     """``(tag, value, step)``: a value per run (the step is the seed), then the shares."""
     rows = [(f'mmrepro/seeds/{found.label}/{name}/{found.metric}', value, seed)
             for name, values in found.values.items() for seed, value in zip(found.seeds, values)]
@@ -146,10 +144,10 @@ def scalars(found: VarianceStudy) -> List[Tuple[str, float, int]]:
 HEAD = ('varied', 'runs', 'mean', 'std', 'share of variance', '95 % interval')
 
 
-def _rows(found: VarianceStudy) -> List[List[str]]:
+def _rows(found: VarianceStudy) -> list[list[str]]:
     rows = []
     for name, one in found.summaries.items():
-        part: Optional[Share] = found.shares.get(name)
+        part: Share | None = found.shares.get(name)
         rows.append([name, str(one.n), f'{one.mean:.4f}', f'{one.std:.3g}',
                      '100 %' if part is None else f'{100 * part.value:.0f} %',
                      '' if part is None else f'{100 * part.low:.0f} to {100 * part.high:.0f} %'])

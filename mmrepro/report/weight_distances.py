@@ -3,15 +3,14 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import torch
 
-from ..checkpoint.files import CheckpointError, load
+from ..checkpoint.files import load
 from ..digests import state_digest
+from ..errors import CheckpointError
 from .run_view import RunView
-
-__all__ = ['Distance', 'checkpoint_distances', 'distance']
 
 _NUMBERED = re.compile(r'(epoch|iter)_(\d+)\.pth')
 
@@ -19,22 +18,22 @@ _NUMBERED = re.compile(r'(epoch|iter)_(\d+)\.pth')
 class Distance(NamedTuple):
     """Weights of A and B in one pair of checkpoints."""
     name: str  # file name
-    iteration: Optional[int]  # iterations trained, from the checkpoint; None if it does not say
+    iteration: int | None  # iterations trained, from the checkpoint; None if it does not say
     # L2 norm of the difference over all floating-point tensors; None: see ``note``
-    distance: Optional[float]
-    relative: Optional[float]  # divided by the norm of A's
+    distance: float | None
+    relative: float | None  # divided by the norm of A's
     # names and relative distances of the tensors that differ most
-    largest: Tuple[Tuple[str, float], ...] = ()
+    largest: tuple[tuple[str, float], ...] = ()
     note: str = ''  # why there is no distance, or what is not in it
     same: bool = False  # whether all weights have the same bits
 
-    def shown(self) -> Tuple[str, str]:
+    def shown(self) -> tuple[str, str]:
         """Distance and relative distance as text."""
         return ('-' if self.distance is None else f'{self.distance:.6g}',
                 '-' if self.relative is None else f'{self.relative:.3g}')
 
 
-def checkpoint_distances(a: RunView, b: RunView) -> List[Distance]:
+def checkpoint_distances(a: RunView, b: RunView) -> list[Distance]:
     """One row for each numbered checkpoint that both runs have, in the order of training."""
     common = [name for name in a.checkpoints if name in b.checkpoints and _NUMBERED.fullmatch(name)]
     rows = []
@@ -50,11 +49,11 @@ def checkpoint_distances(a: RunView, b: RunView) -> List[Distance]:
     return rows
 
 
-def distance(name: str, iteration: Optional[int], a: Dict[str, Any],
-             b: Dict[str, Any]) -> Distance:
+def distance(name: str, iteration: int | None, a: dict[str, Any],
+             b: dict[str, Any]) -> Distance:
     """Compare two state dicts, in float64; equal bits (NaN as well) have distance 0."""
     squares = norms = 0.
-    parts: Dict[str, float] = {}
+    parts: dict[str, float] = {}
     left_out = sorted(set(a) ^ set(b))
     for key in a:
         one, other = a[key], b.get(key)

@@ -7,16 +7,14 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
 
-from ..config import SampleDiffersError
+from ..errors import SampleDiffersError, StepDiffersError
 from ..exit_codes import DIFFERENT, DONE
-from ..step_check.report import StepDiffersError
 from .config_files import read_config
 from .startup import build_runner, on_ranks, restart_for
 from .stopping import EventHook, StopTraining
-
-__all__ = ['FINDING', 'Training', 'main', 'train_here']
 
 # a line of output that starts so carries what a self-check of the training has found, as JSON
 FINDING = '@mmrepro-finding '
@@ -25,21 +23,21 @@ FINDING = '@mmrepro-finding '
 class Training(NamedTuple):
     """What to train, and how far."""
     config: str  # path
-    work_dir: Optional[str] = None  # instead of the config's
-    settings: Dict[str, Any] = {}  # changes of the config, by dotted key
+    work_dir: str | None = None  # instead of the config's
+    settings: dict[str, Any] = {}  # changes of the config, by dotted key
     launcher: str = 'none'  # as in MMEngine: 'none', or 'pytorch' for several ranks
     resume: bool = False  # continue from ``checkpoint``, or from the latest in the work directory
-    checkpoint: Optional[str] = None  # path
+    checkpoint: str | None = None  # path
     # end after so many, counted from the first of the run; None: all
-    iterations: Optional[int] = None
-    kill_after: Optional[int] = None  # this process kills itself after so many
-    validate_after: Optional[int] = None  # validate after so many
+    iterations: int | None = None
+    kill_after: int | None = None  # this process kills itself after so many
+    validate_after: int | None = None  # validate after so many
     # ``'module:function'``, called before the config is read
-    prepare: Optional[str] = None
+    prepare: str | None = None
     # ``'module:function'``, called with the runner and ``given`` before it trains
-    attach: Optional[str] = None
-    given: Dict[str, Any] = {}  # keyword arguments of that function
-    save: Optional[str] = None  # name of a checkpoint to write at the end, in the work directory
+    attach: str | None = None
+    given: dict[str, Any] = {}  # keyword arguments of that function
+    save: str | None = None  # name of a checkpoint to write at the end, in the work directory
 
 
 def train_here(training: Training) -> None:
@@ -77,7 +75,7 @@ def _function(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), function)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     training = Training(**json.loads((sys.argv[1:] if argv is None else argv)[0]))
     restart_for(read_config(training.config, imports=False))
     try:

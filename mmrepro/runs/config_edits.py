@@ -2,16 +2,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any
 
 from mmengine.config import Config, ConfigDict
 
-from .config_files import ConfigError
+from ..errors import ConfigError
 from .reduction import innermost
-
-__all__ = ['add_fingerprints', 'augment_test', 'import_mmrepro', 'is_fingerprint',
-           'scale_learning_rate', 'without_checkpoints', 'without_evaluation']
 
 TEST_TIME_AUGMENTATION = dict(
     type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100))
@@ -73,7 +71,7 @@ def augment_test(cfg: Config) -> None:
     data = cfg.test_dataloader.dataset
     if 'tta_pipeline' not in cfg:
         warnings.warn('the config has no tta_pipeline; flips are used', stacklevel=2)
-        flips: List[Dict[str, Any]] = [dict(type='RandomFlip', prob=p) for p in (1.0, 0.0)]
+        flips: list[dict[str, Any]] = [dict(type='RandomFlip', prob=p) for p in (1.0, 0.0)]
         pack = dict(type='PackDetInputs', meta_keys=TEST_TIME_META_KEYS)
         augment = dict(type='TestTimeAug', transforms=[flips, [pack]])
         cfg.tta_pipeline = [*deepcopy(innermost(data)[0].pipeline[:-1]), augment]

@@ -5,14 +5,14 @@ import difflib
 import os
 import re
 import warnings
+from collections.abc import Iterable, Mapping
 from traceback import walk_tb
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any
 
 from mmengine.config import Config
 
+from ..errors import ConfigError
 from ..text import shorten
-
-__all__ = ['ADD', 'TOP_LEVEL', 'ConfigError', 'merge_options', 'read_config', 'without_mark']
 
 # MMEngine imports it for every base of another package; nothing that a reader could change
 warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
@@ -37,11 +37,7 @@ MACHINERY = ('/mmengine/', '/importlib/', '<frozen ', os.path.abspath(__file__))
 SIMILAR, SIMILAR_WORD, SAME_BUT_JOINED = 0.8, 0.6, 0.9
 
 
-class ConfigError(ValueError):
-    """A config cannot be read, or an option does not fit it."""
-
-
-def read_config(path: str, options: Optional[Mapping[str, Any]] = None,
+def read_config(path: str, options: Mapping[str, Any] | None = None,
                 imports: bool = True) -> Config:
     """A config with the changes of a command line.
 
@@ -82,7 +78,7 @@ def _reason(path: str, error: BaseException) -> str:
     return f'{where}{type(error).__name__}: {text}{hint}'
 
 
-def without_mark(options: Mapping[str, Any]) -> Dict[str, Any]:
+def without_mark(options: Mapping[str, Any]) -> dict[str, Any]:
     """The same options without the mark :data:`ADD`."""
     return {key[len(ADD):] if key.startswith(ADD) else key: value
             for key, value in options.items()}
@@ -113,7 +109,8 @@ def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
         raise ConfigError(f'{", ".join(plain)}: {shorten(error.args[0], 200)}') from error
     if any(key.partition('.')[0] == 'randomness' for key in plain):
         # here, because it needs torch, and a process may start again before it imports that
-        from ..config import RandomnessConfig, RandomnessError
+        from ..config import RandomnessConfig
+        from ..errors import RandomnessError
         try:
             RandomnessConfig.parse(cfg.get('randomness'))
         except RandomnessError as error:
@@ -122,7 +119,7 @@ def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
 
 def _check_key(cfg: Config, key: str, value: Any) -> None:
     node: Any = cfg
-    done: List[str] = []
+    done: list[str] = []
     for part in key.split('.'):
         where = '.'.join(done)
         if isinstance(node, (list, tuple)):
@@ -165,7 +162,7 @@ def _nearest(key: str, *known: Iterable[str]) -> str:
 
 def _is_misspelt(key: str, near: str) -> bool:
     """Whether all words of two similar keys are similar: not ``save_best`` and ``save_last``."""
-    words: Tuple[List[str], ...] = tuple(re.split('_', one.lower()) for one in (key, near))
+    words: tuple[list[str], ...] = tuple(re.split('_', one.lower()) for one in (key, near))
     if len(words[0]) != len(words[1]):
         return _ratio(key.lower(), near.lower()) >= SAME_BUT_JOINED
     return all(_ratio(a, b) >= SIMILAR_WORD for a, b in zip(*words))

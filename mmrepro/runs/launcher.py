@@ -9,25 +9,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import (
     Any,
     Callable,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
     NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
 )
 
+from ..errors import MMReproError
 from ..exit_codes import meaning
 from .child import FINDING, Training
-
-__all__ = ['Launch', 'LaunchedTraining', 'PlannedRun', 'TrainingFailed', 'free_port', 'kill_group',
-           'killed_at_exit', 'launch_of', 'one_thread_each', 'rank_variables', 'run_all']
 
 LOG_TAIL = 30  # lines of a failed training's output that are shown
 POLL = 0.2  # seconds between two looks at the processes
@@ -35,7 +27,7 @@ GRACE = 60  # seconds that a training has to end after SIGTERM
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-class TrainingFailed(RuntimeError):
+class TrainingFailed(MMReproError, RuntimeError):
     """A training process ended with an error; the message has the end of its output.
 
     A negative ``code`` is the number of the signal that ended the process. ``finding`` is what a
@@ -45,7 +37,7 @@ class TrainingFailed(RuntimeError):
     def __init__(self, code: int, log: str) -> None:
         with open(log, encoding='utf-8', errors='replace') as file:
             tail = file.readlines()[-LOG_TAIL:]
-        self.finding: Optional[str] = next((
+        self.finding: str | None = next((
             json.loads(line[len(FINDING):]) for line in tail if line.startswith(FINDING)), None)
         super().__init__(f'{self.finding or "".join(tail)}\nthe training ended with exit code '
                          f'{code} ({meaning(code)}); all of its output is in {log}')
@@ -57,14 +49,14 @@ class Launch(NamedTuple):
     command: Sequence[str]  # module and arguments for ``python -m``
     log: str  # path that the output is added to; ``{rank}`` in it becomes the rank
     # variables that differ from this process's; None takes one out
-    env: Mapping[str, Optional[str]] = {}
+    env: Mapping[str, str | None] = {}
     ranks: int = 1  # processes
-    cwd: Optional[str] = None  # folder that they start in
-    codes: Tuple[int, ...] = (0, )  # exit codes that are no failure
+    cwd: str | None = None  # folder that they start in
+    codes: tuple[int, ...] = (0, )  # exit codes that are no failure
 
 
-def launch_of(training: Training, log: str, env: Mapping[str, Optional[str]] = {},
-              ranks: int = 1, cwd: Optional[str] = None) -> Launch:
+def launch_of(training: Training, log: str, env: Mapping[str, str | None] = {},
+              ranks: int = 1, cwd: str | None = None) -> Launch:
     """The launch of :mod:`mmrepro.runs.child` with this training."""
     training = training._replace(launcher='pytorch' if ranks > 1 else 'none')
     default = Training._field_defaults
@@ -146,8 +138,8 @@ def run_all(runs: Sequence[PlannedRun], jobs: int = 1,
         TrainingFailed: a training ended with an error; the others are killed.
     """
     waiting = [(run, list(run.launches)) for run in runs]
-    running: Dict[str, LaunchedTraining] = {}
-    active: List[Tuple[PlannedRun, List[Launch]]] = []
+    running: dict[str, LaunchedTraining] = {}
+    active: list[tuple[PlannedRun, list[Launch]]] = []
     with killed_at_exit(running):
         while waiting or active:
             while waiting and len(active) < jobs:
@@ -199,7 +191,7 @@ def kill_group(pid: int) -> None:
         pass
 
 
-def rank_variables(rank: int, ranks: int, port: Optional[int]) -> Dict[str, str]:
+def rank_variables(rank: int, ranks: int, port: int | None) -> dict[str, str]:
     """Variables by which the ranks of one machine find each other; none for a single one."""
     if ranks == 1:
         return {}
@@ -213,7 +205,7 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-def one_thread_each() -> Dict[str, str]:
+def one_thread_each() -> dict[str, str]:
     """Variables for trainings that share a machine: one thread each, unless OMP_NUM_THREADS says
     otherwise."""
     count = os.environ.get('OMP_NUM_THREADS', '1')

@@ -3,13 +3,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 from ..fingerprint.schema import FOLDER, fingerprint_name
 from ..text import duration
 from .launcher import PlannedRun
-
-__all__ = ['ProgressLine', 'RunsProgress', 'iterations_done', 'time_left']
 
 
 class ProgressLine:

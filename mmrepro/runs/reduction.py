@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Iterator, List, Tuple
+from collections.abc import Iterator
+from typing import Any, Callable
 
-__all__ = ['MissingData', 'check_data', 'few_images', 'innermost',
-           'missing_file', 'shrink']
+from ..errors import MissingDataError
 
 LONGEST = 256  # pixels of an image's longer side
 IMAGES = 8
@@ -16,10 +16,6 @@ STEP = 32  # sizes stay multiples: strides of backbones, padding
 # keys of transforms and preprocessors whose value is a size, or a list of sizes, in pixels
 SIZES = ('scale', 'scales', 'img_scale', 'img_scales', 'size', 'crop_size', 'random_size_range',
          'image_size')
-
-
-class MissingData(RuntimeError):
-    """A file that the config reads is not on this disk."""
 
 
 def shrink(cfg: Any) -> int:
@@ -37,7 +33,7 @@ def shrink(cfg: Any) -> int:
     return longest
 
 
-def _sizes(node: Any, within: str = '') -> Iterator[Tuple[Any, Any, Any]]:
+def _sizes(node: Any, within: str = '') -> Iterator[tuple[Any, Any, Any]]:
     """(container, key, pair of sides) for every size in the config."""
     items = node.items() if isinstance(node, dict) else enumerate(node)
     for key, value in list(items):
@@ -68,7 +64,7 @@ def _drop_downloads(node: Any) -> None:
             node['load_from'] = None
 
 
-def innermost(dataset: Any) -> List[Any]:
+def innermost(dataset: Any) -> list[Any]:
     """The datasets that read files, inside the wrappers of a config's dataset."""
     if isinstance(dataset.get('datasets'), (list, tuple)):
         return [inner for one in dataset['datasets'] for inner in innermost(one)]
@@ -81,16 +77,16 @@ def few_images(cfg: Any, phase: str, count: int) -> None:
         dataset['indices'] = count
 
 
-def check_data(cfg: Any, phases: Tuple[str, ...], exists: Callable[[str], bool] = os.path.exists
+def check_data(cfg: Any, phases: tuple[str, ...], exists: Callable[[str], bool] = os.path.exists
                ) -> None:
     """
     Raises:
-        MissingData: names the annotation file or folder that does not exist.
+        MissingDataError: names the annotation file or folder that does not exist.
     """
     for phase in phases:
         for path in _files(cfg, phase):
             if not exists(path):
-                raise MissingData(
+                raise MissingDataError(
                     f'{_missing(path, phase)}. Get the dataset, or change data_root with '
                     '--cfg-options; or take the demonstration dataset instead, which works for '
                     'configs made for COCO: --demo-data')

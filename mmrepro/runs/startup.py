@@ -8,10 +8,8 @@ import importlib.util
 import os
 import subprocess
 import sys
-from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional
-
-__all__ = ['RESTARTED', 'build_runner', 'has_mmdet', 'on_ranks', 'restart_for',
-           'restart_if_incomplete']
+from collections.abc import Mapping
+from typing import Any, Callable, NoReturn
 
 # set in the environment of a process that has started itself again; it does so once
 RESTARTED = 'MMREPRO_RESTARTED'
@@ -26,7 +24,7 @@ def restart_for(cfg: Any) -> None:
 
 
 def restart_if_incomplete(env: Mapping[str, str], mode: Any = True,
-                          num_threads: Optional[int] = None, cpu: Optional[str] = None) -> None:
+                          num_threads: int | None = None, cpu: str | None = None) -> None:
     """Start this process again when a variable that must exist before Python starts is missing.
 
     ``mode`` is ``deterministic`` of ``randomness``; the others have the names of its keys. The
@@ -49,7 +47,7 @@ def restart_if_incomplete(env: Mapping[str, str], mode: Any = True,
     _execute({**env, **missing, RESTARTED: '1'})
 
 
-def _own_command() -> List[str]:
+def _own_command() -> list[str]:
     """The command line of this process, with the interpreter's own arguments where it has them."""
     if hasattr(sys, 'orig_argv'):  # Python 3.10
         return [sys.executable, *sys.orig_argv[1:]]
@@ -60,7 +58,7 @@ def _own_command() -> List[str]:
     return [sys.executable, '-m', name, *sys.argv[1:]]
 
 
-def _execute(env: Dict[str, str]) -> NoReturn:
+def _execute(env: dict[str, str]) -> NoReturn:
     command = _own_command()
     sys.stdout.flush()
     sys.stderr.flush()

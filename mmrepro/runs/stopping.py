@@ -3,11 +3,9 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Optional
+from typing import Any
 
 from mmengine.hooks import Hook
-
-__all__ = ['EventHook', 'StopTraining']
 
 
 class StopTraining(BaseException):
@@ -20,7 +18,7 @@ class StopTraining(BaseException):
             run; None: what ``runner.iter`` says.
     """
 
-    def __init__(self, done: Optional[int] = None) -> None:
+    def __init__(self, done: int | None = None) -> None:
         super().__init__(done)
         self.done = done
 
@@ -33,8 +31,8 @@ class EventHook(Hook):
     priority = 100  # after the checkpoint of the iteration is written
     validated = False  # so far; recordings of an iteration say it
 
-    def __init__(self, stop_after: Optional[int] = None, kill_after: Optional[int] = None,
-                 validate_after: Optional[int] = None) -> None:
+    def __init__(self, stop_after: int | None = None, kill_after: int | None = None,
+                 validate_after: int | None = None) -> None:
         self._stop, self._kill, self._validate = stop_after, kill_after, validate_after
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
@@ -42,7 +40,7 @@ class EventHook(Hook):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Optional[dict] = None) -> None:
+                         outputs: dict | None = None) -> None:
         done = runner.iter + 1
         if done == self._validate:
             runner.val_loop.run()

@@ -7,7 +7,8 @@ is put back, and only where it has changed.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Set, Tuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +19,6 @@ from torch.utils.data import Dataset
 from ..data.generators import GENERATORS, read_state, write_state
 from ..digests import state_digest
 from ..distributed.virtual.gradients import VirtualDataParallel
-
-__all__ = ['Attributes']
 
 MAX_ITEMS = 2000  # of a container that is looked into; longer ones hold data
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device)
@@ -33,7 +32,7 @@ MACHINERY = ('_modules', '_non_persistent_buffers_set', '_is_full_backward_hook'
 
 class _Kind(NamedTuple):
     """How to read and write the content of one kind of object in place."""
-    cls: Tuple[type, ...]
+    cls: tuple[type, ...]
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], None]
 
@@ -76,9 +75,9 @@ class _Held(NamedTuple):
     kind: _Kind
     content: Any
     saved: bool  # whether checkpoints hold it
-    saved_names: Set[str]  # attributes of it that checkpoints hold
+    saved_names: set[str]  # attributes of it that checkpoints hold
 
-    def differing(self) -> List[str]:
+    def differing(self) -> list[str]:
         """Names of what is other than it was; one name for what has no parts."""
         if isinstance(self.obj, torch.Tensor):  # most of the bytes: compared without a copy
             return [] if _same_bits(self.content, self.obj) else ['']
@@ -101,13 +100,13 @@ class Attributes:
     """
 
     def __init__(self, model: nn.Module, more: Mapping[str, Any],
-                 saved: Iterable[Tuple[Any, str]], left_out: Iterable[Any] = ()) -> None:
-        self._saved: Dict[int, Set[str]] = {}
+                 saved: Iterable[tuple[Any, str]], left_out: Iterable[Any] = ()) -> None:
+        self._saved: dict[int, set[str]] = {}
         for owner, name in saved:
             self._saved.setdefault(id(owner), set()).add(name)
         # the object too: a freed one would lend its id to another
-        self._seen: Dict[int, Any] = {id(obj): obj for obj in left_out}
-        self._held: List[_Held] = []
+        self._seen: dict[int, Any] = {id(obj): obj for obj in left_out}
+        self._held: list[_Held] = []
         self._queue: deque = deque()  # of path, object, saved
         # wrappers for several ranks keep state of their communication, which must go on
         modules = {path or 'model': module for path, module in model.named_modules()
@@ -122,7 +121,7 @@ class Attributes:
             self._hold(path, obj, _OBJECT, True)
         self._visit_all()
 
-    def changed(self) -> List[str]:
+    def changed(self) -> list[str]:
         """Paths of what is other than it was, without what checkpoints keep."""
         return [f'{one.path}.{name}' if name else one.path for one in self._held
                 if not one.saved for name in one.differing() if name not in one.saved_names]
@@ -171,7 +170,7 @@ class Attributes:
         elif isinstance(content, (list, set)):
             self._look_into(path, '{}[{!r}]', enumerate(content), len(content), saved)
 
-    def _look_into(self, path: str, shown: str, items: Iterable[Tuple[Any, Any]], count: int,
+    def _look_into(self, path: str, shown: str, items: Iterable[tuple[Any, Any]], count: int,
                    saved: bool, names: Iterable[str] = ()) -> None:
         if count <= MAX_ITEMS:
             self._queue.extend((shown.format(path, name), value, saved or name in names)
@@ -182,7 +181,7 @@ def _is_machinery(name: str) -> bool:
     return name in MACHINERY or '_hooks' in name
 
 
-def _write_module(module: nn.Module, content: Dict[str, Any]) -> None:
+def _write_module(module: nn.Module, content: dict[str, Any]) -> None:
     own = vars(module)
     for name in [name for name in own if name not in content and not _is_machinery(name)]:
         del own[name]

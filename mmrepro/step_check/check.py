@@ -13,9 +13,10 @@ the state of the training, so what it counted is what the training counts.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable
 
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -25,10 +26,8 @@ from ..fingerprint import run_state
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record
 from .observer import Observer, PassDigests
-from .report import StepDiffersError, report
+from .report import report
 from .state import StepState
-
-__all__ = ['StepCheck', 'StepDiffersError']
 
 TOPIC = 'repeated step'  # what the ranks compare
 
@@ -63,7 +62,7 @@ class StepCheck:
         if first is None:
             self._done(self._runner, problem)
             return step(*args, **kwargs)
-        second: List[PassDigests] = []
+        second: list[PassDigests] = []
         with suppress(_Reached):
             result = _watched(self._runner, partial(self._agree, first, second), step, args, kwargs)
             self._done(self._runner, None)
@@ -74,7 +73,7 @@ class StepCheck:
     def _rehearse(self) -> PassDigests:
         """The pass before the step. What checkpoints keep is then as it was."""
         self._state = StepState(self._runner)
-        self._left: Optional[StepState] = None
+        self._left: StepState | None = None
         first = self._pass(ending=self._keep_changes)
         # again: a context of the step may have changed some and put them back when it was left
         self._suspects = self._state.changed() if self._left is not None else []
@@ -95,10 +94,10 @@ class StepCheck:
             problem = f'a batch cannot be copied: {type(error).__name__}: {error}'
         return settle(TOPIC, problem, max)
 
-    def _pass(self, recorder: Optional[OperatorRecorder] = None,
+    def _pass(self, recorder: OperatorRecorder | None = None,
               ending: Callable[[], None] = lambda: None) -> PassDigests:
         """One pass on a copy of the batch, up to where the optimizer would step."""
-        found: List[PassDigests] = []
+        found: list[PassDigests] = []
 
         def reached(digests: PassDigests) -> None:
             found.append(digests)
@@ -115,7 +114,7 @@ class StepCheck:
                 _watched(self._runner, reached, self._step, args, kwargs)
         return found[0]
 
-    def _agree(self, first: PassDigests, found: List[PassDigests], second: PassDigests) -> None:
+    def _agree(self, first: PassDigests, found: list[PassDigests], second: PassDigests) -> None:
         """End the step before the optimizer uses what differs."""
         if self._left is not None:
             # before the ranks agree: behind that, the owner of shared weights may step
@@ -151,7 +150,7 @@ class StepCheck:
         recorder = OperatorRecorder(unwrap(self._runner.model))
         recorder.attributes(run_state.attributes(self._runner))
         found = self._pass(recorder)
-        records: List[Record] = recorder.records()
+        records: list[Record] = recorder.records()
         return found, records
 
 

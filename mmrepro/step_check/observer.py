@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -11,8 +12,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..fingerprint.digest import hex_of
 from ..fingerprint.snapshot import Snapshot, gradients_of
-
-__all__ = ['FIELDS', 'Observer', 'PassDigests', 'replaced']
 
 # what is compared, in causal order, and how a message calls a part of it
 FIELDS = {
@@ -26,11 +25,11 @@ class PassDigests(NamedTuple):
     """Losses as exact hexadecimal floats, digests of gradients in the order of the backward pass,
     digests of the gradients that the optimizer would get.
     """
-    losses: Dict[str, str]
-    gradients: Dict[str, str]
-    sums: Dict[str, str]
+    losses: dict[str, str]
+    gradients: dict[str, str]
+    sums: dict[str, str]
 
-    def differing(self, other: PassDigests) -> Dict[str, List[str]]:
+    def differing(self, other: PassDigests) -> dict[str, list[str]]:
         """Names by field; the nearest to the cause first."""
         found = {}
         for field in FIELDS:
@@ -72,11 +71,11 @@ class Observer:
         self._model = unwrap(runner.model)
         self._wrappers = list(optim_wrappers(runner.optim_wrapper).values())
         self._reached = reached
-        self._snapshot: Optional[Snapshot] = Snapshot()
+        self._snapshot: Snapshot | None = Snapshot()
         self._names = {id(one): name for name, one in self._model.named_parameters()}
         self._counts: Counter = Counter()
-        self._changes: List[replaced] = []
-        self._handles: List[Any] = []
+        self._changes: list[replaced] = []
+        self._handles: list[Any] = []
 
     def start(self) -> None:
         for name, parameter in self._model.named_parameters():
@@ -137,7 +136,7 @@ class Observer:
         return step(*args, **kwargs)
 
     def _losses(self, losses: Mapping[str, Any]) -> None:
-        numbers: List[Tuple[str, Any]] = [
+        numbers: list[tuple[str, Any]] = [
             (self._unique('loss', name), value) for name, value in losses.items()
             if isinstance(value, (int, float)) or (
                 isinstance(value, torch.Tensor) and value.numel() == 1)]

@@ -3,18 +3,18 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from mmengine.dist import get_rank
 
 from ..diagnosis.first_difference import PHASES, Diagnosis, diagnose
 from ..distributed.agreement import settle
+from ..errors import StepDiffersError
 from ..fingerprint.records import Record
 from ..fingerprint.schema import FOLDER
 from ..text import listed
 from .observer import FIELDS, PassDigests
-
-__all__ = ['StepDiffersError', 'report']
 
 FILE = 'step_check.iteration{}.rank{}.json'
 PASSES = ('first', 'second', 'first recorded', 'second recorded')
@@ -33,12 +33,8 @@ NOT_AGAIN = (
     'and the GPU (mmrepro gpu_check, nvidia-smi -q -d ECC, dcgmi diag).')
 
 
-class StepDiffersError(RuntimeError):
-    """A step was repeated from the same state on the same batch, and its bits differ."""
-
-
 def report(runner: Any, passes: Sequence[PassDigests], records: Sequence[Sequence[Record]],
-           suspects: Optional[List[str]]) -> None:
+           suspects: list[str] | None) -> None:
     """Write the digests of this rank into the work directory and stop all ranks.
 
     Args:
@@ -80,7 +76,7 @@ def _difference(first: PassDigests, second: PassDigests) -> str:
             f'in all: {counts}')
 
 
-def _diagnosis(found: Optional[Diagnosis], passes: Sequence[PassDigests]) -> str:
+def _diagnosis(found: Diagnosis | None, passes: Sequence[PassDigests]) -> str:
     if found is not None:
         return AGAIN.format(found.text())
     first, second, third, fourth = passes
@@ -91,7 +87,7 @@ def _diagnosis(found: Optional[Diagnosis], passes: Sequence[PassDigests]) -> str
     return NOT_AGAIN.format(f' as the {agree[0]}' if len(agree) == 1 else '')
 
 
-def _text(iteration: int, ranks: Sequence[Dict[str, Any]]) -> str:
+def _text(iteration: int, ranks: Sequence[dict[str, Any]]) -> str:
     lines = [f'The step of iteration {iteration} (counted from 0) was repeated from the same state '
              'on the same batch, and its bits differ.']
     several = len(ranks) > 1

@@ -1,7 +1,7 @@
 """All that a forward and backward pass may change, and the way back."""
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 import torch
 from mmengine.logging import MessageHub
@@ -10,8 +10,6 @@ from .. import seeds
 from ..checkpoint.adapters import kept_attributes
 from ..distributed.unwrap import optim_wrappers, unwrap
 from .attributes import Attributes
-
-__all__ = ['StepState']
 
 
 class StepState:
@@ -27,13 +25,13 @@ class StepState:
         # virtual ranks share weights, and the one that owns them may have stepped already
         shared = model.parameters() if getattr(runner.model, 'sharing', None) is not None else ()
         self._attributes = Attributes(model, _of_wrappers(runner), kept_attributes(model), shared)
-        self._gradients: List[Tuple[torch.Tensor, Optional[torch.Tensor], Any]] = [
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor | None, Any]] = [
             (parameter, parameter.grad,
              None if parameter.grad is None else parameter.grad.detach().to('cpu', copy=True))
             for parameter in model.parameters()]
         self._logs = _Logs(MessageHub.get_current_instance())
 
-    def changed(self) -> List[str]:
+    def changed(self) -> list[str]:
         """Attributes, by path, that are other than they were and that no checkpoint keeps."""
         return self._attributes.changed()
 
@@ -58,9 +56,9 @@ class StepState:
         seeds.restore_rng(self._generators)
 
 
-def _of_wrappers(runner: Any) -> Dict[str, Any]:
+def _of_wrappers(runner: Any) -> dict[str, Any]:
     """Optimizer wrappers count the losses that they have seen; their scalers begin lazily."""
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
         found[f'optim_wrapper {name}'] = wrapper
         scaler = getattr(wrapper, 'loss_scaler', None)

@@ -5,8 +5,6 @@ from typing import Any, Callable
 
 from torch import nn
 
-__all__ = ['around_next_step']
-
 
 def around_next_step(model: nn.Module, around: Callable) -> None:
     """Let the next ``model.train_step(...)`` be ``around(train_step, ...)``.

@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import Any, Dict, List, Mapping
+from collections.abc import Mapping
+from typing import Any
 
+from ..errors import FingerprintError
 from ..fingerprint.manifest import Manifest, read_manifest
-from ..fingerprint.reader import FingerprintError, read_run
+from ..fingerprint.reader import read_run
 from ..fingerprint.schema import FINGERPRINTS, FOLDER, MANIFEST
-
-__all__ = ['export']
 
 UNKNOWN = 'not recorded'
 
 
-def export(run_dir: str, into: str) -> List[str]:
+def export(run_dir: str, into: str) -> list[str]:
     """Write the folder; returns the files in it, relative to it.
 
     Raises:
@@ -51,13 +51,13 @@ def _requirements(packages: Mapping[str, str]) -> str:
     return ''.join(f'{name}=={version}\n' for name, version in sorted(packages.items()))
 
 
-def _diffs(code: Mapping[str, Any]) -> Dict[str, str]:
+def _diffs(code: Mapping[str, Any]) -> dict[str, str]:
     """Uncommitted changes, a file for each repository."""
     return {f'{os.path.basename(root)}.diff': one['diff']
             for root, one in code.items() if one.get('diff')}
 
 
-def _readme(manifest: Manifest, iterations: int, files: List[str], notes: List[str]) -> str:
+def _readme(manifest: Manifest, iterations: int, files: list[str], notes: list[str]) -> str:
     content = manifest.content
     machine, facts = content.get('machine') or {}, content.get('facts') or {}
     data = content.get('data') or {}
@@ -99,7 +99,7 @@ def _readme(manifest: Manifest, iterations: int, files: List[str], notes: List[s
     return '\n'.join(lines)
 
 
-def _files(found: Mapping[str, Any]) -> List[str]:
+def _files(found: Mapping[str, Any]) -> list[str]:
     return [f'`{os.path.basename(path)}`: SHA-256 {one["sha256"]}' if 'sha256' in one else
             f'`{os.path.basename(path)}`: {UNKNOWN} ({one.get("error", "no digest")})'
             for path, one in found.items()]

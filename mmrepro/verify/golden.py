@@ -17,14 +17,16 @@ import json
 import os
 import re
 import shutil
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
 
+from ..errors import FingerprintError, GoldenError
 from ..facts.compatibility import CHANGES, FactDifference, differences, severity
 from ..fingerprint.difference import Divergence
 from ..fingerprint.manifest import read_manifest
-from ..fingerprint.reader import FingerprintError, read_json, read_ranks
+from ..fingerprint.reader import read_json, read_ranks
 from ..fingerprint.schema import FOLDER
 from ..runs.child import Training
 from ..runs.config_edits import add_fingerprints, without_checkpoints, without_evaluation
@@ -33,16 +35,9 @@ from ..runs.progress import RunsProgress
 from .replay import compare_logs
 from .variations import prepare
 
-__all__ = ['Checked', 'GoldenError', 'Recipe', 'check', 'class_name', 'class_of', 'read_recipes',
-           'record', 'train']
-
 RECIPE, FACTS = 'recipe.json', 'facts.json'
 FORMAT = 1
 OF_A_CLASS = ('hardware.', 'version.', 'torch.num_threads')
-
-
-class GoldenError(ValueError):
-    """A config or file that no golden can be made of; says which and why."""
 
 
 class Recipe(NamedTuple):
@@ -50,7 +45,7 @@ class Recipe(NamedTuple):
     config: str
     iterations: int
     level: str = 'step'  # of the fingerprints
-    demo_data: Optional[str] = None  # folder of the demonstration dataset, to be written there
+    demo_data: str | None = None  # folder of the demonstration dataset, to be written there
     full: bool = False  # images, batch and weights as in the config
     options: Sequence[str] = ()  # ``KEY=VALUE``
 
@@ -63,25 +58,25 @@ class Checked(NamedTuple):
     """What a check of one config came to."""
     name: str
     class_name: str  # of this machine
-    golden: Optional[str]  # folder; None where no golden is for this machine
+    golden: str | None  # folder; None where no golden is for this machine
     iterations: int = 0  # equal ones
-    difference: Optional[Divergence] = None
+    difference: Divergence | None = None
     facts: Sequence[FactDifference] = ()  # of the golden, or of the nearest class if there is none
     nearest: str = ''  # the class that differs in the fewest facts
 
     @property
-    def equal(self) -> Optional[bool]:
+    def equal(self) -> bool | None:
         """None where there is nothing to compare with."""
         return None if self.golden is None else self.difference is None
 
 
-def class_of(facts: Dict[str, Any]) -> Dict[str, Any]:
+def class_of(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts that decide whether two machines give the same bits."""
     return {name: value for name, value in sorted(facts.items())
             if name.startswith(OF_A_CLASS) and severity(name, facts) == CHANGES}
 
 
-def class_name(facts: Dict[str, Any]) -> str:
+def class_name(facts: dict[str, Any]) -> str:
     """Readable, and different for different classes.
 
     >>> class_name({'hardware.cpu': 'ACME X1', 'hardware.gpu': None, 'version.torch': '2.9.0'})
@@ -93,7 +88,7 @@ def class_name(facts: Dict[str, Any]) -> str:
     return f'{re.sub(r"[^a-z0-9._]+", "-", text).strip("-")}_{digest}'
 
 
-def read_recipes(goldens: str, names: Sequence[str] = ()) -> List[Recipe]:
+def read_recipes(goldens: str, names: Sequence[str] = ()) -> list[Recipe]:
     """The recipes in a folder, or those of these configs (names or paths).
 
     Raises:
@@ -137,7 +132,7 @@ def train(recipe: Recipe, cfg: Config, work_dir: str,
 
     Raises:
         GoldenError: the config has no fixed seed, or is not deterministic.
-        MissingData: a file that the config reads does not exist.
+        MissingDataError: a file that the config reads does not exist.
         TrainingFailed: the training ended with an error.
     """
     randomness = cfg.get('randomness') or {}
@@ -198,7 +193,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
-def _write(path: str, content: Dict[str, Any]) -> None:
+def _write(path: str, content: dict[str, Any]) -> None:
     with open(path, 'w', encoding='utf-8') as file:
         file.write(json.dumps(content, indent=1, default=str, sort_keys=True) + '\n')
 
@@ -229,7 +224,7 @@ def check(recipe: Recipe, goldens: str, run: str) -> Checked:
                    differences(_facts(golden), facts))
 
 
-def _facts(golden: str) -> Dict[str, Any]:
+def _facts(golden: str) -> dict[str, Any]:
     content = _json(os.path.join(golden, FACTS))
     if not isinstance(content, dict) or not isinstance(content.get('facts'), dict):
         raise GoldenError(f'{os.path.join(golden, FACTS)}: holds no facts')

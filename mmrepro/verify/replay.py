@@ -4,10 +4,12 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
 
+from ..errors import FingerprintError
 from ..fingerprint.difference import (
     ComparedField,
     Divergence,
@@ -17,13 +19,11 @@ from ..fingerprint.difference import (
 )
 from ..fingerprint.manifest import Manifest, compare_manifests, read_manifest
 from ..fingerprint.provenance import environment
-from ..fingerprint.reader import FingerprintError, RankLog, RecordedRun, read_ranks, read_run
+from ..fingerprint.reader import RankLog, RecordedRun, read_ranks, read_run
 from ..fingerprint.schema import FOLDER
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints
 from ..runs.launcher import POLL, LaunchedTraining, killed_at_exit, launch_of
-
-__all__ = ['ReplayOutcome', 'compare_logs', 'prepare', 'replay']
 
 # recorded variables that belong to the machine and the launcher of the original
 NOT_REPLAYED = ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'SLURM_NTASKS', 'CUDA_VISIBLE_DEVICES',
@@ -36,9 +36,9 @@ BY_DESIGN = ('created', 'command', 'cwd', 'work_dir', 'config.default_hooks.chec
 class ReplayOutcome(NamedTuple):
     """What a replay came to."""
     compared: int  # iterations that agree, before the first difference
-    difference: Optional[Divergence]  # the first one
-    environment: List[Any]  # differences between the two manifests
-    notes: List[str]  # what a reader of the original's files should know
+    difference: Divergence | None  # the first one
+    environment: list[Any]  # differences between the two manifests
+    notes: list[str]  # what a reader of the original's files should know
 
     @property
     def rank(self) -> int:
@@ -46,7 +46,7 @@ class ReplayOutcome(NamedTuple):
 
 
 def prepare(manifest: Manifest, work_dir: str,
-            changes: Optional[Mapping[str, Any]] = None) -> str:
+            changes: Mapping[str, Any] | None = None) -> str:
     """Write the config of the replay into ``work_dir`` and return its path.
 
     It is the original's, except for where results go (no checkpoints are written), and for
@@ -72,10 +72,10 @@ def prepare(manifest: Manifest, work_dir: str,
     return path
 
 
-def replay(run_dir: str, work_dir: str, iterations: Optional[int] = None,
+def replay(run_dir: str, work_dir: str, iterations: int | None = None,
            say: Callable[[str], None] = lambda text: None,
-           report: Callable[[List[Any]], None] = lambda found: None,
-           changes: Optional[Mapping[str, Any]] = None) -> ReplayOutcome:
+           report: Callable[[list[Any]], None] = lambda found: None,
+           changes: Mapping[str, Any] | None = None) -> ReplayOutcome:
     """Train the run in ``run_dir`` again and compare while it runs.
 
     Args:
@@ -116,9 +116,9 @@ def replay(run_dir: str, work_dir: str, iterations: Optional[int] = None,
 
 def _follow(training: LaunchedTraining, work_dir: str, original: RecordedRun, manifest: Manifest,
             end: int, say: Callable[[str], None],
-            report: Callable[[List[Any]], None]) -> ReplayOutcome:
+            report: Callable[[list[Any]], None]) -> ReplayOutcome:
     """Compare what the processes have written so far, until they end or differ."""
-    around: Optional[List[Any]] = None
+    around: list[Any] | None = None
     started, difference, ended, text = time.monotonic(), None, False, ''
     while not ended and difference is None:
         ended = training.poll()
@@ -155,7 +155,7 @@ def _follow(training: LaunchedTraining, work_dir: str, original: RecordedRun, ma
 
 
 def compare_logs(original: Mapping[int, RankLog], logs: Mapping[int, RankLog],
-                 end: int) -> Optional[Divergence]:
+                 end: int) -> Divergence | None:
     """The first difference before iteration ``end``: of an iteration, else of a validation."""
     original = before(original, end)
     return first_divergence(original, logs) or first_differing_metric(original, logs)

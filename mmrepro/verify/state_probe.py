@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
 from mmengine.hooks import Hook
@@ -14,8 +15,6 @@ from ..distributed.unwrap import unwrap
 from ..runs.child import Training
 from ..runs.launcher import PlannedRun, launch_of, run_all
 from ..runs.stopping import StopTraining
-
-__all__ = ['StateVerdict', 'attach', 'probe', 'train_all']
 
 CHECKPOINT = 'probe.pth'
 
@@ -31,14 +30,14 @@ class ProbeHook(Hook):
 
     def __init__(self, at: int, iterations: int, out: str, save: bool) -> None:
         self._at, self._iterations, self._out, self._save = at, iterations, out, save
-        self._seen: Dict[str, Any] = dict(losses={})
+        self._seen: dict[str, Any] = dict(losses={})
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if runner.iter == self._at:
             self._seen['before'] = snapshot(runner)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Optional[dict] = None) -> None:
+                         outputs: dict | None = None) -> None:
         done = runner.iter + 1
         if done > self._at:
             self._seen['losses'][runner.iter] = {
@@ -58,7 +57,7 @@ class StateVerdict(NamedTuple):
     """What came out."""
     # attributes that the resumed run does not have as the uninterrupted one does, not even after
     # its last iteration
-    lost: List[Lost]
+    lost: list[Lost]
     # the first iteration whose losses differ, or 'weights', 'optimizer'; '' when all bits agree
     first: str
     at: int
@@ -112,7 +111,7 @@ def probe(cfg: Config, at: int, iterations: int, work_dir: str,
     return StateVerdict(lost, next(iter(differing), ''), at, iterations)
 
 
-def _seen(training: Training) -> Dict[str, Any]:
+def _seen(training: Training) -> dict[str, Any]:
     if not os.path.exists(training.given['out']):
         raise RuntimeError(f'the run in {training.work_dir} ended before iteration '
                            f'{training.given["iterations"]}')

@@ -8,12 +8,10 @@ import os
 import platform
 import subprocess
 import sys
-from typing import Any, Dict, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 from ..determinism.cpu_level import cpu_instructions, level_variables
-
-__all__ = ['LESS_THAN_AVX2', 'burn_other_cores', 'instruction_sets', 'linked_folder',
-           'reverse_listings']
 
 # on a host with AVX2 only: other kernels of training. What loads data stays at AVX2, because
 # batches are promised to be the same on CPUs with AVX2 and no others.
@@ -25,7 +23,7 @@ MOST_BURNERS = 16  # processes
 BURN = 'import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(100000))'
 
 
-def instruction_sets() -> Dict[str, str]:
+def instruction_sets() -> dict[str, str]:
     """Variables that take instruction sets from the libraries; none where that cannot be done."""
     if platform.machine() not in ('x86_64', 'AMD64'):
         return {}

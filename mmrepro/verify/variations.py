@@ -4,7 +4,8 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Callable, NamedTuple
 
 import torch
 from mmengine.config import Config
@@ -25,10 +26,6 @@ from ..runs.progress import RunsProgress
 from ..text import listed
 from . import surroundings
 
-__all__ = ['USUAL', 'VARIATIONS', 'VariationResult', 'prepare', 'result_of', 'variations_of',
-           'verify', 'virtual_ranks']
-
-
 SEED = 0  # of all runs, where the config has none
 REFERENCE = 'reference'  # folder of the run that variations are compared with
 
@@ -39,8 +36,8 @@ class Variation(NamedTuple):
     # turns the reference's config into that of the variation, in place
     change: Callable[[Config], None] = lambda cfg: None
     # variables that differ from the reference; they may depend on this machine
-    env: Callable[[], Dict[str, str]] = dict
-    prepare: Optional[str] = None  # what the process calls first, as 'module:function'
+    env: Callable[[], dict[str, str]] = dict
+    prepare: str | None = None  # what the process calls first, as 'module:function'
     elsewhere: bool = False  # it starts in another folder, with links to the files of this one
     processes: int = 1
     twice: bool = False  # the reference is another run of this, not the one of all others
@@ -90,7 +87,7 @@ class VariationResult(NamedTuple):
     name: str
     title: str
     iterations: int = 0
-    difference: Optional[Divergence] = None
+    difference: Divergence | None = None
     reference: str = REFERENCE  # the run that it is compared with: a folder beside its own
     skipped: str = ''
     remark: str = ''  # what is equal, where not everything was promised
@@ -100,11 +97,11 @@ class VariationResult(NamedTuple):
         return not self.skipped and self.difference is None and self.iterations > 0
 
 
-def virtual_ranks(cfg: Config) -> Optional[int]:
+def virtual_ranks(cfg: Config) -> int | None:
     return (cfg.get('randomness') or {}).get('virtual_ranks')
 
 
-def variations_of(cfg: Config) -> Dict[str, Variation]:
+def variations_of(cfg: Config) -> dict[str, Variation]:
     """:data:`VARIATIONS`; of virtual ranks, the number of processes is one that must not matter."""
     ranks = virtual_ranks(cfg)
     if ranks is None:
@@ -114,11 +111,11 @@ def variations_of(cfg: Config) -> Dict[str, Variation]:
         f'{ranks} virtual ranks on {processes} processes', processes=processes)}
 
 
-def prepare(cfg: Config, names: Sequence[str], full: bool = False) -> List[str]:
+def prepare(cfg: Config, names: Sequence[str], full: bool = False) -> list[str]:
     """Change a config in place into one to verify: small, unless ``full``; returns what was done.
 
     Raises:
-        MissingData: a file that the config reads does not exist.
+        MissingDataError: a file that the config reads does not exist.
     """
     notes = []
     if import_mmrepro(cfg):
@@ -146,7 +143,7 @@ def prepare(cfg: Config, names: Sequence[str], full: bool = False) -> List[str]:
 
 def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jobs: int,
            level: str = 'step', say: Callable[[str], None] = lambda text: None
-           ) -> List[VariationResult]:
+           ) -> list[VariationResult]:
     """Run the reference and the variations; every one in processes of its own.
 
     Args:
@@ -182,14 +179,14 @@ def _reference_of(name: str, variation: Variation) -> str:
     return f'{name}.{REFERENCE}' if variation.twice else REFERENCE
 
 
-def _devices() -> Tuple[int, str]:
+def _devices() -> tuple[int, str]:
     """How many processes can train, and on what."""
     if torch.cuda.is_available():
         return torch.cuda.device_count(), 'GPUs'
     return os.cpu_count() or 1, 'cores'
 
 
-def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> Dict[str, str]:
+def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> dict[str, str]:
     """Variations that this config cannot have, and why."""
     skipped = {}
     if 'validation' in names and cfg.get('val_cfg') is None:
@@ -250,7 +247,7 @@ def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, i
 
 
 def result_of(name: str, reference: str, folder: str, iterations: int, skipped: str = '',
-              variation: Optional[Variation] = None) -> VariationResult:
+              variation: Variation | None = None) -> VariationResult:
     """What became of a variation, by the fingerprints in its folder and in the reference's."""
     variation = variation or VARIATIONS[name]
     if skipped:
@@ -270,7 +267,7 @@ def result_of(name: str, reference: str, folder: str, iterations: int, skipped: 
                            os.path.basename(reference), remark=remark if difference is None else '')
 
 
-def _remark(found: Optional[Divergence]) -> str:
+def _remark(found: Divergence | None) -> str:
     """What is said beside the verdict where not all fields were promised."""
     if found is None:
         return 'weights agree as well'
@@ -278,7 +275,7 @@ def _remark(found: Optional[Divergence]) -> str:
     return f'{fields} differ from iteration {found.iteration} on, as on another CPU'
 
 
-def _only(part: str, ranks: Dict[int, RankLog]) -> Dict[int, RankLog]:
+def _only(part: str, ranks: dict[int, RankLog]) -> dict[int, RankLog]:
     """One part of the fingerprints."""
     return {rank: log._replace(steps={
         i: {part: step[part]} for i, step in log.steps.items() if part in step})

@@ -22,16 +22,16 @@ from mmrepro.audit import (
     HINT,
     MAY,
     RULES,
-    AuditError,
     Subject,
     audit,
     environment_rules,
     exit_code,
     load,
 )
-from mmrepro.config import RandomnessConfig, RandomnessError, refuse_misspelt, upgrade_legacy_keys
+from mmrepro.config import RandomnessConfig, refuse_misspelt, upgrade_legacy_keys
 from mmrepro.data import adopt_loader
 from mmrepro.data.sampling_orders import STOCK_FAULTS
+from mmrepro.errors import AuditError, RandomnessError
 from mmrepro.patches import CAUSES
 from mmrepro.runner import ReproRunner
 

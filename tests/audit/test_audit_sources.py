@@ -13,8 +13,8 @@ from mmengine.config import Config
 from mmrepro.audit import CHANGES, Subject, audit, environment_rules
 from mmrepro.audit.sources import SourceFile
 from mmrepro.checkpoint import adapters
-from mmrepro.config import RandomnessError
 from mmrepro.data import generators
+from mmrepro.errors import RandomnessError
 
 HEAD = '''
 import datetime, glob, hashlib, os, queue, random, secrets, threading, time

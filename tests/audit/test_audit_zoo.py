@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from mmrepro.audit import CHANGES, AuditError, audit, load
+from mmrepro.audit import CHANGES, audit, load
+from mmrepro.errors import AuditError
 
 # its base is not in the package
 BROKEN = {'sort'}

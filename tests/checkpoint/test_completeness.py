@@ -14,9 +14,7 @@ from validated_runs import everything, trained, validated
 from mmrepro.checkpoint import files
 from mmrepro.checkpoint.choosing import newest_good
 from mmrepro.checkpoint.completeness import check_readable, has_schedules, lacks
-from mmrepro.checkpoint.files import CheckpointError
-from mmrepro.config import RandomnessError
-from mmrepro.facts.compatibility import ResumeError
+from mmrepro.errors import CheckpointError, RandomnessError, ResumeError
 
 
 class Killed(Hook):

@@ -8,7 +8,7 @@ from harness import Child, run_all, train
 from mmengine.runner import Runner
 from small_runs import Points, finish, small_run
 
-from mmrepro.config import RandomnessError
+from mmrepro.errors import RandomnessError
 
 
 def nothing(cfg):

@@ -6,8 +6,7 @@ from mmengine.registry import DATASETS, HOOKS, MODELS
 from mmengine.runner import Runner
 from small_runs import NoisyLine, Points, clean, finish, small_run  # noqa: F401  clean: a fixture
 
-from mmrepro.config import RandomnessError
-from mmrepro.facts.compatibility import ResumeError
+from mmrepro.errors import RandomnessError, ResumeError
 
 LOOPS = {'epochs': dict(by_epoch=True, max_epochs=2),
          'iterations': dict(by_epoch=False, max_iters=8, val_interval=100)}

@@ -115,7 +115,8 @@ def test_a_folder_for_results_that_cannot_be_made(verb, config, capsys, tmp_path
 
 
 def test_a_damaged_checkpoint(config, capsys, tmp_path):
-    from mmrepro.checkpoint.files import CheckpointError, load
+    from mmrepro.checkpoint.files import load
+    from mmrepro.errors import CheckpointError
     with open(config, 'a', encoding='utf-8') as file:
         file.write(f'load_from = {str(tmp_path / "bad.pth")!r}\n')
     (tmp_path / 'bad.pth').write_bytes(b'PK\3\4' + bytes(100))

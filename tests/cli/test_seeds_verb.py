@@ -10,11 +10,11 @@ from fake_runs import write_log
 
 from mmrepro import cli
 from mmrepro.cli import seeds
+from mmrepro.errors import SeedsError
 from mmrepro.exit_codes import INTERRUPTED, PREEMPTED
 from mmrepro.report import seed_runs, seeds_report
 from mmrepro.report.seed_runs import (
     NOTHING_FOUND,
-    SeedsError,
     jobs_of,
     parse_seeds,
     result_of,

@@ -8,8 +8,8 @@ from loaders import BATCH, SIZE, InOrder, Noisy, adopted, loader, settings, trai
 from mmengine.dataset import pseudo_collate
 from torch.utils.data import DataLoader, RandomSampler, StackDataset, Subset, random_split
 
-from mmrepro.config import RandomnessError
 from mmrepro.data import training_thread
+from mmrepro.errors import RandomnessError
 from mmrepro.runner import ReproRunner
 
 

@@ -8,11 +8,12 @@ from pictures import SIZE, Pictures, bits, draw
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from mmrepro import patches, seeds
-from mmrepro.config import RandomnessConfig, RandomnessError
+from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader
 from mmrepro.data.batch_context import EXTRA_SAMPLES, BatchContext, current_batch, loading
 from mmrepro.data.fetch import KeyedFetch
 from mmrepro.data.positions import with_position
+from mmrepro.errors import RandomnessError
 from mmrepro.patches.cached_transforms import partners
 
 

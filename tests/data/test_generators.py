@@ -13,9 +13,9 @@ from mmengine.dataset import Compose, DefaultSampler, default_collate, pseudo_co
 from torch.utils.data import DataLoader
 
 from mmrepro import seeds
-from mmrepro.config import RandomnessError
 from mmrepro.data import generators
 from mmrepro.data.fetch import KeyedCollate, keyed_collate
+from mmrepro.errors import RandomnessError
 
 OF_MODULE = np.random.default_rng(0)
 

@@ -24,9 +24,10 @@ from mmengine.dataset import Compose
 from torch.utils.data import ConcatDataset, DataLoader
 
 from mmrepro import patches
-from mmrepro.config import RandomnessConfig, RandomnessError, SampleDiffersError
+from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader, generators
 from mmrepro.data.sample_check import checked, left_out
+from mmrepro.errors import RandomnessError, SampleDiffersError
 from mmrepro.fingerprint.sample_replay import explain
 from mmrepro.runner import ReproRunner
 

@@ -10,7 +10,7 @@ from mmengine.runner import Runner
 from small_runs import NoisyLine, clean, small_run  # noqa: F401  clean is a fixture
 
 from mmrepro import determinism
-from mmrepro.determinism import DeterminismError
+from mmrepro.errors import DeterminismError
 
 SIZES = (4, 5, 6)
 

@@ -9,8 +9,9 @@ import pytest
 from policy_state import nothing_leaks  # noqa: F401  a fixture
 
 from mmrepro import determinism
-from mmrepro.config import RandomnessConfig, RandomnessError
-from mmrepro.determinism import DeterminismError, cpu_level
+from mmrepro.config import RandomnessConfig
+from mmrepro.determinism import cpu_level
+from mmrepro.errors import DeterminismError, RandomnessError
 
 NEEDED = cpu_level.CPU_LEVELS['avx2']
 # what libraries compute with AVX-512 in another order than with AVX2

@@ -12,7 +12,8 @@ from policy_state import BITS, flags, nothing_leaks, run_python  # noqa: F401  a
 
 from mmrepro import determinism
 from mmrepro.config import RandomnessConfig
-from mmrepro.determinism import DeterminismError, policy, tables
+from mmrepro.determinism import policy, tables
+from mmrepro.errors import DeterminismError
 
 # ------------------------------------------------------------------------ tables
 

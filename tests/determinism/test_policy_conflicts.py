@@ -8,7 +8,8 @@ import torch
 from policy_state import flags, nothing_leaks  # noqa: F401  a fixture
 
 from mmrepro import determinism
-from mmrepro.determinism import DeterminismError, tables
+from mmrepro.determinism import tables
+from mmrepro.errors import DeterminismError
 
 BAD = {
     'CUBLAS_WORKSPACE_CONFIG': [':0:0', ''],

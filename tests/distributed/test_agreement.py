@@ -8,14 +8,9 @@ import torch
 from rank_pool import shared_pool
 
 from mmrepro import determinism
-from mmrepro.distributed.agreement import (
-    AgreementError,
-    any_rank,
-    check_agreement,
-    settle,
-    start_fields,
-)
+from mmrepro.distributed.agreement import any_rank, check_agreement, settle, start_fields
 from mmrepro.distributed.root_seed import broadcast_seed
+from mmrepro.errors import AgreementError
 
 
 @pytest.fixture(scope='module')

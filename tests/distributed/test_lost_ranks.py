@@ -15,7 +15,8 @@ from ranks import free_port
 
 from mmrepro import on_virtual_ranks
 from mmrepro.distributed.agreement import settle
-from mmrepro.distributed.lost_ranks import RankEnded, naming_lost_ranks
+from mmrepro.distributed.lost_ranks import naming_lost_ranks
+from mmrepro.errors import RankEnded
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 

@@ -19,9 +19,10 @@ from virtual_processes import alone, results_of, same_for_every_number
 
 from mmrepro import RandomnessError, on_virtual_ranks
 from mmrepro.digests import state_digest
-from mmrepro.distributed.agreement import AgreementError, settle
+from mmrepro.distributed.agreement import settle
 from mmrepro.distributed.virtual.gradients import VirtualDataParallel
-from mmrepro.distributed.virtual.scheduler import CollectiveMismatch, Deadlock, current
+from mmrepro.distributed.virtual.scheduler import current
+from mmrepro.errors import AgreementError, CollectiveMismatch, Deadlock
 from mmrepro.ops.aten import sync_bn
 
 pytestmark = pytest.mark.filterwarnings('ignore')

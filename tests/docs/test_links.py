@@ -5,8 +5,8 @@ import importlib
 import importlib.util
 import re
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator, List, Set, Tuple
 
 import pytest
 
@@ -44,7 +44,7 @@ def slug(title: str) -> str:
     return re.sub(r'[-\s]+', '-', re.sub(r'[^\w\s-]', '', plain).strip().lower())
 
 
-def anchors(page: Path) -> Set[str]:
+def anchors(page: Path) -> set[str]:
     text = re.sub(r'^( *)```.*?^\1```', '', page.read_text(encoding='utf-8'), flags=re.S | re.M)
     return {slug(title) for title in re.findall(r'^#+ (.*)$', text, re.M)} | set(
         re.findall(r'\bid="([^"]+)"', text))
@@ -68,7 +68,7 @@ def broken(page: Path) -> Iterator[str]:
             yield f'{link}: the page has no such heading'
 
 
-def cells(page: Path) -> Iterator[Tuple[str, str]]:
+def cells(page: Path) -> Iterator[tuple[str, str]]:
     """Lines of tables and their cells."""
     for line in page.read_text(encoding='utf-8').splitlines():
         if line.startswith('|'):
@@ -87,7 +87,7 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
 
 def test_every_page_is_in_the_navigation_once():
     text = (ROOT / 'mkdocs.yml').read_text(encoding='utf-8')
-    listed: List[str] = re.findall(r'^ *- (?:[^:\n]+: )?(\S+\.md)$', text, re.M)
+    listed: list[str] = re.findall(r'^ *- (?:[^:\n]+: )?(\S+\.md)$', text, re.M)
     assert sorted(listed) == [page.relative_to(DOCS).as_posix() for page in PAGES]
 
 
@@ -131,7 +131,7 @@ def test_links_that_lead_nowhere_are_found(tmp_path, monkeypatch):
     assert [found.partition(':')[0] for found in broken(page)] == ['b.md', 'a.md#b', '../']
 
 
-def imported_names() -> Iterator[Tuple[str, str, str]]:
+def imported_names() -> Iterator[tuple[str, str, str]]:
     for page in [*PAGES, *OUTSIDE]:
         for module, names in re.findall(r'^ *from (mmrepro[\w.]*) import ([\w, ]+)$',
                                         page.read_text(encoding='utf-8'), re.M):

@@ -8,8 +8,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Dict, Iterator, List
 
 import pytest
 
@@ -34,7 +34,7 @@ LIMIT = 1800  # seconds for a command
 TWO_RANKS = f'mmrepro train {CONFIG} --deterministic --seed 42 --virtual-ranks 2'
 
 
-def blocks(page: str, language: str) -> List[str]:
+def blocks(page: str, language: str) -> list[str]:
     text = (TUTORIALS / f'{page}.md').read_text(encoding='utf-8')
     return re.findall(rf'^```{language}\n(.*?)^```', text, re.S | re.M)
 
@@ -66,7 +66,7 @@ class Shell:
                             f'{module} "$@"\n')
             path.chmod(0o755)
         (programs / 'python').symlink_to(sys.executable)
-        self.env: Dict[str, str] = {
+        self.env: dict[str, str] = {
             **os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1',
             'PATH': f'{programs}{os.pathsep}{os.environ["PATH"]}'}
 

@@ -14,6 +14,7 @@ from small_runs import Points, clean, finish, small_run  # noqa: F401  clean is 
 
 import mmrepro
 from mmrepro.demo.shipped_configs import demo_config
+from mmrepro.errors import ResumeError
 from mmrepro.facts import compatibility
 from mmrepro.facts.collect import (
     collect_facts,
@@ -23,7 +24,7 @@ from mmrepro.facts.collect import (
     read_settings,
     settings_of,
 )
-from mmrepro.facts.compatibility import CHANGES, HARMLESS, ResumeError, differences
+from mmrepro.facts.compatibility import CHANGES, HARMLESS, differences
 
 
 @pytest.fixture(scope='module')

@@ -9,7 +9,7 @@ from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 from small_runs import clean, finish, small_run  # noqa: F401  clean is a fixture
 
-from mmrepro.facts.compatibility import ResumeError
+from mmrepro.errors import ResumeError
 from mmrepro.facts.training_data import training_facts
 
 

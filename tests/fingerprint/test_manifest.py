@@ -12,6 +12,7 @@ from harness import Child
 from mmengine.runner import Runner
 from small_runs import config
 
+from mmrepro.errors import FingerprintError
 from mmrepro.facts.training_data import training_data
 from mmrepro.fingerprint import provenance
 from mmrepro.fingerprint.manifest import (
@@ -22,7 +23,6 @@ from mmrepro.fingerprint.manifest import (
     compare_manifests,
     read_manifest,
 )
-from mmrepro.fingerprint.reader import FingerprintError
 
 SECRET = secrets.token_hex()  # not a literal: the manifest keeps uncommitted changes of this file
 SECRETS = {name: SECRET for name in (

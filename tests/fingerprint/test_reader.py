@@ -3,7 +3,8 @@ import json
 
 import pytest
 
-from mmrepro.fingerprint.reader import EmptyFingerprints, FingerprintError, read_rank, read_run
+from mmrepro.errors import EmptyFingerprints, FingerprintError
+from mmrepro.fingerprint.reader import read_rank, read_run
 from mmrepro.fingerprint.writer import Writer
 
 START = dict(kind='start', format=1, level='step', interval=1, rank=0, world_size=1, scheme=1,

@@ -8,7 +8,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from preempted_runs import settings
 
-from mmrepro.hooks.preempt import Preempted
+from mmrepro.errors import Preempted
 
 EVENTS = ('before_train_epoch', 'after_train_epoch')
 

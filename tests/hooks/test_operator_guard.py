@@ -8,7 +8,8 @@ from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
 from mmrepro import determinism
-from mmrepro.hooks.operator_guard import OperatorGuardHook, UnknownOperatorError
+from mmrepro.errors import UnknownOperatorError
+from mmrepro.hooks.operator_guard import OperatorGuardHook
 from mmrepro.ops.guard import OperatorGuard
 
 _library = torch.library.Library('passers_by', 'DEF')

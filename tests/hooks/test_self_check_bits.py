@@ -17,7 +17,7 @@ from mmengine.runner import Runner
 from mmengine.runner.amp import autocast
 from torch.utils.checkpoint import checkpoint
 
-from mmrepro.step_check.check import StepDiffersError
+from mmrepro.errors import StepDiffersError
 from mmrepro.step_check.state import StepState
 
 

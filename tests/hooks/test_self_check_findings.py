@@ -14,7 +14,7 @@ from faults import tiny
 from mmengine.runner import Runner
 
 from mmrepro.checkpoint import adapters
-from mmrepro.step_check.check import StepDiffersError
+from mmrepro.errors import StepDiffersError
 
 
 class FaultyLoss(tiny.Tiny):

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from mmrepro.fingerprint.reader import FingerprintError
+from mmrepro.errors import FingerprintError
 from mmrepro.localise.entry import localise_runs, unused_folder
 
 

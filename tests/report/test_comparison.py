@@ -12,9 +12,10 @@ from fake_runs import NAMES, write_log, write_run
 
 from mmrepro import cli
 from mmrepro.cli.compare import compare, main
+from mmrepro.errors import RunError
 from mmrepro.report import comparison_plots, html, weight_distances
 from mmrepro.report.comparison import compare_runs
-from mmrepro.report.run_view import RunError, load_run
+from mmrepro.report.run_view import load_run
 
 PNG = b'\x89PNG\r\n\x1a\n'
 

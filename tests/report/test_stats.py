@@ -8,16 +8,8 @@ import sys
 import pytest
 from scipy import stats as scipy_stats
 
-from mmrepro.report.stats import (
-    MissingStatistics,
-    equivalence,
-    holm,
-    paired,
-    plan,
-    power,
-    sign_flip,
-    summary,
-)
+from mmrepro.errors import MissingPackageError
+from mmrepro.report.stats import equivalence, holm, paired, plan, power, sign_flip, summary
 
 # Student (1908), "The probable error of a mean", Biometrika 6: hours of sleep gained by ten
 # patients under two drugs. R's `sleep`; t.test(extra ~ group, paired = TRUE) prints
@@ -121,7 +113,7 @@ def test_values_that_are_none_are_refused(values):
 
 def test_without_scipy_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, 'scipy.stats', None)
-    with pytest.raises(MissingStatistics, match='pip install scipy'):
+    with pytest.raises(MissingPackageError, match='pip install scipy'):
         summary([1., 2.])
 
 

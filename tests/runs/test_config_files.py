@@ -9,7 +9,8 @@ import pytest
 from harness import ROOT
 from mmengine.config import Config
 
-from mmrepro.runs.config_files import ConfigError, merge_options, read_config, without_mark
+from mmrepro.errors import ConfigError
+from mmrepro.runs.config_files import merge_options, read_config, without_mark
 
 
 def config():

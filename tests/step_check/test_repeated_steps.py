@@ -19,7 +19,7 @@ from mmengine.runner import Runner
 from virtual_runs import run as on_virtual_ranks
 
 from mmrepro import determinism
-from mmrepro.step_check.check import StepDiffersError
+from mmrepro.errors import StepDiffersError
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 

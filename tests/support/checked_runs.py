@@ -13,7 +13,7 @@ from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
 from mmrepro import determinism
-from mmrepro.step_check.check import StepDiffersError
+from mmrepro.errors import StepDiffersError
 
 __all__ = ['bits', 'clean', 'config', 'finish', 'registered', 'stopped']
 

@@ -1,7 +1,7 @@
 """Annotations and results in the format of COCO, drawn at random: no images are needed."""
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 from pycocotools import mask
@@ -9,7 +9,7 @@ from pycocotools import mask
 SIDES = (8, 24, 60, 150)  # pixels: small, small, medium, large
 
 
-def draw_dataset(images: int, categories: int, seed: int = 0, objects: int = 7) -> Dict[str, Any]:
+def draw_dataset(images: int, categories: int, seed: int = 0, objects: int = 7) -> dict[str, Any]:
     """Annotations: about ``objects`` boxes an image, some of them crowds."""
     draw = np.random.RandomState(seed)
     annotations = []
@@ -26,8 +26,8 @@ def draw_dataset(images: int, categories: int, seed: int = 0, objects: int = 7) 
                 annotations=annotations)
 
 
-def draw_results(dataset: Dict[str, Any], seed: int = 0, noise: float = .08, extra: int = 3
-                 ) -> List[Dict[str, Any]]:
+def draw_results(dataset: dict[str, Any], seed: int = 0, noise: float = .08, extra: int = 3
+                 ) -> list[dict[str, Any]]:
     """Results: most objects with noise, and ``extra`` wrong ones an image. All scores differ."""
     draw = np.random.RandomState(seed)
     results = []
@@ -49,18 +49,18 @@ def draw_results(dataset: Dict[str, Any], seed: int = 0, noise: float = .08, ext
     return results
 
 
-def with_masks(dataset: Dict[str, Any], results: List[Dict[str, Any]]
-               ) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
+def with_masks(dataset: dict[str, Any], results: list[dict[str, Any]]
+               ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The same with masks: an ellipse in each box, of a result as what MMDetection writes."""
     height, width = (dataset['images'][0][name] for name in ('height', 'width'))
     turn = np.linspace(0, 2 * np.pi, 16, endpoint=False)
 
-    def ellipse(box: List[float]) -> List[float]:
+    def ellipse(box: list[float]) -> list[float]:
         x, y, across, down = box
         points = np.stack([x + across / 2 * (1 + np.cos(turn)), y + down / 2 * (1 + np.sin(turn))])
         return points.T.reshape(-1).tolist()
 
-    def encoded(box: List[float]) -> Dict[str, Any]:
+    def encoded(box: list[float]) -> dict[str, Any]:
         found, = mask.frPyObjects([ellipse([*box[:2], *np.maximum(box[2:], 1)])], height, width)
         return dict(found, counts=found['counts'].decode())
 
@@ -73,13 +73,13 @@ def with_masks(dataset: Dict[str, Any], results: List[Dict[str, Any]]
             [dict(one, segmentation=encoded(one['bbox'])) for one in results])
 
 
-def copied(dataset: Dict[str, Any], results: List[Dict[str, Any]], copies: np.ndarray
-           ) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
+def copied(dataset: dict[str, Any], results: list[dict[str, Any]], copies: np.ndarray
+           ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A dataset with so many copies of each image, one next to the other, and their results."""
     most = int(copies.max()) + 1
     number = dict(zip((one['id'] for one in dataset['images']), copies))
 
-    def of(entries: List[Dict[str, Any]], key: str) -> List[Dict[str, Any]]:
+    def of(entries: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
         return [{**one, key: one[key] * most + copy}
                 for one in entries for copy in range(number[one[key]])]
 

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import traceback
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import torch
 
@@ -33,7 +33,7 @@ def _recorder(with_data: bool) -> Any:
         priority = 100
 
         def __init__(self) -> None:
-            self.result: Dict[str, List] = dict(data=[], loss=[], step=[], metrics=[])
+            self.result: dict[str, list] = dict(data=[], loss=[], step=[], metrics=[])
 
         def before_train_iter(self, runner, batch_idx, data_batch=None):
             if with_data:
@@ -57,7 +57,7 @@ def _recorder(with_data: bool) -> Any:
 
 
 def train(cfg: Any, work_dir: str, with_data: bool = True,
-          prepare: Callable[[Any], None] = lambda runner: None) -> Dict[str, Any]:
+          prepare: Callable[[Any], None] = lambda runner: None) -> dict[str, Any]:
     """Train in this process; returns digests of batches, losses as hex, weights, optimizer."""
     from mmengine.runner import Runner
     cfg = copy.deepcopy(cfg)
@@ -106,7 +106,7 @@ class Child:
         return value
 
 
-def run_all(jobs: Dict[str, tuple], at_once: int = 2) -> Dict[str, Any]:
+def run_all(jobs: dict[str, tuple], at_once: int = 2) -> dict[str, Any]:
     """Run ``name -> (function, args, kwargs)`` in forked children, ``at_once`` at a time."""
     results, running = {}, {}
     for name, (function, args, kwargs) in jobs.items():
@@ -119,7 +119,7 @@ def run_all(jobs: Dict[str, tuple], at_once: int = 2) -> Dict[str, Any]:
     return results
 
 
-def environment() -> Dict[str, str]:
+def environment() -> dict[str, str]:
     """Environment of a fresh process that finds this checkout."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH', '')]))
     return {**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'}

@@ -11,7 +11,7 @@ from mmengine.registry import DATASETS, METRICS, MODELS
 from mmengine.runner import Runner
 from small_runs import DumpNothing
 
-from mmrepro.hooks.preempt import Preempted
+from mmrepro.errors import Preempted
 
 
 @MODELS.register_module(force=True)

@@ -1,7 +1,8 @@
 """The tree of a reduction, from its description."""
 from __future__ import annotations
 
-from typing import Any, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +15,7 @@ def written_out(leaves: Sequence[Tensor], op: Any) -> Tensor:
     """The same tree from its description: halves of a power of two, the rest from the right."""
     combine, leaves = combine_of(op), list(leaves)
 
-    def whole(part: List[Tensor]) -> Tensor:
+    def whole(part: list[Tensor]) -> Tensor:
         if len(part) == 1:
             return part[0].clone()
         half = len(part) // 2

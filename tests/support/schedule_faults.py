@@ -1,8 +1,9 @@
 """Faults of orders, planted: schedules have to find each."""
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, ContextManager, Dict, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Callable
 from unittest import mock
 
 from mmrepro.distributed.virtual.scheduler import Scheduler, VirtualRank
@@ -34,7 +35,7 @@ def _restored_weights() -> Iterator[None]:
         yield
 
 
-def _without_wait(text: str) -> ContextManager[Any]:
+def _without_wait(text: str) -> AbstractContextManager[Any]:
     """Ranks do not wait where ``text`` says what for."""
     wait = Scheduler.wait
 
@@ -44,7 +45,7 @@ def _without_wait(text: str) -> ContextManager[Any]:
     return mock.patch.object(Scheduler, 'wait', hasty)
 
 
-def _unguarded_conditions() -> ContextManager[Any]:
+def _unguarded_conditions() -> AbstractContextManager[Any]:
     """What a rank waits for raises in the thread of the one that asks."""
     def may_run(self: Any) -> bool:
         return self.scheduler.failed is not None or self.ready is None or self.ready()
@@ -52,7 +53,7 @@ def _unguarded_conditions() -> ContextManager[Any]:
     return mock.patch.object(VirtualRank, 'may_run', may_run)
 
 
-def _unchecked_weights() -> ContextManager[Any]:
+def _unchecked_weights() -> AbstractContextManager[Any]:
     """A checkpoint may be written while the owner has not stepped; nothing compares weights."""
     return mock.patch.object(Shared, 'check', lambda self: None)
 
@@ -63,7 +64,7 @@ def _silently_restored_weights() -> Iterator[None]:
         yield
 
 
-FAULTS: Dict[str, Callable[[], ContextManager[Any]]] = {
+FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     'restored weights': _restored_weights,
     'restored weights, unchecked': _silently_restored_weights,
     'a step before the owner': lambda: _without_wait('of the optimizer on shared weights'),

@@ -19,9 +19,11 @@ import sys
 import tempfile
 import threading
 import traceback
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple
+
+from mmrepro.errors import Deadlock, Preempted
 
 if __name__ == '__main__':
     TESTS = Path(__file__).resolve().parents[1]
@@ -38,8 +40,8 @@ from mmengine.runner import Runner  # noqa: E402
 from mmengine.runner import runner as runner_module  # noqa: E402
 from simulated import ConnectionClosed, Event, Killed, Outcome, Simulation  # noqa: E402
 
-from mmrepro.distributed.virtual.scheduler import Deadlock, current  # noqa: E402
-from mmrepro.hooks.preempt import Preempted, PreemptHook  # noqa: E402
+from mmrepro.distributed.virtual.scheduler import current
+from mmrepro.hooks.preempt import PreemptHook
 
 RANKS = 4
 KINDS = ('quiet', 'error', 'condition', 'kill', 'signal')
@@ -91,9 +93,9 @@ class Headed(tiny_run.Tiny):
 class _Run:
     """What is known to the ranks of the run under way."""
 
-    def __init__(self, plan: Optional[Plan]) -> None:
+    def __init__(self, plan: Plan | None) -> None:
         self.plan, self.visits = plan, 0
-        self.runners: Dict[int, Any] = {}
+        self.runners: dict[int, Any] = {}
 
 
 _run = _Run(None)
@@ -170,7 +172,7 @@ def _kill(simulation: Simulation, process: int) -> None:
 EVENTS = {'signal': _send, 'kill': _kill}
 
 
-def train(work_dir: str, seed: int, processes: int, plan: Optional[Plan] = None) -> Outcome:
+def train(work_dir: str, seed: int, processes: int, plan: Plan | None = None) -> Outcome:
     """One run under the order of ``seed``; it resumes if there is a checkpoint."""
     global _run
     _run = _Run(plan)
@@ -218,7 +220,7 @@ def _numbers(processes: int, process: int) -> range:
     return shares(RANKS, processes)[process]
 
 
-def check(number: int, expected: Dict[int, Any], folder: str) -> int:
+def check(number: int, expected: dict[int, Any], folder: str) -> int:
     """Run a schedule; returns its turns. Raises Wrong if it did not end as promised."""
     plan = Plan.of(number)
     work_dir = tempfile.mkdtemp(dir=folder)
@@ -245,10 +247,10 @@ def check(number: int, expected: Dict[int, Any], folder: str) -> int:
         shutil.rmtree(work_dir, ignore_errors=True)
 
 
-def reference(folder: str) -> Dict[int, Any]:
+def reference(folder: str) -> dict[int, Any]:
     """The bits of the ranks of one process that run in their order."""
     from mmrepro import on_virtual_ranks
-    found: Dict[int, Any] = {}
+    found: dict[int, Any] = {}
     main = _main(config(tempfile.mkdtemp(dir=folder)))
 
     def keep() -> None:
@@ -258,8 +260,8 @@ def reference(folder: str) -> Dict[int, Any]:
     return found
 
 
-def run_many(numbers: List[int], stop: bool = False,
-             fault: Callable[[], ContextManager[Any]] = nullcontext) -> Dict[str, Any]:
+def run_many(numbers: list[int], stop: bool = False,
+             fault: Callable[[], AbstractContextManager[Any]] = nullcontext) -> dict[str, Any]:
     """Run schedules; ``wrong`` has the text of each that did not end as promised.
 
     Args:
@@ -268,7 +270,7 @@ def run_many(numbers: List[int], stop: bool = False,
     """
     logging.disable(logging.CRITICAL)
     runner_module.collect_env = dict  # for the log; it starts compilers
-    kinds: Dict[str, int] = dict.fromkeys(KINDS, 0)
+    kinds: dict[str, int] = dict.fromkeys(KINDS, 0)
     turns, wrong = 0, []
     with tempfile.TemporaryDirectory() as folder:
         expected = reference(folder)

@@ -11,23 +11,18 @@ process has ended.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mmrepro.distributed.virtual.guards import guarded
-from mmrepro.distributed.virtual.scheduler import (
-    Deadlock,
-    Meeting,
-    Scheduler,
-    Turns,
-    VirtualRank,
-    current,
-)
+from mmrepro.distributed.virtual.scheduler import Meeting, Scheduler, Turns, VirtualRank, current
 from mmrepro.distributed.virtual.world import Worlds
+from mmrepro.errors import Deadlock
 
 __all__ = ['ConnectionClosed', 'Event', 'Killed', 'NoEnd', 'Outcome', 'Simulation']
 
@@ -64,7 +59,7 @@ class _Work:
     def is_completed(self) -> bool:
         return len(self._call.sent) == len(self._call.members) or self._gone() is not None
 
-    def _gone(self) -> Optional[int]:
+    def _gone(self) -> int | None:
         return next((one for one in self._call.members if one in self._network.ended
                      and one not in self._call.sent), None)
 
@@ -79,7 +74,7 @@ class _Work:
 class _Call:
     def __init__(self, members: Sequence[int]) -> None:
         self.members = list(members)
-        self.sent: Dict[int, Tuple[str, Any]] = {}  # by process: operation, bytes
+        self.sent: dict[int, tuple[str, Any]] = {}  # by process: operation, bytes
 
 
 class Network:
@@ -87,7 +82,7 @@ class Network:
 
     def __init__(self) -> None:
         self.ended: set = set()
-        self._calls: Dict[Tuple[str, int], _Call] = {}
+        self._calls: dict[tuple[str, int], _Call] = {}
 
     def call(self, group: str, number: int, members: Sequence[int]) -> _Call:
         return self._calls.setdefault((group, number), _Call(members))
@@ -107,7 +102,7 @@ class SimulatedTransport:
         return SimulatedTransport(self._network, self._process, processes,
                                   f'{self._group}/{self._parts}')
 
-    def _begin(self, kind: str, sent: Any, deliver: Callable[[List[Any]], None]) -> _Work:
+    def _begin(self, kind: str, sent: Any, deliver: Callable[[list[Any]], None]) -> _Work:
         call = self._network.call(self._group, self._count, self._members)
         self._count += 1
         call.sent[self._process] = kind, sent
@@ -138,13 +133,13 @@ class SeededTurns(Turns):
         self._simulation, self._random = simulation, random.Random(seed)
         self.turn = 0
 
-    def pick(self, ready: Iterator[VirtualRank]) -> Optional[VirtualRank]:
+    def pick(self, ready: Iterator[VirtualRank]) -> VirtualRank | None:
         while True:
             self.turn += 1
             if self.turn > LIMIT:
                 self._give_up()
             self._simulation.happen(self.turn)
-            ranks: List[Any] = [rank for scheduler in self.schedulers for rank in scheduler.ranks
+            ranks: list[Any] = [rank for scheduler in self.schedulers for rank in scheduler.ranks
                                 if not rank.ended and rank.may_run()]
             work = [(scheduler, meeting) for scheduler in self.schedulers
                     if scheduler.failed is None for meeting in scheduler.pending()
@@ -195,8 +190,8 @@ class SeededTurns(Turns):
 class Outcome(NamedTuple):
     """How a schedule has ended."""
     turns: int
-    results: Dict[int, Any]  # by rank, of those that have ended without an error
-    errors: List[Optional[BaseException]]  # by process
+    results: dict[int, Any]  # by rank, of those that have ended without an error
+    errors: list[BaseException | None]  # by process
 
 
 class Simulation:
@@ -243,7 +238,7 @@ class Simulation:
         owner = {rank.number: world for world in self.worlds for rank in world.scheduler.ranks}
 
         @contextmanager
-        def new_group(ranks: List[int]) -> Iterator[str]:
+        def new_group(ranks: list[int]) -> Iterator[str]:
             with owner[current().me.number].new_group(ranks) as backend:
                 yield backend
 

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import random
-from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Dict, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Callable
 from unittest import mock
 
 import numpy as np
@@ -17,7 +18,7 @@ from mmrepro.distributed.virtual.process_state import ProcessState
 __all__ = ['FAULTS']
 
 
-def _order_of_processes() -> ContextManager[Any]:
+def _order_of_processes() -> AbstractContextManager[Any]:
     """Each process reduces its own ranks, and then the processes' results are reduced."""
     def add(self: ReductionTree, node: Node) -> None:
         if self.nodes:
@@ -32,7 +33,7 @@ def _order_of_processes() -> ContextManager[Any]:
 @contextmanager
 def _shared_buffers() -> Iterator[None]:
     """The ranks of a process have one set of buffers."""
-    shared: Dict[str, torch.Tensor] = {}
+    shared: dict[str, torch.Tensor] = {}
     make = VirtualDataParallel.__init__
 
     def init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
@@ -45,7 +46,7 @@ def _shared_buffers() -> Iterator[None]:
 
 
 def _one_generator(get: Callable[[], Any], put: Callable[[Any], None]) -> Callable[
-        [], ContextManager[Any]]:
+        [], AbstractContextManager[Any]]:
     """A generator that stays where the last rank has left it."""
     restore = ProcessState.restore
 
@@ -57,7 +58,7 @@ def _one_generator(get: Callable[[], Any], put: Callable[[Any], None]) -> Callab
     return lambda: mock.patch.object(ProcessState, 'restore', restore_others)
 
 
-FAULTS: Dict[str, Callable[[], ContextManager[Any]]] = {
+FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     'collectives in the order of processes': _order_of_processes,
     'shared buffers': _shared_buffers,
     'one generator of Python': _one_generator(random.getstate, random.setstate),

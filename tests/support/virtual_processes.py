@@ -1,7 +1,8 @@
 """A function on V virtual ranks, in the processes of the pool or in this one."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import torch.distributed as dist
 
@@ -10,7 +11,7 @@ from mmrepro import on_virtual_ranks
 __all__ = ['alone', 'on_processes', 'results_of', 'same_for_every_number']
 
 
-def results_of(rank: int, world: int, function: Callable[[], Any], ranks: int) -> Dict[int, Any]:
+def results_of(rank: int, world: int, function: Callable[[], Any], ranks: int) -> dict[int, Any]:
     """{virtual rank: result} of the ranks of this process."""
     found = {}
 
@@ -21,16 +22,16 @@ def results_of(rank: int, world: int, function: Callable[[], Any], ranks: int) -
     return found
 
 
-def on_processes(pool: Any, processes: int, function: Callable[[], Any], ranks: int) -> List[Any]:
+def on_processes(pool: Any, processes: int, function: Callable[[], Any], ranks: int) -> list[Any]:
     """Results by virtual rank."""
-    found: Dict[int, Any] = {}
+    found: dict[int, Any] = {}
     for part in pool.run(results_of, processes, function, ranks):
         found.update(part)
     return [found[rank] for rank in range(ranks)]
 
 
 def same_for_every_number(pool: Any, function: Callable[[], Any], ranks: int,
-                          numbers: Sequence[int] = (1, 2)) -> List[Any]:
+                          numbers: Sequence[int] = (1, 2)) -> list[Any]:
     """Results by virtual rank, once they are equal for all numbers of processes."""
     results = [on_processes(pool, processes, function, ranks) for processes in numbers]
     for processes, other in zip(numbers, results):
@@ -38,6 +39,6 @@ def same_for_every_number(pool: Any, function: Callable[[], Any], ranks: int,
     return results[0]
 
 
-def alone(function: Callable[[], Any], ranks: int) -> List[Any]:
+def alone(function: Callable[[], Any], ranks: int) -> list[Any]:
     """Results by virtual rank, in this process."""
     return list(results_of(0, 1, function, ranks).values())

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List
+from typing import Any
 
 import torch.distributed as dist
 from demo_runs import changed
@@ -17,7 +17,7 @@ __all__ = ['run', 'start']
 KEEP_WEIGHTS['virtual_runs'] = ('Recorder', )
 
 
-def _recorder(lines: List[dict]) -> Any:
+def _recorder(lines: list[dict]) -> Any:
     from mmengine.hooks import Hook
 
     class Recorder(Hook):
@@ -43,7 +43,7 @@ def _recorder(lines: List[dict]) -> Any:
     return Recorder()
 
 
-def _process(process: int, processes: int, port: int, cfg: Any) -> Dict[int, List[dict]]:
+def _process(process: int, processes: int, port: int, cfg: Any) -> dict[int, list[dict]]:
     from mmengine.runner import Runner
 
     from mmrepro.runs.startup import on_ranks
@@ -53,7 +53,7 @@ def _process(process: int, processes: int, port: int, cfg: Any) -> Dict[int, Lis
                           MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port),
                           GLOO_SOCKET_IFNAME='lo')
         cfg.launcher = 'pytorch'
-    found: Dict[int, List[dict]] = {}
+    found: dict[int, list[dict]] = {}
 
     def main() -> None:
         lines = found[dist.get_rank()] = []
@@ -65,7 +65,7 @@ def _process(process: int, processes: int, port: int, cfg: Any) -> Dict[int, Lis
     return found
 
 
-def start(cfg: Any, ranks: int, processes: int, work_dir: Any, resume: Any = None) -> List[Child]:
+def start(cfg: Any, ranks: int, processes: int, work_dir: Any, resume: Any = None) -> list[Child]:
     """``resume``: path of a checkpoint."""
     def change(cfg: Any) -> None:
         cfg.randomness['virtual_ranks'] = ranks
@@ -77,9 +77,9 @@ def start(cfg: Any, ranks: int, processes: int, work_dir: Any, resume: Any = Non
     return [Child(_process, process, processes, port, cfg) for process in range(processes)]
 
 
-def run(*args: Any, **kwargs: Any) -> List[List[dict]]:
+def run(*args: Any, **kwargs: Any) -> list[list[dict]]:
     """What every rank saw, a list of dicts each; the arguments of :func:`start`."""
-    found: Dict[int, List[dict]] = {}
+    found: dict[int, list[dict]] = {}
     children = start(*args, **kwargs)
     try:
         for child in children:

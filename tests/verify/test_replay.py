@@ -8,8 +8,9 @@ from launches import folder_of, training_of
 from mmengine.config import Config
 
 from mmrepro.cli.replay import main
+from mmrepro.errors import FingerprintError
 from mmrepro.fingerprint.manifest import read_manifest
-from mmrepro.fingerprint.reader import FingerprintError, read_run
+from mmrepro.fingerprint.reader import read_run
 from mmrepro.fingerprint.writer import Writer
 from mmrepro.runs.launcher import TrainingFailed
 from mmrepro.verify import replay as module

@@ -1,12 +1,11 @@
 """Tensors of any shapes as few flat ones, or as bytes, in which they travel."""
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-
-__all__ = ['Buckets', 'as_bytes']
 
 SIZE = 25 << 20  # bytes: a flat tensor takes on more tensors until it has these
 
@@ -28,9 +27,9 @@ class Buckets:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._shapes = [one.shape for one in tensors]
-        self.numbers: List[List[int]] = []
-        open_ones: Dict[Tuple[Any, Any], List[int]] = {}
-        sizes: Dict[Tuple[Any, Any], int] = {}
+        self.numbers: list[list[int]] = []
+        open_ones: dict[tuple[Any, Any], list[int]] = {}
+        sizes: dict[tuple[Any, Any], int] = {}
         for number, one in enumerate(tensors):
             kind = one.dtype, one.device
             if kind not in open_ones or sizes[kind] >= SIZE:
@@ -39,7 +38,7 @@ class Buckets:
             open_ones[kind].append(number)
             sizes[kind] += one.numel() * one.element_size()
 
-    def pack(self, tensors: List[Tensor]) -> List[Tensor]:
+    def pack(self, tensors: list[Tensor]) -> list[Tensor]:
         """Flat tensors; takes the tensors out of the list."""
         flat = []
         for bucket in self.numbers:
@@ -48,9 +47,9 @@ class Buckets:
                 tensors[number] = None
         return flat
 
-    def unpack(self, flat: Sequence[Tensor]) -> List[Tensor]:
+    def unpack(self, flat: Sequence[Tensor]) -> list[Tensor]:
         """The tensors again, as views."""
-        found: Dict[int, Tensor] = {}
+        found: dict[int, Tensor] = {}
         for bucket, whole in zip(self.numbers, flat):
             shapes = [self._shapes[number] for number in bucket]
             parts = whole.split([shape.numel() for shape in shapes])

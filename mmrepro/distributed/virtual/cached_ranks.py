@@ -6,10 +6,8 @@ import gc
 import inspect
 from types import CodeType
 
-from ...config import RandomnessError
+from ...errors import RandomnessError
 from .scheduler import current
-
-__all__ = ['refuse_cached_ranks']
 
 READERS = {'get_rank', 'get_dist_info', 'get_local_rank', 'get_node_local_rank', 'is_main_process',
            'is_master'}

@@ -5,22 +5,22 @@ import ctypes
 import logging
 import os
 import platform
-from typing import Any, Callable, Mapping, Optional, TypeVar
+from collections.abc import Mapping
+from typing import Any, Callable, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ... import determinism
-from ...config import RandomnessConfig, RandomnessError
+from ...config import RandomnessConfig
+from ...errors import RandomnessError
 from ..lost_ranks import naming_lost_ranks
 from ..process_group import LAUNCHERS, ensure_process_group, group_options, has_accelerator
 from .guards import guarded
 from .scheduler import Turns
 from .transport import Transport
 from .world import Worlds
-
-__all__ = ['on_virtual_ranks']
 
 _logger = logging.getLogger('mmrepro')
 
@@ -29,7 +29,7 @@ Result = TypeVar('Result')
 M_ARENA_MAX = -8  # of malloc.h
 
 
-def on_virtual_ranks(ranks: Optional[int], main: Callable[[], Result], launcher: str = 'none',
+def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: str = 'none',
                      env_cfg: Mapping[str, Any] = {}) -> Result:
     """Call ``main()`` once per virtual rank, with the same bits for any number of processes.
 

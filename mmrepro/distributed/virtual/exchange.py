@@ -6,7 +6,8 @@ sent. Tensors travel as bytes, so every type is allowed.
 """
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,6 @@ from ..reduction_tree import Node, ReductionTree, combine_of, finish_of, nodes_o
 from .buckets import as_bytes
 from .scheduler import Exchange
 from .transport import Transport
-
-__all__ = ['Processes']
 
 # Bytes from which on a sum is divided among the processes: each adds up one part and sends the
 # result. Smaller ones are added up by every process, which needs one message less.
@@ -33,7 +32,7 @@ class Processes:
     """
 
     def __init__(self, members: Sequence[Sequence[int]], mine: int = 0,
-                 transport: Optional[Transport] = None) -> None:
+                 transport: Transport | None = None) -> None:
         self.members, self.mine = [list(one) for one in members], mine
         self.ranks = sum(map(len, self.members))
         self._transport = transport
@@ -65,7 +64,7 @@ class Processes:
         for row, value in zip(block, own):
             row.copy_(value)
         received = (yield from self._all_gather(block)).view(kind).view(-1, most, size)
-        found: List[Optional[Tensor]] = [None] * self.ranks
+        found: list[Tensor | None] = [None] * self.ranks
         for ranks, rows in zip(self.members, received):
             for rank, row in zip(ranks, rows):
                 found[rank] = row
@@ -101,7 +100,7 @@ class Processes:
             root = yield from self._reduce_divided(nodes, op)
         return finish(root)
 
-    def _rows(self) -> List[List[tuple]]:
+    def _rows(self) -> list[list[tuple]]:
         """Per process, (level, index) of its nodes."""
         return [nodes_of(ranks) for ranks in self.members]
 
@@ -141,7 +140,7 @@ def _root(nodes: Sequence[Node], op: Any) -> Tensor:
     return tree.root()
 
 
-def _numbered(rows: Sequence[Sequence[Any]]) -> List[List[int]]:
+def _numbered(rows: Sequence[Sequence[Any]]) -> list[list[int]]:
     """The entries of all rows, numbered one after the other."""
     numbers, found = iter(range(sum(map(len, rows)))), []
     for row in rows:

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,8 +15,6 @@ from torch.autograd import Variable
 
 from .buckets import Buckets
 from .group import VirtualGroup
-
-__all__ = ['VirtualDataParallel']
 
 
 @MODEL_WRAPPERS.register_module()
@@ -45,7 +44,7 @@ class VirtualDataParallel(nn.Module):
     def __init__(self, module: nn.Module, broadcast_buffers: bool = True,
                  detect_anomalous_params: bool = False, find_unused_parameters: bool = False,
                  static_graph: bool = False, gradient_as_bucket_view: bool = False,
-                 bucket_cap_mb: Optional[float] = None) -> None:
+                 bucket_cap_mb: float | None = None) -> None:
         super().__init__()
         self.module = module
         self.detect_anomalous_params = detect_anomalous_params
@@ -56,11 +55,11 @@ class VirtualDataParallel(nn.Module):
         self.sharing: Any = None  # this rank's part in shared weights
         self._take(list(module.parameters()) + list(module.buffers()))
 
-    def __getstate__(self) -> Dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         """All but what belongs to this rank; a copy shares no weights and no process group."""
         return {**self.__dict__, '_group': None, 'sharing': None}
 
-    def __setstate__(self, state: Dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._group = dist.group.WORLD
 
@@ -116,7 +115,7 @@ class VirtualDataParallel(nn.Module):
                 one.grad = mean if views else torch.empty_like(one).copy_(mean)
 
     @torch.no_grad()
-    def _take(self, tensors: List[Tensor]) -> None:
+    def _take(self, tensors: list[Tensor]) -> None:
         """Give ``tensors`` the values of rank 0."""
         first = self._group.rank() == 0
         for bucket in Buckets(tensors).numbers:

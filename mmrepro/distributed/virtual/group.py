@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
@@ -12,8 +13,6 @@ from ..reduction_tree import ReductionTree, combine_of
 from .buckets import Buckets
 from .exchange import Processes
 from .scheduler import Exchange, Scheduler
-
-__all__ = ['BACKEND', 'Collect', 'Reduce', 'VirtualGroup']
 
 BACKEND = 'virtual'  # the name that torch.distributed.get_backend() gives
 
@@ -32,8 +31,8 @@ def _text(name: str, *tensors: Tensor) -> str:
 class Collect:
     """Keeps the values of the ranks of this process, until ``finish`` gets them in their order."""
 
-    def __init__(self, finish: Callable[[List[Any]], Exchange]) -> None:
-        self._values: Dict[int, Any] = {}
+    def __init__(self, finish: Callable[[list[Any]], Exchange]) -> None:
+        self._values: dict[int, Any] = {}
         self._finish = finish
 
     def add(self, index: int, value: Any) -> None:
@@ -53,17 +52,17 @@ class Reduce:
         buckets: Makes flat tensors of them, where other processes take part; None: they are flat.
     """
 
-    def __init__(self, processes: Processes, op: Any, buckets: Optional[Buckets] = None) -> None:
+    def __init__(self, processes: Processes, op: Any, buckets: Buckets | None = None) -> None:
         self._processes, self._op = processes, op
         self._buckets = None if processes.alone else buckets
         self._expected = iter(processes.members[processes.mine])
         self._next = next(self._expected)
-        self._early: Dict[int, List[Tensor]] = {}
+        self._early: dict[int, list[Tensor]] = {}
         combine = combine_of(op)
         self._tree = ReductionTree(
             lambda left, right: [combine(one, other) for one, other in zip(left, right)])
 
-    def add(self, index: int, value: List[Tensor]) -> None:
+    def add(self, index: int, value: list[Tensor]) -> None:
         self._early[index] = list(value)
         value.clear()
         while self._next in self._early:
@@ -122,15 +121,15 @@ class VirtualGroup(dist.ProcessGroup):
         """Whether all of its ranks are in this process."""
         return self._processes.alone
 
-    def reduced(self, tensors: List[Tensor], op: Any, name: str,
-                buckets: Optional[Buckets] = None) -> List[Tensor]:
+    def reduced(self, tensors: list[Tensor], op: Any, name: str,
+                buckets: Buckets | None = None) -> list[Tensor]:
         """The reductions of tensors over the ranks; takes the tensors out of the list.
 
         All ranks get the same results: do not change them.
         """
         return self.meet(name, tensors, lambda: Reduce(self._processes, op, buckets))
 
-    def sent(self, root: int, value: Optional[Tensor], empty: Callable[[], Tensor],
+    def sent(self, root: int, value: Tensor | None, empty: Callable[[], Tensor],
              name: str) -> Tensor:
         """The tensor that rank ``root`` has as its ``value``, flat.
 
@@ -141,7 +140,7 @@ class VirtualGroup(dist.ProcessGroup):
         """
         source = self._processes.process_of(root)
 
-        def finish(values: List[Optional[Tensor]]) -> Exchange:
+        def finish(values: list[Tensor | None]) -> Exchange:
             own = next((value for value in values if value is not None), None)
             return self._processes.broadcast(empty() if own is None else own, source)
 
@@ -152,17 +151,17 @@ class VirtualGroup(dist.ProcessGroup):
         flat = tensor.detach().reshape(-1).clone()
         return self.reduced([flat], op, _text(f'{name} {op.name}', tensor))[0]
 
-    def _gathered(self, tensor: Tensor, name: str) -> List[Tensor]:
+    def _gathered(self, tensor: Tensor, name: str) -> list[Tensor]:
         """``tensor`` of all ranks, flat. Do not change them."""
         return self.meet(_text(name, tensor), tensor.detach().clone(),
                          lambda: Collect(self._processes.gather))
 
-    def merged(self, tensor: Tensor, merge: Callable[[List[Tensor]], Any]) -> Any:
+    def merged(self, tensor: Tensor, merge: Callable[[list[Tensor]], Any]) -> Any:
         """``merge`` of the tensors of all ranks, which are flat; called once in a process.
 
         All ranks of a process get the same result: do not change it.
         """
-        def finish(values: List[Tensor]) -> Exchange:
+        def finish(values: list[Tensor]) -> Exchange:
             return merge((yield from self._processes.gather(values)))
 
         return self.meet(_text('merged', tensor), tensor.detach(), lambda: Collect(finish))

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
-from typing import Any, Callable, ContextManager, Iterator, List, Set, Tuple
+from typing import Any, Callable
 
 import mmengine.logging.logger
 import torch
@@ -13,10 +14,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from .group import VirtualGroup
 
-__all__ = ['REFUSED', 'guarded']
-
 # module, attribute, why it is refused
-REFUSED: Tuple[Tuple[str, str, str], ...] = (
+REFUSED: tuple[tuple[str, str, str], ...] = (
     ('torch', 'compile', 'compiled code may be shared by ranks'),
     ('torch.cuda', 'graph', 'a captured graph cannot hand over to another rank'),
     ('torch.cuda', 'make_graphed_callables', 'a captured graph cannot hand over to another rank'),
@@ -73,7 +72,7 @@ def autocast_cache() -> Iterator[None]:
     """
     increase, decrease = torch.autocast_increment_nesting, torch.autocast_decrement_nesting
     clear = torch.clear_autocast_cache
-    inside: Set[int] = set()
+    inside: set[int] = set()
 
     def enter() -> int:
         inside.add(threading.get_ident())
@@ -96,7 +95,7 @@ def autocast_cache() -> Iterator[None]:
 
 
 @contextmanager
-def guarded(new_group: Callable[[List[int]], ContextManager[str]]) -> Iterator[None]:
+def guarded(new_group: Callable[[list[int]], AbstractContextManager[str]]) -> Iterator[None]:
     """Everything of this module, for the length of a block.
 
     Args:
@@ -105,7 +104,7 @@ def guarded(new_group: Callable[[List[int]], ContextManager[str]]) -> Iterator[N
     """
     make, barrier = c10d._new_process_group_helper, c10d._store_based_barrier
 
-    def helper(size: int, rank: int, ranks: List[int], backend: Any, *args: Any,
+    def helper(size: int, rank: int, ranks: list[int], backend: Any, *args: Any,
                **kwargs: Any) -> Any:
         if not isinstance(c10d._world.default_pg, VirtualGroup):
             return make(size, rank, ranks, backend, *args, **kwargs)

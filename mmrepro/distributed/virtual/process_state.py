@@ -6,15 +6,13 @@ import io
 import os
 import random
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ['MODULE_STATE', 'ProcessState', 'managers']
-
 # modules and the names of their state
-MODULE_STATE: Tuple[Tuple[str, str], ...] = (
+MODULE_STATE: tuple[tuple[str, str], ...] = (
     # the process groups
     ('torch.distributed.distributed_c10d', '_world'),
     ('mmengine.dist.utils', '_LOCAL_PROCESS_GROUP'),
@@ -25,14 +23,14 @@ MODULE_STATE: Tuple[Tuple[str, str], ...] = (
     ('sys', 'stdout'),
 )
 # what a launcher tells a process, and user code reads
-LAUNCHED: Tuple[str, ...] = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
+LAUNCHED: tuple[str, ...] = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
 
 
-def managers() -> List[type]:
+def managers() -> list[type]:
     """MMEngine's classes that keep their instances by name: loggers, message hubs, scopes."""
     from mmengine.utils import ManagerMixin
-    found: List[type] = []
-    waiting: List[type] = [ManagerMixin]
+    found: list[type] = []
+    waiting: list[type] = [ManagerMixin]
     while waiting:
         found.append(waiting.pop())
         waiting += found[-1].__subclasses__()
@@ -49,7 +47,7 @@ class Silence(io.TextIOBase):
         return True
 
 
-def _accelerator() -> Optional[torch.Generator]:
+def _accelerator() -> torch.Generator | None:
     """The generator of the device in use, where there is one."""
     if torch.cuda.is_initialized():
         return torch.cuda.default_generators[torch.cuda.current_device()]
@@ -66,7 +64,7 @@ class ProcessState:
         self._dtype = torch.get_default_dtype()
         generator = _accelerator()
         self._device = None if generator is None else generator.get_state()
-        self._modules: Dict[Tuple[str, str], Any] = {
+        self._modules: dict[tuple[str, str], Any] = {
             row: getattr(sys.modules[row[0]], row[1]) for row in MODULE_STATE
             if row[0] in sys.modules}
         self._instances = {cls: cls._instance_dict for cls in managers()}

@@ -1,18 +1,18 @@
 """What a runner does differently on virtual ranks."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable
 
 from torch import nn
 
-from ...config import RandomnessConfig, RandomnessError
+from ...config import RandomnessConfig
+from ...errors import RandomnessError
 from .scheduler import current
 
-__all__ = ['settings_on_ranks', 'share_workers', 'wrap_model']
 
-
-def settings_on_ranks(settings: Dict[str, Any]) -> RandomnessConfig:
+def settings_on_ranks(settings: dict[str, Any]) -> RandomnessConfig:
     """Takes ``randomness`` out of the arguments of a runner that is being built.
 
     On virtual ranks, other arguments change as well.
@@ -58,7 +58,7 @@ def share_workers(loader: Any) -> Any:
     return type(loader)({**loader, 'num_workers': count})
 
 
-def wrap_model(runner: Any, wrapper: Optional[Mapping[str, Any]], model: nn.Module,
+def wrap_model(runner: Any, wrapper: Mapping[str, Any] | None, model: nn.Module,
                prepare: Callable[[nn.Module], None]) -> nn.Module:
     """``Runner.wrap_model`` on virtual ranks; ``prepare`` is called with what will be wrapped.
 

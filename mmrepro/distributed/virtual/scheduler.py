@@ -3,14 +3,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Dict, Generator, Hashable, Iterator, List, Optional, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
+from typing import Any, Callable
 
 import torch
 
+from ...errors import CollectiveMismatch, Deadlock
 from .process_state import ProcessState
-
-__all__ = ['CollectiveMismatch', 'Deadlock', 'Exchange', 'Meeting', 'RankStopped', 'Scheduler',
-           'Turns', 'VirtualRank', 'current']
 
 # yields work with other processes (`is_completed()`, `wait()`), returns the result
 Exchange = Generator[Any, None, Any]
@@ -22,25 +21,17 @@ class RankStopped(BaseException):
     """Raised in the virtual ranks of a process of which another one has ended with an error."""
 
 
-class Deadlock(RuntimeError):
-    """Virtual ranks wait for one that has ended, or for each other; says who waits where."""
-
-
-class CollectiveMismatch(RuntimeError):
-    """Virtual ranks have come to different collective operations; says which rank to which."""
-
-
 class VirtualRank:
     """One rank of a process."""
 
     def __init__(self, number: int, scheduler: Scheduler) -> None:
         self.number, self.scheduler = number, scheduler
         self.turn = threading.Event()  # set while it may run
-        self.ready: Optional[Callable[[], bool]] = None  # what it waits for; None: nothing
+        self.ready: Callable[[], bool] | None = None  # what it waits for; None: nothing
         self.where = ''  # it waits
         self.ended = ''  # how
         self.trainings = 0  # that it has begun
-        self.state: Optional[ProcessState] = None
+        self.state: ProcessState | None = None
         self.result: Any = None
 
     def may_run(self) -> bool:
@@ -59,8 +50,8 @@ class Meeting:
 
     def __init__(self, name: str, operation: Any) -> None:
         self.name, self.operation = name, operation
-        self.present: List[int] = []
-        self.steps: Optional[Exchange] = None
+        self.present: list[int] = []
+        self.steps: Exchange | None = None
         self.work: Any = None  # of the exchange with other processes, under way
         self.ended = False
         self.result: Any = None
@@ -152,7 +143,7 @@ class Turns:
             except BaseException as error:  # of a signal's handler, while another rank runs
                 me.scheduler.fail(error, me.number)
 
-    def _choose(self) -> Optional[VirtualRank]:
+    def _choose(self) -> VirtualRank | None:
         """The rank that runs next; None when all have ended."""
         while True:
             waiting = [rank for scheduler in self.schedulers for rank in scheduler.ranks
@@ -164,7 +155,7 @@ class Turns:
                 return chosen
             self.progress()
 
-    def pick(self, ready: Iterator[VirtualRank]) -> Optional[VirtualRank]:
+    def pick(self, ready: Iterator[VirtualRank]) -> VirtualRank | None:
         """Choose one of the ranks that may run: the lowest; None: there is none."""
         return next(ready, None)
 
@@ -186,12 +177,12 @@ class Scheduler:
     def __init__(self, numbers: Sequence[int], world_size: int, processes: int = 1) -> None:
         self.ranks = [VirtualRank(number, self) for number in numbers]
         self.world_size, self.processes = world_size, processes
-        self.turns: Optional[Turns] = None
-        self.failed: Optional[BaseException] = None
-        self.failed_rank: Optional[int] = None
-        self._meetings: Dict[Hashable, Meeting] = {}
+        self.turns: Turns | None = None
+        self.failed: BaseException | None = None
+        self.failed_rank: int | None = None
+        self._meetings: dict[Hashable, Meeting] = {}
         # by number of a training: what its lowest rank gives to the others of the process
-        self.shared: Dict[int, Any] = {}
+        self.shared: dict[int, Any] = {}
 
     @property
     def me(self) -> VirtualRank:
@@ -208,7 +199,7 @@ class Scheduler:
                 'or train without randomness.virtual_ranks')
         return rank
 
-    def fail(self, error: BaseException, rank: Optional[int] = None) -> None:
+    def fail(self, error: BaseException, rank: int | None = None) -> None:
         """End all ranks: each raises RankStopped where it waits, or when it next waits."""
         if self.failed is None:
             self.failed, self.failed_rank = error, rank
@@ -233,7 +224,7 @@ class Scheduler:
         if self.failed is not None:
             raise RankStopped
 
-    def pending(self) -> List[Meeting]:
+    def pending(self) -> list[Meeting]:
         """Meetings that wait for other processes."""
         return [meeting for meeting in self._meetings.values() if meeting.work is not None]
 
@@ -318,7 +309,7 @@ class Scheduler:
             self._meetings = {key: one for key, one in self._meetings.items() if one is not meeting}
 
 
-def current() -> Optional[Scheduler]:
+def current() -> Scheduler | None:
     """The scheduler of this process if the calling thread is a virtual rank's; else None."""
     rank = getattr(_local, 'rank', None)
     return None if rank is None else rank.scheduler

@@ -18,21 +18,19 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from torch import Tensor, nn
 
-from ...config import RandomnessError
 from ...digests import exact_digest
+from ...errors import CollectiveMismatch, RandomnessError
 from ..unwrap import unwrap
 from . import weight_hooks
 from .buckets import as_bytes
-from .scheduler import CollectiveMismatch, Scheduler, current
-
-__all__ = ['share_weights']
+from .scheduler import Scheduler, current
 
 _logger = logging.getLogger('mmrepro')
 
@@ -101,13 +99,13 @@ class _Parts:
     def __init__(self, runner: Any) -> None:
         self.optimizer = runner.optim_wrapper.optimizer \
             if isinstance(runner.optim_wrapper, OptimWrapper) else None
-        self.parameters: Dict[str, nn.Parameter] = dict(unwrap(runner.model).named_parameters())
-        self.averages: Dict[str, Tensor] = weight_hooks.averages(runner.hooks)
+        self.parameters: dict[str, nn.Parameter] = dict(unwrap(runner.model).named_parameters())
+        self.averages: dict[str, Tensor] = weight_hooks.averages(runner.hooks)
 
-    def in_groups(self) -> List[List[nn.Parameter]]:
+    def in_groups(self) -> list[list[nn.Parameter]]:
         return [group['params'] for group in self.optimizer.param_groups]
 
-    def settings(self) -> List[Dict[str, Any]]:
+    def settings(self) -> list[dict[str, Any]]:
         """Learning rates and so on, group by group."""
         return [{key: value for key, value in group.items() if key != 'params'}
                 for group in self.optimizer.param_groups]
@@ -138,13 +136,13 @@ class Shared:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         # by member: what it has at the start, and why it cannot share
-        self.come: Dict[int, Tuple[_Parts, str]] = {}
+        self.come: dict[int, tuple[_Parts, str]] = {}
         members = range(len(scheduler.ranks))
         self.steps = dict.fromkeys(members, 0)  # of the optimizer
         self.changing = dict.fromkeys(members, (0, ''))  # changes that it has come to, where
         self.changed = 0  # changes that the owner has finished
-        self.settings: List[Dict[str, Any]] = []  # of the owner's optimizer at its last step
-        self._sums: Optional[Tensor] = None  # checksums of the parameters; None: not known
+        self.settings: list[dict[str, Any]] = []  # of the owner's optimizer at its last step
+        self._sums: Tensor | None = None  # checksums of the parameters; None: not known
 
     @property
     def parts(self) -> _Parts:

@@ -4,15 +4,14 @@ Tests put a simulated one in its place, in which all processes of a run are thre
 """
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
-
-__all__ = ['Transport']
 
 # torch 2.13 gives it another name and warns of the old one
 _all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor

@@ -1,16 +1,15 @@
 """Hooks and the weights that virtual ranks share: who leaves them alone, and who is adapted."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Protocol, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple, Protocol
 
 from mmengine.hooks import EMAHook
 from mmengine.model import BaseAveragedModel
 from torch import Tensor
 
-__all__ = ['adapt', 'averages', 'problem']
-
 # package of a hook -> classes that change no weight; '*': all
-KEEP_WEIGHTS: Dict[str, Sequence[str]] = {
+KEEP_WEIGHTS: dict[str, Sequence[str]] = {
     'mmengine.hooks': (
         'CheckpointHook', 'DistSamplerSeedHook', 'EarlyStoppingHook', 'EmptyCacheHook',
         'IterTimerHook', 'LoggerHook', 'NaiveVisualizationHook', 'ParamSchedulerHook',
@@ -96,7 +95,7 @@ def _adapt_norms(hook: Any, member: Member, owner: bool) -> None:
     hook.before_val_epoch = before_val_epoch
 
 
-ADAPTERS: Dict[Tuple[str, str], Adapter] = {
+ADAPTERS: dict[tuple[str, str], Adapter] = {
     ('mmengine.hooks', 'EMAHook'): Adapter(_average_problem, _adapt_average),
     ('mmdet.engine.hooks', 'MeanTeacherHook'): Adapter(_teacher_problem, _adapt_teacher),
     ('mmdet.engine.hooks', 'SyncNormHook'): Adapter(lambda hook: '', _adapt_norms),
@@ -109,7 +108,7 @@ def _listed(hook: Any, package: str, names: Sequence[str]) -> bool:
         '*' in names or kind.__name__ in names)
 
 
-def _adapter(hook: Any) -> Optional[Adapter]:
+def _adapter(hook: Any) -> Adapter | None:
     return next((adapter for (package, name), adapter in ADAPTERS.items()
                  if _listed(hook, package, (name, ))), None)
 
@@ -134,7 +133,7 @@ def problem(hooks: Sequence[Any], vouched: bool = False) -> str:
     return ''
 
 
-def averages(hooks: Sequence[Any]) -> Dict[str, Tensor]:
+def averages(hooks: Sequence[Any]) -> dict[str, Tensor]:
     """The averaged parameters that hooks keep, by the number of the hook and their name."""
     return {f'{number} {name}': value for number, hook in enumerate(hooks)
             if isinstance(hook, EMAHook) and hasattr(hook, 'ema_model')

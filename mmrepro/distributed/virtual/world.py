@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -14,8 +15,6 @@ from .exchange import Processes
 from .group import BACKEND, Collect, VirtualGroup
 from .scheduler import Exchange, Scheduler
 from .transport import Transport
-
-__all__ = ['Worlds']
 
 _runs = itertools.count(1)  # of this process
 
@@ -31,7 +30,7 @@ class Worlds:
         store: Of ``torch.distributed``, the same for all ranks.
     """
 
-    def __init__(self, ranks: int, mine: int, processes: int, transport: Optional[Transport],
+    def __init__(self, ranks: int, mine: int, processes: int, transport: Transport | None,
                  store: dist.Store) -> None:
         self._ranks, self._mine, self._transport = ranks, mine, transport
         self.shares = shares(ranks, processes)
@@ -61,7 +60,7 @@ class Worlds:
         return world
 
     @contextmanager
-    def new_group(self, ranks: List[int]) -> Iterator[str]:
+    def new_group(self, ranks: list[int]) -> Iterator[str]:
         """A rank makes a group of ``ranks``; every rank comes here, as torch demands."""
         whole: VirtualGroup = c10d._world.default_pg
         processes, key = whole.meet(
@@ -77,7 +76,7 @@ class Worlds:
         """Also of real processes; every process makes all groups, in the same order."""
         yield from ()  # waits for nothing
         self._made += 1
-        members: List[Tuple[int, List[int]]] = []
+        members: list[tuple[int, list[int]]] = []
         for process, share in enumerate(self.shares):
             own = [index for index, rank in enumerate(ranks) if rank in share]
             if own:
@@ -90,7 +89,7 @@ class Worlds:
 
 
 # scheduler, processes and key of the group that torch is making; ranks run one at a time
-_creating: Optional[Tuple[Scheduler, Processes, str]] = None
+_creating: tuple[Scheduler, Processes, str] | None = None
 
 
 def _create(store: Any, rank: int, size: int, timeout: Any) -> VirtualGroup:
@@ -100,7 +99,7 @@ def _create(store: Any, rank: int, size: int, timeout: Any) -> VirtualGroup:
     return VirtualGroup(rank, size, scheduler, processes, key)
 
 
-def _attributes(world: Any) -> Iterator[Tuple[str, Any]]:
+def _attributes(world: Any) -> Iterator[tuple[str, Any]]:
     for name in dir(world):
         if not name.startswith('_') and name != 'pg_config_info':
             value = getattr(world, name)

@@ -13,4 +13,4 @@ from __future__ import annotations
 from .dispatch import active, install, installed, installing, uninstall
 from .kernel_table import TABLE, KernelRow
 
-__all__ = ['TABLE', 'KernelRow', 'active', 'install', 'installed', 'installing', 'uninstall']
+

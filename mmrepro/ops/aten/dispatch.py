@@ -12,13 +12,12 @@ import importlib
 import inspect
 import re
 import warnings
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 
 from .kernel_table import TABLE, KernelRow
-
-__all__ = ['active', 'install', 'installed', 'installing', 'release', 'uninstall']
 
 # Dispatch keys of devices.
 _KEYS = {'cpu': 'CPU', 'cuda': 'CUDA', 'meta': 'Meta'}
@@ -28,11 +27,11 @@ _OVERRIDE = {'allow_override': True} if 'allow_override' in inspect.signature(
 
 # What is installed: the library that owns the kernels, and (module, attribute, original value).
 _library: Any = None
-_attributes: List[Tuple[Any, str, Any]] = []
-_names: Dict[str, Tuple[str, ...]] = {}
+_attributes: list[tuple[Any, str, Any]] = []
+_names: dict[str, tuple[str, ...]] = {}
 
 
-def release(version: str = torch.__version__) -> Tuple[int, int]:
+def release(version: str = torch.__version__) -> tuple[int, int]:
     """(major, minor) of a torch version.
 
     >>> release('2.13.0+cu128')
@@ -49,14 +48,14 @@ def _exists(operator: str) -> bool:
     return packet is not None and (overload or 'default') in packet.overloads()
 
 
-def active(device: str, version: str = torch.__version__) -> List[KernelRow]:
+def active(device: str, version: str = torch.__version__) -> list[KernelRow]:
     """The rows to install for ``device`` ('cpu' or 'cuda') on a release."""
     now = release(version)
     return [row for row in TABLE
             if row.target and device in row.devices and row.since <= now < row.until]
 
 
-def install(devices: Optional[Iterable[str]] = None) -> None:
+def install(devices: Iterable[str] | None = None) -> None:
     """Install the rows of the table for ``devices``, instead of those installed before.
 
     ``devices`` are of 'cpu' and 'cuda', which need not be present; None stands for 'cpu', and
@@ -103,13 +102,13 @@ def uninstall() -> None:
     _names.clear()
 
 
-def installed() -> Tuple[str, ...]:
+def installed() -> tuple[str, ...]:
     """Devices for which kernels are installed."""
     return tuple(_names)
 
 
 @contextlib.contextmanager
-def installing(devices: Optional[Iterable[str]] = None) -> Iterator[None]:
+def installing(devices: Iterable[str] | None = None) -> Iterator[None]:
     """:func:`install` for the length of a block; what was before comes back."""
     before = installed()
     install(devices)

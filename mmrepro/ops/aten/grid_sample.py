@@ -11,14 +11,13 @@ slopes; cubic coefficients from ``UpSample.h``).
 from __future__ import annotations
 
 import math
-from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import gather
-
-__all__ = ['cudnn_grid_sample_backward', 'grid_sample_backward']
 
 # Codes of aten's GridSamplerInterpolation and GridSamplerPadding.
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
@@ -39,19 +38,19 @@ class _Filter(NamedTuple):
     live: Tensor
 
 
-def _pixels(grid: Tensor, size: int, align: bool) -> Tuple[Tensor, float]:
+def _pixels(grid: Tensor, size: int, align: bool) -> tuple[Tensor, float]:
     """Positions in pixels of grid values in [-1, 1], and pixels per unit."""
     if align:
         return (grid + 1) / 2 * (size - 1), (size - 1) / 2
     return ((grid + 1) * size - 1) / 2, size / 2
 
 
-def _clip(at: Tensor, size: int) -> Tuple[Tensor, Tensor]:
+def _clip(at: Tensor, size: int) -> tuple[Tensor, Tensor]:
     inside = (at > 0) & (at < size - 1)
     return at.nan_to_num(0, size - 1, 0).clamp(0, size - 1), inside.to(at.dtype)
 
 
-def _reflect(at: Tensor, size: int, align: bool) -> Tuple[Tensor, Tensor]:
+def _reflect(at: Tensor, size: int, align: bool) -> tuple[Tensor, Tensor]:
     low, high = (0., size - 1.) if align else (-0.5, size - 0.5)
     span = high - low
     if span == 0:
@@ -65,9 +64,9 @@ def _reflect(at: Tensor, size: int, align: bool) -> Tuple[Tensor, Tensor]:
 
 
 def _padded(at: Tensor, size: int, padding: int,
-            align: bool) -> Tuple[Tensor, Union[Tensor, float]]:
+            align: bool) -> tuple[Tensor, Tensor | float]:
     """Positions after the padding rule, and their derivative by those before it."""
-    slope: Union[Tensor, float] = 1.
+    slope: Tensor | float = 1.
     if padding == _REFLECTION:
         at, slope = _reflect(at, size, align)
     if padding != _ZEROS:
@@ -76,7 +75,7 @@ def _padded(at: Tensor, size: int, padding: int,
     return torch.where(at.abs() < _INT_MAX, at, _OUTSIDE), slope
 
 
-def _cubic(part: Tensor) -> Tuple[Tensor, Tensor]:
+def _cubic(part: Tensor) -> tuple[Tensor, Tensor]:
     """Weights of the four taps at distances 1 + part, part, 1 - part, 2 - part; derivatives."""
     a = _CUBIC
     x = torch.stack((part + 1, part, 1 - part, 2 - part), -1)
@@ -121,7 +120,7 @@ class _Taps(NamedTuple):
 
     row: Tensor
     weight: Tensor
-    slopes: List[Tensor]
+    slopes: list[Tensor]
 
 
 def _product(filters: Sequence[_Filter], sizes: Sequence[int], images: int, wants_grid: bool
@@ -154,7 +153,7 @@ def _product(filters: Sequence[_Filter], sizes: Sequence[int], images: int, want
 
 def grid_sample_backward(grad: Tensor, input: Tensor, grid: Tensor, mode: int, padding: int,
                          align_corners: bool, output_mask: Sequence[bool] = (True, True)
-                         ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+                         ) -> tuple[Tensor | None, Tensor | None]:
     """``aten::grid_sampler_2d_backward`` and ``grid_sampler_3d_backward``.
 
     Args:
@@ -184,7 +183,7 @@ def grid_sample_backward(grad: Tensor, input: Tensor, grid: Tensor, mode: int, p
 
 
 def _images(grad: Tensor, input: Tensor, grid: Tensor, mode: int, padding: int, align: bool,
-            grad_input: Optional[Tensor], grad_grid: Optional[Tensor]) -> None:
+            grad_input: Tensor | None, grad_grid: Tensor | None) -> None:
     """Add the gradients of some images to ``grad_input`` and write ``grad_grid``."""
     images, channels, *sizes = input.shape
     dtype = gather.compute_dtype(input)
@@ -204,6 +203,6 @@ def _images(grad: Tensor, input: Tensor, grid: Tensor, mode: int, padding: int, 
             out.copy_((reads * slope).sum(-1).view(images, -1))
 
 
-def cudnn_grid_sample_backward(input: Tensor, grid: Tensor, grad: Tensor) -> Tuple[Tensor, Tensor]:
+def cudnn_grid_sample_backward(input: Tensor, grid: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """``aten::cudnn_grid_sampler_backward``: bilinear, zeros outside, corners aligned."""
     return grid_sample_backward(grad, input, grid, _BILINEAR, _ZEROS, True)

@@ -21,9 +21,7 @@ stable; on ROCm the selection takes equal values as threads arrive (#186653, whi
 from __future__ import annotations
 
 import importlib
-from typing import Any, Callable, NamedTuple, Tuple
-
-__all__ = ['BEHAVIOURS', 'TABLE', 'KernelRow']
+from typing import Any, Callable, NamedTuple
 
 BEHAVIOURS = ('raises', 'silent', 'slow', 'ties', 'good')
 # Spans of releases. 2.0 is the oldest that mmrepro runs on.
@@ -48,9 +46,9 @@ class KernelRow(NamedTuple):
     target: str  # module:expression of the replacement, or ''
     why: str  # why the replacement is deterministic, or why there is none
     users: str = ''  # detectors and parts that reach it
-    since: Tuple[int, int] = _FIRST  # the first release (major, minor) that the row applies to
-    until: Tuple[int, int] = _LATER  # the first one that it does not apply to any more
-    devices: Tuple[str, ...] = _CUDA  # on which it is replaced
+    since: tuple[int, int] = _FIRST  # the first release (major, minor) that the row applies to
+    until: tuple[int, int] = _LATER  # the first one that it does not apply to any more
+    devices: tuple[str, ...] = _CUDA  # on which it is replaced
 
     @property
     def overrides_python(self) -> bool:
@@ -192,5 +190,5 @@ _INDEXING = (
     KernelRow('roll', 'good', '', _GATHER, 'Swin'),
 )
 
-TABLE: Tuple[KernelRow, ...] = (*_RESIZE, *_POOLING, *_PADDING, *_SELECTION, *_SUMS, *_GRIDS,
+TABLE: tuple[KernelRow, ...] = (*_RESIZE, *_POOLING, *_PADDING, *_SELECTION, *_SUMS, *_GRIDS,
                                 *_INDEXING)

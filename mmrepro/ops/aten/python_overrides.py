@@ -1,16 +1,14 @@
 """Functions that torch's Python calls under the deterministic flag, without their detours."""
 from __future__ import annotations
 
-from typing import Optional, Sequence, Tuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ['max_pool3d_with_indices', 'replication_pad', 'upsample_linear']
 
-
-def upsample_linear(input: Tensor, output_size: Optional[Sequence[int]], align_corners: bool,
-                    scale_factors: Optional[Sequence[float]]) -> Tensor:
+def upsample_linear(input: Tensor, output_size: Sequence[int] | None, align_corners: bool,
+                    scale_factors: Sequence[float] | None) -> Tensor:
     """``F.interpolate`` of 'linear', 'bilinear' and 'trilinear' as without the flag."""
     kernel = {3: torch._C._nn.upsample_linear1d, 4: torch._C._nn.upsample_bilinear2d,
               5: torch._C._nn.upsample_trilinear3d}[input.dim()]
@@ -23,9 +21,9 @@ def replication_pad(input: Tensor, padding: Sequence[int]) -> Tensor:
 
 
 def max_pool3d_with_indices(input: Tensor, kernel_size: Sequence[int],
-                            stride: Optional[Sequence[int]] = None, padding: Sequence[int] = 0,
+                            stride: Sequence[int] | None = None, padding: Sequence[int] = 0,
                             dilation: Sequence[int] = 1,
-                            ceil_mode: bool = False) -> Tuple[Tensor, Tensor]:
+                            ceil_mode: bool = False) -> tuple[Tensor, Tensor]:
     """``F.max_pool3d`` as without the flag."""
     return torch._C._nn.max_pool3d_with_indices(input, kernel_size, [] if stride is None else
                                                 stride, padding, dilation, ceil_mode)

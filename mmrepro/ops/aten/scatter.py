@@ -7,19 +7,17 @@ in order: on CUDA always, and on a CPU under the deterministic flag, in all supp
 from __future__ import annotations
 
 import math
-from typing import Callable, Optional, Sequence
+from collections.abc import Sequence
+from typing import Callable
 
 import torch
 from torch import Tensor
 
 from ..gather import compute_dtype
 
-__all__ = ['add_at', 'bincount', 'max_pool_backward', 'max_unpool', 'put_', 'scatter_add',
-           'scatter_add_']
-
 
 def add_at(size: int, position: Tensor, values: Tensor,
-           dtype: Optional[torch.dtype] = None) -> Tensor:
+           dtype: torch.dtype | None = None) -> Tensor:
     """``out[p] = sum of the values whose position is p``, in their order: (size,) of ``dtype``.
 
     ``position`` (E,) is int64. Sums of half precision are float32 unless ``dtype`` is given.
@@ -95,7 +93,7 @@ def put_(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
     return self
 
 
-def bincount(self: Tensor, weights: Optional[Tensor] = None, minlength: int = 0) -> Tensor:
+def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """``aten::bincount`` with weights. Sums are float32 for float32 weights, else float64.
 
     Raises RuntimeError, as torch, if not 1-D, negative, or with weights of another length.

@@ -7,12 +7,8 @@ Here the lower index comes first. As in torch, NaN is larger than every number a
 """
 from __future__ import annotations
 
-from typing import Tuple
-
 import torch
 from torch import Tensor
-
-__all__ = ['kthvalue', 'median', 'nanmedian', 'sort', 'topk']
 
 # Dtypes that fit into 32 bits, so that value and index fit into 64.
 _NARROW_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -43,7 +39,7 @@ def _keys(self: Tensor, dim: int, largest: bool) -> Tensor:
 
 
 def _native_topk(self: Tensor, k: int, dim: int, largest: bool,
-                 sorted: bool = True) -> Tuple[Tensor, Tensor]:
+                 sorted: bool = True) -> tuple[Tensor, Tensor]:
     # the overload with outputs is not replaced
     out = self.new_empty(0), self.new_empty(0, dtype=torch.int64)
     return torch.topk(self, k, dim, largest, sorted, out=out)
@@ -67,7 +63,7 @@ def _scanned_topk(self: Tensor, k: int, dim: int, largest: bool) -> Tensor:
 
 
 def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True,
-         sorted: bool = True) -> Tuple[Tensor, Tensor]:
+         sorted: bool = True) -> tuple[Tensor, Tensor]:
     """``aten::topk``, always sorted, equal values by lower index.
 
     On NVIDIA GPUs only the order of the k results needs care. Elsewhere, if a value and its index
@@ -88,12 +84,12 @@ def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True,
     return self.gather(dim, indices), indices
 
 
-def sort(self: Tensor, dim: int = -1, descending: bool = False) -> Tuple[Tensor, Tensor]:
+def sort(self: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
     """``aten::sort`` (and so ``argsort``): stable."""
     return torch.sort(self, dim=dim, descending=descending, stable=True)
 
 
-def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Tuple[Tensor, Tensor]:
+def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """``aten::kthvalue``: the k-th of a stable sort. Raises RuntimeError unless 1 <= k <= size."""
     size = self.shape[dim] if self.dim() else 1
     if not 1 <= k <= size:
@@ -105,17 +101,17 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Tupl
     return _pick(values, indices, torch.full_like(indices.narrow(dim, 0, 1), k - 1), dim, keepdim)
 
 
-def median(self: Tensor, dim: int = -1, keepdim: bool = False) -> Tuple[Tensor, Tensor]:
+def median(self: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """``aten::median.dim``: the lower of two middle values; NaN if there is one."""
     return _median(self, dim, keepdim, ignore_nan=False)
 
 
-def nanmedian(self: Tensor, dim: int = -1, keepdim: bool = False) -> Tuple[Tensor, Tensor]:
+def nanmedian(self: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """``aten::nanmedian.dim``: the median of what is not NaN; NaN if nothing is."""
     return _median(self, dim, keepdim, ignore_nan=True)
 
 
-def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> Tuple[Tensor, Tensor]:
+def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Tensor, Tensor]:
     if not self.dim():
         return self.clone(), torch.zeros_like(self, dtype=torch.int64)
     size = self.shape[dim]
@@ -131,6 +127,6 @@ def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> Tuple[Te
 
 
 def _pick(values: Tensor, indices: Tensor, at: Tensor, dim: int,
-          keepdim: bool) -> Tuple[Tensor, Tensor]:
+          keepdim: bool) -> tuple[Tensor, Tensor]:
     pair = values.gather(dim, at), indices.gather(dim, at)
     return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))

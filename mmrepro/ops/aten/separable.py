@@ -13,16 +13,14 @@ Sources of the formulas: ``aten/src/ATen/native/UpSample.h`` (positions and weig
 from __future__ import annotations
 
 import functools
-from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Callable, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..gather import compute_dtype
-
-__all__ = ['PADS', 'RESIZES', 'adaptive_avg_pool_backward', 'avg_pool3d_backward', 'pad_backward',
-           'resize_backward']
 
 # Constants of the cubic filter: torch uses OpenCV's for plain and Pillow's for antialiased resize.
 _CUBIC, _CUBIC_ANTIALIASED = -0.75, -0.5
@@ -52,13 +50,13 @@ def _reads(positions: np.ndarray, weights: np.ndarray) -> _Reads:
     return _Reads(target[live], source[live], weight[live])
 
 
-def _scale(size: int, outputs: int, align: bool, given: Optional[float]) -> float:
+def _scale(size: int, outputs: int, align: bool, given: float | None) -> float:
     if align:
         return (size - 1) / (outputs - 1) if outputs > 1 else 0.
     return 1 / given if given is not None and given > 0 else size / outputs
 
 
-def _linear(size: int, outputs: int, align: bool, given: Optional[float]) -> _Reads:
+def _linear(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
     scale, at = _scale(size, outputs, align, given), np.arange(outputs, dtype=np.float64)
     at = scale * at if align else np.maximum(scale * (at + 0.5) - 0.5, 0)
     low = np.minimum(at.astype(np.int64), size - 1)
@@ -74,7 +72,7 @@ def _cubic_weights(x: np.ndarray, a: float) -> np.ndarray:
     return np.where(x <= 1, near, np.where(x < 2, far, 0.))
 
 
-def _cubic(size: int, outputs: int, align: bool, given: Optional[float]) -> _Reads:
+def _cubic(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
     scale, at = _scale(size, outputs, align, given), np.arange(outputs, dtype=np.float64)
     at = scale * at if align else scale * (at + 0.5) - 0.5
     low = np.floor(at)
@@ -84,7 +82,7 @@ def _cubic(size: int, outputs: int, align: bool, given: Optional[float]) -> _Rea
 
 
 def _antialiased(reach: int, weigh: Callable[[np.ndarray], np.ndarray]) -> Callable[..., _Reads]:
-    def filter_(size: int, outputs: int, align: bool, given: Optional[float]) -> _Reads:
+    def filter_(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
         scale = _scale(size, outputs, align, given)
         stretch = max(scale, 1.)
         centre = scale * (np.arange(outputs, dtype=np.float64) + 0.5)
@@ -100,7 +98,7 @@ def _antialiased(reach: int, weigh: Callable[[np.ndarray], np.ndarray]) -> Calla
 
 
 # Filter along an axis by kind of resize; torch's own nearest resize is deterministic.
-RESIZES: Dict[str, Callable[..., _Reads]] = {
+RESIZES: dict[str, Callable[..., _Reads]] = {
     'linear': _linear,
     'cubic': _cubic,
     'linear_aa': _antialiased(1, lambda x: np.maximum(1 - np.abs(x), 0)),
@@ -140,7 +138,7 @@ def _replicate(size: int, outputs: int, before: int) -> _Reads:
     return _reads(at[:, None], np.ones((outputs, 1)))
 
 
-PADS: Dict[str, Callable[..., _Reads]] = {'reflection': _reflect, 'replication': _replicate}
+PADS: dict[str, Callable[..., _Reads]] = {'reflection': _reflect, 'replication': _replicate}
 
 @functools.lru_cache(maxsize=256)
 def _axis(build: Callable[..., _Reads], size: int, outputs: int, arguments: tuple,
@@ -159,7 +157,7 @@ def _axis(build: Callable[..., _Reads], size: int, outputs: int, arguments: tupl
                  bool((counts < taps).any()))
 
 
-def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[Tuple[Callable, tuple]]
+def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[tuple[Callable, tuple]]
                ) -> Tensor:
     """Transpose the last ``len(sizes)`` dimensions of ``grad``, in order.
 
@@ -192,7 +190,7 @@ def resize_backward(kind: str) -> Callable[..., Tensor]:
     build = RESIZES[kind]
 
     def backward(grad: Tensor, output_size: Sequence[int], input_size: Sequence[int],
-                 align_corners: bool, *scales: Optional[float]) -> Tensor:
+                 align_corners: bool, *scales: float | None) -> Tensor:
         # the dispatcher omits trailing arguments that have their defaults
         given = (*scales, *(None,) * (len(output_size) - len(scales)))
         return _transpose(grad, input_size[2:],
@@ -211,7 +209,7 @@ def adaptive_avg_pool_backward(spatial: int) -> Callable[..., Tensor]:
 
 def avg_pool3d_backward(grad: Tensor, self: Tensor, kernel: Sequence[int], stride: Sequence[int],
                         padding: Sequence[int], ceil_mode: bool, count_include_pad: bool,
-                        divisor_override: Optional[int]) -> Tensor:
+                        divisor_override: int | None) -> Tensor:
     """Backward of ``aten::avg_pool3d``; the divisor is a product of one factor per axis."""
     kernel, padding = _three(kernel), _three(padding)
     stride = _three(stride) if len(stride) else kernel
@@ -222,7 +220,7 @@ def avg_pool3d_backward(grad: Tensor, self: Tensor, kernel: Sequence[int], strid
     return result if divide else result / divisor_override
 
 
-def _three(values: Sequence[int]) -> Tuple[int, ...]:
+def _three(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(values) * 3 if len(values) == 1 else tuple(values)
 
 

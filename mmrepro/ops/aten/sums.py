@@ -1,14 +1,12 @@
 """Sums in a fixed order: the running sum, and a loss that torch sums with atomics."""
 from __future__ import annotations
 
-from typing import Callable, Optional, Tuple
+from typing import Callable
 
 import torch
 from torch import Tensor
 
 from ..gather import compute_dtype
-
-__all__ = ['cumprod', 'cumprod_', 'cumsum', 'cumsum_', 'logcumsumexp', 'nll_loss2d_forward']
 
 # Summed in float32 and rounded to their dtype at the end.
 _NARROW = (torch.float16, torch.bfloat16)
@@ -16,7 +14,7 @@ _NARROW = (torch.float16, torch.bfloat16)
 _NONE, _MEAN = 0, 1
 
 
-def cumsum(self: Tensor, dim: int, *, dtype: Optional[torch.dtype] = None) -> Tensor:
+def cumsum(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """``aten::cumsum``: floats by doubling steps, integers by torch's own kernel.
 
     Step s adds the element ``2**s`` positions before; after ``log2(n)`` steps every element is the
@@ -54,7 +52,7 @@ def _doubling(total: Tensor, dim: int, combine: Callable[[Tensor, Tensor], Tenso
     return total
 
 
-def cumprod(self: Tensor, dim: int, *, dtype: Optional[torch.dtype] = None) -> Tensor:
+def cumprod(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """``aten::cumprod``: floats by doubling steps, integers by torch's own kernel."""
     result_type = dtype or (self.dtype if self.dtype.is_floating_point or self.dtype.is_complex
                             else torch.int64)
@@ -66,7 +64,7 @@ def cumprod(self: Tensor, dim: int, *, dtype: Optional[torch.dtype] = None) -> T
     return _doubling(self.to(working), dim, torch.mul).to(result_type)
 
 
-def cumprod_(self: Tensor, dim: int, *, dtype: Optional[torch.dtype] = None) -> Tensor:
+def cumprod_(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """``aten::cumprod_``."""
     return self.copy_(cumprod(self, dim, dtype=dtype or self.dtype))
 
@@ -77,13 +75,13 @@ def logcumsumexp(self: Tensor, dim: int) -> Tensor:
     return _doubling(self.to(working), dim, torch.logaddexp).to(self.dtype)
 
 
-def cumsum_(self: Tensor, dim: int, *, dtype: Optional[torch.dtype] = None) -> Tensor:
+def cumsum_(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """``aten::cumsum_``."""
     return self.copy_(cumsum(self, dim, dtype=dtype or self.dtype))
 
 
-def nll_loss2d_forward(self: Tensor, target: Tensor, weight: Optional[Tensor], reduction: int,
-                       ignore_index: int) -> Tuple[Tensor, Tensor]:
+def nll_loss2d_forward(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int,
+                       ignore_index: int) -> tuple[Tensor, Tensor]:
     """``aten::nll_loss2d_forward``: (loss, sum of the weights of pixels that are not ignored).
 
     ``self`` is (N, C, H, W) log-probabilities, ``target`` (N, H, W) classes, ``weight`` (C,) or

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from collections.abc import Iterator
+from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
@@ -20,12 +21,10 @@ from torch.nn import SyncBatchNorm
 
 from ..mmcv.batch_norm import at_least_float32, sum_per_channel
 
-__all__ = ['enable', 'disable', 'enabled', 'sync_batch_norm']
-
-_stock: Optional[Callable] = None
+_stock: Callable | None = None
 
 
-def _merged(values: Tensor, merge: Callable[[List[Tensor]], Any], group: Any) -> Any:
+def _merged(values: Tensor, merge: Callable[[list[Tensor]], Any], group: Any) -> Any:
     """``merge`` of the values of all ranks, in the order of ranks. Do not change it."""
     once = getattr(group, 'merged', None)  # virtual ranks need it once in a process
     if once is not None:
@@ -35,7 +34,7 @@ def _merged(values: Tensor, merge: Callable[[List[Tensor]], Any], group: Any) ->
     return merge(parts)
 
 
-def _statistics(data: Tensor, group: Any) -> Tuple[Tensor, Tensor, Tensor]:
+def _statistics(data: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Mean (C,), biased variance (C,) and count (1,) of (N, C, S) over the ranks of ``group``."""
     count = data.new_full((1,), data.shape[0] * data.shape[2])
     mean = sum_per_channel(data) / count.clamp(min=1)
@@ -44,7 +43,7 @@ def _statistics(data: Tensor, group: Any) -> Tuple[Tensor, Tensor, Tensor]:
     return _merged(torch.cat((mean, squares, count)), _statistics_of_all, group)
 
 
-def _statistics_of_all(ranks: List[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
+def _statistics_of_all(ranks: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """From (C + C + 1,) of each rank: mean, sum of squared distances, count."""
     channels = len(ranks[0]) // 2
     mean, squares, count = ranks[0].new_zeros(2 * channels + 1).split([channels, channels, 1])
@@ -62,8 +61,8 @@ def _statistics_of_all(ranks: List[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
 class _Function(torch.autograd.Function):
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
-                running_mean: Optional[Tensor], running_var: Optional[Tensor], eps: float,
+    def forward(ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None,
+                running_mean: Tensor | None, running_var: Tensor | None, eps: float,
                 momentum: float, group: Any) -> Tensor:
         data = at_least_float32(input.flatten(2) if input.dim() > 2 else input[..., None])
         mean, variance, count = _statistics(data, group)
@@ -107,8 +106,8 @@ class _Function(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias, None, None, None, None, None
 
 
-def sync_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
-                    running_mean: Optional[Tensor], running_var: Optional[Tensor],
+def sync_batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None,
+                    running_mean: Tensor | None, running_var: Tensor | None,
                     eps: float = 1e-5, momentum: float = 0.1, group: Any = None) -> Tensor:
     """Batch norm of (N, C, ...) with the statistics of all ranks of ``group``, for the CPU.
 

@@ -6,16 +6,10 @@ torch reduction, within rows and then over the batch, which does not depend on t
 """
 from __future__ import annotations
 
-from typing import Union
-
 import torch
 from torch import Tensor
 
 from ..contract import describe, require, require_tensor
-
-__all__ = ['at_least_float32', 'sum_per_channel', 'sync_bn_backward_data',
-           'sync_bn_backward_param', 'sync_bn_forward_mean', 'sync_bn_forward_output',
-           'sync_bn_forward_var']
 
 
 def _check(operator: str, data: Tensor, **per_channel: Tensor) -> None:
@@ -61,7 +55,7 @@ def sync_bn_forward_var(input: Tensor, mean: Tensor, var: Tensor) -> None:
 
 def sync_bn_forward_output(input: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor,
                            running_mean: Tensor, running_var: Tensor, norm: Tensor, std: Tensor,
-                           output: Tensor, eps: float, momentum: Union[float, Tensor],
+                           output: Tensor, eps: float, momentum: float | Tensor,
                            group_size: int) -> None:
     """Normalise, scale and shift (N, C, S) into ``output``; update the running statistics.
 

@@ -6,15 +6,12 @@ the mean of a bin is a bag.
 """
 from __future__ import annotations
 
-from typing import Callable, List, NamedTuple, Tuple
+from typing import Callable, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
-
-__all__ = ['Means', 'Samples', 'Visit', 'mean_backward', 'mean_forward', 'runs', 'samples',
-           'scatter_samples']
 
 
 class Visit(NamedTuple):
@@ -32,8 +29,8 @@ class Means(NamedTuple):
 
     image: Tensor
     grid: sampling.Grid
-    bins: Tuple[int, int]
-    locate: Callable[[Visit], Tuple[Tensor, Tensor]]
+    bins: tuple[int, int]
+    locate: Callable[[Visit], tuple[Tensor, Tensor]]
 
 
 class Samples(NamedTuple):
@@ -48,7 +45,7 @@ class Samples(NamedTuple):
     visit: Visit
 
 
-def runs(means: Means, *tensors: Tensor) -> List[Tuple[int, int]]:
+def runs(means: Means, *tensors: Tensor) -> list[tuple[int, int]]:
     """Runs of RoIs to process together; ``tensors`` are those that the caller holds anyway."""
     costs = means.grid.y * means.grid.x * (4 * means.bins[0] * means.bins[1])
     return gather.chunk_by_cost(costs.tolist(), gather.tap_budget(*tensors))

@@ -5,15 +5,13 @@ The sides are top, left, bottom, right; each reads its own quarter of the channe
 """
 from __future__ import annotations
 
-from typing import Iterator, Tuple
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import require, require_tensor
-
-__all__ = ['border_align_backward', 'border_align_forward']
 
 
 def _check(feature: Tensor, boxes: Tensor, pool_size: int) -> None:
@@ -28,7 +26,7 @@ def _check(feature: Tensor, boxes: Tensor, pool_size: int) -> None:
 
 
 def _visits(shape: torch.Size, boxes: Tensor, pool_size: int,
-            accumulate: bool) -> Iterator[Tuple[Tensor, Tensor]]:
+            accumulate: bool) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows and weights (N * boxes * 4, 4) of the samples 0 to pool_size of every side.
 
     mmcv's forward adds up the steps along a side and its backward multiplies them; the two round

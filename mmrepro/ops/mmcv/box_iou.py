@@ -6,7 +6,7 @@ the output tensor that mmcv's Python allocates.
 """
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Tuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -15,9 +15,6 @@ from torch import Tensor
 from ..contract import describe, require, require_dtype, require_shape
 from .convex import clip_area, hull, shoelace
 from .overlaps import TILE
-
-__all__ = ['bbox_overlaps', 'box_iou_quadri', 'box_iou_rotated',
-           'diff_iou_rotated_sort_vertices_forward', 'overlap_matrix', 'QUADRI', 'ROTATED']
 
 # Pairs of polygons at a time: each takes about a kilobyte of temporaries.
 _PAIRS = {'cpu': 1 << 12, 'cuda': 1 << 18}
@@ -120,7 +117,7 @@ def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, ali
         table[part].copy_(_overlap(rows, b, mode, offset))
 
 
-def _rotated_corners(boxes: Tensor) -> Tuple[Tensor, Tensor]:
+def _rotated_corners(boxes: Tensor) -> tuple[Tensor, Tensor]:
     """Corners (4, P) of boxes (5, P) x, y, w, h, angle in radians, in positive order."""
     x, y, w, h, angle = boxes
     cos, sin = angle.cos() / 2, angle.sin() / 2

@@ -7,15 +7,14 @@ zeros. The naive form is the same function with fewer buffers.
 """
 from __future__ import annotations
 
-from typing import Iterator, NamedTuple, Tuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import gather
 from ..contract import require, require_dtype, require_shape, require_tensor
-
-__all__ = ['carafe_backward', 'carafe_forward', 'carafe_naive_backward', 'carafe_naive_forward']
 
 
 class _Shape(NamedTuple):
@@ -43,7 +42,7 @@ def _check(name: str, features: Tensor, masks: Tensor, kernel: int, groups: int,
     return _Shape(n, c, h, w, kernel, groups, scale)
 
 
-def _runs(shape: _Shape, *owned: Tensor) -> Iterator[Tuple[int, int, int]]:
+def _runs(shape: _Shape, *owned: Tensor) -> Iterator[tuple[int, int, int]]:
     """Image and rows of source pixels to process together."""
     bags = shape.width * shape.scale ** 2 * shape.groups
     # a bag takes memory for its channels besides its taps
@@ -56,7 +55,7 @@ def _runs(shape: _Shape, *owned: Tensor) -> Iterator[Tuple[int, int, int]]:
 
 def _index(shape: _Shape, image: int, a: int, b: int, device: torch.device) -> Tensor:
     """Rows (bags, kernel ** 2); a bag is an output row, an output column and a group."""
-    def reach(first: int, last: int, size: int) -> Tuple[Tensor, Tensor]:
+    def reach(first: int, last: int, size: int) -> tuple[Tensor, Tensor]:
         at = torch.arange(first * shape.scale, last * shape.scale, device=device)
         around = torch.arange(shape.kernel, device=device) - (shape.kernel - 1) // 2
         at = torch.div(at, shape.scale, rounding_mode='floor')[:, None] + around

@@ -6,15 +6,11 @@ gradients here are those of the definition for sets of different sizes too.
 """
 from __future__ import annotations
 
-from typing import Tuple
-
 import torch
 from torch import Tensor
 
 from .. import gather
 from ..contract import describe, require, require_shape, require_tensor
-
-__all__ = ['chamfer_distance_backward', 'chamfer_distance_forward']
 
 
 def _check(operator: str, xyz1: Tensor, xyz2: Tensor) -> None:
@@ -26,7 +22,7 @@ def _check(operator: str, xyz1: Tensor, xyz2: Tensor) -> None:
             f'one set has no points: {describe(xyz1)}, {describe(xyz2)}')
 
 
-def _nearest(points: Tensor, others: Tensor) -> Tuple[Tensor, Tensor]:
+def _nearest(points: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     """Squared distance (B, N) of each point to the nearest of ``others``, and its index."""
     step = gather.chunk_rows(points.device, max(1, len(points) * others.shape[1]))
     distances, indices = [], []
@@ -78,7 +74,7 @@ def chamfer_distance_backward(xyz1: Tensor, xyz2: Tensor, idx1: Tensor, idx2: Te
     gradxyz2.add_((own_2 + to_2).to(gradxyz2.dtype))
 
 
-def _slopes(points: Tensor, others: Tensor, index: Tensor, grad: Tensor) -> Tuple[Tensor, Tensor]:
+def _slopes(points: Tensor, others: Tensor, index: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """What the distances of ``points`` add to the gradients of these and of the others."""
     batch, count = others.shape[:2]
     flat = (index.long() + torch.arange(batch, device=index.device)[:, None] * count).view(-1, 1)

@@ -6,12 +6,8 @@ code runs on any device and can be differentiated.
 """
 from __future__ import annotations
 
-from typing import Optional, Tuple
-
 import torch
 from torch import Tensor
-
-__all__ = ['clip_area', 'hull', 'shoelace']
 
 # Points closer than this share of a set's extent are one point. It is about a thousand times the
 # rounding of float64 and a thousandth of that of float32.
@@ -64,7 +60,7 @@ def clip_area(ax: Tensor, ay: Tensor, bx: Tensor, by: Tensor) -> Tensor:
     return (own + (chord * _cross(bx, by, ex, ey)).sum(0)) / 2
 
 
-def hull(x: Tensor, y: Tensor, valid: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+def hull(x: Tensor, y: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Convex hulls of point sets (N, P), float64, by gift wrapping; not differentiated.
 
     The path rises from the lowest point and falls back to it. Rounding may make it miss that point,

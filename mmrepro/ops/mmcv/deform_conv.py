@@ -14,16 +14,14 @@ those of the BLAS library, which may add in a different order for another number
 """
 from __future__ import annotations
 
-from typing import Any, Iterator, NamedTuple, Optional, Tuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import describe, require, require_dtype, require_shape, require_tensor
-
-__all__ = ['deform_conv_backward_input', 'deform_conv_backward_parameters', 'deform_conv_forward',
-           'modulated_deform_conv_backward', 'modulated_deform_conv_forward']
 
 # Elements of the columns of a run: few enough for a CPU's cache, enough to occupy a GPU.
 COLUMNS = {'cpu': 1 << 20, 'cuda': 1 << 25}
@@ -38,10 +36,10 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 class _Shape(NamedTuple):
     """Parameters of the convolution; pairs are (vertical, horizontal)."""
 
-    kernel: Tuple[int, int]
-    stride: Tuple[int, int]
-    padding: Tuple[int, int]
-    dilation: Tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
     groups: int
     deform_groups: int
 
@@ -59,7 +57,7 @@ class _DeformConv:
     """
 
     def __init__(self, name: str, input: Tensor, weight: Tensor, offset: Tensor,
-                 mask: Optional[Tensor], *geometry: Any) -> None:
+                 mask: Tensor | None, *geometry: Any) -> None:
         self.shape = shape = _Shape(*geometry)
         self.input_shape = input.shape
         self.out = _check(name, shape, input, weight, offset, mask)
@@ -83,7 +81,7 @@ class _DeformConv:
         rows = rows.reshape(n, self.pixels, self.shape.deform_groups, self.shape.taps, parts)
         return rows.transpose(2, 3)
 
-    def runs(self) -> Iterator[Tuple[int, slice]]:
+    def runs(self) -> Iterator[tuple[int, slice]]:
         """The runs: image and slice of its output pixels."""
         columns = COLUMNS['cpu' if self.rows.device.type == 'cpu' else 'cuda']
         step = max(1, columns // (self.shape.taps * self.input_shape[1]))
@@ -91,7 +89,7 @@ class _DeformConv:
             for start in range(0, self.pixels, step):
                 yield image, slice(start, min(start + step, self.pixels))
 
-    def samples(self, image: int, part: slice) -> Tuple[Tensor, sampling.Corners]:
+    def samples(self, image: int, part: slice) -> tuple[Tensor, sampling.Corners]:
         """Rows (P * taps * deform_groups, 4) and corners (P, taps, deform_groups, 4) of a run."""
         device, kernel = self.rows.device, self.shape.kernel
         height, width = self.input_shape[2:]
@@ -127,7 +125,7 @@ class _DeformConv:
 
 
 def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tensor,
-           mask: Optional[Tensor]) -> Tuple[int, int]:
+           mask: Tensor | None) -> tuple[int, int]:
     """The size of the output, after the checks of mmcv's ``deform_conv_shape_check``."""
     require_tensor(name, 'input', input, (None,) * 4)
     n, c, h, w = input.shape
@@ -157,7 +155,7 @@ def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tens
     return out
 
 
-def _require_enough(name: str, what: str, tensor: Tensor, shape: Tuple[int, ...]) -> None:
+def _require_enough(name: str, what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     """Require at least as many pixels as the output has.
 
     DyHead passes the offsets of a level to the next one, which has half the size. mmcv's kernel
@@ -169,7 +167,7 @@ def _require_enough(name: str, what: str, tensor: Tensor, shape: Tuple[int, ...]
     require(enough, name, f'{what} must have shape {shape}, or more pixels, got {describe(tensor)}')
 
 
-def _forward(conv: _DeformConv, output: Tensor, bias: Optional[Tensor]) -> None:
+def _forward(conv: _DeformConv, output: Tensor, bias: Tensor | None) -> None:
     for image, part in conv.runs():
         row, corners = conv.samples(image, part)
         columns = conv.columns(row, conv.weigh(image, part, corners.weight), part.stop - part.start)
@@ -179,9 +177,9 @@ def _forward(conv: _DeformConv, output: Tensor, bias: Optional[Tensor]) -> None:
         output[image].view(len(result), conv.pixels)[:, part] = result.to(output.dtype)
 
 
-def _backward(conv: _DeformConv, grad_output: Tensor, grad_input: Optional[Tensor],
-              grad_offset: Optional[Tensor], grad_mask: Optional[Tensor],
-              grad_weight: Optional[Tensor], scale: float = 1.) -> None:
+def _backward(conv: _DeformConv, grad_output: Tensor, grad_input: Tensor | None,
+              grad_offset: Tensor | None, grad_mask: Tensor | None,
+              grad_weight: Tensor | None, scale: float = 1.) -> None:
     """Compute the gradients whose tensors are not None, in one pass over the runs."""
     groups, taps = conv.shape.groups, conv.shape.taps
     total = torch.zeros_like(conv.rows[:conv.padding]) if grad_input is not None else None

@@ -5,8 +5,6 @@ Signature: ``mmcv/ops/deform_roi_pool.py``; formula: ``deform_roi_pool_cuda_kern
 """
 from __future__ import annotations
 
-from typing import Tuple
-
 import torch
 from torch import Tensor
 
@@ -15,11 +13,9 @@ from ..contract import require_tensor
 from .bilinear_mean import Means, Visit, mean_forward, runs, samples, scatter_samples
 from .rois import check_rois
 
-__all__ = ['deform_roi_pool_backward', 'deform_roi_pool_forward']
 
-
-def _means(feature: Tensor, rois: Tensor, offset: Tensor, bins: Tuple[int, int], scale: float,
-           sampling_ratio: int, gamma: float) -> Tuple[Means, Tensor]:
+def _means(feature: Tensor, rois: Tensor, offset: Tensor, bins: tuple[int, int], scale: float,
+           sampling_ratio: int, gamma: float) -> tuple[Means, Tensor]:
     """The samples, and the size of each RoI in pixels (K, 2), width before height."""
     image = check_rois('deform_roi_pool', feature, rois, 5)
     dtype = gather.COMPUTE[rois.dtype]
@@ -35,7 +31,7 @@ def _means(feature: Tensor, rois: Tensor, offset: Tensor, bins: Tuple[int, int],
         require_tensor('deform_roi_pool', 'offset', offset, (len(rois), 2, *bins), (feature.dtype,))
         shift = gather.single(gamma) * size[:, :, None, None] * offset.to(dtype)
 
-    def locate(visit: Visit) -> Tuple[Tensor, Tensor]:
+    def locate(visit: Visit) -> tuple[Tensor, Tensor]:
         top, left, step_h, step_w, rows, cols = columns.index_select(0, visit.roi).unbind(1)
         if shift is not None:
             left = left + shift[visit.roi, 0, visit.ph, visit.pw]

@@ -6,15 +6,12 @@ mmcv's half kernel returns NaN for confident predictions, as its logarithm under
 """
 from __future__ import annotations
 
-from typing import Callable, Optional, Tuple
+from typing import Callable
 
 import torch
 from torch import Tensor
 
 from ..contract import describe, require, require_tensor
-
-__all__ = ['sigmoid_focal_loss_backward', 'sigmoid_focal_loss_forward',
-           'softmax_focal_loss_backward', 'softmax_focal_loss_forward']
 
 # Elements of a temporary, by device. On a CPU too few for torch to use several threads: at the end
 # of a thread's part exp and log take another code path, with different bits.
@@ -27,7 +24,7 @@ Part = Callable[[Tensor, float, float], Tensor]
 
 
 def _check(operator: str, scores: Tensor, target: Tensor, weight: Tensor, out: Tensor,
-           out_shape: Tuple[int, ...]) -> None:
+           out_shape: tuple[int, ...]) -> None:
     require_tensor(operator, 'input', scores, (None, None))
     require_tensor(operator, 'target', target, (len(scores),), (torch.long,))
     require(tuple(out.shape) == out_shape and out.dtype == scores.dtype, operator,
@@ -37,7 +34,7 @@ def _check(operator: str, scores: Tensor, target: Tensor, weight: Tensor, out: T
             f'one weight per class: weight {describe(weight)}, input {describe(scores)}')
 
 
-def _check_labels(operator: str, target: Tensor, least: Optional[int], most: int) -> None:
+def _check_labels(operator: str, target: Tensor, least: int | None, most: int) -> None:
     if target.numel() == 0:
         return
     low, high = torch.stack(target.aminmax()).tolist()
@@ -148,7 +145,7 @@ def sigmoid_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, g
 
 
 def _own(operator: str, softmax: Tensor, target: Tensor, weight: Tensor,
-         out: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+         out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of each row: probability of its class, factor, and column of the class; (N,) each."""
     _check(operator, softmax, target, weight, out, (len(softmax),))
     classes = softmax.shape[1]

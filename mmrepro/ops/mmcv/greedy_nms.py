@@ -6,13 +6,11 @@ from a list of conflicting pairs (:func:`greedy_pairs`).
 """
 from __future__ import annotations
 
-from typing import Callable, Optional
+from typing import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
-
-__all__ = ['Conflicts', 'greedy', 'greedy_pairs', 'rank', 'resolve']
 
 # The conflicts of boxes (rows) with others (columns), given by rank, as a bool matrix.
 Conflicts = Callable[[Tensor, Tensor], Tensor]
@@ -69,7 +67,7 @@ def resolve(conflicts: Tensor) -> Tensor:
 
 
 def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,
-           owner: Optional[Tensor] = None) -> Tensor:
+           owner: Tensor | None = None) -> Tensor:
     """Ranks of the kept boxes, ascending, on ``device``; rank 0 of ``count`` is the best.
 
     ``conflicts`` is called with two index tensors, ranks of rows and of columns. Boxes that a block

@@ -8,8 +8,6 @@ order of their scores it is what it should be.
 """
 from __future__ import annotations
 
-from typing import List
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,8 +15,6 @@ from torch import Tensor
 from ..contract import describe, require, require_tensor
 from .greedy_nms import greedy, rank
 from .overlaps import BLOCK
-
-__all__ = ['line_nms_forward']
 
 OFFSETS = 72  # x of a lane at so many heights; the kernel is compiled for this number
 WIDTH = 5 + OFFSETS
@@ -31,7 +27,7 @@ def _truncated(values: Tensor) -> Tensor:
     return values.double().nan_to_num(0., _INT.max, _INT.min).clamp(_INT.min, _INT.max).long()
 
 
-def _ends(lanes: Tensor) -> List[Tensor]:
+def _ends(lanes: Tensor) -> list[Tensor]:
     """The first and the last height of each lane, (N,) int64."""
     start = lanes[:, _START]
     if lanes.dtype == torch.float16:
@@ -60,7 +56,7 @@ def _near(rows: Tensor, columns: Tensor, threshold: Tensor) -> Tensor:
     return near & (common > 0) & (start >= 0)
 
 
-def line_nms_forward(boxes: Tensor, scores: Tensor, thresh: float, top_k: int) -> List[Tensor]:
+def line_nms_forward(boxes: Tensor, scores: Tensor, thresh: float, top_k: int) -> list[Tensor]:
     """Keep the best lane, drop those near it, go on with the next, until ``top_k`` are kept.
 
     Args:

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from ..contract import describe, require, require_dtype, require_shape, require_tensor
 
-__all__ = ['masked_col2im_forward', 'masked_im2col_forward']
-
 
 def _check_pixels(operator: str, rows: Tensor, columns: Tensor) -> None:
     for name, tensor in (('mask_h_idx', rows), ('mask_w_idx', columns)):

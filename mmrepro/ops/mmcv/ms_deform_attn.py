@@ -10,15 +10,14 @@ so the size of a group bounds the memory and does not affect the bits.
 from __future__ import annotations
 
 import weakref
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import describe, require, require_dtype, require_shape, require_tensor
-
-__all__ = ['budget_of', 'check', 'groups', 'ms_deform_attn_backward', 'ms_deform_attn_forward']
 
 
 class _Levels(NamedTuple):
@@ -62,14 +61,14 @@ class _Known(NamedTuple):
     """Sizes that were read, and the tensors that they were read from, with their versions."""
     shapes: weakref.ref
     starts: weakref.ref
-    versions: Tuple[int, int]
-    sizes: List[List[int]]
+    versions: tuple[int, int]
+    sizes: list[list[int]]
 
 
-_known: Optional[_Known] = None
+_known: _Known | None = None
 
 
-def _sizes(shapes: Tensor, starts: Tensor) -> List[List[int]]:
+def _sizes(shapes: Tensor, starts: Tensor) -> list[list[int]]:
     """Height, width and first key of each level, on the host.
 
     All layers of a decoder pass the same tensors; the host waits for them in the first one only.
@@ -86,7 +85,7 @@ def _sizes(shapes: Tensor, starts: Tensor) -> List[List[int]]:
     return sizes
 
 
-def _corners(locations: Tensor, levels: _Levels) -> Tuple[Tensor, sampling.Corners]:
+def _corners(locations: Tensor, levels: _Levels) -> tuple[Tensor, sampling.Corners]:
     """Taps of G heads: rows (Q * G, L * P * 4) of :func:`_rows`, and corners (Q, G, L, P, 4)."""
     # mmcv's order of rounding: loc * size - 0.5
     y = locations[..., 1] * levels.height - 0.5
@@ -114,7 +113,7 @@ def budget_of(device: torch.device) -> int:
 
 
 def groups(batch: int, queries: int, heads: int, taps: int,
-           budget: int) -> Iterator[Tuple[int, slice]]:
+           budget: int) -> Iterator[tuple[int, slice]]:
     """Images and heads to process together; ``taps`` is per query and head."""
     size = max(1, min(heads, budget // max(1, queries * taps)))
     for image in range(batch):
@@ -195,7 +194,7 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
 
 def _sample_gradients(rows: Tensor, grad: Tensor, levels: _Levels, locations: Tensor,
                       attention: Tensor, grad_locations: Tensor,
-                      grad_attention: Tensor) -> Tuple[Tensor, Tensor]:
+                      grad_attention: Tensor) -> tuple[Tensor, Tensor]:
     """Write the gradients of locations and weights; return all taps of the group."""
     heads = locations.shape[1]
     taps = attention.shape[2:].numel() * 4

@@ -7,8 +7,6 @@ broken by lower index, NaN scores come first, and a NaN box neither drops a box 
 """
 from __future__ import annotations
 
-from typing import Dict, List
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,9 +15,6 @@ from ..contract import describe, require, require_dtype, require_tensor
 from .box_iou import QUADRI, ROTATED, BoxKind, overlap_matrix
 from .greedy_nms import greedy, rank
 from .overlaps import BLOCK, FEW, UPRIGHT_BLOCK, columns, dense_conflicts, keep_cpu, keep_few
-from .soft_nms import softnms
-
-__all__ = ['nms', 'nms_match', 'nms_quadri', 'nms_rotated', 'softnms']
 
 # mmcv's rotated kernels drop a box whose overlap equals the threshold on a CPU, but not on CUDA.
 # With a threshold of 0 that decides about all boxes, so each device keeps its rule.
@@ -62,7 +57,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     return order[kept]
 
 
-def nms_match(dets: Tensor, iou_threshold: float) -> List[List[int]]:
+def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
     """Groups of boxes: a kept box, then those that it drops, in the order of their scores.
 
     ``dets`` is (N, 5) float32, x1 y1 x2 y2 score; overlaps of at least ``iou_threshold`` drop the
@@ -75,7 +70,7 @@ def nms_match(dets: Tensor, iou_threshold: float) -> List[List[int]]:
     conflicts = dense_conflicts(cols, float(np.float32(iou_threshold)), 0, equal=True)
     owner = torch.arange(len(dets))
     kept = greedy(len(dets), conflicts, cols.device, BLOCK['cpu'], owner)
-    groups: Dict[int, List[int]] = {keeper: [] for keeper in kept.tolist()}
+    groups: dict[int, list[int]] = {keeper: [] for keeper in kept.tolist()}
     for keeper, index in zip(owner.tolist(), order.tolist()):
         groups[keeper].append(index)
     return list(groups.values())

@@ -6,16 +6,13 @@ within a group boxes that overlap by more than a threshold have similar left edg
 """
 from __future__ import annotations
 
-from typing import Iterator, List, Optional, Tuple
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .greedy_nms import Conflicts, greedy, greedy_pairs, resolve
-
-__all__ = ['BLOCK', 'FEW', 'TILE', 'UPRIGHT_BLOCK', 'columns', 'dense_conflicts', 'exceeds',
-           'keep_cpu', 'keep_few', 'overlaps']
 
 # Elements of a temporary matrix, by device: near the L2 cache on a CPU, few launches on CUDA.
 TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
@@ -110,7 +107,7 @@ class _ByLeftEdge:
         reach = np.maximum.accumulate(x2 + offset)
         self.group = np.concatenate([[0], np.cumsum(x1[1:] > reach[:-1])])
 
-    def take_crowded_groups(self) -> List[np.ndarray]:
+    def take_crowded_groups(self) -> list[np.ndarray]:
         """Remove the groups to be swept densely; return their ranks, ascending."""
         size = np.bincount(self.group)
         listed = np.bincount(self.group, weights=self.count)
@@ -122,7 +119,7 @@ class _ByLeftEdge:
         ends = np.cumsum(size)
         return [np.sort(self.ranks[ends[g] - size[g]:ends[g]]) for g in np.flatnonzero(crowded)]
 
-    def chunks(self) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Pairs of ranks whose intervals are close on both axes, a bounded number at a time."""
         ends = np.cumsum(self.count)
         start, count = 0, len(ends)
@@ -133,7 +130,7 @@ class _ByLeftEdge:
                 yield self._pairs(start, stop, ends[start:stop] - done)
             start = stop
 
-    def _pairs(self, start: int, stop: int, ends: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def _pairs(self, start: int, stop: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         counts = self.count[start:stop]
         position = np.arange(start, stop)
         second = np.arange(ends[-1])
@@ -146,7 +143,7 @@ class _ByLeftEdge:
 
 
 def keep_few(boxes: np.ndarray, scores: np.ndarray, threshold: float,
-             offset: int) -> Optional[np.ndarray]:
+             offset: int) -> np.ndarray | None:
     """Indices of the kept boxes, best first, of few boxes (N, 4), with few NumPy calls.
 
     The arithmetic is that of :func:`overlaps`, on the pairs that meet along x. NaN never conflicts.

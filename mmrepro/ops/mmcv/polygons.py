@@ -7,17 +7,12 @@ exist on CUDA only there.
 """
 from __future__ import annotations
 
-from typing import Tuple
-
 import torch
 from torch import Tensor
 
 from ..contract import describe, require, require_dtype, require_shape, require_tensor
 from .convex import clip_area, hull, shoelace
 from .overlaps import TILE
-
-__all__ = ['active_rotated_filter_backward', 'active_rotated_filter_forward', 'convex_giou',
-           'convex_iou', 'min_area_polygons', 'points_in_polygons_forward']
 
 # Pairs of polygons at a time, by device: each takes a few kilobytes of temporaries. On a CPU torch
 # does not use several threads for so few angles, which would change their last bits.
@@ -30,7 +25,7 @@ _QUARTER = _PI / 2
 
 
 def _check(operator: str, pointsets: Tensor, polygons: Tensor, out: Tensor,
-           shape: Tuple[int, ...]) -> None:
+           shape: tuple[int, ...]) -> None:
     require_shape(operator, 'pointsets', pointsets, (None, 2 * _POINTS))
     require_shape(operator, 'polygons', polygons, (None, 2 * _CORNERS))
     for name, tensor in (('pointsets', pointsets), ('polygons', polygons), ('result', out)):
@@ -42,7 +37,7 @@ def _check(operator: str, pointsets: Tensor, polygons: Tensor, out: Tensor,
             f'the result must have shape {shape}, got {describe(out)}')
 
 
-def _corners(tensor: Tensor) -> Tuple[Tensor, Tensor]:
+def _corners(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """(N, 2K) x1 y1 x2 y2 ... to float64 x, y (K, N)."""
     columns = tensor.detach().double().T
     return columns[0::2].contiguous(), columns[1::2].contiguous()
@@ -64,7 +59,7 @@ def _meet(x: Tensor, y: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
     return torch.where(shoelace(qx, qy) < 0, -total, total)
 
 
-def _hull_of(x: Tensor, y: Tensor) -> Tuple[Tensor, Tensor]:
+def _hull_of(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     index = hull(x, y)[0]
     return x.gather(0, index), y.gather(0, index)
 
@@ -186,7 +181,7 @@ def points_in_polygons_forward(points: Tensor, polygons: Tensor, output: Tensor)
         out.copy_(odd)
 
 
-def _filter_shape(operator: str, indices: Tensor, outer: Tensor, inner: Tensor) -> Tuple[int, int]:
+def _filter_shape(operator: str, indices: Tensor, outer: Tensor, inner: Tensor) -> tuple[int, int]:
     """Entries and rotations of ``indices`` (O, H, W, R), if the two filter tensors fit them."""
     require_tensor(operator, 'indices', indices, (None, None, None, None), (torch.int32,))
     require_dtype(operator, 'filters', outer)

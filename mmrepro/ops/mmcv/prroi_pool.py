@@ -6,7 +6,7 @@ rectangle has one filter per axis, as in RoIAlign. Outside the map the surface f
 """
 from __future__ import annotations
 
-from typing import List, NamedTuple, Tuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from torch import Tensor
 from .. import gather, sampling
 from ..contract import require_shape
 from .rois import check_rois
-
-__all__ = ['prroi_pool_backward', 'prroi_pool_coor_backward', 'prroi_pool_forward']
 
 
 class _Bins(NamedTuple):
@@ -31,7 +29,7 @@ class _Bins(NamedTuple):
         return _Bins(*(t[a:b] for t in self))
 
 
-def _bins(rois: Tensor, bins: Tuple[int, int], scale: float) -> _Bins:
+def _bins(rois: Tensor, bins: tuple[int, int], scale: float) -> _Bins:
     box = rois[:, 1:].to(gather.COMPUTE[rois.dtype]) * gather.single(scale)
     bounds, sizes = [], []
     for axis, count in ((1, bins[0]), (0, bins[1])):
@@ -74,7 +72,7 @@ def _point(at: Tensor, size: int) -> sampling.AxisTaps:
 
 
 def _runs(bins: _Bins, shape: torch.Size, *owned: Tensor,
-          elements: int = 0) -> List[Tuple[int, int]]:
+          elements: int = 0) -> list[tuple[int, int]]:
     """Runs of RoIs to process together, by their taps and ``elements`` more for each."""
     tall = ((bins.y2 - bins.y1).nan_to_num(0).amax(1).ceil() + 2).clamp(max=shape[2])
     wide = ((bins.x2 - bins.x1).nan_to_num(0).amax(1).ceil() + 2).clamp(max=shape[3])

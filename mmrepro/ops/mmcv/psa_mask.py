@@ -6,14 +6,10 @@ and 'collect' to the row of the neighbour. Values are copied, none is added up.
 """
 from __future__ import annotations
 
-from typing import Tuple
-
 import torch
 from torch import Tensor
 
 from ..contract import describe, require, require_shape, require_tensor
-
-__all__ = ['psamask_backward', 'psamask_forward']
 
 _COLLECT = 0
 
@@ -24,8 +20,8 @@ def _offsets(count: int, half: int, device: torch.device) -> Tensor:
     return position[None, :] - position[:, None] + half
 
 
-def _channels(height: int, width: int, mask: Tuple[int, int], half: Tuple[int, int],
-              device: torch.device) -> Tuple[Tensor, Tensor]:
+def _channels(height: int, width: int, mask: tuple[int, int], half: tuple[int, int],
+              device: torch.device) -> tuple[Tensor, Tensor]:
     """(H * W, H * W) the channel of each position for each other one, and whether there is one."""
     rows, columns = _offsets(height, half[0], device), _offsets(width, half[1], device)
     inside = (((rows >= 0) & (rows < mask[0]))[:, None, :, None]
@@ -36,7 +32,7 @@ def _channels(height: int, width: int, mask: Tuple[int, int], half: Tuple[int, i
     return channel.view(pixels, pixels), inside.reshape(pixels, pixels)
 
 
-def _check(operator: str, psa_type: int, num_: int, size: Tuple[int, int], mask: Tuple[int, int],
+def _check(operator: str, psa_type: int, num_: int, size: tuple[int, int], mask: tuple[int, int],
            masks: Tensor, maps: Tensor) -> None:
     require(psa_type in (0, 1), operator,
             f'psa_type must be 0 (collect) or 1 (distribute), got {psa_type}')

@@ -10,8 +10,6 @@ pooled, not rejected, and the maximum over no samples is the lowest float32, not
 """
 from __future__ import annotations
 
-from typing import List, Tuple
-
 import torch
 from torch import Tensor
 
@@ -19,11 +17,9 @@ from .. import gather, sampling
 from . import roi_align_max
 from .rois import Rois, check_images, edges_of, images_of
 
-__all__ = ['roi_align_backward', 'roi_align_forward']
 
-
-def _boxes(feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
-           sampling_ratio: int, aligned: bool) -> Tuple[Rois, sampling.Grid]:
+def _boxes(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
+           sampling_ratio: int, aligned: bool) -> tuple[Rois, sampling.Grid]:
     """The RoIs, and a copy of their grid on the host."""
     image = images_of('roi_align', feature, rois, 5)
     y, x, bin_h, bin_w = edges_of(rois, bins, scale, aligned)
@@ -34,8 +30,8 @@ def _boxes(feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
     return Rois(image, y, x, bin_h, bin_w, sampling.Grid(*grid)), sampling.Grid(*host[1:])
 
 
-def _runs(grid: sampling.Grid, shape: torch.Size, bins: Tuple[int, int], adaptive: bool,
-          budget: int) -> List[Tuple[int, int]]:
+def _runs(grid: sampling.Grid, shape: torch.Size, bins: tuple[int, int], adaptive: bool,
+          budget: int) -> list[tuple[int, int]]:
     """Runs of RoIs to process together, by their number of taps."""
     per_sample = 1 if adaptive else 2
     tall = (grid.y * per_sample + adaptive).clamp(max=2 * shape[2])
@@ -47,8 +43,8 @@ def _runs(grid: sampling.Grid, shape: torch.Size, bins: Tuple[int, int], adaptiv
     return gather.chunk_by_cost(costs, budget, widths)
 
 
-def _filters(boxes: Rois, grid: sampling.Grid, shape: torch.Size, bins: Tuple[int, int],
-             adaptive: bool) -> Tuple[sampling.AxisTaps, sampling.AxisTaps]:
+def _filters(boxes: Rois, grid: sampling.Grid, shape: torch.Size, bins: tuple[int, int],
+             adaptive: bool) -> tuple[sampling.AxisTaps, sampling.AxisTaps]:
     """The filters of RoIs along y and x; ``grid`` is that of the same RoIs, on the host."""
     most_y, most_x = int(grid.y.amax()), int(grid.x.amax())
     if boxes.y.is_cuda and bins[0] == bins[1] and len(grid.y):
@@ -59,7 +55,7 @@ def _filters(boxes: Rois, grid: sampling.Grid, shape: torch.Size, bins: Tuple[in
         sampling.axis_taps(boxes.x, boxes.bin_w, boxes.grid.x, most_x, bins[1], shape[3], adaptive))
 
 
-def _few_channels(grid: sampling.Grid, shape: torch.Size, bins: Tuple[int, int],
+def _few_channels(grid: sampling.Grid, shape: torch.Size, bins: tuple[int, int],
                   adaptive: bool) -> bool:
     """Whether :func:`_mean_by_lines` is faster than taps, as for mask targets.
 

@@ -7,7 +7,8 @@ A value replaces the best one only if it is greater: the first of equal samples 
 """
 from __future__ import annotations
 
-from typing import Iterator, List, NamedTuple, Tuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from torch import Tensor
 from .. import gather, sampling
 from .rois import LOWEST, Rois
 
-__all__ = ['align_backward', 'align_forward']
 
 class _Visit(NamedTuple):
     """Sample number ``ordinal`` of the first B bins: taps (B, 4) and position (B, 1)."""
@@ -27,7 +27,7 @@ class _Visit(NamedTuple):
     x: Tensor
 
 
-def _visits(boxes: Rois, shape: torch.Size, bins: Tuple[int, int]) -> Iterator[_Visit]:
+def _visits(boxes: Rois, shape: torch.Size, bins: tuple[int, int]) -> Iterator[_Visit]:
     """The samples of boxes, which are sorted by their number of samples, most first."""
     ph, pw = bins
     n, _, height, width = shape
@@ -52,12 +52,12 @@ def _visits(boxes: Rois, shape: torch.Size, bins: Tuple[int, int]) -> Iterator[_
                      y.reshape(-1, 1), x.reshape(-1, 1))
 
 
-def _sorted(boxes: Rois) -> Tuple[Rois, Tensor]:
+def _sorted(boxes: Rois) -> tuple[Rois, Tensor]:
     order = torch.sort(boxes.grid.y * boxes.grid.x, descending=True, stable=True).indices
     return boxes.select(order), order
 
 
-def _chunks(output: Tensor) -> Iterator[Tuple[int, int]]:
+def _chunks(output: Tensor) -> Iterator[tuple[int, int]]:
     step = gather.chunk_rows(output.device, output[0].numel())
     for a in range(0, len(output), step):
         yield a, min(a + step, len(output))
@@ -171,7 +171,7 @@ def align_backward(grad_output: Tensor, boxes: Rois, argmax_y: Tensor, argmax_x:
         _scatter_strays(grad[stray], at_y, at_x, stray, boxes.image, grad_input)
 
 
-def _scatter_visits(sink: gather.Sink, visits: List[_Visit], source: Tensor) -> None:
+def _scatter_visits(sink: gather.Sink, visits: list[_Visit], source: Tensor) -> None:
     # a sample at NaN has weights of NaN and never wins; 0 times NaN must not be added
     weight = torch.cat([visit.weight for visit in visits]).nan_to_num_(nan=0.)
     sink.scatter_sum(source, torch.cat([visit.row for visit in visits]), weight)

@@ -7,7 +7,6 @@ Boxes of negative size are pooled as on CUDA, not rejected as on a CPU.
 from __future__ import annotations
 
 import math
-from typing import Tuple
 
 import torch
 from torch import Tensor
@@ -17,12 +16,8 @@ from ..contract import require, require_dtype, require_shape, require_tensor
 from .bilinear_mean import Means, Visit, mean_backward, mean_forward
 from .rois import check_rois
 
-__all__ = ['bezier_align_backward', 'bezier_align_forward', 'riroi_align_rotated_backward',
-           'riroi_align_rotated_forward', 'roi_align_rotated_backward', 'roi_align_rotated_forward',
-           'rotated_feature_align_backward', 'rotated_feature_align_forward']
 
-
-def _rotated(name: str, feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
+def _rotated(name: str, feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
              sampling_ratio: int, aligned: bool, clockwise: bool) -> Means:
     """Boxes (K, 6): image index, center x, center y, width, height in pixels, angle in radians."""
     image = check_rois(name, feature, rois, 6)
@@ -39,7 +34,7 @@ def _rotated(name: str, feature: Tensor, rois: Tensor, bins: Tuple[int, int], sc
     columns = torch.stack((center_y, center_x, -height / 2, -width / 2, bin_h, bin_w, theta.cos(),
                            theta.sin(), grid.y.to(bin_h.dtype), grid.x.to(bin_w.dtype)), 1)
 
-    def locate(visit: Visit) -> Tuple[Tensor, Tensor]:
+    def locate(visit: Visit) -> tuple[Tensor, Tensor]:
         (cy, cx, top, left, step_h, step_w, cos, sin, rows,
          cols) = columns.index_select(0, visit.roi).unbind(1)
         y = top + visit.ph * step_h + (visit.iy + 0.5) * step_h / rows
@@ -70,7 +65,7 @@ def roi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Tens
     mean_backward(means, top_grad, bottom_grad)
 
 
-def _orientations(rois: Tensor, count: int) -> Tuple[Tensor, Tensor]:
+def _orientations(rois: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """First orientation of each RoI, (K,) int64, and the fraction beyond it, (K,)."""
     dtype = gather.COMPUTE[rois.dtype]
     steps = ((rois[:, 5].to(dtype) * count).double() / (2 * math.pi)).to(dtype)
@@ -78,7 +73,7 @@ def _orientations(rois: Tensor, count: int) -> Tuple[Tensor, Tensor]:
     return start.nan_to_num(0).to(torch.int64) % count, steps - start
 
 
-def _rotate_channels(features: Tensor, out: Tensor, orientations: Tuple[Tensor, Tensor],
+def _rotate_channels(features: Tensor, out: Tensor, orientations: tuple[Tensor, Tensor],
                      count: int, back: bool) -> None:
     """Interpolate between orientations of (K, C, ...) into ``out``; the transpose if ``back``.
 
@@ -142,7 +137,7 @@ def _curve(points: Tensor, u: Tensor) -> Tensor:
     return v * v * v * a + 3 * u * v * v * b + 3 * u * u * v * c + u * u * u * d
 
 
-def _bezier(feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
+def _bezier(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
             sampling_ratio: int, aligned: bool) -> Means:
     """Boxes (K, 17): image index, then 4 points x, y of the upper and 4 of the lower edge."""
     image = check_rois('bezier_align', feature, rois, 17)
@@ -161,7 +156,7 @@ def _bezier(feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
     bin_w, bin_h = size[:, 0] / bins[1], size[:, 1] / bins[0]
     grid = sampling.grid_of(bin_h, bin_w, sampling_ratio)
 
-    def locate(visit: Visit) -> Tuple[Tensor, Tensor]:
+    def locate(visit: Visit) -> tuple[Tensor, Tensor]:
         x, y = middle[:, visit.roi, visit.ph, visit.pw]
         step_h, step_w = bin_h.index_select(0, visit.roi), bin_w.index_select(0, visit.roi)
         rows, cols = grid.y.index_select(0, visit.roi), grid.x.index_select(0, visit.roi)
@@ -192,7 +187,7 @@ def bezier_align_backward(grad_output: Tensor, rois: Tensor, grad_input: Tensor,
 
 
 def _anchor_taps(feature: Tensor, boxes: Tensor, scale: float,
-                 points: int) -> Tuple[Tensor, Tensor]:
+                 points: int) -> tuple[Tensor, Tensor]:
     """Rows and weights (N * H * W, 1 + 4 * points): the pixel itself, center, then corners."""
     name = 'rotated_feature_align'
     require_shape(name, 'features', feature, (None,) * 4)

@@ -10,7 +10,8 @@ their argmax at 0 and so adds their gradient to the first pixel.
 """
 from __future__ import annotations
 
-from typing import Iterator, List, NamedTuple, Tuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ from .. import gather
 from ..contract import require_shape
 from .rois import LOWEST, check_rois
 
-__all__ = ['roi_pool_backward', 'roi_pool_forward']
 
 class _Bins(NamedTuple):
     """Bins sorted by their number of pixels, most first: all (B,) int64."""
@@ -31,7 +31,7 @@ class _Bins(NamedTuple):
     base: Tensor  # the first row of the image
 
 
-def _edges(start: Tensor, size: Tensor, bins: int, limit: int) -> Tuple[Tensor, Tensor]:
+def _edges(start: Tensor, size: Tensor, bins: int, limit: int) -> tuple[Tensor, Tensor]:
     """First and past-the-last pixel of every bin along an axis, (K, bins) each."""
     ordinal = torch.arange(bins + 1, dtype=size.dtype, device=size.device)
     bound = ordinal * (size / bins)[:, None] + start[:, None]
@@ -41,7 +41,7 @@ def _edges(start: Tensor, size: Tensor, bins: int, limit: int) -> Tuple[Tensor, 
     return first.to(torch.int64), last.to(torch.int64)
 
 
-def _bins(shape: torch.Size, rois: Tensor, image: Tensor, pooled: Tuple[int, int],
+def _bins(shape: torch.Size, rois: Tensor, image: Tensor, pooled: tuple[int, int],
           scale: float) -> _Bins:
     _, _, height, width = shape
     box = rois[:, 1:].to(gather.COMPUTE[rois.dtype])
@@ -158,6 +158,6 @@ def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_in
     gather.add_rows(grad_input, total)
 
 
-def _scatter(source: Tensor, rows: List[Tensor], size: int) -> Tensor:
+def _scatter(source: Tensor, rows: list[Tensor], size: int) -> Tensor:
     row = torch.cat(rows)[:, None]
     return gather.scatter_sum(source, row, torch.ones_like(row, dtype=source.dtype), size)

@@ -1,15 +1,13 @@
 """Regions of interest (RoIs): checks, edges, and the form that RoIAlign works on."""
 from __future__ import annotations
 
-from typing import NamedTuple, Tuple, Union
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import describe, require, require_tensor
-
-__all__ = ['LOWEST', 'Rois', 'check_images', 'check_rois', 'edges_of', 'images_of']
 
 # The maximum of no samples, and the initial one: mmcv's -FLT_MAX.
 LOWEST = torch.finfo(torch.float32).min
@@ -25,7 +23,7 @@ class Rois(NamedTuple):
     bin_w: Tensor
     grid: sampling.Grid
 
-    def select(self, which: Union[slice, Tensor]) -> Rois:
+    def select(self, which: slice | Tensor) -> Rois:
         return Rois(*(t[which] for t in self[:5]), self.grid.select(which))
 
 
@@ -59,8 +57,8 @@ def check_images(operator: str, feature: Tensor, image: Tensor, count: int) -> N
             f'{count} rois on input {describe(feature)}, which has no pixels')
 
 
-def edges_of(rois: Tensor, bins: Tuple[int, int], scale: float, aligned: bool
-             ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+def edges_of(rois: Tensor, bins: tuple[int, int], scale: float, aligned: bool
+             ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """First y and x of each RoI, and height and width of its bins, in pixels of the map."""
     edges = rois[:, 1:].to(gather.compute_dtype(rois)) * gather.single(scale)
     edges = edges - (0.5 if aligned else 0.)

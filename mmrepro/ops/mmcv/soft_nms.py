@@ -6,7 +6,7 @@ position of a dropped one, and of equal scores the first in this order is chosen
 """
 from __future__ import annotations
 
-from typing import Callable, Tuple
+from typing import Callable
 
 import numpy as np
 import torch
@@ -17,13 +17,11 @@ from ..contract import describe, require, require_dtype, require_shape
 from .overlaps import columns
 from .soft_nms_blocks import WorkingOrder, decide, ordinary
 
-__all__ = ['GAUSSIAN', 'LINEAR', 'NAIVE', 'softnms']
-
 # mmcv's codes of methods.
 NAIVE, LINEAR, GAUSSIAN = 0, 1, 2
 
 # The boxes that a chosen one affects, and the factors for their scores.
-Neighbours = Callable[[int], Tuple[np.ndarray, np.ndarray]]
+Neighbours = Callable[[int], tuple[np.ndarray, np.ndarray]]
 
 
 class _Decay:
@@ -69,7 +67,7 @@ def _compared(cols: np.ndarray, decay: _Decay, offset: int) -> Neighbours:
     table[:2] *= -1
     corners, area, step = table[:4], table[4], np.float32(offset)
 
-    def neighbours(chosen: int) -> Tuple[np.ndarray, np.ndarray]:
+    def neighbours(chosen: int) -> tuple[np.ndarray, np.ndarray]:
         meet = np.minimum(corners, corners[:, chosen, None])
         size = meet[2:] + meet[:2]
         if offset:
@@ -146,7 +144,7 @@ def _run(order: _Order, neighbours: Neighbours, least: np.float32) -> None:
 
 
 def _soft(cols: np.ndarray, scores: np.ndarray, decay: _Decay, least: np.float32,
-          offset: int) -> Tuple[Tensor, np.ndarray]:
+          offset: int) -> tuple[Tensor, np.ndarray]:
     """Boxes that stay, in the order in which they are chosen, and their scores."""
     with np.errstate(all='ignore'):
         if not ordinary(cols, scores, decay.sigma, least):

@@ -7,12 +7,10 @@ Boxes that were chosen or dropped leave the table at the next block.
 """
 from __future__ import annotations
 
-from typing import Callable, List, Optional, Tuple
+from typing import Callable
 
 import numpy as np
 import torch
-
-__all__ = ['WorkingOrder', 'decide', 'ordinary']
 
 # Rows of factors computed at once: fewer need more calls, more are wasted more often.
 _ROWS = 32
@@ -43,7 +41,7 @@ class WorkingOrder:
         self.at[position], self.at[old] = box, other
         self.where[box], self.where[other] = position, old
 
-    def drop(self, boxes: List[int]) -> None:
+    def drop(self, boxes: list[int]) -> None:
         gone = set(boxes)
         left = self.count - len(gone)
         holes = sorted(hole for hole in map(self.where.__getitem__, boxes) if hole < left)
@@ -52,7 +50,7 @@ class WorkingOrder:
             self.at[hole], self.where[box] = box, hole
         self.count = left
 
-    def first(self, boxes: List[int]) -> int:
+    def first(self, boxes: list[int]) -> int:
         return min(range(len(boxes)), key=lambda i: self.where[boxes[i]])
 
 
@@ -85,8 +83,8 @@ def _overlaps(table: np.ndarray, rows: np.ndarray, offset: int, room: torch.Tens
     return inter
 
 
-def _guess(score: np.ndarray, names: np.ndarray, needed: Optional[int],
-           order: Optional[WorkingOrder]) -> np.ndarray:
+def _guess(score: np.ndarray, names: np.ndarray, needed: int | None,
+           order: WorkingOrder | None) -> np.ndarray:
     """Boxes to compute factors for: those with the best scores, and ``needed``."""
     count = min(_ROWS, max(_LEAST_ROWS, _ELEMENTS // len(score)))
     if len(score) <= count:
@@ -103,7 +101,7 @@ def _guess(score: np.ndarray, names: np.ndarray, needed: Optional[int],
 
 
 def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32, offset: int,
-           order: Optional[WorkingOrder]) -> Optional[Tuple[List[int], List[np.float32]]]:
+           order: WorkingOrder | None) -> tuple[list[int], list[np.float32]] | None:
     """Boxes in the order in which they are chosen, and their scores then.
 
     ``cols`` (5, N) float32 are x1, y1, x2, y2, area. Boxes whose score falls below ``least`` are
@@ -111,8 +109,8 @@ def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32
     """
     table, score, names = cols.copy(), scores.copy(), np.arange(len(scores))
     np.negative(table[:2], out=table[:2])
-    chosen: List[int] = []
-    final: List[np.float32] = []
+    chosen: list[int] = []
+    final: list[np.float32] = []
     needed, count = None, len(scores)
     # one buffer for all blocks: allocating memory costs as much as filling it
     room = torch.empty(4 * (count + min(_ROWS * count, max(_LEAST_ROWS * count, _ELEMENTS))))

@@ -7,15 +7,13 @@ queue wins, as if they came one after the other.
 """
 from __future__ import annotations
 
-from typing import Callable, List, Tuple
+from typing import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..contract import describe, require, require_dtype, require_shape
-
-__all__ = ['contour_expand', 'pixel_group']
 
 # mmcv's order: up, down, left, right
 _STEPS = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])
@@ -54,7 +52,7 @@ def _on_host(operator: str, name: str, tensor: Tensor, dtype: torch.dtype) -> np
 
 
 def contour_expand(kernel_mask: Tensor, internal_kernel_label: Tensor, min_kernel_area: int,
-                   kernel_num: int) -> List[List[int]]:
+                   kernel_num: int) -> list[list[int]]:
     """Grow the labelled kernels within the largest mask.
 
     mmcv means to grow through the masks from the second smallest to the largest, but its pointer to
@@ -91,7 +89,7 @@ def contour_expand(kernel_mask: Tensor, internal_kernel_label: Tensor, min_kerne
 
 def pixel_group(score: Tensor, mask: Tensor, embedding: Tensor, kernel_label: Tensor,
                 kernel_contour: Tensor, kernel_region_num: int, distance_threshold: float
-                ) -> List[List[float]]:
+                ) -> list[list[float]]:
     """Group the pixels of a mask with the kernels whose mean embedding is near theirs.
 
     Args:
@@ -149,7 +147,7 @@ def _means(vectors: np.ndarray, labels: np.ndarray, number: int) -> np.ndarray:
         return total / count[:, None]
 
 
-def _regions(scores: np.ndarray, labels: np.ndarray, number: int) -> List[List[float]]:
+def _regions(scores: np.ndarray, labels: np.ndarray, number: int) -> list[list[float]]:
     inside = labels > 0
     total = np.zeros(number, np.float32)
     np.add.at(total, labels[inside], scores[inside])
@@ -161,7 +159,7 @@ def _regions(scores: np.ndarray, labels: np.ndarray, number: int) -> List[List[f
     result, start = [], 0
     for mean, end in zip(total, ends):
         count = np.float32(end - start)
-        region: Tuple[float, ...] = (float(mean / count) if count else 0., float(count))
+        region: tuple[float, ...] = (float(mean / count) if count else 0., float(count))
         result.append([*region, *points[start:end].ravel().tolist()])
         start = end
     return result

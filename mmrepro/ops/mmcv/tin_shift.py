@@ -11,8 +11,6 @@ from torch import Tensor
 
 from ..contract import describe, require, require_shape, require_tensor
 
-__all__ = ['tin_shift_backward', 'tin_shift_forward']
-
 
 def _shift(operator: str, source: Tensor, shift: Tensor, target: Tensor) -> None:
     require_tensor(operator, 'input', source, (None, None, None, None))

@@ -16,11 +16,9 @@ import importlib
 import os
 import shutil
 import sysconfig
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from ..operator_table import implementation
-
-__all__ = ['FUSED', 'default_requirement', 'fused', 'requirement', 'runs_on', 'version']
 
 # Operators that have a kernel, and its module in this package.
 FUSED = {
@@ -37,7 +35,7 @@ LEAST = (3, 0)
 CAPABILITY = (8, 0)
 
 
-def version() -> Optional[str]:
+def version() -> str | None:
     """The version of the installed Triton, or None."""
     from importlib import metadata  # not at the top: this package is imported with mmrepro
     try:
@@ -87,7 +85,7 @@ def runs_on(device: str) -> bool:
 
 
 @functools.cache
-def fused(name: str) -> Optional[Callable]:
+def fused(name: str) -> Callable | None:
     """Operator ``name`` with its kernel for CUDA tensors and the PyTorch form for others.
 
     None if it has no kernel. Triton is imported by the first call on CUDA.

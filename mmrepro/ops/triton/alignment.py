@@ -5,16 +5,12 @@ arrangement of numbers in threads, and with it another order of the sums across 
 """
 from __future__ import annotations
 
-from typing import List
-
 from torch import Tensor
-
-__all__ = ['well_aligned']
 
 _BYTES = 16
 
 
-def well_aligned(*tensors: Tensor) -> List[Tensor]:
+def well_aligned(*tensors: Tensor) -> list[Tensor]:
     """Contiguous tensors whose first element is at a multiple of 16 bytes; copies where needed."""
     return [tensor.clone() if tensor.data_ptr() % _BYTES else tensor
             for tensor in (one.contiguous() for one in tensors)]

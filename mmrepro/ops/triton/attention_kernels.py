@@ -17,8 +17,6 @@ from ..mmcv import ms_deform_attn as plain
 from . import scatter_kernels
 from .alignment import well_aligned
 
-__all__ = ['ms_deform_attn_backward', 'ms_deform_attn_forward']
-
 # Bags of a program.
 _BAGS = 8
 

@@ -16,8 +16,6 @@ from ..mmcv import nms as plain
 from ..mmcv.greedy_nms import rank
 from ..mmcv.overlaps import columns
 
-__all__ = ['nms']
-
 _WORD = 32
 # Boxes, and so rows of bits, of a program of the first kernel.
 _ROWS = 64

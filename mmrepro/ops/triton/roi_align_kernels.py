@@ -9,8 +9,6 @@ a sort.
 """
 from __future__ import annotations
 
-from typing import Tuple
-
 import torch
 import triton
 import triton.language as tl
@@ -20,8 +18,6 @@ from .. import gather, sampling
 from ..mmcv import roi_align
 from ..mmcv.rois import check_rois, edges_of
 from .alignment import well_aligned
-
-__all__ = ['roi_align_backward', 'roi_align_forward']
 
 # Channels per program forward and backward, pixels of a line, rows of bins to test together.
 _CHANNELS, _BACK_CHANNELS, _PIXELS, _LOOK = 32, 64, 16, 128
@@ -163,7 +159,7 @@ def _scatter_kernel(grad_of, wy_of, wx_of, x_low, x_high, ends, lists, result,
 
 
 def _filters(start: Tensor, size: Tensor, grid: Tensor, bins: int, length: int
-             ) -> Tuple[Tensor, Tensor, Tensor]:
+             ) -> tuple[Tensor, Tensor, Tensor]:
     """(K, P, length) weights, and (K, P) int32 first and last pixel of each; none: last < first."""
     weight = start.new_empty(len(start), bins, length)
     low, high = (torch.empty(len(start), bins, dtype=torch.int32, device=start.device)
@@ -175,7 +171,7 @@ def _filters(start: Tensor, size: Tensor, grid: Tensor, bins: int, length: int
 
 
 def _lists(image: Tensor, low: Tensor, high: Tensor, images: int, height: int
-           ) -> Tuple[Tensor, Tensor]:
+           ) -> tuple[Tensor, Tensor]:
     """The rows of bins that touch each line of the maps, line after line, and where each ends.
 
     The host does not know how many there are; the memory is for the case that all touch all lines
@@ -192,8 +188,8 @@ def _lists(image: Tensor, low: Tensor, high: Tensor, images: int, height: int
     return ends, lists
 
 
-def _prepare(feature: Tensor, rois: Tensor, bins: Tuple[int, int], scale: float,
-             sampling_ratio: int, aligned: bool, check: bool) -> Tuple[Tensor, tuple, tuple]:
+def _prepare(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
+             sampling_ratio: int, aligned: bool, check: bool) -> tuple[Tensor, tuple, tuple]:
     """Image indices, and the filters along y and x.
 
     ``check`` is for the forward: it takes a synchronisation, and a backward has the same RoIs.

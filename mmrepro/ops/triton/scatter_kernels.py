@@ -13,16 +13,12 @@ addition. Infinities and NaN are recorded beside the sum, by kind, and give what
 """
 from __future__ import annotations
 
-from typing import Optional
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .alignment import well_aligned
-
-__all__ = ['scatter_sum']
 
 # Numbers that a program looks through for the largest; taps and channels of a program that adds;
 # sums that a program converts back.
@@ -99,7 +95,7 @@ def _convert_kernel(total, kinds, peaks, result, count, spare, SUMS: tl.constexp
 
 
 def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
-                bag_of: Optional[Tensor] = None) -> Tensor:
+                bag_of: Tensor | None = None) -> Tensor:
     """``out[r] = sum of weight * source[bag]`` over the taps with index r, in any order.
 
     Arguments and result are those of :func:`mmrepro.ops.gather.scatter_sum`, in float32.

@@ -6,14 +6,13 @@ with several: both then vary as they would in another study.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
 from ..stats import LEVEL, holm
 from .matches import FIGURES, Matches
-
-__all__ = ['ImageStudy', 'Interval', 'Versus', 'resampled_figures', 'study']
 
 NAMES = [name for name, *_ in FIGURES]
 
@@ -24,7 +23,7 @@ class Interval(NamedTuple):
     low: float  # 95 % interval
     high: float
     std_images: float  # standard error of ``value``, if only the images were others
-    std_seeds: Optional[float]  # if only the seeds were others; None for a single seed
+    std_seeds: float | None  # if only the seeds were others; None for a single seed
 
 
 class Versus(NamedTuple):
@@ -34,8 +33,8 @@ class Versus(NamedTuple):
     corrected: float  # by Holm's method over the detectors
     larger: bool  # than the noise: ``corrected`` is below 0.05
     # if a margin was given: the larger p of two one-sided tests, and whether it is below 0.05
-    same_p: Optional[float]
-    same: Optional[bool]
+    same_p: float | None
+    same: bool | None
     low_90: float  # 90 % interval: in the margin where the two detectors are the same
     high_90: float
 
@@ -46,12 +45,12 @@ class ImageStudy(NamedTuple):
     images: int
     seeds: int  # of each detector
     resamples: int
-    margin: Optional[float]
-    figures: Dict[str, Dict[str, Interval]]  # label of the detector -> figure
-    versus: Dict[str, Dict[str, Versus]]  # label of each other detector -> figure
+    margin: float | None
+    figures: dict[str, dict[str, Interval]]  # label of the detector -> figure
+    versus: dict[str, dict[str, Versus]]  # label of each other detector -> figure
 
     @property
-    def answer(self) -> Optional[bool]:
+    def answer(self) -> bool | None:
         """Whether what was asked for was found; None for one detector."""
         found = [one[self.metric] for one in self.versus.values()]
         if not found:
@@ -59,7 +58,7 @@ class ImageStudy(NamedTuple):
         return (any(one.larger for one in found) if self.margin is None else
                 all(one.same for one in found))
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json``; what is not defined is None."""
         def plain(one: Any) -> Any:
             if isinstance(one, dict):
@@ -89,8 +88,8 @@ def resampled_figures(detectors: Sequence[Sequence[Matches]], resamples: int,
     return found
 
 
-def study(detectors: Dict[str, Sequence[Matches]], resamples: int = 1000, metric: str = 'mAP',
-          margin: Optional[float] = None, say: Callable[[str], None] = lambda text: None
+def study(detectors: dict[str, Sequence[Matches]], resamples: int = 1000, metric: str = 'mAP',
+          margin: float | None = None, say: Callable[[str], None] = lambda text: None
           ) -> ImageStudy:
     """Intervals of all figures, and of the differences of each detector to the first.
 
@@ -134,7 +133,7 @@ def _both(drawn: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return np.take_along_axis(drawn, chosen[:, :, None], 1).mean(1)
 
 
-def _intervals(whole: np.ndarray, drawn: np.ndarray, chosen: np.ndarray) -> Dict[str, Interval]:
+def _intervals(whole: np.ndarray, drawn: np.ndarray, chosen: np.ndarray) -> dict[str, Interval]:
     """Of ``(seeds, figures)`` and ``(resamples, seeds, figures)``."""
     both, images = _both(drawn, chosen), drawn.mean(1)
     several = whole.shape[0] > 1
@@ -148,9 +147,9 @@ def _intervals(whole: np.ndarray, drawn: np.ndarray, chosen: np.ndarray) -> Dict
     return result
 
 
-def _versus(gaps: Dict[str, Any], chosen: np.ndarray, margin: Optional[float]
-            ) -> Dict[str, Dict[str, Versus]]:
-    result: Dict[str, Dict[str, Versus]] = {label: {} for label in gaps}
+def _versus(gaps: dict[str, Any], chosen: np.ndarray, margin: float | None
+            ) -> dict[str, dict[str, Versus]]:
+    result: dict[str, dict[str, Versus]] = {label: {} for label in gaps}
     intervals = {label: _intervals(*gap, chosen) for label, gap in gaps.items()}
     both = {label: _both(drawn, chosen) for label, (_, drawn) in gaps.items()}
     for index, name in enumerate(NAMES):
@@ -176,7 +175,7 @@ def _std(values: np.ndarray) -> float:
     return float(values.std()) if len(values) else float('nan')
 
 
-def _percentiles(values: np.ndarray, low: float, high: float) -> List[float]:
+def _percentiles(values: np.ndarray, low: float, high: float) -> list[float]:
     values = _defined(values)
     return [float('nan')] * 2 if not len(values) else [
         float(one) for one in np.percentile(values, [low, high])]

@@ -4,17 +4,17 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from typing import Callable, Dict, List, Sequence
+from collections.abc import Sequence
+from typing import Callable
 
+from ...errors import PredictionError
 from .matches import Matches, match
-from .predictions import PredictionError, load_annotations, load_predictions
-
-__all__ = ['files_of', 'load']
+from .predictions import load_annotations, load_predictions
 
 OF_A_STUDY = os.path.join('seed_*', 'predictions.pkl')
 
 
-def files_of(words: Sequence[str]) -> Dict[str, List[str]]:
+def files_of(words: Sequence[str]) -> dict[str, list[str]]:
     """Label of each detector -> its files, one for each seed.
 
     A word is ``FILE[,FILE...]``, the folder of a config in a study (``seed_N/predictions.pkl`` in
@@ -23,7 +23,7 @@ def files_of(words: Sequence[str]) -> Dict[str, List[str]]:
     Raises:
         PredictionError: a folder without predictions, or two detectors of one name.
     """
-    found: Dict[str, List[str]] = {}
+    found: dict[str, list[str]] = {}
     for word in words:
         label, equals, names = word.partition('=')
         names = names if equals else word
@@ -45,7 +45,7 @@ def files_of(words: Sequence[str]) -> Dict[str, List[str]]:
 
 
 def load(words: Sequence[str], annotations: str, iou_type: str,
-         say: Callable[[str], None] = lambda text: None) -> Dict[str, List[Matches]]:
+         say: Callable[[str], None] = lambda text: None) -> dict[str, list[Matches]]:
     """Label of each detector -> the matches of each seed.
 
     Raises:
@@ -53,8 +53,8 @@ def load(words: Sequence[str], annotations: str, iou_type: str,
     """
     files = files_of(words)
     truth = load_annotations(annotations)
-    earlier: Dict[str, str] = {}
-    found: Dict[str, List[Matches]] = {}
+    earlier: dict[str, str] = {}
+    found: dict[str, list[Matches]] = {}
     for label, paths in files.items():
         found[label] = []
         for path in paths:

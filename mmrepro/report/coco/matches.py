@@ -14,13 +14,12 @@ dataset with these copies, up to the order of equal scores within an image.
 """
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .predictions import quiet
-
-__all__ = ['FIGURES', 'Matches', 'match']
 
 AREAS = ('all', 'small', 'medium', 'large')
 MAX_DETS = (1, 10, 100)  # of an image and category, those with the highest scores
@@ -82,7 +81,7 @@ class Matches:
         self._rows = [(figure, None if iou is None else int(np.argmin(abs(self._ious - iou))),
                        AREAS.index(area), which) for _, figure, iou, area, which in FIGURES]
 
-    def figures(self, weights: Optional[np.ndarray] = None) -> np.ndarray:
+    def figures(self, weights: np.ndarray | None = None) -> np.ndarray:
         """COCO's twelve figures (:data:`FIGURES`), from 0 to 1; NaN where nothing is to be found.
 
         Args:
@@ -108,7 +107,7 @@ class Matches:
         return np.array(result)
 
     def _precisions(self, weights: np.ndarray, objects: np.ndarray
-                    ) -> Tuple[np.ndarray, np.ndarray]:
+                    ) -> tuple[np.ndarray, np.ndarray]:
         """Mean precision over recalls and number of objects found, by area, category, threshold."""
         one = self._precision
         copies = weights[one.images]
@@ -165,7 +164,7 @@ class _Cells:
         self._areas = len(evaluation.params.areaRngLbl)
         self._thresholds = len(evaluation.params.iouThrs)
 
-    def _of(self, area: int, category: int) -> List[Tuple[int, Dict[str, Any]]]:
+    def _of(self, area: int, category: int) -> list[tuple[int, dict[str, Any]]]:
         start = (category * self._areas + area) * self._images
         return [(number, one) for number, one in enumerate(
             self._all[start:start + self._images]) if one is not None]
@@ -176,7 +175,7 @@ class _Cells:
                       for ignored in one['gtIgnore'] if not ignored])
 
     def detections(self, area: int, category: int, most: int
-                   ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+                   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Images ``(n, )`` in the order of scores; true and counted ones ``(thresholds, n)``."""
         cells = self._of(area, category)
         if not cells:
@@ -191,14 +190,14 @@ class _Cells:
             :, order].astype(bool)
         return images[order], (matched != 0) & counted, counted
 
-    def found(self, area: int, category: int, most: int) -> List[np.ndarray]:
+    def found(self, area: int, category: int, most: int) -> list[np.ndarray]:
         """For each threshold, the images of the true positives."""
         images, true, _ = self.detections(area, category, most)
         return [images[row] for row in true]
 
 
-def _precision(cells: _Cells, shape: Tuple[int, int, int], most: int) -> _Precision:
-    found: Dict[str, List[np.ndarray]] = {name: [] for name in _Precision._fields}
+def _precision(cells: _Cells, shape: tuple[int, int, int], most: int) -> _Precision:
+    found: dict[str, list[np.ndarray]] = {name: [] for name in _Precision._fields}
     sizes, before, before_extra = [], 0, 0
     for area in range(shape[0]):
         for category in range(shape[1]):
@@ -238,7 +237,7 @@ def _running(values: np.ndarray) -> np.ndarray:
     return result
 
 
-def _concatenate(parts: Sequence[np.ndarray]) -> Tuple[np.ndarray, np.ndarray]:
+def _concatenate(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """All parts one behind the other, and where each starts and the last ends."""
     return np.concatenate(parts), _running(np.array([len(part) for part in parts]))
 

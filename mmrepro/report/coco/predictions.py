@@ -6,15 +6,12 @@ import io
 import json
 import os
 import pickle
-from typing import Any, Dict, Iterator, List
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-__all__ = ['PredictionError', 'load_annotations', 'load_predictions']
-
-
-class PredictionError(ValueError):
-    """A file of predictions or annotations that cannot be used; says which and why."""
+from ...errors import PredictionError
 
 
 @contextlib.contextmanager
@@ -86,7 +83,7 @@ def load_predictions(path: str, annotations: Any, iou_type: str = 'bbox') -> Any
         return annotations.loadRes(results)
 
 
-def _of_pickle(path: str, annotations: Any, iou_type: str) -> List[Dict[str, Any]]:
+def _of_pickle(path: str, annotations: Any, iou_type: str) -> list[dict[str, Any]]:
     content = _read(path, 'predictions', pickle.load)
     if not isinstance(content, list) or any(
             not isinstance(one, dict) or not {'img_id', 'pred_instances'} <= set(one)

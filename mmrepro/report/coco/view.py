@@ -3,18 +3,16 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import Any, List
+from typing import Any
 
 from ..html import document, listing, picture, section, table
 from ..plot_style import INK, figure, palette, png
 from .bootstrap import NAMES, ImageStudy, Interval
 
-__all__ = ['plot', 'report', 'show']
-
 FEW_SEEDS = 5
 
 
-def caution(found: ImageStudy) -> List[str]:
+def caution(found: ImageStudy) -> list[str]:
     """What a careful reader would ask for."""
     said = []
     if found.seeds == 1:
@@ -29,7 +27,7 @@ def caution(found: ImageStudy) -> List[str]:
     return said
 
 
-def verdicts(found: ImageStudy) -> List[str]:
+def verdicts(found: ImageStudy) -> list[str]:
     """What the tests say about the figure that was asked about, in words."""
     first = next(iter(found.figures))
     what = 'the images' if found.seeds == 1 else 'images and seeds'
@@ -58,14 +56,14 @@ def _number(value: float, sign: str = '') -> str:
     return '-' if math.isnan(value) else f'{value:{sign}.4f}'
 
 
-def _head(found: ImageStudy) -> List[str]:
+def _head(found: ImageStudy) -> list[str]:
     head = ['figure']
     for label in found.figures:
         head += [label, '95 % interval']
     return head + ([] if found.seeds == 1 else ['std images', 'std seeds'])
 
 
-def _rows(found: ImageStudy) -> List[List[str]]:
+def _rows(found: ImageStudy) -> list[list[str]]:
     rows = []
     for name in NAMES:
         row = [name]
@@ -81,7 +79,7 @@ def _rows(found: ImageStudy) -> List[List[str]]:
 VERSUS = ('difference', '', '95 % interval', 'p')
 
 
-def _gaps(found: ImageStudy, label: str) -> List[List[str]]:
+def _gaps(found: ImageStudy, label: str) -> list[list[str]]:
     return [[name, _number(one.difference.value, '+'), _range(one.difference),
              '-' if math.isnan(one.difference.value) else f'{one.p:.3g}']
             for name, one in found.versus[label].items()]
@@ -121,7 +119,7 @@ def plot(found: ImageStudy) -> bytes:
         return png(fig)
 
 
-def _errors(axes: Any, intervals: List[Interval], shift: float, colour: str, label: str) -> None:
+def _errors(axes: Any, intervals: list[Interval], shift: float, colour: str, label: str) -> None:
     for row, one in enumerate(intervals):
         axes.plot([one.low, one.high], [row + shift] * 2, color=colour, linewidth=1.6)
     axes.scatter([one.value for one in intervals],
@@ -134,7 +132,7 @@ def show(found: ImageStudy, console: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    def printed(head: Any, rows: List[List[str]], title: str) -> None:
+    def printed(head: Any, rows: list[list[str]], title: str) -> None:
         shown = Table(*head, title=title, box=None, title_justify='left')
         for row in rows:
             shown.add_row(*row)

@@ -7,13 +7,11 @@ import os
 import time
 from multiprocessing.connection import wait
 from random import Random
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 from ...runs.launcher import free_port, kill_group, rank_variables
 from .kinds import KINDS, strike
 from .reporting_child import RankEvent, train
-
-__all__ = ['COUNTED', 'Attempt', 'Interruption']
 
 COUNTED = ('train', 'val')  # events that count for the moment of an interruption
 GRACE = 60.  # seconds in which processes have to end by themselves, once one has
@@ -43,14 +41,14 @@ class Attempt:
                  start_method: str) -> None:
         context = multiprocessing.get_context(start_method)
         port = free_port() if processes > 1 else None
-        self.events: List[List[RankEvent]] = [[] for _ in range(ranks)]  # per rank, all reported
-        self._workers: List[Tuple[int, ...]] = [()] * processes  # last known, per process
+        self.events: list[list[RankEvent]] = [[] for _ in range(ranks)]  # per rank, all reported
+        self._workers: list[tuple[int, ...]] = [()] * processes  # last known, per process
         self.struck = False  # whether it was interrupted
         self._folder = os.path.dirname(config)
-        self.seconds_to_end: Optional[float] = None  # from the interruption until all had ended
-        self.ended_by_us: List[int] = []  # processes that had to be killed
-        self._times: Dict[str, List[float]] = dict(event=[], save=[])
-        self._last: Tuple[str, float] = ('', time.monotonic())
+        self.seconds_to_end: float | None = None  # from the interruption until all had ended
+        self.ended_by_us: list[int] = []  # processes that had to be killed
+        self._times: dict[str, list[float]] = dict(event=[], save=[])
+        self._last: tuple[str, float] = ('', time.monotonic())
         self._connections, self._processes = [], []
         for number in range(processes):
             here, there = context.Pipe(duplex=False)
@@ -62,7 +60,7 @@ class Attempt:
             self._connections.append(here)
             self._processes.append(process)
 
-    def run(self, plan: Optional[Interruption], gaps: Dict[str, float], random: Random) -> Attempt:
+    def run(self, plan: Interruption | None, gaps: dict[str, float], random: Random) -> Attempt:
         """Watch until the end; ``gaps`` are :meth:`durations`, ``random`` chooses processes."""
         try:
             self._watch(plan, gaps, random)
@@ -76,9 +74,9 @@ class Attempt:
             connection.close()
         return self
 
-    def _watch(self, plan: Optional[Interruption], gaps: Dict[str, float], random: Random) -> None:
-        strike_at: Optional[float] = None
-        first_end: Optional[float] = None
+    def _watch(self, plan: Interruption | None, gaps: dict[str, float], random: Random) -> None:
+        strike_at: float | None = None
+        first_end: float | None = None
         while any(process.is_alive() for process in self._processes):
             now = time.monotonic()
             if strike_at is not None and now >= strike_at and not self.struck:
@@ -104,11 +102,11 @@ class Attempt:
             process.join()
 
     @property
-    def codes(self) -> List[int]:
+    def codes(self) -> list[int]:
         """Per process, exit code; negative is the number of the signal that ended it."""
         return [process.exitcode for process in self._processes]
 
-    def durations(self) -> Dict[str, float]:
+    def durations(self) -> dict[str, float]:
         """Median seconds between events, and from the begin of a checkpoint to what follows."""
         return {name: sorted(times)[len(times) // 2] if times else 0.
                 for name, times in self._times.items()}
@@ -120,7 +118,7 @@ class Attempt:
         moment = KINDS[plan.kind].moment
         return not moment or events[-1].kind == moment
 
-    def _moment(self, plan: Interruption, gaps: Dict[str, float]) -> float:
+    def _moment(self, plan: Interruption, gaps: dict[str, float]) -> float:
         if not KINDS[plan.kind].moment:
             return self._last[1] + plan.fraction * gaps['event']
         before = set(glob.glob(os.path.join(self._folder, '.*.partial')))

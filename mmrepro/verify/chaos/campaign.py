@@ -5,8 +5,9 @@ import itertools
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from random import Random
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
 
@@ -15,9 +16,7 @@ from ...exit_codes import PREEMPTED
 from .attempt import COUNTED, Attempt, Interruption
 from .kinds import KINDS, allowed
 
-__all__ = ['Campaign', 'CampaignSettings', 'Kill', 'summary']
-
-Key = Tuple[int, str, int]  # rank, kind of event, iteration
+Key = tuple[int, str, int]  # rank, kind of event, iteration
 COMPARED = ('train', 'metrics', 'end')
 WITHOUT_PROGRESS = 20  # attempts that end by themselves, with an error, before we give up
 
@@ -41,12 +40,12 @@ class Kill(NamedTuple):
     run: int
     kind: str
     processes: int
-    codes: List[int]  # of the processes
+    codes: list[int]  # of the processes
     done: int  # iterations that were finished when the processes ended
-    resumed: Optional[int]  # at which the next start began
+    resumed: int | None  # at which the next start began
     half_written: int  # files that lay there half written
     seconds: float  # until all processes had ended
-    ended_by_us: List[int]
+    ended_by_us: list[int]
 
 
 class Campaign:
@@ -59,12 +58,12 @@ class Campaign:
         self._processes = itertools.cycle(settings.processes or [settings.ranks])
         self.kinds = list(settings.kinds) or allowed(
             max(settings.processes or [settings.ranks]), settings.workers)
-        self.kills: List[Kill] = []
-        self.problems: List[str] = []  # all that was not as in the uninterrupted run
+        self.kills: list[Kill] = []
+        self.problems: list[str] = []  # all that was not as in the uninterrupted run
         self.runs = 0  # interrupted, and through
         self.compared = 0  # iterations and validations
         self.iterations = 0  # of a run
-        self._deck: List[str] = []
+        self._deck: list[str] = []
 
     def run(self) -> bool:
         """Whether all interrupted runs were the uninterrupted one."""
@@ -87,7 +86,7 @@ class Campaign:
 
     def _interrupted_run(self, number: int) -> None:
         folder, found = self._folder(f'run_{number}'), {}
-        pending: Optional[Kill] = None
+        pending: Kill | None = None
         failures = 0
         while True:
             plan = self._plan() if len(self.kills) + bool(pending) < self.settings.kills else None
@@ -130,7 +129,7 @@ class Campaign:
         config.dump(os.path.join(folder, 'chaos_config.py'))
         return folder
 
-    def _start(self, folder: str, plan: Optional[Interruption]) -> Attempt:
+    def _start(self, folder: str, plan: Interruption | None) -> Attempt:
         settings = self.settings
         attempt = Attempt(os.path.join(folder, 'chaos_config.py'), next(self._processes),
                           settings.ranks, os.path.join(folder, 'rank{rank}.log'),
@@ -163,7 +162,7 @@ class Campaign:
         self._say(f'{len(self.kills):4d}  {kill.kind} after iteration {kill.done}{where}: '
                   f'exit codes {kill.codes} after {kill.seconds:.1f} s, resumed at {kill.resumed}')
 
-    def _check_files(self, folder: str, plan: Optional[Interruption]) -> None:
+    def _check_files(self, folder: str, plan: Interruption | None) -> None:
         pointer = os.path.join(folder, 'last_checkpoint')
         if not os.path.exists(pointer):
             return
@@ -176,14 +175,14 @@ class Campaign:
                                  f'{files.check_file(named)}, after {plan}')
 
 
-def _records(attempt: Attempt) -> Dict[Key, Any]:
+def _records(attempt: Attempt) -> dict[Key, Any]:
     """What has to be equal. An iteration that was reported, but not finished, counts too."""
     return {(rank, event.kind, event.iteration): event.content
             for rank, events in enumerate(attempt.events) for event in events
             if event.kind in COMPARED}
 
 
-def summary(campaign: Campaign, started: float) -> Dict[str, Any]:
+def summary(campaign: Campaign, started: float) -> dict[str, Any]:
     """The outcome, as JSON can hold it."""
     return dict(
         settings=campaign.settings._asdict(), iterations_of_a_run=campaign.iterations,

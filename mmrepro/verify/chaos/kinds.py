@@ -4,30 +4,28 @@ from __future__ import annotations
 import os
 import signal
 from random import Random
-from typing import Callable, Dict, List, NamedTuple, Tuple
+from typing import Callable, NamedTuple
 
 from ...exit_codes import PREEMPTED
 
-__all__ = ['KINDS', 'Kind', 'allowed', 'strike']
-
-Processes = List[Tuple[int, Tuple[int, ...]]]  # per rank: process id, those of its workers
+Processes = list[tuple[int, tuple[int, ...]]]  # per rank: process id, those of its workers
 
 
-def _trainers(processes: Processes, random: Random) -> List[int]:
+def _trainers(processes: Processes, random: Random) -> list[int]:
     return [pid for pid, _ in random.sample(processes, len(processes))]
 
 
-def _everybody(processes: Processes, random: Random) -> List[int]:
+def _everybody(processes: Processes, random: Random) -> list[int]:
     found = [pid for trainer, workers in processes for pid in (trainer, *workers)]
     return random.sample(found, len(found))
 
 
-def _one_worker(processes: Processes, random: Random) -> List[int]:
+def _one_worker(processes: Processes, random: Random) -> list[int]:
     workers = [pid for _, several in processes for pid in several]
     return [random.choice(workers)] if workers else []
 
 
-def _one_rank(processes: Processes, random: Random) -> List[int]:
+def _one_rank(processes: Processes, random: Random) -> list[int]:
     return [random.choice(processes)[0]]
 
 
@@ -35,15 +33,15 @@ class Kind(NamedTuple):
     """One way to interrupt."""
     why: str  # what does this to a run
     number: int  # of the signal
-    victims: Callable[[Processes, Random], List[int]] = _trainers  # process ids that get it
+    victims: Callable[[Processes, Random], list[int]] = _trainers  # process ids that get it
     moment: str = ''  # the event after which it happens, '' for any iteration or validation batch
     # whether it is, with so many ranks and workers
     possible: Callable[[int, int], bool] = lambda ranks, workers: True
     # exit codes that the processes may end with; negative: the number of a signal
-    codes: Tuple[int, ...] = (-signal.SIGKILL, )
+    codes: tuple[int, ...] = (-signal.SIGKILL, )
 
 
-KINDS: Dict[str, Kind] = {
+KINDS: dict[str, Kind] = {
     'SIGKILL': Kind('the machine is gone, or out of memory', signal.SIGKILL),
     'SIGKILL while writing': Kind('the same, in the middle of a checkpoint', signal.SIGKILL,
                                   moment='save'),
@@ -74,6 +72,6 @@ def strike(kind: str, processes: Processes, random: Random) -> None:
             pass
 
 
-def allowed(ranks: int, workers: int) -> List[str]:
+def allowed(ranks: int, workers: int) -> list[str]:
     """Names of the kinds that are possible."""
     return [name for name, kind in KINDS.items() if kind.possible(ranks, workers)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from typing import Any, Dict, NamedTuple
+from typing import Any, NamedTuple
 
 import mmengine.config.config
 from mmengine.config import Config
@@ -14,8 +14,6 @@ from mmengine.hooks import EMAHook, Hook
 from ...digests import state_digest
 from ...distributed.unwrap import unwrap
 from ...runs.startup import on_ranks
-
-__all__ = ['RankEvent', 'train']
 
 
 class RankEvent(NamedTuple):
@@ -71,14 +69,14 @@ class _Reporter(_Sender):
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
         self._send('metrics', runner.iter, {name: repr(metrics[name]) for name in sorted(metrics)})
 
-    def before_save_checkpoint(self, runner: Any, checkpoint: Dict) -> None:
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         self._send('save', runner.iter)
 
     def after_train(self, runner: Any) -> None:
         self._send('end', runner.iter, final_state(runner))
 
 
-def final_state(runner: Any) -> Dict[str, str]:
+def final_state(runner: Any) -> dict[str, str]:
     """Digests of everything that training produces."""
     model = unwrap(runner.model)
     schedulers = runner.param_schedulers or []
@@ -91,7 +89,7 @@ def final_state(runner: Any) -> Dict[str, str]:
     return {name: state_digest(value) for name, value in state.items()}
 
 
-def train(config: str, variables: Dict[str, str], connection: Any, log: str) -> None:
+def train(config: str, variables: dict[str, str], connection: Any, log: str) -> None:
     """Train in this process, which becomes the leader of a process group; ends the process.
 
     ``connection`` takes every :class:`RankEvent`, the file ``log`` the output.

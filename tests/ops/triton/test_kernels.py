@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmrepro import ops
-from mmrepro.config import RandomnessConfig, RandomnessError
+from mmrepro.config import RandomnessConfig
+from mmrepro.errors import RandomnessError
 from mmrepro.ops import triton
 from mmrepro.ops.guard import OperatorGuard
 from mmrepro.ops.mmcv import ms_deform_attn, nms, roi_align

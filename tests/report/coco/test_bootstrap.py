@@ -9,10 +9,10 @@ from scipy import stats
 from support.coco_results import draw_dataset, draw_results
 
 from mmrepro.cli import seeds
+from mmrepro.errors import PredictionError
 from mmrepro.report.coco import bootstrap, view
 from mmrepro.report.coco.detectors import files_of, load
 from mmrepro.report.coco.matches import FIGURES
-from mmrepro.report.coco.predictions import PredictionError
 
 
 @pytest.fixture(scope='module')

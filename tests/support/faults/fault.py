@@ -5,7 +5,7 @@ A plant runs in the process that trains, before anything is built, and changes w
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable
 
 import torch
 
@@ -28,18 +28,18 @@ class Fault:
         model: a real detector of tests/support/demo_runs.py instead of the tiny network.
     """
     plant: Callable[[str], None]
-    expect: Dict[str, Any]
+    expect: dict[str, Any]
     runs: str = 'B'
-    randomness: Dict[str, Any] = field(default_factory=dict)
-    env: Dict[str, str] = field(default_factory=dict)
+    randomness: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
     ranks: int = 1
-    resume_at: Optional[int] = None
+    resume_at: int | None = None
     fast: bool = False
-    model: Optional[str] = None
-    validate_at: Optional[int] = None
+    model: str | None = None
+    validate_at: int | None = None
 
 
-FAULTS: Dict[str, Fault] = {}
+FAULTS: dict[str, Fault] = {}
 
 
 def fault(fast=False, runs='B', randomness=None, env=None, ranks=1, resume_at=None, model=None,

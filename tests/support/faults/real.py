@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -61,11 +61,11 @@ class Fault(NamedTuple):
     module: str
     config: str
     expect: Any
-    command: Tuple[str, ...] = LOCALISE
+    command: tuple[str, ...] = LOCALISE
     model: str = FASTER
 
 
-FAULTS: Dict[str, Fault] = {
+FAULTS: dict[str, Fault] = {
     'noise_in_a_lateral_convolution': Fault(
         'lateral_noise', "model = dict(neck=dict(type='NoisyFPN'))",
         dict(iteration=0, phase='forward', path='neck.lateral_convs.1', kind='argument',
@@ -162,7 +162,7 @@ def config_of(fault: Fault, folder: Path) -> str:
     return 'config.py'
 
 
-def search(name: str, root: Path) -> Dict[str, Any]:
+def search(name: str, root: Path) -> dict[str, Any]:
     """Run the command on a fault, in a folder of ``root``, which has data/demo; what it prints.
 
     Raises:
@@ -184,7 +184,7 @@ def search(name: str, root: Path) -> Dict[str, Any]:
     return dict(json.loads(done.stdout), exit_code=done.returncode)
 
 
-def row_of(name: str, found: Dict[str, Any]) -> Dict[str, Any]:
+def row_of(name: str, found: dict[str, Any]) -> dict[str, Any]:
     """What goes into the table: what was named, and in ``wrong`` what should have been."""
     from faults.results import versions
     fault = FAULTS[name]
@@ -205,7 +205,7 @@ def row_of(name: str, found: Dict[str, Any]) -> Dict[str, Any]:
     return dict(row, right=not wrong, wrong=wrong)
 
 
-def _wrong(expect: Any, finding: Dict[str, Any], exit_code: int) -> List[str]:
+def _wrong(expect: Any, finding: dict[str, Any], exit_code: int) -> list[str]:
     finding = {key: tuple(map(tuple, value)) if key == 'stack' else tuple(value) if isinstance(
         value, list) else value for key, value in finding.items()}
     if expect is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 import traceback
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable
 
 from faults.tiny import tiny
 from harness import digest
@@ -39,13 +39,13 @@ class Setup:
     """
     change: Callable[[Any], None]
     outcome: str
-    says: Tuple[str, ...] = ()
-    variations: Tuple[str, ...] = ('workers', 'resume')
+    says: tuple[str, ...] = ()
+    variations: tuple[str, ...] = ('workers', 'resume')
     build: Callable[[Any], Any] = _build
     drive: Callable[[Any], None] = _train
 
 
-SETUPS: Dict[str, Setup] = {}
+SETUPS: dict[str, Setup] = {}
 
 
 def setup(outcome: str, *says: str, **options: Any) -> Callable:
@@ -88,7 +88,7 @@ def resume(cfg: Any) -> None:
     cfg.update(resume=True, load_from=os.path.join(cfg.work_dir, f'iter_{SAVED}.pth'))
 
 
-VARIATIONS: Dict[str, Tuple[Callable, ...]] = {
+VARIATIONS: dict[str, tuple[Callable, ...]] = {
     'workers': (workers, ),
     'resume': (resume, ),
     'workers, resume': (workers, resume),
@@ -100,7 +100,7 @@ class Look(Hook):
     priority = 100
 
     def __init__(self) -> None:
-        self.iterations: Dict[int, dict] = {}
+        self.iterations: dict[int, dict] = {}
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         self.iterations[runner.iter] = dict(data=digest(data_batch))
@@ -111,7 +111,7 @@ class Look(Hook):
             weights=digest(runner.model.state_dict()))
 
 
-def run(name: str, folder: str, variation: Optional[str] = None) -> dict:
+def run(name: str, folder: str, variation: str | None = None) -> dict:
     """Train a set-up in this process; 'error' is the text of what ended it."""
     row = SETUPS[name]
     cfg = tiny(folder)

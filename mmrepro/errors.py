@@ -1,0 +1,130 @@
+"""The exceptions of mmrepro, in one tree.
+
+A command of mmrepro prints an :class:`MMReproError` as one line. Any other exception is a bug, or
+an error of the training, and keeps its traceback. The second base of a class is the built-in
+exception that it refines.
+"""
+from __future__ import annotations
+
+
+class MMReproError(Exception):
+    """Base class of all errors that mmrepro raises for its user."""
+
+
+# ------------------------------------------------------------------------------------- settings
+
+class RandomnessError(MMReproError, ValueError):
+    """A value in ``randomness``, or a setting that contradicts it, is not allowed."""
+
+
+class DeterminismError(MMReproError, ValueError):
+    """A setting or an environment variable contradicts the requested determinism."""
+
+
+class ConfigError(MMReproError, ValueError):
+    """A config cannot be read, or an option does not fit it."""
+
+
+class MissingDataError(MMReproError, RuntimeError):
+    """A file that the config reads is not on this disk."""
+
+
+class MissingPackageError(MMReproError, RuntimeError):
+    """An optional package is not installed; the message says how to install it."""
+
+
+# ----------------------------------------------------------------------------------- during a run
+
+class SampleDiffersError(MMReproError, RuntimeError):
+    """A sample was loaded twice from one stream, with two results."""
+
+    def __init__(self, message: str = '') -> None:
+        # PyTorch raises the class again in the main process, with the traceback of the worker as
+        # the message.
+        _, _, raised = message.rpartition(f'{type(self).__module__}.{type(self).__qualname__}: ')
+        super().__init__(raised.rstrip() if 'Original Traceback' in message else message)
+
+
+class StepDiffersError(MMReproError, RuntimeError):
+    """A step was repeated from the same state on the same batch, and its bits differ."""
+
+
+class UnknownOperatorError(MMReproError, RuntimeError):
+    """An operator ran that is not on the allow-list, and ``on_unknown='error'``."""
+
+
+class OperatorProviderError(MMReproError, RuntimeError):
+    """The requested provider of operators is unknown or not installed."""
+
+
+class Preempted(SystemExit):
+    """Ends the process with exit code ``PREEMPTED`` unless it is caught.
+
+    Not an :class:`MMReproError`: like every ``SystemExit``, it passes ``except Exception``.
+
+    Attributes:
+        path: path of the checkpoint.
+        iteration: number of finished iterations.
+    """
+
+    def __init__(self, code: int, path: str, iteration: int) -> None:
+        super().__init__(code)
+        self.path, self.iteration = path, iteration
+
+
+# ---------------------------------------------------------------------------------------- ranks
+
+class AgreementError(MMReproError, RuntimeError):
+    """Ranks differ in a value that has to be equal."""
+
+
+class RankEnded(MMReproError, RuntimeError):
+    """A rank that others wait for has ended; names the rank and says how it ended."""
+
+
+class Deadlock(MMReproError, RuntimeError):
+    """Virtual ranks wait for a rank that has ended, or for each other; says who waits where."""
+
+
+class CollectiveMismatch(MMReproError, RuntimeError):
+    """Virtual ranks reached different collective operations; says which rank reached which."""
+
+
+# -------------------------------------------------------------------------------- checkpoints, runs
+
+class CheckpointError(MMReproError, RuntimeError):
+    """A checkpoint is damaged, missing, or holds more than data."""
+
+
+class ResumeError(MMReproError, RuntimeError):
+    """The resuming run differs from the run that wrote the checkpoint."""
+
+
+class FingerprintError(MMReproError, RuntimeError):
+    """A file of a recorded run cannot be read; the message names file and line."""
+
+
+class EmptyFingerprints(FingerprintError):
+    """The files of a recorded run exist and are empty."""
+
+
+class RunError(MMReproError, ValueError):
+    """A path holds no run, or a file of the run cannot be read."""
+
+
+# ---------------------------------------------------------------------------------------- verbs
+
+class AuditError(MMReproError, ValueError):
+    """A config, or an argument of the audit, cannot be used."""
+
+
+class GoldenError(MMReproError, ValueError):
+    """A config or file cannot be made into a golden; says which and why."""
+
+
+class SeedsError(MMReproError, ValueError):
+    """Arguments or results of ``seeds`` cannot be used."""
+
+
+class PredictionError(MMReproError, ValueError):
+    """A file of predictions or annotations cannot be used; says which and why."""
