@@ -32,7 +32,8 @@ LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('data', 'distributed'), 'data loading by position; process groups and agreement of ranks'),
     (('determinism', ), 'flags and environment variables, a table row each'),
     (('config', ), 'the `randomness` dict'),
-    (('ops', 'seeds', 'digests', 'errors', 'exit_codes', 'text', 'version'),
+    (('ops', 'seeds', 'digests', 'errors', 'exit_codes', 'intervals', 'nested', 'scoped', 'text',
+      'version'),
      'operators, random streams, digests'),
     (('imports', ), 'what happens after the import of a module'),
 )

@@ -1,0 +1,33 @@
+"""Attributes that have another value inside a block."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Give attributes of ``owner`` other values inside the block.
+
+    An attribute that was missing, or was inherited from a class, is deleted afterwards.
+
+    >>> import math
+    >>> with replaced(math, pi=3):
+    ...     math.pi
+    3
+    >>> round(math.pi, 2)
+    3.14
+    """
+    missing = object()
+    before = {name: vars(owner).get(name, missing) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            if value is not missing:
+                setattr(owner, name, value)
+            elif name in vars(owner):
+                delattr(owner, name)
