@@ -110,8 +110,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 # threads do not survive a fork: a worker of a data loader makes its own
-if hasattr(os, 'register_at_fork'):
-    os.register_at_fork(after_in_child=_pool.cache_clear)
+os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 _steps = np.zeros(0, np.uint64)

@@ -11,11 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import (
-    Any,
-    Callable,
-    NamedTuple,
-)
+from typing import Any, Callable, NamedTuple
 
 from ..errors import MMReproError
 from ..exit_codes import meaning
@@ -171,7 +167,7 @@ def killed_at_exit(running: Mapping[str, LaunchedTraining]) -> Iterator[None]:
         sys.exit(128 + number)
 
     handlers = {}
-    if threading.current_thread() is threading.main_thread() and os.name != 'nt':
+    if threading.current_thread() is threading.main_thread():
         handlers = {number: signal.signal(number, leave)
                     for number in (signal.SIGTERM, signal.SIGHUP)}
     try:

@@ -29,11 +29,15 @@ from ..fingerprint.manifest import read_manifest
 from ..fingerprint.reader import read_json, read_ranks
 from ..fingerprint.schema import FOLDER
 from ..runs.child import Training
-from ..runs.config_edits import add_fingerprints, without_checkpoints, without_evaluation
+from ..runs.config_edits import (
+    add_fingerprints,
+    prepare,
+    without_checkpoints,
+    without_evaluation,
+)
 from ..runs.launcher import PlannedRun, launch_of, one_thread_each, run_all
 from ..runs.progress import RunsProgress
 from .replay import compare_logs
-from .variations import prepare
 
 RECIPE, FACTS = 'recipe.json', 'facts.json'
 FORMAT = 1

@@ -13,11 +13,10 @@ from mmengine.config import Config
 from ..fingerprint.difference import ComparedField, Divergence, first_divergence
 from ..fingerprint.reader import RankLog, read_ranks
 from ..fingerprint.schema import FOLDER
-from ..runs import reduction
 from ..runs.child import Training
 from ..runs.config_edits import (
     add_fingerprints,
-    import_mmrepro,
+    virtual_ranks,
     without_checkpoints,
     without_evaluation,
 )
@@ -26,7 +25,6 @@ from ..runs.progress import RunsProgress
 from ..text import listed
 from . import surroundings
 
-SEED = 0  # of all runs, where the config has none
 REFERENCE = 'reference'  # folder of the run that variations are compared with
 
 
@@ -97,10 +95,6 @@ class VariationResult(NamedTuple):
         return not self.skipped and self.difference is None and self.iterations > 0
 
 
-def virtual_ranks(cfg: Config) -> int | None:
-    return (cfg.get('randomness') or {}).get('virtual_ranks')
-
-
 def variations_of(cfg: Config) -> dict[str, Variation]:
     """:data:`VARIATIONS`; of virtual ranks, the number of processes is one that must not matter."""
     ranks = virtual_ranks(cfg)
@@ -109,36 +103,6 @@ def variations_of(cfg: Config) -> dict[str, Variation]:
     processes = min(ranks, max(2, _devices()[0]))
     return {**VARIATIONS, 'ranks': Variation(
         f'{ranks} virtual ranks on {processes} processes', processes=processes)}
-
-
-def prepare(cfg: Config, names: Sequence[str], full: bool = False) -> list[str]:
-    """Change a config in place into one to verify: small, unless ``full``; returns what was done.
-
-    Raises:
-        MissingDataError: a file that the config reads does not exist.
-    """
-    notes = []
-    if import_mmrepro(cfg):
-        notes.append('the config does not import mmrepro; here it does')
-    randomness = dict(cfg.get('randomness') or {})
-    if randomness.get('seed', cfg.get('seed')) is None:  # MMDetection 2.x has it at the top
-        cfg.randomness = dict(randomness, seed=SEED)
-        notes.append(f'the config has no seed, and every run would draw another one; here it is '
-                     f'{SEED}')
-    phases = ('train', 'val') if 'validation' in names and cfg.get('val_cfg') else ('train', )
-    reduction.check_data(cfg, phases)
-    if 'val' in phases:
-        reduction.few_images(cfg, 'val', reduction.VAL_IMAGES)
-    if full:
-        notes.append('as the config is (--full)')
-    else:
-        longest = reduction.shrink(cfg)
-        images = reduction.IMAGES * (virtual_ranks(cfg) or 1)
-        reduction.few_images(cfg, 'train', images)
-        notes.append(f'reduced: longest side {min(longest, reduction.LONGEST)} of {longest} '
-                     f'pixels, {images} images, no pretrained weights '
-                     '(--full: as the config is)')
-    return [*notes, 'no checkpoints and no validation, but for what is varied; fingerprints']
 
 
 def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jobs: int,

@@ -12,16 +12,11 @@ from mmrepro import cli
 from mmrepro.cli import seeds
 from mmrepro.errors import SeedsError
 from mmrepro.exit_codes import INTERRUPTED, PREEMPTED
-from mmrepro.report import seed_runs, seeds_report
-from mmrepro.report.seed_runs import (
-    NOTHING_FOUND,
-    jobs_of,
-    parse_seeds,
-    result_of,
-    run_job,
-    value_of,
-)
+from mmrepro.report import seeds_report
+from mmrepro.report.seed_study import metrics_of, value_of
+from mmrepro.runs import seed_runs
 from mmrepro.runs.launcher import TrainingFailed
+from mmrepro.runs.seed_runs import NOTHING_FOUND, jobs_of, parse_seeds, result_of, run_job
 
 CONFIG = """
 custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)
@@ -152,7 +147,7 @@ def test_a_training_that_fails_stops_with_the_end_of_its_log(config, tmp_path, e
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
     ended(1, 'CUDA out of memory\n')
     with pytest.raises(SeedsError, match='(?s)seed 0: .*out of memory.*ended with exit code 1 '):
-        run_job(job)
+        run_job(job, metrics_of)
     assert result_of(job) is None
 
 
@@ -160,7 +155,7 @@ def test_a_training_that_is_pre_empted_can_be_continued(config, tmp_path, ended)
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
     ended(PREEMPTED)
     with pytest.raises(SeedsError, match='pre-empted.*same command continues'):
-        run_job(job)
+        run_job(job, metrics_of)
 
 
 def test_an_interrupt_is_no_traceback(config, tmp_path, monkeypatch, capsys):
@@ -177,14 +172,14 @@ def test_a_training_without_metrics_is_said(config, tmp_path, ended):
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
     ended(0)
     with pytest.raises(SeedsError, match='no validation metrics'):
-        run_job(job)
+        run_job(job, metrics_of)
 
 
 def test_a_detector_that_finds_nothing_is_said(config, tmp_path, ended):
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
     ended(0, f'mmengine - ERROR - {NOTHING_FOUND}.\n')
     with pytest.raises(SeedsError, match='found nothing at all.*Train longer') as error:
-        run_job(job)
+        run_job(job, metrics_of)
     assert 'set val_dataloader' not in str(error.value)
 
 
