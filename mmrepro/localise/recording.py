@@ -16,7 +16,7 @@ from mmengine.hooks import Hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..data import placement_of
-from ..diagnosis.first_difference import Diagnosis, diagnose
+from ..diagnosis.diagnosis import Diagnosis, diagnose
 from ..distributed.unwrap import unwrap
 from ..fingerprint import run_state
 from ..fingerprint.operator_recorder import OperatorRecorder

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..facts.compatibility import ATTACHED, FactDifference, differences
-from ..fingerprint.difference import (
+from ..fingerprint.divergence import (
     Divergence,
     compare_steps,
     differing_iterations,

@@ -12,8 +12,8 @@ from mmrepro.errors import FingerprintError
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.fingerprint.reader import read_run
 from mmrepro.fingerprint.writer import Writer
+from mmrepro.runs import launcher
 from mmrepro.runs.launcher import TrainingFailed
-from mmrepro.verify import replay as module
 
 
 class Recorded:
@@ -51,8 +51,8 @@ def stand_in(original, monkeypatch):
         content = [json.loads(line) for line in file]
     manifest = read_manifest(str(original)).content
     made = type('Made', (Recorded, ), dict(content=content, manifest=manifest, launches=[]))
-    monkeypatch.setattr(module, 'LaunchedTraining', made)
-    monkeypatch.setattr(module, 'POLL', 0)
+    monkeypatch.setattr(launcher, 'LaunchedTraining', made)
+    monkeypatch.setattr(launcher, 'POLL', 0)
     return made
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrepro.cli.compare import compare
-from mmrepro.fingerprint.difference import (
+from mmrepro.fingerprint.divergence import (
     before,
     compare_steps,
     first_differing_metric,
