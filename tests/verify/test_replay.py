@@ -14,6 +14,7 @@ from mmrepro.fingerprint.reader import read_run
 from mmrepro.fingerprint.writer import Writer
 from mmrepro.runs import launcher
 from mmrepro.runs.launcher import TrainingFailed
+from mmrepro.verify.replay import prepare
 
 
 class Recorded:
@@ -121,4 +122,4 @@ def test_a_run_that_began_at_a_lost_checkpoint(original, tmp_path):
     manifest = read_manifest(str(original))
     content = dict(manifest.content, resumed_from='/gone/epoch_1.pth')
     with pytest.raises(FingerprintError, match='from /gone/epoch_1.pth, which does not exist'):
-        module.prepare(manifest._replace(content=content), str(tmp_path))
+        prepare(manifest._replace(content=content), str(tmp_path))
