@@ -6,13 +6,11 @@ from typing import Any
 
 import torch
 
+from ..determinism.tables import ENV, RECORDED_ENV
 from ..distributed.unwrap import optim_wrappers, unwrap
 from . import generator_states
 
-# variables that change bits
-VARIABLES = ('PYTHONHASHSEED', 'OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'CUBLAS_WORKSPACE_CONFIG',
-             'ATEN_CPU_CAPABILITY', 'MKL_CBWR', 'ONEDNN_MAX_CPU_ISA', 'OPENCV_CPU_DISABLE',
-             'OPENCV_IPP', 'NPY_DISABLE_CPU_FEATURES', 'OPENBLAS_CORETYPE')
+VARIABLES = (*(row.name for row in ENV), *RECORDED_ENV)  # that change bits
 PLAIN = (bool, int, float, str)
 LONGEST = 15  # items of a list that counts as a plain value
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
 
 from ..hooks.fingerprint import FingerprintHook
@@ -22,7 +23,7 @@ class RunSpec(NamedTuple):
     """How to train run A or run B."""
     name: str  # 'A' or 'B'
     config: str  # path of a config that needs no others
-    env: dict[str, str] = {}  # variables to set
+    env: Mapping[str, str | None] = {}  # variables to set; None removes one
     ranks: int = 1  # processes
     resume_at: int | None = None  # end before this iteration, continue in another process
     checkpoint: str | None = None  # the run continues from this file

@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple
 from mmengine.config import Config
 
 from ..errors import FingerprintError
+from ..facts.compatibility import START
 from ..fingerprint.divergence import (
     ComparedField,
     Divergence,
@@ -17,19 +18,12 @@ from ..fingerprint.divergence import (
     first_divergence,
 )
 from ..fingerprint.manifest import Manifest, compare_manifests, read_manifest
-from ..fingerprint.provenance import environment
+from ..fingerprint.provenance import repeated_environment
 from ..fingerprint.reader import RankLog, RecordedRun, read_ranks, read_run
 from ..fingerprint.schema import FOLDER
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints
 from ..runs.launcher import plan, run_all
-
-# recorded variables that belong to the machine and the launcher of the original
-NOT_REPLAYED = ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'SLURM_NTASKS', 'CUDA_VISIBLE_DEVICES',
-                'NVIDIA_VISIBLE_DEVICES', 'MMREPRO_RESTARTED')
-# what a replay changes itself, or what says only when and where it ran
-BY_DESIGN = ('created', 'command', 'cwd', 'work_dir', 'config.default_hooks.checkpoint',
-             'environment.MMREPRO_')
 
 
 class ReplayOutcome(NamedTuple):
@@ -98,8 +92,7 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
     last = max(max(steps) for steps in wanted.values() if steps) + 1
     end = min(last, iterations or last)
     config = prepare(manifest, work_dir, changes)
-    then = manifest.content['environment']
-    env = {name: then.get(name) for name in {*then, *environment()} if name not in NOT_REPLAYED}
+    env = repeated_environment(manifest.content['environment'])
     cwd = manifest.content['cwd']
     whole = end == last and all(log.ended for log in original.ranks.values())
     run = plan('replay', work_dir,
@@ -130,7 +123,7 @@ class _Follower:
             except FingerprintError:
                 pass  # not written yet
             else:
-                self._environment = [row for row in found if not row.name.startswith(BY_DESIGN)]
+                self._environment = [row for row in found if row.about != START]
                 self._report(self._environment)
         self._logs = read_ranks(os.path.join(self._work_dir, FOLDER))
         self._difference = compare_logs(self._original.ranks, self._logs, self._end)
