@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..nested import tensors
 from .digest import combine_digests, hex_of, tensor_digests
 from .schema import MODULES
 from .snapshot import Snapshot
@@ -104,7 +105,7 @@ class _Watch:
         if self._recorder.snapshot is None:
             return
         record = self._recorder.record(self._path, 'forward')
-        inputs = tensors_in((args, kwargs))
+        inputs = tensors((args, kwargs))
         self._recorder.put(record, 0, inputs, True)
         # an in-place module replaces what its input's node is
         self._open.append((record, [tensor.grad_fn for tensor in inputs]))
@@ -113,7 +114,7 @@ class _Watch:
         if self._recorder.snapshot is None or not self._open:
             return
         record, sources = self._open.pop()
-        outputs = tensors_in(output)
+        outputs = tensors(output)
         self._recorder.put(record, 1, outputs, not self._leaf)
         if self._leaf:
             self._watch_backward([tensor.grad_fn for tensor in outputs], sources)
@@ -173,18 +174,3 @@ def _exits(entries: Sequence[Any], sources: set) -> list[Any] | None:
             found.append(node)
         waiting += inner
     return found
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Tensors in nested tuples, lists, dicts and data elements, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif hasattr(value, 'all_items'):
-        value = [item for _, item in value.all_items()]
-    elif isinstance(getattr(value, 'tensor', None), torch.Tensor):  # MMDetection's boxes
-        return [value.tensor]
-    elif not isinstance(value, (list, tuple)):
-        return []
-    return [tensor for item in value for tensor in tensors_in(item)]
