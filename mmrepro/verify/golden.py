@@ -24,7 +24,7 @@ from mmengine.config import Config
 
 from ..errors import FingerprintError, GoldenError
 from ..facts.compatibility import CHANGES, FactDifference, differences, severity
-from ..fingerprint.divergence import Divergence
+from ..fingerprint.divergence import Divergence, compare_logs
 from ..fingerprint.manifest import read_manifest
 from ..fingerprint.reader import read_json, read_ranks
 from ..fingerprint.schema import FOLDER
@@ -37,7 +37,6 @@ from ..runs.config_edits import (
 )
 from ..runs.launcher import one_thread_each, plan, run_all
 from ..runs.progress import RunsProgress
-from .replay import compare_logs
 
 RECIPE, FACTS = 'recipe.json', 'facts.json'
 FORMAT = 1

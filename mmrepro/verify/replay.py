@@ -10,13 +10,7 @@ from mmengine.config import Config
 
 from ..errors import FingerprintError
 from ..facts.compatibility import START
-from ..fingerprint.divergence import (
-    ComparedField,
-    Divergence,
-    before,
-    first_differing_metric,
-    first_divergence,
-)
+from ..fingerprint.divergence import Divergence, compare_logs, first_missing
 from ..fingerprint.manifest import Manifest, compare_manifests, read_manifest
 from ..fingerprint.provenance import repeated_environment
 from ..fingerprint.reader import RankLog, RecordedRun, read_ranks, read_run
@@ -136,25 +130,9 @@ class _Follower:
         return self._difference is not None
 
     def outcome(self) -> ReplayOutcome:
-        difference = self._difference or self._missing()
+        difference = self._difference or first_missing(self._original.ranks, self._logs,
+                                                          self._end)
         end = self._end if difference is None else difference.iteration
         steps = self._original.ranks[difference.rank if difference else 0].steps
         return ReplayOutcome(sum(i < end for i in steps), difference, self._environment or [],
                              self._original.notes)
-
-    def _missing(self) -> Divergence | None:
-        """The first iteration that the replay does not have."""
-        missing = [(i, rank) for rank, log in self._original.ranks.items() for i in log.steps
-                   if i < self._end and (rank not in self._logs
-                                         or i not in self._logs[rank].steps)]
-        if not missing:
-            return None
-        iteration, rank = min(missing)
-        return Divergence(iteration, {rank: (ComparedField('iteration', 'there', None), )})
-
-
-def compare_logs(original: Mapping[int, RankLog], logs: Mapping[int, RankLog],
-                 end: int) -> Divergence | None:
-    """The first difference before iteration ``end``: of an iteration, else of a validation."""
-    original = before(original, end)
-    return first_divergence(original, logs) or first_differing_metric(original, logs)

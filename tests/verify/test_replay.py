@@ -93,7 +93,7 @@ def test_a_shorter_replay_as_json(original, stand_in, tmp_path, capsys):
 def test_an_iteration_that_is_lacking_is_a_difference(original, stand_in, tmp_path, capsys):
     stand_in.content = stand_in.content[:4]
     assert main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
-    assert 'iteration 3, iteration: there and nothing' in capsys.readouterr().out
+    assert 'iteration 3, number of iterations: 8 and 3' in capsys.readouterr().out
 
 
 def test_a_training_that_fails(original, stand_in, tmp_path, capsys):

@@ -13,12 +13,12 @@ from mmengine.config import Config
 
 from ...checkpoint import files
 from ...exit_codes import PREEMPTED
+from ...fingerprint.divergence import compare_logs, first_missing
 from ...fingerprint.reader import RankLog, read_ranks
 from ...fingerprint.schema import FOLDER
 from ...runs.child import Training
 from ...runs.config_edits import add_fingerprints
 from ...runs.launcher import launch_of
-from ..replay import compare_logs
 from . import moments
 from .attempt import COUNTED, Attempt, Interruption, durations
 from .kinds import KINDS, allowed
@@ -124,17 +124,14 @@ class Campaign:
         """How a run that came to its end differs from the uninterrupted one."""
         found = []
         logs = _logs(folder)
-        difference = compare_logs(self._expected, logs, self.iterations)
-        if difference is not None:
-            found.append(f'{difference.text()} (first the uninterrupted run)')
+        found += [f'{difference.text()} (first the uninterrupted run)' for difference in (
+            compare_logs(self._expected, logs, self.iterations),
+            first_missing(self._expected, logs, self.iterations)) if difference is not None]
         for rank, expected in self._expected.items():
-            steps, vals = logs[rank].steps, logs[rank].vals
-            self.compared += len(steps) + len(vals) + 1
+            vals = logs[rank].vals
+            self.compared += len(logs[rank].steps) + len(vals) + 1
             found += [f'iteration {iteration}, rank {rank}, was trained again to different bits'
                       for iteration in logs[rank].changed]
-            missing = sorted(set(expected.steps) - set(steps))
-            if missing:
-                found.append(f'iteration {missing[0]}, rank {rank}, is missing')
             missing = sorted({val['iteration'] for val in expected.vals if val['iteration']}
                              - {val['iteration'] for val in vals})
             if missing:
