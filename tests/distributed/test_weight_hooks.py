@@ -13,7 +13,7 @@ from mmrepro.distributed.virtual import weight_hooks
 LOOKED_AT = {
     'DigestHook', 'EventHook', 'FingerprintHook', 'HookSeedHook', 'MomentHook',
     'OperatorGuardHook', 'PreemptHook', 'ProbeHook', 'ResumeHook', 'SeedHook', 'SelfCheckHook',
-    '_FinishedStep', '_RecordingHook', '_Seeds', '_Writer'}
+    '_RecordingHook', '_Seeds'}
 
 
 def own_hooks():

@@ -14,7 +14,7 @@ from .moments import Moment, MomentReader
 COUNTED = ('train', 'val')  # moments that count for the time of an interruption
 GRACE = 60.  # seconds in which processes have to end by themselves, once one has
 APPEAR = 2.  # seconds to wait for a half-written checkpoint, once one is to be written
-POLL = 0.002  # seconds between two looks at the files and processes
+POLL = 0.002  # seconds between two looks at the moments and processes
 LIMIT = 1800.  # seconds without a moment, after which a run counts as hung
 
 
@@ -33,16 +33,15 @@ class Attempt:
     Args:
         launch: starts the processes.
         folder: work directory of the training.
-        ranks: number of ranks; more than processes if ranks are virtual.
     """
 
-    def __init__(self, launch: Launch, folder: str, ranks: int) -> None:
-        self._folder = folder
-        self._reader = MomentReader(folder, ranks)
-        self.moments: list[list[Moment]] = [[] for _ in range(ranks)]  # of every rank
+    def __init__(self, launch: Launch, folder: str) -> None:
+        self._folder, self._reader = folder, MomentReader(folder)
+        self._reader.new()  # those of an earlier start
+        self.moments: list[Moment] = []  # of all ranks
         self._last = time.monotonic()
         self._struck_at: float | None = None
-        self.seconds_to_end: float | None = None  # from the interruption until all had ended
+        self.seconds_to_end = 0.  # from the interruption until all processes had ended
         self.killed: list[int] = []  # numbers of processes that did not end by themselves
         self._training = LaunchedTraining(launch)
 
@@ -56,8 +55,16 @@ class Attempt:
         """Exit code of each process; negative is the number of the signal that ended it."""
         return self._training.codes()
 
+    def of_rank(self, rank: int) -> list[Moment]:
+        return [moment for moment in self.moments if moment.rank == rank]
+
     def run(self, plan: Interruption | None, gaps: dict[str, float], random: Random) -> Attempt:
-        """Watch until the end; ``gaps`` are :func:`durations`, ``random`` chooses processes."""
+        """Watch until the end.
+
+        Args:
+            gaps: see :func:`.moments.durations`.
+            random: chooses processes.
+        """
         with killed_at_exit({'': self._training}):
             self._watch(plan, gaps, random)
         self._read()
@@ -68,12 +75,14 @@ class Attempt:
         first_end: float | None = None
         while None in (codes := self.codes):
             self._read()
-            if strike_at is None and plan is not None and self._reached(plan):
-                strike_at = self._strike_at(plan, gaps)
             now = time.monotonic()
-            if strike_at is not None and now >= strike_at and not self.struck:
-                self._struck_at = now
-                strike(plan.kind, self._processes(), random)
+            if plan is not None and not self.struck:
+                if strike_at is None and (due := self._due(plan)) is not None:
+                    strike_at = self._strike_at(plan, due, gaps)
+                    now = time.monotonic()
+                if strike_at is not None and now >= strike_at:
+                    self._struck_at = now
+                    strike(plan.kind, self._processes(), random)
             if first_end is None and codes.count(None) < len(codes):
                 first_end = now
             # ranks that wait for a dead one; a launcher would end them
@@ -85,42 +94,31 @@ class Attempt:
             self.seconds_to_end = time.monotonic() - self._struck_at
 
     def _read(self) -> None:
-        for moments, new in zip(self.moments, self._reader.new()):
-            moments += new
-            if new:
-                self._last = time.monotonic()
+        new = self._reader.new()
+        self.moments += new
+        if new:
+            self._last = time.monotonic()
 
     def _processes(self) -> list[tuple[int, tuple[int, ...]]]:
         """Process id and the last known workers of every process."""
-        last = sorted((moments[-1] for moments in self.moments if moments),
-                      key=lambda moment: moment.time)
-        workers = {moment.process: tuple(moment.workers) for moment in last}
+        workers = {moment.process: tuple(moment.workers) for moment in self.moments}
         return [(pid, workers.get(pid, ())) for pid in self._training.pids]
 
-    def _reached(self, plan: Interruption) -> bool:
-        moments = self.moments[0]
-        if sum(moment.kind in COUNTED for moment in moments) < plan.moments:
-            return False
-        kind = KINDS[plan.kind].moment
-        return not kind or moments[-1].kind == kind
+    def _due(self, plan: Interruption) -> Moment | None:
+        """The moment from which on the interruption is due; None before it."""
+        counted = 0
+        for moment in self.of_rank(0):
+            counted += moment.kind in COUNTED
+            if counted >= plan.moments and KINDS[plan.kind].moment in ('', moment.kind):
+                return moment
+        return None
 
-    def _strike_at(self, plan: Interruption, gaps: dict[str, float]) -> float:
+    def _strike_at(self, plan: Interruption, due: Moment, gaps: dict[str, float]) -> float:
         if not KINDS[plan.kind].moment:
-            return self.moments[0][-1].time + plan.fraction * gaps['step']
+            return due.time + plan.fraction * gaps['step']
         before = set(glob.glob(os.path.join(self._folder, '.*.partial')))
         end = time.monotonic() + APPEAR
         while time.monotonic() < end:  # without a pause: the file is there for milliseconds
             if set(glob.glob(os.path.join(self._folder, '.*.partial'))) - before:
                 break
         return time.monotonic() + max(plan.fraction - 0.5, 0.) * gaps['save']
-
-
-def durations(moments: list[Moment]) -> dict[str, float]:
-    """Median seconds of a ``step`` or validation batch, and from the begin of a ``save`` on."""
-    times: dict[str, list[float]] = dict(step=[], save=[])
-    for before, after in zip(moments, moments[1:]):
-        if before.kind == 'save':
-            times['save'].append(after.time - before.time)
-        elif before.kind in (*COUNTED, 'trained') and after.kind in COUNTED:
-            times['step'].append(after.time - before.time)
-    return {name: sorted(found)[len(found) // 2] if found else 0. for name, found in times.items()}

@@ -20,7 +20,7 @@ from ...runs.child import Training
 from ...runs.config_edits import add_fingerprints
 from ...runs.launcher import launch_of
 from . import moments
-from .attempt import COUNTED, Attempt, Interruption, durations
+from .attempt import COUNTED, Attempt, Interruption
 from .kinds import KINDS, allowed
 
 WITHOUT_PROGRESS = 20  # attempts that end by themselves, with an error, before the run is given up
@@ -45,7 +45,7 @@ class Kill(NamedTuple):
     run: int
     kind: str
     processes: int
-    codes: list[int]  # of the processes
+    codes: list[int | None]  # of the processes
     done: int  # iterations that were finished when the processes ended
     resumed: int | None  # at which the next start began
     half_written: int  # number of partial files that were left behind
@@ -80,8 +80,8 @@ class Campaign:
         if any(attempt.codes):
             raise RuntimeError(f'the uninterrupted run failed with exit codes {attempt.codes}; '
                                f'see {folder}/rank0.log')
-        self._gaps = durations(attempt.moments[0])
-        self._expected, self._states = _logs(folder), _end_states(attempt)
+        self._gaps = moments.durations(attempt.of_rank(0))
+        self._expected, self._states = _logs(folder), self._end_states(attempt)
         self.iterations = max(self._expected[0].steps) + 1
         self._say(f'uninterrupted run: {self.iterations} iterations, {self._gaps["step"]:.2f} s '
                   f'each; {self._gaps["save"]:.2f} s for a checkpoint')
@@ -99,7 +99,7 @@ class Campaign:
             attempt = self._start(folder, plan)
             if pending is not None:
                 self._keep(pending._replace(resumed=next((
-                    moment.iteration for moment in attempt.moments[0] if moment.kind == 'begin'),
+                    moment.iteration for moment in attempt.of_rank(0) if moment.kind == 'begin'),
                     None)))
             self._check_files(folder, plan)
             pending = None
@@ -137,7 +137,7 @@ class Campaign:
             if missing:
                 found.append(f'the validation after {missing[0]} iterations, rank {rank}, is '
                              'missing')
-        for rank, (state, expected_state) in enumerate(zip(_end_states(attempt), self._states)):
+        for rank, (state, expected_state) in enumerate(zip(self._end_states(attempt), self._states)):
             if state != expected_state:
                 found.append(f'rank {rank} ends with {state}, uninterrupted: {expected_state}')
         return found
@@ -157,7 +157,7 @@ class Campaign:
             prepare=f'{moments.__name__}:skip_config_layout', attach=f'{moments.__name__}:attach')
         launch = launch_of(training, os.path.join(folder, 'rank{rank}.log'),
                            ranks=next(self._processes))
-        return Attempt(launch, folder, self.settings.ranks).run(plan, self._gaps, self._random)
+        return Attempt(launch, folder).run(plan, self._gaps, self._random)
 
     def _plan(self) -> Interruption:
         if not self._deck:  # every kind equally often
@@ -166,10 +166,10 @@ class Campaign:
                             self._random.random())
 
     def _kill_of(self, number: int, plan: Interruption, attempt: Attempt, folder: str) -> Kill:
-        done = max((moment.iteration for moment in attempt.moments[0] if moment.kind in COUNTED),
+        done = max((moment.iteration for moment in attempt.of_rank(0) if moment.kind in COUNTED),
                    default=0)
         expected = {*KINDS[plan.kind].codes, 0}  # 0: the run was through before the signal
-        through = None not in _end_states(attempt)
+        through = None not in self._end_states(attempt)
         if not (expected.issuperset(attempt.codes) or through or attempt.killed):
             self.problems.append(
                 f'run {number}: after {plan.kind} at iteration {done} the processes ended with '
@@ -184,6 +184,11 @@ class Campaign:
             if self.settings.processes else ''
         self._say(f'{len(self.kills):4d}  {kill.kind} after iteration {kill.done}{where}: '
                   f'exit codes {kill.codes} after {kill.seconds:.1f} s, resumed at {kill.resumed}')
+
+    def _end_states(self, attempt: Attempt) -> list[dict[str, str] | None]:
+        """Digests of the final state of each rank; None for a rank that was interrupted."""
+        return [next((moment.state for moment in attempt.of_rank(rank) if moment.kind == 'end'),
+                     None) for rank in range(self.settings.ranks)]
 
     def _check_files(self, folder: str, plan: Interruption | None) -> None:
         pointer = os.path.join(folder, 'last_checkpoint')
@@ -200,12 +205,6 @@ class Campaign:
 
 def _logs(folder: str) -> dict[int, RankLog]:
     return read_ranks(os.path.join(folder, FOLDER))
-
-
-def _end_states(attempt: Attempt) -> list[dict[str, str] | None]:
-    """Digests of the final state of each rank; None for a rank that did not come to its end."""
-    return [next((moment.state for moment in of_rank if moment.kind == 'end'), None)
-            for of_rank in attempt.moments]
 
 
 def summary(campaign: Campaign, started: float) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""The moments of a training, which each rank writes to a file as they pass.
+"""The moments of a training: each rank appends them to a file, and a supervisor reads them.
 
-A line is a JSON list, see :class:`Moment`. The supervisor reads the files while the training runs;
-the bits themselves are in the fingerprints of the run.
+The bits of the training itself are in its fingerprints.
 """
 from __future__ import annotations
 
@@ -17,21 +16,21 @@ from mmengine.hooks import EMAHook, Hook
 
 from ...digests import state_digest
 from ...distributed.unwrap import unwrap
-from ...fingerprint.schema import FOLDER
 
-FILE = os.path.join(FOLDER, 'moments.rank{}.jsonl')  # in the work directory
+FILE = 'moments.jsonl'  # in the work directory
 
 
 class Moment(NamedTuple):
-    """A moment in the training of one rank."""
-    # 'begin' of training, 'train' for an iteration, 'trained' after all of its hooks, 'val' for a
+    """A moment in the training of one rank; a line of the file is the JSON list of its fields."""
+    # 'begin' of training, 'next' iteration begins, 'train' for a finished iteration, 'val' for a
     # validation batch, 'save' before a checkpoint is written, 'end' of training
     kind: str
     iteration: int  # number of finished iterations
+    rank: int
     time: float  # seconds of the clock that all processes of a machine share
     process: int  # id of the process
-    workers: tuple[int, ...] = ()  # ids of its data loader workers
-    state: dict[str, str] | None = None  # at the end: digests of everything that was trained
+    workers: tuple[int, ...]  # ids of its data loader workers
+    state: dict[str, str] | None  # at the end: digests of everything that was trained
 
 
 def skip_config_layout() -> None:
@@ -44,47 +43,34 @@ def skip_config_layout() -> None:
 
 def attach(runner: Any) -> None:
     """Let a runner that is about to train write its moments."""
-    for kind in (_FinishedStep, MomentHook):
-        runner.register_hook(kind(), priority=kind.priority)
+    runner.register_hook(MomentHook(), priority=MomentHook.priority)
 
 
-class _Writer(Hook):
-    """Appends lines; one write for each, so that a killed process leaves whole lines."""
+class MomentHook(Hook):
+    """Appends a line per moment."""
+    priority = 2  # after the fingerprint is written, before a checkpoint can hold the iteration
 
     def _write(self, runner: Any, kind: str, iteration: int, state: Any = None) -> None:
         workers = tuple(process.pid for process in multiprocessing.active_children())
-        moment = Moment(kind, iteration, time.monotonic(), os.getpid(), workers, state)
-        path = os.path.join(runner.work_dir, FILE.format(get_rank()))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, 'ab', buffering=0) as file:
-            file.write(json.dumps(moment).encode() + b'\n')
+        moment = Moment(kind, iteration, get_rank(), time.monotonic(), os.getpid(), workers, state)
+        with open(os.path.join(runner.work_dir, FILE), 'ab', buffering=0) as file:
+            file.write(f'\n{json.dumps(moment)}\n'.encode())  # also ends a torn line
 
+    def before_train(self, runner: Any) -> None:
+        self._write(runner, 'begin', runner.iter)
 
-class _FinishedStep(_Writer):
-    """Writes the end of every step, before a checkpoint can hold it."""
-    priority = 2  # after the fingerprint
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        self._write(runner, 'next', runner.iter)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
         self._write(runner, 'train', runner.iter + 1)
 
-
-class MomentHook(_Writer):
-    """Writes all other moments."""
-    priority = 100
-
-    def before_train(self, runner: Any) -> None:
-        self._write(runner, 'begin', runner.iter)
-
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
-        self._write(runner, 'trained', runner.iter + 1)
-
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
         self._write(runner, 'val', runner.iter)
 
-    def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         self._write(runner, 'save', runner.iter)
 
     def after_train(self, runner: Any) -> None:
@@ -92,7 +78,7 @@ class MomentHook(_Writer):
 
 
 def final_state(runner: Any) -> dict[str, str]:
-    """Digests of everything that training produces; averaged weights are in no fingerprint."""
+    """Return digests of everything that training produces, averaged weights included."""
     schedulers = runner.param_schedulers or []
     if isinstance(schedulers, dict):
         schedulers = [scheduler for several in schedulers.values() for scheduler in several]
@@ -105,25 +91,24 @@ def final_state(runner: Any) -> dict[str, str]:
 
 
 class MomentReader:
-    """Reads the new lines of the files of one run."""
+    """Reads the new moments of a work directory."""
 
-    def __init__(self, work_dir: str, ranks: int) -> None:
-        self._paths = [os.path.join(work_dir, FILE.format(rank)) for rank in range(ranks)]
-        self._read = [0] * ranks  # bytes; what an earlier start has written does not count
-        for rank, path in enumerate(self._paths):
-            if os.path.exists(path):
-                self._read[rank] = os.path.getsize(path)
+    def __init__(self, work_dir: str) -> None:
+        self._file = open(os.path.join(work_dir, FILE), 'ab+', buffering=0)
+        self._torn = b''
 
-    def new(self) -> list[list[Moment]]:
-        """Return the moments since the last call, for each rank."""
-        return [self._new_of(rank) for rank in range(len(self._paths))]
+    def new(self) -> list[Moment]:
+        """Return the moments since the last call."""
+        *lines, self._torn = (self._torn + self._file.read()).split(b'\n')
+        return [Moment(*json.loads(line)) for line in lines if line]
 
-    def _new_of(self, rank: int) -> list[Moment]:
-        path = self._paths[rank]
-        if not os.path.exists(path) or os.path.getsize(path) == self._read[rank]:
-            return []
-        with open(path, 'rb') as file:
-            file.seek(self._read[rank])
-            text, _, _ = file.read().rpartition(b'\n')
-        self._read[rank] += len(text) + 1 if text else 0
-        return [Moment(*json.loads(line)) for line in text.splitlines()]
+
+def durations(moments: list[Moment]) -> dict[str, float]:
+    """Median seconds of a ``step`` or validation batch, and from the begin of a ``save`` on."""
+    times: dict[str, list[float]] = dict(step=[], save=[])
+    for before, after in zip(moments, moments[1:]):
+        if before.kind == 'save':
+            times['save'].append(after.time - before.time)
+        elif before.kind in ('next', 'val') and after.kind in ('train', 'val'):
+            times['step'].append(after.time - before.time)
+    return {name: sorted(found)[len(found) // 2] if found else 0. for name, found in times.items()}
