@@ -137,9 +137,9 @@ class Campaign:
             if missing:
                 found.append(f'the validation after {missing[0]} iterations, rank {rank}, is '
                              'missing')
-        for rank, (state, expected_state) in enumerate(zip(self._end_states(attempt), self._states)):
-            if state != expected_state:
-                found.append(f'rank {rank} ends with {state}, uninterrupted: {expected_state}')
+        for rank, states in enumerate(zip(self._end_states(attempt), self._states)):
+            if states[0] != states[1]:
+                found.append(f'rank {rank} ends with {states[0]}, uninterrupted: {states[1]}')
         return found
 
     def _folder(self, name: str) -> str:
