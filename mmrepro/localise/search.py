@@ -1,7 +1,7 @@
 """Find the first thing that differs between two runs.
 
-Two fresh processes (or groups of ranks) train the same config, or one config in two ways. Where
-their fingerprints diverge, both run again up to that iteration and record it: samples, operators,
+Two fresh processes (or groups of ranks) train the same config, or one config in two ways. Both run
+again up to the iteration in which their fingerprints diverge, and record it: samples, operators,
 hooks.
 """
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .recording import RecordingPlan, diagnose_ranks
 from .values import ValueDifference, compare_kept
 from .variation_effect import different_by_design, settings_without_effect
 
-MAX_RECORDINGS = 2  # of runs A and B
+MAX_RECORDINGS = 2  # repetitions of both runs that are recorded
 
 Launch = Callable[[RunSpec, str, RecordingPlan], None]
 NOT_REPRODUCED = (
@@ -80,8 +80,8 @@ class LocaliseResult(NamedTuple):
         found = self.divergence
         return dict(
             verdict=self.verdict, compared=self.compared, notes=list(self.notes),
-            parting=None if found is None else dict(
-                iteration=found.iteration, places=self.positions,
+            divergence=None if found is None else dict(
+                iteration=found.iteration, positions=self.positions,
                 fields={rank: [one.field for one in fields]
                         for rank, fields in found.ranks.items()}),
             finding=self.diagnosis.as_dict() if self.diagnosis else None,
@@ -89,9 +89,12 @@ class LocaliseResult(NamedTuple):
 
 
 class Localiser:
-    """Starts runs A and B in a new folder ``work_dir``, and compares them.
+    """Trains and compares runs A and B.
 
-    ``launch`` starts one run and waits for it; ``say`` is called with lines about the progress.
+    Args:
+        work_dir: a new folder.
+        launch: trains a run and waits for it.
+        say: is called with lines about the progress.
     """
 
     def __init__(self, specs: tuple[RunSpec, RunSpec], work_dir: str, launch: Launch = start,
@@ -99,13 +102,13 @@ class Localiser:
         self.specs, self.work_dir, self.launch, self.say = specs, work_dir, launch, say
 
     def search(self, iterations: int, values: bool = True) -> LocaliseResult:
-        """Train A and B for this many iterations, then find where they diverge."""
+        """Train both runs for this many iterations, then find their first difference."""
         folders = self._run_both('fingerprints', RecordingPlan('', iterations - 1))
         return self.explain(*map(read_run, folders), values)
 
     def explain(self, run_a: RecordedRun, run_b: RecordedRun,
                 values: bool = True) -> LocaliseResult:
-        """The first difference of two runs whose fingerprints exist.
+        """Find the first difference of two runs with fingerprints.
 
         With ``values``, run once more to measure how far the results of the operator are apart.
         """
@@ -140,10 +143,7 @@ class Localiser:
         return flaky._replace(notes=notes)
 
     def _values(self, found: Diagnosis, iteration: int) -> ValueDifference | None:
-        """How far apart the results of the named operator are: one more run.
-
-        ``iteration`` is the one that was recorded.
-        """
+        """Measure the results of the named operator in one more run of the recorded iteration."""
         if found.kind not in ('output', 'generator') or found.record_a is None or not found.stack:
             return None
         self.say(f'running again for the values of {found.operator}')
@@ -167,7 +167,7 @@ class Localiser:
 
 
 def first_iteration(run_a: RecordedRun, run_b: RecordedRun) -> tuple[int, Divergence | None]:
-    """The number of iterations that both runs have, and the first that differs on any rank.
+    """Return the number of common iterations, and the first that differs on any rank.
 
     Raises:
         ValueError: the runs have different ranks, or no iteration in common.
@@ -184,7 +184,7 @@ def first_iteration(run_a: RecordedRun, run_b: RecordedRun) -> tuple[int, Diverg
 
 def positions_of(run_a: RecordedRun, run_b: RecordedRun,
                  iteration: int) -> tuple[int, ...] | None:
-    """Positions of the samples of an iteration in both runs; None if not recorded."""
+    """Return the positions of the samples of an iteration in both runs; None if not recorded."""
     lists = [value_of(log.steps[iteration], 'batch.positions')
              for run in (run_a, run_b) for log in run.ranks.values() if iteration in log.steps]
     if None in lists:

@@ -1,4 +1,4 @@
-"""What two runs were made of: which settings differ, and whether a varied one took effect."""
+"""Which settings of two runs differ, and whether a varied setting took effect in both."""
 from __future__ import annotations
 
 import os
@@ -11,30 +11,27 @@ from ..fingerprint.reader import RecordedRun
 from ..text import listed, shorten
 from .compared_runs import RunSpec
 
-THREADS = 'torch.num_threads'  # a fact of the manifest: the number that operators used
+THREADS = 'torch.num_threads'  # the fact in the manifest: number of threads of operators
 THREAD_VARIABLES = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
-# these settings count by the number of threads that torch used
+# settings that are compared by the number of threads that torch used
 THREAD_SETTINGS = (*THREAD_VARIABLES, 'randomness.num_threads')
 
 
 def different_by_design(runs: Sequence[RecordedRun]) -> list[str]:
-    """What to say before two runs are repeated: that they were not made of the same.
-
-    None where nothing that changes bits differs, or a run has no manifest.
-    """
+    """Return a line that names the differing settings which change bits; [] without any."""
     if not all(run.manifests for run in runs):
         return []
-    found = compare_manifests(*(Manifest(run.work_dir, run.manifests[0]) for run in runs))
+    a, b = (Manifest(run.work_dir, run.manifests[0]) for run in runs)
     rows = [f'{row.name}: {shorten(row.then, 40)} / {shorten(row.now, 40)} ({row.consequence})'
-            for row in found if row.severity == CHANGES and row.about != WEIGHTS]
+            for row in compare_manifests(a, b) if row.severity == CHANGES and row.about != WEIGHTS]
     return [f'the runs were not made of the same, so they have to differ: {listed(rows)}'] \
         if rows else []
 
 
 def settings_without_effect(specs: Sequence[RunSpec], runs: Sequence[RecordedRun]) -> list[str]:
-    """A line for each varied setting or variable for which both runs had the same value.
+    """Return a line for each varied setting or variable whose value was the same in both runs.
 
-    Of runs without manifests, nothing is reported.
+    Nothing is reported on runs without manifests.
     """
     if not all(run.manifests for run in runs):
         return []
@@ -52,7 +49,7 @@ def settings_without_effect(specs: Sequence[RunSpec], runs: Sequence[RecordedRun
 
 
 def _overruled_by(name: str, specs: Sequence[RunSpec]) -> str:
-    """Other variables for the number of threads that both runs have with one value."""
+    """Name other variables for the number of threads that have the same value in both runs."""
     values = [(other, *(_variable(other, spec) for spec in specs))
               for other in THREAD_VARIABLES if other != name]
     common = [f'{other}={a}' for other, a, b in values if a is not None and a == b]
@@ -60,7 +57,7 @@ def _overruled_by(name: str, specs: Sequence[RunSpec]) -> str:
 
 
 def _is_common(name: str, specs: Sequence[RunSpec], facts: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a variable or setting had the same value in both runs, as far as is known."""
+    """Whether a variable or setting is known to have the same value in both runs."""
     if any(name in spec.env for spec in specs):
         return _variable(name, specs[0]) == _variable(name, specs[1])
     # `randomness` is recorded as it is in effect, beside the text of the config
