@@ -1,6 +1,6 @@
-"""What somebody else needs to repeat a run, in one folder that ``replay`` reads.
+"""Export what is needed to repeat a run into one folder that ``replay`` reads.
 
-All of it comes from the run's own files. What they do not know is said to be unknown.
+Everything comes from the files of the run; values that they lack are called "not recorded".
 """
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ UNKNOWN = 'not recorded'
 
 
 def export(run_dir: str, into: str) -> list[str]:
-    """Write the folder; returns the files in it, relative to it.
+    """Write the folder and return the files in it, relative to it.
 
     Raises:
         FingerprintError: the run cannot be read, has no manifest or no iterations, or ``into`` is
-            there already and not empty.
+            not empty.
     """
     run, manifest = read_run(run_dir), read_manifest(run_dir)
     if not any(log.steps for log in run.ranks.values()):
@@ -47,12 +47,12 @@ def export(run_dir: str, into: str) -> list[str]:
 
 
 def _requirements(packages: Mapping[str, str]) -> str:
-    """A lock file of everything that was installed, in the form of pip."""
+    """Return a lock file of all installed packages for pip."""
     return ''.join(f'{name}=={version}\n' for name, version in sorted(packages.items()))
 
 
 def _diffs(code: Mapping[str, Any]) -> dict[str, str]:
-    """Uncommitted changes, a file for each repository."""
+    """Return the uncommitted changes, a file for each repository."""
     return {f'{os.path.basename(root)}.diff': one['diff']
             for root, one in code.items() if one.get('diff')}
 
