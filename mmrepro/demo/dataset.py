@@ -108,7 +108,7 @@ def data_digest(root: str) -> str:
             text = file.read()
         digest.update(text)
         for record in json.loads(text)['images']:
-            image = cv2.imread(os.path.join(root, split, record['file_name']))
+            image: Any = cv2.imread(os.path.join(root, split, record['file_name']))
             digest.update(repr(image.shape).encode())
             digest.update(image.tobytes())
     return digest.hexdigest()

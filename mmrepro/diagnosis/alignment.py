@@ -13,8 +13,8 @@ MAX_EDITS = 600
 
 class Pair(NamedTuple):
     """Numbers of two records of the same step; None where a run has no such step."""
-    a: int | None
-    b: int | None
+    a: Any
+    b: Any
 
 
 class StreamDifference(NamedTuple):
@@ -26,8 +26,8 @@ class StreamDifference(NamedTuple):
     run B, or only run A, executed), 'replaced' (the runs executed different operators).
     """
     kind: str
-    a: int | None  # number of the record in run A; None without one
-    b: int | None
+    a: Any  # number of the record in run A; None without one
+    b: Any
     which: tuple[Any, ...] = ()  # numbers of differing inputs or outputs; names for a state
     extra_a: tuple[int, ...] = ()  # records that run B lacks, up to the difference
     extra_b: tuple[int, ...] = ()

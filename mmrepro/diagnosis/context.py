@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..fingerprint.divergence import differing_names
 from ..fingerprint.generator_states import FROM, NAMES
@@ -23,8 +24,8 @@ class DifferenceContext:
                  stream_b: Sequence[Record]) -> None:
         self.found, self.kind = found, found.kind
         self.streams = stream_a, stream_b
-        self.a = None if found.a is None else stream_a[found.a]
-        self.b = None if found.b is None else stream_b[found.b]
+        self.a: Any = None if found.a is None else stream_a[found.a]
+        self.b: Any = None if found.b is None else stream_b[found.b]
         self.record: Record = self.b if self.a is None else self.a
         self.phase = self.record.phase
         self._attributes = [_named(text for record in stream if record.name == 'attributes'

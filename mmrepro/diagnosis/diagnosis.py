@@ -144,7 +144,7 @@ def _differing(context: DifferenceContext) -> tuple[str, ...]:
         what, pairs, names = 'input', zip(a.inputs, b.inputs), a.labels
     else:
         what, pairs = 'result', zip(a.outputs, b.outputs)
-        names = a.labels if a.name == 'batch' else (
+        names = a.labels if a.name == 'batch' else tuple(
             a.shapes.split('-> ')[-1].split() if a.phase == 'data' else ())
     return tuple(f'{what} {i}{" " + names[i] if names[i:i + 1] and names[i] else ""}: {x} / {y}'
                  for i, (x, y) in enumerate(pairs) if i in which)

@@ -219,7 +219,7 @@ class OperatorLines:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._recorder: OperatorRecorder | None = None
+        self._recorder: Any = None  # OperatorRecorder during an iteration
 
     def start(self, snapshot: Any) -> None:
         # a new recorder: it knows parameters by their identity, which a hook may have changed

@@ -156,7 +156,7 @@ def _record(path: str, number: int, line: bytes, torn: bool, notes: list[str]) -
             return None
         raise FingerprintError(f'{path}, line {number}: not JSON: {line[:60]!r}') from None
     kind = record.get('kind') if isinstance(record, dict) else None
-    lacking = [key for key in schema.REQUIRED.get(kind, ()) if key not in record]
+    lacking = [key for key in schema.REQUIRED.get(str(kind), ()) if key not in record]
     if kind is None or lacking:
         what = f'lacks {", ".join(lacking)}' if lacking else "is no object with 'kind'"
         raise FingerprintError(f'{path}, line {number}: {what}')

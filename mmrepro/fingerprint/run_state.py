@@ -25,11 +25,10 @@ def tensors(runner: Any) -> dict[str, torch.Tensor]:
         names[id(parameter)] = name
         if parameter.grad is not None:
             found[f'gradient {name}'] = parameter.grad
-    for name, buffer in model.named_buffers():
-        found[f'buffer {name}'] = buffer
+    found.update((f'buffer {name}', buffer) for name, buffer in model.named_buffers())
     for prefix, optimizer in _optimizers(runner).items():
-        for parameter, state in optimizer.state.items():
-            owner = names.get(id(parameter), 'of no parameter of the model')
+        for tensor, state in optimizer.state.items():
+            owner = names.get(id(tensor), 'of no parameter of the model')
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     found[f'{prefix}{key} {owner}'] = value

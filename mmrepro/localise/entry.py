@@ -57,7 +57,8 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
             raise ValueError(f'{config} has no val_cfg: run B cannot validate')
         path = os.path.join(work_dir, f'config_{name}.py')
         cfg.dump(path)
-        events = dict(resume_at=resume_b, validate_at=validate_b) if name == 'B' else {}
+        events: dict[str, Any] = dict(
+            resume_at=resume_b, validate_at=validate_b) if name == 'B' else {}
         specs.append(RunSpec(name, path, dict(variables), ranks,
                              asked={**without_mark(options), **variables}, **events))
     return _localiser(specs, work_dir).search(iterations, values)

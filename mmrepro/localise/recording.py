@@ -85,7 +85,7 @@ class _RecordingHook(Hook):
 
     def __init__(self, runner: Any, plan: RecordingPlan) -> None:
         self._runner, self._plan = runner, plan
-        self._recorder: OperatorRecorder | None = None
+        self._recorder: Any = None  # OperatorRecorder while hooks are recorded
         self._wrapped: list[tuple[Hook, str, Any]] = []  # and the attribute of the instance
 
     def instrument_loaders(self) -> None:

@@ -50,9 +50,9 @@ class LocaliseResult(NamedTuple):
     """
     verdict: str
     compared: int  # number of iterations
-    divergence: Divergence | None = None  # the first iteration whose fingerprints differ
+    divergence: Any = None  # Divergence: the first iteration whose fingerprints differ
     positions: tuple[int, ...] | None = None  # of its samples, of all ranks; None: not recorded
-    diagnosis: Diagnosis | None = None  # the first difference
+    diagnosis: Any = None  # Diagnosis: the first difference
     values: ValueDifference | None = None  # how far the results of the operator are apart
     notes: tuple[str, ...] = ()  # what a reader should know
 
@@ -67,7 +67,7 @@ class LocaliseResult(NamedTuple):
         order = {one.field: one.order for fields in self.divergence.ranks.values()
                  for one in fields}
         lines = [f'DIFFERENT BITS: the runs first differ at iteration {self.divergence.iteration}, '
-                 f'in {", ".join(sorted(order, key=order.get))}', *notes]
+                 f'in {", ".join(sorted(order, key=lambda name: order[name]))}', *notes]
         if self.verdict == 'flaky':
             return '\n'.join([*lines, NOT_REPRODUCED.format(iteration=self.divergence.iteration)])
         lines += ['first difference:', self.diagnosis.text()]
@@ -97,14 +97,14 @@ class Localiser:
         say: is called with lines about the progress.
     """
 
-    def __init__(self, specs: tuple[RunSpec, RunSpec], work_dir: str, launch: Launch = start,
+    def __init__(self, specs: Sequence[RunSpec], work_dir: str, launch: Launch = start,
                  say: Callable[[str], None] = lambda line: None) -> None:
         self.specs, self.work_dir, self.launch, self.say = specs, work_dir, launch, say
 
     def search(self, iterations: int, values: bool = True) -> LocaliseResult:
         """Train both runs for this many iterations, then find their first difference."""
         folders = self._run_both('fingerprints', RecordingPlan('', iterations - 1))
-        return self.explain(*map(read_run, folders), values)
+        return self.explain(read_run(folders[0]), read_run(folders[1]), values)
 
     def explain(self, run_a: RecordedRun, run_b: RecordedRun,
                 values: bool = True) -> LocaliseResult:
@@ -129,14 +129,14 @@ class Localiser:
             self.say(f'the runs diverge at iteration {iteration}; recording it')
             folders = self._run_both(f'record{number}', RecordingPlan(
                 '', iteration, iteration, positions))
-            again = tuple(map(read_run, folders))
-            earlier = first_iteration(*again)[1]
+            again_a, again_b = map(read_run, folders)
+            earlier = first_iteration(again_a, again_b)[1]
             if earlier is not None and earlier.iteration < iteration:
                 notes += (f'in a repetition, the runs first differ at iteration '
                           f'{earlier.iteration}, not {iteration}: the cause is intermittent', )
-                found, positions = earlier, positions_of(*again, earlier.iteration)
+                found, positions = earlier, positions_of(again_a, again_b, earlier.iteration)
                 continue
-            diagnosis = diagnose_ranks(iteration, *folders, sorted(found.ranks))
+            diagnosis = diagnose_ranks(iteration, folders[0], folders[1], sorted(found.ranks))
             if diagnosis is not None:
                 kept = self._values(diagnosis, iteration) if values and number == 0 else None
                 return LocaliseResult('found', compared, found, positions, diagnosis, kept, notes)
@@ -150,10 +150,10 @@ class Localiser:
         folders = self._run_both(
             'values', RecordingPlan('', iteration, iteration, ()),
             [{found.rank: number} for number in (found.record_a, found.record_b)])
-        return compare_kept(*folders, found.rank)
+        return compare_kept(folders[0], folders[1], found.rank)
 
     def _run_both(self, name: str, plan: RecordingPlan,
-                  keep: Sequence[dict[int, int] | None] = (None, None)) -> list[str]:
+                  keep: Sequence[Any] = (None, None)) -> list[str]:
         folders: list[str] = []
         started = time.monotonic()
         for spec, kept in zip(self.specs, keep):

@@ -15,7 +15,7 @@ class ValueDifference(NamedTuple):
     of: int  # number of all elements
     largest: float  # largest absolute difference; NaNs do not count
     relative: float  # the largest difference over the largest magnitude
-    index: tuple[int, ...]  # of the first element that differs
+    first: tuple[int, ...]  # index of the first element that differs
     a: float  # its values
     b: float
 
@@ -25,7 +25,7 @@ class ValueDifference(NamedTuple):
 
     def text(self) -> str:
         text = (f'{self.elements} of {self.of} elements differ, by at most {self.largest:.3g} '
-                f'({self.relative:.2g} of the largest value); the first is at {list(self.index)}: '
+                f'({self.relative:.2g} of the largest value); the first is at {list(self.first)}: '
                 f'{self.a!r} / {self.b!r}')
         return text + ('; a rounding difference' if 0 < self.relative < ROUNDING else '')
 

@@ -66,7 +66,8 @@ class StateVerdict(NamedTuple):
 def train_all(trainings: Sequence[Training],
               done: Callable[[PlannedRun], None] = lambda run: None) -> None:
     """Train in fresh processes, one after the other; ``done`` is called with each that ended."""
-    run_all([plan(training.work_dir, training.work_dir, [training]) for training in trainings],
+    folders = [str(training.work_dir) for training in trainings]
+    run_all([plan(folder, folder, [training]) for folder, training in zip(folders, trainings)],
             done=done)
 
 

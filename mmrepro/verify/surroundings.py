@@ -68,8 +68,10 @@ class _Reversed:
 def reverse_listings() -> None:
     """Reverse the order in which this process lists files; the order differs between disks."""
     scandir, listdir = os.scandir, os.listdir
-    os.scandir = lambda *args: _Reversed(scandir(*args))  # os.walk, glob and pathlib call it
-    os.listdir = lambda *args: listdir(*args)[::-1]
+    # os.walk, glob and pathlib call scandir
+    module: Any = os
+    module.scandir = lambda *args: _Reversed(scandir(*args))
+    module.listdir = lambda *args: listdir(*args)[::-1]
 
 
 def burn_other_cores() -> None:

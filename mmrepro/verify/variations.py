@@ -220,7 +220,7 @@ def result_of(name: str, reference: str, folder: str, iterations: int, skipped: 
         difference = first_divergence(*(_only(only, ranks) for ranks in runs))
     if difference is None and lacking:
         difference = Divergence(lacking[0], {0: (
-            ComparedField('number of iterations', *map(len, steps)), )})
+            ComparedField('number of iterations', len(steps[0]), len(steps[1])), )})
     return VariationResult(name, variation.title, iterations, difference,
                            os.path.basename(reference), remark=remark if difference is None else '')
 
