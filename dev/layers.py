@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / 'mmrepro'
 LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('__init__', '__main__'), 'the public names and the command'),
     (('cli', ), 'one file per verb: parses the command line, prints the result'),
-    (('audit', 'gpu_check', 'demo', 'localise', 'verify', 'report'),
+    (('audit', 'doctor', 'demo', 'localise', 'verify', 'report'),
      'what the verbs do, each in a room of its own'),
     (('runs', ), 'starts, watches, shortens, kills and reports one training'),
     (('activation', 'dropin'), 'where mmrepro attaches to MMEngine'),

@@ -4,7 +4,8 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
-from mmrepro.gpu_check.row_group import Row, RowGroup, Settings, cell, has_compiled_kernels
+from mmrepro.doctor.environment import has_compiled_kernels
+from mmrepro.doctor.rows import Row, RowGroup, Settings, cell
 from mmrepro.ops import triton
 from mmrepro.ops.provider import choice
 

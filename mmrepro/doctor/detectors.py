@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import hashlib
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
@@ -21,7 +20,8 @@ from ..ops import triton
 from .atomic_kernels import atomic_kernels, recorded_kernels
 from .detector_inputs import images
 from .disturbance import timed
-from .row_group import Row, RowGroup, Settings, cell, has_compiled_kernels
+from .environment import free_memory, has_compiled_kernels
+from .rows import Row, RowGroup, Settings, cell
 from .zoo_configs import config_root, load, nodes
 
 SEED = 7
@@ -210,7 +210,7 @@ def _check(detector: Detector, provider: str, settings: Settings,
         _peak(device)
         one = run(iterations, timed_iterations=for_time)
         row['peak_gib'] = _peak(device)
-        _free(device)
+        free_memory(device)
         other = run(iterations)
     row['difference'] = first_difference(one, other)
     row['equal'] = not row['difference']
@@ -222,7 +222,7 @@ def _check(detector: Detector, provider: str, settings: Settings,
     row['ms'] = row['quartiles'][1]
     if time_is_left():
         compiled = has_compiled_kernels()
-        _free(device)
+        free_memory(device)
         with default(), ops.using('compiled' if compiled else 'torch'):
             _peak(device)
             plain = run(0, timed_iterations=for_time)
@@ -232,13 +232,6 @@ def _check(detector: Detector, provider: str, settings: Settings,
             row['default_peak_gib'] = _peak(device)
             row['ratio'] = row['ms'] / row['default_ms']
     return row
-
-
-def _free(device: str) -> None:
-    """Before the next run: what the last one left in circles of references, and its memory."""
-    gc.collect()
-    if device == 'cuda':
-        torch.cuda.empty_cache()
 
 
 def _providers(device: str) -> list[str]:
