@@ -124,7 +124,7 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
     without_evaluation(prepared)
     without_checkpoints(prepared)
     prepared.resume = False
-    skipped, table = _skipped(cfg, names, iterations), variations_of(cfg)
+    skipped, table = impossible(cfg, names, iterations), variations_of(cfg)
     planned = {REFERENCE: Variation('reference')}
     for name in names:
         if name not in skipped:
@@ -150,7 +150,7 @@ def _devices() -> tuple[int, str]:
     return os.cpu_count() or 1, 'cores'
 
 
-def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> dict[str, str]:
+def impossible(cfg: Config, names: Sequence[str], iterations: int) -> dict[str, str]:
     """Return the variations that are impossible with this config, and why."""
     skipped = {}
     if 'validation' in names and cfg.get('val_cfg') is None:
