@@ -71,8 +71,8 @@ class DifferenceContext:
             return True
         differing = [{record.inputs[i] for i in self.found.which} for record in (self.a, self.b)]
         # each run uses all of them one after the other, in the same line
-        later = [{one for other in stream[number:] if _same_line(other, record)
-                  for one in other.inputs}
+        later = [{digest for later_record in stream[number:] if _same_line(later_record, record)
+                  for digest in later_record.inputs}
                  for stream, number, record in zip(
                      self.streams, (self.found.a, self.found.b), (self.a, self.b))]
         return differing[0] <= later[1] and differing[1] <= later[0]

@@ -62,7 +62,8 @@ def command(argv: Sequence[str]) -> list[str]:
 
 def packages() -> dict[str, str]:
     """Return the versions of all installed packages."""
-    named = ((one.metadata['Name'], one.version) for one in importlib.metadata.distributions())
+    named = ((installed.metadata['Name'], installed.version)
+             for installed in importlib.metadata.distributions())
     return dict(sorted({name.lower().replace('_', '-'): version
                         for name, version in named if name}.items()))
 
@@ -121,9 +122,9 @@ def _checkpoints(node: Any) -> Iterator[str]:
         if isinstance(node.get('load_from'), str):
             yield node['load_from']
         start = node.get('init_cfg')
-        for one in start if isinstance(start, (list, tuple)) else [start]:
-            if isinstance(one, Mapping) and isinstance(one.get('checkpoint'), str):
-                yield one['checkpoint']
+        for init in start if isinstance(start, (list, tuple)) else [start]:
+            if isinstance(init, Mapping) and isinstance(init.get('checkpoint'), str):
+                yield init['checkpoint']
         node = node.values()
     elif not isinstance(node, (list, tuple)):
         return

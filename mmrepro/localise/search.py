@@ -64,8 +64,8 @@ class LocaliseResult(NamedTuple):
         if self.verdict == 'metrics':
             return '\n'.join([f'DIFFERENT BITS: {self.compared} iterations of training agree, and '
                               f'{self.divergence.text()}', *notes, METRICS])
-        order = {one.field: one.order for fields in self.divergence.ranks.values()
-                 for one in fields}
+        order = {field.field: field.order for fields in self.divergence.ranks.values()
+                 for field in fields}
         lines = [f'DIFFERENT BITS: the runs first differ at iteration {self.divergence.iteration}, '
                  f'in {", ".join(sorted(order, key=lambda name: order[name]))}', *notes]
         if self.verdict == 'flaky':
@@ -82,7 +82,7 @@ class LocaliseResult(NamedTuple):
             verdict=self.verdict, compared=self.compared, notes=list(self.notes),
             divergence=None if found is None else dict(
                 iteration=found.iteration, positions=self.positions,
-                fields={rank: [one.field for one in fields]
+                fields={rank: [field.field for field in fields]
                         for rank, fields in found.ranks.items()}),
             finding=self.diagnosis.as_dict() if self.diagnosis else None,
             values=self.values.as_dict() if self.values else None)

@@ -212,7 +212,7 @@ def result_of(name: str, reference: str, folder: str, iterations: int, skipped: 
         return VariationResult(name, variation.title, skipped=skipped)
     runs = [read_ranks(os.path.join(path, FOLDER)) for path in (reference, folder)]
     steps = [ranks[0].steps for ranks in runs]
-    lacking = [i for i in range(iterations) if not all(i in one for one in steps)]
+    lacking = [i for i in range(iterations) if not all(i in of_run for of_run in steps)]
     difference, only = first_divergence(*runs), variation.only
     remark = ''
     if only:
@@ -229,7 +229,7 @@ def _remark(found: Divergence | None) -> str:
     """Return the remark on fields that may differ."""
     if found is None:
         return 'weights agree as well'
-    fields = listed([one.field for one in found.ranks[found.rank]])
+    fields = listed([field.field for field in found.ranks[found.rank]])
     return f'{fields} differ from iteration {found.iteration} on, as on another CPU'
 
 
