@@ -39,12 +39,12 @@ class PhotoDataset(BaseDataset):
                 (left, top), (right, bottom) = points.min(0), points.max(0)
                 objects[outline.category].append(dict(
                     photo=photo, box=[int(v) for v in (left, top, right, bottom)]))
-        found = []
+        samples = []
         for number in range(self._length):
             label = number % len(CLASSES)
             of_class = objects[CLASSES[label]]
-            found.append(dict(of_class[number // len(CLASSES) % len(of_class)], label=label))
-        return found
+            samples.append(dict(of_class[number // len(CLASSES) % len(of_class)], label=label))
+        return samples
 
 
 class CutOut:

@@ -112,12 +112,12 @@ def first_differing_record(a: Sequence[Record], b: Sequence[Record]) -> StreamDi
     made_b = _makers(b, extra_b, b[pair.b], kind, which)
     if made_a or made_b:
         return _structural(a, b, made_a, made_b, pairs)
-    found = StreamDifference(kind, *pair, which, tuple(extra_a), tuple(extra_b))
+    difference = StreamDifference(kind, *pair, which, tuple(extra_a), tuple(extra_b))
     drawing = a[pair.a]
     if kind == 'output' and drawing.drew and (
             _drawn_from(drawing, drawing) != _drawn_from(b[pair.b], drawing)):
-        return found._replace(kind='generator', moved=_last_agreeing(a, b, pair))
-    return found
+        return difference._replace(kind='generator', moved=_last_agreeing(a, b, pair))
+    return difference
 
 
 def _compare(a: Record, b: Record) -> tuple[str, tuple[Any, ...]]:

@@ -82,17 +82,17 @@ class DifferenceContext:
 
         The function is found by its file and name, among the records of the same module and phase.
         """
-        found = []
+        calls = []
         for stream, number in zip(self.streams, (self.found.a, self.found.b)):
             if number is None or not stream[number].stack:
                 continue
             record, (file, _, function) = stream[number], useful_calls(stream[number].stack)[0]
             for earlier in stream[:number + 1]:
                 if (earlier.phase, earlier.path) == (record.phase, record.path):
-                    found += [call for call in earlier.calls if call.startswith(source) and any(
+                    calls += [call for call in earlier.calls if call.startswith(source) and any(
                         _is_in(site, file, function)
                         for site in call.split(': ', 1)[1].split(FROM))]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(calls))
 
     def differs(self, attribute: str) -> bool:
         a, b = self._attributes
@@ -146,12 +146,12 @@ class DifferenceContext:
 
     def outside_sources(self) -> list[str]:
         """Everything that may have brought in a different value from outside of torch."""
-        found = [*self.arguments(), *(f'attribute {text}' for text in self.attributes()),
-                 *self.calls('')]
+        sources = [*self.arguments(), *(f'attribute {text}' for text in self.attributes()),
+                   *self.calls('')]
         if self.generators():
-            found.append('global generators in different states: '
+            sources.append('global generators in different states: '
                          f'{", ".join(self.generators())}')
-        return found
+        return sources
 
     def mover(self) -> str:
         """Phase, path and name of the record that advanced a generator in one run only, or ''."""

@@ -102,26 +102,27 @@ def _shorten_path(file: str) -> str:
 def diagnose(iteration: int, rank: int, a: Sequence[Record],
              b: Sequence[Record]) -> Diagnosis | None:
     """Return the first difference of two streams; None when they agree."""
-    found = first_differing_record(a, b)
-    if found is None:
+    difference = first_differing_record(a, b)
+    if difference is None:
         return None
-    context = DifferenceContext(found, a, b)
+    context = DifferenceContext(difference, a, b)
     cause, evidence = find_cause(context)
     record = context.record
     extra = tuple(f'{run}: {r.phase} {r.path or "(model)"} {r.name} {r.shapes}'
-                  for run, stream, numbers in (('A', a, found.extra_a), ('B', b, found.extra_b))
+                  for run, stream, numbers in (('A', a, difference.extra_a),
+                                               ('B', b, difference.extra_b))
                   for r in (stream[n] for n in numbers[:10]))
     return Diagnosis(
-        iteration - _before_the_iteration(found, a, b), rank, found.kind, record.phase,
+        iteration - _before_the_iteration(difference, a, b), rank, difference.kind, record.phase,
         record.path, record.name, record.shapes, _differing(context), record.stack, cause.name,
         cause.why, cause.fix, tuple(evidence), _sample(context), context.mover(), extra,
-        _number(found.a, a), _number(found.b, b))
+        _number(difference.a, a), _number(difference.b, b))
 
 
-def _before_the_iteration(found: StreamDifference, a: Sequence[Record],
+def _before_the_iteration(difference: StreamDifference, a: Sequence[Record],
                           b: Sequence[Record]) -> bool:
     """Whether the difference is in a hook at the end of the iteration before."""
-    number, stream = (found.a, a) if found.a is not None else (found.b, b)
+    number, stream = (difference.a, a) if difference.a is not None else (difference.b, b)
     return stream[number].phase == 'hook' and not BEGINS.search(stream[number].path) and any(
         record.phase == 'start' and record.name == FIRST_STATE for record in stream[number:])
 

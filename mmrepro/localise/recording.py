@@ -74,9 +74,9 @@ def read_stream(folder: str, rank: int, *others: str) -> list[Record]:
 def diagnose_ranks(iteration: int, folder_a: str, folder_b: str,
                    ranks: Sequence[int]) -> Diagnosis | None:
     """Diagnose the first difference on any rank."""
-    found = [diagnose(iteration, rank, read_stream(folder_a, rank, folder_b),
-                      read_stream(folder_b, rank, folder_a)) for rank in ranks]
-    return min(filter(None, found), key=Diagnosis.order, default=None)
+    diagnoses = [diagnose(iteration, rank, read_stream(folder_a, rank, folder_b),
+                          read_stream(folder_b, rank, folder_a)) for rank in ranks]
+    return min(filter(None, diagnoses), key=Diagnosis.order, default=None)
 
 
 class _RecordingHook(Hook):

@@ -79,10 +79,10 @@ def _change_class(thing: Any, samples: SampleRecorder, methods: dict[str, Callab
     original = getattr(type(thing), '_mmrepro_recorded', type(thing))
     if original not in _recorded:
         # not hasattr(): mmcv's cache_randomness cannot be looked up on a class
-        own = {name: method for name, method in methods.items()
+        recording = {name: method for name, method in methods.items()
                if any(name in vars(base) for base in original.__mro__)}
         _recorded[original] = type(original.__name__, (original,), {
-            **own, '_mmrepro_recorded': original, '__module__': original.__module__,
+            **recording, '_mmrepro_recorded': original, '__module__': original.__module__,
             '__qualname__': original.__qualname__, '__reduce_ex__': _reduce})
     thing.__class__ = _recorded[original]
     thing._mmrepro_samples = samples

@@ -209,10 +209,10 @@ def check(recipe: Recipe, goldens: str, run: str) -> Checked:
     if not os.path.isdir(golden):
         classes = [path for path in sorted(os.listdir(folder))
                    if os.path.isdir(os.path.join(folder, path))]
-        found = {path: differences(class_of(_facts(os.path.join(folder, path))), class_of(facts))
-                 for path in classes}
-        nearest = min(classes, key=lambda path: len(found[path]), default='')
-        return Checked(recipe.name, name, None, facts=found.get(nearest, ()), nearest=nearest)
+        differing = {path: differences(class_of(_facts(os.path.join(folder, path))),
+                                       class_of(facts)) for path in classes}
+        nearest = min(classes, key=lambda path: len(differing[path]), default='')
+        return Checked(recipe.name, name, None, facts=differing.get(nearest, ()), nearest=nearest)
     then = read_ranks(os.path.join(golden, FOLDER))
     steps = then[0].steps if 0 in then else {}
     if sorted(steps) != list(range(recipe.iterations)):

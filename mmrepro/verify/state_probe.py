@@ -101,9 +101,9 @@ def probe(cfg: Config, at: int, iterations: int, work_dir: str,
     still = {(row.place, row.attribute) for row in after}
     # an attribute that is there again after a few iterations is a cache
     lost = [row for row in before if (row.place, row.attribute) in still]
-    found = first_divergence(*(read_ranks(os.path.join(work_dir, name, FOLDER))
-                               for name in ('run', 'resumed')))
-    first = '' if found is None else f'{found.field.first_part()[0]} of iteration {found.iteration}'
+    logs = [read_ranks(os.path.join(work_dir, name, FOLDER)) for name in ('run', 'resumed')]
+    found = first_divergence(logs[0], logs[1])
+    first = f'{found.field.first_part()[0]} of iteration {found.iteration}' if found else ''
     return StateVerdict(lost, first, at, iterations)
 
 
