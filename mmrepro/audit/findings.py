@@ -76,7 +76,3 @@ class AuditFinding(NamedTuple):
     why: str
     fix: str
     link: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return {'cure' if name == 'fix' else name: value
-                for name, value in self._asdict().items()}

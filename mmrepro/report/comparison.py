@@ -18,7 +18,8 @@ from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import RankLog
 from ..fingerprint.schema import BY_NAME, meaning, value_of
 from ..text import listed, shorten
-from .run_view import RunView, number
+from .run_view import RunView, load_run, number
+from .weight_distances import checkpoint_distances
 
 LOGGED = 'scalars'  # prefix of fields that MMEngine logged
 # name -> (steps, values of A, values of B)
@@ -120,6 +121,22 @@ class Comparison:
         shown = same[0] if len(same) == 1 else f'{same[0]} to {same[-1]}'
         return (f'the weights in {len(same)} of {len(self.weights)} checkpoint'
                 f'{"" if len(self.weights) == 1 else "s"} have the same bits ({shown}), and other ')
+
+
+def compare_paths(path_a: str, path_b: str, weights: bool = True) -> Comparison:
+    """Read two runs, with their checkpoints if ``weights``, and compare all that both have.
+
+    Raises:
+        RunError: a path holds no run.
+    """
+    a, b = load_run(path_a), load_run(path_b)
+    if a.name == b.name:
+        a.name, b.name = a.path, b.path
+    found = compare_runs(a, b)
+    found.manifest = manifest_differences(a, b)
+    if weights:
+        found.weights = checkpoint_distances(a, b)
+    return found
 
 
 def compare_runs(a: RunView, b: RunView) -> Comparison:

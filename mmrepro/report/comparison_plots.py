@@ -1,4 +1,4 @@
-"""The pictures of a comparison. Each function returns a PNG, or None where it has nothing to show.
+"""The plots of a comparison. Each function returns a PNG, or None where there is nothing to show.
 
 Iterations are counted from 0. A is drawn solid and wide, B dashed and narrow on top, so that two
 lines that agree are still seen as two.
@@ -174,12 +174,6 @@ PLOTS = {
     'weights': ('Distance of the weights', weight_distance),
     'metrics': ('Validation', metrics),
 }
-
-
-def draw(found: Comparison) -> dict[str, bytes]:
-    """All pictures that there is something for."""
-    drawn = {name: function(found) for name, (_, function) in PLOTS.items()}
-    return {name: picture for name, picture in drawn.items() if picture is not None}
 
 
 def _edges(steps: list[int]) -> list[float]:

@@ -77,12 +77,12 @@ def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float
         difference: say how many seeds it takes to find it.
 
     Raises:
-        ValueError: a value that is not a finite number, or nothing that the margin or the
+        SeedsError: a value that is not a finite number, or nothing that the margin or the
             difference could be applied to.
     """
     first, *others = values
     if margin is not None and not others:
-        raise ValueError('--same-within needs --compare: the same as what?')
+        raise SeedsError('--same-within needs --compare: the same as what?')
     tests = {label: paired(values[first], values[label]) for label in others}
     # differences that are all the same have no t test: nothing could make them noise
     p = [float(not one.difference.mean) if one.t_p is None else one.t_p for one in tests.values()]

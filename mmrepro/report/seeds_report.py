@@ -1,10 +1,10 @@
-"""Tables, plot and HTML report of many seeds."""
+"""The report of a study of many seeds."""
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
-from .html import document, listing, picture, section, table
+from ..exit_codes import DIFFERENT, DONE
+from .model import Figure, Report, Table
 from .plot_style import DIFFERENCE, INK, SOFT, figure, palette, png
 from .seed_study import Study
 from .stats import MIN_PAIRS, Paired, Summary
@@ -174,44 +174,17 @@ def verdicts(found: Study) -> list[str]:
     return said
 
 
-def show(found: Study, console: Any) -> None:
-    """Print the tables."""
-    from rich.table import Table
-    from rich.text import Text
-
-    def printed(rows: list[list[str]], *head: str, bold: int = 10**9, **style: Any) -> None:
-        shown = Table(*head, box=None, **style)
-        for index, row in enumerate(rows):
-            shown.add_row(*row, style='bold' if index >= bold else '')
-        console.print(shown)
-
+def report_of(found: Study) -> Report:
+    """The report of a study; 1 is its exit code if what was asked for was not found."""
     head, rows = _rows(found)
-    printed(rows, *head, bold=len(found.seeds), title_justify='left',
-            title=f'{found.metric}, {found.pick} validation')
-    if found.tests:
-        console.print()
-        if found.test is not None:
-            printed(_tests(found.test), 'test', '', '')
-        else:
-            printed(_compared(found), *COMPARED)
-    for line in verdicts(found):
-        console.print(Text(f'\n{line}', 'bold green' if found.answer else 'bold'))
-    for line in caution(found):
-        console.print(Text(f'note: {line}', 'yellow'))
-
-
-def report(found: Study, drawn: bytes) -> str:
-    """One self-contained HTML document."""
-    head, rows = _rows(found)
-    title = f'{" and ".join(found.values)}, {len(found.seeds)} seeds'
-    parts = [f'<h1>{escape(title)}</h1>']
-    kind = 'same' if found.answer else 'other'
-    parts += [f'<div class="verdict {kind}">{escape(line)}</div>' for line in verdicts(found)]
-    parts.append(picture(f'{found.metric}, {found.pick} validation', drawn))
-    parts.append(section('Values', table(head, rows)))
+    tables = [Table(head, rows, f'{found.metric}, {found.pick} validation',
+                    [''] * len(found.seeds) + ['strong'] * (len(rows) - len(found.seeds)))]
     if found.test is not None:
-        parts.append(section('Tests', table(('test', '', 'assumes'), _tests(found.test))))
+        tables.append(Table(('test', '', ''), _tests(found.test), 'Tests'))
     elif found.tests:
-        parts.append(section('Tests', table(COMPARED, _compared(found))))
-    parts.append(section('Notes', listing(caution(found))))
-    return document(title, parts)
+        tables.append(Table(COMPARED, _compared(found), 'Tests'))
+    return Report(
+        f'{" and ".join(found.values)}, {len(found.seeds)} seeds', '\n'.join(verdicts(found)),
+        DIFFERENT if found.answer is False else DONE, tables, caution(found),
+        figures={'seeds': Figure(f'{found.metric}, {found.pick} validation', lambda: plot(found))},
+        data=found.as_dict(), scalars=scalars(found))

@@ -10,8 +10,10 @@ import math
 import struct
 from typing import Any, NamedTuple
 
+from ..errors import ConfigError
 from ..fingerprint.schema import value_of
 from .comparison import Comparison
+from .model import Table
 
 EXACT = ('epoch', 'batch.positions', 'batch.indices')
 # step -> name -> value
@@ -51,8 +53,19 @@ class Tolerance(NamedTuple):
         return (f'BEYOND {self.tolerance:g}: {len(beyond)} of {len(self.distances)} numbers, first '
                 f'{first.field} in iteration {first.exceeds}')
 
+    def table(self) -> Table:
+        """The numbers, those that are farthest apart first."""
+        return Table(
+            ('number', 'compared', 'relative', 'ULP', 'iteration',
+             f'beyond {self.tolerance:g} from'),
+            [(row.field, str(row.compared), f'{row.relative:.3g}',
+              '-' if row.ulps is None else str(row.ulps), str(row.at),
+              '-' if row.exceeds is None else f'iteration {row.exceeds}')
+             for row in self.distances], 'Numbers that both runs recorded', shown=MAX_ROWS,
+            rest=f'and {len(self.distances) - MAX_ROWS} that are nearer')
+
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for ``--json``; an infinite distance is None."""
+        """Plain data for programs; an infinite distance is None."""
         return dict(tolerance=self.tolerance, within=self.within, unequal=self.unequal, distances=[
             {**one._asdict(), 'relative': one.relative if math.isfinite(one.relative) else None}
             for one in self.distances])
@@ -95,11 +108,11 @@ def measure(found: Comparison, tolerance: float) -> Tolerance:
         tolerance: the largest relative difference that is accepted.
 
     Raises:
-        ValueError: a tolerance that is not positive, or no number in common.
+        ConfigError: the tolerance is not positive, or the runs have no number in common.
     """
     if not 0 < tolerance < math.inf:
-        raise ValueError(f'--tolerance {tolerance:g} is not allowed; allowed is a number above 0, '
-                         'such as 1e-4')
+        raise ConfigError(f'--tolerance {tolerance:g} is not allowed; allowed is a number above 0, '
+                          'such as 1e-4')
     a, b = found.a, found.b
     kinds: tuple[tuple[str, Rows, Rows], ...] = (
         ('', a.losses(found.exact), b.losses(found.exact)),
@@ -107,7 +120,7 @@ def measure(found: Comparison, tolerance: float) -> Tolerance:
         ('metric ', a.vals(found.exact), b.vals(found.exact)))
     distances = [one for prefix, *runs in kinds for one in _distances(prefix, *runs, tolerance)]
     if not distances:
-        raise ValueError('--tolerance: the runs have no losses, norms or metrics in common')
+        raise ConfigError('--tolerance: the runs have no losses, norms or metrics in common')
     distances.sort(key=lambda one: -one.relative)
     return Tolerance(tolerance, distances, _unequal(found))
 
@@ -141,21 +154,3 @@ def _unequal(found: Comparison) -> tuple[int, str] | None:
                 if None not in values and values[0] != values[1]:
                     return iteration, field
     return None
-
-
-def show(found: Tolerance, console: Any) -> None:
-    """Print the numbers that are farthest apart, and the verdict."""
-    from rich.text import Text
-
-    from .terminal import table
-    shown = table('number', 'compared', 'relative', 'ULP', 'iteration',
-                  f'beyond {found.tolerance:g} from')
-    for one in found.distances[:MAX_ROWS]:
-        shown.add_row(one.field, str(one.compared), f'{one.relative:.3g}',
-                      '-' if one.ulps is None else str(one.ulps), str(one.at),
-                      '-' if one.exceeds is None else f'iteration {one.exceeds}')
-    console.print(shown)
-    more = len(found.distances) - MAX_ROWS
-    if more > 0:
-        console.print(Text(f'and {more} that are nearer', 'dim'))
-    console.print(Text(f'\n{found.verdict()}', 'bold green' if found.within else 'bold red'))

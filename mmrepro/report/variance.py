@@ -1,12 +1,13 @@
 """Which stream of random numbers moves a metric: one varies, all others stay as they are."""
 from __future__ import annotations
 
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .html import document, listing, picture, section, table
+from ..errors import SeedsError
+from ..exit_codes import DONE
+from .model import Figure, Report, Table
 from .plot_style import DIFFERENCE, INK, SOFT, A, figure, png
 from .stats import Summary, summary
 
@@ -33,7 +34,6 @@ class VarianceStudy(NamedTuple):
     values: dict[str, list[float]]  # 'all' and the streams -> a value per seed
     summaries: dict[str, Summary]
     shares: dict[str, Share]  # stream -> its share
-    answer = None  # no test is made
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
@@ -49,7 +49,7 @@ def share(part: list[float], whole: list[float]) -> Share:
     one value over and over have no share and do not count.
 
     Raises:
-        ValueError: ``whole`` does not vary.
+        SeedsError: ``whole`` does not vary.
 
     >>> share([1., 2., 3.], [1., 3., 5.]).value
     0.25
@@ -58,7 +58,7 @@ def share(part: list[float], whole: list[float]) -> Share:
     # the rounded mean of equal numbers may differ from them
     variance = 0. if np.ptp(one) == 0 else one.var(ddof=1)
     if np.ptp(all_of_it) == 0:
-        raise ValueError('the metric is the same whatever all streams draw: no variance to explain')
+        raise SeedsError('the metric is the same whatever all streams draw: no variance to explain')
     draw = np.random.RandomState(0)
     drawn = one[draw.randint(len(one), size=(RESAMPLES, len(one)))]
     others = all_of_it[draw.randint(len(all_of_it), size=(RESAMPLES, len(all_of_it)))]
@@ -74,15 +74,15 @@ def study(metric: str, pick: str, label: str, seeds: list[int], values: dict[str
     """Summaries and shares; ``values`` has the runs of 'all' and those of each stream.
 
     Raises:
-        ValueError: fewer than three seeds, a value that is not finite, or no variance at all.
+        SeedsError: fewer than three seeds, a value that is not finite, or no variance at all.
     """
     if len(seeds) < MIN_SEEDS:
-        raise ValueError(f'--vary with {len(seeds)} seeds: a variance needs at least {MIN_SEEDS}')
+        raise SeedsError(f'--vary with {len(seeds)} seeds: a variance needs at least {MIN_SEEDS}')
     summaries = {name: summary(one) for name, one in values.items()}
     try:
         shares = {name: share(one, values[ALL]) for name, one in values.items() if name != ALL}
-    except ValueError as error:
-        raise ValueError(f'{metric} of {label}, {len(seeds)} seeds: {error}') from error
+    except SeedsError as error:
+        raise SeedsError(f'{metric} of {label}, {len(seeds)} seeds: {error}') from error
     return VarianceStudy(metric, pick, label, seeds, values, summaries, shares)
 
 
@@ -154,26 +154,13 @@ def _rows(found: VarianceStudy) -> list[list[str]]:
     return rows
 
 
-def show(found: VarianceStudy, console: Any) -> None:
-    """Print the table."""
-    from rich.table import Table
-    from rich.text import Text
-    shown = Table(*HEAD, title=f'{found.label}: {found.metric}, {found.pick} validation', box=None,
-                  title_justify='left')
-    for row in _rows(found):
-        shown.add_row(*row)
-    console.print(shown)
-    for line in caution(found):
-        console.print(Text(f'note: {line}', 'yellow'))
-
-
-def report(found: VarianceStudy, drawn: bytes) -> str:
-    """One self-contained HTML document."""
+def report_of(found: VarianceStudy) -> Report:
+    """The report of a study."""
     runs = [[str(seed), *(f'{values[index]:.4f}' for values in found.values.values())]
             for index, seed in enumerate(found.seeds)]
-    return document(f'{found.label}: what moves {found.metric}', [
-        f'<h1>{escape(found.label)}: what moves {escape(found.metric)}</h1>',
-        picture(f'{found.metric}, {found.pick} validation', drawn),
-        section('Shares', table(HEAD, _rows(found))),
-        section('Values', table(['seed', *found.values], runs)),
-        section('Notes', listing(caution(found)))])
+    title = f'{found.metric}, {found.pick} validation'
+    return Report(
+        f'{found.label}: what moves {found.metric}', '', DONE,
+        [Table(HEAD, _rows(found), title), Table(['seed', *found.values], runs, 'Values')],
+        caution(found), figures={'seeds': Figure(title, lambda: plot(found))},
+        data=found.as_dict(), scalars=scalars(found))

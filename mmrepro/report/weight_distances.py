@@ -27,8 +27,8 @@ class Distance(NamedTuple):
     note: str = ''  # why there is no distance, or what is not in it
     same: bool = False  # whether all weights have the same bits
 
-    def shown(self) -> tuple[str, str]:
-        """Distance and relative distance as text."""
+    def as_text(self) -> tuple[str, str]:
+        """Distance and relative distance."""
         return ('-' if self.distance is None else f'{self.distance:.6g}',
                 '-' if self.relative is None else f'{self.relative:.3g}')
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple
 
-from ..errors import MMReproError
+from ..errors import TrainingError
 from ..exit_codes import meaning
 from .child import FINDING, Training
 
@@ -23,7 +23,7 @@ GRACE = 60  # seconds that a training has to end after SIGTERM
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-class TrainingFailed(MMReproError, RuntimeError):
+class TrainingFailed(TrainingError):
     """A training process ended with an error; the message has the end of its output.
 
     A negative ``code`` is the number of the signal that ended the process. ``finding`` is what a

@@ -96,7 +96,7 @@ def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
             for seed in seeds]
 
 
-def vary(job: SeedJob, stream: str, seeds: Sequence[int]) -> list[SeedJob]:
+def vary_stream(job: SeedJob, stream: str, seeds: Sequence[int]) -> list[SeedJob]:
     """Jobs in which one stream has these seeds, and all others the first of them.
 
     The first is ``job`` itself, the run with the first seed: its stream has this root as well.

@@ -9,10 +9,10 @@ import pytest
 from fake_runs import write_log
 
 from mmrepro import cli
-from mmrepro.cli import seeds
 from mmrepro.errors import SeedsError
 from mmrepro.exit_codes import INTERRUPTED, PREEMPTED
-from mmrepro.report import seeds_report
+from mmrepro.report import seed_study, seeds_report
+from mmrepro.report import seeds as studies
 from mmrepro.report.seed_study import metrics_of, value_of
 from mmrepro.runs import seed_runs
 from mmrepro.runs.launcher import TrainingFailed
@@ -69,7 +69,7 @@ def ended(monkeypatch):
 
 
 def run(*arguments):
-    return seeds.main([*arguments, '--no-plots'])
+    return cli.run('seeds', [*arguments, '--no-plots'])
 
 
 @pytest.mark.parametrize('text, expected', [
@@ -159,10 +159,10 @@ def test_a_training_that_is_pre_empted_can_be_continued(config, tmp_path, ended)
 
 
 def test_an_interrupt_is_no_traceback(config, tmp_path, monkeypatch, capsys):
-    def interrupted(job):
+    def interrupted(job, metrics_of):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(seeds, 'run_job', interrupted)
+    monkeypatch.setattr(studies, 'run_job', interrupted)
     arguments = [config(), '--seeds', '0', '--work-dir', str(tmp_path / 'o')]
     assert cli.run('seeds', arguments) == INTERRUPTED
     assert 'interrupted; the same command continues' in capsys.readouterr().err
@@ -246,20 +246,20 @@ def test_few_seeds_and_best_validations_get_a_caution():
     def notes(count, pick='last'):
         values = [.1 * i for i in range(count)]
         return ' '.join(seeds_report.caution(
-            seeds_report.study('m', pick, list(range(count)), {'a': values})))
+            seed_study.study('m', pick, list(range(count)), {'a': values})))
     assert 'too few' in notes(2) and '6 or more' in notes(4) and notes(6) == ''
     assert 'too high' in notes(6, 'best')
 
 
 def test_plot_report_and_scalars(tmp_path):
     values = {'base': [.30, .31, .29], 'mine': [.33, .34, .31]}
-    found = seeds_report.study('coco/bbox_mAP', 'last', [0, 1, 2], values)
+    found = seed_study.study('coco/bbox_mAP', 'last', [0, 1, 2], values)
     drawn = seeds_report.plot(found)
     assert drawn.startswith(b'\x89PNG')
-    text = seeds_report.report(found, drawn)
-    three = seeds_report.study('m', 'last', [0, 1, 2], dict(values, third=[.3, .3, .31]), .1, .01)
+    text = seeds_report.report_of(found).html()
+    three = seed_study.study('m', 'last', [0, 1, 2], dict(values, third=[.3, .3, .31]), .1, .01)
     assert seeds_report.plot(three).startswith(b'\x89PNG')
-    assert "Holm&#x27;s p" in seeds_report.report(three, drawn)
+    assert "Holm&#x27;s p" in seeds_report.report_of(three).html()
     assert ('mmrepro/seeds/third/p_t', three.tests['third'].t_p, 0) in seeds_report.scalars(three)
     assert 'data:image/png;base64,' in text and 'http' not in text
     rows = seeds_report.scalars(found)
@@ -270,7 +270,7 @@ def test_plot_report_and_scalars(tmp_path):
 
 def test_files_of_the_report(config, started, tmp_path, capsys):
     out = tmp_path / 'o'
-    assert seeds.main([config(), '--seeds', '0..1', '--work-dir', str(out)]) == 0
+    assert cli.run('seeds', [config(), '--seeds', '0..1', '--work-dir', str(out)]) == 0
     assert {'seeds.png', 'seeds.html', 'seeds.json'} <= set(os.listdir(out))
 
 

@@ -11,6 +11,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
+from ...errors import PredictionError
 from ..stats import LEVEL, holm
 from .matches import FIGURES, Matches
 
@@ -100,22 +101,23 @@ def study(detectors: dict[str, Sequence[Matches]], resamples: int = 1000, metric
         margin: test for "the same within" as well.
 
     Raises:
-        ValueError: other numbers of seeds, an unknown figure, a margin that is not positive, too
-            few resamples, or a figure that no image defines.
+        PredictionError: different numbers of seeds, an unknown figure, a margin that is not
+            positive, too few resamples, or a figure that no image defines.
     """
     counts = {label: len(seeds) for label, seeds in detectors.items()}
     if len(set(counts.values())) > 1:
-        raise ValueError('the detectors have different numbers of seeds: '
+        raise PredictionError('the detectors have different numbers of seeds: '
                          + ', '.join(f'{label} {count}' for label, count in counts.items()))
     if metric not in NAMES:
-        raise ValueError(f'--metric {metric}: allowed are {", ".join(NAMES)}')
+        raise PredictionError(f'--metric {metric}: allowed are {", ".join(NAMES)}')
     if margin is not None and (not margin > 0 or len(detectors) == 1):
-        raise ValueError(f'--same-within {margin:g}: a number above 0 and two detectors are needed')
+        raise PredictionError(f'--same-within {margin:g}: a number above 0 and two detectors are '
+                              'needed')
     if resamples < 100:
-        raise ValueError(f'--resamples {resamples}: an interval of 95 % needs at least 100')
+        raise PredictionError(f'--resamples {resamples}: an interval of 95 % needs at least 100')
     whole = np.array([[one.figures() for one in seeds] for seeds in detectors.values()])
     if np.isnan(whole[:, :, NAMES.index(metric)]).any():
-        raise ValueError(f'--metric {metric}: the annotations have no such objects')
+        raise PredictionError(f'--metric {metric}: the annotations have no such objects')
     drawn = resampled_figures(list(detectors.values()), resamples, say)
     count = whole.shape[1]
     chosen = np.random.RandomState(1).randint(count, size=(resamples, count))

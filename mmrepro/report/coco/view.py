@@ -1,11 +1,11 @@
-"""Tables, plot and HTML report of COCO's figures with their intervals."""
+"""The report of COCO's figures with their intervals."""
 from __future__ import annotations
 
 import math
-from html import escape
 from typing import Any
 
-from ..html import document, listing, picture, section, table
+from ...exit_codes import DIFFERENT, DONE
+from ..model import Figure, Report, Table
 from ..plot_style import INK, figure, palette, png
 from .bootstrap import NAMES, ImageStudy, Interval
 
@@ -127,35 +127,13 @@ def _errors(axes: Any, intervals: list[Interval], shift: float, colour: str, lab
                  edgecolor='white', linewidth=.5, label=label)
 
 
-def show(found: ImageStudy, console: Any) -> None:
-    """Print the tables."""
-    from rich.table import Table
-    from rich.text import Text
-
-    def printed(head: Any, rows: list[list[str]], title: str) -> None:
-        shown = Table(*head, title=title, box=None, title_justify='left')
-        for row in rows:
-            shown.add_row(*row)
-        console.print(shown)
-
-    printed(_head(found), _rows(found), _title(found))
-    for label in found.versus:
-        console.print()
-        printed(VERSUS, _gaps(found, label), f'{label} - {next(iter(found.figures))}')
-    for line in verdicts(found):
-        console.print(Text(f'\n{line}', 'bold green' if found.answer else 'bold'))
-    for line in caution(found):
-        console.print(Text(f'note: {line}', 'yellow'))
-
-
-def report(found: ImageStudy, drawn: bytes) -> str:
-    """One self-contained HTML document."""
-    title = f'{" and ".join(found.figures)}: {_title(found)}'
-    kind = 'same' if found.answer else 'other'
-    parts = [f'<h1>{escape(title)}</h1>']
-    parts += [f'<div class="verdict {kind}">{escape(line)}</div>' for line in verdicts(found)]
-    parts += [picture('Figures of COCO', drawn), section('Figures', table(_head(found), _rows(
-        found)))]
-    parts += [section(f'{label} - {next(iter(found.figures))}', table(VERSUS, _gaps(found, label)))
-              for label in found.versus]
-    return document(title, [*parts, section('Notes', listing(caution(found)))])
+def report_of(found: ImageStudy) -> Report:
+    """The report of a study; 1 is its exit code if what was asked for was not found."""
+    first = next(iter(found.figures))
+    return Report(
+        f'{" and ".join(found.figures)}: {_title(found)}', '\n'.join(verdicts(found)),
+        DIFFERENT if found.answer is False else DONE,
+        [Table(_head(found), _rows(found), _title(found)),
+         *(Table(VERSUS, _gaps(found, label), f'{label} - {first}') for label in found.versus)],
+        caution(found), figures={'seeds': Figure('Figures of COCO', lambda: plot(found))},
+        data=found.as_dict())
