@@ -20,7 +20,7 @@ from ..ops import triton
 from .atomic_kernels import atomic_kernels, recorded_kernels
 from .detector_inputs import images
 from .disturbance import timed
-from .environment import free_memory, has_compiled_kernels
+from .environment import free_memory
 from .rows import Row, RowGroup, Settings, cell
 from .zoo_configs import config_root, load, nodes
 
@@ -221,7 +221,7 @@ def _check(detector: Detector, provider: str, settings: Settings,
     row['quartiles'] = one.quartiles()
     row['ms'] = row['quartiles'][1]
     if time_is_left():
-        compiled = has_compiled_kernels()
+        compiled = ops.is_compiled()
         free_memory(device)
         with default(), ops.using('compiled' if compiled else 'torch'):
             _peak(device)
@@ -240,9 +240,9 @@ def _providers(device: str) -> list[str]:
         return ['auto']
     lacks = triton.requirement()
     # without compiled kernels, 'auto' is 'triton' or, if that cannot run, 'torch'
-    others = ['torch', *(['triton'] if has_compiled_kernels() else [])]
+    others = ['torch', *(['triton'] if ops.is_compiled() else [])]
     return ['auto', *(name for name in others if not (lacks and (
-        name == 'triton' or not has_compiled_kernels())))]
+        name == 'triton' or not ops.is_compiled())))]
 
 
 def _rows(settings: Settings, time_is_left: Callable[[], bool]) -> dict[str, Callable[[], Row]]:

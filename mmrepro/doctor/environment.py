@@ -12,7 +12,6 @@ import torch
 from .. import determinism, ops
 from ..facts.collect import cpu_name
 from ..ops import triton
-from ..ops.choice import MARK
 from ..version import __version__
 from .disturbance import fewer_multiprocessors
 
@@ -58,20 +57,14 @@ def environment(device: str) -> dict[str, dict[str, Any]]:
         lack. ``settings``: flags of torch and environment variables that change bits, without the
         variables that are not set.
     """
+    ops.install()
     lacks = triton.default_requirement() if device == 'cuda' else triton.requirement()
     return dict(
         machine=machine(device),
-        operators=dict(mmcv='compiled' if has_compiled_kernels() else 'without compiled operators',
+        operators=dict(mmcv='compiled' if ops.is_compiled() else 'without compiled operators',
                        triton=lacks or 'available'),
         settings={name: value for name, value in determinism.snapshot().items()
                   if value is not None})
-
-
-def has_compiled_kernels() -> bool:
-    """Whether the installed mmcv is a compiled one."""
-    ops.install()
-    import mmcv._ext
-    return not hasattr(mmcv._ext, MARK)
 
 
 def free_memory(device: str) -> None:

@@ -14,7 +14,6 @@ from dev.operator_check import GROUPS, cases_mmcv, cases_scatter, cases_torch, c
 from dev.operator_check.operator_cases import Inputs, OperatorCall, OperatorCase
 from mmrepro import cli, determinism, ops
 from mmrepro.doctor import report
-from mmrepro.doctor.environment import has_compiled_kernels
 from mmrepro.ops import aten
 
 
@@ -68,7 +67,7 @@ def test_compiled_kernels_are_the_default_where_they_are(compiled):
 
 @pytest.fixture
 def compiled():
-    if not has_compiled_kernels():
+    if not ops.is_compiled():
         pytest.skip('no compiled mmcv here')
     return lambda: ops.using('compiled')
 
