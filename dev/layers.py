@@ -37,7 +37,8 @@ LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('ops', 'seeds', 'digests', 'errors', 'exit_codes', 'intervals', 'nested', 'scoped', 'text',
       'version'),
      'operators, random streams, digests'),
-    (('imports', ), 'what happens after the import of a module'),
+    (('reachable', ), 'what an object reaches, and a walk over it'),
+    (('imports', 'generator_kinds'), 'imports that come later; kinds of random generators'),
 )
 # Rooms of one row that may know each other, in this direction only.
 ALLOWED_SIDEWAYS: dict[tuple[str, str], str] = {}

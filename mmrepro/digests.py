@@ -1,4 +1,16 @@
-"""SHA-256 of nested values: equal only for equal bytes."""
+"""SHA-256 of nested values: equal only for equal bytes.
+
+The digests of the package, and why each exists:
+
+- :func:`state_digest` is written into files and shown to users, so its form is fixed.
+- :func:`exact_digest` tells all values apart and is compared within one version only.
+- :mod:`mmrepro.fingerprint.digest`, 64 bits, is computed after every step on the device that holds
+  the tensors; SHA-256 would copy them to the host.
+- CRC32 of generator states (:mod:`mmrepro.fingerprint.generator_states`) is taken several times
+  per operator; a collision hides a hint on the cause, never a difference.
+- BLAKE2b with 7 bytes (:mod:`mmrepro.data.sample_check`) fits an integer in shared memory.
+- SHA-256 of the bytes of a file seals checkpoints and identifies annotations and images.
+"""
 from __future__ import annotations
 
 import hashlib
@@ -8,6 +20,8 @@ from typing import Any, Callable
 
 import numpy as np
 import torch
+
+from .reachable import attributes, in_slots, items
 
 # what they hold is code, or a hash of their text
 CODE = (type, BuiltinFunctionType, FunctionType, MethodType, ModuleType, PurePath)
@@ -92,25 +106,15 @@ def _update(digest: Any, write: Callable[[str], None], value: Any, above: tuple[
 
 def _has_parts(value: Any) -> bool:
     return not isinstance(value, (*CODE, np.generic)) and (
-        hasattr(value, '__dict__') or bool(_slots(value)) or hasattr(value, ARRAY))
-
-
-def _slots(value: Any) -> tuple[str, ...]:
-    found = (vars(cls).get('__slots__', ()) for cls in type(value).__mro__)
-    names = (name for one in found for name in ((one, ) if isinstance(one, str) else one))
-    return tuple(name for name in names if name not in ('__dict__', '__weakref__')
-                 and hasattr(value, name))
+        hasattr(value, '__dict__') or bool(in_slots(value)) or hasattr(value, ARRAY))
 
 
 def _attributes(value: Any) -> dict[str, Any]:
     if hasattr(value, 'all_items'):
         # the properties of MMEngine's data elements are elsewhere than in their attributes
         return dict(value.all_items())
-    found = {**{name: getattr(value, name) for name in _slots(value)},
-             **getattr(value, '__dict__', {})}
-    if hasattr(value, ARRAY):  # what holds an image of Pillow is no attribute
-        found[ARRAY] = np.asarray(value)
-    return found
+    array = {ARRAY: np.asarray(value)} if hasattr(value, ARRAY) else {}  # an image of Pillow
+    return {**attributes(value), **array}
 
 
 def first_difference(one: Any, other: Any, path: str = '',
@@ -132,14 +136,14 @@ def first_difference(one: Any, other: Any, path: str = '',
 
 
 def _named(value: Any) -> dict[str, Any]:
-    """The parts of a value: what to write behind its name -> part."""
-    if isinstance(value, dict):
-        return {f'[{key!r}]': value[key] for key in sorted(value, key=repr)}
+    """Return the parts of a value by what to write behind its name."""
     if isinstance(value, (list, tuple)):
-        return {f'[{number}]': part for number, part in enumerate(value)}
+        return dict(items(value, ''))
+    if isinstance(value, dict):
+        return dict(items({key: value[key] for key in sorted(value, key=repr)}, ''))
     if isinstance(value, (torch.Tensor, np.ndarray)) or not _has_parts(value):
         return {}
-    return {f'.{name}': part for name, part in sorted(_attributes(value).items())}
+    return dict(items(dict(sorted(_attributes(value).items())), '', attributes=True))
 
 
 def _shown(value: Any, other: Any) -> str:

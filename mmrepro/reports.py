@@ -29,8 +29,8 @@ from .runs.config_edits import fix_seed, prepare, virtual_ranks
 from .runs.config_files import find_config, read_config
 from .runs.launcher import TrainingFailed, one_thread_each
 from .verify import variations as verification
-from .verify.chaos.campaign import Campaign, CampaignSettings, summary
-from .verify.chaos.kinds import KINDS, allowed
+from .verify.kills.campaign import Campaign, CampaignSettings, summary
+from .verify.kills.kinds import KINDS, allowed
 from .verify.state_probe import StateVerdict, probe
 from .verify.variations import USUAL, VARIATIONS, VariationResult
 
@@ -209,7 +209,7 @@ def kills(cfg: Config, *, count: int = 10, seed: int = 0, ranks: int = 1,
         processes: numbers of processes that virtual ranks run on: of the undisturbed run, then of
             each further start, again and again; empty: a process for each rank.
         span: most iterations and validation batches from a start to an interruption.
-        kinds: names of :data:`mmrepro.verify.chaos.kinds.KINDS`; empty: all that are possible.
+        kinds: names of :data:`mmrepro.verify.kills.kinds.KINDS`; empty: all that are possible.
         work_dir: an empty folder.
         say: called with lines about the progress.
 

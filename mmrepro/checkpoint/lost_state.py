@@ -1,8 +1,6 @@
 """State in attributes that no adapter keeps: a run is compared with its own resume."""
 from __future__ import annotations
 
-import collections
-import random
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +10,8 @@ from torch import nn
 
 from ..digests import state_digest
 from ..distributed.unwrap import unwrap
+from ..generator_kinds import GENERATORS, read_state
+from ..reachable import CONTAINERS, attributes, is_stateful, items
 from .adapters import named_hooks
 
 MAX_DEPTH = 5  # of objects within objects
@@ -39,8 +39,6 @@ WITHOUT_STATE = {
 # attributes of modules that torch and MMEngine keep for themselves
 _MACHINERY = {'_parameters', '_buffers', '_modules', '_non_persistent_buffers_set', 'init_cfg',
               '_is_full_backward_hook', '_version', 'training', '_is_init', '_params_init_info'}
-_FOREIGN = ('torch', 'builtins', 'logging', 'threading', 'multiprocessing', 'queue', 'mmengine',
-            'matplotlib')
 
 
 class Lost(NamedTuple):
@@ -88,36 +86,25 @@ def _value(path: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[
             yield path, f'tensor {tuple(value.shape)} {state_digest(value)[:16]}'
     elif isinstance(value, np.ndarray):
         yield path, f'array {value.shape} {state_digest(value.tolist())[:16]}'
-    elif isinstance(value, torch.Generator):
-        yield path, f'generator {state_digest(value.get_state())[:16]}'
-    elif isinstance(value, random.Random):
-        yield path, f'generator {state_digest(value.getstate())[:16]}'
-    elif isinstance(value, (np.random.Generator, np.random.RandomState)):
-        state = getattr(value, 'bit_generator', value)
-        state = state.state if hasattr(state, 'state') else state.get_state()
-        yield path, f'generator {state_digest(repr(state))[:16]}'
+    elif isinstance(value, GENERATORS):
+        yield path, f'generator {state_digest(read_state(value))[:16]}'
     elif id(value) in seen or depth >= MAX_DEPTH:
         return
-    elif isinstance(value, (dict, list, tuple, collections.deque, set, frozenset)):
+    elif isinstance(value, (*CONTAINERS, set, frozenset)):
         yield from _container(path, value, seen | {id(value)}, depth)
-    elif hasattr(value, '__dict__') and not isinstance(value, (type, nn.Module)) and \
-            not callable(getattr(value, '__get__', None)) and \
-            type(value).__module__.split('.')[0] not in _FOREIGN:
-        yield from _values(vars(value), f'{path}.', seen | {id(value)}, depth + 1)
+    elif is_stateful(value):
+        yield from _values(attributes(value), f'{path}.', seen | {id(value)}, depth + 1)
 
 
 def _container(path: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, str]]:
     yield f'len({path})', str(len(value))
     if len(value) > MAX_ITEMS:
         return
-    if isinstance(value, dict):
-        for key in value:
-            yield from _value(f'{path}[{key!r}]', value[key], seen, depth + 1)
-    elif isinstance(value, (set, frozenset)):
+    if isinstance(value, (set, frozenset)):
         yield path, state_digest(sorted(map(repr, value)))[:16]
-    else:
-        for number, item in enumerate(value):
-            yield from _value(f'{path}[{number}]', item, seen, depth + 1)
+        return
+    for name, item in items(value, path):
+        yield from _value(name, item, seen, depth + 1)
 
 
 def lost_state(runs: list[dict[str, dict[str, str]]],

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from ..demo.dataset import check_coco, provide_dataset
 from ..demo.shipped_configs import reads_coco, shipped
-from ..demo.two_runs import RUNS, DemoRun, Record, on_processes, prepare, train
+from ..demo.two_runs import RUNS, DemoRun, compare, on_processes, prepare, train
 from ..exit_codes import DIFFERENT, DONE
+from ..fingerprint.reader import RankLog
 from ..runs.progress import ProgressLine
 from ..runs.startup import has_mmdet
 from .arguments import DEMO_DATA, Parser, at_least, shared
@@ -89,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         digest = provide_dataset(root)
     source = root if detection else 'cut out of the photographs'
     print(f'data: {source}' + (f', digest {digest[:16]}' if digest else ''))
-    records: list[list[Record]] = []
+    logs = []
     env = _variables(runs)
     for run in runs:
         folder = os.path.join(args.work_dir, run.name.replace(' ', '_'))
@@ -97,8 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = os.path.join(folder, 'config.py')
         prepare(args.config, run, root, args.coco is not None, args.images,
                 args.epochs).dump(path)
-        records.append(_train(run, path, folder, env))
-    table, same = compare(records, [run.name for run in runs])
+        logs.append(_train(run, path, folder, env))
+    table, same = compare(logs, [run.name for run in runs])
     print('', *(run.title() for run in runs), '', table, sep='\n')
     return DONE if same else DIFFERENT
 
@@ -134,43 +135,10 @@ def _variables(runs: Sequence[DemoRun]) -> dict[str, str]:
     return {'CUDA_VISIBLE_DEVICES': ''}
 
 
-def _train(run: DemoRun, config: str, folder: str, env: Mapping[str, str]) -> list[Record]:
+def _train(run: DemoRun, config: str, folder: str, env: Mapping[str, str]) -> dict[int, RankLog]:
     print(run.title(), flush=True)
     started = time.monotonic()
     with ProgressLine(sys.stdout) as line:
         line.say('  starting')
-        return train(run, config, folder, lambda record: line.say(
-            f'  iteration {record["iteration"]}/{record["total"]}  loss {_loss(record)}  '
-            f'{time.monotonic() - started:.0f} s'), env)
-
-
-def compare(runs: Sequence[Sequence[Record]], names: Sequence[str]) -> tuple[str, bool]:
-    """A table of all runs, iteration by iteration, with the verdict; and whether they agree."""
-    widths = [max(16, len(f'weights {name}')) for name in names]
-    lines = ['  '.join([f'{"iteration":>9}', *(f'{f"loss {name}":>12}' for name in names), *(
-        f'{f"weights {name}":<{width}}' for name, width in zip(names, widths)), 'same bits'])]
-    differing: int | None = None
-    for row in zip(*runs):
-        # `losses` of all ranks, where there are several
-        equal = all(one.get(key) == row[0].get(key) for one in row
-                    for key in ('weights', 'optimizer', 'loss', 'losses'))
-        if not equal and differing is None:
-            differing = row[0]['iteration']
-        lines.append('  '.join([f'{row[0]["iteration"]:>9}', *(
-            f'{_loss(one):>{max(12, len(f"loss {name}"))}}' for one, name in zip(row, names)), *(
-            f'{one["weights"][:16]:<{width}}' for one, width in zip(row, widths)),
-            'yes' if equal else 'NO']))
-    same, counts = False, [len(run) for run in runs]
-    if len(set(counts)) > 1 or not counts[0]:
-        verdict = 'DIFFERENT: ' + ', '.join(
-            f'{count} iterations in run {name}' for count, name in zip(counts, names))
-    elif differing is not None:
-        verdict = f'DIFFERENT from iteration {differing} on'
-    else:
-        same, verdict = True, ('SAME BITS: loss, weights and optimizer state agree after each of '
-                               f'{counts[0]} iterations')
-    return '\n'.join([*lines, '', verdict]), same
-
-
-def _loss(record: Record) -> str:
-    return '-' if record['loss'] is None else f'{record["loss"]:.8f}'
+        return train(run, config, folder, lambda text: line.say(
+            f'  {text}  {time.monotonic() - started:.0f} s'), env)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ..reports import interruptible, kills, lost_state, verify
 from ..runs.progress import ProgressLine
 from ..runs.startup import restart_for
-from ..verify.chaos.kinds import KINDS
+from ..verify.kills.kinds import KINDS
 from ..verify.variations import USUAL, VARIATIONS
 from .arguments import Parser, at_least, config_of, shared
 from .outcome import finish

@@ -4,35 +4,35 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Union
 
 from .. import seeds
 from ..errors import RandomnessError
 from . import dataset_tree, generators
 from .generators import Generators
-from .positions import plain
+from .samplers import plain
 
 # Samples beside the batch's own, chosen at random, that cached transforms may mix in. A mosaic
 # takes three partners, and stock's condition for a mosaic is five cached results.
 EXTRA_SAMPLES = 5
 
-_current: BatchContext | None = None
+_loading: ContextVar[BatchContext | None] = ContextVar('loading', default=None)
 
 
 def current_batch() -> BatchContext | None:
-    """The batch that is being loaded in this process, or None."""
-    return _current
+    """Return the batch that is being loaded in this thread, or None."""
+    return _loading.get()
 
 
 @contextmanager
 def loading(batch: BatchContext) -> Iterator[BatchContext]:
-    """Make ``batch`` the current one for the length of a block."""
-    global _current
-    outer, _current = _current, batch
+    """Make ``batch`` the current batch inside the block."""
+    token = _loading.set(batch)
     try:
         yield batch
     finally:
-        _current = outer
+        _loading.reset(token)
 
 
 class _Captured(BaseException):
@@ -163,13 +163,8 @@ class BatchContext:
         index, key = self.entry(handle)
         dataset = self._top(handle)
         self.current = handle
-        seeds.seed_all(self._root, self.stream, *key)
-        generators.reseed(self._own, self._root, self.stream, *key)
+        generators.begin_stream(self._own, self._root, self.stream, *key)
         return dataset[index]
-
-    def load_all(self) -> list[Any]:
-        """All samples of the batch."""
-        return [self.load(handle) for handle in self.handles()]
 
     def reached(self, transform: object, results: Any) -> None:
         """Called by a transform with the state of the current sample; the first call counts."""

@@ -51,6 +51,20 @@ def nodes(dataset: Any, path: Path = (), top: Any = None) -> Iterator[Node]:
         yield from nodes(_wrapped(dataset), path, top)
 
 
+def datasets(dataset: Any) -> Iterator[Any]:
+    """Yield a dataset and those inside wrappers of any kind, the outermost first.
+
+    Indices cannot always be followed through these wrappers, as they can in :func:`nodes`.
+    """
+    yield dataset
+    wrapped = _wrapped(dataset)
+    inner = getattr(dataset, 'datasets', [
+        getattr(dataset, 'dataset', None) if wrapped is None else wrapped])
+    for part in inner.values() if isinstance(inner, dict) else inner:
+        if hasattr(part, '__getitem__') and not isinstance(part, str):
+            yield from datasets(part)
+
+
 def _descend(dataset: Any, index: Any) -> Iterator[tuple[Any, int | None]]:
     """The datasets that ``dataset[index]`` asks, each with the child that it takes, if several."""
     while dataset is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterable, Iterator
-from functools import cache
 from typing import Any, Callable
 
 from mmengine.logging import print_log
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from .dataset_changes import DatasetSnapshot
 from .fetch import KeyedFetch
-from .samplers import Placement
+from .samplers import Placement, adopt
 
 _begun: weakref.WeakSet = weakref.WeakSet()  # passes that somebody still holds
 
@@ -44,7 +43,7 @@ class Pass:
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
-        self._placement: Placement = loader.batch_sampler._placement
+        self._placement: Placement = loader.batch_sampler._mmrepro_placement
         self._batches: Iterator[Any] | None = None
         self._first = self._done = 0  # batches before the first one, and since
         self._snapshot: DatasetSnapshot | None = None  # of the dataset that the workers have
@@ -67,7 +66,7 @@ class Pass:
             self._first = self._placement.skip
             self._start()
             _begun.add(self)
-        elif self._snapshot is not None and self._loader._fetch.per_sample:
+        elif self._snapshot is not None and self._loader._mmrepro_fetch.per_sample:
             change = self._snapshot.change()
             if change is not None:
                 self._restart(change)
@@ -88,7 +87,7 @@ class Pass:
         if not loader.num_workers:
             self._batches = _stock_iter(loader)
             return
-        workers: _PersistentWorkers = loader._workers
+        workers: _PersistentWorkers = loader._mmrepro_workers
         if not loader.persistent_workers or workers.in_use():
             # a hook may look at the data in the middle of a pass: the workers are not its own
             self._snapshot = DatasetSnapshot(loader.dataset)
@@ -108,7 +107,7 @@ class Pass:
     def _restart(self, change: str) -> None:
         """Load what comes next from the dataset as it is now."""
         self._say(change)
-        if self._loader._workers.user() is self:
+        if self._loader._mmrepro_workers.user() is self:
             self._loader._iterator = None
         self._batches = self._drawn = None
         self._placement.skip = self._first + self._done
@@ -126,7 +125,7 @@ def unfinished(loaders: Iterable[DataLoader]) -> list[str]:
 
 
 def _stock_iter(loader: DataLoader) -> Iterator[Any]:
-    return type(loader).__base__.__iter__(loader)
+    return loader._mmrepro_stock.__iter__(loader)
 
 
 # Methods of the adopted class, see mmrepro.data.samplers.
@@ -139,23 +138,15 @@ def _loader_iter(self: Any) -> Pass:
 def _loader_get_iterator(self: Any) -> Iterator[Any]:
     """An iterator of PyTorch's, which loads through the fetch of this loader."""
     attributes = vars(self)  # the loader itself refuses another dataset
-    dataset, attributes['dataset'] = self.dataset, self._fetch
+    dataset, attributes['dataset'] = self.dataset, self._mmrepro_fetch
     try:
-        return type(self).__base__._get_iterator(self)
+        return self._mmrepro_stock._get_iterator(self)
     finally:
         attributes['dataset'] = dataset
 
 
-@cache
-def _keyed(cls: type) -> type:
-    return type(f'Keyed{cls.__name__}', (cls, ), {
-        '__iter__': _loader_iter, '_get_iterator': _loader_get_iterator,
-        '__module__': cls.__module__})
-
-
 def key_passes(loader: DataLoader, fetch: KeyedFetch) -> None:
     """Let a loader load through ``fetch``, in place; workers of an earlier fetch are left."""
-    if not hasattr(loader, '_fetch'):
-        loader.__class__ = _keyed(type(loader))
+    adopt(loader, {'__iter__': _loader_iter, '_get_iterator': _loader_get_iterator}, fetch=fetch,
+          workers=_PersistentWorkers())
     loader._iterator = None
-    loader._fetch, loader._workers = fetch, _PersistentWorkers()

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from ..config import RandomnessConfig
 from ..digests import exact_digest, first_difference
 from ..errors import RandomnessError, SampleDiffersError
+from ..intervals import is_due
 from . import dataset_tree
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
 
@@ -62,23 +63,53 @@ class SampleCheck:
         """A pipeline was changed: its next sample is the first one."""
         self._known.clear()
 
-    def load_all(self, context: BatchContext) -> list[Any]:
-        """All samples of the batch, some of them loaded twice.
+    def must_repeat(self, context: BatchContext, handle: Handle) -> bool:
+        """Whether a sample that was just loaded is to be repeated."""
+        datasets = context.branch(handle)
+        if self._cannot_repeat(datasets):
+            return False
+        row = self._row()
+        row[_LOADED] += 1
+        new = self._is_new(context, handle, datasets, row)
+        return new or is_due(int(row[_LOADED]), self._every)
+
+    def repeat(self, context: BatchContext, items: Sequence[Any],
+               due: Mapping[Handle, str]) -> None:
+        """Load samples of a batch once more; called for every batch.
+
+        Args:
+            items: samples of the batch.
+            due: digests of the samples to repeat.
 
         Raises:
             SampleDiffersError: the two results of a sample differ.
         """
-        items, due = [], {}
-        for handle in context.handles():
-            items.append(context.load(handle))
-            if self._is_due(context, handle):
-                # at once: samples that are loaded later must not change it
-                due[handle] = exact_digest(items[-1])
         self._batch_is_due = bool(due)
         if due:
             with context.isolated():
                 self._repeat(context, items, due)
-        return items
+
+    def _repeat(self, context: BatchContext, items: Sequence[Any],
+                due: Mapping[Handle, str]) -> None:
+        for handle, first in due.items():
+            if exact_digest(items[handle - EXTRA_SAMPLES]) != first:
+                raise SampleDiffersError(self._message(
+                    context, handle, 'was overwritten when other samples were loaded', [
+                        'the pipeline returns memory that it keeps and writes again',
+                        'to do: return a copy']))
+        twin, before = context.again(), context.handles()[-1]
+        with loading(twin):
+            for handle, first in due.items():
+                self._row()[_REPEATED] += 1
+                if before == handle:
+                    self._load_another(twin, handle)
+                again = _loaded(twin, handle)
+                if exact_digest(again) != first:
+                    raise SampleDiffersError(self._message(
+                        context, handle, 'was loaded twice from the same random numbers, and the '
+                        'results differ', [_difference(items[handle - EXTRA_SAMPLES], again),
+                                           *self._explanation(context, handle)]))
+                before = handle
 
     def collate(self, function: Callable[[Any], Any], name: str, start: Sequence[int],
                 items: Any) -> Any:
@@ -112,16 +143,6 @@ class SampleCheck:
         info = get_worker_info()
         return self._counts[info.id % len(self._counts) if info else 0].numpy()
 
-    def _is_due(self, context: BatchContext, handle: Handle) -> bool:
-        datasets = context.branch(handle)
-        if self._cannot_repeat(datasets):
-            return False
-        row = self._row()
-        row[_LOADED] += 1
-        count = int(row[_LOADED])
-        new = self._is_new(context, handle, datasets, row)
-        return new or count & (count - 1) == 0 or count % self._every == 0
-
     def _cannot_repeat(self, datasets: Sequence[Any]) -> bool:
         return bool(self._names) and any(type(one).__name__ in self._names for one in datasets)
 
@@ -138,27 +159,6 @@ class SampleCheck:
             return False
         seen[(seen == 0).argmax()] = mark
         return True
-
-    def _repeat(self, context: BatchContext, items: list[Any], due: Mapping[Handle, str]) -> None:
-        for handle, first in due.items():
-            if exact_digest(items[handle - EXTRA_SAMPLES]) != first:
-                raise SampleDiffersError(self._message(
-                    context, handle, 'was overwritten when other samples were loaded', [
-                        'the pipeline returns memory that it keeps and writes again',
-                        'to do: return a copy']))
-        twin, before = context.again(), context.handles()[-1]
-        with loading(twin):
-            for handle, first in due.items():
-                self._row()[_REPEATED] += 1
-                if before == handle:
-                    self._load_another(twin, handle)
-                again = _loaded(twin, handle)
-                if exact_digest(again) != first:
-                    raise SampleDiffersError(self._message(
-                        context, handle, 'was loaded twice from the same random numbers, and the '
-                        'results differ', [_difference(items[handle - EXTRA_SAMPLES], again),
-                                           *self._explanation(context, handle)]))
-                before = handle
 
     def _load_another(self, twin: BatchContext, handle: Handle) -> None:
         """Load a sample that is not ``handle``, unless there is none that may be loaded."""
@@ -245,7 +245,7 @@ def sample_check(loader: DataLoader, config: RandomnessConfig,
 
 def checked(loader: DataLoader) -> int:
     """How many samples of a loader were loaded twice until now, by all of its workers."""
-    check = getattr(getattr(loader, 'batch_sampler', None), '_sample_check', None)
+    check = getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
     return check.repeated() if check is not None else 0
 
 

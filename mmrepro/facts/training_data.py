@@ -4,12 +4,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from mmengine.dataset import BaseDataset
 
 from .. import seeds
+from ..data.dataset_tree import datasets
 
 MAX_LISTED = 200000  # images whose names are read one by one: beyond, it takes minutes
 _CHUNK = 1 << 20
@@ -76,14 +77,8 @@ def _lines(texts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def _innermost(dataset: Any) -> Iterator[Any]:
-    if hasattr(dataset, 'datasets'):
-        for part in dataset.datasets:
-            yield from _innermost(part)
-    elif hasattr(dataset, 'dataset'):
-        yield from _innermost(dataset.dataset)
-    else:
-        yield dataset
+def _innermost(dataset: Any) -> list[Any]:
+    return [one for one in datasets(dataset) if len(list(datasets(one))) == 1]
 
 
 def _annotations(dataset: Any) -> list[str]:

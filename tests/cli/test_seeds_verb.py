@@ -11,9 +11,9 @@ from fake_runs import write_log
 from mmrepro import cli
 from mmrepro.errors import SeedsError
 from mmrepro.exit_codes import INTERRUPTED, PREEMPTED
-from mmrepro.report import seed_study, seeds_report
 from mmrepro.report import seeds as studies
-from mmrepro.report.seed_study import metrics_of, value_of
+from mmrepro.report import seeds_report
+from mmrepro.report.seed_study import metrics_of, study, value_of
 from mmrepro.runs import seed_runs
 from mmrepro.runs.launcher import TrainingFailed
 from mmrepro.runs.seed_runs import NOTHING_FOUND, jobs_of, parse_seeds, result_of, run_job
@@ -246,18 +246,18 @@ def test_few_seeds_and_best_validations_get_a_caution():
     def notes(count, pick='last'):
         values = [.1 * i for i in range(count)]
         return ' '.join(seeds_report.caution(
-            seed_study.study('m', pick, list(range(count)), {'a': values})))
+            study('m', pick, list(range(count)), {'a': values})))
     assert 'too few' in notes(2) and '6 or more' in notes(4) and notes(6) == ''
     assert 'too high' in notes(6, 'best')
 
 
 def test_plot_report_and_scalars(tmp_path):
     values = {'base': [.30, .31, .29], 'mine': [.33, .34, .31]}
-    found = seed_study.study('coco/bbox_mAP', 'last', [0, 1, 2], values)
+    found = study('coco/bbox_mAP', 'last', [0, 1, 2], values)
     drawn = seeds_report.plot(found)
     assert drawn.startswith(b'\x89PNG')
     text = seeds_report.report_of(found).html()
-    three = seed_study.study('m', 'last', [0, 1, 2], dict(values, third=[.3, .3, .31]), .1, .01)
+    three = study('m', 'last', [0, 1, 2], dict(values, third=[.3, .3, .31]), .1, .01)
     assert seeds_report.plot(three).startswith(b'\x89PNG')
     assert "Holm&#x27;s p" in seeds_report.report_of(three).html()
     assert ('mmrepro/seeds/third/p_t', three.tests['third'].t_p, 0) in seeds_report.scalars(three)
