@@ -75,6 +75,6 @@ def _print_table(table: Table, out: Any, everything: bool) -> None:
                           show_header=bool(table.header), pad_edge=bool(table.header))
         for row, style in rows[:count]:
             shown.add_row(*map(Text, row), style=STYLES[style])
-        out.print(shown if table.header else Padding(shown, (0, 0, 0, 2)))
+        out.print(shown if table.header else Padding(shown, (0, 0, 0, 2), expand=False))
     if table.rest and count < len(rows):
         out.print(Text(table.rest, STYLES['soft']))

@@ -9,7 +9,7 @@ import pytest
 from fake_runs import write_log
 
 from mmrepro import cli
-from mmrepro.errors import SeedsError
+from mmrepro.errors import SeedsError, TrainingError
 from mmrepro.exit_codes import INTERRUPTED, PREEMPTED
 from mmrepro.report import seeds as studies
 from mmrepro.report import seeds_report
@@ -146,7 +146,7 @@ def test_options_are_settings(config, tmp_path):
 def test_a_training_that_fails_stops_with_the_end_of_its_log(config, tmp_path, ended):
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
     ended(1, 'CUDA out of memory\n')
-    with pytest.raises(SeedsError, match='(?s)seed 0: .*out of memory.*ended with exit code 1 '):
+    with pytest.raises(TrainingError, match='(?s)seed 0: .*out of memory.*ended with exit code 1 '):
         run_job(job, metrics_of)
     assert result_of(job) is None
 
@@ -154,7 +154,7 @@ def test_a_training_that_fails_stops_with_the_end_of_its_log(config, tmp_path, e
 def test_a_training_that_is_pre_empted_can_be_continued(config, tmp_path, ended):
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
     ended(PREEMPTED)
-    with pytest.raises(SeedsError, match='pre-empted.*same command continues'):
+    with pytest.raises(TrainingError, match='pre-empted.*same command continues'):
         run_job(job, metrics_of)
 
 
