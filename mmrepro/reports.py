@@ -23,7 +23,8 @@ from .exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from .localise import entry
 from .localise.search import LocaliseResult
 from .report.compare import compare
-from .report.model import Figure, Report, Table
+from .report.model import Figure, Table
+from .report.report import Report
 from .report.seeds import predictions, seeds
 from .runs.config_edits import fix_seed, prepare, virtual_ranks
 from .runs.config_files import find_config, read_config

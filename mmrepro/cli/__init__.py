@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from ..exit_codes import DONE, MEANINGS, USAGE
+from ..errors import MMReproError, TrainingError
+from ..exit_codes import DIFFERENT, DONE, INTERRUPTED, MEANINGS, READER_LEFT, USAGE
 from ..version import __version__
 
 # verb -> summary. Each is a module of this package, with a function `main(argv) -> exit code`
@@ -34,6 +35,11 @@ RENAMED: dict[str, tuple[str, ...]] = {
     'ops': ('doctor', '--operators'),
 }
 RENAMED_OPTIONS = {'chaos': {'--seed': '--kill-seed'}}
+# what goes on where it was interrupted
+CONTINUED = {
+    'train': '; the same command with --resume continues from the latest checkpoint',
+    'seeds': '; the same command continues',
+}
 
 
 def load(verb: str) -> Callable[..., int]:
@@ -63,10 +69,32 @@ def run(verb: str, argv: Sequence[str] | None = None, **more: Any) -> int:
     piped to ``head`` ends without a traceback. All other exceptions are bugs, or errors of the
     training.
     """
-    from .outcome import exit_code_of
-    with exit_code_of(verb) as outcome:
-        outcome.code = load(verb)(argv, **more)
-    return outcome.code
+    try:
+        code = load(verb)(argv, **more)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(f'\n{program_name(verb)}: interrupted{CONTINUED.get(verb, "")}', file=sys.stderr)
+        return INTERRUPTED
+    except MMReproError as error:
+        print(f'{program_name(verb)}: {error}', file=sys.stderr)
+        return DIFFERENT if isinstance(error, TrainingError) else USAGE
+    except BrokenPipeError:
+        if not _reader_has_left():
+            raise  # the pipe to a worker process broke
+        return READER_LEFT
+    return code
+
+
+def _reader_has_left() -> bool:
+    """Whether the standard output is a pipe that nobody reads; it is discarded from then on."""
+    try:
+        sys.stdout.write('\n')
+        sys.stdout.flush()
+        return False
+    except BrokenPipeError:
+        # what is left in the buffer would raise once more when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
 
 
 def main(argv: Sequence[str] | None = None) -> int:

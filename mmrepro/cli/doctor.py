@@ -14,7 +14,8 @@ import torch
 from ..errors import ConfigError, MissingPackageError
 from ..exit_codes import DIFFERENT, DONE
 from ..ops.choice import PROVIDERS
-from ..report.model import Report, Table
+from ..report.model import Table
+from ..report.report import Report
 from ..runs.startup import has_mmdet
 from .arguments import Parser, at_least, shared
 from .outcome import finish, write_json

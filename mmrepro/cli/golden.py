@@ -10,7 +10,7 @@ from ..demo import provide_dataset, use_data
 from ..errors import GoldenError
 from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from ..facts.compatibility import table
-from ..report.model import Report
+from ..report.report import Report
 from ..report.terminal import say
 from ..runs.config_files import read_config, setting
 from ..runs.progress import ProgressLine

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..exit_codes import DIFFERENT, DONE
-from ..report.model import Report, Table
+from ..report.model import Table
+from ..report.report import Report
 from ..report.terminal import show
 from ..runs.progress import ProgressLine
 from ..text import shorten

@@ -9,7 +9,8 @@ from ..text import listed, shorten
 from . import tolerance as distances
 from .comparison import Comparison, compare_paths, is_known
 from .comparison_plots import PLOTS
-from .model import Figure, Report, Table
+from .model import Figure, Table
+from .report import Report
 
 MAX_ROWS = 20  # of a table on a terminal
 ORDER = ('Fields in the order in which an iteration computes them. The first that differs is the '

@@ -7,7 +7,7 @@ from html import escape
 
 from ..exit_codes import DONE
 from ..version import __version__
-from .model import Report, Table
+from .model import Content, Table
 
 STYLE = """
 :root { color-scheme: light dark; --back: #f5f6f8; --card: #fff; --ink: #22272e; --soft: #5d6672;
@@ -41,7 +41,7 @@ tr.strong { font-weight: 600 }
 """
 
 
-def page(report: Report) -> str:
+def page(report: Content) -> str:
     """The report as a whole HTML document."""
     kind = 'same' if report.exit_code == DONE else 'other'
     body = [f'<h1>{escape(report.title)}</h1>',

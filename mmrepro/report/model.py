@@ -1,8 +1,7 @@
-"""The report of a verb, apart from how a terminal, a web page or a program shows it."""
+"""The content of a report, apart from how a terminal, a web page or a program shows it."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -44,22 +43,8 @@ class Figure(NamedTuple):
 
 
 @dataclass
-class Report:
-    """The outcome of a verb.
-
-    ``print(report)`` shows the text, a notebook the web page.
-
-    Attributes:
-        title: what was examined.
-        verdict: the answer, one or more lines.
-        exit_code: 0, or what :mod:`mmrepro.exit_codes` says.
-        tables: the evidence.
-        notes: what restricts the verdict.
-        advice: what to do next.
-        figures: name -> plot.
-        data: the outcome in plain data, for programs.
-        scalars: ``(tag, value, step)`` for TensorBoard and the like.
-    """
+class Content:
+    """The outcome of a verb, which renderers show; see :class:`mmrepro.report.report.Report`."""
     title: str
     verdict: str
     exit_code: int = DONE
@@ -87,29 +72,3 @@ class Report:
 
     def json(self) -> str:
         return json.dumps(self.as_dict(), indent=1, default=str)
-
-    def html(self) -> str:
-        """One HTML document with everything in it."""
-        from .html import page
-        return page(self)
-
-    def write(self, folder: str, name: str) -> dict[str, str]:
-        """Write ``NAME.html``, ``NAME.json`` and the figures; returns the paths by name.
-
-        Raises:
-            MissingPackageError: matplotlib is not installed; nothing is written then.
-        """
-        files = {**{f'{key}.png': image for key, image in self.images.items()},
-                 f'{name}.html': self.html().encode(), f'{name}.json': self.json().encode()}
-        os.makedirs(folder, exist_ok=True)
-        for file_name, content in files.items():
-            with open(os.path.join(folder, file_name), 'wb') as file:
-                file.write(content)
-        return {file_name: os.path.join(folder, file_name) for file_name in files}
-
-    def __str__(self) -> str:
-        from .terminal import text_of
-        return text_of(self)
-
-    def _repr_html_(self) -> str:
-        return self.html()

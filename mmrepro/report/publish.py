@@ -10,7 +10,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from .model import Report
+from .report import Report
 
 # writes files of its own into the folder, which hold nothing that the report has not written
 LOCAL = 'LocalVisBackend'

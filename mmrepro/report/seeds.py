@@ -21,7 +21,7 @@ from ..text import duration
 from . import seed_study, seeds_report, variance
 from .coco import bootstrap, detectors
 from .coco import view as coco_view
-from .model import Report
+from .report import Report
 from .seed_study import choose_metric, metrics_of, value_of
 
 Say = Callable[[str], None]

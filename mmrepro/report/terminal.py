@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from ..exit_codes import DIFFERENT, DONE
-from .model import Report, Table
+from .model import Content, Table
 
 PIPED = 240  # characters of a line where no terminal says how many; COLUMNS does if it is set
 # name of a row's style -> rich's style; without a terminal, or with NO_COLOR set, plain text
@@ -29,7 +29,7 @@ def say(text: str, style: str = '') -> None:
     console().print(Text(text, STYLES[style]), soft_wrap=True)
 
 
-def show(report: Report, everything: bool = False, file: Any = None) -> None:
+def show(report: Content, everything: bool = False, file: Any = None) -> None:
     """Print a report: title, tables, notes, verdict, advice.
 
     Args:
@@ -51,7 +51,7 @@ def show(report: Report, everything: bool = False, file: Any = None) -> None:
         out.print(Text(f'  {item}'))
 
 
-def text_of(report: Report) -> str:
+def text_of(report: Content) -> str:
     """The report without colors."""
     file = io.StringIO()
     show(report, file=file)

@@ -7,8 +7,9 @@ import numpy as np
 
 from ..errors import SeedsError
 from ..exit_codes import DONE
-from .model import Figure, Report, Table
+from .model import Figure, Table
 from .plot_style import DIFFERENCE, INK, SOFT, A, figure, png
+from .report import Report
 from .stats import Summary, summary
 
 ALL = 'all'  # the name of the runs in which every stream varies

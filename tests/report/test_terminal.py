@@ -7,7 +7,8 @@ import re
 import pytest
 
 from mmrepro.exit_codes import DIFFERENT
-from mmrepro.report.model import Figure, Report, Table
+from mmrepro.report.model import Figure, Table
+from mmrepro.report.report import Report
 from mmrepro.report.terminal import show
 
 REPORT = Report(

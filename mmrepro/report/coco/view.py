@@ -5,8 +5,9 @@ import math
 from typing import Any
 
 from ...exit_codes import DIFFERENT, DONE
-from ..model import Figure, Report, Table
+from ..model import Figure, Table
 from ..plot_style import INK, figure, palette, png
+from ..report import Report
 from .bootstrap import NAMES, ImageStudy, Interval
 
 FEW_SEEDS = 5
