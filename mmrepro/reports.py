@@ -186,7 +186,8 @@ def _cause(results: Sequence[VariationResult], work_dir: str,
         half = max(1, iterations // 2)
         print(f'\nmmrepro localise {config} --{EVENTS[name].replace("_", "-")} {half} --iters '
               f'{iterations}', file=sys.stderr, flush=True)
-        return entry.localise_config(config, folder, iterations, **{EVENTS[name]: half})
+        event: dict[str, Any] = {EVENTS[name]: half}
+        return entry.localise_config(config, folder, iterations, **event)
     except MMReproError as error:
         print(error, file=sys.stderr)
         return None

@@ -91,8 +91,8 @@ def load(path: str, device: str = 'cpu', env: Mapping[str, str] | None = None,
     path = find_config(path)
     cfg = read_config(path, options, imports=False)
     lazy = Config._is_lazy_import(path)
-    version = tuple(int(part) for part in re.findall(r'\d+', torch.__version__)[:2])
-    subject = Subject(cfg, device, os.environ if env is None else env, version, lazy)
+    major, minor, *_ = map(int, re.findall(r'\d+', torch.__version__))
+    subject = Subject(cfg, device, os.environ if env is None else env, (major, minor), lazy)
     for name in subject.imports:
         try:
             importlib.import_module(name)

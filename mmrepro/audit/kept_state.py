@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 # methods of lists, dicts, deques and sets that change them
 _MUTATORS = {'append', 'appendleft', 'extend', 'insert', 'pop', 'popleft', 'popitem', 'update',
@@ -30,7 +30,7 @@ STATEFUL: tuple[StatefulClass, ...] = (
 
 
 def states(cls: ast.ClassDef,
-           shared: Collection[str] = ()) -> Iterator[tuple[str, ast.AST, str]]:
+           shared: Collection[str] = ()) -> Iterator[tuple[str, Any, str]]:
     """Yields ``(rule, node, what)`` for each attribute, or variable of the module, that a step
     changes.
 

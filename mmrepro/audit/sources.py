@@ -178,8 +178,8 @@ class SourceFile:
         for call in ast.walk(self._function_of(node)):
             if not isinstance(call, ast.Call):
                 continue
-            sorts = isinstance(call.func, ast.Attribute) and call.func.attr == 'sort'
-            if sorts and self.full_name(call.func.value) in names:
+            if isinstance(call.func, ast.Attribute) and call.func.attr == 'sort' \
+                    and self.full_name(call.func.value) in names:
                 return True
             if self.full_name(call.func).rpartition('.')[2] in ('sorted', 'natsorted') \
                     and names.intersection(map(self.full_name, call.args)):
@@ -218,8 +218,8 @@ class SourceFile:
                 and self.full_name(node.args[0].func) == 'range')
         return isinstance(node, ast.Name) and node.id in names
 
-    def _order_seen(self, node: ast.AST) -> list[ast.AST]:
-        """What the node takes one by one."""
+    def _order_seen(self, node: ast.AST) -> list[ast.expr]:
+        """The expressions that a node iterates over."""
         if isinstance(node, ast.For):
             return [node.iter]
         if isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)):

@@ -271,7 +271,8 @@ def _files_of(name: str) -> list[str]:
     if name in sys.modules:
         modules = [module for key, module in sys.modules.items()
                    if key == name or key.startswith(f'{name}.')]
-        loaded = [module.__file__ for module in modules if getattr(module, '__file__', None)]
+        files = [getattr(module, '__file__', None) for module in modules]
+        loaded = [file for file in files if file]
         if loaded:
             return loaded
     relative = name.replace('.', os.sep)

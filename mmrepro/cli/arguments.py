@@ -31,7 +31,7 @@ def at_least(low: int, high: int | None = None) -> Callable[[str], int]:
     return number
 
 
-class Options(DictAction):
+class Options(DictAction):  # type: ignore[misc]
     """MMEngine's ``--cfg-options``; refuses what is not ``KEY=VALUE``.
 
     Keeps the words as well, as ``options_as_given``, for processes that are started.

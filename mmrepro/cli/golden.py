@@ -115,8 +115,9 @@ def _text(found: Checked, missing: str, run: str) -> str:
         if missing != 'record':
             lines.append('  --missing record keeps the bits of this machine')
         return '\n'.join(lines)
+    difference = found.difference.text() if found.difference else ''
     lines = [f'DIFFERENT after {found.iterations} equal iterations: {found.name}, '
-             f'{found.difference.text()} (first the golden, then this run)']
+             f'{difference} (first the golden, then this run)']
     if found.facts:
         lines.append(f'different since it was recorded:\n{table(found.facts)}')
     return '\n'.join([*lines, f'  mmrepro compare {found.golden} {run}',

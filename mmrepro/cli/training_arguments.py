@@ -49,11 +49,11 @@ def training_parser(verb: str, description: str, checkpoint: bool = False) -> Pa
     return parser
 
 
-def fingerprint_level(text: str) -> str:
+def fingerprint_level(text: str) -> Any:
     return _choice(text, {level: level for level in LEVELS})
 
 
-def _choice(text: str, values: dict) -> Any:
+def _choice(text: str, values: dict[str, Any]) -> Any:
     if text not in values:
         raise argparse.ArgumentTypeError(
             f'{text!r} is not allowed; allowed: {", ".join(values)}, or no value (put the config '

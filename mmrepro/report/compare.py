@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
@@ -48,8 +49,7 @@ def report_of(found: Comparison, near: distances.Tolerance | None = None) -> Rep
     passed = found.equal if near is None else near.within
     code = NOTHING_TO_COMPARE if not found.common else DONE if passed else DIFFERENT
     verdict = found.verdict() if near is None else f'{found.verdict()}\n{near.verdict()}'
-    figures = {name: Figure(title, lambda draw=draw: draw(found))
-               for name, (title, draw) in PLOTS.items()}
+    figures = {name: Figure(title, partial(draw, found)) for name, (title, draw) in PLOTS.items()}
     data = _data(found)
     if near is not None:
         data['tolerance'] = near.as_dict()

@@ -1,4 +1,4 @@
-"""Two runs compared: what they were made of, where they diverge, how the difference grows."""
+"""Compare two runs: what they were made of, where they diverge, how the difference grows."""
 from __future__ import annotations
 
 import math
@@ -86,7 +86,8 @@ class Comparison:
     diverged: dict[str, int | None] = field(default_factory=dict)
     # (iterations, parameters, relative difference of norms per iteration and parameter); 0 where
     # the bits agree
-    norms: tuple[list[int], list[str], list[list[float]]] = ((), (), ())
+    norms: tuple[list[int], list[str], list[list[float]]] = field(
+        default_factory=lambda: ([], [], []))
     # distances between the checkpoints that both runs wrote
     weights: list[Any] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -152,9 +153,9 @@ def compare_runs(a: RunView, b: RunView) -> Comparison:
             f'{lacking}: no fingerprints, so the logs of MMEngine are compared. They hold losses '
             'of the logged iterations only, means over the last ones, and no gradients or '
             'weights: the iteration named is the first logged one that shows the difference')
-    steps = ((a.log.steps, b.log.steps) if exact else (a.scalars, b.scalars))
-    common = sorted(set(steps[0]) & set(steps[1]))
-    only = tuple(sorted(set(one) - set(other)) for one, other in (steps, steps[::-1]))
+    iterations_a, iterations_b = (set(run.log.steps if exact else run.scalars) for run in (a, b))
+    common = sorted(iterations_a & iterations_b)
+    only = sorted(iterations_a - iterations_b), sorted(iterations_b - iterations_a)
     if exact:
         first, differing = _first_exact(a, b)
         notes += not_compared(a.ranks, b.ranks)
@@ -163,8 +164,8 @@ def compare_runs(a: RunView, b: RunView) -> Comparison:
     comparison = Comparison(a, b, exact, common, only, first, differing, notes=notes)
     notes += [f'{len(extra)} iterations of {name} are not in {other} ({extra[0]} to {extra[-1]}): '
               'not compared' for name, extra, other in zip('AB', only, 'BA') if extra]
-    comparison.losses = _columns(a.losses(exact), b.losses(exact))
-    comparison.vals = _columns(a.vals(exact), b.vals(exact))
+    comparison.losses = columns(a.losses(exact), b.losses(exact))
+    comparison.vals = columns(a.vals(exact), b.vals(exact))
     if exact:
         comparison.metric = first_differing_metric(a.ranks, b.ranks)
         comparison.diverged = _diverged(a.log, b.log, common)
@@ -179,7 +180,7 @@ def _first_exact(a: RunView, b: RunView) -> tuple[FirstDifference | None, int]:
     found = divergence_at(a.ranks, b.ranks, iterations[0])
     steps = [run.ranks[found.rank].steps[found.iteration] for run in (a, b)]
     call = next((field.call for field in found.ranks[found.rank] if field.call), '')
-    rows = [FieldRow(field.field, *(_show(value, field.names) for value in (field.a, field.b)),
+    rows = [FieldRow(field.field, _show(field.a, field.names), _show(field.b, field.names),
                      field.same, field.names or ((field.call, ) if field.call else ()))
             for field in compare_steps(*steps)]
     return (FirstDifference(found.iteration, steps[0].get('epoch'), found.rank, rows, call),
@@ -220,7 +221,7 @@ def _first_logged(a: RunView, b: RunView,
     return first, differing
 
 
-def _columns(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]]) -> Columns:
+def columns(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]]) -> Columns:
     """Per name: the steps at which both have it, and both values."""
     found = {}
     for name in dict.fromkeys(name for row in (*a.values(), *b.values()) for name in row):

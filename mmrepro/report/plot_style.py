@@ -12,7 +12,7 @@ from ..errors import MissingPackageError
 A, B, DIFFERENCE, INK, SOFT = '#0072B2', '#D55E00', '#009E73', '#22272e', '#8b949e'
 _MORE = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7a5195', '#000000')
 
-_STYLE = {
+_STYLE: dict[str, Any] = {
     'figure.facecolor': 'white', 'axes.facecolor': 'white', 'savefig.facecolor': 'white',
     'font.family': 'sans-serif', 'font.size': 10, 'axes.titlesize': 11, 'axes.titleweight': 'bold',
     'axes.titlelocation': 'left', 'axes.labelcolor': INK, 'text.color': INK,
@@ -39,7 +39,8 @@ def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
         raise MissingPackageError('plots need matplotlib: pip install matplotlib (or '
                                   'mmrepro[plots]); tables and --json work without') from error
     size = kwargs.pop('figsize', (8, 3.4))
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE, 'backend': 'agg'}):
+    style: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_STYLE, 'backend': 'agg'}
+    with matplotlib.rc_context(style):
         # pyplot keeps global state of the process, which may be somebody's notebook
         fig = Figure(figsize=size, layout='constrained')
         FigureCanvasAgg(fig)
@@ -49,7 +50,7 @@ def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
         yield fig, axes
 
 
-def palette(count: int) -> list:
+def palette(count: int) -> list[str]:
     """Colours for ``count`` lines."""
     return [_MORE[index % len(_MORE)] for index in range(count)]
 

@@ -123,7 +123,7 @@ def choose_metric(results: Sequence[dict[str, Any]], wanted: str | None) -> str:
               if all(name in result['metrics'] for result in results)]
     if wanted is None:
         wanted = next((name for name in USUAL if name in shared), shared[0] if shared else None)
-    if wanted not in shared:
+    if wanted is None or wanted not in shared:
         raise SeedsError(f'--metric {wanted}: not every run has it; all have: '
                          f'{", ".join(shared) or "none"}')
     return wanted
@@ -132,4 +132,4 @@ def choose_metric(results: Sequence[dict[str, Any]], wanted: str | None) -> str:
 def value_of(result: dict[str, Any], metric: str, pick: str = 'last') -> float:
     """The metric of the last validation, or of the best one (``pick='best'``)."""
     values = [value for _, value in result['metrics'][metric]]
-    return max(values) if pick == 'best' else values[-1]
+    return float(max(values)) if pick == 'best' else float(values[-1])

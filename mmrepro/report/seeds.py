@@ -110,8 +110,9 @@ def predictions(files: Sequence[str], annotations: str, *, iou_type: str = 'bbox
 def _results(jobs: list[SeedJob], report_only: bool, say: Say) -> dict[SeedJob, dict[str, Any]]:
     """Results of all jobs; trains those that have none."""
     # all of them before the first training: a result of another config is an error
-    results = {job: result_of(job) for job in jobs}
-    todo = [job for job, result in results.items() if result is None]
+    earlier = {job: result_of(job) for job in jobs}
+    results = {job: result for job, result in earlier.items() if result is not None}
+    todo = [job for job in jobs if job not in results]
     if todo and report_only:
         raise SeedsError('--report-only, and these are not finished: '
                          + ', '.join(job.name for job in todo))

@@ -50,8 +50,10 @@ def plot(found: Study) -> bytes:
         axes.set_ylabel(f'{found.metric}, {found.pick} validation')
         axes.set_title(f'{len(found.seeds)} seeds; bar: mean, 95 % interval')
         if two:
-            draw = _differences if found.test is not None else _intervals
-            draw(grid[0][1], found)
+            if found.test is not None:
+                _differences(grid[0][1], found, found.test)
+            else:
+                _intervals(grid[0][1], found)
         return png(fig)
 
 
@@ -61,12 +63,12 @@ def _interval(axes: Any, x: float, one: Summary, colour: str) -> None:
         axes.plot([x, x], [one.low, one.high], color=colour, linewidth=1.6)
 
 
-def _differences(axes: Any, found: Study) -> None:
+def _differences(axes: Any, found: Study, test: Paired) -> None:
     a, b = found.values.values()
     gaps = [y - x for x, y in zip(a, b)]
     axes.axhline(0, color=INK, linewidth=1)
     axes.scatter(range(len(gaps)), gaps, color=DIFFERENCE, s=34, zorder=3, edgecolor='white')
-    one = found.test.difference
+    one = test.difference
     if one.low is not None:
         axes.axhspan(one.low, one.high, color=DIFFERENCE, alpha=.14, linewidth=0,
                      label='95 % interval of the mean')
@@ -167,11 +169,11 @@ def verdicts(found: Study) -> list[str]:
             f'{label}: {"the same" if one.same else "not shown to be the same"} within '
             f'{one.margin:g} (90 % interval of the difference {one.low:+.4f} to {one.high:+.4f}, '
             f'p = {one.p:.2g})')
-    for label, one in found.plans.items():
+    for label, plan in found.plans.items():
         said.append(
-            f'{label}: to see a difference of {one.difference:g} 4 times out of 5, '
-            f'{one.seeds} seeds ({one.low} to {one.high}, as the pilot knows its spread only '
-            f'roughly: differences have a std of {one.std:.3g})')
+            f'{label}: to see a difference of {plan.difference:g} 4 times out of 5, '
+            f'{plan.seeds} seeds ({plan.low} to {plan.high}, as the pilot knows its spread only '
+            f'roughly: differences have a std of {plan.std:.3g})')
     return said
 
 

@@ -235,6 +235,7 @@ def _verdict(found: Summary, t_p: float | None, flip: float, smallest: float,
         return ('no difference in any seed' if not found.mean else
                 f'the same difference of {found.mean:+.4g} for every seed: nothing varies, which '
                 'no test expects; are the metrics rounded?'), bool(found.mean) and found.n >= 3
+    assert t_p is not None  # differences that vary have a t test
     better = 'larger' if found.mean > 0 else 'smaller'
     few = '' if found.n >= MIN_PAIRS else (
         f'; with {found.n} seeds the test without assumptions cannot go below p = {smallest:.3g}, '

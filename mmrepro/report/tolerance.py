@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigError
 from ..fingerprint.schema import value_of
-from .comparison import Comparison
+from .comparison import Comparison, columns
 from .model import Table
 
 EXACT = ('epoch', 'batch.positions', 'batch.indices')
-# step -> name -> value
-Rows = dict[int, dict[str, float]]
 MAX_ROWS = 20
 
 
@@ -39,19 +37,19 @@ class Tolerance(NamedTuple):
 
     @property
     def within(self) -> bool:
-        return self.unequal is None and all(one.exceeds is None for one in self.distances)
+        return self.unequal is None and all(row.exceeds is None for row in self.distances)
 
     def verdict(self) -> str:
         if self.unequal is not None:
             return ('NOT COMPARABLE: {1} differs in iteration {0}, which is the same on every '
                     'machine: these are trainings on other data'.format(*self.unequal))
-        beyond = [one for one in self.distances if one.exceeds is not None]
+        beyond = [(row.exceeds, row.field) for row in self.distances if row.exceeds is not None]
         if not beyond:
             return (f'WITHIN {self.tolerance:g}: {len(self.distances)} numbers, at most '
                     f'{self.distances[0].relative:.2g} apart ({self.distances[0].field})')
-        first = min(beyond, key=lambda one: one.exceeds)
+        iteration, field = min(beyond, key=lambda pair: pair[0])
         return (f'BEYOND {self.tolerance:g}: {len(beyond)} of {len(self.distances)} numbers, first '
-                f'{first.field} in iteration {first.exceeds}')
+                f'{field} in iteration {iteration}')
 
     def table(self) -> Table:
         """The numbers, those that are farthest apart first."""
@@ -67,8 +65,8 @@ class Tolerance(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """Plain data for programs; an infinite distance is None."""
         return dict(tolerance=self.tolerance, within=self.within, unequal=self.unequal, distances=[
-            {**one._asdict(), 'relative': one.relative if math.isfinite(one.relative) else None}
-            for one in self.distances])
+            {**row._asdict(), 'relative': row.relative if math.isfinite(row.relative) else None}
+            for row in self.distances])
 
 
 def relative(a: float, b: float) -> float:
@@ -98,7 +96,7 @@ def ulps(a: float, b: float) -> int | None:
             return None
         place, = struct.unpack('<i', packed)
         places.append(place if place >= 0 else -(place & 0x7fffffff))
-    return abs(places[0] - places[1])
+    return int(abs(places[0] - places[1]))
 
 
 def measure(found: Comparison, tolerance: float) -> Tolerance:
@@ -113,33 +111,25 @@ def measure(found: Comparison, tolerance: float) -> Tolerance:
     if not 0 < tolerance < math.inf:
         raise ConfigError(f'--tolerance {tolerance:g} is not allowed; allowed is a number above 0, '
                           'such as 1e-4')
-    a, b = found.a, found.b
-    kinds: tuple[tuple[str, Rows, Rows], ...] = (
-        ('', a.losses(found.exact), b.losses(found.exact)),
-        ('norm of ', a.norms, b.norms) if found.exact else ('', {}, {}),
-        ('metric ', a.vals(found.exact), b.vals(found.exact)))
-    distances = [one for prefix, *runs in kinds for one in _distances(prefix, *runs, tolerance)]
+    kinds = {'': found.losses, 'metric ': found.vals}
+    if found.exact:
+        kinds['norm of '] = columns(found.a.norms, found.b.norms)
+    distances = [_distance(prefix + name, *column, tolerance)
+                 for prefix, found_columns in kinds.items()
+                 for name, column in found_columns.items()]
     if not distances:
         raise ConfigError('--tolerance: the runs have no losses, norms or metrics in common')
-    distances.sort(key=lambda one: -one.relative)
+    distances.sort(key=lambda row: -row.relative)
     return Tolerance(tolerance, distances, _unequal(found))
 
 
-def _distances(prefix: str, a: Rows, b: Rows, tolerance: float) -> list[Distance]:
-    pairs: dict[str, list[tuple[int, float, float]]] = {}
-    for step in sorted(set(a) & set(b)):
-        for name, value in a[step].items():
-            if name in b[step]:
-                pairs.setdefault(name, []).append((step, value, b[step][name]))
-    result = []
-    for name, values in pairs.items():
-        apart = [relative(one, other) for _, one, other in values]
-        largest = max(range(len(apart)), key=apart.__getitem__)
-        step, *both = values[largest]
-        result.append(Distance(
-            prefix + name, len(values), apart[largest], step, ulps(*both),
-            next((one[0] for one, far in zip(values, apart) if far > tolerance), None)))
-    return result
+def _distance(name: str, steps: list[int], a: list[float], b: list[float],
+              tolerance: float) -> Distance:
+    apart = list(map(relative, a, b))
+    largest = max(range(len(apart)), key=apart.__getitem__)
+    return Distance(
+        name, len(steps), apart[largest], steps[largest], ulps(a[largest], b[largest]),
+        next((step for step, distance in zip(steps, apart) if distance > tolerance), None))
 
 
 def _unequal(found: Comparison) -> tuple[int, str] | None:

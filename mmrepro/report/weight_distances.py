@@ -35,9 +35,10 @@ class Distance(NamedTuple):
 
 def checkpoint_distances(a: RunView, b: RunView) -> list[Distance]:
     """One row for each numbered checkpoint that both runs have, in the order of training."""
-    common = [name for name in a.checkpoints if name in b.checkpoints and _NUMBERED.fullmatch(name)]
+    numbered = {match[0]: int(match[2]) for match in map(_NUMBERED.fullmatch, a.checkpoints)
+                if match and match[0] in b.checkpoints}
     rows = []
-    for name in sorted(common, key=lambda name: int(_NUMBERED.fullmatch(name)[2])):
+    for name in sorted(numbered, key=numbered.__getitem__):
         try:
             one, other = (load(run.checkpoints[name]) for run in (a, b))
         except (CheckpointError, OSError) as error:

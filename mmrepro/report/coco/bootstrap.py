@@ -6,7 +6,7 @@ with several: both then vary as they would in another study.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -61,14 +61,14 @@ class ImageStudy(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json``; what is not defined is None."""
-        def plain(one: Any) -> Any:
-            if isinstance(one, dict):
-                return {name: plain(value) for name, value in one.items()}
-            if hasattr(one, '_asdict'):
-                return plain(one._asdict())
-            return None if isinstance(one, float) and np.isnan(one) else one
+        def plain(value: Any) -> Any:
+            if hasattr(value, '_asdict'):
+                value = value._asdict()
+            if isinstance(value, dict):
+                return {name: plain(part) for name, part in value.items()}
+            return None if isinstance(value, float) and np.isnan(value) else value
 
-        return plain(self)
+        return {name: plain(value) for name, value in self._asdict().items()}
 
 
 def resampled_figures(detectors: Sequence[Sequence[Matches]], resamples: int,
@@ -89,7 +89,7 @@ def resampled_figures(detectors: Sequence[Sequence[Matches]], resamples: int,
     return found
 
 
-def study(detectors: dict[str, Sequence[Matches]], resamples: int = 1000, metric: str = 'mAP',
+def study(detectors: Mapping[str, Sequence[Matches]], resamples: int = 1000, metric: str = 'mAP',
           margin: float | None = None, say: Callable[[str], None] = lambda text: None
           ) -> ImageStudy:
     """Intervals of all figures, and of the differences of each detector to the first.
@@ -152,14 +152,13 @@ def _intervals(whole: np.ndarray, drawn: np.ndarray, chosen: np.ndarray) -> dict
 def _versus(gaps: dict[str, Any], chosen: np.ndarray, margin: float | None
             ) -> dict[str, dict[str, Versus]]:
     result: dict[str, dict[str, Versus]] = {label: {} for label in gaps}
-    intervals = {label: _intervals(*gap, chosen) for label, gap in gaps.items()}
+    intervals = {label: _intervals(whole, drawn, chosen) for label, (whole, drawn) in gaps.items()}
     both = {label: _both(drawn, chosen) for label, (_, drawn) in gaps.items()}
     for index, name in enumerate(NAMES):
         columns = {label: _defined(one[:, index]) for label, one in both.items()}
         p = [_two_sided(one) for one in columns.values()]
-        same = [None if margin is None else max(_below(one + margin), _below(margin - one))
-                for one in columns.values()]
-        same_p = same if margin is None else holm(same)
+        same_p: Sequence[float | None] = [None] * len(p) if margin is None else holm(
+            [max(_below(one + margin), _below(margin - one)) for one in columns.values()])
         for label, own, adjusted, within in zip(columns, p, holm(p), same_p):
             result[label][name] = Versus(
                 intervals[label][name], own, adjusted, adjusted < LEVEL, within,

@@ -53,8 +53,8 @@ def _range(one: Interval) -> str:
     return '-' if math.isnan(one.low) else f'{one.low:.4f} to {one.high:.4f}'
 
 
-def _number(value: float, sign: str = '') -> str:
-    return '-' if math.isnan(value) else f'{value:{sign}.4f}'
+def _number(value: float | None, sign: str = '') -> str:
+    return '-' if value is None or math.isnan(value) else f'{value:{sign}.4f}'
 
 
 def _head(found: ImageStudy) -> list[str]:
