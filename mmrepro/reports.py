@@ -314,7 +314,7 @@ def lost_state_report(found: StateVerdict) -> Report:
     tables = [Table(('attribute', 'in the uninterrupted run', 'in the resumed run'), rows)]
     return Report('', '\n'.join(lines), DONE if found.good else DIFFERENT, tables if rows else [],
                   advice=advice,
-                  data=dict(found._asdict(), lost=[row._asdict() for row in found.lost]))
+                  data=found._asdict())
 
 
 # --------------------------------------------------------------------------------------- localise

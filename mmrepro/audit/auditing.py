@@ -70,8 +70,8 @@ def audit(config: str, *, device: str | None = None, ignore: Collection[str] = (
     return Report(
         '', '\n'.join(lines), DIFFERENT if differs else DONE, list(_blocks(findings)),
         data=dict(config=config, device=subject.device, attached=subject.attached,
-                  **{name: _dicts(others[name]) if others else None for name in ATTACHED},
-                  findings=_dicts(findings)))
+                  **{name: others.get(name) for name in ATTACHED},
+                  findings=findings))
 
 
 def load(path: str, device: str = 'cpu', env: Mapping[str, str] | None = None,
@@ -129,10 +129,6 @@ def summary(findings: Sequence[AuditFinding]) -> str:
               for severity in SEVERITIES]
     return (f'{counts[0]} that change{"s" if counts[0] == 1 else ""} bits, {counts[1]} that may, '
             f'{counts[2]} hint{"" if counts[2] == 1 else "s"}')
-
-
-def _dicts(findings: Sequence[AuditFinding]) -> list[dict[str, str]]:
-    return [finding._asdict() for finding in findings]
 
 
 def _blocks(findings: Sequence[AuditFinding]) -> Iterator[Table]:

@@ -140,20 +140,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def config_of(path: str, options: Mapping[str, Any] | None = None) -> Config:
-    """Read a config, a path or ``package::path``, with the changes of a command line.
-
-    Raises:
-        ConfigError: the config cannot be read, or an option does not fit it.
-    """
+    """Read a config, a path or ``package::path``, with the changes of a command line."""
     return read_config(find_config(path), options)
 
 
 def existing_checkpoint(path: str) -> str:
-    """Refuse a path that does not exist; returns it. An address is not checked.
-
-    Raises:
-        ConfigError: the file does not exist.
-    """
+    """Refuse a path that does not exist; returns it. An address is not checked."""
     if '://' not in path and not os.path.exists(path):
         raise ConfigError(f'{path}: no such checkpoint')
     return path

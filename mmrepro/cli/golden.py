@@ -88,7 +88,7 @@ def _check(args: argparse.Namespace) -> Report:
         config=one.name, machine=one.class_name, golden=one.golden, equal=one.equal,
         iterations=one.iterations, nearest=one.nearest or None,
         difference=one.difference.as_dict() if one.difference else None,
-        facts=[fact._asdict() for fact in one.facts]) for one in found]))
+        facts=one.facts) for one in found]))
 
 
 def _train(recipe: Recipe, work_dir: str) -> str:

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         data=dict(run=args.run, work_dir=work_dir, same=difference is None,
                   compared=outcome.compared, rank=outcome.rank,
                   difference=None if difference is None else difference.as_dict(),
-                  environment=[row._asdict() for row in outcome.environment])), args)
+                  environment=outcome.environment)), args)
 
 
 def _environment(found: Sequence[Any]) -> Report:

@@ -62,11 +62,7 @@ def _choice(text: str, values: dict[str, Any]) -> Any:
 
 
 def load(args: argparse.Namespace, parser: Parser) -> Config:
-    """Return the config with the command line in it; may start this process again.
-
-    Raises:
-        ConfigError: the config cannot be read, or an option does not fit it.
-    """
+    """Return the config with the command line in it; may start this process again."""
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     options = without_mark(args.cfg_options or {})
     asked = {key: getattr(args, key) for key in RANDOMNESS_ARGUMENTS}
@@ -96,11 +92,7 @@ def load(args: argparse.Namespace, parser: Parser) -> Config:
 
 
 def on_each_rank(cfg: Config, parser: Parser, use: Callable[[Any], None]) -> None:
-    """Call ``use`` with the runner of ``cfg``, on each virtual rank where there are any.
-
-    Raises:
-        MissingDataError: a file that the config names does not exist.
-    """
+    """Call ``use`` with the runner of ``cfg``, on each virtual rank where there are any."""
     parser.make_folder(cfg.work_dir, 'work_dir')
     with _missing_data(cfg):
         on_ranks(cfg, lambda: use(build_runner(cfg)))

@@ -52,7 +52,7 @@ def report_of(found: Comparison, near: distances.Tolerance | None = None) -> Rep
     figures = {name: Figure(title, partial(draw, found)) for name, (title, draw) in PLOTS.items()}
     data = _data(found)
     if near is not None:
-        data['tolerance'] = near.as_dict()
+        data['tolerance'] = dict(near._asdict(), within=near.within)
     tables = [_runs(found), _manifest(found), *_first_difference(found), *_losses(found),
               *_weights(found), *([near.table()] if near is not None else [])]
     return Report(f'{found.a.name} and {found.b.name}', verdict, code, tables, found.notes,
@@ -148,7 +148,7 @@ def advice(found: Comparison) -> list[str]:
 
 
 def _data(found: Comparison) -> dict[str, Any]:
-    """Plain data for programs; numbers that JSON lacks are None."""
+    """The comparison for programs."""
     first = found.first
     return dict(
         equal=found.equal, exact=found.exact, verdict=found.verdict(),
@@ -158,17 +158,12 @@ def _data(found: Comparison) -> dict[str, Any]:
         only=[len(extra) for extra in found.only],
         first=None if first is None else dict(
             iteration=first.iteration, epoch=first.epoch, rank=first.rank,
-            field=first.field.field, names=list(first.field.names), module=first.module,
-            fields=[field._asdict() for field in first.fields]),
-        manifest=[row._asdict() for row in found.manifest], diverged=found.diverged,
-        weights=[row._asdict() for row in found.weights],
-        losses={name: dict(iteration=steps[-1], a=_finite(a[-1]), b=_finite(b[-1]),
-                           largest_difference=_finite(_largest(a, b)))
+            field=first.field.field, names=first.field.names, module=first.module,
+            fields=first.fields),
+        manifest=found.manifest, diverged=found.diverged, weights=found.weights,
+        losses={name: dict(iteration=steps[-1], a=a[-1], b=b[-1],
+                           largest_difference=_largest(a, b))
                 for name, (steps, a, b) in found.losses.items()})
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _scalars(found: Comparison) -> list[tuple[str, float, int]]:

@@ -124,11 +124,7 @@ class Comparison:
 
 
 def compare_paths(path_a: str, path_b: str, weights: bool = True) -> Comparison:
-    """Read two runs, with their checkpoints if ``weights``, and compare all that both have.
-
-    Raises:
-        RunError: a path holds no run.
-    """
+    """Read two runs, with their checkpoints if ``weights``, and compare all that both have."""
     a, b = load_run(path_a), load_run(path_b)
     if a.name == b.name:
         a.name, b.name = a.path, b.path

@@ -12,10 +12,10 @@ from .model import Content, Table
 STYLE = """
 :root { color-scheme: light dark; --back: #f5f6f8; --card: #fff; --ink: #22272e; --soft: #5d6672;
   --line: #dfe3e8; --same: #00674c; --same-back: #e0f4ec; --other: #a33f00; --other-back: #fdeadd;
-  --a: #0072b2; --b: #c25400; }
+ }
 @media (prefers-color-scheme: dark) { :root { --back: #14171b; --card: #1d2126; --ink: #e6e9ed;
   --soft: #98a2ae; --line: #333941; --same: #5fd3ac; --same-back: #12352a; --other: #ffb184;
-  --other-back: #43240f; --a: #6cb8e6; --b: #f0995c; } }
+  --other-back: #43240f; } }
 * { box-sizing: border-box }
 body { margin: 0; background: var(--back); color: var(--ink); line-height: 1.5;
   font: 15px/1.5 system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif }
@@ -34,8 +34,7 @@ td.code { min-width: 130px }
 td.code, code { font-family: ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace;
   font-size: 12.5px; overflow-wrap: anywhere }
 img { width: 100%; height: auto; background: #fff; border-radius: 6px; display: block }
-.soft { color: var(--soft) } .a { color: var(--a) } .b { color: var(--b) }
-summary { cursor: pointer; color: var(--soft) } ul { margin: 0; padding-left: 20px }
+.soft { color: var(--soft) } ul { margin: 0; padding-left: 20px }
 tr.bad td { background: var(--other-back) } tr.soft { color: var(--soft) }
 tr.strong { font-weight: 600 }
 """

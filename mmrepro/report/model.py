@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,6 +43,21 @@ class Figure(NamedTuple):
     draw: Callable[[], bytes | None]  # returns a PNG; None: there is nothing to draw
 
 
+def plain(value: Any) -> Any:
+    """Return dicts, lists and scalars for named tuples, tuples and numbers that JSON lacks.
+
+    >>> plain({'a': (1, float('nan'))})
+    {'a': [1, None]}
+    """
+    if hasattr(value, '_asdict'):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 @dataclass
 class Content:
     """The outcome of a verb, which renderers show; see :class:`mmrepro.report.report.Report`."""
@@ -55,13 +71,12 @@ class Content:
     data: dict[str, Any] = field(default_factory=dict)
     scalars: list[tuple[str, float, int]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.data = plain(self.data)
+
     @cached_property
     def images(self) -> dict[str, bytes]:
-        """The figures that have something to show, as PNG.
-
-        Raises:
-            MissingPackageError: matplotlib is not installed.
-        """
+        """The figures that have something to show, as PNG."""
         drawn = {name: one.draw() for name, one in self.figures.items()}
         return {name: image for name, image in drawn.items() if image is not None}
 

@@ -25,11 +25,7 @@ _STYLE: dict[str, Any] = {
 
 @contextlib.contextmanager
 def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
-    """``matplotlib.pyplot.subplots`` without a display: yields figure and axes, closes them.
-
-    Raises:
-        MissingPackageError: matplotlib is not installed.
-    """
+    """``matplotlib.pyplot.subplots`` without a display: yields figure and axes, closes them."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -96,9 +96,6 @@ def number(value: Any) -> float:
 def load_run(path: str, name: str = '') -> RunView:
     """Read a work directory, its ``mmrepro`` folder, a time-stamped folder of MMEngine's, or a
     ``scalars.json``. ``name`` is for legends; the directory's by default.
-
-    Raises:
-        RunError: nothing of a run is there, or a file is damaged other than by its last line.
     """
     if not os.path.exists(path):
         raise RunError(f'{path}: no such run')

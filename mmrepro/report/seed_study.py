@@ -53,20 +53,6 @@ class Study(NamedTuple):
             return all(one.same for one in self.equivalences.values())
         return any(self.larger.values()) if self.tests else None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for ``--json``."""
-        def plain(one: Paired) -> dict[str, Any]:
-            return {**one._asdict(), 'difference': one.difference._asdict()}
-
-        def each(found: dict[str, Any]) -> dict[str, Any]:
-            return {label: one._asdict() for label, one in found.items()}
-
-        return dict(metric=self.metric, pick=self.pick, seeds=self.seeds, values=self.values,
-                    summaries=each(self.summaries), test=plain(self.test) if self.test else None,
-                    tests={label: plain(one) for label, one in self.tests.items()},
-                    corrected=self.corrected, equivalences=each(self.equivalences),
-                    plans=each(self.plans))
-
 
 def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float]],
           margin: float | None = None, difference: float | None = None) -> Study:
@@ -75,10 +61,6 @@ def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float
     Args:
         margin: test for "the same within", too.
         difference: say how many seeds it takes to find it.
-
-    Raises:
-        SeedsError: a value that is not a finite number, or nothing that the margin or the
-            difference could be applied to.
     """
     first, *others = values
     if margin is not None and not others:
@@ -114,11 +96,7 @@ def metrics_of(folder: str) -> dict[str, list[tuple[int, float]]]:
 
 
 def choose_metric(results: Sequence[dict[str, Any]], wanted: str | None) -> str:
-    """The metric that is asked for, the usual one, or the first.
-
-    Raises:
-        SeedsError: a result lacks it; names those that all have.
-    """
+    """The metric that is asked for, the usual one, or the first."""
     shared = [name for name in results[0]['metrics']
               if all(name in result['metrics'] for result in results)]
     if wanted is None:

@@ -190,4 +190,4 @@ def report_of(found: Study) -> Report:
         f'{" and ".join(found.values)}, {len(found.seeds)} seeds', '\n'.join(verdicts(found)),
         DIFFERENT if found.answer is False else DONE, tables, caution(found),
         figures={'seeds': Figure(f'{found.metric}, {found.pick} validation', lambda: plot(found))},
-        data=found.as_dict(), scalars=scalars(found))
+        data=dict(found._asdict(), test=found.test), scalars=scalars(found))

@@ -69,9 +69,6 @@ class Plan(NamedTuple):
 def summary(values: Sequence[float]) -> Summary:
     """Mean, standard deviation and 95 % confidence interval of the mean.
 
-    Raises:
-        SeedsError: no values, or one that is not finite.
-
     >>> round(summary([1., 2., 3.]).high, 3)
     4.484
     """
@@ -109,11 +106,7 @@ def sign_flip(differences: Sequence[float]) -> float:
 
 
 def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
-    """Compare two configs over the same seeds.
-
-    Raises:
-        SeedsError: other numbers of values, none at all, or one that is not finite.
-    """
+    """Compare two configs over the same seeds."""
     _check(a)
     _check(b)
     if len(a) != len(b):
@@ -138,10 +131,6 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
 
 def equivalence(a: Sequence[float], b: Sequence[float], margin: float) -> Equivalence:
     """Test for "the same within ``margin``"; that no difference is found does not say it.
-
-    Raises:
-        SeedsError: a margin that is not positive, fewer than two pairs, other numbers of values,
-            or one that is not finite.
     """
     _check(a)
     _check(b)
@@ -194,10 +183,6 @@ def plan(a: Sequence[float], difference: float, b: Sequence[float] | None = None
         a: the pilot's values of one config.
         b: those of the other, for the same seeds; None: supposed to vary as ``a`` does, and
             independently of it.
-
-    Raises:
-        SeedsError: a difference that is not positive, fewer than two values, a value that is not
-            finite, or a pilot that does not vary.
     """
     if not difference > 0 or not math.isfinite(difference):
         raise SeedsError(f'a difference of {difference:g} is not allowed; allowed is a number '

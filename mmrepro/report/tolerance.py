@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import ConfigError
 from ..fingerprint.schema import value_of
@@ -62,12 +62,6 @@ class Tolerance(NamedTuple):
              for row in self.distances], 'Numbers that both runs recorded', shown=MAX_ROWS,
             rest=f'and {len(self.distances) - MAX_ROWS} that are nearer')
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for programs; an infinite distance is None."""
-        return dict(tolerance=self.tolerance, within=self.within, unequal=self.unequal, distances=[
-            {**row._asdict(), 'relative': row.relative if math.isfinite(row.relative) else None}
-            for row in self.distances])
-
 
 def relative(a: float, b: float) -> float:
     """
@@ -104,9 +98,6 @@ def measure(found: Comparison, tolerance: float) -> Tolerance:
 
     Args:
         tolerance: the largest relative difference that is accepted.
-
-    Raises:
-        ConfigError: the tolerance is not positive, or the runs have no number in common.
     """
     if not 0 < tolerance < math.inf:
         raise ConfigError(f'--tolerance {tolerance:g} is not allowed; allowed is a number above 0, '

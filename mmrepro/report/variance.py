@@ -1,7 +1,7 @@
 """Which stream of random numbers moves a metric: one varies, all others stay as they are."""
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,21 +36,12 @@ class VarianceStudy(NamedTuple):
     summaries: dict[str, Summary]
     shares: dict[str, Share]  # stream -> its share
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for ``--json``."""
-        return {**self._asdict(),
-                'summaries': {name: one._asdict() for name, one in self.summaries.items()},
-                'shares': {name: one._asdict() for name, one in self.shares.items()}}
-
 
 def share(part: list[float], whole: list[float]) -> Share:
     """The variance of ``part`` as a share of that of ``whole``, with a bootstrap interval.
 
     Both are resampled by themselves, the same way in every call. Resamples in which ``whole`` is
     one value over and over have no share and do not count.
-
-    Raises:
-        SeedsError: ``whole`` does not vary.
 
     >>> share([1., 2., 3.], [1., 3., 5.]).value
     0.25
@@ -72,11 +63,7 @@ def share(part: list[float], whole: list[float]) -> Share:
 
 def study(metric: str, pick: str, label: str, seeds: list[int], values: dict[str, list[float]]
           ) -> VarianceStudy:
-    """Summaries and shares; ``values`` has the runs of 'all' and those of each stream.
-
-    Raises:
-        SeedsError: fewer than three seeds, a value that is not finite, or no variance at all.
-    """
+    """Summaries and shares; ``values`` has the runs of 'all' and those of each stream."""
     if len(seeds) < MIN_SEEDS:
         raise SeedsError(f'--vary with {len(seeds)} seeds: a variance needs at least {MIN_SEEDS}')
     summaries = {name: summary(one) for name, one in values.items()}
@@ -164,4 +151,4 @@ def report_of(found: VarianceStudy) -> Report:
         f'{found.label}: what moves {found.metric}', '', DONE,
         [Table(HEAD, _rows(found), title), Table(['seed', *found.values], runs, 'Values')],
         caution(found), figures={'seeds': Figure(title, lambda: plot(found))},
-        data=found.as_dict(), scalars=scalars(found))
+        data=found._asdict(), scalars=scalars(found))

@@ -265,7 +265,7 @@ def test_plot_report_and_scalars(tmp_path):
     rows = seeds_report.scalars(found)
     assert ('mmrepro/seeds/mine/coco/bbox_mAP', .34, 1) in rows
     assert any(name == 'mmrepro/seeds/p_t' for name, _, _ in rows)
-    json.dumps(found.as_dict())
+    json.loads(seeds_report.report_of(found).json())
 
 
 def test_files_of_the_report(config, started, tmp_path, capsys):

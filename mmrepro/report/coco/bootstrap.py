@@ -59,17 +59,6 @@ class ImageStudy(NamedTuple):
         return (any(one.larger for one in found) if self.margin is None else
                 all(one.same for one in found))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for ``--json``; what is not defined is None."""
-        def plain(value: Any) -> Any:
-            if hasattr(value, '_asdict'):
-                value = value._asdict()
-            if isinstance(value, dict):
-                return {name: plain(part) for name, part in value.items()}
-            return None if isinstance(value, float) and np.isnan(value) else value
-
-        return {name: plain(value) for name, value in self._asdict().items()}
-
 
 def resampled_figures(detectors: Sequence[Sequence[Matches]], resamples: int,
                       say: Callable[[str], None] = lambda text: None) -> np.ndarray:
@@ -99,10 +88,6 @@ def study(detectors: Mapping[str, Sequence[Matches]], resamples: int = 1000, met
             order for all of them.
         metric: the figure that is asked about.
         margin: test for "the same within" as well.
-
-    Raises:
-        PredictionError: different numbers of seeds, an unknown figure, a margin that is not
-            positive, too few resamples, or a figure that no image defines.
     """
     counts = {label: len(seeds) for label, seeds in detectors.items()}
     if len(set(counts.values())) > 1:

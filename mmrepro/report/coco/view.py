@@ -137,4 +137,4 @@ def report_of(found: ImageStudy) -> Report:
         [Table(_head(found), _rows(found), _title(found)),
          *(Table(VERSUS, _gaps(found, label), f'{label} - {first}') for label in found.versus)],
         caution(found), figures={'seeds': Figure('Figures of COCO', lambda: plot(found))},
-        data=found.as_dict())
+        data=found._asdict())
