@@ -157,10 +157,10 @@ def certificate(config: str, results: Sequence[VariationResult], notes: Sequence
         tables, list(notes), advice, data={
             **data, 'same': same, 'localise': cause.as_dict() if cause else None,
             'variations': [dict(
-                name=one.name, title=one.title, equal=one.equal, skipped=one.skipped or None,
-                remark=one.remark or None,
-                difference=one.difference.as_dict() if one.difference else None)
-                for one in results]})
+                name=result.name, title=result.title, equal=result.equal,
+                skipped=result.skipped or None, remark=result.remark or None,
+                difference=result.difference.as_dict() if result.difference else None)
+                for result in results]})
 
 
 def _cause(results: Sequence[VariationResult], work_dir: str,

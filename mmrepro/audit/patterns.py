@@ -1,7 +1,7 @@
-"""What in the source of a transform, module, sampler or hook makes runs differ: rows of calls.
+"""Calls in the source of a transform, module, sampler or hook that make runs differ.
 
-``seeded`` says which calls a row is about: None all of them, False those without an argument (or
-with None), True those with one.
+``seeded`` says which calls a row is about: None: all of them, False: without an argument (or with
+None), True: with an argument.
 """
 from __future__ import annotations
 

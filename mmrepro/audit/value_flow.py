@@ -53,7 +53,7 @@ def _sinks(call: ast.Call, function: ast.FunctionDef | ast.AsyncFunctionDef, tai
         elif isinstance(node, ast.Call) and node is not call:
             name = full_name(node.func)
             given = [*node.args, *(word.value for word in node.keywords)]
-            if name.startswith(COMPUTES) and any(_holds(one, call, tainted) for one in given):
+            if name.startswith(COMPUTES) and any(_holds(value, call, tainted) for value in given):
                 yield name
 
 

@@ -86,7 +86,7 @@ def shared(title: str = '', **defaults: Any) -> argparse.ArgumentParser:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong, and exits with code 2; the usage is in ``--help``."""
+    """Prints an error in one line and exits with code 2; the usage is in ``--help``."""
     _parsing = False
 
     def __init__(self, verb: str, description: str, epilog: str,

@@ -81,14 +81,14 @@ def _check(args: argparse.Namespace) -> Report:
         if checked.golden is None and args.missing == 'record':
             kept = golden.record(recipe, args.goldens, run)
             print(f'recorded {kept}', file=sys.stderr)
-    lacking = any(one.equal is None for one in found) and args.missing == 'fail'
-    code = (DIFFERENT if any(one.equal is False for one in found) else
+    lacking = any(checked.equal is None for checked in found) and args.missing == 'fail'
+    code = (DIFFERENT if any(checked.equal is False for checked in found) else
             NOTHING_TO_COMPARE if lacking else DONE)
     return Report('', '', code, data=dict(goldens=[dict(
-        config=one.name, machine=one.class_name, golden=one.golden, equal=one.equal,
-        iterations=one.iterations, nearest=one.nearest or None,
-        difference=one.difference.as_dict() if one.difference else None,
-        facts=one.facts) for one in found]))
+        config=checked.name, machine=checked.class_name, golden=checked.golden, equal=checked.equal,
+        iterations=checked.iterations, nearest=checked.nearest or None,
+        difference=checked.difference.as_dict() if checked.difference else None,
+        facts=checked.facts) for checked in found]))
 
 
 def _train(recipe: Recipe, work_dir: str) -> str:

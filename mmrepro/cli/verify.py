@@ -24,8 +24,8 @@ OF_KILLS = ('kills', 'kill_seed', 'ranks', 'processes', 'interval', 'span', 'kin
 
 
 def _parser() -> Parser:
-    rows = '\n'.join(f'  {name:<10}  {one.title}{"" if name in USUAL else " (not by default)"}'
-                     for name, one in VARIATIONS.items())
+    rows = '\n'.join(f'  {name:<10}  {row.title}{"" if name in USUAL else " (not by default)"}'
+                     for name, row in VARIATIONS.items())
     width = max(map(len, KINDS))
     kinds = '\n'.join(f'  {name:<{width}}  {kind.why}' for name, kind in KINDS.items())
     parser = Parser(

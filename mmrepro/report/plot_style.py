@@ -1,4 +1,4 @@
-"""One look for all plots: colours that colour-blind readers tell apart, plain axes, PNG bytes."""
+"""One look for all plots: colors that color-blind readers tell apart, plain axes, PNG bytes."""
 from __future__ import annotations
 
 import contextlib
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import MissingPackageError
 
-# Okabe and Ito's colours (jfly.uni-koeln.de/color), told apart with any colour vision
+# Okabe and Ito's colors (jfly.uni-koeln.de/color), told apart with any color vision
 A, B, DIFFERENCE, INK, SOFT = '#0072B2', '#D55E00', '#009E73', '#22272e', '#8b949e'
 _MORE = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7a5195', '#000000')
 
@@ -47,7 +47,7 @@ def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
 
 
 def palette(count: int) -> list[str]:
-    """Colours for ``count`` lines."""
+    """Colors for ``count`` lines."""
     return [_MORE[index % len(_MORE)] for index in range(count)]
 
 

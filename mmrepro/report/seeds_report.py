@@ -32,18 +32,18 @@ def plot(found: Study) -> bytes:
     labels = list(found.values)
     two = bool(found.tests)
     letters = [f'{chr(ord("A") + index)}  {label}' for index, label in enumerate(labels)]
-    colours = palette(len(labels))
+    colors = palette(len(labels))
     with figure(1, 2 if two else 1, figsize=(10 if two else 5.6, 4), squeeze=False,
                 width_ratios=[3, 2] if two else [1]) as (fig, grid):
         axes = grid[0][0]
         if two:
             for pair in zip(*found.values.values()):
                 axes.plot(range(len(labels)), pair, color=SOFT, linewidth=.8, alpha=.7, zorder=1)
-        for x, (label, colour) in enumerate(zip(labels, colours)):
+        for x, (label, color) in enumerate(zip(labels, colors)):
             values, one = found.values[label], found.summaries[label]
-            axes.scatter([x] * len(values), values, color=colour, s=34, zorder=3,
+            axes.scatter([x] * len(values), values, color=color, s=34, zorder=3,
                          edgecolor='white', linewidth=.6, label='one seed' if not x else None)
-            _interval(axes, x + (.16 if x else -.16), one, colour)
+            _interval(axes, x + (.16 if x else -.16), one, color)
         axes.set_xticks(range(len(labels)), letters if two else labels)
         axes.set_xlim(-.5, len(labels) - .5)
         axes.grid(False, axis='x')
@@ -57,10 +57,10 @@ def plot(found: Study) -> bytes:
         return png(fig)
 
 
-def _interval(axes: Any, x: float, one: Summary, colour: str) -> None:
-    axes.plot([x - .07, x + .07], [one.mean, one.mean], color=colour, linewidth=2.6)
+def _interval(axes: Any, x: float, one: Summary, color: str) -> None:
+    axes.plot([x - .07, x + .07], [one.mean, one.mean], color=color, linewidth=2.6)
     if one.low is not None:
-        axes.plot([x, x], [one.low, one.high], color=colour, linewidth=1.6)
+        axes.plot([x, x], [one.low, one.high], color=color, linewidth=1.6)
 
 
 def _differences(axes: Any, found: Study, test: Paired) -> None:

@@ -1,8 +1,7 @@
 """How far the numbers of two runs are apart, for runs on machines that cannot give equal bits.
 
-Numbers that a run recorded are compared: losses, norms of the parameters (level 'parameter') and
-metrics. Digests cannot be near to each other and do not count. What must be equal on any machine,
-the epoch and which samples were in the batch, has no tolerance.
+The compared numbers are losses, norms of the parameters (level 'parameter') and metrics. Digests do
+not count. The epoch and the samples of a batch have no tolerance: they are equal on any machine.
 """
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ class Distance(NamedTuple):
     """One number that both runs recorded, over all iterations that they share."""
     field: str
     compared: int
-    relative: float  # the largest: |A - B|, divided by the larger one of both
+    relative: float  # the largest |A - B| / max(|A|, |B|)
     at: int  # the iteration of the largest
     ulps: int | None  # there, in units in the last place of float32; None if it is none
     exceeds: int | None  # the first iteration with more than the tolerance
@@ -33,7 +32,7 @@ class Tolerance(NamedTuple):
     """Two runs, compared with a tolerance."""
     tolerance: float
     distances: list[Distance]  # the farthest first
-    unequal: tuple[int, str] | None  # first iteration in which other samples were trained on
+    unequal: tuple[int, str] | None  # first iteration and field with different samples
 
     @property
     def within(self) -> bool:
@@ -76,7 +75,7 @@ def relative(a: float, b: float) -> float:
 
 
 def ulps(a: float, b: float) -> int | None:
-    """Numbers of float32 from one to the other; None if one of them is no finite float32.
+    """Distance in units in the last place of float32; None for numbers that are no float32.
 
     >>> ulps(1., 1. + 2**-23), ulps(-0., 0.), ulps(1., .1)
     (1, 0, None)
@@ -124,7 +123,7 @@ def _distance(name: str, steps: list[int], a: list[float], b: list[float],
 
 
 def _unequal(found: Comparison) -> tuple[int, str] | None:
-    """Of fingerprints: the first iteration and field in which the runs trained on other samples."""
+    """The first iteration and field in which fingerprints show different samples."""
     if not found.exact:
         return None
     for rank in sorted(set(found.a.ranks) & set(found.b.ranks)):

@@ -46,19 +46,19 @@ def share(part: list[float], whole: list[float]) -> Share:
     >>> share([1., 2., 3.], [1., 3., 5.]).value
     0.25
     """
-    one, all_of_it = np.asarray(part, float), np.asarray(whole, float)
+    values, all_values = np.asarray(part, float), np.asarray(whole, float)
     # the rounded mean of equal numbers may differ from them
-    variance = 0. if np.ptp(one) == 0 else one.var(ddof=1)
-    if np.ptp(all_of_it) == 0:
+    variance = 0. if np.ptp(values) == 0 else values.var(ddof=1)
+    if np.ptp(all_values) == 0:
         raise SeedsError('the metric is the same whatever all streams draw: no variance to explain')
     draw = np.random.RandomState(0)
-    drawn = one[draw.randint(len(one), size=(RESAMPLES, len(one)))]
-    others = all_of_it[draw.randint(len(all_of_it), size=(RESAMPLES, len(all_of_it)))]
-    varies = np.ptp(others, axis=1) > 0
-    drawn, others = drawn[varies], others[varies]
-    found = np.where(np.ptp(drawn, axis=1) > 0, drawn.var(1, ddof=1), 0) / others.var(1, ddof=1)
+    drawn = values[draw.randint(len(values), size=(RESAMPLES, len(values)))]
+    drawn_all = all_values[draw.randint(len(all_values), size=(RESAMPLES, len(all_values)))]
+    varies = np.ptp(drawn_all, axis=1) > 0
+    drawn, drawn_all = drawn[varies], drawn_all[varies]
+    found = np.where(np.ptp(drawn, axis=1) > 0, drawn.var(1, ddof=1), 0) / drawn_all.var(1, ddof=1)
     low, high = np.percentile(found, [2.5, 97.5])
-    return Share(float(variance / all_of_it.var(ddof=1)), float(low), float(high))
+    return Share(float(variance / all_values.var(ddof=1)), float(low), float(high))
 
 
 def study(metric: str, pick: str, label: str, seeds: list[int], values: dict[str, list[float]]
@@ -66,9 +66,10 @@ def study(metric: str, pick: str, label: str, seeds: list[int], values: dict[str
     """Summaries and shares; ``values`` has the runs of 'all' and those of each stream."""
     if len(seeds) < MIN_SEEDS:
         raise SeedsError(f'--vary with {len(seeds)} seeds: a variance needs at least {MIN_SEEDS}')
-    summaries = {name: summary(one) for name, one in values.items()}
+    summaries = {name: summary(sample) for name, sample in values.items()}
     try:
-        shares = {name: share(one, values[ALL]) for name, one in values.items() if name != ALL}
+        shares = {name: share(sample, values[ALL])
+                  for name, sample in values.items() if name != ALL}
     except SeedsError as error:
         raise SeedsError(f'{metric} of {label}, {len(seeds)} seeds: {error}') from error
     return VarianceStudy(metric, pick, label, seeds, values, summaries, shares)
@@ -96,17 +97,17 @@ def plot(found: VarianceStudy) -> bytes:
                 ) as (fig, (left, right)):
         for y, name in enumerate(names):
             values, mean = found.values[name], found.summaries[name].mean
-            colour = INK if name == ALL else A
-            left.scatter(values, [y] * len(values), color=colour, s=30, alpha=.75, zorder=3,
+            color = INK if name == ALL else A
+            left.scatter(values, [y] * len(values), color=color, s=30, alpha=.75, zorder=3,
                          edgecolor='white', linewidth=.6)
-            left.plot([mean, mean], [y - .28, y + .28], color=colour, linewidth=2)
+            left.plot([mean, mean], [y - .28, y + .28], color=color, linewidth=2)
             if name in found.shares:
-                one = found.shares[name]
-                high = min(one.high, FARTHEST)
-                right.plot([100 * one.low, 100 * high], [y, y], color=DIFFERENCE, linewidth=1.8)
-                if high < one.high:  # the table has the number
+                part = found.shares[name]
+                high = min(part.high, FARTHEST)
+                right.plot([100 * part.low, 100 * high], [y, y], color=DIFFERENCE, linewidth=1.8)
+                if high < part.high:  # the table has the number
                     right.scatter([100 * high], [y], color=DIFFERENCE, s=44, marker='>')
-                right.scatter([100 * min(one.value, FARTHEST)], [y], color=DIFFERENCE, s=44,
+                right.scatter([100 * min(part.value, FARTHEST)], [y], color=DIFFERENCE, s=44,
                               zorder=3, edgecolor='white')
         left.set_yticks(range(len(names)), names)
         left.set_ylim(len(names) - .5, -.5)
@@ -125,8 +126,8 @@ def scalars(found: VarianceStudy) -> list[tuple[str, float, int]]:
     """``(tag, value, step)``: a value per run (the step is the seed), then the shares."""
     rows = [(f'mmrepro/seeds/{found.label}/{name}/{found.metric}', value, seed)
             for name, values in found.values.items() for seed, value in zip(found.seeds, values)]
-    return rows + [(f'mmrepro/seeds/{found.label}/{name}/share', one.value, 0)
-                   for name, one in found.shares.items()]
+    return rows + [(f'mmrepro/seeds/{found.label}/{name}/share', part.value, 0)
+                   for name, part in found.shares.items()]
 
 
 HEAD = ('varied', 'runs', 'mean', 'std', 'share of variance', '95 % interval')
@@ -134,9 +135,9 @@ HEAD = ('varied', 'runs', 'mean', 'std', 'share of variance', '95 % interval')
 
 def _rows(found: VarianceStudy) -> list[list[str]]:
     rows = []
-    for name, one in found.summaries.items():
+    for name, row in found.summaries.items():
         part: Share | None = found.shares.get(name)
-        rows.append([name, str(one.n), f'{one.mean:.4f}', f'{one.std:.3g}',
+        rows.append([name, str(row.n), f'{row.mean:.4f}', f'{row.std:.3g}',
                      '100 %' if part is None else f'{100 * part.value:.0f} %',
                      '' if part is None else f'{100 * part.low:.0f} to {100 * part.high:.0f} %'])
     return rows

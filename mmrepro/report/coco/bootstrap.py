@@ -117,7 +117,8 @@ def study(detectors: Mapping[str, Sequence[Matches]], resamples: int = 1000, met
 
 def _both(drawn: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """``(resamples, figures)``: images and seeds resampled, the mean over the seeds."""
-    return np.take_along_axis(drawn, chosen[:, :, None], 1).mean(1)
+    mean: np.ndarray = np.take_along_axis(drawn, chosen[:, :, None], 1).mean(1)
+    return mean
 
 
 def _intervals(whole: np.ndarray, drawn: np.ndarray, chosen: np.ndarray) -> dict[str, Interval]:
@@ -153,7 +154,8 @@ def _versus(gaps: dict[str, Any], chosen: np.ndarray, margin: float | None
 
 def _defined(values: np.ndarray) -> np.ndarray:
     """Resamples may lack all objects of a size; they say nothing about its figures."""
-    return values[~np.isnan(values)]
+    defined: np.ndarray = values[~np.isnan(values)]
+    return defined
 
 
 def _std(values: np.ndarray) -> float:

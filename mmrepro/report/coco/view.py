@@ -97,10 +97,10 @@ def plot(found: ImageStudy) -> bytes:
     rows = range(len(NAMES))
     with figure(1, 2 if others else 1, figsize=(11 if others else 6.5, 4.6), squeeze=False,
                 sharey=True) as (fig, grid):
-        axes, colours = grid[0][0], palette(len(labels))
-        for place, (label, colour) in enumerate(zip(labels, colours)):
+        axes, colors = grid[0][0], palette(len(labels))
+        for place, (label, color) in enumerate(zip(labels, colors)):
             shift = .16 * (place - (len(labels) - 1) / 2)
-            _errors(axes, [found.figures[label][name] for name in NAMES], shift, colour, label)
+            _errors(axes, [found.figures[label][name] for name in NAMES], shift, color, label)
         axes.set_yticks(list(rows), NAMES)
         axes.set_ylim(len(NAMES) - .5, -.5)
         axes.set_xlabel('value, 95 % interval')
@@ -111,20 +111,20 @@ def plot(found: ImageStudy) -> bytes:
             axes.axvline(0, color=INK, linewidth=1)
             if found.margin is not None:
                 axes.axvspan(-found.margin, found.margin, color=INK, alpha=.08, linewidth=0)
-            for place, (label, colour) in enumerate(zip(others, colours[1:])):
+            for place, (label, color) in enumerate(zip(others, colors[1:])):
                 shift = .16 * (place - (len(others) - 1) / 2)
                 _errors(axes, [found.versus[label][name].difference for name in NAMES], shift,
-                        colour, label)
+                        color, label)
             axes.set_xlabel('difference, 95 % interval')
             axes.set_title(f'against {labels[0]}')
         return png(fig)
 
 
-def _errors(axes: Any, intervals: list[Interval], shift: float, colour: str, label: str) -> None:
+def _errors(axes: Any, intervals: list[Interval], shift: float, color: str, label: str) -> None:
     for row, one in enumerate(intervals):
-        axes.plot([one.low, one.high], [row + shift] * 2, color=colour, linewidth=1.6)
+        axes.plot([one.low, one.high], [row + shift] * 2, color=color, linewidth=1.6)
     axes.scatter([one.value for one in intervals],
-                 [row + shift for row in range(len(intervals))], color=colour, s=26, zorder=3,
+                 [row + shift for row in range(len(intervals))], color=color, s=26, zorder=3,
                  edgecolor='white', linewidth=.5, label=label)
 
 
