@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Callable
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, MissingCheckpointError
 from .safe_loading import ADDING, safe_load
 
 MARK = b'mmrepro sha256 '
@@ -132,12 +132,12 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: boo
         legacy: accept the format of torch before 1.6, which cannot be checked beforehand.
 
     Raises:
-        FileNotFoundError: no such file.
+        MissingCheckpointError: no such file.
         CheckpointError: damaged, or it holds objects that are not on the allow-list.
     """
     path = os.path.expanduser(path)
     if not os.path.isfile(path):
-        raise FileNotFoundError(f'checkpoint {path} does not exist')
+        raise MissingCheckpointError(f'checkpoint {path} does not exist')
     problem = check_file(path)
     if problem is not None and not (legacy and _is_legacy_format(path)):
         raise CheckpointError(f'checkpoint {path} {problem}')

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
+from ..errors import ConfigError
 from .photos import BACKGROUNDS, CLASSES, PHOTOS, Outline, photo_dir, read_photo, resize
 
 SPLITS = ('train2017', 'val2017')
@@ -267,7 +268,16 @@ def _pick(rng: random.Random, choices: Sequence[Any]) -> Any:
     return choices[int(rng.random() * len(choices))]
 
 
-def refusal(error: Exception, out: str) -> str:
-    """Return a line on why :func:`write_dataset` could not write to ``out``."""
-    reason = getattr(error, 'strerror', None)
-    return str(error) if reason is None else f'{out} cannot be written: {reason}'
+def provide_dataset(out: str, seed: int = 0, num_train: int = 24, num_val: int = 8) -> str:
+    """:func:`write_dataset` for a command: an error says in one line what to change.
+
+    Raises:
+        ConfigError: the folder cannot be written to, or a package is missing.
+    """
+    try:
+        return write_dataset(out, seed, num_train, num_val)
+    except (OSError, ModuleNotFoundError) as error:
+        # errors of the operating system have a number; ours say everything
+        reason = getattr(error, 'strerror', None)
+        raise ConfigError(str(error) if reason is None else
+                          f'{out} cannot be written: {reason}') from error

@@ -63,11 +63,11 @@ class Diagnosis(NamedTuple):
         return self.iteration, phase, self.rank
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, where ``fix`` is called "cure"."""
-        return {'cure' if name == 'fix' else name: value for name, value in self._asdict().items()}
+        """Plain data for programs."""
+        return self._asdict()
 
-    def text(self) -> str:
-        """Some twenty lines for a terminal."""
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values, some twenty rows; a further value of a name has the name ''."""
         if self.operator in STATES:
             where = STATES[self.operator].format(self.path)
         else:
@@ -86,8 +86,12 @@ class Diagnosis(NamedTuple):
             'evidence': self.evidence[:EVIDENCE_SHOWN],
             'fix': [self.fix],
         }
-        return '\n'.join(f'  {"" if i else name:<9} {value}' for name, values in rows.items()
-                         for i, value in enumerate(values))
+        return [('' if i else name, value) for name, values in rows.items()
+                for i, value in enumerate(values)]
+
+    def text(self) -> str:
+        """The rows as lines for a terminal."""
+        return '\n'.join(f'  {name:<9} {value}' for name, value in self.rows())
 
 
 def _shorten_path(file: str) -> str:

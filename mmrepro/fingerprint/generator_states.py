@@ -17,15 +17,30 @@ from ..generator_kinds import GENERATORS, read_state
 
 NAMES = ('torch', 'numpy', 'python', 'cuda')  # of the global generators, in the order of states()
 
+# functions whose values differ in every run, by what they read
+CLOCK = ('time.time', 'time.time_ns', 'time.perf_counter', 'time.perf_counter_ns',
+         'time.monotonic', 'datetime.datetime.now', 'datetime.datetime.utcnow')
+ENTROPY = ('os.urandom', 'os.getrandom')
+PROCESS_ID = ('os.getpid', )
+
+
+def _qualified(*names: str) -> list[str]:
+    """Names as functions in C have them, without the module.
+
+    >>> _qualified('time.time', 'datetime.datetime.now')
+    ['time', 'datetime.now']
+    """
+    return [name.partition('.')[2] for name in names]
+
+
 # name of a C function -> what it reads; the interpreter reports calls to them, however imported
 WATCHED = {
-    **dict.fromkeys(('urandom', 'getrandom'), 'entropy of the operating system'),
+    **dict.fromkeys(_qualified(*ENTROPY), 'entropy of the operating system'),
     'Random.seed': 'a generator is seeded',
     'Generator.seed': 'a generator is seeded from the operating system',
-    **dict.fromkeys(('time', 'time_ns', 'perf_counter', 'perf_counter_ns', 'monotonic',
-                     'datetime.now', 'datetime.utcnow'), 'clock'),
+    **dict.fromkeys(_qualified(*CLOCK), 'clock'),
     **dict.fromkeys(('listdir', 'scandir'), 'directory listing'),
-    'getpid': 'process id',
+    **dict.fromkeys(_qualified(*PROCESS_ID), 'process id'),
     **dict.fromkeys(('randn', 'randu', 'randShuffle'), 'generator of OpenCV'),
     **dict.fromkeys(('start_new_thread', 'start_joinable_thread'), 'thread'),
 }

@@ -56,23 +56,33 @@ class LocaliseResult(NamedTuple):
     values: ValueDifference | None = None  # how far the results of the operator are apart
     notes: tuple[str, ...] = ()  # what a reader should know
 
-    def text(self) -> str:
-        """For a terminal; the verdict is the first line."""
-        notes = [f'note: {note}' for note in self.notes]
+    def sentence(self) -> str:
+        """The verdict in words."""
         if self.verdict == 'equal':
-            return '\n'.join([f'SAME BITS: {self.compared} iterations agree', *notes])
+            return f'SAME BITS: {self.compared} iterations agree'
         if self.verdict == 'metrics':
-            return '\n'.join([f'DIFFERENT BITS: {self.compared} iterations of training agree, and '
-                              f'{self.divergence.text()}', *notes, METRICS])
+            return (f'DIFFERENT BITS: {self.compared} iterations of training agree, and '
+                    f'{self.divergence.text()}\n{METRICS}')
         order = {field.field: field.order for fields in self.divergence.ranks.values()
                  for field in fields}
-        lines = [f'DIFFERENT BITS: the runs first differ at iteration {self.divergence.iteration}, '
-                 f'in {", ".join(sorted(order, key=lambda name: order[name]))}', *notes]
+        line = (f'DIFFERENT BITS: the runs first differ at iteration {self.divergence.iteration}, '
+                f'in {", ".join(sorted(order, key=lambda name: order[name]))}')
         if self.verdict == 'flaky':
-            return '\n'.join([*lines, NOT_REPRODUCED.format(iteration=self.divergence.iteration)])
-        lines += ['first difference:', self.diagnosis.text()]
-        if self.values is not None:
-            lines.append(f'  values    {self.values.text()}')
+            return f'{line}\n{NOT_REPRODUCED.format(iteration=self.divergence.iteration)}'
+        return line
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values of the first difference; empty where none was recorded."""
+        if self.diagnosis is None:
+            return []
+        values = [] if self.values is None else [('values', self.values.text())]
+        return self.diagnosis.rows() + values
+
+    def text(self) -> str:
+        """Verdict, notes and first difference for a terminal."""
+        lines = [self.sentence(), *(f'note: {note}' for note in self.notes)]
+        if self.diagnosis is not None:
+            lines += ['first difference:', *(f'  {name:<9} {value}' for name, value in self.rows())]
         return '\n'.join(lines)
 
     def as_dict(self) -> dict[str, Any]:

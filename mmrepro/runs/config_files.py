@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from traceback import walk_tb
 from typing import Any
 
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 
 from ..errors import ConfigError
 from ..text import shorten
@@ -110,6 +110,27 @@ def without_mark(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options without the mark :data:`ADD`."""
     return {key[len(ADD):] if key.startswith(ADD) else key: value
             for key, value in options.items()}
+
+
+def setting(text: str) -> tuple:
+    """Key and value of ``KEY=VALUE``; the value is read as MMEngine reads it.
+
+    Raises:
+        ConfigError: ``text`` has another form, or the value's brackets are not balanced.
+
+    >>> setting('train_cfg.max_epochs=3')
+    ('train_cfg.max_epochs', 3)
+    """
+    key, equals, value = text.partition('=')
+    if not equals or not key:
+        raise ConfigError(f'{text!r} must be KEY=VALUE')
+    try:
+        return key, DictAction._parse_iterable(value)
+    except AssertionError as error:
+        raise ConfigError(f'{text!r}: the brackets of the value are not balanced') from error
+    except RecursionError as error:  # a comma inside of other brackets than ( ) and [ ] of a list
+        raise ConfigError(f'{text!r}: the value is not a number, a word or a list of them; what '
+                          'has dict(...) in it belongs into the config') from error
 
 
 def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple
 
-from ..errors import MMReproError
+from ..errors import TrainingError
 from ..exit_codes import meaning
 from ..fingerprint.schema import FOLDER
 from .child import FINDING, Training
@@ -25,7 +25,7 @@ GRACE = 60  # seconds that a training has to end after SIGTERM
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-class TrainingFailed(MMReproError, RuntimeError):
+class TrainingFailed(TrainingError):
     """A training process ended with an error; the message has the end of its output.
 
     Attributes:

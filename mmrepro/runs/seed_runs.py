@@ -17,7 +17,7 @@ from mmengine.config import Config
 
 from ..config import RandomnessConfig
 from ..determinism import missing_at_start
-from ..errors import RandomnessError, SeedsError
+from ..errors import RandomnessError, SeedsError, TrainingError
 from ..exit_codes import PREEMPTED
 from ..seeds import MAX_SEED
 from .config_files import read_config
@@ -96,7 +96,7 @@ def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
             for seed in seeds]
 
 
-def vary(job: SeedJob, stream: str, seeds: Sequence[int]) -> list[SeedJob]:
+def vary_stream(job: SeedJob, stream: str, seeds: Sequence[int]) -> list[SeedJob]:
     """Return jobs in which one stream has these seeds, and all other streams the first seed.
 
     The first job is ``job`` itself, in which all streams have the first seed.
@@ -160,7 +160,8 @@ def run_job(job: SeedJob, metrics_of: Callable[[str], Metrics]) -> dict[str, Any
         metrics_of: reads the metrics of a work directory.
 
     Raises:
-        SeedsError: the process failed, or left no metrics; names its log.
+        TrainingError: the process failed, or was pre-empted.
+        SeedsError: the run left no metrics; names its log.
     """
     options = list(job.options)
     if job.stream:
@@ -177,7 +178,7 @@ def run_job(job: SeedJob, metrics_of: Callable[[str], Metrics]) -> dict[str, Any
     except TrainingFailed as error:
         text = ('pre-empted, with a checkpoint; the same command continues'
                 if error.code == PREEMPTED else str(error))
-        raise SeedsError(f'{job.name}: {text}') from error
+        raise TrainingError(f'{job.name}: {text}') from error
     metrics = metrics_of(job.folder)
     if not metrics:
         with open(log, encoding='utf-8', errors='replace') as file:

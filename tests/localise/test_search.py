@@ -99,7 +99,7 @@ def test_a_difference_is_recorded_where_it_is(tmp_path):
         'DIFFERENT BITS: the runs first differ at iteration 2, in losses')
     found = json.loads(json.dumps(result.as_dict()))
     assert found['divergence'] == dict(iteration=2, positions=[0, 1], fields={'0': ['losses']})
-    assert found['finding']['cause'] == 'operator' and found['finding']['cure']
+    assert found['finding']['cause'] == 'operator' and found['finding']['fix']
 
 
 def test_a_difference_that_is_not_reproduced_is_not_invented(tmp_path):

@@ -1,13 +1,14 @@
 """Goldens: what is kept, what is compared, and what is said; prepared runs stand for processes."""
+import functools
 import json
 import os
 import shutil
 
 import pytest
+from command import exit_code
 from launches import EndedTraining, folder_of, stand_in, training_of, write_steps
 from mmengine.config import Config
 
-from mmrepro.cli.golden import main
 from mmrepro.demo.shipped_configs import demo_config
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.verify import golden as module
@@ -40,7 +41,7 @@ def process(manifest, monkeypatch):
 def run(data_root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     demo_config('faster-rcnn_r50_fpn', data_root).dump('detector.py')
-    return lambda *arguments: main(list(arguments))
+    return functools.partial(exit_code, 'golden')
 
 
 def test_the_same_bits(process, run, capsys, tmp_path):
@@ -114,9 +115,7 @@ def test_what_does_not(manifest, name):
 
 def test_what_cannot_be_used_is_one_clear_line(process, run, capsys, tmp_path):
     def said(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            run(*arguments)
-        assert ended.value.code == 2
+        assert run(*arguments) == 2
         line, = [line for line in capsys.readouterr().err.splitlines() if 'golden: ' in line]
         return line
 

@@ -6,11 +6,11 @@ import sys
 
 import launches
 import pytest
-from harness import ROOT, environment
+from command import exit_code
+from harness import environment
 from launches import EndedTraining, folder_of, training_of, write_steps
 from mmengine.config import Config
 
-from mmrepro.cli.verify import main
 from mmrepro.demo.shipped_configs import demo_config
 from mmrepro.localise import entry
 from mmrepro.localise.search import LocaliseResult
@@ -53,7 +53,7 @@ def config(data_root, tmp_path):
 
 
 def run(config, tmp_path, *arguments):
-    return main([config, '--work-dir', str(tmp_path / 'w'), *arguments])
+    return exit_code('verify', config, '--work-dir', tmp_path / 'w', *arguments)
 
 
 def test_all_equal(config, stand_in, tmp_path, capsys):
@@ -239,9 +239,13 @@ def test_what_localise_cannot_repeat_is_said(config, stand_in, tmp_path, capsys,
     (['--cfg-options', 'train_dataloader.dataset.data_root=/nowhere'],
      '/nowhere/annotations/instances_train2017.json does not exist, and train_dataloader')])
 def test_wrong_usage(config, stand_in, tmp_path, capsys, arguments, message):
-    with pytest.raises(SystemExit, match='2'):
-        run(config, tmp_path, *arguments)
+    assert run(config, tmp_path, *arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_no_such_config(tmp_path, capsys):
+    assert run('nowhere.py', tmp_path) == 2
+    assert 'nowhere.py: no such config' in capsys.readouterr().err
 
 
 @pytest.mark.nightly
@@ -250,7 +254,7 @@ def test_real_processes(data_root, tmp_path):
     cfg = demo_config(CONFIG, data_root)
     path = tmp_path / 'config.py'
     cfg.dump(str(path))
-    command = [sys.executable, str(ROOT / 'tools' / 'verify.py'), str(path), '--iters', '4',
+    command = [sys.executable, '-m', 'mmrepro', 'verify', str(path), '--iters', '4',
                '--work-dir', str(tmp_path / 'w'), '--json']
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
