@@ -100,9 +100,9 @@ def probe(cfg: Config, at: int, iterations: int, work_dir: str,
     *runs, resumed = [_seen(one) for one in trainings]
     before, after = (lost_state([one[key] for one in runs], resumed[key])
                      for key in ('before', 'after'))
-    still = {(row.place, row.attribute) for row in after}
+    still = {(row.owner, row.attribute) for row in after}
     # what is there again after a few iterations is a cache
-    lost = [row for row in before if (row.place, row.attribute) in still]
+    lost = [row for row in before if (row.owner, row.attribute) in still]
     run = runs[0]
     differing = [f'{name} of iteration {iteration}' for iteration, losses in run['losses'].items()
                  for name, value in losses.items()
