@@ -52,7 +52,7 @@ class SampleCheck:
         pipelines = len(list(dataset_tree.nodes(dataset))) + _NEW_PIPELINES
         counts = torch.zeros(max(workers, 1), _SEEN + pipelines, dtype=torch.int64)
         self._counts = counts.share_memory_() if workers else counts
-        self._known: set[tuple] = set()
+        self._known: set[tuple[Any, ...]] = set()
         self._batch_is_due = False
 
     def repeated(self) -> int:
@@ -74,7 +74,7 @@ class SampleCheck:
         return new or is_due(int(row[_LOADED]), self._interval)
 
     def repeat(self, context: BatchContext, items: Sequence[Any],
-               due: Mapping[Handle, str]) -> None:
+               due: Mapping[int, str]) -> None:
         """Load samples of a batch once more; called for every batch.
 
         Args:
@@ -90,7 +90,7 @@ class SampleCheck:
                 self._repeat(context, items, due)
 
     def _repeat(self, context: BatchContext, items: Sequence[Any],
-                due: Mapping[Handle, str]) -> None:
+                due: Mapping[int, str]) -> None:
         for handle, first in due.items():
             if exact_digest(items[handle - EXTRA_SAMPLES]) != first:
                 raise SampleDiffersError(self._message(
@@ -234,7 +234,7 @@ def _class_name(thing: Any) -> str:
     return getattr(thing, '__qualname__', type(thing).__qualname__)
 
 
-def sample_check(loader: DataLoader, config: RandomnessConfig,
+def sample_check(loader: Any, config: RandomnessConfig,
                  explain: Explain | None = None) -> SampleCheck | None:
     """Return the check of a loader's samples; None where the settings ask for none."""
     if config.deterministic is not True or config.worker_seed != 'sample' or (
@@ -244,7 +244,7 @@ def sample_check(loader: DataLoader, config: RandomnessConfig,
                        loader.num_workers, explain)
 
 
-def checked(loader: DataLoader) -> int:
+def checked(loader: Any) -> int:
     """Return how many samples of a loader its workers have loaded twice until now."""
     check = getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
     return check.repeated() if check is not None else 0
