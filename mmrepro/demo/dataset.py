@@ -57,11 +57,7 @@ def annotation_file(root: str, split: str) -> str:
 
 
 def check_coco(root: str) -> None:
-    """Check that ``root`` looks like COCO 2017.
-
-    Raises:
-        FileNotFoundError: names the first missing file or folder.
-    """
+    """Check that ``root`` looks like COCO 2017."""
     for split in SPLITS:
         for path in (annotation_file(root, split), os.path.join(root, split)):
             if not os.path.exists(path):
@@ -269,11 +265,7 @@ def _pick(rng: random.Random, choices: Sequence[Any]) -> Any:
 
 
 def provide_dataset(out: str, seed: int = 0, num_train: int = 24, num_val: int = 8) -> str:
-    """:func:`write_dataset` for a command: an error says in one line what to change.
-
-    Raises:
-        ConfigError: the folder cannot be written to, or a package is missing.
-    """
+    """:func:`write_dataset` for a command: an error says in one line what to change."""
     try:
         return write_dataset(out, seed, num_train, num_val)
     except (OSError, ModuleNotFoundError) as error:

@@ -85,11 +85,7 @@ BACKGROUNDS = ('grass.png', 'gravel.png', 'brick.png', 'hubble_deep_field.jpg', 
 
 
 def photo_dir() -> str:
-    """The folder of scikit-image's sample images.
-
-    Raises:
-        ModuleNotFoundError: when scikit-image is not installed.
-    """
+    """The folder of scikit-image's sample images."""
     try:
         import skimage
     except ModuleNotFoundError as error:
@@ -102,11 +98,7 @@ def photo_dir() -> str:
 
 @cache
 def read_photo(name: str) -> np.ndarray:
-    """A photograph as read-only uint8 of shape (height, width, 3), channels blue, green, red.
-
-    Raises:
-        FileNotFoundError: when this version of scikit-image does not ship the photograph.
-    """
+    """A photograph as read-only uint8 of shape (height, width, 3), channels blue, green, red."""
     path = os.path.join(photo_dir(), name)
     image = cv2.imread(path, cv2.IMREAD_COLOR)
     if image is None:

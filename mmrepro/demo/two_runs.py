@@ -85,9 +85,6 @@ def train(run: DemoRun, config: str, folder: str, tell: Callable[[str], None],
     Args:
         tell: is called with a line on every iteration.
         env: more variables of the processes.
-
-    Raises:
-        TrainingFailed: the training ended with an error.
     """
     files = os.path.join(folder, FOLDER)
     # one thread per operator is the fastest for images this small, and by far on a busy machine

@@ -33,11 +33,7 @@ class RecordedRun(NamedTuple):
 
 
 def read_ranks(folder: str) -> dict[int, RankLog]:
-    """Return rank -> fingerprints of a ``mmrepro`` folder; empty where there is none.
-
-    Raises:
-        FingerprintError: a file is damaged elsewhere than at its end.
-    """
+    """Return rank -> fingerprints of a ``mmrepro`` folder; empty where there is none."""
     names = os.listdir(folder) if os.path.isdir(folder) else ()
     matches = filter(None, map(schema.FINGERPRINTS.fullmatch, names))
     files = {int(match[1]): match[0] for match in matches}
@@ -90,11 +86,7 @@ def only_checkpoints(folder: str) -> str:
 
 
 def read_json(path: str) -> Any:
-    """Return the content of a JSON file.
-
-    Raises:
-        FingerprintError: the file is not JSON.
-    """
+    """Return the content of a JSON file."""
     with open(path, encoding='utf-8') as file:
         try:
             return json.load(file)
@@ -103,11 +95,7 @@ def read_json(path: str) -> Any:
 
 
 def read_rank(path: str) -> RankLog:
-    """Read one ``fingerprints.rankN.jsonl``.
-
-    Raises:
-        FingerprintError: a line before the last is not JSON, or lacks a key; an unknown format.
-    """
+    """Read one ``fingerprints.rankN.jsonl``."""
     log = RankLog(path, [], {}, [], False, [])
     ended = False
     with open(path, 'rb') as file:

@@ -68,11 +68,7 @@ def _line(record: Record, stack: Any = None) -> str:
 
 
 def read_records(path: str) -> list[Record]:
-    """Read a file of :func:`write_records` or :func:`append_record`.
-
-    Raises:
-        ValueError: a line is damaged; names the file and the line.
-    """
+    """Read a file of :func:`write_records` or :func:`append_record`."""
     stacks: list[tuple] = []
     records = []
     with open(path, encoding='utf-8') as file:

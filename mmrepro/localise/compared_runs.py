@@ -62,10 +62,6 @@ def trainings_of(spec: RunSpec, work_dir: str, plan: RecordingPlan) -> list[Trai
 
 def start(spec: RunSpec, work_dir: str, recording: RecordingPlan,
           count: Callable[[int, int], None] = lambda done, of: None) -> None:
-    """Train in fresh processes; ``count`` gets the numbers of finished and of all iterations.
-
-    Raises:
-        TrainingFailed: a process ended with an error.
-    """
+    """Train in fresh processes; ``count`` gets the numbers of finished and of all iterations."""
     run = plan(spec.name, work_dir, trainings_of(spec, work_dir, recording), spec.env, spec.ranks)
     run_all([run], tick=lambda: count(iterations_done(work_dir), recording.stop + 1))

@@ -39,11 +39,6 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
         resume_b: end run B before this iteration and resume it.
         validate_b: let run B validate before this iteration.
         values: run once more to measure how far the results of the operator are apart.
-
-    Raises:
-        ConfigError: the config cannot be read, or has no such setting.
-        TrainingFailed: a training ended with an error.
-        ValueError: run B cannot validate, or the runs cannot be compared.
     """
     specs = []
     seeded = [_seed_of(read_config(config, {**common, **options})) for options in settings]
@@ -70,10 +65,6 @@ def localise_runs(path_a: str, path_b: str, work_dir: str, values: bool = True) 
     Args:
         path_a, path_b: work directories of the runs.
         work_dir, values: see :func:`localise_config`.
-
-    Raises:
-        FingerprintError: a run has no fingerprints or no manifest.
-        TrainingFailed, ValueError: see :func:`localise_config`.
     """
     runs = read_run(path_a), read_run(path_b)
     _, found = first_iteration(*runs)

@@ -177,11 +177,7 @@ class Localiser:
 
 
 def first_iteration(run_a: RecordedRun, run_b: RecordedRun) -> tuple[int, Divergence | None]:
-    """Return the number of common iterations, and the first that differs on any rank.
-
-    Raises:
-        ValueError: the runs have different ranks, or no iteration in common.
-    """
+    """Return the number of common iterations, and the first that differs on any rank."""
     if set(run_a.ranks) != set(run_b.ranks):
         raise ValueError(f'{run_a.work_dir} has ranks {sorted(run_a.ranks)}, {run_b.work_dir} has '
                          f'ranks {sorted(run_b.ranks)}: the runs cannot be compared')

@@ -101,11 +101,7 @@ def without_evaluation(cfg: Config, phases: Sequence[str] = ('val', 'test')) -> 
 
 
 def scale_learning_rate(cfg: Config) -> None:
-    """Scale the learning rate by the batch size, as MMEngine does with ``auto_scale_lr``.
-
-    Raises:
-        ConfigError: the config does not say which batch size its learning rate was chosen for.
-    """
+    """Scale the learning rate by the batch size, as MMEngine does with ``auto_scale_lr``."""
     scale = cfg.get('auto_scale_lr') or {}
     if 'base_batch_size' not in scale:
         raise ConfigError('--auto-scale-lr needs auto_scale_lr = dict(base_batch_size=...) in the '

@@ -115,9 +115,6 @@ def without_mark(options: Mapping[str, Any]) -> dict[str, Any]:
 def setting(text: str) -> tuple:
     """Key and value of ``KEY=VALUE``; the value is read as MMEngine reads it.
 
-    Raises:
-        ConfigError: ``text`` has another form, or the value's brackets are not balanced.
-
     >>> setting('train_cfg.max_epochs=3')
     ('train_cfg.max_epochs', 3)
     """

@@ -94,11 +94,7 @@ class LaunchedTraining:
         return [process.poll() for process in self._processes]
 
     def poll(self) -> bool:
-        """Whether all processes have ended.
-
-        Raises:
-            TrainingFailed: a process ended with an error; the others are killed.
-        """
+        """Whether all processes have ended."""
         codes = self.codes()
         for code, log in zip(codes, self._logs):
             if code is not None and code not in self.launch.codes:
@@ -161,9 +157,6 @@ def run_all(runs: Sequence[PlannedRun], jobs: int = 1,
     Args:
         tick: is called between two looks at the processes; returns True to end all trainings.
         done: is called with every run that has ended.
-
-    Raises:
-        TrainingFailed: a training ended with an error; the others are killed.
     """
     waiting = [(run, list(run.launches)) for run in runs]
     running: dict[str, LaunchedTraining] = {}

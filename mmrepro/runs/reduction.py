@@ -79,11 +79,7 @@ def few_images(cfg: Any, phase: str, count: int) -> None:
 
 def check_data(cfg: Any, phases: tuple[str, ...], exists: Callable[[str], bool] = os.path.exists
                ) -> None:
-    """Check that the files of all datasets exist.
-
-    Raises:
-        MissingDataError: names the annotation file or folder that does not exist.
-    """
+    """Check that the files of all datasets exist."""
     for phase in phases:
         for path in _files(cfg, phase):
             if not exists(path):

@@ -55,9 +55,6 @@ class SeedJob(NamedTuple):
 def parse_seeds(text: str) -> list[int]:
     """Parse ``'0..4'`` or ``'0,1,5..7'``; seeds stay in the order given.
 
-    Raises:
-        SeedsError: not of that form, out of range, or a seed twice.
-
     >>> parse_seeds('0..2,7')
     [0, 1, 2, 7]
     """
@@ -108,12 +105,7 @@ def vary_stream(job: SeedJob, stream: str, seeds: Sequence[int]) -> list[SeedJob
 
 
 def parse_streams(text: str, config: str, changes: dict[str, Any] | None = None) -> list[str]:
-    """Parse ``'init,step'`` into a list of streams that can vary in a config.
-
-    Raises:
-        SeedsError: an unknown stream, one twice, one whose root the config fixes, or one that
-            nothing draws from with the config's other keys.
-    """
+    """Parse ``'init,step'`` into a list of streams that can vary in a config."""
     cfg = read_config(config, changes, imports=False)
     randomness = dict(cfg.get('randomness') or {})
     streams = [name.strip() for name in text.split(',')]
@@ -132,11 +124,7 @@ def parse_streams(text: str, config: str, changes: dict[str, Any] | None = None)
 
 
 def result_of(job: SeedJob) -> dict[str, Any] | None:
-    """Read the result of a seed; None if it is not finished.
-
-    Raises:
-        SeedsError: its folder belongs to another config, or the file is damaged.
-    """
+    """Read the result of a seed; None if it is not finished."""
     path = os.path.join(job.folder, RESULT)
     if not os.path.isfile(path):
         return None
@@ -158,10 +146,6 @@ def run_job(job: SeedJob, metrics_of: Callable[[str], Metrics]) -> dict[str, Any
 
     Args:
         metrics_of: reads the metrics of a work directory.
-
-    Raises:
-        TrainingError: the process failed, or was pre-empted.
-        SeedsError: the run left no metrics; names its log.
     """
     options = list(job.options)
     if job.stream:

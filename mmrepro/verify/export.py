@@ -18,12 +18,7 @@ UNKNOWN = 'not recorded'
 
 
 def export(run_dir: str, into: str) -> list[str]:
-    """Write the folder and return the files in it, relative to it.
-
-    Raises:
-        FingerprintError: the run cannot be read, has no manifest or no iterations, or ``into`` is
-            not empty.
-    """
+    """Write the folder and return the files in it, relative to it."""
     run, manifest = read_run(run_dir), read_manifest(run_dir)
     if not any(log.steps for log in run.ranks.values()):
         raise FingerprintError(f'{run_dir}: no iteration was recorded')

@@ -92,11 +92,7 @@ def class_name(facts: dict[str, Any]) -> str:
 
 
 def read_recipes(goldens: str, names: Sequence[str] = ()) -> list[Recipe]:
-    """Read the recipes in a folder, or those of these configs (names or paths).
-
-    Raises:
-        GoldenError: there is none, or a file is damaged.
-    """
+    """Read the recipes in a folder, or those of these configs (names or paths)."""
     wanted = [os.path.splitext(os.path.basename(name))[0] for name in names]
     there = sorted(name for name in (os.listdir(goldens) if os.path.isdir(goldens) else ())
                    if os.path.isfile(os.path.join(goldens, name, RECIPE)))
@@ -132,11 +128,6 @@ def train(recipe: Recipe, cfg: Config, work_dir: str,
         cfg: config of the recipe with its options; is changed.
         work_dir: for the folder; an earlier run in it is replaced.
         say: is called with a line on the progress.
-
-    Raises:
-        GoldenError: the config has no fixed seed, or is not deterministic.
-        MissingDataError: a file that the config reads does not exist.
-        TrainingFailed: the training ended with an error.
     """
     randomness = cfg.get('randomness') or {}
     for key, lacking in (('seed', randomness.get('seed') is None),
@@ -160,11 +151,7 @@ def train(recipe: Recipe, cfg: Config, work_dir: str,
 
 
 def record(recipe: Recipe, goldens: str, run: str) -> str:
-    """Keep the fingerprints of the run in the folder ``run``; return the folder of its class.
-
-    Raises:
-        GoldenError: there is another recipe for this config, whose goldens would not fit.
-    """
+    """Keep the fingerprints of the run in the folder ``run``; return the folder of its class."""
     folder = os.path.join(goldens, recipe.name)
     path = os.path.join(folder, RECIPE)
     if os.path.exists(path):
@@ -197,11 +184,7 @@ def _write(path: str, content: dict[str, Any]) -> None:
 
 
 def check(recipe: Recipe, goldens: str, run: str) -> Checked:
-    """Compare the run in the folder ``run`` with the golden of its class.
-
-    Raises:
-        GoldenError: a file of the golden is missing or damaged.
-    """
+    """Compare the run in the folder ``run`` with the golden of its class."""
     facts = read_manifest(run).facts
     name = class_name(facts)
     folder = os.path.join(goldens, recipe.name)

@@ -71,10 +71,6 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
         say: is called with a line on the progress.
         report: is called with the differences of the manifests, as soon as the second exists.
         changes: changed settings of the config, for example where the data are.
-
-    Raises:
-        FingerprintError: the original cannot be read or has no iterations.
-        TrainingFailed: the training ended with an error.
     """
     original, manifest = read_run(run_dir), read_manifest(run_dir)
     if os.path.realpath(work_dir) == os.path.realpath(run_dir):

@@ -73,12 +73,7 @@ def train_all(trainings: Sequence[Training],
 
 def probe(cfg: Config, at: int, iterations: int, work_dir: str,
           train: Callable[[Sequence[Training]], None] = train_all) -> StateVerdict:
-    """Train ``cfg`` twice for ``iterations``, resume it at ``at``, and compare.
-
-    Raises:
-        TrainingFailed: a run failed; the message has the end of its output.
-        RuntimeError: the config ends before ``iterations``.
-    """
+    """Train ``cfg`` twice for ``iterations``, resume it at ``at``, and compare."""
     recorded = copy.deepcopy(cfg)
     add_fingerprints(recorded, 'step')
 

@@ -114,9 +114,6 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
         names: keys of :data:`VARIATIONS`.
         jobs: number of runs at a time.
         say: is called with a line on the progress.
-
-    Raises:
-        TrainingFailed: a training ended with an error.
     """
     prepared = copy.deepcopy(cfg)
     add_fingerprints(prepared, level)
