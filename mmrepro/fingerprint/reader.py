@@ -87,11 +87,13 @@ def only_checkpoints(folder: str) -> str:
 
 def read_json(path: str) -> Any:
     """Return the content of a JSON file."""
-    with open(path, encoding='utf-8') as file:
-        try:
+    try:
+        with open(path, encoding='utf-8') as file:
             return json.load(file)
-        except ValueError as error:
-            raise FingerprintError(f'{path}: not JSON: {error}') from error
+    except OSError as error:
+        raise FingerprintError(f'{path}: {error.strerror}') from error
+    except ValueError as error:
+        raise FingerprintError(f'{path}: not JSON: {error}') from error
 
 
 def read_rank(path: str) -> RankLog:

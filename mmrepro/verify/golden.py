@@ -22,7 +22,7 @@ from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
 
-from ..errors import FingerprintError, GoldenError
+from ..errors import GoldenError
 from ..facts.compatibility import CHANGES, FactDifference, differences, severity
 from ..fingerprint.divergence import Divergence, compare_logs
 from ..fingerprint.manifest import read_manifest
@@ -104,20 +104,13 @@ def read_recipes(goldens: str, names: Sequence[str] = ()) -> list[Recipe]:
 
 
 def _read_recipe(path: str) -> Recipe:
-    content = _json(path)
+    content = read_json(path)
     known = set(Recipe._fields) | {'kind', 'format'}
     if not isinstance(content, dict) or content.get('kind') != 'golden' or \
             content.get('format') != FORMAT or not {'config', 'iterations'} <= set(
                 content) <= known:
         raise GoldenError(f'{path}: not a golden of format {FORMAT}')
     return Recipe(**{name: value for name, value in content.items() if name in Recipe._fields})
-
-
-def _json(path: str) -> Any:
-    try:
-        return read_json(path)
-    except (FingerprintError, OSError) as error:
-        raise GoldenError(str(error)) from error
 
 
 def train(recipe: Recipe, cfg: Config, work_dir: str,
@@ -208,7 +201,7 @@ def check(recipe: Recipe, goldens: str, run: str) -> Checked:
 
 
 def _facts(golden: str) -> dict[str, Any]:
-    content = _json(os.path.join(golden, FACTS))
+    content = read_json(os.path.join(golden, FACTS))
     if not isinstance(content, dict) or not isinstance(content.get('facts'), dict):
         raise GoldenError(f'{os.path.join(golden, FACTS)}: holds no facts')
     return content['facts']
