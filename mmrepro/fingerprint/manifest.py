@@ -1,4 +1,4 @@
-"""``manifest.json``: everything that a run was made of, and how two runs differ in it."""
+"""``manifest.json``: settings, data, code and environment of a run, and their comparison."""
 from __future__ import annotations
 
 import datetime

@@ -24,8 +24,7 @@ def different_by_design(runs: Sequence[RecordedRun]) -> list[str]:
     a, b = (Manifest(run.work_dir, run.manifests[0]) for run in runs)
     rows = [f'{row.name}: {shorten(row.then, 40)} / {shorten(row.now, 40)} ({row.consequence})'
             for row in compare_manifests(a, b) if row.severity == CHANGES and row.about != WEIGHTS]
-    return [f'the runs were not made of the same, so they have to differ: {listed(rows)}'] \
-        if rows else []
+    return [f'the runs differ by design: {listed(rows)}'] if rows else []
 
 
 def settings_without_effect(specs: Sequence[RunSpec], runs: Sequence[RecordedRun]) -> list[str]:
