@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple
 from ..hooks.fingerprint import FingerprintHook
 from ..runs.child import Training
 from ..runs.launcher import plan, run_all
-from ..runs.progress import iterations_done
+from ..runs.progress import RunsProgress
 from .recording import RecordingPlan, attach
 
 CHECKPOINT = 'localise.pth'  # of a run that is interrupted and resumed
@@ -61,7 +61,7 @@ def trainings_of(spec: RunSpec, work_dir: str, plan: RecordingPlan) -> list[Trai
 
 
 def start(spec: RunSpec, work_dir: str, recording: RecordingPlan,
-          count: Callable[[int, int], None] = lambda done, of: None) -> None:
-    """Train in fresh processes; ``count`` gets the numbers of finished and of all iterations."""
+          say: Callable[[str], None] = lambda text: None) -> None:
+    """Train in fresh processes; ``say`` is called with a line on the progress."""
     run = plan(spec.name, work_dir, trainings_of(spec, work_dir, recording), spec.env, spec.ranks)
-    run_all([run], tick=lambda: count(iterations_done(work_dir), recording.stop + 1))
+    run_all([run], tick=RunsProgress([run], recording.stop + 1, say).show)

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -12,15 +11,15 @@ from ..checkpoint.files import load
 from ..errors import CheckpointError, FingerprintError
 from ..fingerprint.provenance import repeated_environment
 from ..fingerprint.reader import RecordedRun, read_run
+from ..runs.config_edits import SEED, seed_of
 from ..runs.config_files import read_config, without_mark
-from ..runs.progress import ProgressLine, time_left
+from ..runs.progress import ProgressLine
 from .compared_runs import CHANGED, RunSpec, start
 from .recording import RecordingPlan
 from .search import Localiser, LocaliseResult, first_iteration
 from .variation_effect import different_by_design
 
 DEFAULT_ITERATIONS = 20
-SEED = 0  # of both runs, where the config has none
 
 
 def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERATIONS, *,
@@ -41,7 +40,7 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
         values: run once more to measure how far the results of the operator are apart.
     """
     specs = []
-    seeded = [_seed_of(read_config(config, {**common, **options})) for options in settings]
+    seeded = [seed_of(read_config(config, {**common, **options})) for options in settings]
     if seeded == [None, None]:
         print(f'{config} has no randomness.seed, and every run would draw another one: both runs '
               f'get seed {SEED}', file=sys.stderr, flush=True)
@@ -79,11 +78,6 @@ def localise_runs(path_a: str, path_b: str, work_dir: str, values: bool = True) 
     return localiser.explain(*runs, values)
 
 
-def _seed_of(cfg: Any) -> int | None:
-    # MMDetection 2.x has `seed` at the top
-    return (cfg.get('randomness') or {}).get('seed', cfg.get('seed'))
-
-
 def unused_folder(path: str) -> str:
     """Return ``path``, or the first of ``path.1``, ``path.2``, ... without files in it."""
     folder, number = path, 0
@@ -96,15 +90,8 @@ def unused_folder(path: str) -> str:
 def _localiser(specs: Sequence[RunSpec], work_dir: str) -> Localiser:
     """A localiser that reports its progress on the standard error."""
     def launch(spec: RunSpec, folder: str, plan: RecordingPlan) -> None:
-        started = time.monotonic()
-
-        def count(done: int, of: int) -> None:
-            if sys.stderr.isatty():
-                line.say(f'run {spec.name}: {done} of {of} iterations'
-                         f'{time_left(time.monotonic() - started, done, of)}')
-
         with ProgressLine(sys.stderr) as line:
-            start(spec, folder, plan, count)
+            start(spec, folder, plan, line.say if sys.stderr.isatty() else lambda text: None)
 
     say = partial(print, file=sys.stderr, flush=True)
     say(CHANGED)

@@ -33,12 +33,17 @@ def virtual_ranks(cfg: Config) -> int | None:
     return (cfg.get('randomness') or {}).get('virtual_ranks')
 
 
+def seed_of(cfg: Config) -> int | None:
+    # MMDetection 2.x has `seed` at the top
+    seed: int | None = (cfg.get('randomness') or {}).get('seed', cfg.get('seed'))
+    return seed
+
+
 def fix_seed(cfg: Config) -> bool:
     """Give the config a seed; return whether it had none, so that every run would draw another."""
-    randomness = dict(cfg.get('randomness') or {})
-    missing = randomness.get('seed', cfg.get('seed')) is None  # MMDetection 2.x has it at the top
+    missing = seed_of(cfg) is None
     if missing:
-        cfg.randomness = dict(randomness, seed=SEED)
+        cfg.randomness = dict(cfg.get('randomness') or {}, seed=SEED)
     return missing
 
 
