@@ -26,7 +26,7 @@ class DifferenceContext:
         self.streams = stream_a, stream_b
         self.a: Any = None if found.a is None else stream_a[found.a]
         self.b: Any = None if found.b is None else stream_b[found.b]
-        self.record: Any = self.b if self.a is None else self.a
+        self.record: Record = next(record for record in (self.a, self.b) if record is not None)
         self.phase = self.record.phase
         self._attributes = [_named(text for record in stream if record.name == 'attributes'
                                    for text in record.labels) for stream in self.streams]
