@@ -30,8 +30,8 @@ REFERENCE = 'reference'  # folder of the run with which variations are compared
 class Variation(NamedTuple):
     """A condition that must not matter."""
     title: str  # for the certificate
-    # changes the config of the reference in place
-    change: Callable[[Config], None] = lambda cfg: None
+    # changes the config of the reference in place, given the number of iterations
+    change: Callable[[Config, int], None] = lambda cfg, iterations: None
     # changed variables; they may depend on this machine
     env: Callable[[], dict[str, str]] = dict
     prepare: str | None = None  # 'module:function' that the process calls first
@@ -43,7 +43,7 @@ class Variation(NamedTuple):
     validate: bool = False  # validate in the middle; the reference never does
 
 
-def _other_workers(cfg: Config) -> None:
+def _other_workers(cfg: Config, iterations: int) -> None:
     loader = cfg.train_dataloader
     # 0 and 1 worker load in the same order: one of the runs has several
     loader.num_workers = 0 if loader.get('num_workers', 0) > 1 else 2
@@ -51,9 +51,9 @@ def _other_workers(cfg: Config) -> None:
     loader.prefetch_factor = 3 if loader.num_workers else None
 
 
-def _keep_checkpoint(cfg: Config) -> None:
+def _keep_checkpoint(cfg: Config, iterations: int) -> None:
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False,
-                                        interval=max(1, cfg.verify_iterations // 2),
+                                        interval=max(1, iterations // 2),
                                         max_keep_ckpts=1)
 
 
@@ -117,7 +117,6 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
     """
     prepared = copy.deepcopy(cfg)
     add_fingerprints(prepared, level)
-    prepared.verify_iterations = iterations  # for _keep_checkpoint; nothing else reads it
     without_evaluation(prepared)
     without_checkpoints(prepared)
     prepared.resume = False
@@ -180,7 +179,7 @@ def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, i
         if stale == 'last_checkpoint' or stale.endswith('.pth'):
             os.remove(os.path.join(folder, stale))
     cfg = copy.deepcopy(prepared)
-    variation.change(cfg)
+    variation.change(cfg, iterations)
     cfg.work_dir = folder
     path = os.path.join(folder, 'config.py')
     half = max(1, iterations // 2)
