@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
-from mmengine.registry import HOOKS
 
 from ..digests import state_digest
 from ..fingerprint.divergence import differing_iterations
@@ -24,7 +23,6 @@ CHECKPOINT = 'resumed_from.pth'
 Ranks = Mapping[int, RankLog]
 
 
-@HOOKS.register_module()
 class DigestHook(FingerprintHook):
     """Fingerprints with the digest of the weights that a reader can compute from a checkpoint."""
 
