@@ -23,22 +23,21 @@ import torch
 
 from .reachable import attributes, in_slots, items
 
-# what they hold is code, or a hash of their text
+# objects without content: code, and paths, whose attributes cache hashes
 CODE = (type, BuiltinFunctionType, FunctionType, MethodType, ModuleType, PurePath)
 ARRAY = '__array_interface__'
 SHOWN = 60  # characters of a value in a message
 
 
 def state_digest(state: Any) -> str:
-    """SHA-256 over the bytes of everything in nested dicts, lists and tuples, keys sorted.
+    """Return the SHA-256 of nested values, keys sorted.
 
     Tensors and arrays count with dtype and shape; objects with their class and attributes, never
     with their address; sets with the sorted ``repr`` of their items; other values with their
     ``repr``.
 
-    Files hold such digests, so they stay what they are: a tuple counts as a list, which is what
-    JSON makes of it, and numbers side by side are not told apart ([1, 11] and [11, 1]). What is
-    compared within one version is compared by :func:`exact_digest`.
+    Files hold such digests, so their form is fixed: a tuple counts as a list, which is what JSON
+    makes of it, and [1, 11] has the digest of [11, 1]. Within a version, use :func:`exact_digest`.
     """
     digest = hashlib.sha256()
     _update(digest, lambda text: digest.update(text.encode()), state, (), False)
@@ -46,7 +45,7 @@ def state_digest(state: Any) -> str:
 
 
 def exact_digest(state: Any) -> str:
-    """As :func:`state_digest`, but no two values are alike. Not for files: its form may change.
+    """Return a digest that tells all values apart. Not for files: its form may change.
 
     >>> state_digest([1, 11]) == state_digest((11, 1))
     True
@@ -119,7 +118,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 def first_difference(one: Any, other: Any, path: str = '',
                      depth: int = 20) -> tuple[str, str, str] | None:
-    """Where two nested values first differ, and what is there in each; None if they are equal.
+    """Return where two nested values first differ, and both values there; None if they are equal.
 
     >>> first_difference(dict(a=[1, 2]), dict(a=[1, 3]))
     ("['a'][1]", '2', '3')
@@ -147,7 +146,7 @@ def _named(value: Any) -> dict[str, Any]:
 
 
 def _shown(value: Any, other: Any) -> str:
-    """A value in few words: of an array, the first element that differs from ``other``'s."""
+    """Show a value; of an array, the first element that differs from ``other``'s."""
     if not isinstance(value, (torch.Tensor, np.ndarray)):
         text = repr(value)
         return text if len(text) <= SHOWN else f'{text[:SHOWN]}...'

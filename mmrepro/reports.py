@@ -309,7 +309,7 @@ def lost_state_report(found: StateVerdict) -> Report:
     else:
         lines.append('no attribute explains it: `mmrepro localise` compares operators'
                      if found.first else 'no attribute is lost')
-    rows = [(f'{row.place} ({row.cls}).{row.attribute}', str(row.then), str(row.now))
+    rows = [(f'{row.owner} ({row.cls}).{row.attribute}', str(row.then), str(row.now))
             for row in found.lost]
     tables = [Table(('attribute', 'in the uninterrupted run', 'in the resumed run'), rows)]
     return Report('', '\n'.join(lines), DONE if found.good else DIFFERENT, tables if rows else [],

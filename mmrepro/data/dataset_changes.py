@@ -1,7 +1,7 @@
-"""Notice that the dataset of the main process has changed since workers got their copy of it.
+"""Detect that the dataset of the main process has changed since workers got their copy of it.
 
-Workers load from the dataset as it was when they started. The main process itself would load from
-the dataset as it is, so a change has to end the workers, or the number of workers would matter.
+Workers load from the dataset as it was when they started; the main process would load from the
+dataset as it is. So a change has to end the workers, or the number of workers would matter.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..reachable import (
     slot_names,
 )
 
-MAX_OBJECTS = 2000  # looked at; the nearest ones first
+MAX_OBJECTS = 2000  # visited; the nearest ones first
 MAX_ELEMENTS = 1024  # of an array or tensor: larger ones are annotations
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
@@ -34,7 +34,7 @@ _OPAQUE = (type, torch.nn.Module, *GENERATORS)  # their content is not that of a
 def _bytes(array: Any) -> bytes:
     if isinstance(array, torch.Tensor):
         array = array.detach().contiguous().view(-1).view(torch.uint8).numpy()
-    return array.tobytes()
+    return bytes(array.tobytes())
 
 
 def _is_small_array(thing: Any) -> bool:
@@ -46,7 +46,7 @@ def _is_small_array(thing: Any) -> bool:
 
 
 class _Part(NamedTuple):
-    """Something that can be changed in place: how to read it, and what was read."""
+    """An object that can be changed in place: how to read it, and what was read."""
     path: str
     read: Callable[[Any], Any]
     thing: Any
@@ -59,7 +59,7 @@ class _Part(NamedTuple):
             return False
 
     def items(self) -> list[Named]:
-        """Path and value of what it held."""
+        """Return path and value of what the object held."""
         if not isinstance(self.before, CONTAINERS):
             return []
         return items(self.before, self.path, self.read in (vars, attributes))
@@ -78,13 +78,13 @@ def _part(path: str, thing: Any) -> _Part | None:
         return _Part(path, _bytes, thing, _bytes(thing)) if _is_small_array(thing) else None
     if isinstance(thing, _OPAQUE):
         return None
-    if slot_names(type(thing)) and belongs_to_user(type(thing).__module__):
+    if slot_names(thing) and belongs_to_user(type(thing).__module__):
         return _Part(path, attributes, thing, attributes(thing))
     return _Part(path, vars, thing, dict(vars(thing))) if hasattr(thing, '__dict__') else None
 
 
 class DatasetSnapshot:
-    """What a dataset and everything that it holds looked like."""
+    """The content of a dataset and of everything that it holds, as it was."""
 
     def __init__(self, dataset: Any) -> None:
         self._parts: list[_Part] = list(self._visit(dataset))
@@ -99,7 +99,7 @@ class DatasetSnapshot:
                 walk.add(named for named in part.items() if not isinstance(named[1], _PLAIN))
 
     def change(self) -> str | None:
-        """Path of something that is different now, or None."""
+        """Return the path of something that has changed since, or None."""
         for part in self._parts:
             if not part.same():
                 return _first_change(part)

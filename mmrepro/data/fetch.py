@@ -1,8 +1,8 @@
-"""Seeding of every sample, in the worker, right before the dataset is asked for it.
+"""Seed each sample, in the worker, right before the dataset is asked for it.
 
 PyTorch's iterators are given the fetch of their loader as their dataset, and ask it for the samples
 of a batch. The loader keeps the real dataset, whose attributes MMEngine's hooks change, and the
-dataset knows nothing of who loads from it.
+dataset does not know who loads from it.
 """
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class _Fetched(NamedTuple):
 
 
 def loads_batches(dataset: Any) -> bool:
-    """Whether a dataset has code of its own for a whole batch.
+    """Whether a dataset has code of its own that loads a whole batch.
 
-    torch's ``Subset`` and ``StackDataset`` have it only to pass a batch on.
+    torch's ``Subset`` and ``StackDataset`` only pass a batch on.
     """
     cls = type(dataset)
     if cls.__module__ == 'torch.utils.data.dataset':
@@ -52,7 +52,7 @@ def loads_batches(dataset: Any) -> bool:
 
 
 class KeyedFetch:
-    """Stands for the dataset of a loader: loads the samples of a batch, each from its own stream.
+    """Loads the samples of a batch, each from its own stream; PyTorch takes it for the dataset.
 
     A dataset with ``__getitems__`` of its own is asked for the whole batch, from one stream.
 
@@ -63,28 +63,28 @@ class KeyedFetch:
         per_sample: start a stream for each sample; otherwise a stream belongs to the worker and
             the epoch (``worker_seed='worker'``).
         rank: of this process.
-        marked: say which batch it is, for :class:`KeyedCollate`.
+        marked: return a :class:`_Fetched`, for :class:`KeyedCollate`.
         check: loads some samples twice.
     """
 
-    def __init__(self, dataset: Any, root: int, stream: str, per_sample: bool, rank: int,
-                 marked: bool = False, check: SampleCheck | None = None) -> None:
+    def __init__(self, dataset: Any, root: seeds.Root, stream: str, per_sample: bool,
+                 rank: int, marked: bool = False, check: SampleCheck | None = None) -> None:
         self.dataset, self._marked, self.check = dataset, marked, check
         self.root, self.stream, self.per_sample, self.rank = root, stream, per_sample, rank
         self._epoch: int | None = None
-        self._main_state: tuple | None = None
+        self._main_state: tuple[Any, ...] | None = None
         self._own: Generators = {}
-        self._pipelines: list | None = None
+        self._pipelines: list[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getstate__(self) -> dict[str, Any]:
-        # a process finds the generators of its own dataset
+        # each process looks for the generators of its copy of the dataset
         return {**self.__dict__, '_own': {}, '_pipelines': None}
 
     def own_generators(self) -> Generators:
-        """Return generators that the dataset and its transforms keep; hooks may switch pipelines.
+        """Return the generators of the dataset and its transforms, which hooks may exchange.
 
         Raises:
             RandomnessError: a generator cannot be seeded.
@@ -175,7 +175,7 @@ class KeyedFetch:
             if not self.per_sample:
                 self._main_state = seeds.capture_rng(accelerators=False)
 
-    def collate(self, function: Callable, own: Generators, start: tuple[int, int],
+    def collate(self, function: Callable[..., Any], own: Generators, start: tuple[int, int],
                 items: Any) -> Any:
         """Call a collate function that may draw, in the stream of its batch or worker."""
 
@@ -200,13 +200,13 @@ _DRAW_NOTHING = (
 )
 
 
-def keyed_collate(function: Callable) -> Callable:
-    """``function``, or what calls it in a stream of its own when it may draw."""
+def keyed_collate(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function``, wrapped in a :class:`KeyedCollate` if it may draw."""
     return function if isinstance(function, KeyedCollate) or _name_of(function) in _DRAW_NOTHING \
         else KeyedCollate(function)
 
 
-def _name_of(function: Callable) -> str:
+def _name_of(function: Callable[..., Any]) -> str:
     while isinstance(function, partial):  # MMEngine makes one of a config
         function = function.func
     named = function if hasattr(function, '__qualname__') else type(function)
@@ -220,12 +220,12 @@ class KeyedCollate:
         RandomnessError: the function keeps a generator that cannot be seeded.
     """
 
-    def __init__(self, function: Callable) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self._own = generators.find(function, 'collate_fn')
 
-    def __reduce__(self) -> tuple:
-        # a process finds the generators of its own function
+    def __reduce__(self) -> tuple[Any, ...]:
+        # each process looks for the generators of its copy of the function
         return KeyedCollate, (self.function, )
 
     def __call__(self, fetched: Any) -> Any:
@@ -235,15 +235,15 @@ class KeyedCollate:
 
 
 class WorkerInit:
-    """``worker_init_fn``: makes a worker what the main process is, then calls the user's own.
+    """The ``worker_init_fn`` of an adopted loader.
 
     The streams of a worker outside of any sample depend on rank, worker and epoch.
 
     Args:
         placement: of the loader; a spawned worker gets its values at the moment of the start.
-        rank: of this process.
+        rank: rank of this process.
         prepare: called first, for example to patch libraries as in the main process.
-        user_init: the user's own ``worker_init_fn``.
+        user_init: the user's ``worker_init_fn``, called last.
     """
 
     def __init__(self, placement: Any, rank: int, prepare: Callable[[], Any] | None = None,
@@ -256,7 +256,7 @@ class WorkerInit:
         if info is not None:
             shield()
             end_with_trainer()
-            if isinstance(info.dataset, KeyedFetch):  # the user's function looks for its own
+            if isinstance(info.dataset, KeyedFetch):  # the user's function expects its dataset
                 object.__setattr__(info, 'dataset', info.dataset.dataset)
         if self._prepare is not None:
             self._prepare()

@@ -19,21 +19,21 @@ from .worker_processes import use_own_start_method
 _LEGACY = "set randomness.worker_seed='mmengine' to train with MMEngine's own streams"
 
 
-def placement_of(loader: DataLoader) -> Placement | None:
-    """The placement of an adopted loader, or None."""
+def placement_of(loader: Any) -> Placement | None:
+    """Return the placement of an adopted loader, or None."""
     return getattr(getattr(loader, 'batch_sampler', None), '_mmrepro_placement', None)
 
 
-def use_stream(loader: DataLoader, stream: str) -> None:
+def use_stream(loader: Any, stream: str) -> None:
     """Let the next pass of an adopted loader use ``stream``: validation and test may share one."""
     fetch = getattr(loader, '_mmrepro_fetch', None)
     if fetch is not None and fetch.stream != stream:
         fetch.stream = stream
-        loader._iterator = None  # workers that stay have the other one
+        loader._iterator = None  # persistent workers use the stream of before
 
 
 def without_positions(dataset: type, batched: bool = True) -> str:
-    """Why the samples of a loader have no position that could key their randomness, or ''.
+    """Return why the samples of a loader have no position that could key their randomness, or ''.
 
     Args:
         dataset: class of the loader's dataset.
@@ -48,18 +48,18 @@ def without_positions(dataset: type, batched: bool = True) -> str:
     return ''
 
 
-def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank: int,
+def adopt_loader(loader: Any, config: RandomnessConfig, stream: str, rank: int,
                  user_init: Callable[[int], Any] | None = None,
                  prepare_worker: Callable[[], Any] | None = None,
-                 explain: Explain | None = None) -> DataLoader:
+                 explain: Explain | None = None) -> Any:
     """Key a loader's samplers, samples and workers, in place.
 
     Args:
-        loader: a loader with a map-style dataset, not iterated yet.
+        loader: a ``DataLoader`` with a map-style dataset, not iterated yet.
         config: with the seed in effect.
         stream: 'sample' for training, 'val' or 'test'.
-        rank: of this process.
-        user_init: the user's own ``worker_init_fn``, called after ours.
+        rank: rank of this process.
+        user_init: the user's ``worker_init_fn``, called after ours.
         prepare_worker: called at the start of each worker; spawned workers unpickle it.
         explain: says where two results of a sample differ; see :mod:`mmrepro.data.sample_check`.
 
@@ -92,7 +92,7 @@ def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank
     fetch = KeyedFetch(dataset, config.root, stream, config.worker_seed == 'sample', rank,
                        isinstance(loader.collate_fn, KeyedCollate),
                        sample_check(loader, config, explain))
-    fetch.own_generators()  # one that cannot be seeded is an error now, not in a worker
+    fetch.own_generators()  # raises now, not in a worker
     key_passes(loader, fetch)
     if isinstance(user_init, WorkerInit):  # a loader object that was adopted before
         user_init = user_init.user_init
@@ -104,22 +104,22 @@ def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank
 
 
 class StaticOnClass:
-    """A method of runners that stays what it was, a static method, when it is called on a class."""
+    """A bound method on instances of runners; the static method of the base on classes."""
 
-    def __init__(self, method: Callable) -> None:
+    def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._owner, self._name = owner, name
 
-    def __get__(self, instance: Any, cls: type) -> Callable:
+    def __get__(self, instance: Any, cls: type) -> Any:
         if instance is None:
             return getattr(super(self._owner, cls), self._name)
         return MethodType(self._method, instance)
 
 
-def build_loader(build: Callable, dataloader: Any, root: int, stream: str) -> DataLoader:
-    """Build a loader of a dict with MMEngine's ``build``, whatever was drawn until now."""
+def build_loader(build: Callable[..., Any], dataloader: Any, root: seeds.Root, stream: str) -> Any:
+    """Build a loader from its config with MMEngine's ``build``, whatever was drawn until now."""
     # For samplers that mmrepro does not know. The same on all ranks, also with
     # diff_rank_seed: ranks that shuffle differently would share samples.
     sampler_seed = seeds.derive(root, 'sampler', 'build').torch >> 33
@@ -129,13 +129,13 @@ def build_loader(build: Callable, dataloader: Any, root: int, stream: str) -> Da
 
 
 def one_by_one(loader: Any, stream: str, config: RandomnessConfig) -> Any:
-    """A loader, or the dict of one; for independent predictions, with batches of one image.
+    """Return a loader or its config; for independent predictions, with batches of one image.
 
     Args:
-        stream: of the loop that takes the batches.
+        stream: stream of the loop that takes the batches.
 
     Raises:
-        RandomnessError: the batches are not the loader's to choose, or it is built already.
+        RandomnessError: a batch sampler makes the batches, or the loader is built with other ones.
     """
     if not config.independent_predictions or stream not in ('val', 'test'):
         return loader
@@ -154,14 +154,14 @@ def one_by_one(loader: Any, stream: str, config: RandomnessConfig) -> Any:
 
 
 def check_loader_object(loader: Any, stream: str, training: Any) -> None:
-    """Refuse what a loop would take as it is, and what has no streams then.
+    """Refuse an object that a loop would take as its loader, without keyed streams.
 
     Args:
-        stream: of the loop.
+        stream: stream of the loop.
         training: the loader of the training loop.
 
     Raises:
-        RandomnessError: for something else than a ``DataLoader``, or the loader of training.
+        RandomnessError: it is no ``DataLoader``, or also the loader of training.
     """
     if not isinstance(loader, DataLoader):
         raise RandomnessError(
@@ -175,7 +175,7 @@ def check_loader_object(loader: Any, stream: str, training: Any) -> None:
 
 
 def shuffled_subset(dataset: Any) -> str | None:
-    """A warning for a split of the data that looks as if it was drawn, or None."""
+    """Return a warning if a ``Subset`` in the dataset has indices that look drawn, or None."""
     for node in dataset_tree.nodes(dataset):
         if isinstance(node.dataset, Subset):
             indices = list(node.dataset.indices)

@@ -1,9 +1,9 @@
-"""The sampling order of every sampler as a pure function of (root seed, epoch, local start).
+"""The order of each sampler as a pure function of (root seed, epoch, local start).
 
-One function per kind of sampler; :data:`SAMPLING_ORDERS` is the table. Each yields ``(index, epoch,
-position)`` for this rank from its ``start``-th sample on, where ``position`` counts over all ranks,
-so that the set of positions in a global batch does not depend on the number of ranks. Samplers with
-an entry jump to ``start`` without visiting what lies before.
+One function per class of samplers; :data:`SAMPLING_ORDERS` is the table. Each yields ``(index,
+epoch, position)`` for this rank from its ``start``-th sample on, where ``position`` counts over all
+ranks, so that the set of positions in a global batch does not depend on the number of ranks.
+Samplers with an entry jump to ``start`` without visiting the samples before it.
 
 Permutations come from ``numpy.random.RandomState``, whose streams NumPy has frozen (NEP 19).
 """
@@ -24,18 +24,18 @@ Position = tuple[Any, int, int]  # index, epoch, global position
 SamplingOrder = Callable[[Any, Any, int], Iterator[Position]]
 
 
-def _permutation(root: seeds.Root, size: int, *key: seeds.Key) -> list[int]:
+def _permutation(root: seeds.Root, size: int, *key: seeds.Key) -> Any:
     return seeds.random_state(root, 'sampler', *key).permutation(size).tolist()
 
 
-def _strided(indices: Sequence, sampler: Any, epoch: int, start: int) -> Iterator[Position]:
-    """Every ``world_size``-th of an epoch's global indices, beginning with the rank's own."""
+def _strided(indices: Sequence[Any], sampler: Any, epoch: int, start: int) -> Iterator[Position]:
+    """Yield every ``world_size``-th of an epoch's global indices, from the rank's first on."""
     first = sampler.rank + start * sampler.world_size
     for position in range(first, len(indices), sampler.world_size):
         yield indices[position], epoch, position
 
 
-def _epoch(sampler: Any) -> int:
+def _epoch(sampler: Any) -> Any:
     return sampler._mmrepro_placement.epoch
 
 
@@ -57,10 +57,11 @@ def default(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
 
 def _endless(root: seeds.Root, size: int, shuffle: bool, first: int, step: int,
              *key: seeds.Key) -> Iterator[tuple[int, int]]:
-    """(index, position) of endless passes over ``size`` items, from ``first``, every ``step``."""
+    """Yield (index, position) of endless passes over ``size`` items."""
     if size == 0:
         raise ValueError(f'cannot draw from an empty source ({", ".join(map(str, key))})')
-    current, indices = -1, range(size)
+    current = -1
+    indices: Sequence[int] = range(size)
     for position in itertools.count(first, step):
         number, offset = divmod(position, size)
         if shuffle and number != current:
@@ -77,7 +78,7 @@ def infinite(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
 
 
 def _batch_positions(batches: Iterator[list[int]], sampler: Any, start: int) -> Iterator[Position]:
-    """Samples of whole batches; ``start`` may lie inside the first of ``batches``."""
+    """Yield the samples of batches; ``start`` may lie inside the first batch."""
     offset = start % sampler.batch_size
     local = start - offset
     for batch in batches:
@@ -89,7 +90,7 @@ def _batch_positions(batches: Iterator[list[int]], sampler: Any, start: int) -> 
 
 def _sources(sampler: Any, root: seeds.Root, sizes: Sequence[int], drawn: int,
              *key: seeds.Key) -> list[Iterator[int]]:
-    """One endless stream per source, after ``drawn`` batches were taken from it."""
+    """Return an endless stream per source, from which ``drawn`` batches have been taken."""
     streams = []
     for source, (size, number) in enumerate(zip(sizes, sampler.num_per_source)):
         first = sampler.rank + drawn * number * sampler.world_size
@@ -118,7 +119,7 @@ _BLOCK = 1024  # group choices drawn at a time
 
 
 def _groups(sampler: Any, root: seeds.Root) -> Iterator[int]:
-    """The group of every batch: the same on all ranks."""
+    """Yield the group of each batch: the same on all ranks."""
     for block in itertools.count():
         state = seeds.random_state(root, 'sampler', 'GroupMultiSourceSampler', 'group', block)
         yield from state.choice(len(sampler.group_ratio), size=_BLOCK,
@@ -126,7 +127,7 @@ def _groups(sampler: Any, root: seeds.Root) -> Iterator[int]:
 
 
 def group_multi_source(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
-    """mmdet ``GroupMultiSourceSampler``: as above, each batch from one aspect-ratio group."""
+    """mmdet ``GroupMultiSourceSampler``: the same within one aspect-ratio group a batch."""
     groups = _groups(sampler, root)
     drawn = np.bincount(list(itertools.islice(groups, start // sampler.batch_size)),
                         minlength=len(sampler.group_ratio))
@@ -147,10 +148,10 @@ def group_multi_source(sampler: Any, root: seeds.Root, start: int) -> Iterator[P
 
 
 def custom_sample_size(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
-    """mmdet ``CustomSampleSizeSampler``: so many of each dataset an epoch, cycling through it.
+    """mmdet ``CustomSampleSizeSampler``: a share of each dataset an epoch, cycling through it.
 
-    MMDetection keeps the cycles in the sampler, so that a resumed run starts them again; here an
-    epoch's share begins where ``epoch`` shares end.
+    MMDetection keeps the cycles in the sampler, so that a resumed run starts them again; here the
+    share of an epoch follows those of the epochs before.
     """
     chosen: list[int] = []
     for source, (size, members) in enumerate(zip(sampler.dataset_size, sampler.dataset_index)):
@@ -167,12 +168,14 @@ def custom_sample_size(sampler: Any, root: seeds.Root, start: int) -> Iterator[P
     return _strided(indices, sampler, sampler.epoch, start)
 
 
-_BITS = 30  # of a seed; NumPy's take 32, MMEngine's samplers add the epoch
+_SEED_BITS = 30  # NumPy's seeds take 32 bits, and MMEngine's samplers add the epoch
 
 
 def _stock(sampler: Any, root: seeds.Root) -> Iterator[Any]:
-    """A sampler's own order, every generator that it may draw from at the start of this epoch's
-    stream: the global ones, its own, and what it makes of ``seed + epoch``."""
+    """Return the order of the stock class, from the start of this epoch's stream.
+
+    It may draw from the global generators, those that it keeps, and one made of ``seed + epoch``.
+    """
     epoch, stock = _epoch(sampler), sampler._mmrepro_stock
     key = ('sampler', stock.__name__, epoch)
     own = getattr(sampler, 'epoch', 0)
@@ -180,26 +183,29 @@ def _stock(sampler: Any, root: seeds.Root) -> Iterator[Any]:
         sampler.epoch = own = epoch  # it counts its passes itself; a resumed one begins at zero
     seed = getattr(sampler, 'seed', None)
     if isinstance(seed, numbers.Integral) and not isinstance(seed, bool):
-        seed = (1 << _BITS) + (seeds.derive(root, *key).torch >> (64 - _BITS))
+        seed = (1 << _SEED_BITS) + (seeds.derive(root, *key).torch >> (64 - _SEED_BITS))
         sampler.seed = seed - own if isinstance(own, int) else seed
     return isolated_order(sampler, lambda: stock.__iter__(sampler), _BLOCK, root, *key)
 
 
 def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int,
                    root: seeds.Root, stream: str, *key: seeds.Key) -> Iterator[Any]:
-    """What ``order()`` yields from generators of its own; ``block`` items are drawn at a time.
+    """Yield what ``order()`` yields, with isolated generators that start a stream.
+
+    Args:
+        block: so many items are drawn at a time.
 
     Raises:
         RandomnessError: in another thread than the one that trains.
     """
     name = sampler._mmrepro_stock.__name__
-    inside, found = None, generators.find(sampler, name, data=False)
+    inside, kept = None, generators.find(sampler, name, data=False)
     items: Iterator[Any] = iter(())
     while True:
         training_thread.check(f'asks {name} for its order')
         with seeds.isolate_rng():
             if inside is None:
-                generators.begin_stream(found, root, stream, *key)
+                generators.begin_stream(kept, root, stream, *key)
                 items = order()
             else:
                 seeds.restore_rng(inside)
@@ -218,7 +224,7 @@ def contiguous(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]
 
 
 def _whole(indices: Sequence[int], sampler: Any, start: int) -> Iterator[Position]:
-    """Every rank takes all of an epoch's indices, as torch's samplers have it."""
+    """Yield all of an epoch's indices on each rank, as torch's samplers do."""
     from mmengine.dist import get_dist_info
     rank, world_size = get_dist_info()
     for local in range(start, len(indices)):
@@ -258,7 +264,7 @@ def torch_subset(sampler: Any, root: seeds.Root, start: int) -> Iterator[Positio
 
 
 def strided_stock(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
-    """Any other sampler: its own order, taken to be strided over the ranks."""
+    """Unknown samplers: keep their order and assume that it is strided over the ranks."""
     from mmengine.dist import get_dist_info
     rank, world_size = get_dist_info()
     epoch = _epoch(sampler)
@@ -266,7 +272,7 @@ def strided_stock(sampler: Any, root: seeds.Root, start: int) -> Iterator[Positi
         yield index, epoch, local * world_size + rank
 
 
-# One pass without end. Any other sampler is taken to come to an end, as `len()` says.
+# Samplers of one pass without end.
 ENDLESS = ('mmengine.dataset.sampler.InfiniteSampler',
            'mmdet.datasets.samplers.multi_source_sampler.MultiSourceSampler')
 
@@ -305,5 +311,5 @@ def is_endless(sampler: Any) -> bool:
 
 
 def sampling_order_of(cls: type) -> SamplingOrder:
-    """The order function for a stock sampler class."""
+    """Return the order function for a stock sampler class."""
     return SAMPLING_ORDERS.get(qualified_name(cls), strided_stock)

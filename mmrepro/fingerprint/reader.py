@@ -40,8 +40,8 @@ def read_ranks(folder: str) -> dict[int, RankLog]:
     """
     names = os.listdir(folder) if os.path.isdir(folder) else ()
     matches = filter(None, map(schema.FINGERPRINTS.fullmatch, names))
-    found = {int(match[1]): match[0] for match in matches}
-    return {rank: read_rank(os.path.join(folder, found[rank])) for rank in sorted(found)}
+    files = {int(match[1]): match[0] for match in matches}
+    return {rank: read_rank(os.path.join(folder, files[rank])) for rank in sorted(files)}
 
 
 def read_run(work_dir: str) -> RecordedRun:
@@ -68,9 +68,9 @@ def read_run(work_dir: str) -> RecordedRun:
     if not ranks:
         raise FingerprintError(f'{folder}: has no file {schema.fingerprint_name(0)}; the run ended '
                                'before its training began, or the folder belongs to something else')
-    found = sorted((int(match[1] or 0), match[0])
+    names = sorted((int(match[1] or 0), match[0])
                    for match in filter(None, map(schema.MANIFEST.fullmatch, os.listdir(folder))))
-    manifests = [read_json(os.path.join(folder, name)) for _, name in found]
+    manifests = [read_json(os.path.join(folder, name)) for _, name in names]
     notes = [f'rank {rank}: {note}' for rank, log in sorted(ranks.items()) for note in log.notes]
     if not manifests:
         notes.append(f'{folder}: has no manifest.json')
@@ -156,7 +156,7 @@ def _record(path: str, number: int, line: bytes, torn: bool, notes: list[str]) -
             return None
         raise FingerprintError(f'{path}, line {number}: not JSON: {line[:60]!r}') from None
     kind = record.get('kind') if isinstance(record, dict) else None
-    lacking = [key for key in schema.REQUIRED.get(kind, ()) if key not in record]
+    lacking = [key for key in schema.REQUIRED.get(str(kind), ()) if key not in record]
     if kind is None or lacking:
         what = f'lacks {", ".join(lacking)}' if lacking else "is no object with 'kind'"
         raise FingerprintError(f'{path}, line {number}: {what}')

@@ -1,4 +1,4 @@
-"""What can be localised: two variants of a config, or two runs that were trained."""
+"""Localise a difference of two variants of a config, or of two trained runs."""
 from __future__ import annotations
 
 import os
@@ -29,7 +29,7 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
                     env: Sequence[Mapping[str, str]] = ({}, {}), ranks: int = 1,
                     resume_b: int | None = None, validate_b: int | None = None,
                     values: bool = True) -> LocaliseResult:
-    """Train a config as run A and as run B, and find where they diverge.
+    """Train a config as run A and as run B, and find their first difference.
 
     Args:
         work_dir: an empty folder.
@@ -57,14 +57,15 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
             raise ValueError(f'{config} has no val_cfg: run B cannot validate')
         path = os.path.join(work_dir, f'config_{name}.py')
         cfg.dump(path)
-        events = dict(resume_at=resume_b, validate_at=validate_b) if name == 'B' else {}
+        events: dict[str, Any] = dict(
+            resume_at=resume_b, validate_at=validate_b) if name == 'B' else {}
         specs.append(RunSpec(name, path, dict(variables), ranks,
                              asked={**without_mark(options), **variables}, **events))
     return _localiser(specs, work_dir).search(iterations, values)
 
 
 def localise_runs(path_a: str, path_b: str, work_dir: str, values: bool = True) -> LocaliseResult:
-    """Find where two trained runs diverge, from their fingerprints, and repeat them up to there.
+    """Find the first difference of two trained runs: repeat them up to their divergence.
 
     Args:
         path_a, path_b: work directories of the runs.
@@ -93,7 +94,7 @@ def _seed_of(cfg: Any) -> int | None:
 
 
 def unused_folder(path: str) -> str:
-    """``path``, or ``path.1``, ``path.2``, ... when there are files in it."""
+    """Return ``path``, or the first of ``path.1``, ``path.2``, ... without files in it."""
     folder, number = path, 0
     while os.path.isdir(folder) and os.listdir(folder):
         number += 1
@@ -102,7 +103,7 @@ def unused_folder(path: str) -> str:
 
 
 def _localiser(specs: Sequence[RunSpec], work_dir: str) -> Localiser:
-    """Its progress goes to the standard error; a terminal shows the iterations as they are done."""
+    """A localiser that reports its progress on the standard error."""
     def launch(spec: RunSpec, folder: str, plan: RecordingPlan) -> None:
         started = time.monotonic()
 
@@ -120,7 +121,7 @@ def _localiser(specs: Sequence[RunSpec], work_dir: str) -> Localiser:
 
 
 def _repetition(name: str, run: RecordedRun, iteration: int, work_dir: str) -> RunSpec:
-    """How to repeat a run up to an iteration: its config, its variables, its nearest checkpoint."""
+    """Return how to repeat a run up to an iteration: config, variables, nearest checkpoint."""
     if not run.manifests:
         raise FingerprintError(f'{run.work_dir}: has no manifest, so the run cannot be repeated')
     manifest: dict[str, Any] = run.manifests[0]
@@ -133,7 +134,7 @@ def _repetition(name: str, run: RecordedRun, iteration: int, work_dir: str) -> R
 
 
 def _nearest_checkpoint(folder: str, iteration: int) -> str | None:
-    """The last checkpoint of mmrepro that leaves one more iteration before ``iteration``."""
+    """Return the last checkpoint of mmrepro with at least one iteration before ``iteration``."""
     best: tuple[int, str | None] = (0, None)
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)

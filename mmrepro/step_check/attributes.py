@@ -1,8 +1,8 @@
-"""What a pass of a model may change in its modules: remembered, compared and put back.
+"""The state that a pass may change in the modules of a model: captured, compared and restored.
 
-Found by walking the attributes of the modules: parameters and buffers, numbers, containers, arrays,
-generators, and objects of the user's classes. Objects keep their identity; it is their content that
-is put back, and only where it has changed.
+The walk over the attributes of the modules visits parameters and buffers, numbers, containers,
+arrays, generators, and objects of the user's classes. Objects keep their identity; their content is
+restored where it has changed.
 """
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _copy_bits(tensor: torch.Tensor, content: torch.Tensor) -> None:
 
 
 def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """On the host, so that a check takes no memory of the device."""
+    """Copy a tensor to the host, so that a check takes no memory of the device."""
     return tensor.detach().to('cpu', copy=True)
 
 
@@ -65,7 +65,7 @@ _KINDS = (
 
 
 def _restore_attributes(obj: Any, content: dict[str, Any]) -> None:
-    names = slot_names(type(obj))
+    names = slot_names(obj)
     for name in names:
         if name in content:
             object.__setattr__(obj, name, content[name])
@@ -79,7 +79,7 @@ _OBJECT = _Kind((object, ), attributes, _restore_attributes)
 
 
 class _Held(NamedTuple):
-    """One object and what was in it."""
+    """An object and its content."""
     path: str
     obj: Any
     kind: _Kind
@@ -88,7 +88,7 @@ class _Held(NamedTuple):
     saved_names: set[str]  # attributes of it that checkpoints hold
 
     def differing(self) -> list[str]:
-        """Names of what is other than it was; one name for what has no parts."""
+        """Return names of the parts that differ from the content; [''] without parts."""
         if isinstance(self.obj, torch.Tensor):  # most of the bytes: compared without a copy
             return [] if _same_bits(self.content, self.obj) else ['']
         now = self.kind.read(self.obj)
@@ -100,13 +100,13 @@ class _Held(NamedTuple):
 
 
 class Attributes:
-    """The content of everything that modules hold, as it is now.
+    """The content of everything that modules hold, when it was captured.
 
     Args:
         model: its modules are walked.
-        more: other objects, by the name where their paths begin; they count as saved.
+        more: further objects by name, the start of their paths; they count as saved.
         saved: (owner, name) of attributes that checkpoints keep, beside parameters and buffers.
-        left_out: objects that belong to somebody else, who alone may write to them.
+        left_out: objects that other code restores.
     """
 
     def __init__(self, model: nn.Module, more: Mapping[str, Any],
@@ -133,12 +133,12 @@ class Attributes:
             self._visit(*thing)
 
     def changed(self) -> list[str]:
-        """Paths of what is other than it was, without what checkpoints keep."""
+        """Return the paths of what has changed, without what checkpoints keep."""
         return [f'{one.path}.{name}' if name else one.path for one in self._held
                 if not one.saved for name in one.differing() if name not in one.saved_names]
 
     def put_back(self, unsaved: bool = True) -> None:
-        """Let everything be as it was; with ``unsaved=False``, only what checkpoints keep."""
+        """Restore everything; with ``unsaved=False``, only what checkpoints keep."""
         for one in self._held:
             differing = one.differing()
             if differing and (one.saved or unsaved):
@@ -149,8 +149,6 @@ class Attributes:
                         setattr(one.obj, name, one.content[name])
                     else:  # the class had the value until the pass
                         delattr(one.obj, name)
-
-    # ---------------------------------------------------------------------------- walking
 
     def _visit(self, path: str, obj: Any, saved: bool) -> None:
         if isinstance(obj, (tuple, frozenset)):

@@ -98,7 +98,7 @@ def test_a_difference_is_recorded_where_it_is(tmp_path):
     assert result.text().splitlines()[0] == (
         'DIFFERENT BITS: the runs first differ at iteration 2, in losses')
     found = json.loads(json.dumps(result.as_dict()))
-    assert found['divergence'] == dict(iteration=2, places=[0, 1], fields={'0': ['losses']})
+    assert found['divergence'] == dict(iteration=2, positions=[0, 1], fields={'0': ['losses']})
     assert found['finding']['cause'] == 'operator' and found['finding']['fix']
 
 

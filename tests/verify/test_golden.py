@@ -6,13 +6,11 @@ import shutil
 
 import pytest
 from command import exit_code
-from launches import folder_of, training_of
+from launches import EndedTraining, folder_of, stand_in, training_of, write_steps
 from mmengine.config import Config
 
 from mmrepro.demo.shipped_configs import demo_config
 from mmrepro.fingerprint.manifest import read_manifest
-from mmrepro.fingerprint.writer import Writer
-from mmrepro.runs import launcher
 from mmrepro.verify import golden as module
 
 
@@ -21,35 +19,22 @@ def manifest(original):
     return read_manifest(str(original)).content
 
 
-class Recorded:
-    """Stands for a process; ``facts`` and the iteration ``wrong`` are what a test changes."""
+class Recorded(EndedTraining):
+    """``facts`` and the iteration ``wrong`` are what a test changes."""
 
     def __init__(self, launch):
-        self.launches.append(launch)
+        super().__init__(launch)
         training, folder = training_of(launch), folder_of(launch)
-        writer = Writer(f'{folder}/mmrepro/fingerprints.rank0.jsonl')
-        writer.write(dict(kind='start', format=1, level='step', rank=0, world_size=1, iteration=0))
-        for i in range(training.iterations):
-            gradients = 'other' if self.wrong == i else 'same'
-            writer.write(dict(kind='step', iteration=i, epoch=0, gradients=gradients))
-        writer.close()
+        write_steps(folder, [dict(gradients='other' if self.wrong == i else 'same')
+                             for i in range(training.iterations)])
         content = dict(self.manifest, facts={**self.manifest['facts'], **self.facts})
         with open(f'{folder}/mmrepro/manifest.json', 'w') as file:
             json.dump(content, file)
 
-    def poll(self):
-        return True
-
-    def kill(self):
-        pass
-
 
 @pytest.fixture
 def process(manifest, monkeypatch):
-    made = type('Made', (Recorded, ), dict(manifest=manifest, facts={}, wrong=None, launches=[]))
-    monkeypatch.setattr(launcher, 'LaunchedTraining', made)
-    monkeypatch.setattr(launcher, 'POLL', 0)
-    return made
+    return stand_in(monkeypatch, Recorded, manifest=manifest, facts={}, wrong=None)
 
 
 @pytest.fixture
