@@ -32,10 +32,10 @@ LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('data', 'distributed'), 'data loading by position; process groups and agreement of ranks'),
     (('determinism', ), 'flags and environment variables, a table row each'),
     (('config', ), 'the `randomness` dict'),
-    (('ops', 'seeds', 'digests', 'errors', 'exit_codes', 'intervals', 'nested', 'scoped', 'text',
-      'version'),
+    (('ops', 'seeds', 'digests', 'exit_codes', 'text', 'version'),
      'operators, random streams, digests'),
-    (('imports', ), 'what happens after the import of a module'),
+    (('errors', 'imports', 'intervals', 'nested', 'scoped'),
+     'exceptions; small helpers, each the one home of its concept'),
 )
 # Rooms of one row that may know each other, in this direction only.
 ALLOWED_SIDEWAYS = {
