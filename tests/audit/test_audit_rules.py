@@ -243,9 +243,29 @@ def test_legacy_keys_move_where_the_advice_says():
     assert findings_of(Subject(cfg, 'cpu', ENV)) == []
 
 
-def test_a_transform_in_an_albu_is_covered():
-    cfg = clean(train_dataloader=pipeline(dict(type='Albu', transforms=[dict(type='Blur')])))
-    assert not found(subject(cfg), 'albumentations-alone')
+# rule, config, further arguments of `subject`: similar to a trigger, and as it should be
+SILENT = [
+    ('albumentations-alone', clean(train_dataloader=pipeline(
+        dict(type='Albu', transforms=[dict(type='Blur')]))), {}),
+    ('own-sampler', clean(train_dataloader=dict(sampler=dict(type='TrackImgsSampler'))), {}),
+    ('known-part', stock(train_dataloader=pipeline(
+        dict(type='mmyolo.Mosaic', use_cached=False))), {}),
+    # a resume gives ranks and cycles their state back
+    ('rank-statistics', clean(model=conv('BN')), dict(env=RANKS)),
+    ('accumulation', clean(optim_wrapper=optimizer(accumulative_counts=4)), dict(env=RANKS)),
+    *(('torch-operator', stock(model=dict(type='torch.nn.AdaptiveAvgPool2d', output_size=size)),
+       dict(device='cuda')) for size in (1, (1, 1))),
+    ('torch-operator', clean(model=dict(type='torch.nn.EmbeddingBag', num_embeddings=2,
+                                        embedding_dim=2, mode='sum')), dict(device='cuda')),
+    *(('misspelt-key', clean(**{key: 7}), {}) for key in (
+        'val_evaluator_abs', 'preprocessor', 'conv_cfg', 'train_pipeline', 'backend_args',
+        'vis_backends', 'seed', 'randomness_note', 'dataset_type', 'img_scale', 'base_lr')),
+]
+
+
+@pytest.mark.parametrize('rule, cfg, arguments', SILENT)
+def test_a_rule_is_silent_where_nothing_is_wrong(rule, cfg, arguments):
+    assert not found(subject(cfg, **arguments), rule)
 
 
 @pytest.mark.parametrize('key', ['num_threads', 'float32_precision', 'cudnn_enabled',
@@ -293,11 +313,10 @@ def test_a_set_of_tensors_is_found_in_a_model_config():
     assert found(subject(cfg), 'known-part')[0].where == 'model.train_cfg.sampler'
 
 
-@pytest.mark.parametrize('cached, places', [(True, ['train_dataloader.dataset.pipeline[0]']),
-                                            (False, [])])
-def test_a_cache_of_mmyolo_is_found_where_it_is_used(cached, places):
-    cfg = stock(train_dataloader=pipeline(dict(type='mmyolo.Mosaic', use_cached=cached)))
-    assert [one.where for one in found(subject(cfg), 'known-part')] == places
+def test_a_cache_of_mmyolo_is_found_where_it_is_used():
+    cfg = stock(train_dataloader=pipeline(dict(type='mmyolo.Mosaic', use_cached=True)))
+    (finding, ) = found(subject(cfg), 'known-part')
+    assert finding.where == 'train_dataloader.dataset.pipeline[0]'
 
 
 def test_a_method_that_is_replaced_keeps_no_state(tmp_path, monkeypatch):
@@ -314,11 +333,6 @@ def test_a_method_that_is_replaced_keeps_no_state(tmp_path, monkeypatch):
                        for names in ([module], [module, 'mmrepro']))
     assert len(alone) == 2
     assert [one.what.split()[0] for one in attached] == ['Another.transform']
-
-
-def test_samplers_of_mmdetection_are_known():
-    cfg = clean(train_dataloader=dict(sampler=dict(type='TrackImgsSampler')))
-    assert not found(subject(cfg), 'own-sampler')
 
 
 def test_a_model_is_built_without_its_teachers_weights():
@@ -377,8 +391,6 @@ def test_operators_that_nobody_replaces_are_named_always():
     cfg = clean(model=dict(type='torch.nn.EmbeddingBag', num_embeddings=2, embedding_dim=2,
                            mode='max'))
     assert "instead: mode='sum'" in found(subject(cfg, 'cuda'), 'torch-operator')[0].what
-    cfg['model']['mode'] = 'sum'
-    assert not found(subject(cfg, 'cuda'), 'torch-operator')
 
 
 def test_every_operator_of_the_audit_is_a_row_of_the_native_table():
@@ -391,10 +403,9 @@ def test_every_operator_of_the_audit_is_a_row_of_the_native_table():
             and row.until == (99, 0)} <= {row.operator for row in NATIVE}
 
 
-def test_pooling_to_one_cell_repeats():
-    for size, expected in ((1, 0), ((1, 1), 0), (7, 1)):
-        cfg = stock(model=dict(type='torch.nn.AdaptiveAvgPool2d', output_size=size))
-        assert len(found(subject(cfg, 'cuda'), 'torch-operator')) == expected
+def test_pooling_to_several_cells_is_named():
+    cfg = stock(model=dict(type='torch.nn.AdaptiveAvgPool2d', output_size=7))
+    assert len(found(subject(cfg, 'cuda'), 'torch-operator')) == 1
 
 
 def test_what_is_not_differentiated_is_not_named():
@@ -421,13 +432,6 @@ def test_a_misspelt_key_is_named_with_the_one_that_is_meant(key, near, severity)
             refuse_misspelt({key: 7})
 
 
-@pytest.mark.parametrize('key', [
-    'val_evaluator_abs', 'preprocessor', 'conv_cfg', 'train_pipeline', 'backend_args',
-    'vis_backends', 'seed', 'randomness_note', 'dataset_type', 'img_scale', 'base_lr'])
-def test_a_variable_of_the_config_is_no_misspelt_key(key):
-    assert not found(subject(clean(**{key: 7})), 'misspelt-key')
-
-
 def test_every_argument_of_the_runner_is_a_known_key():
     import inspect
 
@@ -435,12 +439,6 @@ def test_every_argument_of_the_runner_is_a_known_key():
 
     from mmrepro.runs.config_files import TOP_LEVEL
     assert {*inspect.signature(Runner.__init__).parameters} - {'self', 'cfg'} <= {*TOP_LEVEL}
-
-
-def test_a_resume_gives_ranks_and_cycles_their_state_back():
-    assert not found(subject(clean(model=conv('BN')), env=RANKS), 'rank-statistics')
-    cycle = clean(optim_wrapper=optimizer(accumulative_counts=4))
-    assert not found(subject(cycle, env=RANKS), 'accumulation')
 
 
 def test_our_train_attaches_itself():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from command import exit_code
 from harness import ROOT
 from mmengine.runner import Runner
 
@@ -43,11 +44,7 @@ def config(tmp_path, monkeypatch):
 
 def refused(capsys, *arguments):
     """The one line that the command says, with the exit code of wrong usage."""
-    try:
-        code = cli.main(list(map(str, arguments)))
-    except SystemExit as ended:
-        code = ended.code
-    assert code == USAGE
+    assert exit_code(*arguments) == USAGE
     text = capsys.readouterr().err
     said = [line for line in text.splitlines() if line.startswith('mmrepro ')]
     assert len(said) == 1 and 'Traceback' not in text and 'usage' not in text

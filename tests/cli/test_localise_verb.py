@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from command import exit_code
 from faults.tiny import tiny
 from harness import ROOT, environment
 from mmengine.config import Config
@@ -31,11 +32,8 @@ def test_wrong_usage_is_explained(arguments, message, tmp_path, capsys):
     imports.write_text("custom_imports = dict(imports=['no_such_module_of_mine'])\n")
     files = dict(CONFIG=path, IMPORTS=str(imports))
     arguments = [files.get(text, text) for text in arguments]
-    try:
-        code = cli.main(['localise', *arguments, '--work-dir', str(tmp_path / 'out')])
-    except SystemExit as ended:
-        code = ended.code
-    assert code == 2 and message in capsys.readouterr().err
+    assert exit_code('localise', *arguments, '--work-dir', tmp_path / 'out') == 2
+    assert message in capsys.readouterr().err
 
 
 def test_settings_and_variables_are_told_apart(tmp_path, monkeypatch):

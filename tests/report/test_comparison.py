@@ -395,7 +395,7 @@ def test_plots_and_report(pair, tmp_path, capsys):
     out = tmp_path / 'out'
     a, b = pair(b=dict(since=5, noise=1e-6))
     assert main([a, b, '--out', str(out)]) == 1
-    names = {f'{name}.png' for name in comparison_plots.PLOTS} | {'compare.html'}
+    names = {f'{name}.png' for name in comparison_plots.PLOTS} | {'compare.html', 'compare.json'}
     assert set(os.listdir(out)) == names
     for name in comparison_plots.PLOTS:
         assert (out / f'{name}.png').read_bytes().startswith(PNG)
