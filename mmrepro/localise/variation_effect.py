@@ -13,7 +13,7 @@ from .compared_runs import RunSpec
 
 THREADS = 'torch.num_threads'  # the fact in the manifest: number of threads of operators
 THREAD_VARIABLES = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
-# settings that are compared by the number of threads that torch used
+# these settings count by the number of threads that torch used
 THREAD_SETTINGS = (*THREAD_VARIABLES, 'randomness.num_threads')
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Callable, NoReturn
 
-# variable that marks a process which has started itself again, so that it does so once
+# set in the environment of a process that has started itself again; it does so once
 RESTARTED = 'MMREPRO_RESTARTED'
 
 
