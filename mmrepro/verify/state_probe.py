@@ -104,7 +104,7 @@ def probe(cfg: Config, at: int, iterations: int, work_dir: str,
 
 def _seen(training: Training) -> dict[str, Any]:
     if not os.path.exists(training.given['out']):
-        raise RuntimeError(f'the run in {training.work_dir} ended before iteration '
-                           f'{training.given["iterations"]}')
+        raise TrainingError(f'the run in {training.work_dir} ended before iteration '
+                            f'{training.given["iterations"]}')
     with open(training.given['out'], encoding='utf-8') as file:
         return json.load(file)
