@@ -12,6 +12,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 
 from ..checkpoint.lost_state import Lost, lost_state, snapshot
+from ..errors import TrainingError
 from ..fingerprint.divergence import first_divergence
 from ..fingerprint.reader import read_ranks
 from ..fingerprint.schema import FOLDER
