@@ -5,17 +5,11 @@ import sys
 
 import pytest
 import torch
-from rank_pool import shared_pool
 
 from mmrepro import determinism
-from mmrepro.distributed.agreement import any_rank, check_agreement, settle, start_fields
+from mmrepro.distributed.agreement import agree, any_rank, check_agreement, start_fields
 from mmrepro.distributed.root_seed import broadcast_seed
 from mmrepro.errors import AgreementError
-
-
-@pytest.fixture(scope='module')
-def pool():
-    return shared_pool()
 
 
 def compare(rank, world, fields):
@@ -33,14 +27,14 @@ def draw_twice(rank, world):
 
 def several(rank, world):
     order = ('a0', 'a1', 'b0', 'a2')
-    return [settle(topic[0], topic, lambda values: values[-1]) for topic in order]
+    return [agree(topic[0], topic, lambda values: values[-1]) for topic in order]
 
 
 def elsewhere(rank, world, at):
     """The ranks in ``at`` have come to another point."""
     if rank in at:
         return any_rank('a signal to stop', False)
-    return settle('checkpoint', 'x' * 100, max)
+    return agree('checkpoint', 'x' * 100, max)
 
 
 def asking(rank, world, says):
@@ -163,7 +157,7 @@ def test_a_field_that_cannot_be_compared_is_named():
 
 
 def test_decisions_reach_a_world_of_one():
-    assert settle('topic', 3, lambda values: values + [4]) == [3, 4]
+    assert agree('topic', 3, lambda values: values + [4]) == [3, 4]
 
 
 # ------------------------------------------------------------------------ seed

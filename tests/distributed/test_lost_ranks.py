@@ -14,7 +14,7 @@ from harness import ROOT, Child, environment
 from ranks import free_port
 
 from mmrepro import on_virtual_ranks
-from mmrepro.distributed.agreement import settle
+from mmrepro.distributed.agreement import agree
 from mmrepro.distributed.lost_ranks import naming_lost_ranks
 from mmrepro.errors import RankEnded
 
@@ -58,10 +58,10 @@ def on_ranks(world, story, *args, killed=None):
 
 def named(rank, ending, how):
     with naming_lost_ranks(f'rank {rank}'):
-        settle('start', 0, max)
+        agree('start', 0, max)
         if rank == ending:
             how()
-        settle('checkpoint', 0, max)
+        agree('checkpoint', 0, max)
 
 
 @pytest.mark.parametrize('ending', [0, 1])
@@ -82,7 +82,7 @@ def test_the_error_of_a_rank_is_told(ending):
 def twice(rank):
     """A process group that lost nobody in one block may lose somebody in the next."""
     with naming_lost_ranks(f'rank {rank}'):
-        settle('start', 0, max)
+        agree('start', 0, max)
     return named(rank, 1, fail)
 
 
@@ -108,7 +108,7 @@ def on_virtual(rank, story, *args):
 
 
 def in_an_operation(how):
-    settle('start', 0, max)
+    agree('start', 0, max)
     dist.barrier()
     if dist.get_rank() == 2:
         how()
@@ -157,7 +157,7 @@ from mmrepro.distributed import agreement
 from mmrepro.distributed.lost_ranks import naming_lost_ranks
 agreement._control_group = lambda: group
 with naming_lost_ranks('rank'):
-    agreement.settle('start', 0, max)
+    agreement.agree('start', 0, max)
     agreement.any_rank('a signal to stop', False)
 assert listening() == before, (before, listening())
 assert threading.active_count() == threads

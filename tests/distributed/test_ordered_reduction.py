@@ -5,7 +5,6 @@ import hashlib
 
 import pytest
 import torch
-from rank_pool import shared_pool
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,11 +15,6 @@ from mmrepro.distributed.ordered_reduction import (
 )
 
 CAPS = [0.05, 1, 25]  # MB: a bucket per layer, a few, one
-
-
-@pytest.fixture(scope='module')
-def pool():
-    return shared_pool()
 
 
 def digest(tensors):

@@ -23,7 +23,6 @@ from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.registry import DATASETS, HOOKS, MODELS
 from mmengine.runner import Runner
-from rank_pool import shared_pool
 from torch import nn
 from torch.utils.data import DataLoader
 from virtual_processes import alone, same_for_every_number
@@ -37,11 +36,6 @@ from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 from mmrepro.distributed.virtual.process_state import LAUNCHED
 
 pytestmark = pytest.mark.filterwarnings('ignore')
-
-
-@pytest.fixture(scope='module')
-def pool():
-    return shared_pool()
 
 
 @pytest.fixture
@@ -75,8 +69,8 @@ def told_around_a_barrier():
     return before
 
 
-def test_the_environment_tells_the_virtual_rank(pool):
-    found = same_for_every_number(pool, told_around_a_barrier, 3)
+def test_the_environment_tells_the_virtual_rank():
+    found = same_for_every_number(told_around_a_barrier, 3)
     assert found == [dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='3',
                           LOCAL_WORLD_SIZE='3') for rank in range(3)]
 
@@ -134,8 +128,8 @@ def types_around_a_sum():
         torch.set_default_dtype(before)
 
 
-def test_each_rank_has_its_default_dtype(pool):
-    found = same_for_every_number(pool, types_around_a_sum, 3, (1, 2, 3))
+def test_each_rank_has_its_default_dtype():
+    found = same_for_every_number(types_around_a_sum, 3, (1, 2, 3))
     assert found == ['torch.float32', 'torch.float64', 'torch.float32']
     assert torch.get_default_dtype() is torch.float32
 
@@ -225,8 +219,8 @@ def step_of_a_copy(way):
 
 
 @pytest.mark.parametrize('way', COPIES)
-def test_a_copy_of_the_wrapped_model_trains_by_itself(way, pool):
-    found = same_for_every_number(pool, functools.partial(step_of_a_copy, way), 3)
+def test_a_copy_of_the_wrapped_model_trains_by_itself(way):
+    found = same_for_every_number(functools.partial(step_of_a_copy, way), 3)
     (model, other), = set(found)  # the ranks of a copy average as well
     assert model != other
 

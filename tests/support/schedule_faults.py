@@ -48,7 +48,8 @@ def _without_wait(text: str) -> AbstractContextManager[Any]:
 def _unguarded_conditions() -> AbstractContextManager[Any]:
     """What a rank waits for raises in the thread of the one that asks."""
     def may_run(self: Any) -> bool:
-        return self.scheduler.failed is not None or self.ready is None or self.ready()
+        return self.scheduler.failed is not None or self.work is None and (
+            self.ready is None or self.ready())
 
     return mock.patch.object(VirtualRank, 'may_run', may_run)
 

@@ -7,36 +7,36 @@ import inspect
 from types import CodeType
 
 from ...errors import RandomnessError
-from .scheduler import current
+from .scheduler import current, this_rank
 
 READERS = {'get_rank', 'get_dist_info', 'get_local_rank', 'get_node_local_rank', 'is_main_process',
            'is_master'}
-# no cache of theirs depends on the rank; mmdet's _get_global_gloo_group, which nothing calls, does
+# caches do not depend on the rank, except mmdet's _get_global_gloo_group, which nothing calls
 KNOWN = {'torch', 'numpy', 'mmengine', 'mmdet', 'mmrepro'}
 
 
-def _reads(code: CodeType) -> set:
-    """Names and variables that tell the rank, in a function and in those inside of it."""
-    found = READERS.intersection(code.co_names)
+def _reads(code: CodeType) -> set[str]:
+    """Return names and variables that tell the rank, in a function and in functions inside."""
+    names = READERS.intersection(code.co_names)
     if {'environ', 'getenv'}.intersection(code.co_names):
-        found |= {'RANK', 'LOCAL_RANK'}.intersection(map(str, code.co_consts))
-    return found.union(*(_reads(one) for one in code.co_consts if isinstance(one, CodeType)))
+        names |= {'RANK', 'LOCAL_RANK'}.intersection(map(str, code.co_consts))
+    return names.union(*(_reads(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
 def refuse_cached_ranks() -> None:
     """Raises RandomnessError on virtual ranks for a cached function that reads the rank."""
     scheduler = current()
     # the first rank looks for all ranks of its process
-    if scheduler is None or scheduler.me is not scheduler.ranks[0]:
+    if scheduler is None or this_rank() is not scheduler.ranks[0]:
         return
     for cache in gc.get_objects():
         if type(cache) is functools._lru_cache_wrapper:
             function = inspect.unwrap(cache)
-            found = READERS & {getattr(function, '__name__', '')}
+            names = READERS & {getattr(function, '__name__', '')}
             if str(cache.__module__).split('.')[0] not in KNOWN and hasattr(function, '__code__'):
-                found |= _reads(function.__code__)
-            if found:
+                names |= _reads(function.__code__)
+            if names:
                 raise RandomnessError(
-                    f'{cache.__module__}.{function.__qualname__} reads {min(found)} and caches the '
+                    f'{cache.__module__}.{function.__qualname__} reads {min(names)} and caches the '
                     'answer (functools.lru_cache or cache), and virtual ranks of a process share '
                     'it: remove the cache, or give the rank as an argument')

@@ -17,9 +17,9 @@ from ...config import RandomnessConfig
 from ...errors import RandomnessError
 from ..lost_ranks import naming_lost_ranks
 from ..process_group import LAUNCHERS, ensure_process_group, group_options, has_accelerator
+from .exchange import Transport
 from .guards import guarded
 from .scheduler import Turns
-from .transport import Transport
 from .world import Worlds
 
 _logger = logging.getLogger('mmrepro')
@@ -48,15 +48,14 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
     Raises:
         RandomnessError: more processes than ranks, or a launcher that started several although
             ``launcher='none'``; names both numbers.
-        BaseException: the first one that a rank raised. All ranks of this process have ended then.
+        BaseException: the first that a rank raised. All ranks of this process have ended then.
     """
     if ranks is None:
         return main()
     RandomnessConfig(virtual_ranks=ranks)  # refuses a value that is not allowed
     _check_launch(ranks, launcher)
     _ensure_group(launcher, env_cfg)
-    worlds = _worlds(ranks)
-    scheduler = worlds.scheduler
+    scheduler = _worlds(ranks).scheduler
     determinism.import_flags()
     device = torch.cuda.current_device() if has_accelerator() and torch.cuda.is_available() \
         else None
@@ -72,10 +71,11 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
         number = scheduler.failed_rank
         return '' if number is None else f'virtual rank {number} of {ranks}'
 
+    turns = Turns([scheduler])
     numbers = ', '.join(str(rank.number) for rank in scheduler.ranks)
     with naming_lost_ranks(f'the process of virtual ranks {numbers}', failed), \
-            guarded(worlds.new_group):
-        Turns([scheduler]).run(begin, worlds.of_rank)
+            guarded(turns):
+        turns.run(begin)
         error = scheduler.failed
         if error is not None:
             if failed() and isinstance(error, Exception):
@@ -86,18 +86,18 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
 
 
 def _worlds(ranks: int) -> Worlds:
-    """The ranks of this process, one of those of the process group in force, if there is one."""
+    """Make the ranks of this process, which belongs to the process group in force, if any."""
     if not dist.is_initialized():
         return Worlds(ranks, 0, 1, None, dist.HashStore())
     _check_ranks(ranks, dist.get_world_size())
-    return Worlds(ranks, dist.get_rank(), dist.get_world_size(), Transport(c10d._world),
+    return Worlds(ranks, dist.get_rank(), dist.get_world_size(), Transport(dist.group.WORLD),
                   c10d._get_default_store() or dist.HashStore())
 
 
 def _use_one_arena() -> None:
-    """Let the threads of the ranks use memory that other ranks have freed.
+    """Let the threads of ranks use memory that other ranks have freed.
 
-    glibc gives every thread an arena of its own, against contention, and one rank runs at a time.
+    glibc gives every thread a separate arena, against contention; here one thread runs at a time.
     """
     if platform.libc_ver()[0] == 'glibc':
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
@@ -133,7 +133,7 @@ def _check_launch(ranks: int, launcher: str) -> None:
 
 
 def _ensure_group(launcher: str, env_cfg: Mapping[str, Any]) -> None:
-    """The process group of the real processes, as a runner makes it."""
+    """Make the process group of the real processes as a runner does, if there is none."""
     if launcher == 'none' or dist.is_initialized():
         return
     if not ensure_process_group(launcher, **group_options(env_cfg)):

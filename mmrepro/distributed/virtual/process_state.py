@@ -1,4 +1,7 @@
-"""State of a process that every virtual rank has to itself: exchanged when one hands over."""
+"""State of a process that each virtual rank has to itself, exchanged when the baton is handed over.
+
+State that torch or mmrepro keep for each thread needs no exchange: a rank has a thread.
+"""
 from __future__ import annotations
 
 import copy
@@ -10,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from mmengine.utils import ManagerMixin
 
-# modules and the names of their state
+# module and variable
 MODULE_STATE: tuple[tuple[str, str], ...] = (
-    # the process groups
-    ('torch.distributed.distributed_c10d', '_world'),
     ('mmengine.dist.utils', '_LOCAL_PROCESS_GROUP'),
     # the flags that the runner of a rank has set
     ('mmrepro.determinism.policy', '_active'),
@@ -22,19 +24,16 @@ MODULE_STATE: tuple[tuple[str, str], ...] = (
     ('torch.utils.deterministic', 'fill_uninitialized_memory'),
     ('sys', 'stdout'),
 )
-# what a launcher tells a process, and user code reads
+# variables that a launcher sets, and user code reads
 LAUNCHED: tuple[str, ...] = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
 
 
-def managers() -> list[type]:
-    """MMEngine's classes that keep their instances by name: loggers, message hubs, scopes."""
-    from mmengine.utils import ManagerMixin
-    found: list[type] = []
-    waiting: list[type] = [ManagerMixin]
-    while waiting:
-        found.append(waiting.pop())
-        waiting += found[-1].__subclasses__()
-    return found
+def managers() -> list[type[ManagerMixin]]:
+    """Return MMEngine's classes that keep instances by name: loggers, message hubs, scopes."""
+    classes = [ManagerMixin]
+    for cls in classes:  # grows meanwhile
+        classes += cls.__subclasses__()
+    return classes
 
 
 class Silence(io.TextIOBase):
@@ -48,14 +47,14 @@ class Silence(io.TextIOBase):
 
 
 def _accelerator() -> torch.Generator | None:
-    """The generator of the device in use, where there is one."""
+    """Return the generator of the device in use, where there is one."""
     if torch.cuda.is_initialized():
         return torch.cuda.default_generators[torch.cuda.current_device()]
     return None
 
 
 class ProcessState:
-    """The state of one rank while another one runs."""
+    """The state of one rank while another rank runs."""
 
     def __init__(self) -> None:
         self._python = random.getstate()
@@ -65,13 +64,13 @@ class ProcessState:
         generator = _accelerator()
         self._device = None if generator is None else generator.get_state()
         self._modules: dict[tuple[str, str], Any] = {
-            row: getattr(sys.modules[row[0]], row[1]) for row in MODULE_STATE
-            if row[0] in sys.modules}
+            (module, name): getattr(sys.modules[module], name) for module, name in MODULE_STATE
+            if module in sys.modules}
         self._instances = {cls: cls._instance_dict for cls in managers()}
         self._environment = {name: os.environ.get(name) for name in LAUNCHED}
 
     def restore(self) -> None:
-        """Bring it back into force."""
+        """Bring the state back into force."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
@@ -81,10 +80,10 @@ class ProcessState:
             generator.set_state(self._device)
         for module, name in MODULE_STATE:
             if module in sys.modules:
-                # one that another rank was the first to import begins with None, as all of them do
+                # None, the initial value, if another rank was the first to import the module
                 setattr(sys.modules[module], name, self._modules.get((module, name)))
         for cls in managers():
-            # a class that another rank was the first to import: no instance of ours yet
+            # no instance yet of a class that another rank was the first to import
             cls._instance_dict = self._instances.setdefault(cls, type(cls._instance_dict)())
         for name, value in self._environment.items():
             if value is None:
@@ -92,19 +91,16 @@ class ProcessState:
             else:
                 os.environ[name] = value
 
-    def of_rank(self, number: int, world: Any) -> ProcessState:
-        """A copy of this for a rank that begins, with its process groups.
+    def of_rank(self, number: int, world_size: int) -> ProcessState:
+        """Return a copy for a rank that begins.
 
         Its environment says that all ranks run on one machine: a process may have any of them.
         """
-        own = copy.copy(self)
-        own._modules = {row: copy.copy(value) if isinstance(value, dict) else value
-                        for row, value in self._modules.items()}
-        own._modules['torch.distributed.distributed_c10d', '_world'] = world
+        state = copy.copy(self)
+        state._modules = dict(self._modules)
         if number:
-            own._modules['sys', 'stdout'] = Silence()
-        size = world.default_pg.size()
-        own._environment = {name: str(size if name.endswith('SIZE') else number)
-                            for name in LAUNCHED}
-        own._instances = {cls: copy.copy(value) for cls, value in self._instances.items()}
-        return own
+            state._modules['sys', 'stdout'] = Silence()
+        state._environment = {name: str(world_size if name.endswith('SIZE') else number)
+                              for name in LAUNCHED}
+        state._instances = {cls: copy.copy(value) for cls, value in self._instances.items()}
+        return state
