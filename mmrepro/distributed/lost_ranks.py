@@ -72,7 +72,7 @@ class _Block:
             dict(name=name, pid=os.getpid(), host=socket.gethostname())))
 
     def leave(self, reason: str) -> None:
-        """Publish why this process has ended; '' if it has lost another process."""
+        """Publish why this process has ended."""
         with suppress(RuntimeError):  # the store may have gone with the process that kept it
             self._store.set(f'ended{self._rank}', reason)
             self._store.check([f'ended{self._rank}'])  # `set` does not wait until it is there

@@ -18,6 +18,9 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 import torch.distributed as dist
+from mmengine.device import get_device
+from mmengine.model import is_model_wrapper
+from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -72,7 +75,6 @@ LAUNCHERS = {
 
 def has_accelerator() -> bool:
     """Whether MMEngine would put a model on something that torch.distributed can drive."""
-    from mmengine.device import get_device
     return get_device() not in ('cpu', 'mps')
 
 
@@ -212,8 +214,6 @@ def wrap_model(runner: Any, build: Callable[[Config | None, nn.Module], nn.Modul
 
 def _without_devices(runner: Any, wrapper: Config | None,
                      model: nn.Module) -> Config | None:
-    from mmengine.model import is_model_wrapper
-    from mmengine.registry import MODEL_WRAPPERS
     if is_model_wrapper(model):
         return wrapper
     if wrapper is None:  # what MMEngine builds then

@@ -11,8 +11,6 @@ from mmrepro.distributed.virtual.shared_weights import Shared
 from mmrepro.step_check.attributes import Attributes
 from mmrepro.step_check.check import StepCheck
 
-__all__ = ['FAULTS']
-
 
 @contextmanager
 def _restored_weights() -> Iterator[None]:

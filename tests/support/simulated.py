@@ -23,13 +23,11 @@ from mmrepro.distributed.virtual.scheduler import Scheduler, Turns, VirtualRank
 from mmrepro.distributed.virtual.world import Worlds
 from mmrepro.errors import Deadlock
 
-__all__ = ['ConnectionClosed', 'Event', 'Killed', 'NoEnd', 'Outcome', 'Simulation']
-
 LIMIT = 20_000  # turns of a schedule
 
 
 class ConnectionClosed(RuntimeError):
-    """Another process has ended, as gloo says it."""
+    """Another process has ended: gloo's error."""
 
 
 class Killed(BaseException):
@@ -41,14 +39,14 @@ class NoEnd(AssertionError):
 
 
 class Event(NamedTuple):
-    """Something that happens to a process from outside."""
-    turn: int  # before which
+    """A signal to a process, or its kill."""
+    turn: int  # before which it happens
     process: int
-    what: Callable[[Simulation, int], None]
+    apply: Callable[[Simulation, int], None]
 
 
 class _Work:
-    """One operation of a group of processes, as one of them sees it."""
+    """A process's view of an operation of several processes."""
 
     def __init__(self, network: Network, call: _Call, process: int,
                  deliver: Callable[[], None]) -> None:
@@ -59,8 +57,8 @@ class _Work:
         return len(self._call.sent) == len(self._call.members) or self._gone() is not None
 
     def _gone(self) -> int | None:
-        return next((one for one in self._call.members if one in self._network.ended
-                     and one not in self._call.sent), None)
+        return next((process for process in self._call.members if process in self._network.ended
+                     and process not in self._call.sent), None)
 
     def wait(self) -> None:
         if len(self._call.sent) < len(self._call.members):
@@ -203,7 +201,7 @@ class Simulation:
         while self._events and self._events[0].turn <= turn:
             event = self._events.pop(0)
             if self.lives(event.process):
-                event.what(self, event.process)
+                event.apply(self, event.process)
         for number, world in enumerate(self.worlds):
             if all(rank.ended for rank in world.scheduler.ranks):
                 self.network.ended.add(number)

@@ -10,6 +10,7 @@ from typing import Any, Callable, TypeVar
 
 import torch
 import torch.distributed as dist
+from mmengine.dist import init_dist
 from torch.distributed import distributed_c10d as c10d
 
 from ... import determinism
@@ -64,7 +65,7 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
 
     def begin() -> Result:
         if device is not None:
-            torch.cuda.set_device(device)  # it belongs to a thread
+            torch.cuda.set_device(device)  # of this thread
         return main()
 
     def failed() -> str:
@@ -95,10 +96,7 @@ def _worlds(ranks: int) -> Worlds:
 
 
 def _use_one_arena() -> None:
-    """Let the threads of ranks use memory that other ranks have freed.
-
-    glibc gives every thread a separate arena, against contention; here one thread runs at a time.
-    """
+    """Let ranks use memory that others have freed: glibc gives every thread a separate arena."""
     if platform.libc_ver()[0] == 'glibc':
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
@@ -111,25 +109,21 @@ def _check_ranks(ranks: int, processes: int) -> None:
 
 
 def _check_launch(ranks: int, launcher: str) -> None:
-    if dist.is_initialized():
-        return
-    if launcher == 'none':
-        for name, row in LAUNCHERS.items():
-            count = os.environ.get(row.world_size, '1')
-            if count.isdigit() and int(count) > 1 and row.rank in os.environ:
-                raise RandomnessError(
-                    f'{row.world_size}={count}: {count} processes were started, and with '
-                    f"launcher='none' each of them would run all of the {ranks} ranks of "
-                    f'randomness.virtual_ranks={ranks}. Give --launcher {name}, or start one '
-                    'process')
-    elif launcher in LAUNCHERS:
-        row = LAUNCHERS[launcher]
-        if row.rank not in os.environ:
-            raise RandomnessError(f'launcher={launcher!r}, and it has not started this process: '
-                                  f'{row.rank} is not set. For one process, leave it out')
-        count = os.environ.get(row.world_size, '')
-        if count.isdigit():
-            _check_ranks(ranks, int(count))
+    """Raises RandomnessError if the environment is not that of ``launcher``."""
+    for name, row in LAUNCHERS.items() if not dist.is_initialized() else ():
+        started, count = row.rank in os.environ, os.environ.get(row.world_size, '1')
+        processes = int(count) if count.isdigit() else 1
+        if launcher == 'none' and started and processes > 1:
+            raise RandomnessError(
+                f"{row.world_size}={count}: {count} processes were started, and with "
+                f"launcher='none' each of them would run all of the {ranks} ranks of "
+                f'randomness.virtual_ranks={ranks}. Give --launcher {name}, or start one process')
+        if launcher == name:
+            if not started:
+                raise RandomnessError(f'launcher={launcher!r}, and it has not started this '
+                                      f'process: {row.rank} is not set. For one process, leave it '
+                                      'out')
+            _check_ranks(ranks, processes)
 
 
 def _ensure_group(launcher: str, env_cfg: Mapping[str, Any]) -> None:
@@ -137,5 +131,4 @@ def _ensure_group(launcher: str, env_cfg: Mapping[str, Any]) -> None:
     if launcher == 'none' or dist.is_initialized():
         return
     if not ensure_process_group(launcher, **group_options(env_cfg)):
-        from mmengine.dist import init_dist
         init_dist(launcher, **dict(env_cfg.get('dist_cfg') or {}))

@@ -108,21 +108,17 @@ class Processes:
         wait_for_processes(self._transport.all_gather(received, sent))
         return received.to(value.device)
 
-    # ---------------------------------------------------------------------------- all to all
-
-    def gather(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors of all ranks, flat, in the order of the group.
+    def gather(self, values: Sequence[Tensor], counts: Sequence[int] = ()) -> list[Tensor]:
+        """Return the tensors of all processes, flat, in order.
 
         Args:
-            values: Of the ranks of this process, of one type and number of elements.
+            values: Of this process, of one type and number of elements: of its ranks.
+            counts: How many each process has, if not one of each rank.
         """
-        return self._gather(values, list(map(len, self.members)))
-
-    def _gather(self, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-        """Return the tensors of all processes, flat, end to end; a process has ``counts`` of it."""
         flat = [value.reshape(-1) for value in values]
         if self.alone:
             return flat
+        counts = counts or list(map(len, self.members))
         size, kind = flat[0].numel(), flat[0].dtype
         block = flat[0].new_zeros(max(counts), size)
         for row, value in zip(block, flat):
@@ -138,12 +134,6 @@ class Processes:
         sent = as_bytes(flat).to(self._transport.device)
         wait_for_processes(self._transport.broadcast(sent, source))
         return sent.to(value.device).view(value.dtype)
-
-    def barrier(self) -> None:
-        if not self.alone:
-            self._all_gather(torch.zeros(1, dtype=torch.uint8))
-
-    # ---------------------------------------------------------------------------- reductions
 
     def reduce(self, nodes: Sequence[Node], op: Any) -> list[Tensor]:
         """Return the root of the tree whose nodes this process has.
@@ -171,8 +161,8 @@ class Processes:
         places = [place for row in rows for place in row]
         total, kind = flat.numel(), flat.dtype
         if total * flat.element_size() < DIVIDE_FROM:
-            return _root(places, self._gather([node.value for node in nodes],
-                                              list(map(len, rows))), combine)
+            values = self.gather([node.value for node in nodes], list(map(len, rows)))
+            return _root(places, values, combine)
         size = -(-total // count)  # of a part; the last part is padded
         # (process, node, size): what each process gets of the nodes of this one
         parts = torch.stack([_padded(node.value, size * count).view(count, size)
@@ -231,8 +221,7 @@ class Buckets:
             sizes[kind] += tensor.numel() * tensor.element_size()
 
     def drain(self, tensors: list[Any]) -> list[Tensor]:
-        """Return a flat tensor for each bucket; the list loses the tensors, to free their memory.
-        """
+        """Return a flat tensor for each bucket; the list loses its tensors, to free memory."""
         flat = []
         for bucket in self.numbers:
             flat.append(torch.cat([tensors[number].reshape(-1) for number in bucket]))

@@ -90,12 +90,6 @@ class VirtualGroup(_ProcessGroup):
         self._index, self._count = rank, ranks
         self._scheduler, self._processes, self._key = scheduler, processes, key
 
-    def rank(self) -> int:
-        return self._index
-
-    def size(self) -> int:
-        return self._count
-
     def getBackendName(self) -> str:
         return BACKEND
 
@@ -189,21 +183,6 @@ class VirtualGroup(_ProcessGroup):
     _allgather_base = all_gather_single  # before torch 2.13
 
     @torch.no_grad()
-    def allgather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor],
-                            opts: Any = None) -> Any:
-        for number, tensor in enumerate(inputs):
-            _spread(self._gathered(tensor, 'all_gather'), [output[number] for output in outputs])
-        return _done(outputs)
-
-    def all_gather_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor],
-                                    opts: Any = None) -> Any:
-        for output, tensor in zip(outputs, inputs):
-            self.all_gather_single(output, tensor)
-        return _done(outputs)
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced  # before torch 2.13
-
-    @torch.no_grad()
     def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Any:
         root = opts.rootRank
         for tensor in tensors:
@@ -278,12 +257,8 @@ class VirtualGroup(_ProcessGroup):
         return _done(outputs)
 
     def barrier(self, opts: Any = None) -> Any:
-        self.meet('barrier', lambda: None,
-                  lambda: Collect(lambda values: self._processes.barrier()))
+        self.meet('barrier', lambda: torch.zeros(1), lambda: Collect(self._processes.gather))
         return _done(None)
-
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        self.barrier()
 
     def send(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError('virtual ranks have no send and recv: use a collective '

@@ -31,25 +31,6 @@ def _refusal(name: str, why: str) -> Callable[..., Any]:
     return refuse
 
 
-def _device_number() -> int:
-    """Return the device in the names of MMEngine's log files; MMEngine uses LOCAL_RANK."""
-    return torch.cuda.current_device() if torch.cuda.is_available() else 0
-
-
-@contextmanager
-def _isolated_names() -> Iterator[None]:
-    """Give each thread its own registry of process groups by name, where torch has one."""
-    switch = getattr(torch._C._distributed_c10d, '_set_thread_isolation_mode', None)
-    if switch is None:
-        yield
-        return
-    switch(True)
-    try:
-        yield
-    finally:
-        switch(False)
-
-
 @contextmanager
 def autocast_cache() -> Iterator[None]:
     """Keep autocast's cache of cast weights until no rank is inside of autocast.
@@ -108,9 +89,15 @@ def guarded(turns: Turns) -> Iterator[None]:
             barrier(*args, **kwargs)
 
     with ExitStack() as stack:
-        stack.enter_context(_isolated_names())
+        # newer torch: gives each thread its own registry of process groups by name
+        isolate = getattr(torch._C._distributed_c10d, '_set_thread_isolation_mode', bool)
+        isolate(True)
+        stack.callback(isolate, False)
         stack.enter_context(autocast_cache())
-        stack.enter_context(replaced(mmengine.logging.logger, _get_device_id=_device_number))
+        # in the names of log files; MMEngine takes LOCAL_RANK for the number of a device
+        stack.enter_context(replaced(
+            mmengine.logging.logger, _get_device_id=lambda:
+            torch.cuda.current_device() if torch.cuda.is_available() else 0))
         stack.enter_context(replaced(c10d, _world=world, _new_process_group_helper=new_group,
                                      _store_based_barrier=wait))
         for module, name, why in REFUSED:

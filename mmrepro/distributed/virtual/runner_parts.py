@@ -5,10 +5,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Callable
 
+from mmengine.device import get_device
+from mmengine.model import MMDistributedDataParallel, convert_sync_batchnorm, is_model_wrapper
+from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 
 from ...config import RandomnessConfig
 from ...errors import RandomnessError
+from .gradients import VirtualDataParallel
 from .scheduler import current
 
 
@@ -65,15 +69,6 @@ def wrap_model(runner: Any, wrapper: Mapping[str, Any] | None, model: nn.Module,
     Raises:
         RandomnessError: a model wrapper other than MMDistributedDataParallel; names it.
     """
-    from mmengine.device import get_device
-    from mmengine.model import (
-        MMDistributedDataParallel,
-        convert_sync_batchnorm,
-        is_model_wrapper,
-    )
-    from mmengine.registry import MODEL_WRAPPERS
-
-    from .gradients import VirtualDataParallel
     options = dict(wrapper or dict(broadcast_buffers=False))
     kind = options.pop('type', 'MMDistributedDataParallel')
     cls = MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind

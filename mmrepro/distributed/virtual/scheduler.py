@@ -182,7 +182,7 @@ class Scheduler:
 
     Args:
         numbers: The ranks of this process.
-        world_size: V, the number of ranks of all processes.
+        world_size: V, the number of all ranks.
         processes: N.
     """
 
@@ -214,10 +214,8 @@ class Scheduler:
         """
         rank = this_rank()
         rank.ready, rank.where = ready, where
-        try:
-            self.turns.wait(rank)
-        finally:
-            rank.ready = None
+        self.turns.wait(rank)
+        rank.ready = None
         if self.failed is not None:
             raise RankStopped
 
@@ -235,8 +233,8 @@ class Scheduler:
             count: Members of the group in this process.
             name: Of the operation, the same on all ranks.
             index: Of this rank in the group.
-            contribute: Returns the value of this rank. Only the operation refers to the value, so
-                that it is freed when the operation has used it, and not when this rank goes on.
+            contribute: Returns the value of this rank. Only the operation refers to it, so that it
+                can be freed while this rank waits.
             begin: Makes the operation, see :class:`Meeting`.
 
         Returns:
@@ -300,10 +298,8 @@ def wait_for_processes(work: Any) -> None:
     rank = this_rank()
     scheduler = rank.scheduler
     rank.work = work
-    try:
-        scheduler.turns.wait(rank)
-    finally:
-        rank.work = None
+    scheduler.turns.wait(rank)
+    rank.work = None
     if scheduler.failed is None:
         try:
             work.wait()

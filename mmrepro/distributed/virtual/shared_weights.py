@@ -63,7 +63,7 @@ def share_weights(runner: Any) -> None:
     if shared.problem:
         _logger.info('the virtual ranks of a process have weights of their own: %s', shared.problem)
         return
-    member = _Member(shared, index, runner.optim_wrapper)
+    member = Member(shared, index, runner.optim_wrapper)
     for hook in runner.hooks:
         weight_hooks.adapt(hook, member, owner=index == 0)
     runner.model.sharing = member
@@ -141,7 +141,7 @@ class Shared:
         self.arrivals = dict.fromkeys(indices, (0, ''))  # number and name of the latest change
         self.changed = 0  # changes that the owner has finished
         self.settings: list[dict[str, Any]] = []  # of the owner's optimizer at its last step
-        self._sums: Tensor | None = None  # checksums of the parameters; None: not known
+        self.sums: Tensor | None = None  # checksums of the weights; None: to be taken
 
     @property
     def owner(self) -> _Start:
@@ -156,22 +156,11 @@ class Shared:
 
     def remember(self) -> None:
         """Take the checksums of the weights as they are now."""
-        self._sums = self._checksums()
-
-    def forget(self) -> None:
-        """Invalidate the checksums: an allowed writer is about to run."""
-        self._sums = None
-
-    def begin(self) -> None:
-        """Take checksums, if there are none: the owner begins a forward pass."""
-        if self._sums is None:
-            self.remember()
+        self.sums = self._checksums()
 
     def check(self) -> None:
         """Raises RuntimeError if the weights are not what they were; names a parameter."""
-        if self._sums is None:
-            return
-        changed = (self._checksums() != self._sums).tolist()
+        changed = [] if self.sums is None else (self._checksums() != self.sums).tolist()
         if any(changed):
             name = list(self.owner.parameters)[changed.index(True)]
             raise RuntimeError(
@@ -183,7 +172,7 @@ class Shared:
         return torch.stack([_checksum(value) for value in self.owner.parameters.values()])
 
 
-class _Member:
+class Member:
     """One rank in :class:`Shared`: the owner has index 0."""
 
     def __init__(self, shared: Shared, index: int, wrapper: OptimWrapper) -> None:
@@ -207,12 +196,12 @@ class _Member:
 
     def before_forward(self) -> None:
         """From here on, nothing but a step or a change writes to weights."""
-        if self._index == 0:
-            self._shared.begin()
+        if self._index == 0 and self._shared.sums is None:
+            self._shared.remember()
 
     def forget(self) -> None:
-        """All ranks are about to write identical values to the weights."""
-        self._shared.forget()
+        """Invalidate the checksums: all ranks are about to write identical values."""
+        self._shared.sums = None
 
     def changes(self, where: str, function: Callable[[], Any], weights: bool = True) -> Any:
         """Call ``function``, which changes weights or averages, when all ranks have come here.

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple
 
 from mmengine.hooks import EMAHook
 from mmengine.model import BaseAveragedModel
@@ -22,26 +22,17 @@ KEEP_WEIGHTS: dict[str, Sequence[str]] = {
 }
 
 
-class Member(Protocol):
-    """A rank that shares weights."""
-
-    def changes(self, where: str, function: Callable[[], Any], weights: bool = True) -> Any:
-        """Call ``function`` when all ranks of the process have come here."""
-
-    def forget(self) -> None:
-        """All ranks are about to write identical values to the weights."""
-
-
 class Adapter(NamedTuple):
     """How a hook that changes weights takes part.
 
     Attributes:
         problem: (hook) -> why the hook cannot take part; ''.
         adapt: (hook, member, owner): replaces methods of the hook. The hook of the owner changes
-            what is shared; those of other ranks leave it alone.
+            what is shared; those of other ranks leave it alone. ``member`` is a
+            :class:`.shared_weights.Member`.
     """
     problem: Callable[[Any], str]
-    adapt: Callable[[Any, Member, bool], None]
+    adapt: Callable[[Any, Any, bool], None]
 
 
 def _average_problem(hook: EMAHook) -> str:
@@ -51,7 +42,7 @@ def _average_problem(hook: EMAHook) -> str:
     return ''
 
 
-def _adapt_average(hook: EMAHook, member: Member, owner: bool) -> None:
+def _adapt_average(hook: EMAHook, member: Any, owner: bool) -> None:
     """Average parameters once; buffers and their averages belong to each rank."""
     model = hook.ema_model
     update, swap = model.update_parameters, hook._swap_ema_parameters
@@ -77,14 +68,14 @@ def _teacher_problem(hook: Any) -> str:
     return '' if hook.skip_buffers else 'MeanTeacherHook(skip_buffer=False) changes buffers as well'
 
 
-def _adapt_teacher(hook: Any, member: Member, owner: bool) -> None:
+def _adapt_teacher(hook: Any, member: Any, owner: bool) -> None:
     update = hook.momentum_update
     hook.momentum_update = lambda model, momentum: member.changes(
         "the update of the teacher's weights",
         (lambda: update(model, momentum)) if owner else lambda: None)
 
 
-def _adapt_norms(hook: Any, member: Member, owner: bool) -> None:
+def _adapt_norms(hook: Any, member: Any, owner: bool) -> None:
     """Expect that weights change: the average of equal values rounds."""
     synchronise = hook.before_val_epoch
 
@@ -140,7 +131,7 @@ def averages(hooks: Sequence[Any]) -> dict[str, Tensor]:
             for name, value in hook.ema_model.module.named_parameters()}
 
 
-def adapt(hook: Any, member: Member, owner: bool) -> None:
+def adapt(hook: Any, member: Any, owner: bool) -> None:
     """Let a hook that changes weights do so once for all ranks of the process."""
     adapter = _adapter(hook)
     if adapter is not None:
