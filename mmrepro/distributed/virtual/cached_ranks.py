@@ -7,12 +7,11 @@ import inspect
 from types import CodeType
 
 from ...errors import RandomnessError
-from .scheduler import current, this_rank
+from .process_state import KNOWN
+from .scheduler import current
 
 READERS = {'get_rank', 'get_dist_info', 'get_local_rank', 'get_node_local_rank', 'is_main_process',
            'is_master'}
-# caches do not depend on the rank, except mmdet's _get_global_gloo_group, which nothing calls
-KNOWN = {'torch', 'numpy', 'mmengine', 'mmdet', 'mmrepro'}
 
 
 def _reads(code: CodeType) -> set[str]:
@@ -27,7 +26,7 @@ def refuse_cached_ranks() -> None:
     """Raises RandomnessError on virtual ranks for a cached function that reads the rank."""
     scheduler = current()
     # the first rank looks for all ranks of its process
-    if scheduler is None or this_rank() is not scheduler.ranks[0]:
+    if scheduler is None or scheduler.me is not scheduler.ranks[0]:
         return
     for cache in gc.get_objects():
         if type(cache) is functools._lru_cache_wrapper:

@@ -9,6 +9,7 @@ import io
 import os
 import random
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,21 @@ MODULE_STATE: tuple[tuple[str, str], ...] = (
     ('torch.utils.deterministic', 'fill_uninitialized_memory'),
     ('sys', 'stdout'),
 )
+# packages whose classes and caches do not depend on the rank, except mmdet's
+# _get_global_gloo_group, which nothing calls
+KNOWN = {'builtins', 'torch', 'numpy', 'mmengine', 'mmcv', 'mmdet', 'mmrepro'}
 # variables that a launcher sets, and user code reads
 LAUNCHED: tuple[str, ...] = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
+
+# the user's classes whose attributes each rank has to itself -> their attributes at the start
+_classes: dict[type, dict[str, Any]] = {}
+
+
+def keep_attributes(objects: Iterable[Any]) -> None:
+    """Give each rank the attributes of the classes of ``objects`` to itself."""
+    for cls in {cls for instance in objects for cls in type(instance).__mro__}:
+        if cls.__module__.partition('.')[0] not in KNOWN:
+            _classes.setdefault(cls, dict(vars(cls)))
 
 
 def managers() -> list[type[ManagerMixin]]:
@@ -68,6 +82,7 @@ class ProcessState:
             if module in sys.modules}
         self._instances = {cls: cls._instance_dict for cls in managers()}
         self._environment = {name: os.environ.get(name) for name in LAUNCHED}
+        self._classes = {cls: dict(vars(cls)) for cls in _classes}
 
     def restore(self) -> None:
         """Bring the state back into force."""
@@ -90,6 +105,18 @@ class ProcessState:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        for cls, start in _classes.items():
+            before, now = self._classes.get(cls, start), dict(vars(cls))
+            for name in now.keys() - before.keys():
+                delattr(cls, name)
+            for name, value in before.items():
+                if name not in now or now[name] is not value:
+                    setattr(cls, name, value)
+
+    def end(self) -> None:
+        """Restore the state when all ranks have ended."""
+        self.restore()
+        _classes.clear()
 
     def of_rank(self, number: int, world_size: int) -> ProcessState:
         """Return a copy for a rank that begins.

@@ -101,7 +101,7 @@ class Turns:
                 thread.join()
         finally:
             _thread.rank = None
-            start.restore()
+            start.end()
 
     def _main(self, rank: VirtualRank, function: Callable[[], Any]) -> None:
         _thread.rank = rank
@@ -196,6 +196,23 @@ class Scheduler:
         # by number of a training: what the ranks of the process have in common there
         self.shared: dict[int, Any] = {}
 
+    @property
+    def me(self) -> VirtualRank:
+        """The rank of the calling thread.
+
+        Raises:
+            RuntimeError: the thread is not a rank's; names it, and ends all ranks.
+        """
+        rank: VirtualRank | None = getattr(_thread, 'rank', None)
+        if rank is None:
+            error = RuntimeError(
+                f'the thread {threading.current_thread().name!r} is not the thread of a virtual '
+                'rank, and came to a collective operation. Communicate in the thread that trains, '
+                'or train without randomness.virtual_ranks')
+            self.fail(error)  # the error ends the thread, and a rank may go on without its result
+            raise error
+        return rank
+
     def fail(self, error: BaseException, rank: int | None = None) -> None:
         """End all ranks: each raises RankStopped where it waits, or when it next waits."""
         if self.failed is None:
@@ -212,7 +229,7 @@ class Scheduler:
         Raises:
             RankStopped: the ranks of this process were stopped meanwhile.
         """
-        rank = this_rank()
+        rank = self.me
         rank.ready, rank.where = ready, where
         self.turns.wait(rank)
         rank.ready = None
@@ -244,7 +261,7 @@ class Scheduler:
             CollectiveMismatch: another rank has come to another operation.
             RuntimeError: the calling thread is not a rank's.
         """
-        rank = this_rank()
+        rank = self.me
         meeting = self._meetings.get(key)
         if meeting is None:
             meeting = self._meetings[key] = Meeting(name, begin())
@@ -261,21 +278,6 @@ class Scheduler:
             meeting.result, meeting.ended = operation.finish(), True
         self.wait(lambda: meeting.ended, name)
         return meeting.result
-
-
-def this_rank() -> VirtualRank:
-    """Return the rank of the calling thread.
-
-    Raises:
-        RuntimeError: the thread is not a rank's; names it.
-    """
-    rank: VirtualRank | None = getattr(_thread, 'rank', None)
-    if rank is None:
-        raise RuntimeError(
-            f'the thread {threading.current_thread().name!r} is not the thread of a virtual rank, '
-            'and came to a collective operation. Communicate in the thread that trains, or train '
-            'without randomness.virtual_ranks')
-    return rank
 
 
 def current() -> Scheduler | None:
@@ -295,7 +297,7 @@ def wait_for_processes(work: Any) -> None:
         RankStopped: as :meth:`Scheduler.wait`. If a process has ended, all ranks of this process
             end with an error that says where each waits.
     """
-    rank = this_rank()
+    rank: VirtualRank = _thread.rank
     scheduler = rank.scheduler
     rank.work = work
     scheduler.turns.wait(rank)

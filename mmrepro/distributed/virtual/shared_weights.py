@@ -29,7 +29,7 @@ from ...errors import CollectiveMismatch, RandomnessError
 from ..unwrap import unwrap
 from . import weight_hooks
 from .exchange import as_bytes
-from .scheduler import Scheduler, current, this_rank
+from .scheduler import Scheduler, current
 
 _logger = logging.getLogger('mmrepro')
 
@@ -52,7 +52,7 @@ def share_weights(runner: Any) -> None:
     if runner.model.sharing is not None:  # hooks begin anew, and would be adapted twice
         raise RandomnessError('runner.train() was called before, and the virtual ranks of this '
                               f'process share weights since. Build a new runner, or set {SEPARATE}')
-    me = this_rank()
+    me = scheduler.me
     shared: Shared = scheduler.shared.setdefault(me.trainings, Shared(scheduler))
     index = scheduler.ranks.index(me)
     shared.starts[index] = _Start(runner), _problem(runner)
