@@ -63,7 +63,6 @@ def start_fields(config_text: str, randomness: Mapping[str, Any]) -> dict[str, A
     Returns:
         dict: randomness, config, versions, operator provider, environment and flags.
     """
-    operators = operator_fields()
     fields: dict[str, Any] = {'scheme': SCHEME}
     for name, value in randomness.items():
         # a row for each stream that has a root of its own, and none where no stream has
@@ -71,7 +70,7 @@ def start_fields(config_text: str, randomness: Mapping[str, Any]) -> dict[str, A
         for key, part in (value if isinstance(value, Mapping) else {'': value}).items():
             fields[f'randomness.{name}.{key}'.rstrip('.')] = part
     fields['config'] = config_text
-    fields.update({**operators, **_operator_versions(operators)})
+    fields.update(late_fields())
     fields.update((f'version.{name}', value) for name, value in _versions().items())
     fields.update(determinism.snapshot())
     return fields
@@ -90,21 +89,16 @@ def operator_fields() -> dict[str, str]:
         f'operators.{name}': who for name, who in ops.exceptions(device).items()}}
 
 
-def _operator_versions(operators: Mapping[str, str]) -> dict[str, str | None]:
-    versions: dict[str, str | None] = {}
-    if 'triton' in operators.values():
-        versions['version.triton'] = ops.triton.version()
-    if 'compiled' in operators.values() and 'mmcv._ext' in sys.modules:
+def late_fields() -> dict[str, Any]:
+    """Return fields that are known once the model has imported mmcv's operators."""
+    fields: dict[str, Any] = {**operator_fields()}
+    if 'triton' in fields.values():
+        fields['version.triton'] = ops.triton.version()
+    if 'compiled' in fields.values() and 'mmcv._ext' in sys.modules:
         extension = sys.modules['mmcv._ext']
-        versions['version.mmcv_build'] = (f'{extension.get_compiler_version()}, CUDA '
-                                          f'{extension.get_compiling_cuda_version()}')
-    return versions
-
-
-def late_fields() -> dict[str, str | None]:
-    """Return the fields that are known once the model has imported mmcv's operators."""
-    operators = operator_fields()
-    return {**operators, **_operator_versions(operators)}
+        fields['version.mmcv_build'] = (f'{extension.get_compiler_version()}, CUDA '
+                                        f'{extension.get_compiling_cuda_version()}')
+    return fields
 
 
 def _versions() -> dict[str, str | None]:
@@ -130,18 +124,16 @@ def package_version(module: str, names: Sequence[str]) -> str | None:
 
 def _compare(ranks: Sequence[Mapping[str, Any]]) -> None:
     lines = [line for rank in range(1, len(ranks)) for line in _differences(ranks, rank)]
-    if not lines:
-        return
-    left_out = len(lines) - MAX_LINES
-    if left_out > 0:
-        lines[MAX_LINES:] = [f'  and {left_out} more']
-    raise AgreementError('\n'.join(['The ranks disagree, and every rank has stopped.', *lines]))
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES:] = [f'  and {len(lines) - MAX_LINES} more']
+    if lines:
+        raise AgreementError('\n'.join(
+            ['The ranks disagree, and every rank has stopped.', *lines]))
 
 
 def _differences(ranks: Sequence[Mapping[str, Any]], rank: int) -> Iterator[str]:
-    first, other = ranks[0], ranks[rank]
-    for name in sorted({*first, *other}):
-        here, there = first.get(name, '(nothing)'), other.get(name, '(nothing)')
+    for name in sorted({*ranks[0], *ranks[rank]}):
+        here, there = (ranks[number].get(name, '(nothing)') for number in (0, rank))
         if json.dumps(here) == json.dumps(there):  # 1, 1.0 and True are equal to Python
             continue
         where = name

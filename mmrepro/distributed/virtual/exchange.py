@@ -1,4 +1,4 @@
-"""What the processes of virtual ranks send each other, group by group.
+"""Exchanges of tensors between the processes of virtual ranks, group by group.
 
 The last rank of a process that comes to a collective operation exchanges for all of them, in its
 thread. Tensors travel as bytes, so every type is allowed. With one process nothing is sent.

@@ -79,13 +79,13 @@ def _problem(runner: Any) -> str:
         return SEPARATE
     wrapper = runner.optim_wrapper
     optimizer = getattr(wrapper, 'optimizer', None)
-    problem = ''
     if type(wrapper) not in (OptimWrapper, AmpOptimWrapper):
         problem = f'the optimizer wrapper {type(wrapper).__name__} may step in a way of its own'
     elif not type(optimizer).__module__.startswith('torch.optim') or \
             type(optimizer).__name__ in _NOT_BY_ELEMENT:
         problem = f'the optimizer {type(optimizer).__name__} may step in a way of its own'
-    problem = problem or weight_hooks.problem(runner.hooks, vouched=memory == 'shared')
+    else:
+        problem = weight_hooks.problem(runner.hooks, vouched=memory == 'shared')
     if problem and memory == 'shared':
         raise RandomnessError(f"randomness.virtual_ranks_memory='shared', and {problem}; allowed "
                               "are None and 'separate'")
@@ -300,7 +300,6 @@ def _checksum(tensor: Tensor) -> Tensor:
     return words.view(torch.int64).sum() + flat[end:].sum()
 
 
-def _same_bytes(one: Tensor, other: Tensor) -> bool:
-    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
-        return False
-    return torch.equal(as_bytes(one.detach()), as_bytes(other.detach()))
+def _same_bytes(left: Tensor, right: Tensor) -> bool:
+    return (left.shape, left.dtype, left.device) == (right.shape, right.dtype, right.device) \
+        and torch.equal(as_bytes(left.detach()), as_bytes(right.detach()))
