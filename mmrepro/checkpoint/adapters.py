@@ -43,17 +43,12 @@ ADAPTERS: dict[str, Adapter] = {
         'losses of levels are weighted by the positive samples of the whole training'),
     'EarlyStoppingHook': Adapter(
         ('wait_count', 'best_score'), 'patience starts again'),
-    'HookSeedHook': Adapter(
-        ('sequence', ), 'with step_seed=False, steps draw from one sequence of the whole run'),
 }
 
 
 MAX_DEPTH = 3  # of parts within parts of a module
 # packages whose objects are no parts of a model
 FOREIGN = ('torch', 'mmengine', 'mmrepro', 'builtins', 'functools', 'logging', 'numpy', 'types')
-
-# class -> its name in checkpoint files
-NAMES_IN_FILES = {'HookSeedHook': 'TurnSeedHook'}
 
 
 def register(cls: type, *attributes: str, why: str = '') -> None:
@@ -110,10 +105,10 @@ def _known(model: nn.Module, hooks: list[Any]) -> Iterator[tuple[str, Any, Adapt
 
 
 def named_hooks(hooks: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Hooks by class and number in their class: the same when hooks of other classes come or go."""
+    """Name hooks by class and number in it: hooks of other classes change no name."""
     numbers: Counter = Counter()
     for hook in hooks:
-        name = NAMES_IN_FILES.get(type(hook).__name__, type(hook).__name__)
+        name = type(hook).__name__
         yield f'hook:{name}:{numbers[name]}', hook
         numbers[name] += 1
 

@@ -10,9 +10,12 @@ import os
 import pickle
 import struct
 import zipfile
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Callable
+
+import torch
 
 from ..errors import CheckpointError
 from .safe_loading import ADDING, safe_load
@@ -176,3 +179,26 @@ def local_loading(read: Callable[[str, Any], Any] = load) -> Iterator[None]:
         yield
     finally:
         CheckpointLoader._schemes[''] = before
+
+
+def copied_to(value: Any, device: Any) -> Any:
+    """Return ``value`` with all tensors copied to ``device``, as ``torch.load`` puts them.
+
+    Containers are changed in place. A mapped tensor must not stay: it may be written to, and the
+    file may be.
+    """
+    if isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            return value.to(device, copy=True)
+    if isinstance(value, tuple):
+        items = [copied_to(item, device) for item in value]
+        return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = copied_to(value[key], device)
+    elif isinstance(value, (list, deque)):
+        for number, item in enumerate(value):
+            value[number] = copied_to(item, device)
+    elif hasattr(value, '__dict__') and not isinstance(value, type):
+        copied_to(vars(value), device)
+    return value

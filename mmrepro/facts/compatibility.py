@@ -88,8 +88,8 @@ CONDITIONS = {
     'no AVX2': Condition(
         lambda facts: 'avx2' not in str(facts.get('hardware.cpu_features')).split(),
         'batches are the same on CPUs with AVX2; the kernels of training are compared by the CPU'),
-    'own level': Condition(lambda facts: facts.get('randomness.cpu') is None,
-                           'randomness.cpu pins the instruction sets'),
+    'own level': Condition(lambda facts: facts.get('randomness.numerics.cpu') is None,
+                           'randomness.numerics.cpu pins the instruction sets'),
     'cuda': Condition(lambda facts: facts.get('hardware.gpu') is not None, 'no GPU is used'),
     'ranks': Condition(lambda facts: facts.get('world_size', 1) > 1, 'there is one rank'),
     'worker streams': Condition(
@@ -108,13 +108,14 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     (ATTACHED, CHANGES, 'other random numbers and kernels: bits cannot agree'),
     ('randomness.seed', CHANGES, 'different order of data, different random numbers'),
     ('randomness.resume_strict', HARMLESS, ''),
-    ('randomness.check_* randomness.nonrepeatable_datasets', HARMLESS, 'checks change no bit'),
+    ('randomness.self_checks.*', HARMLESS, 'checks change no bit'),
     ('randomness.independent_predictions', CHANGES, 'training reacts to metrics', 'metrics'),
-    ('randomness.virtual_ranks_memory', HARMLESS, 'the ranks of a process compute the same'),
-    ('randomness.virtual_ranks', CHANGES,
+    ('randomness.virtual_ranks.memory', HARMLESS, 'the ranks of a process compute the same'),
+    ('randomness.virtual_ranks.ranks', CHANGES,
      'gradients are added up in another order over the ranks'),
     ('randomness.operators', HARMLESS, 'the provider of operators is compared by itself'),
-    ('randomness.float32_precision', HARMLESS, 'the flags that it sets are compared by themselves'),
+    ('randomness.numerics.float32_precision', HARMLESS,
+     'the flags that it sets are compared by themselves'),
     ('randomness.streams.*', CHANGES, 'different random numbers in this stream'),
     ('randomness.*', CHANGES, 'different random numbers or kernels'),
     ('scheme', CHANGES, 'random numbers are derived in another way'),
@@ -183,8 +184,6 @@ RULES = tuple(FactRule(pattern, *row) for patterns, *row in _ROWS for pattern in
 
 # facts that older checkpoints lack, with the value that they had
 _LATER = {
-    'randomness.virtual_ranks': None, 'randomness.independent_predictions': False,
-    'randomness.cpu': None, 'randomness.virtual_ranks_memory': None,
     'env.OPENCV_CPU_DISABLE': None, 'env.OPENCV_IPP': None, 'env.NPY_DISABLE_CPU_FEATURES': None,
     'env.NPY_ENABLE_CPU_FEATURES': None, 'env.OPENBLAS_CORETYPE': None}
 # facts that only one of the processes had when it looked, or that older checkpoints lack

@@ -2,8 +2,6 @@
 from .fingerprint import FingerprintHook
 from .operator_guard import OperatorGuardHook
 from .preempt import PreemptHook
-from .resume import ResumeHook
-from .seed import HookSeedHook, SeedHook
 from .self_check import SelfCheckHook
 
 

@@ -15,7 +15,7 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
-from ..checkpoint.loop_position import refusal_after
+from ..checkpoint.resuming import refusal_after
 from ..distributed.agreement import any_rank, settle, wait_for_all
 from ..errors import Preempted
 from ..exit_codes import PREEMPTED
@@ -134,7 +134,7 @@ class PreemptHook(Hook):
 
 def abandon_validation(runner: Any) -> None:
     """Bring the model back to what is trained; validation starts again in the resumed run."""
-    runner.evaluated.leave()
+    runner.lifecycle.evaluated.leave()
     for hook in runner.hooks:
         if isinstance(hook, EMAHook):
             # the averages are in the model while it is validated

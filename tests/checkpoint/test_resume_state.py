@@ -104,7 +104,6 @@ VARIANTS = {
         dict(type='EMAHook', ema_type='StochasticWeightAverage', begin_epoch=1)]),
     'averages of every second step': dict(custom_hooks=[
         dict(type='EMAHook', interval=2, update_buffers=True)]),
-    'one sequence of random numbers': {'randomness.step_seed': False},
     'several optimizers': {
         'model.own_steps': True,
         'optim_wrapper': dict(constructor='OnePerPart'),

@@ -11,7 +11,7 @@ from mmengine.runner import Runner
 from small_runs import finish, small_run
 
 from mmrepro.checkpoint import files
-from mmrepro.checkpoint.resuming import copied_to
+from mmrepro.checkpoint.files import copied_to
 
 
 class ReadsAgain(Hook):
@@ -19,7 +19,7 @@ class ReadsAgain(Hook):
         self.read = read
 
     def before_run(self, runner):
-        self.read(runner.resuming.point.path)
+        self.read(runner.lifecycle.resume.point.path)
 
 
 def counted_reads(cfg, planted=None):
@@ -74,7 +74,7 @@ def test_the_content_is_given_away_as_a_copy(base, tmp_path):
     """Optimizers keep the tensors that they load; the file may be overwritten."""
     path = tmp_path / 'copy.pth'
     path.write_bytes((base / 'iter_3.pth').read_bytes())
-    resuming = Runner.from_cfg(resumed(tmp_path / 'run', path)).resuming
+    resuming = Runner.from_cfg(resumed(tmp_path / 'run', path)).lifecycle.resume
     first, second = (resuming.read(str(path), 'cpu')['state_dict']['line.weight'] for _ in '12')
     with open(path, 'r+b') as file:
         file.write(bytes(path.stat().st_size))
@@ -97,9 +97,9 @@ def test_every_tensor_moves_to_the_device():
 
 def test_another_map_location_reads_the_file_again(base, tmp_path):
     runner = Runner.from_cfg(resumed(tmp_path, base / 'iter_3.pth'))
-    path = runner.resuming.point.path
-    found = runner.resuming.read(path, lambda storage, location: storage)
-    held = runner.resuming.read(path, 'cpu')
+    path = runner.lifecycle.resume.point.path
+    found = runner.lifecycle.resume.read(path, lambda storage, location: storage)
+    held = runner.lifecycle.resume.read(path, 'cpu')
     assert torch.equal(found['state_dict']['line.weight'], held['state_dict']['line.weight'])
 
 
@@ -116,5 +116,5 @@ def test_a_copied_run_leaves_the_best_checkpoint_of_the_original_alone(tmp_path)
     runner = Runner.from_cfg(resumed(copied))
     runner.train()
     assert runner.message_hub.get_info('best_ckpt') == str(copied / 'best_iter_2.pth')
-    assert runner.resuming.point.path == str(copied / 'iter_3.pth')
-    assert 'copy of' in runner.resuming.passed_over[0]
+    assert runner.lifecycle.resume.point.path == str(copied / 'iter_3.pth')
+    assert 'copy of' in runner.lifecycle.resume.passed_over[0]

@@ -11,8 +11,8 @@ from mmrepro.distributed.virtual import weight_hooks
 
 # They read what a training holds, seed generators, save, or end the process; none writes weights.
 LOOKED_AT = {
-    'DigestHook', 'EventHook', 'FingerprintHook', 'HookSeedHook', 'OperatorGuardHook',
-    'PreemptHook', 'ProbeHook', 'ResumeHook', 'SeedHook', 'SelfCheckHook', '_RecordingHook',
+    'DigestHook', 'EventHook', 'FingerprintHook', 'OperatorGuardHook',
+    'PreemptHook', 'ProbeHook', 'SelfCheckHook', '_RecordingHook',
     '_Reporter', '_Seeds', '_Sender', '_StepReporter'}
 
 
