@@ -1,8 +1,8 @@
 """What mmrepro does in a run, from its first moment to its last, in order.
 
-:class:`mmrepro.ReproRunner` calls the method of each moment. The methods named after events of
-MMEngine are contexts: code before ``yield`` runs before all hooks of the event, code after it runs
-after all of them, whatever their priority.
+:class:`mmrepro.ReproRunner` calls the method of each moment. Methods with the name of an event of
+MMEngine are generators: the code before ``yield`` runs before all hooks of the event, the code
+after it when all of them have run, whatever their priority.
 """
 from __future__ import annotations
 
@@ -78,14 +78,9 @@ class RunLifecycle:
         if is_distributed():
             agreement.check_agreement(agreement.start_fields(cfg.pretty_text, config.as_dict()))
 
-    def seed_model(self) -> None:
-        """Start the stream of the initial weights."""
-        self._seed('init', 'model')
-
     def build_model(self, stock: Callable[[Any], Any], model: Any, logger: Any) -> Any:
         """Let ``stock`` build the model."""
-        # loggers and visualizers may have drawn random numbers
-        self.seed_model()
+        self.seed('init', 'model')  # again: loggers and visualizers may have drawn random numbers
         return self.start.build_model(stock, model, self.resume.point is not None, logger)
 
     def hooks(self, present: Sequence[Hook]) -> list[Hook]:
@@ -122,7 +117,6 @@ class RunLifecycle:
             runner.logger.warning(line)
         self.resume.continue_loop(loop)
 
-    @contextmanager
     def before_run(self, runner: Any) -> Iterator[None]:
         yield
         loops = (runner._train_loop, runner._val_loop, runner._test_loop)
@@ -131,15 +125,13 @@ class RunLifecycle:
                 *(getattr(loop, 'dataloader', None) for loop in loops)]):
             runner.logger.info(f'samples of {name} are not checked: '
                                'randomness.self_checks.nonrepeatable_datasets')
-        self._seed('init', 'weights')
+        self.seed('init', 'weights')
 
-    @contextmanager
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
         if not self.config.legacy:
             self.resume.take_state(checkpoint, runner.logger)
 
-    @contextmanager
     def before_train(self, runner: Any) -> Iterator[None]:
         self.resume.check_streams(runner)
         self.evaluated.leave()  # an error may have ended an evaluation early
@@ -160,82 +152,67 @@ class RunLifecycle:
 
     # ----------------------------------------------------------------- epochs and iterations
 
-    @contextmanager
     def before_train_epoch(self, runner: Any) -> Iterator[None]:
         _tell_epoch(runner)
         # a run that resumes within the epoch comes here as well, and hooks keep what they draw
-        self._seed('hook', 'epoch', runner.epoch)
+        self.seed('hook', 'epoch', runner.epoch)
         yield
         _tell_epoch(runner)  # again: a hook may have given the loop another loader
         self.resume.seek_data(runner)  # after all hooks that move the data
-        self._seed('hook', 'loop', runner.iter)
+        self.seed('hook', 'loop', runner.iter)
 
-    @contextmanager
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None
-                          ) -> Iterator[None]:
+    def before_train_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
         self.process.check_flags(runner.logger)
         self.evaluated.leave()
-        self._seed('hook', runner.iter)
+        self.seed('hook', runner.iter)
         yield
         self.evaluated.leave()
         self.checkpoints.begin_iteration(runner.epoch, runner.iter, batch_idx)
-        self._seed('step', runner.iter)
+        self.seed('step', runner.iter)
 
-    @contextmanager
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> Iterator[None]:
+    def after_train_iter(self, runner: Any, **details: Any) -> Iterator[None]:
         yield
-        self._seed('hook', 'loop', runner.iter + 1)
+        self.seed('hook', 'loop', runner.iter + 1)
 
-    @contextmanager
     def after_train_epoch(self, runner: Any) -> Iterator[None]:
-        self._seed('hook', 'end of epoch', runner.epoch)
+        self.seed('hook', 'end of epoch', runner.epoch)
         yield
-        self._seed('hook', 'loop', runner.iter)
+        self.seed('hook', 'loop', runner.iter)
 
     # ----------------------------------------------------------------- validation and test
 
-    @contextmanager
     def before_val_epoch(self, runner: Any) -> Iterator[None]:
         self.evaluated.leave()
         use_stream(runner.val_dataloader, 'val')
-        self._seed('val', runner.iter)
+        self.seed('val', runner.iter)
         yield
         self.evaluated.enter(runner.model)  # behind EMAHook, which puts in its averages
 
-    @contextmanager
-    def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None
-                        ) -> Iterator[None]:
+    def before_val_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
         yield
         self._seed_images('val', runner.iter, batch_idx)
 
-    @contextmanager
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
         self.evaluated.leave()  # before EMAHook, which takes its averages out
         with self.checkpoints.validated(runner.iter, metrics):
             yield
         self.evaluated.leave()
 
-    @contextmanager
     def after_val(self, runner: Any) -> Iterator[None]:
         yield
-        self._seed('hook', 'loop', runner.iter)
+        self.seed('hook', 'loop', runner.iter)
 
-    @contextmanager
     def before_test_epoch(self, runner: Any) -> Iterator[None]:
         self.evaluated.leave()
         use_stream(runner.test_dataloader, 'test')
-        self._seed('test')
+        self.seed('test')
         yield
         self.evaluated.enter(runner.model)
 
-    @contextmanager
-    def before_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None
-                         ) -> Iterator[None]:
+    def before_test_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
         yield
         self._seed_images('test', batch_idx)
 
-    @contextmanager
     def after_test_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
         self.evaluated.leave()
         yield
@@ -249,14 +226,12 @@ class RunLifecycle:
         with self.evaluated.suspended():
             self.checkpoints.write(runner, stock, out_dir, filename, *args, **kwargs)
 
-    @contextmanager
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
         self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
 
     # ---------------------------------------------------------------------------- the end
 
-    @contextmanager
     def after_train(self, runner: Any) -> Iterator[None]:
         with local_loading():  # CheckpointHook publishes: it loads what it has written
             yield
@@ -267,10 +242,11 @@ class RunLifecycle:
               ) -> AbstractContextManager[None]:
         """Return the context in which the hooks of an event are called."""
         self.process.hold()  # a hook may have built a runner of its own
-        moment = getattr(self, name, None)
-        return nullcontext() if moment is None else moment(runner, **details)
+        moment = getattr(self, name, None) if name.startswith(('before_', 'after_')) else None
+        return nullcontext() if moment is None else contextmanager(moment)(runner, **details)
 
-    def _seed(self, stream: str, *key: seeds.Key) -> None:
+    def seed(self, stream: str, *key: seeds.Key) -> None:
+        """Start a stream in this process, one of its own for the rank with ``diff_rank_seed``."""
         if not self.config.legacy:
             ranks = (get_rank(),) if self.config.diff_rank_seed else ()
             seeds.seed_all(self.config.root, stream, *key, *ranks)
@@ -280,7 +256,7 @@ class RunLifecycle:
             # the same numbers for all images, wherever an image is tested
             seeds.seed_all(self.config.root, 'test', 'image')
         else:
-            self._seed(stream, *key)
+            self.seed(stream, *key)
 
 
 def _tell_epoch(runner: Any) -> None:

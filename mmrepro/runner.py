@@ -88,7 +88,7 @@ class ReproRunnerMixin(_Base):
         if config.legacy:
             from mmengine.runner.utils import set_random_seed
             self._seed = set_random_seed(config.seed, diff_rank_seed=config.diff_rank_seed)
-        self.lifecycle.seed_model()
+        self.lifecycle.seed('init', 'model')
 
     def register_hooks(self, *args: Any, **kwargs: Any) -> None:
         super().register_hooks(*args, **kwargs)
