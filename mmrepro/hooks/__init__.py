@@ -1,4 +1,4 @@
-"""What happens during a run."""
+"""Hooks of MMEngine that a run has for checks, signals and fingerprints."""
 from .fingerprint import FingerprintHook
 from .operator_guard import OperatorGuardHook
 from .preempt import PreemptHook

@@ -1,4 +1,4 @@
-"""Watch some training steps for operators that nobody has vouched for."""
+"""Watch some training steps for operators that are not known to repeat."""
 from __future__ import annotations
 
 from collections.abc import Sequence
