@@ -24,7 +24,9 @@ from .data import placement_of, use_stream
 from .data.sample_check import left_out
 from .distributed import agreement
 from .distributed.virtual.cached_ranks import refuse_cached_ranks
+from .distributed.virtual.process_state import keep_attributes
 from .distributed.virtual.runner_parts import settings_on_ranks
+from .distributed.virtual.scheduler import current
 from .distributed.virtual.shared_weights import share_weights
 from .facts.collect import collect_facts
 from .facts.training_data import training_facts
@@ -140,6 +142,8 @@ class RunLifecycle:
         if self.config.legacy:
             return
         refuse_cached_ranks()
+        if current() is not None:
+            keep_attributes([*runner.hooks, *runner.model.modules()])
         self.checkpoints.check_hooks(runner)
         self.start.begin(runner)
         if self.resume.restore(runner):

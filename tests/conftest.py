@@ -84,7 +84,7 @@ SLOW = {
     'test_runner.py',
     'test_user_code.py',
     'test_streams_with_roots.py',
-    'verify/test_chaos.py',
+    'verify/test_kills.py',
 }
 
 

@@ -140,7 +140,11 @@ class FingerprintHook(Hook):
             names, parameters = zip(*model.named_parameters())
             step.add_numbers(schema.NORMS, names, torch._foreach_norm([p.data for p in parameters]))
         content = step.fetch()
-        self._write({**self._record(runner, content), **finish(content)})
+        self._write({**self._record(runner, content), **finish(content), **self.extra(runner)})
+
+    def extra(self, runner: Any) -> dict[str, Any]:
+        """Return what a subclass adds to the line of an iteration; no run is compared by it."""
+        return {}
 
     def _record(self, runner: Any, content: Any) -> dict[str, Any]:
         states = schema.STATES
