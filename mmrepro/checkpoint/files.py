@@ -10,12 +10,9 @@ import os
 import pickle
 import struct
 import zipfile
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Callable
-
-import torch
 
 from ..errors import CheckpointError
 from ..scoped import replaced
@@ -123,13 +120,15 @@ def replace_with(partial: str, path: str, complete: bool = True) -> None:
     os.replace(link, keep)
 
 
-def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: bool = True) -> Any:
+def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: bool = True,
+         checked: bool = False) -> Any:
     """Load a checkpoint; it cannot run code.
 
     Args:
-        mapped: tensors are views of the file, which they keep open; nothing is copied until they
-            are used. Not for what outlives the file's contents.
+        mapped: tensors are views of the file, which is read when they are used. Not for what
+            outlives the file's contents.
         legacy: accept the format of torch before 1.6, which cannot be checked beforehand.
+        checked: :func:`check_file` has accepted the file already.
 
     Raises:
         FileNotFoundError: no such file.
@@ -138,7 +137,7 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: boo
     path = os.path.expanduser(path)
     if not os.path.isfile(path):
         raise FileNotFoundError(f'checkpoint {path} does not exist')
-    problem = check_file(path)
+    problem = None if checked else check_file(path)
     if problem is not None:
         with open(path, 'rb') as file:
             if not (legacy and file.read(2) == b'\x80\x02'):
@@ -170,26 +169,3 @@ def local_loading(read: Callable[[str, Any], Any] = load) -> Iterator[None]:
     with replaced(CheckpointLoader,
                   _schemes={**CheckpointLoader._schemes, '': load_from_local}):
         yield
-
-
-def copied_to(value: Any, device: Any) -> Any:
-    """Return ``value`` with all tensors copied to ``device``, as ``torch.load`` puts them.
-
-    Containers are changed in place. A mapped tensor must not stay: it may be written to, and the
-    file may be.
-    """
-    if isinstance(value, torch.Tensor):
-        with torch.no_grad():
-            return value.to(device, copy=True)
-    if isinstance(value, tuple):
-        items = [copied_to(item, device) for item in value]
-        return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
-    if isinstance(value, dict):
-        for key in value:
-            value[key] = copied_to(value[key], device)
-    elif isinstance(value, (list, deque)):
-        for number, item in enumerate(value):
-            value[number] = copied_to(item, device)
-    elif hasattr(value, '__dict__') and not isinstance(value, type):
-        copied_to(vars(value), device)
-    return value

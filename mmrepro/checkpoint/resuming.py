@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from mmengine.dist import get_rank
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
@@ -19,7 +18,7 @@ from ..facts import compatibility
 from . import rank_state
 from .choosing import is_remote, newest_good, with_paths_beside
 from .completeness import judge, lacks, stock_facts
-from .files import copied_to, load
+from .files import load
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,7 @@ class ResumePoint:
 class Resume:
     """The resume of one runner. Where there is nothing to resume from, its methods do nothing.
 
-    A file is read and checked once. The content of the chosen file is mapped into memory, not
-    copied, until MMEngine asks for it.
+    A file is checked once, and its tensors are read once, when MMEngine asks for them.
 
     Attributes:
         point: the checkpoint; None for a new run, or when MMEngine has to fetch the checkpoint.
@@ -89,7 +87,7 @@ class Resume:
         self._strict = strict
         self._asked = bool(settings.get('resume'))
         self._remote = self._asked and is_remote(settings)  # its seed is not known beforehand
-        self._content: Any = None
+        self._checked: str | None = None  # a file that need not be checked when it is read
         self._state: dict[str, Any] = {}
         self._start: int | None = None  # iteration to which the data still have to move
         self.loop: Any = None
@@ -97,29 +95,28 @@ class Resume:
             return
         path = settings.get('load_from')
         if path is None:
-            path = self._newest(settings['work_dir'])
-        else:
-            self._content = load(path, mapped=True)
-            self.passed_over = judge(path, self._content, strict)
-        if path is not None:
-            self.point = ResumePoint.of(path, self._content['meta'])
-
-    def _newest(self, work_dir: str) -> str | None:
-        def refuse(path: str) -> str | None:
-            self._content = None
-            try:
-                self._content = load(path, mapped=True, legacy=False)
-            except (CheckpointError, FileNotFoundError) as error:
-                return str(error).replace(f'checkpoint {path} ', '', 1)
-            return lacks(self._content)
-
-        path, self.passed_over = newest_good(work_dir, refuse)
-        if path is None:
-            self._content = None
-            if self.passed_over:
+            path, self.passed_over = newest_good(settings['work_dir'], self._refuse)
+            if path is None and self.passed_over:
                 self.passed_over.append(
                     'nothing is left to resume from: the run begins at the beginning')
-        return path
+        else:
+            content = load(path, mapped=True)
+            self.passed_over = judge(path, content, strict)
+            self._choose(path, content)
+
+    def _choose(self, path: str, content: Mapping[str, Any]) -> None:
+        self.point, self._checked = ResumePoint.of(path, content['meta']), path
+
+    def _refuse(self, path: str) -> str | None:
+        """Choose the checkpoint at ``path``, or return why a run cannot continue from it."""
+        try:
+            content = load(path, mapped=True, legacy=False)
+        except (CheckpointError, FileNotFoundError) as error:
+            return str(error).replace(f'checkpoint {path} ', '', 1)
+        problem = lacks(content)
+        if problem is None:
+            self._choose(path, content)
+        return problem
 
     # ------------------------------------------------------------------------- at the start
 
@@ -198,12 +195,9 @@ class Resume:
     # ------------------------------------------------------------------------- the content
 
     def read(self, path: str, map_location: Any) -> Any:
-        """Read a local checkpoint for MMEngine; the chosen one was read when it was chosen."""
-        if (self._content is None or self.point is None or path != self.point.path
-                or not isinstance(map_location, (str, torch.device))):
-            return load(path, map_location)
-        content, self._content = self._content, None
-        return copied_to(content, map_location)
+        """Read a local checkpoint for MMEngine; the chosen file was checked when it was chosen."""
+        checked, self._checked = path == self._checked, None
+        return load(path, map_location, checked=checked)
 
     def take_state(self, checkpoint: dict[str, Any], logger: Any) -> None:
         """Keep what :meth:`restore` needs of a loaded checkpoint."""

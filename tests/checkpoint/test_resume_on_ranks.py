@@ -171,12 +171,12 @@ def counted_on_rank(rank, world, port, cfg, work_dir):
     from counted import Counted
     counted = Counted()
     as_rank(rank, world, port, cfg, work_dir)
-    return counted.reads(), counted.calls['state']
+    return counted.calls['check'], counted.calls['state']
 
 
-def test_every_rank_reads_a_checkpoint_once_and_collects_its_state_once(tmp_path):
+def test_every_rank_checks_a_checkpoint_once_and_collects_its_state_once(tmp_path):
     cfg = settings(tmp_path)
     for _, states in on_ranks(2, copy.deepcopy(cfg), tmp_path, function=counted_on_rank):
         assert states == 12
     cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_10.pth')
-    assert on_ranks(2, cfg, tmp_path, function=counted_on_rank) == [((1, 1, 0), 2)] * 2
+    assert on_ranks(2, cfg, tmp_path, function=counted_on_rank) == [(1, 2)] * 2
