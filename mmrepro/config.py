@@ -93,7 +93,7 @@ class SelfChecks:
         for name in ('samples', 'steps'):
             _check_int(f'self_checks.{name}', getattr(self, name), 0, MAX_CHECK, 'an int')
         names = self.nonrepeatable_datasets
-        if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) for one in names):
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
             raise RandomnessError(
                 f'randomness.self_checks.nonrepeatable_datasets={names!r} is not allowed; allowed '
                 "is a list of names of dataset classes, for example ['MyStream']")
@@ -374,11 +374,11 @@ def upgrade_legacy_keys(cfg: MutableMapping[str, Any]) -> None:
     Raises:
         RandomnessError: when both forms are given and disagree.
     """
-    found = {old: cfg[old] for old in LEGACY_KEYS if old in cfg}
-    if not found:
+    given = {old: cfg[old] for old in LEGACY_KEYS if old in cfg}
+    if not given:
         return
     randomness = dict(cfg.get('randomness') or {})
-    for old, value in found.items():
+    for old, value in given.items():
         new = LEGACY_KEYS[old]
         if randomness.get(new, value) != value:
             raise RandomnessError(
@@ -389,7 +389,7 @@ def upgrade_legacy_keys(cfg: MutableMapping[str, Any]) -> None:
     cfg['randomness'] = randomness
     form = ', '.join(f'{key}={value!r}' for key, value in randomness.items())
     warnings.warn(
-        f'{", ".join(found)} at the top level of a config is the form of MMDetection 2.x; '
+        f'{", ".join(given)} at the top level of a config is the form of MMDetection 2.x; '
         f'write randomness = dict({form})', DeprecationWarning, stacklevel=2)
 
 
@@ -425,10 +425,11 @@ def named_arguments(function: Callable[..., Any], names: Sequence[str], args: Se
         names: of the positional arguments that ``function`` takes as ``*args``.
     """
     signature = inspect.signature(function)
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
         kind = signature.parameters[name].kind
-        found.update(dict(zip(names, args)) if kind is inspect.Parameter.VAR_POSITIONAL else
+        named.update(dict(zip(names, args)) if kind is inspect.Parameter.VAR_POSITIONAL else
                      value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
-    return found, 'randomness' in signature.parameters or any(
-        one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
+    return named, 'randomness' in signature.parameters or any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD
+        for parameter in signature.parameters.values())
