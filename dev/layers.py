@@ -18,8 +18,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / 'mmrepro'
 LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('__init__', '__main__'), 'the public names and the command'),
     (('cli', ), 'one file per verb: parses the command line, prints the result'),
-    (('audit', 'doctor', 'demo', 'localise', 'verify', 'report'),
+    (('reports', ), 'the verbs that examine trainings, as functions that return a report'),
+    (('audit', 'doctor', 'demo', 'localise', 'verify'),
      'what the verbs do, each in a room of its own'),
+    (('report', ), 'the model of a report, its renderers, the comparison of two runs'),
     (('runs', ), 'starts, watches, shortens, kills and reports one training'),
     (('activation', 'dropin'), 'where mmrepro attaches to MMEngine'),
     (('runner', ), 'the Runner whose randomness is keyed'),
@@ -36,13 +38,12 @@ LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('config', ), 'the `randomness` dict'),
     (('ops', 'seeds', 'digests', 'exit_codes', 'text', 'version'),
      'operators, random streams, digests'),
-    (('errors', 'imports', 'intervals', 'nested', 'scoped'),
+    (('reachable', ), 'what an object reaches, and a walk over it'),
+    (('errors', 'generator_kinds', 'imports', 'intervals', 'nested', 'scoped'),
      'exceptions; small helpers, each the one home of its concept'),
 )
 # Rooms of one row that may know each other, in this direction only.
-ALLOWED_SIDEWAYS = {
-    ('localise', 'report'): 'localise prints through the views',
-}
+ALLOWED_SIDEWAYS: dict[tuple[str, str], str] = {}
 
 
 class Import(NamedTuple):

@@ -14,7 +14,14 @@ from . import patches
 from .checkpoint.files import local_loading
 from .checkpoint.format_cache import cache_formatted_texts
 from .config import RandomnessConfig, named_arguments, prepare_cfg
-from .data import adopt_loader, building
+from .data.loader import (
+    StaticOnClass,
+    adopt_loader,
+    build_loader,
+    check_loader_object,
+    one_by_one,
+    shuffled_subset,
+)
 from .distributed import process_group
 from .distributed.lost_ranks import naming_lost_ranks
 from .distributed.root_seed import broadcast_seed
@@ -154,8 +161,8 @@ class ReproRunnerMixin(_Base):
         self.lifecycle.process.hold()
         if not isinstance(loader, (dict, type(None))) and not self.repro.legacy:
             # the loop takes a loader object as it is
-            building.check_loader_object(loader, stream, self._train_dataloader)
-            building.one_by_one(loader, stream, self.repro)
+            check_loader_object(loader, stream, self._train_dataloader)
+            one_by_one(loader, stream, self.repro)
             self._adopt(loader, stream, loader.worker_init_fn)
         self._stream = stream
         try:
@@ -163,7 +170,7 @@ class ReproRunnerMixin(_Base):
         finally:
             self._stream = type(self)._stream
 
-    @building.StaticOnClass
+    @StaticOnClass
     def build_dataloader(self, dataloader: DataLoader | dict, seed: int | None = None,
                          diff_rank_seed: bool = False) -> DataLoader:
         """As MMEngine's, with samplers, samples and workers keyed by the root seed."""
@@ -171,9 +178,9 @@ class ReproRunnerMixin(_Base):
             return super().build_dataloader(dataloader, seed, diff_rank_seed)
         if isinstance(dataloader, DataLoader):
             return dataloader
-        dataloader = building.one_by_one(dataloader, self._stream, self.repro)
-        loader = building.build_loader(super().build_dataloader, share_workers(dataloader),
-                                       self.repro.root, self._stream)
+        dataloader = one_by_one(dataloader, self._stream, self.repro)
+        loader = build_loader(super().build_dataloader, share_workers(dataloader),
+                              self.repro.root, self._stream)
         user_init = loader.worker_init_fn if 'worker_init_fn' in dataloader else None
         self._adopt(loader, self._stream, user_init)
         return loader
@@ -183,7 +190,7 @@ class ReproRunnerMixin(_Base):
                      patches.apply, explain)
         if stream == 'sample':
             self.lifecycle.checkpoints.loaders.add(loader)
-        warning = building.shuffled_subset(loader.dataset)
+        warning = shuffled_subset(loader.dataset)
         if warning:
             self.logger.warning(warning)
 

@@ -107,7 +107,7 @@ def _is_replaced(path: str, what: str) -> bool:
 
 
 def seeds_from_clock(s: Subject) -> Hits:
-    """A clock or a process id that ends up in a seed or a value is worse than one in a log."""
+    """Clocks and process ids; those that reach a seed or a value are more severe."""
     for source, hit in _hits(s, 'clock'):
         line = source.text.splitlines()[hit.line - 1]
         severity = (CHANGES if hit.reaches or 'seed' in line.lower() else

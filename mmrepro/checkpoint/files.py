@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Callable
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, MissingCheckpointError
 from ..scoped import replaced
 from .safe_loading import ADDING, safe_load
 
@@ -131,12 +131,12 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: boo
         checked: :func:`check_file` has accepted the file already.
 
     Raises:
-        FileNotFoundError: no such file.
+        MissingCheckpointError: no such file.
         CheckpointError: damaged, or it holds objects that are not on the allow-list.
     """
     path = os.path.expanduser(path)
     if not os.path.isfile(path):
-        raise FileNotFoundError(f'checkpoint {path} does not exist')
+        raise MissingCheckpointError(f'checkpoint {path} does not exist')
     problem = None if checked else check_file(path)
     if problem is not None:
         with open(path, 'rb') as file:

@@ -76,7 +76,7 @@ class Resume:
         strict: ``resume_strict``; otherwise a named file may lack the optimizer.
 
     Raises:
-        FileNotFoundError, CheckpointError: the named file is missing, damaged, or something else.
+        CheckpointError: the named file is missing, damaged, or something else.
         ResumeError: the named file holds weights, but not what a run continues from.
     """
 
@@ -111,7 +111,7 @@ class Resume:
         """Choose the checkpoint at ``path``, or return why a run cannot continue from it."""
         try:
             content = load(path, mapped=True, legacy=False)
-        except (CheckpointError, FileNotFoundError) as error:
+        except CheckpointError as error:
             return str(error).replace(f'checkpoint {path} ', '', 1)
         problem = lacks(content)
         if problem is None:

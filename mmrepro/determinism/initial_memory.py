@@ -1,8 +1,9 @@
-"""Initial weights that nobody wrote: memory is filled with NaN while a model is built."""
+"""Detect initial weights that nothing wrote: memory is filled with NaN while a model is built."""
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -15,9 +16,9 @@ _WITH_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.
 def filled_memory() -> Iterator[None]:
     """Let torch fill new memory with NaN in this block.
 
-    It does so with deterministic algorithms only, and from torch 2.2 on.
+    Has an effect with deterministic algorithms only, and from torch 2.2 on.
     """
-    switches = getattr(torch.utils, 'deterministic', None)
+    switches: Any = getattr(torch.utils, 'deterministic', None)
     before = getattr(switches, 'fill_uninitialized_memory', None)
     if before is None:
         yield
@@ -30,7 +31,7 @@ def filled_memory() -> Iterator[None]:
 
 
 def unwritten(model: torch.nn.Module) -> list[str]:
-    """Names of the parameters and buffers that hold a NaN."""
+    """Return names of the parameters and buffers that hold a NaN."""
     return [name for named in (model.named_parameters(), model.named_buffers())
             for name, tensor in named
             if not is_lazy(tensor) and tensor.dtype in _WITH_NAN and bool(tensor.isnan().any())]

@@ -1,4 +1,4 @@
-"""Likely causes of a difference and how to fix them: a table; the first row that fits counts."""
+"""The table of likely causes of a difference and their fixes; the first row that fits counts."""
 from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple
@@ -6,7 +6,7 @@ from typing import Any, Callable, NamedTuple
 from ..fingerprint.records import UNINITIALIZED
 from .context import DifferenceContext
 
-# operators whose CUDA kernels add up in the order in which threads arrive, unless told otherwise
+# operators whose CUDA kernels add with atomics unless deterministic algorithms are on
 ATOMIC = ('convolution_backward', 'scatter', 'index_add', 'index_put', 'put_', 'upsample',
           'grid_sampler', 'cumsum', 'max_pool', 'avg_pool', 'bincount', 'embedding', 'kthvalue',
           'histc', 'nll_loss2d', 'ctc_loss', 'reflection_pad', 'replication_pad', 'roi_', 'deform')
@@ -26,12 +26,12 @@ FIX_VALIDATION = ('Check what the model stores in evaluation mode, and the hooks
 
 
 class Cause(NamedTuple):
-    """A row."""
-    name: str  # for tests and JSON
+    """A likely cause."""
+    name: str  # shown, and used by programs
     when: Callable[[DifferenceContext], Any]  # whether the row fits
     why: str  # one sentence on why the bits differ
     fix: str  # what to do
-    evidence: Callable[[DifferenceContext], list[str]] = lambda c: []  # what supports it
+    evidence: Callable[[DifferenceContext], list[str]] = lambda c: []  # records that support it
 
 
 def _hash_seeds(c: DifferenceContext) -> list[str]:
@@ -264,6 +264,6 @@ CAUSES: tuple[Cause, ...] = (
 
 
 def find_cause(context: DifferenceContext) -> tuple[Cause, list[str]]:
-    """The first row that fits, and its evidence."""
+    """Return the first row that fits, and its evidence."""
     cause = next(cause for cause in CAUSES if cause.when(context))
     return cause, list(dict.fromkeys(cause.evidence(context)))

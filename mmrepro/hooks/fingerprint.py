@@ -13,6 +13,7 @@ from mmengine.registry import HOOKS
 
 from ..data import placement_of
 from ..distributed.unwrap import optim_wrappers, unwrap
+from ..errors import ConfigError
 from ..fingerprint import schema
 from ..fingerprint.digest import SCHEME, value_digest
 from ..fingerprint.manifest import complete_manifest, write_manifest
@@ -48,11 +49,11 @@ class FingerprintHook(Hook):
 
     def __init__(self, interval: int = 1, level: str = 'step') -> None:
         if level not in schema.LEVELS:
-            raise ValueError(f'FingerprintHook: level={level!r} is not allowed; allowed: '
-                             f'{", ".join(map(repr, schema.LEVELS))}')
+            raise ConfigError(f'FingerprintHook: level={level!r} is not allowed; allowed: '
+                              f'{", ".join(map(repr, schema.LEVELS))}')
         if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
-            raise ValueError(f'FingerprintHook: interval={interval!r} is not allowed; allowed: 1 '
-                             'or more')
+            raise ConfigError(f'FingerprintHook: interval={interval!r} is not allowed; allowed: 1 '
+                              'or more')
         self.interval, self.level = interval, level
         self._writer: Writer | None = None
         self._manifest: str | None = None  # path of what rank 0 has written

@@ -7,7 +7,7 @@ from typing import Any
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from ..errors import UnknownOperatorError
+from ..errors import ConfigError, UnknownOperatorError
 from ..intervals import is_due
 from ..ops.guard import OperatorGuard
 from ..step_check.train_step import around_next_step
@@ -34,7 +34,8 @@ class OperatorGuardHook(Hook):
     def __init__(self, allow: Sequence[str] = (), on_unknown: str = 'warn',
                  devices: Sequence[str] = ('cuda',)) -> None:
         if on_unknown not in ('warn', 'error'):
-            raise ValueError(f"on_unknown={on_unknown!r}: expected 'warn' or 'error'")
+            raise ConfigError(f"OperatorGuardHook: on_unknown={on_unknown!r}: expected 'warn' "
+                              "or 'error'")
         self._allow, self._devices = tuple(allow), tuple(devices)
         self._error = on_unknown == 'error'
         self._guard: OperatorGuard | None = None

@@ -17,7 +17,7 @@ from mmengine.registry import HOOKS
 
 from ..checkpoint.resuming import refusal_after
 from ..distributed.agreement import any_rank, settle, wait_for_all
-from ..errors import Preempted
+from ..errors import ConfigError, Preempted
 from ..exit_codes import PREEMPTED
 
 FILE_NAME = 'preempted.pth'
@@ -46,8 +46,8 @@ class PreemptHook(Hook):
                  exit_code: int = PREEMPTED) -> None:
         for name in signals:
             if name not in signal.Signals.__members__ or name in ('SIGINT', 'SIGKILL', 'SIGSTOP'):
-                raise ValueError(f'PreemptHook(signals={signals!r}): {name!r} cannot announce an '
-                                 f'end; for example {", ".join(SIGNALS)}')
+                raise ConfigError(f'PreemptHook(signals={signals!r}): {name!r} cannot announce an '
+                                  f'end; for example {", ".join(SIGNALS)}')
         self.signals, self.exit_code = tuple(signals), exit_code
         self._received: int | None = None
         self._before: dict[int, Any] = {}

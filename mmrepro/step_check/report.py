@@ -30,7 +30,7 @@ NOT_AGAIN = (
     'Two more passes, recorded, have the same bits{}. What differs only now and then is a race '
     'between threads, memory that is read before it is written, or hardware that computes wrongly '
     '(silent data corruption). Run it again on this machine and on another one; check the memory '
-    'and the GPU (mmrepro gpu_check, nvidia-smi -q -d ECC, dcgmi diag).')
+    'and the GPU (mmrepro doctor --gpu, nvidia-smi -q -d ECC, dcgmi diag).')
 
 
 def report(runner: Any, passes: Sequence[PassDigests], records: Sequence[Sequence[Record]],

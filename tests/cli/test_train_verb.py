@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from command import exit_code
 
 from mmrepro import cli
 from mmrepro.cli import test, train, training_arguments
@@ -119,25 +120,21 @@ def test_contradictions_are_refused(config, built, capsys, given, message):
 
 
 def test_a_missing_config_is_named(built, capsys):
-    with pytest.raises(SystemExit):
-        train.main(['no/such.py'])
+    assert exit_code('train', 'no/such.py') == 2
     assert 'no/such.py: no such config' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('verb, arguments', [('train', ['--resume', 'no.pth']),
                                              ('test', ['no.pth'])])
 def test_a_missing_checkpoint_is_named(config, built, capsys, verb, arguments):
-    with pytest.raises(SystemExit):
-        cli.load(verb)([config, *arguments])
+    assert exit_code(verb, config, *arguments) == 2
     assert 'no.pth: no such checkpoint' in capsys.readouterr().err
     assert built == []
 
 
 def test_a_setting_that_is_refused_is_named_without_a_traceback(config, monkeypatch, capsys):
     monkeypatch.setattr(training_arguments, 'restart_for', lambda cfg: None)
-    with pytest.raises(SystemExit) as error:
-        train.main([config, '--cfg-options', 'randomness.sede=3'])
-    assert error.value.code == 2
+    assert exit_code('train', config, '--cfg-options', 'randomness.sede=3') == 2
     assert "unknown key 'sede' (value 3); did you mean 'seed'?" in capsys.readouterr().err
 
 
@@ -150,8 +147,7 @@ def test_resume_without_a_value_takes_the_latest(config, built):
 def test_auto_scale_lr_needs_a_batch_size(config, built, capsys):
     with open(config, 'a', encoding='utf-8') as file:
         file.write('auto_scale_lr = dict(enable=False)\n')
-    with pytest.raises(SystemExit, match='2'):
-        train.main([config, '--auto-scale-lr'])
+    assert exit_code('train', config, '--auto-scale-lr') == 2
     assert 'mmrepro train: --auto-scale-lr needs auto_scale_lr = dict(base_batch_size=...)' in (
         capsys.readouterr().err)
     assert built == []

@@ -69,14 +69,13 @@ def test_nothing_is_reported_without_manifests_or_variations():
     assert settings_without_effect(repeated, (run_with(), run_with())) == []
 
 
-def test_runs_that_were_not_made_of_the_same_are_told_before_they_are_repeated():
+def test_runs_that_differ_by_design_are_named_before_they_are_repeated():
     runs = [run_with(config=f'optim_wrapper = dict(lr={lr})\n', **{'randomness.seed': seed})
             for lr, seed in ((1, 0), (2, 5))]
     line, = different_by_design(runs)
     assert line == (
-        'the runs were not made of the same, so they have to differ: config.optim_wrapper.lr: 1 / '
-        '2 (different training), randomness.seed: 0 / 5 (different order of data, different random '
-        'numbers)')
+        'the runs differ by design: config.optim_wrapper.lr: 1 / 2 (different training), '
+        'randomness.seed: 0 / 5 (different order of data, different random numbers)')
     assert different_by_design([runs[0], runs[0]]) == []
     # what is harmless is no reason
     assert different_by_design([run_with(config=f'log_level = {n!r}\n') for n in 'ab']) == []

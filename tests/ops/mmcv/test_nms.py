@@ -248,7 +248,8 @@ def test_soft_nms_of_nothing_and_refusals():
     dets, kept = soft_nms(torch.zeros(0, 4), torch.zeros(0))
     assert dets.shape == (0, 5) and kept.shape == (0,) and kept.dtype == torch.long
     with pytest.raises(RuntimeError, match=r'dets.*\(3, 5\).*\(2, 5\)'):
-        kernels.softnms(torch.zeros(3, 4), torch.zeros(3), torch.zeros(2, 5), 0.3, 0.5, 0.1, 1, 0)
+        soft_kernels.softnms(torch.zeros(3, 4), torch.zeros(3), torch.zeros(2, 5), 0.3, 0.5, 0.1,
+                             1, 0)
     with pytest.raises(RuntimeError, match='float32.*float64'):
         soft_nms(torch.zeros(3, 4).double(), torch.zeros(3).double())
 

@@ -210,7 +210,7 @@ def _wrong(expect: Any, finding: dict[str, Any], exit_code: int) -> list[str]:
         value, list) else value for key, value in finding.items()}
     if expect is None:
         return [f'nothing was planted that matters: {finding}']
-    text = Diagnosis(**{'fix' if key == 'cure' else key: value
+    text = Diagnosis(**{key: value
                         for key, value in finding.items()}).text()
     expect = dict(expect)
     mentions = expect.pop('mentions', ())
