@@ -212,8 +212,8 @@ def rebound():
     return AverageOfClass.average, hasattr(AverageOfClass, 'extra')
 
 
-def test_attributes_of_a_class_are_as_before_after_the_run(pool):
-    assert same_for_every_number(pool, rebound, 3) == [(1., False), (1, True), (2, True)]
+def test_attributes_of_a_class_are_as_before_after_the_run():
+    assert same_for_every_number(rebound, 3) == [(1., False), (1, True), (2, True)]
     assert (AverageOfClass.average, hasattr(AverageOfClass, 'extra')) == (1., False)
 
 
