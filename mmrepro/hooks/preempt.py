@@ -16,7 +16,7 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
 from ..checkpoint.resuming import refusal_after
-from ..distributed.agreement import any_rank, settle, wait_for_all
+from ..distributed.agreement import agree, any_rank, wait_for_all
 from ..errors import ConfigError, Preempted
 from ..exit_codes import PREEMPTED
 
@@ -94,7 +94,7 @@ class PreemptHook(Hook):
     def before_val_epoch(self, runner: Any) -> None:
         if self._active:
             # some ranks may have a batch more than others, and only they come to its event
-            self._common_batches = settle('validation', len(runner.val_loop.dataloader), min)
+            self._common_batches = agree('validation', len(runner.val_loop.dataloader), min)
 
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
