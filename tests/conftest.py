@@ -56,9 +56,7 @@ SLOW = {
     'distributed/test_virtual_collectives.py',
     'distributed/test_virtual_ranks.py',
     'distributed/test_virtual_ranks_errors.py',
-    'distributed/test_virtual_ranks_faults.py',
     'distributed/test_virtual_ranks_families.py',
-    'distributed/test_virtual_ranks_features.py',
     'distributed/test_virtual_ranks_state.py',
     'distributed/test_virtual_ranks_training.py',
     'facts/test_compatibility.py',
@@ -115,3 +113,10 @@ def data_root(tmp_path_factory):
     root = str(tmp_path_factory.mktemp('demo'))
     write_dataset(root)
     return root
+
+
+@pytest.fixture
+def pool():
+    """Real ranks, warm: see tests/support/rank_pool.py."""
+    from rank_pool import shared_pool
+    return shared_pool()
