@@ -56,7 +56,6 @@ SLOW = {
     'distributed/test_virtual_collectives.py',
     'distributed/test_virtual_ranks.py',
     'distributed/test_virtual_ranks_errors.py',
-    'distributed/test_virtual_ranks_faults.py',
     'distributed/test_virtual_ranks_families.py',
     'distributed/test_virtual_ranks_state.py',
     'distributed/test_virtual_ranks_training.py',

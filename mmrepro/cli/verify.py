@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
+from ..config import randomness_of
 from ..reports import interruptible, kills, lost_state, verify
 from ..runs.progress import ProgressLine
 from ..runs.startup import restart_for
@@ -118,7 +119,7 @@ def _kills(args: argparse.Namespace, parser: Parser) -> int:
     cfg = config_of(args.config, args.cfg_options)
     interval = args.interval or 3
     interruptible(cfg, interval)
-    virtual = args.virtual_ranks or cfg.randomness.get('virtual_ranks')
+    virtual = args.virtual_ranks or randomness_of(cfg).virtual_ranks.ranks
     ranks, processes = args.ranks or 1, []
     if virtual is not None or args.processes is not None:
         if ranks != 1:

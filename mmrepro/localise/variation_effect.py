@@ -13,8 +13,8 @@ from .compared_runs import RunSpec
 
 THREADS = 'torch.num_threads'  # the fact in the manifest: number of threads of operators
 THREAD_VARIABLES = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
-# these settings count by the number of threads that torch used
-THREAD_SETTINGS = (*THREAD_VARIABLES, 'randomness.num_threads')
+# settings that are compared by the number of threads that torch used
+THREAD_SETTINGS = (*THREAD_VARIABLES, 'randomness.numerics.num_threads')
 
 
 def different_by_design(runs: Sequence[RecordedRun]) -> list[str]:

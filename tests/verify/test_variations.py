@@ -266,12 +266,13 @@ def test_real_processes(data_root, tmp_path):
     ({}, 'resume', 6, ''), (dict(randomness=dict(seed=1)), 'resume', 6, ''),
     ({}, 'resume', 1, 'it takes two iterations to be killed between them'),
     (dict(randomness=dict(worker_seed='worker')), 'resume', 6, 'no run resumes within an epoch'),
-    (dict(randomness=dict(worker_seed='mmengine', step_seed=False)), 'resume', 6,
+    (dict(randomness=dict(worker_seed='mmengine')), 'resume', 6,
      "with worker_seed='mmengine' no run resumes within an epoch"),
     ({}, 'workers', 1, 'it takes two iterations for a second worker to load a batch'),
     ({}, 'validation', 6, ''), (dict(val_cfg=None), 'validation', 6, 'has no validation'),
     ({}, 'cpu', 4, ''),
-    (dict(randomness=dict(cpu='avx2')), 'cpu', 4, 'randomness.cpu pins the instruction sets')])
+    (dict(randomness=dict(numerics=dict(cpu='avx2'))), 'cpu', 4,
+     'randomness.numerics.cpu pins the instruction sets')])
 def test_a_variation_that_a_config_cannot_have_is_skipped(monkeypatch, settings, name, iterations,
                                                           reason):
     monkeypatch.setattr(module.surroundings, 'instruction_sets', lambda: {'MKL_CBWR': 'AVX2'})
