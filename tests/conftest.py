@@ -40,7 +40,7 @@ SLOW = {
     'data/test_hosts.py',
     'data/test_loader.py',
     'data/test_passes.py',
-    'data/test_worker_signals.py',
+    'data/test_worker_processes.py',
     'demo/test_classifier.py',
     'demo/test_demo.py',
     'determinism/test_policy.py',
@@ -58,7 +58,6 @@ SLOW = {
     'distributed/test_virtual_ranks_errors.py',
     'distributed/test_virtual_ranks_faults.py',
     'distributed/test_virtual_ranks_families.py',
-    'distributed/test_virtual_ranks_features.py',
     'distributed/test_virtual_ranks_state.py',
     'distributed/test_virtual_ranks_training.py',
     'facts/test_compatibility.py',
@@ -115,3 +114,10 @@ def data_root(tmp_path_factory):
     root = str(tmp_path_factory.mktemp('demo'))
     write_dataset(root)
     return root
+
+
+@pytest.fixture
+def pool():
+    """Real ranks, warm: see tests/support/rank_pool.py."""
+    from rank_pool import shared_pool
+    return shared_pool()

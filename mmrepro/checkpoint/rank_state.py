@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..digests import exact_digest
-from ..distributed.agreement import settle
+from ..distributed.agreement import agree
 from ..distributed.unwrap import optim_wrappers, unwrap
 from . import adapters
 
@@ -48,7 +48,7 @@ def gather(state: dict[str, dict[str, Any]],
         return {}
     digests = {f'{part}/{name}': 'gradient' if part == 'gradients' else exact_digest(value)
                for part in PARTS for name, value in state[part].items()}
-    different = settle('checkpoint', [digests], _different)
+    different = agree('checkpoint', [digests], _different)
     if not different:
         return {}
     mine = {part: portable({name: value for name, value in state[part].items()

@@ -1,8 +1,8 @@
 """All ranks agree before the first step, or all ranks stop and say why.
 
-Ranks agree by a collective operation over the CPU: every rank gets what all ranks say, and comes to
-the same decision. A rank that does not come lets the operation fail when the timeout of the process
-group has passed, see :mod:`.lost_ranks`.
+Ranks agree by a collective operation over the CPU: every rank gets the values of all ranks, and
+comes to the same decision. If a rank does not come, the operation fails when the timeout of the
+process group has passed, see :mod:`.lost_ranks`.
 """
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def check_agreement(fields: Mapping[str, Any]) -> None:
         AgreementError: on every rank, with the same message: rank, field and both values.
         TypeError: a field of another type; names it.
     """
-    settle('agreement', dict(fields), _compare)
+    agree('agreement', dict(fields), _compare)
 
 
 def start_fields(config_text: str, randomness: Mapping[str, Any]) -> dict[str, Any]:
-    """What all ranks must have in common at the start. Call it after ``determinism.enable``.
+    """Return what all ranks must have in common at the start, after ``determinism.enable``.
 
     Args:
         config_text: The effective config, for example ``cfg.pretty_text``.
@@ -63,24 +63,23 @@ def start_fields(config_text: str, randomness: Mapping[str, Any]) -> dict[str, A
     Returns:
         dict: randomness, config, versions, operator provider, environment and flags.
     """
-    operators = operator_fields()
     fields: dict[str, Any] = {'scheme': SCHEME}
     for name, value in randomness.items():
         # a row for each stream that has a root of its own, and none where no stream has
         value = ', '.join(value) if isinstance(value, tuple) else value
-        parts = value if isinstance(value, Mapping) else {'': value}
-        fields.update((f'randomness.{name}.{part}'.rstrip('.'), one) for part, one in parts.items())
+        for key, part in (value if isinstance(value, Mapping) else {'': value}).items():
+            fields[f'randomness.{name}.{key}'.rstrip('.')] = part
     fields['config'] = config_text
-    fields.update({**operators, **_operator_versions(operators)})
+    fields.update(late_fields())
     fields.update((f'version.{name}', value) for name, value in _versions().items())
     fields.update(determinism.snapshot())
     return fields
 
 
 def operator_fields() -> dict[str, str]:
-    """'operators': who provides mmcv's operators, and 'operators.NAME' where one has another.
+    """Return the provider of mmcv's operators, and 'operators.NAME' where an operator has another.
 
-    Bits depend on it: the forms of one operator round at different points.
+    Bits depend on the provider: the implementations of an operator round at different points.
     """
     if 'mmcv._ext' not in sys.modules:
         return {'operators': 'mmcv is not in use'}
@@ -90,32 +89,25 @@ def operator_fields() -> dict[str, str]:
         f'operators.{name}': who for name, who in ops.exceptions(device).items()}}
 
 
-def _operator_versions(operators: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    if 'triton' in operators.values():
-        found['version.triton'] = ops.triton.version()
-    if 'compiled' in operators.values() and 'mmcv._ext' in sys.modules:
+def late_fields() -> dict[str, Any]:
+    """Return fields that are known once the model has imported mmcv's operators."""
+    fields: dict[str, Any] = {**operator_fields()}
+    if 'triton' in fields.values():
+        fields['version.triton'] = ops.triton.version()
+    if 'compiled' in fields.values() and 'mmcv._ext' in sys.modules:
         extension = sys.modules['mmcv._ext']
-        found['version.mmcv_build'] = (f'{extension.get_compiler_version()}, CUDA '
-                                       f'{extension.get_compiling_cuda_version()}')
-    return found
-
-
-def late_fields() -> dict[str, str]:
-    """Those of :func:`start_fields` that are known once the model has imported mmcv's operators."""
-    operators = operator_fields()
-    return {**operators, **_operator_versions(operators)}
+        fields['version.mmcv_build'] = (f'{extension.get_compiler_version()}, CUDA '
+                                        f'{extension.get_compiling_cuda_version()}')
+    return fields
 
 
 def _versions() -> dict[str, str | None]:
-    found = {'mmrepro': __version__, 'python': platform.python_version(),
-             'cuda': torch.version.cuda}
-    found.update((module, package_version(module, names)) for module, names in PACKAGES.items())
-    return found
+    return {'mmrepro': __version__, 'python': platform.python_version(), 'cuda': torch.version.cuda,
+            **{module: package_version(module, names) for module, names in PACKAGES.items()}}
 
 
 def package_version(module: str, names: Sequence[str]) -> str | None:
-    """Of the imported module if there is one: what is imported need not be what is installed."""
+    """Return the version of the imported module; falls back to the installed distribution."""
     loaded = getattr(sys.modules.get(module), '__version__', None)
     if loaded is not None:
         return str(loaded)
@@ -132,18 +124,16 @@ def package_version(module: str, names: Sequence[str]) -> str | None:
 
 def _compare(ranks: Sequence[Mapping[str, Any]]) -> None:
     lines = [line for rank in range(1, len(ranks)) for line in _differences(ranks, rank)]
-    if not lines:
-        return
-    left_out = len(lines) - MAX_LINES
-    if left_out > 0:
-        lines[MAX_LINES:] = [f'  and {left_out} more']
-    raise AgreementError('\n'.join(['The ranks disagree, and every rank has stopped.', *lines]))
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES:] = [f'  and {len(lines) - MAX_LINES} more']
+    if lines:
+        raise AgreementError('\n'.join(
+            ['The ranks disagree, and every rank has stopped.', *lines]))
 
 
 def _differences(ranks: Sequence[Mapping[str, Any]], rank: int) -> Iterator[str]:
-    first, other = ranks[0], ranks[rank]
-    for name in sorted({*first, *other}):
-        here, there = first.get(name, '(nothing)'), other.get(name, '(nothing)')
+    for name in sorted({*ranks[0], *ranks[rank]}):
+        here, there = (ranks[number].get(name, '(nothing)') for number in (0, rank))
         if json.dumps(here) == json.dumps(there):  # 1, 1.0 and True are equal to Python
             continue
         where = name
@@ -153,7 +143,7 @@ def _differences(ranks: Sequence[Mapping[str, Any]], rank: int) -> Iterator[str]
         yield f'  rank {rank}: {where}: rank 0 has {here!r}, rank {rank} has {there!r}'
 
 
-def _first_line(here: str, there: str) -> tuple:
+def _first_line(here: str, there: str) -> tuple[int, str, str]:
     pairs = itertools.zip_longest(here.split('\n'), there.split('\n'), fillvalue='(end)')
     return next((number, a, b) for number, (a, b) in enumerate(pairs, 1) if a != b)
 
@@ -163,23 +153,22 @@ def _first_line(here: str, there: str) -> tuple:
 TOPIC = 56  # bytes of a topic that travel, in front of a number
 TIMEOUT: timedelta | None = None  # of agreements; None: torch's for gloo, 30 minutes
 
-_control: tuple[Any, Any] | None = None  # weak reference to the process group, its control group
+_control_groups: Any = weakref.WeakKeyDictionary()  # process group -> its control group
 
 
 def _control_group() -> Any:
-    """The group in which processes agree: of gloo, beside the one that tensors travel over.
+    """Return the group in which processes agree: of gloo, beside the one that tensors travel over.
 
-    A rank that comes to another collective operation of the program can thus not be mistaken for
-    one that agrees. The first call in a process group is a collective operation. None: the default
-    group, of virtual ranks (which know operations by name), or without a store (MPI).
+    So a rank that comes to another collective operation of the program cannot be mistaken for one
+    that agrees. The first call in a process group is a collective operation. None stands for the
+    default group: of virtual ranks, which know operations by name, or without a store (MPI).
     """
-    global _control
     if current() is not None or c10d._get_default_store() is None:
         return None
     default = dist.group.WORLD
-    if _control is None or _control[0]() is not default:
-        _control = weakref.ref(default), dist.new_group(backend='gloo', timeout=TIMEOUT)
-    return _control[1]
+    if default not in _control_groups:
+        _control_groups[default] = dist.new_group(backend='gloo', timeout=TIMEOUT)
+    return _control_groups[default]
 
 
 def _is_alone() -> bool:
@@ -187,13 +176,13 @@ def _is_alone() -> bool:
 
 
 def _gathered(value: Tensor) -> list[Tensor]:
-    found = [torch.empty_like(value) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, value, group=_control_group())
-    return found
+    values = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+    dist.all_gather(values, value, group=_control_group())
+    return values
 
 
 def _numbers(topic: str, number: int) -> list[int]:
-    """The numbers that all ranks bring to a topic.
+    """Return the numbers that all ranks bring to a topic.
 
     Raises:
         AgreementError: ranks have come to different topics; names them.
@@ -209,7 +198,7 @@ def _numbers(topic: str, number: int) -> list[int]:
     return [int.from_bytes(head[TOPIC:], 'little') for head in heads]
 
 
-def settle(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
+def agree(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
     """Decide from the values of all ranks; every rank gets the same decision.
 
     A collective operation. Without a process group, a world of one.
@@ -217,23 +206,23 @@ def settle(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
     Args:
         topic: A short name, the same on all ranks.
         value: Of this rank; what JSON can hold.
-        decide: The values in order of rank -> the decision, or raises :class:`AgreementError`. It
-            is called on every rank, and depends on nothing but the values.
+        decide: The values in order of rank -> the decision, or raises :class:`AgreementError`.
+            Called on every rank; must depend on nothing but the values.
 
     Raises:
-        AgreementError: of ``decide``, or ranks have come to different topics.
+        AgreementError: ``decide`` raised it, or ranks have come to different topics.
         TypeError: ``value`` has parts that JSON cannot hold; names them.
         RuntimeError: a rank has ended, or has not come within :data:`TIMEOUT`.
     """
     text = _encode(value)
     if _is_alone():
         return decide([json.loads(text)])
-    own = text.encode()
-    sizes = _numbers(topic, len(own))
+    encoded = text.encode()
+    sizes = _numbers(topic, len(encoded))
     block = torch.zeros(max(sizes), dtype=torch.uint8)
-    block[:len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-    return decide([json.loads(bytes(one[:size].numpy()))
-                   for one, size in zip(_gathered(block), sizes)])
+    block[:len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+    return decide([json.loads(bytes(row[:size].numpy()))
+                   for row, size in zip(_gathered(block), sizes)])
 
 
 def _encode(value: Any) -> str:
@@ -247,13 +236,13 @@ def _encode(value: Any) -> str:
     return json.dumps(value)
 
 
-def any_rank(topic: str, says: bool) -> bool:
-    """Whether any rank says yes. A collective operation, cheap enough for every iteration.
+def any_rank(topic: str, value: bool) -> bool:
+    """Whether any rank's value is True. A collective operation, cheap enough for every iteration.
 
     Raises:
         AgreementError: ranks have come to different topics.
     """
-    return says if _is_alone() else any(_numbers(topic, int(says)))
+    return value if _is_alone() else any(_numbers(topic, int(value)))
 
 
 def wait_for_all(topic: str) -> None:

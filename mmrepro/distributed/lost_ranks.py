@@ -1,12 +1,13 @@
-"""Why a rank of a run has ended: told to the others, whose collective operation fails then.
+"""Tells ranks why another rank has ended, and their collective operation has failed.
 
 gloo notices the end of a process by its sockets and raises, without a name. So a process that ends
 with an error leaves the reason in the store of the process group, which the launcher or rank 0
-keeps; and those that have lost a connection look there for up to :data:`WITHIN`. A process that has
-left nothing was killed, if it ran on this machine and is gone.
+keeps; and processes that have lost a connection look there for up to :data:`WITHIN`. A process that
+has left no reason was killed, if it ran on this machine and is gone.
 """
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -20,28 +21,26 @@ from torch.distributed import distributed_c10d as c10d
 
 from ..errors import RankEnded
 
-WITHIN = timedelta(seconds=5)  # for the reasons of all ranks to come
-_blocks = 0  # that this process has entered; the same number on all ranks
+WITHIN = timedelta(seconds=5)  # time for the reasons of all ranks to arrive
+_blocks = itertools.count(1)  # numbers of the blocks that a process enters: the same on all ranks
 
 
 @contextmanager
 def naming_lost_ranks(name: str, failed: Callable[[], str] = str) -> Iterator[None]:
-    """A block of a program that all processes of the group run, in which they wait for each other.
+    """Raise errors that name the ranks which have ended, in a block that all processes run.
 
     Args:
-        name: Of this process in the messages of the others, 'rank 3'.
-        failed: Called behind an error; the name of what has failed, if that is known better.
+        name: Of this process in the messages of other processes, 'rank 3'.
+        failed: Called after an error: a more exact name of what has failed, or ''.
 
     Raises:
-        RankEnded: this process has lost another one; names it and its error.
+        RankEnded: this process has lost another process; names it and its error.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1 or \
             c10d._get_default_store() is None:
         yield
         return
-    global _blocks
-    _blocks += 1
-    block = _Block(f'mmrepro/block{_blocks}')
+    block = _Block(f'mmrepro/block{next(_blocks)}')
     try:
         block.enter(name)
         yield
@@ -55,14 +54,14 @@ def naming_lost_ranks(name: str, failed: Callable[[], str] = str) -> Iterator[No
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    # of NCCL and the store; gloo has no class of its own, but says in which of its files
+    # NCCL and the store have classes; gloo names the file of its own that raised
     kinds = tuple(getattr(dist, name) for name in ('DistError', 'DistBackendError')
                   if hasattr(dist, name))
     return isinstance(error, kinds) or (isinstance(error, RuntimeError) and 'gloo' in str(error))
 
 
 class _Block:
-    """The keys of one block in the store: who runs each rank, and how it has ended."""
+    """The keys of a block in the store: which process runs each rank, and how it has ended."""
 
     def __init__(self, prefix: str) -> None:
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
@@ -73,22 +72,21 @@ class _Block:
             dict(name=name, pid=os.getpid(), host=socket.gethostname())))
 
     def leave(self, reason: str) -> None:
-        """Tell why this process has ended; '': because it has lost another one."""
+        """Publish why this process has ended."""
         with suppress(RuntimeError):  # the store may have gone with the process that kept it
             self._store.set(f'ended{self._rank}', reason)
             self._store.check([f'ended{self._rank}'])  # `set` does not wait until it is there
 
     def lost(self) -> str:
-        """Wait for what the other processes tell; the text says who has ended, and how."""
+        """Wait for the reasons of other processes; return which have ended, and how."""
         try:
             self._store.set(f'ended{self._rank}', '')
             keys = [f'ended{rank}' for rank in range(self._world)]
-            with suppress(RuntimeError):  # those that are killed tell nothing
+            with suppress(RuntimeError):  # killed processes give no reason
                 self._store.wait(keys, WITHIN)
             reasons = {rank: self._store.get(key).decode() if self._store.check([key]) else None
                        for rank, key in enumerate(keys)}
-            told = [reason for reason in reasons.values() if reason]
-            text = '; '.join(told) or '; '.join(
+            text = '; '.join(filter(None, reasons.values())) or '; '.join(
                 self._silent(rank) for rank, reason in reasons.items() if reason is None)
             self._let_others_read(reasons)
         except RuntimeError:
@@ -97,28 +95,28 @@ class _Block:
         return text or 'a connection between the ranks was lost, and all ranks have noticed'
 
     def _silent(self, rank: int) -> str:
-        """How a rank has ended that has not told."""
+        """Return how a rank has ended that has given no reason."""
         key = f'process{rank}'
         if not self._store.check([key]):
             return f'rank {rank} has not come'
-        who: dict[str, Any] = json.loads(self._store.get(key))
-        where = f'process {who["pid"]} on {who["host"]}'
-        if who['host'] == socket.gethostname() and not _runs(who['pid']):
-            return f'{who["name"]} was killed or has crashed ({where})'
-        return (f'{who["name"]} has not answered within {WITHIN.total_seconds():g} s ({where}): '
-                'killed, ended, or still computing')
+        process: dict[str, Any] = json.loads(self._store.get(key))
+        where = f'process {process["pid"]} on {process["host"]}'
+        if process['host'] == socket.gethostname() and not _runs(process['pid']):
+            return f'{process["name"]} was killed or has crashed ({where})'
+        return (f'{process["name"]} has not answered within {WITHIN.total_seconds():g} s '
+                f'({where}): killed, ended, or still computing')
 
     def _let_others_read(self, reasons: dict[int, str | None]) -> None:
-        """Rank 0 may keep the store: it waits until those that have come here have read it."""
+        """Let rank 0, which may keep the store, wait until processes like this have read it."""
         self._store.set(f'read{self._rank}', '')
         if self._rank == 0:
-            came: list[str] = [f'read{rank}' for rank, told in reasons.items() if told == '']
             with suppress(RuntimeError):
-                self._store.wait(came, WITHIN)
+                self._store.wait([f'read{rank}' for rank, reason in reasons.items()
+                                  if reason == ''], WITHIN)
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process of this machine runs; one that its parent has not waited for does not."""
+    """Whether a process of this machine runs; a zombie does not."""
     try:
         with open(f'/proc/{pid}/stat') as file:
             return file.read().rpartition(')')[2].split()[0] not in ('Z', 'X')

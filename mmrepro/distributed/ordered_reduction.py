@@ -35,7 +35,8 @@ def ordered_mean(flat: Tensor, group: dist.ProcessGroup | None = None) -> Tensor
         group: The process group; None: the default one.
 
     Returns:
-        Tensor: ``flat``, with the same bits on every rank, and whatever stands next to an element.
+        Tensor: ``flat``, with the same bits on every rank. They do not depend on the offset of an
+        element.
     """
     world = dist.get_world_size(group)
     flat.mul_(1.0 / world)
@@ -53,7 +54,7 @@ def ordered_mean(flat: Tensor, group: dist.ProcessGroup | None = None) -> Tensor
 
 
 def _sum_rows(pieces: Tensor, size: int) -> Tensor:
-    """The sum of the pieces of ``size`` elements, from the first to the last, in the first."""
+    """Sum the pieces of ``size`` elements, from the first to the last, in the first."""
     first, *others = pieces.split(size)
     for piece in others:
         first += piece
@@ -62,13 +63,14 @@ def _sum_rows(pieces: Tensor, size: int) -> Tensor:
 
 # Without annotations: DDP compares them with its own types, and here they would be strings.
 def ordered_mean_hook(group, bucket):
-    """:func:`ordered_mean` as a communication hook of DistributedDataParallel.
+    """Take :func:`ordered_mean` of a bucket, as a communication hook of DistributedDataParallel.
 
-    It blocks. Collectives that are started from callbacks would be queued in an order that differs
-    between ranks.
+    The hook blocks: collectives that are started from callbacks would be queued in an order that
+    differs between ranks.
     """
     flat = bucket.buffer()
-    future = torch.futures.Future(devices=[] if flat.device.type == 'cpu' else [flat.device])
+    devices = [] if flat.device.type == 'cpu' else [flat.device]
+    future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
     future.set_result(ordered_mean(flat, group))
     return future
 
@@ -79,12 +81,12 @@ def fix_gradient_order(model: nn.Module) -> list[DistributedDataParallel]:
     Nothing is registered with fewer ranks than :data:`ORDER_MATTERS_FROM`.
 
     Returns:
-        list: the wrappers that now have the hook.
+        list: the wrappers that have the hook now.
 
     Raises:
         RuntimeError: a wrapper has a communication hook already.
     """
-    # MMSeparateDistributedDataParallel is one by name only: those inside it do the work
+    # MMSeparateDistributedDataParallel has no reducer; the wrappers inside of it do
     wrappers = [module for module in model.modules()
                 if isinstance(module, DistributedDataParallel) and hasattr(module, 'reducer')]
     fixed = []

@@ -1,7 +1,7 @@
 """Distributed runs on a torch without an accelerator, started as MMEngine's runs are.
 
 Stock MMEngine asks for CUDA twice: ``init_dist`` selects a device before it makes the process
-group, and ``wrap_model`` names one to DistributedDataParallel. Both can be avoided from outside:
+group, and ``wrap_model`` gives DistributedDataParallel a device. Both can be avoided from outside:
 ``Runner.setup_env`` leaves a process group alone that exists already, and a wrapper config may say
 ``device_ids=None``. With an accelerator, everything here leaves the work to MMEngine.
 """
@@ -12,29 +12,32 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Callable, NamedTuple
 
 import torch
 import torch.distributed as dist
+from mmengine.device import get_device
+from mmengine.model import is_model_wrapper
+from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..scoped import replaced
 from .ordered_reduction import fix_gradient_order
 from .virtual import runner_parts
 from .virtual.scheduler import current
 
 _logger = logging.getLogger('mmrepro')
 
+Config = dict[str, Any]  # of a model wrapper
 DEFAULT_PORT = 29500  # MMEngine's and torch's
-_NOT_FOR_CPU = {None, 'nccl'}  # what configs say when they do not mean the CPU
+_NOT_FOR_CPU = {None, 'nccl'}  # backends of configs that were not written for the CPU
 
 
 class Launcher(NamedTuple):
-    """Which variables a launcher sets. ``nodes`` tells that one machine holds all ranks."""
-
+    """Variables that a launcher sets; whether one machine has all ranks; the host of rank 0."""
     rank: str
     world_size: str
     local_rank: str
@@ -72,12 +75,11 @@ LAUNCHERS = {
 
 def has_accelerator() -> bool:
     """Whether MMEngine would put a model on something that torch.distributed can drive."""
-    from mmengine.device import get_device
     return get_device() not in ('cpu', 'mps')
 
 
 def process_count() -> int:
-    """How many processes train: one for each rank, unless ranks are virtual."""
+    """Return how many processes train: one for each rank, unless ranks are virtual."""
     scheduler = current()
     if scheduler is not None:
         return scheduler.processes
@@ -85,15 +87,14 @@ def process_count() -> int:
 
 
 def group_options(env_cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of :func:`ensure_process_group` in a config's ``env_cfg``."""
+    """Return the arguments of :func:`ensure_process_group` in a config's ``env_cfg``."""
     dist_cfg = env_cfg.get('dist_cfg') or {}
     return {name: dist_cfg[name] for name in ('backend', 'timeout', 'port') if name in dist_cfg}
 
 
-def launch_variables(launcher: str,
-                     env: Mapping[str, str],
+def launch_variables(launcher: str, env: Mapping[str, str],
                      port: int | None = None) -> dict[str, str]:
-    """torch's five variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT).
+    """Return torch's five variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT).
 
     Args:
         launcher: ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
@@ -127,7 +128,7 @@ def launch_variables(launcher: str,
 
 
 def restart_problem(env: Mapping[str, str]) -> str | None:
-    """Why processes that torchrun has started again may not find each other; None: they will."""
+    """Return why processes that torchrun has restarted may not find each other; None: they will."""
     count, size = env.get('TORCHELASTIC_RESTART_COUNT', '0'), env.get('WORLD_SIZE', '1')
     if env.get('TORCHELASTIC_USE_AGENT_STORE') != 'True' or '0' == count or size == '1':
         return None
@@ -136,19 +137,17 @@ def restart_problem(env: Mapping[str, str]) -> str | None:
             'torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (PyTorch #135712, #167288)')
 
 
-def ensure_process_group(launcher: str,
-                         backend: str | None = None,
+def ensure_process_group(launcher: str, backend: str | None = None,
                          timeout: float | timedelta | None = None,
                          port: int | None = None) -> bool:
-    """Make the process group where MMEngine cannot. Call it before ``Runner.setup_env``.
+    """Make the process group where MMEngine cannot; to be called before ``Runner.setup_env``.
 
     Without an accelerator it sets torch's variables in ``os.environ`` and makes the group over
     gloo; with one, or with a group that exists, or with launcher ``'none'``, it does nothing.
 
     Args:
         launcher: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
-        backend: A backend for the CPU; None and ``'nccl'``, which MMDetection's configs say, mean
-            gloo.
+        backend: A backend for the CPU; None and ``'nccl'``, of MMDetection's configs, mean gloo.
         timeout: Seconds, for every collective operation and for ranks that come late.
         port: See :func:`launch_variables`.
 
@@ -161,7 +160,7 @@ def ensure_process_group(launcher: str,
     if problem:
         _logger.warning(problem)
     if has_accelerator():
-        if launcher == 'mpi':  # MMEngine's wrap_model needs it, and its init_dist forgets it
+        if launcher == 'mpi':  # MMEngine's wrap_model needs LOCAL_RANK, init_dist does not set it
             name = LAUNCHERS['mpi'].local_rank
             os.environ.setdefault('LOCAL_RANK', os.environ.get(name, '0'))
         return False
@@ -173,29 +172,27 @@ def ensure_process_group(launcher: str,
     if backend in _NOT_FOR_CPU:
         backend = 'gloo'
     dist.init_process_group(backend, **options)
-    # its threads have to end before the interpreter does: it aborts when they do not
+    # the threads of the group have to end before the interpreter, which aborts otherwise
     atexit.register(_leave_group)
     _logger.info('no accelerator: %s ranks over %s', dist.get_world_size(), backend)
     return True
 
 
 def _leave_group() -> None:
-    # behind an error a collective may be under way, and leaving would wait for the other ranks
+    # after an error a collective may be under way, and leaving would wait for the other ranks
     if dist.is_initialized() and getattr(sys, 'last_value', None) is None:
         dist.destroy_process_group()
 
 
-def wrap_model(runner: Any,
-               build: Callable[[dict | None, nn.Module], nn.Module],
-               model_wrapper_cfg: dict | None,
-               model: nn.Module,
+def wrap_model(runner: Any, build: Callable[[Config | None, nn.Module], nn.Module],
+               model_wrapper_cfg: Config | None, model: nn.Module,
                ordered: bool = False) -> nn.Module:
-    """``Runner.wrap_model`` that also works on the CPU.
+    """Wrap a model as ``Runner.wrap_model`` does, on the CPU too.
 
     Args:
         runner: Its ``cfg`` is read.
         build: The original method, bound.
-        model_wrapper_cfg: The config's; it is not changed.
+        model_wrapper_cfg: Of the config; not changed.
         model: The model.
         ordered: Fix the order of gradient sums, see :mod:`mmrepro.distributed.ordered_reduction`.
     """
@@ -203,7 +200,9 @@ def wrap_model(runner: Any,
         return runner_parts.wrap_model(runner, model_wrapper_cfg, model, _synchronise_batch_norm)
     if dist.is_initialized() and not has_accelerator():
         model_wrapper_cfg = _without_devices(runner, model_wrapper_cfg, model)
-        with _batch_norm_unchecked():
+        # it refuses torch's synchronised layers on the CPU, where mmrepro lets them train
+        with replaced(DistributedDataParallel,
+                      _passing_sync_batchnorm_handle=lambda self, module: None):
             wrapped = build(model_wrapper_cfg, model)
         _synchronise_batch_norm(wrapped)  # `sync_bn` of a config has converted layers by now
     else:
@@ -213,9 +212,8 @@ def wrap_model(runner: Any,
     return wrapped
 
 
-def _without_devices(runner: Any, wrapper: dict | None, model: nn.Module) -> dict | None:
-    from mmengine.model import is_model_wrapper
-    from mmengine.registry import MODEL_WRAPPERS
+def _without_devices(runner: Any, wrapper: Config | None,
+                     model: nn.Module) -> Config | None:
     if is_model_wrapper(model):
         return wrapper
     if wrapper is None:  # what MMEngine builds then
@@ -230,19 +228,8 @@ def _without_devices(runner: Any, wrapper: dict | None, model: nn.Module) -> dic
     return wrapper
 
 
-@contextmanager
-def _batch_norm_unchecked() -> Iterator[None]:
-    """DistributedDataParallel refuses torch's synchronised layers on the CPU; here they train."""
-    before = DistributedDataParallel._passing_sync_batchnorm_handle
-    DistributedDataParallel._passing_sync_batchnorm_handle = lambda self, module: None
-    try:
-        yield
-    finally:
-        DistributedDataParallel._passing_sync_batchnorm_handle = before
-
-
 def _synchronise_batch_norm(model: nn.Module) -> None:
-    """Let torch's layer, which it has for accelerators only, train on ranks without one."""
+    """Let torch's layer, which trains on accelerators only, train on the CPU too."""
     if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
         from ..ops.aten import sync_bn
         sync_bn.enable()

@@ -8,11 +8,11 @@ its left and its right half. What remains is reduced from the right:
     n = 7    ((0 1) (2 3)) ((4 5) 6)
 
 Each operation is rounded to the type of the values. A process that has some of the leaves reduces
-the nodes of which it has all leaves, and others continue from these: the bits depend on n alone.
-Two leaves give the bits of any other order.
+the nodes of which it has all leaves, and other processes continue from these: the bits depend on n
+alone. Two leaves give the same bits in any order.
 
-This order is scheme 2 of the reductions over ranks; scheme 1 is :mod:`.ordered_reduction`'s, from
-the first rank to the last.
+This order is scheme 2 of the reductions over ranks; scheme 1, from the first rank to the last, is
+in :mod:`.ordered_reduction`.
 """
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Op = dist.ReduceOp
 class Node(NamedTuple):
     """The reduction of the leaves ``index * 2**level`` up to ``(index + 1) * 2**level``."""
     level: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index, which nobody calls
     value: Any
 
     @property
@@ -40,8 +40,9 @@ class Node(NamedTuple):
         return self.index << self.level
 
 
-# (left, right) -> left, changed in place
-_COMBINE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+Combine = Callable[[Any, Any], Any]  # (left, right) -> their reduction, in the memory of left
+
+_COMBINE: dict[Any, Combine] = {
     _Op.SUM: lambda left, right: left.add_(right),
     _Op.AVG: lambda left, right: left.add_(right),
     _Op.PRODUCT: lambda left, right: left.mul_(right),
@@ -58,8 +59,8 @@ def _kind(op: Any) -> Any:
     return getattr(op, 'op', op)
 
 
-def combine_of(op: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    """The function that reduces two values, in the first.
+def combine_of(op: Any) -> Combine:
+    """Return the function that reduces two tensors.
 
     Raises:
         NotImplementedError: for an operation that is not in the table; names it.
@@ -71,26 +72,31 @@ def combine_of(op: Any) -> Callable[[Tensor, Tensor], Tensor]:
                               f'{", ".join(str(known) for known in _COMBINE)}')
 
 
+def lists_with(combine: Combine) -> Combine:
+    """Return a function that reduces two lists of tensors, tensor by tensor."""
+    return lambda left, right: [combine(*pair) for pair in zip(left, right)]
+
+
 def finish_of(op: Any, leaves: int) -> Callable[[Tensor], Tensor]:
-    """What is done with the root: ``AVG`` divides the sum by the number of leaves."""
+    """Return what is applied to the root: ``AVG`` divides the sum by the number of leaves."""
     if _kind(op) == _Op.AVG:
         return lambda root: root.div_(leaves)
     return lambda root: root
 
 
 class ReductionTree:
-    """Reduces leaves, or nodes of others, as they come: ascending, gaps allowed.
+    """Reduces leaves, or nodes of other trees, as they are added: ascending, gaps allowed.
 
     Args:
-        combine: (left, right) -> their reduction; it may change ``left``, which the tree owns.
+        combine: May overwrite values of leaves and nodes: they belong to the tree.
     """
 
-    def __init__(self, combine: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, combine: Combine) -> None:
         self._combine = combine
         self.nodes: list[Node] = []  # that no other node covers
 
     def add(self, node: Node) -> None:
-        """Raises ValueError if a leaf came out of order."""
+        """Add a node. Raises ValueError if a leaf came out of order."""
         if self.nodes and node.first < self.nodes[-1].first + (1 << self.nodes[-1].level):
             raise ValueError(f'leaf {node.first} came after {self.nodes[-1]}')
         level, index, value = node
@@ -103,7 +109,7 @@ class ReductionTree:
         self.add(Node(0, number, value))
 
     def root(self) -> Any:
-        """The reduction of all leaves, once every one of them was added."""
+        """Return the reduction of all leaves, once all were added."""
         value = self.nodes.pop().value
         while self.nodes:
             value = self._combine(self.nodes.pop().value, value)
@@ -111,7 +117,7 @@ class ReductionTree:
 
 
 def nodes_of(leaves: Iterable[int]) -> list[tuple[int, int]]:
-    """(level, index) of the nodes that a process with these leaves, ascending, comes to."""
+    """Return (level, index) of the nodes to which these leaves, ascending, can be reduced."""
     tree = ReductionTree(lambda left, right: None)
     for leaf in leaves:
         tree.add_leaf(leaf, None)
@@ -119,7 +125,7 @@ def nodes_of(leaves: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def shares(ranks: int, processes: int) -> list[range]:
-    """Which of the ranks each process runs: consecutive ones, the first processes one more.
+    """Return the ranks of each process: consecutive; the first processes have one more.
 
     >>> shares(7, 3)
     [range(0, 3), range(3, 5), range(5, 7)]

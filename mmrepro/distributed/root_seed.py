@@ -7,11 +7,11 @@ from typing import Any
 
 from ..errors import AgreementError
 from ..seeds import MAX_SEED
-from .agreement import settle
+from .agreement import agree
 
 
-def _choose(ranks: Sequence[Any]) -> int:
-    """From the seed and a drawn one of each rank."""
+def _choose(ranks: Sequence[Any]) -> Any:
+    """Return the common seed; without one, the seed that rank 0 has drawn."""
     (first, drawn), *others = ranks
     for rank, (seed, _) in enumerate(others, 1):
         if seed != first:
@@ -21,7 +21,7 @@ def _choose(ranks: Sequence[Any]) -> int:
 
 
 def broadcast_seed(seed: int | None) -> int:
-    """The seed that every rank uses: ``seed``, or one that rank 0 draws from the operating system.
+    """Return the seed that every rank uses: ``seed``, or one that rank 0 draws from the system.
 
     A collective operation; without a process group, a world of one. It touches no generator.
 
@@ -34,4 +34,5 @@ def broadcast_seed(seed: int | None) -> int:
     Raises:
         AgreementError: on every rank, if they were given different seeds.
     """
-    return settle('seed', [seed, secrets.randbelow(MAX_SEED + 1)], _choose)
+    chosen: int = agree('seed', [seed, secrets.randbelow(MAX_SEED + 1)], _choose)
+    return chosen

@@ -1,4 +1,4 @@
-"""The model inside of a wrapper, and the optimizer wrappers inside of a dict of them."""
+"""Models inside of wrappers, and optimizer wrappers inside of a dict of them."""
 from __future__ import annotations
 
 from typing import Any
@@ -8,14 +8,15 @@ from torch import nn
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside of DistributedDataParallel; a model without a wrapper itself."""
+    """Return the model inside of DistributedDataParallel; a model without a wrapper itself."""
     return getattr(model, 'module', model)
 
 
 def optim_wrappers(optim_wrapper: Any) -> dict[str, Any]:
-    """The wrappers of an ``OptimWrapperDict`` by name; a single wrapper has the name ''.
+    """Return the wrappers of an ``OptimWrapperDict`` by name; a single wrapper has the name ''.
 
     Empty for the settings of a wrapper that is not built yet.
     """
-    found = getattr(optim_wrapper, 'optim_wrappers', {'': optim_wrapper})
-    return {name: one for name, one in found.items() if isinstance(one, OptimWrapper)}
+    wrappers = getattr(optim_wrapper, 'optim_wrappers', {'': optim_wrapper})
+    return {name: wrapper for name, wrapper in wrappers.items()
+            if isinstance(wrapper, OptimWrapper)}

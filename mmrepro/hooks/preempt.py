@@ -16,7 +16,7 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
 from ..checkpoint.loop_position import refusal_after
-from ..distributed.agreement import any_rank, settle, wait_for_all
+from ..distributed.agreement import agree, any_rank, wait_for_all
 from ..errors import Preempted
 from ..exit_codes import PREEMPTED
 
@@ -98,7 +98,7 @@ class PreemptHook(Hook):
         if self._active:
             # ranks may have one batch more than others; events are what all ranks have
             own = len(runner.val_loop.dataloader)
-            self._common_batches = settle('validation', own, min)
+            self._common_batches = agree('validation', own, min)
 
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:

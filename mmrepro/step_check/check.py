@@ -20,7 +20,7 @@ from typing import Any, Callable
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..distributed.agreement import settle
+from ..distributed.agreement import agree
 from ..distributed.unwrap import unwrap
 from ..fingerprint import run_state
 from ..fingerprint.operator_recorder import OperatorRecorder
@@ -92,7 +92,7 @@ class StepCheck:
             problem = ''
         except Exception as error:  # raised by whatever the user's dataset puts into a batch
             problem = f'a batch cannot be copied: {type(error).__name__}: {error}'
-        return settle(TOPIC, problem, max)
+        return agree(TOPIC, problem, max)
 
     def _pass(self, recorder: OperatorRecorder | None = None,
               ending: Callable[[], None] = lambda: None) -> PassDigests:
@@ -127,7 +127,7 @@ class StepCheck:
 
     def _differ(self, first: PassDigests, second: PassDigests) -> bool:
         """Whether two passes differ on any rank."""
-        return settle(TOPIC, bool(first.differing(second)), any)
+        return agree(TOPIC, bool(first.differing(second)), any)
 
     def _explain(self, first: PassDigests, second: PassDigests) -> None:
         """Record two or three more passes, and stop all ranks."""
@@ -138,7 +138,7 @@ class StepCheck:
             self._state.put_back()
             other = self._recorded()
             # passes from the same attributes agree, so these may be what differs
-            if settle(TOPIC, bool(self._suspects), any) and not self._differ(one[0], other[0]):
+            if agree(TOPIC, bool(self._suspects), any) and not self._differ(one[0], other[0]):
                 self._state.put_back(unsaved=False)
                 other = self._recorded()
                 suspects = self._suspects if self._differ(one[0], other[0]) else None

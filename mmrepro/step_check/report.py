@@ -9,7 +9,7 @@ from typing import Any
 from mmengine.dist import get_rank
 
 from ..diagnosis.diagnosis import PHASES, Diagnosis, diagnose
-from ..distributed.agreement import settle
+from ..distributed.agreement import agree
 from ..errors import StepDiffersError
 from ..fingerprint.records import Record
 from ..fingerprint.schema import FOLDER
@@ -57,7 +57,7 @@ def report(runner: Any, passes: Sequence[PassDigests], records: Sequence[Sequenc
     mine = dict(difference=_difference(*passes[:2]), suspects=suspects or [],
                 diagnosis=_diagnosis(found, passes), file=path,
                 phase=PHASES.index(found.phase) if found else len(PHASES))
-    ranks = settle('differing step', mine, lambda ranks: ranks)
+    ranks = agree('differing step', mine, lambda ranks: ranks)
     raise StepDiffersError(_text(iteration, ranks))
 
 

@@ -5,17 +5,11 @@ import sys
 
 import pytest
 import torch
-from rank_pool import shared_pool
 
 from mmrepro import determinism
-from mmrepro.distributed.agreement import any_rank, check_agreement, settle, start_fields
+from mmrepro.distributed.agreement import agree, any_rank, check_agreement, start_fields
 from mmrepro.distributed.root_seed import broadcast_seed
 from mmrepro.errors import AgreementError
-
-
-@pytest.fixture(scope='module')
-def pool():
-    return shared_pool()
 
 
 def compare(rank, world, fields):
@@ -33,14 +27,14 @@ def draw_twice(rank, world):
 
 def several(rank, world):
     order = ('a0', 'a1', 'b0', 'a2')
-    return [settle(topic[0], topic, lambda values: values[-1]) for topic in order]
+    return [agree(topic[0], topic, lambda values: values[-1]) for topic in order]
 
 
 def elsewhere(rank, world, at):
     """The ranks in ``at`` have come to another point."""
     if rank in at:
         return any_rank('a signal to stop', False)
-    return settle('checkpoint', 'x' * 100, max)
+    return agree('checkpoint', 'x' * 100, max)
 
 
 def asking(rank, world, says):
@@ -73,41 +67,35 @@ def test_equal_fields_pass(pool, world):
 
 @pytest.mark.parametrize('world', [2, 4])
 def test_a_difference_stops_every_rank_with_the_same_message(pool, world):
-    fields = [{'seed': 7, 'scheme': 1} for _ in range(world)]
-    fields[1] = {'seed': 8, 'scheme': 1}
-    messages = errors(pool.outcomes(compare, world, fields))
-    assert len(set(messages)) == 1
-    assert 'rank 1: seed: rank 0 has 7, rank 1 has 8' in messages[0]
-    assert 'scheme' not in messages[0]
+    fields = [{'seed': 7 + (rank == 1), 'scheme': 1} for rank in range(world)]
+    message, *others = errors(pool.outcomes(compare, world, fields))
+    assert set(others) == {message}
+    assert 'rank 1: seed: rank 0 has 7, rank 1 has 8' in message
+    assert 'scheme' not in message
 
 
-@pytest.mark.parametrize(('here', 'there'), [(1, True), (1, '1'), (1, 1.0), (None, ''), (0.1, 0.2)])
-def test_values_of_another_type_differ(pool, here, there):
-    message, _ = errors(pool.outcomes(compare, 2, [{'x': here}, {'x': there}]))
-    assert f'x: rank 0 has {here!r}, rank 1 has {there!r}' in message
+MANY = [{f'f{number:02}': number + rank for number in range(50)} for rank in range(2)]
+# fields of rank 0 and rank 1, and what the message says and does not say
+DIFFERENCES = {
+    **{f'{here!r} and {there!r}': (
+        {'x': here}, {'x': there}, f'x: rank 0 has {here!r}, rank 1 has {there!r}', 'line')
+       for here, there in [(1, True), (1, '1'), (1, 1.0), (None, ''), (0.1, 0.2)]},
+    'a field that a rank lacks': (
+        {'a': 1}, {'a': 1, 'b': 2}, "b: rank 0 has '(nothing)', rank 1 has 2", 'a:'),
+    'the first line of a config': (
+        {'config': 'a = 1\nlr = 0.1\nb = 2\n'}, {'config': 'a = 1\nlr = 0.2\nb = 3\n'},
+        "config, line 2: rank 0 has 'lr = 0.1', rank 1 has 'lr = 0.2'", 'b = 3'),
+    'a config that ends early': (
+        {'config': 'a\nb'}, {'config': 'a'},
+        "config, line 2: rank 0 has 'b', rank 1 has '(end)'", 'line 1'),
+    'a long list': (*MANY, 'and 30 more', 'f20')}
 
 
-def test_a_field_that_one_rank_lacks_differs(pool):
-    message, _ = errors(pool.outcomes(compare, 2, [{'a': 1}, {'a': 1, 'b': 2}]))
-    assert "b: rank 0 has '(nothing)', rank 1 has 2" in message
-
-
-def test_of_a_config_the_first_line_that_differs_is_shown(pool):
-    texts = ['a = 1\nlr = 0.1\nb = 2\n', 'a = 1\nlr = 0.2\nb = 3\n']
-    message, _ = errors(pool.outcomes(compare, 2, [{'config': text} for text in texts]))
-    assert "config, line 2: rank 0 has 'lr = 0.1', rank 1 has 'lr = 0.2'" in message
-    assert 'b = 3' not in message
-
-
-def test_a_config_that_ends_early_differs(pool):
-    message, _ = errors(pool.outcomes(compare, 2, [{'config': 'a\nb'}, {'config': 'a'}]))
-    assert "config, line 2: rank 0 has 'b', rank 1 has '(end)'" in message
-
-
-def test_a_long_list_of_differences_is_cut(pool):
-    fields = [{f'f{i:02}': i + rank for i in range(50)} for rank in range(2)]
-    message, _ = errors(pool.outcomes(compare, 2, fields))
-    assert 'f19' in message and 'f20' not in message and 'and 30 more' in message
+@pytest.mark.parametrize('case', DIFFERENCES)
+def test_a_difference_is_shown(pool, case):
+    here, there, shown, hidden = DIFFERENCES[case]
+    message, _ = errors(pool.outcomes(compare, 2, [here, there]))
+    assert shown in message and hidden not in message
 
 
 @pytest.mark.parametrize(('world', 'at'), [(2, [1]), (2, [0]), (4, [0, 2])])
@@ -163,7 +151,7 @@ def test_a_field_that_cannot_be_compared_is_named():
 
 
 def test_decisions_reach_a_world_of_one():
-    assert settle('topic', 3, lambda values: values + [4]) == [3, 4]
+    assert agree('topic', 3, lambda values: values + [4]) == [3, 4]
 
 
 # ------------------------------------------------------------------------ seed

@@ -4,17 +4,19 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from harness import ROOT, Child, environment
-from ranks import free_port
+from harness import ROOT, Child
 
 from mmrepro import on_virtual_ranks
-from mmrepro.distributed.agreement import settle
+from mmrepro.distributed import agreement
+from mmrepro.distributed.agreement import agree
 from mmrepro.distributed.lost_ranks import naming_lost_ranks
 from mmrepro.errors import RankEnded
 
@@ -58,10 +60,10 @@ def on_ranks(world, story, *args, killed=None):
 
 def named(rank, ending, how):
     with naming_lost_ranks(f'rank {rank}'):
-        settle('start', 0, max)
+        agree('start', 0, max)
         if rank == ending:
             how()
-        settle('checkpoint', 0, max)
+        agree('checkpoint', 0, max)
 
 
 @pytest.mark.parametrize('ending', [0, 1])
@@ -82,7 +84,7 @@ def test_the_error_of_a_rank_is_told(ending):
 def twice(rank):
     """A process group that lost nobody in one block may lose somebody in the next."""
     with naming_lost_ranks(f'rank {rank}'):
-        settle('start', 0, max)
+        agree('start', 0, max)
     return named(rank, 1, fail)
 
 
@@ -108,7 +110,7 @@ def on_virtual(rank, story, *args):
 
 
 def in_an_operation(how):
-    settle('start', 0, max)
+    agree('start', 0, max)
     dist.barrier()
     if dist.get_rank() == 2:
         how()
@@ -129,51 +131,32 @@ def test_the_ranks_of_another_process_say_who_has_ended_and_who_waits_where(end)
 
 # ------------------------------------------------------------------------------ sockets
 
-SCRIPT = '''
-import os, sys
-import torch.distributed as dist
-dist.init_process_group('gloo', init_method='tcp://127.0.0.1:{port}', rank=int(sys.argv[1]),
-                        world_size=2)
 def listening():
     """Ports that this process listens on, of all protocols."""
-    own = set()
-    for fd in os.listdir('/proc/self/fd'):
-        try:
-            own.add(os.readlink(f'/proc/self/fd/{{fd}}'))
-        except FileNotFoundError:
-            pass
-    found = set()
-    for table in ('tcp', 'tcp6'):
-        for line in open(f'/proc/self/net/{{table}}').readlines()[1:]:
-            words = line.split()
-            if words[3] == '0A' and f'socket:[{{words[9]}}]' in own:
-                found.add(words[1])
+    files = set()
+    for descriptor in os.listdir('/proc/self/fd'):
+        with suppress(FileNotFoundError):
+            files.add(os.readlink(f'/proc/self/fd/{descriptor}'))
+    rows = [line.split() for table in ('tcp', 'tcp6')
+            for line in Path(f'/proc/self/net/{table}').read_text().splitlines()[1:]]
+    return {row[1] for row in rows if row[3] == '0A' and f'socket:[{row[9]}]' in files}
+
+
+def agreeing(rank):
+    """Ports and threads that came with agreements, beside those of a group of gloo."""
+    group = dist.new_group(backend='gloo')  # as mmrepro makes one
+    dist.barrier(group=group)
+    before, threads = listening(), threading.active_count()
+    with mock.patch.object(agreement, '_control_group', lambda: group), naming_lost_ranks('rank'):
+        agree('start', 0, max)
+        agreement.any_rank('a signal to stop', False)
+    found = listening() - before, threading.active_count() - threads
+    dist.barrier()
     return found
-import threading
-group = dist.new_group(backend='gloo')  # as mmrepro makes one
-dist.barrier(group=group)
-before, threads = listening(), threading.active_count()
-from mmrepro.distributed import agreement
-from mmrepro.distributed.lost_ranks import naming_lost_ranks
-agreement._control_group = lambda: group
-with naming_lost_ranks('rank'):
-    agreement.settle('start', 0, max)
-    agreement.any_rank('a signal to stop', False)
-assert listening() == before, (before, listening())
-assert threading.active_count() == threads
-dist.barrier()
-'''
 
 
-def test_nothing_of_ours_listens_and_no_thread_watches():
-    port = free_port()
-    running = [subprocess.Popen(
-        [sys.executable, '-c', SCRIPT.format(port=port), str(rank)], cwd=ROOT,
-        env={**environment(), 'GLOO_SOCKET_IFNAME': 'lo'}, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)]
-    for one in running:
-        _, text = one.communicate(timeout=120)
-        assert one.returncode == 0, text
+def test_mmrepro_does_not_listen_and_starts_no_thread():
+    assert on_ranks(2, agreeing) == [(set(), 0)] * 2
 
 
 def test_no_module_opens_a_socket():

@@ -12,11 +12,13 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from rank_pool import shared_pool
+from faults import tiny as tiny_run
+from mmengine.runner import Runner
 from ranks import free_port
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mmrepro.digests import state_digest
 from mmrepro.distributed import process_group
 from mmrepro.distributed.process_group import (
     ensure_process_group,
@@ -24,12 +26,6 @@ from mmrepro.distributed.process_group import (
     launch_variables,
     wrap_model,
 )
-
-
-@pytest.fixture(scope='module')
-def pool():
-    return shared_pool()
-
 
 # what each launcher puts into the environment of one rank
 LAUNCHED = {
@@ -76,73 +72,22 @@ def start(rank, world, launcher, port):
                 total.item(), os.environ['LOCAL_RANK'], limit)
 
 
-def train(launcher, work_dir):
-    """A run of MMEngine: two epochs, each with validation."""
-    from mmengine.evaluator import BaseMetric, Evaluator
-    from mmengine.model import BaseModel
-    from mmengine.runner import Runner
-    from torch.utils.data import Dataset
-
-    class Toy(Dataset):
-
-        def __len__(self):
-            return 6
-
-        def __getitem__(self, index):
-            return torch.full((4, ), float(index))
-
-    class Model(BaseModel):
-
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 1)
-
-        def forward(self, inputs, mode):
-            out = self.layer(torch.stack(list(inputs)))
-            return dict(loss=out.square().mean()) if mode == 'loss' else list(out.detach())
-
-    class Count(BaseMetric):
-
-        def process(self, data_batch, data_samples):
-            self.results += [float(sample) for sample in data_samples]
-
-        def compute_metrics(self, results):
-            return dict(count=len(results))
-
-    class CpuRunner(Runner):
-
-        def setup_env(self, env_cfg):
-            ensure_process_group(self._launcher, **group_options(env_cfg))
-            super().setup_env(env_cfg)
-
-        def wrap_model(self, model_wrapper_cfg, model):
-            return wrap_model(self, super().wrap_model, model_wrapper_cfg, model)
-
-    def loader(shuffle):
-        return dict(batch_size=1, num_workers=0, dataset=Toy(),
-                    sampler=dict(type='DefaultSampler', shuffle=shuffle))
-
-    runner = CpuRunner(
-        Model(), work_dir, train_dataloader=loader(True), val_dataloader=loader(False),
-        train_cfg=dict(by_epoch=True, max_epochs=2), val_cfg=dict(),
-        val_evaluator=Evaluator(Count()),
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01)), launcher=launcher,
-        env_cfg=dict(dist_cfg=dict(backend='nccl', timeout=25)), log_level='WARNING',
-        randomness=dict(seed=1), experiment_name='toy', default_scope='mmengine',
-        default_hooks=dict(logger=dict(type='LoggerHook', interval=100)))
+def train(work_dir):
+    """A run with a config for accelerators, validated after every epoch."""
+    cfg = tiny_run.validating_and_saving(work_dir)
+    cfg.train_dataloader.dataset.size = 7
+    cfg.launcher, cfg.env_cfg = 'pytorch', dict(dist_cfg=dict(backend='nccl', timeout=25))
+    runner = Runner.from_cfg(cfg)
     runner.train()
     model = runner.model
     return dict(
         wrapper=type(model).__name__, unused=model.find_unused_parameters,
-        buffers=model.broadcast_buffers, rank=runner.rank, world=runner.world_size,
-        counted=int(runner.message_hub.get_scalar('val/count').current()),
-        weights=model.module.layer.weight.detach().numpy().tobytes().hex())
+        buffers=model.broadcast_buffers, world=runner.world_size,
+        metric=float(runner.message_hub.get_scalar('val/largest').current()).hex(),
+        weights=state_digest(dict(model.module.named_parameters())))
 
 
 def wrap(rank, world, wrapper, expected):
-    import types
-
-    from mmengine.runner import Runner
     config = dict(wrapper) if wrapper is not None else None
     runner = types.SimpleNamespace(cfg={}, distributed=True)
 
@@ -161,7 +106,6 @@ def wrap(rank, world, wrapper, expected):
 
 
 def wrap_sync_batch_norm(rank, world, layer, cfg):
-    from mmengine.runner import Runner
     torch.manual_seed(1)
     runner = types.SimpleNamespace(cfg=cfg, distributed=True)
     with environment({'LOCAL_RANK': str(rank)}):
@@ -176,11 +120,11 @@ def wrap_sync_batch_norm(rank, world, layer, cfg):
 
 def leave(rank, world):
     from mmrepro.distributed.process_group import _leave_group
-    found = []
+    left = []
     for sys.last_value in (RuntimeError(), None):  # as the interpreter sets it behind an error
         _leave_group()
-        found.append(dist.is_initialized())
-    return found
+        left.append(dist.is_initialized())
+    return left
 
 
 # ------------------------------------------------------------------------ tests
@@ -197,19 +141,17 @@ def test_every_launcher_starts_over_gloo(pool, launcher):
                        for rank in range(2)]
 
 
-def test_an_mmengine_run_trains_and_validates_under_torchrun(tmp_path):
+def test_a_run_trains_and_validates_on_the_cpu_under_torchrun(tmp_path):
     env = dict(os.environ, OMP_NUM_THREADS='1', GLOO_SOCKET_IFNAME='lo',
                PYTHONPATH=os.pathsep.join(sys.path))
     done = subprocess.run(
         [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2',
          __file__, str(tmp_path)], env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    results = [json.loads(tmp_path.joinpath(f'result{rank}').read_text()) for rank in range(2)]
-    for rank, result in enumerate(results):
-        assert result['wrapper'] == 'MMDistributedDataParallel'
-        assert result['unused'] is False and result['buffers'] is False  # as MMEngine chooses
-        assert (result['rank'], result['world'], result['counted']) == (rank, 2, 6)
-    assert results[0]['weights'] == results[1]['weights']
+    first, second = (json.loads((tmp_path / f'result{rank}').read_text()) for rank in range(2))
+    assert first == second  # the weights, and the metric of the images of both ranks
+    assert (first['wrapper'], first['world']) == ('MMDistributedDataParallel', 2)
+    assert first['unused'] is False and first['buffers'] is False  # as MMEngine chooses
 
 
 @pytest.mark.parametrize(('wrapper', 'expected', 'hooked'), [
@@ -309,12 +251,6 @@ def test_group_options_are_those_of_the_config():
     assert group_options(env_cfg) == dict(backend='gloo', timeout=9, port=3)
 
 
-if __name__ == '__main__':
-    outcome = train('pytorch', sys.argv[1])
-    with open(os.path.join(sys.argv[1], f'result{outcome["rank"]}'), 'w') as file:
-        json.dump(outcome, file)
-
-
 @pytest.mark.parametrize(('changes', 'named'), [
     ({}, True), ({'WORLD_SIZE': '1'}, False), ({'TORCHELASTIC_RESTART_COUNT': '0'}, False),
     ({'TORCHELASTIC_USE_AGENT_STORE': 'False'}, False)])
@@ -324,3 +260,9 @@ def test_a_restart_with_the_store_of_the_start_before_is_named(changes, named):
     text = process_group.restart_problem(env) or ''
     assert ('TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1' in text) is named
     assert process_group.restart_problem({}) is None
+
+
+if __name__ == '__main__':
+    outcome = train(sys.argv[1])
+    with open(os.path.join(sys.argv[1], f'result{dist.get_rank()}'), 'w') as file:
+        json.dump(outcome, file)

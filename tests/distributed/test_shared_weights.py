@@ -301,99 +301,76 @@ def test_what_cannot_be_shared_is_refused_by_name(cfg, change, text, tmp_path):
 
 # ------------------------------------------------------------------------------ found at run time
 
-@HOOKS.register_module(force=True)
-class ShrinkingHook(Hook):
-    """Changes weights, between the forward pass and the step."""
-
-    def before_train_iter(self, runner, batch_idx, data_batch=None):
-        weight = runner.model.module.head.fc.weight
-
-        def shrink(gradient):
-            weight.data.mul_(0.99)
-
-        weight.register_hook(shrink)
+def hook(moment):
+    """Make a hook of a function of the runner, called at a moment of the run."""
+    def register(function):
+        name = function.__name__
+        HOOKS.register_module(name=name, force=True, module=type(name, (Hook, ), {
+            moment: lambda self, runner, *args, **kwargs: function(runner)}))
+    return register
 
 
-@HOOKS.register_module(force=True)
-class LateHook(Hook):
-    """Changes one element of a weight behind the step, once and by little."""
+@hook('before_train_iter')
+def shrinks_a_weight_before_the_step(runner):
+    weight = runner.model.module.head.fc.weight
 
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        if runner.iter == 1:
-            weight = runner.model.module.head.fc.weight.data
-            weight[0, 1] = torch.nextafter(weight[0, 1], weight.new_tensor(9.))
+    def shrink(gradient):
+        weight.data.mul_(0.99)
 
-
-@HOOKS.register_module(force=True)
-class OwnRateHook(Hook):
-    """Another learning rate on each rank."""
-
-    def before_train_iter(self, runner, batch_idx, data_batch=None):
-        runner.optim_wrapper.param_groups[0]['lr'] = 0.01 * (1 + dist.get_rank())
+    weight.register_hook(shrink)
 
 
-@HOOKS.register_module(force=True)
-class ReplacingHook(Hook):
-    """New memory for a weight, on the second rank."""
-
-    def before_train_iter(self, runner, batch_idx, data_batch=None):
-        weight = runner.model.module.head.fc.weight
-        if dist.get_rank() == 1:
-            weight.data = weight.data.clone()
+@hook('after_train_iter')
+def changes_an_element_once(runner):
+    if runner.iter == 1:
+        weight = runner.model.module.head.fc.weight.data
+        weight[0, 1] = torch.nextafter(weight[0, 1], weight.new_tensor(9.))
 
 
-@HOOKS.register_module(force=True)
-class AdvancingHook(Hook):
-    """One rank steps once more."""
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        if dist.get_rank() == 1:
-            runner.optim_wrapper.optimizer.step()
+@hook('before_train_iter')
+def sets_a_rate_for_each_rank(runner):
+    runner.optim_wrapper.param_groups[0]['lr'] = 0.01 * (1 + dist.get_rank())
 
 
-@pytest.mark.parametrize('hook, text', [
-    ('ShrinkingHook', 'between step 0 .* something else has changed head.fc.weight'),
-    ('LateHook', 'between step 2 .* something else has changed head.fc.weight'),
-    ('OwnRateHook', 'parameter groups .* are not the same on all virtual ranks'),
-    ('ReplacingHook', 'head.fc.weight no longer has the memory')])
-def test_what_a_hook_of_ones_own_breaks_ends_the_run(cfg, hook, text, tmp_path):
-    def change(cfg):
-        cfg.custom_hooks = [dict(type=hook)]
-        cfg.randomness['virtual_ranks_memory'] = 'shared'
-        without_self_checks(cfg)  # a repeated step finds the ShrinkingHook before the owner steps
-
-    with pytest.raises(RuntimeError, match=f"{text}.*virtual_ranks_memory='separate'"):
-        trained(cfg, tmp_path, addresses, change)
+@hook('before_train_iter')
+def replaces_memory_on_rank_1(runner):
+    weight = runner.model.module.head.fc.weight
+    if dist.get_rank() == 1:
+        weight.data = weight.data.clone()
 
 
-def test_a_rank_that_steps_alone_is_named(cfg, tmp_path):
-    def change(cfg):
-        cfg.custom_hooks = [dict(type='AdvancingHook')]
-        cfg.randomness['virtual_ranks_memory'] = 'shared'
-
-    with pytest.raises(RuntimeError, match='(?s)Deadlock.*virtual rank 1 waits in step 2 of the '
-                       'optimizer'):
-        trained(cfg, tmp_path, addresses, change)
+@hook('after_train_iter')
+def steps_once_more_on_rank_1(runner):
+    if dist.get_rank() == 1:
+        runner.optim_wrapper.optimizer.step()
 
 
-@HOOKS.register_module(force=True)
-class ConfusedHook(Hook):
-    """The ranks come to different changes."""
-
-    def before_train_iter(self, runner, batch_idx, data_batch=None):
-        hook = next(hook for hook in runner.hooks if isinstance(hook, EMAHook))
-        if dist.get_rank() == 0:
-            hook._swap_ema_parameters()
-        else:
-            hook.ema_model.update_parameters(hook.src_model)
+@hook('before_train_iter')
+def comes_to_another_change_on_rank_0(runner):
+    averaging = next(hook for hook in runner.hooks if isinstance(hook, EMAHook))
+    if dist.get_rank() == 0:
+        averaging._swap_ema_parameters()
+    else:
+        averaging.ema_model.update_parameters(averaging.src_model)
 
 
-def test_ranks_at_different_changes_are_an_error(cfg, tmp_path):
+@pytest.mark.parametrize('name, text', [
+    ('shrinks_a_weight_before_the_step',
+     'between step 0 .* something else has changed head.fc.weight.*memory=.separate'),
+    ('changes_an_element_once',
+     'between step 2 .* something else has changed head.fc.weight.*memory=.separate'),
+    ('sets_a_rate_for_each_rank',
+     'parameter groups .* are not the same on all virtual ranks.*memory=.separate'),
+    ('replaces_memory_on_rank_1', 'head.fc.weight no longer has the memory.*memory=.separate'),
+    ('steps_once_more_on_rank_1', '(?s)Deadlock.*virtual rank 1 waits in step 2 of the optimizer'),
+    ('comes_to_another_change_on_rank_0',
+     'CollectiveMismatch.*the exchange of weights and averages, and the update of the averaged')])
+def test_a_hook_that_breaks_shared_weights_ends_the_run(cfg, name, text, tmp_path):
     def change(cfg):
         averages(cfg)
-        cfg.custom_hooks.append(dict(type='ConfusedHook'))
+        cfg.custom_hooks.append(dict(type=name))
         cfg.randomness['virtual_ranks_memory'] = 'shared'
+        without_self_checks(cfg)  # a repeated step would find a shrinking weight before the owner
 
-    with pytest.raises(RuntimeError, match='CollectiveMismatch.*the exchange of weights and '
-                       'averages, and the update of the averaged weights'):
+    with pytest.raises(RuntimeError, match=text):
         trained(cfg, tmp_path, addresses, change)

@@ -1,18 +1,15 @@
 """Several ranks on the CPU over gloo, each a forked child of this warm process."""
 import pytest
-from demo_runs import changed, small, workers
+from demo_runs import changed, workers
+from faults import tiny as tiny_run
 from ranks import on_ranks
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
 
 @pytest.fixture(scope='module')
-def cfg(data_root):
-    import mmdet.models  # noqa: F401
-    cfg = small('retinanet_r50_fpn', data_root)
-    cfg.model.backbone.depth = 18
-    cfg.model.neck.in_channels = [64, 128, 256, 512]
-    cfg.train_dataloader.dataset.indices = 8
+def cfg(tmp_path_factory):
+    cfg = tiny_run.tiny(tmp_path_factory.mktemp('tiny'))
     cfg.train_dataloader.batch_size = 1
     cfg.train_cfg.max_epochs = 1
     return cfg
@@ -46,7 +43,6 @@ def test_four_ranks_repeat(cfg, tmp_path):
 
 
 def test_diff_rank_seed_changes_the_model_only(cfg, two, tmp_path):
-    """RetinaNet draws nothing in its step: the same data gives the same bits, seeds apart."""
     other = on_ranks(2, changed(cfg, lambda cfg: cfg.randomness.update(diff_rank_seed=True)),
                      tmp_path)
     assert [result['data'] for result in other] == [result['data'] for result in two]

@@ -6,20 +6,14 @@ import random
 import pytest
 import torch
 import torch.distributed as dist
-from rank_pool import shared_pool
 from reduction_trees import written_out
 from virtual_processes import alone, on_processes, same_for_every_number
 
 from mmrepro.digests import state_digest
-from mmrepro.distributed.agreement import settle
+from mmrepro.distributed.agreement import agree
 from mmrepro.distributed.virtual import exchange
 
 pytestmark = pytest.mark.filterwarnings('ignore')
-
-
-@pytest.fixture(scope='module')
-def pool():
-    return shared_pool()
 
 
 def own(*shape, kind=torch.float32, scale=3):
@@ -107,7 +101,7 @@ COLLECTIVES = {
         dist.broadcast_object_list, [f'from {dist.get_rank()}', dist.get_rank()], 2),
     'gather_object': lambda world: objects_gathered(),
     'barrier': lambda world: dist.barrier(),
-    'settle': lambda world: settle('a test', dist.get_rank(), lambda values: values),
+    'agree': lambda world: agree('a test', dist.get_rank(), lambda values: values),
 }
 
 
@@ -121,11 +115,11 @@ def digests_and_first():
     return {name: state_digest(value) for name, value in found.items()}, (
         None if dist.get_rank() else {name: found[name] for name in (
             'all_gather', 'all_gather_into_tensor', 'all_gather_object', 'gather_object',
-            'broadcast_object_list', 'settle', 'scalar', 'bool')})
+            'broadcast_object_list', 'agree', 'scalar', 'bool')})
 
 
-def test_collectives_do_not_depend_on_the_number_of_processes(pool):
-    one, three = (on_processes(pool, processes, digests_and_first, 5) for processes in (1, 3))
+def test_collectives_do_not_depend_on_the_number_of_processes():
+    one, three = (on_processes(processes, digests_and_first, 5) for processes in (1, 3))
     for name in COLLECTIVES:
         found = [[digests[name] for digests, _ in results] for results in (one, three)]
         assert found[0] == found[1], name
@@ -136,7 +130,7 @@ def test_collectives_give_what_they_should():
     assert first['all_gather_object'] == [dict(rank=rank, text='x' * rank) for rank in range(5)]
     assert first['gather_object'] == [(rank, ) for rank in range(5)]
     assert first['broadcast_object_list'] == ['from 2', 2]
-    assert first['settle'] == list(range(5)) and first['scalar'] == 10
+    assert first['agree'] == list(range(5)) and first['scalar'] == 10
     assert first['bool'].tolist() == [True, False]
     noise = [torch.randn(2, 2, generator=torch.Generator().manual_seed(rank)) * 3
              for rank in range(5)]
@@ -160,8 +154,8 @@ def sub_groups():
     return value.item(), names, dist.get_rank(mine), total.item()
 
 
-def test_sub_groups(pool):
-    found = same_for_every_number(pool, sub_groups, 4)
+def test_sub_groups():
+    found = same_for_every_number(sub_groups, 4)
     assert found[0] == (10.0, ['rank 0', 'rank 3'], 0, 4.0)
     assert found[1] == (10.0, ['rank 1', 'rank 2'], 0, 4.0)
 
@@ -204,9 +198,9 @@ class Reductions:
 
 
 @pytest.mark.parametrize('seed', range(12))
-def test_random_reductions_follow_the_tree(pool, seed):
+def test_random_reductions_follow_the_tree(seed):
     draw = random.Random(seed)
     ranks = draw.randint(1, 9)
     processes = draw.randint(1, min(4, ranks))
-    found = on_processes(pool, processes, Reductions(seed, ranks), ranks)
+    found = on_processes(processes, Reductions(seed, ranks), ranks)
     assert not any(found), f'{ranks} ranks on {processes} processes: {found}'

@@ -21,9 +21,8 @@ from mmengine.dataset import pseudo_collate
 from mmengine.dist import get_world_size, is_main_process
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
-from mmengine.registry import DATASETS, HOOKS, MODELS
+from mmengine.registry import DATASETS, HOOKS
 from mmengine.runner import Runner
-from rank_pool import shared_pool
 from torch import nn
 from torch.utils.data import DataLoader
 from virtual_processes import alone, same_for_every_number
@@ -38,11 +37,6 @@ from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 from mmrepro.distributed.virtual.process_state import LAUNCHED
 
 pytestmark = pytest.mark.filterwarnings('ignore')
-
-
-@pytest.fixture(scope='module')
-def pool():
-    return shared_pool()
 
 
 @pytest.fixture
@@ -76,8 +70,8 @@ def told_around_a_barrier():
     return before
 
 
-def test_the_environment_tells_the_virtual_rank(pool):
-    found = same_for_every_number(pool, told_around_a_barrier, 3)
+def test_the_environment_tells_the_virtual_rank():
+    found = same_for_every_number(told_around_a_barrier, 3)
     assert found == [dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='3',
                           LOCAL_WORLD_SIZE='3') for rank in range(3)]
 
@@ -90,21 +84,6 @@ def test_the_environment_is_as_before_after_the_run(before, monkeypatch):
         monkeypatch.setenv(name, value)
     alone(dist.barrier, 2)
     assert {name: value for name, value in told().items() if value is not None} == before
-
-
-@MODELS.register_module(force=True)
-class ReadsEnvironment(tiny_run.Tiny):
-    """Every rank weighs its loss by its number."""
-
-    def forward(self, inputs, label, mode='tensor'):
-        found = super().forward(inputs, label, mode)
-        return {name: loss * (1 + int(os.environ['RANK'])) for name, loss in found.items()} \
-            if mode == 'loss' else found
-
-
-def test_a_model_that_reads_its_rank_trains_to_the_same_bits(cfg, tmp_path):
-    cfg.model.type = 'ReadsEnvironment'
-    assert run(cfg, 2, 2, tmp_path / '2') == run(cfg, 2, 1, tmp_path / '1')
 
 
 def logs(directory):
@@ -135,8 +114,8 @@ def types_around_a_sum():
         torch.set_default_dtype(before)
 
 
-def test_each_rank_has_its_default_dtype(pool):
-    found = same_for_every_number(pool, types_around_a_sum, 3, (1, 2, 3))
+def test_each_rank_has_its_default_dtype():
+    found = same_for_every_number(types_around_a_sum, 3, (1, 2, 3))
     assert found == ['torch.float32', 'torch.float64', 'torch.float32']
     assert torch.get_default_dtype() is torch.float32
 
@@ -262,8 +241,8 @@ def step_of_a_copy(way):
 
 
 @pytest.mark.parametrize('way', COPIES)
-def test_a_copy_of_the_wrapped_model_trains_by_itself(way, pool):
-    found = same_for_every_number(pool, functools.partial(step_of_a_copy, way), 3)
+def test_a_copy_of_the_wrapped_model_trains_by_itself(way):
+    found = same_for_every_number(functools.partial(step_of_a_copy, way), 3)
     (model, other), = set(found)  # the ranks of a copy average as well
     assert model != other
 

@@ -1,10 +1,14 @@
 """Whole trainings on V virtual ranks: the same bits, and resumes, on any number of processes."""
 from __future__ import annotations
 
+import multiprocessing
+
 import pytest
+import schedules
 from demo_runs import changed, small
 from detector_runs import shallow
 from faults import tiny as tiny_run
+from harness import digest
 from virtual_runs import run
 
 from mmrepro import RandomnessError
@@ -92,3 +96,26 @@ def test_detectors(model, data_root, tmp_path):
     expected = run(cfg, 4, 1, tmp_path / '1')
     for processes in (2, 3, 4):
         assert run(cfg, 4, processes, tmp_path / str(processes)) == expected
+
+
+def spin(stop):
+    while not stop.is_set():
+        pass
+
+
+@pytest.mark.nightly
+def test_a_hundred_trainings_on_a_busy_machine_end_with_the_same_bits(tmp_path):
+    context = multiprocessing.get_context('fork')
+    stop = context.Event()
+    spinning = [context.Process(target=spin, args=(stop, ), daemon=True) for _ in range(2)]
+    for process in spinning:
+        process.start()
+    try:
+        cfg = schedules.config(str(tmp_path))
+        digests = {digest(run(cfg, schedules.RANKS, 2, tmp_path / str(number)))
+                   for number in range(100)}
+    finally:
+        stop.set()
+        for process in spinning:
+            process.join()
+    assert len(digests) == 1

@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from demo_runs import changed
 from harness import Child, train
 
-__all__ = ['as_rank', 'free_port', 'joined', 'on_ranks']
-
 
 def free_port() -> int:
     with socket.socket() as one:

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from mmrepro.distributed.reduction_tree import combine_of, finish_of
 
-__all__ = ['written_out']
-
 
 def written_out(leaves: Sequence[Tensor], op: Any) -> Tensor:
     """The same tree from its description: halves of a power of two, the rest from the right."""

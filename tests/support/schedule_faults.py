@@ -11,8 +11,6 @@ from mmrepro.distributed.virtual.shared_weights import Shared
 from mmrepro.step_check.attributes import Attributes
 from mmrepro.step_check.check import StepCheck
 
-__all__ = ['FAULTS']
-
 
 @contextmanager
 def _restored_weights() -> Iterator[None]:
@@ -48,7 +46,8 @@ def _without_wait(text: str) -> AbstractContextManager[Any]:
 def _unguarded_conditions() -> AbstractContextManager[Any]:
     """What a rank waits for raises in the thread of the one that asks."""
     def may_run(self: Any) -> bool:
-        return self.scheduler.failed is not None or self.ready is None or self.ready()
+        return self.scheduler.failed is not None or self.work is None and (
+            self.ready is None or self.ready())
 
     return mock.patch.object(VirtualRank, 'may_run', may_run)
 

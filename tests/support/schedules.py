@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from mmrepro.errors import Deadlock, Preempted
+from mmrepro.errors import Preempted
 
 if __name__ == '__main__':
     TESTS = Path(__file__).resolve().parents[1]
@@ -38,9 +38,11 @@ from mmengine.hooks import Hook  # noqa: E402
 from mmengine.registry import MODELS  # noqa: E402
 from mmengine.runner import Runner  # noqa: E402
 from mmengine.runner import runner as runner_module  # noqa: E402
-from simulated import ConnectionClosed, Event, Killed, Outcome, Simulation  # noqa: E402
+from simulated import Event, Killed, Outcome, Simulation  # noqa: E402
+from virtual_processes import results_of  # noqa: E402
 
-from mmrepro.distributed.virtual.scheduler import current
+from mmrepro.distributed.reduction_tree import shares  # noqa: E402
+from mmrepro.distributed.virtual.scheduler import current  # noqa: E402
 from mmrepro.hooks.preempt import PreemptHook
 
 RANKS = 4
@@ -76,22 +78,22 @@ class Plan(NamedTuple):
 
 @MODELS.register_module(force=True)
 class Headed(tiny_run.Tiny):
-    """Keeps something of its last pass, as the heads of most detectors do; communicates in it."""
+    """Keeps tensors of its last pass, as the heads of most detectors do, and communicates."""
 
     def forward(self, inputs, label, mode='tensor'):
-        found = super().forward(inputs, label, mode)
+        outputs = super().forward(inputs, label, mode)
         if mode == 'loss':
             self.head.last = dict(label=label, mean=[float(inputs.mean())])
             visit('forward')
             number = torch.tensor(float(len(label)))
             dist.all_reduce(number)
-            found['loss'] = found['loss'] * (len(label) * RANKS / number)
-            found['loss'].register_hook(lambda gradient: visit('backward'))
-        return found
+            outputs['loss'] = outputs['loss'] * (len(label) * RANKS / number)
+            outputs['loss'].register_hook(lambda gradient: visit('backward'))
+        return outputs
 
 
 class _Run:
-    """What is known to the ranks of the run under way."""
+    """State of the run under way that its ranks share."""
 
     def __init__(self, plan: Plan | None) -> None:
         self.plan, self.visits = plan, 0
@@ -102,7 +104,7 @@ _run = _Run(None)
 
 
 def visit(point: str) -> None:
-    """Others may run here, and the error of the schedule may be raised."""
+    """Let other ranks run here, and raise the error of the schedule if it is here."""
     plan = _run.plan
     if _run.runners:
         current().wait(lambda: True, point)
@@ -113,7 +115,7 @@ def visit(point: str) -> None:
     if _run.visits == plan.visit + 1:
         if plan.kind == 'error':
             fail(point)
-        # raises if another rank was chosen before, whose thread asks then
+        # raises if another rank was chosen before: its thread evaluates the condition
         mine = threading.get_ident()
         current().wait(lambda: threading.get_ident() == mine or fail(point), point)
 
@@ -157,7 +159,7 @@ def _main(cfg: Any) -> Any:
 
 
 def _send(simulation: Simulation, process: int) -> None:
-    """SIGTERM reaches the thread of the lowest rank of a process."""
+    """Deliver SIGTERM to the thread of the lowest rank of a process."""
     lowest = simulation.worlds[process].scheduler.ranks[0].number
     runner = _run.runners.get(lowest)
     for hook in runner.hooks if runner is not None else ():
@@ -165,15 +167,11 @@ def _send(simulation: Simulation, process: int) -> None:
             hook._receive(signal.SIGTERM, None)
 
 
-def _kill(simulation: Simulation, process: int) -> None:
-    simulation.kill(process)
-
-
-EVENTS = {'signal': _send, 'kill': _kill}
+EVENTS = {'signal': _send, 'kill': Simulation.kill}
 
 
 def train(work_dir: str, seed: int, processes: int, plan: Plan | None = None) -> Outcome:
-    """One run under the order of ``seed``; it resumes if there is a checkpoint."""
+    """Train once under the order of ``seed``; resumes if there is a checkpoint."""
     global _run
     _run = _Run(plan)
     cfg = config(work_dir)
@@ -190,55 +188,46 @@ class Wrong(AssertionError):
     """A schedule that did not end as promised; its number replays it."""
 
 
-def _check_errors(plan: Plan, found: Outcome) -> None:
-    """The end of a run to which something has happened: one reason, on all processes."""
-    for process, error in enumerate(found.errors):
+def _check_errors(plan: Plan, outcome: Outcome) -> None:
+    """Raise Wrong unless all processes of the run have ended for the same reason."""
+    split = shares(RANKS, plan.processes)
+    for process, error in enumerate(outcome.errors):
         allowed: tuple = (type(None), )
         if plan.kind == 'signal':
             allowed += (Preempted, )
         elif plan.kind in ('error', 'condition'):
-            own = plan.rank in _numbers(plan.processes, process)
-            allowed += (Planted, ) if own else (ConnectionClosed, RuntimeError)
+            allowed += (Planted, ) if plan.rank in split[process] else (RuntimeError, )
         elif plan.kind == 'kill':
             allowed += (Killed, ) if process == plan.process else (RuntimeError, )
-        if type(error) not in allowed or isinstance(error, Deadlock):
+        if type(error) not in allowed:
             raise Wrong(f'process {process} has ended with {error!r}') from error
-    reasons = {type(error) for error in found.errors}
-    if plan.kind == 'signal' and len(reasons) > 1:
-        raise Wrong(f'some processes were pre-empted, others not: {found.errors}')
-    if plan.kind == 'signal' and len({error.iteration for error in found.errors if error}) > 1:
-        raise Wrong(f'processes have stopped after different iterations: {found.errors}')
-    if plan.kind in ('error', 'condition', 'kill') and len(reasons) > 1 and type(None) in reasons:
-        ended = [process for process, error in enumerate(found.errors) if error is None]
-        # whoever came to its end did so before the others failed
-        assert all(rank in found.results for process in ended
-                   for rank in _numbers(plan.processes, process))
-
-
-def _numbers(processes: int, process: int) -> range:
-    from mmrepro.distributed.reduction_tree import shares
-    return shares(RANKS, processes)[process]
+        # a process without an error came to its end before the others failed
+        if error is None and not all(rank in outcome.results for rank in split[process]):
+            raise Wrong(f'process {process} has ended without a result')
+    if plan.kind == 'signal' and len({
+            error and error.iteration for error in outcome.errors}) > 1:
+        raise Wrong(f'processes were not pre-empted after the same iteration: {outcome.errors}')
 
 
 def check(number: int, expected: dict[int, Any], folder: str) -> int:
-    """Run a schedule; returns its turns. Raises Wrong if it did not end as promised."""
+    """Run a schedule, and return its turns. Raises Wrong if it did not end as promised."""
     plan = Plan.of(number)
     work_dir = tempfile.mkdtemp(dir=folder)
     try:
-        found = train(work_dir, number, plan.processes, plan)
-        turns = found.turns
-        _check_errors(plan, found)
+        outcome = train(work_dir, number, plan.processes, plan)
+        turns = outcome.turns
+        _check_errors(plan, outcome)
         for attempt in range(1, ATTEMPTS):
-            if all(error is None for error in found.errors):
+            if not any(outcome.errors):
                 break
             processes = random.Random(f'{number} {attempt}').randint(1, RANKS)
-            found = train(work_dir, number + attempt, processes)
-            turns += found.turns
-        failed = next((error for error in found.errors if error is not None), None)
+            outcome = train(work_dir, number + attempt, processes)
+            turns += outcome.turns
+        failed = next(filter(None, outcome.errors), None)
         if failed is not None:
             raise Wrong(f'the run that went on has ended with {failed!r}') from failed
         for rank in range(RANKS):
-            if found.results.get(rank) != expected[rank]:
+            if outcome.results.get(rank) != expected[rank]:
                 raise Wrong(f'rank {rank} has different bits')
         return turns
     except BaseException as error:
@@ -249,15 +238,7 @@ def check(number: int, expected: dict[int, Any], folder: str) -> int:
 
 def reference(folder: str) -> dict[int, Any]:
     """The bits of the ranks of one process that run in their order."""
-    from mmrepro import on_virtual_ranks
-    found: dict[int, Any] = {}
-    main = _main(config(tempfile.mkdtemp(dir=folder)))
-
-    def keep() -> None:
-        found[dist.get_rank()] = main()
-
-    on_virtual_ranks(RANKS, keep)
-    return found
+    return results_of(0, 1, _main(config(tempfile.mkdtemp(dir=folder))), RANKS)
 
 
 def run_many(numbers: list[int], stop: bool = False,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple
 
 import torch
@@ -20,17 +19,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmrepro.distributed.virtual.guards import guarded
-from mmrepro.distributed.virtual.scheduler import Meeting, Scheduler, Turns, VirtualRank, current
+from mmrepro.distributed.virtual.scheduler import Scheduler, Turns, VirtualRank
 from mmrepro.distributed.virtual.world import Worlds
 from mmrepro.errors import Deadlock
-
-__all__ = ['ConnectionClosed', 'Event', 'Killed', 'NoEnd', 'Outcome', 'Simulation']
 
 LIMIT = 20_000  # turns of a schedule
 
 
 class ConnectionClosed(RuntimeError):
-    """Another process has ended, as gloo says it."""
+    """Another process has ended: gloo's error."""
 
 
 class Killed(BaseException):
@@ -42,14 +39,14 @@ class NoEnd(AssertionError):
 
 
 class Event(NamedTuple):
-    """Something that happens to a process from outside."""
-    turn: int  # before which
+    """A signal to a process, or its kill."""
+    turn: int  # before which it happens
     process: int
-    what: Callable[[Simulation, int], None]
+    apply: Callable[[Simulation, int], None]
 
 
 class _Work:
-    """One operation of a group of processes, as one of them sees it."""
+    """A process's view of an operation of several processes."""
 
     def __init__(self, network: Network, call: _Call, process: int,
                  deliver: Callable[[], None]) -> None:
@@ -60,8 +57,8 @@ class _Work:
         return len(self._call.sent) == len(self._call.members) or self._gone() is not None
 
     def _gone(self) -> int | None:
-        return next((one for one in self._call.members if one in self._network.ended
-                     and one not in self._call.sent), None)
+        return next((process for process in self._call.members if process in self._network.ended
+                     and process not in self._call.sent), None)
 
     def wait(self) -> None:
         if len(self._call.sent) < len(self._call.members):
@@ -89,7 +86,7 @@ class Network:
 
 
 class SimulatedTransport:
-    """As :class:`mmrepro.distributed.virtual.transport.Transport`."""
+    """As :class:`mmrepro.distributed.virtual.exchange.Transport`."""
     device = torch.device('cpu')
 
     def __init__(self, network: Network, process: int, members: Sequence[int],
@@ -133,25 +130,17 @@ class SeededTurns(Turns):
         self._simulation, self._random = simulation, random.Random(seed)
         self.turn = 0
 
-    def pick(self, ready: Iterator[VirtualRank]) -> VirtualRank | None:
+    def pick(self, ready: Iterator[VirtualRank]) -> VirtualRank:
         while True:
             self.turn += 1
             if self.turn > LIMIT:
                 self._give_up()
             self._simulation.happen(self.turn)
-            ranks: list[Any] = [rank for scheduler in self.schedulers for rank in scheduler.ranks
-                                if not rank.ended and rank.may_run()]
-            work = [(scheduler, meeting) for scheduler in self.schedulers
-                    if scheduler.failed is None for meeting in scheduler.pending()
-                    if meeting.work.is_completed()]
-            options = ranks + work
-            if not options:
-                self._stuck()
-                continue
-            chosen = options[self._random.randrange(len(options))]
-            if isinstance(chosen, VirtualRank):
-                return chosen
-            self._deliver(*chosen)
+            options = [rank for rank in self.ranks if not rank.ended and (
+                rank.may_run() or rank.work is not None and rank.work.is_completed())]
+            if options:
+                return options[self._random.randrange(len(options))]
+            self._stuck()
 
     def _main(self, rank: VirtualRank, function: Callable[[], Any]) -> None:
         try:
@@ -160,20 +149,12 @@ class SeededTurns(Turns):
             for scheduler in self.schedulers:
                 scheduler.failed = NoEnd(f'the thread of rank {rank.number} has ended with '
                                          f'{error!r}, and all others sleep')
-            alive = [rank for scheduler in self.schedulers for rank in scheduler.ranks
-                     if not rank.ended]
-            for one in alive[:1]:
-                one.turn.set()
-
-    def _deliver(self, scheduler: Scheduler, meeting: Meeting) -> None:
-        try:
-            scheduler.advance(meeting)
-        except BaseException as error:
-            scheduler.fail(error)
+            for rank in [rank for rank in self.ranks if not rank.ended][:1]:
+                rank.baton.set()
 
     def _stuck(self) -> None:
         """No rank may run and no message is under way."""
-        if not any(not rank.ended for scheduler in self.schedulers for rank in scheduler.ranks):
+        if all(rank.ended for rank in self.ranks):
             raise AssertionError('asked for a rank when all have ended')
         for scheduler in self.schedulers:
             if scheduler.failed is None and any(not rank.ended for rank in scheduler.ranks):
@@ -220,7 +201,7 @@ class Simulation:
         while self._events and self._events[0].turn <= turn:
             event = self._events.pop(0)
             if self.lives(event.process):
-                event.what(self, event.process)
+                event.apply(self, event.process)
         for number, world in enumerate(self.worlds):
             if all(rank.ended for rank in world.scheduler.ranks):
                 self.network.ended.add(number)
@@ -235,18 +216,8 @@ class Simulation:
         self.worlds[process].scheduler.fail(Killed())
 
     def run(self, main: Callable[[], Any]) -> Outcome:
-        owner = {rank.number: world for world in self.worlds for rank in world.scheduler.ranks}
-
-        @contextmanager
-        def new_group(ranks: list[int]) -> Iterator[str]:
-            with owner[current().me.number].new_group(ranks) as backend:
-                yield backend
-
-        def of_rank(number: int) -> Any:
-            return owner[number].of_rank(number)
-
-        with guarded(new_group):
-            self.turns.run(main, of_rank)
+        with guarded(self.turns):
+            self.turns.run(main)
         schedulers = [world.scheduler for world in self.worlds]
         return Outcome(self.turns.turn, {
             rank.number: rank.result for scheduler in schedulers for rank in scheduler.ranks

@@ -15,8 +15,6 @@ from mmrepro.distributed.virtual import guards
 from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 from mmrepro.distributed.virtual.process_state import ProcessState
 
-__all__ = ['FAULTS']
-
 
 def _order_of_processes() -> AbstractContextManager[Any]:
     """Each process reduces its own ranks, and then the processes' results are reduced."""

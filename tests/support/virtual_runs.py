@@ -11,8 +11,6 @@ from ranks import free_port
 
 from mmrepro.distributed.virtual.weight_hooks import KEEP_WEIGHTS
 
-__all__ = ['run', 'start']
-
 # ranks share weights as without the hook that looks at them
 KEEP_WEIGHTS['virtual_runs'] = ('Recorder', )
 

@@ -7,19 +7,19 @@ import inspect
 from types import CodeType
 
 from ...errors import RandomnessError
-from .process_state import KNOWN  # mmdet's _get_global_gloo_group caches, and nothing calls it
+from .process_state import KNOWN
 from .scheduler import current
 
 READERS = {'get_rank', 'get_dist_info', 'get_local_rank', 'get_node_local_rank', 'is_main_process',
            'is_master'}
 
 
-def _reads(code: CodeType) -> set:
-    """Names and variables that tell the rank, in a function and in those inside of it."""
-    found = READERS.intersection(code.co_names)
+def _reads(code: CodeType) -> set[str]:
+    """Return names and variables that tell the rank, in a function and in functions inside."""
+    names = READERS.intersection(code.co_names)
     if {'environ', 'getenv'}.intersection(code.co_names):
-        found |= {'RANK', 'LOCAL_RANK'}.intersection(map(str, code.co_consts))
-    return found.union(*(_reads(one) for one in code.co_consts if isinstance(one, CodeType)))
+        names |= {'RANK', 'LOCAL_RANK'}.intersection(map(str, code.co_consts))
+    return names.union(*(_reads(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
 def refuse_cached_ranks() -> None:
@@ -31,11 +31,11 @@ def refuse_cached_ranks() -> None:
     for cache in gc.get_objects():
         if type(cache) is functools._lru_cache_wrapper:
             function = inspect.unwrap(cache)
-            found = READERS & {getattr(function, '__name__', '')}
+            names = READERS & {getattr(function, '__name__', '')}
             if str(cache.__module__).split('.')[0] not in KNOWN and hasattr(function, '__code__'):
-                found |= _reads(function.__code__)
-            if found:
+                names |= _reads(function.__code__)
+            if names:
                 raise RandomnessError(
-                    f'{cache.__module__}.{function.__qualname__} reads {min(found)} and caches the '
+                    f'{cache.__module__}.{function.__qualname__} reads {min(names)} and caches the '
                     'answer (functools.lru_cache or cache), and virtual ranks of a process share '
                     'it: remove the cache, or give the rank as an argument')

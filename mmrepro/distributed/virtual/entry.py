@@ -10,6 +10,7 @@ from typing import Any, Callable, TypeVar
 
 import torch
 import torch.distributed as dist
+from mmengine.dist import init_dist
 from torch.distributed import distributed_c10d as c10d
 
 from ... import determinism
@@ -17,9 +18,9 @@ from ...config import RandomnessConfig
 from ...errors import RandomnessError
 from ..lost_ranks import naming_lost_ranks
 from ..process_group import LAUNCHERS, ensure_process_group, group_options, has_accelerator
+from .exchange import Transport
 from .guards import guarded
 from .scheduler import Turns
-from .transport import Transport
 from .world import Worlds
 
 _logger = logging.getLogger('mmrepro')
@@ -48,15 +49,14 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
     Raises:
         RandomnessError: more processes than ranks, or a launcher that started several although
             ``launcher='none'``; names both numbers.
-        BaseException: the first one that a rank raised. All ranks of this process have ended then.
+        BaseException: the first that a rank raised. All ranks of this process have ended then.
     """
     if ranks is None:
         return main()
     RandomnessConfig(virtual_ranks=ranks)  # refuses a value that is not allowed
     _check_launch(ranks, launcher)
     _ensure_group(launcher, env_cfg)
-    worlds = _worlds(ranks)
-    scheduler = worlds.scheduler
+    scheduler = _worlds(ranks).scheduler
     determinism.import_flags()
     device = torch.cuda.current_device() if has_accelerator() and torch.cuda.is_available() \
         else None
@@ -65,17 +65,18 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
 
     def begin() -> Result:
         if device is not None:
-            torch.cuda.set_device(device)  # it belongs to a thread
+            torch.cuda.set_device(device)  # of this thread
         return main()
 
     def failed() -> str:
         number = scheduler.failed_rank
         return '' if number is None else f'virtual rank {number} of {ranks}'
 
+    turns = Turns([scheduler])
     numbers = ', '.join(str(rank.number) for rank in scheduler.ranks)
     with naming_lost_ranks(f'the process of virtual ranks {numbers}', failed), \
-            guarded(worlds.new_group):
-        Turns([scheduler]).run(begin, worlds.of_rank)
+            guarded(turns):
+        turns.run(begin)
         error = scheduler.failed
         if error is not None:
             if failed() and isinstance(error, Exception):
@@ -86,19 +87,16 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
 
 
 def _worlds(ranks: int) -> Worlds:
-    """The ranks of this process, one of those of the process group in force, if there is one."""
+    """Make the ranks of this process, which belongs to the process group in force, if any."""
     if not dist.is_initialized():
         return Worlds(ranks, 0, 1, None, dist.HashStore())
     _check_ranks(ranks, dist.get_world_size())
-    return Worlds(ranks, dist.get_rank(), dist.get_world_size(), Transport(c10d._world),
+    return Worlds(ranks, dist.get_rank(), dist.get_world_size(), Transport(dist.group.WORLD),
                   c10d._get_default_store() or dist.HashStore())
 
 
 def _use_one_arena() -> None:
-    """Let the threads of the ranks use memory that other ranks have freed.
-
-    glibc gives every thread an arena of its own, against contention, and one rank runs at a time.
-    """
+    """Let ranks use memory that others have freed: glibc gives every thread a separate arena."""
     if platform.libc_ver()[0] == 'glibc':
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
@@ -111,31 +109,26 @@ def _check_ranks(ranks: int, processes: int) -> None:
 
 
 def _check_launch(ranks: int, launcher: str) -> None:
-    if dist.is_initialized():
-        return
-    if launcher == 'none':
-        for name, row in LAUNCHERS.items():
-            count = os.environ.get(row.world_size, '1')
-            if count.isdigit() and int(count) > 1 and row.rank in os.environ:
-                raise RandomnessError(
-                    f'{row.world_size}={count}: {count} processes were started, and with '
-                    f"launcher='none' each of them would run all of the {ranks} ranks of "
-                    f'randomness.virtual_ranks={ranks}. Give --launcher {name}, or start one '
-                    'process')
-    elif launcher in LAUNCHERS:
-        row = LAUNCHERS[launcher]
-        if row.rank not in os.environ:
-            raise RandomnessError(f'launcher={launcher!r}, and it has not started this process: '
-                                  f'{row.rank} is not set. For one process, leave it out')
-        count = os.environ.get(row.world_size, '')
-        if count.isdigit():
-            _check_ranks(ranks, int(count))
+    """Raises RandomnessError if the environment is not that of ``launcher``."""
+    for name, row in LAUNCHERS.items() if not dist.is_initialized() else ():
+        started, count = row.rank in os.environ, os.environ.get(row.world_size, '1')
+        processes = int(count) if count.isdigit() else 1
+        if launcher == 'none' and started and processes > 1:
+            raise RandomnessError(
+                f"{row.world_size}={count}: {count} processes were started, and with "
+                f"launcher='none' each of them would run all of the {ranks} ranks of "
+                f'randomness.virtual_ranks={ranks}. Give --launcher {name}, or start one process')
+        if launcher == name:
+            if not started:
+                raise RandomnessError(f'launcher={launcher!r}, and it has not started this '
+                                      f'process: {row.rank} is not set. For one process, leave it '
+                                      'out')
+            _check_ranks(ranks, processes)
 
 
 def _ensure_group(launcher: str, env_cfg: Mapping[str, Any]) -> None:
-    """The process group of the real processes, as a runner makes it."""
+    """Make the process group of the real processes as a runner does, if there is none."""
     if launcher == 'none' or dist.is_initialized():
         return
     if not ensure_process_group(launcher, **group_options(env_cfg)):
-        from mmengine.dist import init_dist
         init_dist(launcher, **dict(env_cfg.get('dist_cfg') or {}))

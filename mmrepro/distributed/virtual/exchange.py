@@ -1,39 +1,99 @@
-"""What the processes of virtual ranks send each other, group by group.
+"""Exchanges of tensors between the processes of virtual ranks, group by group.
 
-Each function is a generator, as the scheduler expects it: it yields what has to be waited for, so
-that other virtual ranks can run meanwhile, and returns the result. With one process nothing is
-sent. Tensors travel as bytes, so every type is allowed.
+The last rank of a process that comes to a collective operation exchanges for all of them, in its
+thread. Tensors travel as bytes, so every type is allowed. With one process nothing is sent.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
 
-from ..reduction_tree import Node, ReductionTree, combine_of, finish_of, nodes_of
-from .buckets import as_bytes
-from .scheduler import Exchange
-from .transport import Transport
+from ..reduction_tree import (
+    Combine,
+    Node,
+    ReductionTree,
+    combine_of,
+    finish_of,
+    lists_with,
+    nodes_of,
+)
+from .scheduler import wait_for_processes
 
+# torch 2.13 renames the function and warns of the old name
+_all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
+
+BUCKET = 25 << 20  # bytes: a bucket takes on tensors until it has these
 # Bytes from which on a sum is divided among the processes: each adds up one part and sends the
-# result. Smaller ones are added up by every process, which needs one message less.
+# result. Smaller sums are added up by every process, which needs one message less.
 DIVIDE_FROM = 1 << 16
+
+
+def _of_process() -> AbstractContextManager[None]:
+    """Let this rank see torch.distributed as the process does, inside the block."""
+    world: Any = c10d._world
+    return world.of_process()
+
+
+class Transport:
+    """A group of real processes: the only place that knows their process groups.
+
+    Each operation is begun by all processes of the group, in the same order, and returns work to
+    wait for: ``is_completed()``, and ``wait()``, which raises RuntimeError when a process has ended
+    or the timeout of the group has passed. Tensors are one-dimensional, of bytes, on
+    :attr:`device`. Tests put a simulated transport in its place.
+
+    Args:
+        group: The process group.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.device = torch.device('cuda', torch.cuda.current_device()) \
+            if 'nccl' in dist.get_backend(group) else torch.device('cpu')
+
+    def part(self, processes: Sequence[int]) -> Transport:
+        """Return the transport of some processes. All processes make all parts, in order."""
+        with _of_process():
+            return Transport(dist.new_group(list(processes)))
+
+    def all_gather(self, received: Tensor, sent: Tensor) -> Any:
+        """Fill ``received`` with ``sent`` of every process, in their order."""
+        with _of_process():
+            return _all_gather(received, sent, group=self._group, async_op=True)
+
+    def broadcast(self, value: Tensor, source: int) -> Any:
+        """Overwrite ``value`` with that of process ``source`` of the group."""
+        with _of_process():
+            root = dist.get_process_group_ranks(self._group)[source]
+            return dist.broadcast(value, root, group=self._group, async_op=True)
+
+    def all_to_all(self, received: Tensor, sent: Tensor, received_sizes: Sequence[int],
+                   sent_sizes: Sequence[int]) -> Any:
+        """Send a part to every process, and receive one of each; sizes in bytes."""
+        with _of_process():
+            return dist.all_to_all_single(received, sent, list(received_sizes), list(sent_sizes),
+                                          group=self._group, async_op=True)
 
 
 class Processes:
     """The processes that share the ranks of one group.
 
     Args:
-        members: Per process, the group's ranks there (numbers within the group), ascending.
-        mine: Which of the processes this one is.
-        transport: Between these processes; None: all ranks are in this one.
+        members: Per process, the group's ranks there (numbers within the group). Processes have
+            consecutive ranks, and torch sorts the ranks of a group.
+        mine: The number of this process among them.
+        transport: Between these processes; None: all ranks are in this process.
     """
 
     def __init__(self, members: Sequence[Sequence[int]], mine: int = 0,
-                 transport: Transport | None = None) -> None:
-        self.members, self.mine = [list(one) for one in members], mine
+                 transport: Any = None) -> None:
+        self.members, self.mine = [list(ranks) for ranks in members], mine
         self.ranks = sum(map(len, self.members))
         self._transport = transport
         self.alone = len(self.members) == 1  # all ranks are in this process
@@ -41,114 +101,140 @@ class Processes:
     def process_of(self, rank: int) -> int:
         return next(number for number, ranks in enumerate(self.members) if rank in ranks)
 
-    def _all_gather(self, value: Tensor) -> Exchange:
-        """The bytes of a tensor of every process, one after the other."""
+    def _all_gather(self, value: Tensor) -> Tensor:
+        """Return the bytes of a tensor of every process, end to end."""
         sent = as_bytes(value).to(self._transport.device)
         received = sent.new_empty(len(self.members) * sent.numel())
-        yield self._transport.all_gather(received, sent)
+        wait_for_processes(self._transport.all_gather(received, sent))
         return received.to(value.device)
 
-    # ---------------------------------------------------------------------------- all to all
+    def gather(self, values: Sequence[Tensor], counts: Sequence[int] = ()) -> list[Tensor]:
+        """Return the tensors of all processes, flat, in order.
 
-    def gather(self, values: Sequence[Tensor]) -> Exchange:
-        """The tensors of all ranks, in the order of the group, from those of this process.
-
-        They have one type and one number of elements; one-dimensional ones come back.
+        Args:
+            values: Of this process, of one type and number of elements: of its ranks.
+            counts: How many each process has, if not one of each rank.
         """
-        own = [value.reshape(-1) for value in values]
+        flat = [value.reshape(-1) for value in values]
         if self.alone:
-            return own
-        most = max(map(len, self.members))
-        size, kind = own[0].numel(), own[0].dtype
-        block = own[0].new_zeros(most, size)
-        for row, value in zip(block, own):
+            return flat
+        counts = counts or list(map(len, self.members))
+        size, kind = flat[0].numel(), flat[0].dtype
+        block = flat[0].new_zeros(max(counts), size)
+        for row, value in zip(block, flat):
             row.copy_(value)
-        received = (yield from self._all_gather(block)).view(kind).view(-1, most, size)
-        found: list[Tensor | None] = [None] * self.ranks
-        for ranks, rows in zip(self.members, received):
-            for rank, row in zip(ranks, rows):
-                found[rank] = row
-        return found
+        received = self._all_gather(block).view(kind).view(-1, max(counts), size)
+        return [row for count, rows in zip(counts, received) for row in rows[:count]]
 
-    def broadcast(self, value: Tensor, source: int) -> Exchange:
-        """``value`` as process ``source`` has it; one-dimensional. Overwrites it elsewhere."""
+    def broadcast(self, value: Tensor, source: int) -> Tensor:
+        """Return ``value`` as process ``source`` has it, flat. Overwrites it elsewhere."""
         flat = value.reshape(-1)
         if self.alone:
             return flat
         sent = as_bytes(flat).to(self._transport.device)
-        yield self._transport.broadcast(sent, source)
+        wait_for_processes(self._transport.broadcast(sent, source))
         return sent.to(value.device).view(value.dtype)
 
-    def barrier(self) -> Exchange:
-        if not self.alone:
-            yield from self._all_gather(torch.zeros(1, dtype=torch.uint8))
+    def reduce(self, nodes: Sequence[Node], op: Any) -> list[Tensor]:
+        """Return the root of the tree whose nodes this process has.
 
-    # ---------------------------------------------------------------------------- reductions
-
-    def reduce(self, nodes: Sequence[Node], op: Any) -> Exchange:
-        """The root of the tree whose nodes this process has: flat tensors of one size and type.
-
-        Overwrites the values of the nodes.
+        Args:
+            nodes: Their values are lists of tensors, of the same shapes and types on all processes.
+                Overwrites the tensors, and drains the lists.
         """
-        finish = finish_of(op, self.ranks)
         if self.alone:
-            return finish(_root(nodes, op))
-        value = nodes[0].value
-        if value.numel() * value.element_size() < DIVIDE_FROM:
-            root = yield from self._reduce_everywhere(nodes, op)
+            roots = _root([node[:2] for node in nodes], [node.value for node in nodes],
+                          lists_with(combine_of(op)))
         else:
-            root = yield from self._reduce_divided(nodes, op)
-        return finish(root)
+            buckets = Buckets(nodes[0].value)
+            flat = [node._replace(value=buckets.drain(node.value)) for node in nodes]
+            roots = buckets.unpack([self._reduce_flat([
+                node._replace(value=node.value[number]) for node in flat], combine_of(op))
+                for number in range(len(buckets.numbers))])
+        finish = finish_of(op, self.ranks)
+        return [finish(root) for root in roots]
 
-    def _rows(self) -> list[list[tuple]]:
-        """Per process, (level, index) of its nodes."""
-        return [nodes_of(ranks) for ranks in self.members]
-
-    def _reduce_everywhere(self, nodes: Sequence[Node], op: Any) -> Exchange:
-        rows = self._rows()
-        # as if the nodes of a process were its ranks
-        every = Processes(_numbered(rows), self.mine, self._transport)
-        values = yield from every.gather([node.value for node in nodes])
-        places = [place for own in rows for place in own]
-        return _root([Node(*place, value) for place, value in zip(places, values)], op)
-
-    def _reduce_divided(self, nodes: Sequence[Node], op: Any) -> Exchange:
-        rows, count = self._rows(), len(self.members)
-        flat = nodes[0].value
-        kind, device, total = flat.dtype, flat.device, flat.numel()
-        size = -(-total // count)  # of a part; the last one is filled up
+    def _reduce_flat(self, nodes: Sequence[Node], combine: Combine) -> Tensor:
+        """Return the root of nodes of flat tensors of one size and type."""
+        flat, count = nodes[0].value, len(self.members)
+        rows = [nodes_of(ranks) for ranks in self.members]  # per process, (level, index)
+        places = [place for row in rows for place in row]
+        total, kind = flat.numel(), flat.dtype
+        if total * flat.element_size() < DIVIDE_FROM:
+            values = self.gather([node.value for node in nodes], list(map(len, rows)))
+            return _root(places, values, combine)
+        size = -(-total // count)  # of a part; the last part is padded
         # (process, node, size): what each process gets of the nodes of this one
-        parts = torch.stack([_filled(node.value, size * count).view(count, size)
+        parts = torch.stack([_padded(node.value, size * count).view(count, size)
                              for node in nodes], 1) \
-            if len(nodes) > 1 else _filled(flat, size * count)
+            if len(nodes) > 1 else _padded(flat, size * count)
         sent = as_bytes(parts).to(self._transport.device)
         del parts
         step = size * flat.element_size()
-        received = sent.new_empty(sum(map(len, rows)) * step)
-        yield self._transport.all_to_all(received, sent, [len(own) * step for own in rows],
-                                         [len(nodes) * step] * count)
-        values = received.to(device).view(kind).view(-1, size)
-        places = [place for own in rows for place in own]
-        mine = _root([Node(*place, value) for place, value in zip(places, values)], op)
-        return (yield from self._all_gather(mine)).view(kind)[:total]
+        received = sent.new_empty(len(places) * step)
+        wait_for_processes(self._transport.all_to_all(
+            received, sent, [len(row) * step for row in rows], [len(nodes) * step] * count))
+        mine = _root(places, received.to(flat.device).view(kind).view(-1, size), combine)
+        return self._all_gather(mine).view(kind)[:total]
 
 
-def _root(nodes: Sequence[Node], op: Any) -> Tensor:
-    tree = ReductionTree(combine_of(op))
-    for node in sorted(nodes, key=lambda node: node.first):
-        tree.add(node)
+def _root(places: Sequence[tuple[int, int]], values: Iterable[Any], combine: Combine) -> Any:
+    """Reduce nodes, given by (level, index) and value."""
+    tree = ReductionTree(combine)
+    for place, value in zip(places, values):
+        tree.add(Node(*place, value))
     return tree.root()
 
 
-def _numbered(rows: Sequence[Sequence[Any]]) -> list[list[int]]:
-    """The entries of all rows, numbered one after the other."""
-    numbers, found = iter(range(sum(map(len, rows)))), []
-    for row in rows:
-        found.append([next(numbers) for _ in row])
-    return found
-
-
-def _filled(value: Tensor, size: int) -> Tensor:
-    """With zeros at the end, if ``size`` asks for them."""
+def _padded(value: Tensor, size: int) -> Tensor:
+    """Return ``value`` with zeros at the end, if ``size`` asks for them."""
     missing = size - value.numel()
     return torch.cat([value, value.new_zeros(missing)]) if missing else value
+
+
+def as_bytes(value: Tensor) -> Tensor:
+    """Return the bytes of a tensor, flat; in the same memory if it is contiguous."""
+    return value.contiguous().view(-1).view(torch.uint8)
+
+
+class Buckets:
+    """Which tensors of a list travel together: those of one type and device, in their order.
+
+    Args:
+        tensors: Their shapes, types and devices count.
+
+    Attributes:
+        numbers: Of the tensors in each bucket.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._shapes = [tensor.shape for tensor in tensors]
+        self.numbers: list[list[int]] = []
+        filling: dict[tuple[Any, Any], list[int]] = {}
+        sizes: dict[tuple[Any, Any], int] = {}
+        for number, tensor in enumerate(tensors):
+            kind = tensor.dtype, tensor.device
+            if kind not in filling or sizes[kind] >= BUCKET:
+                filling[kind], sizes[kind] = [], 0
+                self.numbers.append(filling[kind])
+            filling[kind].append(number)
+            sizes[kind] += tensor.numel() * tensor.element_size()
+
+    def drain(self, tensors: list[Any]) -> list[Tensor]:
+        """Return a flat tensor for each bucket; the list loses its tensors, to free memory."""
+        flat = []
+        for bucket in self.numbers:
+            flat.append(torch.cat([tensors[number].reshape(-1) for number in bucket]))
+            for number in bucket:
+                tensors[number] = None
+        return flat
+
+    def unpack(self, flat: Sequence[Tensor]) -> list[Tensor]:
+        """Return the tensors again, as views."""
+        tensors: list[Any] = [None] * len(self._shapes)
+        for bucket, whole in zip(self.numbers, flat):
+            shapes = [self._shapes[number] for number in bucket]
+            parts = whole.split([shape.numel() for shape in shapes])
+            for number, shape, part in zip(bucket, shapes, parts):
+                tensors[number] = part.view(shape)
+        return tensors

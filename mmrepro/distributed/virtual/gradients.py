@@ -13,8 +13,8 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from .buckets import Buckets
-from .group import VirtualGroup
+from ...nested import tensors
+from .exchange import Buckets
 
 
 @MODEL_WRAPPERS.register_module()
@@ -35,7 +35,7 @@ class VirtualDataParallel(nn.Module):
             unused parameters are always found.
     """
 
-    # what MMEngine calls; they need `module` and `detect_anomalous_params` only
+    # methods that MMEngine calls; they need `module` and `detect_anomalous_params` only
     train_step = MMDistributedDataParallel.train_step
     val_step = MMDistributedDataParallel.val_step
     test_step = MMDistributedDataParallel.test_step
@@ -48,7 +48,7 @@ class VirtualDataParallel(nn.Module):
         super().__init__()
         self.module = module
         self.detect_anomalous_params = detect_anomalous_params
-        self._group: VirtualGroup = dist.group.WORLD
+        self._group: Any = dist.group.WORLD  # a VirtualGroup
         self._broadcast_buffers, self._take_buffers = broadcast_buffers, True
         self._average = True
         self._queued = False
@@ -56,7 +56,7 @@ class VirtualDataParallel(nn.Module):
         self._take(list(module.parameters()) + list(module.buffers()))
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what belongs to this rank; a copy shares no weights and no process group."""
+        """Leave out what belongs to this rank; a copy shares no weights and no process group."""
         return {**self.__dict__, '_group': None, 'sharing': None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ class VirtualDataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Forward passes in this block leave the gradients as they are on this rank."""
+        """Leave the gradients of forward passes in this block as they are on this rank."""
         before, self._average = self._average, False
         try:
             yield
@@ -81,13 +81,13 @@ class VirtualDataParallel(nn.Module):
         outputs = self.module(*args, **kwargs)
         self._take_buffers = average
         if average:
-            for tensor in _tensors(outputs):
+            for tensor in tensors(outputs):
                 if tensor.requires_grad:
                     tensor.register_hook(self._begin)
         return outputs
 
     def _begin(self, gradient: Tensor) -> None:
-        """A backward pass has begun: average when it has ended, and no earlier.
+        """Average gradients when the backward pass that has begun has ended.
 
         A hook of a parameter would be too early: activation checkpointing has backward passes
         inside of the backward pass.
@@ -99,39 +99,37 @@ class VirtualDataParallel(nn.Module):
     @torch.no_grad()
     def _reduce(self) -> None:
         self._queued = False
-        parameters = [one for one in self.module.parameters() if one.requires_grad]
+        parameters = [value for value in self.module.parameters() if value.requires_grad]
         if not parameters:
             return
-        used = torch.tensor([one.grad is not None for one in parameters], dtype=torch.int32)
-        values = [_taken(one, 1. / self._group.size()) for one in parameters]
-        values.append(used)
-        *means, used = self._group.reduced(
-            values, dist.ReduceOp.SUM, f'the average of {len(parameters)} gradients',
-            Buckets([*parameters, used]))
+        used = torch.tensor([value.grad is not None for value in parameters],
+                            dtype=torch.int32)
+        factor = 1. / self._group.size()
+        *means, counts = self._group.reduced(
+            lambda: [*(_move_gradient(value, factor) for value in parameters), used],
+            dist.ReduceOp.SUM, f'the average of {len(parameters)} gradients')
         views = self.sharing is not None and self.sharing.views
-        for one, mean, count in zip(parameters, means, used.tolist()):
+        for parameter, mean, count in zip(parameters, means, counts.tolist()):
             if count:
                 # memory of its own, with the layout of the parameter, whatever the bucket is
-                one.grad = mean if views else torch.empty_like(one).copy_(mean)
+                parameter.grad = mean if views else torch.empty_like(parameter).copy_(mean)
 
     @torch.no_grad()
-    def _take(self, tensors: list[Tensor]) -> None:
-        """Give ``tensors`` the values of rank 0."""
+    def _take(self, values: list[Tensor]) -> None:
+        """Overwrite ``values`` with those of rank 0."""
         first = self._group.rank() == 0
-        for bucket in Buckets(tensors).numbers:
-            some = [tensors[number].detach() for number in bucket]
-            sizes = [one.numel() for one in some]
+        for bucket in Buckets(values).numbers:
+            mine = [values[number].detach() for number in bucket]
+            sizes = [value.numel() for value in mine]
             flat = self._group.sent(
-                0, torch.cat([one.reshape(-1) for one in some]) if first else None,
-                functools.partial(some[0].new_empty, sum(sizes)), f'{len(some)} tensors of rank 0')
-            for one, part in zip([] if first else some, flat.split(sizes)):
-                one.copy_(part.view(one.shape))
+                0, torch.cat([value.reshape(-1) for value in mine]) if first else None,
+                functools.partial(mine[0].new_empty, sum(sizes)), f'{len(mine)} tensors of rank 0')
+            for value, part in zip([] if first else mine, flat.split(sizes)):
+                value.copy_(part.view(value.shape))
 
 
-def _taken(parameter: nn.Parameter, factor: float) -> Tensor:
-    """The gradient times ``factor``; the parameter has none any more, so that only sums are kept
-    while other ranks run.
-    """
+def _move_gradient(parameter: nn.Parameter, factor: float) -> Tensor:
+    """Move the scaled gradient out of the parameter, to free it while other ranks run."""
     gradient, parameter.grad = parameter.grad, None
     if gradient is None:
         return torch.zeros_like(parameter)
@@ -139,14 +137,3 @@ def _taken(parameter: nn.Parameter, factor: float) -> Tensor:
         raise NotImplementedError(f'a sparse gradient of a parameter of shape '
                                   f'{tuple(parameter.shape)}: virtual ranks average dense ones')
     return gradient.mul_(factor)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _tensors(part)

@@ -1,18 +1,19 @@
-"""What is in force while virtual ranks run: attributes of torch that are replaced meanwhile."""
+"""Attributes of torch and MMEngine that are replaced while virtual ranks run."""
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import ModuleType
+from contextlib import ExitStack, contextmanager
 from typing import Any, Callable
 
 import mmengine.logging.logger
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from .group import VirtualGroup
+from ...scoped import replaced
+from .scheduler import Turns
+from .world import ThreadLocalWorld
 
 # module, attribute, why it is refused
 REFUSED: tuple[tuple[str, str, str], ...] = (
@@ -31,44 +32,13 @@ def _refusal(name: str, why: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def _replaced(module: ModuleType, **values: Any) -> Iterator[None]:
-    before = {name: getattr(module, name) for name in values}
-    for name, value in values.items():
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(module, name, value)
-
-
-def _device_number() -> int:
-    """For the names of MMEngine's log files; MMEngine takes LOCAL_RANK for one of a device."""
-    return torch.cuda.current_device() if torch.cuda.is_available() else 0
-
-
-@contextmanager
-def _isolated_names() -> Iterator[None]:
-    """Every thread has its own register of process groups by name, where torch has one."""
-    switch = getattr(torch._C._distributed_c10d, '_set_thread_isolation_mode', None)
-    if switch is None:
-        yield
-        return
-    switch(True)
-    try:
-        yield
-    finally:
-        switch(False)
-
-
-@contextmanager
 def autocast_cache() -> Iterator[None]:
     """Keep autocast's cache of cast weights until no rank is inside of autocast.
 
-    The cache belongs to the process, the nesting to a thread: a rank that leaves would take away
-    what another one has cast. Its next use would cast again, and the gradients of the two would be
-    added up in float32 instead of half precision. Entries are found by tensor, and each rank has
-    tensors of its own.
+    The cache belongs to the process, the nesting to a thread: a rank that leaves would drop the
+    weights that another rank has cast. Their next use would cast again, and the gradients of the
+    two casts would be added up in float32 instead of half precision. Entries are found by tensor,
+    and each rank has its own tensors.
     """
     increase, decrease = torch.autocast_increment_nesting, torch.autocast_decrement_nesting
     clear = torch.clear_autocast_cache
@@ -88,41 +58,49 @@ def autocast_cache() -> Iterator[None]:
         if not inside:
             clear()
 
-    with _replaced(torch, autocast_increment_nesting=enter, autocast_decrement_nesting=leave,
+    with replaced(torch, autocast_increment_nesting=enter, autocast_decrement_nesting=leave,
                    clear_autocast_cache=clear_if_last):
         yield
     clear()
 
 
 @contextmanager
-def guarded(new_group: Callable[[list[int]], AbstractContextManager[str]]) -> Iterator[None]:
-    """Everything of this module, for the length of a block.
+def guarded(turns: Turns) -> Iterator[None]:
+    """Put everything of this module, and the worlds of the ranks, into force for a block.
 
-    Args:
-        new_group: Called in every rank when torch makes a group of these ranks; the block in which
-            it does, with the name of the backend.
+    Raises:
+        RuntimeError: virtual ranks run in this process already.
     """
+    if isinstance(c10d._world, ThreadLocalWorld):
+        raise RuntimeError('virtual ranks run in this process already')
     make, barrier = c10d._new_process_group_helper, c10d._store_based_barrier
+    world = ThreadLocalWorld(c10d._world, turns)
 
-    def helper(size: int, rank: int, ranks: list[int], backend: Any, *args: Any,
-               **kwargs: Any) -> Any:
-        if not isinstance(c10d._world.default_pg, VirtualGroup):
+    def new_group(size: int, rank: int, ranks: list[int], backend: Any, *args: Any,
+                  **kwargs: Any) -> Any:
+        worlds = getattr(world, 'virtual', None)
+        if worlds is None:  # a group of the real processes
             return make(size, rank, ranks, backend, *args, **kwargs)
-        with new_group(ranks) as virtual_backend:
+        with worlds.new_group(ranks) as virtual_backend:
             return make(size, rank, ranks, virtual_backend, *args, **kwargs)
 
     def wait(*args: Any, **kwargs: Any) -> None:
-        # the ranks have met when the group was made
-        if not isinstance(c10d._world.default_pg, VirtualGroup):
+        if not hasattr(world, 'virtual'):  # virtual ranks have met when the group was made
             barrier(*args, **kwargs)
 
     with ExitStack() as stack:
-        stack.enter_context(_isolated_names())
+        # newer torch: gives each thread its own registry of process groups by name
+        isolate = getattr(torch._C._distributed_c10d, '_set_thread_isolation_mode', bool)
+        isolate(True)
+        stack.callback(isolate, False)
         stack.enter_context(autocast_cache())
-        stack.enter_context(_replaced(mmengine.logging.logger, _get_device_id=_device_number))
-        stack.enter_context(_replaced(
-            c10d, _new_process_group_helper=helper, _store_based_barrier=wait))
+        # in the names of log files; MMEngine takes LOCAL_RANK for the number of a device
+        stack.enter_context(replaced(
+            mmengine.logging.logger, _get_device_id=lambda:
+            torch.cuda.current_device() if torch.cuda.is_available() else 0))
+        stack.enter_context(replaced(c10d, _world=world, _new_process_group_helper=new_group,
+                                     _store_based_barrier=wait))
         for module, name, why in REFUSED:
-            stack.enter_context(_replaced(
+            stack.enter_context(replaced(
                 sys.modules[module], **{name: _refusal(f'{module}.{name}', why)}))
         yield

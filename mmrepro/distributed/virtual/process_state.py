@@ -1,4 +1,7 @@
-"""State of a process that every virtual rank has to itself: exchanged when one hands over."""
+"""State of a process that each virtual rank has to itself, exchanged when the baton is handed over.
+
+State that torch or mmrepro keep for each thread needs no exchange: a rank has a thread.
+"""
 from __future__ import annotations
 
 import copy
@@ -11,11 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from mmengine.utils import ManagerMixin
 
-# modules and the names of their state
+# module and variable
 MODULE_STATE: tuple[tuple[str, str], ...] = (
-    # the process groups
-    ('torch.distributed.distributed_c10d', '_world'),
     ('mmengine.dist.utils', '_LOCAL_PROCESS_GROUP'),
     # the flags that the runner of a rank has set
     ('mmrepro.determinism.policy', '_active'),
@@ -23,31 +25,29 @@ MODULE_STATE: tuple[tuple[str, str], ...] = (
     ('torch.utils.deterministic', 'fill_uninitialized_memory'),
     ('sys', 'stdout'),
 )
-# packages whose classes and caches keep nothing that depends on the rank
+# packages whose classes and caches do not depend on the rank, except mmdet's
+# _get_global_gloo_group, which nothing calls
 KNOWN = {'builtins', 'torch', 'numpy', 'mmengine', 'mmcv', 'mmdet', 'mmrepro'}
-# what a launcher tells a process, and user code reads
+# variables that a launcher sets, and user code reads
 LAUNCHED: tuple[str, ...] = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
 
-# classes of the user whose attributes each rank has to itself -> those that it begins with
+# the user's classes whose attributes each rank has to itself -> their attributes at the start
 _classes: dict[type, dict[str, Any]] = {}
 
 
 def keep_attributes(objects: Iterable[Any]) -> None:
-    """The attributes of the classes of ``objects`` belong to a rank, as with a process for each."""
-    for kind in {kind for one in objects for kind in type(one).__mro__}:
-        if kind.__module__.partition('.')[0] not in KNOWN:
-            _classes.setdefault(kind, dict(vars(kind)))
+    """Give each rank the attributes of the classes of ``objects`` to itself."""
+    for cls in {cls for instance in objects for cls in type(instance).__mro__}:
+        if cls.__module__.partition('.')[0] not in KNOWN:
+            _classes.setdefault(cls, dict(vars(cls)))
 
 
-def managers() -> list[type]:
-    """MMEngine's classes that keep their instances by name: loggers, message hubs, scopes."""
-    from mmengine.utils import ManagerMixin
-    found: list[type] = []
-    waiting: list[type] = [ManagerMixin]
-    while waiting:
-        found.append(waiting.pop())
-        waiting += found[-1].__subclasses__()
-    return found
+def managers() -> list[type[ManagerMixin]]:
+    """Return MMEngine's classes that keep instances by name: loggers, message hubs, scopes."""
+    classes = [ManagerMixin]
+    for cls in classes:  # grows meanwhile
+        classes += cls.__subclasses__()
+    return classes
 
 
 class Silence(io.TextIOBase):
@@ -61,14 +61,14 @@ class Silence(io.TextIOBase):
 
 
 def _accelerator() -> torch.Generator | None:
-    """The generator of the device in use, where there is one."""
+    """Return the generator of the device in use, where there is one."""
     if torch.cuda.is_initialized():
         return torch.cuda.default_generators[torch.cuda.current_device()]
     return None
 
 
 class ProcessState:
-    """The state of one rank while another one runs."""
+    """The state of one rank while another rank runs."""
 
     def __init__(self) -> None:
         self._python = random.getstate()
@@ -78,14 +78,14 @@ class ProcessState:
         generator = _accelerator()
         self._device = None if generator is None else generator.get_state()
         self._modules: dict[tuple[str, str], Any] = {
-            row: getattr(sys.modules[row[0]], row[1]) for row in MODULE_STATE
-            if row[0] in sys.modules}
+            (module, name): getattr(sys.modules[module], name) for module, name in MODULE_STATE
+            if module in sys.modules}
         self._instances = {cls: cls._instance_dict for cls in managers()}
         self._environment = {name: os.environ.get(name) for name in LAUNCHED}
-        self._classes = {kind: dict(vars(kind)) for kind in _classes}
+        self._classes = {cls: dict(vars(cls)) for cls in _classes}
 
     def restore(self) -> None:
-        """Bring it back into force."""
+        """Bring the state back into force."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
@@ -95,42 +95,39 @@ class ProcessState:
             generator.set_state(self._device)
         for module, name in MODULE_STATE:
             if module in sys.modules:
-                # one that another rank was the first to import begins with None, as all of them do
+                # None, the initial value, if another rank was the first to import the module
                 setattr(sys.modules[module], name, self._modules.get((module, name)))
         for cls in managers():
-            # a class that another rank was the first to import: no instance of ours yet
+            # no instance yet of a class that another rank was the first to import
             cls._instance_dict = self._instances.setdefault(cls, type(cls._instance_dict)())
         for name, value in self._environment.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        for kind, start in _classes.items():
-            own, now = self._classes.get(kind, start), dict(vars(kind))
-            for name in now.keys() - own.keys():
-                delattr(kind, name)
-            for name, value in own.items():
-                if now.get(name, own) is not value:
-                    setattr(kind, name, value)
+        for cls, start in _classes.items():
+            before, now = self._classes.get(cls, start), dict(vars(cls))
+            for name in now.keys() - before.keys():
+                delattr(cls, name)
+            for name, value in before.items():
+                if name not in now or now[name] is not value:
+                    setattr(cls, name, value)
 
     def end(self) -> None:
-        """Restore it when all ranks have ended."""
+        """Restore the state when all ranks have ended."""
         self.restore()
         _classes.clear()
 
-    def of_rank(self, number: int, world: Any) -> ProcessState:
-        """A copy of this for a rank that begins, with its process groups.
+    def of_rank(self, number: int, world_size: int) -> ProcessState:
+        """Return a copy for a rank that begins.
 
         Its environment says that all ranks run on one machine: a process may have any of them.
         """
-        own = copy.copy(self)
-        own._modules = {row: copy.copy(value) if isinstance(value, dict) else value
-                        for row, value in self._modules.items()}
-        own._modules['torch.distributed.distributed_c10d', '_world'] = world
+        state = copy.copy(self)
+        state._modules = dict(self._modules)
         if number:
-            own._modules['sys', 'stdout'] = Silence()
-        size = world.default_pg.size()
-        own._environment = {name: str(size if name.endswith('SIZE') else number)
-                            for name in LAUNCHED}
-        own._instances = {cls: copy.copy(value) for cls, value in self._instances.items()}
-        return own
+            state._modules['sys', 'stdout'] = Silence()
+        state._environment = {name: str(world_size if name.endswith('SIZE') else number)
+                              for name in LAUNCHED}
+        state._instances = {cls: copy.copy(value) for cls, value in self._instances.items()}
+        return state

@@ -1,19 +1,23 @@
-"""What a runner does differently on virtual ranks."""
+"""Steps of a runner that differ on virtual ranks."""
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Callable
 
+from mmengine.device import get_device
+from mmengine.model import MMDistributedDataParallel, convert_sync_batchnorm, is_model_wrapper
+from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 
 from ...config import RandomnessConfig
 from ...errors import RandomnessError
+from .gradients import VirtualDataParallel
 from .scheduler import current
 
 
 def settings_on_ranks(settings: dict[str, Any]) -> RandomnessConfig:
-    """Takes ``randomness`` out of the arguments of a runner that is being built.
+    """Take ``randomness`` out of the arguments of a runner that is being built, and parse it.
 
     On virtual ranks, other arguments change as well.
 
@@ -47,7 +51,7 @@ def settings_on_ranks(settings: dict[str, Any]) -> RandomnessConfig:
 
 
 def share_workers(loader: Any) -> Any:
-    """A data loader's config with the workers of one process divided among its ranks.
+    """Divide the workers of a data loader's config among the ranks of the process.
 
     A rank keeps at least one worker. The number changes no bit.
     """
@@ -60,20 +64,11 @@ def share_workers(loader: Any) -> Any:
 
 def wrap_model(runner: Any, wrapper: Mapping[str, Any] | None, model: nn.Module,
                prepare: Callable[[nn.Module], None]) -> nn.Module:
-    """``Runner.wrap_model`` on virtual ranks; ``prepare`` is called with what will be wrapped.
+    """Wrap a model on virtual ranks; ``prepare`` is called with the model before.
 
     Raises:
         RandomnessError: a model wrapper other than MMDistributedDataParallel; names it.
     """
-    from mmengine.device import get_device
-    from mmengine.model import (
-        MMDistributedDataParallel,
-        convert_sync_batchnorm,
-        is_model_wrapper,
-    )
-    from mmengine.registry import MODEL_WRAPPERS
-
-    from .gradients import VirtualDataParallel
     options = dict(wrapper or dict(broadcast_buffers=False))
     kind = options.pop('type', 'MMDistributedDataParallel')
     cls = MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind

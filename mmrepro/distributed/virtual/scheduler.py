@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Callable
 
 import torch
@@ -11,14 +11,11 @@ import torch
 from ...errors import CollectiveMismatch, Deadlock
 from .process_state import ProcessState
 
-# yields work with other processes (`is_completed()`, `wait()`), returns the result
-Exchange = Generator[Any, None, Any]
-
-POLL = 0.001  # seconds between two looks at exchanges of several sub-groups
+POLL = 0.001  # seconds between two looks at the exchanges of several sub-groups
 
 
 class RankStopped(BaseException):
-    """Raised in the virtual ranks of a process of which another one has ended with an error."""
+    """Raised in the surviving virtual ranks of a process after one of them has failed."""
 
 
 class VirtualRank:
@@ -26,46 +23,50 @@ class VirtualRank:
 
     def __init__(self, number: int, scheduler: Scheduler) -> None:
         self.number, self.scheduler = number, scheduler
-        self.turn = threading.Event()  # set while it may run
-        self.ready: Callable[[], bool] | None = None  # what it waits for; None: nothing
-        self.where = ''  # it waits
-        self.ended = ''  # how
-        self.trainings = 0  # that it has begun
-        self.state: ProcessState | None = None
+        self.baton = threading.Event()  # set while the rank may run
+        self.ready: Callable[[], bool] | None = None  # the condition it waits for
+        self.work: Any = None  # the operation of several processes it waits for
+        self.where = ''  # the name of what it waits in
+        self.ended = ''  # how it has ended; '' before
+        self.trainings = 0  # trainings that it has begun
+        self.world: Any = None  # its state of torch.distributed
+        self.state: Any = None  # its ProcessState while another rank runs
         self.result: Any = None
 
     def may_run(self) -> bool:
-        """Whether it need not wait any longer. An error of ``ready`` ends all ranks."""
-        if self.scheduler.failed is not None or self.ready is None:
+        """Whether the condition holds. An error of ``ready`` ends all ranks of the process."""
+        if self.scheduler.failed is not None:
             return True
         try:
-            return self.ready()
+            return self.work is None and (self.ready is None or self.ready())
         except BaseException as error:
             self.scheduler.fail(error, self.number)
             return True
 
 
 class Meeting:
-    """Ranks of one process that have come to one collective operation."""
+    """A collective operation that some ranks of this process have come to.
+
+    Args:
+        operation: Has ``add(index, value)``, called as ranks come, and ``finish()``, called when
+            all ranks of this process have come, in the thread of the last one.
+    """
 
     def __init__(self, name: str, operation: Any) -> None:
         self.name, self.operation = name, operation
         self.present: list[int] = []
-        self.steps: Exchange | None = None
-        self.work: Any = None  # of the exchange with other processes, under way
         self.ended = False
         self.result: Any = None
 
 
-_local = threading.local()  # `rank`: whose thread this is
-_running = False
+_thread = threading.local()  # `rank`: the virtual rank whose thread this is
 
 
 class Turns:
-    """Hands the turn from thread to thread. Every choice between ranks is made here.
+    """Hands the baton from thread to thread. Every choice between ranks is made here.
 
     Args:
-        schedulers: Of the processes whose ranks are threads here: one, except in simulations.
+        schedulers: Of the processes whose ranks are threads here; several only in simulations.
     """
 
     def __init__(self, schedulers: Sequence[Scheduler]) -> None:
@@ -73,37 +74,37 @@ class Turns:
         for scheduler in self.schedulers:
             scheduler.turns = self
 
-    def run(self, function: Callable[[], Any], world_of: Callable[[int], Any]) -> None:
-        """Call ``function`` in every rank, and wait until all ranks have ended.
+    @property
+    def ranks(self) -> list[VirtualRank]:
+        return [rank for scheduler in self.schedulers for rank in scheduler.ranks]
 
-        Args:
-            world_of: Number of a rank -> its ``torch.distributed`` world.
-        """
-        global _running
-        if _running:
-            raise RuntimeError('virtual ranks run in this process already')
+    def running(self) -> VirtualRank | None:
+        """The rank of the calling thread; in any other thread, the rank that has the baton."""
+        return getattr(_thread, 'rank', None) or next(
+            (rank for rank in self.ranks if rank.baton.is_set() and not rank.ended), None)
+
+    def run(self, function: Callable[[], Any]) -> None:
+        """Call ``function`` in every rank, and wait until all ranks have ended."""
         start = ProcessState()
-        ranks = [rank for scheduler in self.schedulers for rank in scheduler.ranks]
-        for rank in ranks:
-            rank.state = start.of_rank(rank.number, world_of(rank.number))
-        # the lowest one in this thread: only the main thread gets signals
-        first, *others = ranks
+        for rank in self.ranks:
+            rank.state = start.of_rank(rank.number, rank.scheduler.world_size)
+        # the lowest rank in this thread: only the main thread receives signals
+        first, *others = self.ranks
         threads = [threading.Thread(target=self._main, args=(rank, function),
                                     name=f'virtual rank {rank.number}') for rank in others]
-        _running = True
         try:
             for thread in threads:
                 thread.start()
-            first.turn.set()
+            first.baton.set()
             self._main(first, function)
             for thread in threads:
                 thread.join()
         finally:
-            _running, _local.rank = False, None
+            _thread.rank = None
             start.end()
 
     def _main(self, rank: VirtualRank, function: Callable[[], Any]) -> None:
-        _local.rank = rank
+        _thread.rank = rank
         scheduler = rank.scheduler
         self._sleep(rank)
         try:
@@ -122,47 +123,58 @@ class Turns:
                 scheduler.fail(error, rank.number)
         following = self._choose()
         if following is not None:
-            following.turn.set()
+            following.baton.set()
 
-    def wait(self, me: VirtualRank) -> None:
-        """Let others run until ``me.may_run()`` and it is chosen."""
+    def wait(self, rank: VirtualRank) -> None:
+        """Let other ranks run until this one is chosen again."""
         following = self._choose()
-        if following is me:
+        if following is None or following is rank:
             return
-        me.state = ProcessState()
-        me.turn.clear()
-        following.turn.set()
-        self._sleep(me)
-        me.state.restore()
-        me.state = None
+        rank.state = ProcessState()
+        rank.baton.clear()
+        following.baton.set()
+        self._sleep(rank)
+        rank.state.restore()
+        rank.state = None
 
-    def _sleep(self, me: VirtualRank) -> None:
-        while not me.turn.is_set():
+    def _sleep(self, rank: VirtualRank) -> None:
+        while not rank.baton.is_set():
             try:
-                me.turn.wait()
-            except BaseException as error:  # of a signal's handler, while another rank runs
-                me.scheduler.fail(error, me.number)
+                rank.baton.wait()
+            except BaseException as error:  # a signal's handler raised while another rank runs
+                rank.scheduler.fail(error, rank.number)
 
     def _choose(self) -> VirtualRank | None:
-        """The rank that runs next; None when all have ended."""
+        """The rank that runs next; None when all ranks have ended."""
         while True:
-            waiting = [rank for scheduler in self.schedulers for rank in scheduler.ranks
-                       if not rank.ended]
-            if not waiting:
+            alive = [rank for rank in self.ranks if not rank.ended]
+            if not alive:
                 return None
-            chosen = self.pick(rank for rank in waiting if rank.may_run())
+            chosen = self.pick(rank for rank in alive if rank.may_run())
+            if chosen is None:
+                chosen = self.pick_waiting([rank for rank in alive if rank.work is not None])
             if chosen is not None:
                 return chosen
-            self.progress()
 
     def pick(self, ready: Iterator[VirtualRank]) -> VirtualRank | None:
-        """Choose one of the ranks that may run: the lowest; None: there is none."""
+        """Choose among the ranks that may run: the lowest; None if there is none."""
         return next(ready, None)
 
-    def progress(self) -> None:
-        """Finish something that ranks wait for, when no rank may run."""
-        for scheduler in self.schedulers:
-            scheduler.progress()
+    def pick_waiting(self, waiting: Sequence[VirtualRank]) -> VirtualRank | None:
+        """Choose among the ranks that wait for other processes, when no other rank may run.
+
+        If there is none, the ranks wait for each other and have failed.
+        """
+        if not waiting:
+            for scheduler in self.schedulers:
+                scheduler.fail(Deadlock('the virtual ranks of this process wait for each other, or '
+                                        'for one that has ended:' + scheduler.places()))
+            return None
+        if len(waiting) == 1:
+            return waiting[0]
+        # several sub-groups: any of them may be completed first
+        time.sleep(POLL)
+        return next((rank for rank in waiting if rank.work.is_completed()), None)
 
 
 class Scheduler:
@@ -170,18 +182,18 @@ class Scheduler:
 
     Args:
         numbers: The ranks of this process.
-        world_size: V, the number of ranks of all processes.
+        world_size: V, the number of all ranks.
         processes: N.
     """
 
     def __init__(self, numbers: Sequence[int], world_size: int, processes: int = 1) -> None:
         self.ranks = [VirtualRank(number, self) for number in numbers]
         self.world_size, self.processes = world_size, processes
-        self.turns: Turns | None = None
+        self.turns: Any = None  # the Turns that hand the baton to these ranks
         self.failed: BaseException | None = None
         self.failed_rank: int | None = None
         self._meetings: dict[Hashable, Meeting] = {}
-        # by number of a training: what its lowest rank gives to the others of the process
+        # by number of a training: what the ranks of the process have in common there
         self.shared: dict[int, Any] = {}
 
     @property
@@ -191,13 +203,13 @@ class Scheduler:
         Raises:
             RuntimeError: the thread is not a rank's; names it, and ends all ranks.
         """
-        rank = getattr(_local, 'rank', None)
+        rank: VirtualRank | None = getattr(_thread, 'rank', None)
         if rank is None:
             error = RuntimeError(
                 f'the thread {threading.current_thread().name!r} is not the thread of a virtual '
                 'rank, and came to a collective operation. Communicate in the thread that trains, '
                 'or train without randomness.virtual_ranks')
-            self.fail(error)  # the thread ends with it, and a rank may go on without its result
+            self.fail(error)  # the error ends the thread, and a rank may go on without its result
             raise error
         return rank
 
@@ -210,52 +222,27 @@ class Scheduler:
         """Let other ranks run until ``ready()``.
 
         Args:
-            ready: Asked in whatever thread has the turn, with the state of another rank in force:
-                it must depend on neither, and change nothing.
-            where: For the message when nobody can go on.
+            ready: Called in the thread of any rank, with that rank's state in force: it must not
+                depend on the state, and change nothing.
+            where: Named in the message of a deadlock.
 
         Raises:
             RankStopped: the ranks of this process were stopped meanwhile.
         """
-        me = self.me
-        me.ready, me.where = ready, where
-        try:
-            self.turns.wait(me)
-        finally:
-            me.ready = None
+        rank = self.me
+        rank.ready, rank.where = ready, where
+        self.turns.wait(rank)
+        rank.ready = None
         if self.failed is not None:
             raise RankStopped
-
-    def pending(self) -> list[Meeting]:
-        """Meetings that wait for other processes."""
-        return [meeting for meeting in self._meetings.values() if meeting.work is not None]
-
-    def progress(self) -> None:
-        """Finish an exchange with other processes; if there is none, the ranks have failed."""
-        pending = self.pending()
-        if len(pending) > 1:
-            # of several sub-groups, the other processes may finish any one first
-            pending = [meeting for meeting in pending if meeting.work.is_completed()][:1]
-            if not pending:
-                time.sleep(POLL)
-                return
-        try:
-            if not pending:
-                raise Deadlock('the virtual ranks of this process wait for each other, or for one '
-                               'that has ended:' + self.places())
-            self.advance(pending[0])
-        except BaseException as error:
-            self.fail(error)
 
     def places(self) -> str:
         """Where each rank waits, or how it has ended, in a line each."""
         return ''.join(f'\n  virtual rank {rank.number} {rank.ended or f"waits in {rank.where}"}'
                        for rank in self.ranks)
 
-    # ---------------------------------------------------------------------------- meeting
-
-    def meet(self, key: Hashable, count: int, name: str, index: int, value: Any,
-             begin: Callable[[], Any]) -> Any:
+    def meet(self, key: Hashable, count: int, name: str, index: int,
+             contribute: Callable[[], Any], begin: Callable[[], Any]) -> Any:
         """A collective operation: wait for the other ranks of this process, then for all.
 
         Args:
@@ -263,55 +250,64 @@ class Scheduler:
             count: Members of the group in this process.
             name: Of the operation, the same on all ranks.
             index: Of this rank in the group.
-            value: Of this rank.
-            begin: Makes the operation: an object with ``add(index, value)``, called as ranks come,
-                and ``finish()``, an :data:`Exchange`, called when all have.
+            contribute: Returns the value of this rank. Only the operation refers to it, so that it
+                can be freed while this rank waits.
+            begin: Makes the operation, see :class:`Meeting`.
 
         Returns:
-            The result of ``finish``, the same object for all ranks.
+            The result of the operation, the same object for all ranks.
 
         Raises:
             CollectiveMismatch: another rank has come to another operation.
             RuntimeError: the calling thread is not a rank's.
         """
-        me = self.me
+        rank = self.me
         meeting = self._meetings.get(key)
         if meeting is None:
             meeting = self._meetings[key] = Meeting(name, begin())
         if meeting.name != name:
             raise CollectiveMismatch(
-                f'virtual rank {me.number} has come to {name}, virtual rank '
+                f'virtual rank {rank.number} has come to {name}, virtual rank '
                 f'{meeting.present[0]} waits in {meeting.name}')
-        meeting.operation.add(index, value)
-        meeting.present.append(me.number)
-        del value  # the operation may let go of it early
+        meeting.operation.add(index, contribute())
+        meeting.present.append(rank.number)
+        rank.where = name
         if len(meeting.present) == count:
-            meeting.steps = meeting.operation.finish()
-            meeting.operation = None
-            me.where = name
-            self.advance(meeting)
+            del self._meetings[key]
+            operation, meeting.operation = meeting.operation, None
+            meeting.result, meeting.ended = operation.finish(), True
         self.wait(lambda: meeting.ended, name)
         return meeting.result
 
-    def advance(self, meeting: Meeting) -> None:
-        """Go on with the exchange of a meeting, until it has to wait for other processes.
-
-        Raises:
-            RuntimeError: another process has ended; says where the ranks of this one wait.
-        """
-        if meeting.work is not None:
-            try:
-                meeting.work.wait()
-            except RuntimeError as error:
-                raise RuntimeError(f'{error}\nOf this process:{self.places()}') from error
-        try:
-            meeting.work = next(meeting.steps)
-        except StopIteration as end:
-            meeting.result, meeting.ended, meeting.work = end.value, True, None
-            self._meetings = {key: one for key, one in self._meetings.items() if one is not meeting}
-
 
 def current() -> Scheduler | None:
-    """The scheduler of this process if the calling thread is a virtual rank's; else None."""
-    rank = getattr(_local, 'rank', None)
+    """Return the scheduler of this process if the calling thread is a virtual rank's; else None."""
+    rank: VirtualRank | None = getattr(_thread, 'rank', None)
     return None if rank is None else rank.scheduler
+
+
+def wait_for_processes(work: Any) -> None:
+    """Let other ranks run until ``work`` of several processes is done.
+
+    Args:
+        work: Has ``is_completed()``, and ``wait()``, which raises RuntimeError if a process has
+            ended.
+
+    Raises:
+        RankStopped: as :meth:`Scheduler.wait`. If a process has ended, all ranks of this process
+            end with an error that says where each waits.
+    """
+    rank: VirtualRank = _thread.rank
+    scheduler = rank.scheduler
+    rank.work = work
+    scheduler.turns.wait(rank)
+    rank.work = None
+    if scheduler.failed is None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            lost = RuntimeError(f'{error}\nOf this process:{scheduler.places()}')
+            lost.__cause__ = error
+            scheduler.fail(lost)
+    if scheduler.failed is not None:
+        raise RankStopped

@@ -1,8 +1,8 @@
-"""Hooks and the weights that virtual ranks share: who leaves them alone, and who is adapted."""
+"""Which hooks leave weights alone that virtual ranks share, and how the others take part."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple
 
 from mmengine.hooks import EMAHook
 from mmengine.model import BaseAveragedModel
@@ -18,30 +18,21 @@ KEEP_WEIGHTS: dict[str, Sequence[str]] = {
         'CheckInvalidLossHook', 'DetVisualizationHook', 'GroundingVisualizationHook',
         'MemoryProfilerHook', 'NumClassCheckHook', 'PipelineSwitchHook', 'SetEpochInfoHook',
         'TrackVisualizationHook', 'YOLOXModeSwitchHook'),
-    'mmrepro': ('*', ),  # they read, save or end; listed in tests/distributed/test_weight_hooks.py
+    'mmrepro': ('*', ),  # tests/distributed/test_weight_hooks.py lists them
 }
-
-
-class Member(Protocol):
-    """A rank that shares weights."""
-
-    def changes(self, where: str, function: Callable[[], Any], weights: bool = True) -> Any:
-        """Call ``function`` when all ranks of the process have come here."""
-
-    def forget(self) -> None:
-        """What follows writes the same values to weights on every rank."""
 
 
 class Adapter(NamedTuple):
     """How a hook that changes weights takes part.
 
     Attributes:
-        problem: (hook) -> why it cannot; ''.
-        adapt: (hook, member, owner): replaces methods of the hook. ``owner``: the rank's hook
-            changes what is shared; the others leave it alone.
+        problem: (hook) -> why the hook cannot take part; ''.
+        adapt: (hook, member, owner): replaces methods of the hook. The hook of the owner changes
+            what is shared; those of other ranks leave it alone. ``member`` is a
+            :class:`.shared_weights.Member`.
     """
     problem: Callable[[Any], str]
-    adapt: Callable[[Any, Member, bool], None]
+    adapt: Callable[[Any, Any, bool], None]
 
 
 def _average_problem(hook: EMAHook) -> str:
@@ -51,8 +42,8 @@ def _average_problem(hook: EMAHook) -> str:
     return ''
 
 
-def _adapt_average(hook: EMAHook, member: Member, owner: bool) -> None:
-    """Buffers, and their averages, belong to each rank."""
+def _adapt_average(hook: EMAHook, member: Any, owner: bool) -> None:
+    """Average parameters once; buffers and their averages belong to each rank."""
     model = hook.ema_model
     update, swap = model.update_parameters, hook._swap_ema_parameters
     if not owner:
@@ -77,15 +68,15 @@ def _teacher_problem(hook: Any) -> str:
     return '' if hook.skip_buffers else 'MeanTeacherHook(skip_buffer=False) changes buffers as well'
 
 
-def _adapt_teacher(hook: Any, member: Member, owner: bool) -> None:
+def _adapt_teacher(hook: Any, member: Any, owner: bool) -> None:
     update = hook.momentum_update
     hook.momentum_update = lambda model, momentum: member.changes(
         "the update of the teacher's weights",
         (lambda: update(model, momentum)) if owner else lambda: None)
 
 
-def _adapt_norms(hook: Any, member: Member, owner: bool) -> None:
-    """It averages what is the same on all ranks, and rounds."""
+def _adapt_norms(hook: Any, member: Any, owner: bool) -> None:
+    """Expect that weights change: the average of equal values rounds."""
     synchronise = hook.before_val_epoch
 
     def before_val_epoch(runner: Any) -> None:
@@ -114,7 +105,7 @@ def _adapter(hook: Any) -> Adapter | None:
 
 
 def problem(hooks: Sequence[Any], vouched: bool = False) -> str:
-    """Why ranks with these hooks cannot share weights; '' if they can.
+    """Return why ranks with these hooks cannot share weights; '' if they can.
 
     Args:
         vouched: The user says that hooks which are not listed leave the weights alone.
@@ -134,13 +125,13 @@ def problem(hooks: Sequence[Any], vouched: bool = False) -> str:
 
 
 def averages(hooks: Sequence[Any]) -> dict[str, Tensor]:
-    """The averaged parameters that hooks keep, by the number of the hook and their name."""
+    """Return the averaged parameters that hooks keep, by number of the hook and name."""
     return {f'{number} {name}': value for number, hook in enumerate(hooks)
             if isinstance(hook, EMAHook) and hasattr(hook, 'ema_model')
             for name, value in hook.ema_model.module.named_parameters()}
 
 
-def adapt(hook: Any, member: Member, owner: bool) -> None:
+def adapt(hook: Any, member: Any, owner: bool) -> None:
     """Let a hook that changes weights do so once for all ranks of the process."""
     adapter = _adapter(hook)
     if adapter is not None:

@@ -5,15 +5,9 @@ import copy
 
 import pytest
 import torch
-from rank_pool import shared_pool
 
 from mmrepro import ops
 from mmrepro.ops.aten import sync_bn
-
-
-@pytest.fixture
-def pool():
-    return shared_pool()
 
 
 def draw(*shape, seed=0):
