@@ -39,7 +39,7 @@ ATOMIC: tuple[tuple[str, str], ...] = (
 
 
 def recorded_kernels(run: Callable[[], Any]) -> list[str]:
-    """The names of all kernels that ``run`` starts on the GPU, each once, in order.
+    """Return the names of all kernels that ``run`` starts on the GPU, each once, in order.
 
     Empty where this torch cannot record kernels.
     """
@@ -55,6 +55,6 @@ def recorded_kernels(run: Callable[[], Any]) -> list[str]:
 
 
 def atomic_kernels(names: Iterable[str]) -> dict[str, str]:
-    """Those of :data:`ATOMIC` among ``names``, and what runs them."""
+    """Return those of :data:`ATOMIC` among ``names``, and what runs them."""
     return {name: operator for name in names for pattern, operator in ATOMIC
             if re.search(pattern, name)}

@@ -11,7 +11,7 @@ UNKNOWN = 255  # label of pixels without a stuff class
 
 
 def _picture(size: int, index: int) -> Any:
-    """Smooth waves and a block per box, different in every image; uint8 (3, size, size)."""
+    """Return smooth waves and a block per box, different in every image; uint8 (3, size, size)."""
     import torch
     y, x = np.mgrid[:size, :size] / size
     waves = [np.sin((3 + channel + index) * x + (5 + channel) * y) for channel in range(3)]
@@ -24,7 +24,7 @@ def _picture(size: int, index: int) -> Any:
 
 
 def _instances(size: int, index: int, classes: int) -> Any:
-    """Boxes, labels and elliptical masks of one image; odd images have one box fewer."""
+    """Return boxes, labels and elliptical masks of one image; odd images have one box fewer."""
     import torch
     from mmdet.structures.bbox import HorizontalBoxes
     from mmdet.structures.mask import BitmapMasks
@@ -62,7 +62,7 @@ def _sample(size: int, index: int, classes: int, text: Any) -> Any:
 
 
 def images(size: int = 64, classes: int = 1, number: int = 2, text: Any = None) -> dict:
-    """A batch as from a data loader: ``inputs`` and ``data_samples``.
+    """Return a batch as from a data loader: ``inputs`` and ``data_samples``.
 
     Args:
         size: height and width in pixels.

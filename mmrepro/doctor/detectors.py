@@ -2,7 +2,7 @@
 
 The models are MMDetection's own configs with random weights; the images are synthetic. After every
 iteration the losses, gradients and weights are hashed on the device. The hashes are copied to the
-host at the end, so they add no synchronisation.
+host at the end, so they add no synchronization.
 """
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ class DetectorRun(NamedTuple):
 
 
 def default() -> Any:
-    """A block without determinism, at the precision that both runs have: torch's own."""
+    """Return a block without determinism, at the precision that both runs have: torch's own."""
     return determinism.deterministic(False)
 
 
 def _model(config: str, device: str, size: int, small: bool) -> Any:
-    """The model with weights from the seed; ``small``: with fewer candidates, for a CPU."""
+    """Return the model with weights from the seed; ``small``: with fewer candidates, for a CPU."""
     from mmdet.registry import MODELS
     from mmengine.config import Config
 
@@ -169,7 +169,7 @@ def _tagged(kind: str, tensors: dict[str, Any]) -> list[tuple[str, str, torch.Te
 
 
 def first_difference(one: DetectorRun, other: DetectorRun) -> str:
-    """The first difference of two runs: iteration, kind and name; '' for the same bits.
+    """Return the first difference of two runs: iteration, kind and name; '' for the same bits.
 
     Within an iteration losses come first. Of several gradients the last parameter of the model is
     named, because the backward pass computes it first.

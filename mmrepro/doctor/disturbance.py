@@ -16,7 +16,7 @@ _SLEEPS = (0, 20_000, 200_000)  # cycles between them, so that the load stops an
 
 
 def timed(function: Callable[[], Any], device: str) -> tuple[Any, float]:
-    """(result, milliseconds until the device has done what ``function`` asked of it)."""
+    """Return (result, milliseconds until the device has done what ``function`` asked of it)."""
     if device != 'cuda':
         start = time.perf_counter()
         result = function()
@@ -32,7 +32,7 @@ def timed(function: Callable[[], Any], device: str) -> tuple[Any, float]:
 
 @functools.cache
 def fewer_multiprocessors() -> tuple[Any | None, str]:
-    """A context with half of the GPU's multiprocessors, or None and why there is none.
+    """Return a context with half of the GPU's multiprocessors, or None and why there is none.
 
     It is made once, and was entered and left. The programs of a kernel run in another order there.
     """

@@ -20,7 +20,7 @@ _PACKAGES = ('numpy', 'opencv-python', 'opencv-python-headless', 'mmengine', 'mm
 
 
 def _versions() -> dict[str, str]:
-    """Versions of those of ``_PACKAGES`` that are installed."""
+    """Return versions of those of ``_PACKAGES`` that are installed."""
     versions = {}
     for package in _PACKAGES:
         try:

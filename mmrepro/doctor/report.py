@@ -16,7 +16,7 @@ _COMPARED = {'other_process': {True: 'also in another process'},
 
 
 def verdict(row: Row) -> str:
-    """The result of a row in a few words."""
+    """Return the result of a row in a few words."""
     if 'error_text' in row:
         return f'failed: {row["error_text"]}'
     if 'left_out' in row:
@@ -50,7 +50,7 @@ def _table_of(group: RowGroup, rows: dict[str, Row]) -> list[str]:
 
 
 def table(result: dict[str, Any], operators: Mapping[str, RowGroup]) -> str:
-    """The report as Markdown; a group without rows has no table."""
+    """Return the report as Markdown; a group without rows has no table."""
     machine = ', '.join(f'{key} {value}' for key, value in result['machine'].items())
     summary = result['summary']
     lines = [f'# Does training repeat on this {result["machine"]["device"].upper()}?', '',

@@ -20,7 +20,7 @@ FEWER = {
 
 
 def config_root() -> str:
-    """The folder of configs that MMDetection ships in its wheel (or the checkout's own).
+    """Return the folder of configs that MMDetection ships in its wheel (or the checkout's own).
 
     Raises:
         FileNotFoundError: this MMDetection has no configs.
@@ -36,7 +36,7 @@ def config_root() -> str:
 
 
 def nodes(node: Any) -> Iterator[dict]:
-    """Every dict inside ``node``, outermost first."""
+    """Yield every dict inside ``node``, outermost first."""
     if isinstance(node, dict):
         yield node
         for value in list(node.values()):
@@ -47,7 +47,7 @@ def nodes(node: Any) -> Iterator[dict]:
 
 
 def load(path: str, size: int = 64) -> Any:
-    """The config without downloads, for images of ``size`` pixels."""
+    """Return the config without downloads, for images of ``size`` pixels."""
     from mmengine.config import Config
     cfg = Config.fromfile(os.path.join(config_root(), path))
     for node in nodes(cfg.model):

@@ -12,7 +12,7 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def describe(tensor: Tensor) -> str:
-    """Shape, dtype and device of a tensor, for messages."""
+    """Return shape, dtype and device of a tensor, for messages."""
     dtype = str(tensor.dtype).replace('torch.', '')
     return f'{tuple(tensor.shape)} {dtype} on {tensor.device}'
 
@@ -43,6 +43,6 @@ def require_dtype(operator: str, name: str, tensor: Tensor,
 
 def require_tensor(operator: str, name: str, tensor: Tensor, shape: tuple[int | None, ...],
                    allowed: tuple[torch.dtype, ...] = FLOATS) -> None:
-    """:func:`require_shape` and :func:`require_dtype`."""
+    """Call :func:`require_shape` and :func:`require_dtype`."""
     require_shape(operator, name, tensor, shape)
     require_dtype(operator, name, tensor, allowed)

@@ -39,17 +39,17 @@ TAP_BYTES = 48
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype in which ``tensor`` is summed."""
+    """Return the dtype in which ``tensor`` is summed."""
     return COMPUTE[tensor.dtype]
 
 
 def single(value: float) -> float:
-    """``value`` as mmcv's C++ receives it: a float32, whatever the dtype of the tensors."""
+    """Return ``value`` as mmcv's C++ receives it: a float32, whatever the dtype of the tensors."""
     return torch.tensor(value, dtype=torch.float32).item()
 
 
 def rows_of(feature: Tensor) -> Tensor:
-    """(N, C, H, W) as (N*H*W + 1, C) rows in compute precision; the last row is zero."""
+    """Convert (N, C, H, W) to (N*H*W + 1, C) rows in compute precision; the last row is zero."""
     n, c, h, w = feature.shape
     rows = feature.new_empty((n * h * w + 1, c), dtype=compute_dtype(feature))
     if feature.is_cuda:
@@ -73,12 +73,12 @@ class Source:
         self._rows: Tensor | None = None
 
     def gather_sum(self, index: Tensor, weight: Tensor, offsets: Tensor | None = None) -> Tensor:
-        """:func:`gather_sum` of taps; ``index`` counts pixels of the map."""
+        """Return :func:`gather_sum` of taps; ``index`` counts pixels of the map."""
         rows, index = self.rows(index)
         return gather_sum(rows, index, weight, offsets)
 
     def rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows that ``index`` needs, and the index into them."""
+        """Return the rows that ``index`` needs, and the index into them."""
         if self._rows is None and _few(self._feature, index):
             used, index = _compact(index, _pixels(self._feature))
             n, c, h, w = self._feature.shape
@@ -109,7 +109,7 @@ class Sink:
 
     def scatter_sum(self, source: Tensor, index: Tensor, weight: Tensor,
                     bag_of: Tensor | None = None, padded: bool = True) -> None:
-        """:func:`scatter_sum` of taps; ``index`` counts pixels of the map."""
+        """Call :func:`scatter_sum` for taps; ``index`` counts pixels of the map."""
         n, c, h, w = self._grad.shape
         if self._total is None and _few(self._grad, index) and self._grad.is_contiguous():
             used, index = _compact(index, _pixels(self._grad))
@@ -174,7 +174,7 @@ def put_rows(out: Tensor, rows: Tensor) -> None:
 
 
 def put_some(out: Tensor, which: Tensor, rows: Tensor) -> None:
-    """:func:`put_rows` into the items ``which`` of ``out``; none may occur twice."""
+    """Call :func:`put_rows` into the items ``which`` of ``out``; none may occur twice."""
     piece = torch.empty_like(out[:len(which)])
     put_rows(piece, rows)
     out.index_copy_(0, which, piece)
@@ -192,7 +192,7 @@ def add_rows(out: Tensor, rows: Tensor) -> None:
 
 
 def bags(feature: Tensor) -> Tensor:
-    """(K, C, ...) as (K*P, C) rows in compute precision: the inverse of :func:`put_rows`.
+    """Convert (K, C, ...) to (K*P, C) rows in compute precision: the inverse of :func:`put_rows`.
 
     Integers keep their dtype. With K = 1 the result may be a view that is not contiguous.
     """
@@ -221,7 +221,7 @@ def gather_sum(rows: Tensor, index: Tensor, weight: Tensor,
 
 def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
                 bag_of: Tensor | None = None, padded: bool = True) -> Tensor:
-    """``out[r] = sum of weight * source[bag]`` over the taps with index r, in their order.
+    """Compute ``out[r] = sum of weight * source[bag]`` over the taps with index r, in their order.
 
     The transpose of :func:`gather_sum`.
 
@@ -271,7 +271,7 @@ def scatter_sum_onto(total: Tensor, source: Tensor, index: Tensor, weight: Tenso
 
 
 def dots(grad: Tensor, rows: Tensor, index: Tensor, bag_of: Tensor | None = None) -> Tensor:
-    """``<grad[bag], rows[index]>`` per tap: the gradient of :func:`gather_sum`'s weights.
+    """Return ``<grad[bag], rows[index]>`` per tap: the gradient of :func:`gather_sum`'s weights.
 
     ``grad`` (B, C) and ``rows`` (R, C) are contiguous. ``index`` is (B, T), or (E,) together with
     ``bag_of`` (E,). The result has its shape, and the dtype of ``rows``.
@@ -289,7 +289,7 @@ def dots(grad: Tensor, rows: Tensor, index: Tensor, bag_of: Tensor | None = None
 
 
 def equal(a: Tensor, b: Tensor) -> Tensor:
-    """``a == b`` as bool; on a CPU by NumPy, which makes booleans several times faster."""
+    """Return ``a == b`` as bool; on a CPU by NumPy, which makes booleans several times faster."""
     return a == b if a.is_cuda else torch.from_numpy(np.equal(a.numpy(), b.numpy()))
 
 
@@ -343,16 +343,16 @@ def chunk_by_cost(costs: list[int], budget: int,
 
 
 def chunk_taps(device: torch.device) -> int:
-    """Largest number of taps to process at once."""
+    """Return the largest number of taps to process at once."""
     return CHUNK_TAPS['cpu' if device.type == 'cpu' else 'cuda']
 
 
 def chunk_rows(device: torch.device, width: int) -> int:
-    """Rows of ``width`` elements to compare or mask at once; at least one."""
+    """Return how many rows of ``width`` elements to compare or mask at once; at least one."""
     return max(1, CHUNK_ELEMENTS['cpu' if device.type == 'cpu' else 'cuda'] // max(1, width))
 
 
 def tap_budget(*tensors: Tensor) -> int:
-    """Taps to hold at once, given the tensors that the caller holds anyway."""
+    """Return how many taps to hold at once, given the tensors that the caller holds anyway."""
     owned = sum(t.numel() * t.element_size() for t in tensors)
     return max(chunk_taps(tensors[0].device) // 4, int(owned * CHUNK_SHARE) // TAP_BYTES)

@@ -97,7 +97,7 @@ def _links_torch(path: str) -> bool:
 
 
 def extensions() -> set[str]:
-    """Names of the loaded third-party modules that are compiled against torch."""
+    """Return names of the loaded third-party modules that are compiled against torch."""
     suffixes, own = tuple(importlib.machinery.EXTENSION_SUFFIXES), os.path.dirname(torch.__file__)
     found = set()
     for name, module in list(sys.modules.items()):
@@ -109,7 +109,7 @@ def extensions() -> set[str]:
 
 
 def _ordered_operators() -> set[str]:
-    """Compiled operators of mmcv's files all of which are in order, by their reported names.
+    """Return compiled operators of mmcv's files all of which are in order, by their reported names.
 
     A backward runs on a thread of autograd, where the guard does not see it; so a forward is
     reported too, unless the backward was replaced.
@@ -236,7 +236,7 @@ class OperatorGuard:
                 self._report(finding)
 
     def _module(self, frame: FrameType | None) -> str:
-        """The innermost torch module on the stack: 'path (Class)'."""
+        """Return the innermost torch module on the stack: 'path (Class)'."""
         while frame is not None:
             owner = frame.f_locals.get('self')
             if isinstance(owner, torch.nn.Module):

@@ -43,7 +43,7 @@ def _outer(low_y: Tensor, high_y: Tensor, low_x: Tensor, high_x: Tensor) -> Tens
 
 
 def clamped_corners(y: Tensor, x: Tensor, height: int, width: int) -> Corners:
-    """Taps of samples under the clamping rule of RoI operators.
+    """Return taps of samples under the clamping rule of RoI operators.
 
     A sample at NaN is not outside: it reads pixel 0 with a weight of NaN, as mmcv on CUDA does.
 
@@ -68,7 +68,7 @@ def clamped_corners(y: Tensor, x: Tensor, height: int, width: int) -> Corners:
 
 def padded_corners(y: Tensor, x: Tensor, height: int | Tensor,
                    width: int | Tensor) -> Corners:
-    """Taps of samples under the zero-padding rule of deformable operators.
+    """Return taps of samples under the zero-padding rule of deformable operators.
 
     A sample at NaN is outside: it reads nothing, and its gradient is zero.
     ``height`` and ``width`` may be tensors that broadcast: the map of each sample.
@@ -134,7 +134,7 @@ def samples_per_bin(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Tensor
 
 
 def grid_of(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Grid:
-    """Samples per bin: ``sampling_ratio``, or one per started pixel if that is 0 or less.
+    """Return samples per bin: ``sampling_ratio``, or one per started pixel if that is 0 or less.
 
     A bin whose size is not finite has none, as after mmcv's conversion to int. Raises RuntimeError
     if a bin would have more than :data:`MAX_GRID` samples along one axis.
@@ -145,7 +145,7 @@ def grid_of(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Grid:
 
 
 def check_grid(grid: Tensor, sampling_ratio: int) -> None:
-    """The check of :func:`grid_of`; the host waits for ``grid`` if it is on a device."""
+    """Check the numbers of :func:`grid_of`; the host waits for ``grid`` if it is on a device."""
     most = int(grid.amax()) if sampling_ratio <= 0 and grid.numel() else 0
     require(most <= MAX_GRID, 'sampling_ratio=0',
             f'a bin asks for {most} or more samples along one axis (allowed: {MAX_GRID}); its '
@@ -293,7 +293,7 @@ def plane_taps(base: Tensor, taps: AxisTaps) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _ordinal(owner: Tensor, first: Tensor) -> Tensor:
-    """Index of each element minus ``first`` of its owner."""
+    """Return index of each element minus ``first`` of its owner."""
     return torch.arange(len(owner), device=owner.device) - first.index_select(0, owner)
 
 

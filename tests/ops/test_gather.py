@@ -30,7 +30,7 @@ def taps(draw):
 
 @settings(max_examples=60, deadline=None)
 @given(taps(), st.sampled_from([torch.float32, torch.float64]))
-def test_read_spread_and_dots_are_a_matrix_its_transpose_and_its_gradient(tap, dtype):
+def test_the_three_sums_are_a_matrix_its_transpose_and_its_gradient(tap, dtype):
     columns, counts, index, weight, starts = tap
     matrix = dense(index, weight, starts, columns)
     rows = torch.randn(columns + 1, 3, dtype=torch.float64)
@@ -127,7 +127,7 @@ def test_nothing_to_do_is_done():
     assert gather.chunk_by_cost([], 5) == []
 
 
-def test_keep_is_exact_for_what_is_not_finite(monkeypatch):
+def test_a_masked_copy_is_exact_for_what_is_not_finite(monkeypatch):
     inf, nan = float('inf'), float('nan')
     for dtype in (torch.float32, torch.float64):
         values = torch.tensor([inf, nan, -2., inf, nan], dtype=dtype)[:, None]
@@ -161,7 +161,7 @@ def test_reading_few_pixels_or_all_gives_the_same_bytes(wave, monkeypatch, few):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), max_size=12), st.integers(1, 15))
-def test_cut_covers_everything_within_the_budget(items, budget):
+def test_chunks_cover_everything_within_the_budget(items, budget):
     costs, widths = [i[0] for i in items], [i[1] for i in items]
     runs = gather.chunk_by_cost(costs, budget, widths)
     assert [i for a, b in runs for i in range(a, b)] == list(range(len(items)))

@@ -39,7 +39,7 @@ class _Filter(NamedTuple):
 
 
 def _pixels(grid: Tensor, size: int, align: bool) -> tuple[Tensor, float]:
-    """Positions in pixels of grid values in [-1, 1], and pixels per unit."""
+    """Return positions in pixels of grid values in [-1, 1], and pixels per unit."""
     if align:
         return (grid + 1) / 2 * (size - 1), (size - 1) / 2
     return ((grid + 1) * size - 1) / 2, size / 2
@@ -65,7 +65,7 @@ def _reflect(at: Tensor, size: int, align: bool) -> tuple[Tensor, Tensor]:
 
 def _padded(at: Tensor, size: int, padding: int,
             align: bool) -> tuple[Tensor, Tensor | float]:
-    """Positions after the padding rule, and their derivative by those before it."""
+    """Return positions after the padding rule, and their derivative by those before it."""
     slope: Tensor | float = 1.
     if padding == _REFLECTION:
         at, slope = _reflect(at, size, align)
@@ -89,7 +89,7 @@ def _cubic(part: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _filter(grid: Tensor, size: int, mode: int, padding: int, align: bool) -> _Filter:
-    """Taps of every sample along one axis; ``grid`` has one value per sample."""
+    """Return taps of every sample along one axis; ``grid`` has one value per sample."""
     at, per_unit = _pixels(grid, size, align)
     if mode == _BICUBIC:
         at = torch.where(at.abs() < _INT_MAX, at, _OUTSIDE)
@@ -125,7 +125,7 @@ class _Taps(NamedTuple):
 
 def _product(filters: Sequence[_Filter], sizes: Sequence[int], images: int, wants_grid: bool
              ) -> _Taps:
-    """Taps of the product of one filter per axis, (images, samples, T) each."""
+    """Return taps of the product of one filter per axis, (images, samples, T) each."""
     row, live = 0, True
     axes = len(filters)
 
@@ -154,7 +154,7 @@ def _product(filters: Sequence[_Filter], sizes: Sequence[int], images: int, want
 def grid_sample_backward(grad: Tensor, input: Tensor, grid: Tensor, mode: int, padding: int,
                          align_corners: bool, output_mask: Sequence[bool] = (True, True)
                          ) -> tuple[Tensor | None, Tensor | None]:
-    """``aten::grid_sampler_2d_backward`` and ``grid_sampler_3d_backward``.
+    """Compute ``aten::grid_sampler_2d_backward`` and ``grid_sampler_3d_backward``.
 
     Args:
         grad: (N, C, [D,] H', W'). input: (N, C, [D,] H, W).
@@ -204,5 +204,5 @@ def _images(grad: Tensor, input: Tensor, grid: Tensor, mode: int, padding: int, 
 
 
 def cudnn_grid_sample_backward(input: Tensor, grid: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """``aten::cudnn_grid_sampler_backward``: bilinear, zeros outside, corners aligned."""
+    """Compute ``aten::cudnn_grid_sampler_backward``: bilinear, zeros outside, corners aligned."""
     return grid_sample_backward(grad, input, grid, _BILINEAR, _ZEROS, True)

@@ -80,7 +80,7 @@ def _write_last(out: Tensor, position: Tensor, values: Tensor) -> None:
 
 
 def put_(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    """``aten::put_``: as torch's, with the last source winning, or all added in order."""
+    """Compute ``aten::put_``: as torch's, with the last source winning, or all added in order."""
     flat = self.reshape(-1) if not self.is_contiguous() else self.view(-1)
     position, values = index.reshape(-1), source.reshape(-1)
     position = torch.where(position < 0, position + flat.numel(), position)
@@ -94,7 +94,7 @@ def put_(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
 
 
 def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """``aten::bincount`` with weights. Sums are float32 for float32 weights, else float64.
+    """Compute ``aten::bincount`` with weights. Sums are float32 for float32 weights, else float64.
 
     Raises RuntimeError, as torch, if not 1-D, negative, or with weights of another length.
     """
@@ -112,7 +112,7 @@ def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) ->
 
 
 def scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """``aten::scatter_add`` for tensors of any rank, as one flat list of additions."""
+    """Compute ``aten::scatter_add`` for tensors of any rank, as one flat list of additions."""
     out = self.contiguous().clone()
     if not index.numel():
         return out
@@ -135,5 +135,5 @@ def scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def scatter_add_(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """``aten::scatter_add_``."""
+    """Compute ``aten::scatter_add_``."""
     return self.copy_(scatter_add(self, dim, index, src))

@@ -1,7 +1,7 @@
 """Selection by value where equal values go by index: topk, sort, kthvalue, median.
 
 torch does not specify the order of equal values in ``topk`` and unstable sorts. Its CPU kernels
-(partial sorts, vectorised since 2.6) and CUDA kernels (radix selection, bitonic or segmented sorts,
+(partial sorts, vectorized since 2.6) and CUDA kernels (radix selection, bitonic or segmented sorts,
 by size) choose differently, so a detector may keep different boxes on another device or release.
 Here the lower index comes first. As in torch, NaN is larger than every number and -0 equals 0.
 """
@@ -16,7 +16,7 @@ _NARROW_INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint8, torch.boo
 
 
 def _ranks(self: Tensor) -> Tensor:
-    """int64 of 32 significant bits that compare as the values of ``self`` do."""
+    """Return int64 of 32 significant bits that compare as the values of ``self`` do."""
     if self.dtype in _NARROW_INTEGERS:
         return self.to(torch.int64)
     # adding 0 turns -0 into 0
@@ -28,7 +28,7 @@ def _ranks(self: Tensor) -> Tensor:
 
 
 def _keys(self: Tensor, dim: int, largest: bool) -> Tensor:
-    """Distinct int64 keys: the value, then the index, of which the lower one is better."""
+    """Return distinct int64 keys: the value, then the index, of which the lower one is better."""
     length = self.shape[dim]
     position = torch.arange(length, device=self.device)
     if largest:
@@ -64,7 +64,7 @@ def _scanned_topk(self: Tensor, k: int, dim: int, largest: bool) -> Tensor:
 
 def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True,
          sorted: bool = True) -> tuple[Tensor, Tensor]:
-    """``aten::topk``, always sorted, equal values by lower index.
+    """Compute ``aten::topk``, always sorted, equal values by lower index.
 
     On NVIDIA GPUs only the order of the k results needs care. Elsewhere, if a value and its index
     fit into 64 bits, torch's own kernel selects both as one key, which has no ties; wider dtypes
@@ -85,7 +85,7 @@ def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True,
 
 
 def sort(self: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """``aten::sort`` (and so ``argsort``): stable."""
+    """Compute ``aten::sort`` (and so ``argsort``): stable."""
     return torch.sort(self, dim=dim, descending=descending, stable=True)
 
 
@@ -102,12 +102,12 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tupl
 
 
 def median(self: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """``aten::median.dim``: the lower of two middle values; NaN if there is one."""
+    """Compute ``aten::median.dim``: the lower of two middle values; NaN if there is one."""
     return _median(self, dim, keepdim, ignore_nan=False)
 
 
 def nanmedian(self: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """``aten::nanmedian.dim``: the median of what is not NaN; NaN if nothing is."""
+    """Compute ``aten::nanmedian.dim``: the median of what is not NaN; NaN if nothing is."""
     return _median(self, dim, keepdim, ignore_nan=True)
 
 

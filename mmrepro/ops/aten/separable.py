@@ -43,7 +43,7 @@ class _Axis(NamedTuple):
 
 
 def _reads(positions: np.ndarray, weights: np.ndarray) -> _Reads:
-    """Reads of (outputs, taps) positions and weights, without those of weight 0."""
+    """Return reads of (outputs, taps) positions and weights, without those of weight 0."""
     target = np.repeat(np.arange(len(positions)), positions.shape[1])
     source, weight = positions.reshape(-1), weights.reshape(-1)
     live = weight != 0
@@ -85,11 +85,11 @@ def _antialiased(reach: int, weigh: Callable[[np.ndarray], np.ndarray]) -> Calla
     def filter_(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
         scale = _scale(size, outputs, align, given)
         stretch = max(scale, 1.)
-        centre = scale * (np.arange(outputs, dtype=np.float64) + 0.5)
-        first = np.maximum((centre - reach * stretch + 0.5).astype(np.int64), 0)
-        last = np.minimum((centre + reach * stretch + 0.5).astype(np.int64), size)
+        center = scale * (np.arange(outputs, dtype=np.float64) + 0.5)
+        first = np.maximum((center - reach * stretch + 0.5).astype(np.int64), 0)
+        last = np.minimum((center + reach * stretch + 0.5).astype(np.int64), size)
         position = first[:, None] + np.arange(max(1, int((last - first).max(initial=0))))
-        weights = weigh((position - centre[:, None] + 0.5) / stretch)
+        weights = weigh((position - center[:, None] + 0.5) / stretch)
         weights = np.where(position < last[:, None], weights, 0.)
         total = weights.sum(1, keepdims=True)
         return _reads(position, weights / np.where(total == 0, 1., total))
@@ -143,7 +143,7 @@ PADS: dict[str, Callable[..., _Reads]] = {'reflection': _reflect, 'replication':
 @functools.lru_cache(maxsize=256)
 def _axis(build: Callable[..., _Reads], size: int, outputs: int, arguments: tuple,
           device: torch.device, dtype: torch.dtype) -> _Axis:
-    """The transposed filter on a device, cached: detectors use few shapes."""
+    """Return the transposed filter on a device, cached: detectors use few shapes."""
     reads = build(size, outputs, *arguments)
     order = np.lexsort((reads.target, reads.source))
     source = reads.source[order]

@@ -1,4 +1,4 @@
-"""Synchronised batch normalisation (MMSyncBN): the computations between the collectives.
+"""Synchronized batch normalisation (MMSyncBN): the computations between the collectives.
 
 Formulas of mmcv 2.1.0 (csrc/common/cuda/sync_bn_cuda_kernel.cuh), which implements them for CUDA
 only. Statistics and gradients of parameters are float32 (float64 for float64 inputs). Each is a
@@ -57,12 +57,12 @@ def sync_bn_forward_output(input: Tensor, mean: Tensor, var: Tensor, weight: Ten
                            running_mean: Tensor, running_var: Tensor, norm: Tensor, std: Tensor,
                            output: Tensor, eps: float, momentum: float | Tensor,
                            group_size: int) -> None:
-    """Normalise, scale and shift (N, C, S) into ``output``; update the running statistics.
+    """Normalize, scale and shift (N, C, S) into ``output``; update the running statistics.
 
     Args:
         mean, var: (C,), of all ranks. weight, bias: (C,), or empty.
         running_mean, running_var: (C,), updated in place; or empty.
-        norm: (N, C, S), receives the normalised input; or empty.
+        norm: (N, C, S), receives the normalized input; or empty.
         std: (C,), receives ``sqrt(var + eps)``; or empty.
         momentum: weight of the new statistics; a number or a tensor of one element.
         group_size: ranks; the running variance is unbiased by ``N * S * group_size``.
@@ -98,7 +98,7 @@ def sync_bn_forward_output(input: Tensor, mean: Tensor, var: Tensor, weight: Ten
 
 def sync_bn_backward_param(grad_output: Tensor, norm: Tensor, grad_weight: Tensor,
                            grad_bias: Tensor) -> None:
-    """Write the gradients of weight and bias (C,), from (N, C, S) and the normalised input."""
+    """Write the gradients of weight and bias (C,), from (N, C, S) and the normalized input."""
     operator = 'sync_bn_backward_param'
     _check(operator, grad_output, grad_weight=grad_weight, grad_bias=grad_bias)
     _check_same(operator, 'grad_output', grad_output, norm=norm)

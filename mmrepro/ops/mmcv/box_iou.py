@@ -77,7 +77,7 @@ class _Boxes(NamedTuple):
 
 
 def _overlap(a: _Boxes, b: _Boxes, mode: int, offset: int) -> Tensor:
-    """Overlaps of boxes, broadcast, in mmcv's order of operations."""
+    """Return overlaps of boxes, broadcast, in mmcv's order of operations."""
     size = torch.minimum(a.high, b.high).sub_(torch.maximum(a.low, b.low)).add_(offset)
     size.clamp_(min=0)
     inter = size[0] * size[1]
@@ -118,7 +118,7 @@ def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, ali
 
 
 def _rotated_corners(boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Corners (4, P) of boxes (5, P) x, y, w, h, angle in radians, in positive order."""
+    """Return corners (4, P) of boxes (5, P) x, y, w, h, angle in radians, in positive order."""
     x, y, w, h, angle = boxes
     cos, sin = angle.cos() / 2, angle.sin() / 2
     px = torch.stack([-sin * h - cos * w, sin * h - cos * w])
@@ -132,10 +132,10 @@ def _ratio(inter: Tensor, area1: Tensor, area2: Tensor, mode: int) -> Tensor:
 
 
 def _rotated_pair(a: Tensor, b: Tensor, mode: int) -> Tensor:
-    """Overlap of rotated boxes (5, P) with (5, P), in float64."""
+    """Return overlap of rotated boxes (5, P) with (5, P), in float64."""
     area1, area2 = a[2] * a[3], b[2] * b[3]
-    centre = (a[:2] + b[:2]) / 2
-    a, b = (torch.cat([box[:2] - centre, box[2:]]) for box in (a, b))
+    center = (a[:2] + b[:2]) / 2
+    a, b = (torch.cat([box[:2] - center, box[2:]]) for box in (a, b))
     inter = clip_area(*_rotated_corners(a), *_rotated_corners(b)).nan_to_num(0)
     return _ratio(inter.clamp(min=0), area1, area2, mode)
 
@@ -146,7 +146,7 @@ def _rotated_frame(boxes: Tensor) -> Tensor:
 
 
 def _quadri_pair(a: Tensor, b: Tensor, mode: int) -> Tensor:
-    """mmcv's overlap of quadrilaterals (8, P) with (8, P), in float64.
+    """Compute mmcv's overlap of quadrilaterals (8, P) with (8, P), in float64.
 
     The intersection is taken as the convex hull of edge crossings and of the corners that project
     onto the other's first and last edge: exact for rectangles, an approximation for others.
@@ -189,7 +189,7 @@ def _fan_area(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _quadri_frame(boxes: Tensor) -> Tensor:
-    """Bounds of a quadrilateral and of the region in which :func:`_between` finds points."""
+    """Return bounds of a quadrilateral and of the region in which :func:`_between` finds points."""
     x, y = boxes[0::2], boxes[1::2]
     ux, uy, vx, vy = x[1] - x[0], y[1] - y[0], x[3] - x[0], y[3] - y[0]
     det = ux * vy - uy * vx
@@ -216,7 +216,7 @@ QUADRI = BoxKind(8, _quadri_frame, lambda boxes: _fan_area(boxes[0::2], boxes[1:
 
 
 def overlap_matrix(kind: BoxKind, a: Tensor, b: Tensor, mode: int) -> Tensor:
-    """Overlaps (M, N), float64, of float64 columns (C, M) with (C, N).
+    """Return overlaps (M, N), float64, of float64 columns (C, M) with (C, N).
 
     Only pairs whose bounds touch are computed, a bounded number at a time.
     """
@@ -264,7 +264,7 @@ def box_iou_rotated(boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode_flag: int
                     aligned: bool) -> None:
     """Write the overlaps of rotated boxes (M, 5) and (N, 5) to ``ious``; computed in float64.
 
-    Boxes are float32: centre x, y, width, height, angle in radians. The other arguments are those
+    Boxes are float32: center x, y, width, height, angle in radians. The other arguments are those
     of :func:`bbox_overlaps`.
     """
     _iou('box_iou_rotated', ROTATED, boxes1, boxes2, ious, mode_flag, aligned)
@@ -280,7 +280,7 @@ def box_iou_quadri(boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode_flag: int,
 
 
 def _precedes(x1: Tensor, y1: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
-    """mmcv's order of vertices around the origin, which is not strict near the axis."""
+    """Return mmcv's order of vertices around the origin, which is not strict near the axis."""
     same = ((x1 - x2).abs() < _SAME) & ((y2 - y1).abs() < _SAME)
     norm1, norm2 = ((x * x + y * y).double().add(_SAME).float()
                     for x, y in ((x1, y1), (x2, y2)))
@@ -291,7 +291,7 @@ def _precedes(x1: Tensor, y1: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
 
 
 def _sort_cycle(x: Tensor, y: Tensor, mask: Tensor, number: Tensor) -> Tensor:
-    """Vertices (K, P) of P polygons to indices (9, P); see the operator."""
+    """Sort vertices (K, P) of P polygons to indices (9, P); see the operator."""
     count = len(x)
     start = torch.full_like(number, count)
     late_x = torch.cat([x, torch.ones_like(x[:1])])
@@ -320,7 +320,7 @@ def _sort_cycle(x: Tensor, y: Tensor, mask: Tensor, number: Tensor) -> Tensor:
 
 def diff_iou_rotated_sort_vertices_forward(vertices: Tensor, mask: Tensor,
                                            num_valid: Tensor) -> Tensor:
-    """Order the corners of intersections around their centre, for the shoelace formula.
+    """Order the corners of intersections around their center, for the shoelace formula.
 
     Args:
         vertices: (B, N, M, 2) float32 around the origin; the last M - 8 are edge crossings.

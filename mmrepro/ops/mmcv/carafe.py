@@ -43,7 +43,7 @@ def _check(name: str, features: Tensor, masks: Tensor, kernel: int, groups: int,
 
 
 def _runs(shape: _Shape, *owned: Tensor) -> Iterator[tuple[int, int, int]]:
-    """Image and rows of source pixels to process together."""
+    """Yield image and rows of source pixels to process together."""
     bags = shape.width * shape.scale ** 2 * shape.groups
     # a bag takes memory for its channels besides its taps
     taps = bags * (shape.kernel ** 2 + shape.channels // shape.groups * 4 // gather.TAP_BYTES)
@@ -54,7 +54,7 @@ def _runs(shape: _Shape, *owned: Tensor) -> Iterator[tuple[int, int, int]]:
 
 
 def _index(shape: _Shape, image: int, a: int, b: int, device: torch.device) -> Tensor:
-    """Rows (bags, kernel ** 2); a bag is an output row, an output column and a group."""
+    """Return rows (bags, kernel ** 2); a bag is an output row, an output column and a group."""
     def reach(first: int, last: int, size: int) -> tuple[Tensor, Tensor]:
         at = torch.arange(first * shape.scale, last * shape.scale, device=device)
         around = torch.arange(shape.kernel, device=device) - (shape.kernel - 1) // 2
@@ -72,7 +72,7 @@ def _index(shape: _Shape, image: int, a: int, b: int, device: torch.device) -> T
 
 
 def _weights(shape: _Shape, masks: Tensor, image: int, a: int, b: int) -> Tensor:
-    """Masks in the order of :func:`_index`."""
+    """Return masks in the order of :func:`_index`."""
     part = masks[image, :, a * shape.scale:b * shape.scale].to(gather.COMPUTE[masks.dtype])
     return part.flatten(1).t().reshape(-1, shape.kernel ** 2)
 
@@ -144,7 +144,7 @@ def carafe_backward(top_grad: Tensor, rfeatures: Tensor, masks: Tensor, rtop_gra
 
 def carafe_naive_forward(features: Tensor, masks: Tensor, output: Tensor, kernel_size: int,
                          group_size: int, scale_factor: int) -> None:
-    """:func:`carafe_forward` without buffers."""
+    """Compute :func:`carafe_forward` without buffers."""
     shape = _check('carafe_naive', features, masks, kernel_size, group_size, scale_factor)
     _forward(shape, gather.rows_of(features), masks, output)
 

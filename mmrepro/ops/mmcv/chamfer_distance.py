@@ -23,7 +23,7 @@ def _check(operator: str, xyz1: Tensor, xyz2: Tensor) -> None:
 
 
 def _nearest(points: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared distance (B, N) of each point to the nearest of ``others``, and its index."""
+    """Return squared distance (B, N) of each point to the nearest of ``others``, and its index."""
     step = gather.chunk_rows(points.device, max(1, len(points) * others.shape[1]))
     distances, indices = [], []
     for part in points.split(step, 1):

@@ -28,7 +28,7 @@ def shoelace(x: Tensor, y: Tensor) -> Tensor:
 
 
 def clip_area(ax: Tensor, ay: Tensor, bx: Tensor, by: Tensor) -> Tensor:
-    """Areas (P,) of the intersections of convex polygons (M, P) and (K, P) of positive area.
+    """Return areas (P,) of the intersections of convex polygons (M, P) and (K, P) of positive area.
 
     Green's theorem over the boundary: the parts of a's edges inside b, and the parts of b's edges
     inside a. Both are clipped by the same signed distances, so the boundary closes even where edges
@@ -61,7 +61,7 @@ def clip_area(ax: Tensor, ay: Tensor, bx: Tensor, by: Tensor) -> Tensor:
 
 
 def hull(x: Tensor, y: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Convex hulls of point sets (N, P), float64, by gift wrapping; not differentiated.
+    """Return convex hulls of point sets (N, P), float64, by gift wrapping; not differentiated.
 
     The path rises from the lowest point and falls back to it. Rounding may make it miss that point,
     so it also ends where it would rise again. Points closer than the rounding error count as one,
@@ -103,7 +103,7 @@ def _pick(value: Tensor, index: Tensor) -> Tensor:
 
 def _wrap(x: Tensor, y: Tensor, usable: Tensor, current: Tensor, grain: Tensor, step: Tensor,
           rise: Tensor) -> Tensor:
-    """The rightmost point as seen from ``current`` (P,); the farthest of several in line.
+    """Return the rightmost point as seen from ``current`` (P,); the farthest of several in line.
 
     Points behind, on the line (step, rise) that led here, are excluded: they are in line with those
     ahead, and rounding would decide between them.

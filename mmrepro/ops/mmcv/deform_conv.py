@@ -28,7 +28,7 @@ COLUMNS = {'cpu': 1 << 20, 'cuda': 1 << 25}
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """A batched product in the dtype of its factors, even under autocast."""
+    """Return a batched product in the dtype of its factors, even under autocast."""
     with torch.autocast(a.device.type, enabled=False):
         return torch.matmul(a, b)
 
@@ -82,7 +82,7 @@ class _DeformConv:
         return rows.transpose(2, 3)
 
     def runs(self) -> Iterator[tuple[int, slice]]:
-        """The runs: image and slice of its output pixels."""
+        """Yield the runs: image and slice of its output pixels."""
         columns = COLUMNS['cpu' if self.rows.device.type == 'cpu' else 'cuda']
         step = max(1, columns // (self.shape.taps * self.input_shape[1]))
         for image in range(self.input_shape[0]):
@@ -109,13 +109,13 @@ class _DeformConv:
         return row, corners
 
     def weigh(self, image: int, part: slice, weight: Tensor) -> Tensor:
-        """Weights of corners, times the mask: (P * taps * deform_groups, 4)."""
+        """Return weights of corners, times the mask: (P * taps * deform_groups, 4)."""
         if self.masks is not None:
             weight = weight * self.masks[image, part].unsqueeze(-1)
         return weight.reshape(-1, 4)
 
     def columns(self, row: Tensor, weight: Tensor, pixels: int) -> Tensor:
-        """(groups, pixels, taps * channels per group), ready for a product."""
+        """Return (groups, pixels, taps * channels per group), ready for a product."""
         read = gather.gather_sum(self.rows, row, weight)
         groups = self.shape.groups
         if groups == 1:
@@ -126,7 +126,7 @@ class _DeformConv:
 
 def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tensor,
            mask: Tensor | None) -> tuple[int, int]:
-    """The size of the output, after the checks of mmcv's ``deform_conv_shape_check``."""
+    """Return the size of the output, after the checks of mmcv's ``deform_conv_shape_check``."""
     require_tensor(name, 'input', input, (None,) * 4)
     n, c, h, w = input.shape
     for what in ('kernel', 'stride', 'dilation'):

@@ -51,7 +51,7 @@ def _working(tensor: Tensor) -> Tensor:
 
 
 def _power(base: Tensor, exponent: float) -> Tensor:
-    """``base ** exponent`` in place; the usual exponent, 2, is a product."""
+    """Compute ``base ** exponent`` in place; the usual exponent, 2, is a product."""
     return base.mul_(base) if exponent == 2 else base.pow_(exponent)
 
 
@@ -68,14 +68,14 @@ def _put_column(result: Tensor, column: Tensor, values: Tensor) -> Tensor:
 
 
 def _absent(scores: Tensor, gamma: float, alpha: float) -> Tensor:
-    """Loss of entries whose class is not the target's."""
+    """Compute the loss of entries whose class is not the target's."""
     p = scores.sigmoid()
     log = _log(1 - p)
     return _power(p, gamma).mul_(log).mul_(alpha - 1)
 
 
 def _present(scores: Tensor, gamma: float, alpha: float) -> Tensor:
-    """Loss of entries whose class is the target's."""
+    """Compute the loss of entries whose class is the target's."""
     p = scores.sigmoid()
     return _log(p).mul_(_power(1 - p, gamma)).mul_(-alpha)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 # The conflicts of boxes (rows) with others (columns), given by rank, as a bool matrix.
 Conflicts = Callable[[Tensor, Tensor], Tensor]
-# On CUDA a round costs microseconds, and looking at its result a synchronisation.
+# On CUDA a round costs microseconds, and looking at its result a synchronization.
 _ROUNDS_PER_LOOK = 8
 # Up to this many pairs per box a Python loop is faster than NumPy calls per box.
 _SINGLY = 16
@@ -68,7 +68,7 @@ def resolve(conflicts: Tensor) -> Tensor:
 
 def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,
            owner: Tensor | None = None) -> Tensor:
-    """Ranks of the kept boxes, ascending, on ``device``; rank 0 of ``count`` is the best.
+    """Return ranks of the kept boxes, ascending, on ``device``; rank 0 of ``count`` is the best.
 
     ``conflicts`` is called with two index tensors, ranks of rows and of columns. Boxes that a block
     of ``block`` boxes drops do not enter the next, and no matrix is larger than ``block`` x

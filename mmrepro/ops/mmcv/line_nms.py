@@ -28,7 +28,7 @@ def _truncated(values: Tensor) -> Tensor:
 
 
 def _ends(lanes: Tensor) -> list[Tensor]:
-    """The first and the last height of each lane, (N,) int64."""
+    """Return the first and the last height of each lane, (N,) int64."""
     start = lanes[:, _START]
     if lanes.dtype == torch.float16:
         start = (start * (OFFSETS - 1)).float() + .5

@@ -63,7 +63,7 @@ def masked_col2im_forward(col: Tensor, mask_h_idx: Tensor, mask_w_idx: Tensor, i
             f'im must be contiguous and of the dtype of col: {describe(im)}, {describe(col)}')
     if col.numel() == 0:
         return
-    # CUDA's index kernels assert this themselves, without a synchronisation
+    # CUDA's index kernels assert this themselves, without a synchronization
     if not im.is_cuda:
         low, high = (torch.stack([f(mask_h_idx), f(mask_w_idx)]).tolist()
                      for f in (torch.min, torch.max))

@@ -58,7 +58,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
 
 
 def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
-    """Groups of boxes: a kept box, then those that it drops, in the order of their scores.
+    """Return groups of boxes: a kept box, then those that it drops, in the order of their scores.
 
     ``dets`` is (N, 5) float32, x1 y1 x2 y2 score; overlaps of at least ``iou_threshold`` drop the
     lower score.
@@ -78,7 +78,7 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
 
 def _nms_shape(operator: str, kind: BoxKind, dets: Tensor, scores: Tensor,
                iou_threshold: float) -> Tensor:
-    """NMS of rotated boxes or quadrilaterals; a column of labels is ignored."""
+    """Run NMS of rotated boxes or quadrilaterals; a column of labels is ignored."""
     if dets.numel() == 0:
         return torch.empty(0, dtype=torch.long, device=dets.device)
     width = kind.width
@@ -110,7 +110,7 @@ def nms_rotated(dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor
     ``labels`` and ``multi_label``.
 
     Args:
-        dets: (N, 5), or (N, 6) with labels: centre x, y, width, height, angle in radians.
+        dets: (N, 5), or (N, 6) with labels: center x, y, width, height, angle in radians.
         scores: (N,) of the same dtype.
         iou_threshold: overlaps of at least this (on CUDA: above this) drop the lower score.
     """

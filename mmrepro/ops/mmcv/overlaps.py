@@ -16,7 +16,7 @@ from .greedy_nms import Conflicts, greedy, greedy_pairs, resolve
 
 # Elements of a temporary matrix, by device: near the L2 cache on a CPU, few launches on CUDA.
 TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
-# Boxes decided at a time, by device: early drops pay on a CPU, synchronisations cost on CUDA.
+# Boxes decided at a time, by device: early drops pay on a CPU, synchronizations cost on CUDA.
 BLOCK = {'cpu': 256, 'cuda': 1024}
 # The same for upright boxes on CUDA, whose overlaps take little memory.
 UPRIGHT_BLOCK = 4096
@@ -54,7 +54,7 @@ def columns(boxes: Tensor, offset: int) -> Tensor:
 
 
 def overlaps(a: Tensor, b: Tensor, offset: int) -> Tensor:
-    """Intersection over union of columns (5, ...) in float32, broadcast against each other.
+    """Return intersection over union of columns (5, ...) in float32, broadcast against each other.
 
     The order of operations is that of mmcv's CPU kernel, and so are the bits.
     """
@@ -208,7 +208,7 @@ def _overlaps_of_pairs(cols: np.ndarray, first: np.ndarray, second: np.ndarray, 
 
 
 def keep_cpu(cols: Tensor, threshold: float, offset: int) -> Tensor:
-    """Ranks of the kept boxes, given their columns (5, N) by rank, on a CPU."""
+    """Return ranks of the kept boxes, given their columns (5, N) by rank, on a CPU."""
     count = cols.shape[1]
     if count <= BLOCK['cpu']:
         return resolve(exceeds(cols[:, :, None], cols[:, None], threshold, offset)).nonzero()[:, 0]

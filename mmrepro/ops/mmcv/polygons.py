@@ -38,13 +38,13 @@ def _check(operator: str, pointsets: Tensor, polygons: Tensor, out: Tensor,
 
 
 def _corners(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, 2K) x1 y1 x2 y2 ... to float64 x, y (K, N)."""
+    """Convert (N, 2K) x1 y1 x2 y2 ... to float64 x, y (K, N)."""
     columns = tensor.detach().double().T
     return columns[0::2].contiguous(), columns[1::2].contiguous()
 
 
 def _meet(x: Tensor, y: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
-    """Areas (P,) of the intersections of convex polygons (K, P) with quadrilaterals (4, P).
+    """Return areas (P,) of the intersections of convex polygons (K, P) with quadrilaterals (4, P).
 
     A quadrilateral is the sum of two triangles, signed by their orientation; for one that is not
     convex this is a difference.
@@ -89,7 +89,7 @@ def convex_iou(pointsets: Tensor, polygons: Tensor, ious: Tensor) -> None:
 
 
 def convex_giou(pointsets: Tensor, polygons: Tensor, output: Tensor) -> None:
-    """Write the generalised overlap of each point set's hull with its polygon, and its gradient.
+    """Write the generalized overlap of each point set's hull with its polygon, and its gradient.
 
     ``pointsets`` is (N, 18), ``polygons`` (N, 8), and ``output`` (N, 19): the gradient by the
     points, then the overlap. Computed in float64.

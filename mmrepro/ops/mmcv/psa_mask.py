@@ -67,7 +67,7 @@ def psamask_forward(input: Tensor, output: Tensor, psa_type: int, num_: int, h_f
 def psamask_backward(grad_output: Tensor, grad_input: Tensor, psa_type: int, num_: int,
                      h_feature: int, w_feature: int, h_mask: int, w_mask: int, half_h_mask: int,
                      half_w_mask: int) -> None:
-    """The transpose of :func:`psamask_forward`: each gradient comes from one element.
+    """Compute the transpose of :func:`psamask_forward`: each gradient comes from one element.
 
     Channels that lie outside the image are not changed.
     """

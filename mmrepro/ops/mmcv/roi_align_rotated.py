@@ -66,7 +66,7 @@ def roi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Tens
 
 
 def _orientations(rois: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """First orientation of each RoI, (K,) int64, and the fraction beyond it, (K,)."""
+    """Return the first orientation of each RoI, (K,) int64, and the fraction beyond it, (K,)."""
     dtype = gather.COMPUTE[rois.dtype]
     steps = ((rois[:, 5].to(dtype) * count).double() / (2 * math.pi)).to(dtype)
     start = steps.floor()
@@ -101,7 +101,7 @@ def _check_orientations(channels: int, count: int) -> None:
 def riroi_align_rotated_forward(features: Tensor, rois: Tensor, output: Tensor, pooled_height: int,
                                 pooled_width: int, spatial_scale: float, num_samples: int,
                                 num_orientations: int, clockwise: bool) -> None:
-    """:func:`roi_align_rotated_forward` whose channels rotate with the box.
+    """Compute :func:`roi_align_rotated_forward` whose channels rotate with the box.
 
     Channels are groups of ``num_orientations``. A box at angle a reads each group shifted by
     a / 2 pi of its length, with linear interpolation. Boxes are at least 1 x 1 pixels.
@@ -131,7 +131,7 @@ def riroi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Te
 
 
 def _curve(points: Tensor, u: Tensor) -> Tensor:
-    """A cubic Bezier curve: points (K, 4) at parameters u (P,), (K, P)."""
+    """Return a cubic Bezier curve: points (K, 4) at parameters u (P,), (K, P)."""
     a, b, c, d = (points[:, i, None] for i in range(4))
     v = 1 - u
     return v * v * v * a + 3 * u * v * v * b + 3 * u * u * v * c + u * u * u * d

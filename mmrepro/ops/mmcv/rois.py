@@ -49,7 +49,7 @@ def images_of(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Ten
 
 
 def check_images(operator: str, feature: Tensor, image: Tensor, count: int) -> None:
-    """The other part of :func:`check_rois`: of ``count`` RoIs some ``image`` on the host."""
+    """Check ``image`` indices, on the host, of some of ``count`` RoIs; see :func:`check_rois`."""
     if not image.numel():
         return
     low, high = (int(bound) for bound in image.aminmax())
@@ -62,7 +62,7 @@ def check_images(operator: str, feature: Tensor, image: Tensor, count: int) -> N
 
 def edges_of(rois: Tensor, bins: tuple[int, int], scale: float, aligned: bool
              ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """First y and x of each RoI, and height and width of its bins, in pixels of the map."""
+    """Return first y and x of each RoI, and height and width of its bins, in pixels of the map."""
     edges = rois[:, 1:].to(gather.compute_dtype(rois)) * gather.single(scale)
     edges = edges - (0.5 if aligned else 0.)
     x, y, x2, y2 = edges.unbind(1)

@@ -138,7 +138,7 @@ def pixel_group(score: Tensor, mask: Tensor, embedding: Tensor, kernel_label: Te
 
 
 def _means(vectors: np.ndarray, labels: np.ndarray, number: int) -> np.ndarray:
-    """(number, D) the mean of each kernel's embeddings, added up row by row in float32."""
+    """Return (number, D) the mean of each kernel's embeddings, added up row by row in float32."""
     inside = labels > 0
     total = np.zeros((number, vectors.shape[2]), np.float32)
     np.add.at(total, labels[inside], vectors[inside])

@@ -34,7 +34,7 @@ def _shift(operator: str, source: Tensor, shift: Tensor, target: Tensor) -> None
 
 
 def tin_shift_forward(input: Tensor, shift: Tensor, output: Tensor) -> None:
-    """``output[n, t + shift[n, group], c] = input[n, t, c]``; other frames are not changed.
+    """Write ``output[n, t + shift[n, group], c] = input[n, t, c]``; other frames are not changed.
 
     ``input`` and ``output`` are (N, T, C, H * W), ``shift`` (N, groups) int32; channels are divided
     evenly into groups.

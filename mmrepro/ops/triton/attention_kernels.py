@@ -130,7 +130,7 @@ _REAL = {torch.float32: tl.float32, torch.float64: tl.float64}
 def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
                            value_level_start_index: Tensor, sampling_locations: Tensor,
                            attention_weights: Tensor, im2col_step: int) -> Tensor:
-    """:func:`mmrepro.ops.mmcv.ms_deform_attn.ms_deform_attn_forward`."""
+    """Run :func:`mmrepro.ops.mmcv.ms_deform_attn.ms_deform_attn_forward`."""
     plain.check(value, value_spatial_shapes, value_level_start_index, sampling_locations,
                 attention_weights, im2col_step)
     (b, keys, heads, depth), queries = value.shape, sampling_locations.shape[1]

@@ -89,12 +89,12 @@ def _sweep_kernel(bits_of, kept_of, count, words, WORD: tl.constexpr, WORDS: tl.
 
 
 def _warps(width: int) -> int:
-    """Warps for 32 rows of ``width`` words: at most 64 words in each thread's registers."""
+    """Return warps for 32 rows of ``width`` words: at most 64 words in each thread's registers."""
     return min(16, max(4, width // 64))
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """:func:`mmrepro.ops.mmcv.nms.nms`."""
+    """Run :func:`mmrepro.ops.mmcv.nms.nms`."""
     count = len(boxes)
     if count == 0 or count > _MOST:
         return plain.nms(boxes, scores, iou_threshold, offset)

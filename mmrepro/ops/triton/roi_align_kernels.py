@@ -190,9 +190,9 @@ def _lists(image: Tensor, low: Tensor, high: Tensor, images: int, height: int
 
 def _prepare(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
              sampling_ratio: int, aligned: bool, check: bool) -> tuple[Tensor, tuple, tuple]:
-    """Image indices, and the filters along y and x.
+    """Return image indices, and the filters along y and x.
 
-    ``check`` is for the forward: it takes a synchronisation, and a backward has the same RoIs.
+    ``check`` is for the forward: it takes a synchronization, and a backward has the same RoIs.
     """
     y, x, bin_h, bin_w = edges_of(rois, bins, scale, aligned)
     if check:
@@ -208,7 +208,7 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
                       argmax_x: Tensor, aligned_height: int, aligned_width: int,
                       spatial_scale: float, sampling_ratio: int, pool_mode: int,
                       aligned: bool) -> None:
-    """:func:`mmrepro.ops.mmcv.roi_align.roi_align_forward`; it handles the maximum."""
+    """Run :func:`mmrepro.ops.mmcv.roi_align.roi_align_forward`; it handles the maximum."""
     if pool_mode == 0 or output.numel() == 0:
         roi_align.roi_align_forward(
             input, rois, output, argmax_y, argmax_x, aligned_height, aligned_width, spatial_scale,
@@ -231,7 +231,7 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
                        grad_input: Tensor, aligned_height: int, aligned_width: int,
                        spatial_scale: float, sampling_ratio: int, pool_mode: int,
                        aligned: bool) -> None:
-    """:func:`mmrepro.ops.mmcv.roi_align.roi_align_backward`; it handles the maximum."""
+    """Run :func:`mmrepro.ops.mmcv.roi_align.roi_align_backward`; it handles the maximum."""
     if pool_mode == 0 or grad_output.numel() == 0 or grad_input.numel() == 0:
         roi_align.roi_align_backward(
             grad_output, rois, argmax_y, argmax_x, grad_input, aligned_height, aligned_width,

@@ -96,7 +96,7 @@ def _convert_kernel(total, kinds, peaks, result, count, spare, SUMS: tl.constexp
 
 def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
                 bag_of: Tensor | None = None) -> Tensor:
-    """``out[r] = sum of weight * source[bag]`` over the taps with index r, in any order.
+    """Compute ``out[r] = sum of weight * source[bag]`` over the taps with index r, in any order.
 
     Arguments and result are those of :func:`mmrepro.ops.gather.scatter_sum`, in float32.
 

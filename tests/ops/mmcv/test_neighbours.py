@@ -24,7 +24,7 @@ def random(seed):
 # ------------------------------------------------------------------------------------- PSAMask
 
 
-def spread(masks, kind, mask):
+def naive(masks, kind, mask):
     """The definition, in loops."""
     n, _, height, width = masks.shape
     out = torch.zeros(n, height * width, height, width, dtype=masks.dtype)
@@ -49,7 +49,7 @@ def test_psa_mask_follows_the_definition(data):
     masks = torch.randn(n, mask[0] * mask[1], height, width, generator=random(0))
     for kind in (0, 1):
         with ops.using('torch'):
-            assert torch.equal(psa_mask(masks, kind, mask), spread(masks, kind, mask))
+            assert torch.equal(psa_mask(masks, kind, mask), naive(masks, kind, mask))
 
 
 @pytest.mark.parametrize('kind', [0, 1])

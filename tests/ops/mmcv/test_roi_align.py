@@ -282,7 +282,7 @@ def test_what_roi_align_refuses_is_named_with_its_shape(feature, rois, message):
 
 
 @pytest.mark.parametrize('lost', [float('nan'), float('inf'), -float('inf')])
-def test_a_box_that_is_nowhere_sends_no_gradient_to_pixels_that_it_did_not_win(lost):
+def test_a_box_outside_of_the_map_sends_no_gradient_to_pixels_that_it_did_not_win(lost):
     feature = torch.arange(30.).view(1, 1, 5, 6).requires_grad_()
     grads = [torch.autograd.grad(roi_align(feature, torch.tensor(boxes), 1, 1., 2, 'max').sum(),
                                  feature)[0]

@@ -113,7 +113,7 @@ def test_rotated_roi_align_follows_its_definition(inputs, ratio, aligned, clockw
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_box_that_is_not_turned_is_roi_align(inputs):
+def test_a_box_that_is_not_rotated_is_roi_align(inputs):
     feature, _ = inputs()
     out = roi_align_rotated(feature, torch.tensor([[1, 6, 5, 8, 6, 0.]]).double(), 3, 1., 2, True)
     expected = roi_align(feature, torch.tensor([[1, 2, 2, 10, 8]]).double(), 3, 1., 2)
