@@ -21,11 +21,10 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import multiprocessing
 import os
 import re
-import socket
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -34,8 +33,12 @@ from typing import Any
 import torch
 from mmengine.hooks import Hook
 
-import mmrepro  # noqa: F401  mmcv-lite has operators from here on
-from mmrepro.hooks.self_check import is_due
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
+from dev.children import Child, join_ranks, silence_output  # noqa: E402
+from mmrepro.intervals import is_due  # noqa: E402
+from mmrepro.runs.launcher import free_port  # noqa: E402
 
 MODELS = ('faster-rcnn_r50_fpn', 'retinanet_r50_fpn', 'yolox_s')
 # with large images: RTMDet communicates in the forward pass
@@ -106,11 +109,9 @@ def train(cfg: Any, every: int, process: int, processes: int, port: int) -> dict
     from mmengine.runner import Runner
 
     from mmrepro.runs.startup import on_ranks
-    torch.set_num_threads(1)
+    silence_output()
+    join_ranks(process, processes, port)
     if processes > 1:
-        os.environ.update(RANK=str(process), LOCAL_RANK=str(process), MASTER_ADDR='127.0.0.1',
-                          WORLD_SIZE=str(processes), MASTER_PORT=str(port),
-                          GLOO_SOCKET_IFNAME='lo')
         cfg.launcher = 'pytorch'
         cfg.env_cfg.dist_cfg = dict(backend='gloo')
     ctypes.CDLL(None).malloc_trim(0)
@@ -128,29 +129,11 @@ def train(cfg: Any, every: int, process: int, processes: int, port: int) -> dict
     return dict(steps=clocks[0], bytes=resident('VmHWM') - before)
 
 
-def _child(send: Any, *args: Any) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    send.send(train(*args))
-    os._exit(0)
-
-
 def run(cfg: Any, every: int, processes: int = 1) -> dict[str, Any]:
     """Sums over the processes; ``steps``: a list of seconds."""
-    context = multiprocessing.get_context('fork')
-    with socket.socket() as one:
-        one.bind(('127.0.0.1', 0))
-        port = one.getsockname()[1]
-    pipes = []
-    for process in range(processes):
-        receive, send = context.Pipe(duplex=False)
-        context.Process(target=_child, args=(send, cfg, every, process, processes, port)).start()
-        send.close()
-        pipes.append(receive)
-    results = []
-    for pipe in pipes:
-        if not pipe.poll(LIMIT):
-            raise TimeoutError(f'no result within {LIMIT} s')
-        results.append(pipe.recv())
+    port = free_port()
+    children = [Child(train, cfg, every, process, processes, port) for process in range(processes)]
+    results = [child.result(LIMIT) for child in children]
     return dict(steps=[sum(parts) for parts in zip(*(one['steps'] for one in results))],
                 bytes=sum(one['bytes'] for one in results))
 

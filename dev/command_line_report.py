@@ -1,4 +1,4 @@
-"""The command line of every verb as Markdown, read from the parsers themselves."""
+"""The table of commands, and the command line of every verb, as Markdown."""
 from __future__ import annotations
 
 import argparse
@@ -9,8 +9,22 @@ from unittest import mock
 from mmrepro.cli import VERBS, load
 from mmrepro.exit_codes import MEANINGS
 
-__all__ = ['lines', 'parser_of']
+__all__ = ['GUIDES', 'lines', 'parser_of', 'verbs']
 
+# verb -> (what follows it in an example, the page that says how it is used)
+GUIDES = {
+    'demo': ('', 'tutorials/quickstart.md'),
+    'train': ('CONFIG', 'tutorials/quickstart.md#3-train'),
+    'test': ('CONFIG CHECKPOINT', 'explanation/testing.md'),
+    'audit': ('CONFIG', 'how-to/audit.md'),
+    'verify': ('CONFIG', 'how-to/verify.md'),
+    'compare': ('RUN_A RUN_B', 'how-to/compare.md'),
+    'localise': ('CONFIG', 'how-to/localise.md'),
+    'replay': ('RUN', 'how-to/verify.md#replay-a-run'),
+    'golden': ('check', 'how-to/golden.md'),
+    'seeds': ('CONFIG', 'how-to/seeds.md'),
+    'doctor': ('', 'how-to/check-a-gpu.md'),
+}
 
 class _Parser(Exception):
     """Carries a parser out of a verb before the verb does anything."""
@@ -55,6 +69,16 @@ def _lines_of(action: argparse.Action, parser: argparse.ArgumentParser) -> Itera
 
 def _text(parser: argparse.ArgumentParser, text: str | None) -> str:
     return (text or '').replace('%(prog)s', parser.prog).strip()
+
+
+def verbs(docs: str = '') -> str:
+    """The table of commands; ``docs``: path of the docs from the page that shows it."""
+    rows = ['| command | does |', '|---|---|']
+    for verb, summary in VERBS.items():
+        given, page = GUIDES.get(verb, ('', f'reference/command-line.md#mmrepro-{verb}'))
+        rows.append(f'| [`{" ".join(("mmrepro", verb, given)).strip()}`]({docs}{page}) '
+                    f'| {summary} |')
+    return '\n'.join(rows)
 
 
 def lines() -> str:

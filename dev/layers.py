@@ -143,5 +143,12 @@ def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
 
 def table() -> str:
     """The layers as a Markdown table, the top row first."""
-    rows = [f'| {", ".join(f"`{room}`" for room in rooms)} | {why} |' for rooms, why in LAYERS]
+    rows = [f'| {_cell(rooms)} | {why} |' for rooms, why in LAYERS]
     return '\n'.join(['| rooms | what for |', '|---|---|', *rows])
+
+
+def _cell(rooms: tuple[str, ...], width: int = 6) -> str:
+    """Names of rooms, at most ``width`` a line."""
+    names = [f'`{room}`' for room in rooms]
+    lines = [', '.join(names[start:start + width]) for start in range(0, len(names), width)]
+    return ',<br>'.join(lines)

@@ -18,14 +18,11 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import json
-import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
@@ -44,9 +41,10 @@ from detector_runs import (  # noqa: E402
     shallow_detr,
 )
 from harness import digest  # noqa: E402
-from ranks import free_port  # noqa: E402
 
+from dev.children import Child, ChildFailed, join_ranks, silence_output  # noqa: E402
 from dev.matrix_rows import RowFile, lines_differ  # noqa: E402
+from mmrepro.runs.launcher import free_port  # noqa: E402
 from mmrepro.runs.stopping import StopTraining  # noqa: E402
 
 ITERATIONS = 12
@@ -137,32 +135,24 @@ def _recorder(lines: list[dict[str, Any]], until: int) -> Any:
     return Recorder()
 
 
-def _rank(rank: int, ranks: int, port: int, cfg: Any, out: str, until: int) -> None:
-    """One process of one run; writes what it saw, or its error, to ``out``."""
+def _rank(rank: int, ranks: int, port: int, cfg: Any, until: int) -> list[dict[str, Any]]:
+    """Train as one process of a run; returns its record."""
     from mmengine.runner import Runner
-    torch.set_num_threads(1)
     lines: list[dict[str, Any]] = []
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # pycocotools prints tables
+    silence_output()
+    join_ranks(rank, ranks, port)
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(_recorder(lines, until), priority=100)
     try:
-        if ranks > 1:
-            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
-                              MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
-        runner = Runner.from_cfg(cfg)
-        runner.register_hook(_recorder(lines, until), priority=100)
-        try:
-            runner.train()
-        except StopTraining:
-            pass
-        result: Any = dict(lines=lines)
-    except BaseException:
-        result = dict(error=traceback.format_exc())
-    Path(out).write_text(json.dumps(result))
-    os._exit(0)  # as a killed run does, without waiting for its workers
+        runner.train()
+    except StopTraining:
+        pass
+    return lines
 
 
 def run(cfg: Any, ranks: int, work_dir: Path, loading: tuple, resume: str = '',
         until: int = ITERATIONS) -> dict[str, Any]:
-    """Train in fresh processes; returns what every rank saw and the logged lines.
+    """Train in children; returns the records of all ranks and the logged lines.
 
     Raises:
         RuntimeError: with the text of the error of the first rank that failed.
@@ -173,22 +163,19 @@ def run(cfg: Any, ranks: int, work_dir: Path, loading: tuple, resume: str = '',
     if resume:
         cfg.resume, cfg.load_from = True, resume
     work_dir.mkdir(parents=True)
-    context, port = multiprocessing.get_context('fork'), free_port()
-    outs = [work_dir / f'rank{rank}.json' for rank in range(ranks)]
-    processes = [context.Process(target=_rank, args=(rank, ranks, port, cfg, str(out), until))
-                 for rank, out in enumerate(outs)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(TIMEOUT)
-        if process.is_alive():
-            process.kill()
-    results = [json.loads(out.read_text()) if out.exists() else dict(error='no result')
-               for out in outs]
-    for rank, result in enumerate(results):
-        if 'error' in result:
-            raise RuntimeError(f'rank {rank}: {result["error"]}')
-    return dict(ranks=[result['lines'] for result in results], logged=log_lines(work_dir))
+    port = free_port()
+    children = [Child(_rank, rank, ranks, port, cfg, until) for rank in range(ranks)]
+    lines = []
+    try:
+        for rank, child in enumerate(children):
+            try:  # without grace: killed, as an interrupted run is
+                lines.append(child.result(TIMEOUT, grace=0))
+            except ChildFailed as error:
+                raise RuntimeError(f'rank {rank}: {error}') from None
+    finally:
+        for child in children:
+            child.process.kill()
+    return dict(ranks=lines, logged=log_lines(work_dir))
 
 
 def first_difference(expected: dict[str, Any], found: dict[str, Any], point: int,

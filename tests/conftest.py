@@ -1,6 +1,7 @@
-"""One machine's bits depend on threads: pin them before torch is imported."""
+"""Pins the number of threads before torch is imported; marks slow modules and runs them first."""
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 for variable in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):
@@ -15,7 +16,7 @@ import pytest  # noqa: E402
 
 import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
 
-# MMEngine lays the text of a config out at every start and checkpoint, for seconds. The layout is
+# MMEngine formats the text of a config at every start and checkpoint, which takes seconds and is
 # not tested here.
 mmengine.config.config.FormatCode = lambda text, **style: (text, True)
 
@@ -23,9 +24,10 @@ mmengine.config.config.FormatCode = lambda text, **style: (text, True)
 mmengine.runner.loops.time = SimpleNamespace(sleep=lambda seconds: None)
 
 
-# Modules that train, start many processes, or take over 20 seconds: `tools/test.sh --quick` leaves
-# them out, except for the test that is marked `smoke`.
-SLOW = {
+# Modules that train, start many processes, or take over 20 seconds, the longest first: they run in
+# this order, so that no long module is left for one process at the end. `tools/test.sh --quick`
+# leaves them out, except for the test that is marked `smoke`.
+SLOW = (
     'audit/test_audit_rules.py',
     'checkpoint/test_evaluated_model.py',
     'checkpoint/test_lost_state.py',
@@ -85,21 +87,27 @@ SLOW = {
     'test_user_code.py',
     'test_streams_with_roots.py',
     'verify/test_chaos.py',
-}
+)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    """Mark the slow modules and put them first; then those with the most tests."""
     folder = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(folder) and (
-                item.path.relative_to(folder).as_posix() in SLOW):
+    names = [item.path.relative_to(folder).as_posix() if item.path.is_relative_to(folder) else ''
+             for item in items]
+    counts = Counter(names)
+    for item, name in zip(items, names):
+        if name in SLOW:
             item.add_marker(pytest.mark.slow)
+    order = {name: (SLOW.index(name) if name in SLOW else len(SLOW), -count, name)
+             for name, count in counts.items()}
+    items[:] = [item for _, item in sorted(zip(names, items), key=lambda pair: order[pair[0]])]
 
 
 @pytest.fixture(scope='module', autouse=True)
 def nothing_stays_in_force():
-    """A file that trains in this process leaves flags and kernels to the next one otherwise."""
+    """Undo flags and kernels that training in this process has set, before the next module."""
     yield
     if 'mmrepro.determinism' in sys.modules:
         from mmrepro import determinism

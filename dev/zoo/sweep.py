@@ -5,14 +5,14 @@ import argparse
 import fnmatch
 import gc
 import json
-import multiprocessing
 import os
 import resource
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable
+from typing import Callable
 
+from ..children import Child, ChildFailed
 from .families import FAMILIES, PACKAGES, Member
 
 __all__ = ['OUTCOMES', 'main', 'members', 'sweep', 'visit']
@@ -83,16 +83,14 @@ def _attempt(member: Member, once: bool) -> dict:
     return dict(outcome='differs' if result['equal'] is False else 'ok', **result)
 
 
-def _child(send: Any, member: Member, once: bool) -> None:
-    import torch
-    torch.set_num_threads(1)
+def _measured(member: Member, once: bool) -> dict:
     sys.stdout = sys.stderr = open(os.devnull, 'w')
     before = resource.getrusage(resource.RUSAGE_SELF)
     result = _attempt(member, once)
     after = resource.getrusage(resource.RUSAGE_SELF)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    send.send(dict(result, seconds=round(seconds, 1),
-                   peak_mib=(after.ru_maxrss - before.ru_maxrss) // 1024))
+    return dict(result, seconds=round(seconds, 1),
+                peak_mib=(after.ru_maxrss - before.ru_maxrss) // 1024)
 
 
 def visit(member: Member, limit: float = LIMIT, once: bool = False) -> dict:
@@ -106,25 +104,11 @@ def visit(member: Member, limit: float = LIMIT, once: bool = False) -> dict:
     facts = dict(config=member.config, family=member.family, annotations=member.annotations)
     if member.packages and not _missing(member):
         facts['with'] = versions(('torch', *member.packages))
-    context = multiprocessing.get_context('fork')
-    receive, send = context.Pipe(duplex=False)
     gc.collect()
-    process = context.Process(target=_child, args=(send, member, once))
-    process.start()
-    send.close()
     try:
-        if receive.poll(limit):
-            return dict(facts, **receive.recv())
-        return dict(facts, outcome='failed', error=f'no result within {limit} s', cause='')
-    except EOFError:
-        process.join()
-        return dict(facts, outcome='failed', cause='',
-                    error=f'the process died with exit code {process.exitcode}')
-    finally:
-        process.join(5)
-        process.kill()
-        process.join()
-        receive.close()
+        return dict(facts, **Child(_measured, member, once).result(limit))
+    except (ChildFailed, TimeoutError) as error:
+        return dict(facts, outcome='failed', error=str(error), cause='')
 
 
 def warm() -> None:
