@@ -1,13 +1,15 @@
-"""Functions in forked children of a warm process, which tests, benchmarks and matrices start.
+"""Processes of tests, benchmarks and matrices, and their results.
 
 Importing MMDetection takes seconds, a step of a small configuration fractions of one: the parent
-imports once, and every variant of a run is a child. Fresh processes that train are started by
-:mod:`mmrepro.runs.launcher`.
+imports once, and every variant of a run is a forked :class:`Child`. Users' trainings in fresh
+processes are started by :mod:`mmrepro.runs.launcher`.
 """
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import traceback
 from collections.abc import Mapping
@@ -20,7 +22,7 @@ GRACE = 30  # seconds that a child has to end after its result
 
 
 class ChildFailed(RuntimeError):
-    """The function raised, and the message is its traceback; or the child died."""
+    """A process ended with an error; the message has its traceback or output."""
 
 
 def _run(connection: Any, function: Callable, args: tuple, kwargs: dict) -> None:
@@ -81,6 +83,18 @@ def run_all(jobs: Mapping[str, tuple], at_once: int = 2) -> dict[str, Any]:
     for name, child in running.items():
         results[name] = child.result()
     return results
+
+
+def printed_result(process: subprocess.Popen, limit: float = LIMIT) -> Any:
+    """The result of a fresh process, whose outputs are pipes: JSON in its last line.
+
+    Raises:
+        ChildFailed: the process ended with an error.
+    """
+    output, errors = process.communicate(timeout=limit)
+    if process.returncode:
+        raise ChildFailed(f'exit code {process.returncode}:\n{(output + errors)[-4000:]}')
+    return json.loads(output.splitlines()[-1])
 
 
 def join_ranks(rank: int, ranks: int, port: int) -> None:

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..children import printed_result
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / 'docs' / 'results' / 'hosts_cpu.json'
 TRAIN_IMAGES, VAL_IMAGES = 12, 2
@@ -47,18 +49,6 @@ def start(root: str, variables: Mapping[str, str], python: Sequence[str] = (sys.
     return subprocess.Popen([*python, '-W', 'ignore', str(ROOT / 'dev/hosts/batches.py'), '.'],
                             env={**env, **variables}, cwd=root, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def result(process: subprocess.Popen) -> dict[str, Any]:
-    """What the process has printed.
-
-    Raises:
-        RuntimeError: it ended with an error.
-    """
-    out, err = process.communicate()
-    if process.returncode:
-        raise RuntimeError(f'exit code {process.returncode}:\n{err[-2000:]}')
-    return json.loads(out.splitlines()[-1])
 
 
 def differing(found: Mapping[str, list[str]], expected: Mapping[str, list[str]]) -> list[str]:
@@ -99,12 +89,13 @@ def main() -> int:
             content = json.loads(Path(args.out).read_text())
             if content['data'] != data:
                 parser.error(f'{args.out} is about other images; run without --python first')
-            one = result(start(root, {}, shlex.split(args.python)))
+            one = printed_result(start(root, {}, shlex.split(args.python)))
             content['hosts'] = [*(old for old in content['hosts'] if old['host'] != args.name),
                                 row(args.name, one, content['digests'],
                                     one['instructions'].startswith('AVX'))]
         else:
-            found = {name: result(start(root, host.variables)) for name, host in hosts().items()}
+            found = {name: printed_result(start(root, host.variables))
+                     for name, host in hosts().items()}
             here = found['this CPU']
             content = dict(data=data, **{key: here[key] for key in (
                 'cpu', 'features', 'versions', 'digests')})
