@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from demo_runs import MODELS, changed, small, workers
+from detector_runs import light, shallow_detr
 from harness import ROOT, environment, run_all, train
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -57,6 +58,8 @@ def together(*changes):
     return change
 
 
+# Fewer layers of the same kinds: most of the time of these two goes into their weights
+LIGHTER = {'faster-rcnn_r50_fpn': light, 'deformable-detr_r50': shallow_detr}
 COMBINED = {
     'one worker, small prefetch, noisy hooks': together(workers(1, prefetch=1), noisy_hooks),
     'two persistent workers, no validation': together(workers(2, True), no_validation),
@@ -102,6 +105,7 @@ def runs(request, data_root, tmp_path_factory):
     import mmdet.datasets  # noqa: F401  warm the parent
     import mmdet.models  # noqa: F401
     cfg = small(request.param, data_root)
+    LIGHTER.get(request.param, lambda cfg: None)(cfg)
     folder = tmp_path_factory.mktemp('runs')
     jobs = variants(cfg, folder, COMBINED)
     jobs['baseline'] = (train, (cfg, str(folder / 'baseline')), {})
