@@ -30,7 +30,7 @@ from dev.hosts import __main__ as hosts  # noqa: E402
 from dev.libraries import __main__ as libraries  # noqa: E402
 from dev.operator_check import GROUPS  # noqa: E402
 from dev.zoo import sweep_report  # noqa: E402
-from mmrepro.gpu_check import check_report  # noqa: E402
+from mmrepro.doctor import report as check_report  # noqa: E402
 from mmrepro.ops import operator_report  # noqa: E402
 
 DOCS = ROOT / 'docs'

@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / 'mmrepro'
 LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('__init__', '__main__'), 'the public names and the command'),
     (('cli', ), 'one file per verb: parses the command line, prints the result'),
-    (('audit', 'gpu_check', 'demo', 'localise', 'verify', 'report'),
+    (('audit', 'doctor', 'demo', 'localise', 'verify', 'report'),
      'what the verbs do, each in a room of its own'),
     (('runs', ), 'starts, watches, shortens, kills and reports one training'),
     (('activation', 'dropin'), 'where mmrepro attaches to MMEngine'),
@@ -32,10 +32,10 @@ LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('data', 'distributed'), 'data loading by position; process groups and agreement of ranks'),
     (('determinism', ), 'flags and environment variables, a table row each'),
     (('config', ), 'the `randomness` dict'),
-    (('ops', 'seeds', 'digests', 'errors', 'exit_codes', 'intervals', 'nested', 'scoped', 'text',
-      'version'),
+    (('ops', 'seeds', 'digests', 'exit_codes', 'text', 'version'),
      'operators, random streams, digests'),
-    (('imports', ), 'what happens after the import of a module'),
+    (('errors', 'imports', 'intervals', 'nested', 'scoped'),
+     'exceptions; small helpers, each the one home of its concept'),
 )
 # Rooms of one row that may know each other, in this direction only.
 ALLOWED_SIDEWAYS = {

@@ -1,4 +1,16 @@
-"""SHA-256 of nested values: equal only for equal bytes."""
+"""SHA-256 of nested values: equal only for equal bytes.
+
+The digests of the package, and why each exists:
+
+- :func:`state_digest` is written into files and shown to users, so its form is fixed.
+- :func:`exact_digest` tells all values apart and is compared within one version only.
+- :mod:`mmrepro.fingerprint.digest`, 64 bits, is computed after every step on the device that holds
+  the tensors; SHA-256 would copy them to the host.
+- CRC32 of generator states (:mod:`mmrepro.fingerprint.generator_states`) is taken several times
+  per operator; a collision hides a hint on the cause, never a difference.
+- BLAKE2b with 7 bytes (:mod:`mmrepro.data.sample_check`) fits an integer in shared memory.
+- SHA-256 of the bytes of a file seals checkpoints and identifies annotations and images.
+"""
 from __future__ import annotations
 
 import hashlib

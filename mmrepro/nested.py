@@ -21,7 +21,7 @@ def named_tensors(value: Any, name: str = '') -> Iterator[tuple[str, torch.Tenso
         if isinstance(value, dict):
             items = value.items()
         elif hasattr(value, 'all_items'):  # mmengine.structures.BaseDataElement
-            items = value.all_items()
+            items = sorted(value.all_items())  # the names are in a set
         elif isinstance(value, (list, tuple)):
             items = enumerate(value)
         else:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mmrepro import determinism, ops
-from mmrepro.gpu_check.check_loop import error_line
-from mmrepro.gpu_check.detectors import default
-from mmrepro.gpu_check.disturbance import Disturbance, timed
+from mmrepro.doctor.checking import error_line
+from mmrepro.doctor.detectors import default
+from mmrepro.doctor.disturbance import Disturbance, timed
 
 from .operator_cases import Inputs, OperatorCall, OperatorCase, tensors_of
 

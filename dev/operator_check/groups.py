@@ -4,7 +4,8 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
-from mmrepro.gpu_check.row_group import Row, RowGroup, Settings, cell, has_compiled_kernels
+from mmrepro import ops
+from mmrepro.doctor.rows import Row, RowGroup, Settings, cell
 from mmrepro.ops import triton
 from mmrepro.ops.provider import choice
 
@@ -44,7 +45,7 @@ def scatter_cases(device: str) -> dict[str, OperatorCase]:
 
 def chosen_cases(device: str) -> dict[str, OperatorCase]:
     """The cases that deterministic mode leaves to kernels of a compiled mmcv; none on a CPU."""
-    if device == 'cpu' or not has_compiled_kernels():
+    if device == 'cpu' or not ops.is_compiled():
         return {}
     return {name: case for name, case in cases_mmcv.CASES.items()
             if any(choice(operator, device, 'auto').provider == 'compiled'
@@ -57,7 +58,7 @@ def _group(title: str, cases_on: Callable[[str], dict[str, OperatorCase]], provi
 
     def rows(settings: Settings, time_is_left: Any) -> dict[str, Callable[[], Row]]:
         times, seconds = (4, .2) if settings.quick else (50, 1.5)
-        other = 'compiled' if against != 'flags' and has_compiled_kernels() else against
+        other = 'compiled' if against != 'flags' and ops.is_compiled() else against
         return {name: functools.partial(check, case, settings.device, settings.quick, times,
                                         seconds, provider, other)
                 for name, case in cases_on(settings.device).items()}

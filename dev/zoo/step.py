@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from mmrepro.gpu_check.detector_inputs import images
-from mmrepro.gpu_check.zoo_configs import config_root, load, nodes
+from mmrepro.doctor.detector_inputs import images
+from mmrepro.doctor.zoo_configs import config_root, load, nodes
 
 from . import batches
 from .families import Member

@@ -17,7 +17,7 @@ import numpy as np
 
 from mmrepro.demo.dataset import CLASSES, annotation_file
 from mmrepro.demo.shipped_configs import demo_config
-from mmrepro.gpu_check.zoo_configs import load, nodes
+from mmrepro.doctor.zoo_configs import load, nodes
 
 from .families import Member
 

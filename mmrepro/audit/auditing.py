@@ -2,8 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import importlib.util
+import importlib
 import itertools
 import os
 import re
@@ -13,38 +12,10 @@ from typing import Any
 from mmengine.config import Config
 
 from ..errors import AuditError, ConfigError
-from ..runs.config_files import read_config
+from ..runs.config_files import find_config, read_config
 from .findings import CHANGES, SEVERITIES, AuditFinding
 from .rules import RULES
 from .subject import Subject
-
-
-def find_config(name: str) -> str:
-    """The path of a config: a path, or ``package::path`` inside an installed OpenMMLab package.
-
-    Raises:
-        AuditError: there is no such file; the message has similar names.
-    """
-    if '::' not in name:
-        if not os.path.isfile(name):
-            raise AuditError(f'{name}: no such config{_near(name)}')
-        return name
-    package, _, relative = name.partition('::')
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
-        raise AuditError(f'{name}: the package {package!r} is not installed')
-    folder = os.path.join(list(spec.submodule_search_locations)[0], '.mim', 'configs')
-    path = os.path.join(folder, relative if relative.endswith('.py') else f'{relative}.py')
-    if not os.path.isfile(path):
-        raise AuditError(f'{name}: no such config in {folder}{_near(path)}')
-    return path
-
-
-def _near(path: str) -> str:
-    folder = os.path.dirname(path) or '.'
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    near = difflib.get_close_matches(os.path.basename(path), names, n=3)
-    return f'; near: {", ".join(near)}' if near else ''
 
 
 def load(path: str, device: str = 'cpu', env: Mapping[str, str] | None = None,
@@ -61,8 +32,8 @@ def load(path: str, device: str = 'cpu', env: Mapping[str, str] | None = None,
         AuditError: the file is missing or is not a config, or an option does not fit it.
     """
     import torch
-    path = find_config(path)
     try:
+        path = find_config(path)
         cfg = read_config(path, options, imports=False)
     except ConfigError as error:
         raise AuditError(str(error)) from error

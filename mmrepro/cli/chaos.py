@@ -11,9 +11,9 @@ from typing import Any
 from mmengine.config import Config
 
 from ..exit_codes import DIFFERENT, DONE
-from ..runs.startup import has_mmdet, restart_for
-from ..verify.chaos.campaign import Campaign, CampaignSettings, summary
-from ..verify.chaos.kinds import KINDS, allowed
+from ..runs.startup import restart_for
+from ..verify.kills.campaign import Campaign, CampaignSettings, summary
+from ..verify.kills.kinds import KINDS, allowed
 from .arguments import Parser
 
 
@@ -42,9 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--work-dir', default='work_dirs/chaos', metavar='DIR',
                         help='an empty folder (default: work_dirs/chaos)')
     parser.add_argument('--json', metavar='FILE', help='write the outcome here as well')
-    parser.add_argument('--start-method', choices=('fork', 'spawn'),
-                        help='of processes (default: fork, which saves the imports; spawn where '
-                        'torch has CUDA)')
     parser.add_config_options()
     args = parser.parse_args(argv)
     config = parser.read_config(args.config, args.cfg_options)
@@ -66,14 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                          f'{workers} worker(s), '
                          f'possible are {", ".join(map(repr, possible))}')
     restart_for(config)
-    import torch
-    if has_mmdet():
-        import mmdet.apis  # noqa: F401  once here, instead of in every process that is forked
-    method = args.start_method or ('fork' if torch.version.cuda is None else 'spawn')
     started = time.time()
     campaign = Campaign(config, CampaignSettings(
         os.path.abspath(args.work_dir), args.kills, args.seed, ranks, workers, kinds,
-        args.span, processes, method))
+        args.span, processes))
     equal = campaign.run()
     outcome = dict(summary(campaign, started), config=args.config,
                    options={key: str(value) for key, value in (args.cfg_options or {}).items()})
@@ -113,7 +106,7 @@ def prepare(config: Config, interval: int) -> None:
 
 
 def _ranks_text(settings: dict[str, Any]) -> str:
-    processes = settings.get('processes')  # older outcomes have none
+    processes = settings['processes']
     return f'{settings["ranks"]} rank(s)' if not processes else (
         f'{settings["ranks"]} virtual ranks on {", ".join(map(str, processes))} processes')
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..audit.auditing import find_config
 from ..errors import MissingPackageError, RunError
 from ..report import tolerance
 from ..report.comparison import Comparison, compare_runs, manifest_differences
@@ -17,7 +16,7 @@ from ..report.publish import publish, write_files
 from ..report.run_view import load_run
 from ..report.terminal import console, table
 from ..report.weight_distances import checkpoint_distances
-from ..runs.config_files import read_config
+from ..runs.config_files import find_config, read_config
 from ..text import shorten
 from .arguments import Parser, quiet_when_reader_leaves
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from ..demo.dataset import check_coco, refusal, write_dataset
 from ..demo.shipped_configs import reads_coco, shipped
-from ..demo.two_runs import RUNS, DemoRun, Record, on_processes, prepare, train
+from ..demo.two_runs import RUNS, DemoRun, compare, on_processes, prepare, train
 from ..exit_codes import DIFFERENT, DONE, USAGE
+from ..fingerprint.reader import RankLog
 from ..runs.launcher import TrainingFailed
 from ..runs.progress import ProgressLine
 from ..runs.startup import has_mmdet
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return USAGE
     source = root if detection else 'cut out of the photographs'
     print(f'data: {source}' + (f', digest {digest[:16]}' if digest else ''))
-    records: list[list[Record]] = []
+    logs = []
     env = _variables(runs)
     for run in runs:
         folder = os.path.join(args.work_dir, run.name.replace(' ', '_'))
@@ -82,11 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         prepare(args.config, run, root, args.coco is not None, args.images,
                 args.epochs).dump(path)
         try:
-            records.append(_train(run, path, folder, env))
+            logs.append(_train(run, path, folder, env))
         except TrainingFailed as error:
             print(f'\n{error}', file=sys.stderr)
             return DIFFERENT
-    table, same = compare(records, [run.name for run in runs])
+    table, same = compare(logs, [run.name for run in runs])
     print('', *(run.title() for run in runs), '', table, sep='\n')
     return DONE if same else DIFFERENT
 
@@ -115,43 +116,10 @@ def _variables(runs: Sequence[DemoRun]) -> dict[str, str]:
     return {'CUDA_VISIBLE_DEVICES': ''}
 
 
-def _train(run: DemoRun, config: str, folder: str, env: Mapping[str, str]) -> list[Record]:
+def _train(run: DemoRun, config: str, folder: str, env: Mapping[str, str]) -> dict[int, RankLog]:
     print(run.title(), flush=True)
     started = time.monotonic()
     with ProgressLine(sys.stdout) as line:
         line.say('  starting')
-        return train(run, config, folder, lambda record: line.say(
-            f'  iteration {record["iteration"]}/{record["total"]}  loss {_loss(record)}  '
-            f'{time.monotonic() - started:.0f} s'), env)
-
-
-def compare(runs: Sequence[Sequence[Record]], names: Sequence[str]) -> tuple[str, bool]:
-    """A table of all runs, iteration by iteration, with the verdict; and whether they agree."""
-    widths = [max(16, len(f'weights {name}')) for name in names]
-    lines = ['  '.join([f'{"iteration":>9}', *(f'{f"loss {name}":>12}' for name in names), *(
-        f'{f"weights {name}":<{width}}' for name, width in zip(names, widths)), 'same bits'])]
-    differing: int | None = None
-    for row in zip(*runs):
-        # `losses` of all ranks, where there are several
-        equal = all(one.get(key) == row[0].get(key) for one in row
-                    for key in ('weights', 'optimizer', 'loss', 'losses'))
-        if not equal and differing is None:
-            differing = row[0]['iteration']
-        lines.append('  '.join([f'{row[0]["iteration"]:>9}', *(
-            f'{_loss(one):>{max(12, len(f"loss {name}"))}}' for one, name in zip(row, names)), *(
-            f'{one["weights"][:16]:<{width}}' for one, width in zip(row, widths)),
-            'yes' if equal else 'NO']))
-    same, counts = False, [len(run) for run in runs]
-    if len(set(counts)) > 1 or not counts[0]:
-        verdict = 'DIFFERENT: ' + ', '.join(
-            f'{count} iterations in run {name}' for count, name in zip(counts, names))
-    elif differing is not None:
-        verdict = f'DIFFERENT from iteration {differing} on'
-    else:
-        same, verdict = True, ('SAME BITS: loss, weights and optimizer state agree after each of '
-                               f'{counts[0]} iterations')
-    return '\n'.join([*lines, '', verdict]), same
-
-
-def _loss(record: Record) -> str:
-    return '-' if record['loss'] is None else f'{record["loss"]:.8f}'
+        return train(run, config, folder, lambda text: line.say(
+            f'  {text}  {time.monotonic() - started:.0f} s'), env)

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None,
     """Run the check.
 
     Args:
-        operators: groups of rows (:class:`mmrepro.gpu_check.row_group.RowGroup`) to run besides
+        operators: groups of rows (:class:`mmrepro.doctor.RowGroup`) to run besides
             the detectors, by name. ``tools/gpu_check.py`` has those of a checkout.
 
     Returns 0 if every row gave the same bits, 1 if one did not or failed, 2 if the device is
@@ -69,28 +69,26 @@ def main(arguments: Sequence[str] | None = None,
         print('gpu_check: this torch sees no CUDA device; --device cpu runs the same code on the '
               'processor', file=sys.stderr)
         return USAGE
-    from ..gpu_check import check_loop, check_report
-    from ..gpu_check.row_group import Settings
+    from ..doctor import Settings, check, report
 
     def tell(group: str, name: str, result: dict[str, Any]) -> None:
         """Print a row and write all so far, so that an interrupted check leaves its results."""
         row = result[group][name]
-        print(f'{group:9} {name:30} {row.get("seconds", 0.):6.1f} s  {check_report.verdict(row)}',
+        print(f'{group:9} {name:30} {row.get("seconds", 0.):6.1f} s  {report.verdict(row)}',
               flush=True)
-        check_report.write(result, operators, args.out)
+        report.write(result, operators, args.out)
 
     # by default the size of a usual schedule on a GPU, or a small one
     settings = Settings(args.device, args.quick, args.iterations or (2 if args.quick else 20),
                         args.size or (128 if args.quick else 640))
-    result = check_loop.run_check(settings, args.seconds, args.only,
-                                  ' '.join(['gpu_check', *_public(arguments)]), operators, tell,
-                                  against)
+    result = check(settings, args.seconds, args.only,
+                   ' '.join(['gpu_check', *_public(arguments)]), operators, tell, against)
     if not any(result[group] for group in (*operators, 'detectors')):
         parser.error(f'--only {args.only}: no row matches'
                      + ('' if operators else f'; {_CHECKOUT}'))
     if not operators:
         print(f'{_CHECKOUT.capitalize()}.')
-    print('\n'.join(map(str, check_report.write(result, operators, args.out))))
+    print('\n'.join(map(str, report.write(result, operators, args.out))))
     return DIFFERENT if result['summary']['unequal'] or result['summary']['failed'] else DONE
 
 

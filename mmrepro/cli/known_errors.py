@@ -31,7 +31,7 @@ KNOWN = (
     # an argument of one of our hooks, which refuse theirs in the constructor
     KnownError('builtins.ValueError', 'mmrepro.hooks.', '__init__'),
     # a provider of operators that is not installed
-    KnownError('builtins.RuntimeError', 'mmrepro.ops.provider', '_checked'),
+    KnownError('mmrepro.errors.OperatorProviderError'),
 )
 
 

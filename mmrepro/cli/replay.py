@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import FingerprintError
 from ..exit_codes import DIFFERENT, DONE
-from ..fingerprint.manifest import ORDER
+from ..facts.compatibility import SEVERITIES
 from ..report.terminal import show
 from ..runs.launcher import TrainingFailed
 from ..runs.progress import ProgressLine
@@ -96,7 +96,7 @@ def _environment_text(found: Sequence[Any]) -> str:
     if not found:
         return 'environment: the same'
     lines = ['environment: then -> now']
-    for severity in ORDER:
+    for severity in SEVERITIES:
         rows = [one for one in found if one.severity == severity]
         if rows:
             lines.append(f'  {severity}:')

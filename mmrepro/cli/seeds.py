@@ -9,26 +9,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..audit.auditing import find_config
 from ..errors import MissingPackageError, SeedsError
 from ..exit_codes import DIFFERENT, DONE, USAGE
 from ..report import seeds_report, variance
 from ..report.coco import bootstrap, detectors
 from ..report.coco import view as coco_view
 from ..report.publish import publish, write_files
-from ..report.seed_runs import (
-    SeedJob,
-    choose_metric,
-    jobs_of,
-    parse_seeds,
-    parse_streams,
-    result_of,
-    run_job,
-    value_of,
-    vary,
-)
+from ..report.seed_study import choose_metric, metrics_of, study, value_of
 from ..report.terminal import console
-from ..runs.config_files import read_config
+from ..runs.config_files import find_config, read_config
+from ..runs.seed_runs import SeedJob, jobs_of, parse_seeds, parse_streams, result_of, run_job, vary
 from ..text import duration
 from .arguments import OptionsAsGiven, Parser, quiet_when_reader_leaves
 
@@ -151,8 +141,7 @@ def _of_trainings(args: argparse.Namespace) -> tuple[Any, Any]:
               for name, of_it in jobs.items()}
     if args.vary:
         return variance, variance.study(metric, args.pick, labels[0], seeds, values)
-    return seeds_report, seeds_report.study(metric, args.pick, seeds, values, args.same_within,
-                                            args.plan)
+    return seeds_report, study(metric, args.pick, seeds, values, args.same_within, args.plan)
 
 
 def _results(jobs: list[SeedJob], report_only: bool) -> dict[SeedJob, dict[str, Any]]:
@@ -172,7 +161,7 @@ def _results(jobs: list[SeedJob], report_only: bool) -> dict[SeedJob, dict[str, 
         _say(f'run {number} of {len(todo)}: {job.name}{left} '
              f'(log: {os.path.join(job.folder, "seed.log")})')
         start = time.monotonic()
-        results[job] = run_job(job)
+        results[job] = run_job(job, metrics_of)
         took.append(time.monotonic() - start)
     return results
 

@@ -16,16 +16,10 @@ from ..exit_codes import DIFFERENT, DONE
 from ..localise import entry
 from ..localise.search import LocaliseResult
 from ..report.terminal import show
+from ..runs.config_edits import prepare, virtual_ranks
 from ..runs.launcher import TrainingFailed, one_thread_each
 from ..runs.progress import ProgressLine
-from ..verify.variations import (
-    USUAL,
-    VARIATIONS,
-    VariationResult,
-    prepare,
-    verify,
-    virtual_ranks,
-)
+from ..verify.variations import USUAL, VARIATIONS, VariationResult, verify
 from .arguments import Parser, quiet_when_reader_leaves
 
 ITERATIONS = 5

@@ -1,53 +1,35 @@
-"""Runs of one config that differ in what must not matter."""
+"""Train one config several times, varying what must not matter, and compare the fingerprints."""
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
-from mmengine.dist import all_gather_object, get_rank, get_world_size
-from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
 
 from ..digests import state_digest
+from ..fingerprint.divergence import differing_iterations
+from ..fingerprint.reader import RankLog, read_ranks
+from ..fingerprint.schema import FOLDER
+from ..hooks.fingerprint import FingerprintHook
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints, without_evaluation
-from ..runs.launcher import PlannedRun, launch_of, one_thread_each, run_all
+from ..runs.launcher import one_thread_each, plan, run_all
 from ..runs.reduction import few_images
 from .shipped_configs import use_coco_classes, use_data
 
-Record = dict[str, Any]  # of one iteration, see DigestHook
-# a line of standard output that starts so carries one iteration as JSON
-PREFIX = '@mmrepro-digest '
 CHECKPOINT = 'resumed_from.pth'
 
+Ranks = Mapping[int, RankLog]
 
-class DigestHook(Hook):
-    """Prints one line per iteration: loss, digest of the weights, digest of the optimizer.
 
-    With several ranks, rank 0 prints its loss and digests of what all of them have.
-    """
+@HOOKS.register_module()
+class DigestHook(FingerprintHook):
+    """Fingerprints with the digest of the weights that a reader can compute from a checkpoint."""
 
-    priority = 'LOWEST'
-
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: dict | None = None) -> None:
-        loss = (outputs or {}).get('loss')
-        found = dict(
-            loss=None if loss is None else float(loss.detach()),
-            weights=state_digest(runner.model.state_dict()),
-            optimizer=state_digest(runner.optim_wrapper.state_dict()))
-        if get_world_size() > 1:
-            ranks = all_gather_object(found)
-            found.update({name: state_digest([rank[name] for rank in ranks])
-                          for name in ('weights', 'optimizer')},
-                         losses=[rank['loss'] for rank in ranks])
-        record = dict(iteration=runner.iter + 1, epoch=runner.epoch + 1, total=runner.max_iters,
-                      **found)
-        if get_rank() == 0:
-            print(PREFIX + json.dumps(record), file=sys.stdout, flush=True)
+    def extra(self, runner: Any) -> dict[str, Any]:
+        return dict(weights=state_digest(runner.model.state_dict()), total=runner.max_iters)
 
 
 class DemoRun(NamedTuple):
@@ -77,7 +59,7 @@ def on_processes(virtual_ranks: int, numbers: Sequence[int]) -> tuple[DemoRun, .
 
 
 def prepare(config: str, run: DemoRun, root: str, coco: bool, images: int, epochs: int) -> Config:
-    """The config of one run: few images, no validation, no checkpoints, a digest per iteration."""
+    """Return the config of one run: few images, no validation, no checkpoints, fingerprints."""
     cfg = Config.fromfile(config, import_custom_modules=False)
     use_data(cfg, root)
     if coco:
@@ -96,31 +78,29 @@ def prepare(config: str, run: DemoRun, root: str, coco: bool, images: int, epoch
     return cfg
 
 
-def train(run: DemoRun, config: str, folder: str, tell: Callable[[Record], None],
-          env: Mapping[str, str] = {}) -> list[Record]:
-    """Train in fresh processes; ``tell`` is called with the record of every iteration.
+def train(run: DemoRun, config: str, folder: str, tell: Callable[[str], None],
+          env: Mapping[str, str] = {}) -> dict[int, RankLog]:
+    """Train in fresh processes and return the fingerprints of all ranks.
 
-    ``env`` are more variables of theirs.
+    Args:
+        tell: is called with a line on every iteration.
+        env: more variables of the processes.
 
     Raises:
         TrainingFailed: the training ended with an error.
     """
-    logs = os.path.join(folder, 'output.rank{rank}.txt' if run.processes > 1 else 'output.txt')
-    for rank in range(run.processes):
-        open(logs.replace('{rank}', str(rank)), 'wb').close()
-    log = logs.replace('{rank}', '0')
+    files = os.path.join(folder, FOLDER)
     # one thread per operator is the fastest for images this small, and by far on a busy machine
     env = {**one_thread_each(), 'PYTHONHASHSEED': run.hash_seed, **env}
-    records: list[Record] = []
+    told = 0
 
-    def look() -> None:
-        with open(log, encoding='utf-8', errors='replace') as file:
-            # a line without its end is still being written
-            lines = [line[len(PREFIX):] for line in file
-                     if line.startswith(PREFIX) and line.endswith('\n')]
-        for line in lines[len(records):]:
-            records.append(json.loads(line))
-            tell(records[-1])
+    def tick() -> None:
+        nonlocal told
+        ranks = read_ranks(files)
+        steps = ranks[0].steps if 0 in ranks else {}
+        if len(steps) > told:
+            told, step = len(steps), steps[max(steps)]
+            tell(f'iteration {told}/{step["total"]}  loss {loss_of(step)}')
 
     trainings = [Training(config, folder)]
     randomness = Config.fromfile(config, import_custom_modules=False).get('randomness') or {}
@@ -128,6 +108,43 @@ def train(run: DemoRun, config: str, folder: str, tell: Callable[[Record], None]
         trainings = [
             Training(config, folder, iterations=SAVED_AFTER, save=CHECKPOINT),
             Training(config, folder, resume=True, checkpoint=os.path.join(folder, CHECKPOINT))]
-    launches = [launch_of(training, logs, env, run.processes) for training in trainings]
-    run_all([PlannedRun(run.name, folder, launches)], tick=look)
-    return records
+    run_all([plan(run.name, folder, trainings, env, run.processes)], tick=tick)
+    return read_ranks(files)
+
+
+def loss_of(step: Mapping[str, Any]) -> str:
+    """The loss of an iteration, for a table."""
+    value = step['losses'].get('loss')
+    return '-' if value is None else f'{float.fromhex(value):.8f}'
+
+
+def weights_of(ranks: Ranks, iteration: int) -> str:
+    """SHA-256 of the weights after an iteration; of several ranks, of the list of their digests."""
+    digests = [ranks[rank].steps[iteration]['weights'] for rank in sorted(ranks)]
+    return digests[0] if len(digests) == 1 else state_digest(digests)
+
+
+def compare(runs: Sequence[Ranks], names: Sequence[str]) -> tuple[str, bool]:
+    """A table of all runs, iteration by iteration, with the verdict; and whether all bits agree."""
+    widths = [max(16, len(f'weights {name}')) for name in names]
+    lines = ['  '.join([f'{"iteration":>9}', *(f'{f"loss {name}":>12}' for name in names), *(
+        f'{f"weights {name}":<{width}}' for name, width in zip(names, widths)), 'same bits'])]
+    differing = {i for run in runs[1:] for i in differing_iterations(runs[0], run)}
+    counts = [min((len(log.steps) for log in run.values()), default=0) for run in runs]
+    for i in range(min(counts)):
+        equal = i not in differing
+        lines.append('  '.join([f'{i + 1:>9}', *(
+            f'{loss_of(run[0].steps[i]):>{max(12, len(f"loss {name}"))}}'
+            for run, name in zip(runs, names)), *(
+            f'{weights_of(run, i)[:16]:<{width}}' for run, width in zip(runs, widths)),
+            'yes' if equal else 'NO']))
+    same = False
+    if len(set(counts)) > 1 or not counts[0]:
+        verdict = 'DIFFERENT: ' + ', '.join(
+            f'{count} iterations in run {name}' for count, name in zip(counts, names))
+    elif differing:
+        verdict = f'DIFFERENT from iteration {min(differing) + 1} on'
+    else:
+        same, verdict = True, ('SAME BITS: loss, weights and optimizer state agree after each of '
+                               f'{counts[0]} iterations')
+    return '\n'.join([*lines, '', verdict]), same

@@ -17,10 +17,10 @@ from ..errors import DeterminismError
 from ..imports import after_import, forget
 from .cpu_level import CPU_LEVELS, cpu_conflicts, level_variables
 from .tables import (
+    BIT_VARIABLES,
     ENV,
     FLAGS,
     PRECISIONS,
-    RECORDED_ENV,
     RECORDED_FLAGS,
     UNAVAILABLE,
     UNREADABLE,
@@ -223,8 +223,7 @@ def snapshot(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
     Plain strings, numbers, booleans and None, for a manifest and to compare ranks.
     """
-    names = [row.name for row in ENV] + list(RECORDED_ENV)
-    values: dict[str, Any] = {f'env.{name}': env.get(name) for name in names}
+    values: dict[str, Any] = {f'env.{name}': env.get(name) for name in BIT_VARIABLES}
     values.update((flag.name, _read(flag.get)) for flag in FLAGS)
     values.update((name, _read(get)) for name, get in RECORDED_FLAGS.items())
     return values

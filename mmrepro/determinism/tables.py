@@ -4,6 +4,7 @@ A new case is a new row. The code that reads the tables is in ``policy.py``.
 """
 from __future__ import annotations
 
+import fnmatch
 import functools
 import operator
 import re
@@ -189,6 +190,28 @@ RECORDED_ENV = (
     'NCCL_MIN_NCHANNELS',  # likewise
     'PYTORCH_CUDA_ALLOC_CONF',  # addresses, for code that orders by them
 )
+
+# All variables that are known to change bits, or to explain timings.
+BIT_VARIABLES = (*(row.name for row in ENV), *RECORDED_ENV)
+
+# Patterns of variables that reach kernels and libraries, also of those without a row above: a
+# manifest records them, and a run that is repeated gets them again. All others, secrets among them,
+# stay out.
+LIBRARY_VARIABLES = (
+    'PYTHONHASHSEED', 'PYTHONOPTIMIZE', '*_NUM_THREADS', 'KMP_*', 'GOMP_*', 'MKL_*', 'ONEDNN_*',
+    'DNNL_*', 'ATEN_*', 'CUDA_*', 'CUBLAS*', 'CUDNN_*', 'NVIDIA_TF32_OVERRIDE', 'NVTE_*', 'NCCL_*',
+    'TORCH_*', 'TORCHINDUCTOR_*', 'TORCHDYNAMO_*', 'PYTORCH_*', 'TRITON_*', 'FLASH_ATTENTION_*',
+    'OPENCV_*', 'NPY_*', 'OPENBLAS_*', 'TZ', 'LC_*', 'LANG', 'MMREPRO_*')
+# Recorded as well, but they belong to a machine and its launcher: a repeated run has its own.
+LAUNCH_VARIABLES = ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'SLURM_NTASKS', 'CUDA_VISIBLE_DEVICES',
+                    'NVIDIA_VISIBLE_DEVICES', 'MMREPRO_RESTARTED')
+
+
+def is_repeated(variable: str) -> bool:
+    """Whether a run that is repeated gets the variable of the original."""
+    return variable not in LAUNCH_VARIABLES and any(
+        fnmatch.fnmatchcase(variable, pattern) for pattern in LIBRARY_VARIABLES)
+
 
 def _find(name: str) -> Any:
     """What ``torch.a.b`` names; at the time of the call, because releases lack some of it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ..fingerprint.difference import differing_names
+from ..fingerprint.divergence import differing_names
 from ..fingerprint.records import SEPARATOR, Record
 
 # edits after which two sequences count as unrelated; memory grows with its square
@@ -87,7 +87,7 @@ def align(a: Sequence[Record], b: Sequence[Record]) -> Iterator[Pair]:
         i, j = x + 1, y + 1
 
 
-def first_difference(a: Sequence[Record], b: Sequence[Record]) -> StreamDifference | None:
+def first_differing_record(a: Sequence[Record], b: Sequence[Record]) -> StreamDifference | None:
     """The first record whose inputs agree and whose result differs, or what comes before it.
 
     Operators that only one run executed are named when they computed what differs later, or when

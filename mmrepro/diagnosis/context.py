@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..fingerprint.difference import differing_names
+from ..fingerprint.divergence import differing_names
 from ..fingerprint.generator_states import FROM, NAMES
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, SEPARATOR, Record, useful_calls
 from .alignment import StreamDifference

@@ -1,4 +1,7 @@
-"""How this run differs from the one that wrote a checkpoint, and what follows from it."""
+"""What follows where two environments differ: the one table, for resumes, manifests and replays.
+
+A name is that of a fact (:mod:`mmrepro.facts.collect`) or of a field of a manifest, flattened.
+"""
 from __future__ import annotations
 
 import fnmatch
@@ -9,29 +12,34 @@ from typing import Any, Callable, NamedTuple
 from ..errors import ResumeError
 from .hook_settings import counts_from_the_end, is_watching, without_watchers
 
-CHANGES, HARMLESS = 'changes bits', 'harmless'
+CHANGES, MAY, HARMLESS = SEVERITIES = ('changes bits', 'may change bits', 'harmless')
+# what a row of the table is about, beside settings
+START = 'start'  # when, where and how the process was started: a repetition differs in it by design
+WEIGHTS = 'weights'  # the weights that the training begins from: they may follow from other rows
 ATTACHED = 'mmrepro'  # a fact of comparisons: whether mmrepro ran the training
 
 MAX_ROWS = 40  # of a table; the rest is counted
-_ABSENT = '(not set)'
+ABSENT = '(not set)'
 _WIDTHS = (48, 30, 30, 80)  # of the columns, in characters
 
 
 class FactDifference(NamedTuple):
-    """One fact that differs. ``severity`` is CHANGES or HARMLESS."""
+    """A fact or field that differs. ``severity`` is one of :data:`SEVERITIES`."""
     name: str
     then: Any
     now: Any
     severity: str
     consequence: str
+    about: str = ''  # START, WEIGHTS or ''
 
 
 class FactRule(NamedTuple):
-    """What follows when a fact whose name matches ``pattern`` differs."""
+    """What follows when a value whose name matches ``pattern`` differs."""
     pattern: str  # as in fnmatch
-    severity: str  # CHANGES or HARMLESS
+    severity: str  # one of SEVERITIES
     consequence: str  # for the table
     only: str = ''  # key of CONDITIONS: harmless unless it holds
+    about: str = ''  # START, WEIGHTS or ''
 
 
 def _reacts_to_metrics(facts: Mapping[str, Any]) -> bool:
@@ -155,9 +163,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ('config.train_dataloader.prefetch_factor config.train_dataloader.pin_memory '
      'config.train_dataloader.timeout config.train_dataloader.multiprocessing_context', HARMLESS,
      'speed only'),
-    ('config.train_dataloader*.ann_file', CHANGES, 'other data, or elsewhere', 'no annotations'),
-    ('config.train_dataloader*.data_prefix.img*', CHANGES, 'other data, or elsewhere', 'no images'),
-    ('config.train_dataloader*.data_root', CHANGES, 'other data, or elsewhere', 'no data'),
+    ('config.train_dataloader*.ann_file', CHANGES, 'different or moved annotation file',
+     'no annotations'),
+    ('config.train_dataloader*.data_prefix.img*', CHANGES, 'different or moved images',
+     'no images'),
+    ('config.train_dataloader*.data_root', CHANGES, 'different or moved data', 'no data'),
     ('config.train_cfg.max_*', CHANGES,
      'the run ends elsewhere; schedules and hooks that count from the end move', 'end'),
     ('config.train_cfg.val_* config.train_cfg.dynamic_intervals* config.val_cfg*', CHANGES,
@@ -166,7 +176,9 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ('evaluation.*', CHANGES, 'training reacts to metrics', 'metrics'),
     ('config.val_dataloader* config.val_evaluator*', CHANGES, 'training reacts to metrics',
      'metrics'),
-    ('config.default_hooks.checkpoint* config.default_hooks.logger* config.default_hooks.timer* '
+    ('config.default_hooks.checkpoint*', HARMLESS, 'what is written, not what is computed', '',
+     START),
+    ('config.default_hooks.logger* config.default_hooks.timer* '
      'config.default_hooks.visualization*', HARMLESS, 'what is written, not what is computed'),
     ('config.env_cfg.mp_cfg*', HARMLESS, 'how workers start'),
     ('config.env_cfg.cudnn_benchmark', HARMLESS, 'the flag is compared by itself'),
@@ -177,24 +189,50 @@ _ROWS: tuple[tuple[str, ...], ...] = (
      'config.find_unused_parameters* config.broadcast_buffers* config.detect_anomalous_params* '
      'config.compile* config.activation_checkpointing* config.efficient_conv_bn_eval* '
      'config.runner_type*', CHANGES, 'different training'),
+    # fields of a manifest that are no facts
+    ('initial_weights weights.*.sha256', CHANGES, 'the training starts from other weights', '',
+     WEIGHTS),
+    ('weights.*', MAY, 'the training may start from other weights', '', WEIGHTS),
+    ('resumed_from*', MAY, 'the run begins in the middle'),
+    ('data.samples data.annotations.*.sha256', CHANGES, 'the training data are not the same'),
+    ('data.annotations.*', MAY, 'another annotation file'),
+    ('data.images.*', CHANGES, 'other images, or in another order'),
+    ('data.*', MAY, 'the training data may not be the same'),
+    ('machine.torch_git machine.torch_config', MAY, 'another build of torch'),
+    ('machine.nccl', MAY, 'another order of the sums over ranks'),
+    ('machine.gpus*', MAY, 'other kernels'),
+    ('machine.torch_parallel', HARMLESS, 'the number of threads is compared by itself'),
+    ('machine.*', HARMLESS, 'nothing reads it'),
+    ('code.*.commit', MAY, 'another version of the code'),
+    ('code.*.diff_sha256', MAY, 'the code was changed'),
+    ('code.*', HARMLESS, 'what changed is compared by its digest'),
+    ('environment.PYTHONHASHSEED', HARMLESS, 'no order comes from hashes'),
+    ('environment.*_NUM_THREADS', HARMLESS, 'the number of threads is compared by itself'),
+    ('environment.MMREPRO_*', HARMLESS, 'how the process was started', '', START),
+    ('environment.CUDA_VISIBLE_DEVICES', HARMLESS, 'which GPU, not what kind'),
+    ('environment.*WORLD_SIZE environment.SLURM_NTASKS', HARMLESS,
+     'ranks and processes are compared by themselves'),
+    # torchrun sets it
+    ('environment.TORCH_NCCL_ASYNC_ERROR_HANDLING', HARMLESS, 'when a lost rank is noticed'),
+    ('environment.*_DIR', HARMLESS, 'where files lie'),
+    ('environment.TZ', HARMLESS, 'no training reads the time'),
+    ('environment.LC_* environment.LANG', HARMLESS, 'no training reads the language'),
+    ('environment.*', MAY, 'libraries may choose other kernels'),
+    ('packages.torch*', MAY, 'another implementation'),
+    ('packages.nvidia-*', MAY, 'other kernels'),
+    ('packages.*', HARMLESS, 'packages that compute are compared by what is imported'),
+    ('created command* cwd work_dir', HARMLESS, 'says when and how, not what', '', START),
     ('*', HARMLESS, 'the training does not read it'),
 )
 RULES = tuple(FactRule(pattern, *row) for patterns, *row in _ROWS for pattern in patterns.split())
 
-# facts that older checkpoints lack, with the value that they had
-_LATER = {
-    'randomness.virtual_ranks': None, 'randomness.independent_predictions': False,
-    'randomness.cpu': None, 'randomness.virtual_ranks_memory': None,
-    'env.OPENCV_CPU_DISABLE': None, 'env.OPENCV_IPP': None, 'env.NPY_DISABLE_CPU_FEATURES': None,
-    'env.NPY_ENABLE_CPU_FEATURES': None, 'env.OPENBLAS_CORETYPE': None}
-# facts that only one of the processes had when it looked, or that older checkpoints lack
-_LATE = ('version.', 'train_', 'torch._dynamo', 'processes', 'hardware.cpu_features')
-# of facts that exist only once a module is imported
+# facts that exist only once a module is imported, or the data are loaded
+_LATE = ('version.', 'train_', 'torch._dynamo')
 _UNKNOWN = ('unavailable', 'mmcv is not in use')
 
 
 def severity(name: str, facts: Mapping[str, Any]) -> str:
-    """What would follow if this one of the facts were another: CHANGES or HARMLESS."""
+    """Return what would follow if the fact ``name`` changed: one of :data:`SEVERITIES`."""
     return _judged(_rule(name), facts)[0]
 
 
@@ -203,31 +241,38 @@ def _rule(name: str) -> FactRule:
 
 
 def _judged(rule: FactRule, *runs: Mapping[str, Any]) -> tuple[str, str]:
-    """Severity and consequence of a fact that differs between these runs."""
+    """Return severity and consequence of a value that differs between these runs."""
     if rule.only and not any(map(CONDITIONS[rule.only].holds, runs)):
         return HARMLESS, CONDITIONS[rule.only].otherwise
     return rule.severity, rule.consequence
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDifference]:
-    """Facts that differ, those that change bits first; see :func:`mmrepro.facts.collect`."""
+    """Compare two environments.
+
+    Args:
+        then, now: values by name: facts, and fields of manifests.
+
+    Returns:
+        What differs, in the order of :data:`SEVERITIES`, by name within.
+    """
     found = []
     then, now = without_watchers(then), without_watchers(now)
-    for name in sorted({*then, *now}):
-        missing = _LATER.get(name, _ABSENT)
-        before, after = then.get(name, missing), now.get(name, missing)
+    for name in {*then, *now}:
+        before, after = then.get(name, ABSENT), now.get(name, ABSENT)
         same = before == after and isinstance(before, bool) == isinstance(after, bool)
-        not_asked = name.startswith(_LATE) and _ABSENT in (before, after)
+        not_asked = name.startswith(_LATE) and ABSENT in (before, after)
         not_asked |= name.startswith('operators.') and (
             then.get('operators') in _UNKNOWN or now.get('operators') in _UNKNOWN)
         if same or before in _UNKNOWN or after in _UNKNOWN or not_asked:
             continue
+        rule = _rule(name)
         if any(is_watching(name, facts) for facts in (then, now)):
             judged = HARMLESS, 'the hook changes nothing'
         else:
-            judged = _judged(_rule(name), then, now)
-        found.append(FactDifference(name, before, after, *judged))
-    return sorted(found, key=lambda one: (one.severity != CHANGES, one.name))
+            judged = _judged(rule, then, now)
+        found.append(FactDifference(name, before, after, *judged, rule.about))
+    return sorted(found, key=lambda row: (SEVERITIES.index(row.severity), row.name))
 
 
 def table(rows: Sequence[FactDifference]) -> str:
@@ -270,7 +315,7 @@ def check(path: str, then: dict[str, Any], now: dict[str, Any], strict: bool) ->
 
 
 def _text(value: Any) -> str:
-    return _ABSENT if value == _ABSENT else repr(value)
+    return ABSENT if value == ABSENT else repr(value)
 
 
 def _cut(text: str, width: int) -> str:

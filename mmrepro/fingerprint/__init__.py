@@ -1,1 +1,1 @@
-"""What a run leaves behind so that two runs can be compared: fingerprints and a manifest."""
+"""Fingerprints and manifest of a run, by which two runs are compared."""

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 
-# by its path, because the folder of a checkout may have the same name
+# an absolute path, because the folder of a checkout may be called mmrepro as well
 PACKAGE = os.path.dirname(os.path.dirname(__file__))
 LOSS_FUNCTIONS = ('loss_by_feat', 'loss_and_target', 'parse_losses', 'loss_single')
 OPTIMIZERS = (torch.optim.Optimizer, OptimWrapper, OptimWrapperDict)
-ENGINE = '/torch/autograd/graph.py'  # starts the backward pass; its callers are not the cause
+ENGINE = '/torch/autograd/graph.py'  # starts the backward pass; its callers cause nothing
 TENSOR = '/torch/_tensor.py'  # Tensor.backward makes the first gradient
-# what runs below a method of these is not part of the training
-OWN = os.path.join(PACKAGE, 'hooks', '')
+# calls below these files are not part of the training
+NOT_TRAINING = os.path.join(PACKAGE, 'hooks', '')
 PREPROCESSOR = 'data_preprocessor'  # MMEngine's name for the module that moves and pads batches
-STACK = 40  # frames kept
+STACK = 40  # number of frames kept
 # frames between the training code and the recorder
 SKIPPED = ('/torch/utils/_python_dispatch.py', '/torch/_ops.py', '/torch/_dynamo/',
            '/torch/_compile.py', os.path.join(PACKAGE, 'fingerprint', ''),
@@ -26,44 +26,44 @@ SKIPPED = ('/torch/utils/_python_dispatch.py', '/torch/_ops.py', '/torch/_dynamo
 
 
 class CallSite(NamedTuple):
-    """Phase, path of the module or parameter, and the Python calls, innermost first."""
+    """Phase, path of the module or parameter, and the Python stack, innermost call first."""
     phase: str
     path: str
     stack: tuple[tuple[str, int, str], ...]
 
 
 class CallSites:
-    """Answers where the operator that is being dispatched comes from.
+    """Finds the call site of the operator in dispatch.
 
-    A backward operator belongs to the module whose forward made its autograd node: nodes carry a
-    sequence number that counts up, so it is enough to remember who ran when the number moved.
+    A backward operator belongs to the module whose forward made its autograd node. Nodes have
+    increasing sequence numbers, so the first number of each call site identifies the rest.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules = {id(module): name for name, module in model.named_modules()}
         named = [*model.named_parameters(), *model.named_buffers()]
         self._tensors = {id(tensor): name for name, tensor in named}
-        self._alive = model, named  # an id belongs to whoever comes next when its object is gone
-        self._numbers: list[int] = []  # of the first node that belongs to ...
-        self._owners: list[tuple[str, tuple]] = []  # ... this path, made by these Python calls
+        self._alive = model, named  # ids are reused once their objects are gone
+        self._numbers: list[int] = []  # sequence number of the first node of each owner
+        self._owners: list[tuple[str, tuple]] = []  # path and Python stack of the forward call
         self._next = torch.autograd._get_sequence_nr()
-        self.hook = ''  # class and method of the hook that runs
+        self.hook = ''  # class and method of the running hook
 
     def label(self, tensor: torch.Tensor) -> str:
-        """Name of a parameter or buffer, of a gradient, or ''."""
+        """Return the name of a parameter or buffer; '' for other tensors."""
         return self._tensors.get(id(tensor), '')
 
     def current(self) -> CallSite | None:
-        """The call site of the operator in dispatch; ask once for each, before it runs.
+        """Return the call site of the operator in dispatch; call it once for each, before it runs.
 
-        None for what mmrepro's own hooks compute: digests of the state, which are no training.
+        None below the hooks of mmrepro: their digests of the state are not part of the training.
         """
         node = torch._C._current_autograd_node()
-        site, found = self._from_stack(node is not None)
+        site, in_module = self._from_stack(node is not None)
         if site is None:
             return None
         if node is not None:
-            return site._replace(phase='backward') if found else self._of_node(node, site.stack)
+            return site._replace(phase='backward') if in_module else self._of_node(node, site.stack)
         number = torch.autograd._get_sequence_nr()
         if number > self._next:
             self._numbers.append(self._next)
@@ -72,7 +72,7 @@ class CallSites:
         return site
 
     def _of_node(self, node: Any, stack: tuple) -> CallSite:
-        """Of an operator of the backward pass: the module and the Python calls of the forward."""
+        """Return the call site of a backward operator: module and Python stack of its forward."""
         variable = getattr(node, 'variable', None)
         if variable is not None:  # AccumulateGrad
             return CallSite('backward', self.label(variable), stack)
@@ -85,14 +85,14 @@ class CallSites:
         return CallSite('backward', path, (*stack, made, *made_by))
 
     def _from_stack(self, in_backward: bool) -> tuple[CallSite | None, bool]:
-        """The call site by the Python calls, and whether a module of the model is among them."""
+        """Read the call site off the Python stack; also whether a module of the model is on it."""
         phase, path, stack = '', None, []
         frame = sys._getframe(1)
         while frame is not None and len(stack) < STACK:
             code = frame.f_code
             if in_backward and code.co_filename.endswith(ENGINE):
                 break
-            if OWN in code.co_filename:
+            if NOT_TRAINING in code.co_filename:
                 return None, False
             if not any(part in code.co_filename for part in SKIPPED):
                 stack.append((code.co_filename, frame.f_lineno, code.co_name))
@@ -110,7 +110,7 @@ class CallSites:
         return CallSite(phase or 'forward', path or '', tuple(stack)), path is not None
 
     def _of_owner(self, owner: Any, phase: str, path: str | None) -> tuple[str, str | None]:
-        """Phase and path with what the object tells whose method runs; the innermost counts."""
+        """Refine phase and path by the object whose method runs; the innermost object counts."""
         if id(owner) in self._modules and isinstance(owner, torch.nn.Module):
             if path is None:
                 path = self._modules[id(owner)]

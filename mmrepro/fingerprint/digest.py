@@ -20,7 +20,7 @@ SCHEME = 1
 
 
 def text_key(text: str) -> int:
-    """A number below 2^64 from text: the first 8 bytes of its BLAKE2b digest."""
+    """Return a number below 2^64: the first 8 bytes of the BLAKE2b digest of ``text``."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little')
 
 
@@ -35,18 +35,19 @@ def _name_key(name: str) -> int:
 
 
 def tensor_digest(tensor: torch.Tensor) -> torch.Tensor:
-    """The digest as a 0-d int64 tensor on the tensor's device, without synchronising with it.
+    """Return the digest as a 0-d int64 tensor on the tensor's device, without synchronizing.
 
-    Any dtype, shape and memory layout; what counts is dtype, shape and the bits of the elements.
+    Tensors have the same digest if dtype, shape and the bits of all elements agree; strides do not
+    count.
 
     Raises:
-        TypeError: for tensors without bytes of their own (meta, quantised).
+        TypeError: ``tensor`` has no bytes of its own (meta, quantized).
     """
     return tensor_digests([tensor])[0]
 
 
 def tensor_digests(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``[n]`` int64: the digest of each, in few kernels. All tensors live on one device."""
+    """Return the ``[n]`` int64 digests of tensors on one device, computed with few kernels."""
     if not tensors:
         return torch.zeros(0, dtype=torch.int64)
     device = tensors[0].device
@@ -59,7 +60,7 @@ def tensor_digests(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         data.append(_plain(tensor))
     if device.type != 'cpu':
         digests = arithmetic.device_digests(data, headers)
-    elif len(data) == 1:  # no time for general code: between modules it comes to this
+    elif len(data) == 1:  # taken for every module and operator, so it has to be fast
         digests = arithmetic.host_digest(data[0], headers[0])
     else:
         digests = arithmetic.host_digests(data, headers)
@@ -69,7 +70,7 @@ def tensor_digests(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def combine_digests(names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
-    """One 0-d digest of ``[n]`` digests by their names; their order does not count."""
+    """Combine ``[n]`` named digests into a 0-d one; their order does not count."""
     salts = arithmetic.constant(('names', values.device, tuple(names)), lambda: np.array(
         [_name_key(name) for name in names], np.uint64))
     return arithmetic.mix(arithmetic.mix(values ^ salts).sum() + arithmetic.signed(
@@ -77,7 +78,7 @@ def combine_digests(names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
 
 
 def combined_hex(digests: Mapping[str, int]) -> str:
-    """As :func:`combine_digests`, of digests that are Python integers already."""
+    """As :func:`combine_digests`, for digests that are Python integers."""
     total = sum(arithmetic.mix_int((value & arithmetic.MASK) ^ _name_key(name))
                 for name, value in digests.items())
     return hex_of(arithmetic.mix_int(
@@ -85,28 +86,28 @@ def combined_hex(digests: Mapping[str, int]) -> str:
 
 
 def hex_of(value: int) -> str:
-    """16 hexadecimal digits of a signed or unsigned 64-bit integer."""
+    """Return 16 hexadecimal digits of a signed or unsigned 64-bit integer."""
     return f'{value & arithmetic.MASK:016x}'
 
 
 def to_hex(values: Sequence[torch.Tensor]) -> list[str]:
-    """16 hexadecimal digits for each 0-d digest."""
+    """Return 16 hexadecimal digits for each 0-d digest."""
     return [hex_of(number) for number, in to_numbers([value.view(1) for value in values])]
 
 
 def to_numbers(values: Sequence[torch.Tensor]) -> list[list[int]]:
-    """The elements of 1-d tensors; one copy from each device for all of them."""
-    found: list[list[int]] = [[]] * len(values)
+    """Return the elements of 1-d tensors, with one copy from each device."""
+    result: list[list[int]] = [[]] * len(values)
     for device in {value.device for value in values}:
         mine = [i for i, value in enumerate(values) if value.device == device]
         numbers = iter(torch.cat([values[i] for i in mine]).tolist())
         for i in mine:
-            found[i] = list(itertools.islice(numbers, len(values[i])))
-    return found
+            result[i] = list(itertools.islice(numbers, len(values[i])))
+    return result
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements as contiguous memory, one dimension."""
+    """Return the elements as contiguous one-dimensional memory."""
     if tensor.is_meta or tensor.is_quantized:
         raise TypeError(f'a tensor of {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device} has '
                         'no bits to take a digest of; allowed: dense and sparse tensors with data')
@@ -127,20 +128,21 @@ def _sparse_digest(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout not in parts:
         raise TypeError(f'no digest of {tensor.layout}; allowed: strided, '
                         f'{", ".join(map(str, parts))}')
-    found = parts[tensor.layout](tensor.detach())
-    names = [f'{tensor.layout} {tuple(tensor.shape)} {i}' for i in range(len(found))]
-    return combine_digests(names, torch.stack([tensor_digest(part) for part in found]))
+    dense = parts[tensor.layout](tensor.detach())
+    names = [f'{tensor.layout} {tuple(tensor.shape)} {i}' for i in range(len(dense))]
+    return combine_digests(names, torch.stack([tensor_digest(part) for part in dense]))
 
 
 # --- nested values ------------------------------------------------------------------------------
 
 def value_digest(value: Any) -> torch.Tensor:
-    """A 0-d digest of nested data: dicts (their order does not count), sequences, tensors, arrays,
-    MMEngine's data elements, MMDetection's boxes and masks, numbers, text, other objects by their
-    attributes. On the CPU, unless a tensor in it lives elsewhere.
+    """Return a 0-d digest of nested data, on the CPU unless a tensor in it lives elsewhere.
+
+    Dicts (their order does not count), sequences, tensors, arrays, MMEngine's data elements,
+    MMDetection's boxes and masks, numbers, text; other objects count by their attributes.
 
     Raises:
-        TypeError: for an object without attributes whose ``repr`` is an address.
+        TypeError: an object has no attributes, and its ``repr`` is an address.
     """
     text: list[str] = []
     tensors: list[torch.Tensor] = []
@@ -157,7 +159,7 @@ def value_digest(value: Any) -> torch.Tensor:
 
 
 def _describe(value: Any, text: list[str], tensors: list[torch.Tensor], within: tuple) -> None:
-    """Append what ``value`` is to ``text``, depth first; tensors to ``tensors``."""
+    """Append a description of ``value`` to ``text``, depth first; its tensors to ``tensors``."""
     items = []
     if id(value) in within:
         text.append('(above)')
@@ -195,7 +197,7 @@ def _describe(value: Any, text: list[str], tensors: list[torch.Tensor], within: 
     else:
         shown = repr(value)
         if ' at 0x' in shown:
-            raise TypeError(f'no digest of {shown}: it has no attributes to look at')
+            raise TypeError(f'no digest of {shown}: it has no attributes')
         text.append(f'{type(value).__qualname__}:{shown}')
     for name, item in items:
         text.append(f'{{{name!r}=')

@@ -1,4 +1,4 @@
-"""The arithmetic of digests: words, blocks, keys; on the CPU in NumPy, elsewhere in PyTorch.
+"""The arithmetic of digests: on the CPU in NumPy, on other devices in PyTorch.
 
 The digest of one tensor, in integers modulo 2^64 (every number here is part of the file format;
 a change is another :data:`mmrepro.fingerprint.digest.SCHEME`):
@@ -32,14 +32,14 @@ import torch
 
 BLOCK = 1024  # 64-bit words; a block and its keys stay in the first-level cache
 BLOCK_BYTES = 8 * BLOCK
-MIN_SHARE = 128  # blocks: 1 MiB, for less a thread is not worth waking
-ROWS = 128  # blocks that one call of NumPy takes: more leave the cache, fewer cost calls
-DEVICE_BYTES = 1 << 26  # that a GPU works on at once: bounds the extra memory (three times this)
+MIN_SHARE = 128  # blocks (1 MiB) of a thread; waking it costs more than fewer blocks do
+ROWS = 128  # blocks per call of NumPy: more leave the cache, fewer cost calls
+DEVICE_BYTES = 1 << 26  # bytes that a GPU hashes at once; the extra memory is three times this
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: its multiples visit all residues
-MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # splitmix64's finaliser
+MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # splitmix64's finalizer
 KEY_SEED = 0x6D6D726570726F31  # 'mmrepro1'
 
-MAX_CONSTANTS = 256  # layouts that are remembered; images of new sizes add new ones
+MAX_CONSTANTS = 256  # cached constants; images of new sizes add new ones
 
 MASK = (1 << 64) - 1
 _HALF = np.uint64(32)
@@ -47,7 +47,7 @@ _constants: dict[tuple, torch.Tensor] = {}
 
 
 def mix_int(value: int) -> int:
-    """splitmix64's finaliser: a bijection in which every bit depends on every bit."""
+    """splitmix64's finalizer: a bijection in which every bit depends on every bit."""
     for shift, factor in MIX:
         value = ((value ^ (value >> shift)) * factor) & MASK
     return value
@@ -60,10 +60,10 @@ def keys() -> np.ndarray:
     return np.array(numbers, np.uint64).reshape(2, BLOCK)
 
 
-# --- on the CPU: NumPy, because its loops over integers are the faster ones --------------------
+# --- on the CPU: NumPy, whose loops over integers are faster than those of PyTorch ---------------
 
 def _mix_array(values: np.ndarray) -> np.ndarray:
-    """Changes ``values`` and returns it."""
+    """Mix ``values`` in place and return it."""
     for shift, factor in MIX:
         values ^= values >> np.uint64(shift)
         values *= np.uint64(factor)
@@ -71,7 +71,7 @@ def _mix_array(values: np.ndarray) -> np.ndarray:
 
 
 class _Scratch(threading.local):
-    """Memory for the upper halves of ROWS blocks: new memory for every call costs page faults."""
+    """Buffer for the upper halves of ROWS blocks; allocating it per call costs page faults."""
 
     def __init__(self) -> None:
         self.upper = np.empty((ROWS, BLOCK), np.uint64)
@@ -81,7 +81,7 @@ _scratch = _Scratch()
 
 
 def _block_sums(words: np.ndarray, sums: np.ndarray) -> None:
-    """``[n]`` sums of ``[n, BLOCK]`` words; in pieces, so that the second look is in the cache."""
+    """Write the ``[n]`` sums of ``[n, BLOCK]`` words; in pieces that stay in the cache."""
     lower, upper = keys()
     scratch = _scratch.upper
     for start in range(0, len(words), ROWS):
@@ -93,7 +93,7 @@ def _block_sums(words: np.ndarray, sums: np.ndarray) -> None:
 
 
 def _many_block_sums(words: np.ndarray, sums: np.ndarray) -> None:
-    """As :func:`_block_sums`, on as many threads as torch's operators take."""
+    """As :func:`_block_sums`, on as many threads as torch's operators use."""
     threads = torch.get_num_threads()
     if threads == 1 or len(words) < 2 * MIN_SHARE:
         _block_sums(words, sums)
@@ -109,24 +109,22 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix='mmrepro-digest')
 
 
-# threads do not survive a fork: a worker of a data loader makes its own
-if hasattr(os, 'register_at_fork'):
-    os.register_at_fork(after_in_child=_pool.cache_clear)
+# threads do not survive a fork: a data loader worker starts its own
+os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
-_steps = np.zeros(0, np.uint64)
+@functools.cache
+def _steps_of(bits: int) -> np.ndarray:
+    return np.arange(1, (1 << bits) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
 
 
 def _steps_to(count: int) -> np.ndarray:
-    """``[count]``: what is added to the sums of blocks 0, 1, ..."""
-    global _steps
-    if len(_steps) < count:
-        _steps = np.arange(1, max(count, 1024) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-    return _steps[:count]
+    """Return the ``[count]`` terms that are added to the sums of blocks 0, 1, ..."""
+    return _steps_of(max(10, (count - 1).bit_length()))[:count]
 
 
 def host_digest(tensor: torch.Tensor, header: int) -> torch.Tensor:
-    """The ``[1]`` digest of one tensor in one dimension."""
+    """Return the ``[1]`` digest of a one-dimensional tensor; the fast path of single tensors."""
     data = tensor.view(torch.uint8).numpy()
     whole, rest = divmod(len(data), BLOCK_BYTES)
     sums = np.empty(whole + (rest > 0), np.uint64)
@@ -138,18 +136,18 @@ def host_digest(tensor: torch.Tensor, header: int) -> torch.Tensor:
         _block_sums(row.view('<u8'), sums[whole:])
     sums += _steps_to(len(sums))
     total = int(_mix_array(sums).sum())
-    # torch.tensor looks at every number for longer than all of the above takes
+    # torch.tensor would take longer than all of the above
     return torch.from_numpy(np.array([mix_int(total ^ header)], np.uint64).view(np.int64))
 
 
 def host_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> torch.Tensor:
-    """Digests of tensors in one dimension. Blocks that are not full are collected, done at once."""
-    datas = [tensor.view(torch.uint8).numpy() for tensor in tensors]
-    counts = [-(-len(data) // BLOCK_BYTES) for data in datas]
+    """Return the digests of one-dimensional tensors; partial blocks are hashed together."""
+    arrays = [tensor.view(torch.uint8).numpy() for tensor in tensors]
+    counts = [-(-len(data) // BLOCK_BYTES) for data in arrays]
     starts = [0, *itertools.accumulate(counts)]
     sums = np.empty(starts[-1], np.uint64)
-    partial, rests = [], []  # numbers of blocks that are not full, and their bytes
-    for data, start in zip(datas, starts):
+    partial, rests = [], []  # numbers of partial blocks, and their bytes
+    for data, start in zip(arrays, starts):
         whole = len(data) // BLOCK_BYTES
         end = whole * BLOCK_BYTES
         if whole:
@@ -162,9 +160,9 @@ def host_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> tor
         rows = np.zeros((len(rests), BLOCK_BYTES), np.uint8)
         for row, data in zip(rows, rests):
             row[:len(data)] = data
-        found = np.empty(len(rests), np.uint64)
-        _block_sums(rows.view('<u8'), found)
-        sums[partial] = found
+        partial_sums = np.empty(len(rests), np.uint64)
+        _block_sums(rows.view('<u8'), partial_sums)
+        sums[partial] = partial_sums
     sums += np.concatenate([_steps_to(count) for count in counts])
     running = np.zeros(len(sums) + 1, np.uint64)
     np.cumsum(_mix_array(sums), out=running[1:])
@@ -176,7 +174,7 @@ def host_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> tor
 # --- on other devices: PyTorch, many tensors in few kernels -------------------------------------
 
 def constant(key: tuple, make: Callable[[], np.ndarray]) -> torch.Tensor:
-    """A constant uint64 array as int64 on the device ``key[1]``, copied once, without waiting."""
+    """Return a constant uint64 array as int64 on the device ``key[1]``; copied once, cached."""
     if key not in _constants:
         if len(_constants) >= MAX_CONSTANTS:
             _constants.clear()
@@ -189,9 +187,9 @@ def constant(key: tuple, make: Callable[[], np.ndarray]) -> torch.Tensor:
 
 
 class _Piece(NamedTuple):
-    """Some whole blocks of one tensor, its last bytes filled up with zeros."""
-    number: int
-    first: int
+    """Whole blocks of one tensor; the last is filled up with zeros later."""
+    number: int  # of the tensor
+    first: int  # number of the first block
     data: torch.Tensor  # int32 or uint8
 
 
@@ -206,7 +204,7 @@ def mix(values: torch.Tensor) -> torch.Tensor:
 
 
 def device_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> torch.Tensor:
-    """What :func:`tensor_digests` does on GPUs; gives the same on the CPU."""
+    """Return the digests of :func:`host_digests`, computed with few kernels on any device."""
     device = tensors[0].device
     totals = torch.zeros(len(tensors), dtype=torch.int64, device=device)
     for batch in _batches(tensors):
@@ -216,7 +214,7 @@ def device_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> t
 
 
 def _batches(tensors: Sequence[torch.Tensor]) -> Iterable[list[_Piece]]:
-    """Pieces of one dtype, DEVICE_BYTES together."""
+    """Group pieces of one dtype into batches of DEVICE_BYTES."""
     waiting: dict[torch.dtype, list[_Piece]] = {}
     sizes: dict[torch.dtype, int] = {}
     for number, tensor in enumerate(tensors):
@@ -236,7 +234,7 @@ def _batches(tensors: Sequence[torch.Tensor]) -> Iterable[list[_Piece]]:
 
 
 def _batch_totals(batch: Sequence[_Piece], count: int, device: torch.device) -> torch.Tensor:
-    """``[count]``: what these pieces contribute to the totals of all tensors."""
+    """Return the ``[count]`` contributions of these pieces to the totals of all tensors."""
     width = BLOCK_BYTES // batch[0].data.element_size()
     zeros = torch.zeros(width, dtype=batch[0].data.dtype, device=device)
     parts, layout = [], []
@@ -262,7 +260,7 @@ def _block_steps(layout: Sequence[tuple[int, int, int]]) -> np.ndarray:
 
 
 def _block_ends(layout: Sequence[tuple[int, int, int]], count: int) -> np.ndarray:
-    """``[2, count]``: where the blocks of every tensor start and end in a batch."""
+    """Return ``[2, count]``: where the blocks of every tensor start and end in a batch."""
     owners = np.concatenate([np.full(n, number) for number, _, n in layout])  # ascending
     return np.stack([np.searchsorted(owners, np.arange(count), side)
                      for side in ('left', 'right')]).astype(np.uint64)

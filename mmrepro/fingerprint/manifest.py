@@ -1,8 +1,7 @@
-"""``manifest.json``: all that a run was made of, and what follows where two runs differ in it."""
+"""``manifest.json``: everything that a run was made of, and how two runs differ in it."""
 from __future__ import annotations
 
 import datetime
-import fnmatch
 import hashlib
 import itertools
 import json
@@ -17,7 +16,7 @@ from ..distributed.process_group import process_count
 from ..distributed.unwrap import unwrap
 from ..errors import FingerprintError
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
-from ..facts.compatibility import CHANGES, HARMLESS, FactDifference, differences
+from ..facts.compatibility import FactDifference, differences
 from ..facts.training_data import training_data
 from . import provenance
 from .reader import read_json
@@ -25,51 +24,13 @@ from .schema import FOLDER, SELF_CHECKS
 from .snapshot import Snapshot
 
 FORMAT = 1
-MAY = 'may change bits'
-ORDER = (CHANGES, MAY, HARMLESS)
-
-# What facts do not cover; the first row that matches counts: pattern, severity, consequence.
-RULES = (
-    ('initial_weights', CHANGES, 'the training starts from other weights'),
-    ('data.samples', CHANGES, 'the training data are not the same'),
-    ('data.annotations.*.sha256', CHANGES, 'the training data are not the same'),
-    ('data.annotations.*', MAY, 'another annotation file'),
-    ('data.images.*', CHANGES, 'other images, or in another order'),
-    ('data.*', MAY, 'the training data may not be the same'),
-    ('weights.*.sha256', CHANGES, 'the training starts from other weights'),
-    ('weights.*', MAY, 'the training may start from other weights'),
-    ('resumed_from*', MAY, 'the run begins in the middle'),
-    ('machine.torch_git', MAY, 'another build of torch'),
-    ('machine.torch_config', MAY, 'another build of torch'),
-    ('machine.nccl', MAY, 'another order of the sums over ranks'),
-    ('machine.gpus*', MAY, 'other kernels'),
-    ('machine.torch_parallel', HARMLESS, 'the number of threads is compared by itself'),
-    ('machine.*', HARMLESS, 'nothing reads it'),
-    ('code.*.commit', MAY, 'another version of the code'),
-    ('code.*.diff_sha256', MAY, 'the code was changed'),
-    ('code.*', HARMLESS, 'what changed is compared by its digest'),
-    ('environment.PYTHONHASHSEED', HARMLESS, 'no order comes from hashes'),
-    ('environment.*_NUM_THREADS', HARMLESS, 'the number of threads is compared by itself'),
-    ('environment.MMREPRO_*', HARMLESS, 'how the process was started'),
-    ('environment.CUDA_VISIBLE_DEVICES', HARMLESS, 'which GPU, not what kind'),
-    ('environment.*WORLD_SIZE', HARMLESS, 'ranks and processes are compared by themselves'),
-    # torchrun sets it
-    ('environment.TORCH_NCCL_ASYNC_ERROR_HANDLING', HARMLESS, 'when a lost rank is noticed'),
-    ('environment.SLURM_NTASKS', HARMLESS, 'ranks and processes are compared by themselves'),
-    ('environment.*_DIR', HARMLESS, 'where files lie'),
-    ('environment.TZ', HARMLESS, 'no training reads the time'),
-    ('environment.LC_*', HARMLESS, 'no training reads the language'),
-    ('environment.LANG', HARMLESS, 'no training reads the language'),
-    ('environment.*', MAY, 'libraries may choose other kernels'),
-    ('packages.torch*', MAY, 'another implementation'),
-    ('packages.nvidia-*', MAY, 'other kernels'),
-    ('packages.*', HARMLESS, 'packages that compute are compared by what is imported'),
-    ('*', HARMLESS, 'says when and how, not what'),
-)
+# parts of a manifest that are compared in another form: as facts, or not at all
+NOT_COMPARED = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size', 'processes',
+                SELF_CHECKS)
 
 
 class Manifest(NamedTuple):
-    """A manifest that was read: its file, and the JSON in it."""
+    """A manifest that was read: path of the file, and its JSON."""
     path: str
     content: dict[str, Any]
 
@@ -79,22 +40,28 @@ class Manifest(NamedTuple):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """As a checkpoint keeps them: settings of the config are ``config.*``."""
+        """The facts in the form of checkpoints: settings of the config are ``config.*``."""
         return {**self.content['facts'], **settings_of(read_settings(self.config_text))}
 
     @property
     def processes(self) -> int:
-        """That trained: one for each rank, unless ranks were virtual."""
-        return process_count_of(self.content)
+        """Number of processes that trained: one for each rank, unless ranks were virtual."""
+        return int(self.content['processes'])
 
-
-def process_count_of(content: Mapping[str, Any]) -> int:
-    """Of a manifest's content; older ones were of runs with a process for each rank."""
-    return content.get('processes', content.get('world_size', 1))
+    @property
+    def values(self) -> dict[str, Any]:
+        """Facts and all other fields by name; files and repositories count by their last name."""
+        content = {name: value for name, value in self.content.items() if name not in NOT_COMPARED}
+        content['data'] = dict(content.get('data') or {})
+        for part, name in ((content, 'code'), (content, 'weights'),
+                           (content['data'], 'annotations')):
+            part[name] = {os.path.basename(path): value
+                          for path, value in part.get(name, {}).items()}
+        return {**self.facts, **flatten(content)}
 
 
 def make_manifest(runner: Any) -> dict[str, Any]:
-    """The manifest of a runner that is about to train, as what JSON can hold."""
+    """Describe a runner that is about to train, as what JSON can hold."""
     text = runner.cfg.pretty_text
     repro = getattr(runner, '_repro', None)
     randomness = dict(repro.as_dict() if repro else runner.cfg.get('randomness') or {})
@@ -125,7 +92,7 @@ def make_manifest(runner: Any) -> dict[str, Any]:
 
 
 def write_manifest(runner: Any, folder: str) -> str:
-    """Write the manifest of this start into ``folder``; returns the name of the file.
+    """Write the manifest of this start into ``folder`` and return the name of the file.
 
     The first start writes ``manifest.json``, later ones ``manifest.1.json`` and so on.
     """
@@ -136,9 +103,9 @@ def write_manifest(runner: Any, folder: str) -> str:
     return name
 
 
-def complete_manifest(path: str, found: Mapping[str, Any]) -> None:
-    """Add what is known at the end of a run to its manifest."""
-    _write(path, {**read_json(path), **found})
+def complete_manifest(path: str, values: Mapping[str, Any]) -> None:
+    """Add values that are known at the end of a run to its manifest."""
+    _write(path, {**read_json(path), **values})
 
 
 def _write(path: str, content: Mapping[str, Any]) -> None:
@@ -154,14 +121,14 @@ def _name(number: int) -> str:
 
 
 def read_manifest(path: str, name: str | None = None) -> Manifest:
-    """Read a manifest: a file, or that of a work directory's first start.
+    """Read a manifest: a file, or the one of a work directory's first start.
 
     Args:
         path: a ``manifest.json``, a work directory, or the folder ``mmrepro`` in it.
-        name: of the file in the folder, for a later start.
+        name: name of the file in the folder, for a later start.
 
     Raises:
-        FingerprintError: names the file, and what is wrong with it.
+        FingerprintError: the file is missing or is no manifest; the message names it.
     """
     if os.path.isdir(path):
         inner = os.path.join(path, FOLDER)
@@ -179,31 +146,6 @@ def read_manifest(path: str, name: str | None = None) -> Manifest:
     return Manifest(path, content)
 
 
-# in another form among the facts, or not comparable
-_ELSEWHERE = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size', 'processes',
-              SELF_CHECKS)
-
-
 def compare_manifests(first: Manifest, second: Manifest) -> list[FactDifference]:
-    """What differs, by severity: CHANGES, then MAY, then HARMLESS; by name within."""
-    found = differences(first.facts, second.facts)
-    fields = [_fields(manifest.content) for manifest in (first, second)]
-    for name in set().union(*fields):
-        before, after = (one.get(name, _ABSENT) for one in fields)
-        if before != after:
-            severity, why = next(row for pattern, *row in RULES
-                                 if fnmatch.fnmatchcase(name, pattern))
-            found.append(FactDifference(name, before, after, severity, why))
-    return sorted(found, key=lambda one: (ORDER.index(one.severity), one.name))
-
-
-_ABSENT = '(not set)'
-
-
-def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything beside the facts, flat. Files and repositories count by their last name."""
-    content = {name: value for name, value in content.items() if name not in _ELSEWHERE}
-    content['data'] = dict(content.get('data') or {})
-    for part, name in ((content, 'code'), (content, 'weights'), (content['data'], 'annotations')):
-        part[name] = {os.path.basename(path): value for path, value in part.get(name, {}).items()}
-    return flatten(content)
+    """What differs between two manifests; see :func:`mmrepro.facts.compatibility.differences`."""
+    return differences(first.values, second.values)

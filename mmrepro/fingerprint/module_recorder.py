@@ -1,10 +1,10 @@
-"""Digests of what goes in and out of every module, forward and backward.
+"""Digests of the inputs and outputs of every module, forward and backward.
 
-Backward, a module's record is about the nodes of the autograd graph that its forward has made: 'in'
-are the gradients that reach its outputs, 'out' those that it hands on to its inputs; gradients of
-parameters are in the line by name. The nodes are only watched. PyTorch's full backward hooks would
-put nodes of their own into the graph, refuse in-place operators behind a module, and might change
-the order in which gradients are summed.
+A backward record is about the nodes of the autograd graph that the forward of the module has made:
+'in' are the gradients of its outputs, 'out' those of its inputs; gradients of parameters are in
+the line by name. Hooks on nodes leave the graph as it is. PyTorch's full backward hooks would add
+nodes, refuse in-place operators behind a module, and might change the order in which gradients are
+summed.
 """
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..nested import tensors
 from .digest import combine_digests, hex_of, tensor_digests
 from .schema import MODULES
 from .snapshot import Snapshot
 
-MAX_NODES = 200  # of one module's part of the graph; larger parts are containers' and not watched
+MAX_NODES = 200  # of the graph of a module; larger graphs, of containers, are not watched
 
 
 class ModuleRecorder:
     """Watches a model; :meth:`start` and :meth:`stop` bound what is recorded."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.snapshot: Snapshot | None = None  # of the iteration that is recorded
+        self.snapshot: Snapshot | None = None  # of the recorded iteration
         self._records: list[list] = []
         self._calls: Counter = Counter()
         self._count = 0
@@ -49,17 +50,17 @@ class ModuleRecorder:
         self._calls.clear()
 
     def stop(self) -> Any:
-        """A function that returns what the iteration's line gets, given what was fetched."""
+        """Return a function from the fetched digests to the entries of the iteration's line."""
         records, self.snapshot, self._known = self._records, None, {}
 
-        def finish(found: Any) -> dict[str, Any]:
-            digests = found.digests.get(MODULES, {})
+        def finish(fetched: Any) -> dict[str, Any]:
+            digests = fetched.digests.get(MODULES, {})
             return {MODULES: [[*head, *(None if key is None else hex_of(digests[key])
                                      for key in keys)] for *head, keys in records]}
         return finish
 
     def record(self, path: str, phase: str) -> list:
-        """A new record in the order of execution; its digests are filled in by :meth:`put`."""
+        """Add a record in the order of execution; :meth:`put` fills in its digests."""
         self._calls[path, phase] += 1
         record = [path, phase, self._calls[path, phase] - 1, [None, None]]
         self._records.append(record)
@@ -91,9 +92,9 @@ class ModuleRecorder:
 class _Watch:
     """The hooks of one module.
 
-    What goes into a module, and what comes out of a container, was mostly looked at before: the
-    digest is used again while it is the same tensor of the same version. A write through ``.data``
-    between two modules leaves the version; it shows in what the next module makes of the tensor.
+    Most inputs, and the outputs of containers, are results of other modules: the digest is reused
+    while the tensor and its version are the same. A write through ``.data`` between two modules
+    does not change the version; it shows in the output of the next module.
     """
 
     def __init__(self, recorder: ModuleRecorder, path: str, leaf: bool) -> None:
@@ -104,16 +105,16 @@ class _Watch:
         if self._recorder.snapshot is None:
             return
         record = self._recorder.record(self._path, 'forward')
-        inputs = tensors_in((args, kwargs))
+        inputs = tensors((args, kwargs))
         self._recorder.put(record, 0, inputs, True)
-        # an in-place module replaces what its input's node is
+        # an in-place module replaces the node of its input
         self._open.append((record, [tensor.grad_fn for tensor in inputs]))
 
     def after(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         if self._recorder.snapshot is None or not self._open:
             return
         record, sources = self._open.pop()
-        outputs = tensors_in(output)
+        outputs = tensors(output)
         self._recorder.put(record, 1, outputs, not self._leaf)
         if self._leaf:
             self._watch_backward([tensor.grad_fn for tensor in outputs], sources)
@@ -131,8 +132,8 @@ class _Watch:
             node.register_hook(partial(self._gradients, shared, node in entries, keep))
 
     def _gradients(self, shared: dict[str, list], entry: bool, keep: Sequence[bool],
-                   handed_on: tuple, got: tuple) -> None:
-        """Called with the gradients that a node hands on, and those that it got."""
+                   passed_on: tuple, received: tuple) -> None:
+        """Record the gradients that a node received, and those that it passes on."""
         recorder = self._recorder
         if recorder.snapshot is None:
             return
@@ -140,17 +141,17 @@ class _Watch:
             shared['record'] = recorder.record(self._path, 'backward')
         record = shared['record']
         if entry and record[3][0] is None:
-            recorder.put(record, 0, [one for one in got if one is not None], True)
+            recorder.put(record, 0, [one for one in received if one is not None], True)
         if any(keep) and record[3][1] is None:
-            # those of parameters, which end in leaves of the graph, are left out
-            recorder.put(record, 1, [one for one, kept in zip(handed_on, keep)
-                                     if kept and one is not None], False)
+            # without those of parameters, which end in leaves of the graph
+            recorder.put(record, 1, [gradient for gradient, kept in zip(passed_on, keep)
+                                     if kept and gradient is not None], False)
 
 
 def _leads_on(node: Any, sources: set) -> bool:
-    """Whether a gradient goes on to another module, and does not end in a parameter of this one.
+    """Whether a gradient reaches another module, and does not end in a parameter of this one.
 
-    A linear layer's weight comes out of a node that transposes it.
+    The weight of a linear layer is behind a node that transposes it.
     """
     while node is not None and node not in sources and len(node.next_functions) == 1:
         node = node.next_functions[0][0]
@@ -158,8 +159,8 @@ def _leads_on(node: Any, sources: set) -> bool:
 
 
 def _exits(entries: Sequence[Any], sources: set) -> list[Any] | None:
-    """Nodes of the part between ``sources`` and ``entries`` that hand gradients out of it."""
-    found, waiting, seen = [], list(entries), set()
+    """Return the nodes between ``sources`` and ``entries`` that pass gradients out of the part."""
+    exits, waiting, seen = [], list(entries), set()
     while waiting:
         node = waiting.pop()
         if node in seen or node in sources:
@@ -170,21 +171,6 @@ def _exits(entries: Sequence[Any], sources: set) -> list[Any] | None:
         following = [after for after, _ in node.next_functions if after is not None]
         inner = [after for after in following if after not in sources and after.next_functions]
         if len(inner) < len(following):
-            found.append(node)
+            exits.append(node)
         waiting += inner
-    return found
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Tensors in nested tuples, lists, dicts and data elements, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif hasattr(value, 'all_items'):
-        value = [item for _, item in value.all_items()]
-    elif isinstance(getattr(value, 'tensor', None), torch.Tensor):  # MMDetection's boxes
-        return [value.tensor]
-    elif not isinstance(value, (list, tuple)):
-        return []
-    return [tensor for item in value for tensor in tensors_in(item)]
+    return exits

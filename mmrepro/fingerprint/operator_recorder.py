@@ -26,28 +26,28 @@ from .uninitialized import UninitializedMemory
 
 # operators that return uninitialized memory: no digest, and the memory is remembered
 ALLOCATE = ('aten.empty', 'aten.new_empty', 'aten.empty_like', 'aten.empty_strided',
-                 'aten.new_empty_strided', 'aten.empty_permuted', 'aten.resize_')
+            'aten.new_empty_strided', 'aten.empty_permuted', 'aten.resize_')
 # operators that write to all of their first argument without reading it
 OVERWRITES = ('aten.fill_', 'aten.zero_', 'aten.copy_', 'aten.normal_', 'aten.uniform_',
               'aten.bernoulli_', 'aten.random_', 'aten.exponential_')
-# by their schema they leave these arguments alone; in training they update them
+# arguments that are updated in training, although the schema does not say so
 MUTATED = {'aten.native_batch_norm': ('running_mean', 'running_var'),
            'aten.cudnn_batch_norm': ('running_mean', 'running_var'),
            'aten.miopen_batch_norm': ('running_mean', 'running_var')}
-# by their schema they write; what they write is which memory a tensor shows. A copy of a storage
-# (copy.deepcopy of a tensor) shows new memory so before it is filled
+# aten.set_ is declared as a write and only re-points the storage of the tensor, as in
+# copy.deepcopy of a tensor before the copy is filled
 VIEWS = ('aten.set_', )
 SILENT = ('profiler', )  # namespaces of operators that compute nothing
-# arguments of other types count by the name of their type: their text holds addresses
+# types of arguments that count by their text; that of others may hold addresses
 PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout,
          torch.memory_format)
-# by their schema they return a view; what they return is new to torch
+# operators that return new memory, although their schema says a view
 NEW = ('aten.lift_fresh', 'aten.lift')
-ARGUMENT_TEXT = 400  # characters of the arguments that are not tensors; the rest counts by its hash
+ARGUMENT_TEXT = 400  # characters of the arguments that are not tensors, and a checksum of the rest
 
 
 class _Operator(NamedTuple):
-    """What a schema says."""
+    """Properties of an operator, from its schema and the tables above."""
     name: str
     view: bool
     allocates: bool
@@ -69,9 +69,10 @@ def _operator(func: Any) -> _Operator:
 
 
 class OperatorRecorder(TorchDispatchMode):
-    """Records operators of a model while it is active; ``records()`` returns them.
+    """Records the operators of a model while it is active.
 
-    The results of record number ``keep`` are copied into ``kept``.
+    Args:
+        keep: number of a record whose results are copied into ``kept``.
     """
 
     def __init__(self, model: torch.nn.Module, keep: int | None = None) -> None:
@@ -95,7 +96,7 @@ class OperatorRecorder(TorchDispatchMode):
         self._watch.stop()
 
     def records(self) -> list[Record]:
-        """All records so far; one copy from the device for all digests."""
+        """Return all records so far, with one copy from the device for all digests."""
         texts = to_hex(self._digests)
 
         def text(numbers: tuple[int | None, ...]) -> tuple[str, ...]:
@@ -106,7 +107,7 @@ class OperatorRecorder(TorchDispatchMode):
 
     def note(self, phase: str, path: str, name: str, tensors: Mapping[str, torch.Tensor],
              scalars: Sequence[str] = ()) -> None:
-        """Add a record that is no operator: a state at a boundary, its tensors as the outputs."""
+        """Add the record of a state at a boundary, with its tensors as the outputs."""
         with self._lock, _disable_current_modes():
             self._raw.append(Record(
                 phase, path, name, outputs=tuple(map(self._digest, tensors.values())),
@@ -114,12 +115,12 @@ class OperatorRecorder(TorchDispatchMode):
                 generators=generator_states.states(), calls=self._watch.take()))
 
     def attributes(self, values: Sequence[str]) -> None:
-        """Add values of Python attributes, which explain a difference and are none themselves."""
+        """Add values of Python attributes, which may explain a difference and are not compared."""
         self._raw.append(Record('start', '', 'attributes', labels=tuple(values)))
 
     @property
     def at_note(self) -> bool:
-        """Whether nothing was recorded since a state was."""
+        """Whether the last record is a state."""
         return bool(self._raw) and self._raw[-1].is_state
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (),
@@ -160,7 +161,7 @@ class OperatorRecorder(TorchDispatchMode):
 
     def _given(self, func: Any, operator: _Operator, args: tuple,
                kwargs: dict) -> tuple[list[tuple[torch.Tensor, str, int | None]], str]:
-        """Tensors given, each with the name of its argument and digest; all else as text."""
+        """Return the tensors given, with argument name and digest; everything else as text."""
         names = [argument.name for argument in func._schema.arguments]
         given, text = [], []
         for name, value in [*zip(names, args), *kwargs.items()]:
@@ -190,7 +191,7 @@ class OperatorRecorder(TorchDispatchMode):
         seen = {id(tensor) for tensor in changed}
         fresh = [tensor for tensor in returned if id(tensor) not in seen]
         for tensor in fresh:
-            # memory that was freed uninitialized belongs to a result now
+            # the result may be in memory that was freed uninitialized
             self._uninitialized.result(tensor)
         for tensor in overwritten:
             self._uninitialized.overwritten(tensor)
@@ -221,15 +222,15 @@ class OperatorLines:
         self._recorder: OperatorRecorder | None = None
 
     def start(self, snapshot: Any) -> None:
-        # names of parameters are found by their identity, which a hook may have changed
+        # a new recorder: it knows parameters by their identity, which a hook may have changed
         self._recorder = OperatorRecorder(self._model)
         self._recorder.__enter__()
 
     def stop(self) -> Any:
-        """A function that returns what the iteration's line gets."""
+        """Return a function from the fetched digests to the entries of the iteration's line."""
         recorder = self._recorder
         self.remove()
-        return lambda found: {OPERATORS: _entries(recorder.records())}
+        return lambda fetched: {OPERATORS: _entries(recorder.records())}
 
     def remove(self) -> None:
         if self._recorder is not None:
@@ -238,19 +239,19 @@ class OperatorLines:
 
 
 def _entries(records: Sequence[Record]) -> list[list]:
-    """[phase, path, operator, call, in, out, shapes] of every operator, in order."""
+    """Return [phase, path, operator, call, in, out, shapes] of every operator, in order."""
     calls: Counter = Counter()
-    found = []
+    entries = []
     for record in records:
         site = record.phase, record.path, record.name
-        found.append([*site, calls[site], _one(record.inputs, record.arguments),
-                      _one(record.outputs), record.shapes])
+        entries.append([*site, calls[site], _combined(record.inputs, record.arguments),
+                        _combined(record.outputs), record.shapes])
         calls[site] += 1
-    return found
+    return entries
 
 
-def _one(digests: Sequence[str], arguments: str = '') -> str | None:
-    """One digest of several, and of arguments that are no tensors; None for no tensors at all."""
+def _combined(digests: Sequence[str], arguments: str = '') -> str | None:
+    """Combine digests, and the text of other arguments; None without tensors."""
     if not digests:
         return None
     named: dict[str, int] = {f'{i} {"" if digest else "unwritten"}': int(digest or '0', 16)

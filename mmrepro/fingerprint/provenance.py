@@ -1,4 +1,4 @@
-"""What a manifest has beside the facts of a checkpoint: command, packages, machine, code, files."""
+"""Command, packages, machine, code and files of a run: what a manifest has beside the facts."""
 from __future__ import annotations
 
 import fnmatch
@@ -24,7 +24,10 @@ RECORDED_VARIABLES = (
     'NVIDIA_VISIBLE_DEVICES', 'NVTE_*', 'NCCL_*', 'TORCH_*', 'TORCHINDUCTOR_*', 'TORCHDYNAMO_*',
     'PYTORCH_*', 'TRITON_*', 'FLASH_ATTENTION_*', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'SLURM_NTASKS',
     'OPENCV_*', 'NPY_*', 'OPENBLAS_*', 'TZ', 'LC_*', 'LANG', 'MMREPRO_*')
-# Even then: names that look as if they held one.
+# Recorded variables that belong to the machine and the launcher: a repeated run has its own.
+NOT_REPEATED = ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'SLURM_NTASKS', 'CUDA_VISIBLE_DEVICES',
+                'NVIDIA_VISIBLE_DEVICES', 'MMREPRO_RESTARTED')
+# Names that look as if their values were secret are never recorded.
 SECRET = re.compile(r'KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE', re.IGNORECASE)
 HIDDEN = '(not recorded)'
 
@@ -32,13 +35,19 @@ MAX_DIFF = 1 << 20  # bytes of uncommitted changes that are kept; the digest is 
 
 
 def environment(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables that may matter; never one whose name looks like a secret's."""
+    """Return the variables that may matter; never one whose name looks like a secret's."""
     return {name: env[name] for name in sorted(env) if not SECRET.search(name) and any(
         fnmatch.fnmatchcase(name, pattern) for pattern in RECORDED_VARIABLES)}
 
 
+def repeated_environment(recorded: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the variables to start a repetition with; None removes a variable of this process."""
+    return {name: recorded.get(name) for name in {*recorded, *environment()}
+            if name not in NOT_REPEATED}
+
+
 def command(argv: Sequence[str]) -> list[str]:
-    """The command line, without the values of arguments that look like secrets."""
+    """Return the command line without the values of arguments that look like secrets."""
     found, hide = [], False
     for word in argv:
         name, equals, _ = word.partition('=')
@@ -52,14 +61,14 @@ def command(argv: Sequence[str]) -> list[str]:
 
 
 def packages() -> dict[str, str]:
-    """Everything that is installed, with its version."""
+    """Return the versions of all installed packages."""
     named = ((one.metadata['Name'], one.version) for one in importlib.metadata.distributions())
     return dict(sorted({name.lower().replace('_', '-'): version
                         for name, version in named if name}.items()))
 
 
 def machine() -> dict[str, Any]:
-    """What facts leave out: counts, names of all GPUs, NCCL, how torch was built."""
+    """Describe the machine beyond its facts: counts, all GPUs, NCCL, the build of torch."""
     found: dict[str, Any] = dict(
         platform=platform.platform(), cores=os.cpu_count(), torch_config=torch.__config__.show(),
         torch_git=torch.version.git_version, torch_parallel=torch.__config__.parallel_info(),
@@ -72,7 +81,7 @@ def machine() -> dict[str, Any]:
 
 
 def code(*paths: str | None) -> dict[str, Any]:
-    """The git repositories that hold these files or folders: commit, changes, new files."""
+    """Describe the git repositories that hold these paths: commit, changes, new files."""
     found: dict[str, Any] = {}
     for path in paths:
         folder = path if path and os.path.isdir(path) else os.path.dirname(path or '')
@@ -89,7 +98,7 @@ def code(*paths: str | None) -> dict[str, Any]:
 
 
 def _git(folder: str, *arguments: str) -> str:
-    """What git prints; '' where there is no git or no repository."""
+    """Return the output of git; '' without git or a repository."""
     try:
         done = subprocess.run(['git', '-C', folder, *arguments], capture_output=True, timeout=60,
                               env={**os.environ, 'GIT_OPTIONAL_LOCKS': '0'})
@@ -99,7 +108,7 @@ def _git(folder: str, *arguments: str) -> str:
 
 
 def weights(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Checkpoints that a config starts from: `load_from` and every `init_cfg`."""
+    """Return the checkpoints that a config starts from: `load_from` and every `init_cfg`."""
     found = {}
     for name in dict.fromkeys(_checkpoints(config)):
         path = _local(name)
@@ -123,7 +132,7 @@ def _checkpoints(node: Any) -> Iterator[str]:
 
 
 def _local(name: str) -> str | None:
-    """The file: itself, or what torch has downloaded for it."""
+    """Return the local file: ``name``, or the download of torch; None if there is none."""
     if '://' not in name:
         return name
     folder = os.path.join(torch.hub.get_dir(), 'checkpoints')
@@ -134,6 +143,6 @@ def _local(name: str) -> str | None:
 
 
 def started_as() -> dict[str, Any]:
-    """The command, for people and for ``replay``."""
+    """Return the command and the folder in which it was started."""
     arguments = list(getattr(sys, 'orig_argv', [sys.executable, *sys.argv]))
     return dict(command=command(arguments), cwd=os.getcwd())

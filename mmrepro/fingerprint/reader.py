@@ -1,4 +1,4 @@
-"""Read the files of a run, whole or torn: what is missing or odd becomes a note, not a crash."""
+"""Read the files of a run, whole or torn: missing or odd parts become notes, not errors."""
 from __future__ import annotations
 
 import json
@@ -17,14 +17,15 @@ class RankLog(NamedTuple):
     """The fingerprints of one rank."""
     path: str
     starts: list[dict[str, Any]]  # header lines, one for each start of the training
-    steps: dict[int, dict[str, Any]]  # by iteration; one that was trained twice counts as last
-    vals: list[dict[str, Any]]  # of validations, in order
-    ended: bool  # whether the last start came to its end
+    steps: dict[int, dict[str, Any]]  # by iteration; of repeated iterations the last
+    vals: list[dict[str, Any]]  # lines of validations, in order
+    ended: bool  # whether the last start trained to its end
     notes: list[str]  # a torn line, iterations that differ between two starts
+    changed: tuple[int, ...] = ()  # iterations that a later start trained again to different bits
 
 
 class RecordedRun(NamedTuple):
-    """What one work directory holds: the manifests of all starts, the fingerprints of all ranks."""
+    """The manifests of all starts and the fingerprints of all ranks in a work directory."""
     work_dir: str
     manifests: list[dict[str, Any]]
     ranks: dict[int, RankLog]
@@ -32,7 +33,7 @@ class RecordedRun(NamedTuple):
 
 
 def read_ranks(folder: str) -> dict[int, RankLog]:
-    """Rank -> fingerprints of a ``mmrepro`` folder; empty where there is none.
+    """Return rank -> fingerprints of a ``mmrepro`` folder; empty where there is none.
 
     Raises:
         FingerprintError: a file is damaged elsewhere than at its end.
@@ -47,8 +48,8 @@ def read_run(work_dir: str) -> RecordedRun:
     """Read ``work_dir/mmrepro``; ``work_dir`` may be that folder itself.
 
     Raises:
-        FingerprintError: there is no such folder, it has no fingerprints, or a file is not what it
-            should be; a torn last line is no error.
+        FingerprintError: the folder does not exist or has no fingerprints, or a file is damaged
+            other than by a torn last line.
     """
     work_dir = os.path.normpath(work_dir)
     if os.path.basename(work_dir) == FOLDER and not os.path.isdir(os.path.join(work_dir, FOLDER)):
@@ -83,16 +84,16 @@ def read_run(work_dir: str) -> RecordedRun:
 
 
 def only_checkpoints(folder: str) -> str:
-    """What to add where a folder holds no run: that it holds checkpoints, if it does."""
+    """Return the part of a message that names the checkpoints in a folder without a run."""
     names = sorted(name for name in os.listdir(folder) if name.endswith('.pth'))
     return f'; it holds {listed(names)}, but checkpoints alone are no run' if names else ''
 
 
 def read_json(path: str) -> Any:
-    """The content of a JSON file.
+    """Return the content of a JSON file.
 
     Raises:
-        FingerprintError: it is not JSON.
+        FingerprintError: the file is not JSON.
     """
     with open(path, encoding='utf-8') as file:
         try:
@@ -122,7 +123,7 @@ def read_rank(path: str) -> RankLog:
         ended = record['kind'] == schema.END
         if record['kind'] == schema.START:
             log.starts.append(record)
-            # what an earlier start trained from there on was lost and does not count
+            # iterations of an earlier start from there on were lost
             for lost in [i for i in log.steps if i >= record['iteration']]:
                 earlier[lost] = log.steps.pop(lost)
             log.vals[:] = [val for val in log.vals if 0 < val['iteration'] <= record['iteration']]
@@ -139,11 +140,12 @@ def read_rank(path: str) -> RankLog:
                          f'start differ from the first time, the first is {differing[0]}')
     if not log.starts:
         log.notes.append(f'{path} has no start line')
-    return log._replace(ended=ended, steps=dict(sorted(log.steps.items())))
+    return log._replace(ended=ended, changed=tuple(differing),
+                        steps=dict(sorted(log.steps.items())))
 
 
 def _record(path: str, number: int, line: bytes, torn: bool, notes: list[str]) -> Any:
-    """The record of a line; None for an empty line, or one that may be torn and is."""
+    """Return the record of a line; None for an empty or torn line."""
     if not line.strip():
         return None
     try:

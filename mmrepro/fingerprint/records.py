@@ -1,51 +1,51 @@
-"""What is recorded of an iteration, and the files that hold it."""
+"""The records of an iteration, and the files that hold them."""
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-STATE = 'state '  # names of records that are states begin so
+STATE = 'state '  # prefix of the names of states
 ALWAYS = ('phase', 'path', 'name', 'stack')  # written even when empty
 SEPARATOR = '; '  # between the values of Record.arguments
-UNINITIALIZED = 'memory that nothing has written'  # label of such an input
+UNINITIALIZED = 'memory that nothing has written'  # label of an input
 
 # prefixes of names in Record.own that are not generators
 ATTRIBUTE, GLOBAL = 'self.', 'global '
-# files between the model and the operator, of no use to a reader
+# files between the model and the operator, left out of messages
 LIBRARY = ('/torch/nn/modules/module.py', '/torch/nn/functional.py', '/torch/autograd/',
            '/torch/utils/_contextlib.py', '/torch/optim/optimizer.py', '/runpy.py', '<frozen')
 
 
 class Record(NamedTuple):
-    """One thing that happened in an iteration."""
+    """One operator, transform, hook or state of an iteration."""
     phase: str  # data, forward, loss, backward, optimizer or hook
     path: str  # of the module, parameter, transform or hook
     name: str  # of the operator, transform or event
     shapes: str = ''  # of tensors given and returned, with their types
-    arguments: str = ''  # everything given that is not a tensor
+    arguments: str = ''  # all arguments that are not tensors
     inputs: tuple[str, ...] = ()  # digests of the tensors given; '' for uninitialized memory
-    outputs: tuple[str, ...] = ()  # of those returned or changed in place; '' for views
-    labels: tuple[str, ...] = ()  # of the inputs, where known: names of parameters and buffers
+    outputs: tuple[str, ...] = ()  # digests of tensors returned or changed; '' for views
+    labels: tuple[str, ...] = ()  # names of inputs that are parameters or buffers, else ''
     generators: tuple[str, ...] = ()  # states of the global generators before, as short hex
     stack: tuple[tuple[str, int, str], ...] = ()  # (file, line, function), innermost first
-    drew: bool = False  # whether the operator takes random numbers
-    calls: tuple[str, ...] = ()  # for outside values since the record before: clock, entropy
+    drew: bool = False  # whether the operator draws random numbers
+    calls: tuple[str, ...] = ()  # reads of clock, entropy, ... since the last record
     own: tuple[str, ...] = ()  # generators and plain values of a transform, as name=state
 
     @property
     def is_state(self) -> bool:
-        """Whether this is the state at a boundary: names in ``labels``, digests in ``outputs``."""
+        """Whether this is a state at a boundary: names in ``labels``, digests in ``outputs``."""
         return self.name.startswith(STATE)
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What must agree for two records to be the same step of two runs."""
+        """Key that the same step has in both runs."""
         return self.phase, self.path, self.name, self.shapes
 
 
 def write_records(path: str, records: Sequence[Record]) -> None:
-    """One JSON object a line; a line with "stack" comes before the first record that has it."""
+    """Write one JSON object per line; a stack has a line before the first record with it."""
     known: dict[tuple, int] = {}
     with open(path, 'w', encoding='utf-8') as file:
         for record in records:
@@ -56,7 +56,7 @@ def write_records(path: str, records: Sequence[Record]) -> None:
 
 
 def append_record(path: str, record: Record) -> None:
-    """Add one record, with its Python calls in it, to a file that a killed process may leave."""
+    """Append one record, with its stack, so that a killed process leaves whole lines."""
     with open(path, 'a', encoding='utf-8') as file:
         file.write(_line(record))
 
@@ -67,10 +67,10 @@ def _line(record: Record) -> str:
 
 
 def read_records(path: str) -> list[Record]:
-    """The records of a file of :func:`write_records` or :func:`append_record`.
+    """Read a file of :func:`write_records` or :func:`append_record`.
 
     Raises:
-        ValueError: naming the file and the line that is damaged.
+        ValueError: a line is damaged; names the file and the line.
     """
     stacks: list[tuple] = []
     records = []
@@ -92,6 +92,6 @@ def read_records(path: str) -> list[Record]:
 
 
 def useful_calls(stack: Sequence[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
-    """The innermost calls outside of torch's machinery."""
+    """Return the innermost calls outside of the machinery of torch."""
     calls = [call for call in stack if not any(part in call[0] for part in LIBRARY)]
     return calls or list(stack)

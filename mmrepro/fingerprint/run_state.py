@@ -1,4 +1,4 @@
-"""The state of a run at one moment: tensors by name, and the numbers beside them."""
+"""The state of a run at one moment: tensors by name, settings and attributes."""
 from __future__ import annotations
 
 import os
@@ -6,19 +6,17 @@ from typing import Any
 
 import torch
 
+from ..determinism.tables import ENV, RECORDED_ENV
 from ..distributed.unwrap import optim_wrappers, unwrap
 from . import generator_states
 
-# variables that change bits
-VARIABLES = ('PYTHONHASHSEED', 'OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'CUBLAS_WORKSPACE_CONFIG',
-             'ATEN_CPU_CAPABILITY', 'MKL_CBWR', 'ONEDNN_MAX_CPU_ISA', 'OPENCV_CPU_DISABLE',
-             'OPENCV_IPP', 'NPY_DISABLE_CPU_FEATURES', 'OPENBLAS_CORETYPE')
+VARIABLES = (*(row.name for row in ENV), *RECORDED_ENV)  # that change bits
 PLAIN = (bool, int, float, str)
-LONGEST = 15  # items of a list that counts as a plain value
+LONGEST = 15  # items of a list that is a plain value
 
 
 def tensors(runner: Any) -> dict[str, torch.Tensor]:
-    """Parameters, gradients, buffers and the optimizer's tensors, by name."""
+    """Return parameters, gradients, buffers and the tensors of optimizers, by name."""
     model = unwrap(runner.model)
     found: dict[str, torch.Tensor] = {}
     names = {}
@@ -39,14 +37,14 @@ def tensors(runner: Any) -> dict[str, torch.Tensor]:
 
 
 def numbers(runner: Any) -> list[str]:
-    """Settings of parameter groups, schedulers and loss scaling, as ``name=value``, exact."""
+    """Return the settings of parameter groups, schedulers and loss scaling, as ``name=value``."""
     found = []
     for prefix, optimizer in _optimizers(runner).items():
         for number, group in enumerate(optimizer.param_groups):
             found += _named(f'{prefix}group {number} ', group)
     schedulers = getattr(runner, 'param_schedulers', None) or []
     if isinstance(schedulers, dict):
-        schedulers = [one for many in schedulers.values() for one in many]
+        schedulers = [scheduler for several in schedulers.values() for scheduler in several]
     for number, scheduler in enumerate(schedulers):
         found += _named(f'{type(scheduler).__name__} {number} ', vars(scheduler))
     scaler = getattr(runner.optim_wrapper, 'loss_scaler', None)
@@ -56,8 +54,9 @@ def numbers(runner: Any) -> list[str]:
 
 
 def attributes(runner: Any) -> list[str]:
-    """What may explain a difference without being one, as ``name=value``: facts of the process,
-    and the numbers, strings and generators in attributes of modules.
+    """Return values that may explain a difference and are not compared, as ``name=value``.
+
+    Facts of the process, and the numbers, strings and generators in attributes of modules.
     """
     found = [f'threads={torch.get_num_threads()}',
              f'deterministic={torch.are_deterministic_algorithms_enabled()}',
@@ -78,7 +77,7 @@ def attributes(runner: Any) -> list[str]:
 
 
 def _optimizers(runner: Any) -> dict[str, torch.optim.Optimizer]:
-    """By the prefix of their names in a record."""
+    """Return the optimizers by the prefix of their names in a record."""
     return {f'optimizer {name} ' if name else 'optimizer ': wrapper.optimizer
             for name, wrapper in optim_wrappers(runner.optim_wrapper).items()}
 

@@ -1,4 +1,4 @@
-"""The fingerprint files of a run: their names, the kinds of their lines, and what each key means.
+"""The fingerprint files of a run: their names, the kinds of their lines, the meaning of the keys.
 
 No other module knows the keys. A run writes ``WORK_DIR/mmrepro/fingerprints.rankN.jsonl``, one JSON
 object per line: a ``start`` line for each start of the training, a ``step`` line for each
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 FOLDER = 'mmrepro'  # within the work directory
 FORMAT = 1
-# how much a run records; the command line names them before torch may be imported
+# amounts of detail; the command line names them before torch may be imported
 LEVELS = ('step', 'parameter', 'module', 'operator')
 MANIFEST = re.compile(r'manifest(?:\.(\d+))?\.json')
 FINGERPRINTS = re.compile(r'fingerprints\.rank(\d+)\.jsonl')
@@ -28,7 +28,7 @@ REQUIRED = {
     END: ('iteration', ),
 }
 
-# Fields of a step that two runs are compared by, and what computes them. The order is causal: a
+# Fields of a step by which runs are compared, and what computes them. The order is causal: a
 # field is computed from fields above it, so the first that differs is the nearest to the cause.
 # Buffers (running statistics) are updated in the forward pass and come before what the backward
 # pass computes. The learning rate is known early, but only the optimizer step reads it: above the
@@ -72,7 +72,7 @@ class StreamCall(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, str, str, int]:
-        """What two runs must have in common for their calls to be compared."""
+        """Key that the calls of two runs must share to be compared."""
         return self.path, self.phase, self.operator, self.number
 
     def text(self) -> str:
@@ -86,7 +86,7 @@ def call_of(stream: str, entry: Sequence[Any]) -> StreamCall:
 
 
 def value_of(record: Mapping[str, Any], field: str) -> Any:
-    """The value of a field such as ``batch.data``; None where the record has none."""
+    """Return the value of a field such as ``batch.data``; None where the record has none."""
     value: Any = record
     for key in field.split('.'):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -94,7 +94,7 @@ def value_of(record: Mapping[str, Any], field: str) -> Any:
 
 
 def meaning(field: str) -> str:
-    """What computes a field or a stream, in words."""
+    """Return in words what computes a field or a stream."""
     return FIELDS.get(field, f'the {field} that ran' if field in STREAMS else field)
 
 
@@ -104,7 +104,7 @@ def fingerprint_name(rank: int) -> str:
 
 def start_line(level: str, interval: int, rank: int, world_size: int, scheme: int, iteration: int,
                manifest: str | None) -> dict[str, Any]:
-    """Of a start at ``iteration``; ``manifest`` is the file's name, ``scheme`` the digests'."""
+    """Return the line of a start; ``manifest``: name of the file; ``scheme``: of the digests."""
     return dict(kind=START, format=FORMAT, level=level, interval=interval, rank=rank,
                 world_size=world_size, scheme=scheme, iteration=iteration, manifest=manifest)
 
@@ -114,7 +114,7 @@ def step_line(iteration: int, epoch: int, positions: list[int] | None,
               lr: Mapping[str, list[str]], states: Mapping[str, str],
               by_name: Mapping[str, Any] | None = None,
               norms: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Of an iteration; ``positions`` and ``indices`` are None where the loader does not tell."""
+    """Return the line of an iteration; ``positions`` and ``indices`` may be unknown (None)."""
     more = {BY_NAME: by_name, NORMS: norms}
     return dict(kind=STEP, iteration=iteration, epoch=epoch,
                 batch=dict(positions=positions, indices=indices, data=data),
@@ -123,13 +123,16 @@ def step_line(iteration: int, epoch: int, positions: list[int] | None,
 
 
 def val_line(iteration: int, epoch: int, metrics: Mapping[str, str]) -> dict[str, Any]:
-    """Of a validation after so many iterations."""
+    """Return the line of a validation after ``iteration`` iterations."""
     return dict(kind=VAL, iteration=iteration, epoch=epoch, metrics=metrics)
 
 
 def end_line(iteration: int, self_checks: Mapping[str, int]) -> dict[str, Any]:
-    """``self_checks``: how many samples and steps were repeated, with the same bits; {} for a run
-    that does not check itself. Runs are not compared by it.
+    """Return the line of a training that came to its end.
+
+    Args:
+        self_checks: numbers of samples and steps that were repeated with the same bits; not
+            compared.
     """
     more = {SELF_CHECKS: self_checks} if self_checks else {}
     return dict(kind=END, iteration=iteration, **more)

@@ -14,14 +14,14 @@ Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class Snapshot:
-    """What one iteration adds, piece by piece; nothing waits for a device before :meth:`fetch`."""
+    """The digests of one iteration; nothing waits for a device before :meth:`fetch`."""
 
     def __init__(self) -> None:
-        # whether these are digests; kind, names, values
+        # whether the values are digests; kind, names, values
         self._pending: list[tuple[bool, str, Sequence[str], torch.Tensor]] = []
 
     def add(self, kind: str, named: Named) -> None:
-        """Digests of named tensors, on any devices."""
+        """Add the digests of named tensors on any devices."""
         for device in {tensor.device for _, tensor in named}:
             mine = [(name, tensor) for name, tensor in named if tensor.device == device]
             self.add_digests(kind, [name for name, _ in mine],
@@ -31,14 +31,14 @@ class Snapshot:
         self._pending.append((True, kind, names, values))
 
     def add_numbers(self, kind: str, names: Sequence[str], values: Sequence[Any]) -> None:
-        """Tensors of one floating-point element each, or Python numbers."""
+        """Add tensors of one floating-point element each, or Python numbers."""
         for name, value in zip(names, values):
             number = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
             bits = number.reshape(1).double().view(torch.int64)
             self._pending.append((False, kind, [name], bits))
 
     def fetch(self) -> Fetched:
-        """Everything that was added, as Python numbers."""
+        """Return everything that was added, as Python numbers."""
         result = Fetched({}, {})
         fetched = digest.to_numbers([values for *_, values in self._pending])
         for (is_digest, kind, names, _), numbers in zip(self._pending, fetched):
@@ -53,7 +53,7 @@ class Fetched(NamedTuple):
     numbers: dict[str, dict[str, int]]
 
     def combined(self, kind: str) -> str:
-        """One digest of all of a kind, as :func:`~.digest.combine_digests` gives it."""
+        """Combine the digests of a kind as :func:`~.digest.combine_digests` does."""
         return digest.combined_hex(self.digests.get(kind, {}))
 
     def by_name(self, kind: str) -> dict[str, str]:
@@ -61,20 +61,21 @@ class Fetched(NamedTuple):
                 for name, value in sorted(self.digests.get(kind, {}).items())}
 
     def floats(self, kind: str) -> dict[str, str]:
-        """Exact hexadecimal floats, in the order in which they were added."""
+        """Return exact hexadecimal floats in the order in which they were added."""
         return {name: struct.unpack('<d', struct.pack('<q', value))[0].hex()
                 for name, value in self.numbers.get(kind, {}).items()}
 
 
 def gradients_of(names: dict[int, str], parameters: Sequence[torch.Tensor]) -> Named:
-    """The gradients that exist; ``names`` is by ``id`` of the parameter."""
-    return [(names.get(id(one), f'unnamed {i}'), one.grad) for i, one in enumerate(parameters)
-            if one.grad is not None]
+    """Return the existing gradients by name; ``names`` is by ``id`` of the parameter."""
+    return [(names.get(id(parameter), f'unnamed {i}'), parameter.grad)
+            for i, parameter in enumerate(parameters) if parameter.grad is not None]
 
 
 def named_state(names: dict[int, str], optim_wrapper: Any) -> Named:
-    """The state of all optimizers, numbers and text as tensors of their own digest; and the state
-    of automatic mixed precision, which decides about skipped steps.
+    """Return the state of all optimizers and of automatic mixed precision, which may skip steps.
+
+    Numbers and text become tensors that hold their digest.
     """
     found = []
     for prefix, wrapper in optim_wrappers(optim_wrapper).items():

@@ -1,36 +1,36 @@
-"""Which memory holds a result, and which holds what was there before."""
+"""Track memory that was allocated and not written."""
 from __future__ import annotations
 
 import torch
 
 
 class UninitializedMemory:
-    """Storages that ``torch.empty`` and its like made, with the bytes that were written since.
+    """Storages allocated by ``torch.empty`` and the like, with the byte ranges written since.
 
-    Writes that are not one stretch of memory (an index, a column) are not followed: the memory
-    stays uninitialized, and gets no digest.
+    Writes that are not contiguous (an index, a column) are not followed: the memory stays
+    uninitialized, and gets no digest.
     """
 
     def __init__(self) -> None:
-        self._written: dict[int, list[tuple[int, int]]] = {}  # address -> stretches, merged
+        self._written: dict[int, list[tuple[int, int]]] = {}  # address -> merged byte ranges
 
     def allocated(self, tensor: torch.Tensor) -> None:
-        """An operator returned this tensor without having written it."""
+        """Note that an operator returned this tensor without writing it."""
         if tensor.numel():
             self._written[_address(tensor)] = []
 
     def result(self, tensor: torch.Tensor) -> None:
-        """An operator returned this tensor as its result: all of its memory is initialized."""
+        """Note that this tensor is the result of an operator: all of its memory is written."""
         self._written.pop(_address(tensor), None)
 
     def overwritten(self, tensor: torch.Tensor) -> None:
-        """An operator wrote all elements of this tensor."""
+        """Note that an operator wrote all elements of this tensor."""
         address = _address(tensor)
         if address not in self._written or not tensor.is_contiguous():
             return
-        stretches = sorted([*self._written[address], _stretch(tensor)])
-        merged = stretches[:1]
-        for start, end in stretches[1:]:
+        ranges = sorted([*self._written[address], _range_of(tensor)])
+        merged = ranges[:1]
+        for start, end in ranges[1:]:
             if start <= merged[-1][1]:
                 merged[-1] = merged[-1][0], max(end, merged[-1][1])
             else:
@@ -45,7 +45,7 @@ class UninitializedMemory:
             return False
         if not tensor.is_contiguous():
             return True
-        start, end = _stretch(tensor)
+        start, end = _range_of(tensor)
         return not any(first <= start and end <= last
                        for first, last in self._written[_address(tensor)])
 
@@ -54,7 +54,7 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
+def _range_of(tensor: torch.Tensor) -> tuple[int, int]:
     size = tensor.element_size()
     start = tensor.storage_offset() * size
     return start, start + tensor.numel() * size

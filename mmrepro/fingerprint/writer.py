@@ -7,9 +7,9 @@ from typing import Any
 
 
 class Writer:
-    """One JSON object per line, handed to the operating system at once.
+    """Writes one JSON object per line, unbuffered.
 
-    A line that an earlier process left unfinished is ended first, so that it stays one bad line.
+    A torn line of an earlier process is ended first, so that only that line is damaged.
     """
 
     def __init__(self, path: str) -> None:

@@ -142,7 +142,11 @@ class FingerprintHook(Hook):
             names, parameters = zip(*model.named_parameters())
             step.add_numbers(schema.NORMS, names, torch._foreach_norm([p.data for p in parameters]))
         found = step.fetch()
-        self._writer.write({**self._record(runner, found), **finish(found)})
+        self._writer.write({**self._record(runner, found), **finish(found), **self.extra(runner)})
+
+    def extra(self, runner: Any) -> dict[str, Any]:
+        """Return what a subclass adds to the line of an iteration; no run is compared by it."""
+        return {}
 
     def _record(self, runner: Any, found: Any) -> dict[str, Any]:
         learning_rates = runner.optim_wrapper.get_lr()

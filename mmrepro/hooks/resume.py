@@ -7,6 +7,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from ..distributed.virtual.cached_ranks import refuse_cached_ranks
+from ..distributed.virtual.process_state import keep_attributes
+from ..distributed.virtual.scheduler import current
 from ..distributed.virtual.shared_weights import share_weights
 
 
@@ -17,6 +19,8 @@ class ResumeHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         refuse_cached_ranks()
+        if current() is not None:
+            keep_attributes([*runner.hooks, *runner.model.modules()])
         runner.saving.check_hooks(runner)
         runner.starts.begin(runner)
         runner.resuming.restore(runner)

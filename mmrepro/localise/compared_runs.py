@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
 
 from ..hooks.fingerprint import FingerprintHook
 from ..runs.child import Training
-from ..runs.launcher import PlannedRun, launch_of, run_all
+from ..runs.launcher import plan, run_all
 from ..runs.progress import iterations_done
 from .recording import RecordingPlan, attach
 
@@ -22,7 +23,7 @@ class RunSpec(NamedTuple):
     """How to train run A or run B."""
     name: str  # 'A' or 'B'
     config: str  # path of a config that needs no others
-    env: dict[str, str] = {}  # variables to set
+    env: Mapping[str, str | None] = {}  # variables to set; None removes one
     ranks: int = 1  # processes
     resume_at: int | None = None  # end before this iteration, continue in another process
     checkpoint: str | None = None  # the run continues from this file
@@ -59,15 +60,12 @@ def trainings_of(spec: RunSpec, work_dir: str, plan: RecordingPlan) -> list[Trai
             training(last, resume=True, checkpoint=os.path.join(work_dir, CHECKPOINT))]
 
 
-def start(spec: RunSpec, work_dir: str, plan: RecordingPlan,
+def start(spec: RunSpec, work_dir: str, recording: RecordingPlan,
           count: Callable[[int, int], None] = lambda done, of: None) -> None:
     """Train in fresh processes and wait; ``count`` is called with the number of iterations done.
 
     Raises:
         TrainingFailed: when a process ends with an error.
     """
-    launches = [launch_of(training, os.path.join(work_dir, f'output.{number}.rank{{rank}}.txt'),
-                          spec.env, spec.ranks)
-                for number, training in enumerate(trainings_of(spec, work_dir, plan))]
-    run_all([PlannedRun(spec.name, work_dir, launches)],
-            tick=lambda: count(iterations_done(work_dir), plan.stop + 1))
+    run = plan(spec.name, work_dir, trainings_of(spec, work_dir, recording), spec.env, spec.ranks)
+    run_all([run], tick=lambda: count(iterations_done(work_dir), recording.stop + 1))

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from ..checkpoint.files import load
 from ..errors import CheckpointError, FingerprintError
-from ..fingerprint.manifest import process_count_of
+from ..fingerprint.provenance import repeated_environment
 from ..fingerprint.reader import RecordedRun, read_run
 from ..runs.config_files import read_config, without_mark
 from ..runs.progress import ProgressLine, time_left
@@ -22,9 +21,6 @@ from .variation_effect import different_by_design
 
 DEFAULT_ITERATIONS = 20
 SEED = 0  # of both runs, where the config has none
-# variables of a manifest that a repeated run gets again; others belong to machine or launcher
-KEPT_VARIABLES = re.compile(r'PYTHONHASHSEED|OMP_.*|MKL_.*|CUBLAS_.*|CUDNN_.*|NCCL_.*|TORCH_.*|'
-                            r'PYTORCH_.*|ATEN_.*|ONEDNN_.*|KMP_.*|OPENCV_.*|NPY_.*|TZ|LC_.*|LANG')
 
 
 def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERATIONS, *,
@@ -131,9 +127,8 @@ def _repetition(name: str, run: RecordedRun, iteration: int, work_dir: str) -> R
     path = os.path.join(work_dir, f'config_{name}.py')
     with open(path, 'w', encoding='utf-8') as file:
         file.write(manifest['config']['text'])
-    env = {key: str(value) for key, value in (manifest.get('environment') or {}).items()
-           if KEPT_VARIABLES.fullmatch(key) and value is not None}
-    return RunSpec(name, path, env, process_count_of(manifest),
+    env = repeated_environment(manifest.get('environment') or {})
+    return RunSpec(name, path, env, manifest['processes'],
                    checkpoint=_nearest_checkpoint(run.work_dir, iteration))
 
 

@@ -16,13 +16,14 @@ from mmengine.hooks import Hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..data import placement_of
-from ..diagnosis.first_difference import Diagnosis, diagnose
+from ..diagnosis.diagnosis import Diagnosis, diagnose
 from ..distributed.unwrap import unwrap
 from ..fingerprint import run_state
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record, read_records, write_records
+from ..nested import named_tensors
 from ..runs.stopping import StopTraining
-from .sample_recorder import SampleRecorder, read_samples, tensors_of
+from .sample_recorder import SampleRecorder, read_samples
 
 # what hooks do between two training steps; the iterations of a validation change no weights
 HOOK_METHODS = (
@@ -131,7 +132,7 @@ class _RecordingHook(Hook):
         self._write_batch()
         self._record_state('start', '', 'state before the iteration')
         recorder.attributes(run_state.attributes(self._runner))
-        recorder.note('data', 'batch', 'batch', tensors_of(batch))
+        recorder.note('data', 'batch', 'batch', dict(named_tensors(batch)))
         with recorder:
             yield
         self._record_state('start', '', 'state after the iteration')

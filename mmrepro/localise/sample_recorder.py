@@ -11,9 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple
 
-import torch
-from mmengine.structures import BaseDataElement
-
 from ..data.batch_context import current_batch
 from ..digests import exact_digest
 from ..fingerprint import generator_states
@@ -67,22 +64,6 @@ def read_samples(folder: str, rank: int) -> list[Record]:
     # the order within a sample is that of the file
     return sorted(records, key=lambda record: tuple(
         int(number) for number in record.path.split('/')[0].split()[1].split('.')))
-
-
-def tensors_of(batch: Any, name: str = '') -> dict[str, torch.Tensor]:
-    """Tensors in nested data by their path; other leaves are left out."""
-    if isinstance(batch, torch.Tensor):
-        return {name: batch}
-    if isinstance(batch, BaseDataElement):
-        batch = dict(sorted(batch.all_items()))
-    if hasattr(batch, 'tensor') and isinstance(batch.tensor, torch.Tensor):
-        return {name: batch.tensor}
-    found: dict[str, torch.Tensor] = {}
-    items = batch.items() if isinstance(batch, dict) else (
-        enumerate(batch) if isinstance(batch, (list, tuple)) else ())
-    for key, value in items:
-        found.update(tensors_of(value, f'{name}.{key}' if name else str(key)))
-    return found
 
 
 def _datasets(dataset: Any) -> Iterator[Any]:

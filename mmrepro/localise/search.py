@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
-from ..diagnosis.first_difference import Diagnosis
-from ..fingerprint.difference import (
+from ..diagnosis.diagnosis import Diagnosis
+from ..fingerprint.divergence import (
     Divergence,
     first_differing_metric,
     first_divergence,

@@ -5,7 +5,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..fingerprint.manifest import CHANGES, Manifest, compare_manifests
+from ..facts.compatibility import CHANGES, WEIGHTS
+from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import RecordedRun
 from ..text import listed, shorten
 from .compared_runs import RunSpec
@@ -14,10 +15,6 @@ THREADS = 'torch.num_threads'  # a fact of the manifest: the number that operato
 THREAD_VARIABLES = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
 # these settings count by the number of threads that torch used
 THREAD_SETTINGS = (*THREAD_VARIABLES, 'randomness.num_threads')
-
-
-# these follow from other rows, or from the runs
-FOLLOWS = ('initial_weights', 'weights.')
 
 
 def different_by_design(runs: Sequence[RecordedRun]) -> list[str]:
@@ -29,7 +26,7 @@ def different_by_design(runs: Sequence[RecordedRun]) -> list[str]:
         return []
     found = compare_manifests(*(Manifest(run.work_dir, run.manifests[0]) for run in runs))
     rows = [f'{row.name}: {shorten(row.then, 40)} / {shorten(row.now, 40)} ({row.consequence})'
-            for row in found if row.severity == CHANGES and not row.name.startswith(FOLLOWS)]
+            for row in found if row.severity == CHANGES and row.about != WEIGHTS]
     return [f'the runs were not made of the same, so they have to differ: {listed(rows)}'] \
         if rows else []
 

@@ -14,6 +14,7 @@ from .provider import (
     exceptions,
     install,
     installed,
+    is_compiled,
     provider,
     provider_of,
     uninstall,
@@ -21,5 +22,3 @@ from .provider import (
     use_from_import,
     using,
 )
-
-

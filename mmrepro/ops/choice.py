@@ -1,4 +1,4 @@
-"""Which implementation of an operator runs, and why: by the table, the device and what is there."""
+"""The choice among the implementations of an operator, and its reason."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -12,8 +12,6 @@ from .triton import FUSED
 PROVIDERS = ('auto', 'torch', 'triton', 'compiled')
 # The attribute that tells mmrepro's module from a compiled one.
 MARK = '__mmrepro_operators__'
-
-
 # Why a kind of compiled kernel is replaced.
 _WHY_NOT = {'atomics': "mmcv's kernel adds with atomics", 'races': "threads of mmcv's kernel race",
             'host': 'mmcv runs it on the CPU'}
@@ -27,37 +25,33 @@ class Choice(NamedTuple):
 
 
 def compiled_kernels(extension: Any) -> str:
-    """What the module ``mmcv._ext`` was compiled for: 'cuda', 'cpu', or '' if it is mmrepro's."""
+    """Return what ``mmcv._ext`` was compiled for: 'cuda', 'cpu', or '' if it is mmrepro's."""
     if hasattr(extension, MARK):
         return ''
     # mmcv's own words for a build without CUDA, and for one with ROCm
     return 'cpu' if 'not available' in extension.get_compiling_cuda_version() else 'cuda'
 
 
-def choose(name: str, wanted: str, device: str, kernels: str, lacks: str) -> Choice:
-    """Who provides operator ``name``, a key of the table.
+def choose(name: str, requested: str, device: str, kernels: str, lacks: str) -> Choice:
+    """Choose the provider of operator ``name``, a key of the table.
 
     Args:
-        wanted: one of :data:`PROVIDERS`.
+        requested: one of :data:`PROVIDERS`.
         device: 'cpu' or 'cuda', where the tensors are.
         kernels: what mmcv has, as :func:`compiled_kernels` says it.
         lacks: why kernels in Triton cannot run here; '' if they can.
     """
     kind = TABLE[name].compiled
-    if wanted == 'compiled' and kernels:
+    if requested == 'compiled' and kernels:
         return Choice('compiled', "mmcv's operators were asked for")
     if implementation(name) is None:
         return Choice('compiled', 'mmrepro has no form of it') if kernels else Choice(
             'none', 'mmrepro has no form of it, and this mmcv has no compiled operators')
-    if device == 'cpu':
+    if device == 'cpu' or requested not in ('auto', 'triton'):
         return Choice('torch', 'the same bits with any mmcv')
-    if wanted not in ('auto', 'triton'):
-        return Choice('torch', 'the same bits with any mmcv')
-    ordered = kernels == 'cuda' and kind == 'ordered'
-    if wanted == 'auto' and ordered:
+    if requested == 'auto' and kernels == 'cuda' and kind == 'ordered':
         return Choice('compiled', "mmcv's kernel adds in a fixed order")
-    why = _WHY_NOT.get(kind, 'mmcv has no CUDA kernels here')
-    why = f'{why}; ' if wanted == 'auto' else ''
+    why = f'{_WHY_NOT.get(kind, "mmcv has no CUDA kernels here")}; ' if requested == 'auto' else ''
     if name not in FUSED:
         return Choice('torch', f'{why}there is no kernel in Triton')
     return Choice('torch', f'{why}{lacks}') if lacks else Choice('triton', f'{why}one kernel')

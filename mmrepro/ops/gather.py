@@ -314,18 +314,6 @@ def masked_copy(values: Tensor, owner: Tensor, who: int | Tensor, out: Tensor) -
         torch.bitwise_and(ones, values[part].view(bits), out=out[part].view(bits))
 
 
-def replace_greater(best: Tensor, winner: Tensor, value: Tensor, number: int, nan: float) -> None:
-    """Replace ``best`` where ``value`` is greater, and set ``winner`` to ``number`` there.
-
-    Numbers must ascend from call to call. ``value`` is changed: ``nan`` replaces NaN, which
-    torch.maximum would let win.
-    """
-    value.nan_to_num_(nan=nan, posinf=float('inf'), neginf=float('-inf'))
-    wins = (value > best).to(torch.int32).mul_(number)
-    torch.maximum(best, value, out=best)
-    torch.maximum(winner, wins, out=winner)
-
-
 def chunk_by_cost(costs: list[int], budget: int,
                   widths: list[int] | None = None) -> list[tuple[int, int]]:
     """Split items of known cost, in order, into runs that cost at most ``budget`` each.

@@ -10,6 +10,9 @@ from .provider import choice
 # Whether a kind of compiled kernel gives the same bits on every run.
 _COMPILED = {'atomics': '**no**: atomics', 'races': '**no**: threads race', 'ordered': 'yes',
              'host': 'yes, on the CPU'}
+# Why two runs of such a compiled kernel may differ on CUDA.
+_VARIES = {'atomics': 'adds floats with atomics, in the order in which threads arrive',
+           'races': 'threads write to shared memory in the order in which they arrive'}
 
 
 class CatalogueEntry(NamedTuple):
@@ -24,27 +27,28 @@ class CatalogueEntry(NamedTuple):
     source: str
 
 
-def catalogue(device: str = 'cpu', wanted: str | None = None) -> list[CatalogueEntry]:
-    """All operators, their provider and why, and whether it is deterministic on ``device``.
+def catalogue(device: str = 'cpu', requested: str | None = None) -> list[CatalogueEntry]:
+    """List all operators: the provider of each and why, and whether it is deterministic there.
 
-    ``wanted`` is one of :data:`mmrepro.ops.choice.PROVIDERS`, whose choices are shown; None: the
-    current one. mmcv's compiled kernels are single-threaded loops on a CPU; on CUDA some of them
-    add with atomics.
+    mmcv's compiled kernels are single-threaded loops on a CPU; on CUDA some add with atomics.
+
+    Args:
+        device: 'cpu' or 'cuda'.
+        requested: one of :data:`mmrepro.ops.choice.PROVIDERS`, whose choices are shown; None: the
+            current one.
     """
     entries = []
     for row in TABLE.values():
-        found, reason = choice(row.name, device, wanted)
-        if found in ('torch', 'triton'):
+        who, reason = choice(row.name, device, requested)
+        if who in ('torch', 'triton'):
             same, why = True, row.why
-        elif found == 'none':
+        elif who == 'none':
             same, why = False, 'not available here: raises when called'
-        elif row.compiled == 'atomics' and device != 'cpu':
-            same, why = False, 'adds floats with atomics, in the order in which threads arrive'
-        elif row.compiled == 'races' and device != 'cpu':
-            same, why = False, 'threads write to shared memory in the order in which they arrive'
         else:
-            same, why = True, 'compiled kernel without atomics'
-        entries.append(CatalogueEntry(row.name, found, reason, same, why, row.users,
+            same, why = device == 'cpu', _VARIES.get(row.compiled, '')
+            if same or not why:
+                same, why = True, 'compiled kernel without atomics'
+        entries.append(CatalogueEntry(row.name, who, reason, same, why, row.users,
                                       f'mmcv/ops/{row.source}'))
     return entries
 
@@ -55,29 +59,29 @@ def _verdict(entry: CatalogueEntry) -> str:
     return 'yes' if entry.deterministic else 'NO'
 
 
-def as_text(entries: Sequence[CatalogueEntry], device: str, wanted: str) -> str:
-    """A line per operator, and totals; ``wanted`` is the provider whose choices these are."""
+def as_text(entries: Sequence[CatalogueEntry], device: str, requested: str) -> str:
+    """Format a line per operator, and totals; ``requested`` is the provider that chose these."""
     lines = [('operator', 'provider', f'same bits on {device}', 'why this provider', 'used by'),
              *((e.operator, e.provider, _verdict(e), e.reason, e.users) for e in entries)]
     widths = [max(len(line[i]) for line in lines) for i in range(4)]
     table = '\n'.join('  '.join(
         [*(cell.ljust(width) for cell, width in zip(line, widths)), line[4]]) for line in lines)
     verdicts = [_verdict(e) for e in entries]
-    return (f'{table}\n\n{len(entries)} operators, operators={wanted!r}: '
+    return (f'{table}\n\n{len(entries)} operators, operators={requested!r}: '
             f'{verdicts.count("NO")} not deterministic on {device}, {verdicts.count("-")} not '
             'available (they import, and say what to install when called)')
 
 
-def as_json(entries: Sequence[CatalogueEntry], device: str, wanted: str) -> dict[str, Any]:
-    """The same as a dict: provider, device, and a dict per operator."""
-    return dict(provider=wanted, device=device, operators=[entry._asdict() for entry in entries])
+def as_json(entries: Sequence[CatalogueEntry], device: str, requested: str) -> dict[str, Any]:
+    """Return :func:`as_text` as a dict: provider, device, and a dict per operator."""
+    return dict(provider=requested, device=device,
+                operators=[entry._asdict() for entry in entries])
 
 
 def as_markdown(reached: Mapping[str, list[str]] | None = None) -> str:
-    """The tables of docs/reference/operators.md, from the table of operators.
+    """Format the tables of docs/reference/operators.md.
 
-    ``reached`` has, by operator, the folders of the model zoo whose sweep called it; see
-    ``dev.zoo``.
+    ``reached`` has, by operator, the folders of the model zoo whose sweep called it (``dev.zoo``).
     """
     ours = [family for family in FAMILIES if family.module]
     reasons = {why: number for number, why in enumerate(
@@ -98,7 +102,7 @@ def as_markdown(reached: Mapping[str, list[str]] | None = None) -> str:
         "Why mmrepro's form gives the same bits every time:", '',
         *(f'{number}. {why}' for why, number in reasons.items()), '',
         '### Who uses them', '',
-        *(f'- {", ".join(names)}: {used}' for used, names in users.items()), '',
+        *(f'- {", ".join(names)}: {detectors}' for detectors, names in users.items()), '',
         '### Without an implementation', '',
         'No config of MMDetection builds them. They import, and when called say that a compiled '
         'mmcv has them.', '', *missing, ''))

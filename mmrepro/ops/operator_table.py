@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 # Why mmrepro's form is deterministic. Each family names one of these reasons.
 OWN_SUM = 'every output is one sum over its own sources, in a fixed order; nothing is added twice'
@@ -201,7 +201,7 @@ OF_FORKS: dict[str, str] = {'line_nms_forward': 'onedl-mmcv'}
 
 
 def implementation(name: str) -> Callable | None:
-    """The function of operator ``name``, or None if it has no row, module or function.
+    """Return the function of operator ``name``, or None if it has no row, module or function.
 
     Imports its module; errors of that import propagate.
     """
@@ -212,3 +212,25 @@ def implementation(name: str) -> Callable | None:
     if importlib.util.find_spec(module) is None:
         return None
     return getattr(importlib.import_module(module), function, None)
+
+
+def named(function: Callable, name: str, doc: str | None = None) -> Callable:
+    """Return ``function`` under the name of an operator."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
+def by_device(name: str, other: Callable[[], Callable], runs_on: Callable[[str], bool]) -> Callable:
+    """Return operator ``name`` that calls ``other()`` where its first argument is on some devices.
+
+    ``runs_on`` says for a type of device, such as 'cuda', whether it is among these. Elsewhere the
+    implementation of the table is called.
+    """
+    plain = implementation(name)
+
+    def operator(*args: Any, **kwargs: Any) -> Any:
+        first = args[0] if args else next(iter(kwargs.values()))
+        return (other() if runs_on(first.device.type) else plain)(*args, **kwargs)
+
+    return named(operator, name, plain.__doc__)

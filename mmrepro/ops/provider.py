@@ -9,6 +9,7 @@ Importing this module and calling :func:`install` imports neither torch nor mmcv
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import importlib.abc
@@ -19,34 +20,45 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Callable
 
+from ..errors import OperatorProviderError
 from ..imports import after_import, forget
+from . import triton
 from .choice import MARK, PROVIDERS, Choice, choose, compiled_kernels
-from .operator_table import OF_FORKS, TABLE, implementation
-from .triton import default_requirement, fused, requirement
+from .operator_table import OF_FORKS, TABLE, by_device, implementation, named
 
 EXTENSION = 'mmcv._ext'
-
 _logger = logging.getLogger('mmrepro')
-# The compiled functions that were replaced, by name; None if none are.
-_replaced: dict[str, Callable] | None = None
-# What :func:`use` was asked for last, and what kernels in Triton lack here; None: not asked.
-_wanted: str | None = None
-_lacks = ''
-_at_import: str | None = None  # what to use when `mmcv._ext` is imported
-_said: set[str] = set()  # lines that were logged already
+
+
+@dataclasses.dataclass
+class _State:
+    """What this process uses."""
+
+    requested: str | None = None  # the argument of the last `use`; None before the first
+    lacks: str = ''  # what the Triton kernels lack here; '' if nothing
+    at_import: str | None = None  # what to use when `mmcv._ext` is imported
+    # functions of a compiled mmcv that are replaced, by name
+    compiled: dict[str, Callable] = dataclasses.field(default_factory=dict)
+    reported: set[str] = dataclasses.field(default_factory=set)  # warnings that were logged
+
+
+_state = _State()
 
 
 def get_compiler_version() -> str:
-    """The compiler in mmcv's environment report: there is none."""
+    """Return the compiler for mmcv's environment report: there is none."""
     return 'none (PyTorch operators of mmrepro)'
 
 
 def get_compiling_cuda_version() -> str:
-    """The CUDA version in mmcv's environment report, in mmcv's own words."""
+    """Return the CUDA version for mmcv's environment report, in mmcv's own words."""
     return 'not available'
 
 
+# ------------------------------------------------------------------------ functions of operators
+
 def _missing(name: str) -> Callable:
+    """Return a function that raises, for an operator without an implementation."""
     def operator(*args: Any, **kwargs: Any) -> None:
         row = TABLE.get(name)
         caller = f'mmcv/ops/{row.source}' if row else 'mmcv.ops'
@@ -56,48 +68,34 @@ def _missing(name: str) -> Callable:
             'then `MMCV_WITH_OPS=1 pip install --no-build-isolation "mmcv==2.1.0"`, or take a '
             'wheel that matches both versions exactly.')
 
-    operator.__name__ = operator.__qualname__ = name
-    return operator
+    return named(operator, name)
 
 
-def _form(name: str, wanted: str, lacks: str, compiled: Callable) -> Callable:
-    """The function for operator ``name``; ``compiled`` is called where mmcv's own is chosen."""
-    module = sys.modules.get(EXTENSION)  # None after `uninstall`, for who still refers to ours
+def _function(name: str, requested: str, lacks: str, compiled: Callable) -> Callable:
+    """Return the function of operator ``name``, which calls ``compiled`` where mmcv's is chosen."""
+    module = sys.modules.get(EXTENSION)  # None after `uninstall`, for code that still refers to it
     kernels = '' if module is None else compiled_kernels(module)
-    chosen = choose(name, wanted, 'cuda', kernels, lacks).provider
-    if chosen == 'none' or choose(name, wanted, 'cpu', kernels, lacks).provider == 'compiled':
+    on_cpu, on_cuda = (choose(name, requested, device, kernels, lacks).provider
+                       for device in ('cpu', 'cuda'))
+    if on_cuda == 'none' or on_cpu == 'compiled':
         return compiled
-    if chosen == 'triton':
-        return fused(name)
-    plain = implementation(name)
-    if chosen == 'torch':
-        return plain
-
-    def operator(*args: Any, **kwargs: Any) -> Any:
-        first = args[0] if args else next(iter(kwargs.values()))
-        return (compiled if first.is_cuda else plain)(*args, **kwargs)
-
-    operator.__name__ = operator.__qualname__ = name
-    operator.__doc__ = plain.__doc__
-    return operator
+    if on_cuda == 'triton':
+        return triton.fused(name)
+    if on_cuda == 'torch':
+        return implementation(name)
+    return by_device(name, lambda: compiled, lambda device: device == 'cuda')
 
 
 def _late(name: str) -> Callable:
-    """A function that imports its implementation on the first call."""
-
-    @functools.cache
-    def resolve(wanted: str, lacks: str) -> Callable:
-        missing = _missing(name)
-        if name not in TABLE:
-            return missing
-        return _form(name, wanted, lacks, missing)
+    """Return a function that imports its implementation on the first call."""
+    if name not in TABLE:
+        return _missing(name)
+    resolve = functools.cache(functools.partial(_function, name, compiled=_missing(name)))
 
     def operator(*args: Any, **kwargs: Any) -> Any:
-        return resolve(_wanted or 'torch', _lacks)(*args, **kwargs)
+        return resolve(_state.requested or 'torch', _state.lacks)(*args, **kwargs)
 
-    operator.__name__ = operator.__qualname__ = name
-    operator.__doc__ = f'`{name}` in PyTorch; loaded on the first call.'
-    return operator
+    return named(operator, name, f'`{name}` in PyTorch; loaded on the first call.')
 
 
 class _Extension(ModuleType):
@@ -132,11 +130,13 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to execute: attributes are created on access."""
+        """Execute nothing: attributes are created on access."""
 
 
 _finder = _Finder()
 
+
+# -------------------------------------------------------------------------- installing, choosing
 
 def install() -> None:
     """Make ``import mmcv._ext`` work without a compiled mmcv. Safe to call any number of times.
@@ -145,6 +145,11 @@ def install() -> None:
     """
     if _finder not in sys.meta_path:
         sys.meta_path.append(_finder)
+
+
+def installed() -> bool:
+    """Whether :func:`install` is in effect."""
+    return _finder in sys.meta_path
 
 
 def uninstall() -> None:
@@ -165,9 +170,9 @@ def uninstall() -> None:
             del parent._ext
 
 
-def installed() -> bool:
-    """Whether :func:`install` is in effect."""
-    return _finder in sys.meta_path
+def is_compiled() -> bool:
+    """Whether the installed mmcv has compiled operators. Imports mmcv."""
+    return not hasattr(_extension(), MARK)
 
 
 def _extension() -> ModuleType:
@@ -182,41 +187,31 @@ def _extension() -> ModuleType:
 
 
 def _restore() -> None:
-    global _replaced, _wanted
+    """Give a compiled mmcv its own functions back."""
     module = sys.modules.get(EXTENSION)
-    if _replaced is not None and module is not None:
-        for name, compiled in _replaced.items():
+    if module is not None:
+        for name, compiled in _state.compiled.items():
             setattr(module, name, compiled)
-    _replaced = _wanted = None
-
-
-def _replace(module: ModuleType, wanted: str, lacks: str) -> None:
-    global _replaced
-    names = [name for name, row in TABLE.items() if row.source != 'info.py'
-             and hasattr(module, name) and implementation(name) is not None]
-    before = {name: getattr(module, name) for name in names}
-    forms = {name: _form(name, wanted, lacks, before[name]) for name in names}
-    _replaced = before
-    for name, form in forms.items():
-        setattr(module, name, form)
+    _state.compiled, _state.requested = {}, None
 
 
 def provider() -> str:
-    """What :func:`use` was asked for last, else 'torch' or 'compiled'. Imports mmcv."""
-    module = _extension()
-    return _wanted or ('torch' if hasattr(module, MARK) else 'compiled')
+    """Return the argument of the last :func:`use`, else 'torch' or 'compiled'. Imports mmcv."""
+    compiled = is_compiled()
+    return _state.requested or ('compiled' if compiled else 'torch')
 
 
-def _lacking(wanted: str) -> str:
-    return default_requirement() if wanted == 'auto' else requirement()
+def _lacking(name: str) -> str:
+    """Return what the Triton kernels lack for provider ``name``; '' if nothing.
 
-
-def _checked(name: str) -> str:
+    Raises OperatorProviderError if there is no such provider, or it cannot run here.
+    """
     if name not in PROVIDERS:
-        raise ValueError(f'unknown operator provider {name!r}; allowed: {", ".join(PROVIDERS)}')
-    lacks = _lacking(name)
+        raise OperatorProviderError(
+            f'unknown operator provider {name!r}; allowed: {", ".join(PROVIDERS)}')
+    lacks = triton.default_requirement() if name == 'auto' else triton.requirement()
     if name == 'triton' and lacks:
-        raise RuntimeError(f"operators='triton': {lacks}")
+        raise OperatorProviderError(f"operators='triton': {lacks}")
     return lacks
 
 
@@ -230,44 +225,48 @@ def use(name: str) -> None:
     that mmrepro does not implement are always mmcv's.
 
     Raises:
-        ValueError: ``name`` is not in :data:`PROVIDERS`.
-        RuntimeError: 'compiled' with mmcv-lite; 'triton' where it cannot run.
+        OperatorProviderError: ``name`` is not in :data:`PROVIDERS`; 'compiled' with mmcv-lite;
+            'triton' where it cannot run.
     """
-    global _wanted, _lacks
-    lacks = _checked(name)
+    lacks = _lacking(name)
     if name != 'compiled':
         install()
-    module = _extension()
-    if name == 'compiled' and hasattr(module, MARK):
-        raise RuntimeError(
+    compiled = is_compiled()
+    if name == 'compiled' and not compiled:
+        raise OperatorProviderError(
             "operator provider 'compiled': this mmcv has no compiled operators (it is mmcv-lite); "
             "install a compiled mmcv, or use 'torch'")
     _restore()
-    if name != 'compiled' and not hasattr(module, MARK):
-        _replace(module, name, lacks)
-    _wanted, _lacks = name, lacks
-    if name == 'auto' and lacks and lacks not in _said and _cuda_is_there():
-        _said.add(lacks)
-        _logger.warning(f"operators='auto': PyTorch forms instead of kernels in Triton: {lacks}")
-
-
-def _cuda_is_there() -> bool:
-    import torch  # not at the top: this module is imported with mmrepro
-    return torch.cuda.is_available()
+    if name != 'compiled' and compiled:
+        module = sys.modules[EXTENSION]
+        originals = {operator: getattr(module, operator) for operator, row in TABLE.items()
+                     if row.source != 'info.py' and hasattr(module, operator)
+                     and implementation(operator) is not None}
+        functions = {operator: _function(operator, name, lacks, original)
+                     for operator, original in originals.items()}
+        _state.compiled = originals
+        for operator, function in functions.items():
+            setattr(module, operator, function)
+    _state.requested, _state.lacks = name, lacks
+    if name == 'auto' and lacks and lacks not in _state.reported:
+        import torch  # not at the top: this module is imported with mmrepro
+        if torch.cuda.is_available():
+            _state.reported.add(lacks)
+            _logger.warning(
+                f"operators='auto': PyTorch forms instead of kernels in Triton: {lacks}")
 
 
 def use_from_import(name: str | None) -> None:
-    """:func:`use`, now or as soon as ``mmcv._ext`` is imported; None leaves the provider alone.
+    """Call :func:`use` now, or as soon as ``mmcv._ext`` is imported; None changes nothing.
 
     Raises:
-        ValueError, RuntimeError: as :func:`use`, at once where nothing has to be imported for it.
+        OperatorProviderError: as :func:`use`, at once where nothing has to be imported for it.
     """
-    global _at_import
-    _at_import = name
+    _state.at_import = name
     if name is None:
         forget(EXTENSION, _follow)
         return
-    _checked(name)
+    _lacking(name)
     if name != 'compiled':
         install()
     after_import(EXTENSION, _follow)
@@ -276,13 +275,13 @@ def use_from_import(name: str | None) -> None:
 
 
 def _follow(module: ModuleType) -> None:
-    if _at_import is not None:
-        use(_at_import)
+    if _state.at_import is not None:
+        use(_state.at_import)
 
 
 @contextlib.contextmanager
 def using(name: str) -> Iterator[None]:
-    """:func:`use` for the length of a ``with`` block; what was before comes back, errors or not."""
+    """Call :func:`use` for a ``with`` block; the provider of before comes back, errors or not."""
     before = provider()
     use(name)
     try:
@@ -291,10 +290,12 @@ def using(name: str) -> Iterator[None]:
         use(before)
 
 
-def choice(operator: str, device: str, wanted: str | None = None) -> Choice:
-    """Who provides an operator on ``device`` ('cpu' or 'cuda'), and why.
+# ------------------------------------------------------------------------------------- reporting
 
-    ``wanted`` is one of :data:`PROVIDERS`, as if it were in use; None: the current one. Raises
+def choice(operator: str, device: str, requested: str | None = None) -> Choice:
+    """Return the provider of an operator on ``device`` ('cpu' or 'cuda'), and why.
+
+    ``requested`` is one of :data:`PROVIDERS`, as if it were in use; None: the current one. Raises
     KeyError if mmcv has no operator of that name.
     """
     if operator not in TABLE:
@@ -306,12 +307,14 @@ def choice(operator: str, device: str, wanted: str | None = None) -> Choice:
                               f'{OF_FORKS.get(operator, "another version")} has')
     if kernels and TABLE[operator].source == 'info.py':
         return Choice('compiled', 'it describes the compiled operators')
-    lacks = _lacks if wanted is None else _lacking(wanted)
-    return choose(operator, wanted or provider(), device, kernels, lacks)
+    if requested is None:
+        return choose(operator, provider(), device, kernels, _state.lacks)
+    lacks = triton.default_requirement() if requested == 'auto' else triton.requirement()
+    return choose(operator, requested, device, kernels, lacks)
 
 
 def provider_of(operator: str, device: str = 'cpu') -> str:
-    """The provider of an operator: 'torch', 'triton', 'compiled' or 'none'.
+    """Return the provider of an operator: 'torch', 'triton', 'compiled' or 'none'.
 
     ``device`` is 'cpu' or 'cuda', where the tensors are. Raises KeyError if mmcv has no operator of
     that name.
@@ -320,9 +323,9 @@ def provider_of(operator: str, device: str = 'cpu') -> str:
 
 
 def exceptions(device: str) -> dict[str, str]:
-    """Operators that mmrepro implements and now leaves to 'triton' or 'compiled' on ``device``."""
+    """Return, by operator, 'triton' or 'compiled' where these stand in for the PyTorch form."""
     if provider() == 'compiled':
         return {}
-    found = {name: provider_of(name, device) for name, row in TABLE.items()
-             if row.source != 'info.py' and implementation(name) is not None}
-    return {name: who for name, who in found.items() if who not in ('torch', 'none')}
+    providers = {name: provider_of(name, device) for name, row in TABLE.items()
+                 if row.source != 'info.py' and implementation(name) is not None}
+    return {name: who for name, who in providers.items() if who not in ('torch', 'none')}

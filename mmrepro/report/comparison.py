@@ -5,8 +5,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..facts.compatibility import ATTACHED, FactDifference, differences
-from ..fingerprint.difference import (
+from ..facts.compatibility import ATTACHED, WEIGHTS, FactDifference, differences
+from ..fingerprint.divergence import (
     Divergence,
     compare_steps,
     differing_iterations,
@@ -30,7 +30,6 @@ SETTINGS = ('config.', 'randomness.')
 STOCK_RANDOMNESS = tuple(f'randomness.{key}' for key in ('seed', 'deterministic', 'diff_rank_seed'))
 # of a manifest, what is said of the moment at which a process begins
 OF_THE_START = ('initial_weights', 'weights', 'iteration', 'resumed_from')
-BEGINNINGS = ('initial_weights', 'weights')
 
 
 class FieldRow(NamedTuple):
@@ -267,7 +266,7 @@ def manifest_differences(a: RunView, b: RunView) -> list[FactDifference]:
         if a.began.get('iteration') == b.began.get('iteration'):
             return found
         # one was resumed from a run elsewhere: weights of other iterations are no difference
-        return [row for row in found if not row.name.startswith(BEGINNINGS)]
+        return [row for row in found if row.about != WEIGHTS]
     found = differences(_settings(a), _settings(b))
     if a.attached == b.attached:
         return found

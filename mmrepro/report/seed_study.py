@@ -1,8 +1,11 @@
 """One metric over seeds and configs, and what the tests say about it."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..errors import RunError, SeedsError
+from .run_view import load_run
 from .stats import (
     LEVEL,
     Equivalence,
@@ -15,6 +18,9 @@ from .stats import (
     plan,
     summary,
 )
+
+# the default metric: the first of these that the run has
+USUAL = ('coco/bbox_mAP', 'coco/segm_mAP', 'pascal_voc/mAP')
 
 
 class Study(NamedTuple):
@@ -91,3 +97,39 @@ def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float
         for label in others or [first]}
     return Study(metric, pick, seeds, values, {label: summary(values[label]) for label in values},
                  tests, dict(zip(tests, holm(p))), equivalences, plans)
+
+
+def metrics_of(folder: str) -> dict[str, list[tuple[int, float]]]:
+    """Metric -> ``(step, value)`` of all validations, from MMEngine's logs or the fingerprints."""
+    try:
+        run = load_run(folder)
+    except RunError:
+        return {}
+    vals = run.vals(True) if run.ranks and run.log.vals else run.logged_vals
+    found: dict[str, list[tuple[int, float]]] = {}
+    for step in sorted(vals):
+        for name, value in vals[step].items():
+            found.setdefault(name, []).append((step, value))
+    return found
+
+
+def choose_metric(results: Sequence[dict[str, Any]], wanted: str | None) -> str:
+    """The metric that is asked for, the usual one, or the first.
+
+    Raises:
+        SeedsError: a result lacks it; names those that all have.
+    """
+    shared = [name for name in results[0]['metrics']
+              if all(name in result['metrics'] for result in results)]
+    if wanted is None:
+        wanted = next((name for name in USUAL if name in shared), shared[0] if shared else None)
+    if wanted not in shared:
+        raise SeedsError(f'--metric {wanted}: not every run has it; all have: '
+                         f'{", ".join(shared) or "none"}')
+    return wanted
+
+
+def value_of(result: dict[str, Any], metric: str, pick: str = 'last') -> float:
+    """The metric of the last validation, or of the best one (``pick='best'``)."""
+    values = [value for _, value in result['metrics'][metric]]
+    return max(values) if pick == 'best' else values[-1]

@@ -9,7 +9,9 @@ from typing import Any
 from mmengine.config import Config, ConfigDict
 
 from ..errors import ConfigError
-from .reduction import innermost
+from . import reduction
+
+SEED = 0  # of runs that are compared, where the config has none
 
 TEST_TIME_AUGMENTATION = dict(
     type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100))
@@ -25,6 +27,53 @@ def import_mmrepro(cfg: Config) -> bool:
     cfg.custom_imports = dict(imports=[*imports['imports'], 'mmrepro'],
                               allow_failed_imports=False)
     return True
+
+
+def virtual_ranks(cfg: Config) -> int | None:
+    return (cfg.get('randomness') or {}).get('virtual_ranks')
+
+
+def fix_seed(cfg: Config) -> bool:
+    """Give the config a seed; returns whether it had none, so that every run would draw another."""
+    randomness = dict(cfg.get('randomness') or {})
+    missing = randomness.get('seed', cfg.get('seed')) is None  # MMDetection 2.x has it at the top
+    if missing:
+        cfg.randomness = dict(randomness, seed=SEED)
+    return missing
+
+
+def prepare(cfg: Config, names: Sequence[str] = (), full: bool = False) -> list[str]:
+    """Change a config in place into one for comparisons: small, unless ``full``.
+
+    Args:
+        names: variations of ``verify``; ``'validation'`` needs the data of the validation.
+
+    Returns:
+        What was changed, as lines for a report.
+
+    Raises:
+        MissingDataError: a file that the config reads does not exist.
+    """
+    notes = []
+    if import_mmrepro(cfg):
+        notes.append('the config does not import mmrepro; here it does')
+    if fix_seed(cfg):
+        notes.append(f'the config has no seed, and every run would draw another one; here it is '
+                     f'{SEED}')
+    phases = ('train', 'val') if 'validation' in names and cfg.get('val_cfg') else ('train', )
+    reduction.check_data(cfg, phases)
+    if 'val' in phases:
+        reduction.few_images(cfg, 'val', reduction.VAL_IMAGES)
+    if full:
+        notes.append('as the config is (--full)')
+    else:
+        longest = reduction.shrink(cfg)
+        images = reduction.IMAGES * (virtual_ranks(cfg) or 1)
+        reduction.few_images(cfg, 'train', images)
+        notes.append(f'reduced: longest side {min(longest, reduction.LONGEST)} of {longest} '
+                     f'pixels, {images} images, no pretrained weights '
+                     '(--full: as the config is)')
+    return [*notes, 'no checkpoints and no validation, but for what is varied; fingerprints']
 
 
 def add_fingerprints(cfg: Any, level: str, interval: int = 1) -> None:
@@ -74,6 +123,6 @@ def augment_test(cfg: Config) -> None:
         flips: list[dict[str, Any]] = [dict(type='RandomFlip', prob=p) for p in (1.0, 0.0)]
         pack = dict(type='PackDetInputs', meta_keys=TEST_TIME_META_KEYS)
         augment = dict(type='TestTimeAug', transforms=[flips, [pack]])
-        cfg.tta_pipeline = [*deepcopy(innermost(data)[0].pipeline[:-1]), augment]
+        cfg.tta_pipeline = [*deepcopy(reduction.innermost(data)[0].pipeline[:-1]), augment]
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
     data.pipeline = cfg.tta_pipeline

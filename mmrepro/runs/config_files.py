@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
 import re
 import warnings
@@ -35,6 +36,34 @@ RARE = ('tta_model', 'tta_pipeline', 'broadcast_buffers', 'detect_anomalous_para
 MACHINERY = ('/mmengine/', '/importlib/', '<frozen ', os.path.abspath(__file__))
 # of difflib: whole keys that are near to each other, and the words in them
 SIMILAR, SIMILAR_WORD, SAME_BUT_JOINED = 0.8, 0.6, 0.9
+
+
+def find_config(name: str) -> str:
+    """Return the path of a config: ``name``, or ``package::path`` of an OpenMMLab package.
+
+    Raises:
+        ConfigError: there is no such file; the message has similar names.
+    """
+    if '::' not in name:
+        if not os.path.isfile(name):
+            raise ConfigError(f'{name}: no such config{_near(name)}')
+        return name
+    package, _, relative = name.partition('::')
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(f'{name}: the package {package!r} is not installed')
+    folder = os.path.join(list(spec.submodule_search_locations)[0], '.mim', 'configs')
+    path = os.path.join(folder, relative if relative.endswith('.py') else f'{relative}.py')
+    if not os.path.isfile(path):
+        raise ConfigError(f'{name}: no such config in {folder}{_near(path)}')
+    return path
+
+
+def _near(path: str) -> str:
+    folder = os.path.dirname(path) or '.'
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    near = difflib.get_close_matches(os.path.basename(path), names, n=3)
+    return f'; near: {", ".join(near)}' if near else ''
 
 
 def read_config(path: str, options: Mapping[str, Any] | None = None,

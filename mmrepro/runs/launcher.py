@@ -1,8 +1,9 @@
-"""Start trainings in processes of their own, watch them, kill them, and say how they ended."""
+"""Start trainings in fresh processes, watch them, kill them, and report how they ended."""
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,14 +12,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import (
-    Any,
-    Callable,
-    NamedTuple,
-)
+from typing import Any, Callable, NamedTuple
 
 from ..errors import MMReproError
 from ..exit_codes import meaning
+from ..fingerprint.schema import FOLDER
 from .child import FINDING, Training
 
 LOG_TAIL = 30  # lines of a failed training's output that are shown
@@ -86,13 +84,21 @@ class LaunchedTraining:
                     stderr=subprocess.STDOUT, cwd=launch.cwd, start_new_session=True,
                     env={name: value for name, value in env.items() if value is not None}))
 
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def codes(self) -> list[int | None]:
+        """Exit codes of the processes, None for those that run."""
+        return [process.poll() for process in self._processes]
+
     def poll(self) -> bool:
-        """Whether it has ended.
+        """Whether all processes have ended.
 
         Raises:
             TrainingFailed: a process ended with an error; the others are killed.
         """
-        codes = [process.poll() for process in self._processes]
+        codes = self.codes()
         for code, log in zip(codes, self._logs):
             if code is not None and code not in self.launch.codes:
                 self.kill()
@@ -100,10 +106,10 @@ class LaunchedTraining:
         return None not in codes
 
     def kill(self) -> None:
+        """Kill all processes, and the workers of those that have ended."""
         for process in self._processes:
-            if process.poll() is None:
-                kill_group(process.pid)
-                process.wait()
+            kill_group(process.pid)
+            process.wait()
 
     def terminate(self) -> None:
         """Send SIGTERM, leave time for a last checkpoint, then kill."""
@@ -116,8 +122,7 @@ class LaunchedTraining:
                 process.wait(max(end - time.monotonic(), 0))
             except subprocess.TimeoutExpired:
                 pass
-            kill_group(process.pid)
-            process.wait()
+        self.kill()
 
 
 class PlannedRun(NamedTuple):
@@ -127,12 +132,34 @@ class PlannedRun(NamedTuple):
     launches: Sequence[Launch]
 
 
+def plan(name: str, folder: str, trainings: Sequence[Training],
+         env: Mapping[str, str | None] = {}, processes: int = 1,
+         cwd: str | None = None) -> PlannedRun:
+    """Plan trainings one after the other, with their output in ``output.txt`` of ``folder``.
+
+    Of several processes, each has its ``output.rankN.txt``. Output and fingerprints of an earlier
+    run are removed.
+    """
+    folder = os.path.abspath(folder)
+    os.makedirs(folder, exist_ok=True)
+    for stale in os.listdir(folder):
+        if stale == FOLDER:
+            shutil.rmtree(os.path.join(folder, stale))
+        elif stale.startswith('output.'):
+            os.remove(os.path.join(folder, stale))
+    log = os.path.join(folder, 'output.txt' if processes == 1 else 'output.rank{rank}.txt')
+    return PlannedRun(name, folder, [launch_of(training, log, env, processes, cwd)
+                                     for training in trainings])
+
+
 def run_all(runs: Sequence[PlannedRun], jobs: int = 1,
             tick: Callable[[], Any] = lambda: None,
             done: Callable[[PlannedRun], Any] = lambda run: None) -> None:
     """Train all runs, at most ``jobs`` at a time, in the order given.
 
-    ``tick`` is called between two looks at the processes, ``done`` with every run that has ended.
+    Args:
+        tick: is called between two looks at the processes; returns True to end all trainings.
+        done: is called with every run that has ended.
 
     Raises:
         TrainingFailed: a training ended with an error; the others are killed.
@@ -154,7 +181,8 @@ def run_all(runs: Sequence[PlannedRun], jobs: int = 1,
                     del running[run.name]
                     active.remove(entry)
                     done(run)
-            tick()
+            if tick() is True:
+                return
             if active:
                 time.sleep(POLL)
 
@@ -171,7 +199,7 @@ def killed_at_exit(running: Mapping[str, LaunchedTraining]) -> Iterator[None]:
         sys.exit(128 + number)
 
     handlers = {}
-    if threading.current_thread() is threading.main_thread() and os.name != 'nt':
+    if threading.current_thread() is threading.main_thread():
         handlers = {number: signal.signal(number, leave)
                     for number in (signal.SIGTERM, signal.SIGHUP)}
     try:

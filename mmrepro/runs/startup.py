@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any, Callable, NoReturn
@@ -62,8 +61,6 @@ def _execute(env: dict[str, str]) -> NoReturn:
     command = _own_command()
     sys.stdout.flush()
     sys.stderr.flush()
-    if os.name == 'nt':  # execve there starts a new process and lets the shell go on
-        sys.exit(subprocess.call(command, env=env))
     os.execve(command[0], command, env)
 
 

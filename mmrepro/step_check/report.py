@@ -8,7 +8,7 @@ from typing import Any
 
 from mmengine.dist import get_rank
 
-from ..diagnosis.first_difference import PHASES, Diagnosis, diagnose
+from ..diagnosis.diagnosis import PHASES, Diagnosis, diagnose
 from ..distributed.agreement import settle
 from ..errors import StepDiffersError
 from ..fingerprint.records import Record

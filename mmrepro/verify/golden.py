@@ -24,16 +24,19 @@ from mmengine.config import Config
 
 from ..errors import FingerprintError, GoldenError
 from ..facts.compatibility import CHANGES, FactDifference, differences, severity
-from ..fingerprint.difference import Divergence
+from ..fingerprint.divergence import Divergence, compare_logs
 from ..fingerprint.manifest import read_manifest
 from ..fingerprint.reader import read_json, read_ranks
 from ..fingerprint.schema import FOLDER
 from ..runs.child import Training
-from ..runs.config_edits import add_fingerprints, without_checkpoints, without_evaluation
-from ..runs.launcher import PlannedRun, launch_of, one_thread_each, run_all
+from ..runs.config_edits import (
+    add_fingerprints,
+    prepare,
+    without_checkpoints,
+    without_evaluation,
+)
+from ..runs.launcher import one_thread_each, plan, run_all
 from ..runs.progress import RunsProgress
-from .replay import compare_logs
-from .variations import prepare
 
 RECIPE, FACTS = 'recipe.json', 'facts.json'
 FORMAT = 1
@@ -146,16 +149,11 @@ def train(recipe: Recipe, cfg: Config, work_dir: str,
     without_evaluation(cfg)
     without_checkpoints(cfg)
     folder = os.path.abspath(os.path.join(work_dir, recipe.name))
-    shutil.rmtree(os.path.join(folder, FOLDER), ignore_errors=True)
-    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, 'config.py')
     cfg.work_dir, cfg.resume = folder, False
-    path, log = os.path.join(folder, 'config.py'), os.path.join(folder, 'output.txt')
-    if os.path.exists(log):
-        os.remove(log)
+    run = plan(recipe.name, folder, [Training(path, iterations=recipe.iterations)],
+               {'PYTHONHASHSEED': '0', **one_thread_each()})
     cfg.dump(path)
-    env = {'PYTHONHASHSEED': '0', **one_thread_each()}
-    run = PlannedRun(recipe.name, folder, [
-        launch_of(Training(path, iterations=recipe.iterations), log, env)])
     progress = RunsProgress([run], recipe.iterations, say)
     run_all([run], 1, progress.show, progress.done)
     return folder

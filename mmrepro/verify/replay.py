@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
@@ -10,27 +9,15 @@ from typing import Any, Callable, NamedTuple
 from mmengine.config import Config
 
 from ..errors import FingerprintError
-from ..fingerprint.difference import (
-    ComparedField,
-    Divergence,
-    before,
-    first_differing_metric,
-    first_divergence,
-)
+from ..facts.compatibility import START
+from ..fingerprint.divergence import Divergence, compare_logs, first_missing
 from ..fingerprint.manifest import Manifest, compare_manifests, read_manifest
-from ..fingerprint.provenance import environment
+from ..fingerprint.provenance import repeated_environment
 from ..fingerprint.reader import RankLog, RecordedRun, read_ranks, read_run
 from ..fingerprint.schema import FOLDER
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints
-from ..runs.launcher import POLL, LaunchedTraining, killed_at_exit, launch_of
-
-# recorded variables that belong to the machine and the launcher of the original
-NOT_REPLAYED = ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'SLURM_NTASKS', 'CUDA_VISIBLE_DEVICES',
-                'NVIDIA_VISIBLE_DEVICES', 'MMREPRO_RESTARTED')
-# what a replay changes itself, or what says only when and where it ran
-BY_DESIGN = ('created', 'command', 'cwd', 'work_dir', 'config.default_hooks.checkpoint',
-             'environment.MMREPRO_')
+from ..runs.launcher import plan, run_all
 
 
 class ReplayOutcome(NamedTuple):
@@ -98,64 +85,54 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
         raise FingerprintError(f'{run_dir}: no iteration was recorded')
     last = max(max(steps) for steps in wanted.values() if steps) + 1
     end = min(last, iterations or last)
-    shutil.rmtree(os.path.join(work_dir, FOLDER), ignore_errors=True)
     config = prepare(manifest, work_dir, changes)
-    then = manifest.content['environment']
-    env = {name: then.get(name) for name in {*then, *environment()} if name not in NOT_REPLAYED}
+    env = repeated_environment(manifest.content['environment'])
     cwd = manifest.content['cwd']
     whole = end == last and all(log.ended for log in original.ranks.values())
-    processes = manifest.processes
-    log = 'output.txt' if processes == 1 else 'output.rank{rank}.txt'
-    launch = launch_of(Training(os.path.abspath(config), iterations=None if whole else end),
-                       os.path.join(os.path.abspath(work_dir), log), env, processes,
-                       cwd if os.path.isdir(cwd) else None)
-    training = LaunchedTraining(launch)
-    with killed_at_exit({'replay': training}):
-        return _follow(training, work_dir, original, manifest, end, say, report)
+    run = plan('replay', work_dir,
+               [Training(os.path.abspath(config), iterations=None if whole else end)], env,
+               manifest.processes, cwd if os.path.isdir(cwd) else None)
+    follower = _Follower(original, manifest, work_dir, end, say, report)
+    run_all([run], tick=follower.look)
+    return follower.outcome()
 
 
-def _follow(training: LaunchedTraining, work_dir: str, original: RecordedRun, manifest: Manifest,
-            end: int, say: Callable[[str], None],
-            report: Callable[[list[Any]], None]) -> ReplayOutcome:
-    """Compare what the processes have written so far, until they end or differ."""
-    around: list[Any] | None = None
-    started, difference, ended, text = time.monotonic(), None, False, ''
-    while not ended and difference is None:
-        ended = training.poll()
-        if around is None:
+class _Follower:
+    """Compares what the processes have written so far with the original."""
+
+    def __init__(self, original: RecordedRun, manifest: Manifest, work_dir: str, end: int,
+                 say: Callable[[str], None], report: Callable[[list[Any]], None]) -> None:
+        self._original, self._manifest, self._end = original, manifest, end
+        self._work_dir, self._say, self._report = work_dir, say, report
+        self._started, self._text = time.monotonic(), ''
+        self._environment: list[Any] | None = None
+        self._logs: dict[int, RankLog] = {}
+        self._difference: Divergence | None = None
+
+    def look(self) -> bool:
+        """Whether the runs differ already."""
+        if self._environment is None:
             try:
-                found = compare_manifests(manifest, read_manifest(work_dir))
+                found = compare_manifests(self._manifest, read_manifest(self._work_dir))
             except FingerprintError:
                 pass  # not written yet
             else:
-                around = [one for one in found if not one.name.startswith(BY_DESIGN)]
-                report(around)
-        logs = read_ranks(os.path.join(work_dir, FOLDER))
-        difference = compare_logs(original.ranks, logs, end)
-        done = min(len(logs[rank].steps) if rank in logs else 0 for rank in original.ranks)
-        new = f'iteration {done} of {end}'
-        if new != text:
-            text = new
-            say(f'{time.monotonic() - started:4.0f} s  {text}')
-        if not ended and difference is None:
-            time.sleep(POLL)
-    if difference is None:
-        lacking = {rank: [i for i in log.steps
-                          if i < end and (rank not in logs or i not in logs[rank].steps)]
-                   for rank, log in original.ranks.items()}
-        rank = min((rank for rank in lacking if lacking[rank]),
-                   key=lambda rank: lacking[rank][0], default=None)
-        if rank is not None:
-            difference = Divergence(lacking[rank][0], {
-                rank: (ComparedField('iteration', 'there', None), )})
-    steps = original.ranks[difference.rank if difference else 0].steps
-    compared = len([i for i in steps
-                    if i < (end if difference is None else difference.iteration)])
-    return ReplayOutcome(compared, difference, around or [], original.notes)
+                self._environment = [row for row in found if row.about != START]
+                self._report(self._environment)
+        self._logs = read_ranks(os.path.join(self._work_dir, FOLDER))
+        self._difference = compare_logs(self._original.ranks, self._logs, self._end)
+        done = min(len(self._logs[rank].steps) if rank in self._logs else 0
+                   for rank in self._original.ranks)
+        text = f'iteration {done} of {self._end}'
+        if text != self._text:
+            self._text = text
+            self._say(f'{time.monotonic() - self._started:4.0f} s  {text}')
+        return self._difference is not None
 
-
-def compare_logs(original: Mapping[int, RankLog], logs: Mapping[int, RankLog],
-                 end: int) -> Divergence | None:
-    """The first difference before iteration ``end``: of an iteration, else of a validation."""
-    original = before(original, end)
-    return first_divergence(original, logs) or first_differing_metric(original, logs)
+    def outcome(self) -> ReplayOutcome:
+        difference = self._difference or first_missing(self._original.ranks, self._logs,
+                                                          self._end)
+        end = self._end if difference is None else difference.iteration
+        steps = self._original.ranks[difference.rank if difference else 0].steps
+        return ReplayOutcome(sum(i < end for i in steps), difference, self._environment or [],
+                             self._original.notes)

@@ -3,30 +3,27 @@ from __future__ import annotations
 
 import copy
 import os
-import shutil
 from collections.abc import Sequence
 from typing import Callable, NamedTuple
 
 import torch
 from mmengine.config import Config
 
-from ..fingerprint.difference import ComparedField, Divergence, first_divergence
+from ..fingerprint.divergence import ComparedField, Divergence, first_divergence
 from ..fingerprint.reader import RankLog, read_ranks
 from ..fingerprint.schema import FOLDER
-from ..runs import reduction
 from ..runs.child import Training
 from ..runs.config_edits import (
     add_fingerprints,
-    import_mmrepro,
+    virtual_ranks,
     without_checkpoints,
     without_evaluation,
 )
-from ..runs.launcher import PlannedRun, launch_of, one_thread_each, run_all
+from ..runs.launcher import PlannedRun, one_thread_each, plan, run_all
 from ..runs.progress import RunsProgress
 from ..text import listed
 from . import surroundings
 
-SEED = 0  # of all runs, where the config has none
 REFERENCE = 'reference'  # folder of the run that variations are compared with
 
 
@@ -97,10 +94,6 @@ class VariationResult(NamedTuple):
         return not self.skipped and self.difference is None and self.iterations > 0
 
 
-def virtual_ranks(cfg: Config) -> int | None:
-    return (cfg.get('randomness') or {}).get('virtual_ranks')
-
-
 def variations_of(cfg: Config) -> dict[str, Variation]:
     """:data:`VARIATIONS`; of virtual ranks, the number of processes is one that must not matter."""
     ranks = virtual_ranks(cfg)
@@ -109,36 +102,6 @@ def variations_of(cfg: Config) -> dict[str, Variation]:
     processes = min(ranks, max(2, _devices()[0]))
     return {**VARIATIONS, 'ranks': Variation(
         f'{ranks} virtual ranks on {processes} processes', processes=processes)}
-
-
-def prepare(cfg: Config, names: Sequence[str], full: bool = False) -> list[str]:
-    """Change a config in place into one to verify: small, unless ``full``; returns what was done.
-
-    Raises:
-        MissingDataError: a file that the config reads does not exist.
-    """
-    notes = []
-    if import_mmrepro(cfg):
-        notes.append('the config does not import mmrepro; here it does')
-    randomness = dict(cfg.get('randomness') or {})
-    if randomness.get('seed', cfg.get('seed')) is None:  # MMDetection 2.x has it at the top
-        cfg.randomness = dict(randomness, seed=SEED)
-        notes.append(f'the config has no seed, and every run would draw another one; here it is '
-                     f'{SEED}')
-    phases = ('train', 'val') if 'validation' in names and cfg.get('val_cfg') else ('train', )
-    reduction.check_data(cfg, phases)
-    if 'val' in phases:
-        reduction.few_images(cfg, 'val', reduction.VAL_IMAGES)
-    if full:
-        notes.append('as the config is (--full)')
-    else:
-        longest = reduction.shrink(cfg)
-        images = reduction.IMAGES * (virtual_ranks(cfg) or 1)
-        reduction.few_images(cfg, 'train', images)
-        notes.append(f'reduced: longest side {min(longest, reduction.LONGEST)} of {longest} '
-                     f'pixels, {images} images, no pretrained weights '
-                     '(--full: as the config is)')
-    return [*notes, 'no checkpoints and no validation, but for what is varied; fingerprints']
 
 
 def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jobs: int,
@@ -162,12 +125,13 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
     without_checkpoints(prepared)
     prepared.resume = False
     skipped, table = _skipped(cfg, names, iterations), variations_of(cfg)
-    plan = {REFERENCE: Variation('reference')}
+    planned = {REFERENCE: Variation('reference')}
     for name in names:
         if name not in skipped:
-            plan.update({_reference_of(name, table[name]): table[name], name: table[name]}
-                        if table[name].twice else {name: table[name]})
-    runs = [_planned(name, one, prepared, work_dir, iterations, cfg) for name, one in plan.items()]
+            planned.update({_reference_of(name, table[name]): table[name], name: table[name]}
+                           if table[name].twice else {name: table[name]})
+    runs = [_planned(name, variation, prepared, work_dir, iterations, cfg)
+            for name, variation in planned.items()]
     progress = RunsProgress(runs, iterations, say)
     run_all(runs, jobs, progress.show, progress.done)
     return [result_of(name, os.path.join(work_dir, _reference_of(name, table[name])),
@@ -216,11 +180,8 @@ def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, i
     folder = os.path.abspath(os.path.join(work_dir, name))
     os.makedirs(folder, exist_ok=True)
     for stale in os.listdir(folder):
-        path = os.path.join(folder, stale)
-        if stale == FOLDER:
-            shutil.rmtree(path)
-        elif stale.startswith('output.') or stale == 'last_checkpoint' or stale.endswith('.pth'):
-            os.remove(path)
+        if stale == 'last_checkpoint' or stale.endswith('.pth'):
+            os.remove(os.path.join(folder, stale))
     cfg = copy.deepcopy(prepared)
     variation.change(cfg)
     cfg.work_dir = folder
@@ -237,13 +198,10 @@ def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, i
         # one iteration beyond the checkpoint is lost and trained again
         trainings = [training._replace(kill_after=min(half + 1, iterations - 1)),
                      training._replace(resume=True)]
-    env = {'PYTHONHASHSEED': '0', **one_thread_each(), **variation.env()}
-    log = 'output.txt' if variation.processes == 1 else 'output.rank{rank}.txt'
     cwd = surroundings.linked_folder(os.path.join(folder, 'elsewhere'), os.getcwd()) \
         if variation.elsewhere else None
-    return PlannedRun(name, folder, [
-        launch_of(one, os.path.join(folder, log), env, variation.processes, cwd)
-        for one in trainings])
+    env = {'PYTHONHASHSEED': '0', **one_thread_each(), **variation.env()}
+    return plan(name, folder, trainings, env, variation.processes, cwd)
 
 
 def result_of(name: str, reference: str, folder: str, iterations: int, skipped: str = '',

@@ -75,13 +75,13 @@ def settings(tmp_path, **model):
 
 def test_modules_their_parts_and_hooks_are_named(tmp_path):
     verdict = probe(settings(tmp_path), 3, 6, str(tmp_path), train)
-    assert not verdict.good and verdict.first == 'loss of iteration 3'
+    assert not verdict.good and verdict.first == 'losses.loss of iteration 3'
     found = {(row.cls, row.attribute): (row.then, row.now) for row in verdict.lost}
     assert found.pop(('Forgetful', 'memory.recent'))
     assert found == {('Layer', 'calls'): ('3', '0'), ('Forgetful', 'memory.seen'): ('3', '0'),
                      ('Countdown', 'left'): ('7', '10')}
     text = text_of(verdict)
-    assert 'differs first in loss of iteration 3' in text
+    assert 'differs first in losses.loss of iteration 3' in text
     assert "adapters.register(Layer, 'calls', why='...')" in text
 
 

@@ -12,16 +12,11 @@ from mmrepro import cli
 from mmrepro.cli import seeds
 from mmrepro.errors import SeedsError
 from mmrepro.exit_codes import INTERRUPTED, PREEMPTED
-from mmrepro.report import seed_runs, seeds_report
-from mmrepro.report.seed_runs import (
-    NOTHING_FOUND,
-    jobs_of,
-    parse_seeds,
-    result_of,
-    run_job,
-    value_of,
-)
+from mmrepro.report import seeds_report
+from mmrepro.report.seed_study import metrics_of, study, value_of
+from mmrepro.runs import seed_runs
 from mmrepro.runs.launcher import TrainingFailed
+from mmrepro.runs.seed_runs import NOTHING_FOUND, jobs_of, parse_seeds, result_of, run_job
 
 CONFIG = """
 custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)
@@ -152,7 +147,7 @@ def test_a_training_that_fails_stops_with_the_end_of_its_log(config, tmp_path, e
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
     ended(1, 'CUDA out of memory\n')
     with pytest.raises(SeedsError, match='(?s)seed 0: .*out of memory.*ended with exit code 1 '):
-        run_job(job)
+        run_job(job, metrics_of)
     assert result_of(job) is None
 
 
@@ -160,11 +155,11 @@ def test_a_training_that_is_pre_empted_can_be_continued(config, tmp_path, ended)
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
     ended(PREEMPTED)
     with pytest.raises(SeedsError, match='pre-empted.*same command continues'):
-        run_job(job)
+        run_job(job, metrics_of)
 
 
 def test_an_interrupt_is_no_traceback(config, tmp_path, monkeypatch, capsys):
-    def interrupted(job):
+    def interrupted(job, metrics_of):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(seeds, 'run_job', interrupted)
@@ -177,14 +172,14 @@ def test_a_training_without_metrics_is_said(config, tmp_path, ended):
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
     ended(0)
     with pytest.raises(SeedsError, match='no validation metrics'):
-        run_job(job)
+        run_job(job, metrics_of)
 
 
 def test_a_detector_that_finds_nothing_is_said(config, tmp_path, ended):
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
     ended(0, f'mmengine - ERROR - {NOTHING_FOUND}.\n')
     with pytest.raises(SeedsError, match='found nothing at all.*Train longer') as error:
-        run_job(job)
+        run_job(job, metrics_of)
     assert 'set val_dataloader' not in str(error.value)
 
 
@@ -251,18 +246,18 @@ def test_few_seeds_and_best_validations_get_a_caution():
     def notes(count, pick='last'):
         values = [.1 * i for i in range(count)]
         return ' '.join(seeds_report.caution(
-            seeds_report.study('m', pick, list(range(count)), {'a': values})))
+            study('m', pick, list(range(count)), {'a': values})))
     assert 'too few' in notes(2) and '6 or more' in notes(4) and notes(6) == ''
     assert 'too high' in notes(6, 'best')
 
 
 def test_plot_report_and_scalars(tmp_path):
     values = {'base': [.30, .31, .29], 'mine': [.33, .34, .31]}
-    found = seeds_report.study('coco/bbox_mAP', 'last', [0, 1, 2], values)
+    found = study('coco/bbox_mAP', 'last', [0, 1, 2], values)
     drawn = seeds_report.plot(found)
     assert drawn.startswith(b'\x89PNG')
     text = seeds_report.report(found, drawn)
-    three = seeds_report.study('m', 'last', [0, 1, 2], dict(values, third=[.3, .3, .31]), .1, .01)
+    three = study('m', 'last', [0, 1, 2], dict(values, third=[.3, .3, .31]), .1, .01)
     assert seeds_report.plot(three).startswith(b'\x89PNG')
     assert "Holm&#x27;s p" in seeds_report.report(three, drawn)
     assert ('mmrepro/seeds/third/p_t', three.tests['third'].t_p, 0) in seeds_report.scalars(three)

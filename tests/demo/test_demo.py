@@ -12,6 +12,8 @@ import pytest
 from mmrepro.cli import data as data_verb
 from mmrepro.cli import demo
 from mmrepro.demo import dataset, photos, shipped_configs, two_runs
+from mmrepro.digests import state_digest
+from mmrepro.fingerprint.reader import RankLog
 
 # of annotations alone: decoders of JPEG may differ in the last bit of a pixel
 ANNOTATIONS = {
@@ -181,42 +183,44 @@ def test_without_the_photographs_it_says_what_to_install(capsys, tmp_path, monke
     assert len(said.splitlines()) == 1 and not os.path.exists(tmp_path / 'out')
 
 
-def _records(*weights):
-    return [dict(iteration=i, epoch=1, total=len(weights), loss=1.5, weights=w * 16, optimizer='o')
-            for i, w in enumerate(weights, 1)]
+def fingerprints(*weights, ranks=1, loss=1.5):
+    """The fingerprints of a run whose weights have these digests after each iteration."""
+    steps = {i: dict(weights=one * 16, parameters=one * 16, total=len(weights),
+                     losses=dict(loss=float(loss).hex())) for i, one in enumerate(weights)}
+    return {rank: RankLog('', [], dict(steps), [], True, []) for rank in range(ranks)}
 
 
 def compared(first, second):
-    return demo.compare([first, second], 'AB')
+    return two_runs.compare([first, second], 'AB')
 
 
 def test_the_verdict_names_the_first_differing_iteration():
-    table, same = compared(_records('a', 'b', 'c'), _records('a', 'x', 'y'))
+    table, same = compared(fingerprints('a', 'b', 'c'), fingerprints('a', 'x', 'y'))
     assert not same and table.endswith('DIFFERENT from iteration 2 on')
-    table, same = compared(_records('a', 'b'), _records('a', 'b'))
+    table, same = compared(fingerprints('a', 'b'), fingerprints('a', 'b'))
     assert same and 'after each of 2 iterations' in table
 
 
 def test_each_number_of_processes_has_a_column_and_every_rank_counts():
     names = [run.name for run in two_runs.on_processes(4, (1, 2, 3))]
     assert names == ['1 process', '2 processes', '3 processes']
-    runs = [[dict(record, losses=[1.5, 2.5]) for record in _records('a', 'b')] for _ in names]
-    table, same = demo.compare(runs, names)
-    assert same and table.count('b' * 16) == 3
+    runs = [fingerprints('a', 'b', ranks=2) for _ in names]
+    table, same = two_runs.compare(runs, names)
+    assert same and table.count(state_digest(['b' * 16] * 2)[:16]) == 3
     assert [table.count(f'weights {name}') for name in names] == [1, 1, 1]
-    runs[2][1]['losses'] = [1.5, 2.625]
-    table, same = demo.compare(runs, names)
+    runs[2][1].steps[1] = dict(runs[2][1].steps[1], losses=dict(loss=2.625.hex()))
+    table, same = two_runs.compare(runs, names)
     assert not same and table.endswith('DIFFERENT from iteration 2 on')
 
 
 @pytest.mark.parametrize('second', [(), ('a', )])
 def test_runs_of_different_length_are_different(second):
-    table, same = compared(_records(*('a', 'b')[:len(second) + 1]), _records(*second))
+    table, same = compared(fingerprints(*('a', 'b')[:len(second) + 1]), fingerprints(*second))
     assert not same and 'DIFFERENT' in table
 
 
 def test_no_iteration_is_no_agreement():
-    assert compared([], [])[1] is False
+    assert compared({}, {})[1] is False
 
 
 def test_the_two_runs_differ_in_what_must_not_matter_only(data):

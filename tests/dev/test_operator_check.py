@@ -14,8 +14,7 @@ from dev.operator_check import GROUPS, cases_mmcv, cases_scatter, cases_torch, c
 from dev.operator_check.operator_cases import Inputs, OperatorCall, OperatorCase
 from mmrepro import determinism, ops
 from mmrepro.cli import gpu_check
-from mmrepro.gpu_check import check_report
-from mmrepro.gpu_check.row_group import has_compiled_kernels
+from mmrepro.doctor import report
 from mmrepro.ops import aten
 
 
@@ -43,7 +42,7 @@ def check(case, **kwargs):
 def test_operators_of_mmcv_agree_and_repeat(name):
     row = check(cases_mmcv.CASES[name])
     assert row['agrees'] and row['equal'] and row['times'] == 3, row
-    assert check_report.verdict(row) == 'equal' and row['ms'] > 0
+    assert report.verdict(row) == 'equal' and row['ms'] > 0
 
 
 @pytest.mark.parametrize('name', ['bilinear resize', 'grid sample', 'topk', 'max unpool', 'gather'])
@@ -69,7 +68,7 @@ def test_compiled_kernels_are_the_default_where_they_are(compiled):
 
 @pytest.fixture
 def compiled():
-    if not has_compiled_kernels():
+    if not ops.is_compiled():
         pytest.skip('no compiled mmcv here')
     return lambda: ops.using('compiled')
 
@@ -94,12 +93,12 @@ def test_a_difference_and_an_error_are_named():
 
     row = check(OperatorCase(('x',), lambda s: OperatorCall({}, dict(x=s.normal(64, 8)), restless)))
     assert not row['equal'] and row['differs'] == ['output 1']
-    assert check_report.verdict(row) == 'DIFFERS: output 1'
+    assert report.verdict(row) == 'DIFFERS: output 1'
     row = check(OperatorCase(('x',), lambda s: OperatorCall(dict(x=s.normal(64, 8)), {}, wrong)))
-    assert row['equal'] and not row['agrees'] and 'WRONG: output' in check_report.verdict(row)
+    assert row['equal'] and not row['agrees'] and 'WRONG: output' in report.verdict(row)
     # torch refuses what it cannot do; here it is asked for something that it can
     row = check(cases_torch.CASES['histogram'])
-    assert row['refused'] is False and 'torch refuses' in check_report.verdict(row)
+    assert row['refused'] is False and 'torch refuses' in report.verdict(row)
 
 
 def test_nan_and_zeros_of_both_signs_are_compared_as_bits():

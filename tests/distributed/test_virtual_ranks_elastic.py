@@ -13,7 +13,7 @@ from harness import ROOT, environment
 from preempted_runs import settings
 from ranks import free_port
 
-from mmrepro.fingerprint.difference import first_divergence
+from mmrepro.fingerprint.divergence import first_divergence
 from mmrepro.fingerprint.reader import read_run
 
 RANKS = 4

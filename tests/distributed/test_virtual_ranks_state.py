@@ -32,6 +32,7 @@ from virtual_runs import run
 from mmrepro import RandomnessError, on_virtual_ranks
 from mmrepro.data import training_thread
 from mmrepro.digests import state_digest
+from mmrepro.distributed.virtual import process_state
 from mmrepro.distributed.virtual.cached_ranks import refuse_cached_ranks
 from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 from mmrepro.distributed.virtual.process_state import LAUNCHED
@@ -201,6 +202,42 @@ def test_without_virtual_ranks_any_cache_is_allowed():
     del cache
 
 
+# ---------------------------------------------------------------------------- attributes of classes
+
+
+@HOOKS.register_module(force=True)
+class AverageOfClass(Hook):
+    """Steps as far as an average says that all hooks of its class share, in a process."""
+    average = 1.
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        cls = type(self)
+        cls.average = cls.last = .8 * cls.average + .2 * float(outputs['loss'].detach())
+        for group in runner.optim_wrapper.param_groups:
+            group['lr'] = .02 * cls.last
+
+
+def test_each_rank_has_the_attributes_of_a_class_to_itself(cfg, tmp_path):
+    cfg.train_cfg.max_epochs = 2
+    cfg.custom_hooks = [dict(type='AverageOfClass')]
+    assert run(cfg, 3, 2, tmp_path / '2') == run(cfg, 3, 1, tmp_path / '1')
+    alone(lambda: process_state.keep_attributes([AverageOfClass()]), 2)
+    assert not process_state._classes
+
+
+def rebound():
+    process_state.keep_attributes([AverageOfClass()])
+    if dist.get_rank():
+        AverageOfClass.average, AverageOfClass.extra = dist.get_rank(), 1
+    dist.barrier()
+    return AverageOfClass.average, hasattr(AverageOfClass, 'extra')
+
+
+def test_attributes_of_a_class_are_as_before_after_the_run(pool):
+    assert same_for_every_number(pool, rebound, 3) == [(1., False), (1, True), (2, True)]
+    assert (AverageOfClass.average, hasattr(AverageOfClass, 'extra')) == (1., False)
+
+
 # ------------------------------------------------------------------------------ copies of the model
 
 
@@ -255,7 +292,21 @@ def test_a_copy_has_no_memory_of_shared_weights(way, cfg, tmp_path):
     assert run(cfg, 2, 1, tmp_path / 'copies') == expected
 
 
-# ------------------------------------------------------------------------------ threads that load
+# ------------------------------------------------------------------------------ threads
+
+
+def adds_in_a_thread():
+    number = torch.ones(1)
+    thread = threading.Thread(target=dist.all_reduce, args=(number, ), name='adds')
+    thread.start()
+    thread.join()
+    dist.barrier()
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnhandledThreadExceptionWarning')
+def test_a_collective_operation_in_another_thread_ends_the_run():
+    with pytest.raises(RuntimeError, match="the thread 'adds' is not the thread of a virtual rank"):
+        alone(adds_in_a_thread, 2)
 
 
 class Ahead(threading.Thread):

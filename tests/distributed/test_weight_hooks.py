@@ -11,14 +11,14 @@ from mmrepro.distributed.virtual import weight_hooks
 
 # They read what a training holds, seed generators, save, or end the process; none writes weights.
 LOOKED_AT = {
-    'DigestHook', 'EventHook', 'FingerprintHook', 'HookSeedHook', 'OperatorGuardHook',
-    'PreemptHook', 'ProbeHook', 'ResumeHook', 'SeedHook', 'SelfCheckHook', '_RecordingHook',
-    '_Reporter', '_Seeds', '_Sender', '_StepReporter'}
+    'DigestHook', 'EventHook', 'FingerprintHook', 'HookSeedHook', 'MomentHook',
+    'OperatorGuardHook', 'PreemptHook', 'ProbeHook', 'ResumeHook', 'SeedHook', 'SelfCheckHook',
+    '_RecordingHook', '_Seeds'}
 
 
 def own_hooks():
     for name, path in modules().items():
-        if 'Hook)' in path.read_text() or 'Sender)' in path.read_text():
+        if 'Hook)' in path.read_text():
             module = importlib.import_module(f'{mmrepro.__name__}.{name}')
             yield from (one for one in vars(module).values() if isinstance(one, type)
                         and issubclass(one, Hook) and one.__module__ == module.__name__)

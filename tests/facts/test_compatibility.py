@@ -285,12 +285,6 @@ def test_a_process_with_fewer_instructions_is_refused(tmp_path):
     assert 'env.OPENCV_CPU_DISABLE' in refused.stderr and 'different pixels' in refused.stderr
 
 
-def test_checkpoints_without_the_features_of_their_cpu_are_not_asked():
-    assert differences({}, {**AVX512, 'env.OPENCV_IPP': None}) == []
-    one, = differences({}, {'env.OPENBLAS_CORETYPE': 'Nehalem'})
-    assert one.severity == CHANGES
-
-
 def test_a_level_needs_other_variables_on_another_cpu():
     pinned = {'randomness.cpu': 'avx2'}
     one, = differences(pinned, {**pinned, 'env.NPY_DISABLE_CPU_FEATURES': 'X86_V4'})

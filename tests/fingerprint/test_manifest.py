@@ -13,16 +13,10 @@ from mmengine.runner import Runner
 from small_runs import config
 
 from mmrepro.errors import FingerprintError
+from mmrepro.facts.compatibility import CHANGES, HARMLESS, MAY
 from mmrepro.facts.training_data import training_data
 from mmrepro.fingerprint import provenance
-from mmrepro.fingerprint.manifest import (
-    CHANGES,
-    HARMLESS,
-    MAY,
-    Manifest,
-    compare_manifests,
-    read_manifest,
-)
+from mmrepro.fingerprint.manifest import Manifest, compare_manifests, read_manifest
 
 SECRET = secrets.token_hex()  # not a literal: the manifest keeps uncommitted changes of this file
 SECRETS = {name: SECRET for name in (

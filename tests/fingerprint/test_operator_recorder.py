@@ -16,7 +16,7 @@ import torch
 from harness import ROOT, environment
 from torch import nn
 
-from mmrepro.diagnosis.first_difference import diagnose
+from mmrepro.diagnosis.diagnosis import diagnose
 from mmrepro.fingerprint import generator_states
 from mmrepro.fingerprint.operator_recorder import OperatorRecorder
 from mmrepro.fingerprint.records import UNINITIALIZED, read_records, write_records

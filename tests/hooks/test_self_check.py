@@ -18,7 +18,7 @@ from ranks import on_ranks
 
 from mmrepro.config import RandomnessConfig
 from mmrepro.facts.compatibility import HARMLESS
-from mmrepro.fingerprint.difference import first_divergence
+from mmrepro.fingerprint.divergence import first_divergence
 from mmrepro.fingerprint.manifest import compare_manifests, read_manifest
 from mmrepro.fingerprint.reader import read_run
 from mmrepro.hooks import SelfCheckHook

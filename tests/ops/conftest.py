@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from mmrepro import ops
-from mmrepro.ops.provider import MARK
 
 GOLDEN = Path(__file__).parent / 'golden'
 # Set to 'compiled' or 'torch' to write the golden files again from that provider: mmcv's kernels
@@ -28,8 +27,7 @@ def torch_operators():
 @pytest.fixture
 def compiled():
     """Skip without a compiled mmcv; else a context in which its kernels answer."""
-    import mmcv._ext
-    if hasattr(mmcv._ext, MARK):
+    if not ops.is_compiled():
         pytest.skip('no compiled mmcv here')
     return lambda: ops.using('compiled')
 

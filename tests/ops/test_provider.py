@@ -13,12 +13,12 @@ import mmcv._ext
 import pytest
 
 from mmrepro import ops
+from mmrepro.errors import OperatorProviderError
 from mmrepro.ops import choice, operator_table
-from mmrepro.ops.provider import MARK
+from mmrepro.ops.provider import choice as choice_of
 from mmrepro.ops.triton import FUSED
 
-PROVIDER = importlib.import_module('mmrepro.ops.provider')  # its package has a function of the name
-LITE = hasattr(mmcv._ext, MARK)
+LITE = not ops.is_compiled()
 
 # Names and parameters of mmcv 2.1.0's binding; MMREPRO_WRITE_GOLDEN writes it again.
 SIGNATURES = Path(__file__).parent / 'golden' / 'signatures.txt'
@@ -80,7 +80,7 @@ def test_an_operator_without_implementation_imports_and_says_what_to_install():
 @pytest.mark.skipif(not LITE, reason='mmcv-lite only')
 def test_compiled_operators_of_mmcv_lite_are_refused():
     ops.use('torch')  # a runner of another test may have asked for something else
-    with pytest.raises(RuntimeError, match='mmcv-lite'):
+    with pytest.raises(OperatorProviderError, match='mmcv-lite'):
         ops.use('compiled')
     ops.use('torch')
     assert ops.provider_of('roi_align_forward') == 'torch'
@@ -94,7 +94,7 @@ def test_environment_report_of_mmcv_works():
 
 
 def test_unknown_names_are_errors_that_list_what_is_allowed():
-    with pytest.raises(ValueError, match='auto, torch, triton, compiled'):
+    with pytest.raises(OperatorProviderError, match='auto, torch, triton, compiled'):
         ops.use('cuda')
     with pytest.raises(KeyError, match='no_such_operator'):
         ops.provider_of('no_such_operator')
@@ -172,22 +172,22 @@ def compiled_for_cuda(monkeypatch):
     for name in operator_table.TABLE:
         setattr(module, name, lambda *args, name=name: f'compiled {name}')
     module.get_compiling_cuda_version = lambda: '12.1'
-    monkeypatch.setitem(sys.modules, 'mmcv._ext', module)
     before = dict(vars(module))
+    monkeypatch.setitem(sys.modules, 'mmcv._ext', module)
     yield module
-    PROVIDER._restore()
+    ops.uninstall()
     assert {**vars(module), 'get_compiling_cuda_version': None} == {
         **before, 'get_compiling_cuda_version': None}, 'not all was put back'
 
 
 @pytest.fixture
 def no_triton(monkeypatch):
-    monkeypatch.setattr(PROVIDER, 'default_requirement', lambda: 'no triton here')
+    monkeypatch.setattr(ops.triton, 'default_requirement', lambda: 'no triton here')
 
 
 @pytest.fixture
 def with_triton(monkeypatch):
-    monkeypatch.setattr(PROVIDER, 'default_requirement', lambda: '')
+    monkeypatch.setattr(ops.triton, 'default_requirement', lambda: '')
 
 
 def test_auto_keeps_compiled_kernels_that_add_in_order(compiled_for_cuda, with_triton):
@@ -211,7 +211,7 @@ def test_what_only_a_fork_has_is_not_looked_for_in_another_mmcv(compiled_for_cud
                                                                 monkeypatch):
     """With the fork's kernel, whose threads race, the PyTorch form runs."""
     ops.use('auto')
-    assert PROVIDER.choice('line_nms_forward', 'cuda') == (
+    assert choice_of('line_nms_forward', 'cuda') == (
         'torch', "threads of mmcv's kernel race; there is no kernel in Triton")
     assert compiled_for_cuda.line_nms_forward.__module__ == 'mmrepro.ops.mmcv.line_nms'
     ops.use('compiled')
@@ -221,7 +221,7 @@ def test_what_only_a_fork_has_is_not_looked_for_in_another_mmcv(compiled_for_cud
         patch.delattr(compiled_for_cuda, 'line_nms_forward')
         for wanted in ('auto', 'torch', 'compiled'):
             ops.use(wanted)
-            assert PROVIDER.choice('line_nms_forward', 'cuda') == (
+            assert choice_of('line_nms_forward', 'cuda') == (
                 'none', 'this mmcv does not have it; onedl-mmcv has')
             assert 'line_nms_forward' not in ops.exceptions('cuda')
 
@@ -304,9 +304,9 @@ def test_the_guard_trusts_a_forward_whose_backward_was_replaced(compiled_for_cud
         assert 'mmcv._ext.nms' in allowed and 'mmcv._ext.gather_points_forward' not in allowed
 
 
-def test_one_line_says_that_kernels_cannot_run(no_triton, monkeypatch, caplog):
+def test_one_line_says_that_kernels_cannot_run(monkeypatch, caplog):
     monkeypatch.setattr('torch.cuda.is_available', lambda: True)
-    monkeypatch.setattr(PROVIDER, '_said', set())
+    monkeypatch.setattr(ops.triton, 'default_requirement', lambda: 'no triton in this test')
     before = ops.provider()
     try:
         with caplog.at_level('WARNING', 'mmrepro'):
@@ -315,7 +315,7 @@ def test_one_line_says_that_kernels_cannot_run(no_triton, monkeypatch, caplog):
     finally:
         ops.use(before)
     assert [record.message for record in caplog.records] == [
-        "operators='auto': PyTorch forms instead of kernels in Triton: no triton here"]
+        "operators='auto': PyTorch forms instead of kernels in Triton: no triton in this test"]
 
 
 @pytest.mark.compiled

@@ -3,35 +3,20 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 
 import pytest
-import torch
 from faults.tiny import tiny
-from harness import Child
-from launches import training_of
+from forked_trainings import ForkedTraining
 
 from mmrepro.cli import chaos, demo, golden, localise, replay, verify
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.runs import launcher
-from mmrepro.runs.child import train_here
-from mmrepro.verify import replay as replaying
+from mmrepro.verify.kills import attempt
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
 SHARED = 'the 2 virtual ranks of this process share weights'
-
-
-def train(launch):
-    """In a forked process: output goes where that of a fresh one would go."""
-    torch.set_num_threads(1)
-    output = os.open(launch.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for number in (1, 2):
-        os.dup2(output, number)
-    # not those that pytest captures
-    sys.stdout, sys.stderr = (open(number, 'w', closefd=False) for number in (1, 2))
-    train_here(training_of(launch))
 
 
 class Said(logging.Handler):
@@ -41,27 +26,11 @@ class Said(logging.Handler):
         print(record.getMessage(), file=sys.stderr, flush=True)
 
 
-class Forked:
-    """A launched training in a fork of this warm process."""
-    logs = []
-
-    def __init__(self, launch):
-        assert launch.ranks == 1
-        self.logs.append(launch.log)
-        Child(train, launch).result()
-
-    def poll(self):
-        return True
-
-    def kill(self):
-        pass
-
-
 @pytest.fixture
 def logs(monkeypatch):
     """Paths of the output of all trainings; it says what virtual ranks share."""
-    forked = type('Made', (Forked, ), dict(logs=[]))
-    for module in (launcher, replaying):
+    forked = type('Made', (ForkedTraining, ), dict(logs=[]))
+    for module in (launcher, attempt):
         monkeypatch.setattr(module, 'LaunchedTraining', forked)
     handler, logger = Said(), logging.getLogger('mmrepro')
     logger.addHandler(handler)
@@ -126,7 +95,7 @@ def test_localise_says_what_it_changes(config, logs, capsys):
 def test_chaos(config, logs, capfd, monkeypatch):
     monkeypatch.setattr(chaos, 'restart_for', lambda config: None)
     assert chaos.main([config, '--kills', '1', '--kinds', 'SIGKILL', '--interval', '2',
-                       '--span', '2', '--start-method', 'fork']) == 0
+                       '--span', '2']) == 0
     said = text_of('work_dirs/chaos/reference/rank0.log')
     assert SHARED in said and 'steps were repeated: same bits\n' in said, said
     assert 'changed: a checkpoint every 2 iterations' in capfd.readouterr().out

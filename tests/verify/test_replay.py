@@ -12,8 +12,9 @@ from mmrepro.errors import FingerprintError
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.fingerprint.reader import read_run
 from mmrepro.fingerprint.writer import Writer
+from mmrepro.runs import launcher
 from mmrepro.runs.launcher import TrainingFailed
-from mmrepro.verify import replay as module
+from mmrepro.verify.replay import prepare
 
 
 class Recorded:
@@ -51,8 +52,8 @@ def stand_in(original, monkeypatch):
         content = [json.loads(line) for line in file]
     manifest = read_manifest(str(original)).content
     made = type('Made', (Recorded, ), dict(content=content, manifest=manifest, launches=[]))
-    monkeypatch.setattr(module, 'LaunchedTraining', made)
-    monkeypatch.setattr(module, 'POLL', 0)
+    monkeypatch.setattr(launcher, 'LaunchedTraining', made)
+    monkeypatch.setattr(launcher, 'POLL', 0)
     return made
 
 
@@ -92,7 +93,7 @@ def test_a_shorter_replay_as_json(original, stand_in, tmp_path, capsys):
 def test_an_iteration_that_is_lacking_is_a_difference(original, stand_in, tmp_path, capsys):
     stand_in.content = stand_in.content[:4]
     assert main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
-    assert 'iteration 3, iteration: there and nothing' in capsys.readouterr().out
+    assert 'iteration 3, number of iterations: 8 and 3' in capsys.readouterr().out
 
 
 def test_a_training_that_fails(original, stand_in, tmp_path, capsys):
@@ -121,4 +122,4 @@ def test_a_run_that_began_at_a_lost_checkpoint(original, tmp_path):
     manifest = read_manifest(str(original))
     content = dict(manifest.content, resumed_from='/gone/epoch_1.pth')
     with pytest.raises(FingerprintError, match='from /gone/epoch_1.pth, which does not exist'):
-        module.prepare(manifest._replace(content=content), str(tmp_path))
+        prepare(manifest._replace(content=content), str(tmp_path))

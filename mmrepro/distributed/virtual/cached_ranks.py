@@ -7,12 +7,11 @@ import inspect
 from types import CodeType
 
 from ...errors import RandomnessError
+from .process_state import KNOWN  # mmdet's _get_global_gloo_group caches, and nothing calls it
 from .scheduler import current
 
 READERS = {'get_rank', 'get_dist_info', 'get_local_rank', 'get_node_local_rank', 'is_main_process',
            'is_master'}
-# no cache of theirs depends on the rank; mmdet's _get_global_gloo_group, which nothing calls, does
-KNOWN = {'torch', 'numpy', 'mmengine', 'mmdet', 'mmrepro'}
 
 
 def _reads(code: CodeType) -> set:

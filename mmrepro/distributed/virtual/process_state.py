@@ -6,6 +6,7 @@ import io
 import os
 import random
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,20 @@ MODULE_STATE: tuple[tuple[str, str], ...] = (
     ('torch.utils.deterministic', 'fill_uninitialized_memory'),
     ('sys', 'stdout'),
 )
+# packages whose classes and caches keep nothing that depends on the rank
+KNOWN = {'builtins', 'torch', 'numpy', 'mmengine', 'mmcv', 'mmdet', 'mmrepro'}
 # what a launcher tells a process, and user code reads
 LAUNCHED: tuple[str, ...] = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
+
+# classes of the user whose attributes each rank has to itself -> those that it begins with
+_classes: dict[type, dict[str, Any]] = {}
+
+
+def keep_attributes(objects: Iterable[Any]) -> None:
+    """The attributes of the classes of ``objects`` belong to a rank, as with a process for each."""
+    for kind in {kind for one in objects for kind in type(one).__mro__}:
+        if kind.__module__.partition('.')[0] not in KNOWN:
+            _classes.setdefault(kind, dict(vars(kind)))
 
 
 def managers() -> list[type]:
@@ -69,6 +82,7 @@ class ProcessState:
             if row[0] in sys.modules}
         self._instances = {cls: cls._instance_dict for cls in managers()}
         self._environment = {name: os.environ.get(name) for name in LAUNCHED}
+        self._classes = {kind: dict(vars(kind)) for kind in _classes}
 
     def restore(self) -> None:
         """Bring it back into force."""
@@ -91,6 +105,18 @@ class ProcessState:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        for kind, start in _classes.items():
+            own, now = self._classes.get(kind, start), dict(vars(kind))
+            for name in now.keys() - own.keys():
+                delattr(kind, name)
+            for name, value in own.items():
+                if now.get(name, own) is not value:
+                    setattr(kind, name, value)
+
+    def end(self) -> None:
+        """Restore it when all ranks have ended."""
+        self.restore()
+        _classes.clear()
 
     def of_rank(self, number: int, world: Any) -> ProcessState:
         """A copy of this for a rank that begins, with its process groups.

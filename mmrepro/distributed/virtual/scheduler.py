@@ -100,7 +100,7 @@ class Turns:
                 thread.join()
         finally:
             _running, _local.rank = False, None
-            start.restore()
+            start.end()
 
     def _main(self, rank: VirtualRank, function: Callable[[], Any]) -> None:
         _local.rank = rank
@@ -189,14 +189,16 @@ class Scheduler:
         """The rank of the calling thread.
 
         Raises:
-            RuntimeError: the thread is not a rank's; names it.
+            RuntimeError: the thread is not a rank's; names it, and ends all ranks.
         """
         rank = getattr(_local, 'rank', None)
         if rank is None:
-            raise RuntimeError(
+            error = RuntimeError(
                 f'the thread {threading.current_thread().name!r} is not the thread of a virtual '
                 'rank, and came to a collective operation. Communicate in the thread that trains, '
                 'or train without randomness.virtual_ranks')
+            self.fail(error)  # the thread ends with it, and a rank may go on without its result
+            raise error
         return rank
 
     def fail(self, error: BaseException, rank: int | None = None) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import require, require_tensor
+from .maximum import keep_greatest, scatter_to_winners
 
 
 def _check(feature: Tensor, boxes: Tensor, pool_size: int) -> None:
@@ -27,7 +28,7 @@ def _check(feature: Tensor, boxes: Tensor, pool_size: int) -> None:
 
 def _visits(shape: torch.Size, boxes: Tensor, pool_size: int,
             accumulate: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows and weights (N * boxes * 4, 4) of the samples 0 to pool_size of every side.
+    """Yield rows and weights (N * boxes * 4, 4) of the samples 0 to pool_size of every side.
 
     mmcv's forward adds up the steps along a side and its backward multiplies them; the two round
     differently. ``accumulate`` selects the former.
@@ -67,14 +68,11 @@ def border_align_forward(input: Tensor, boxes: Tensor, output: Tensor, argmax_id
     step = gather.chunk_rows(input.device, input.shape[0] * input.shape[1])
     for a in range(0, boxes.shape[1], step):
         part = slice(a, a + step)
-        best = winner = None
-        for i, (row, weight) in enumerate(_visits(input.shape, boxes[:, part], pool_size, True)):
-            value = gather.gather_sum(rows, row, weight)
-            if best is None:
-                best, winner = value, torch.zeros_like(value, dtype=torch.int32)
-                continue
-            # NaN wins as the first sample only, because nothing is greater than it
-            gather.replace_greater(best, winner, value, i, float('-inf'))
+        visits = _visits(input.shape, boxes[:, part], pool_size, accumulate=True)
+        values = (gather.gather_sum(rows, row, weight) for row, weight in visits)
+        best = next(values)
+        # NaN wins as the first sample only, because nothing is greater than it
+        winner = keep_greatest(best, values, nan=float('-inf'))
         gather.put_rows(output[:, :, part], best)
         gather.put_rows(argmax_idx[:, :, part], winner)
 
@@ -87,8 +85,11 @@ def border_align_backward(grad_output: Tensor, boxes: Tensor, argmax_idx: Tensor
         return
     n, c, h, w = grad_input.shape
     grad, winner = gather.bags(grad_output), gather.bags(argmax_idx)
-    total, source = grad.new_zeros((n * h * w * 4, c // 4)), torch.empty_like(grad)
-    for i, (row, weight) in enumerate(_visits(grad_input.shape, boxes, pool_size, False)):
-        gather.masked_copy(grad, winner, i, source)
-        total += gather.scatter_sum(source, row, weight, len(total))
+    total = grad.new_zeros((n * h * w * 4, c // 4))
+
+    def scatter(source: Tensor, row: Tensor, weight: Tensor) -> None:
+        total.add_(gather.scatter_sum(source, row, weight, len(total)))
+
+    scatter_to_winners(grad, winner, _visits(grad_input.shape, boxes, pool_size, accumulate=False),
+                       scatter, first=0)
     gather.add_rows(grad_input, total.view(-1, c))

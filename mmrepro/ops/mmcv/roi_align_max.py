@@ -1,9 +1,7 @@
 """The 'max' mode of RoIAlign.
 
-Signature: ``mmcv/ops/roi_align.py``; formula: ``roi_align_cuda_kernel.cuh`` (mmcv 2.1.0). All
-channels share the samples, so one sample of every bin is visited at a time, in mmcv's order. Boxes
-are sorted by their number of samples, most first; those that still have a sample are then a prefix.
-A value replaces the best one only if it is greater: the first of equal samples wins, and NaN never.
+Signature: ``mmcv/ops/roi_align.py``; formula: ``roi_align_cuda_kernel.cuh`` (mmcv 2.1.0). The
+samples of a bin are visited in mmcv's order; see :mod:`.maximum`.
 """
 from __future__ import annotations
 
@@ -14,13 +12,13 @@ import torch
 from torch import Tensor
 
 from .. import gather, sampling
+from .maximum import keep_greatest, prefixes, scatter_to_winners
 from .rois import LOWEST, Rois
 
 
 class _Visit(NamedTuple):
-    """Sample number ``ordinal`` of the first B bins: taps (B, 4) and position (B, 1)."""
+    """One sample of each of the first B bins: taps (B, 4) and position (B, 1)."""
 
-    ordinal: int
     row: Tensor
     weight: Tensor
     y: Tensor
@@ -28,18 +26,14 @@ class _Visit(NamedTuple):
 
 
 def _visits(boxes: Rois, shape: torch.Size, bins: tuple[int, int]) -> Iterator[_Visit]:
-    """The samples of boxes, which are sorted by their number of samples, most first."""
+    """Yield the samples of boxes, which are sorted by their number of samples, most first."""
     ph, pw = bins
     n, _, height, width = shape
     dtype, device = boxes.y.dtype, boxes.y.device
-    counts = (boxes.grid.y * boxes.grid.x).tolist()
     top = boxes.y[:, None] + torch.arange(ph, dtype=dtype, device=device) * boxes.bin_h[:, None]
     left = boxes.x[:, None] + torch.arange(pw, dtype=dtype, device=device) * boxes.bin_w[:, None]
     base = (boxes.image * (height * width))[:, None, None, None]
-    k = len(counts)
-    for ordinal in range(max(counts, default=0)):
-        while counts[k - 1] <= ordinal:
-            k -= 1
+    for ordinal, k in prefixes((boxes.grid.y * boxes.grid.x).tolist()):
         grid_y, grid_x = boxes.grid.y[:k], boxes.grid.x[:k]
         iy = torch.div(ordinal, grid_x, rounding_mode='floor')
         ix = ordinal - iy * grid_x
@@ -48,7 +42,7 @@ def _visits(boxes: Rois, shape: torch.Size, bins: tuple[int, int]) -> Iterator[_
         y, x = y[:, :, None].expand(k, ph, pw), x[:, None, :].expand(k, ph, pw)
         taps = sampling.clamped_corners(y, x, height, width)
         row = torch.where(taps.live, taps.row + base[:k], n * height * width)
-        yield _Visit(ordinal, row.reshape(-1, 4).to(torch.int32), taps.weight.reshape(-1, 4),
+        yield _Visit(row.reshape(-1, 4).to(torch.int32), taps.weight.reshape(-1, 4),
                      y.reshape(-1, 1), x.reshape(-1, 1))
 
 
@@ -65,34 +59,39 @@ def _chunks(output: Tensor) -> Iterator[tuple[int, int]]:
 
 def align_forward(feature: Tensor, boxes: Rois, output: Tensor, argmax_y: Tensor,
                   argmax_x: Tensor) -> None:
-    """RoIAlign's maximum; see :func:`mmrepro.ops.mmcv.roi_align.roi_align_forward`."""
+    """Compute RoIAlign's maximum; see :func:`mmrepro.ops.mmcv.roi_align.roi_align_forward`."""
     rows = gather.rows_of(feature)
     boxes, order = _sorted(boxes)
     for a, b in _chunks(output):
         best = rows.new_full(((b - a) * output[0, 0].numel(), output.shape[1]), LOWEST)
-        winner = torch.zeros(best.shape, dtype=torch.int32, device=best.device)
         # column 0 of the positions stands for no sample
         at_y, at_x = [best.new_full((len(best), 1), -1)], [best.new_full((len(best), 1), -1)]
-        for visit in _visits(boxes.select(slice(a, b)), feature.shape, output.shape[2:]):
-            value = gather.gather_sum(rows, visit.row, visit.weight)
-            gather.replace_greater(best[:len(value)], winner[:len(value)], value,
-                                   visit.ordinal + 1, LOWEST)
-            for positions, one in ((at_y, visit.y), (at_x, visit.x)):
-                positions.append(torch.cat((one, one.new_zeros((len(best) - len(one), 1)))))
+        visits = _visits(boxes.select(slice(a, b)), feature.shape, output.shape[2:])
+        winner = keep_greatest(best, _values(rows, visits, at_y, at_x))
         which = winner.to(torch.int64)
         for out, result in ((output, best), (argmax_y, torch.cat(at_y, 1).gather(1, which)),
                             (argmax_x, torch.cat(at_x, 1).gather(1, which))):
             gather.put_some(out, order[a:b], result)
 
 
+def _values(rows: Tensor, visits: Iterator[_Visit], at_y: list[Tensor], at_x: list[Tensor]
+            ) -> Iterator[Tensor]:
+    """Yield the values of visits, and append their positions, padded to all bins, to the lists."""
+    for visit in visits:
+        missing = len(at_y[0]) - len(visit.y)
+        for positions, position in ((at_y, visit.y), (at_x, visit.x)):
+            positions.append(torch.cat((position, position.new_zeros((missing, 1)))))
+        yield gather.gather_sum(rows, visit.row, visit.weight)
+
+
 def _samples_at(at: Tensor, start: Tensor, size: Tensor, grid: Tensor, stored: torch.dtype,
                 number: torch.dtype) -> Tensor:
-    """The number, from 1, of the sample at a stored position along one axis; 0 if there is none.
+    """Number, from 1, the sample at a stored position along one axis; 0 if there is none.
 
     Positions ``at`` (K, C, P) were rounded to the dtype ``stored``; ``start`` (K, P) and ``size``
     (K,) are those of bins with ``grid`` (K,) samples. The result is of the dtype ``number``.
     """
-    found = torch.zeros(at.shape, dtype=number, device=at.device)
+    result = torch.zeros(at.shape, dtype=number, device=at.device)
     for ordinal in range(int(grid.amax())):
         there = start + ((ordinal + 0.5) * size / grid)[:, None]
         there = there.to(stored).to(there.dtype)[:, None]
@@ -103,12 +102,12 @@ def _samples_at(at: Tensor, start: Tensor, size: Tensor, grid: Tensor, stored: t
             there.masked_fill_((grid <= ordinal)[:, None, None], float('nan'))
         for part in parts:
             hit = gather.equal(at[part], there[part]).view(torch.int8).to(number)
-            torch.maximum(found[part], hit.mul_(ordinal + 1), out=found[part])
-    return found
+            torch.maximum(result[part], hit.mul_(ordinal + 1), out=result[part])
+    return result
 
 
 def _winners(boxes: Rois, argmax_y: Tensor, argmax_x: Tensor, order: Tensor) -> Tensor:
-    """The winning sample of each bin of the sorted boxes, (K*P, C): its ordinal + 1.
+    """Return the winning visit of each bin of the sorted boxes, (K*P, C), from 1.
 
     0 stands for no sample, -1 for a position at which there is none (see :func:`_scatter_strays`).
     In low precision neighbours may share a stored position; the result is then one of them.
@@ -139,11 +138,7 @@ def _winners(boxes: Rois, argmax_y: Tensor, argmax_x: Tensor, order: Tensor) -> 
 
 def align_backward(grad_output: Tensor, boxes: Rois, argmax_y: Tensor, argmax_x: Tensor,
                    grad_input: Tensor) -> None:
-    """Add the gradient of :func:`align_forward` to ``grad_input``.
-
-    The channels that a sample has won are scattered together: one sort per sample, instead of one
-    tap per element and corner.
-    """
+    """Add the gradient of :func:`align_forward` to ``grad_input``."""
     boxes, order = _sorted(boxes)
     winner = _winners(boxes, argmax_y, argmax_x, order)
     grad = torch.empty(winner.shape, dtype=boxes.y.dtype, device=winner.device)
@@ -151,18 +146,10 @@ def align_backward(grad_output: Tensor, boxes: Rois, argmax_y: Tensor, argmax_x:
         part = slice(a * len(grad) // len(order), b * len(grad) // len(order))
         grad[part] = gather.bags(grad_output.index_select(0, order[a:b]))
     sink = gather.Sink(grad_input)
-    source, waiting, used = torch.empty_like(grad), [], 0
-    for visit in _visits(boxes, grad_input.shape, grad_output.shape[2:]):
-        # late visits have few boxes: several are scattered together, up to the size of the first
-        if used + len(visit.y) > len(source):
-            _scatter_visits(sink, waiting, source[:used])
-            waiting, used = [], 0
-        part = slice(0, len(visit.y))
-        gather.masked_copy(grad[part], winner[part], visit.ordinal + 1, source[used:])
-        waiting.append(visit)
-        used += len(visit.y)
-    if waiting:
-        _scatter_visits(sink, waiting, source[:used])
+    # a sample at NaN has weights of NaN and never wins; 0 times NaN must not be added
+    taps = ((visit.row, visit.weight.nan_to_num_(nan=0.))
+            for visit in _visits(boxes, grad_input.shape, grad_output.shape[2:]))
+    scatter_to_winners(grad, winner, taps, sink.scatter_sum)
     sink.close()
     if int(winner.amin()) < 0:
         stray = winner == -1
@@ -171,15 +158,9 @@ def align_backward(grad_output: Tensor, boxes: Rois, argmax_y: Tensor, argmax_x:
         _scatter_strays(grad[stray], at_y, at_x, stray, boxes.image, grad_input)
 
 
-def _scatter_visits(sink: gather.Sink, visits: list[_Visit], source: Tensor) -> None:
-    # a sample at NaN has weights of NaN and never wins; 0 times NaN must not be added
-    weight = torch.cat([visit.weight for visit in visits]).nan_to_num_(nan=0.)
-    sink.scatter_sum(source, torch.cat([visit.row for visit in visits]), weight)
-
-
 def _scatter_strays(grad: Tensor, at_y: Tensor, at_x: Tensor, stray: Tensor, image: Tensor,
                     grad_input: Tensor) -> None:
-    """Gradient of winners that are no sample here: another kernel has rounded its positions."""
+    """Add the gradient of winners that are no sample here: another kernel rounded positions."""
     n, c, h, w = grad_input.shape
     bag, channel = stray.nonzero().unbind(1)
     per_roi = stray.shape[0] // len(image)

@@ -1,9 +1,7 @@
 """RoIPool: the greatest pixel of every bin of axis-aligned boxes.
 
-Signature: ``mmcv/ops/roi_pool.py``; formula: ``roi_pool_cuda_kernel.cuh`` (mmcv 2.1.0). One pixel
-of every bin is visited at a time, row by row. Bins are sorted by their number of pixels, most
-first; those that still have a pixel are then a prefix. A value replaces the best one only if it is
-greater: the first of equal pixels wins, and NaN never does.
+Signature: ``mmcv/ops/roi_pool.py``; formula: ``roi_pool_cuda_kernel.cuh`` (mmcv 2.1.0). The
+pixels of a bin are visited row by row; see :mod:`.maximum`.
 
 One difference from mmcv: bins of a malformed box (of negative size) have no gradient. mmcv leaves
 their argmax at 0 and so adds their gradient to the first pixel.
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from .. import gather
 from ..contract import require_shape
+from .maximum import keep_greatest, prefixes, scatter_to_winners
 from .rois import LOWEST, check_rois
 
 
@@ -32,7 +31,7 @@ class _Bins(NamedTuple):
 
 
 def _edges(start: Tensor, size: Tensor, bins: int, limit: int) -> tuple[Tensor, Tensor]:
-    """First and past-the-last pixel of every bin along an axis, (K, bins) each."""
+    """Return the first and the past-the-last pixel of every bin along an axis, (K, bins) each."""
     ordinal = torch.arange(bins + 1, dtype=size.dtype, device=size.device)
     bound = ordinal * (size / bins)[:, None] + start[:, None]
     # NaN becomes 0, as in a conversion to int on CUDA: such bins are empty
@@ -61,15 +60,11 @@ def _bins(shape: torch.Size, rois: Tensor, image: Tensor, pooled: tuple[int, int
 
 
 def _visits(bins: _Bins, width: int) -> Iterator[Tensor]:
-    """Pixel number 0, 1, ... of the bins that have it (a prefix): positions in the image."""
-    counts = bins.count.tolist()
-    left = len(counts)
-    for ordinal in range(counts[0] if counts else 0):
-        while counts[left - 1] <= ordinal:
-            left -= 1
-        columns = bins.columns[:left]
+    """Yield pixel number 0, 1, ... of the bins that have it (a prefix): positions in the image."""
+    for ordinal, length in prefixes(bins.count.tolist()):
+        columns = bins.columns[:length]
         row = torch.div(ordinal, columns, rounding_mode='floor')
-        yield bins.first[:left] + row * width + (ordinal - row * columns)
+        yield bins.first[:length] + row * width + (ordinal - row * columns)
 
 
 def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor,
@@ -90,19 +85,16 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
     for which in order.split(step):
         bins = _bins(input.shape, rois.index_select(0, which), image.index_select(0, which),
                      pooled, spatial_scale)
-        # the greatest pixel of every bin, and its visit number from 1 (0: none); (B, C) each
         best = rows.new_full((len(bins.order), rows.shape[1]), LOWEST)
         best[bins.count == 0] = 0
-        winner = torch.zeros_like(best, dtype=torch.int32)
-        for number, pixel in enumerate(_visits(bins, input.shape[3]), 1):
-            value = rows.index_select(0, bins.base[:len(pixel)] + pixel)
-            gather.replace_greater(best[:len(pixel)], winner[:len(pixel)], value, number, LOWEST)
+        winner = keep_greatest(best, (rows.index_select(0, bins.base[:len(pixel)] + pixel)
+                                      for pixel in _visits(bins, input.shape[3])))
         for out, result in ((output, best), (argmax, _positions(winner, bins, input.shape[3]))):
             gather.put_some(out, which, torch.empty_like(result).index_copy_(0, bins.order, result))
 
 
 def _positions(winner: Tensor, bins: _Bins, width: int) -> Tensor:
-    """Positions in the image of visit numbers from 1; -1 for 0."""
+    """Convert visit numbers from 1 to positions in the image; 0 to -1."""
     number = (winner - 1).clamp_(min=0)
     columns = bins.columns.clamp(min=1).to(torch.int32)[:, None]
     row = torch.div(number, columns, rounding_mode='floor')
@@ -112,21 +104,21 @@ def _positions(winner: Tensor, bins: _Bins, width: int) -> Tensor:
 
 
 def _numbers(argmax: Tensor, bins: _Bins, width: int) -> Tensor:
-    """Visit numbers (B, C), in the order of ``bins``, of positions; 0 for a foreign position."""
+    """Convert positions to visit numbers (B, C), in the order of ``bins``; 0 outside of a bin."""
     most = int(bins.count[0]) if len(bins.count) else 0
     number = torch.int8 if most < torch.iinfo(torch.int8).max else torch.int32
     winner = torch.empty(argmax.shape, dtype=number, device=argmax.device)
-    count, columns, first = (one.to(torch.int32)[:, None]
-                             for one in (bins.count, bins.columns.clamp(min=1), bins.first))
+    count, columns, first = (column.to(torch.int32)[:, None]
+                             for column in (bins.count, bins.columns.clamp(min=1), bins.first))
     step = gather.chunk_rows(argmax.device, argmax.shape[1])
     for a in range(0, len(argmax), step):
         part = slice(a, a + step)
         at = argmax.index_select(0, bins.order[part]).sub_(first[part])
         row = torch.div(at, width, rounding_mode='floor')
         column = at.sub_(row * width)
-        ours = (row >= 0) & (column < columns[part])
-        found = row.mul_(columns[part]).add_(column).add_(1)
-        winner[part] = found.mul_(ours & (found <= count[part]))
+        inside = (row >= 0) & (column < columns[part])
+        visit = row.mul_(columns[part]).add_(column).add_(1)
+        winner[part] = visit.mul_(inside & (visit <= count[part]))
     return winner
 
 
@@ -143,21 +135,11 @@ def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_in
     winner = _numbers(gather.bags(argmax), bins, w)
     grad = gather.bags(grad_output).index_select(0, bins.order)
     total = grad.new_zeros((n * h * w, grad.shape[1]))
-    source, rows, used = torch.empty_like(grad), [], 0
-    for number, pixel in enumerate(_visits(bins, w), 1):
-        # late visits have few bins: several are scattered together, up to the size of the first
-        if used + len(pixel) > len(source):
-            total += _scatter(source[:used], rows, len(total))
-            rows, used = [], 0
-        some = slice(0, len(pixel))
-        gather.masked_copy(grad[some], winner[some], number, source[used:])
-        rows.append((bins.base[some] + pixel).to(torch.int32))
-        used += len(pixel)
-    if used:
-        total += _scatter(source[:used], rows, len(total))
+
+    def scatter(source: Tensor, row: Tensor, weight: Tensor) -> None:
+        total.add_(gather.scatter_sum(source, row, weight, len(total)))
+
+    rows = ((bins.base[:len(pixel)] + pixel).to(torch.int32)[:, None] for pixel in _visits(bins, w))
+    scatter_to_winners(grad, winner, ((row, torch.ones_like(row, dtype=grad.dtype))
+                                      for row in rows), scatter)
     gather.add_rows(grad_input, total)
-
-
-def _scatter(source: Tensor, rows: list[Tensor], size: int) -> Tensor:
-    row = torch.cat(rows)[:, None]
-    return gather.scatter_sum(source, row, torch.ones_like(row, dtype=source.dtype), size)

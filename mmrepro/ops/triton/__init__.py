@@ -1,7 +1,7 @@
 """Fused Triton kernels of operators, for CUDA.
 
 The PyTorch forms are the reference. Some of them need hundreds of short calls and several
-synchronisations on a GPU; these need one kernel or a few. The provider 'auto' takes them on CUDA
+synchronizations on a GPU; these need one kernel or a few. The provider 'auto' takes them on CUDA
 where :func:`default_requirement` is met, 'triton' insists on them.
 
 A kernel writes each output once, as a sum in a fixed order, without atomics. There are no fused
@@ -16,9 +16,9 @@ import importlib
 import os
 import shutil
 import sysconfig
-from typing import Any, Callable
+from typing import Callable
 
-from ..operator_table import implementation
+from ..operator_table import by_device
 
 # Operators that have a kernel, and its module in this package.
 FUSED = {
@@ -36,7 +36,7 @@ CAPABILITY = (8, 0)
 
 
 def version() -> str | None:
-    """The version of the installed Triton, or None."""
+    """Return the version of the installed Triton, or None."""
     from importlib import metadata  # not at the top: this package is imported with mmrepro
     try:
         return metadata.version('triton')
@@ -45,7 +45,7 @@ def version() -> str | None:
 
 
 def requirement() -> str:
-    """What these kernels lack here, as a sentence; '' if nothing."""
+    """Return what these kernels lack here, as a sentence; '' if nothing."""
     found = version()
     if found is None:
         return ('the package triton is not installed; it comes with the CUDA builds of torch: '
@@ -65,7 +65,7 @@ def requirement() -> str:
 
 
 def default_requirement() -> str:
-    """:func:`requirement`, and that the GPU is of a kind that Triton supports officially."""
+    """Return :func:`requirement`, or that Triton does not support this kind of GPU officially."""
     import torch
     lacks = requirement()
     if lacks or not torch.cuda.is_available():
@@ -86,22 +86,15 @@ def runs_on(device: str) -> bool:
 
 @functools.cache
 def fused(name: str) -> Callable | None:
-    """Operator ``name`` with its kernel for CUDA tensors and the PyTorch form for others.
+    """Return operator ``name`` with its kernel for CUDA tensors and the PyTorch form for others.
 
     None if it has no kernel. Triton is imported by the first call on CUDA.
     """
     if name not in FUSED:
         return None
-    plain = implementation(name)
 
     @functools.cache
     def kernel() -> Callable:
         return getattr(importlib.import_module(f'{__name__}.{FUSED[name]}'), name)
 
-    def operator(*args: Any, **kwargs: Any) -> Any:
-        first = args[0] if args else next(iter(kwargs.values()))
-        return (kernel() if runs_on(first.device.type) else plain)(*args, **kwargs)
-
-    operator.__name__ = operator.__qualname__ = name
-    operator.__doc__ = plain.__doc__
-    return operator
+    return by_device(name, kernel, runs_on)

@@ -21,7 +21,7 @@ ROOT = HERE.parents[2]
 sys.path[:0] = [str(ROOT), str(HERE.parent)]
 
 from mmrepro.demo import write_dataset  # noqa: E402
-from mmrepro.diagnosis.first_difference import Diagnosis  # noqa: E402
+from mmrepro.diagnosis.diagnosis import Diagnosis  # noqa: E402
 from mmrepro.fingerprint.records import useful_calls  # noqa: E402
 
 FASTER, YOLOX = 'faster-rcnn_r50_fpn', 'yolox_s'

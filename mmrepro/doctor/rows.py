@@ -3,9 +3,6 @@ from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple
 
-from .. import ops
-from ..ops.provider import MARK
-
 # The result of a row, as it is in gpu_check.json.
 Row = dict[str, Any]
 
@@ -20,10 +17,10 @@ class Settings(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """Rows of one kind.
+    """Rows of one kind, and the columns of their table.
 
-    ``rows`` gets the settings, and a function that says whether there is time for another row. It
-    returns by name the functions that run a row.
+    ``rows`` receives the settings, and a function that says whether there is time for another row.
+    It returns by name the functions that run a row.
     """
 
     title: str  # of the table
@@ -33,15 +30,8 @@ class RowGroup(NamedTuple):
     first: tuple[str, ...] = ()  # names of rows that run before all others, in this order
 
 
-def has_compiled_kernels() -> bool:
-    """Whether the installed mmcv is a compiled one."""
-    ops.install()
-    import mmcv._ext
-    return not hasattr(mmcv._ext, MARK)
-
-
 def cell(key: str, form: str = '') -> Callable[[Row], str]:
-    """The text of one value of a row; empty if the row does not have it, or it is NaN."""
+    """Return a function that formats value ``key`` of a row; '' if it is missing or NaN."""
     def text(row: Row) -> str:
         value = row.get(key)
         return '' if value is None or value != value else format(value, form)

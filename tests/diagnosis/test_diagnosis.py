@@ -1,5 +1,5 @@
 """The diagnosis of two streams: what is named, and how it reads."""
-from mmrepro.diagnosis.first_difference import diagnose
+from mmrepro.diagnosis.diagnosis import diagnose
 from mmrepro.fingerprint.records import Record
 
 

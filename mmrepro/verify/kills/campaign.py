@@ -1,4 +1,4 @@
-"""Runs that are interrupted and resumed until they are through, compared with one that is not."""
+"""Runs that are interrupted and resumed to their end, compared with an uninterrupted run."""
 from __future__ import annotations
 
 import itertools
@@ -13,26 +13,31 @@ from mmengine.config import Config
 
 from ...checkpoint import files
 from ...exit_codes import PREEMPTED
+from ...fingerprint.divergence import compare_logs, first_missing
+from ...fingerprint.reader import RankLog, read_ranks
+from ...fingerprint.schema import FOLDER
+from ...runs.child import Training
+from ...runs.config_edits import add_fingerprints
+from ...runs.launcher import launch_of
+from . import moments
 from .attempt import COUNTED, Attempt, Interruption
 from .kinds import KINDS, allowed
 
-Key = tuple[int, str, int]  # rank, kind of event, iteration
-COMPARED = ('train', 'metrics', 'end')
-WITHOUT_PROGRESS = 20  # attempts that end by themselves, with an error, before we give up
+WITHOUT_PROGRESS = 20  # attempts that end by themselves, with an error, before the run is given up
 
 
 class CampaignSettings(NamedTuple):
-    """Of a campaign."""
+    """Settings of a campaign."""
     work_dir: str  # a folder for configs, logs, checkpoints
-    kills: int  # how many interruptions
+    kills: int  # number of interruptions
     seed: int  # of their kinds and moments
     ranks: int  # of each run
     workers: int  # data loader workers of each rank
     kinds: Sequence[str] = ()  # keys of ``KINDS``; empty for all that are possible
     span: int = 8  # most iterations and validation batches from a start to an interruption
-    # of the uninterrupted run, and of each later start, again and again; empty: one for each rank
+    # numbers of processes: of the uninterrupted run, then of each later start in turn; empty: one
+    # process for each rank
     processes: Sequence[int] = ()
-    start_method: str = 'fork'  # of the processes; 'fork' is faster, 'spawn' is a fresh interpreter
 
 
 class Kill(NamedTuple):
@@ -40,12 +45,12 @@ class Kill(NamedTuple):
     run: int
     kind: str
     processes: int
-    codes: list[int]  # of the processes
+    codes: list[int | None]  # of the processes
     done: int  # iterations that were finished when the processes ended
     resumed: int | None  # at which the next start began
-    half_written: int  # files that lay there half written
+    half_written: int  # number of partial files that were left behind
     seconds: float  # until all processes had ended
-    ended_by_us: list[int]
+    ended_by_us: list[int]  # processes that did not end by themselves
 
 
 class Campaign:
@@ -59,25 +64,26 @@ class Campaign:
         self.kinds = list(settings.kinds) or allowed(
             max(settings.processes or [settings.ranks]), settings.workers)
         self.kills: list[Kill] = []
-        self.problems: list[str] = []  # all that was not as in the uninterrupted run
-        self.runs = 0  # interrupted, and through
-        self.compared = 0  # iterations and validations
+        self.problems: list[str] = []  # every deviation from the uninterrupted run
+        self.runs = 0  # number of interrupted runs that came to their end
+        self.compared = 0  # number of iterations and validations
         self.iterations = 0  # of a run
+        self._gaps: dict[str, float] = {}
+        self._expected: dict[int, RankLog] = {}  # of the uninterrupted run
+        self._states: list[Any] = []  # of its ranks, at the end
         self._deck: list[str] = []
 
     def run(self) -> bool:
-        """Whether all interrupted runs were the uninterrupted one."""
-        if self.settings.start_method == 'fork':
-            import torch._dynamo  # noqa: F401  the first optimizer of every process would
+        """Whether all interrupted runs have the bits of the uninterrupted one."""
         folder = self._folder('reference')
         attempt = self._start(folder, None)
         if any(attempt.codes):
             raise RuntimeError(f'the uninterrupted run failed with exit codes {attempt.codes}; '
                                f'see {folder}/rank0.log')
-        self._gaps = attempt.durations()
-        self._expected = _records(attempt)
-        self.iterations = max(iteration for _, _, iteration in self._expected)
-        self._say(f'uninterrupted run: {self.iterations} iterations, {self._gaps["event"]:.2f} s '
+        self._gaps = moments.durations(attempt.of_rank(0))
+        self._expected, self._states = _logs(folder), self._end_states(attempt)
+        self.iterations = max(self._expected[0].steps) + 1
+        self._say(f'uninterrupted run: {self.iterations} iterations, {self._gaps["step"]:.2f} s '
                   f'each; {self._gaps["save"]:.2f} s for a checkpoint')
         while len(self.kills) < self.settings.kills and not self.problems:
             self._interrupted_run(self.runs + 1)
@@ -85,25 +91,20 @@ class Campaign:
         return not self.problems
 
     def _interrupted_run(self, number: int) -> None:
-        folder, found = self._folder(f'run_{number}'), {}
+        folder = self._folder(f'run_{number}')
         pending: Kill | None = None
         failures = 0
         while True:
             plan = self._plan() if len(self.kills) + bool(pending) < self.settings.kills else None
             attempt = self._start(folder, plan)
-            began = [event.iteration for event in attempt.events[0] if event.kind == 'begin']
             if pending is not None:
-                self._keep(pending._replace(resumed=began[0] if began else None))
-            for key, content in _records(attempt).items():
-                rank, kind, iteration = key
-                found[key] = content
-                self.compared += 1
-                expected = self._expected.get(key)
-                if content != expected:
-                    self.problems.append(f'run {number}, rank {rank}, {kind} {iteration}: '
-                                         f'{content}, uninterrupted: {expected}')
+                self._keep(pending._replace(resumed=next((
+                    moment.iteration for moment in attempt.of_rank(0) if moment.kind == 'begin'),
+                    None)))
             self._check_files(folder, plan)
-            pending = self._kill_of(number, plan, attempt, folder) if attempt.struck else None
+            pending = None
+            if plan is not None and attempt.struck:
+                pending = self._kill_of(number, plan, attempt, folder)
             if not any(attempt.codes):
                 break
             failures = 0 if attempt.struck else failures + 1
@@ -113,47 +114,69 @@ class Campaign:
                 return
         if pending is not None:  # it came too late to stop the run
             self._keep(pending)
-        missing = sorted(self._expected.keys() - found.keys())
-        self.problems += [f'run {number} has no {kind} of iteration {iteration}, rank {rank}'
-                          for rank, kind, iteration in missing]
+        self.problems += [f'run {number}: {text}' for text in self._deviations(folder, attempt)]
         self._say(f'run {number}: {self.iterations} iterations, {len(self.kills)} interruptions so '
                   f'far, {"DIFFERENT" if self.problems else "all bits equal"}')
         if not self.problems:
             shutil.rmtree(folder)
 
+    def _deviations(self, folder: str, attempt: Attempt) -> list[str]:
+        """How a run that came to its end differs from the uninterrupted one."""
+        found = []
+        logs = _logs(folder)
+        found += [f'{difference.text()} (first the uninterrupted run)' for difference in (
+            compare_logs(self._expected, logs, self.iterations),
+            first_missing(self._expected, logs, self.iterations)) if difference is not None]
+        for rank, expected in self._expected.items():
+            vals = logs[rank].vals
+            self.compared += len(logs[rank].steps) + len(vals) + 1
+            found += [f'iteration {iteration}, rank {rank}, was trained again to different bits'
+                      for iteration in logs[rank].changed]
+            missing = sorted({val['iteration'] for val in expected.vals if val['iteration']}
+                             - {val['iteration'] for val in vals})
+            if missing:
+                found.append(f'the validation after {missing[0]} iterations, rank {rank}, is '
+                             'missing')
+        for rank, states in enumerate(zip(self._end_states(attempt), self._states)):
+            if states[0] != states[1]:
+                found.append(f'rank {rank} ends with {states[0]}, uninterrupted: {states[1]}')
+        return found
+
     def _folder(self, name: str) -> str:
-        folder = os.path.join(self.settings.work_dir, name)
+        folder = os.path.abspath(os.path.join(self.settings.work_dir, name))
         os.makedirs(folder)
         config = self._config.copy()
-        config.work_dir, config.resume, config.load_from = folder, True, None
+        config.work_dir = folder
+        add_fingerprints(config, 'step')
         config.dump(os.path.join(folder, 'chaos_config.py'))
         return folder
 
     def _start(self, folder: str, plan: Interruption | None) -> Attempt:
-        settings = self.settings
-        attempt = Attempt(os.path.join(folder, 'chaos_config.py'), next(self._processes),
-                          settings.ranks, os.path.join(folder, 'rank{rank}.log'),
-                          settings.start_method)
-        return attempt.run(plan, getattr(self, '_gaps', {}), self._random)
+        training = Training(
+            os.path.join(folder, 'chaos_config.py'), resume=True,
+            prepare=f'{moments.__name__}:skip_config_layout', attach=f'{moments.__name__}:attach')
+        launch = launch_of(training, os.path.join(folder, 'rank{rank}.log'),
+                           ranks=next(self._processes))
+        return Attempt(launch, folder).run(plan, self._gaps, self._random)
 
     def _plan(self) -> Interruption:
         if not self._deck:  # every kind equally often
             self._deck = self._random.sample(self.kinds, len(self.kinds))
         return Interruption(self._deck.pop(), self._random.randint(1, self.settings.span),
-                    self._random.random())
+                            self._random.random())
 
     def _kill_of(self, number: int, plan: Interruption, attempt: Attempt, folder: str) -> Kill:
-        done = max((event.iteration for event in attempt.events[0] if event.kind in COUNTED),
+        done = max((moment.iteration for moment in attempt.of_rank(0) if moment.kind in COUNTED),
                    default=0)
         expected = {*KINDS[plan.kind].codes, 0}  # 0: the run was through before the signal
-        through = all(any(event.kind == 'end' for event in events) for events in attempt.events)
-        if not (expected.issuperset(attempt.codes) or through or attempt.ended_by_us):
+        through = None not in self._end_states(attempt)
+        if not (expected.issuperset(attempt.codes) or through or attempt.killed):
             self.problems.append(
                 f'run {number}: after {plan.kind} at iteration {done} the processes ended with '
                 f'{attempt.codes}, expected {sorted(expected)}; see {folder}/rank0.log')
         half = sum(name.endswith('.partial') for name in os.listdir(folder))
         return Kill(number, plan.kind, len(attempt.codes), attempt.codes, done, None, half,
-                    attempt.seconds_to_end, attempt.ended_by_us)
+                    attempt.seconds_to_end, attempt.killed)
 
     def _keep(self, kill: Kill) -> None:
         self.kills.append(kill)
@@ -161,6 +184,11 @@ class Campaign:
             if self.settings.processes else ''
         self._say(f'{len(self.kills):4d}  {kill.kind} after iteration {kill.done}{where}: '
                   f'exit codes {kill.codes} after {kill.seconds:.1f} s, resumed at {kill.resumed}')
+
+    def _end_states(self, attempt: Attempt) -> list[dict[str, str] | None]:
+        """Digests of the final state of each rank; None for a rank that was interrupted."""
+        return [next((moment.state for moment in attempt.of_rank(rank) if moment.kind == 'end'),
+                     None) for rank in range(self.settings.ranks)]
 
     def _check_files(self, folder: str, plan: Interruption | None) -> None:
         pointer = os.path.join(folder, 'last_checkpoint')
@@ -175,11 +203,8 @@ class Campaign:
                                  f'{files.check_file(named)}, after {plan}')
 
 
-def _records(attempt: Attempt) -> dict[Key, Any]:
-    """What has to be equal. An iteration that was reported, but not finished, counts too."""
-    return {(rank, event.kind, event.iteration): event.content
-            for rank, events in enumerate(attempt.events) for event in events
-            if event.kind in COMPARED}
+def _logs(folder: str) -> dict[int, RankLog]:
+    return read_ranks(os.path.join(folder, FOLDER))
 
 
 def summary(campaign: Campaign, started: float) -> dict[str, Any]:

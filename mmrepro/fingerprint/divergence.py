@@ -1,9 +1,9 @@
-"""What differs first between two runs: iteration, rank, field, and the call where calls are known.
+"""The first difference of two runs: iteration, rank, field, and the call where calls are recorded.
 
 An iteration's fields are ordered by cause, see :data:`~mmrepro.fingerprint.schema.FIELDS`. Calls of
 modules and operators are ordered among them by the phase in which the first differing call ran: a
 call of the forward pass before the losses, one of the backward pass before the gradients, one of
-the optimizer before its state. What only one run recorded is not compared.
+the optimizer before its state. Values that only one run recorded are not compared.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .reader import RankLog
 from .schema import BY_NAME, FIELDS, MODULES, STREAMS, StreamCall, call_of, value_of
 
 ORDER = {name: number for number, name in enumerate(FIELDS)}
-# phase of the first differing call: the field that it comes before; other phases: the losses
+# phase of the first differing call -> the field before which it ran; other phases: the losses
 COMES_BEFORE = {'backward': 'gradients', 'optimizer': 'optimizer'}
 
 Step = Mapping[str, Any]
@@ -26,12 +26,12 @@ Pair = tuple[StreamCall, StreamCall]
 class ComparedField(NamedTuple):
     """One field of one iteration in both runs."""
     field: str  # a key of ``FIELDS`` or ``STREAMS``
-    a: Any  # what run A recorded; of a stream, at the differing call, or the number of calls
+    a: Any  # value in run A; of a stream, that of the differing call, or the number of calls
     b: Any
     same: bool = False  # whether they agree
-    names: tuple[str, ...] = ()  # differing losses, parameters; () where parts are not recorded
-    call: str = ''  # of a stream, what differs of which call: 'output of neck forward (call 0)'
-    phase: str = ''  # of that call
+    names: tuple[str, ...] = ()  # differing losses or parameters; () where parts are not recorded
+    call: str = ''  # of a stream, the differing call: 'output of neck forward (call 0)'
+    phase: str = ''  # phase of that call
 
     @property
     def order(self) -> tuple[int, bool]:
@@ -41,7 +41,7 @@ class ComparedField(NamedTuple):
         return ORDER.get(self.field, len(ORDER)), True
 
     def first_part(self) -> tuple[str, Any, Any]:
-        """Name and both values of the first part that differs."""
+        """Return name and both values of the first part that differs."""
         if self.call:
             return self.call, self.a, self.b
         if not self.names:
@@ -55,20 +55,20 @@ class ComparedField(NamedTuple):
 class Divergence(NamedTuple):
     """The first iteration that differs on any rank."""
     iteration: int  # counted from 0
-    ranks: dict[int, tuple[ComparedField, ...]]  # from cause to effect; () for one that agrees
+    ranks: dict[int, tuple[ComparedField, ...]]  # from cause to effect; () for a rank that agrees
 
     @property
     def rank(self) -> int:
-        """The rank whose first difference is the nearest to the cause."""
+        """Rank whose first difference is the nearest to the cause."""
         return min((fields[0].order, rank) for rank, fields in self.ranks.items() if fields)[1]
 
     @property
     def field(self) -> ComparedField:
-        """The first field that differs on :attr:`rank`."""
+        """First field that differs on :attr:`rank`."""
         return self.ranks[self.rank][0]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: ``iteration``, ``field``, and what both runs have, ``first`` and ``second``."""
+        """Return plain data: ``iteration``, ``field``, and the values of both runs."""
         field, first, second = self.field.first_part()
         return dict(iteration=self.iteration, field=field, first=first, second=second)
 
@@ -87,41 +87,41 @@ def _shown(value: Any) -> str:
 
 
 def compare_steps(a: Step, b: Step) -> list[ComparedField]:
-    """All fields that the records of an iteration have in both runs, from cause to effect."""
-    found = []
+    """Compare all fields that an iteration has in both runs; from cause to effect."""
+    compared = []
     for field in (*STREAMS, *FIELDS):
         first, second = value_of(a, field), value_of(b, field)
         if first is None or second is None:
             continue
         if first == second:
             shown = len(first) if field in STREAMS else first
-            found.append(ComparedField(field, shown, shown, same=True))
+            compared.append(ComparedField(field, shown, shown, same=True))
         elif field in STREAMS:
-            found.append(_first_call(field, first, second))
+            compared.append(_first_call(field, first, second))
         else:
             parts = (first, second) if isinstance(first, Mapping) else tuple(
                 value_of(step, f'{BY_NAME}.{field}') for step in (a, b))
-            found.append(ComparedField(field, first, second,
-                                       names=differing_names(*parts) if all(parts) else ()))
-    return sorted(found, key=lambda one: one.order)
+            compared.append(ComparedField(field, first, second,
+                                          names=differing_names(*parts) if all(parts) else ()))
+    return sorted(compared, key=lambda field: field.order)
 
 
 def differing_names(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys whose values differ; a missing one counts as None."""
+    """Return the keys whose values differ; a missing value counts as None."""
     return tuple(name for name in {**a, **b} if a.get(name) != b.get(name))
 
 
 def _first_call(stream: str, first: list[list], second: list[list]) -> ComparedField:
-    """The call that differs without having been given anything different, if there is one.
+    """Return the first call with the same inputs and different results, else the first difference.
 
-    A module's call holds those of the modules inside of it: of calls that get the same and return
-    different bits, the innermost is named. Backward calls follow from the forward pass, so one is
-    named only where every forward call was given the same.
+    The call of a module contains those of its submodules: of several calls with the same inputs
+    and different results, the innermost is named. Backward calls follow from the forward pass and
+    are named only where the inputs of every forward call agree.
     """
     given: Pair | None = None  # the first calls with different inputs
-    made: Pair | None = None  # those with the same inputs and different results
-    for a, b in ((call_of(stream, one), call_of(stream, other))
-                 for one, other in zip(first, second) if one != other):
+    made: Pair | None = None  # the calls with the same inputs and different results
+    for a, b in ((call_of(stream, entry_a), call_of(stream, entry_b))
+                 for entry_a, entry_b in zip(first, second) if entry_a != entry_b):
         if a.identity != b.identity:
             if not made and not given:
                 return ComparedField(stream, a.text(), b.text(), call=f'order of {stream}',
@@ -139,8 +139,8 @@ def _first_call(stream: str, first: list[list], second: list[list]) -> ComparedF
             break
     if made or given:
         a, b = made or given
-        what = next(one for one in ('input', 'output', 'shapes')
-                    if getattr(a, one) != getattr(b, one))
+        what = next(name for name in ('input', 'output', 'shapes')
+                    if getattr(a, name) != getattr(b, name))
         return ComparedField(stream, getattr(a, what), getattr(b, what),
                              call=f'{what} of {a.text()}', phase=a.phase)
     rest = (first if len(first) > len(second) else second)[min(len(first), len(second)):]
@@ -157,7 +157,7 @@ def _common(a: Ranks, b: Ranks) -> dict[int, tuple[Mapping[int, Step], Mapping[i
 
 
 def differing_iterations(a: Ranks, b: Ranks) -> Iterator[int]:
-    """Iterations, in order, in which a rank that both runs have differs."""
+    """Yield, in order, the iterations in which a rank of both runs differs."""
     steps = _common(a, b)
     iterations = {rank: set(first) & set(second) for rank, (first, second) in steps.items()}
     for iteration in sorted(set().union(*iterations.values())):
@@ -168,22 +168,22 @@ def differing_iterations(a: Ranks, b: Ranks) -> Iterator[int]:
 
 
 def divergence_at(a: Ranks, b: Ranks, iteration: int) -> Divergence:
-    """What differs in one iteration, on every rank that has it in both runs."""
+    """Return the differences of one iteration, on every rank that has it in both runs."""
     return Divergence(iteration, {
-        rank: tuple(one for one in compare_steps(first[iteration], second[iteration])
-                    if not one.same)
+        rank: tuple(field for field in compare_steps(first[iteration], second[iteration])
+                    if not field.same)
         for rank, (first, second) in _common(a, b).items()
         if iteration in first and iteration in second})
 
 
 def first_divergence(a: Ranks, b: Ranks) -> Divergence | None:
-    """The first iteration that differs on any rank, None where none does."""
+    """Return the first iteration that differs on any rank; None when all agree."""
     iteration = next(differing_iterations(a, b), None)
     return None if iteration is None else divergence_at(a, b, iteration)
 
 
 def first_differing_metric(a: Ranks, b: Ranks) -> Divergence | None:
-    """The first metric that differs, of validations after the same number of iterations."""
+    """Return the first differing metric of validations after the same number of iterations."""
     for rank in sorted(set(a) & set(b)):
         others = {val['iteration']: val['metrics'] for val in b[rank].vals}
         for val in a[rank].vals:
@@ -195,15 +195,29 @@ def first_differing_metric(a: Ranks, b: Ranks) -> Divergence | None:
     return None
 
 
-def before(ranks: Ranks, end: int) -> dict[int, RankLog]:
-    """The first ``end`` iterations of a run, and their validations."""
-    return {rank: log._replace(
+def compare_logs(a: Ranks, b: Ranks, end: int) -> Divergence | None:
+    """Return the first difference before iteration ``end``: of an iteration, else of a metric."""
+    a = {rank: log._replace(
         steps={iteration: step for iteration, step in log.steps.items() if iteration < end},
-        vals=[val for val in log.vals if val['iteration'] <= end]) for rank, log in ranks.items()}
+        vals=[val for val in log.vals if val['iteration'] <= end]) for rank, log in a.items()}
+    return first_divergence(a, b) or first_differing_metric(a, b)
+
+
+def first_missing(a: Ranks, b: Ranks, end: int) -> Divergence | None:
+    """Return the first iteration before ``end`` that run A has and run B lacks."""
+    steps = {rank: (log.steps, b[rank].steps if rank in b else {}) for rank, log in a.items()}
+    missing = [(i, rank) for rank, (first, second) in steps.items() for i in first
+               if i < end and i not in second]
+    if not missing:
+        return None
+    iteration, rank = min(missing)
+    count_a, count_b = (sum(i < end for i in of_run) for of_run in steps[rank])
+    return Divergence(iteration, {rank: (
+        ComparedField('number of iterations', count_a, count_b), )})
 
 
 def not_compared(a: Ranks, b: Ranks) -> list[str]:
-    """Notes on what only one of the runs recorded: ranks and levels."""
+    """Return notes on ranks and levels that only one of the runs recorded."""
     notes = []
     if set(a) != set(b):
         notes.append(f'A has fingerprints of ranks {sorted(a)}, B of {sorted(b)}: '

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import hashlib
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
@@ -21,7 +20,8 @@ from ..ops import triton
 from .atomic_kernels import atomic_kernels, recorded_kernels
 from .detector_inputs import images
 from .disturbance import timed
-from .row_group import Row, RowGroup, Settings, cell, has_compiled_kernels
+from .environment import free_memory
+from .rows import Row, RowGroup, Settings, cell
 from .zoo_configs import config_root, load, nodes
 
 SEED = 7
@@ -210,7 +210,7 @@ def _check(detector: Detector, provider: str, settings: Settings,
         _peak(device)
         one = run(iterations, timed_iterations=for_time)
         row['peak_gib'] = _peak(device)
-        _free(device)
+        free_memory(device)
         other = run(iterations)
     row['difference'] = first_difference(one, other)
     row['equal'] = not row['difference']
@@ -221,8 +221,8 @@ def _check(detector: Detector, provider: str, settings: Settings,
     row['quartiles'] = one.quartiles()
     row['ms'] = row['quartiles'][1]
     if time_is_left():
-        compiled = has_compiled_kernels()
-        _free(device)
+        compiled = ops.is_compiled()
+        free_memory(device)
         with default(), ops.using('compiled' if compiled else 'torch'):
             _peak(device)
             plain = run(0, timed_iterations=for_time)
@@ -234,22 +234,15 @@ def _check(detector: Detector, provider: str, settings: Settings,
     return row
 
 
-def _free(device: str) -> None:
-    """Before the next run: what the last one left in circles of references, and its memory."""
-    gc.collect()
-    if device == 'cuda':
-        torch.cuda.empty_cache()
-
-
 def _providers(device: str) -> list[str]:
     """What deterministic mode chooses, then the others that differ from it on this machine."""
     if device == 'cpu':
         return ['auto']
     lacks = triton.requirement()
     # without compiled kernels, 'auto' is 'triton' or, if that cannot run, 'torch'
-    others = ['torch', *(['triton'] if has_compiled_kernels() else [])]
+    others = ['torch', *(['triton'] if ops.is_compiled() else [])]
     return ['auto', *(name for name in others if not (lacks and (
-        name == 'triton' or not has_compiled_kernels())))]
+        name == 'triton' or not ops.is_compiled())))]
 
 
 def _rows(settings: Settings, time_is_left: Callable[[], bool]) -> dict[str, Callable[[], Row]]:

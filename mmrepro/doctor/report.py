@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from . import detectors
-from .row_group import Row, RowGroup
+from .rows import Row, RowGroup
 
 # What is said of a comparison with another result.
 _COMPARED = {'other_process': {True: 'also in another process'},

@@ -1,4 +1,4 @@
-"""The ways to interrupt a run."""
+"""The kinds of interruptions."""
 from __future__ import annotations
 
 import os
@@ -8,16 +8,16 @@ from typing import Callable, NamedTuple
 
 from ...exit_codes import PREEMPTED
 
-Processes = list[tuple[int, tuple[int, ...]]]  # per rank: process id, those of its workers
+Processes = list[tuple[int, tuple[int, ...]]]  # id of each process, ids of its workers
 
 
 def _trainers(processes: Processes, random: Random) -> list[int]:
     return [pid for pid, _ in random.sample(processes, len(processes))]
 
 
-def _everybody(processes: Processes, random: Random) -> list[int]:
-    found = [pid for trainer, workers in processes for pid in (trainer, *workers)]
-    return random.sample(found, len(found))
+def _all_processes(processes: Processes, random: Random) -> list[int]:
+    pids = [pid for trainer, workers in processes for pid in (trainer, *workers)]
+    return random.sample(pids, len(pids))
 
 
 def _one_worker(processes: Processes, random: Random) -> list[int]:
@@ -30,14 +30,14 @@ def _one_rank(processes: Processes, random: Random) -> list[int]:
 
 
 class Kind(NamedTuple):
-    """One way to interrupt."""
-    why: str  # what does this to a run
+    """One kind of interruption."""
+    why: str  # its cause in practice
     number: int  # of the signal
-    victims: Callable[[Processes, Random], list[int]] = _trainers  # process ids that get it
-    moment: str = ''  # the event after which it happens, '' for any iteration or validation batch
-    # whether it is, with so many ranks and workers
+    victims: Callable[[Processes, Random], list[int]] = _trainers  # process ids that receive it
+    moment: str = ''  # the moment after which it comes, '' for any iteration or validation batch
+    # whether the kind exists with these numbers of ranks and workers
     possible: Callable[[int, int], bool] = lambda ranks, workers: True
-    # exit codes that the processes may end with; negative: the number of a signal
+    # exit codes with which the processes may end; negative: the number of a signal
     codes: tuple[int, ...] = (-signal.SIGKILL, )
 
 
@@ -48,7 +48,7 @@ KINDS: dict[str, Kind] = {
     'SIGTERM': Kind('pre-emption; torchrun passes it on', signal.SIGTERM, codes=(PREEMPTED, )),
     'SIGUSR1': Kind('Slurm, before the time limit', signal.SIGUSR1, codes=(PREEMPTED, )),
     'SIGTERM to all': Kind('pre-emption that reaches data loader workers too', signal.SIGTERM,
-                           _everybody, possible=lambda ranks, workers: workers > 0,
+                           _all_processes, possible=lambda ranks, workers: workers > 0,
                            codes=(PREEMPTED, )),
     # the trainer raises an error of PyTorch; nothing waits for a worker of a finished pass
     'SIGKILL of a worker': Kind('out of memory, the largest process first', signal.SIGKILL,
@@ -73,5 +73,5 @@ def strike(kind: str, processes: Processes, random: Random) -> None:
 
 
 def allowed(ranks: int, workers: int) -> list[str]:
-    """Names of the kinds that are possible."""
+    """Return the names of the kinds that are possible."""
     return [name for name, kind in KINDS.items() if kind.possible(ranks, workers)]

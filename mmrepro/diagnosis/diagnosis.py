@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..fingerprint.records import Record, useful_calls
-from .alignment import StreamDifference, first_difference
+from .alignment import StreamDifference, first_differing_record
 from .causes import find_cause
 from .context import DifferenceContext
 
@@ -102,7 +102,7 @@ def _shorten_path(file: str) -> str:
 def diagnose(iteration: int, rank: int, a: Sequence[Record],
              b: Sequence[Record]) -> Diagnosis | None:
     """The first difference of two streams; None when they agree."""
-    found = first_difference(a, b)
+    found = first_differing_record(a, b)
     if found is None:
         return None
     context = DifferenceContext(found, a, b)

@@ -1,4 +1,4 @@
-"""Many seeds of one config, each in a process of its own, and what they say about a metric.
+"""Train many seeds of one config, each in a process of its own.
 
 Layout: ``WORK_DIR/CONFIG_NAME/seed_N`` is an ordinary work directory (``STREAM_N`` where only this
 stream has seed N); ``result.json`` in it is written when the seed is done, and makes it count as
@@ -11,28 +11,27 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
 
 from ..config import RandomnessConfig
 from ..determinism import missing_at_start
-from ..errors import RandomnessError, RunError, SeedsError
+from ..errors import RandomnessError, SeedsError
 from ..exit_codes import PREEMPTED
-from ..runs.config_files import read_config
-from ..runs.launcher import Launch, PlannedRun, TrainingFailed, run_all
 from ..seeds import MAX_SEED
-from .run_view import load_run
+from .config_files import read_config
+from .launcher import Launch, PlannedRun, TrainingFailed, run_all
 
 RESULT = 'result.json'
 MOST = 10_000  # seeds in a range; more are a typing error
 LOG = 'seed.log'
 # MMDetection's metrics log this instead of reporting a number
 NOTHING_FOUND = 'The testing results of the whole dataset is empty'
-# the default: the first of these that the run has
-USUAL = ('coco/bbox_mAP', 'coco/segm_mAP', 'pascal_voc/mAP')
 # settings that say where and how fast, not what
 NOT_COMPARED = ('work_dir', 'resume', 'load_from', 'launcher')
+
+Metrics = dict[str, list[tuple[int, float]]]  # metric -> (step, value) of all validations
 
 
 class SeedJob(NamedTuple):
@@ -154,8 +153,11 @@ def result_of(job: SeedJob) -> dict[str, Any] | None:
     return result
 
 
-def run_job(job: SeedJob) -> dict[str, Any]:
-    """Train one seed in a fresh process; continues where an earlier attempt was interrupted.
+def run_job(job: SeedJob, metrics_of: Callable[[str], Metrics]) -> dict[str, Any]:
+    """Train one seed in a fresh process; continue where an earlier attempt was interrupted.
+
+    Args:
+        metrics_of: reads the metrics of a work directory.
 
     Raises:
         SeedsError: the process failed, or left no metrics; names its log.
@@ -193,39 +195,3 @@ def run_job(job: SeedJob) -> dict[str, Any]:
         json.dump(result, file, indent=1)
     os.replace(f'{path}.partial', path)
     return result
-
-
-def metrics_of(folder: str) -> dict[str, list[tuple[int, float]]]:
-    """Metric -> ``(step, value)`` of all validations, from MMEngine's logs or the fingerprints."""
-    try:
-        run = load_run(folder)
-    except RunError:
-        return {}
-    vals = run.vals(True) if run.ranks and run.log.vals else run.logged_vals
-    found: dict[str, list[tuple[int, float]]] = {}
-    for step in sorted(vals):
-        for name, value in vals[step].items():
-            found.setdefault(name, []).append((step, value))
-    return found
-
-
-def choose_metric(results: Sequence[dict[str, Any]], wanted: str | None) -> str:
-    """The metric that is asked for, the usual one, or the first.
-
-    Raises:
-        SeedsError: a result lacks it; names those that all have.
-    """
-    shared = [name for name in results[0]['metrics']
-              if all(name in result['metrics'] for result in results)]
-    if wanted is None:
-        wanted = next((name for name in USUAL if name in shared), shared[0] if shared else None)
-    if wanted not in shared:
-        raise SeedsError(f'--metric {wanted}: not every run has it; all have: '
-                         f'{", ".join(shared) or "none"}')
-    return wanted
-
-
-def value_of(result: dict[str, Any], metric: str, pick: str = 'last') -> float:
-    """The metric of the last validation, or of the best one (``pick='best'``)."""
-    values = [value for _, value in result['metrics'][metric]]
-    return max(values) if pick == 'best' else values[-1]

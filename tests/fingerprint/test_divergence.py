@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrepro.cli.compare import compare
-from mmrepro.fingerprint.difference import (
-    before,
+from mmrepro.fingerprint.divergence import (
+    compare_logs,
     compare_steps,
     first_differing_metric,
     first_divergence,
@@ -22,7 +22,6 @@ from mmrepro.fingerprint.reader import RankLog, read_run
 from mmrepro.fingerprint.schema import FIELDS, FOLDER, STREAMS, fingerprint_name, value_of
 from mmrepro.fingerprint.writer import Writer
 from mmrepro.localise.search import first_iteration
-from mmrepro.verify.replay import compare_logs
 from mmrepro.verify.variations import result_of
 
 RECORD = dict(
@@ -142,7 +141,7 @@ def test_metrics_of_validations_are_compared():
     assert first_differing_metric(run('0x1p-1', '0x1p-3'), run('0x1p-1')) is None
     found = first_differing_metric(run('0x1p-1', '0x1p-3'), run('0x1p-1', '0x1p-2'))
     assert (found.iteration, found.field.field) == (8, 'metric mAP of the validation')
-    assert first_differing_metric(before(run('0x1p-1'), 3), run('0x1p-2')) is None
+    assert compare_logs(run('0x1p-1'), run('0x1p-2'), 3) is None
 
 
 # ------------------------------------------------------------------- every verb, the same answer

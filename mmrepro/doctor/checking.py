@@ -1,7 +1,6 @@
-"""Run the rows of the check, in order, under a limit of time."""
+"""Run the rows of the check, in order, within a time limit."""
 from __future__ import annotations
 
-import gc
 import os
 import re
 import time
@@ -9,18 +8,17 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, Callable
 
-import torch
-
 from .. import ops
-from . import detectors, hardware
-from .row_group import Row, RowGroup, Settings
+from . import detectors
+from .environment import free_memory, machine
+from .rows import Row, RowGroup, Settings
 
 # Share of the time for operators; detectors have the rest.
 _OPERATORS = 0.35
 
 
 class Budget:
-    """A limit of time for rows.
+    """A time limit for rows.
 
     Args:
         seconds: in total.
@@ -38,7 +36,7 @@ class Budget:
         return self._end - self._clock()
 
     def part(self, share: float) -> Budget:
-        """A separate budget of this share of what is left."""
+        """Return a separate budget of this share of what is left."""
         return Budget(max(0., self.left) * share, self._clock)
 
     def allows(self) -> bool:
@@ -51,7 +49,7 @@ class Budget:
 
 
 def error_line(error: BaseException) -> str:
-    """Type and first line of an error."""
+    """Return the type and the first line of an error."""
     return f'{type(error).__name__}: {"".join(str(error).strip().splitlines()[:1])}'
 
 
@@ -67,29 +65,29 @@ def run_row(run: Callable[[], Row], budget: Budget, device: str) -> Row:
                    traceback=[line.strip() for line in traceback.format_tb(error.__traceback__)[-3:]
                               for line in line.strip().splitlines()[1:]])
         del error
-    gc.collect()
-    if device == 'cuda':
-        torch.cuda.empty_cache()
+    free_memory(device)
     row['seconds'] = round(time.monotonic() - start, 1)
     budget.spent(row['seconds'])
     return row
 
 
-def run_check(settings: Settings, seconds: float, only: str, command: str,
-              operators: Mapping[str, RowGroup], tell: Callable[[str, str, dict[str, Any]], None],
-              against: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Run all rows.
+def check(settings: Settings, seconds: float = 450., only: str = '', command: str = '',
+          operators: Mapping[str, RowGroup] | None = None,
+          tell: Callable[[str, str, dict[str, Any]], None] = lambda group, name, result: None,
+          against: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Run all rows, and find out which of them give the same bits every time.
 
     Args:
-        seconds: limit of time.
-        only: regular expression that selects rows by "group/name".
-        command: recorded in the result.
+        seconds: the time limit; rows that no longer fit are left out.
+        only: a regular expression that selects rows by "group/name".
+        command: the command line, recorded in the result.
         operators: groups to run before the detectors, by name.
         tell: called after every row with its group, its name and the result so far.
         against: the result of another process or machine, to compare digests with.
 
     Returns:
-        The contents of gpu_check.json.
+        The contents of gpu_check.json: ``command``, ``machine``, ``summary``, and for every group
+        the result of each row by name.
     """
     # before CUDA starts, because cuBLAS reads it once; it stays set in the runs by default
     os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
@@ -97,11 +95,12 @@ def run_check(settings: Settings, seconds: float, only: str, command: str,
     from mmdet.utils import register_all_modules
     from mmengine.logging import MMLogger
 
+    operators = operators or {}
     groups = {**operators, 'detectors': detectors.GROUP}
-    result: dict[str, Any] = dict(command=command, machine=hardware.describe(settings.device),
+    result: dict[str, Any] = dict(command=command, machine=machine(settings.device),
                                   summary=_summary([]), **{group: {} for group in groups})
     register_all_modules(init_default_scope=True)
-    MMLogger.get_instance('mmengine', log_level='ERROR')  # else a line per initialised weight
+    MMLogger.get_instance('mmengine', log_level='ERROR')  # else a line per initialized weight
     budget = Budget(seconds)
     part = budget.part(_OPERATORS)
     for group, name, run in _in_order(groups, settings, budget):
@@ -116,15 +115,15 @@ def run_check(settings: Settings, seconds: float, only: str, command: str,
 
 def _in_order(groups: Mapping[str, RowGroup], settings: Settings, budget: Budget
               ) -> list[tuple[str, str, Callable[[], Row]]]:
-    """All rows: of each group those that matter most, then the others; detectors come last."""
+    """Order all rows: those that matter most, then the other operators, then the detectors."""
     ranked = []
     for number, (group, kind) in enumerate(groups.items()):
         rows = kind.rows(settings, budget.allows)
-        order = {name: place for place, name in enumerate(dict.fromkeys((*kind.first, *rows)))}
+        order = {name: rank for rank, name in enumerate(dict.fromkeys((*kind.first, *rows)))}
         last = group == 'detectors'
         ranked += [((last, name not in kind.first, number, order[name]), (group, name, run))
                    for name, run in rows.items()]
-    return [row for _, row in sorted(ranked, key=lambda one: one[0])]
+    return [row for _, row in sorted(ranked, key=lambda pair: pair[0])]
 
 
 def compare_digests(row: Row, group: str, name: str, machine: Mapping[str, Any],
@@ -133,13 +132,17 @@ def compare_digests(row: Row, group: str, name: str, machine: Mapping[str, Any],
 
     On another machine or with other versions bits may differ: that is noted, not judged.
     """
-    other = (against or {}).get(group, {}).get(name, {})
-    if 'digest' not in row or 'digest' not in other:
+    if against is None:
         return
-    row['other_process'] = row['digest'] == other['digest']
+    reference = against.get(group, {}).get(name, {})
+    if 'digest' not in row or 'digest' not in reference:
+        return
+    same = row['digest'] == reference['digest']
     if against['machine'] != machine:
-        row['other_machine'] = row.pop('other_process')
-    elif not row['other_process']:
+        row['other_machine'] = same
+        return
+    row['other_process'] = same
+    if not same:
         row['equal'] = False
 
 

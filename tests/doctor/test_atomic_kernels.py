@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmrepro.gpu_check import disturbance
-from mmrepro.gpu_check.atomic_kernels import atomic_kernels, recorded_kernels
+from mmrepro.doctor import disturbance
+from mmrepro.doctor.atomic_kernels import atomic_kernels, recorded_kernels
 
 # as a profiler prints them
 ORDERED = [

@@ -10,7 +10,7 @@ import torch
 
 from mmrepro import determinism, ops
 from mmrepro.cli import gpu_check
-from mmrepro.gpu_check import check_loop, check_report, detectors, hardware, row_group
+from mmrepro.doctor import checking, detectors, environment, machine, report, rows
 
 
 @pytest.fixture(autouse=True)
@@ -45,23 +45,23 @@ def test_the_first_difference_of_two_runs():
 
 def test_the_time_is_kept_and_what_does_not_fit_is_named():
     now = [0.]
-    limit = check_loop.Budget(10., lambda: now[0])
+    limit = checking.Budget(10., lambda: now[0])
     assert limit.allows() and limit.part(.5).left == 5
     now[0] = 4.
     limit.spent(4.)
     assert limit.allows()
     now[0] = 7.
     assert not limit.allows()
-    row = check_loop.run_row(lambda: {}, limit, 'cpu')
-    assert check_report.verdict(row) == 'left out: no time left'
+    row = checking.run_row(lambda: {}, limit, 'cpu')
+    assert report.verdict(row) == 'left out: no time left'
 
 
 def test_a_crash_is_a_result():
     def crash():
         raise RuntimeError('no such kernel\nand more')
 
-    row = check_loop.run_row(crash, check_loop.Budget(9.), 'cpu')
-    assert check_report.verdict(row) == 'failed: RuntimeError: no such kernel' and row['traceback']
+    row = checking.run_row(crash, checking.Budget(9.), 'cpu')
+    assert report.verdict(row) == 'failed: RuntimeError: no such kernel' and row['traceback']
 
 
 def test_the_command_writes_both_files(tmp_path, capsys):
@@ -97,13 +97,13 @@ def test_rows_of_the_caller_are_run_and_shown(tmp_path, capsys):
         seen.append(settings)
         return dict(equal=False, differs=['output'], ms=2.5)
 
-    columns = ('ms', row_group.cell('ms', '.2f')), ('error', row_group.cell('error', '.1e'))
-    group = row_group.RowGroup(
+    columns = ('ms', rows.cell('ms', '.2f')), ('error', rows.cell('error', '.1e'))
+    group = rows.RowGroup(
         'Mine', 'operator', columns,
         lambda settings, time_is_left: dict(drifting=functools.partial(drifts, settings)))
     arguments = ['--out', str(tmp_path), '--device', 'cpu', '--quick', '--only', '^mine/']
     assert gpu_check.main(arguments, dict(mine=group)) == 1
-    assert seen == [row_group.Settings('cpu', True, 2, 128)]
+    assert seen == [rows.Settings('cpu', True, 2, 128)]
     result = json.loads((tmp_path / 'gpu_check.json').read_text())
     assert result['mine']['drifting']['ms'] == 2.5 and result['detectors'] == {}
     assert result['summary']['unequal'] == 1
@@ -127,7 +127,7 @@ def test_without_mmdetection_it_says_what_to_install(tmp_path, capsys, monkeypat
 def test_the_machine_is_described_without_its_name():
     import getpass
     import platform
-    facts = hardware.describe('cpu')
+    facts = machine('cpu')
     assert {'cpu', 'torch', 'python', 'mmdet', 'mmrepro'} <= set(facts)
     words = set(re.split(r'[^\w.-]+', ' '.join(map(str, facts.values()))))
     assert not words & {platform.node(), getpass.getuser()}
@@ -137,11 +137,11 @@ def test_digests_of_two_processes_are_compared():
     machine = dict(gpu='H100', torch='2.13')
     other = dict(machine=machine, mmcv={'NMS': dict(digest='1')})
     same, off, elsewhere, missing = (dict(equal=True, digest=digest) for digest in '1221')
-    check_loop.compare_digests(same, 'mmcv', 'NMS', machine, other)
-    check_loop.compare_digests(off, 'mmcv', 'NMS', machine, other)
-    check_loop.compare_digests(elsewhere, 'mmcv', 'NMS', dict(machine, gpu='H200'), other)
-    check_loop.compare_digests(missing, 'mmcv', 'RoIAlign', machine, other)
-    assert [check_report.verdict(row) for row in (same, off, elsewhere, missing)] == [
+    checking.compare_digests(same, 'mmcv', 'NMS', machine, other)
+    checking.compare_digests(off, 'mmcv', 'NMS', machine, other)
+    checking.compare_digests(elsewhere, 'mmcv', 'NMS', dict(machine, gpu='H200'), other)
+    checking.compare_digests(missing, 'mmcv', 'RoIAlign', machine, other)
+    assert [report.verdict(row) for row in (same, off, elsewhere, missing)] == [
         'equal, also in another process', 'DIFFERS from the other process',
         'equal, different bits on the other machine', 'equal']
     assert [row['equal'] for row in (same, off, elsewhere, missing)] == [True, False, True, True]
@@ -149,10 +149,10 @@ def test_digests_of_two_processes_are_compared():
 
 def test_rows_that_matter_most_come_first():
     def group(names, first=()):
-        return row_group.RowGroup('', '', (), lambda *_: dict.fromkeys(names), first)
+        return rows.RowGroup('', '', (), lambda *_: dict.fromkeys(names), first)
     groups = dict(mmcv=group('abc', ('c', )), torch=group('xyz', ('y', 'x')), detectors=group('D'))
-    rows = check_loop._in_order(groups, None, check_loop.Budget(1.))
-    assert ''.join(name for _, name, _ in rows) == 'cyxabzD'
+    order = checking._in_order(groups, None, checking.Budget(1.))
+    assert ''.join(name for _, name, _ in order) == 'cyxabzD'
     from dev.operator_check import cases_mmcv, cases_torch
     from dev.operator_check.groups import FIRST
     assert set(FIRST) <= {*cases_torch.CASES, *cases_mmcv.CASES}
@@ -164,3 +164,11 @@ def test_the_digest_of_a_run_follows_every_bit():
         digests[1, 2] = changed
         return detectors.DetectorRun([[('loss', 'a')]] * 2, list(digests), [1.], [3., 1., 2., 4.])
     assert run(0).digest() == run(0).digest() != run(1).digest()
+
+
+def test_the_environment_names_what_changes_bits(monkeypatch):
+    monkeypatch.setenv('ATEN_CPU_CAPABILITY', 'avx2')
+    found = environment('cpu')
+    assert found['machine'] == machine('cpu') and set(found['operators']) == {'mmcv', 'triton'}
+    assert found['settings']['env.ATEN_CPU_CAPABILITY'] == 'avx2'
+    assert None not in found['settings'].values() and json.dumps(found)

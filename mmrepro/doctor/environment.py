@@ -1,0 +1,74 @@
+"""The hardware, versions and settings of a measurement, without names of hosts or users."""
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+import torch
+
+from .. import determinism, ops
+from ..facts.collect import cpu_name
+from ..ops import triton
+from ..version import __version__
+from .disturbance import fewer_multiprocessors
+
+_PACKAGES = ('numpy', 'opencv-python', 'opencv-python-headless', 'mmengine', 'mmcv', 'mmcv-lite',
+             'mmdet', 'triton', 'torchvision')
+
+
+def _versions() -> dict[str, str]:
+    """Versions of those of ``_PACKAGES`` that are installed."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Describe the processor, the GPU (for ``device='cuda'``), and the versions of packages."""
+    facts: dict[str, Any] = dict(
+        device=device, cpu=cpu_name(), cores=os.cpu_count(), threads=torch.get_num_threads(),
+        system=platform.system(), python=platform.python_version(), torch=torch.__version__,
+        mmrepro=__version__, **_versions())
+    if device == 'cuda':
+        gpu = torch.cuda.get_device_properties(0)
+        facts.update(gpu=gpu.name, capability=f'{gpu.major}.{gpu.minor}',
+                     memory_gib=round(gpu.total_memory / 2 ** 30, 1),
+                     multiprocessors=gpu.multi_processor_count, cuda=torch.version.cuda,
+                     cudnn=torch.backends.cudnn.version(),
+                     green_contexts=fewer_multiprocessors()[1] or 'yes')
+    return facts
+
+
+def environment(device: str) -> dict[str, dict[str, Any]]:
+    """Report what may decide about bits on this machine, before any run.
+
+    Args:
+        device: 'cuda' or 'cpu'.
+
+    Returns:
+        ``machine``: :func:`machine`. ``operators``: the kind of mmcv, and what the Triton kernels
+        lack. ``settings``: flags of torch and environment variables that change bits, without the
+        variables that are not set.
+    """
+    ops.install()
+    lacks = triton.default_requirement() if device == 'cuda' else triton.requirement()
+    return dict(
+        machine=machine(device),
+        operators=dict(mmcv='compiled' if ops.is_compiled() else 'without compiled operators',
+                       triton=lacks or 'available'),
+        settings={name: value for name, value in determinism.snapshot().items()
+                  if value is not None})
+
+
+def free_memory(device: str) -> None:
+    """Collect circular references, and return cached memory to the device."""
+    gc.collect()
+    if device == 'cuda':
+        torch.cuda.empty_cache()

@@ -1,0 +1,80 @@
+"""Maxima over samples that are visited in order: RoIPool, RoIAlign's maximum, border alignment.
+
+Visit ``n`` has the n-th sample of every bag that has so many. Bags are sorted by their number of
+samples, most first, so those of a visit are a prefix. A value replaces the best one only if it is
+greater: the first of equal samples wins, and NaN never does.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Callable
+
+import torch
+from torch import Tensor
+
+from .. import gather
+from .rois import LOWEST
+
+
+def prefixes(counts: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the ordinal of each visit, from 0, and how many bags have it; ``counts`` descend.
+
+    >>> list(prefixes([3, 1, 0]))
+    [(0, 2), (1, 1), (2, 1)]
+    """
+    length = len(counts)
+    for ordinal in range(counts[0] if counts else 0):
+        while counts[length - 1] <= ordinal:
+            length -= 1
+        yield ordinal, length
+
+
+def keep_greatest(best: Tensor, values: Iterable[Tensor], nan: float = LOWEST) -> Tensor:
+    """Replace elements of ``best`` (B, C) by greater ones, and return which visit each is from.
+
+    Args:
+        best: the initial values, changed in place.
+        values: of each visit, for a prefix of the bags; changed too. ``nan`` replaces NaN, which
+            torch.maximum would let win.
+
+    Returns:
+        (B, C) int32: numbers of visits from 1; 0 where no value was greater.
+    """
+    winner = torch.zeros_like(best, dtype=torch.int32)
+    for number, value in enumerate(values, 1):
+        value.nan_to_num_(nan=nan, posinf=float('inf'), neginf=float('-inf'))
+        prefix = slice(0, len(value))
+        wins = (value > best[prefix]).to(torch.int32).mul_(number)
+        torch.maximum(best[prefix], value, out=best[prefix])
+        torch.maximum(winner[prefix], wins, out=winner[prefix])
+    return winner
+
+
+def scatter_to_winners(grad: Tensor, winner: Tensor, taps: Iterable[tuple[Tensor, Tensor]],
+                       scatter: Callable[[Tensor, Tensor, Tensor], None], first: int = 1) -> None:
+    """Scatter the gradient of maxima, visit by visit, each to the channels that it has won.
+
+    One sort per visit instead of one tap per element. Late visits have few bags: several of them
+    are scattered together, up to the size of the first.
+
+    Args:
+        grad, winner: (B, C); ``winner`` has the numbers of visits.
+        taps: rows and weights of each visit, (B', T) for a prefix of the bags.
+        scatter: called with a source (B'', C), rows and weights (B'', T).
+        first: the number of the first visit.
+    """
+    source = torch.empty_like(grad)
+    rows: list[Tensor] = []
+    weights: list[Tensor] = []
+    used = 0
+    for number, (row, weight) in enumerate(taps, first):
+        if used + len(row) > len(source):
+            scatter(source[:used], torch.cat(rows), torch.cat(weights))
+            rows, weights, used = [], [], 0
+        prefix = slice(0, len(row))
+        gather.masked_copy(grad[prefix], winner[prefix], number, source[used:])
+        rows.append(row)
+        weights.append(weight)
+        used += len(row)
+    if used:
+        scatter(source[:used], torch.cat(rows), torch.cat(weights))

@@ -1,1 +1,0 @@
-"""Kill a training run at random moments, resume it, and compare it with the uninterrupted run."""
