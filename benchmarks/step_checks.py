@@ -1,4 +1,4 @@
-"""What it costs to repeat a step, as a ratio measured side by side in one process.
+"""Measure the cost of repeating a step as a ratio, alternately in one process.
 
     python benchmarks/step_checks.py DATA_ROOT [--pairs N] [--out FILE]
 
@@ -27,7 +27,7 @@ INTERVAL = 1000
 
 
 def measure(name: str, data_root: str, folder: str, pairs: int) -> dict[str, Any]:
-    """Processor seconds of steps, and how many passes a check made."""
+    """Return processor seconds of steps, and the number of passes of a check."""
     from mmrepro.demo.shipped_configs import demo_config
     runner = paused_runner(demo_config(name, data_root), f'{folder}/{name}', True)
     source = batches(runner)

@@ -1,4 +1,4 @@
-"""What virtual ranks cost, against trainings that do the same work without them.
+"""Measure the cost of virtual ranks against trainings that do the same work without them.
 
     python benchmarks/virtual_ranks.py DATA_ROOT [--out FILE] [--models NAME ...]
                                        [--ranks V ...] [--large]
@@ -71,7 +71,7 @@ class Clock(Hook):
 
 
 def settings(model: str, data_root: str, iterations: int, larger: int = 1) -> Any:
-    """The demo config of a model, with real widths and one small image a batch."""
+    """Return the demo config of a model, with real widths and one small image per batch."""
     from mmrepro.demo.shipped_configs import demo_config
     cfg = demo_config(model, data_root)
     cfg.train_cfg = dict(by_epoch=False, max_iters=iterations, val_interval=10 ** 6)
@@ -84,7 +84,7 @@ def settings(model: str, data_root: str, iterations: int, larger: int = 1) -> An
     cfg.log_level = 'ERROR'
     if model == 'yolox_s':
         cfg.sync_bn = 'torch'
-        # it draws the size of the images by the iteration, of which contestants have other numbers
+        # draws the size of images by iteration, and the contestants differ in their number
         cfg.model.data_preprocessor.batch_augments = None
     _enlarge([cfg.train_dataloader.dataset, cfg.model.data_preprocessor], larger)
     return cfg
@@ -99,13 +99,13 @@ def _enlarge(node: Any, factor: int) -> None:
 
 
 def resident(field: str) -> int:
-    """VmRSS or VmHWM of this process in bytes (Linux)."""
+    """Return VmRSS or VmHWM of this process in bytes (Linux)."""
     text = Path('/proc/self/status').read_text()
     return int(re.search(rf'{field}:\s+(\d+) kB', text).group(1)) * 1024
 
 
 def train(cfg: Any, every: int, process: int, processes: int, port: int) -> dict[str, Any]:
-    """In a process of its own: seconds of each step, and the peak of memory over the start."""
+    """Train in this process; return seconds of each step and the peak of memory over the start."""
     from mmengine.runner import Runner
 
     from mmrepro.runs.startup import on_ranks
@@ -130,7 +130,7 @@ def train(cfg: Any, every: int, process: int, processes: int, port: int) -> dict
 
 
 def run(cfg: Any, every: int, processes: int = 1) -> dict[str, Any]:
-    """Sums over the processes; ``steps``: a list of seconds."""
+    """Return sums over the processes; ``steps`` is a list of seconds."""
     port = free_port()
     children = [Child(train, cfg, every, process, processes, port) for process in range(processes)]
     results = [child.result(LIMIT) for child in children]
@@ -139,7 +139,7 @@ def run(cfg: Any, every: int, processes: int = 1) -> dict[str, Any]:
 
 
 def contest(contestants: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """``contestants``: name -> function that runs one; in turn. Medians, and peaks of memory."""
+    """Run the functions of ``contestants`` alternately; return medians and peaks of memory."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
     for number in range(rounds):
         for name in sorted(contestants, reverse=number % 2 == 1):

@@ -86,7 +86,7 @@ def run_all(jobs: Mapping[str, tuple], at_once: int = 2) -> dict[str, Any]:
 
 
 def printed_result(process: subprocess.Popen, limit: float = LIMIT) -> Any:
-    """The result of a fresh process, whose outputs are pipes: JSON in its last line.
+    """Return the result of a fresh process, whose outputs are pipes: JSON in its last line.
 
     Raises:
         ChildFailed: the process ended with an error.

@@ -31,7 +31,7 @@ class _Parser(Exception):
 
 
 def parser_of(verb: str) -> argparse.ArgumentParser:
-    """The parser of a verb, as it is on a machine without a GPU."""
+    """Return the parser of a verb, as on a machine without a GPU."""
     def stop(self: argparse.ArgumentParser, *args: Any) -> None:
         raise _Parser(self)
 
@@ -45,7 +45,7 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
 
 
 def _value(action: argparse.Action) -> str:
-    """What follows an option: ``N``, ``[STEP]``, ``A B ...``."""
+    """Return the placeholder of an option's value: ``N``, ``[STEP]``, ``A B ...``."""
     if action.nargs == 0:
         return ''
     name = action.metavar or '|'.join(map(str, action.choices or ())) or action.dest.upper()
@@ -72,7 +72,7 @@ def _text(parser: argparse.ArgumentParser, text: str | None) -> str:
 
 
 def verbs(docs: str = '') -> str:
-    """The table of commands; ``docs``: path of the docs from the page that shows it."""
+    """Return the table of commands; ``docs`` is the path of the docs from the page."""
     rows = ['| command | does |', '|---|---|']
     for verb, summary in VERBS.items():
         given, page = GUIDES.get(verb, ('', f'reference/command-line.md#mmrepro-{verb}'))
@@ -82,7 +82,7 @@ def verbs(docs: str = '') -> str:
 
 
 def lines() -> str:
-    """The exit codes, and a section per verb."""
+    """Return the exit codes and a section per verb."""
     found = ['| exit code | meaning |', '|--:|---|',
              *(f'| {code} | {text} |' for code, text in MEANINGS.items()), '']
     for verb in VERBS:

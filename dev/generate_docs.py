@@ -79,7 +79,7 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
 
 
 def replaced(text: str, maker: str, made: str) -> str:
-    """``text``, a page, with ``made`` between the comments that name its maker.
+    """Return the page ``text`` with ``made`` between the comments that name its maker.
 
     Raises:
         ValueError: the comments are not there.
@@ -93,7 +93,7 @@ def replaced(text: str, maker: str, made: str) -> str:
 
 
 def stale(write: bool) -> list[str]:
-    """Pages that do not show what they should; with ``write`` they do afterwards."""
+    """Return the pages that are out of date; with ``write``, update them."""
     found = []
     for name, maker, make in PARTS:
         path = DOCS / name

@@ -55,7 +55,7 @@ LOADING = ((0, False), (2, False), (2, True), (4, False), (4, True))
 
 
 def _switch_late(cfg: Any) -> None:
-    """The augmentations close in the second half of the run, in the middle of the matrix."""
+    """Let the augmentations end in the second half of the run, in the middle of the matrix."""
     for hook in cfg.custom_hooks:
         if hook['type'] == 'YOLOXModeSwitchHook':
             hook['num_last_epochs'] = 2
@@ -80,7 +80,7 @@ CONFIGS = {
 
 
 def settings(name: str, ranks: int, data_root: str) -> Any:
-    """The config of a row: twelve iterations, whatever the number of ranks."""
+    """Return the config of a row: twelve iterations for any number of ranks."""
     model, changes, images, batches = CONFIGS[name]
     cfg = small(model, data_root)
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False,
@@ -136,7 +136,7 @@ def _recorder(lines: list[dict[str, Any]], until: int) -> Any:
 
 
 def _rank(rank: int, ranks: int, port: int, cfg: Any, until: int) -> list[dict[str, Any]]:
-    """Train as one process of a run; returns its record."""
+    """Train as one process of a run; return its record."""
     from mmengine.runner import Runner
     lines: list[dict[str, Any]] = []
     silence_output()
@@ -152,7 +152,7 @@ def _rank(rank: int, ranks: int, port: int, cfg: Any, until: int) -> list[dict[s
 
 def run(cfg: Any, ranks: int, work_dir: Path, loading: tuple, resume: str = '',
         until: int = ITERATIONS) -> dict[str, Any]:
-    """Train in children; returns the records of all ranks and the logged lines.
+    """Train in children; return the records of all ranks and the logged lines.
 
     Raises:
         RuntimeError: with the text of the error of the first rank that failed.
@@ -180,7 +180,7 @@ def run(cfg: Any, ranks: int, work_dir: Path, loading: tuple, resume: str = '',
 
 def first_difference(expected: dict[str, Any], found: dict[str, Any], point: int,
                      until: int = ITERATIONS) -> str:
-    """'' when ``found`` is what ``expected`` has from iteration ``point`` to before ``until``."""
+    """Return where iterations ``point`` to ``until`` of two runs first differ; '' if equal."""
     for rank, (before, after) in enumerate(zip(expected['ranks'], found['ranks'])):
         # the validation that follows the last iteration is there when it ended the run
         before = [line for line in before if point <= line['iteration'] < until
@@ -198,7 +198,7 @@ def first_difference(expected: dict[str, Any], found: dict[str, Any], point: int
 
 def rows(configs: list[str], numbers: list[int], all_loading: bool = False
          ) -> list[dict[str, Any]]:
-    """What is to be run: config, ranks, point, workers, persistent."""
+    """Return the rows: config, ranks, point, workers, persistent."""
     table = [dict(config=name, ranks=ranks, point=point, workers=workers, persistent=persistent)
              for ranks in numbers for name in configs for point in range(1, ITERATIONS)
              for workers, persistent in LOADING]
@@ -218,7 +218,7 @@ def fill(table: list[dict[str, Any]], data_root: str, folder: Path, done: Any,
     """
     import mmdet.datasets
     import mmdet.models  # noqa: F401  once, before the processes are forked
-    gc.freeze()  # what is imported is never garbage: every process would look it through
+    gc.freeze()  # modules are never garbage, and every process would traverse them
     groups = list(dict.fromkeys((row['config'], row['ranks']) for row in table))
     for name, ranks in groups:
         cfg, where = settings(name, ranks, data_root), folder / f'{name}-{ranks}'

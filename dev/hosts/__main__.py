@@ -1,4 +1,4 @@
-"""Which hosts give the same batches; the table goes to ``docs/results/hosts_cpu.json``.
+"""Compare the batches of several hosts; the table goes to ``docs/results/hosts_cpu.json``.
 
     python -m dev.hosts                                    hosts that variables emulate
     python -m dev.hosts --python 'COMMAND' --as NAME       one more: any command that runs Python on
@@ -27,7 +27,7 @@ TRAIN_IMAGES, VAL_IMAGES = 12, 2
 
 
 def write_data(root: str) -> str:
-    """The demonstration dataset, every other photograph as JPEG; returns a digest of it."""
+    """Write the demonstration dataset, every other photograph as JPEG; return its digest."""
     import cv2
 
     from mmrepro.demo.dataset import data_digest, write_dataset
@@ -40,7 +40,7 @@ def write_data(root: str) -> str:
 
 def start(root: str, variables: Mapping[str, str], python: Sequence[str] = (sys.executable, )
           ) -> subprocess.Popen:
-    """A process that computes the batches on a host."""
+    """Start a process that computes the batches on a host."""
     from .emulated import hosts
     own = {name for host in hosts().values() for name in host.variables}
     env = {name: value for name, value in os.environ.items() if name not in own}
@@ -52,7 +52,7 @@ def start(root: str, variables: Mapping[str, str], python: Sequence[str] = (sys.
 
 
 def differing(found: Mapping[str, list[str]], expected: Mapping[str, list[str]]) -> list[str]:
-    """Pipelines that both have, with other batches."""
+    """Return the pipelines that both have and whose batches differ."""
     return [name for name in expected if name in found and found[name] != expected[name]]
 
 
@@ -64,7 +64,7 @@ def row(name: str, one: Mapping[str, Any], expected: Mapping[str, list[str]], pr
 
 
 def table(content: Mapping[str, Any]) -> str:
-    """A line per host as Markdown."""
+    """Return a Markdown table with a line per host."""
     lines = ['| host | promised | different batches |', '|---|---|---|']
     for one in content['hosts']:
         differs, count = one['differs'], one['pipelines']
