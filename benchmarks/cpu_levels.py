@@ -1,4 +1,4 @@
-"""Measure the cost of `randomness.cpu`: steps with and without its variables, alternately.
+"""Measure the cost of `randomness.numerics.cpu`: steps with and without its variables, alternately.
 
     python benchmarks/cpu_levels.py DATA_ROOT [--steps N] [--out FILE]
 

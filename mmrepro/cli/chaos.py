@@ -10,6 +10,7 @@ from typing import Any
 
 from mmengine.config import Config
 
+from ..config import randomness_of
 from ..exit_codes import DIFFERENT, DONE
 from ..runs.startup import restart_for
 from ..verify.kills.campaign import Campaign, CampaignSettings, summary
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _ranks(config: Config, args: argparse.Namespace, parser: Parser) -> tuple[int, list[int]]:
     """The number of ranks, and where they are virtual, the numbers of processes."""
-    virtual = args.virtual_ranks or config.randomness.get('virtual_ranks')
+    virtual = args.virtual_ranks or randomness_of(config).virtual_ranks.ranks
     if args.processes is None:
         if virtual is None:
             return args.ranks, []
@@ -88,8 +89,9 @@ def _ranks(config: Config, args: argparse.Namespace, parser: Parser) -> tuple[in
         parser.error(f'--ranks {args.ranks}: a process for each rank, and these are virtual; give '
                      '--virtual-ranks and --processes')
     numbers = parser.processes(args.processes, virtual)
-    config.randomness['virtual_ranks'] = virtual or max(numbers)
-    return config.randomness['virtual_ranks'], numbers
+    ranks = virtual or max(numbers)
+    config.randomness['virtual_ranks'] = ranks
+    return ranks, numbers
 
 
 def prepare(config: Config, interval: int) -> None:

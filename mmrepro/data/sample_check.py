@@ -1,10 +1,10 @@
 """Samples that are loaded twice, to see whether a sample depends on its stream alone.
 
 A worker repeats the first sample that it sees of every pipeline, then its samples number 1, 2, 4,
-8, ..., and at least one of so many as ``randomness.check_samples`` says. Between the two loads it
-loads another sample, so that caches and counters show. A collate function of the user's own is
-called twice for a batch with such a sample. What is repeated is compared and dropped: it leaves no
-trace in the batch.
+8, ..., and at least one of so many as ``randomness.self_checks.samples`` says. Between the two
+loads it loads another sample, so that caches and counters show. A collate function of the user's
+own is called twice for a batch with such a sample. What is repeated is compared and dropped: it
+leaves no trace in the batch.
 """
 from __future__ import annotations
 
@@ -194,7 +194,8 @@ class SampleCheck:
             f'{position}{f", worker {info.id}" if info else ""}) {what}: a run with this pipeline '
             'can be neither repeated nor resumed',
             *lines,
-            f"if {name} cannot repeat, say so: randomness.nonrepeatable_datasets=['{name}']"])
+            f'if {name} cannot repeat, say so: '
+            f"randomness.self_checks.nonrepeatable_datasets=['{name}']"])
 
 
 def _difference(first: Any, second: Any) -> str:
@@ -215,7 +216,7 @@ def _loaded(context: BatchContext, handle: Handle) -> Any:
         raise SampleDiffersError(
             f'sample {index} (epoch {epoch}, position {position}) could not be loaded once more, '
             f'to compare the results: {type(error).__name__}: {error}\n  name datasets that '
-            'cannot repeat in randomness.nonrepeatable_datasets') from error
+            'cannot repeat in randomness.self_checks.nonrepeatable_datasets') from error
 
 
 def _mark(path: dataset_tree.Path, datasets: Sequence[Any]) -> int:
@@ -236,10 +237,10 @@ def _class_name(thing: Any) -> str:
 def sample_check(loader: DataLoader, config: RandomnessConfig,
                  explain: Explain | None = None) -> SampleCheck | None:
     """The check of a loader's samples; None where the settings ask for none."""
-    if config.deterministic is not True or config.worker_seed != 'sample' or (
-            not config.check_samples):
+    checks = config.self_checks
+    if config.deterministic is not True or config.worker_seed != 'sample' or not checks.samples:
         return None
-    return SampleCheck(loader.dataset, config.check_samples, config.nonrepeatable_datasets,
+    return SampleCheck(loader.dataset, checks.samples, checks.nonrepeatable_datasets,
                        loader.num_workers, explain)
 
 
@@ -259,14 +260,14 @@ def left_out(config: RandomnessConfig, loaders: Iterable[Any]) -> list[str]:
         RandomnessError: for a name that no dataset has, with the nearest one.
     """
     known = {name: None for loader in loaders for name in _names(loader)}
-    for name in config.nonrepeatable_datasets:
+    for name in config.self_checks.nonrepeatable_datasets:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0)
             hint = f'; did you mean {near[0]!r}?' if near else ''
             raise RandomnessError(
-                f'randomness.nonrepeatable_datasets has the name {name!r}, and no dataset of this '
-                f'run is of that class{hint} Its datasets: {", ".join(known)}')
-    return list(config.nonrepeatable_datasets)
+                f'randomness.self_checks.nonrepeatable_datasets has the name {name!r}, and no '
+                f'dataset of this run is of that class{hint} Its datasets: {", ".join(known)}')
+    return list(config.self_checks.nonrepeatable_datasets)
 
 
 def _names(loader: Any) -> Iterator[str]:

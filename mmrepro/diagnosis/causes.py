@@ -157,8 +157,8 @@ CAUSES: tuple[Cause, ...] = (
     Cause('uninitialised memory', lambda c: c.kind == 'output' and UNINITIALIZED in c.record.labels,
           'The operator reads memory that torch.empty or a similar function allocated and nothing '
           'has written.',
-          'Use torch.zeros, or write all of it first; randomness.fill_uninitialized_memory=True '
-          'makes such reads visible.'),
+          'Use torch.zeros, or write all of it first; '
+          'torch.utils.deterministic.fill_uninitialized_memory = True makes such reads visible.'),
     Cause('generator of its own',
           lambda c: c.kind == 'argument' and any('generator=generator' in text
                                                  for text in c.arguments()),
@@ -167,7 +167,8 @@ CAUSES: tuple[Cause, ...] = (
           lambda c: c.arguments()),
     Cause('other draws before', lambda c: c.kind == 'generator',
           'The operator draws from a generator that other code has advanced in one run only.',
-          'Let that code use a generator of its own, or seed the step (randomness.step_seed=True).',
+          'Let that code use a generator of its own, or let mmrepro seed the step (no '
+          "worker_seed='mmengine').",
           _moved),
     Cause('state lost at resume',
           lambda c: c.from_outside and c.differs('resumed') and not (
@@ -235,7 +236,8 @@ CAUSES: tuple[Cause, ...] = (
     Cause('threads', lambda c: c.kind == 'output' and c.differs('threads'),
           'The result of the operator depends on the number of threads, which changes the order '
           'of additions.',
-          'Set randomness.num_threads, or OMP_NUM_THREADS and MKL_NUM_THREADS, to the same number.',
+          'Set randomness.numerics.num_threads, or OMP_NUM_THREADS and MKL_NUM_THREADS, to the '
+          'same number.',
           lambda c: [text for text in c.attributes() if 'hreads' in text or 'THREADS' in text]),
     Cause('processor',
           lambda c: c.kind == 'output' and [

@@ -67,9 +67,10 @@ def start_fields(config_text: str, randomness: Mapping[str, Any]) -> dict[str, A
     fields: dict[str, Any] = {'scheme': SCHEME}
     for name, value in randomness.items():
         # a row for each stream that has a root of its own, and none where no stream has
-        value = ', '.join(value) if isinstance(value, tuple) else value
         parts = value if isinstance(value, Mapping) else {'': value}
-        fields.update((f'randomness.{name}.{part}'.rstrip('.'), one) for part, one in parts.items())
+        fields.update((f'randomness.{name}.{key}'.rstrip('.'),
+                       ', '.join(part) if isinstance(part, tuple) else part)
+                      for key, part in parts.items())
     fields['config'] = config_text
     fields.update({**operators, **_operator_versions(operators)})
     fields.update((f'version.{name}', value) for name, value in _versions().items())

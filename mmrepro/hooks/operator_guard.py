@@ -1,4 +1,4 @@
-"""Watch some training steps for operators that nobody has vouched for."""
+"""Watch some training steps for operators that are not known to repeat."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,10 +8,9 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from ..errors import UnknownOperatorError
+from ..intervals import is_due
 from ..ops.guard import OperatorGuard
 from ..step_check.train_step import around_next_step
-
-__all__ = ['OperatorGuardHook', ]
 
 
 @HOOKS.register_module()
@@ -51,7 +50,7 @@ class OperatorGuardHook(Hook):
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         self._done += 1
-        if self._guard is not None and not self._done & (self._done - 1):
+        if self._guard is not None and is_due(self._done):
             around_next_step(runner.model, self._guard.watched)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,

@@ -13,10 +13,10 @@ from .recording import RecordingPlan, attach
 
 CHECKPOINT = 'localise.pth'  # of a run that is interrupted and resumed
 # a sample or step that does not repeat is what is looked for: it must not end the run
-SETTINGS = {'randomness.check_samples': 0, 'randomness.check_steps': 0}
-MEMORY = 'randomness.virtual_ranks_memory'
-CHANGED = ('changed in these runs: randomness.check_samples=0, check_steps=0; where an iteration '
-           "is recorded, virtual_ranks_memory='separate'")
+SETTINGS = {'randomness.self_checks.samples': 0, 'randomness.self_checks.steps': 0}
+MEMORY = 'randomness.virtual_ranks.memory'
+CHANGED = ('changed in these runs: randomness.self_checks=False; where an iteration is recorded, '
+           "randomness.virtual_ranks.memory='separate'")
 
 
 class RunSpec(NamedTuple):

@@ -14,7 +14,7 @@ from .compared_runs import RunSpec
 THREADS = 'torch.num_threads'  # a fact of the manifest: the number that operators used
 THREAD_VARIABLES = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
 # these settings count by the number of threads that torch used
-THREAD_SETTINGS = (*THREAD_VARIABLES, 'randomness.num_threads')
+THREAD_SETTINGS = (*THREAD_VARIABLES, 'randomness.numerics.num_threads')
 
 
 def different_by_design(runs: Sequence[RecordedRun]) -> list[str]:

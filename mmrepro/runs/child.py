@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
+from ..config import randomness_of
 from ..errors import SampleDiffersError, StepDiffersError
 from ..exit_codes import DIFFERENT, DONE
 from .config_files import read_config
@@ -45,6 +46,9 @@ def train_here(training: Training) -> None:
     if training.prepare is not None:
         _function(training.prepare)()
     cfg = read_config(training.config)
+    if any(name.startswith('randomness.') for name in training.settings):
+        # a dotted name does not fit into virtual_ranks=8
+        cfg.randomness = randomness_of(cfg).as_dict()
     cfg.merge_from_dict(training.settings)
     cfg.launcher = training.launcher
     cfg.work_dir = training.work_dir or cfg.get('work_dir')

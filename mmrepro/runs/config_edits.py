@@ -8,6 +8,7 @@ from typing import Any
 
 from mmengine.config import Config, ConfigDict
 
+from ..config import randomness_of
 from ..errors import ConfigError
 from . import reduction
 
@@ -30,7 +31,7 @@ def import_mmrepro(cfg: Config) -> bool:
 
 
 def virtual_ranks(cfg: Config) -> int | None:
-    return (cfg.get('randomness') or {}).get('virtual_ranks')
+    return randomness_of(cfg).virtual_ranks.ranks
 
 
 def fix_seed(cfg: Config) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
 
-from ..config import RandomnessConfig
+from ..config import RandomnessConfig, randomness_of
 from ..determinism import missing_at_start
 from ..errors import RandomnessError, SeedsError
 from ..exit_codes import PREEMPTED
@@ -88,9 +88,10 @@ def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
     randomness.pop('seed', None)
     text = Config(settings).pretty_text + repr(sorted(randomness.items()))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    missing = missing_at_start(os.environ, mode=randomness.get('deterministic', False),
-                               num_threads=randomness.get('num_threads'),
-                               cpu=randomness.get('cpu'))
+    effective = randomness_of(cfg)
+    missing = missing_at_start(os.environ, mode=effective.deterministic,
+                               num_threads=effective.numerics.num_threads,
+                               cpu=effective.numerics.cpu)
     return [SeedJob(label, config, tuple(options), digest, seed,
                 os.path.join(work_dir, label, f'seed_{seed}'), tuple(sorted(missing.items())))
             for seed in seeds]

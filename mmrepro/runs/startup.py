@@ -10,16 +10,21 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Callable, NoReturn
 
+from ..errors import RandomnessError
+
 # set in the environment of a process that has started itself again; it does so once
 RESTARTED = 'MMREPRO_RESTARTED'
 
 
 def restart_for(cfg: Any) -> None:
     """:func:`restart_if_incomplete` with the settings of a config."""
-    randomness = cfg.get('randomness') or {}
-    # MMDetection 2.x has `deterministic` at the top
-    mode = randomness.get('deterministic', cfg.get('deterministic', False))
-    restart_if_incomplete(os.environ, mode, randomness.get('num_threads'), randomness.get('cpu'))
+    from ..config import randomness_of
+    try:
+        randomness = randomness_of(cfg)
+    except RandomnessError:  # the runner will refuse it
+        return
+    restart_if_incomplete(os.environ, randomness.deterministic, randomness.numerics.num_threads,
+                          randomness.numerics.cpu)
 
 
 def restart_if_incomplete(env: Mapping[str, str], mode: Any = True,
@@ -88,8 +93,8 @@ def on_ranks(cfg: Any, main: Callable[[], Any]) -> Any:
     That is once, unless the config has ``randomness.virtual_ranks``; see
     :func:`mmrepro.on_virtual_ranks`.
     """
-    randomness = cfg.get('randomness')
-    ranks = randomness.get('virtual_ranks') if isinstance(randomness, Mapping) else None
+    from ..config import randomness_of
+    ranks = randomness_of(cfg).virtual_ranks.ranks
     if ranks is None:
         return main()
     from ..distributed.virtual.entry import on_virtual_ranks

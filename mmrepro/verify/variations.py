@@ -9,6 +9,7 @@ from typing import Callable, NamedTuple
 import torch
 from mmengine.config import Config
 
+from ..config import randomness_of
 from ..fingerprint.divergence import ComparedField, Divergence, first_divergence
 from ..fingerprint.reader import RankLog, read_ranks
 from ..fingerprint.schema import FOLDER
@@ -162,8 +163,8 @@ def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> dict[str, st
         skipped['resume'] = f'with worker_seed={streams!r} no run resumes within an epoch'
     if 'workers' in names and iterations < 2:
         skipped['workers'] = 'it takes two iterations for a second worker to load a batch'
-    if 'cpu' in names and (cfg.get('randomness') or {}).get('cpu'):
-        skipped['cpu'] = 'randomness.cpu pins the instruction sets'
+    if 'cpu' in names and randomness_of(cfg).numerics.cpu:
+        skipped['cpu'] = 'randomness.numerics.cpu pins the instruction sets'
     elif 'cpu' in names and not surroundings.instruction_sets():
         skipped['cpu'] = 'instruction sets can be switched off on x86-64 only'
     (count, devices), table = _devices(), variations_of(cfg)

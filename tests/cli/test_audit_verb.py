@@ -11,7 +11,7 @@ from mmrepro.cli.audit import main
 
 CLEAN = """
 custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)
-randomness = dict(seed=1, deterministic=True, num_threads=1)
+randomness = dict(seed=1, deterministic=True, numerics=dict(num_threads=1))
 """
 
 
@@ -98,7 +98,7 @@ from mmdet.datasets.transforms import CachedMosaic
 
 {base}
 custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)
-randomness = dict(seed=1, deterministic=True, num_threads=1)
+randomness = dict(seed=1, deterministic=True, numerics=dict(num_threads=1))
 train_dataloader = dict(num_workers=2, sampler=dict(type=DefaultSampler),
                         dataset=dict(pipeline=[dict(type=CachedMosaic, img_scale=(2, 2))]))
 """

@@ -300,7 +300,7 @@ def test_one_stream_varies_at_a_time_and_all_together(config, started, tmp_path,
 @pytest.mark.parametrize('arguments, message', [
     (['--vary', 'smaple'], "--vary smaple: .*unknown stream 'smaple'.*did you mean 'sample'"),
     (['--vary', 'init,init'], 'init is listed twice'),
-    (['--vary', 'step', '--cfg-options', 'randomness.step_seed=False'], 'step=0 has no effect'),
+    (['--vary', 'sample', '--cfg-options', 'randomness.worker_seed=worker'], 'sample=0 has no'),
     (['--vary', 'init', '--cfg-options', 'randomness.streams.init=1'], 'fixes randomness.streams'),
     (['--vary', 'init', '--seeds', '0,1'], 'at least 3 seeds, and --seeds 0,1 has 2'),
     (['--same-within', '.1'], 'needs --compare'),

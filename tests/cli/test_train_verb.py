@@ -58,7 +58,7 @@ def test_train_takes_every_argument_of_mmdetections_script(config, built, tmp_pa
     train.main([
         config, '--work-dir', str(tmp_path / 'w'), '--amp', '--auto-scale-lr', '--resume', 'a.pth',
         '--launcher', 'none', '--local_rank', '0', '--cfg-options',
-        'optim_wrapper.optimizer.lr=0.5', 'randomness.num_threads=2'
+        'optim_wrapper.optimizer.lr=0.5', 'randomness.numerics.num_threads=2'
     ])
     cfg = built[0].cfg
     assert built[0].done == ['train']
@@ -68,7 +68,7 @@ def test_train_takes_every_argument_of_mmdetections_script(config, built, tmp_pa
     assert cfg.auto_scale_lr.enable is True
     assert (cfg.resume, cfg.load_from) == (True, 'a.pth')
     assert cfg.optim_wrapper.optimizer.lr == 0.5
-    assert cfg.randomness == dict(seed=1, num_threads=2)
+    assert cfg.randomness == dict(seed=1, numerics=dict(num_threads=2))
 
 
 def test_arguments_are_those_of_the_installed_mmdetection(capsys):
@@ -177,9 +177,9 @@ def test_out_must_be_a_pickle_file(config, built, capsys):
 @pytest.mark.parametrize('lines, mode, num_threads, cpu', [
     ('', False, None, None),
     ('randomness.update(deterministic=True)', True, None, None),
-    ('randomness.update(deterministic="warn", num_threads=2)', 'warn', 2, None),
+    ('randomness.update(deterministic="warn", numerics=dict(num_threads=2))', 'warn', 2, None),
     ('deterministic = True', True, None, None),
-    ('randomness.update(deterministic=True, cpu="avx2")', True, None, 'avx2'),
+    ('randomness.update(deterministic=True, numerics=dict(cpu="avx2"))', True, None, 'avx2'),
 ])
 def test_the_config_decides_what_must_be_set(config, monkeypatch, lines, mode, num_threads, cpu):
     asked = []

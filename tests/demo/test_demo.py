@@ -267,7 +267,7 @@ def test_virtual_ranks_on_one_and_on_two_processes_end_with_the_same_bits(tmp_pa
 def test_mmengines_own_streams_depend_on_the_workers_and_the_verdict_says_so(tmp_path, capfd):
     config = tmp_path / 'stock_streams.py'
     config.write_text(f"_base_ = {shipped_configs.shipped('configs/demo/yolox_s_demo.py')!r}\n"
-                      "randomness = dict(worker_seed='mmengine', step_seed=False)\n")
+                      "randomness = dict(worker_seed='mmengine')\n")
     arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
     # the first batch comes from worker 0, whose seed is that of the main process
     assert demo.main([*arguments, '--config', str(config), '--images', '8', '--epochs', '1']) == 1

@@ -87,7 +87,7 @@ CHANGES = [teacher, averages, averages_of_parameters, clipping, adam, seldom]
 def shared(change, memory='shared'):
     def both(cfg):
         change(cfg)
-        cfg.randomness['virtual_ranks_memory'] = memory
+        cfg.randomness['virtual_ranks'] = dict(memory=memory)
     return both
 
 
@@ -246,7 +246,7 @@ def test_one_copy_if_all_hooks_are_known(cfg, tmp_path):
 
 
 def test_a_second_training_of_a_runner_is_refused(cfg, tmp_path):
-    with pytest.raises(RuntimeError, match="train.. was called before.*virtual_ranks_memory='sepa"):
+    with pytest.raises(RuntimeError, match="train.. was called before.*virtual_ranks.memory='sepa"):
         trained(cfg, tmp_path, lambda runner: runner.train(), averages)
 
 
@@ -282,7 +282,7 @@ def lbfgs(cfg):
 
 
 def of_its_own(cfg):
-    cfg.randomness['virtual_ranks_memory'] = 'separate'
+    cfg.randomness['virtual_ranks'] = dict(memory='separate')
 
 
 @pytest.mark.parametrize('change', [unknown, own_average, own_wrapper, of_its_own])
@@ -295,7 +295,7 @@ def test_a_copy_for_each_rank_otherwise(cfg, change, tmp_path):
     (own_average, 'OwnEMAHook may keep averages in a way of its own'),
     (own_wrapper, 'the optimizer wrapper OwnWrapper'), (lbfgs, 'the optimizer LBFGS')])
 def test_what_cannot_be_shared_is_refused_by_name(cfg, change, text, tmp_path):
-    with pytest.raises(RuntimeError, match=f"virtual_ranks_memory='shared', and {text}.* allowed"):
+    with pytest.raises(RuntimeError, match=f"virtual_ranks.memory='shared', and {text}.* allowed"):
         trained(cfg, tmp_path, addresses, shared(change))
 
 
@@ -359,17 +359,17 @@ class AdvancingHook(Hook):
 def test_what_a_hook_of_ones_own_breaks_ends_the_run(cfg, hook, text, tmp_path):
     def change(cfg):
         cfg.custom_hooks = [dict(type=hook)]
-        cfg.randomness['virtual_ranks_memory'] = 'shared'
+        cfg.randomness['virtual_ranks'] = dict(memory='shared')
         without_self_checks(cfg)  # a repeated step finds the ShrinkingHook before the owner steps
 
-    with pytest.raises(RuntimeError, match=f"{text}.*virtual_ranks_memory='separate'"):
+    with pytest.raises(RuntimeError, match=f"{text}.*virtual_ranks.memory='separate'"):
         trained(cfg, tmp_path, addresses, change)
 
 
 def test_a_rank_that_steps_alone_is_named(cfg, tmp_path):
     def change(cfg):
         cfg.custom_hooks = [dict(type='AdvancingHook')]
-        cfg.randomness['virtual_ranks_memory'] = 'shared'
+        cfg.randomness['virtual_ranks'] = dict(memory='shared')
 
     with pytest.raises(RuntimeError, match='(?s)Deadlock.*virtual rank 1 waits in step 2 of the '
                        'optimizer'):
@@ -392,7 +392,7 @@ def test_ranks_at_different_changes_are_an_error(cfg, tmp_path):
     def change(cfg):
         averages(cfg)
         cfg.custom_hooks.append(dict(type='ConfusedHook'))
-        cfg.randomness['virtual_ranks_memory'] = 'shared'
+        cfg.randomness['virtual_ranks'] = dict(memory='shared')
 
     with pytest.raises(RuntimeError, match='CollectiveMismatch.*the exchange of weights and '
                        'averages, and the update of the averaged weights'):

@@ -45,11 +45,11 @@ def test_a_setting_that_the_config_has_already():
 
 
 def test_the_effective_value_of_randomness_counts():
-    both = specs(settings={'randomness.num_threads': 2})
-    runs = (run_with(2, **{'randomness.num_threads': None}),
-            run_with(2, **{'randomness.num_threads': 2}))
+    both = specs(settings={'randomness.numerics.num_threads': 2})
+    runs = (run_with(2, **{'randomness.numerics.num_threads': None}),
+            run_with(2, **{'randomness.numerics.num_threads': 2}))
     assert settings_without_effect(both, runs) == [
-        'both runs used 2 threads: randomness.num_threads=2 had no effect']
+        'both runs used 2 threads: randomness.numerics.num_threads=2 had no effect']
 
 
 def test_other_variables(monkeypatch):

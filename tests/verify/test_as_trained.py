@@ -16,6 +16,7 @@ from mmrepro.verify.kills import attempt
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
+CHECKS = ('randomness.self_checks.samples', 'randomness.self_checks.steps')
 SHARED = 'the 2 virtual ranks of this process share weights'
 
 
@@ -64,8 +65,8 @@ def check(logs, *runs):
         assert SHARED in text_of(log), text_of(log)
     for run in runs:
         facts = read_manifest(run).facts
-        assert facts['randomness.check_steps'] == facts['randomness.check_samples'] == 1000
-        assert facts['randomness.virtual_ranks_memory'] is None
+        assert [facts[name] for name in CHECKS] == [1000, 1000]
+        assert facts['randomness.virtual_ranks.memory'] is None
 
 
 def test_verify_and_replay(config, logs, capsys):
@@ -87,9 +88,9 @@ def test_localise_says_what_it_changes(config, logs, capsys):
     assert localise.main([config, '--iters', '2']) == 0
     check(logs)
     facts = read_manifest('work_dirs/localise/A/fingerprints').facts
-    assert facts['randomness.check_steps'] == facts['randomness.check_samples'] == 0
-    said, = [line for line in capsys.readouterr().err.splitlines() if 'check_samples=0' in line]
-    assert 'check_steps=0' in said and "virtual_ranks_memory='separate'" in said
+    assert [facts[name] for name in CHECKS] == [0, 0]
+    said, = [line for line in capsys.readouterr().err.splitlines() if 'self_checks=False' in line]
+    assert "virtual_ranks.memory='separate'" in said
 
 
 def test_chaos(config, logs, capfd, monkeypatch):

@@ -283,7 +283,7 @@ def test_real_processes(data_root, tmp_path):
 
 @pytest.mark.parametrize('randomness, skipped', [
     (None, False), (dict(seed=1), False), (dict(worker_seed='worker'), True),
-    (dict(worker_seed='mmengine', step_seed=False), True)])
+    (dict(worker_seed='mmengine'), True)])
 def test_a_run_that_does_not_resume_within_an_epoch_is_not_asked_to(randomness, skipped):
     cfg = Config(dict(val_cfg=dict(), randomness=randomness))
     found = module._skipped(cfg, ['resume', 'workers', 'validation'], 6)
@@ -292,7 +292,7 @@ def test_a_run_that_does_not_resume_within_an_epoch_is_not_asked_to(randomness, 
 
 def test_instruction_sets_that_the_config_pins_do_not_vary(monkeypatch):
     monkeypatch.setattr(module.surroundings, 'instruction_sets', lambda: {'MKL_CBWR': 'AVX2'})
-    pinned = Config(dict(randomness=dict(cpu='avx2')))
+    pinned = Config(dict(randomness=dict(numerics=dict(cpu='avx2'))))
     assert module._skipped(pinned, ['cpu'], 4) == {
-        'cpu': 'randomness.cpu pins the instruction sets'}
+        'cpu': 'randomness.numerics.cpu pins the instruction sets'}
     assert module._skipped(Config(dict(randomness=None)), ['cpu'], 4) == {}

@@ -34,7 +34,7 @@ from .scheduler import Scheduler, current
 
 _logger = logging.getLogger('mmrepro')
 
-SEPARATE = "randomness.virtual_ranks_memory='separate'"
+SEPARATE = "randomness.virtual_ranks.memory='separate'"
 _NOT_BY_ELEMENT = ('LBFGS', )  # their step evaluates the model
 
 
@@ -44,7 +44,7 @@ def share_weights(runner: Any) -> None:
     Every rank calls it, when its weights are loaded and its hooks are ready.
 
     Raises:
-        RandomnessError: ``virtual_ranks_memory='shared'`` although that is not possible, says why;
+        RandomnessError: ``virtual_ranks.memory='shared'`` although that is not possible, says why;
             or the runner has trained before.
     """
     scheduler = current()
@@ -75,7 +75,7 @@ def share_weights(runner: Any) -> None:
 
 def _problem(runner: Any) -> str:
     """Why the ranks cannot share; '' if they can."""
-    memory = runner.repro.virtual_ranks_memory
+    memory = runner.repro.virtual_ranks.memory
     if memory == 'separate':
         return SEPARATE
     wrapper = runner.optim_wrapper
@@ -88,7 +88,7 @@ def _problem(runner: Any) -> str:
         problem = f'the optimizer {type(optimizer).__name__} may step in a way of its own'
     problem = problem or weight_hooks.problem(runner.hooks, vouched=memory == 'shared')
     if problem and memory == 'shared':
-        raise RandomnessError(f"randomness.virtual_ranks_memory='shared', and {problem}; allowed "
+        raise RandomnessError(f"randomness.virtual_ranks.memory='shared', and {problem}; allowed "
                               "are None and 'separate'")
     return problem
 
