@@ -86,7 +86,8 @@ def test_every_cell_of_a_table_fits_a_line(page):
 def test_every_randomness_key_is_documented_with_its_default():
     from mmrepro.config import RandomnessConfig
     text = (DOCS / 'reference' / 'randomness.md').read_text(encoding='utf-8')
-    documented = dict(re.findall(r'^###? ([\w.]+)\n\n(?:\*.*?Default: `([^`]+)`\.\*$)?', text, re.M))
+    documented = dict(re.findall(
+        r'^###? ([\w.]+)\n\n(?:\*.*?Default: `([^`]+)`\.\*$)?', text, re.M))
     defaults = {}
     for key, value in RandomnessConfig().as_dict().items():
         defaults[key] = repr(value)
