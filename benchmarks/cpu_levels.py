@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_levels.py DATA_ROOT [--steps N] [--out FILE]
 
-DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Libraries choose their kernels when
+DATA_ROOT is COCO-format data (`mmrepro demo --data-only`). Libraries choose their kernels when
 a process starts, so every row has a process of its own, and only one of them works at a time.
 Times are of the processor. Prints a Markdown table, writes JSON.
 """

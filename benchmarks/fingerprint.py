@@ -2,7 +2,7 @@
 
     python benchmarks/fingerprint.py DATA_ROOT [--rounds 10] [--size 256 192] [--out FILE]
 
-DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). One process, one model, the same
+DATA_ROOT is COCO-format data (`mmrepro demo --data-only`). One process, one model, the same
 batches: in every round each level trains one iteration, in an order that rotates. Ratios are of CPU
 time, because other programs on the machine stretch wall-clock time. `--out` adds to the file.
 """

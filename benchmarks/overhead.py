@@ -2,7 +2,7 @@
 
     python benchmarks/overhead.py DATA_ROOT [--pairs N] [--out FILE]
 
-DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Prints a Markdown table and writes
+DATA_ROOT is COCO-format data (`mmrepro demo --data-only`). Prints a Markdown table and writes
 JSON. Absolute times are of this machine; the ratios are what to compare.
 
 Leaves out the steps that a run repeats (randomness.self_checks.steps), which

@@ -3,7 +3,7 @@
     pip install --no-deps --target ONEDL onedl-mmengine
     python benchmarks/resume.py DATA_ROOT [--onedl ONEDL] [--out FILE]
 
-DATA_ROOT is a folder with photographs (`mmrepro data DIR` writes some); they are read as JPEG, as
+DATA_ROOT is a folder with photographs (`mmrepro demo --data-only`); they are read as JPEG, as
 those of COCO are. Stock MMEngine, onedl-mmengine (which skips indices where the sampler can) and
 mmrepro, each in processes of its own, one after the other. Prints a Markdown table and writes JSON.
 Timed is `Runner.train()` until the first batch is there; the same from the beginning of a run is
@@ -168,7 +168,7 @@ def write_jpegs(data: str, folder: str) -> None:
     paths = [path for kind in ('png', 'jpg') for path in
              sorted(glob.glob(os.path.join(data, '**', f'*.{kind}'), recursive=True))]
     if not paths:
-        raise FileNotFoundError(f'no *.png or *.jpg in {data}; `mmrepro data {data}` writes some')
+        raise FileNotFoundError(f'no *.png or *.jpg in {data}; see `mmrepro demo --data-only`')
     for number, path in enumerate(paths):
         cv2.imwrite(os.path.join(folder, f'{number:03d}.jpg'), cv2.imread(path))
 

@@ -2,7 +2,7 @@
 
     python benchmarks/sample_check.py DATA_ROOT [--passes N] [--every N] [--out FILE]
 
-DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Two loaders of one config take
+DATA_ROOT is COCO-format data (`mmrepro demo --data-only`). Two loaders of one config take
 turns, a batch each, in one process; one of them repeats a sample of every N. CPU time counts.
 """
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python benchmarks/step_checks.py DATA_ROOT [--pairs N] [--out FILE]
 
-DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Steps that are checked and steps
+DATA_ROOT is COCO-format data (`mmrepro demo --data-only`). Steps that are checked and steps
 that are not alternate in one run; times are of the processor. Prints a Markdown table, writes JSON.
 """
 from __future__ import annotations

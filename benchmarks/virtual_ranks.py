@@ -3,7 +3,7 @@
     python benchmarks/virtual_ranks.py DATA_ROOT [--out FILE] [--models NAME ...]
                                        [--ranks V ...] [--large]
 
-DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Three comparisons, with the
+DATA_ROOT is COCO-format data (`mmrepro demo --data-only`). Three comparisons, with the
 contestants in turn, each in forked processes with one thread:
 
 - V ranks in one process, against one process that accumulates V batches: processor time of an
