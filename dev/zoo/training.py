@@ -5,6 +5,7 @@ images, the numbers of candidates and queries, and as far as the model allows th
 """
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pickle
@@ -28,6 +29,7 @@ VAL_IMAGES = 2  # fewer than there are ranks; all of the split: recall counts th
 TRAIN, VAL = 'train2017', 'val2017'
 PROPOSALS, VIDEOS = 'annotations/proposals_{}.pkl', 'annotations/videos_{}.json'
 STUFF = 'stuff_{}/'
+LANGUAGE = 'language'  # a small BERT, for models that read text
 ZOO_HEIGHT = 800  # of the images that most configs were written for
 SMALLEST = 16  # pixels, for scaled sizes
 STRIDE = 32  # backbones without padding divide by it
@@ -180,7 +182,7 @@ def _coco(split: str, data_root: str, member: Member, pipeline: Any, images: int
         ann_file=os.path.relpath(annotation_file(data_root, split), data_root),
         data_prefix=dict(img=f'{split}/', seg=STUFF.format(split)), pipeline=pipeline,
         indices=images,
-        test_mode=split == VAL)
+        return_classes=member.data == 'text', test_mode=split == VAL)
     if split == TRAIN:
         dataset['filter_cfg'] = dict(filter_empty_gt=True)
     if member.data == 'proposals':
@@ -227,7 +229,9 @@ def _use_videos(cfg: Any, data_root: str) -> None:
 
 
 def write_extras(data_root: str) -> None:
-    """Add proposals, maps of stuff and videos to a demonstration dataset."""
+    """Add proposals, maps of stuff and videos to a demonstration dataset, and a model for text."""
+    if importlib.util.find_spec('transformers'):
+        _write_language(os.path.join(data_root, LANGUAGE))
     for split in (TRAIN, VAL):
         with open(annotation_file(data_root, split), encoding='utf-8') as file:
             report = json.load(file)
@@ -244,6 +248,16 @@ def write_extras(data_root: str) -> None:
         with open(os.path.join(data_root, PROPOSALS.format(split)), 'wb') as out:
             pickle.dump(proposals, out)
         _write_videos(report, os.path.join(data_root, VIDEOS.format(split)))
+
+
+def _write_language(folder: str) -> None:
+    """A BERT of two layers with random weights, which knows the names of the classes."""
+    from transformers import BertConfig, BertModel
+    words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '.', '?', *CLASSES]
+    BertModel(BertConfig(len(words), num_hidden_layers=2, intermediate_size=64)
+              ).save_pretrained(folder)
+    with open(os.path.join(folder, 'vocab.txt'), 'w', encoding='utf-8') as file:
+        file.write('\n'.join(words))
 
 
 def _write_stuff(image: Dict[str, Any], boxes: np.ndarray, folder: str) -> None:
@@ -288,6 +302,10 @@ def training(member: Member, data_root: str, ranks: int, width: str = 'full') ->
     WIDTHS[width](cfg.model)
     _shrink(cfg.model)
     _scale_pipelines(cfg, member.size)
+    for node in nodes(cfg.model):
+        for key, value in node.items():
+            if value == cfg.get('lang_model_name', ()):
+                node[key] = os.path.join(data_root, LANGUAGE)
     if member.data == 'semi':
         return _semi(data_root)
     by_epoch = member.data != 'video'
