@@ -34,7 +34,8 @@ LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('config', ), 'the `randomness` dict'),
     (('ops', 'seeds', 'digests', 'exit_codes', 'text', 'version'),
      'operators, random streams, digests'),
-    (('errors', 'imports', 'intervals', 'nested', 'scoped'),
+    (('reachable', ), 'what an object reaches, and a walk over it'),
+    (('errors', 'generator_kinds', 'imports', 'intervals', 'nested', 'scoped'),
      'exceptions; small helpers, each the one home of its concept'),
 )
 # Rooms of one row that may know each other, in this direction only.

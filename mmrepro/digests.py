@@ -21,22 +21,23 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
-# what they hold is code, or a hash of their text
+from .reachable import attributes, in_slots, items
+
+# objects without content: code, and paths, whose attributes cache hashes
 CODE = (type, BuiltinFunctionType, FunctionType, MethodType, ModuleType, PurePath)
 ARRAY = '__array_interface__'
 SHOWN = 60  # characters of a value in a message
 
 
 def state_digest(state: Any) -> str:
-    """SHA-256 over the bytes of everything in nested dicts, lists and tuples, keys sorted.
+    """Return the SHA-256 of nested values, keys sorted.
 
     Tensors and arrays count with dtype and shape; objects with their class and attributes, never
     with their address; sets with the sorted ``repr`` of their items; other values with their
     ``repr``.
 
-    Files hold such digests, so they stay what they are: a tuple counts as a list, which is what
-    JSON makes of it, and numbers side by side are not told apart ([1, 11] and [11, 1]). What is
-    compared within one version is compared by :func:`exact_digest`.
+    Files hold such digests, so their form is fixed: a tuple counts as a list, which is what JSON
+    makes of it, and [1, 11] has the digest of [11, 1]. Within a version, use :func:`exact_digest`.
     """
     digest = hashlib.sha256()
     _update(digest, lambda text: digest.update(text.encode()), state, (), False)
@@ -44,7 +45,7 @@ def state_digest(state: Any) -> str:
 
 
 def exact_digest(state: Any) -> str:
-    """As :func:`state_digest`, but no two values are alike. Not for files: its form may change.
+    """Return a digest that tells all values apart. Not for files: its form may change.
 
     >>> state_digest([1, 11]) == state_digest((11, 1))
     True
@@ -104,30 +105,20 @@ def _update(digest: Any, write: Callable[[str], None], value: Any, above: tuple[
 
 def _has_parts(value: Any) -> bool:
     return not isinstance(value, (*CODE, np.generic)) and (
-        hasattr(value, '__dict__') or bool(_slots(value)) or hasattr(value, ARRAY))
-
-
-def _slots(value: Any) -> tuple[str, ...]:
-    found = (vars(cls).get('__slots__', ()) for cls in type(value).__mro__)
-    names = (name for one in found for name in ((one, ) if isinstance(one, str) else one))
-    return tuple(name for name in names if name not in ('__dict__', '__weakref__')
-                 and hasattr(value, name))
+        hasattr(value, '__dict__') or bool(in_slots(value)) or hasattr(value, ARRAY))
 
 
 def _attributes(value: Any) -> dict[str, Any]:
     if hasattr(value, 'all_items'):
         # the properties of MMEngine's data elements are elsewhere than in their attributes
         return dict(value.all_items())
-    found = {**{name: getattr(value, name) for name in _slots(value)},
-             **getattr(value, '__dict__', {})}
-    if hasattr(value, ARRAY):  # what holds an image of Pillow is no attribute
-        found[ARRAY] = np.asarray(value)
-    return found
+    array = {ARRAY: np.asarray(value)} if hasattr(value, ARRAY) else {}  # an image of Pillow
+    return {**attributes(value), **array}
 
 
 def first_difference(one: Any, other: Any, path: str = '',
                      depth: int = 20) -> tuple[str, str, str] | None:
-    """Where two nested values first differ, and what is there in each; None if they are equal.
+    """Return where two nested values first differ, and both values there; None if they are equal.
 
     >>> first_difference(dict(a=[1, 2]), dict(a=[1, 3]))
     ("['a'][1]", '2', '3')
@@ -144,18 +135,18 @@ def first_difference(one: Any, other: Any, path: str = '',
 
 
 def _named(value: Any) -> dict[str, Any]:
-    """The parts of a value: what to write behind its name -> part."""
-    if isinstance(value, dict):
-        return {f'[{key!r}]': value[key] for key in sorted(value, key=repr)}
+    """Return the parts of a value by what to write behind its name."""
     if isinstance(value, (list, tuple)):
-        return {f'[{number}]': part for number, part in enumerate(value)}
+        return dict(items(value, ''))
+    if isinstance(value, dict):
+        return dict(items({key: value[key] for key in sorted(value, key=repr)}, ''))
     if isinstance(value, (torch.Tensor, np.ndarray)) or not _has_parts(value):
         return {}
-    return {f'.{name}': part for name, part in sorted(_attributes(value).items())}
+    return dict(items(dict(sorted(_attributes(value).items())), '', attributes=True))
 
 
 def _shown(value: Any, other: Any) -> str:
-    """A value in few words: of an array, the first element that differs from ``other``'s."""
+    """Show a value; of an array, the first element that differs from ``other``'s."""
     if not isinstance(value, (torch.Tensor, np.ndarray)):
         text = repr(value)
         return text if len(text) <= SHOWN else f'{text[:SHOWN]}...'

@@ -11,13 +11,13 @@ from typing import Any, Callable
 
 Action = Callable[[ModuleType], None]
 
-_waiting: dict[str, list[Action]] = {}  # module -> what to call after each import of it
+_waiting: dict[str, list[Action]] = {}  # module -> actions after each import of it
 
 
 def after_import(module: str, action: Action) -> None:
     """Call ``action(module)`` now, if the module is imported already, and after its next import.
 
-    An action that waits already is not added again.
+    An action that is waiting is not added again.
     """
     actions = _waiting.setdefault(module, [])
     if action not in actions:
@@ -29,7 +29,7 @@ def after_import(module: str, action: Action) -> None:
 
 
 def forget(module: str, action: Action) -> None:
-    """Undo :func:`after_import`; what the action did stays."""
+    """Cancel :func:`after_import`. What the action did already stays."""
     actions = _waiting.get(module, [])
     if action in actions:
         actions.remove(action)
@@ -40,7 +40,7 @@ def forget(module: str, action: Action) -> None:
 
 
 class _Loader(importlib.abc.Loader):
-    """Runs a module with its own loader, then calls what waits for it."""
+    """Runs a module with its own loader, then calls the actions that wait for it."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -56,7 +56,7 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds a module that is waited for as the other finders do."""
+    """Finds a module with the other finders, and wraps its loader."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname not in _waiting:

@@ -18,7 +18,15 @@ from .checkpoint.resuming import Resume
 from .checkpoint.saving import Save
 from .checkpoint.starts import Starts
 from .config import RandomnessConfig, named_arguments, prepare_cfg
-from .data import adopt_loader, building, training_thread
+from .data import training_thread
+from .data.loader import (
+    StaticOnClass,
+    adopt_loader,
+    build_loader,
+    check_loader_object,
+    one_by_one,
+    shuffled_subset,
+)
 from .distributed import agreement, process_group
 from .distributed.lost_ranks import naming_lost_ranks
 from .distributed.root_seed import broadcast_seed
@@ -217,8 +225,8 @@ class ReproRunnerMixin:
         self._hold()
         if not isinstance(loader, (dict, type(None))) and not self._repro.legacy:
             # the loop takes a loader object as it is
-            building.check_loader_object(loader, stream, self._train_dataloader)
-            building.one_by_one(loader, stream, self._repro)
+            check_loader_object(loader, stream, self._train_dataloader)
+            one_by_one(loader, stream, self._repro)
             self._adopt(loader, stream, loader.worker_init_fn)
         self._stream = stream
         try:
@@ -226,7 +234,7 @@ class ReproRunnerMixin:
         finally:
             self._stream = type(self)._stream
 
-    @building.StaticOnClass
+    @StaticOnClass
     def build_dataloader(self, dataloader: DataLoader | dict, seed: int | None = None,
                          diff_rank_seed: bool = False) -> DataLoader:
         """As MMEngine's, with samplers, samples and workers keyed by the root seed."""
@@ -234,8 +242,8 @@ class ReproRunnerMixin:
             return super().build_dataloader(dataloader, seed, diff_rank_seed)
         if isinstance(dataloader, DataLoader):
             return dataloader
-        dataloader = building.one_by_one(dataloader, self._stream, self._repro)
-        loader = building.build_loader(super().build_dataloader, share_workers(dataloader),
+        dataloader = one_by_one(dataloader, self._stream, self._repro)
+        loader = build_loader(super().build_dataloader, share_workers(dataloader),
                                        self._repro.root, self._stream)
         user_init = loader.worker_init_fn if 'worker_init_fn' in dataloader else None
         self._adopt(loader, self._stream, user_init)
@@ -246,7 +254,7 @@ class ReproRunnerMixin:
                      patches.apply, explain)
         if stream == 'sample':
             self.saving.loaders.add(loader)
-        warning = building.shuffled_subset(loader.dataset)
+        warning = shuffled_subset(loader.dataset)
         if warning:
             self.logger.warning(warning)
 

@@ -19,7 +19,7 @@ def shorten(value: Any, width: int = 60) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time that a reader waits for.
+    """Format a time in seconds, minutes or hours.
 
     >>> duration(50), duration(130), duration(9000)
     ('50 s', '2 min', '2.5 h')
@@ -30,7 +30,7 @@ def duration(seconds: float) -> str:
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """The first ``most`` names, and how many more there are.
+    """Join the first ``most`` names, and say how many more there are.
 
     >>> listed(['a', 'b', 'c'], most=2)
     'a, b and 1 more'
@@ -40,7 +40,7 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 
 def numbered(name: str, owner: Any = None) -> str:
-    """``name`` when ``owner`` asks for it first in this process, then ``name_1`` and so on.
+    """Return ``name`` at the first call for ``owner`` in this process, then ``name_1`` and so on.
 
     >>> numbered('a name'), numbered('a name')
     ('a name', 'a name_1')

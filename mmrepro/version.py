@@ -12,7 +12,7 @@ REQUIRED = {'torch': (2, 0), 'numpy': (1, 24), 'mmengine': (0, 10)}
 
 
 def check_versions(installed: Callable[[str], str] = importlib.metadata.version) -> None:
-    """Raise at the import of the package, not in the middle of a training.
+    """Check the versions of other packages when mmrepro is imported.
 
     Raises:
         ImportError: names the distribution, its version, and what is needed.

@@ -40,7 +40,7 @@ SLOW = {
     'data/test_hosts.py',
     'data/test_loader.py',
     'data/test_passes.py',
-    'data/test_worker_signals.py',
+    'data/test_worker_processes.py',
     'demo/test_classifier.py',
     'demo/test_demo.py',
     'determinism/test_policy.py',

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..data.generators import GENERATORS
+from ..generator_kinds import GENERATORS
 from ..text import shorten
 from .kept_state import of_data_loading, states
 from .patterns import CALLS, LISTINGS, MEASURING, SETTING_CALLS, SETTINGS

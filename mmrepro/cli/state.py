@@ -58,7 +58,7 @@ def text_of(verdict: StateVerdict) -> str:
                           'no attribute explains it: `mmrepro localise` compares operators'])
     lines.append(f'{len(verdict.lost)} attributes are lost when the run resumes:')
     for row in verdict.lost:
-        lines += [f'  {row.place} ({row.cls}).{row.attribute}',
+        lines += [f'  {row.owner} ({row.cls}).{row.attribute}',
                   f'      in the uninterrupted run {row.then}, in the resumed one {row.now}']
     lines += ['keep them in checkpoints, in a module that the config imports:',
               '  from mmrepro.checkpoint import adapters']

@@ -4,69 +4,69 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Union
 
 from .. import seeds
 from ..errors import RandomnessError
 from . import dataset_tree, generators
 from .generators import Generators
-from .positions import plain
+from .samplers import plain
 
-# Samples beside the batch's own, chosen at random, that cached transforms may mix in. A mosaic
-# takes three partners, and stock's condition for a mosaic is five cached results.
+# Samples outside the batch, chosen at random, that cached transforms may mix in. A mosaic takes
+# three partners, and stock's condition for a mosaic is five cached results.
 EXTRA_SAMPLES = 5
 
-_current: BatchContext | None = None
+_loading: ContextVar[BatchContext | None] = ContextVar('loading', default=None)
 
 
 def current_batch() -> BatchContext | None:
-    """The batch that is being loaded in this process, or None."""
-    return _current
+    """Return the batch that is being loaded in this thread, or None."""
+    return _loading.get()
 
 
 @contextmanager
 def loading(batch: BatchContext) -> Iterator[BatchContext]:
-    """Make ``batch`` the current one for the length of a block."""
-    global _current
-    outer, _current = _current, batch
+    """Make ``batch`` the current batch inside the block."""
+    token = _loading.set(batch)
     try:
         yield batch
     finally:
-        _current = outer
+        _loading.reset(token)
 
 
 class _Captured(BaseException):
-    """Ends the loading of a sample at the transform that asked for its state.
+    """Ends the loading of a sample at the transform whose input is wanted.
 
-    Derived from BaseException: transforms that catch Exception must not stop it.
+    A BaseException: transforms that catch Exception must not stop it.
     """
 
 
-# Which sample: EXTRA_SAMPLES + its number in the batch, or the number of an extra sample of the
-# whole dataset, or (path, number) for an extra sample of a subtree
+# EXTRA_SAMPLES + the number of a sample in the batch; or the number of an extra sample of the whole
+# dataset; or (path, number) for an extra sample of a subtree
 Handle = Union[int, tuple[dataset_tree.Path, int]]
 
 
 class BatchSubtree:
-    """The samples of a batch that reach one transform: those of the subtree that holds it.
+    """The samples of a batch that reach a transform: those of the subtree that holds it.
 
-    Attributes:
-        path: to the subtree, see :mod:`mmrepro.data.dataset_tree`.
+    Args:
+        path: of the subtree, see :mod:`mmrepro.data.dataset_tree`.
     """
 
     def __init__(self, batch: BatchContext, path: dataset_tree.Path) -> None:
         self.path, self._batch = path, batch
-        self._members = [EXTRA_SAMPLES + i for i, one in enumerate(batch.paths())
-                         if one[:len(path)] == path]
+        self._members = [EXTRA_SAMPLES + i for i, of_sample in enumerate(batch.paths())
+                         if of_sample[:len(path)] == path]
 
     def handle(self, offset: int) -> Handle:
-        """Extra samples of the subtree come first, then its samples of the batch."""
+        """Return the sample at an offset: extra samples come first, then those of the batch."""
         if offset >= EXTRA_SAMPLES:
             return self._members[offset - EXTRA_SAMPLES]
         return (self.path, offset) if self.path else offset
 
     def current(self) -> int:
-        """The offset that the sample being loaded has here, or would have if it were a member."""
+        """Return the offset of the sample being loaded, or where it would be as a member."""
         current = self._batch.current
         if isinstance(current, tuple) and current[0] == self.path:
             return current[1]
@@ -78,16 +78,19 @@ class BatchSubtree:
 
 
 class BatchContext:
-    """The samples of one batch, each addressable up to any transform of its pipeline.
+    """The samples of a batch, each addressable up to any transform of its pipeline.
 
-    Entries ``0 .. EXTRA_SAMPLES - 1`` are samples chosen at random for this batch. They are loaded
-    only when something asks for them. The samples of the batch follow. Everything is a function of
-    the positions of the batch's samples, so any worker gives the same result. In a concatenated
-    dataset, a transform mixes samples of the subtree that it belongs to, and the extra samples
-    come from that subtree.
+    The first ``EXTRA_SAMPLES`` are chosen at random for this batch, and loaded only on request. The
+    samples of the batch follow. Everything is a function of the positions of the batch's samples,
+    so any worker gives the same result. In a concatenated dataset, a transform mixes samples of the
+    subtree that it belongs to, and the extra samples come from that subtree.
+
+    Args:
+        own: generators that the dataset keeps.
+        whole: the dataset loads whole batches.
     """
 
-    def __init__(self, dataset: Any, root: int, stream: str, batch: Sequence[Any],
+    def __init__(self, dataset: Any, root: seeds.Root, stream: str, batch: Sequence[Any],
                  own: Generators | None = None, whole: bool = False) -> None:
         self.dataset, self._whole = dataset, whole
         self._own = own or {}
@@ -103,27 +106,27 @@ class BatchContext:
         self._states: dict[tuple[int, Handle], Any] = {}
 
     def again(self) -> BatchContext:
-        """The same samples, none of them loaded, to load some of them once more."""
+        """Return the same batch with no sample loaded, to load samples once more."""
         return BatchContext(self.dataset, self._root, self.stream, self._batch, self._own)
 
     def handles(self) -> range:
-        """Of the samples of the batch."""
+        """Return the handles of the batch's samples."""
         return range(EXTRA_SAMPLES, EXTRA_SAMPLES + len(self._entries))
 
     @contextmanager
     def isolated(self) -> Iterator[None]:
-        """Leave the generators as they were, the global ones and those of the dataset."""
+        """Leave the global generators and those of the dataset as they were."""
         with seeds.isolate_rng(accelerators=False), generators.isolated(self._own):
             yield
 
     def paths(self) -> list[dataset_tree.Path]:
-        """The path through the dataset tree of each sample of the batch."""
+        """Return the path of each sample through the dataset tree."""
         if self._paths is None:
             self._paths = [dataset_tree.path_of(self.dataset, index) for index, _ in self._entries]
         return self._paths
 
     def subtree(self, transform: object) -> BatchSubtree:
-        """The samples that reach ``transform``.
+        """Return the samples that reach ``transform``.
 
         Raises:
             RandomnessError: when the dataset loads the batch as a whole.
@@ -139,7 +142,7 @@ class BatchContext:
         return self._subtrees[id(transform)]
 
     def entry(self, handle: Handle) -> tuple[Any, tuple]:
-        """Index and stream key of a sample."""
+        """Return index and stream key of a sample."""
         if isinstance(handle, int) and handle >= EXTRA_SAMPLES:
             return self._entries[handle - EXTRA_SAMPLES]
         path, number = handle if isinstance(handle, tuple) else ((), handle)
@@ -152,33 +155,28 @@ class BatchContext:
         return self._extra[path][number]
 
     def branch(self, handle: Handle) -> list[Any]:
-        """The datasets that a sample is asked from, the outermost first."""
+        """Return the datasets that are asked for a sample, the outermost first."""
         return dataset_tree.branch(self._top(handle), self.entry(handle)[0])
 
     def _top(self, handle: Handle) -> Any:
         return self._datasets[handle[0]] if isinstance(handle, tuple) else self.dataset
 
     def load(self, handle: Handle) -> Any:
-        """A sample, from the start of its own stream."""
+        """Load a sample from the start of its stream."""
         index, key = self.entry(handle)
         dataset = self._top(handle)
         self.current = handle
-        seeds.seed_all(self._root, self.stream, *key)
-        generators.reseed(self._own, self._root, self.stream, *key)
+        generators.begin_stream(self._own, self._root, self.stream, *key)
         return dataset[index]
 
-    def load_all(self) -> list[Any]:
-        """All samples of the batch."""
-        return [self.load(handle) for handle in self.handles()]
-
     def reached(self, transform: object, results: Any) -> None:
-        """Called by a transform with the state of the current sample; the first call counts."""
+        """Note what a transform is given for the current sample; the first call counts."""
         self._states.setdefault((id(transform), self.current), results)
         if self._wanted is transform:
             raise _Captured
 
     def state(self, transform: object, handle: Handle) -> Any:
-        """What ``transform`` was given, or would be, for a sample.
+        """Return what ``transform`` is given for a sample.
 
         Raises:
             RuntimeError: when that sample's pipeline does not reach the transform.

@@ -1,11 +1,10 @@
-"""Continue in the middle of the data: samplers move to a position, no sample is loaded."""
+"""Continue in the middle of the data: samplers jump to a position, no sample is loaded."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from mmengine.dist import get_world_size
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
-from torch.utils.data import DataLoader
 
 from .loader import placement_of
 from .sampling_orders import is_endless
@@ -17,13 +16,13 @@ class DataCursor(NamedTuple):
     batches: int
 
 
-def where(loader: DataLoader, iteration: int,
+def where(loader: Any, iteration: int,
           saved: tuple[int, int] | None = None) -> DataCursor:
-    """Where ``iteration`` begins, in an iteration-based loop.
+    """Return the cursor at the start of ``iteration``, in an iteration-based loop.
 
     Args:
-        saved: cursor in the checkpoint. Some batch samplers do not make as many batches as their
-            ``len()`` says, or not always the same number.
+        saved: cursor in the checkpoint. Some batch samplers make another number of batches than
+            their ``len()`` says, or not always the same number.
     """
     saved = saved and DataCursor(*saved)
     if saved is not None and get_world_size() == 1:  # ranks may be in different passes
@@ -36,10 +35,10 @@ def where(loader: DataLoader, iteration: int,
     return DataCursor(*divmod(iteration, len(loader)))
 
 
-def seek(loader: DataLoader, epoch: int, skip: int) -> None:
-    """Make the next pass ``epoch``, without its first ``skip`` batches."""
+def seek(loader: Any, epoch: int, skip: int) -> None:
+    """Let the next pass be ``epoch``, without its first ``skip`` batches."""
     loader.batch_sampler.sampler.set_epoch(epoch)
-    placement = placement_of(loader)
+    placement: Any = placement_of(loader)
     placement.skip = placement.resumed = skip
 
 
@@ -57,7 +56,7 @@ def continue_epochs(loop: EpochBasedTrainLoop) -> None:
 class CountedIterator:
     """The iterator of an iteration-based loop, with its ``cursor``.
 
-    In a resumed run it already stands at the batch to which MMEngine would advance it.
+    In a resumed run, it begins at the batch to which MMEngine would advance it.
     """
 
     def __init__(self, iterator: Any, iteration: int, cursor: DataCursor) -> None:
@@ -78,13 +77,13 @@ class CountedIterator:
         return data
 
     def skip_iter(self, iterations: int) -> None:
-        """What onedl-mmengine calls to advance."""
+        """Advance without loading; onedl-mmengine calls it."""
         self._pending = 0
 
 
 def continue_iterations(loop: IterBasedTrainLoop, iteration: int,
                         saved: tuple[int, int] | None) -> None:
-    """Let MMEngine's "Advance dataloader N steps" count instead of loading batches."""
+    """Make MMEngine's fast-forward of the data ("Advance dataloader") skip without loading."""
     cursor = where(loop.dataloader, iteration, saved) if iteration else DataCursor(0, 0)
     loop.dataloader_iterator._epoch = cursor.epoch
     loop.dataloader_iterator = CountedIterator(loop.dataloader_iterator, iteration, cursor)

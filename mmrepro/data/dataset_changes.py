@@ -1,26 +1,33 @@
-"""Notice that the dataset of the main process has changed since workers got their copy of it.
+"""Detect that the dataset of the main process has changed since workers got their copy of it.
 
-Workers load from the dataset as it was when they started. The main process itself would load from
-the dataset as it is, so a change has to end the workers, or the number of workers would matter.
+Workers load from the dataset as it was when they started; the main process would load from the
+dataset as it is. So a change has to end the workers, or the number of workers would matter.
 """
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
 
-from .generators import GENERATORS
+from ..generator_kinds import GENERATORS
+from ..reachable import (
+    CONTAINERS,
+    MAX_ITEMS,
+    Named,
+    Walk,
+    attributes,
+    belongs_to_user,
+    items,
+    slot_names,
+)
 
-MAX_OBJECTS = 2000  # looked at; the nearest ones first
-MAX_ITEMS = 64  # of a list or dict: longer ones are annotations
+MAX_OBJECTS = 2000  # visited; the nearest ones first
 MAX_ELEMENTS = 1024  # of an array or tensor: larger ones are annotations
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
-_CONTAINERS = (dict, list, tuple, deque)
 _OPAQUE = (type, torch.nn.Module, *GENERATORS)  # their content is not that of a dataset
 
 
@@ -39,7 +46,7 @@ def _is_small_array(thing: Any) -> bool:
 
 
 class _Part(NamedTuple):
-    """Something that can be changed in place: how to read it, and what was read."""
+    """An object that can be changed in place: how to read it, and what was read."""
     path: str
     read: Callable[[Any], Any]
     thing: Any
@@ -51,15 +58,11 @@ class _Part(NamedTuple):
         except (TypeError, ValueError, RuntimeError):  # arrays have no single truth
             return False
 
-    def items(self) -> Iterable[tuple[str, Any]]:
-        """(path, value) of what it held."""
-        if isinstance(self.before, dict):
-            own = self.read is vars
-            return [(f'{self.path}.{key}' if own else f'{self.path}[{key!r}]', value)
-                    for key, value in self.before.items()]
-        if isinstance(self.before, (list, tuple, deque)):
-            return [(f'{self.path}[{i}]', value) for i, value in enumerate(self.before)]
-        return ()
+    def items(self) -> list[Named]:
+        """Return path and value of what the object held."""
+        if not isinstance(self.before, CONTAINERS):
+            return []
+        return items(self.before, self.path, self.read in (vars, attributes))
 
 
 def _as_is(thing: Any) -> Any:
@@ -67,41 +70,36 @@ def _as_is(thing: Any) -> Any:
 
 
 def _part(path: str, thing: Any) -> _Part | None:
-    if isinstance(thing, _CONTAINERS):
+    if isinstance(thing, CONTAINERS):
         if len(thing) > MAX_ITEMS:
             return _Part(path, len, thing, len(thing))
         return _Part(path, _as_is, thing, copy.copy(thing))
     if isinstance(thing, (np.ndarray, torch.Tensor)):
         return _Part(path, _bytes, thing, _bytes(thing)) if _is_small_array(thing) else None
-    if isinstance(thing, _OPAQUE) or not hasattr(thing, '__dict__'):
+    if isinstance(thing, _OPAQUE):
         return None
-    return _Part(path, vars, thing, dict(vars(thing)))
+    if slot_names(type(thing)) and belongs_to_user(type(thing).__module__):
+        return _Part(path, attributes, thing, attributes(thing))
+    return _Part(path, vars, thing, dict(vars(thing))) if hasattr(thing, '__dict__') else None
 
 
 class DatasetSnapshot:
-    """What a dataset and everything that it holds looked like."""
+    """The content of a dataset and of everything that it holds, as it was."""
 
     def __init__(self, dataset: Any) -> None:
         self._parts: list[_Part] = list(self._visit(dataset))
 
     @staticmethod
     def _visit(dataset: Any) -> Iterator[_Part]:
-        seen = {id(dataset)}  # parts keep what they were made of, so ids stay theirs
-        queue = deque([('dataset', dataset)])
-        for _ in range(MAX_OBJECTS):
-            if not queue:
-                return
-            part = _part(*queue.popleft())
-            if part is None:
-                continue
-            yield part
-            for path, value in part.items():
-                if not isinstance(value, _PLAIN) and id(value) not in seen:
-                    seen.add(id(value))
-                    queue.append((path, value))
+        walk = Walk([('dataset', dataset)], MAX_OBJECTS)
+        for path, thing in walk:
+            part = _part(path, thing)
+            if part is not None:
+                yield part
+                walk.add(named for named in part.items() if not isinstance(named[1], _PLAIN))
 
     def change(self) -> str | None:
-        """Path of something that is different now, or None."""
+        """Return the path of something that has changed since, or None."""
         for part in self._parts:
             if not part.same():
                 return _first_change(part)

@@ -1,4 +1,4 @@
-"""The tree of datasets behind a loader: where an index comes from, and what holds a transform."""
+"""The tree of datasets of a loader: which dataset an index leads to, which holds a transform."""
 from __future__ import annotations
 
 import bisect
@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Subset
 
+from ..reachable import Named, items
+
 Path = tuple[int, ...]  # the child taken at each ConcatDataset, from the outermost on
 
-# wrappers whose index is that of the dataset in this attribute
+# wrapper -> attribute with a dataset that has the same indices
 SAME_INDEX = {'MultiImageMixDataset': 'dataset', '_SlicedDataset': '_dataset'}
 
 
@@ -27,7 +29,7 @@ class Node(NamedTuple):
 
 
 def _wrapped(dataset: Any) -> Any | None:
-    """The one dataset that a wrapper wraps, if its indices can be followed."""
+    """Return the dataset inside a wrapper, if indices can be followed into it."""
     for cls in type(dataset).__mro__:
         if cls.__name__ in SAME_INDEX:
             return getattr(dataset, SAME_INDEX[cls.__name__])
@@ -41,7 +43,7 @@ def _is_concat(dataset: Any) -> bool:
 
 
 def nodes(dataset: Any, path: Path = (), top: Any = None) -> Iterator[Node]:
-    """All datasets of the tree, the outermost first."""
+    """Yield the datasets of the tree, the outermost first."""
     top = dataset if top is None else top
     yield Node(path, top, dataset)
     if _is_concat(dataset):
@@ -51,8 +53,22 @@ def nodes(dataset: Any, path: Path = (), top: Any = None) -> Iterator[Node]:
         yield from nodes(_wrapped(dataset), path, top)
 
 
+def datasets(dataset: Any) -> Iterator[Any]:
+    """Yield a dataset and those inside wrappers of any kind, the outermost first.
+
+    Indices cannot always be followed through these wrappers, as they can in :func:`nodes`.
+    """
+    yield dataset
+    wrapped = _wrapped(dataset)
+    inner = getattr(dataset, 'datasets', [
+        getattr(dataset, 'dataset', None) if wrapped is None else wrapped])
+    for part in inner.values() if isinstance(inner, dict) else inner:
+        if hasattr(part, '__getitem__') and not isinstance(part, str):
+            yield from datasets(part)
+
+
 def _descend(dataset: Any, index: Any) -> Iterator[tuple[Any, int | None]]:
-    """The datasets that ``dataset[index]`` asks, each with the child that it takes, if several."""
+    """Yield the datasets that ``dataset[index]`` asks, each with the number of its child."""
     while dataset is not None:
         if _is_concat(dataset) and not isinstance(index, tuple):
             sizes = dataset.cumulative_sizes
@@ -70,44 +86,41 @@ def _descend(dataset: Any, index: Any) -> Iterator[tuple[Any, int | None]]:
 
 
 def path_of(dataset: Any, index: Any) -> Path:
-    """The path that ``dataset[index]`` takes."""
+    """Return the path that ``dataset[index]`` takes."""
     return tuple(number for _, number in _descend(dataset, index) if number is not None)
 
 
 def branch(dataset: Any, index: Any) -> list[Any]:
-    """The datasets that ``dataset[index]`` asks, the outermost first."""
-    return [one for one, _ in _descend(dataset, index)]
+    """Return the datasets that ``dataset[index]`` asks, the outermost first."""
+    return [asked for asked, _ in _descend(dataset, index)]
 
 
 # attributes in which transforms keep those that they call
 INNER_TRANSFORMS = ('transforms', 'branch_pipelines')
 
 
-def _inside(thing: Any, path: str) -> list[tuple[str, Any]]:
-    if isinstance(thing, (list, tuple)):
-        return [(f'{path}[{i}]', one) for i, one in enumerate(thing)]
-    if isinstance(thing, dict):
-        return [(f'{path}[{key!r}]', one) for key, one in thing.items()]
+def _inside(thing: Any, path: str) -> list[Named]:
+    if isinstance(thing, (list, tuple, dict)):
+        return items(thing, path)
     return [(f'{path}.{name}', getattr(thing, name)) for name in INNER_TRANSFORMS
             if hasattr(thing, name)]
 
 
 def transforms(pipeline: Any, path: str = 'pipeline', depth: int = 10) -> Iterator[tuple[str, Any]]:
-    """(path, transform) of all transforms of a pipeline; those inside of one come before it."""
-    for inner, one in _inside(pipeline, path):
+    """Yield path and transform of a pipeline's transforms, inner transforms before outer ones."""
+    for inner, transform in _inside(pipeline, path):
         if depth:
-            yield from transforms(one, inner, depth - 1)
-        if callable(one) and not isinstance(one, type):
-            yield inner, one
+            yield from transforms(transform, inner, depth - 1)
+        if callable(transform) and not isinstance(transform, type):
+            yield inner, transform
 
 
 def pipelines(dataset: Any) -> list[Any]:
-    """The pipelines of all datasets in the tree and what is in them, which hooks may change."""
+    """Return the pipelines of all datasets in the tree and their transforms; hooks change them."""
     found = []
     for node in nodes(dataset):
         pipeline = getattr(node.dataset, 'pipeline', None)
-        found.append(pipeline)
-        found += [one for _, one in transforms(pipeline)]
+        found += [pipeline, *(transform for _, transform in transforms(pipeline))]
     return found
 
 
@@ -124,9 +137,9 @@ def _holds(thing: Any, transform: object, depth: int = 8) -> bool:
 
 
 def holder(dataset: Any, transform: object) -> tuple[Path, Any]:
-    """Path and top of the subtree in whose pipeline ``transform`` is.
+    """Return path and top of the smallest subtree with all datasets that share ``transform``.
 
-    The smallest subtree with all datasets that share the object; the whole tree if none has it.
+    The whole tree, if no dataset has it.
     """
     tree = list(nodes(dataset))
     paths = [node.path for node in tree

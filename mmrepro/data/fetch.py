@@ -1,11 +1,12 @@
-"""Seeding of every sample, in the worker, right before the dataset is asked for it.
+"""Seed each sample, in the worker, right before the dataset is asked for it.
 
 PyTorch's iterators are given the fetch of their loader as their dataset, and ask it for the samples
 of a batch. The loader keeps the real dataset, whose attributes MMEngine's hooks change, and the
-dataset knows nothing of who loads from it.
+dataset does not know who loads from it.
 """
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,31 +16,13 @@ import torch
 from torch.utils.data import get_worker_info
 
 from .. import seeds
+from ..digests import exact_digest
 from . import dataset_tree, generators, training_thread
 from .batch_context import BatchContext, loading
 from .generators import Generators
-from .positions import PositionedInt, PositionedTuple, plain
 from .sample_check import SampleCheck
-from .worker_signals import end_with_trainer, shield
-
-
-@contextmanager
-def _as_in_a_worker(own: Generators) -> Iterator[None]:
-    """For loading in the main process.
-
-    What the main process draws elsewhere does not depend on whether it loads samples itself. And
-    torch gives a worker one thread, where sums have different bits than with several.
-    """
-    threads = torch.get_num_threads()
-    with seeds.isolate_rng(), generators.isolated(own):
-        if threads == 1:
-            yield
-            return
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
+from .samplers import PositionedInt, PositionedTuple, plain
+from .worker_processes import end_with_trainer, shield
 
 
 class _Fetched(NamedTuple):
@@ -54,9 +37,9 @@ class _Fetched(NamedTuple):
 
 
 def loads_batches(dataset: Any) -> bool:
-    """Whether a dataset has code of its own for a whole batch.
+    """Whether a dataset has code of its own that loads a whole batch.
 
-    torch's ``Subset`` and ``StackDataset`` have it only to pass a batch on.
+    torch's ``Subset`` and ``StackDataset`` only pass a batch on.
     """
     cls = type(dataset)
     if cls.__module__ == 'torch.utils.data.dataset':
@@ -69,7 +52,7 @@ def loads_batches(dataset: Any) -> bool:
 
 
 class KeyedFetch:
-    """Stands for the dataset of a loader: loads the samples of a batch, each from its own stream.
+    """Loads the samples of a batch, each from its own stream; PyTorch takes it for the dataset.
 
     A dataset with ``__getitems__`` of its own is asked for the whole batch, from one stream.
 
@@ -80,13 +63,13 @@ class KeyedFetch:
         per_sample: start a stream for each sample; otherwise a stream belongs to the worker and
             the epoch (``worker_seed='worker'``).
         rank: of this process.
-        marked: say which batch it is, for :class:`KeyedCollate`.
+        marked: return a :class:`_Fetched`, for :class:`KeyedCollate`.
         check: loads some samples twice.
     """
 
-    def __init__(self, dataset: Any, root: int, stream: str, per_sample: bool, rank: int,
-                 marked: bool = False, check: SampleCheck | None = None) -> None:
-        self.dataset, self._marked, self._check = dataset, marked, check
+    def __init__(self, dataset: Any, root: seeds.Root, stream: str, per_sample: bool,
+                 rank: int, marked: bool = False, check: SampleCheck | None = None) -> None:
+        self.dataset, self._marked, self.check = dataset, marked, check
         self.root, self.stream, self.per_sample, self.rank = root, stream, per_sample, rank
         self._epoch: int | None = None
         self._main_state: tuple | None = None
@@ -97,27 +80,25 @@ class KeyedFetch:
         return len(self.dataset)
 
     def __getstate__(self) -> dict[str, Any]:
-        # a process finds the generators of its own dataset
+        # each process looks for the generators of its copy of the dataset
         return {**self.__dict__, '_own': {}, '_pipelines': None}
 
     def own_generators(self) -> Generators:
-        """Generators that the dataset and its transforms keep; hooks may switch pipelines.
+        """Return the generators of the dataset and its transforms, which hooks may exchange.
 
         Raises:
-            RandomnessError: for one that cannot be seeded.
+            RandomnessError: a generator cannot be seeded.
         """
-        now = dataset_tree.pipelines(self.dataset)
-        before = self._pipelines
-        if before is None or len(now) != len(before) or any(
-                one is not other for one, other in zip(now, before)):
+        now, before = dataset_tree.pipelines(self.dataset), self._pipelines
+        if before is None or len(now) != len(before) or any(map(operator.is_not, now, before)):
             self._own = generators.find(self.dataset, 'dataset')
             self._pipelines = now
-            if self._check is not None:
-                self._check.forget()
+            if self.check is not None:
+                self.check.forget()
         return self._own
 
     def __getitems__(self, batch: Sequence[Any]) -> Any:
-        """The samples at the positioned indices of a batch.
+        """Load the samples at the positioned indices of a batch.
 
         Raises:
             TypeError: for an index without its position.
@@ -129,74 +110,85 @@ class KeyedFetch:
                     f'the batch sampler passed {index!r} of type {type(index).__name__} without '
                     'its position; it must pass on what the sampler yields. Use '
                     "randomness.worker_seed='mmengine' for this data loader")
-        items = self._samples(batch)
-        if not self._marked:
-            return items
-        return _Fetched(items, self, (batch[0].epoch, batch[0].position))
-
-    def _samples(self, batch: Sequence[Any]) -> Any:
         own = self.own_generators()
-        keyed = self._keyed_batch if loads_batches(self.dataset) else self._keyed
-        return self._run(keyed if self.per_sample else self._sequential, batch, own)
+        with self._isolated(own):
+            items = self._keyed(batch) if self.per_sample else self._sequential(batch)
+        start = batch[0].epoch, batch[0].position
+        return _Fetched(items, self, start) if self._marked else items
 
-    def _keyed(self, batch: Sequence[Any]) -> list[Any]:
-        with loading(BatchContext(self.dataset, self.root, self.stream, batch, self._own)) as one:
-            return one.load_all() if self._check is None else self._check.load_all(one)
-
-    def _keyed_batch(self, batch: Sequence[Any]) -> Any:
-        key = (self.stream, batch[0].epoch, batch[0].position, 'batch')
-        with loading(BatchContext(self.dataset, self.root, self.stream, batch, self._own, True)):
-            seeds.seed_all(self.root, *key)
-            generators.reseed(self._own, self.root, *key)
-            return self.dataset.__getitems__([plain(index) for index in batch])
+    def _keyed(self, batch: Sequence[Any]) -> Any:
+        whole = loads_batches(self.dataset)
+        with loading(BatchContext(self.dataset, self.root, self.stream, batch, self._own,
+                                  whole)) as context:
+            if whole:
+                generators.begin_stream(self._own, self.root, self.stream, batch[0].epoch,
+                                        batch[0].position, 'batch')
+                return self._load(batch)
+            items, due = [], {}
+            for handle in context.handles():
+                items.append(context.load(handle))
+                if self.check is not None and self.check.must_repeat(context, handle):
+                    # at once: samples that are loaded later must not change it
+                    due[handle] = exact_digest(items[-1])
+            if self.check is not None:
+                self.check.repeat(context, items, due)
+            return items
 
     def _sequential(self, batch: Sequence[Any]) -> Any:
         epoch = batch[0].epoch
         if epoch != self._epoch:
             # every epoch draws new numbers, also with persistent workers
             info = get_worker_info()
-            key = ('worker', self.rank, info.id if info else 0, epoch)
-            seeds.seed_all(self.root, *key)
-            generators.reseed(self._own, self.root, *key)
+            generators.begin_stream(self._own, self.root, 'worker', self.rank,
+                                    info.id if info else 0, epoch)
             self._epoch = epoch
-        if loads_batches(self.dataset):
-            return self.dataset.__getitems__([plain(index) for index in batch])
-        return [self.dataset[plain(index)] for index in batch]
+        return self._load(batch)
 
-    def _run(self, function: Callable, items: Any, own: Generators) -> Any:
-        """Call ``function`` as it is in a worker; the main process acts as worker 0."""
+    def _load(self, batch: Sequence[Any]) -> Any:
+        indices = [plain(index) for index in batch]
+        if loads_batches(self.dataset):
+            return self.dataset.__getitems__(indices)
+        return [self.dataset[index] for index in indices]
+
+    @contextmanager
+    def _isolated(self, own: Generators) -> Iterator[None]:
+        """Leave the random state as it was; in the main process, which acts as worker 0.
+
+        What the main process draws elsewhere does not depend on whether it loads samples itself.
+        And torch gives a worker one thread, where sums have different bits than with several.
+        """
         if get_worker_info():
-            return function(items)
+            yield
+            return
         training_thread.check('loads samples')
-        if self.per_sample:
-            with _as_in_a_worker(own):
-                return function(items)
-        with _as_in_a_worker({}):
+        threads = torch.get_num_threads()
+        with seeds.isolate_rng(), generators.isolated(own if self.per_sample else {}):
             if self._main_state is not None:
                 seeds.restore_rng(self._main_state)
-            result = function(items)
-            self._main_state = seeds.capture_rng(accelerators=False)
-            return result
+            if threads > 1:
+                torch.set_num_threads(1)
+            try:
+                yield
+            finally:
+                if threads > 1:
+                    torch.set_num_threads(threads)
+            if not self.per_sample:
+                self._main_state = seeds.capture_rng(accelerators=False)
 
     def collate(self, function: Callable, own: Generators, start: tuple[int, int],
                 items: Any) -> Any:
         """Call a collate function that may draw, in the stream of its batch or worker."""
-        if self.per_sample:
-            function = partial(self._keyed_collate, function, own, start)
-        return self._run(function, items, own)
-
-    def _keyed_collate(self, function: Callable, own: Generators, start: tuple[int, int],
-                       items: Any) -> Any:
-        key = (self.stream, *start, 'collate')
 
         def collated(samples: Any) -> Any:
-            seeds.seed_all(self.root, *key)
-            generators.reseed(own, self.root, *key)
+            generators.begin_stream(own, self.root, self.stream, *start, 'collate')
             return function(samples)
 
-        if self._check is None:
-            return collated(items)
-        return self._check.collate(collated, _name_of(function), start, items)
+        with self._isolated(own):
+            if not self.per_sample:
+                return function(items)
+            if self.check is None:
+                return collated(items)
+            return self.check.collate(collated, _name_of(function), start, items)
 
 
 # collate functions that draw nothing
@@ -209,7 +201,7 @@ _DRAW_NOTHING = (
 
 
 def keyed_collate(function: Callable) -> Callable:
-    """``function``, or what calls it in a stream of its own when it may draw."""
+    """Return ``function``, wrapped in a :class:`KeyedCollate` if it may draw."""
     return function if isinstance(function, KeyedCollate) or _name_of(function) in _DRAW_NOTHING \
         else KeyedCollate(function)
 
@@ -233,7 +225,7 @@ class KeyedCollate:
         self._own = generators.find(function, 'collate_fn')
 
     def __reduce__(self) -> tuple:
-        # a process finds the generators of its own function
+        # each process looks for the generators of its copy of the function
         return KeyedCollate, (self.function, )
 
     def __call__(self, fetched: Any) -> Any:
@@ -243,15 +235,15 @@ class KeyedCollate:
 
 
 class WorkerInit:
-    """``worker_init_fn``: makes a worker what the main process is, then calls the user's own.
+    """The ``worker_init_fn`` of an adopted loader.
 
     The streams of a worker outside of any sample depend on rank, worker and epoch.
 
     Args:
         placement: of the loader; a spawned worker gets its values at the moment of the start.
-        rank: of this process.
+        rank: rank of this process.
         prepare: called first, for example to patch libraries as in the main process.
-        user_init: the user's own ``worker_init_fn``.
+        user_init: the user's ``worker_init_fn``, called last.
     """
 
     def __init__(self, placement: Any, rank: int, prepare: Callable[[], Any] | None = None,
@@ -264,7 +256,7 @@ class WorkerInit:
         if info is not None:
             shield()
             end_with_trainer()
-            if isinstance(info.dataset, KeyedFetch):  # the user's function looks for its own
+            if isinstance(info.dataset, KeyedFetch):  # the user's function expects its dataset
                 object.__setattr__(info, 'dataset', info.dataset.dataset)
         if self._prepare is not None:
             self._prepare()

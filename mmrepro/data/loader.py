@@ -1,36 +1,39 @@
-"""Make a built ``DataLoader`` a pure function of (root seed, epoch, position)."""
+"""Make a ``DataLoader`` a pure function of (root seed, epoch, position); checks of loaders."""
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any, Callable
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
+from .. import seeds
 from ..config import RandomnessConfig
 from ..errors import RandomnessError
+from . import dataset_tree
 from .fetch import KeyedCollate, KeyedFetch, WorkerInit, keyed_collate
 from .passes import key_passes
 from .sample_check import Explain, sample_check
-from .samplers import FixedOrder, Placement, adopt_batch_sampler, adopt_sampler
-from .start_methods import use_own_start_method
+from .samplers import FixedOrder, Placement, adopt_sampler
+from .worker_processes import use_own_start_method
 
 _LEGACY = "set randomness.worker_seed='mmengine' to train with MMEngine's own streams"
 
 
-def placement_of(loader: DataLoader) -> Placement | None:
-    """The placement of an adopted loader, or None."""
-    return getattr(getattr(loader, 'batch_sampler', None), '_placement', None)
+def placement_of(loader: Any) -> Placement | None:
+    """Return the placement of an adopted loader, or None."""
+    return getattr(getattr(loader, 'batch_sampler', None), '_mmrepro_placement', None)
 
 
-def use_stream(loader: DataLoader, stream: str) -> None:
+def use_stream(loader: Any, stream: str) -> None:
     """Let the next pass of an adopted loader use ``stream``: validation and test may share one."""
-    fetch = getattr(loader, '_fetch', None)
+    fetch = getattr(loader, '_mmrepro_fetch', None)
     if fetch is not None and fetch.stream != stream:
         fetch.stream = stream
-        loader._iterator = None  # workers that stay have the other one
+        loader._iterator = None  # persistent workers use the stream of before
 
 
 def without_positions(dataset: type, batched: bool = True) -> str:
-    """Why the samples of a loader have no position that could key their randomness, or ''.
+    """Return why the samples of a loader have no position that could key their randomness, or ''.
 
     Args:
         dataset: class of the loader's dataset.
@@ -45,18 +48,18 @@ def without_positions(dataset: type, batched: bool = True) -> str:
     return ''
 
 
-def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank: int,
+def adopt_loader(loader: Any, config: RandomnessConfig, stream: str, rank: int,
                  user_init: Callable[[int], Any] | None = None,
                  prepare_worker: Callable[[], Any] | None = None,
-                 explain: Explain | None = None) -> DataLoader:
+                 explain: Explain | None = None) -> Any:
     """Key a loader's samplers, samples and workers, in place.
 
     Args:
-        loader: a loader with a map-style dataset, not iterated yet.
+        loader: a ``DataLoader`` with a map-style dataset, not iterated yet.
         config: with the seed in effect.
         stream: 'sample' for training, 'val' or 'test'.
-        rank: of this process.
-        user_init: the user's own ``worker_init_fn``, called after ours.
+        rank: rank of this process.
+        user_init: the user's ``worker_init_fn``, called after ours.
         prepare_worker: called at the start of each worker; spawned workers unpickle it.
         explain: says where two results of a sample differ; see :mod:`mmrepro.data.sample_check`.
 
@@ -84,12 +87,12 @@ def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank
     if isinstance(sampler, (list, tuple, range)):
         sampler = loader.batch_sampler.sampler = FixedOrder(sampler)
     adopt_sampler(sampler, placement)
-    adopt_batch_sampler(loader.batch_sampler, placement)
+    adopt_sampler(loader.batch_sampler, placement, batches=True)
     loader.collate_fn = keyed_collate(loader.collate_fn)
-    check = loader.batch_sampler._sample_check = sample_check(loader, config, explain)
     fetch = KeyedFetch(dataset, config.root, stream, config.worker_seed == 'sample', rank,
-                       isinstance(loader.collate_fn, KeyedCollate), check)
-    fetch.own_generators()  # one that cannot be seeded is an error now, not in a worker
+                       isinstance(loader.collate_fn, KeyedCollate),
+                       sample_check(loader, config, explain))
+    fetch.own_generators()  # raises now, not in a worker
     key_passes(loader, fetch)
     if isinstance(user_init, WorkerInit):  # a loader object that was adopted before
         user_init = user_init.user_init
@@ -98,3 +101,88 @@ def adopt_loader(loader: DataLoader, config: RandomnessConfig, stream: str, rank
     loader.generator = placement.generator
     use_own_start_method(loader)
     return loader
+
+
+class StaticOnClass:
+    """A bound method on instances of runners; the static method of the base on classes."""
+
+    def __init__(self, method: Callable) -> None:
+        self._method = method
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __get__(self, instance: Any, cls: type) -> Callable:
+        if instance is None:
+            return getattr(super(self._owner, cls), self._name)
+        return MethodType(self._method, instance)
+
+
+def build_loader(build: Callable, dataloader: Any, root: int, stream: str) -> DataLoader:
+    """Build a loader from its config with MMEngine's ``build``, whatever was drawn until now."""
+    # For samplers that mmrepro does not know. The same on all ranks, also with
+    # diff_rank_seed: ranks that shuffle differently would share samples.
+    sampler_seed = seeds.derive(root, 'sampler', 'build').torch >> 33
+    with seeds.isolate_rng():
+        seeds.seed_all(root, 'dataset', 'build', stream)  # datasets may draw
+        return build(dataloader, sampler_seed, False)
+
+
+def one_by_one(loader: Any, stream: str, config: RandomnessConfig) -> Any:
+    """Return a loader or its config; for independent predictions, with batches of one image.
+
+    Args:
+        stream: stream of the loop that takes the batches.
+
+    Raises:
+        RandomnessError: a batch sampler makes the batches, or the loader is built with other ones.
+    """
+    if not config.independent_predictions or stream not in ('val', 'test'):
+        return loader
+    sampler = loader.get('batch_sampler') if isinstance(loader, dict) else None
+    if sampler:
+        given = f'batch_sampler={sampler!r}; remove it'
+    elif isinstance(loader, dict):
+        return {**loader, 'batch_size': 1}
+    elif getattr(loader, 'batch_size', None) == 1:
+        return loader
+    else:
+        given = (f'a {type(loader).__name__} with batch_size='
+                 f'{getattr(loader, "batch_size", None)!r}; allowed is 1')
+    raise RandomnessError('randomness.independent_predictions=True tests one image at a time, and '
+                          f'the loader of stream {stream!r} has {given}')
+
+
+def check_loader_object(loader: Any, stream: str, training: Any) -> None:
+    """Refuse an object that a loop would take as its loader, without keyed streams.
+
+    Args:
+        stream: stream of the loop.
+        training: the loader of the training loop.
+
+    Raises:
+        RandomnessError: it is no ``DataLoader``, or also the loader of training.
+    """
+    if not isinstance(loader, DataLoader):
+        raise RandomnessError(
+            f'{type(loader).__module__}.{type(loader).__qualname__} is no torch DataLoader: what '
+            'its samples draw depends on what was drawn before. Give a DataLoader or a dict; or '
+            "set randomness.worker_seed='mmengine' to train with MMEngine's own streams")
+    if stream != 'sample' and loader is training:
+        raise RandomnessError(
+            f'one DataLoader object serves training and another loop (stream {stream!r}), and '
+            'has one position in its data; make two of the same dataset')
+
+
+def shuffled_subset(dataset: Any) -> str | None:
+    """Return a warning if a ``Subset`` in the dataset has indices that look drawn, or None."""
+    for node in dataset_tree.nodes(dataset):
+        if isinstance(node.dataset, Subset):
+            indices = list(node.dataset.indices)
+            if any(a >= b for a, b in zip(indices, indices[1:])):
+                return (f'the dataset has a Subset of {len(indices)} samples in shuffled order. If '
+                        'random_split drew it before the runner set its seed, then the split does '
+                        'not follow from randomness.seed: give random_split a generator of its '
+                        'own, torch.Generator().manual_seed(0). Sorted indices are taken to be '
+                        'fixed')
+    return None

@@ -1,32 +1,29 @@
 """A pass over the data of an adopted loader, the same for any number of workers.
 
-An adopted ``DataLoader`` becomes an instance of a subclass of its own class, as samplers do. Its
-iterators start workers when the first batch is asked for, which is when the main process would
-begin to load, and again when the dataset has changed since.
+The iterators of an adopted ``DataLoader`` start workers when the first batch is asked for, which is
+when the main process would begin to load, and again when the dataset has changed since.
 """
 from __future__ import annotations
 
 import logging
 import weakref
 from collections.abc import Iterable, Iterator
-from functools import cache
 from typing import Any, Callable
 
 from mmengine.logging import print_log
-from torch.utils.data import DataLoader
 
 from .dataset_changes import DatasetSnapshot
 from .fetch import KeyedFetch
-from .samplers import Placement
+from .samplers import Placement, adopt
 
-_begun: weakref.WeakSet = weakref.WeakSet()  # passes that somebody still holds
+_begun: weakref.WeakSet[Pass] = weakref.WeakSet()  # passes that are not at their end
 
 
 class _PersistentWorkers:
-    """The dataset that the workers which a loader keeps were given, and who uses them.
+    """The persistent workers of a loader: the dataset that they were given, and their user.
 
     Attributes:
-        user: returns the pass that began last with them, or None when it is gone.
+        user: returns the pass that began last with the workers; None when it is gone.
     """
 
     def __init__(self) -> None:
@@ -34,18 +31,18 @@ class _PersistentWorkers:
         self.user: Callable[[], Pass | None] = lambda: None
 
     def in_use(self) -> bool:
-        """Whether a pass that has not come to its end still holds them."""
+        """Whether a pass that has not come to its end uses the workers."""
         user = self.user()
         return user is not None and user.running
 
 
 class Pass:
-    """What ``iter(loader)`` returns. It begins with its first batch, where the loader is then."""
+    """The iterator of an adopted loader; it begins at its first batch, where the loader is then."""
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._placement: Placement = loader.batch_sampler._placement
-        self._batches: Iterator[Any] | None = None
+        self._placement: Placement = loader.batch_sampler._mmrepro_placement
+        self._batches: Any = None
         self._first = self._done = 0  # batches before the first one, and since
         self._snapshot: DatasetSnapshot | None = None  # of the dataset that the workers have
         self._drawn: Any = None
@@ -67,7 +64,7 @@ class Pass:
             self._first = self._placement.skip
             self._start()
             _begun.add(self)
-        elif self._snapshot is not None and self._loader._fetch.per_sample:
+        elif self._snapshot is not None and self._loader._mmrepro_fetch.per_sample:
             change = self._snapshot.change()
             if change is not None:
                 self._restart(change)
@@ -88,9 +85,9 @@ class Pass:
         if not loader.num_workers:
             self._batches = _stock_iter(loader)
             return
-        workers: _PersistentWorkers = loader._workers
+        workers: _PersistentWorkers = loader._mmrepro_workers
         if not loader.persistent_workers or workers.in_use():
-            # a hook may look at the data in the middle of a pass: the workers are not its own
+            # a hook may look at the data in the middle of a pass: it gets workers of its own
             self._snapshot = DatasetSnapshot(loader.dataset)
             self._batches = loader._get_iterator() if loader.persistent_workers \
                 else _stock_iter(loader)
@@ -106,9 +103,9 @@ class Pass:
         self._batches = _stock_iter(loader)
 
     def _restart(self, change: str) -> None:
-        """Load what comes next from the dataset as it is now."""
+        """Load the next batches from the dataset as it is now."""
         self._say(change)
-        if self._loader._workers.user() is self:
+        if self._loader._mmrepro_workers.user() is self:
             self._loader._iterator = None
         self._batches = self._drawn = None
         self._placement.skip = self._first + self._done
@@ -119,17 +116,17 @@ class Pass:
                   'again with the dataset as it is', logger='current', level=logging.INFO)
 
 
-def unfinished(loaders: Iterable[DataLoader]) -> list[str]:
-    """Datasets of those loaders that are in the middle of a pass."""
-    return sorted({type(one._loader.dataset).__name__ for one in _begun
-                   if any(one._loader is loader for loader in loaders)})
+def unfinished(loaders: Iterable[Any]) -> list[str]:
+    """Return class names of datasets whose loaders are in the middle of a pass."""
+    return sorted({type(begun._loader.dataset).__name__ for begun in _begun
+                   if any(begun._loader is loader for loader in loaders)})
 
 
-def _stock_iter(loader: DataLoader) -> Iterator[Any]:
-    return type(loader).__base__.__iter__(loader)
+def _stock_iter(loader: Any) -> Iterator[Any]:
+    return loader._mmrepro_stock.__iter__(loader)
 
 
-# Methods of the adopted class, see mmrepro.data.samplers.
+# ---- methods of adopted loaders
 
 
 def _loader_iter(self: Any) -> Pass:
@@ -137,25 +134,17 @@ def _loader_iter(self: Any) -> Pass:
 
 
 def _loader_get_iterator(self: Any) -> Iterator[Any]:
-    """An iterator of PyTorch's, which loads through the fetch of this loader."""
+    """Return an iterator of PyTorch's that loads through the fetch of this loader."""
     attributes = vars(self)  # the loader itself refuses another dataset
-    dataset, attributes['dataset'] = self.dataset, self._fetch
+    dataset, attributes['dataset'] = self.dataset, self._mmrepro_fetch
     try:
-        return type(self).__base__._get_iterator(self)
+        return self._mmrepro_stock._get_iterator(self)
     finally:
         attributes['dataset'] = dataset
 
 
-@cache
-def _keyed(cls: type) -> type:
-    return type(f'Keyed{cls.__name__}', (cls, ), {
-        '__iter__': _loader_iter, '_get_iterator': _loader_get_iterator,
-        '__module__': cls.__module__})
-
-
-def key_passes(loader: DataLoader, fetch: KeyedFetch) -> None:
+def key_passes(loader: Any, fetch: KeyedFetch) -> None:
     """Let a loader load through ``fetch``, in place; workers of an earlier fetch are left."""
-    if not hasattr(loader, '_fetch'):
-        loader.__class__ = _keyed(type(loader))
+    adopt(loader, {'__iter__': _loader_iter, '_get_iterator': _loader_get_iterator}, fetch=fetch,
+          workers=_PersistentWorkers())
     loader._iterator = None
-    loader._fetch, loader._workers = fetch, _PersistentWorkers()

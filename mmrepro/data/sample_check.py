@@ -1,10 +1,9 @@
-"""Samples that are loaded twice, to see whether a sample depends on its stream alone.
+"""Load some samples twice, to detect samples that depend on more than their stream.
 
-A worker repeats the first sample that it sees of every pipeline, then its samples number 1, 2, 4,
-8, ..., and at least one of so many as ``randomness.check_samples`` says. Between the two loads it
-loads another sample, so that caches and counters show. A collate function of the user's own is
-called twice for a batch with such a sample. What is repeated is compared and dropped: it leaves no
-trace in the batch.
+A worker repeats the first sample of each pipeline, then its samples number 1, 2, 4, 8, ..., and
+each ``interval``-th. Between the two loads it loads another sample, so that caches and counters
+show. A collate function of the user is called twice for a batch with a repeated sample. The second
+result is compared and dropped: it leaves no trace in the batch.
 """
 from __future__ import annotations
 
@@ -21,15 +20,16 @@ from torch.utils.data import DataLoader, get_worker_info
 from ..config import RandomnessConfig
 from ..digests import exact_digest, first_difference
 from ..errors import RandomnessError, SampleDiffersError
+from ..intervals import is_due
 from . import dataset_tree
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
 
-# what explains a difference: datasets that the sample comes from, a function that loads it and one
-# that loads another -> lines for the message
+# explains a difference: datasets that the sample comes from, a function that loads it, a function
+# that loads another sample -> lines for the message
 Explain = Callable[[Sequence[Any], Callable[[], Any], Callable[[], Any]], list[str]]
 
-_LOADED, _REPEATED, _SEEN = 0, 1, 2  # columns of a worker; from _SEEN on pipelines
-_PIPELINES = 16  # beside those that there are at first; hooks bring new ones
+_LOADED, _REPEATED, _SEEN = 0, 1, 2  # columns of a worker; from _SEEN on, marks of pipelines
+_NEW_PIPELINES = 16  # that hooks may bring
 # streams of samples, in the user's words
 _PURPOSES = {'sample': 'training', 'val': 'validation', 'test': 'test'}
 
@@ -39,54 +39,86 @@ class SampleCheck:
 
     Args:
         dataset: of the loader.
-        every: repeat at least one of so many samples.
-        names: of dataset classes whose samples cannot be repeated.
-        workers: of the loader. Their counts are in shared memory: they outlive the processes.
+        interval: repeat at least one of so many samples.
+        names: dataset classes whose samples cannot be repeated.
+        workers: number of the loader's workers. Their counts are in shared memory: they outlive the
+            processes.
         explain: says where a difference comes from; a spawned worker unpickles it.
     """
 
-    def __init__(self, dataset: Any, every: int, names: Sequence[str], workers: int,
+    def __init__(self, dataset: Any, interval: int, names: Sequence[str], workers: int,
                  explain: Explain | None = None) -> None:
-        self._every, self._names, self._explain = every, frozenset(names), explain
-        pipelines = len(list(dataset_tree.nodes(dataset))) + _PIPELINES
+        self._interval, self._names, self._explain = interval, frozenset(names), explain
+        pipelines = len(list(dataset_tree.nodes(dataset))) + _NEW_PIPELINES
         counts = torch.zeros(max(workers, 1), _SEEN + pipelines, dtype=torch.int64)
         self._counts = counts.share_memory_() if workers else counts
         self._known: set[tuple] = set()
         self._batch_is_due = False
 
     def repeated(self) -> int:
-        """Samples that all workers have repeated until now."""
+        """Return how many samples all workers have repeated until now."""
         return int(self._counts[:, _REPEATED].sum())
 
     def forget(self) -> None:
-        """A pipeline was changed: its next sample is the first one."""
+        """Treat the next sample of each pipeline as its first: a pipeline was changed."""
         self._known.clear()
 
-    def load_all(self, context: BatchContext) -> list[Any]:
-        """All samples of the batch, some of them loaded twice.
+    def must_repeat(self, context: BatchContext, handle: Handle) -> bool:
+        """Whether a sample that was just loaded is to be repeated."""
+        datasets = context.branch(handle)
+        if self._cannot_repeat(datasets):
+            return False
+        row = self._row()
+        row[_LOADED] += 1
+        new = self._is_new(context, handle, datasets, row)
+        return new or is_due(int(row[_LOADED]), self._interval)
+
+    def repeat(self, context: BatchContext, items: Sequence[Any],
+               due: Mapping[Handle, str]) -> None:
+        """Load samples of a batch once more; called for every batch.
+
+        Args:
+            items: samples of the batch.
+            due: digests of the samples to repeat.
 
         Raises:
             SampleDiffersError: the two results of a sample differ.
         """
-        items, due = [], {}
-        for handle in context.handles():
-            items.append(context.load(handle))
-            if self._is_due(context, handle):
-                # at once: samples that are loaded later must not change it
-                due[handle] = exact_digest(items[-1])
         self._batch_is_due = bool(due)
         if due:
             with context.isolated():
                 self._repeat(context, items, due)
-        return items
+
+    def _repeat(self, context: BatchContext, items: Sequence[Any],
+                due: Mapping[Handle, str]) -> None:
+        for handle, first in due.items():
+            if exact_digest(items[handle - EXTRA_SAMPLES]) != first:
+                raise SampleDiffersError(self._message(
+                    context, handle, 'was overwritten when other samples were loaded', [
+                        'the pipeline returns memory that it keeps and writes again',
+                        'to do: return a copy']))
+        twin = context.again()
+        before: Handle = context.handles()[-1]
+        with loading(twin):
+            for handle, first in due.items():
+                self._row()[_REPEATED] += 1
+                if before == handle:
+                    self._load_another(twin, handle)
+                again = _loaded(twin, handle)
+                if exact_digest(again) != first:
+                    raise SampleDiffersError(self._message(
+                        context, handle, 'was loaded twice from the same random numbers, and the '
+                        'results differ', [_difference(items[handle - EXTRA_SAMPLES], again),
+                                           *self._explanation(context, handle)]))
+                before = handle
 
     def collate(self, function: Callable[[Any], Any], name: str, start: Sequence[int],
                 items: Any) -> Any:
-        """What a collate function makes of a batch; called twice if a sample was repeated.
+        """Call a collate function; twice if a sample of the batch was repeated.
 
         Args:
             function: begins its stream at every call.
-            name: of the user's function.
+            name: the name of the user's function.
             start: epoch and position of the batch's first sample.
 
         Raises:
@@ -94,10 +126,10 @@ class SampleCheck:
         """
         if not self._batch_is_due:
             return function(items)
-        others = copy.deepcopy(items)  # the function may write into them
+        copied = copy.deepcopy(items)  # the function may write into the samples
         batch = function(items)
         first = exact_digest(batch)  # now: the function may return memory that it writes again
-        again = function(others)
+        again = function(copied)
         if exact_digest(again) != first:
             raise SampleDiffersError('\n  '.join([
                 f'collate function {name}: the batch of epoch {start[0]} that begins at position '
@@ -112,18 +144,8 @@ class SampleCheck:
         info = get_worker_info()
         return self._counts[info.id % len(self._counts) if info else 0].numpy()
 
-    def _is_due(self, context: BatchContext, handle: Handle) -> bool:
-        datasets = context.branch(handle)
-        if self._cannot_repeat(datasets):
-            return False
-        row = self._row()
-        row[_LOADED] += 1
-        count = int(row[_LOADED])
-        new = self._is_new(context, handle, datasets, row)
-        return new or count & (count - 1) == 0 or count % self._every == 0
-
     def _cannot_repeat(self, datasets: Sequence[Any]) -> bool:
-        return bool(self._names) and any(type(one).__name__ in self._names for one in datasets)
+        return not self._names.isdisjoint(type(dataset).__name__ for dataset in datasets)
 
     def _is_new(self, context: BatchContext, handle: Handle, datasets: Sequence[Any],
                 row: Any) -> bool:
@@ -139,29 +161,8 @@ class SampleCheck:
         seen[(seen == 0).argmax()] = mark
         return True
 
-    def _repeat(self, context: BatchContext, items: list[Any], due: Mapping[Handle, str]) -> None:
-        for handle, first in due.items():
-            if exact_digest(items[handle - EXTRA_SAMPLES]) != first:
-                raise SampleDiffersError(self._message(
-                    context, handle, 'was overwritten when other samples were loaded', [
-                        'the pipeline returns memory that it keeps and writes again',
-                        'to do: return a copy']))
-        twin, before = context.again(), context.handles()[-1]
-        with loading(twin):
-            for handle, first in due.items():
-                self._row()[_REPEATED] += 1
-                if before == handle:
-                    self._load_another(twin, handle)
-                again = _loaded(twin, handle)
-                if exact_digest(again) != first:
-                    raise SampleDiffersError(self._message(
-                        context, handle, 'was loaded twice from the same random numbers, and the '
-                        'results differ', [_difference(items[handle - EXTRA_SAMPLES], again),
-                                           *self._explanation(context, handle)]))
-                before = handle
-
     def _load_another(self, twin: BatchContext, handle: Handle) -> None:
-        """Load a sample that is not ``handle``, unless there is none that may be loaded."""
+        """Load a sample other than ``handle``, if any may be loaded."""
         for other in twin.handles():
             if other != handle and not self._cannot_repeat(twin.branch(other)):
                 _loaded(twin, other)
@@ -198,13 +199,13 @@ class SampleCheck:
 
 
 def _difference(first: Any, second: Any) -> str:
-    """In a line, for results whose digests have differed."""
-    found = first_difference(first, second)
-    if found is None:
+    """Describe in a line how results differ whose digests have differed."""
+    difference = first_difference(first, second)
+    if difference is None:
         return ('the second result has overwritten the first: what the dataset, a transform or the '
                 'function keeps is changed in place; copy it first')
-    where, one, other = found
-    return f'they differ in {where or "all"}: {one}, then {other}'
+    path, then, now = difference
+    return f'they differ in {path or "all"}: {then}, then {now}'
 
 
 def _loaded(context: BatchContext, handle: Handle) -> Any:
@@ -219,12 +220,12 @@ def _loaded(context: BatchContext, handle: Handle) -> Any:
 
 
 def _mark(path: dataset_tree.Path, datasets: Sequence[Any]) -> int:
-    """A number other than 0 for the classes of datasets and transforms; the same in any process."""
+    """Return a number above 0 for classes of datasets and transforms, the same in any process."""
     names = [str(path)]
     for dataset in datasets:
         names.append(_class_name(dataset))
-        names += [f'{where} {_class_name(one)}' for where, one in dataset_tree.transforms(
-            getattr(dataset, 'pipeline', None))]
+        names += [f'{where} {_class_name(transform)}' for where, transform
+                  in dataset_tree.transforms(getattr(dataset, 'pipeline', None))]
     digest = hashlib.blake2b('\n'.join(names).encode(), digest_size=7).digest()
     return 1 + int.from_bytes(digest, 'little')
 
@@ -235,7 +236,7 @@ def _class_name(thing: Any) -> str:
 
 def sample_check(loader: DataLoader, config: RandomnessConfig,
                  explain: Explain | None = None) -> SampleCheck | None:
-    """The check of a loader's samples; None where the settings ask for none."""
+    """Return the check of a loader's samples; None where the settings ask for none."""
     if config.deterministic is not True or config.worker_seed != 'sample' or (
             not config.check_samples):
         return None
@@ -244,13 +245,13 @@ def sample_check(loader: DataLoader, config: RandomnessConfig,
 
 
 def checked(loader: DataLoader) -> int:
-    """How many samples of a loader were loaded twice until now, by all of its workers."""
-    check = getattr(getattr(loader, 'batch_sampler', None), '_sample_check', None)
+    """Return how many samples of a loader its workers have loaded twice until now."""
+    check = getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
     return check.repeated() if check is not None else 0
 
 
 def left_out(config: RandomnessConfig, loaders: Iterable[Any]) -> list[str]:
-    """The datasets among ``loaders`` that are not checked because they are said not to repeat.
+    """Return the datasets among ``loaders`` that the settings exempt from the check.
 
     Args:
         loaders: data loaders, configs of data loaders, or None.
@@ -277,7 +278,7 @@ def _names(loader: Any) -> Iterator[str]:
 
 
 def _types(cfg: Any) -> Iterator[str]:
-    """Class names in the config of a dataset, other than those of transforms."""
+    """Yield class names in the config of a dataset, without those of transforms."""
     if isinstance(cfg, Mapping):
         if 'type' in cfg:
             kind = cfg['type']

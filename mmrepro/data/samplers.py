@@ -1,33 +1,77 @@
-"""Key the order of samplers and batch samplers: same objects, same attributes.
+"""Keyed orders for samplers and batch samplers that exist: same objects, same attributes.
 
-A built sampler is *adopted*: its class becomes a subclass of its own class whose ``__iter__`` is
-the keyed order of :mod:`mmrepro.data.sampling_orders`. Attributes, ``isinstance`` and
-``set_epoch`` work as before, so that MMDetection's batch samplers, which look into their sampler,
-see no difference.
+A sampler is *adopted*: its class becomes a subclass of its own class whose ``__iter__`` is the
+keyed order of :mod:`mmrepro.data.sampling_orders`. Attributes, ``isinstance`` and ``set_epoch``
+work as before, so that MMDetection's batch samplers, which look into their sampler, see no
+difference. The indices carry their global position; batch samplers pass them through untouched, and
+the worker that receives an index knows which stream of random numbers belongs to it.
 """
 from __future__ import annotations
 
 import copy
 import itertools
+import operator
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from .. import seeds
-from .positions import with_position
-from .sampling_orders import is_endless, isolated_order, sampling_order_of
+from .sampling_orders import is_endless, isolated_order, qualified_name, sampling_order_of
 
 MAX_DRAWN = 4096  # batches; loaders draw some ahead, and a run without fingerprints reads none
 
 
+class _Positioned:
+    """An index with ``epoch`` and global ``position``; equal to the plain index."""
+    epoch: int
+    position: int
+
+    def __new__(cls, index: Any, epoch: int, position: int) -> Any:
+        self = super().__new__(cls, index)  # type: ignore[call-arg]
+        self.epoch, self.position = epoch, position
+        return self
+
+    def __reduce__(self) -> tuple:
+        return type(self), (plain(self), self.epoch, self.position)
+
+
+class PositionedInt(_Positioned, int):
+    """A dataset index that carries its position."""
+
+
+class PositionedTuple(_Positioned, tuple):
+    """As :class:`PositionedInt`, for samplers whose index is a tuple (video, frame)."""
+
+
+def with_position(index: Any, epoch: int, position: int) -> PositionedInt | PositionedTuple:
+    """Attach a position to the index that a sampler yields.
+
+    Raises:
+        TypeError: the sampler yields neither an integer nor a tuple.
+    """
+    if isinstance(index, tuple):
+        return PositionedTuple(index, epoch, position)
+    try:
+        return PositionedInt(operator.index(index), epoch, position)
+    except TypeError:
+        raise TypeError(
+            f'the sampler yields {index!r} of type {type(index).__name__}; sample streams need an '
+            "int or a tuple. Use randomness.worker_seed='mmengine' for this data loader") from None
+
+
+def plain(index: Any) -> int | tuple:
+    """Return the index as the dataset knows it."""
+    return tuple(index) if isinstance(index, tuple) else int(index)
+
+
 @dataclass
 class Placement:
-    """Where a data loader is; shared by its sampler, its batch sampler and its workers.
+    """How far a data loader is; shared by its sampler, its batch sampler and its workers.
 
     Attributes:
         root: root seed.
@@ -38,7 +82,7 @@ class Placement:
         generator: the loader's own generator, put in place at the start of each pass.
         drawn: batches of indices drawn in this pass, oldest first; reading removes them.
     """
-    root: int
+    root: seeds.Root
     skip: int = 0
     resumed: int = 0
     start: int = 0
@@ -64,37 +108,62 @@ class FixedOrder(Sampler):
         return len(self.indices)
 
 
-# Methods of the adopted classes. Plain functions, because an object can only move to a subclass
-# that has its own class as single base; `stock` is that base.
+def adopt(obj: Any, methods: Mapping[str, Callable], **state: Any) -> None:
+    """Move an object to a subclass of its own class, and attach state to it.
+
+    The only place where data loading writes to objects of the user. Adopting an object again
+    changes only its state.
+
+    Args:
+        methods: of the subclass; ``type(self)._mmrepro_stock`` is the class of before. They are
+            plain functions, because an object can only move to a subclass that has its own class
+            as single base.
+        state: attributes, as ``_mmrepro_<name>``.
+
+    Raises:
+        TypeError: the class of the object cannot be extended.
+    """
+    if not hasattr(obj, '_mmrepro_stock'):
+        obj.__class__ = _subclass(type(obj), tuple(methods.items()))
+    for name, value in state.items():
+        setattr(obj, f'_mmrepro_{name}', value)
+
+
+@cache
+def _subclass(cls: type, methods: tuple) -> type:
+    return type(f'Keyed{cls.__name__}', (cls, ), {
+        **dict(methods), '__module__': cls.__module__, '_mmrepro_stock': cls})
+
+
+# ---- methods of adopted samplers
 
 
 def _sampler_iter(self: Any) -> Iterator[Any]:
-    """Keyed order; indices carry their position."""
-    placement, stock = self._placement, type(self).__base__
+    """Yield indices with their position, in keyed order."""
+    placement, stock = self._mmrepro_placement, self._mmrepro_stock
     for index, epoch, position in sampling_order_of(stock)(self, placement.root, placement.start):
         yield with_position(index, epoch, position)
 
 
 def _sampler_set_epoch(self: Any, epoch: int) -> None:
-    stock = type(self).__base__
+    placement, stock = self._mmrepro_placement, self._mmrepro_stock
     if hasattr(stock, 'set_epoch'):
         stock.set_epoch(self, epoch)
     if is_endless(self):
         return
-    if epoch != self._placement.epoch:
+    if epoch != placement.epoch:
         # what a resumed run leaves out belongs to the epoch in which it was interrupted
-        self._placement.skip = self._placement.resumed = 0
-    self._placement.epoch = epoch
+        placement.skip = placement.resumed = 0
+    placement.epoch = epoch
 
 
-# attributes in which batch samplers keep samples between batches, and what they look like empty
-_LEFTOVERS = {
+# ---- methods of adopted batch samplers
+
+# attributes in which batch samplers keep samples between batches -> an empty one
+_LEFTOVERS: dict[str, Callable[[Any], Any]] = {
     '_aspect_ratio_buckets': lambda sampler: [[] for _ in range(2)],
     '_buckets': lambda sampler: [[] for _ in range(2 * sampler.num_datasets)],
 }
-
-
-# batch samplers that draw nothing
 _DRAW_NOTHING = (
     'torch.utils.data.sampler.BatchSampler',
     'mmdet.datasets.samplers.batch_sampler.AspectRatioBatchSampler',
@@ -104,24 +173,24 @@ _DRAW_NOTHING = (
 
 
 def _stock_batches(self: Any) -> Iterator[list[Any]]:
-    """Batches of the class's own making, from generators of their own where they may draw."""
-    placement, stock = self._placement, type(self).__base__
-    if f'{stock.__module__}.{stock.__qualname__}' in _DRAW_NOTHING:
+    """Return the batches of the stock class; if it may draw, with isolated generators."""
+    placement, stock = self._mmrepro_placement, self._mmrepro_stock
+    if qualified_name(stock) in _DRAW_NOTHING:
         return stock.__iter__(self)
     return isolated_order(self, lambda: iter(stock.__iter__(self)), 1, placement.root, 'sampler',
                           stock.__name__, placement.epoch)
 
 
 def _batches(self: Any) -> Iterator[list[Any]]:
-    """Begins at batch ``skip``, and forgets what an abandoned pass left over."""
-    placement, stock = self._placement, type(self).__base__
+    """Yield batches from number ``skip`` on, without leftovers of an abandoned pass."""
+    placement = self._mmrepro_placement
     leftovers = {name: empty(self) for name, empty in _LEFTOVERS.items() if hasattr(self, name)}
     if leftovers:  # each pass keeps its own: a hook may make one in the middle of another
         self = copy.copy(self)
         vars(self).update(leftovers)
     # only one pass begins in the middle: a hook may look at the data before or after it
     skip, placement.skip, placement.start = placement.skip, 0, 0
-    if stock is BatchSampler and hasattr(self.sampler, '_placement'):
+    if self._mmrepro_stock is BatchSampler and hasattr(self.sampler, '_mmrepro_placement'):
         # consecutive samples make a batch: the sampler can jump
         placement.start, skip = skip * self.batch_size, 0
     drawn = placement.drawn = deque(maxlen=MAX_DRAWN)
@@ -132,7 +201,7 @@ def _batches(self: Any) -> Iterator[list[Any]]:
 
 def _batch_sampler_iter(self: Any) -> Iterator[list[Any]]:
     # not a generator: the data loader draws its base seed right after it has called iter()
-    placement = self._placement
+    placement = self._mmrepro_placement
     placement.generator.manual_seed(
         seeds.derive(placement.root, 'worker', 'base', placement.epoch).torch)
     # it calls iter() twice and uses the last: nothing may be reset before the first next()
@@ -141,11 +210,11 @@ def _batch_sampler_iter(self: Any) -> Iterator[list[Any]]:
 
 def _batch_sampler_len(self: Any) -> int:
     # some batch samplers count by iterating, which must begin at the beginning
-    placement = self._placement
+    placement = self._mmrepro_placement
     before = placement.start, placement.skip, placement.drawn
     placement.start = placement.skip = 0
     try:
-        return type(self).__base__.__len__(self)
+        return self._mmrepro_stock.__len__(self)
     finally:
         placement.start, placement.skip, placement.drawn = before
 
@@ -154,34 +223,20 @@ _SAMPLER = {'__iter__': _sampler_iter, 'set_epoch': _sampler_set_epoch}
 _BATCH_SAMPLER = {'__iter__': _batch_sampler_iter, '__len__': _batch_sampler_len}
 
 
-@cache
-def _keyed(cls: type, batches: bool) -> type:
-    methods = _BATCH_SAMPLER if batches else _SAMPLER
-    return type(f'Keyed{cls.__name__}', (cls,), {**methods, '__module__': cls.__module__})
+def adopt_sampler(sampler: Any, placement: Placement, batches: bool = False) -> Any:
+    """Give a built sampler its keyed order, in place; return it.
 
-
-def _adopt(obj: Any, batches: bool, placement: Placement) -> Any:
-    if not hasattr(obj, '_placement'):
-        try:
-            obj.__class__ = _keyed(type(obj), batches)
-        except TypeError as error:
-            raise TypeError(
-                f'the sampler {obj!r} of type {type(obj).__name__} cannot be given a keyed order '
-                f'({error}); it must be an object of a Python class with __iter__ and __len__, '
-                'without __slots__') from None
-    obj._placement = placement
-    return obj
-
-
-def adopt_sampler(sampler: Sampler, placement: Placement) -> Sampler:
-    """Give a built sampler its keyed order, in place. Adopting twice changes only the placement.
+    Args:
+        batches: it is a batch sampler.
 
     Raises:
-        TypeError: for an object whose class cannot be extended.
+        TypeError: its class cannot be extended.
     """
-    return _adopt(sampler, False, placement)
-
-
-def adopt_batch_sampler(batch_sampler: Any, placement: Placement) -> Any:
-    """As :func:`adopt_sampler`, for a batch sampler."""
-    return _adopt(batch_sampler, True, placement)
+    try:
+        adopt(sampler, _BATCH_SAMPLER if batches else _SAMPLER, placement=placement)
+    except TypeError as error:
+        raise TypeError(
+            f'the sampler {sampler!r} of type {type(sampler).__name__} cannot be given a keyed '
+            f'order ({error}); it must be an object of a Python class with __iter__ and __len__, '
+            'without __slots__') from None
+    return sampler

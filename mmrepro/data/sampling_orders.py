@@ -1,9 +1,9 @@
-"""The sampling order of every sampler as a pure function of (root seed, epoch, local start).
+"""The order of each sampler as a pure function of (root seed, epoch, local start).
 
-One function per kind of sampler; :data:`SAMPLING_ORDERS` is the table. Each yields ``(index, epoch,
-position)`` for this rank from its ``start``-th sample on, where ``position`` counts over all ranks,
-so that the set of positions in a global batch does not depend on the number of ranks. Samplers with
-an entry jump to ``start`` without visiting what lies before.
+One function per class of samplers; :data:`SAMPLING_ORDERS` is the table. Each yields ``(index,
+epoch, position)`` for this rank from its ``start``-th sample on, where ``position`` counts over all
+ranks, so that the set of positions in a global batch does not depend on the number of ranks.
+Samplers with an entry jump to ``start`` without visiting the samples before it.
 
 Permutations come from ``numpy.random.RandomState``, whose streams NumPy has frozen (NEP 19).
 """
@@ -21,25 +21,29 @@ from .. import seeds
 from . import generators, training_thread
 
 Position = tuple[Any, int, int]  # index, epoch, global position
-SamplingOrder = Callable[[Any, int, int], Iterator[Position]]
+SamplingOrder = Callable[[Any, Any, int], Iterator[Position]]
 
 
-def _permutation(root: int, size: int, *key: seeds.Key) -> list[int]:
+def _permutation(root: seeds.Root, size: int, *key: seeds.Key) -> list[int]:
     return seeds.random_state(root, 'sampler', *key).permutation(size).tolist()
 
 
 def _strided(indices: Sequence, sampler: Any, epoch: int, start: int) -> Iterator[Position]:
-    """Every ``world_size``-th of an epoch's global indices, beginning with the rank's own."""
+    """Yield every ``world_size``-th of an epoch's global indices, from the rank's first on."""
     first = sampler.rank + start * sampler.world_size
     for position in range(first, len(indices), sampler.world_size):
         yield indices[position], epoch, position
+
+
+def _epoch(sampler: Any) -> int:
+    return sampler._mmrepro_placement.epoch
 
 
 def _round_up(indices: list[int], size: int) -> list[int]:
     return (indices * (size // len(indices) + 1))[:size] if indices else indices
 
 
-def default(sampler: Any, root: int, start: int) -> Iterator[Position]:
+def default(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
     """mmengine ``DefaultSampler``: one permutation an epoch, strided over the ranks."""
     size = len(sampler.dataset)
     if sampler.shuffle:
@@ -51,9 +55,9 @@ def default(sampler: Any, root: int, start: int) -> Iterator[Position]:
     return _strided(indices, sampler, sampler.epoch, start)
 
 
-def _endless(root: int, size: int, shuffle: bool, first: int, step: int,
+def _endless(root: seeds.Root, size: int, shuffle: bool, first: int, step: int,
              *key: seeds.Key) -> Iterator[tuple[int, int]]:
-    """(index, position) of endless passes over ``size`` items, from ``first``, every ``step``."""
+    """Yield (index, position) of endless passes over ``size`` items."""
     if size == 0:
         raise ValueError(f'cannot draw from an empty source ({", ".join(map(str, key))})')
     current, indices = -1, range(size)
@@ -64,7 +68,7 @@ def _endless(root: int, size: int, shuffle: bool, first: int, step: int,
         yield indices[offset], position
 
 
-def infinite(sampler: Any, root: int, start: int) -> Iterator[Position]:
+def infinite(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
     """mmengine ``InfiniteSampler``: endless passes, each with its own permutation."""
     first = sampler.rank + start * sampler.world_size
     for index, position in _endless(root, len(sampler.dataset), sampler.shuffle, first,
@@ -73,7 +77,7 @@ def infinite(sampler: Any, root: int, start: int) -> Iterator[Position]:
 
 
 def _batch_positions(batches: Iterator[list[int]], sampler: Any, start: int) -> Iterator[Position]:
-    """Samples of whole batches; ``start`` may lie inside the first of ``batches``."""
+    """Yield the samples of batches; ``start`` may lie inside the first batch."""
     offset = start % sampler.batch_size
     local = start - offset
     for batch in batches:
@@ -83,9 +87,9 @@ def _batch_positions(batches: Iterator[list[int]], sampler: Any, start: int) -> 
             local += 1
 
 
-def _sources(sampler: Any, root: int, sizes: Sequence[int], drawn: int,
+def _sources(sampler: Any, root: seeds.Root, sizes: Sequence[int], drawn: int,
              *key: seeds.Key) -> list[Iterator[int]]:
-    """One endless stream per source, after ``drawn`` batches were taken from it."""
+    """Return an endless stream per source, from which ``drawn`` batches have been taken."""
     streams = []
     for source, (size, number) in enumerate(zip(sizes, sampler.num_per_source)):
         first = sampler.rank + drawn * number * sampler.world_size
@@ -95,7 +99,7 @@ def _sources(sampler: Any, root: int, sizes: Sequence[int], drawn: int,
     return streams
 
 
-def multi_source(sampler: Any, root: int, start: int) -> Iterator[Position]:
+def multi_source(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
     """mmdet ``MultiSourceSampler``: a fixed share of every source in each batch."""
     drawn = start // sampler.batch_size
     sizes = [len(dataset) for dataset in sampler.dataset.datasets]
@@ -113,16 +117,16 @@ def multi_source(sampler: Any, root: int, start: int) -> Iterator[Position]:
 _BLOCK = 1024  # group choices drawn at a time
 
 
-def _groups(sampler: Any, root: int) -> Iterator[int]:
-    """The group of every batch: the same on all ranks."""
+def _groups(sampler: Any, root: seeds.Root) -> Iterator[int]:
+    """Yield the group of each batch: the same on all ranks."""
     for block in itertools.count():
         state = seeds.random_state(root, 'sampler', 'GroupMultiSourceSampler', 'group', block)
         yield from state.choice(len(sampler.group_ratio), size=_BLOCK,
                                 p=sampler.group_ratio).tolist()
 
 
-def group_multi_source(sampler: Any, root: int, start: int) -> Iterator[Position]:
-    """mmdet ``GroupMultiSourceSampler``: as above, each batch from one aspect-ratio group."""
+def group_multi_source(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
+    """mmdet ``GroupMultiSourceSampler``: the same within one aspect-ratio group a batch."""
     groups = _groups(sampler, root)
     drawn = np.bincount(list(itertools.islice(groups, start // sampler.batch_size)),
                         minlength=len(sampler.group_ratio))
@@ -142,11 +146,11 @@ def group_multi_source(sampler: Any, root: int, start: int) -> Iterator[Position
     return _batch_positions(batches(), sampler, start)
 
 
-def custom_sample_size(sampler: Any, root: int, start: int) -> Iterator[Position]:
-    """mmdet ``CustomSampleSizeSampler``: so many of each dataset an epoch, cycling through it.
+def custom_sample_size(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
+    """mmdet ``CustomSampleSizeSampler``: a share of each dataset an epoch, cycling through it.
 
-    MMDetection keeps the cycles in the sampler, so that a resumed run starts them again; here an
-    epoch's share begins where ``epoch`` shares end.
+    MMDetection keeps the cycles in the sampler, so that a resumed run starts them again; here the
+    share of an epoch follows those of the epochs before.
     """
     chosen: list[int] = []
     for source, (size, members) in enumerate(zip(sampler.dataset_size, sampler.dataset_index)):
@@ -163,40 +167,44 @@ def custom_sample_size(sampler: Any, root: int, start: int) -> Iterator[Position
     return _strided(indices, sampler, sampler.epoch, start)
 
 
-_BITS = 30  # of a seed; NumPy's take 32, MMEngine's samplers add the epoch
+_SEED_BITS = 30  # NumPy's seeds take 32 bits, and MMEngine's samplers add the epoch
 
 
-def _stock(sampler: Any, root: int) -> Iterator[Any]:
-    """A sampler's own order, every generator that it may draw from at the start of this epoch's
-    stream: the global ones, its own, and what it makes of ``seed + epoch``."""
-    epoch, stock = sampler._placement.epoch, type(sampler).__base__
+def _stock(sampler: Any, root: seeds.Root) -> Iterator[Any]:
+    """Return the order of the stock class, from the start of this epoch's stream.
+
+    It may draw from the global generators, those that it keeps, and one made of ``seed + epoch``.
+    """
+    epoch, stock = _epoch(sampler), sampler._mmrepro_stock
     key = ('sampler', stock.__name__, epoch)
     own = getattr(sampler, 'epoch', 0)
     if isinstance(own, int) and own != epoch and not hasattr(stock, 'set_epoch'):
         sampler.epoch = own = epoch  # it counts its passes itself; a resumed one begins at zero
     seed = getattr(sampler, 'seed', None)
     if isinstance(seed, numbers.Integral) and not isinstance(seed, bool):
-        seed = (1 << _BITS) + (seeds.derive(root, *key).torch >> (64 - _BITS))
+        seed = (1 << _SEED_BITS) + (seeds.derive(root, *key).torch >> (64 - _SEED_BITS))
         sampler.seed = seed - own if isinstance(own, int) else seed
     return isolated_order(sampler, lambda: stock.__iter__(sampler), _BLOCK, root, *key)
 
 
-def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int, root: int,
-                   *key: seeds.Key) -> Iterator[Any]:
-    """What ``order()`` yields from generators of its own; ``block`` items are drawn at a time.
+def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int,
+                   root: seeds.Root, stream: str, *key: seeds.Key) -> Iterator[Any]:
+    """Yield what ``order()`` yields, with isolated generators that start a stream.
+
+    Args:
+        block: so many items are drawn at a time.
 
     Raises:
         RandomnessError: in another thread than the one that trains.
     """
-    name, ours = type(sampler).__base__.__name__, type(sampler._placement)
-    inside, found = None, generators.find(sampler, name, (ours, ), data=False)
+    name = sampler._mmrepro_stock.__name__
+    inside, kept = None, generators.find(sampler, name, data=False)
     items: Iterator[Any] = iter(())
     while True:
         training_thread.check(f'asks {name} for its order')
         with seeds.isolate_rng():
             if inside is None:
-                seeds.seed_all(root, *key)
-                generators.reseed(found, root, *key)
+                generators.begin_stream(kept, root, stream, *key)
                 items = order()
             else:
                 seeds.restore_rng(inside)
@@ -207,7 +215,7 @@ def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int,
             return
 
 
-def contiguous(sampler: Any, root: int, start: int) -> Iterator[Position]:
+def contiguous(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
     """mmdet ``ClassAwareSampler``: each rank takes one contiguous part of the epoch."""
     first = sampler.num_samples * sampler.rank
     for local, index in enumerate(itertools.islice(_stock(sampler, root), start, None), start):
@@ -215,21 +223,21 @@ def contiguous(sampler: Any, root: int, start: int) -> Iterator[Position]:
 
 
 def _whole(indices: Sequence[int], sampler: Any, start: int) -> Iterator[Position]:
-    """Every rank takes all of an epoch's indices, as torch's samplers have it."""
+    """Yield all of an epoch's indices on each rank, as torch's samplers do."""
     from mmengine.dist import get_dist_info
     rank, world_size = get_dist_info()
     for local in range(start, len(indices)):
-        yield indices[local], sampler._placement.epoch, local * world_size + rank
+        yield indices[local], _epoch(sampler), local * world_size + rank
 
 
-def torch_sequential(sampler: Any, root: int, start: int) -> Iterator[Position]:
+def torch_sequential(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
     """torch ``SequentialSampler``."""
     return _whole(range(len(sampler.data_source)), sampler, start)
 
 
-def torch_random(sampler: Any, root: int, start: int) -> Iterator[Position]:
+def torch_random(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
     """torch ``RandomSampler``, which ``DataLoader(shuffle=True)`` makes."""
-    state = seeds.random_state(root, 'sampler', 'RandomSampler', sampler._placement.epoch)
+    state = seeds.random_state(root, 'sampler', 'RandomSampler', _epoch(sampler))
     size, count = len(sampler.data_source), sampler.num_samples
     if sampler.replacement:
         return _whole(state.randint(0, size, count, np.int64).tolist(), sampler, start)
@@ -239,32 +247,31 @@ def torch_random(sampler: Any, root: int, start: int) -> Iterator[Position]:
     return _whole(indices[:count], sampler, start)
 
 
-def torch_weighted(sampler: Any, root: int, start: int) -> Iterator[Position]:
+def torch_weighted(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
     """torch ``WeightedRandomSampler``."""
-    state = seeds.random_state(root, 'sampler', 'WeightedRandomSampler', sampler._placement.epoch)
+    state = seeds.random_state(root, 'sampler', 'WeightedRandomSampler', _epoch(sampler))
     weights = sampler.weights.double().numpy()
     indices = state.choice(len(weights), sampler.num_samples, sampler.replacement,
                            weights / math.fsum(weights))
     return _whole(indices.tolist(), sampler, start)
 
 
-def torch_subset(sampler: Any, root: int, start: int) -> Iterator[Position]:
+def torch_subset(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
     """torch ``SubsetRandomSampler``."""
-    order = _permutation(root, len(sampler.indices), 'SubsetRandomSampler',
-                         sampler._placement.epoch)
+    order = _permutation(root, len(sampler.indices), 'SubsetRandomSampler', _epoch(sampler))
     return _whole([sampler.indices[i] for i in order], sampler, start)
 
 
-def strided_stock(sampler: Any, root: int, start: int) -> Iterator[Position]:
-    """Any other sampler: its own order, taken to be strided over the ranks."""
+def strided_stock(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
+    """Unknown samplers: keep their order and assume that it is strided over the ranks."""
     from mmengine.dist import get_dist_info
     rank, world_size = get_dist_info()
-    epoch = sampler._placement.epoch
+    epoch = _epoch(sampler)
     for local, index in enumerate(itertools.islice(_stock(sampler, root), start, None), start):
         yield index, epoch, local * world_size + rank
 
 
-# One pass without end. Any other sampler is taken to come to an end, as `len()` says.
+# Samplers of one pass without end.
 ENDLESS = ('mmengine.dataset.sampler.InfiniteSampler',
            'mmdet.datasets.samplers.multi_source_sampler.MultiSourceSampler')
 
@@ -292,15 +299,16 @@ STOCK_FAULTS = {
 }
 
 
-def _name(cls: type) -> str:
+def qualified_name(cls: type) -> str:
+    """Return the dotted path of a class."""
     return f'{cls.__module__}.{cls.__qualname__}'
 
 
 def is_endless(sampler: Any) -> bool:
     """Whether a sampler is one of :data:`ENDLESS` or derived from it."""
-    return any(_name(cls) in ENDLESS for cls in type(sampler).__mro__)
+    return any(qualified_name(cls) in ENDLESS for cls in type(sampler).__mro__)
 
 
 def sampling_order_of(cls: type) -> SamplingOrder:
-    """The order function for a stock sampler class."""
-    return SAMPLING_ORDERS.get(_name(cls), strided_stock)
+    """Return the order function for a stock sampler class."""
+    return SAMPLING_ORDERS.get(qualified_name(cls), strided_stock)

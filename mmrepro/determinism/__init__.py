@@ -1,9 +1,7 @@
 """Determinism of kernels and libraries: flags of torch and environment variables.
 
-``tables.py`` holds what is set and why, one row each; ``policy.py`` applies it. Seeds are not in
-here, they are in ``mmrepro.seeds``.
-
-Every function that touches the environment takes it as an argument:
+``tables.py`` has a row for each, with its reason; ``policy.py`` applies them. Functions that touch
+the environment take it as an argument:
 
 >>> from mmrepro import determinism
 >>> env = {}

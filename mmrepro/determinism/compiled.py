@@ -1,4 +1,4 @@
-"""Compiled models: kernels must depend on the sizes they get, not on those that came before."""
+"""Compiled models: kernels must depend on the current sizes, not on earlier ones."""
 from __future__ import annotations
 
 import sys

@@ -1,4 +1,4 @@
-"""One level of CPU instructions for all libraries: the same kernels on every CPU that has it."""
+"""A level of CPU instructions for all libraries: the same kernels on all CPUs that have it."""
 from __future__ import annotations
 
 import re
@@ -26,13 +26,13 @@ _NUMPY = 'NPY_DISABLE_CPU_FEATURES'
 
 
 def level_variables(level: str | None, env: Mapping[str, str] = {}) -> dict[str, str]:
-    """The variables that a process has to start with on this machine; none for None.
+    """Return the variables that a process has to start with on this machine.
 
-    NumPy takes only names of features that the CPU has, so these are asked of NumPy.
+    NumPy accepts only names of features that the CPU has, so its list differs between machines.
 
     Args:
-        level: a key of :data:`CPU_LEVELS`, or None.
-        env: of this process; features that NumPy does without already stay in the list.
+        level: a key of :data:`CPU_LEVELS`; None: no variables.
+        env: environment of this process; features that NumPy has disabled already stay disabled.
     """
     if level is None:
         return {}
@@ -48,7 +48,7 @@ def _numpy_above_avx2() -> list[str]:
 
 
 def numpy_features() -> list[str]:
-    """Instructions that NumPy has kernels for, beyond its least, and that it uses here."""
+    """Return the instruction sets beyond its baseline whose kernels NumPy uses here."""
     try:
         from numpy._core import _multiarray_umath as core
     except ImportError:  # before NumPy 2
@@ -57,7 +57,7 @@ def numpy_features() -> list[str]:
 
 
 def cpu_conflicts(level: str | None, env: Mapping[str, str]) -> list[str]:
-    """Why this process does not keep to ``level``, a key of :data:`CPU_LEVELS` or None."""
+    """Return why this process exceeds ``level``, a key of :data:`CPU_LEVELS` or None."""
     if level is None:
         return []
     needed = level_variables(level, env)
@@ -78,7 +78,7 @@ def cpu_conflicts(level: str | None, env: Mapping[str, str]) -> list[str]:
 
 
 def cpu_instructions() -> str:
-    """The level of instructions that torch's own kernels use: 'AVX2', 'AVX512', 'DEFAULT' ..."""
+    """Return the instruction set of torch's own kernels: 'AVX2', 'AVX512', 'DEFAULT' ..."""
     if hasattr(torch.backends, 'cpu'):
         return torch.backends.cpu.get_cpu_capability()
     # torch 2.0 says it in a report only

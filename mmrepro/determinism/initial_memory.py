@@ -1,4 +1,4 @@
-"""Initial weights that nobody wrote: memory is filled with NaN while a model is built."""
+"""Detect initial weights that nothing wrote: memory is filled with NaN while a model is built."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _WITH_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.
 def filled_memory() -> Iterator[None]:
     """Let torch fill new memory with NaN in this block.
 
-    It does so with deterministic algorithms only, and from torch 2.2 on.
+    Has an effect with deterministic algorithms only, and from torch 2.2 on.
     """
     switches = getattr(torch.utils, 'deterministic', None)
     before = getattr(switches, 'fill_uninitialized_memory', None)
@@ -30,7 +30,7 @@ def filled_memory() -> Iterator[None]:
 
 
 def unwritten(model: torch.nn.Module) -> list[str]:
-    """Names of the parameters and buffers that hold a NaN."""
+    """Return names of the parameters and buffers that hold a NaN."""
     return [name for named in (model.named_parameters(), model.named_buffers())
             for name, tensor in named
             if not is_lazy(tensor) and tensor.dtype in _WITH_NAN and bool(tensor.isnan().any())]

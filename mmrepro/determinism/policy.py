@@ -4,6 +4,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -47,18 +48,23 @@ _BENCHMARK = (
 _NO_BENCHMARK = (
     'env_cfg.cudnn_benchmark=True is not followed: with randomness.deterministic=True cuDNN does '
     'not choose kernels by timing them, because runs would differ.')
-
-
 _HASH_SEED = (
     'PYTHONHASHSEED is not set, so sets of strings have another order in every process. mmrepro '
     'keeps the order where MMDetection uses one; for code of your own, export PYTHONHASHSEED=0 '
     'before Python starts (mmrepro train does it by itself).')
 
+_BOOL = (True, False)
+# argument of `enable` -> its values
+_VALUES: dict[str, tuple[Any, ...]] = {
+    'mode': (*_BOOL, 'warn'), 'float32_precision': (None, *PRECISIONS), 'cpu': (None, *CPU_LEVELS),
+    'fill_uninitialized_memory': _BOOL, 'cudnn_enabled': (None, *_BOOL),
+    'cudnn_benchmark': (None, *_BOOL),
+}
+
 
 @dataclass(frozen=True)
 class Change:
-    """One flag or variable that ``enable`` changed. ``None`` stands for a missing variable."""
-
+    """A flag or variable that ``enable`` changed. ``None`` stands for a missing variable."""
     name: str
     before: Any
     after: Any
@@ -67,8 +73,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Report:
-    """What ``enable`` did: the settings, the changes in order, and what it had to warn of."""
-
+    """What ``enable`` did: the settings, the changes in order, and its warnings."""
     settings: PolicySettings
     changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -85,7 +90,25 @@ class _Saved:
     flags: dict[str, Any]
 
 
-_active: tuple[_Saved, Report] | None = None  # the state before, and what `enable` returned
+class _InForce(threading.local):
+    """What is in force: the state before, and the report of ``enable``.
+
+    Each virtual rank has a thread and enables for itself. A thread begins with what was put in
+    force last, because most flags belong to the process.
+    """
+    latest: tuple[_Saved, Report] | None = None  # of the process
+
+    def __init__(self) -> None:
+        self._value = _InForce.latest
+
+    def get(self) -> tuple[_Saved, Report] | None:
+        return self._value
+
+    def set(self, value: tuple[_Saved, Report] | None) -> None:
+        self._value = _InForce.latest = value
+
+
+_active = _InForce()
 _said: set = set()  # warnings that were logged already
 
 
@@ -98,25 +121,25 @@ def enable(mode: Mode = True,
            cudnn_benchmark: bool | None = None,
            cpu: str | None = None,
            env: MutableMapping[str, str] = os.environ) -> Report:
-    """Put the policy in force, from the state before any earlier ``enable``.
+    """Put the policy in force; an earlier ``enable`` is undone first.
 
     Call it as early as possible: before CUDA is used and before processes are started. It imports
-    nothing, starts no CUDA context, and may be called again (the last call counts).
+    nothing and starts no CUDA context.
 
     Args:
         mode: True refuses what cannot be deterministic; ``'warn'`` warns of it, keeps conflicting
             settings, and is no determinism; False leaves the deterministic switches alone. The
-            next three arguments apply in every mode, because they change bits.
+            other arguments apply in every mode. None leaves a setting as it is.
         float32_precision: ``'highest'``: float32 everywhere, TF32 off. ``'high'``: TF32 in matrix
             products and convolutions. ``'medium'``: like ``'high'``, and bfloat16 on CPUs with
-            units for it. None: as it is; with ``mode`` it may not change from here on.
-        num_threads: Threads within one torch operator on the CPU; None: as it is.
-        cudnn_enabled: None: as it is.
+            units for it. With ``mode``, the precision may not change from here on.
         fill_uninitialized_memory: Fill memory that was not written yet. Slow; shows reads of it.
-        cudnn_benchmark: What ``env_cfg`` of the config says; None: nothing. True is not followed
-            with ``mode=True``, and said.
-        cpu: ``'avx2'``: all libraries use AVX2 and nothing above it; None: as it is. The process
-            has to start with the variables of ``level_variables``.
+        num_threads: Threads within a torch operator on the CPU.
+        cudnn_enabled: Use cuDNN.
+        cudnn_benchmark: What ``env_cfg`` of the config says. With ``mode=True``, True is not
+            followed, with a warning.
+        cpu: ``'avx2'``: all libraries use AVX2 and nothing above it. The process has to start with
+            the variables of ``level_variables``.
         env: The environment, changed in place.
 
     Returns:
@@ -125,13 +148,12 @@ def enable(mode: Mode = True,
     Raises:
         DeterminismError: settings that contradict each other, all in one message, with the values
             that are accepted. Nothing has been changed then.
-        TypeError, ValueError: an argument of the wrong type or value.
+        ValueError: an argument has a wrong value.
     """
-    global _active
     settings = PolicySettings(mode, float32_precision, fill_uninitialized_memory, num_threads,
                               cudnn_enabled, cudnn_benchmark, cpu)
-    _check_types(settings)
-    said = _check_conflicts(settings, env)
+    _check_values(settings)
+    warned = _check_conflicts(settings, env)
     disable()
     baseline = _save(env)
     try:
@@ -146,16 +168,16 @@ def enable(mode: Mode = True,
                  for row in ENV if row.name in baseline.variables]
         pairs += [(flag, baseline.flags[flag.name], _read(flag.get)) for flag in FLAGS]
         report = Report(settings, tuple(Change(row.name, before, after, row.why)
-                                        for row, before, after in pairs if before != after), said)
+                                        for row, before, after in pairs if before != after), warned)
     except BaseException:
         _restore(baseline)
         raise
-    _active = baseline, report
+    _active.set((baseline, report))
     for module in _LATE_MODULES:
         after_import(module, _set_late)
     # a start by `mmrepro train` has it; of several ranks, one says so
     unseeded = mode and 'PYTHONHASHSEED' not in env
-    for text in (*said, *([_HASH_SEED] if unseeded and env.get('RANK', '0') == '0' else ())):
+    for text in (*warned, *([_HASH_SEED] if unseeded and env.get('RANK', '0') == '0' else ())):
         if text not in _said:
             _said.add(text)
             _logger.warning(text)
@@ -164,18 +186,19 @@ def enable(mode: Mode = True,
 
 def disable() -> None:
     """Put back everything that ``enable`` changed. Does nothing if nothing is in force."""
-    global _active
     for module in _LATE_MODULES:
         forget(module, _set_late)
-    if _active is not None:
-        _restore(_active[0])
-        _active = None
+    active = _active.get()
+    if active is not None:
+        _restore(active[0])
+        _active.set(None)
 
 
 def _set_late(module: ModuleType) -> None:
     """Set the flags that come with an import, after it."""
-    for flag in FLAGS if _active is not None else ():
-        wanted = flag.wanted(_active[1].settings) if flag.module else ()
+    report = in_force()
+    for flag in FLAGS if report is not None else ():
+        wanted = flag.wanted(report.settings) if flag.module else ()
         if wanted and _read(flag.get) not in (*wanted, UNAVAILABLE):
             _write(flag, wanted[0])
 
@@ -190,13 +213,15 @@ def import_flags() -> None:
 
 
 def is_enabled() -> Mode:
-    """The mode in force: True, ``'warn'`` or False."""
-    return False if _active is None else _active[1].settings.mode
+    """Return the mode in force: True, ``'warn'`` or False."""
+    report = in_force()
+    return False if report is None else report.settings.mode
 
 
 def in_force() -> Report | None:
-    """What the ``enable`` that counts has returned; None if nothing is in force."""
-    return None if _active is None else _active[1]
+    """Return the report of the ``enable`` that counts; None if nothing is in force."""
+    active = _active.get()
+    return None if active is None else active[1]
 
 
 @contextmanager
@@ -209,17 +234,16 @@ def deterministic(mode: Mode = True,
     On the way out, also by an exception, every flag of the tables, and every variable that the
     policy may set, is as it was on the way in. Blocks nest; the innermost one counts.
     """
-    global _active
-    outer, entry = _active, _save(env)
+    outer, entry = _active.get(), _save(env)
     try:
         yield enable(mode, env=env, **settings)
     finally:
         _restore(entry)
-        _active = outer
+        _active.set(outer)
 
 
 def snapshot(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Every value that the tables know, as it is now: ``{'env.NAME': ..., 'torch....': ...}``.
+    """Return the current value of each row of the tables: ``{'env.NAME': ..., 'torch....': ...}``.
 
     Plain strings, numbers, booleans and None, for a manifest and to compare ranks.
     """
@@ -230,10 +254,11 @@ def snapshot(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def drifted() -> tuple[Change, ...]:
-    """Flags that were changed since ``enable``, so that the promise no longer holds."""
-    if _active is None:
+    """Return flags that were changed since ``enable``, so that the promise no longer holds."""
+    active, found = _active.get(), []
+    if active is None:
         return ()
-    saved, settings, found = _active[0], _active[1].settings, []
+    saved, settings = active[0], active[1].settings
     for flag in FLAGS:
         wanted, now = flag.wanted(settings), _read(flag.get)
         if not wanted and flag.pinned and settings.mode:
@@ -248,15 +273,13 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
                      mode: Mode = True,
                      num_threads: int | None = None,
                      cpu: str | None = None) -> dict[str, str]:
-    """Variables that only count when Python starts with them, and that ``env`` lacks.
+    """Return variables that only count when Python starts with them, and that ``env`` lacks.
 
     For a script that starts itself again, once, with ``{**env, **missing_at_start(env)}``. The
     thread counts are those that torch has now, so that spelling them out changes no bit.
 
     Args:
-        mode: As for ``enable``. False needs nothing, unless ``num_threads`` is given.
-        num_threads: As for ``enable``.
-        cpu: As for ``enable``.
+        mode, num_threads, cpu: As for ``enable``.
     """
     threads = str(torch.get_num_threads() if num_threads is None else num_threads)
     values = {}
@@ -273,25 +296,18 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
     return {name: value for name, value in values.items() if name not in env}
 
 
-def _check_types(s: PolicySettings) -> None:
-    if not (isinstance(s.mode, bool) or s.mode == 'warn'):
-        raise ValueError(f"deterministic={s.mode!r}: expected True, False or 'warn'")
-    if s.float32_precision is not None and s.float32_precision not in PRECISIONS:
-        raise ValueError(f'float32_precision={s.float32_precision!r}: expected None or one of '
-                         f'{", ".join(map(repr, PRECISIONS))}')
-    if s.cpu is not None and s.cpu not in CPU_LEVELS:
-        raise ValueError(f'cpu={s.cpu!r}: expected None or one of '
-                         f'{", ".join(map(repr, CPU_LEVELS))}')
-    for name in ('fill_uninitialized_memory', 'cudnn_enabled', 'cudnn_benchmark'):
+def _check_values(s: PolicySettings) -> None:
+    for name, values in _VALUES.items():
         value = getattr(s, name)
-        if not isinstance(value, bool) and (value is not None or name.startswith('fill')):
-            raise TypeError(f'{name}={value!r}: expected a bool')
+        if not any(value == one and type(value) is type(one) for one in values):
+            raise ValueError(f'{name.replace("mode", "deterministic")}={value!r}: expected one of '
+                             f'{", ".join(map(repr, values))}')
     if s.num_threads is not None and (type(s.num_threads) is not int or s.num_threads < 1):
         raise ValueError(f'num_threads={s.num_threads!r}: expected None or an integer above 0')
 
 
 def _check_conflicts(s: PolicySettings, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Raise what contradicts ``s``; in ``'warn'`` mode, return it."""
+    """Raise what contradicts ``s``; in ``'warn'`` mode, return it as warnings."""
     conflicts = [
         f'{row.name}={env[row.name]!r} is set in the environment, with deterministic={s.mode!r}, '
         f'float32_precision={s.float32_precision!r}: {row.why}. Unset {row.name}, or set one of: '
@@ -328,8 +344,7 @@ def _write(flag: Flag, value: Any) -> None:
 
 
 def _save(env: MutableMapping[str, str]) -> _Saved:
-    # of the variables those that the policy may set: another one that changes in the meantime was
-    # changed by somebody else
+    # only variables that the policy may set: others that change meanwhile, somebody else changed
     return _Saved(env, {row.name: env.get(row.name) for row in ENV if row.default is not None},
                   {flag.name: _read(flag.get) for flag in FLAGS})
 

@@ -1,10 +1,9 @@
-"""What the policy sets, and why: one row per environment variable and per flag of torch.
+"""Tables of environment variables and flags of torch, with the reason for each row.
 
-A new case is a new row. The code that reads the tables is in ``policy.py``.
+A new case is a new row. ``policy.py`` reads the tables.
 """
 from __future__ import annotations
 
-import fnmatch
 import functools
 import operator
 import re
@@ -20,9 +19,8 @@ Mode = Union[bool, str]
 UNAVAILABLE = 'unavailable'  # this torch has no such switch
 UNREADABLE = 'unreadable'  # torch refuses: its old and its new precision API were both used
 
-# float32_precision -> what torch is told. TF32 repeats its bits like any other format; it is a
-# choice of precision, so None keeps what torch has, and deterministic mode only watches that it
-# stays.
+# float32_precision -> settings of torch. TF32 repeats its bits like any other format: None keeps
+# the precision that torch has, and deterministic mode only watches that it stays.
 #   matmul  torch.set_float32_matmul_precision
 #   tf32    torch.backends.cudnn.allow_tf32 (convolutions; torch's own default is True)
 #   cuda    fp32_precision of cuBLAS and cuDNN, torch >= 2.9
@@ -36,7 +34,7 @@ PRECISIONS = {
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """What was asked for. ``None`` leaves a thing as it is."""
+    """The arguments of ``enable``; None leaves a setting as it is."""
 
     mode: Mode = True
     float32_precision: str | None = None
@@ -48,13 +46,13 @@ class PolicySettings:
 
     @property
     def precision(self) -> dict | None:
-        """The row of ``PRECISIONS`` in force, or None."""
+        """Row of ``PRECISIONS``, or None."""
         name = self.float32_precision
         return None if name is None else PRECISIONS[name]
 
 
 class EnvRow(NamedTuple):
-    """One environment variable that the policy has an opinion on."""
+    """An environment variable that the policy checks."""
 
     name: str
     # values that a user may have set; an empty tuple: no opinion with these settings
@@ -73,7 +71,7 @@ class EnvRow(NamedTuple):
 
 
 class Flag(NamedTuple):
-    """One switch of torch."""
+    """A switch of torch."""
 
     name: str
     get: Callable[[], Any]  # raises AttributeError where this torch does not have it
@@ -194,27 +192,9 @@ RECORDED_ENV = (
 # All variables that are known to change bits, or to explain timings.
 BIT_VARIABLES = (*(row.name for row in ENV), *RECORDED_ENV)
 
-# Patterns of variables that reach kernels and libraries, also of those without a row above: a
-# manifest records them, and a run that is repeated gets them again. All others, secrets among them,
-# stay out.
-LIBRARY_VARIABLES = (
-    'PYTHONHASHSEED', 'PYTHONOPTIMIZE', '*_NUM_THREADS', 'KMP_*', 'GOMP_*', 'MKL_*', 'ONEDNN_*',
-    'DNNL_*', 'ATEN_*', 'CUDA_*', 'CUBLAS*', 'CUDNN_*', 'NVIDIA_TF32_OVERRIDE', 'NVTE_*', 'NCCL_*',
-    'TORCH_*', 'TORCHINDUCTOR_*', 'TORCHDYNAMO_*', 'PYTORCH_*', 'TRITON_*', 'FLASH_ATTENTION_*',
-    'OPENCV_*', 'NPY_*', 'OPENBLAS_*', 'TZ', 'LC_*', 'LANG', 'MMREPRO_*')
-# Recorded as well, but they belong to a machine and its launcher: a repeated run has its own.
-LAUNCH_VARIABLES = ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'SLURM_NTASKS', 'CUDA_VISIBLE_DEVICES',
-                    'NVIDIA_VISIBLE_DEVICES', 'MMREPRO_RESTARTED')
-
-
-def is_repeated(variable: str) -> bool:
-    """Whether a run that is repeated gets the variable of the original."""
-    return variable not in LAUNCH_VARIABLES and any(
-        fnmatch.fnmatchcase(variable, pattern) for pattern in LIBRARY_VARIABLES)
-
 
 def _find(name: str) -> Any:
-    """What ``torch.a.b`` names; at the time of the call, because releases lack some of it."""
+    """Return ``torch.a.b``, looked up at each call, because releases lack some switches."""
     return operator.attrgetter(name.partition('.')[2])(torch)
 
 
@@ -232,7 +212,7 @@ def _functions(name: str, getter: str, setter: str,
 
 def _of_compiler(module: str, name: str, value: bool, why: str,
                  later: Callable[[Mapping[str, str]], Any]) -> Flag:
-    """A setting of torch's compiler, from its import on: importing it takes seconds."""
+    """Return the row of a setting of torch's compiler, which takes seconds to import."""
 
     def config() -> Any:
         if module not in sys.modules:
@@ -272,19 +252,12 @@ _IEEE = ('ieee', 'none')
 
 
 def unchanged(value: Any) -> tuple[Any, ...]:
-    """The values of a pinned flag that mean the same as ``value``."""
+    """Return the values of a pinned flag that mean the same as ``value``."""
     return _IEEE if value in _IEEE else (value, )
 
 
 def _precision(key: str) -> Callable[[PolicySettings], Sequence[Any]]:
-
-    def wanted(s: PolicySettings) -> Sequence[Any]:
-        if s.precision is None:
-            return ()
-        value = s.precision[key]
-        return unchanged(value)
-
-    return wanted
+    return lambda s: () if s.precision is None else unchanged(s.precision[key])
 
 
 def _given(name: str) -> Callable[[PolicySettings], Sequence[Any]]:

@@ -1,4 +1,4 @@
-"""What a run was made of: settings, versions, hardware. Checkpoints keep it, a resume compares."""
+"""What a run is made of: settings, versions, hardware. A resume compares it."""
 from __future__ import annotations
 
 import ast
@@ -16,10 +16,10 @@ from ..determinism.cpu_level import cpu_instructions
 from ..distributed.agreement import package_version, start_fields
 from ..distributed.process_group import process_count
 
-# MMEngine writes these into the config by itself, or they say where and not what
+# keys of a config that MMEngine writes by itself, or that say where and not what
 NOT_SETTINGS = ('randomness', 'resume', 'load_from', 'work_dir', 'launcher', 'experiment_name')
 
-# beside those that ranks compare: they decode and transform the images
+# module -> distributions; these decode and transform images, others are compared by ranks
 PACKAGES = {
     'cv2': ('opencv-python', 'opencv-python-headless'),
     'PIL': ('pillow', ),
@@ -27,7 +27,7 @@ PACKAGES = {
     'pycocotools': ('pycocotools', ),
 }
 
-# that libraries have kernels for, as Linux calls them: x86-64, then ARM
+# features that libraries have kernels for, as Linux calls them: x86-64, then ARM
 CPU_FEATURES = (
     'sse4_1', 'sse4_2', 'avx', 'f16c', 'fma', 'avx2', 'avx512f', 'avx512dq', 'avx512bw', 'avx512vl',
     'avx512_vnni', 'avx512_bf16', 'avx512_fp16', 'amx_tile', 'amx_int8', 'amx_bf16',
@@ -37,7 +37,7 @@ ADDRESS = re.compile(' at 0x[0-9a-f]+')
 
 
 def flatten(settings: Any, name: str = '') -> dict[str, Any]:
-    """Nested dicts and lists as ``{'a.b[0].c': value}``; values are what JSON can hold.
+    """Return nested dicts and lists as ``{'a.b[0].c': value}``; JSON can hold the values.
 
     >>> flatten({'a': {'b': [dict(c=1), 2]}, 'd': (3, 4)})
     {'a.b[0].c': 1, 'a.b[1]': 2, 'd': '[3, 4]'}
@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def collect_facts(config: Any, randomness: Mapping[str, Any], world_size: int) -> dict[str, Any]:
-    """All that may decide about bits, as ``{name: string, number, boolean or None}``.
+    """Return all that may decide about bits, as ``{name: string, number, boolean or None}``.
 
     Args:
         config: the effective config, an ``mmengine.Config``.
@@ -86,10 +86,10 @@ def collect_facts(config: Any, randomness: Mapping[str, Any], world_size: int) -
 
 
 def read_settings(text: str) -> dict[str, Any]:
-    """The settings in the text of a config that MMEngine wrote (``Config.pretty_text``).
+    """Return the settings in the text of a config that MMEngine wrote (``Config.pretty_text``).
 
-    Nothing is run, other than by ``Config.fromstring``: the text may come from anywhere. Whatever
-    is not a literal or a ``dict(...)`` of literals stays text.
+    Unlike ``Config.fromstring``, this runs nothing: the text may come from anywhere. Whatever is
+    neither a literal nor a ``dict(...)`` of literals stays text.
 
     >>> read_settings("a = dict(b=[1, -2.5], c=None)\\nd = open('x')")
     {'a': {'b': [1, -2.5], 'c': None}, 'd': "open('x')"}
@@ -116,7 +116,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's settings, as plain dicts and lists, as ``{'config.model.type': ...}``."""
+    """Return the settings of a config, given as plain dict, as ``{'config.model.type': ...}``."""
     kept = {key: value for key, value in config.items() if key not in NOT_SETTINGS}
     if not kept.get('custom_hooks', True):  # None and [] are the same as nothing
         del kept['custom_hooks']
@@ -142,21 +142,18 @@ def _hardware() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The model name of the processor, or its architecture where there is none."""
+    """Return the model name of the processor, or its architecture where there is none."""
     return _cpuinfo('model name') or f'{platform.machine()} {platform.processor()}'.strip()
 
 
 def cpu_features() -> str | None:
-    """Of :data:`CPU_FEATURES`, those that this processor has; None where the system does not say.
-
-    Variables that take instructions from a library do not count: they are facts of their own.
-    """
+    """Return which :data:`CPU_FEATURES` this processor has; None where the system does not say."""
     flags = (_cpuinfo('flags') or _cpuinfo('Features')).split()
     return ' '.join(name for name in CPU_FEATURES if name in flags) if flags else None
 
 
 def _cpuinfo(key: str) -> str:
-    """The first value of a key in /proc/cpuinfo; '' where there is none."""
+    """Return the first value of a key in /proc/cpuinfo, or ''."""
     try:
         with open('/proc/cpuinfo') as file:
             lines = (line.partition(':') for line in file)

@@ -49,7 +49,7 @@ def _reacts_to_metrics(facts: Mapping[str, Any]) -> bool:
 
 
 def _averages_at_validation(facts: Mapping[str, Any]) -> bool:
-    """Running statistics of the ranks are averaged before each validation, and train on so."""
+    """Whether training goes on with statistics that ranks average before each validation."""
     if facts.get('world_size', 1) == 1:
         return False
     hooks = {str(value).rsplit('.', 1)[-1] for name, value in facts.items()
@@ -62,7 +62,7 @@ def _averages_at_validation(facts: Mapping[str, Any]) -> bool:
 
 
 def _no_digest_of(*names: str) -> Callable[[Mapping[str, Any]], bool]:
-    """Whether a run has compared its data by nothing but where they lie."""
+    """Return a condition: all that a run says of its data is their path."""
 
     def unknown(facts: Mapping[str, Any]) -> bool:
         # before its data are loaded, and in a manifest, a run has no facts on them
@@ -73,7 +73,7 @@ def _no_digest_of(*names: str) -> Callable[[Mapping[str, Any]], bool]:
 
 
 def _without_mmrepro(facts: Mapping[str, Any]) -> bool:
-    """Of a run of stock MMEngine, as the comparison of two runs notes it."""
+    """Whether the facts are of a run of stock MMEngine."""
     return facts.get(ATTACHED) is False
 
 
@@ -81,7 +81,7 @@ _BY_CONTENT = 'the data are compared by what they hold'
 
 
 class Condition(NamedTuple):
-    """Under which a fact matters, and why it does not otherwise."""
+    """When a fact matters, and why it does not otherwise."""
     holds: Callable[[Mapping[str, Any]], bool]
     otherwise: str
 
@@ -111,7 +111,7 @@ CONDITIONS = {
         or _averages_at_validation(facts), 'training does not react to validation'),
 }
 
-# patterns and the other fields of FactRule; the first pattern that matches counts
+# patterns, then the other fields of FactRule; the first pattern that matches counts
 _ROWS: tuple[tuple[str, ...], ...] = (
     (ATTACHED, CHANGES, 'other random numbers and kernels: bits cannot agree'),
     ('randomness.seed', CHANGES, 'different order of data, different random numbers'),
@@ -276,7 +276,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDif
 
 
 def table(rows: Sequence[FactDifference]) -> str:
-    """Name, then, now, consequence; long values are shortened."""
+    """Format name, values and consequence of each row; long values are shortened."""
     shown = [('', 'then', 'now', 'consequence'), *(
         (row.name, _text(row.then), _text(row.now), row.consequence) for row in rows[:MAX_ROWS])]
     widths = [min(width, max(len(line[column]) for line in shown))
@@ -289,10 +289,10 @@ def table(rows: Sequence[FactDifference]) -> str:
 
 
 def check(path: str, then: dict[str, Any], now: dict[str, Any], strict: bool) -> list[str]:
-    """Lines for the log about what differs from the run that wrote ``path``.
+    """Return lines for the log about what differs from the run that wrote ``path``.
 
     Raises:
-        ResumeError: ``strict``, and something that changes bits differs; holds the table.
+        ResumeError: ``strict``, and a difference changes bits.
     """
     found = differences(then, now)
     serious = [row for row in found if row.severity == CHANGES]

@@ -1,4 +1,4 @@
-"""Hooks and schedules among the settings of a run: which only watch, which count from its end."""
+"""Hooks and schedules in a config: which only watch, which count from the end of the training."""
 from __future__ import annotations
 
 import fnmatch
@@ -11,7 +11,7 @@ WATCHERS = ('CheckInvalidLossHook', 'CheckpointHook', 'EmptyCacheHook', 'Fingerp
             'IterTimerHook', 'LoggerHook', 'MemoryProfilerHook', 'NumClassCheckHook',
             'OperatorGuardHook', 'PreemptHook', 'ProfilerHook', 'NPUProfilerHook',
             'RuntimeInfoHook', 'SelfCheckHook', '*VisualizationHook')
-# hooks beside them that do not count back from the end of the training
+# other hooks that do not count back from the end of the training
 FROM_THE_START = ('DistSamplerSeedHook', 'EMAHook', 'EarlyStoppingHook', 'MeanTeacherHook',
                   'ParamSchedulerHook', 'PipelineSwitchHook', 'SetEpochInfoHook',
                   'SyncBuffersHook', 'SyncNormHook')
@@ -24,13 +24,13 @@ def _is_a(kinds: Sequence[str], value: Any) -> bool:
 
 
 def _hook(name: str, facts: Mapping[str, Any]) -> tuple[str, Any]:
-    """Name of the hook that a fact is about, and its type; ('', None) for another fact."""
+    """Return the name of the hook that a fact is about, and its type; ('', None) for others."""
     found = _HOOK.match(name)
     return (found[0], facts.get(f'{found[0]}.type')) if found else ('', None)
 
 
 def without_watchers(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts as if there were no :data:`WATCHERS` among the custom hooks; the others move up."""
+    """Return facts without :data:`WATCHERS` among the custom hooks; the others move up."""
     hooks = {_hook(name, facts) for name in facts if name.startswith('config.custom_hooks[')}
     kept = sorted((hook for hook, kind in hooks if not _is_a(WATCHERS, kind)),
                   key=lambda hook: int(_HOOK.match(hook)[1]))
@@ -51,7 +51,7 @@ def is_watching(name: str, facts: Mapping[str, Any]) -> bool:
 
 
 def _ends_with_the_training(name: str, facts: Mapping[str, Any]) -> bool:
-    """Whether what a setting says depends on where the training ends."""
+    """Whether the effect of a setting depends on where the training ends."""
     value, (hook, kind) = facts[name], _hook(name, facts)
     if hook and kind is not None:
         return not _is_a((*WATCHERS, *FROM_THE_START), kind)
@@ -68,5 +68,5 @@ def _ends_with_the_training(name: str, facts: Mapping[str, Any]) -> bool:
 
 
 def counts_from_the_end(facts: Mapping[str, Any]) -> bool:
-    """Schedules without ``end`` last as long as the training; a hook may count back from it."""
+    """Whether a schedule has no ``end``, or a hook may count back from the end of the training."""
     return any(_ends_with_the_training(name, facts) for name in facts)

@@ -1,22 +1,23 @@
-"""Which data a run trains on: digests of annotation files and of the list of images."""
+"""The data that a run trains on: digests of annotation files and of the list of images."""
 from __future__ import annotations
 
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from mmengine.dataset import BaseDataset
 
 from .. import seeds
+from ..data.dataset_tree import datasets
 
 MAX_LISTED = 200000  # images whose names are read one by one: beyond, it takes minutes
 _CHUNK = 1 << 20
 
 
 def file_record(path: str) -> dict[str, Any]:
-    """Size and SHA-256 of a file; of one that cannot be read, why."""
+    """Return size and SHA-256 of a file, or why it cannot be read."""
     try:
         status = os.stat(path)
         return dict(size=status.st_size,
@@ -27,7 +28,7 @@ def file_record(path: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _sha256(path: str, *status: int) -> str:
-    """Of a file's content; read again when its ``status`` changes."""
+    """Return the SHA-256 of a file's content, which is read again when its ``status`` changes."""
     digest = hashlib.sha256()
     with open(path, 'rb') as file:
         while chunk := file.read(_CHUNK):
@@ -36,7 +37,7 @@ def _sha256(path: str, *status: int) -> str:
 
 
 def training_data(dataset: Any) -> dict[str, Any]:
-    """Annotation files and image list of a built dataset, whatever wraps it; for a manifest."""
+    """Return annotation files and image list of a built dataset, for a manifest."""
     annotations: dict[str, Any] = {}
     images: list[str] = []
     for innermost in _innermost(dataset):
@@ -50,13 +51,13 @@ def training_data(dataset: Any) -> dict[str, Any]:
 
 
 def training_facts(dataset: Any) -> dict[str, Any]:
-    """The same for a resume, as numbers and strings; where the data lie does not count.
+    """Return what a resume compares: numbers and strings, whatever folder the data lie in.
 
     Annotations that are no local file, and images beyond :data:`MAX_LISTED`, are left out.
     """
     facts: dict[str, Any] = dict(train_samples=len(dataset))
     annotations, images = [], []
-    with seeds.isolate_rng():  # a class of one's own may draw in what it is asked
+    with seeds.isolate_rng():  # user datasets may draw random numbers in these calls
         for innermost in _innermost(dataset):
             annotations += [file_record(path).get('sha256') for path in _annotations(innermost)]
             paths = _images(innermost)
@@ -70,20 +71,11 @@ def training_facts(dataset: Any) -> dict[str, Any]:
 
 
 def _lines(texts: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.encode() + b'\n')
-    return digest.hexdigest()
+    return hashlib.sha256(b''.join(text.encode() + b'\n' for text in texts)).hexdigest()
 
 
-def _innermost(dataset: Any) -> Iterator[Any]:
-    if hasattr(dataset, 'datasets'):
-        for part in dataset.datasets:
-            yield from _innermost(part)
-    elif hasattr(dataset, 'dataset'):
-        yield from _innermost(dataset.dataset)
-    else:
-        yield dataset
+def _innermost(dataset: Any) -> list[Any]:
+    return [inner for inner in datasets(dataset) if len(list(datasets(inner))) == 1]
 
 
 def _annotations(dataset: Any) -> list[str]:
@@ -92,7 +84,7 @@ def _annotations(dataset: Any) -> list[str]:
 
 
 def _images(dataset: Any) -> list[str]:
-    """Paths of the images in their order."""
+    """Return the paths of the images in their order."""
     if not isinstance(dataset, BaseDataset) or len(dataset) > MAX_LISTED:
         return []
     paths = (dataset.get_data_info(i).get('img_path') for i in range(len(dataset)))

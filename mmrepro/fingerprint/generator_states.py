@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..digests import state_digest
+from ..generator_kinds import GENERATORS, read_state
+
 NAMES = ('torch', 'numpy', 'python', 'cuda')  # of the global generators, in the order of states()
 
 # name of a C function -> what it reads; the interpreter reports calls to them, however imported
@@ -65,20 +68,10 @@ def of_torch(generator: torch.Generator) -> str:
 
 def own(*namespaces: Mapping[str, Any]) -> dict[str, str]:
     """Generators that live in these namespaces: name -> state as short hex."""
-    found = {}
-    for namespace in namespaces:
-        for name, value in list(namespace.items()):
-            if isinstance(value, torch.Generator):
-                found[name] = of_torch(value)
-            elif isinstance(value, random.SystemRandom):
-                found[name] = 'operating system'
-            elif isinstance(value, random.Random):
-                found[name] = _of_python(value.getstate())
-            elif isinstance(value, np.random.Generator):
-                found[name] = _short(repr(value.bit_generator.state).encode())
-            elif isinstance(value, np.random.RandomState):
-                found[name] = _short(repr(value.get_state()).encode())
-    return found
+    states = {name: read_state(value) for namespace in namespaces
+              for name, value in list(namespace.items()) if isinstance(value, GENERATORS)}
+    return {name: state if isinstance(state, str) else state_digest(state)[:8]
+            for name, state in states.items()}
 
 
 def _of_python(state: tuple) -> str:

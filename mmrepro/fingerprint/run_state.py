@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
-from ..determinism.tables import ENV, RECORDED_ENV
+from ..determinism.tables import BIT_VARIABLES
 from ..distributed.unwrap import optim_wrappers, unwrap
 from . import generator_states
 
-VARIABLES = (*(row.name for row in ENV), *RECORDED_ENV)  # that change bits
 PLAIN = (bool, int, float, str)
 LONGEST = 15  # items of a list that is a plain value
 
@@ -62,7 +61,7 @@ def attributes(runner: Any) -> list[str]:
              f'deterministic={torch.are_deterministic_algorithms_enabled()}',
              f'resumed={runner._resume}',
              f'validated={any(getattr(hook, "validated", False) for hook in runner.hooks)}',
-             *(f'environment {name}={os.environ.get(name)}' for name in VARIABLES)]
+             *(f'environment {name}={os.environ.get(name)}' for name in BIT_VARIABLES)]
     for path, module in unwrap(runner.model).named_modules():
         own: dict[str, Any] = {}
         for base in reversed(type(module).__mro__):  # an attribute that no instance has set yet

@@ -10,8 +10,8 @@ from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Callable, NamedTuple
 
 from ..data import dataset_tree
-from ..data.reachable import belongs_to_user, named_globals, slots
 from ..digests import exact_digest
+from ..reachable import attributes, belongs_to_user, closure, named_globals
 from . import generator_states
 
 MAX_KEPT = 1000  # items of a list or dict that are compared; of longer ones the number
@@ -225,21 +225,11 @@ def _kept(member: Any) -> dict[str, tuple[str, str]]:
                           if not name.startswith('__')})
             functions += [value for value in vars(cls).values() if isinstance(value, FunctionType)]
     if not isinstance(owner, FunctionType):
-        found.update({f'self.{name}': value for name, value in vars(owner).items()}
-                     if hasattr(owner, '__dict__') else {})
-        found.update({f'self.{name}': getattr(owner, name) for name in slots(owner)})
+        found.update({f'self.{name}': value for name, value in attributes(owner).items()})
     for one in functions:
         found.update(named_globals(one))
-        found.update({f'{one.__qualname__}.{name}': value for name, value in _cells(one)})
+        found.update({f'{one.__qualname__}.{name}': value for name, value in closure(one)})
     return {name: _state(value) for name, value in found.items() if not _is_code(value)}
-
-
-def _cells(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # a name that was never bound
-            continue
 
 
 def _is_code(value: Any) -> bool:

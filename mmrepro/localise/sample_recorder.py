@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple
 
+from ..data import dataset_tree
 from ..data.batch_context import current_batch
 from ..digests import exact_digest
 from ..fingerprint import generator_states
@@ -32,9 +33,10 @@ class SampleRecorder(NamedTuple):
 
     def instrument(self, dataset: Any) -> None:
         """Record the transforms of this dataset and of the datasets that it wraps."""
-        for owner in _datasets(dataset):
-            for transform in _transforms(getattr(owner, 'pipeline', None)):
-                _change_class(transform, self, _TRANSFORM)
+        for owner in dataset_tree.datasets(dataset):
+            for _, transform in dataset_tree.transforms(getattr(owner, 'pipeline', None)):
+                if hasattr(transform, '__dict__') and type(transform).__name__ != 'Compose':
+                    _change_class(transform, self, _TRANSFORM)
         _change_class(dataset, self, _DATASET)
 
     def name_of(self, index: Any) -> str | None:
@@ -66,24 +68,6 @@ def read_samples(folder: str, rank: int) -> list[Record]:
         int(number) for number in record.path.split('/')[0].split()[1].split('.')))
 
 
-def _datasets(dataset: Any) -> Iterator[Any]:
-    yield dataset
-    for name in ('dataset', 'datasets'):
-        inner = getattr(dataset, name, None)
-        for one in inner if isinstance(inner, (list, tuple)) else [inner]:
-            if one is not None and hasattr(one, '__getitem__'):
-                yield from _datasets(one)
-
-
-def _transforms(pipeline: Any) -> Iterator[Any]:
-    """Transforms of a pipeline and those inside of them, innermost first."""
-    inner = getattr(pipeline, 'transforms', pipeline)
-    if isinstance(inner, (list, tuple)):
-        for one in inner:
-            yield from _transforms(one)
-            if callable(one) and not isinstance(one, type) and hasattr(one, '__dict__') and (
-                    type(one).__name__ != 'Compose'):
-                yield one
 
 
 def _change_class(thing: Any, samples: SampleRecorder, methods: dict[str, Callable]) -> Any:

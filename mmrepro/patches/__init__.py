@@ -1,11 +1,8 @@
 """Replacements for the code inside MMDetection that breaks reproducibility.
 
 The table is :data:`~mmrepro.patches.replacements.CAUSES`; :func:`apply` and :func:`revert` put the
-rows in force and take them out. A row is in force from the import of its module on, whoever imports
-it and whatever the scope of the config is. Nothing is imported here.
-
-A worker started with *spawn* imports MMDetection afresh, without any row in force. :func:`apply` is
-a plain function, so it pickles by name, for ``worker_init_fn``.
+rows in force and take them out. A row is in force from the import of its module on. Nothing is
+imported here. A worker started with *spawn* calls :func:`apply` for itself.
 """
 from __future__ import annotations
 
@@ -24,55 +21,52 @@ _ABSENT = object()
 class _Replaced(NamedTuple):
     owner: Any
     name: str
-    before: Any  # the owner's own entry, _ABSENT where the name was inherited or a builtin
+    before: Any  # the owner's entry; _ABSENT where the name was inherited or a builtin
     after: Any
 
 
 _changes: dict[Patch, _Replaced] = {}
-_legacy = False  # of the last `apply`
+_left_out: set[Patch] = set()  # by the last `apply`
 
 
 def applied() -> tuple[Patch, ...]:
-    """The rows that are in force in this process."""
+    """Return the rows that are in force in this process."""
     return tuple(patch for patch in PATCHES if patch in _changes)
 
 
 def apply(legacy: bool = False) -> tuple[Patch, ...]:
-    """Put the rows in force: now, where their modules are imported, else when they are.
+    """Put the rows in force, now or when their modules are imported; return those in force.
 
     A row whose class this version of the library does not have is left out.
 
     Args:
         legacy: leave out, or take out again, the rows that change data streams.
 
-    Returns:
-        The rows in force in this process now.
-
     Warns:
         RuntimeWarning: the class of a row exists, its method does not: the cause is not covered.
     """
-    global _legacy
-    _legacy = legacy
+    _left_out.clear()
+    _left_out.update(patch for patch in PATCHES if legacy and patch.cause.affects_data)
     for module in dict.fromkeys(patch.module for patch in PATCHES):
         after_import(module, _patch)
     return applied()
 
 
 def _patch(module: ModuleType) -> None:
-    """Put the rows of a module in force, or take them out, as the last :func:`apply` wants it."""
+    """Put the rows of a module in force, without those that the last :func:`apply` left out."""
     for patch in PATCHES:
         if patch.module != module.__name__:
             continue
         if patch in _changes and _changes[patch].owner is not _locate(patch, module)[0]:
             del _changes[patch]  # the module was imported anew
-        if _legacy and patch.cause.affects_data:
+        if patch in _left_out:
             _undo(patch)
         elif patch not in _changes:
             _do(patch, module)
 
 
 def revert() -> None:
-    """Take all rows out: every attribute is again the object that it was before."""
+    """Take all rows out: each attribute is again the object that it was before."""
     for module in dict.fromkeys(patch.module for patch in PATCHES):
         forget(module, _patch)
     for patch in reversed(list(_changes)):
@@ -110,7 +104,7 @@ def _undo(patch: Patch) -> None:
 
 
 def _locate(patch: Patch, module: ModuleType) -> tuple[Any | None, str]:
-    """The object that holds the target and the attribute's name; (None, name) without a holder."""
+    """Return the owner of the target, None if it is missing, and the name of the attribute."""
     *parents, name = patch.target.partition(':')[2].split('.')
     owner: Any = module
     for parent in parents:

@@ -1,4 +1,4 @@
-"""Assigners that choose candidates for each object: once for all objects instead of one by one."""
+"""Assigners that choose candidates for all objects at once instead of in a loop."""
 from __future__ import annotations
 
 import functools
@@ -11,10 +11,10 @@ from ..ops import aten
 
 
 def matching_at_once(stock: Callable) -> Callable:
-    """``dynamic_k_matching`` of SimOTA and its relatives, without a loop over the objects.
+    """Return ``dynamic_k_matching`` of SimOTA and its relatives without a loop over the objects.
 
-    Where mmrepro's ``topk`` is installed, the k best costs of an object are the first k of the most
-    that any object needs: equal costs go by index, whatever k is. Elsewhere the stock method runs.
+    Where mmrepro's ``topk`` is installed, equal costs go by index, whatever k is: so the k best of
+    each object are the first k of one ``topk``. Elsewhere the stock method runs.
     """
     @functools.wraps(stock)
     def dynamic_k_matching(self: Any, cost: Tensor, pairwise_ious: Tensor, num_gt: int,

@@ -2,11 +2,10 @@
 
 MMDetection and MMYOLO keep the last 40 (20) results of a *worker* and mix in some of them: the
 outcome depends on the number of workers, on their lifetime, and on a resume. Here a sample mixes in
-samples of its own batch that come before it, and, for the first of a batch, a few samples chosen at
-random for that batch. Nothing is kept from batch to batch, and at most five extra images are loaded
-for each batch.
+samples before it in its batch, and, at the start of a batch, a few samples chosen at random for
+that batch. Nothing is kept from batch to batch, and at most five extra images are loaded a batch.
 
-The transforms' own code runs unchanged: it is handed a list that looks like its cache.
+The code of the transforms runs unchanged, with a list that looks like its cache.
 """
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ PARTNERS = {'CachedMosaic': 5, 'CachedMixUp': 1, 'BaseMixImageTransform': 5}
 
 
 class _Partners:
-    """Stands in for ``results_cache``: the partners of the sample, then its own results."""
+    """Replaces ``results_cache``: the partners of the sample, then its own results."""
 
     def __init__(self, transform: Any, batch: BatchContext) -> None:
         self._transform, self._batch = transform, batch
@@ -46,7 +45,7 @@ class _Partners:
 
 
 def partners(kind: str, current: int, max_cached_images: int) -> list[int]:
-    """Offsets in the subtree of the samples that sample ``current`` may mix in."""
+    """Return offsets in the subtree of the samples that sample ``current`` may mix in."""
     first = max(EXTRA_SAMPLES - PARTNERS[kind], current - (max_cached_images - 1))
     last = max(current, EXTRA_SAMPLES)
     # `- 1`: stock drops a result when its cache, the current one included, is over-full
@@ -55,9 +54,9 @@ def partners(kind: str, current: int, max_cached_images: int) -> list[int]:
 
 @around
 def pure(stock: Callable[..., dict], self: Any, results: dict) -> dict:
-    """``transform`` of a cached class, with partners from the batch instead of its cache.
+    """Transform with partners from the batch instead of the cache.
 
-    Outside of keyed data loading (a script that asks for ``dataset[0]``) stock's cache is used.
+    Outside of keyed data loading (a script that asks for ``dataset[0]``), stock's cache is used.
     """
     batch = current_batch()
     if batch is None:
@@ -76,10 +75,10 @@ def _with_partners(stock: Callable[..., dict], self: Any, results: dict,
 
 @around
 def pure_by_chance(stock: Callable[..., dict], self: Any, results: dict) -> dict:
-    """``transform`` of MMYOLO's classes, which have a cache if ``use_cached`` says so.
+    """Transform with MMYOLO's classes, which have a cache if ``use_cached`` says so.
 
-    Stock draws whether to mix before it caches. Here every sample can be mixed in by others, also
-    one that is not mixed itself.
+    Stock draws whether to mix before it caches. Here all samples can be partners, also those that
+    are not mixed themselves.
     """
     batch = current_batch()
     if batch is None or not self.use_cached:

@@ -1,4 +1,4 @@
-"""Generators: those of other packages follow the sample's, and drawing leaves the global ones."""
+"""Generators of other packages follow the global ones; drawing pictures leaves those alone."""
 from __future__ import annotations
 
 import functools
@@ -12,6 +12,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from ..scoped import replaced
 from ..seeds import isolate_rng
 from .wrapping import around
 
@@ -25,12 +26,11 @@ def keep_generators(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 @around
 def seeded_pipeline(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a pipeline of albumentations with generators drawn from the global NumPy generator.
+    """Run a pipeline of albumentations with generators seeded from the global NumPy generator.
 
-    One that the user seeded keeps its own stream. Before 1.4.21 pipelines draw from Python's global
-    generator, so there is nothing to do. ``set_random_seed`` would not serve: it gives every
-    transform the *same* seed, so that all of them would be applied together or not at all, and
-    newer versions mix the worker's seed into it.
+    A pipeline that the user seeded keeps its own stream. Before 1.4.21, pipelines draw from
+    Python's global generator. ``set_random_seed`` gives all transforms the *same* seed, so that
+    they would be applied together or not at all, and newer versions mix the worker's seed in.
     """
     if getattr(self, 'seed', None) is None and hasattr(self, 'set_random_state'):
         words = np.random.randint(0, 2**32, size=8, dtype=np.uint64).tolist()
@@ -41,11 +41,11 @@ def seeded_pipeline(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: 
 
 
 def seeded_mixture(stock: ModuleType | None) -> SimpleNamespace | None:
-    """``sklearn.mixture`` whose ``GaussianMixture`` leaves the global NumPy generator alone.
+    """Return ``sklearn.mixture`` with a ``GaussianMixture`` that leaves the global generator alone.
 
     PAA and LAD give the initial means, weights and precisions, so the fit does not depend on the
-    seed. Older versions of scikit-learn run k-means first all the same, and discard it.
-    MMDetection has None in its place where scikit-learn is missing.
+    seed; older versions of scikit-learn run k-means first all the same, and discard the result.
+    MMDetection has None in place of the module where scikit-learn is missing.
     """
     if stock is None:
         return None
@@ -59,11 +59,8 @@ def _seeded_random_noise() -> Iterator[None]:
     import skimage.util
     stock = skimage.util.random_noise
     name = 'rng' if 'rng' in inspect.signature(stock).parameters else 'seed'
-    skimage.util.random_noise = functools.partial(stock, **{name: _draw_seed()})
-    try:
+    with replaced(skimage.util, random_noise=functools.partial(stock, **{name: _draw_seed()})):
         yield
-    finally:
-        skimage.util.random_noise = stock
 
 
 @contextmanager
@@ -74,8 +71,7 @@ def _seeded_numba() -> Iterator[None]:
     yield
 
 
-# corruption of the ``imagecorruptions`` package -> what seeds the foreign generator that it draws
-# from with the global NumPy generator
+# corruption of the ``imagecorruptions`` package -> seeds the generator that it draws from
 _FOREIGN = {
     'impulse_noise': _seeded_random_noise,  # skimage.util.random_noise: default_rng(None)
     'glass_blur': _seeded_numba,  # np.random inside njit is a generator of Numba's own
@@ -84,7 +80,7 @@ _FOREIGN = {
 
 @around
 def seeded_corruption(stock: Callable[..., dict], self: Any, results: dict) -> dict:
-    """Corrupt with foreign generators seeded from the global NumPy generator."""
+    """Corrupt with generators of other packages seeded from the global NumPy generator."""
     with _FOREIGN.get(self.corruption, nullcontext)():
         return stock(self, results)
 
@@ -98,7 +94,7 @@ def _numba_seeder() -> Callable[[int], None]:
     import numba
 
     @numba.njit
-    def seed(value):
+    def seed(value: int) -> None:
         np.random.seed(value)
 
     return seed

@@ -8,16 +8,16 @@ from .wrapping import around
 
 
 @around
-def sorted_by_path(stock, self) -> list[dict]:
+def sorted_by_path(stock: Any, self: Any) -> list[dict]:
     """Sort the index by image path, as ``BaseSegDataset`` does."""
     return sorted(stock(self), key=lambda info: info['img_path'])
 
 
 @around
-def keyed_sentences(stock, self) -> None:
-    """Leave each object one sentence, chosen by the root seed and the reference's id.
+def keyed_sentences(stock: Any, self: Any) -> None:
+    """Leave each object a sentence, chosen by the root seed and the reference's id.
 
-    Without an active root seed, or with another ``text_mode`` than 'random', nothing changes.
+    Without an active root seed, or with a ``text_mode`` other than 'random', nothing changes.
     """
     stock(self)
     root = seeds.root()
@@ -32,7 +32,7 @@ def keyed_sentences(stock, self) -> None:
 
 
 @around
-def own_class_names(stock, self, results: dict) -> dict:
+def own_class_names(stock: Any, self: Any, results: dict) -> dict:
     """Give each sample its own copy of the class names, which the stock method writes to."""
     names = results['text'] if 'text' in results else self.label_map
     if names is not None:
@@ -41,18 +41,18 @@ def own_class_names(stock, self, results: dict) -> dict:
 
 
 @around
-def without_loss_of_its_own(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """The constructor of a head that has no ``loss_cls`` to be asked for."""
+def with_loss_attribute(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """Construct a head, and give it the ``loss_cls`` that inference asks for."""
     stock(self, *args, **kwargs)
     if not hasattr(self, 'loss_cls'):
         self.loss_cls = None
 
 
 @around
-def initialised(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """The constructor of a convolution that no ``init_weights`` knows.
+def initialized(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """Construct a convolution that no ``init_weights`` knows, and initialize it.
 
-    As MMDetection's ResNet initialises its ``Conv2d``; pretrained weights come later.
+    In the way of the ``Conv2d`` of MMDetection's ResNet; pretrained weights come later.
     """
     from mmengine.model import kaiming_init
     stock(self, *args, **kwargs)

@@ -1,10 +1,10 @@
 """Code inside MMDetection that breaks reproducibility: a row for each cause, with its replacements.
 
-One mechanism serves every row: an attribute of a stock class or module is replaced in place. A
-registered subclass would be the obvious alternative, but it is only found where a config names the
-class as a *string*; pure-Python configs pass the class itself, user code subclasses it, a
-spawned worker unpickles it by its module path. All of these see the stock class, so the stock class
-is what has to change. It also keeps ``repr``, ``isinstance`` and the path in every pickle.
+For each row, attributes of a stock class or module are replaced in place. A registered subclass is
+found only where a config names the class as a *string*; pure-Python configs pass the class itself,
+user code subclasses it, a spawned worker unpickles it by its module path. All of these see the
+stock class, so the stock class has to change. It also keeps ``repr``, ``isinstance`` and the path
+in each pickle.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class StockCause:
-    """A cause of differences, as ``docs/explanation/causes.md`` shows it; a line a text."""
+    """A cause of differences, as ``docs/explanation/causes.md`` shows it."""
     id: str  # of the cause in the documentation; several rows may share one
     why: str  # what goes wrong
     where: str  # file and line in MMDetection 3.3.0, relative to its package, or MMEngine 0.10.7
@@ -30,7 +30,7 @@ class StockCause:
 
 
 class Patch(NamedTuple):
-    """One replacement."""
+    """A replacement of an attribute."""
     # 'package.module:attribute' or 'package.module:Class.attribute'; a bare name of a builtin
     # (`set`) that the module does not define is shadowed in that module only
     target: str
@@ -87,7 +87,7 @@ CAUSES: tuple[StockCause, ...] = (
         '`random_color` in `visualization/local_visualizer.py` 514', 'tracking with drawing on',
         'The generator is put back', True,
         ((f'{_DRAWING}:random_color', 'generators:keep_generators'), )),
-    StockCause('C6', 'Mask colours are jittered with the global generator',
+    StockCause('C6', 'Mask colors are jittered with the global generator',
         '`jitter_color`, called by `DetLocalVisualizer.add_datasample`',
         'drawing masks during validation', 'The generators are put back after each image', True,
         ((f'{_DRAWING}:DetLocalVisualizer.add_datasample', 'generators:keep_generators'), )),
@@ -144,17 +144,17 @@ CAUSES: tuple[StockCause, ...] = (
         "Impulse noise draws from scikit-image's generator. Glass blur draws from Numba's in the "
         'development version of `imagecorruptions`.'),
     StockCause('C22',
-        'Trident convolutions start from uninitialised memory without pretrained weights',
+        'Trident convolutions start from uninitialized memory without pretrained weights',
         '`models/backbones/trident_resnet.py` 54', 'TridentNet trained from scratch',
         'They start like the `Conv2d` of a ResNet', False,
         (('mmdet.models.backbones.trident_resnet:TridentConv.__init__',
-          'methods:initialised'), ),
+          'methods:initialized'), ),
         ('TridentResNet', )),
     StockCause('C23', 'Inference asks every head for its `loss_cls`; that of SSD has none',
         '`models/dense_heads/base_dense_head.py` 376, `ssd_head.py`', 'SSD, SSDLite, PISA-SSD',
         'The head gets `loss_cls = None`', False,
         (('mmdet.models.dense_heads.ssd_head:SSDHead.__init__',
-          'methods:without_loss_of_its_own'), ),
+          'methods:with_loss_attribute'), ),
         (), '',
         'Since 3.1 validation of SSD ends with an `AttributeError`, with or without mmrepro.'),
     StockCause('C24', 'Each object takes its own `topk` of the costs, in any order of equal costs',

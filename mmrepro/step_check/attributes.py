@@ -1,13 +1,13 @@
-"""What a pass of a model may change in its modules: remembered, compared and put back.
+"""The state that a pass may change in the modules of a model: captured, compared and restored.
 
-Found by walking the attributes of the modules: parameters and buffers, numbers, containers, arrays,
-generators, and objects of the user's classes. Objects keep their identity; it is their content that
-is put back, and only where it has changed.
+The walk over the attributes of the modules visits parameters and buffers, numbers, containers,
+arrays, generators, and objects of the user's classes. Objects keep their identity; their content is
+restored where it has changed.
 """
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -16,15 +16,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from ..data.generators import GENERATORS, read_state, write_state
 from ..digests import state_digest
 from ..distributed.virtual.gradients import VirtualDataParallel
+from ..generator_kinds import GENERATORS, read_state, restore_state
+from ..reachable import Walk, attributes, is_stateful, items, slot_names
 
 MAX_ITEMS = 2000  # of a container that is looked into; longer ones hold data
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device)
-# packages whose objects say what the process does, not what training does
-FOREIGN = ('torch', 'mmengine', 'mmrepro', 'builtins', 'logging', 'threading', 'multiprocessing',
-           'queue', 'matplotlib', 'numpy', 'functools', 'types', 'weakref', 'pathlib', 're', 'enum')
 # of a module: in checkpoints; hooks and submodules, which are walked by themselves
 SAVED = ('_parameters', '_buffers')
 MACHINERY = ('_modules', '_non_persistent_buffers_set', '_is_full_backward_hook', 'init_cfg')
@@ -48,7 +46,7 @@ def _copy_bits(tensor: torch.Tensor, content: torch.Tensor) -> None:
 
 
 def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """On the host, so that a check takes no memory of the device."""
+    """Copy a tensor to the host, so that a check takes no memory of the device."""
     return tensor.detach().to('cpu', copy=True)
 
 
@@ -58,18 +56,30 @@ def _fill(array: np.ndarray, content: np.ndarray) -> None:
 
 _KINDS = (
     _Kind((torch.Tensor, ), _host_copy, _copy_bits),
-    _Kind(GENERATORS, read_state, write_state),
+    _Kind(GENERATORS, read_state, restore_state),
     _Kind((np.ndarray, ), np.copy, _fill),
     _Kind((dict, ), dict, _refill),
     _Kind((list, deque), list, _refill),
     _Kind((set, ), set, _refill),
 )
-_OBJECT = _Kind((object, ), lambda obj: dict(vars(obj)), lambda obj, content: _refill(
-    vars(obj), content))
+
+
+def _restore_attributes(obj: Any, content: dict[str, Any]) -> None:
+    names = slot_names(type(obj))
+    for name in names:
+        if name in content:
+            object.__setattr__(obj, name, content[name])
+        elif hasattr(obj, name):
+            object.__delattr__(obj, name)
+    if hasattr(obj, '__dict__'):
+        _refill(vars(obj), {name: value for name, value in content.items() if name not in names})
+
+
+_OBJECT = _Kind((object, ), attributes, _restore_attributes)
 
 
 class _Held(NamedTuple):
-    """One object and what was in it."""
+    """An object and its content."""
     path: str
     obj: Any
     kind: _Kind
@@ -78,7 +88,7 @@ class _Held(NamedTuple):
     saved_names: set[str]  # attributes of it that checkpoints hold
 
     def differing(self) -> list[str]:
-        """Names of what is other than it was; one name for what has no parts."""
+        """Return names of the parts that differ from the content; [''] without parts."""
         if isinstance(self.obj, torch.Tensor):  # most of the bytes: compared without a copy
             return [] if _same_bits(self.content, self.obj) else ['']
         now = self.kind.read(self.obj)
@@ -90,13 +100,13 @@ class _Held(NamedTuple):
 
 
 class Attributes:
-    """The content of everything that modules hold, as it is now.
+    """The content of everything that modules hold, when it was captured.
 
     Args:
         model: its modules are walked.
-        more: other objects, by the name where their paths begin; they count as saved.
+        more: further objects by name, the start of their paths; they count as saved.
         saved: (owner, name) of attributes that checkpoints keep, beside parameters and buffers.
-        left_out: objects that belong to somebody else, who alone may write to them.
+        left_out: objects that other code restores.
     """
 
     def __init__(self, model: nn.Module, more: Mapping[str, Any],
@@ -104,30 +114,31 @@ class Attributes:
         self._saved: dict[int, set[str]] = {}
         for owner, name in saved:
             self._saved.setdefault(id(owner), set()).add(name)
-        # the object too: a freed one would lend its id to another
-        self._seen: dict[int, Any] = {id(obj): obj for obj in left_out}
         self._held: list[_Held] = []
-        self._queue: deque = deque()  # of path, object, saved
+        self._walk = Walk(known=left_out)  # over path, object, whether checkpoints hold it
         # wrappers for several ranks keep state of their communication, which must go on
         modules = {path or 'model': module for path, module in model.named_modules()
                    if not isinstance(module, (DistributedDataParallel, VirtualDataParallel))}
         # first: an attribute may hold a parameter too, which stays saved
-        self._queue.extend((f'{path}.{name}', vars(module)[name], True)
-                           for path, module in modules.items() for name in SAVED)
-        self._visit_all()
+        self._walk.add((f'{path}.{name}', vars(module)[name], True)
+                       for path, module in modules.items() for name in SAVED)
+        for thing in self._walk:
+            self._visit(*thing)
+        self._walk.queue.clear()
         for path, module in modules.items():
             self._hold(path, module, _MODULE, False)
         for path, obj in more.items():
             self._hold(path, obj, _OBJECT, True)
-        self._visit_all()
+        for thing in self._walk:
+            self._visit(*thing)
 
     def changed(self) -> list[str]:
-        """Paths of what is other than it was, without what checkpoints keep."""
+        """Return the paths of what has changed, without what checkpoints keep."""
         return [f'{one.path}.{name}' if name else one.path for one in self._held
                 if not one.saved for name in one.differing() if name not in one.saved_names]
 
     def put_back(self, unsaved: bool = True) -> None:
-        """Let everything be as it was; with ``unsaved=False``, only what checkpoints keep."""
+        """Restore everything; with ``unsaved=False``, only what checkpoints keep."""
         for one in self._held:
             differing = one.differing()
             if differing and (one.saved or unsaved):
@@ -139,21 +150,12 @@ class Attributes:
                     else:  # the class had the value until the pass
                         delattr(one.obj, name)
 
-    # ---------------------------------------------------------------------------- walking
-
-    def _visit_all(self) -> None:
-        while self._queue:
-            self._visit(*self._queue.popleft())
-
     def _visit(self, path: str, obj: Any, saved: bool) -> None:
-        if id(obj) in self._seen or isinstance(obj, (nn.Module, *PLAIN)):
-            return
-        self._seen[id(obj)] = obj
         if isinstance(obj, (tuple, frozenset)):
-            self._look_into(path, '{}[{!r}]', enumerate(obj), len(obj), saved)
+            self._look_into(path, obj, saved)
             return
         kind = next((kind for kind in _KINDS if isinstance(obj, kind.cls)), None)
-        if kind is None and _is_users(obj):
+        if kind is None and is_stateful(obj):
             kind = _OBJECT
         if kind is not None and _has_content(obj):
             self._hold(path, obj, kind, saved)
@@ -162,19 +164,17 @@ class Attributes:
         names = self._saved.get(id(obj), set()) | set(SAVED if kind is _MODULE else ())
         content = kind.read(obj)
         self._held.append(_Held(path, obj, kind, content, saved, names))
-        if isinstance(obj, GENERATORS):
-            return
-        if isinstance(content, dict):
-            shown = '{}.{}' if kind in (_OBJECT, _MODULE) else '{}[{!r}]'
-            self._look_into(path, shown, content.items(), len(content), saved, names)
-        elif isinstance(content, (list, set)):
-            self._look_into(path, '{}[{!r}]', enumerate(content), len(content), saved)
+        if isinstance(content, (dict, list, set)) and not isinstance(obj, GENERATORS):
+            self._look_into(path, content, saved, names, kind in (_OBJECT, _MODULE))
 
-    def _look_into(self, path: str, shown: str, items: Iterable[tuple[Any, Any]], count: int,
-                   saved: bool, names: Iterable[str] = ()) -> None:
-        if count <= MAX_ITEMS:
-            self._queue.extend((shown.format(path, name), value, saved or name in names)
-                               for name, value in items)
+    def _look_into(self, path: str, content: Any, saved: bool, names: Collection[str] = (),
+                   of_object: bool = False) -> None:
+        if len(content) > MAX_ITEMS:
+            return
+        keys = content if isinstance(content, dict) else range(len(content))
+        self._walk.add((inner, value, saved or key in names)
+                       for key, (inner, value) in zip(keys, items(content, path, of_object))
+                       if not isinstance(value, (nn.Module, Dataset, *PLAIN)))
 
 
 def _is_machinery(name: str) -> bool:
@@ -190,11 +190,6 @@ def _write_module(module: nn.Module, content: dict[str, Any]) -> None:
 
 _MODULE = _Kind((nn.Module, ), lambda module: {
     name: value for name, value in vars(module).items() if not _is_machinery(name)}, _write_module)
-
-
-def _is_users(obj: Any) -> bool:
-    return hasattr(obj, '__dict__') and not isinstance(obj, (type, Dataset)) and not callable(
-        getattr(obj, '__get__', None)) and type(obj).__module__.split('.')[0] not in FOREIGN
 
 
 def _has_content(obj: Any) -> bool:

@@ -97,9 +97,9 @@ def probe(cfg: Config, at: int, iterations: int, work_dir: str,
     *runs, resumed = map(_seen, trainings)
     before, after = (lost_state([run[key] for run in runs], resumed[key])
                      for key in ('before', 'after'))
-    still = {(row.place, row.attribute) for row in after}
+    still = {(row.owner, row.attribute) for row in after}
     # an attribute that is there again after a few iterations is a cache
-    lost = [row for row in before if (row.place, row.attribute) in still]
+    lost = [row for row in before if (row.owner, row.attribute) in still]
     found = first_divergence(*(read_ranks(os.path.join(work_dir, name, FOLDER))
                                for name in ('run', 'resumed')))
     first = '' if found is None else f'{found.field.first_part()[0]} of iteration {found.iteration}'

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Subset
 from mmrepro import patches
 from mmrepro.data.batch_context import BatchContext
 from mmrepro.data.dataset_tree import holder, nodes, path_of
-from mmrepro.data.positions import with_position
+from mmrepro.data.samplers import with_position
 
 OF_PART = 100  # labels of a part begin at a multiple of it
 
@@ -89,7 +89,7 @@ def batches(dataset, workers=0, skip=0, sampler=DefaultSampler, count=8):
     dataset = DATA[dataset]()
     made = adopted(DataLoader(dataset, batch_size=5, sampler=sampler(dataset, seed=0),
                               num_workers=workers, collate_fn=list))
-    made.batch_sampler._placement.skip = skip
+    made.batch_sampler._mmrepro_placement.skip = skip
     return list(itertools.islice(made, count - skip))
 
 

@@ -218,4 +218,4 @@ def test_a_split_that_was_drawn_is_named(indices, warned, tmp_path, monkeypatch)
 def test_the_class_keeps_its_static_method():
     cfg = dict(batch_size=2, num_workers=0, dataset=Noisy(), sampler=InOrder(Noisy()))
     made = ReproRunner.build_dataloader(cfg)
-    assert type(made) is DataLoader and not hasattr(made, '_fetch')
+    assert type(made) is DataLoader and not hasattr(made, '_mmrepro_fetch')

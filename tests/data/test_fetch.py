@@ -12,7 +12,7 @@ from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader
 from mmrepro.data.batch_context import EXTRA_SAMPLES, BatchContext, current_batch, loading
 from mmrepro.data.fetch import KeyedFetch
-from mmrepro.data.positions import with_position
+from mmrepro.data.samplers import with_position
 from mmrepro.errors import RandomnessError
 from mmrepro.patches.cached_transforms import partners
 
@@ -41,7 +41,7 @@ def loader(workers=0, transforms=None, mode='sample', epoch=0, skip=0, seed=3, *
                       collate_fn=list, **kwargs)
     adopt_loader(made, RandomnessConfig(seed=seed, worker_seed=mode), 'sample', rank=0)
     sampler.set_epoch(epoch)
-    made.batch_sampler._placement.skip = skip
+    made.batch_sampler._mmrepro_placement.skip = skip
     return made
 
 

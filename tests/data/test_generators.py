@@ -136,7 +136,7 @@ def test_generators_of_data_sets_and_transforms_belong_to_the_sample(kind):
         for epoch in range(2):
             made.batch_sampler.sampler.set_epoch(epoch)
             if epoch == 0:
-                made.batch_sampler._placement.skip = skip
+                made.batch_sampler._mmrepro_placement.skip = skip
             found += [digest(batch) for batch in made]
         return found
 
@@ -169,17 +169,17 @@ def test_a_switched_pipeline_brings_its_own_generators():
     for each in (made, resumed):
         each.dataset.pipeline = Compose([Adds('python')])
     whole = [digest(batch) for batch in made]
-    resumed.batch_sampler._placement.skip = 2
+    resumed.batch_sampler._mmrepro_placement.skip = 2
     assert [digest(batch) for batch in resumed] == whole[2:]
 
 
 def test_no_two_generators_share_a_stream():
     own = Own()
     found = generators.find(own, 'Own')
-    generators.reseed(found, 3, 'sample', 0, 5)
+    generators.begin_stream(found, 3, 'sample', 0, 5)
     values = [drawn(generator) for generator in found.values()]
     assert len(set(values)) == len(found)
-    generators.reseed(found, 3, 'sample', 0, 5)
+    generators.begin_stream(found, 3, 'sample', 0, 5)
     assert values == [drawn(generator) for generator in found.values()]
 
 
@@ -219,10 +219,10 @@ def test_global_generators_are_none_of_a_data_sets_own():
 
 def test_data_sets_with_generators_can_be_copied():
     made = adopted(loader(shuffled, dataset=Own))
-    twin = copy.deepcopy(made._fetch)
+    twin = copy.deepcopy(made._mmrepro_fetch)
     batch = list(made.batch_sampler)[0]
     assert twin.dataset is not made.dataset
-    assert digest(twin.__getitems__(batch)) == digest(made._fetch.__getitems__(batch))
+    assert digest(twin.__getitems__(batch)) == digest(made._mmrepro_fetch.__getitems__(batch))
 
 
 class Sums(Noisy):
@@ -287,8 +287,8 @@ def test_own_generators_start_where_the_sample_does():
     """The global ones do, and the sum of all is what the tests above compare."""
     made = adopted(loader(lambda data: DefaultSampler(data, shuffle=False), dataset=Own))
     index = next(iter(made.batch_sampler))[2]
-    made._fetch.__getitems__([index])
+    made._mmrepro_fetch.__getitems__([index])
     seeds.seed_all(3, 'sample', index.epoch, index.position)
-    generators.reseed(generators.find(made.dataset, 'dataset'), 3, 'sample', 0, 2)
+    generators.begin_stream(generators.find(made.dataset, 'dataset'), 3, 'sample', 0, 2)
     expected = made.dataset[2]
-    assert digest(made._fetch.__getitems__([index])) == digest([expected])
+    assert digest(made._mmrepro_fetch.__getitems__([index])) == digest([expected])

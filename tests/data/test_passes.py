@@ -110,9 +110,9 @@ def test_a_pass_within_a_pass_disturbs_neither(workers):
         found.append(digest(batch))
         if len(found) == 2:
             assert [digest(one) for one in made] == whole
-            drawn = made.batch_sampler._placement.drawn
+            drawn = made.batch_sampler._mmrepro_placement.drawn
     assert found == whole
-    assert made.batch_sampler._placement.drawn is not drawn
+    assert made.batch_sampler._mmrepro_placement.drawn is not drawn
 
 
 def test_nothing_starts_before_the_first_batch():

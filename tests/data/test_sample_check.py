@@ -301,7 +301,7 @@ def test_a_transform_that_a_hook_appends_brings_its_generators():
         one.dataset.pipeline.transforms.append(Lazy())
         one.dataset.pipeline.transforms[-1].rng = np.random.default_rng(1)
     whole = [digest(batch) for batch in made]
-    resumed.batch_sampler._placement.skip = 2
+    resumed.batch_sampler._mmrepro_placement.skip = 2
     assert [digest(batch) for batch in resumed] == whole[2:]
 
 
@@ -508,9 +508,9 @@ class Noisier(Noisy):
 
 def test_loaders_with_the_check_travel():
     made = checking(Methods())
-    twin = pickle.loads(pickle.dumps(copy.deepcopy(made._fetch)))
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(made._mmrepro_fetch)))
     batch = list(made.batch_sampler)[0]
-    assert digest(twin.__getitems__(batch)) == digest(made._fetch.__getitems__(batch))
+    assert digest(twin.__getitems__(batch)) == digest(made._mmrepro_fetch.__getitems__(batch))
 
 
 # --- no false alarm -------------------------------------------------------------------------------

@@ -14,8 +14,14 @@ from mmdet.datasets.samplers import (
 from mmengine.dataset import ConcatDataset, DefaultSampler, InfiniteSampler
 from torch.utils.data import BatchSampler, Sampler
 
-from mmrepro.data.positions import PositionedInt, PositionedTuple, plain, with_position
-from mmrepro.data.samplers import Placement, adopt_batch_sampler, adopt_sampler
+from mmrepro.data.samplers import (
+    Placement,
+    PositionedInt,
+    PositionedTuple,
+    adopt_sampler,
+    plain,
+    with_position,
+)
 
 
 class Images:
@@ -119,7 +125,7 @@ def test_order_can_be_entered_anywhere(ranks, name):
     whole = take(ranks(name), name)
     for start in range(len(whole)):
         sampler = ranks(name)
-        sampler._placement.start = start
+        sampler._mmrepro_placement.start = start
         assert take(sampler, name, 40 - start) == whole[start:]
 
 
@@ -189,7 +195,7 @@ def test_custom_size_cycles_through_a_source_before_it_repeats(ranks):
 def batches_of(make, root=0, skip=0, epoch=0):
     placement = Placement(root)
     sampler = adopt_sampler(DefaultSampler(Images(23), seed=1), placement)
-    batch_sampler = adopt_batch_sampler(make(sampler), placement)
+    batch_sampler = adopt_sampler(make(sampler), placement, batches=True)
     sampler.set_epoch(epoch)
     placement.skip = skip
     return batch_sampler

@@ -11,7 +11,7 @@ from harness import Child
 from loaders import Noisy, adopted
 from torch.utils.data import DataLoader
 
-from mmrepro.data import worker_signals
+from mmrepro.data import worker_processes
 
 DEADLINE = 30  # seconds; PyTorch's own workers look for their parent every 5, and then stay
 
@@ -60,7 +60,7 @@ def ended(pid, deadline):
     pytest.param('forkserver', False, True, marks=pytest.mark.nightly)])
 def test_workers_do_not_survive_a_trainer_that_is_killed(method, threaded, kernel, monkeypatch):
     if not kernel:
-        monkeypatch.setattr(worker_signals, '_killed_by_kernel', lambda: False)
+        monkeypatch.setattr(worker_processes, '_killed_by_kernel', lambda: False)
     receive, send = multiprocessing.Pipe(duplex=False)
     child = Child(train_and_wait, send, method, threaded)
     try:

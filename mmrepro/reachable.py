@@ -1,25 +1,109 @@
-"""What a dataset, a transform or a function reaches: attributes, closures, globals that it names.
+"""What an object reaches: attributes, items, closures, globals that its functions name.
 
-Names of paths are the same in all processes of a run: they are part of a generator's key.
+Paths are the same in all processes of a run: those of generators are part of their streams' keys.
 """
 from __future__ import annotations
 
 import functools
-import random
+import itertools
 import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
-GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState,
-              random.Random)
+from .generator_kinds import GENERATORS
+
 MAX_ITEMS = 64  # of a list or dict: longer ones are annotations
-Named = tuple[str, Any]  # path, value
+CONTAINERS = (dict, list, tuple, deque)
+Named = tuple[str, Any]  # path, object
+
+
+class Walk:
+    """A walk over objects, breadth first, each by the first path that leads to it.
+
+    Args:
+        start: tuples of path, object, and whatever else the visitor needs.
+        limit: visit so many objects; None: all.
+        known: objects that are not visited.
+    """
+
+    def __init__(self, start: Iterable[tuple] = (), limit: int | None = None,
+                 known: Iterable[Any] = ()) -> None:
+        # the objects are kept: a freed one would lend its id to another
+        self._seen = {id(obj): obj for obj in known}
+        self.queue: list[tuple] = []  # what was visited stays in it
+        self._limit = limit
+        self.add(start)
+
+    def __iter__(self) -> Iterator[tuple]:
+        """Visit the whole queue, and what is added to it meanwhile."""
+        return itertools.islice(self.queue, self._limit)
+
+    def is_new(self, obj: Any) -> bool:
+        """Whether this is the first time that the object is met."""
+        if id(obj) in self._seen:
+            return False
+        self._seen[id(obj)] = obj
+        return True
+
+    def add(self, things: Iterable[tuple]) -> None:
+        """Visit new objects later."""
+        self.queue.extend(thing for thing in things if self.is_new(thing[1]))
+
+
+def items(content: Any, path: str, attributes: bool = False) -> list[Named]:
+    """Name the items of a container.
+
+    Args:
+        attributes: ``content`` has the attributes of an object by name.
+
+    >>> items({'a': 1}, 'x'), items([2], 'x'), items({'a': 1}, 'x', attributes=True)
+    ([("x['a']", 1)], [('x[0]', 2)], [('x.a', 1)])
+    """
+    if not isinstance(content, Mapping):
+        return [(f'{path}[{i}]', value) for i, value in enumerate(content)]
+    return [(f'{path}.{key}' if attributes else f'{path}[{key!r}]', value)
+            for key, value in content.items()]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def slot_names(cls: type) -> tuple[str, ...]:
+    """Return the names of the attributes that objects of a class keep in slots."""
+    slots = (vars(base).get('__slots__', ()) for base in cls.__mro__)
+    names = (name for given in slots for name in ((given, ) if isinstance(given, str) else given))
+    return tuple(name for name in names if name not in ('__dict__', '__weakref__'))
+
+
+def in_slots(obj: Any) -> dict[str, Any]:
+    """Return the attributes that an object has in slots."""
+    return {name: getattr(obj, name) for name in slot_names(type(obj)) if hasattr(obj, name)}
+
+
+def attributes(obj: Any) -> dict[str, Any]:
+    """Return the attributes of an object, in slots or not."""
+    return {**in_slots(obj), **getattr(obj, '__dict__', {})}
+
+
+# packages whose objects say what the process does, not what training does
+_PROCESS = frozenset((
+    'builtins', 'enum', 'functools', 'logging', 'matplotlib', 'mmengine', 'mmrepro',
+    'multiprocessing', 'numpy', 'pathlib', 'queue', 're', 'threading', 'torch', 'types', 'weakref'))
+
+
+def is_stateful(obj: Any) -> bool:
+    """Whether an object may hold state of the training in its attributes.
+
+    Modules and classes do not count: they are looked at by themselves.
+    """
+    return (hasattr(obj, '__dict__') or bool(slot_names(type(obj)))) and not (
+        isinstance(obj, (type, torch.nn.Module))
+        or callable(getattr(obj, '__get__', None))
+        or type(obj).__module__.partition('.')[0] in _PROCESS)
+
 
 # packages whose functions keep no generators for transforms; beside the standard library
 _LIBRARIES = frozenset((
@@ -82,20 +166,24 @@ def named_globals(function: types.FunctionType) -> dict[str, Any]:
     return found
 
 
-def _inside_function(function: types.FunctionType, path: str) -> Iterator[Named]:
+def closure(function: types.FunctionType) -> Iterator[Named]:
+    """Yield name and value of the variables of enclosing functions that a function uses."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
-            yield f'{path}.{name}', cell.cell_contents
+            yield name, cell.cell_contents
         except ValueError:  # a name that was never bound
             continue
+
+
+def _inside_function(function: types.FunctionType, path: str) -> Iterator[Named]:
+    yield from ((f'{path}.{name}', value) for name, value in closure(function))
     yield from ((f'{path}.default{i}', value)
                 for i, value in enumerate(function.__defaults__ or ()))
     yield from _used_globals(function)
 
 
 def _inside_object(thing: Any, path: str) -> Iterator[Named]:
-    for name, value in vars(thing).items():
-        yield f'{path}.{name}', value
+    yield from _named(thing, path)
     for cls in type(thing).__mro__[:-1]:
         for name, value in vars(cls).items():
             if isinstance(value, GENERATORS):
@@ -113,17 +201,9 @@ def inside(thing: Any, path: str) -> Iterable[Named]:
     if isinstance(thing, functools.partial):
         return [(path, thing.func), (f'{path}.args', thing.args),
                 (f'{path}.keywords', thing.keywords)]
-    if isinstance(thing, dict):
-        return [(f'{path}[{key!r}]', value) for key, value in thing.items()] \
-            if len(thing) <= MAX_ITEMS else ()
-    if isinstance(thing, (list, tuple, deque)):
-        return [(f'{path}[{i}]', value) for i, value in enumerate(thing)] \
-            if len(thing) <= MAX_ITEMS else ()
+    if isinstance(thing, CONTAINERS):
+        return items(thing, path) if len(thing) <= MAX_ITEMS else ()
     return _inside_object(thing, path) if hasattr(thing, '__dict__') else ()
-
-
-# what `hidden` and `inside` do not look into, unless it is a class or an object of the user
-_CONTAINERS = (list, tuple, dict, deque)
 
 
 def hidden(thing: Any, path: str) -> Iterator[Named]:
@@ -140,8 +220,8 @@ def hidden(thing: Any, path: str) -> Iterator[Named]:
         yield from ((path, one) for one in (thing.fget, thing.fset, thing.fdel) if one)
     elif isinstance(thing, type):
         yield from _class_attributes(thing, path)
-    elif not isinstance(thing, _CONTAINERS):
-        yield from ((f'{path}.{name}', getattr(thing, name)) for name in slots(thing))
+    elif not isinstance(thing, CONTAINERS):
+        yield from items(in_slots(thing), path, attributes=True)
         for cls in type(thing).__mro__[:-1]:
             yield from _class_attributes(cls, path)
 
@@ -149,24 +229,19 @@ def hidden(thing: Any, path: str) -> Iterator[Named]:
 def _class_attributes(cls: type, path: str) -> list[Named]:
     if not belongs_to_user(cls.__module__):
         return []
-    return [(f'{path}.{name}', value) for name, value in vars(cls).items()
-            if name not in ('__dict__', '__weakref__')]
+    return _named(cls, path)
+
+
+def _named(owner: Any, path: str) -> list[Named]:
+    """Return the attributes of an object or class, without those that mmrepro has attached."""
+    return [(f'{path}.{name}', value) for name, value in vars(owner).items()
+            if name not in ('__dict__', '__weakref__') and not name.startswith('_mmrepro_')]
 
 
 def _can_hold(value: Any) -> bool:
     """Whether a global is, or may hold, a generator of the user."""
-    if isinstance(value, (*GENERATORS, *_CONTAINERS)) or hasattr(value, '__wrapped__'):
+    if isinstance(value, (*GENERATORS, *CONTAINERS)) or hasattr(value, '__wrapped__'):
         return True
     if isinstance(value, (type, types.FunctionType)):
         return belongs_to_user(value.__module__)
     return belongs_to_user(type(value).__module__)
-
-
-def slots(thing: Any) -> list[str]:
-    """Names of the attributes that an object has in slots."""
-    found: list[str] = []
-    for cls in type(thing).__mro__:
-        names = vars(cls).get('__slots__', ())
-        found += (names, ) if isinstance(names, str) else names
-    return [name for name in found if name not in ('__dict__', '__weakref__')
-            and hasattr(thing, name)]

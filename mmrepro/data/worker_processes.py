@@ -1,0 +1,133 @@
+"""Processes of data loader workers: what they import first, and how they end.
+
+A worker that does not fork unpickles the dataset, and with it imports MMDetection, which asks for
+mmcv's operators: with mmcv-lite they exist only once mmrepro is imported. The process object is the
+first object in the pickle, and its class lives here.
+
+Workers end with the trainer that started them, and not before it. Schedulers send SIGTERM to all
+processes of a job; a worker that dies of it takes the trainer along, in the middle of the iteration
+that the trainer means to finish. Conversely, a trainer that is killed leaves workers behind: the
+thread of a worker that writes a large batch waits for ever, because its siblings hold the reading
+end of their common pipe.
+"""
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from functools import cache
+from multiprocessing import context
+from typing import Any, Callable
+
+IGNORED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # by workers
+
+# PyTorch and multiprocessing end workers by SIGTERM, and a Python handler cannot see who sent
+# it. They use this signal instead, which nothing sends to a group of processes.
+END = signal.SIGVTALRM
+
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+WATCH_INTERVAL = 1.  # seconds, where the kernel does not watch
+
+# ---- in the trainer
+
+
+@cache
+def ends_workers(popen: type) -> type:
+    """Return a subclass of multiprocessing's ``Popen`` that ends processes with :data:`END`."""
+
+    def terminate(self: Any) -> None:
+        self._send_signal(END)
+
+    return type('Popen', (popen, ), {'terminate': terminate})
+
+
+def _own_popen(process: Any) -> Any:
+    start = process._Popen
+
+    def _Popen(process_obj: Any) -> Any:
+        # for `end_with_trainer`: the kernel watches the thread that starts a process
+        process_obj._mmrepro_by_main_thread = \
+            threading.current_thread() is threading.main_thread()
+        popen = start(process_obj)
+        popen.__class__ = ends_workers(type(popen))
+        return popen
+
+    return staticmethod(_Popen)
+
+
+METHODS: dict[str, type] = {}  # start method -> context
+for _name in ('Fork', 'Spawn', 'ForkServer'):
+    _process = getattr(context, f'{_name}Process')
+    _class = type(f'{_name}Process', (_process, ), {
+        '__module__': __name__, '_Popen': _own_popen(_process)})
+    globals()[f'{_name}Process'] = _class  # a worker unpickles it by this name
+    METHODS[_name.lower()] = type(f'{_name}Context', (getattr(context, f'{_name}Context'), ),
+                                  {'__module__': __name__, 'Process': _class})
+
+
+def use_own_start_method(loader: Any) -> None:
+    """Replace the context of a ``DataLoader`` by ours of the same start method, in place."""
+    chosen = (loader.multiprocessing_context or multiprocessing).get_start_method()
+    if loader.num_workers > 0 and chosen in METHODS:
+        loader.multiprocessing_context = METHODS[chosen]()
+
+
+# ---- in a worker
+
+
+def _ignore(number: int, frame: Any) -> None:
+    """Do nothing. SIG_IGN would be inherited by programs that a worker starts."""
+
+
+def _leave(number: int, frame: Any) -> None:
+    os._exit(0)  # as PyTorch's own handler does when the trainer ends a worker
+
+
+def shield() -> None:
+    """Let this worker outlive the signals that announce the end. Call it in its main thread."""
+    signal.signal(END, _leave)
+    for number in IGNORED:
+        signal.signal(number, _ignore)
+
+
+def end_with_trainer() -> None:
+    """Let this worker end when the process that started it is gone, however it ended."""
+    process: Any = multiprocessing.current_process()
+    trainer = multiprocessing.parent_process().pid  # type: ignore[union-attr]
+    # a fork server stands in between, and lives as long as its workers
+    gone = _no_parent if process._start_method != 'forkserver' else _no_process
+    # the kernel means the thread that started the worker, and other threads may end earlier
+    watched = gone is _no_parent and getattr(
+        process, '_mmrepro_by_main_thread', False) and _killed_by_kernel()
+    if gone(trainer):  # before the kernel knew
+        os._exit(0)
+    if not watched:
+        threading.Thread(target=_watch, args=(gone, trainer), daemon=True).start()
+
+
+def _killed_by_kernel() -> bool:
+    """Ask the kernel to kill this process when its parent dies; False where it cannot."""
+    return sys.platform.startswith('linux') and \
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
+
+
+def _no_parent(pid: int) -> bool:
+    return os.getppid() != pid
+
+
+def _no_process(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def _watch(gone: Callable[[int], bool], trainer: int) -> None:
+    while not gone(trainer):
+        time.sleep(WATCH_INTERVAL)
+    os._exit(0)
