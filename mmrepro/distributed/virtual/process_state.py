@@ -19,8 +19,6 @@ from mmengine.utils import ManagerMixin
 # module and variable
 MODULE_STATE: tuple[tuple[str, str], ...] = (
     ('mmengine.dist.utils', '_LOCAL_PROCESS_GROUP'),
-    # the flags that the runner of a rank has set
-    ('mmrepro.determinism.policy', '_active'),
     # on while a model is built, where ranks may meet
     ('torch.utils.deterministic', 'fill_uninitialized_memory'),
     ('sys', 'stdout'),
