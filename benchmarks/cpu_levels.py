@@ -1,4 +1,4 @@
-"""What `randomness.cpu` costs: steps with and without its variables, alternately.
+"""What `randomness.numerics.cpu` costs: steps with and without its variables, alternately.
 
     python benchmarks/cpu_levels.py DATA_ROOT [--steps N] [--out FILE]
 

@@ -5,8 +5,9 @@
 DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Prints a Markdown table and writes
 JSON. Absolute times are of this machine; the ratios are what to compare.
 
-Leaves out the steps that a run repeats (randomness.check_steps), which benchmarks/step_checks.py
-measures, and the loading of samples, of which benchmarks/sample_check.py measures the check.
+Leaves out the steps that a run repeats (randomness.self_checks.steps), which
+benchmarks/step_checks.py measures, and the loading of samples, of which benchmarks/sample_check.py
+measures the check.
 """
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def paused_runner(cfg: Any, work_dir: str, active: bool) -> Any:
     cfg = copy.deepcopy(cfg)
     cfg.work_dir = work_dir
     if active:
-        cfg.randomness.check_steps = 0  # benchmarks/step_checks.py measures it
+        cfg.randomness.self_checks = dict(steps=0)  # benchmarks/step_checks.py measures it
     cfg.train_cfg = dict(type='PausedLoop', max_epochs=1000)
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     cfg.default_hooks.checkpoint = None

@@ -19,7 +19,7 @@ from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader
 from mmrepro.data.sample_check import checked
 
-DEFAULT = RandomnessConfig().check_samples
+DEFAULT = RandomnessConfig().self_checks.samples
 LONG = 90_000 * 2  # samples that a worker loads in a training of MMDetection's 1x schedule
 CASES = (('faster-rcnn_r50_fpn', 2), ('yolox_s', 8), ('rtmdet_tiny', 8), ('deformable-detr_r50', 2))
 
@@ -31,7 +31,7 @@ def build(model: str, data_root: str, batch_size: int, every: int) -> Any:
     settings = demo_config(model, data_root).train_dataloader
     settings.update(batch_size=batch_size, num_workers=0, persistent_workers=False)
     loader = Runner.build_dataloader(settings, seed=0)
-    config = RandomnessConfig(seed=0, deterministic=True, check_samples=every)
+    config = RandomnessConfig(seed=0, deterministic=True, self_checks=dict(samples=every))
     return adopt_loader(loader, config, 'sample', 0)
 
 

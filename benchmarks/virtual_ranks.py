@@ -35,7 +35,7 @@ import torch
 from mmengine.hooks import Hook
 
 import mmrepro  # noqa: F401  mmcv-lite has operators from here on
-from mmrepro.hooks.self_check import is_due
+from mmrepro.intervals import is_due
 
 MODELS = ('faster-rcnn_r50_fpn', 'retinanet_r50_fpn', 'yolox_s')
 # with large images: RTMDet communicates in the forward pass
@@ -59,7 +59,7 @@ class Clock(Hook):
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
-        self.repeated |= is_due(runner.iter, runner.repro.check_steps)
+        self.repeated |= is_due(runner.iter + 1, runner.repro.self_checks.steps)
         if (runner.iter + 1) % self.every == 0:
             now = time.process_time()
             if self.last is not None and not self.repeated:
@@ -180,7 +180,7 @@ def against_accumulation(model: str, ranks: int, data_root: str, folder: str, ro
     def virtual(memory: str = 'shared') -> dict[str, Any]:
         cfg = config(steps)
         # the clock is a hook that the table does not know
-        cfg.randomness.update(virtual_ranks=ranks, virtual_ranks_memory=memory)
+        cfg.randomness.virtual_ranks = dict(ranks=ranks, memory=memory)
         return run(cfg, 1)
 
     def accumulating() -> dict[str, Any]:

@@ -65,7 +65,7 @@ def lines() -> str:
         parser = parser_of(verb)
         found += [f'## mmrepro {verb}', '', ' '.join(_text(parser, parser.description).split()), '']
         for action in parser._actions:
-            if not isinstance(action, argparse._HelpAction):
+            if not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS:
                 found += _lines_of(action, parser)
         if parser.epilog:
             found += ['```text', _text(parser, parser.epilog), '```', '']

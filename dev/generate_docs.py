@@ -42,7 +42,7 @@ def result(name: str) -> dict:
 
 # A page, or a part of one between two comments, the command that it names, and what makes it.
 PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
-    ('reference/operators.md', 'mmrepro ops --markdown',
+    ('reference/operators.md', 'mmrepro/ops/operator_report.py',
      lambda: operator_report.as_markdown(sweep_report.reached_by(
          result('zoo_cpu.json')['rows']))),
     ('reference/operators.md', 'python -m dev.kernel_table_report',

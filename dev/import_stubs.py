@@ -149,8 +149,8 @@ def main() -> int:
     # a checkout works without being installed, and is preferred to an installed mmrepro
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from dev.operator_check import GROUPS
-    from mmrepro.cli.gpu_check import main as gpu_check
-    return gpu_check(operators=GROUPS)
+    from mmrepro import cli
+    return cli.run('doctor', ['--gpu', *sys.argv[1:]], operators=GROUPS)
 
 
 if __name__ == '__main__':

@@ -18,16 +18,20 @@ PACKAGE = Path(__file__).resolve().parents[1] / 'mmrepro'
 LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('__init__', '__main__'), 'the public names and the command'),
     (('cli', ), 'one file per verb: parses the command line, prints the result'),
-    (('audit', 'doctor', 'demo', 'localise', 'verify', 'report'),
+    (('reports', ), 'the verbs that examine trainings, as functions that return a report'),
+    (('audit', 'doctor', 'demo', 'localise', 'verify'),
      'what the verbs do, each in a room of its own'),
+    (('report', ), 'the model of a report, its renderers, the comparison of two runs'),
     (('runs', ), 'starts, watches, shortens, kills and reports one training'),
     (('activation', 'dropin'), 'where mmrepro attaches to MMEngine'),
     (('runner', ), 'the Runner whose randomness is keyed'),
+    (('lifecycle', ), 'what mmrepro does at each moment of a run, in order'),
     (('hooks', ), 'what happens during a run'),
     (('step_check', ), 'steps of a run are repeated, and their bits compared'),
     (('diagnosis', ), 'two recordings of an iteration: what differs first, and why'),
     (('fingerprint', 'checkpoint'), 'what a run leaves behind'),
     (('facts', ), 'what a run effectively is: settings, versions, hardware'),
+    (('process_settings', ), 'flags, seed and replacements that a run holds in its process'),
     (('patches', ), 'parts of MMDetection that are replaced'),
     (('data', 'distributed'), 'data loading by position; process groups and agreement of ranks'),
     (('determinism', ), 'flags and environment variables, a table row each'),
@@ -39,9 +43,7 @@ LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
      'exceptions; small helpers, each the one home of its concept'),
 )
 # Rooms of one row that may know each other, in this direction only.
-ALLOWED_SIDEWAYS = {
-    ('localise', 'report'): 'localise prints through the views',
-}
+ALLOWED_SIDEWAYS: dict[tuple[str, str], str] = {}
 
 
 class Import(NamedTuple):

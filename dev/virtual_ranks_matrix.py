@@ -39,6 +39,7 @@ from virtual_runs import run  # noqa: E402
 
 from dev.matrix_rows import RowFile, lines_differ  # noqa: E402
 from dev.virtual_ranks_detectors import CONFIGS, ITERATIONS, settings  # noqa: E402
+from mmrepro.config import randomness_of  # noqa: E402
 
 RANKS, PROCESSES = (2, 4, 8), (1, 2, 3, 4)
 KEYS = ('config', 'ranks', 'processes', 'resumed_from', 'memory')
@@ -123,7 +124,8 @@ def _fill_group(table: list[dict[str, Any]], cfg: Any, folder: Path,
 
 
 def _keeping(cfg: Any, memory: str) -> Any:
-    return changed(cfg, lambda cfg: cfg.randomness.update(virtual_ranks_memory=memory))
+    return changed(cfg, lambda cfg: cfg.randomness.update(
+        virtual_ranks=dict(randomness_of(cfg).as_dict()['virtual_ranks'], memory=memory)))
 
 
 def _check_reference(lines: list[list[dict]], ranks: int) -> None:

@@ -151,7 +151,7 @@ def test_loaders_whose_batches_are_not_ours_are_refused(tmp_path):
 def test_mmengines_own_streams_test_as_mmengine_does():
     from mmrepro import RandomnessConfig
     with pytest.raises(RandomnessError, match='independent_predictions=True changes'):
-        RandomnessConfig(seed=1, worker_seed='mmengine', step_seed=False,
+        RandomnessConfig(seed=1, worker_seed='mmengine',
                          independent_predictions=True)
 
 

@@ -37,8 +37,8 @@ class RunFactsHook(Hook):
         finite = self._finite and all(bool(torch.isfinite(one).all())
                                       for one in unwrap(runner.model).parameters())
         facts = dict(process=os.getpid(), shared=shared, finite=finite,
-                     repeated=self_checks(runner), check_steps=runner.repro.check_steps,
-                     check_samples=runner.repro.check_samples)
+                     repeated=self_checks(runner), check_steps=runner.repro.self_checks.steps,
+                     check_samples=runner.repro.self_checks.samples)
         Path(runner.work_dir, FILE.format(runner.rank)).write_text(json.dumps(facts))
 
 

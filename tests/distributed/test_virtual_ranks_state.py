@@ -266,7 +266,7 @@ class CopiesModel(Hook):
 @pytest.mark.parametrize('way', COPIES)
 def test_a_copy_has_no_memory_of_shared_weights(way, cfg, tmp_path):
     expected = run(cfg, 2, 1, tmp_path / 'none')
-    cfg.randomness.virtual_ranks_memory = 'shared'
+    cfg.randomness.virtual_ranks = dict(memory='shared')
     cfg.custom_hooks = [dict(type='CopiesModel', way=way)]
     assert run(cfg, 2, 1, tmp_path / 'copies') == expected
 

@@ -141,6 +141,11 @@ def test_a_row_whose_module_or_function_is_missing_is_not_implemented(monkeypatc
         assert operator_table.implementation('knn_forward') is None
 
 
+def test_every_row_with_a_target_has_its_function():
+    assert [name for name, row in operator_table.TABLE.items()
+            if row.target and operator_table.implementation(name) is None] == []
+
+
 def test_two_rows_for_one_name_are_refused(monkeypatch):
     families = operator_table.FAMILIES
     monkeypatch.setattr(operator_table, 'FAMILIES', (*families, families[0]))

@@ -1,4 +1,4 @@
-"""Non-maximum suppression: nms, nms_rotated, nms_quadri, nms_match, softnms.
+"""Non-maximum suppression: nms, nms_rotated, nms_quadri, nms_match.
 
 Semantics are mmcv 2.1.0's CPU kernels (csrc/pytorch/cpu/nms*.cpp), on every device: the overlap is
 ``inter / (area_a + area_b - inter)`` in float32, so CPU and CUDA keep the same boxes. (mmcv's CUDA

@@ -144,10 +144,11 @@ class _ByLeftEdge:
 
 def keep_few(boxes: np.ndarray, scores: np.ndarray, threshold: float,
              offset: int) -> np.ndarray | None:
-    """Indices of the kept boxes, best first, of few boxes (N, 4), with few NumPy calls.
+    """Return the indices of the kept boxes, best first, of few boxes (N, 4).
 
-    The arithmetic is that of :func:`overlaps`, on the pairs that meet along x. NaN never conflicts.
-    Returns None if a score is NaN or the threshold is negative.
+    This takes few NumPy calls: only pairs that meet along x are listed, and their overlaps have the
+    arithmetic of :func:`overlaps`. NaN never conflicts. None if a score is NaN or the threshold is
+    negative.
     """
     order = (-scores).argsort(kind='stable')
     if threshold < 0 or scores[order[-1]] != scores[order[-1]]:
@@ -155,42 +156,55 @@ def keep_few(boxes: np.ndarray, scores: np.ndarray, threshold: float,
     by_left = boxes[:, 0].argsort()
     cols = np.empty((5, len(order)), np.float32)
     boxes.T.take(by_left, 1, cols[:4], 'clip')
-    position = np.arange(len(order))
-    # twice the offset, because widths are rounded after its addition
-    ends = cols[0].searchsorted(cols[2] + 2 * offset if offset else cols[2], 'right')
-    count = ends - position
-    count -= 1
-    np.maximum(count, 0, out=count)
-    ends -= count.cumsum()
-    first, second = position.repeat(count), ends.repeat(count)
-    second += np.arange(len(first))
+    first, second = _pairs_that_meet(cols[0], cols[2], offset)
     with np.errstate(all='ignore'):
-        size = cols[2:4] - cols[:2]
-        if offset:
-            size += np.float32(offset)
-        np.multiply(size[0], size[1], out=cols[4])
-        # with x1 and y1 negated, one minimum gives both corners of an intersection
-        np.negative(cols[:2], out=cols[:2])
-        one, other = cols.take(first, 1), cols.take(second, 1)
-        union = one[4] + other[4]
-        meet = np.minimum(one[:4], other[:4], out=one[:4])
-        size = meet[2:]
-        size += meet[:2]
-        if offset:
-            size += np.float32(offset)
-        np.maximum(size, 0, out=size)
-        inter = np.multiply(size[0], size[1], out=size[0])
-        union -= inter
-        inter /= union
-    hit = (inter > np.float32(threshold)).nonzero()[0]
-    if not len(hit):
+        overlap = _overlaps_of_pairs(cols, first, second, offset)
+    conflicts = (overlap > np.float32(threshold)).nonzero()[0]
+    if not len(conflicts):
         return order
     rank = np.empty_like(order)
-    rank[order] = position
+    rank[order] = np.arange(len(order))
     rank = rank.take(by_left)
-    first, second = rank.take(first.take(hit)), rank.take(second.take(hit))
+    first, second = rank.take(first.take(conflicts)), rank.take(second.take(conflicts))
     kept = greedy_pairs(len(order), np.minimum(first, second), np.maximum(first, second))
     return order.take(kept)
+
+
+def _pairs_that_meet(left: np.ndarray, right: np.ndarray, offset: int
+                     ) -> tuple[np.ndarray, np.ndarray]:
+    """List all pairs of intervals that meet; ``left`` (N,) ascends. Two arrays of indices."""
+    # twice the offset, because widths are rounded after its addition
+    ends = left.searchsorted(right + 2 * offset if offset else right, 'right')
+    position = np.arange(len(left))
+    count = np.maximum(ends - position - 1, 0)  # the pairs of which each interval is the first
+    first = position.repeat(count)
+    # the last pair of an interval is with the one before its end, those before count up to it
+    second = (ends - count.cumsum()).repeat(count)
+    second += np.arange(len(first))
+    return first, second
+
+
+def _overlaps_of_pairs(cols: np.ndarray, first: np.ndarray, second: np.ndarray, offset: int
+                       ) -> np.ndarray:
+    """Return the overlaps of pairs of columns (5, N), whose areas are filled in here."""
+    size = cols[2:4] - cols[:2]
+    if offset:
+        size += np.float32(offset)
+    np.multiply(size[0], size[1], out=cols[4])
+    # with x1 and y1 negated, one minimum gives both corners of an intersection
+    np.negative(cols[:2], out=cols[:2])
+    a, b = cols.take(first, 1), cols.take(second, 1)
+    union = a[4] + b[4]
+    meet = np.minimum(a[:4], b[:4], out=a[:4])
+    size = meet[2:]
+    size += meet[:2]
+    if offset:
+        size += np.float32(offset)
+    np.maximum(size, 0, out=size)
+    inter = np.multiply(size[0], size[1], out=size[0])
+    union -= inter
+    inter /= union
+    return inter
 
 
 def keep_cpu(cols: Tensor, threshold: float, offset: int) -> Tensor:

@@ -6,8 +6,6 @@ position of a dropped one, and of equal scores the first in this order is chosen
 """
 from __future__ import annotations
 
-from typing import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,28 +13,27 @@ from torch.nn.functional import threshold_
 
 from ..contract import describe, require, require_dtype, require_shape
 from .overlaps import columns
-from .soft_nms_blocks import WorkingOrder, decide, ordinary
+from .soft_nms_blocks import TiedScores, WorkingOrder, decide, negated_corners, ordinary
 
 # mmcv's codes of methods.
 NAIVE, LINEAR, GAUSSIAN = 0, 1, 2
 
-# The boxes that a chosen one affects, and the factors for their scores.
-Neighbours = Callable[[int], tuple[np.ndarray, np.ndarray]]
-
 
 class _Decay:
-    """Which overlaps change a score, and by what factor; in float32."""
+    """The factors by which overlaps change scores; in float32."""
 
     def __init__(self, method: int, threshold: float, sigma: float) -> None:
         self.method = method
         self.threshold, self.sigma = np.float32(threshold), np.float32(sigma)
 
     def acts(self, overlap: np.ndarray) -> np.ndarray:
+        """Whether each overlap changes a score."""
         if self.method == GAUSSIAN:
             return overlap != 0
         return overlap >= self.threshold
 
     def factor(self, overlap: np.ndarray) -> np.ndarray:
+        """Return the factors of overlaps that change a score."""
         if self.method == NAIVE:
             return np.zeros_like(overlap)
         if self.method == LINEAR:
@@ -60,103 +57,60 @@ class _Decay:
         return overlap
 
 
-def _compared(cols: np.ndarray, decay: _Decay, offset: int) -> Neighbours:
-    """Neighbours, found by comparing with every box."""
-    table = cols.copy()
-    # with x1 and y1 negated, one minimum gives both corners of an intersection
-    table[:2] *= -1
-    corners, area, step = table[:4], table[4], np.float32(offset)
+def _plain_loop(cols: np.ndarray, scores: np.ndarray, decay: _Decay, least: np.float32,
+                offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """Decide position after position, for any input; see :class:`WorkingOrder`.
 
-    def neighbours(chosen: int) -> tuple[np.ndarray, np.ndarray]:
-        meet = np.minimum(corners, corners[:, chosen, None])
-        size = meet[2:] + meet[:2]
-        if offset:
-            size += step
-        np.maximum(size, 0, out=size)
+    Returns the boxes that stay, in the order in which they are chosen, and their scores.
+    """
+    box, score = np.arange(len(scores)), scores.copy()  # by position
+    table, step = negated_corners(cols), np.float32(offset)
+    position, count = 0, len(scores)
+    while position < count:
+        best = position + _first_best(score[position:count])
+        for values in (box, score):
+            values[position], values[best] = values[best], values[position]
+        chosen, others = table[:, box[position], None], table.take(box[position + 1:count], 1)
+        size = np.minimum(others[:4], chosen[:4])
+        size = np.maximum(size[2:] + size[:2] + step, 0)
         inter = size[0] * size[1]
-        union = area + area[chosen]
-        union -= inter
-        inter /= union
-        acts = decay.acts(inter).nonzero()[0]
-        return acts, decay.factor(inter[acts])
-
-    return neighbours
-
-
-class _Order:
-    """The working order (see :class:`WorkingOrder`) for any input, with scores by position."""
-
-    def __init__(self, scores: np.ndarray) -> None:
-        self.score = scores.copy()
-        self.at, self.where = np.arange(len(scores)), np.arange(len(scores))
-        self.count = len(scores)
-
-    def choose(self, position: int) -> int:
-        """Move the first best undecided box to ``position``; NaN is chosen only if it is there."""
-        score = self.score[position:self.count]
-        best = int(score.argmax())
-        if score[best] != score[best]:
-            best = 0 if score[0] != score[0] else int(np.nanargmax(score))
-        if best:
-            best += position
-            for values in (self.score, self.at):
-                values[position], values[best] = values[best], values[position]
-            self.where[self.at[best]] = best
-            self.where[self.at[position]] = position
-        return int(self.at[position])
-
-    def drop(self, gone: np.ndarray) -> None:
-        """Fill the positions ``gone`` (ascending) with the remaining boxes from the end."""
-        left = self.count - len(gone)
-        self.where[self.at[gone]] = -1
-        holes = gone[gone < left]
-        if len(holes):
-            stays = np.ones(self.count - left, bool)
-            stays[gone[len(holes):] - left] = False
-            moved = left + stays.nonzero()[0][::-1]
-            self.score[holes] = self.score[moved]
-            self.at[holes] = self.at[moved]
-            self.where[self.at[holes]] = holes
-        self.count = left
-
-
-def _run(order: _Order, neighbours: Neighbours, least: np.float32) -> None:
-    """Decide position after position; drop boxes with scores below ``least``."""
-    position = 0
-    while position < order.count:
-        targets, factor = neighbours(order.choose(position))
-        if position and not len(targets):
-            position += 1
-            continue
-        touched = order.where[targets]
-        ahead = touched > position
-        touched = touched[ahead]
-        score = order.score[touched] * factor[ahead]
-        order.score[touched] = score
-        low = touched[score < least]
-        if position == 0:
-            # later only a touched score can be below
-            low = np.flatnonzero(order.score[1:] < least) + 1
-        if len(low):
-            low.sort()
-            order.drop(low)
+        overlap = inter / (others[4] + chosen[4] - inter)
         position += 1
+        acts = decay.acts(overlap).nonzero()[0]
+        score[position + acts] *= decay.factor(overlap[acts])
+        gone = position + (score[position:count] < least).nonzero()[0]
+        if len(gone):
+            left = count - len(gone)
+            # the last boxes that stay, from the end, fill the positions of those that are dropped
+            moved = np.setdiff1d(np.arange(left, count), gone)[::-1]
+            for values in (box, score):
+                values[gone[gone < left]] = values[moved]
+            count = left
+    return box[:count], score[:count]
+
+
+def _first_best(score: np.ndarray) -> int:
+    """Return the first index of the greatest score; NaN only if the first score is NaN."""
+    best = int(score.argmax())
+    if np.isnan(score[best]):
+        return 0 if np.isnan(score[0]) else int(np.nanargmax(score))
+    return best
 
 
 def _soft(cols: np.ndarray, scores: np.ndarray, decay: _Decay, least: np.float32,
           offset: int) -> tuple[Tensor, np.ndarray]:
-    """Boxes that stay, in the order in which they are chosen, and their scores."""
+    """Return the boxes that stay, in the order in which they are chosen, and their scores."""
     with np.errstate(all='ignore'):
         if not ordinary(cols, scores, decay.sigma, least):
-            order = _Order(scores)
-            _run(order, _compared(cols, decay, offset), least)
-            return torch.from_numpy(order.at[:order.count]), order.score[:order.count]
-        found = None
-        if len(np.unique(scores)) == len(scores):
-            found = decide(cols, scores, decay.apply, least, offset, None)
-        chosen, final = found or decide(cols, scores, decay.apply, least, offset,
-                                        WorkingOrder(len(scores)))
-    return torch.tensor(chosen), np.array(final, np.float32)
+            kept, final = _plain_loop(cols, scores, decay, least, offset)
+            return torch.from_numpy(kept), final
+        arguments = cols, scores, decay.apply, least, offset
+        try:
+            order = None if len(np.unique(scores)) == len(scores) else WorkingOrder(len(scores))
+            chosen, scores_then = decide(*arguments, order)
+        except TiedScores:
+            chosen, scores_then = decide(*arguments, WorkingOrder(len(scores)))
+    return torch.tensor(chosen), np.array(scores_then, np.float32)
 
 
 def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, sigma: float,

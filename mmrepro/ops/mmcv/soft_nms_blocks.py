@@ -1,4 +1,4 @@
-"""Soft-NMS in blocks: the overlaps of the best boxes at once, then one product per box.
+"""Soft-NMS in blocks: the factors of the best boxes at once, then one product per chosen box.
 
 A chosen box multiplies the scores of the others by factors. The products are computed one by one in
 the order in which boxes are chosen, so scores have the bits of the plain loop. The boxes that come
@@ -24,6 +24,10 @@ _TAKEN = np.float32(-1)
 Decay = Callable[[np.ndarray], np.ndarray]
 
 
+class TiedScores(Exception):
+    """Two boxes have the best score, and no working order is kept to choose between them."""
+
+
 class WorkingOrder:
     """The order of boxes by which mmcv breaks ties.
 
@@ -37,11 +41,13 @@ class WorkingOrder:
         self.count = count
 
     def choose(self, box: int, position: int) -> None:
-        other, old = self.at[position], self.where[box]
-        self.at[position], self.at[old] = box, other
-        self.where[box], self.where[other] = position, old
+        """Exchange ``box`` and the box at ``position``."""
+        displaced, old = self.at[position], self.where[box]
+        self.at[position], self.at[old] = box, displaced
+        self.where[box], self.where[displaced] = position, old
 
     def drop(self, boxes: list[int]) -> None:
+        """Fill the positions of ``boxes`` with the remaining boxes from the end."""
         gone = set(boxes)
         left = self.count - len(gone)
         holes = sorted(hole for hole in map(self.where.__getitem__, boxes) if hole < left)
@@ -51,22 +57,28 @@ class WorkingOrder:
         self.count = left
 
     def first(self, boxes: list[int]) -> int:
+        """Return the index in ``boxes`` of the one that comes first in this order."""
         return min(range(len(boxes)), key=lambda i: self.where[boxes[i]])
 
 
 def ordinary(cols: np.ndarray, scores: np.ndarray, sigma: float, least: float) -> bool:
-    """Whether inputs are such that no NaN appears and no factor exceeds 1.
-
-    :func:`decide` then gives the result of the plain loop.
-    """
+    """Whether no NaN can appear and no factor exceeds 1, as :func:`decide` expects."""
     return bool(least > 0 and sigma > 0 and np.isfinite(cols).all() and (cols[4] > 0).all()
                 and np.isfinite(scores).all())
 
 
-def _overlaps(table: np.ndarray, rows: np.ndarray, offset: int, room: torch.Tensor) -> np.ndarray:
-    """Overlaps of ``rows`` with all boxes, (K, N), in ``room``.
+def negated_corners(cols: np.ndarray) -> np.ndarray:
+    """Copy columns (5, N) with x1 and y1 negated: one minimum gives all corners that meet."""
+    table = cols.copy()
+    table[:2] *= -1
+    return table
 
-    x1 and y1 are negated in ``table``, so one minimum gives both corners of an intersection.
+
+def _overlaps(table: np.ndarray, rows: np.ndarray, offset: int, room: torch.Tensor) -> np.ndarray:
+    """Return the overlaps of boxes ``rows`` with all boxes, (K, N).
+
+    ``table`` is of :func:`negated_corners`. The result lies in ``room``, of at least 4 * K * N
+    elements.
     """
     a, b = torch.from_numpy(table)[:, None], torch.from_numpy(table.take(rows, 1))[:, :, None]
     shape = 4, len(rows), table.shape[1]
@@ -83,72 +95,94 @@ def _overlaps(table: np.ndarray, rows: np.ndarray, offset: int, room: torch.Tens
     return inter
 
 
-def _guess(score: np.ndarray, names: np.ndarray, needed: int | None,
-           order: WorkingOrder | None) -> np.ndarray:
-    """Boxes to compute factors for: those with the best scores, and ``needed``."""
-    count = min(_ROWS, max(_LEAST_ROWS, _ELEMENTS // len(score)))
-    if len(score) <= count:
-        return np.arange(len(score))
-    best = score.argpartition(-count)[-count:]
-    if order is not None:
-        # equal scores by the working order
-        best = (score >= score[best].min()).nonzero()[0]
-        where = [order.where[box] for box in names[best].tolist()]
-        best = best[np.lexsort((where, -score[best]))[:count]]
-    if needed is not None and needed not in best:
-        best = np.append(best, needed)
-    return best
+class _Sweep:
+    """The boxes that are not decided, as rows of a table, and those that were chosen."""
+
+    def __init__(self, cols: np.ndarray, scores: np.ndarray, least: np.float32,
+                 order: WorkingOrder | None) -> None:
+        self.table, self.score = negated_corners(cols), scores.copy()
+        self.box = np.arange(len(scores))  # of each row
+        self.least, self.order = least, order
+        self.decided = np.zeros(len(scores), bool)  # rows; kept with an order only
+        self.chosen: list[int] = []
+        self.final: list[np.float32] = []  # the scores of the chosen boxes
+
+    def forget_decided(self, wanted: int | None) -> int | None:
+        """Remove the rows of decided boxes; return where row ``wanted`` is then."""
+        keep = (self.score >= self.least).nonzero()[0]
+        self.table, self.score = self.table.take(keep, 1), self.score.take(keep)
+        self.box, self.decided = self.box.take(keep), np.zeros(len(keep), bool)
+        return None if wanted is None else int(keep.searchsorted(wanted))
+
+    def likely(self, wanted: int | None) -> np.ndarray:
+        """Return the rows that will be chosen soon: those with the best scores, and ``wanted``."""
+        count = min(_ROWS, max(_LEAST_ROWS, _ELEMENTS // len(self.score)))
+        if len(self.score) <= count:
+            return np.arange(len(self.score))
+        best = self.score.argpartition(-count)[-count:]
+        if self.order is not None:
+            # equal scores by the working order
+            best = (self.score >= self.score[best].min()).nonzero()[0]
+            where = [self.order.where[box] for box in self.box[best].tolist()]
+            best = best[np.lexsort((where, -self.score[best]))[:count]]
+        if wanted is not None and wanted not in best:
+            best = np.append(best, wanted)
+        return best
+
+    def best(self) -> int | None:
+        """Return the row of the best score; None if all that is left is below the least score.
+
+        The best of all boxes is chosen whatever its score.
+        """
+        row = int(self.score.argmax())
+        value = self.score[row]
+        if self.chosen and value < self.least:
+            return None
+        self.score[row] = _TAKEN  # so that the next maximum shows a tie
+        tied = self.score[self.score.argmax()] == value
+        self.score[row] = value
+        if not tied:
+            return row
+        if self.order is None:
+            raise TiedScores
+        rows = (self.score == value).nonzero()[0]
+        return int(rows[self.order.first(self.box[rows].tolist())])
+
+    def choose(self, row: int, factor: np.ndarray) -> None:
+        """Choose the box of ``row``, and multiply the scores of the others by ``factor``."""
+        box = int(self.box[row])
+        self.chosen.append(box)
+        self.final.append(self.score[row])
+        self.score[row] = _TAKEN
+        np.multiply(self.score, factor, out=self.score)
+        if self.order is not None:
+            self.order.choose(box, len(self.chosen) - 1)
+            self.decided[row] = True
+            low = self.score < self.least
+            if np.count_nonzero(low) != np.count_nonzero(self.decided):
+                self.order.drop(self.box[low != self.decided].tolist())
+                self.decided = low
 
 
 def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32, offset: int,
-           order: WorkingOrder | None) -> tuple[list[int], list[np.float32]] | None:
-    """Boxes in the order in which they are chosen, and their scores then.
+           order: WorkingOrder | None) -> tuple[list[int], list[np.float32]]:
+    """Return the boxes in the order in which they are chosen, and their scores then.
 
     ``cols`` (5, N) float32 are x1, y1, x2, y2, area. Boxes whose score falls below ``least`` are
-    dropped, except the best of all. ``order`` is needed for ties; if None, a tie gives None.
+    dropped, except the best of all. Raises TiedScores if scores tie and ``order`` is None.
     """
-    table, score, names = cols.copy(), scores.copy(), np.arange(len(scores))
-    np.negative(table[:2], out=table[:2])
-    chosen: list[int] = []
-    final: list[np.float32] = []
-    needed, count = None, len(scores)
+    count, sweep = len(scores), _Sweep(cols, scores, least, order)
     # one buffer for all blocks: allocating memory costs as much as filling it
     room = torch.empty(4 * (count + min(_ROWS * count, max(_LEAST_ROWS * count, _ELEMENTS))))
+    row: int | None = None
     while True:
-        if chosen:
-            keep = (score >= least).nonzero()[0]
-            if needed is not None:
-                needed = int(keep.searchsorted(needed))
-            table, score, names = table.take(keep, 1), score.take(keep), names.take(keep)
-        rows = _guess(score, names, needed, order)
-        factors = dict(zip(rows.tolist(), decay(_overlaps(table, rows, offset, room))))
-        known, fallen = np.zeros(len(score), bool), 0
-        while True:
-            best = int(score.argmax())
-            value = score[best]
-            if chosen and value < least:
-                return chosen, final
-            score[best] = _TAKEN
-            if score[score.argmax()] == value:
-                if order is None:
-                    return None
-                score[best] = value
-                equal = (score == value).nonzero()[0]
-                best = int(equal[order.first(names[equal].tolist())])
-                score[best] = _TAKEN
-            factor = factors.get(best)
-            if factor is None:
-                score[best], needed = value, best
-                break
-            chosen.append(int(names[best]))
-            final.append(value)
-            np.multiply(score, factor, out=score)
-            if order is not None:
-                order.choose(chosen[-1], len(chosen) - 1)
-                known[best] = True
-                low = score < least
-                fallen += 1
-                if np.count_nonzero(low) != fallen:
-                    fresh = (low != known).nonzero()[0]
-                    order.drop(names[fresh].tolist())
-                    known, fallen = low, fallen + len(fresh)
+        if sweep.chosen:
+            row = sweep.forget_decided(row)
+        rows = sweep.likely(row)
+        factors = dict(zip(rows.tolist(), decay(_overlaps(sweep.table, rows, offset, room))))
+        row = sweep.best()
+        while row in factors:
+            sweep.choose(row, factors[row])
+            row = sweep.best()
+        if row is None:
+            return sweep.chosen, sweep.final

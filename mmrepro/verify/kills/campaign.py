@@ -122,25 +122,24 @@ class Campaign:
 
     def _deviations(self, folder: str, attempt: Attempt) -> list[str]:
         """How a run that came to its end differs from the uninterrupted one."""
-        found = []
         logs = _logs(folder)
-        found += [f'{difference.text()} (first the uninterrupted run)' for difference in (
+        deviations = [f'{difference.text()} (first the uninterrupted run)' for difference in (
             compare_logs(self._expected, logs, self.iterations),
             first_missing(self._expected, logs, self.iterations)) if difference is not None]
         for rank, expected in self._expected.items():
             vals = logs[rank].vals
             self.compared += len(logs[rank].steps) + len(vals) + 1
-            found += [f'iteration {iteration}, rank {rank}, was trained again to different bits'
-                      for iteration in logs[rank].changed]
+            deviations += [f'iteration {i}, rank {rank}, was trained again to different bits'
+                           for i in logs[rank].changed]
             missing = sorted({val['iteration'] for val in expected.vals if val['iteration']}
                              - {val['iteration'] for val in vals})
             if missing:
-                found.append(f'the validation after {missing[0]} iterations, rank {rank}, is '
+                deviations.append(f'the validation after {missing[0]} iterations, rank {rank}, is '
                              'missing')
         for rank, states in enumerate(zip(self._end_states(attempt), self._states)):
             if states[0] != states[1]:
-                found.append(f'rank {rank} ends with {states[0]}, uninterrupted: {states[1]}')
-        return found
+                deviations.append(f'rank {rank} ends with {states[0]}, uninterrupted: {states[1]}')
+        return deviations
 
     def _folder(self, name: str) -> str:
         folder = os.path.abspath(os.path.join(self.settings.work_dir, name))
