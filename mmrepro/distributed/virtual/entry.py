@@ -53,7 +53,7 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
     """
     if ranks is None:
         return main()
-    RandomnessConfig(virtual_ranks=ranks)  # refuses a value that is not allowed
+    RandomnessConfig.parse(dict(virtual_ranks=ranks))  # refuses a value that is not allowed
     _check_launch(ranks, launcher)
     _ensure_group(launcher, env_cfg)
     scheduler = _worlds(ranks).scheduler
