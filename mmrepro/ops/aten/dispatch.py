@@ -8,6 +8,7 @@ dispatcher (``F.interpolate``, ``F.pad``); those rows name a module and an attri
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import inspect
 import re
@@ -25,14 +26,22 @@ _KEYS = {'cpu': 'CPU', 'cuda': 'CUDA', 'meta': 'Meta'}
 _OVERRIDE = {'allow_override': True} if 'allow_override' in inspect.signature(
     torch.library.Library.impl).parameters else {}
 
-# What is installed: the library that owns the kernels, and (module, attribute, original value).
-_library: Any = None
-_attributes: list[tuple[Any, str, Any]] = []
-_names: dict[str, tuple[str, ...]] = {}
+
+@dataclasses.dataclass
+class _Installed:
+    """What is installed now."""
+
+    library: Any = None  # owns the kernels
+    names: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # by device
+    # (module, attribute, original value) of the Python overrides
+    attributes: list[tuple[Any, str, Any]] = dataclasses.field(default_factory=list)
+
+
+_installed = _Installed()
 
 
 def release(version: str = torch.__version__) -> tuple[int, int]:
-    """(major, minor) of a torch version.
+    """Return (major, minor) of a torch version.
 
     >>> release('2.13.0+cu128')
     (2, 13)
@@ -49,7 +58,7 @@ def _exists(operator: str) -> bool:
 
 
 def active(device: str, version: str = torch.__version__) -> list[KernelRow]:
-    """The rows to install for ``device`` ('cpu' or 'cuda') on a release."""
+    """Return the rows to install for ``device`` ('cpu' or 'cuda') on a release."""
     now = release(version)
     return [row for row in TABLE
             if row.target and device in row.devices and row.since <= now < row.until]
@@ -61,55 +70,56 @@ def install(devices: Iterable[str] | None = None) -> None:
     ``devices`` are of 'cpu' and 'cuda', which need not be present; None stands for 'cpu', and
     'cuda' if this torch was built with it.
     """
-    global _library
     if devices is None:
         devices = ('cpu', 'cuda') if torch.backends.cuda.is_built() else ('cpu',)
     wanted = {device: tuple(row.operator for row in active(device)) for device in devices}
-    if wanted == _names:
+    if wanted == _installed.names:
         return
     uninstall()
-    _library = torch.library.Library('aten', 'IMPL')
+    _installed.library = torch.library.Library('aten', 'IMPL')
     try:
         for device in devices:
             for row in active(device):
-                if row.overrides_python:
-                    path, _, attribute = row.operator.rpartition('.')
-                    module = importlib.import_module(path)
-                    if hasattr(module, attribute):
-                        _attributes.append((module, attribute, getattr(module, attribute)))
-                        setattr(module, attribute, row.load())
-                elif _exists(row.operator):
-                    with warnings.catch_warnings():
-                        # torch warns once that a kernel is overridden, which is intended
-                        warnings.simplefilter('ignore', UserWarning)
-                        _library.impl(row.operator, row.load(), _KEYS[device], **_OVERRIDE)
+                _install(row, device)
     except BaseException:
         uninstall()
         raise
-    _names.update(wanted)
+    _installed.names = wanted
+
+
+def _install(row: KernelRow, device: str) -> None:
+    if row.overrides_python:
+        path, _, attribute = row.operator.rpartition('.')
+        module = importlib.import_module(path)
+        if hasattr(module, attribute):
+            _installed.attributes.append((module, attribute, getattr(module, attribute)))
+            setattr(module, attribute, row.load())
+    elif _exists(row.operator):
+        with warnings.catch_warnings():
+            # torch warns once that a kernel is overridden, which is intended
+            warnings.simplefilter('ignore', UserWarning)
+            _installed.library.impl(row.operator, row.load(), _KEYS[device], **_OVERRIDE)
 
 
 def uninstall() -> None:
     """Undo :func:`install`."""
-    global _library
-    while _attributes:
-        module, attribute, before = _attributes.pop()
+    while _installed.attributes:
+        module, attribute, before = _installed.attributes.pop()
         setattr(module, attribute, before)
-    if hasattr(_library, '_destroy'):
-        _library._destroy()
+    if hasattr(_installed.library, '_destroy'):
+        _installed.library._destroy()
     # torch 2.0 has no _destroy; its library is removed with the last reference
-    _library = None
-    _names.clear()
+    _installed.library, _installed.names = None, {}
 
 
 def installed() -> tuple[str, ...]:
-    """Devices for which kernels are installed."""
-    return tuple(_names)
+    """Return the devices for which kernels are installed."""
+    return tuple(_installed.names)
 
 
 @contextlib.contextmanager
 def installing(devices: Iterable[str] | None = None) -> Iterator[None]:
-    """:func:`install` for the length of a block; what was before comes back."""
+    """Call :func:`install` for a block; what was before comes back."""
     before = installed()
     install(devices)
     try:

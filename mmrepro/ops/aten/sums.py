@@ -14,32 +14,13 @@ _NARROW = (torch.float16, torch.bfloat16)
 _NONE, _MEAN = 0, 1
 
 
-def cumsum(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """``aten::cumsum``: floats by doubling steps, integers by torch's own kernel.
-
-    Step s adds the element ``2**s`` positions before; after ``log2(n)`` steps every element is the
-    sum of all up to it. Each step adds whole tensors, so the order of every sum depends on the
-    length only.
-    """
-    result_type = dtype or (self.dtype if self.dtype.is_floating_point or self.dtype.is_complex
-                            else torch.int64)
-    if not (result_type.is_floating_point or result_type.is_complex):
-        # the overload with an output is not replaced
-        out = self.new_empty(self.shape, dtype=result_type)
-        return torch.cumsum(self, dim, dtype=result_type, out=out)
-    total = self.to(torch.float32 if result_type in _NARROW else result_type)
-    if self.dim() and self.numel():
-        total = total.contiguous()
-        length, step = self.shape[dim], 1
-        while step < length:
-            moved = total.clone()
-            moved.narrow(dim, step, length - step).add_(total.narrow(dim, 0, length - step))
-            total, step = moved, step * 2
-    return total.to(result_type, copy=True) if total is self else total.to(result_type)
-
-
 def _doubling(total: Tensor, dim: int, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Inclusive scan of ``combine`` along ``dim``, in a new tensor; as :func:`cumsum`."""
+    """Scan along ``dim`` (inclusive) by ``combine``, in a new tensor.
+
+    Step s combines each element with that of ``2**s`` positions before; after ``log2(n)`` steps
+    every element is that of all up to it. Each step works on whole tensors, so the order depends on
+    the length only.
+    """
     total = total.clone(memory_format=torch.contiguous_format)
     if not total.dim() or not total.numel():
         return total
@@ -52,37 +33,45 @@ def _doubling(total: Tensor, dim: int, combine: Callable[[Tensor, Tensor], Tenso
     return total
 
 
-def cumprod(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """``aten::cumprod``: floats by doubling steps, integers by torch's own kernel."""
-    result_type = dtype or (self.dtype if self.dtype.is_floating_point or self.dtype.is_complex
-                            else torch.int64)
-    if not (result_type.is_floating_point or result_type.is_complex):
-        # the overload with an output is not replaced
-        out = self.new_empty(self.shape, dtype=result_type)
-        return torch.cumprod(self, dim, dtype=result_type, out=out)
-    working = torch.float32 if result_type in _NARROW else result_type
-    return _doubling(self.to(working), dim, torch.mul).to(result_type)
+def _scan(native: Callable[..., Tensor], combine: Callable[[Tensor, Tensor], Tensor]
+          ) -> Callable[..., Tensor]:
+    def scan(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+        result_type = dtype or (self.dtype if self.dtype.is_floating_point or self.dtype.is_complex
+                                else torch.int64)
+        if not (result_type.is_floating_point or result_type.is_complex):
+            # the overload with an output is not replaced
+            out = self.new_empty(self.shape, dtype=result_type)
+            return native(self, dim, dtype=result_type, out=out)
+        working = torch.float32 if result_type in _NARROW else result_type
+        return _doubling(self.to(working), dim, combine).to(result_type)
+
+    return scan
+
+
+# ``aten::cumsum`` and ``aten::cumprod``: floats by doubling steps, integers by torch's own kernel.
+cumsum = _scan(torch.cumsum, torch.add)
+cumprod = _scan(torch.cumprod, torch.mul)
+
+
+def cumsum_(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Compute ``aten::cumsum_``."""
+    return self.copy_(cumsum(self, dim, dtype=dtype or self.dtype))
 
 
 def cumprod_(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """``aten::cumprod_``."""
+    """Compute ``aten::cumprod_``."""
     return self.copy_(cumprod(self, dim, dtype=dtype or self.dtype))
 
 
 def logcumsumexp(self: Tensor, dim: int) -> Tensor:
-    """``aten::_logcumsumexp``, by doubling steps of ``logaddexp``."""
+    """Compute ``aten::_logcumsumexp``, by doubling steps of ``logaddexp``."""
     working = torch.float32 if self.dtype in _NARROW else self.dtype
     return _doubling(self.to(working), dim, torch.logaddexp).to(self.dtype)
 
 
-def cumsum_(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """``aten::cumsum_``."""
-    return self.copy_(cumsum(self, dim, dtype=dtype or self.dtype))
-
-
 def nll_loss2d_forward(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int,
                        ignore_index: int) -> tuple[Tensor, Tensor]:
-    """``aten::nll_loss2d_forward``: (loss, sum of the weights of pixels that are not ignored).
+    """Compute ``aten::nll_loss2d_forward``: loss, and the sum of the weights that count.
 
     ``self`` is (N, C, H, W) log-probabilities, ``target`` (N, H, W) classes, ``weight`` (C,) or
     None. Raises RuntimeError if the shapes do not fit.

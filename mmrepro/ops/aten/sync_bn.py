@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any, Callable
 
 import torch
@@ -19,23 +18,24 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import SyncBatchNorm
 
+from ...scoped import replaced
 from ..mmcv.batch_norm import at_least_float32, sum_per_channel
 
-_stock: Callable | None = None
+_STOCK = SyncBatchNorm.forward
 
 
 def _merged(values: Tensor, merge: Callable[[list[Tensor]], Any], group: Any) -> Any:
-    """``merge`` of the values of all ranks, in the order of ranks. Do not change it."""
-    once = getattr(group, 'merged', None)  # virtual ranks need it once in a process
-    if once is not None:
-        return once(values, merge)
+    """Return ``merge`` of the values of all ranks, in the order of ranks. Do not change it."""
+    shared = getattr(group, 'merged', None)  # virtual ranks merge once per process
+    if shared is not None:
+        return shared(values, merge)
     parts = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, values.contiguous(), group=group)
     return merge(parts)
 
 
 def _statistics(data: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean (C,), biased variance (C,) and count (1,) of (N, C, S) over the ranks of ``group``."""
+    """Return mean (C,), biased variance (C,) and count (1,) of (N, C, S) over all ranks."""
     count = data.new_full((1,), data.shape[0] * data.shape[2])
     mean = sum_per_channel(data) / count.clamp(min=1)
     distance = data - mean[:, None]
@@ -44,7 +44,7 @@ def _statistics(data: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _statistics_of_all(ranks: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """From (C + C + 1,) of each rank: mean, sum of squared distances, count."""
+    """Merge mean, sum of squared distances and count, (C + C + 1,) of each rank."""
     channels = len(ranks[0]) // 2
     mean, squares, count = ranks[0].new_zeros(2 * channels + 1).split([channels, channels, 1])
     for rank_mean, rank_squares, rank_count in (
@@ -109,7 +109,7 @@ class _Function(torch.autograd.Function):
 def sync_batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None,
                     running_mean: Tensor | None, running_var: Tensor | None,
                     eps: float = 1e-5, momentum: float = 0.1, group: Any = None) -> Tensor:
-    """Batch norm of (N, C, ...) with the statistics of all ranks of ``group``, for the CPU.
+    """Normalize (N, C, ...) with the statistics of all ranks of ``group``, for the CPU.
 
     N may be 0 on a rank. Statistics and gradients of parameters are float32 for half precision.
     Raises ValueError if there is only one value per channel over all ranks.
@@ -119,9 +119,9 @@ def sync_batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None,
 
 
 def _forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
-    """torch's forward, except for training on CPU ranks."""
+    """Replace torch's forward, for training on CPU ranks."""
     if input.device.type != 'cpu' or not self.training or not dist.is_initialized():
-        return _stock(self, input)
+        return _STOCK(self, input)
     self._check_input_dim(input)
     self._check_non_zero_input_channels(input)
     factor, tracked = self.momentum or 0., self.track_running_stats
@@ -136,26 +136,14 @@ def _forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
 
 def enable() -> None:
     """Make every ``torch.nn.SyncBatchNorm`` train on CPU ranks. Idempotent."""
-    global _stock
-    if _stock is None:
-        _stock = SyncBatchNorm.forward
-        SyncBatchNorm.forward = _forward
+    SyncBatchNorm.forward = _forward
 
 
 def disable() -> None:
     """Undo :func:`enable`."""
-    global _stock
-    if _stock is not None:
-        SyncBatchNorm.forward, _stock = _stock, None
+    SyncBatchNorm.forward = _STOCK
 
 
-@contextlib.contextmanager
-def enabled() -> Iterator[None]:
-    """:func:`enable` for the length of a ``with`` block; what was before comes back."""
-    before = _stock is not None
-    enable()
-    try:
-        yield
-    finally:
-        if not before:
-            disable()
+def enabled() -> contextlib.AbstractContextManager[None]:
+    """Return a context with :func:`enable` in effect; what was before comes back."""
+    return replaced(SyncBatchNorm, forward=_forward)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import gather, sampling
+from .rois import pool, pool_backward
 
 
 class Visit(NamedTuple):
@@ -42,17 +43,22 @@ class Samples(NamedTuple):
     starts: Tensor  # (B + 1,) first tap of each bin
     share: Tensor  # (S,) 1 / samples of the bin
     corners: sampling.Corners
-    visit: Visit
+
+    def taps(self) -> sampling.Taps:
+        """Return a flat list of taps, int32."""
+        return sampling.Taps(self.row.flatten(), self.weight.flatten(),
+                             self.bag.to(torch.int32).repeat_interleave(4),
+                             self.starts.to(torch.int32))
 
 
 def runs(means: Means, *tensors: Tensor) -> list[tuple[int, int]]:
-    """Runs of RoIs to process together; ``tensors`` are those that the caller holds anyway."""
+    """Return runs of RoIs to process together; the caller holds ``tensors`` anyway."""
     costs = means.grid.y * means.grid.x * (4 * means.bins[0] * means.bins[1])
     return gather.chunk_by_cost(costs.tolist(), gather.tap_budget(*tensors))
 
 
 def samples(means: Means, shape: torch.Size, a: int, b: int) -> Samples:
-    """The samples of RoIs ``a`` to ``b`` on features of ``shape`` (N, C, H, W)."""
+    """Return the samples of RoIs ``a`` to ``b`` on features of ``shape`` (N, C, H, W)."""
     n, _, height, width = shape
     ph, pw = means.bins
     per_roi = ph * pw
@@ -67,33 +73,18 @@ def samples(means: Means, shape: torch.Size, a: int, b: int) -> Samples:
     base = (means.image.index_select(0, visit.roi) * (height * width)).unsqueeze(-1)
     row = torch.where(corners.live, corners.row + base, n * height * width).to(torch.int32)
     share = (1 / (grid_y * grid_x).to(y.dtype)).index_select(0, bag)
-    return Samples(row, corners.weight * share.unsqueeze(-1), bag, starts * 4, share, corners,
-                   visit)
+    return Samples(row, corners.weight * share.unsqueeze(-1), bag, starts * 4, share, corners)
 
 
 def mean_forward(means: Means, feature: Tensor, output: Tensor) -> None:
     """Fill ``output`` (K, C, PH, PW) with the means over ``feature`` (N, C, H, W)."""
-    if output.numel() == 0:
-        return
-    source = gather.Source(feature)
-    for a, b in runs(means, feature, output):
-        some = samples(means, feature.shape, a, b)
-        gather.put_rows(output[a:b], source.gather_sum(
-            some.row.flatten(), some.weight.flatten(), some.starts.to(torch.int32)))
+    if output.numel():
+        pool(feature, output, runs(means, feature, output),
+             lambda a, b: samples(means, feature.shape, a, b).taps())
 
 
 def mean_backward(means: Means, grad_output: Tensor, grad_input: Tensor) -> None:
     """Add the gradient of :func:`mean_forward` to ``grad_input``."""
-    if grad_output.numel() == 0 or grad_input.numel() == 0:
-        return
-    sink = gather.Sink(grad_input)
-    for a, b in runs(means, grad_input, grad_output):
-        some = samples(means, grad_input.shape, a, b)
-        scatter_samples(some, gather.bags(grad_output[a:b]), sink)
-    sink.close()
-
-
-def scatter_samples(some: Samples, grad: Tensor, sink: gather.Sink) -> None:
-    """Scatter the gradient of bins (B, C)."""
-    bag = some.bag.to(torch.int32).repeat_interleave(4)
-    sink.scatter_sum(grad, some.row.flatten(), some.weight.flatten(), bag)
+    if grad_output.numel() and grad_input.numel():
+        pool_backward(grad_output, grad_input, runs(means, grad_input, grad_output),
+                      lambda a, b: samples(means, grad_input.shape, a, b).taps())

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import require_tensor
-from .bilinear_mean import Means, Visit, mean_forward, runs, samples, scatter_samples
+from .bilinear_mean import Means, Visit, mean_forward, runs, samples
 from .rois import check_rois
 
 
 def _means(feature: Tensor, rois: Tensor, offset: Tensor, bins: tuple[int, int], scale: float,
            sampling_ratio: int, gamma: float) -> tuple[Means, Tensor]:
-    """The samples, and the size of each RoI in pixels (K, 2), width before height."""
+    """Return the samples, and the size of each RoI in pixels (K, 2), width before height."""
     image = check_rois('deform_roi_pool', feature, rois, 5)
     dtype = gather.COMPUTE[rois.dtype]
     edges = rois[:, 1:].to(dtype) * gather.single(scale) - 0.5
@@ -68,11 +68,11 @@ def deform_roi_pool_backward(grad_output: Tensor, input: Tensor, rois: Tensor, o
     for a, b in runs(means, input, grad_output):
         some = samples(means, input.shape, a, b)
         grad = gather.bags(grad_output[a:b])
-        scatter_samples(some, grad, sink)
+        taps = some.taps()
+        sink.scatter_sum(grad, taps.row, taps.weight, taps.bag)
         if offset.numel():
-            rows, index = source.rows(some.row.flatten())
-            dot = gather.dots(grad, rows, index,
-                              some.bag.to(torch.int32).repeat_interleave(4)).view(-1, 4)
+            rows, index = source.rows(taps.row)
+            dot = gather.dots(grad, rows, index, taps.bag).view(-1, 4)
             # derivatives by the position of each sample, x before y, (S, 2)
             slopes = torch.stack(((some.corners.dx * dot).sum(-1),
                                   (some.corners.dy * dot).sum(-1)), 1) * some.share[:, None]

@@ -52,41 +52,38 @@ def check(value: Tensor, shapes: Tensor, starts: Tensor, locations: Tensor,
 
 
 def _levels(shapes: Tensor, starts: Tensor, keys: int) -> _Levels:
-    """The levels from tensors of the device; the host does not wait for them."""
+    """Convert the levels from tensors of the device; the host does not wait for them."""
     h, w = (column.to(torch.int32).view(1, 1, -1, 1) for column in shapes.unbind(1))
     return _Levels(h, w, starts.to(torch.int32).view(1, 1, -1, 1), keys)
 
 
-class _Known(NamedTuple):
-    """Sizes that were read, and the tensors that they were read from, with their versions."""
-    shapes: weakref.ref
-    starts: weakref.ref
-    versions: tuple[int, int]
-    sizes: list[list[int]]
-
-
-_known: _Known | None = None
-
-
-def _sizes(shapes: Tensor, starts: Tensor) -> list[list[int]]:
+class _LevelSizes:
     """Height, width and first key of each level, on the host.
 
     All layers of a decoder pass the same tensors; the host waits for them in the first one only.
     """
-    global _known
-    if shapes.is_inference() or starts.is_inference():  # they have no versions
-        return torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
-    versions = shapes._version, starts._version
-    if _known is not None and _known.shapes() is shapes and _known.starts() is starts and (
-            _known.versions == versions):
-        return _known.sizes
-    sizes = torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
-    _known = _Known(weakref.ref(shapes), weakref.ref(starts), versions, sizes)
-    return sizes
+
+    def __init__(self) -> None:
+        self._tensors: tuple[weakref.ref, ...] = ()  # of the last call, with their versions
+        self._versions: tuple[int, ...] = ()
+        self._sizes: list[list[int]] = []
+
+    def __call__(self, shapes: Tensor, starts: Tensor) -> list[list[int]]:
+        if shapes.is_inference() or starts.is_inference():  # they have no versions
+            return torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
+        versions = shapes._version, starts._version
+        last = [reference() for reference in self._tensors]
+        if not (last and last[0] is shapes and last[1] is starts and self._versions == versions):
+            self._sizes = torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
+            self._tensors, self._versions = (weakref.ref(shapes), weakref.ref(starts)), versions
+        return self._sizes
+
+
+_sizes = _LevelSizes()
 
 
 def _corners(locations: Tensor, levels: _Levels) -> tuple[Tensor, sampling.Corners]:
-    """Taps of G heads: rows (Q * G, L * P * 4) of :func:`_rows`, and corners (Q, G, L, P, 4)."""
+    """Return taps of G heads: rows (Q * G, L * P * 4), and corners (Q, G, L, P, 4)."""
     # mmcv's order of rounding: loc * size - 0.5
     y = locations[..., 1] * levels.height - 0.5
     x = locations[..., 0] * levels.width - 0.5
@@ -99,7 +96,7 @@ def _corners(locations: Tensor, levels: _Levels) -> tuple[Tensor, sampling.Corne
 
 
 def _rows(value: Tensor) -> Tensor:
-    """(keys, G, D) as (keys * G + 1, D) rows in compute precision; the last is zero."""
+    """Convert (keys, G, D) to (keys * G + 1, D) rows in compute precision; the last is zero."""
     keys, heads, depth = value.shape
     rows = value.new_empty((keys * heads + 1, depth), dtype=gather.compute_dtype(value))
     rows[:-1].view(value.shape).copy_(value)
@@ -108,13 +105,13 @@ def _rows(value: Tensor) -> Tensor:
 
 
 def budget_of(device: torch.device) -> int:
-    """Taps to process together: on CUDA about half the heads of an image of Deformable DETR."""
+    """Return how many taps to process together: on CUDA half an image of Deformable DETR."""
     return gather.chunk_taps(device) * (2 if device.type == 'cuda' else 1)
 
 
 def groups(batch: int, queries: int, heads: int, taps: int,
            budget: int) -> Iterator[tuple[int, slice]]:
-    """Images and heads to process together; ``taps`` is per query and head."""
+    """Yield images and heads to process together; ``taps`` is per query and head."""
     size = max(1, min(heads, budget // max(1, queries * taps)))
     for image in range(batch):
         for head in range(0, heads, size):
@@ -122,7 +119,7 @@ def groups(batch: int, queries: int, heads: int, taps: int,
 
 
 def _parts(queries: int, taps: int, budget: int) -> Iterator[slice]:
-    """Queries to process together; ``taps`` is per query of a group."""
+    """Yield queries to process together; ``taps`` is per query of a group."""
     size = max(1, budget // max(1, taps))
     for query in range(0, queries, size):
         yield slice(query, min(query + size, queries))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import require_shape
-from .rois import check_rois
+from .rois import check_rois, pool, pool_backward
 
 
 class _Bins(NamedTuple):
@@ -43,7 +43,7 @@ def _bins(rois: Tensor, bins: tuple[int, int], scale: float) -> _Bins:
 
 
 def _integral(first: Tensor, last: Tensor, size: int) -> sampling.AxisTaps:
-    """Integrals of the hats of the pixels between ``first`` and ``last``, (K, P) each."""
+    """Return integrals of the hats of the pixels between ``first`` and ``last``, (K, P) each."""
     # a hat extends one pixel in both directions
     low = (first.floor()).nan_to_num(0).clamp(0, size)
     high = (last.ceil()).nan_to_num(-1).clamp(-1, size - 1)
@@ -61,7 +61,7 @@ def _integral(first: Tensor, last: Tensor, size: int) -> sampling.AxisTaps:
 
 
 def _point(at: Tensor, size: int) -> sampling.AxisTaps:
-    """The two hats that are not zero at a position (K, P)."""
+    """Return the two hats that are not zero at a position (K, P)."""
     low = at.floor().nan_to_num(0).clamp(-1, size)
     pixel = torch.stack((low, low + 1), -1)
     weight = (1 - (at.unsqueeze(-1) - pixel).abs()).clamp(min=0)
@@ -73,7 +73,7 @@ def _point(at: Tensor, size: int) -> sampling.AxisTaps:
 
 def _runs(bins: _Bins, shape: torch.Size, *owned: Tensor,
           elements: int = 0) -> list[tuple[int, int]]:
-    """Runs of RoIs to process together, by their taps and ``elements`` more for each."""
+    """Return runs of RoIs to process together, by their taps and ``elements`` more for each."""
     tall = ((bins.y2 - bins.y1).nan_to_num(0).amax(1).ceil() + 2).clamp(max=shape[2])
     wide = ((bins.x2 - bins.x1).nan_to_num(0).amax(1).ceil() + 2).clamp(max=shape[3])
     taps = tall * wide * (bins.y1.shape[1] * bins.x1.shape[1])
@@ -83,7 +83,7 @@ def _runs(bins: _Bins, shape: torch.Size, *owned: Tensor,
 
 
 def _means(bins: _Bins, image: Tensor, shape: torch.Size) -> sampling.Taps:
-    """Taps of the integrals over bins divided by their area; none for bins without area."""
+    """Return taps of the integrals over bins divided by their area; none for bins without area."""
     ys = _integral(bins.y1, bins.y2, shape[2])
     xs = _integral(bins.x1, bins.x2, shape[3])
     share = torch.where(bins.area > 0, 1 / bins.area, 0)
@@ -99,10 +99,8 @@ def prroi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, pooled_heigh
     if output.numel() == 0:
         return
     bins = _bins(rois, (pooled_height, pooled_width), spatial_scale)
-    source = gather.Source(input)
-    for a, b in _runs(bins, input.shape, input, output):
-        taps = _means(bins.part(a, b), image[a:b], input.shape)
-        gather.put_rows(output[a:b], source.gather_sum(taps.row, taps.weight, taps.starts))
+    pool(input, output, _runs(bins, input.shape, input, output),
+         lambda a, b: _means(bins.part(a, b), image[a:b], input.shape))
 
 
 def prroi_pool_backward(grad_output: Tensor, rois: Tensor, grad_input: Tensor, pooled_height: int,
@@ -112,11 +110,8 @@ def prroi_pool_backward(grad_output: Tensor, rois: Tensor, grad_input: Tensor, p
     if grad_output.numel() == 0 or grad_input.numel() == 0:
         return
     bins = _bins(rois, (pooled_height, pooled_width), spatial_scale)
-    sink = gather.Sink(grad_input)
-    for a, b in _runs(bins, grad_input.shape, grad_input, grad_output):
-        taps = _means(bins.part(a, b), image[a:b], grad_input.shape)
-        sink.scatter_sum(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag)
-    sink.close()
+    pool_backward(grad_output, grad_input, _runs(bins, grad_input.shape, grad_input, grad_output),
+                  lambda a, b: _means(bins.part(a, b), image[a:b], grad_input.shape))
 
 
 def prroi_pool_coor_backward(output: Tensor, grad_output: Tensor, input: Tensor, rois: Tensor,
@@ -157,7 +152,7 @@ def prroi_pool_coor_backward(output: Tensor, grad_output: Tensor, input: Tensor,
 
 def _edge(source: gather.Source, shape: torch.Size, image: Tensor, bins: _Bins, x_part: bool,
           last: bool) -> Tensor:
-    """Integrals (B, C) of the surface along the first or last edge of each bin."""
+    """Return integrals (B, C) of the surface along the first or last edge of each bin."""
     if x_part:
         ys = _integral(bins.y1, bins.y2, shape[2])
         xs = _point(bins.x2 if last else bins.x1, shape[3])

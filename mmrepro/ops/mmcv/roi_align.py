@@ -15,12 +15,12 @@ from torch import Tensor
 
 from .. import gather, sampling
 from . import roi_align_max
-from .rois import Rois, check_images, edges_of, images_of
+from .rois import Rois, TapsOf, check_images, edges_of, images_of, pool, pool_backward
 
 
 def _boxes(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
            sampling_ratio: int, aligned: bool) -> tuple[Rois, sampling.Grid]:
-    """The RoIs, and a copy of their grid on the host."""
+    """Return the RoIs, and a copy of their grid on the host."""
     image = images_of('roi_align', feature, rois, 5)
     y, x, bin_h, bin_w = edges_of(rois, bins, scale, aligned)
     grid = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)
@@ -32,7 +32,7 @@ def _boxes(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
 
 def _runs(grid: sampling.Grid, shape: torch.Size, bins: tuple[int, int], adaptive: bool,
           budget: int) -> list[tuple[int, int]]:
-    """Runs of RoIs to process together, by their number of taps."""
+    """Return runs of RoIs to process together, by their number of taps."""
     per_sample = 1 if adaptive else 2
     tall = (grid.y * per_sample + adaptive).clamp(max=2 * shape[2])
     wide = (grid.x * per_sample + adaptive).clamp(max=2 * shape[3])
@@ -45,7 +45,7 @@ def _runs(grid: sampling.Grid, shape: torch.Size, bins: tuple[int, int], adaptiv
 
 def _filters(boxes: Rois, grid: sampling.Grid, shape: torch.Size, bins: tuple[int, int],
              adaptive: bool) -> tuple[sampling.AxisTaps, sampling.AxisTaps]:
-    """The filters of RoIs along y and x; ``grid`` is that of the same RoIs, on the host."""
+    """Return the filters of RoIs along y and x; ``grid`` is that of the same RoIs, on the host."""
     most_y, most_x = int(grid.y.amax()), int(grid.x.amax())
     if boxes.y.is_cuda and bins[0] == bins[1] and len(grid.y):
         return sampling.both_axes((boxes.y, boxes.x), (boxes.bin_h, boxes.bin_w), boxes.grid,
@@ -53,6 +53,16 @@ def _filters(boxes: Rois, grid: sampling.Grid, shape: torch.Size, bins: tuple[in
     return (
         sampling.axis_taps(boxes.y, boxes.bin_h, boxes.grid.y, most_y, bins[0], shape[2], adaptive),
         sampling.axis_taps(boxes.x, boxes.bin_w, boxes.grid.x, most_x, bins[1], shape[3], adaptive))
+
+
+def _taps_of(boxes: Rois, grid: sampling.Grid, shape: torch.Size, bins: tuple[int, int],
+             adaptive: bool) -> TapsOf:
+    def taps_of(a: int, b: int) -> sampling.Taps:
+        some = boxes.select(slice(a, b))
+        filters = _filters(some, grid.select(slice(a, b)), shape, bins, adaptive)
+        return sampling.product_taps(some.image, *filters, *shape[2:])
+
+    return taps_of
 
 
 def _few_channels(grid: sampling.Grid, shape: torch.Size, bins: tuple[int, int],
@@ -72,7 +82,7 @@ def _few_channels(grid: sampling.Grid, shape: torch.Size, bins: tuple[int, int],
 
 
 def _mean_by_lines(input: Tensor, boxes: Rois, grid: sampling.Grid, output: Tensor) -> None:
-    """The mean for few channels: a vertical filter, then a horizontal one.
+    """Compute the mean for few channels: a vertical filter, then a horizontal one.
 
     The first sum gathers lines of pixels, the second columns of its result, so the features are
     not transposed.
@@ -113,12 +123,8 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
     if _few_channels(grid, input.shape, bins, adaptive):
         _mean_by_lines(input, boxes, grid, output)
         return
-    source = gather.Source(input)
-    for a, b in _runs(grid, input.shape, bins, adaptive, gather.tap_budget(input, output)):
-        some = boxes.select(slice(a, b))
-        filters = _filters(some, grid.select(slice(a, b)), input.shape, bins, adaptive)
-        taps = sampling.product_taps(some.image, *filters, *input.shape[2:])
-        gather.put_rows(output[a:b], source.gather_sum(taps.row, taps.weight, taps.starts))
+    pool(input, output, _runs(grid, input.shape, bins, adaptive, gather.tap_budget(input, output)),
+         _taps_of(boxes, grid, input.shape, bins, adaptive))
 
 
 def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argmax_x: Tensor,
@@ -137,11 +143,6 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
         roi_align_max.align_backward(grad_output, boxes, argmax_y, argmax_x, grad_input)
         return
     adaptive, shape = sampling_ratio <= 0, grad_input.shape
-    sink = gather.Sink(grad_input)
-    for a, b in _runs(grid, shape, bins, adaptive, gather.tap_budget(grad_input, grad_output)):
-        some = boxes.select(slice(a, b))
-        filters = _filters(some, grid.select(slice(a, b)), shape, bins, adaptive)
-        taps = sampling.product_taps(some.image, *filters, *shape[2:])
-        sink.scatter_sum(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag,
-                         padded=False)
-    sink.close()
+    runs = _runs(grid, shape, bins, adaptive, gather.tap_budget(grad_input, grad_output))
+    pool_backward(grad_output, grad_input, runs, _taps_of(boxes, grid, shape, bins, adaptive),
+                  padded=False)

@@ -1,7 +1,8 @@
 """Regions of interest (RoIs): checks, edges, and the form that RoIAlign works on."""
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Callable, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from ..contract import describe, require, require_tensor
 
 # The maximum of no samples, and the initial one: mmcv's -FLT_MAX.
 LOWEST = torch.finfo(torch.float32).min
+# The taps of a range of RoIs, given where it begins and ends.
+TapsOf = Callable[[int, int], sampling.Taps]
 
 
 class Rois(NamedTuple):
@@ -67,3 +70,24 @@ def edges_of(rois: Tensor, bins: tuple[int, int], scale: float, aligned: bool
     if not aligned:
         width, height = width.clamp(min=1), height.clamp(min=1)
     return y, x, height / bins[0], width / bins[1]
+
+
+def pool(feature: Tensor, output: Tensor, runs: Iterable[tuple[int, int]], taps_of: TapsOf) -> None:
+    """Fill ``output`` (K, C, PH, PW) with weighted sums over ``feature`` (N, C, H, W).
+
+    ``runs`` are ranges of RoIs to process together, ``taps_of`` returns the taps of a range.
+    """
+    source = gather.Source(feature)
+    for a, b in runs:
+        taps = taps_of(a, b)
+        gather.put_rows(output[a:b], source.gather_sum(taps.row, taps.weight, taps.starts))
+
+
+def pool_backward(grad_output: Tensor, grad_input: Tensor, runs: Iterable[tuple[int, int]],
+                  taps_of: TapsOf, padded: bool = True) -> None:
+    """Add the gradient of :func:`pool` to ``grad_input``; ``padded``: see gather.scatter_sum."""
+    sink = gather.Sink(grad_input)
+    for a, b in runs:
+        taps = taps_of(a, b)
+        sink.scatter_sum(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag, padded)
+    sink.close()

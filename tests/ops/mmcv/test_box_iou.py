@@ -288,11 +288,3 @@ def test_the_vertex_sort_takes_nothing_and_refuses_with_the_shapes():
         sort(torch.zeros(1, 2, 24, 2), torch.zeros(1, 3, 24).bool(), torch.zeros(1, 3).int())
     with pytest.raises(RuntimeError, match='int32.*int64'):
         sort(torch.zeros(1, 2, 24, 2), torch.zeros(1, 2, 24).bool(), torch.zeros(1, 2).long())
-
-
-def test_boxes_do_not_depend_on_threads(same_bytes):
-    a, b = draw(300), draw(300, 1)
-    c, d = draw_rotated(80), draw_rotated(80, 1)
-    q, r = as_quads(c[:30]), as_quads(d[:30])
-    same_bytes(lambda: [bbox_overlaps(a, b), box_iou_rotated(c, d), box_iou_quadri(q, r),
-                        diff_iou_rotated_2d(c[None], d[None])])

@@ -77,18 +77,3 @@ def test_it_refuses_with_the_shapes():
         masked_conv.masked_col2im_forward(torch.zeros(2, 2), pixel.int(), pixel, x, 4, 4, 2)
     with pytest.raises(RuntimeError, match=r'\(9, 1\).*outside.*\(4, 4\)'):
         masked_conv.masked_col2im_forward(torch.zeros(2, 2), pixel * 9, pixel, x, 4, 4, 2)
-
-
-def test_it_does_not_depend_on_threads(same_bytes):
-    x, mask = draw(1, 64, 60, 60), draw(1, 60, 60, seed=1) > 0.5
-    rows, columns = mask[0].nonzero(as_tuple=True)
-
-    def run():
-        col, image = torch.zeros(64 * 9, len(rows)), torch.zeros_like(x)
-        masked_conv.masked_im2col_forward(x, rows, columns, col, 3, 3, 1, 1)
-        masked_conv.masked_col2im_forward(col[4::9].contiguous(), rows, columns, image, 60, 60, 64)
-        return col, image
-
-    same_bytes(run)
-    col, image = run()
-    assert torch.equal(image, x * mask)

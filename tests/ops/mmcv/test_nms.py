@@ -166,11 +166,6 @@ def test_nms_refuses_with_the_shapes(boxes, scores, said):
         kernels.nms(boxes, scores, 0.5, 0)
 
 
-def test_nms_does_not_depend_on_threads(same_bytes):
-    inputs = [draw(900, seed, size, room) for seed, (size, room) in enumerate(CROWDS.values())]
-    same_bytes(lambda: [t for boxes, scores in inputs for t in nms(boxes, scores, 0.5)])
-
-
 @pytest.mark.parametrize('offset', [0, 1])
 @pytest.mark.parametrize('method', ['naive', 'linear', 'gaussian'])
 @pytest.mark.parametrize('crowd', CROWDS)

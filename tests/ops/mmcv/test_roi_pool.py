@@ -143,13 +143,6 @@ def test_ties_go_to_the_first_pixel_and_nan_never_wins():
     assert roi_pool(nan, roi, 1).item() == -5
 
 
-def test_gradient_of_roi_pool(wave):
-    feature = wave(2, 2, 6, 5).requires_grad_()
-    rois = torch.tensor(ROIS, dtype=torch.float64) * torch.tensor([1, .5, .5, .5, .5])
-    assert torch.autograd.gradcheck(lambda f: roi_pool(f, rois, (2, 3), SCALE), feature,
-                                    fast_mode=True)
-
-
 def test_gradients_of_precise_pooling_of_features_and_of_boxes(wave):
     feature = wave(2, 2, 6, 5).requires_grad_()
     # Edges away from whole pixels, where the integral along an edge has no kink.
@@ -257,12 +250,6 @@ def test_values_are_kept(wave, golden, name):
 
 
 @pytest.mark.parametrize('name', OPERATORS)
-def test_the_same_bytes_every_time(wave, same_bytes, name):
-    tensors = inputs(wave, torch.float32, 40, (30, 30), 16)
-    same_bytes(lambda: run(name, *tensors))
-
-
-@pytest.mark.parametrize('name', OPERATORS)
 def test_chunks_change_rounding_at_most(wave, monkeypatch, name):
     from mmrepro.ops import gather
     whole = run(name, *inputs(wave))
@@ -271,16 +258,6 @@ def test_chunks_change_rounding_at_most(wave, monkeypatch, name):
     monkeypatch.setattr(gather, 'CHUNK_ELEMENTS', {'cpu': 1})
     for one, other in zip(whole, run(name, *inputs(wave))):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize('name', OPERATORS)
-def test_low_precision_sums_in_float32(wave, name, dtype):
-    low = inputs(wave, dtype)
-    wide = run(name, *(t.detach().float() for t in low))
-    for ours, expected in zip(run(name, *low), wide):
-        assert ours.dtype == dtype
-        torch.testing.assert_close(ours.float(), expected, rtol=2e-2, atol=5e-2)
 
 
 @pytest.mark.parametrize('name', OPERATORS)
