@@ -1,8 +1,8 @@
-"""What it costs to load some samples twice: loading with and without the check, side by side.
+"""Measure the cost of loading some samples twice: with and without the check, alternately.
 
     python benchmarks/sample_check.py DATA_ROOT [--passes N] [--every N] [--out FILE]
 
-DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Two loaders of one config take
+DATA_ROOT is COCO-format data (`mmrepro demo --data-only`). Two loaders of one config take
 turns, a batch each, in one process; one of them repeats a sample of every N. CPU time counts.
 """
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader
 from mmrepro.data.sample_check import checked
 
-DEFAULT = RandomnessConfig().check_samples
+DEFAULT = RandomnessConfig().self_checks.samples
 LONG = 90_000 * 2  # samples that a worker loads in a training of MMDetection's 1x schedule
 CASES = (('faster-rcnn_r50_fpn', 2), ('yolox_s', 8), ('rtmdet_tiny', 8), ('deformable-detr_r50', 2))
 
@@ -31,13 +31,13 @@ def build(model: str, data_root: str, batch_size: int, every: int) -> Any:
     settings = demo_config(model, data_root).train_dataloader
     settings.update(batch_size=batch_size, num_workers=0, persistent_workers=False)
     loader = Runner.build_dataloader(settings, seed=0)
-    config = RandomnessConfig(seed=0, deterministic=True, check_samples=every)
+    config = RandomnessConfig(seed=0, deterministic=True, self_checks=dict(samples=every))
     return adopt_loader(loader, config, 'sample', 0)
 
 
 def measure(model: str, data_root: str, batch_size: int, every: int, passes: int
             ) -> dict[str, float]:
-    """Seconds of both, and what one repetition costs in samples."""
+    """Return the seconds of both loaders, and the cost of a repetition in samples."""
     loaders = [build(model, data_root, batch_size, number) for number in (0, every)]
     seconds, samples, repeated = [0., 0.], 0, 0
     for epoch in range(passes + 1):

@@ -12,15 +12,13 @@ from typing import Any, Callable
 
 from . import imports, ops
 
-__all__ = ['REFUSED_RUNNERS', 'activate', 'deactivate', 'is_active', 'reproducible_class']
-
-# methods that the mixin replaces: a Runner subclass with its own has to say how they combine
+# methods of the mixin that a Runner subclass must not replace without calling them
 OWN_METHODS = ('set_randomness', 'build_dataloader')
 
 
 @functools.cache
 def reproducible_class(cls: type) -> type:
-    """The class to build when ``cls.from_cfg`` is called.
+    """Return the class to build when ``cls.from_cfg`` is called.
 
     Raises:
         RandomnessError: for a Runner subclass that replaces what the mixin replaces.
@@ -34,10 +32,10 @@ def reproducible_class(cls: type) -> type:
     if cls is Runner:
         return ReproRunner
     for base in cls.__mro__[:cls.__mro__.index(Runner)]:
-        own = [name for name in OWN_METHODS if name in vars(base)]
-        if own:
+        methods = [name for name in OWN_METHODS if name in vars(base)]
+        if methods:
             raise RandomnessError(
-                f'{base.__module__}.{base.__qualname__} has its own {" and ".join(own)}, which '
+                f'{base.__module__}.{base.__qualname__} has its own {" and ".join(methods)}, which '
                 'mmrepro replaces. Derive it from mmrepro.ReproRunnerMixin first and Runner '
                 'second, and call super() in these methods')
     return type(f'Repro{cls.__name__}', (ReproRunnerMixin, cls), {'__module__': cls.__module__})
@@ -85,10 +83,14 @@ def _change(module: ModuleType) -> None:
 _active = False
 
 
-def activate() -> None:
-    """Let ``Runner`` be reproducible however it is built, and provide ``mmcv._ext``; idempotent."""
+def _switch(active: bool) -> None:
     global _active
-    _active = True
+    _active = active
+
+
+def activate() -> None:
+    """Make ``Runner`` reproducible however it is built, and provide ``mmcv._ext``; idempotent."""
+    _switch(True)
     ops.install()
     for name in TARGETS:
         imports.after_import(name, _change)
@@ -96,8 +98,7 @@ def activate() -> None:
 
 def deactivate() -> None:
     """Undo :func:`activate`, the patches, and the determinism flags: a config runs as before."""
-    global _active
-    _active = False
+    _switch(False)
     for name in TARGETS:
         imports.forget(name, _change)
     for module, original in _originals.items():

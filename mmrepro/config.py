@@ -7,44 +7,118 @@ import inspect
 import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import (
-    Any,
-    Callable,
-)
+from typing import Any, Callable
 
 from .errors import RandomnessError
-from .seeds import MAX_SEED, SCHEME, STREAMS, Root, check_seed
-
-__all__ = ['LEGACY_KEYS', 'RandomnessConfig', 'named_arguments', 'prepare_cfg', 'refuse_misspelt',
-           'upgrade_legacy_keys']
-
+from .seeds import MAX_SEED, SCHEME, STREAMS, RootSeed, check_seed
 
 # MMDetection 2.x top-level key -> key of `randomness`
 LEGACY_KEYS = {'seed': 'seed', 'deterministic': 'deterministic', 'diff_seed': 'diff_rank_seed'}
 
-_BOOL = (False, True)
+# earlier key of `randomness` -> key of a section in which the value stands now
+MOVED_KEYS = {
+    'cpu': 'numerics.cpu',
+    'num_threads': 'numerics.num_threads',
+    'float32_precision': 'numerics.float32_precision',
+    'check_samples': 'self_checks.samples',
+    'check_steps': 'self_checks.steps',
+    'nonrepeatable_datasets': 'self_checks.nonrepeatable_datasets',
+    'virtual_ranks_memory': 'virtual_ranks.memory',
+}
+# earlier key of `randomness` -> values that have no effect, what to write instead of another one
+REMOVED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
+    'step_seed': ((True, ), "worker_seed='mmengine' for MMEngine's own streams"),
+    'cudnn_benchmark': ((None, False), 'env_cfg = dict(cudnn_benchmark=True), as in MMEngine'),
+    'cudnn_enabled': ((None, True), 'torch.backends.cudnn.enabled = False in a module that '
+                                    'custom_imports names'),
+    'fill_uninitialized_memory': (
+        (False, ), 'torch.utils.deterministic.fill_uninitialized_memory = True in the method '
+                   'before_train of a hook'),
+}
+
 MAX_CHECK = 2**31 - 1  # of an interval between checks
+MAX_COUNT = 4096  # of threads and of virtual ranks
+_BOOL = (False, True)
 _CHOICES: dict[str, tuple[Any, ...]] = {
     'diff_rank_seed': _BOOL,
     'deterministic': (False, 'warn', True),
     'worker_seed': ('sample', 'worker', 'mmengine'),
-    'step_seed': _BOOL,
     'operators': (None, 'auto', 'torch', 'triton'),
-    'cudnn_enabled': (None, *_BOOL),
-    'cudnn_benchmark': (None, *_BOOL),
-    'float32_precision': (None, 'highest', 'high', 'medium'),
-    'fill_uninitialized_memory': _BOOL,
-    'resume_strict': _BOOL,
+    'numerics.cpu': (None, 'avx2'),
+    'numerics.float32_precision': (None, 'highest', 'high', 'medium'),
+    'virtual_ranks.memory': (None, 'separate', 'shared'),
     'independent_predictions': _BOOL,
-    'cpu': (None, 'avx2'),
-    'virtual_ranks_memory': (None, 'separate', 'shared'),
+    'resume_strict': _BOOL,
 }
-# key, value -> the streams that nothing draws from then; None: all of them
-_UNUSED_STREAMS = (
-    ('worker_seed', 'mmengine', None),
-    ('worker_seed', 'worker', ('sample', )),
-    ('step_seed', False, ('hook', 'step')),
-)
+# value of `worker_seed` -> streams that nothing draws from then; None: all of them
+_UNUSED_STREAMS: dict[str, Sequence[str] | None] = {'mmengine': None, 'worker': ('sample', )}
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """How numbers are computed; None leaves a setting as the libraries have it.
+
+    Attributes:
+        cpu: 'avx2': all libraries use AVX2 and nothing above it, so that CPUs of one maker with and
+            without AVX-512 run the same kernels.
+        num_threads: threads inside a CPU operator.
+        float32_precision: 'highest', 'high' or 'medium' as in
+            ``torch.set_float32_matmul_precision``. With ``deterministic`` it may not change during
+            the run.
+    """
+    cpu: str | None = None
+    num_threads: int | None = None
+    float32_precision: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_choices(self, 'numerics.')
+        if self.num_threads is not None:
+            _check_int('numerics.num_threads', self.num_threads, 1, MAX_COUNT)
+
+
+@dataclass(frozen=True)
+class SelfChecks:
+    """What a run with ``deterministic=True`` computes twice to compare the bits.
+
+    Attributes:
+        samples: load at least one of so many samples twice; 0: none.
+        steps: repeat the steps of iterations 1, 2, 4, 8, ... and of every ``steps``-th; 0: none.
+        nonrepeatable_datasets: names of dataset classes whose samples are not loaded twice.
+    """
+    samples: int = 1000
+    steps: int = 1000
+    nonrepeatable_datasets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ('samples', 'steps'):
+            _check_int(f'self_checks.{name}', getattr(self, name), 0, MAX_CHECK, 'an int')
+        names = self.nonrepeatable_datasets
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+            raise RandomnessError(
+                f'randomness.self_checks.nonrepeatable_datasets={names!r} is not allowed; allowed '
+                "is a list of names of dataset classes, for example ['MyStream']")
+        # a config file turns tuples into lists
+        object.__setattr__(self, 'nonrepeatable_datasets', tuple(names))
+
+
+@dataclass(frozen=True)
+class VirtualRanks:
+    """Ranks that do not depend on the number of processes; see :func:`mmrepro.on_virtual_ranks`.
+
+    Attributes:
+        ranks: number of ranks, on 1 to as many processes; None: each process is a rank.
+        memory: what the ranks of a process share; no bit depends on it. None: one copy of weights,
+            optimizer state and averages, if all hooks are known to allow it, else a copy for each
+            rank; 'shared': one copy, although there are hooks that are not known; 'separate': a
+            copy for each rank.
+    """
+    ranks: int | None = None
+    memory: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_choices(self, 'virtual_ranks.')
+        if self.ranks is not None:
+            _check_int('virtual_ranks', self.ranks, 1, MAX_COUNT)
 
 
 @dataclass(frozen=True)
@@ -58,90 +132,49 @@ class RandomnessConfig:
         deterministic: False, True (refuse what is not deterministic) or 'warn' (warn of it once).
         worker_seed: what randomness inside ``dataset[i]`` depends on. 'sample': the position in
             the global sample stream; 'worker': rank, worker and epoch; 'mmengine': MMEngine's own
-            formula, for repeating an old run.
-        step_seed: put the generators at the start of their stream before each training step.
-        operators: who provides mmcv's operators. 'torch': mmrepro's, in PyTorch, with the same
+            formula, and its own streams everywhere else, for repeating an old run.
+        streams: a root seed of its own for single streams, for example ``dict(init=7)``.
+        operators: provider of mmcv's operators. 'torch': mmrepro's, in PyTorch, with the same
             bits however mmcv was installed; 'triton': the same, with single kernels in Triton on
             CUDA where there are some; 'auto': on a CPU as 'torch', and on CUDA for each operator
             the fastest form that adds in a fixed order, compiled ones of mmcv included; None:
             'auto' with ``deterministic``, else whatever mmcv has.
-        cudnn_enabled: use cuDNN; None leaves it as it is.
-        cudnn_benchmark: search for the fastest convolution, whose choice may differ from run to
-            run; None does what ``env_cfg.cudnn_benchmark`` says. Excludes ``deterministic=True``.
-        float32_precision: 'highest', 'high' or 'medium' as in
-            ``torch.set_float32_matmul_precision``; None leaves it as it is. With
-            ``deterministic`` it may not change during the run.
-        fill_uninitialized_memory: fill fresh memory with NaN (finds reads of uninitialised memory;
-            costs up to 15 % of a step).
-        num_threads: threads inside a CPU operator; None leaves it as it is.
-        cpu: 'avx2': all libraries use AVX2 and nothing above it, so that CPUs of one maker with and
-            without AVX-512 run the same kernels; None leaves the choice to the libraries.
-        virtual_ranks: V: the run has V ranks, however many processes it is started with, 1 to V;
-            see :func:`mmrepro.on_virtual_ranks`. None: as many ranks as processes.
-        virtual_ranks_memory: what the ranks of one process share; no bit depends on it. None: one
-            copy of weights, optimizer state and averages, if all hooks are known to allow it, else
-            a copy for each rank; 'shared': one copy, although there are hooks that are not known;
-            'separate': a copy for each rank.
-        resume_strict: refuse to resume where settings, versions or hardware differ from those of
-            the run that wrote the checkpoint in a way that changes bits; False: only warn.
-        check_steps: with ``deterministic=True``, repeat the steps of iterations 1, 2, 4, 8, ... and
-            of every ``check_steps``-th and compare their bits; 0: repeat none.
-        check_samples: with ``deterministic=True``, load at least one of so many samples twice and
-            compare the results; 0: none.
+        numerics: instruction sets, threads and precision; a dict of :class:`Numerics`.
+        self_checks: samples and steps that are computed twice; a dict of :class:`SelfChecks`, or
+            False for none.
+        virtual_ranks: the number of ranks, or a dict of :class:`VirtualRanks`; None: as many ranks
+            as processes.
         independent_predictions: validate and test one image at a time, each with the same random
             numbers, so that no prediction depends on other images, their order or the number of
             ranks.
-        nonrepeatable_datasets: names of dataset classes that the check of samples leaves out.
+        resume_strict: refuse to resume where settings, versions or hardware differ from those of
+            the run that wrote the checkpoint in a way that changes bits; False: only warn.
     """
     seed: int | None = None
     diff_rank_seed: bool = False
     deterministic: bool | str = False
     worker_seed: str = 'sample'
-    step_seed: bool = True
-    operators: str | None = None
-    cudnn_enabled: bool | None = None
-    cudnn_benchmark: bool | None = None
-    float32_precision: str | None = None
-    fill_uninitialized_memory: bool = False
-    num_threads: int | None = None
-    resume_strict: bool = True
     streams: Mapping[str, int] = field(default_factory=dict, hash=False)
-    check_steps: int = 1000
-    check_samples: int = 1000
-    nonrepeatable_datasets: tuple[str, ...] = ()
-    virtual_ranks: int | None = None
-    virtual_ranks_memory: str | None = None
+    operators: str | None = None
+    numerics: Numerics = field(default_factory=Numerics)
+    self_checks: SelfChecks = field(default_factory=SelfChecks)
+    virtual_ranks: VirtualRanks = field(default_factory=VirtualRanks)
     independent_predictions: bool = False
-    cpu: str | None = None
+    resume_strict: bool = True
 
     def __post_init__(self) -> None:
         if self.seed is not None:
-            _checked_int('seed', self.seed, 0, MAX_SEED)
-        if self.num_threads is not None:
-            _checked_int('num_threads', self.num_threads, 1, 4096)
-        _checked_int('check_steps', self.check_steps, 0, MAX_CHECK, 'an int')
-        _checked_int('check_samples', self.check_samples, 0, MAX_CHECK, 'an int')
-        names = self.nonrepeatable_datasets
-        if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) for one in names):
-            raise RandomnessError(
-                f'randomness.nonrepeatable_datasets={names!r} is not allowed; allowed is a list '
-                "of names of dataset classes, for example ['MyStream']")
-        # a config file turns tuples into lists
-        object.__setattr__(self, 'nonrepeatable_datasets', tuple(names))
-        if self.virtual_ranks is not None:
-            _checked_int('virtual_ranks', self.virtual_ranks, 1, 4096)
-        for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            # `is`/type comparison, because 1 == True and 0 == False
-            if not any(value == choice and type(value) is type(choice) for choice in allowed):
-                raise RandomnessError(
-                    f'randomness.{name}={value!r} is not allowed; allowed: '
-                    f'{", ".join(map(repr, allowed))}')
-        object.__setattr__(self, 'streams', self._checked_streams())
-        if self.deterministic is True and self.cudnn_benchmark:
-            raise RandomnessError(
-                'randomness.cudnn_benchmark=True and randomness.deterministic=True exclude each '
-                'other; remove one of them')
+            _check_int('seed', self.seed, 0, MAX_SEED)
+        _check_choices(self)
+        checks: Any = self.self_checks
+        checks = dict(samples=0, steps=0) if checks is False else checks
+        ranks: Any = self.virtual_ranks
+        ranks = dict(ranks=ranks) if ranks is None or type(ranks) is int else ranks
+        for name, value in (('numerics', _section(Numerics, 'numerics', self.numerics)),
+                            ('self_checks', _section(SelfChecks, 'self_checks', checks)),
+                            ('virtual_ranks', _section(VirtualRanks, 'virtual_ranks', ranks)),
+                            ('streams', self._checked_streams())):
+            object.__setattr__(self, name, value)
         if self.independent_predictions and self.legacy:
             raise RandomnessError(
                 "randomness.worker_seed='mmengine' tests as MMEngine does, which "
@@ -149,7 +182,7 @@ class RandomnessConfig:
 
     @classmethod
     def parse(cls, randomness: Mapping[str, Any] | None) -> RandomnessConfig:
-        """Read the dict of a config.
+        """Read the dict of a config; earlier spellings are accepted with a warning.
 
         Raises:
             RandomnessError: an unknown key (with the nearest known one), a wrong type or value;
@@ -163,8 +196,9 @@ class RandomnessConfig:
             raise RandomnessError(
                 f'randomness={randomness!r} has type {type(randomness).__name__}; allowed is a '
                 "dict such as dict(seed=42, deterministic=True)")
-        _refuse_unknown('randomness', randomness, [field.name for field in fields(cls)], 'keys')
-        return cls(**dict(randomness))
+        given = _with_todays_keys(randomness)
+        _refuse_unknown('randomness', given, [field.name for field in fields(cls)], 'keys')
+        return cls(**given)
 
     def _checked_streams(self) -> dict[str, int]:
         if not isinstance(self.streams, Mapping):
@@ -172,65 +206,119 @@ class RandomnessConfig:
                 f'randomness.streams={self.streams!r} has type {type(self.streams).__name__}; '
                 'allowed is a dict such as dict(init=7)')
         _refuse_unknown('randomness.streams', self.streams, list(STREAMS), 'streams')
+        unused = _UNUSED_STREAMS.get(self.worker_seed, ())
         for stream, root in self.streams.items():
-            _checked_int(f'streams.{stream}', root, 0, MAX_SEED, 'an int')
-            for key, value, unused in _UNUSED_STREAMS:
-                if getattr(self, key) == value and (unused is None or stream in unused):
-                    raise RandomnessError(f'randomness.streams.{stream}={root!r} has no effect '
-                                          f'with randomness.{key}={value!r}; remove one of them')
+            _check_int(f'streams.{stream}', root, 0, MAX_SEED, 'an int')
+            if unused is None or stream in unused:
+                raise RandomnessError(
+                    f'randomness.streams.{stream}={root!r} has no effect with '
+                    f'randomness.worker_seed={self.worker_seed!r}; remove one of them')
         return dict(self.streams)
 
     @property
-    def root(self) -> Root:
-        """Where all streams begin: the seed, and the roots that streams have of their own."""
-        return Root(check_seed(self.seed, 'randomness.seed'), self.streams)
+    def root(self) -> RootSeed:
+        """The root of all streams."""
+        return RootSeed(check_seed(self.seed, 'randomness.seed'), self.streams)
 
     def with_seed(self, seed: int) -> RandomnessConfig:
-        """The same configuration with the seed that is in effect."""
+        """Return the same configuration with the seed that is in effect."""
         return replace(self, seed=check_seed(seed, 'randomness.seed'))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain dict, as it is written into the config and into checkpoints."""
+        """Return a plain dict, as it is written into the config and into checkpoints."""
         return asdict(self)
 
     @property
     def flags(self) -> dict[str, Any]:
         """Arguments of ``determinism.enable``, other than those that ``env_cfg`` decides on."""
-        return {'mode': self.deterministic, **{name: getattr(self, name) for name in (
-            'float32_precision', 'fill_uninitialized_memory', 'num_threads', 'cudnn_enabled',
-            'cpu')}}
+        return {'mode': self.deterministic, **asdict(self.numerics)}
 
     @property
     def legacy(self) -> bool:
-        """MMEngine's own data streams are asked for."""
+        """Whether MMEngine's own streams are asked for."""
         return self.worker_seed == 'mmengine'
 
     def promises(self) -> list[tuple[str, str]]:
-        """What these values promise, and what not, in the user's words."""
+        """Return what these values promise, and what not, in the user's words."""
         same_bits = {True: 'yes', 'warn': 'no: warn keeps non-deterministic kernels',
                      False: 'no: deterministic=False lets kernels add in any order'}
-        keyed, resumes = {
-            'sample': ('yes', 'yes, from any iteration'),
+        stock = "no: MMEngine's own streams"
+        keyed, resumes, undisturbed = {
+            'sample': ('yes', 'yes, from any iteration', 'yes'),
             'worker': ('no: streams belong to workers',
-                       'from the end of an epoch only: streams belong to workers'),
-            'mmengine': ("no: MMEngine's own streams", "no: MMEngine's own streams"),
+                       'from the end of an epoch only: streams belong to workers', 'yes'),
+            'mmengine': (stock, stock, stock),
         }[self.worker_seed]
         return [
             ('same bits on the same machine, versions and config', same_bits[self.deterministic]),
             ('same data for any num_workers, persistent_workers, prefetch_factor', keyed),
             ('a resumed run is the uninterrupted one', resumes),
-            ('validation and logging leave training alone',
-             'yes' if self.step_seed else 'validation only: step_seed=False'
-             if not self.legacy else 'no: step_seed=False'),
+            ('validation and logging leave training alone', undisturbed),
             ('same bits on another GPU model, CPU type or version of torch', 'never'),
         ]
 
     def table(self) -> str:
-        """A table for the log: every effective value, then what is promised."""
+        """Return a table for the log: every effective value, then what is promised."""
         rows = [('randomness', 'value'), *((k, repr(v)) for k, v in self.as_dict().items()),
                 ('scheme', str(SCHEME)), ('', ''), ('promised', ''), *self.promises()]
         width = max(len(name) for name, _ in rows)
         return '\n'.join(f'{name:<{width}}  {value}'.rstrip() for name, value in rows)
+
+
+def _section(kind: Any, name: str, value: Any) -> Any:
+    """Return the value of a key whose value is a dict, checked."""
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        raise RandomnessError(
+            f'randomness.{name}={value!r} has type {type(value).__name__}; allowed is '
+            f'{_SECTIONS[name]}')
+    _refuse_unknown(f'randomness.{name}', value, [field.name for field in fields(kind)], 'keys')
+    return kind(**value)
+
+
+# key whose value is a dict -> what is allowed, for messages
+_SECTIONS = {
+    'numerics': 'a dict such as dict(num_threads=4)',
+    'self_checks': 'a dict such as dict(samples=1000, steps=1000), or False for no check',
+    'virtual_ranks': f'None, an int from 1 to {MAX_COUNT}, or a dict such as '
+                     "dict(ranks=8, memory='separate')",
+}
+
+
+def _with_todays_keys(randomness: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the dict with values of earlier keys where they stand today.
+
+    Raises:
+        RandomnessError: an earlier key that has no equal today, or both spellings of a key.
+    """
+    given = dict(randomness)
+    written = []
+    for old in [key for key in given if key in REMOVED_KEYS]:
+        value = given.pop(old)
+        without_effect, instead = REMOVED_KEYS[old]
+        if old == 'step_seed' and value is False and given.get('worker_seed') == 'mmengine':
+            without_effect = (False, )
+        elif not any(value is allowed for allowed in without_effect) or (
+                old == 'step_seed' and given.get('worker_seed') == 'mmengine'):
+            raise RandomnessError(f'randomness.{old}={value!r} is no key any more; remove it, or '
+                                  f'write {instead}')
+        written.append(f'nothing instead of {old}={value!r}')
+    for old in [key for key in given if key in MOVED_KEYS]:
+        value = given.pop(old)
+        name, _, key = MOVED_KEYS[old].partition('.')
+        section = given.get(name) or {}
+        if type(section) is int:  # virtual_ranks=8
+            section = dict(ranks=section)
+        if isinstance(section, Mapping) and section.get(key, value) != value:
+            raise RandomnessError(f'randomness.{old}={value!r} and randomness.{name}.{key}='
+                                  f'{section[key]!r} are two spellings of one key; remove the '
+                                  'first')
+        given[name] = {**section, key: value}
+        written.append(f'{name}=dict({key}={value!r}) instead of {old}={value!r}')
+    if written:
+        warnings.warn(f'randomness: write {"; ".join(written)}', FutureWarning, stacklevel=1)
+    return given
 
 
 def _refuse_unknown(name: str, given: Mapping[str, Any], known: list[str], kind: str) -> None:
@@ -243,8 +331,20 @@ def _refuse_unknown(name: str, given: Mapping[str, Any], known: list[str], kind:
                 f'Known {kind}: {", ".join(known)}')
 
 
-def _checked_int(name: str, value: Any, low: int, high: int, allowed: str = 'None or an int'
-                 ) -> None:
+def _check_choices(values: Any, prefix: str = '') -> None:
+    """Check the fields of a dataclass that :data:`_CHOICES` has under ``prefix``."""
+    for key in fields(values):
+        allowed = _CHOICES.get(f'{prefix}{key.name}')
+        value = getattr(values, key.name)
+        # types as well, because 1 == True and 0 == False
+        if allowed is not None and not any(
+                value == choice and type(value) is type(choice) for choice in allowed):
+            raise RandomnessError(f'randomness.{prefix}{key.name}={value!r} is not allowed; '
+                                  f'allowed: {", ".join(map(repr, allowed))}')
+
+
+def _check_int(name: str, value: Any, low: int, high: int, allowed: str = 'None or an int'
+               ) -> None:
     an_int = isinstance(value, int) and not isinstance(value, bool)
     if not an_int or not low <= value <= high:
         problem = 'is out of range' if an_int else f'has type {type(value).__name__}'
@@ -253,7 +353,7 @@ def _checked_int(name: str, value: Any, low: int, high: int, allowed: str = 'Non
 
 
 def refuse_misspelt(cfg: Mapping[str, Any]) -> None:
-    """Nobody reads a top-level ``randomnes``: the run would train with another seed, silently.
+    """Refuse a key such as ``randomnes``: the run would silently train with another seed.
 
     Raises:
         RandomnessError: for a key that is nearly, but not, ``randomness``.
@@ -274,11 +374,11 @@ def upgrade_legacy_keys(cfg: MutableMapping[str, Any]) -> None:
     Raises:
         RandomnessError: when both forms are given and disagree.
     """
-    found = {old: cfg[old] for old in LEGACY_KEYS if old in cfg}
-    if not found:
+    given = {old: cfg[old] for old in LEGACY_KEYS if old in cfg}
+    if not given:
         return
     randomness = dict(cfg.get('randomness') or {})
-    for old, value in found.items():
+    for old, value in given.items():
         new = LEGACY_KEYS[old]
         if randomness.get(new, value) != value:
             raise RandomnessError(
@@ -289,12 +389,25 @@ def upgrade_legacy_keys(cfg: MutableMapping[str, Any]) -> None:
     cfg['randomness'] = randomness
     form = ', '.join(f'{key}={value!r}' for key, value in randomness.items())
     warnings.warn(
-        f'{", ".join(found)} at the top level of a config is the form of MMDetection 2.x; '
+        f'{", ".join(given)} at the top level of a config is the form of MMDetection 2.x; '
         f'write randomness = dict({form})', DeprecationWarning, stacklevel=2)
 
 
+def randomness_of(cfg: Any) -> RandomnessConfig:
+    """Return the parsed ``randomness`` of a config that no runner was built of yet.
+
+    Raises:
+        RandomnessError: as :meth:`RandomnessConfig.parse`.
+    """
+    given = cfg.get('randomness')
+    if given is None or isinstance(given, Mapping):
+        given = {**{new: cfg[old] for old, new in LEGACY_KEYS.items() if old in cfg},
+                 **(given or {})}
+    return RandomnessConfig.parse(given)
+
+
 def prepare_cfg(cfg: Any) -> Any:
-    """A copy of the config with MMDetection 2.x's keys moved to where they belong."""
+    """Return a copy of the config with MMDetection 2.x's keys moved to where they belong."""
     cfg = copy.deepcopy(cfg)
     refuse_misspelt(cfg)
     upgrade_legacy_keys(cfg)
@@ -303,7 +416,7 @@ def prepare_cfg(cfg: Any) -> Any:
 
 def named_arguments(function: Callable[..., Any], names: Sequence[str], args: Sequence[Any],
                     kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The arguments of a call by name, and whether ``function`` takes ``randomness``.
+    """Return the arguments of a call by name, and whether ``function`` takes ``randomness``.
 
     >>> named_arguments(lambda model, **rest: None, [], [1], dict(randomness={}))
     ({'model': 1, 'randomness': {}}, True)
@@ -312,10 +425,11 @@ def named_arguments(function: Callable[..., Any], names: Sequence[str], args: Se
         names: of the positional arguments that ``function`` takes as ``*args``.
     """
     signature = inspect.signature(function)
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
         kind = signature.parameters[name].kind
-        found.update(dict(zip(names, args)) if kind is inspect.Parameter.VAR_POSITIONAL else
+        named.update(dict(zip(names, args)) if kind is inspect.Parameter.VAR_POSITIONAL else
                      value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
-    return found, 'randomness' in signature.parameters or any(
-        one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
+    return named, 'randomness' in signature.parameters or any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD
+        for parameter in signature.parameters.values())

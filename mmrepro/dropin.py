@@ -13,7 +13,7 @@ __all__ = ['init_random_seed', 'seed_worker', 'seeded_generator', 'set_random_se
 
 
 def init_random_seed(seed: int | None = None, device: str = 'cuda') -> int:
-    """The seed to use on every rank: the given one, or one that rank 0 draws.
+    """Return the seed to use on every rank: ``seed``, or a number that rank 0 draws.
 
     Args:
         seed: 0 to 2**32 - 1, or None to draw from the operating system.
@@ -47,10 +47,10 @@ def set_random_seed(seed: int | None = None, deterministic: bool = False,
 
 
 def worker_init_fn(worker_id: int, num_workers: int, rank: int, seed: int) -> None:
-    """The classic formula, ``num_workers * rank + worker_id + seed``, for old scripts.
+    """Seed a worker by the classic formula, ``num_workers * rank + worker_id + seed``.
 
-    It repeats its stream every epoch with ``persistent_workers=False`` and neighbouring seeds
-    overlap; :func:`seed_worker` does neither.
+    The stream repeats every epoch with ``persistent_workers=False``, and neighboring seeds overlap;
+    with :func:`seed_worker`, neither happens.
     """
     worker_seed = num_workers * rank + worker_id + seed
     random.seed(worker_seed)
@@ -59,9 +59,10 @@ def worker_init_fn(worker_id: int, num_workers: int, rank: int, seed: int) -> No
 
 
 def seed_worker(worker_id: int) -> None:
-    """``worker_init_fn`` of a plain PyTorch ``DataLoader`` with :func:`seeded_generator`.
+    """Seed a worker of a plain PyTorch ``DataLoader``, as ``worker_init_fn``.
 
-    Keyed by the loader's base seed of this pass and the worker, so every epoch draws new numbers.
+    Use it with :func:`seeded_generator`. The key is the loader's base seed of this pass and the
+    worker, so every epoch draws new numbers.
     """
     info = torch.utils.data.get_worker_info()
     base = info.seed - info.id if info is not None else torch.initial_seed()
@@ -69,7 +70,7 @@ def seed_worker(worker_id: int) -> None:
 
 
 def seeded_generator(seed: int, name: str = 'loader') -> torch.Generator:
-    """A generator for a plain PyTorch ``DataLoader``: its order and its workers' base seeds.
+    """Return a generator for a plain PyTorch ``DataLoader``: its order, its workers' base seeds.
 
     >>> from torch.utils.data import DataLoader
     >>> loader = DataLoader(range(8), shuffle=True, generator=seeded_generator(42),

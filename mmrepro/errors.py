@@ -35,7 +35,11 @@ class MissingPackageError(MMReproError, RuntimeError):
 
 # ----------------------------------------------------------------------------------- during a run
 
-class SampleDiffersError(MMReproError, RuntimeError):
+class TrainingError(MMReproError, RuntimeError):
+    """A training ended with an error; commands exit with 1, not with 2 as for wrong settings."""
+
+
+class SampleDiffersError(TrainingError):
     """A sample was loaded twice from one stream, with two results."""
 
     def __init__(self, message: str = '') -> None:
@@ -45,11 +49,11 @@ class SampleDiffersError(MMReproError, RuntimeError):
         super().__init__(raised.rstrip() if 'Original Traceback' in message else message)
 
 
-class StepDiffersError(MMReproError, RuntimeError):
+class StepDiffersError(TrainingError):
     """A step was repeated from the same state on the same batch, and its bits differ."""
 
 
-class UnknownOperatorError(MMReproError, RuntimeError):
+class UnknownOperatorError(TrainingError):
     """An operator ran that is not on the allow-list, and ``on_unknown='error'``."""
 
 
@@ -78,15 +82,15 @@ class AgreementError(MMReproError, RuntimeError):
     """Ranks differ in a value that has to be equal."""
 
 
-class RankEnded(MMReproError, RuntimeError):
+class RankEnded(TrainingError):
     """A rank that others wait for has ended; names the rank and says how it ended."""
 
 
-class Deadlock(MMReproError, RuntimeError):
+class Deadlock(TrainingError):
     """Virtual ranks wait for a rank that has ended, or for each other; says who waits where."""
 
 
-class CollectiveMismatch(MMReproError, RuntimeError):
+class CollectiveMismatch(TrainingError):
     """Virtual ranks reached different collective operations; says which rank reached which."""
 
 
@@ -94,6 +98,10 @@ class CollectiveMismatch(MMReproError, RuntimeError):
 
 class CheckpointError(MMReproError, RuntimeError):
     """A checkpoint is damaged, missing, or holds more than data."""
+
+
+class MissingCheckpointError(CheckpointError, FileNotFoundError):
+    """There is no such checkpoint."""
 
 
 class ResumeError(MMReproError, RuntimeError):
@@ -113,10 +121,6 @@ class RunError(MMReproError, ValueError):
 
 
 # ---------------------------------------------------------------------------------------- verbs
-
-class AuditError(MMReproError, ValueError):
-    """A config, or an argument of the audit, cannot be used."""
-
 
 class GoldenError(MMReproError, ValueError):
     """A config or file cannot be made into a golden; says which and why."""

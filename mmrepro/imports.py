@@ -48,7 +48,7 @@ class _Loader(importlib.abc.Loader):
     def create_module(self, spec: Any) -> Any:
         return self._loader.create_module(spec)
 
-    def exec_module(self, module: ModuleType) -> None:
+    def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         for action in tuple(_waiting.get(module.__name__, ())):

@@ -31,15 +31,15 @@ class Walk:
         known: objects that are not visited.
     """
 
-    def __init__(self, start: Iterable[tuple] = (), limit: int | None = None,
+    def __init__(self, start: Iterable[tuple[Any, ...]] = (), limit: int | None = None,
                  known: Iterable[Any] = ()) -> None:
         # the objects are kept: a freed one would lend its id to another
         self._seen = {id(obj): obj for obj in known}
-        self.queue: list[tuple] = []  # what was visited stays in it
+        self.queue: list[tuple[Any, ...]] = []  # what was visited stays in it
         self._limit = limit
         self.add(start)
 
-    def __iter__(self) -> Iterator[tuple]:
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Visit the whole queue, and what is added to it meanwhile."""
         return itertools.islice(self.queue, self._limit)
 
@@ -50,7 +50,7 @@ class Walk:
         self._seen[id(obj)] = obj
         return True
 
-    def add(self, things: Iterable[tuple]) -> None:
+    def add(self, things: Iterable[tuple[Any, ...]]) -> None:
         """Visit new objects later."""
         self.queue.extend(thing for thing in things if self.is_new(thing[1]))
 
@@ -71,16 +71,21 @@ def items(content: Any, path: str, attributes: bool = False) -> list[Named]:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def slot_names(cls: type) -> tuple[str, ...]:
-    """Return the names of the attributes that objects of a class keep in slots."""
+def _slots(cls: Any) -> tuple[str, ...]:
     slots = (vars(base).get('__slots__', ()) for base in cls.__mro__)
     names = (name for given in slots for name in ((given, ) if isinstance(given, str) else given))
     return tuple(name for name in names if name not in ('__dict__', '__weakref__'))
 
 
+def slot_names(obj: Any) -> tuple[str, ...]:
+    """Return the names of the attributes that objects of this class keep in slots."""
+    cls: Any = type(obj)
+    return _slots(cls)
+
+
 def in_slots(obj: Any) -> dict[str, Any]:
     """Return the attributes that an object has in slots."""
-    return {name: getattr(obj, name) for name in slot_names(type(obj)) if hasattr(obj, name)}
+    return {name: getattr(obj, name) for name in slot_names(obj) if hasattr(obj, name)}
 
 
 def attributes(obj: Any) -> dict[str, Any]:
@@ -99,7 +104,7 @@ def is_stateful(obj: Any) -> bool:
 
     Modules and classes do not count: they are looked at by themselves.
     """
-    return (hasattr(obj, '__dict__') or bool(slot_names(type(obj)))) and not (
+    return (hasattr(obj, '__dict__') or bool(slot_names(obj))) and not (
         isinstance(obj, (type, torch.nn.Module))
         or callable(getattr(obj, '__get__', None))
         or type(obj).__module__.partition('.')[0] in _PROCESS)

@@ -1,4 +1,4 @@
-"""Streams of random numbers: pure functions of the root seed and of where we are.
+"""Streams of random numbers: pure functions of the root seed and of the position in the run.
 
 Every stream is addressed by ``(root, stream, *key)`` and nothing else: not by what ran before, not
 by the process that asks. The derivation is part of the file format (``SCHEME``), documented in
@@ -17,7 +17,7 @@ by the process that asks. The derivation is part of the file format (``SCHEME``)
 A field is self-delimiting, so two different addresses never give the same message, and a 384-bit
 digest does not collide in practice. Seeds next to each other (0, 1, 2) share nothing.
 
-A stream may have a root of its own (:class:`Root`), which then stands in the message.
+A stream may have a root of its own (:class:`RootSeed`), which then stands in the message.
 """
 from __future__ import annotations
 
@@ -26,17 +26,12 @@ import random
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, Union
 
 import numpy as np
 import torch
-
-__all__ = [
-    'MAX_SEED', 'SCHEME', 'STREAMS', 'Root', 'Seeds', 'capture_rng', 'check_seed', 'derive',
-    'isolate_rng', 'python_generator', 'random_state', 'restore_rng', 'root', 'seed_all',
-    'set_root', 'torch_generator'
-]
 
 SCHEME = 1
 MAX_SEED = 2**32 - 1  # the largest seed that NumPy's and MMEngine's own functions take
@@ -56,8 +51,6 @@ STREAMS = {
 
 Key = Union[int, str]
 
-_root: int | None = None
-
 
 class Seeds(NamedTuple):
     """Seeds of one stream, one per generator.
@@ -74,23 +67,33 @@ class Seeds(NamedTuple):
     accelerator: int
 
 
-class Root(int):
-    """A root seed, some of whose streams have roots of their own.
+@dataclass(frozen=True)
+class RootSeed:
+    """The root of all streams of a run.
 
-    It is the integer of all other streams, and goes wherever a root goes.
+    >>> root = RootSeed(42, dict(init=7))
+    >>> root.derive('init') == derive(7, 'init'), root.derive('step', 3) == derive(42, 'step', 3)
+    (True, True)
 
-    >>> derive(Root(42, dict(init=7)), 'init') == derive(7, 'init')
-    True
-    >>> derive(Root(42, dict(init=7)), 'step', 3) == derive(42, 'step', 3)
-    True
+    Attributes:
+        seed: 0 to 2**64 - 1.
+        streams: roots of single streams, by stream.
     """
-    streams: dict[str, int]  # stream -> its root
+    seed: int
+    streams: Mapping[str, int] = field(default_factory=dict, hash=False)
 
-    def __new__(cls, seed: int, streams: Mapping[str, int] | None = None) -> Root:
-        self = super().__new__(cls, seed)
-        self.streams = dict(streams or {})
-        return self
+    def of(self, stream: str) -> int:
+        """Return the root of one stream."""
+        return self.streams.get(stream, self.seed)
 
+    def derive(self, stream: str, *key: Key) -> Seeds:
+        """Return the seeds of a stream of this root; see :func:`derive`."""
+        return derive(self, stream, *key)
+
+
+Root = Union[int, RootSeed]  # what functions here accept
+
+_root: RootSeed | None = None
 
 _DIGEST = struct.Struct('<16s4IQQ')
 
@@ -125,23 +128,21 @@ def _prefix(root_seed: int, stream: str) -> hashlib.blake2b:
         b'mmrepro' + struct.pack('<BQ', SCHEME, root_seed) + _field(stream), digest_size=48)
 
 
-def _digest(root_seed: int, stream: str, key: tuple[Key, ...]) -> bytes:
-    if isinstance(root_seed, Root):
-        root_seed = root_seed.streams.get(stream, int(root_seed))
-    state = _prefix(root_seed, stream).copy()
+def _digest(root: Root, stream: str, key: tuple[Key, ...]) -> bytes:
+    seed = root.of(stream) if isinstance(root, RootSeed) else root
+    state = _prefix(seed, stream).copy()
     for part in key:
         state.update(_field(part))
     return state.digest()
 
 
-def derive(root_seed: int, stream: str, *key: Key) -> Seeds:
-    """Seeds of the stream ``(root_seed, stream, *key)``.
+def derive(root: Root, stream: str, *key: Key) -> Seeds:
+    """Return the seeds of the stream ``(root, stream, *key)``.
 
     Args:
-        root_seed: the run's seed, 0 to 2**64 - 1; a :class:`Root` may name another one for
-            some streams.
+        root: the run's seed, 0 to 2**64 - 1, or a :class:`RootSeed`.
         stream: one of :data:`STREAMS`.
-        key: integers (64 bit, signed) and strings that say where we are.
+        key: integers (64 bit, signed) and strings: the position in the run.
 
     Raises:
         ValueError: for an unknown stream.
@@ -152,13 +153,13 @@ def derive(root_seed: int, stream: str, *key: Key) -> Seeds:
     >>> derive(0, 'sampler', 1) == derive(1, 'sampler', 0)
     False
     """
-    python, a, b, c, d, cpu, accelerator = _DIGEST.unpack(_digest(root_seed, stream, key))
+    python, a, b, c, d, cpu, accelerator = _DIGEST.unpack(_digest(root, stream, key))
     return Seeds(int.from_bytes(python, 'little'), (a, b, c, d), cpu, accelerator)
 
 
-def seed_all(root_seed: int, stream: str, *key: Key) -> None:
+def seed_all(root: Root, stream: str, *key: Key) -> None:
     """Put Python, NumPy, torch and every accelerator at the start of a stream."""
-    digest = _digest(root_seed, stream, key)
+    digest = _digest(root, stream, key)
     random.seed(int.from_bytes(digest[:16], 'little'))
     np.random.seed(np.frombuffer(digest, np.dtype('<u4'), 4, 16))
     torch.default_generator.manual_seed(int.from_bytes(digest[32:40], 'little'))
@@ -189,48 +190,46 @@ def _in_worker() -> bool:
 
 @cache
 def _other_accelerators() -> tuple[str, ...]:
-    """Device modules that MMEngine knows, present in this torch, with a generator to seed."""
-    found = []
-    for name in ('npu', 'mlu', 'musa', 'xpu'):
-        module = getattr(torch, name, None)
-        if module is not None and module.is_available() and hasattr(module, 'manual_seed_all'):
-            found.append(name)
-    return tuple(found)
+    """Return device modules of MMEngine that this torch has, with a generator to seed."""
+    modules = {name: getattr(torch, name, None) for name in ('npu', 'mlu', 'musa', 'xpu')}
+    return tuple(name for name, module in modules.items() if module is not None
+                 and module.is_available() and hasattr(module, 'manual_seed_all'))
 
 
-def python_generator(root_seed: int, stream: str, *key: Key) -> random.Random:
-    """A ``random.Random`` of its own at the start of a stream."""
-    return random.Random(derive(root_seed, stream, *key).python)
+def python_generator(root: Root, stream: str, *key: Key) -> random.Random:
+    """Return a new ``random.Random`` at the start of a stream."""
+    return random.Random(derive(root, stream, *key).python)
 
 
-def random_state(root_seed: int, stream: str, *key: Key) -> np.random.RandomState:
-    """A ``numpy.random.RandomState`` of its own at the start of a stream.
+def random_state(root: Root, stream: str, *key: Key) -> np.random.RandomState:
+    """Return a new ``numpy.random.RandomState`` at the start of a stream.
 
     Its draws are the same on every platform and version: NumPy has frozen them (NEP 19).
     """
-    return np.random.RandomState(np.array(derive(root_seed, stream, *key).numpy, np.uint32))
+    return np.random.RandomState(np.array(derive(root, stream, *key).numpy, np.uint32))
 
 
-def torch_generator(root_seed: int, stream: str, *key: Key) -> torch.Generator:
-    """A CPU ``torch.Generator`` of its own at the start of a stream."""
-    return torch.Generator().manual_seed(derive(root_seed, stream, *key).torch)
+def torch_generator(root: Root, stream: str, *key: Key) -> torch.Generator:
+    """Return a new CPU ``torch.Generator`` at the start of a stream."""
+    return torch.Generator().manual_seed(derive(root, stream, *key).torch)
 
 
-def root() -> int | None:
-    """The root seed of the run that is active in this process, or None."""
+def root() -> RootSeed | None:
+    """Return the root of the run that is active in this process, or None."""
     return _root
 
 
-def set_root(seed: int | None) -> None:
-    """Make ``seed`` the root of this process (None: no run is active)."""
+def set_root(root: Root | None) -> None:
+    """Make ``root`` the root of this process (None: no run is active)."""
     global _root
-    if seed is not None:
-        check_seed(seed)
-    _root = seed if seed is None or isinstance(seed, Root) else int(seed)
+    if root is not None:
+        root = root if isinstance(root, RootSeed) else RootSeed(root)
+        check_seed(root.seed)
+    _root = root
 
 
 def capture_rng(accelerators: bool = True) -> tuple[Any, ...]:
-    """States of all global generators, for :func:`restore_rng`."""
+    """Return the states of all global generators, for :func:`restore_rng`."""
     cuda = None
     if accelerators and torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork():
         cuda = torch.cuda.get_rng_state_all()

@@ -1,22 +1,33 @@
 """The ``randomness`` dict: what is allowed, and what the errors say."""
 import copy
+import dataclasses
+import os
+import re
 
 import pytest
 
-from mmrepro.config import RandomnessConfig, upgrade_legacy_keys
+from mmrepro.config import RandomnessConfig, SelfChecks, upgrade_legacy_keys
 from mmrepro.errors import RandomnessError
+from mmrepro.seeds import RootSeed
+
+ROOT = os.path.join(os.path.dirname(__file__), '..')
 
 
 def test_defaults():
     assert RandomnessConfig.parse({}).as_dict() == dict(
-        seed=None, diff_rank_seed=False, deterministic=False, worker_seed='sample',
-        step_seed=True, operators=None, cudnn_enabled=None, cudnn_benchmark=None,
-        float32_precision=None, fill_uninitialized_memory=False, num_threads=None,
-        resume_strict=True, streams={}, check_steps=1000, check_samples=1000,
-        nonrepeatable_datasets=(), virtual_ranks=None, virtual_ranks_memory=None,
-        independent_predictions=False,
-        cpu=None)
+        seed=None, diff_rank_seed=False, deterministic=False, worker_seed='sample', streams={},
+        operators=None, numerics=dict(cpu=None, num_threads=None, float32_precision=None),
+        self_checks=dict(samples=1000, steps=1000, nonrepeatable_datasets=()),
+        virtual_ranks=dict(ranks=None, memory=None), independent_predictions=False,
+        resume_strict=True)
     assert RandomnessConfig.parse(None) == RandomnessConfig()
+
+
+def test_every_key_is_documented_in_the_order_of_the_fields():
+    keys = [field.name for field in dataclasses.fields(RandomnessConfig)]
+    with open(os.path.join(ROOT, 'docs/reference/randomness.md')) as file:
+        assert re.findall(r'^## (\w+)$', file.read(), re.MULTILINE) == keys
+    assert re.findall(r'^        (\w+): ', RandomnessConfig.__doc__, re.MULTILINE) == keys
 
 
 @pytest.mark.parametrize('randomness, message', [
@@ -31,14 +42,19 @@ def test_defaults():
     (dict(deterministic='yes'), "randomness.deterministic='yes' is not allowed; allowed: False, "),
     (dict(deterministic=1), 'randomness.deterministic=1 is not allowed'),
     (dict(worker_seed='worker_id'), "allowed: 'sample', 'worker', 'mmengine'"),
-    (dict(step_seed=None), 'randomness.step_seed=None is not allowed'),
-    (dict(float32_precision='tf32'), "allowed: None, 'highest', 'high', 'medium'"),
-    (dict(deterministic=True, cudnn_benchmark=True), 'exclude each other'),
-    (dict(num_threads=0), 'randomness.num_threads=0 is out of range'),
-    (dict(check_samples=-1), 'check_samples=-1 is out of range; allowed is an int from 0'),
-    (dict(check_samples=None), 'check_samples=None has type NoneType'),
-    (dict(nonrepeatable_datasets='MyStream'), "datasets='MyStream' is not allowed; allowed is a"),
-    (dict(num_threads=True), 'randomness.num_threads=True has type bool'),
+    (dict(numerics=dict(float32_precision='tf32')), "allowed: None, 'highest', 'high', 'medium'"),
+    (dict(numerics=dict(num_threads=0)), 'randomness.numerics.num_threads=0 is out of range'),
+    (dict(numerics=dict(num_threads=True)), 'randomness.numerics.num_threads=True has type bool'),
+    (dict(numerics=dict(treads=2)), "numerics has an unknown key 'treads' .*mean 'num_threads'"),
+    (dict(numerics='avx2'), r'numerics=.avx2. has type str; allowed is a dict such as dict\(num_'),
+    (dict(self_checks=dict(samples=-1)), 'samples=-1 is out of range; allowed is an int from 0'),
+    (dict(self_checks=dict(samples=None)), 'self_checks.samples=None has type NoneType'),
+    (dict(self_checks=True), 'self_checks=True has type bool; .* or False for no check'),
+    (dict(self_checks=dict(nonrepeatable_datasets='MyStream')),
+     "datasets='MyStream' is not allowed; allowed is a"),
+    (dict(virtual_ranks=0), 'randomness.virtual_ranks=0 is out of range'),
+    (dict(virtual_ranks=True), r'virtual_ranks=True has type bool; .* or a dict such as dict'),
+    (dict(virtual_ranks=dict(ranks=8, memory='low')), "memory='low' is not allowed"),
     ([('seed', 1)], 'has type list; allowed is a dict'),
     (dict(streams=7), r'randomness.streams=7 has type int; allowed is a dict such as dict\(init=7'),
     (dict(streams=dict(smaple=7)),
@@ -46,14 +62,48 @@ def test_defaults():
     (dict(streams=dict(zzz=7)), 'unknown stream .*Known streams: init, sampler, sample, hook'),
     (dict(streams=dict(init=None)), 'streams.init=None has type NoneType; allowed is an int from'),
     (dict(streams=dict(init=-1)), 'randomness.streams.init=-1 is out of range'),
-    (dict(streams=dict(step=1), step_seed=False),
-     'randomness.streams.step=1 has no effect with randomness.step_seed=False; remove one'),
     (dict(streams=dict(sample=1), worker_seed='worker'), "no effect with .*worker_seed='worker'"),
-    (dict(streams=dict(init=1), worker_seed='mmengine', step_seed=False), 'has no effect'),
+    (dict(streams=dict(init=1), worker_seed='mmengine'), 'has no effect'),
 ])
 def test_bad_values_are_refused_by_name(randomness, message):
     with pytest.raises(RandomnessError, match=message):
         RandomnessConfig.parse(randomness)
+
+
+@pytest.mark.parametrize('old, new', [
+    (dict(check_steps=0, check_samples=5), dict(self_checks=dict(steps=0, samples=5))),
+    (dict(nonrepeatable_datasets=['A']), dict(self_checks=dict(nonrepeatable_datasets=['A']))),
+    (dict(virtual_ranks=8, virtual_ranks_memory='shared'),
+     dict(virtual_ranks=dict(ranks=8, memory='shared'))),
+    (dict(cpu='avx2', num_threads=2, float32_precision='high'),
+     dict(numerics=dict(cpu='avx2', num_threads=2, float32_precision='high'))),
+    (dict(worker_seed='mmengine', step_seed=False), dict(worker_seed='mmengine')),
+    (dict(step_seed=True, cudnn_enabled=None, cudnn_benchmark=False,
+          fill_uninitialized_memory=False), {}),
+])
+def test_earlier_keys_are_accepted_with_one_warning(old, new):
+    with pytest.warns(FutureWarning, match='randomness: write ') as caught:
+        assert RandomnessConfig.parse(dict(old, seed=3)) == RandomnessConfig.parse(
+            dict(new, seed=3))
+    assert len(caught) == 1
+    assert all(key in str(caught[0].message) for key in old if key not in ('virtual_ranks', *new))
+
+
+@pytest.mark.parametrize('old, instead', [
+    (dict(step_seed=False), "worker_seed='mmengine' for MMEngine's own streams"),
+    (dict(step_seed=True, worker_seed='mmengine'), 'step_seed=True is no key any more; remove it'),
+    (dict(cudnn_benchmark=True), r'env_cfg = dict\(cudnn_benchmark=True\)'),
+    (dict(cudnn_enabled=False), 'torch.backends.cudnn.enabled = False'),
+    (dict(fill_uninitialized_memory=True), 'torch.utils.deterministic.fill_uninitialized_memory'),
+    (dict(check_steps=5, self_checks=dict(steps=6)), 'two spellings of one key'),
+])
+def test_an_earlier_key_without_an_equal_says_what_to_write(old, instead):
+    with pytest.raises(RandomnessError, match=instead):
+        RandomnessConfig.parse(old)
+
+
+def test_no_check_is_the_same_as_none_of_each():
+    assert RandomnessConfig(self_checks=False).self_checks == SelfChecks(samples=0, steps=0)
 
 
 def test_it_is_frozen():
@@ -95,7 +145,7 @@ def test_a_config_in_the_new_form_is_left_alone():
 
 def test_streams_may_have_roots_of_their_own():
     parsed = RandomnessConfig.parse(dict(seed=42, streams=dict(init=7)))
-    assert parsed.root == 42 and parsed.root.streams == dict(init=7)
+    assert parsed.root == RootSeed(42, dict(init=7))
     assert RandomnessConfig.parse(parsed.as_dict()) == parsed
     assert parsed.with_seed(3).root.streams == dict(init=7)
     assert hash(parsed) is not None

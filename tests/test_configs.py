@@ -22,7 +22,7 @@ DEMOS = sorted(name for name in map(os.path.basename, glob.glob(
     os.path.join(ROOT, 'configs/demo/*_demo.py'))) if name != 'classifier_demo.py')
 MIXINS = {
     'reproducible': dict(deterministic=True),
-    'seeded': dict(deterministic=False, cudnn_benchmark=True),
+    'seeded': dict(deterministic=False),
 }
 ADDED = {'custom_imports', 'runner_type', 'randomness'}
 

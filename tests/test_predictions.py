@@ -17,6 +17,7 @@ from mmengine.runner import Runner
 from small_runs import clean, config  # noqa: F401  clean is a fixture
 
 import mmrepro
+from dev.children import printed_result
 from mmrepro import RandomnessError
 
 pytestmark = pytest.mark.filterwarnings('ignore')
@@ -151,17 +152,15 @@ def test_loaders_whose_batches_are_not_ours_are_refused(tmp_path):
 def test_mmengines_own_streams_test_as_mmengine_does():
     from mmrepro import RandomnessConfig
     with pytest.raises(RandomnessError, match='independent_predictions=True changes'):
-        RandomnessConfig(seed=1, worker_seed='mmengine', step_seed=False,
+        RandomnessConfig(seed=1, worker_seed='mmengine',
                          independent_predictions=True)
 
 
 def fresh(path, weights, images, hash_seed):
-    done = subprocess.run(
+    return printed_result(subprocess.Popen(
         [sys.executable, '-W', 'ignore', infer_fresh.__file__, path, weights, *images],
         env=dict(environment(), PYTHONHASHSEED=hash_seed), cwd=ROOT, text=True,
-        capture_output=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE))
 
 
 def test_inference_repeats_in_any_process_and_order(initialised, data_root):

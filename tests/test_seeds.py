@@ -130,7 +130,7 @@ def test_isolate_rng_restores_after_an_exception():
 def test_a_root_with_streams_of_their_own_travels():
     """To spawned workers it is pickled; a process keeps it as its root."""
     import pickle
-    root = seeds.Root(42, dict(init=7))
+    root = seeds.RootSeed(42, dict(init=7))
     seeds.set_root(root)
     for one in (pickle.loads(pickle.dumps(root)), seeds.root()):
         assert seeds.derive(one, 'init', 1) == seeds.derive(7, 'init', 1)
@@ -138,4 +138,4 @@ def test_a_root_with_streams_of_their_own_travels():
     seeds.set_root(None)
     assert seeds.root() is None
     with pytest.raises(ValueError, match='out of range'):
-        seeds.set_root(seeds.Root(-1))
+        seeds.set_root(seeds.RootSeed(-1))

@@ -69,7 +69,7 @@ def test_hooks_and_what_datasets_choose_have_streams_too(tmp_path):
     runner = Runner.from_cfg(config(tmp_path, randomness=dict(seed=3, streams=dict(dataset=5))))
     assert seeds.derive(seeds.root(), 'dataset', 'x') == seeds.derive(5, 'dataset', 'x')
     assert runner.cfg.randomness.streams == dict(dataset=5)
-    assert runner.facts['randomness.streams.dataset'] == 5
+    assert runner.lifecycle.facts['randomness.streams.dataset'] == 5
 
 
 def test_a_resume_compares_them(tmp_path):

@@ -10,7 +10,9 @@ if os.path.isfile(os.path.join(ROOT, 'mmrepro', '__init__.py')):
 from mmrepro import cli  # noqa: E402
 
 
-def run(script, *more):
-    """Run the verb of a script's name; `more` are further arguments of its function."""
-    verb = os.path.splitext(os.path.basename(script))[0]
-    sys.exit(cli.run(verb, sys.argv[1:], *more))
+def run(verb, *options, **more):
+    """Run a verb with `options` before those of the command line, and end the process.
+
+    `more` are further arguments of the verb's function.
+    """
+    sys.exit(cli.run(verb, [*options, *sys.argv[1:]], **more))

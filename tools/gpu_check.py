@@ -12,4 +12,4 @@ except ModuleNotFoundError as error:
     GROUPS = {}  # an installed package has no catalogue of operators
 
 if __name__ == '__main__':
-    run(__file__, GROUPS)
+    run('doctor', '--gpu', operators=GROUPS)

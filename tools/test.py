@@ -2,4 +2,4 @@
 from _door import run
 
 if __name__ == '__main__':
-    run(__file__)
+    run('test')

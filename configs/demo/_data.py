@@ -1,4 +1,4 @@
-"""The demonstration dataset (`mmrepro data data/demo`), small enough for a CPU.
+"""The demonstration dataset (`mmrepro demo --data-only`), small enough for a CPU.
 
 Names only, none of which MMDetection's bases use; the configs beside it fill them in.
 """

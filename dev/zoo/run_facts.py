@@ -1,4 +1,4 @@
-"""What a run says of itself, beside its bits: written by each rank at the end of the training."""
+"""Facts on a run beside its bits, written by each rank at the end of the training."""
 from __future__ import annotations
 
 import json
@@ -37,13 +37,13 @@ class RunFactsHook(Hook):
         finite = self._finite and all(bool(torch.isfinite(one).all())
                                       for one in unwrap(runner.model).parameters())
         facts = dict(process=os.getpid(), shared=shared, finite=finite,
-                     repeated=self_checks(runner), check_steps=runner.repro.check_steps,
-                     check_samples=runner.repro.check_samples)
+                     repeated=self_checks(runner), check_steps=runner.repro.self_checks.steps,
+                     check_samples=runner.repro.self_checks.samples)
         Path(runner.work_dir, FILE.format(runner.rank)).write_text(json.dumps(facts))
 
 
 def facts_of(work_dir: Any) -> dict[str, Any]:
-    """Facts of all ranks of a run together.
+    """Return the facts of all ranks of a run.
 
     Returns:
         dict(memory: 'shared' or 'separate' in the processes that have several ranks, 'mixed' if

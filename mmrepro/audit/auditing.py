@@ -1,21 +1,77 @@
-"""Run the rules, and report what they found."""
+"""Read a config, run the rules, and report their findings."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import itertools
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from mmengine.config import Config
 
-from ..errors import AuditError, ConfigError
+from ..errors import ConfigError
+from ..exit_codes import DIFFERENT, DONE
+from ..report.model import Table
+from ..report.report import Report
 from ..runs.config_files import find_config, read_config
 from .findings import CHANGES, SEVERITIES, AuditFinding
 from .rules import RULES
 from .subject import Subject
+
+# how else a config that does not attach mmrepro could be trained: key in the data, words, subject
+ATTACHED = {
+    'with_mmrepro_train': ('under mmrepro train, which attaches itself', Subject.under_our_train),
+    'with_two_lines': ('with the two lines of mmrepro', Subject.with_two_lines),
+}
+STYLES = dict(zip(SEVERITIES, ('bad', 'warn', '')))
+
+
+def audit(config: str, *, device: str | None = None, ignore: Collection[str] = (),
+          options: Mapping[str, Any] | None = None) -> Report:
+    """Look for what would make two runs of a config differ. Nothing is trained.
+
+    The config, the types that it names, the user's own source files, the model (built without
+    memory) and the environment are read.
+
+    Args:
+        config: path of a config, or ``package::path`` inside an installed package.
+        device: where the config would train, ``'cpu'`` or ``'cuda'``; None: CUDA if there is any.
+        ignore: names of rules to leave out.
+        options: dotted key -> value, changes of the config.
+
+    Returns:
+        A report whose exit code is 1 if anything changes bits.
+
+    Raises:
+        ConfigError: the config cannot be read, an option does not fit it, or a rule is unknown.
+    """
+    import torch
+    # constructors may print
+    with contextlib.redirect_stdout(sys.stderr):
+        subject = load(config, device or ('cuda' if torch.cuda.is_available() else 'cpu'),
+                       options=options)
+        findings = findings_of(subject, ignore)
+        others = {} if subject.attached else {
+            name: findings_of(attached(subject), ignore)
+            for name, (_, attached) in ATTACHED.items()}
+    differs = any(finding.severity == CHANGES for finding in findings)
+    verdict = 'NOT REPRODUCIBLE' if differs else 'NO CAUSE FOUND THAT CHANGES BITS'
+    if differs and not subject.attached:
+        verdict += " under MMDetection's own tools/train.py"
+    lines = [f'{verdict}: {summary(findings)} ({config}, {subject.device}, '
+             f'torch {".".join(map(str, subject.torch_version))})']
+    for name, rest in others.items():
+        rules = ', '.join(dict.fromkeys(finding.rule for finding in rest))
+        lines.append(f'{ATTACHED[name][0]}: {summary(rest)}{f" ({rules})" if rules else ""}')
+    return Report(
+        '', '\n'.join(lines), DIFFERENT if differs else DONE, list(_blocks(findings)),
+        data=dict(config=config, device=subject.device, attached=subject.attached,
+                  **{name: others.get(name) for name in ATTACHED},
+                  findings=findings))
 
 
 def load(path: str, device: str = 'cpu', env: Mapping[str, str] | None = None,
@@ -29,17 +85,14 @@ def load(path: str, device: str = 'cpu', env: Mapping[str, str] | None = None,
         options: changes, as ``--cfg-options`` gives them.
 
     Raises:
-        AuditError: the file is missing or is not a config, or an option does not fit it.
+        ConfigError: the file is missing or is not a config, or an option does not fit it.
     """
     import torch
-    try:
-        path = find_config(path)
-        cfg = read_config(path, options, imports=False)
-    except ConfigError as error:
-        raise AuditError(str(error)) from error
+    path = find_config(path)
+    cfg = read_config(path, options, imports=False)
     lazy = Config._is_lazy_import(path)
-    version = tuple(int(part) for part in re.findall(r'\d+', torch.__version__)[:2])
-    subject = Subject(cfg, device, os.environ if env is None else env, version, lazy)
+    major, minor, *_ = map(int, re.findall(r'\d+', torch.__version__))
+    subject = Subject(cfg, device, os.environ if env is None else env, (major, minor), lazy)
     for name in subject.imports:
         try:
             importlib.import_module(name)
@@ -49,16 +102,16 @@ def load(path: str, device: str = 'cpu', env: Mapping[str, str] | None = None,
     return subject
 
 
-def audit(subject: Subject, ignore: Collection[str] = ()) -> list[AuditFinding]:
+def findings_of(subject: Subject, ignore: Collection[str] = ()) -> list[AuditFinding]:
     """All findings, those that change bits first.
 
     Raises:
-        AuditError: ``ignore`` names a rule that does not exist.
+        ConfigError: ``ignore`` names a rule that does not exist.
     """
     unknown = set(ignore) - {rule.name for rule in RULES}
     if unknown:
-        raise AuditError(f'--ignore {" ".join(sorted(unknown))}: no such rule; rules: '
-                         f'{", ".join(rule.name for rule in RULES)}')
+        raise ConfigError(f'--ignore {" ".join(sorted(unknown))}: no such rule; rules: '
+                          f'{", ".join(rule.name for rule in RULES)}')
     found: dict[tuple[str, str, str], AuditFinding] = {}
     for rule in RULES:
         if rule.name in ignore:
@@ -70,11 +123,6 @@ def audit(subject: Subject, ignore: Collection[str] = ()) -> list[AuditFinding]:
     return sorted(found.values(), key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def exit_code(findings: Sequence[AuditFinding]) -> int:
-    """1 if anything changes bits, else 0."""
-    return int(any(finding.severity == CHANGES for finding in findings))
-
-
 def summary(findings: Sequence[AuditFinding]) -> str:
     """``'2 that change bits, 1 that may, 0 hints'``."""
     counts = [sum(finding.severity == severity for finding in findings)
@@ -83,19 +131,13 @@ def summary(findings: Sequence[AuditFinding]) -> str:
             f'{counts[2]} hint{"" if counts[2] == 1 else "s"}')
 
 
-def report(findings: Sequence[AuditFinding], console: Any) -> None:
-    """Print the findings to a ``rich.console.Console``, one block per rule."""
-    from rich.text import Text
-    colours = dict(zip(SEVERITIES, ('bold red', 'yellow', 'cyan')))
-    blocks = itertools.groupby(findings, key=lambda finding: (finding.severity, finding.rule))
-    for index, ((severity, rule), block) in enumerate(blocks):
-        first, *more = block
-        if index:
-            console.print()
-        console.print(Text.assemble((f'{severity}  ', colours[severity]), (rule, 'bold'),
-                                    f': {first.why}'))
-        for finding in (first, *more):
-            console.print(Text.assemble('    at    ', (finding.where, 'bold'),
-                                        f'  {finding.what}'))
-        console.print(Text.assemble('    fix   ', (first.fix, 'green')))
-        console.print(Text(f'    read  {first.link}', 'dim'))
+def _blocks(findings: Sequence[AuditFinding]) -> Iterator[Table]:
+    """A table for each rule."""
+    for (severity, rule), block in itertools.groupby(
+            findings, key=lambda finding: (finding.severity, finding.rule)):
+        rows = list(block)
+        yield Table(
+            (), [*(('at', f'{row.where}  {row.what}') for row in rows),
+                 ('fix', rows[0].fix), ('read', rows[0].link)],
+            f'{severity}  {rule}: {rows[0].why}',
+            [*([STYLES[severity]] * len(rows)), 'fix', 'soft'])

@@ -19,7 +19,7 @@ def contradicting_variables(s: Subject) -> Hits:
     mode = s.randomness.deterministic
     if not mode:
         return
-    settings = PolicySettings(mode, s.randomness.float32_precision)
+    settings = PolicySettings(mode, s.randomness.numerics.float32_precision)
     for row in ENV:
         value = s.env.get(row.name)
         unread = s.device == 'cpu' and row.name in CUDA_ENV and not s.attached
@@ -49,7 +49,7 @@ hash_seed = when(
     lambda s: not s.attached and s.env.get('PYTHONHASHSEED', 'random') == 'random',
     'PYTHONHASHSEED', 'not set')
 threads = when(
-    lambda s: s.device == 'cpu' and s.randomness.num_threads is None
+    lambda s: s.device == 'cpu' and s.randomness.numerics.num_threads is None
     and 'OMP_NUM_THREADS' not in s.env,
     'OMP_NUM_THREADS', 'not set: as many threads as this machine has cores')
 no_such_device = when(lambda s: s.device != 'cpu' and not _has_cuda(), '--device cuda',
@@ -107,7 +107,7 @@ def _is_replaced(path: str, what: str) -> bool:
 
 
 def seeds_from_clock(s: Subject) -> Hits:
-    """A clock or a process id that ends up in a seed or a value is worse than one in a log."""
+    """Clocks and process ids; those that reach a seed or a value are more severe."""
     for source, hit in _hits(s, 'clock'):
         line = source.text.splitlines()[hit.line - 1]
         severity = (CHANGES if hit.reaches or 'seed' in line.lower() else

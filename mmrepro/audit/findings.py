@@ -1,26 +1,24 @@
-"""What a rule is and what it finds."""
+"""The types of the audit: rules, their rows in the table, their findings."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple
 
-# two runs will differ, or mmrepro will refuse to start (what it refuses would make them differ)
-CHANGES = 'changes bits'
-# depends on something that cannot be seen from here: the data, the machine, an interruption
-MAY = 'may change bits'
-# runs repeat; something around them deserves a look
-HINT = 'hint'
+CHANGES = 'changes bits'  # two runs differ, or mmrepro refuses to start because they would
+MAY = 'may change bits'  # depends on the data, the machine or an interruption, not visible here
+HINT = 'hint'  # runs repeat; something around them deserves attention
 SEVERITIES = (CHANGES, MAY, HINT)
 
 # what attaches mmrepro to any config that is not pure Python
-TWO_LINES = dict(custom_imports=dict(imports=['mmrepro'], allow_failed_imports=False),
-                 randomness=dict(seed=42, deterministic=True))
+TWO_LINES: dict[str, dict[str, Any]] = dict(
+    custom_imports=dict(imports=['mmrepro'], allow_failed_imports=False),
+    randomness=dict(seed=42, deterministic=True))
 
 
 class Found(NamedTuple):
-    """What a check found."""
+    """A hit of a check."""
     where: str  # config key, file:line, module path or environment variable
-    what: str  # the value or code that is there, in one line
+    what: str  # the value or code there, in one line
     severity: str | None = None  # replaces the rule's
 
 
@@ -28,7 +26,7 @@ Hits = Iterator[Found]
 
 
 def when(holds: Callable[[Any], bool], where: str, what: Any) -> Callable[[Any], Hits]:
-    """A check of one condition on the subject; ``what`` is a text, or makes one of the subject."""
+    """Return a check of one condition; ``what`` is a text, or a function of the subject."""
 
     def check(s: Any) -> Hits:
         if holds(s):
@@ -43,14 +41,14 @@ class AuditRule(NamedTuple):
     severity: str  # one of SEVERITIES
     check: Callable[[Any], Hits]  # of the subject
     why: str  # what goes wrong, in one line
-    fix: str  # what to do, besides or instead of the settings and variables
     link: str  # section of the documentation; letters and numbers are those of causes.md
+    fix: str = ''  # what to do, besides or instead of the settings and variables
     settings: Mapping[str, Any] = {}  # of the config, with which the rule is silent
     env: Mapping[str, str] = {}  # variables of the environment with which the rule is silent
 
     @property
     def advice(self) -> str:
-        """Settings and variables, then the rest of the advice."""
+        """Settings and variables, then :attr:`fix`."""
         lines = [f'{key} = {_as_written(value)}' for key, value in self.settings.items()]
         if self.settings is TWO_LINES and self.name != 'not-attached':
             lines = ['the two lines (see not-attached)']
@@ -59,7 +57,7 @@ class AuditRule(NamedTuple):
 
 
 def _as_written(value: Any) -> str:
-    """A value as configs write it."""
+    """Return a value as configs write it."""
     if isinstance(value, dict):
         return f'dict({", ".join(f"{key}={_as_written(one)}" for key, one in value.items())})'
     if isinstance(value, list):
@@ -76,7 +74,3 @@ class AuditFinding(NamedTuple):
     why: str
     fix: str
     link: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return {'cure' if name == 'fix' else name: value
-                for name, value in self._asdict().items()}

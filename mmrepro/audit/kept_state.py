@@ -1,9 +1,9 @@
-"""Finds state that a class keeps in plain attributes, where no checkpoint and no worker sees it."""
+"""Find state in plain attributes, which no checkpoint holds and no worker shares."""
 from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 # methods of lists, dicts, deques and sets that change them
 _MUTATORS = {'append', 'appendleft', 'extend', 'insert', 'pop', 'popleft', 'popitem', 'update',
@@ -30,9 +30,8 @@ STATEFUL: tuple[StatefulClass, ...] = (
 
 
 def states(cls: ast.ClassDef,
-           shared: Collection[str] = ()) -> Iterator[tuple[str, ast.AST, str]]:
-    """Yields ``(rule, node, what)`` for each attribute, or variable of the module, that a step
-    changes.
+           shared: Collection[str] = ()) -> Iterator[tuple[str, Any, str]]:
+    """Yield ``(rule, node, what)`` for each attribute or module variable that a step changes.
 
     Args:
         shared: names of the module's variables.
@@ -75,7 +74,7 @@ def of_data_loading(cls: ast.ClassDef) -> bool:
 
 
 def _changed(node: ast.AST, named: Callable[[ast.AST], str]) -> str:
-    """What ``named`` calls the thing whose value after the node depends on its value before."""
+    """Return the name (by ``named``) of a value that the node changes in place, or ''."""
     if isinstance(node, ast.AugAssign):
         return named(node.target)
     if isinstance(node, ast.Assign):
@@ -91,9 +90,9 @@ def _changed(node: ast.AST, named: Callable[[ast.AST], str]) -> str:
 
 
 def _bound_in(method: ast.FunctionDef) -> set[str]:
-    """Names that belong to the method: its arguments, and what it binds without `global`."""
-    arguments = method.args
-    names = {one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    """Return the local names of a method: arguments, and names bound without `global`."""
+    names = {argument.arg for argument in (
+        *method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs)}
     shared: set[str] = set()
     for node in ast.walk(method):
         if isinstance(node, ast.Global):

@@ -98,7 +98,7 @@ def _size_of_module(module: Any) -> bool:
 
 
 # name -> (condition on a call, condition on a module)
-_CONDITIONS = {
+_CONDITIONS: dict[str, tuple[Any, Any]] = {
     '': (lambda call: True, lambda module: True),
     'size': (_size_of_call, _size_of_module),
     'dim': (lambda call: bool(call.args or call.keywords), None),
@@ -110,6 +110,7 @@ _CONDITIONS = {
               lambda module, mode=mode: getattr(module, 'mode', mode) == mode)
        for mode in ('bicubic', 'reflect')},
 }
+
 
 def native_operators(subject: Subject) -> Iterator[Found]:
     """Operators of torch that the model reaches, and that do not repeat on this device."""
@@ -134,9 +135,10 @@ _read = functools.cache(SourceFile.read)
 
 
 def _in_class(cls: type, path: str, rows: list[tuple[Native, str]]) -> Iterator[Found]:
-    source, tree = _source_of(cls)
-    if tree is None:
+    found = _source_of(cls)
+    if found is None:
         return
+    source, tree = found
     for method in tree.body:
         if not isinstance(method, ast.FunctionDef):
             continue
@@ -154,16 +156,15 @@ def _in_class(cls: type, path: str, rows: list[tuple[Native, str]]) -> Iterator[
                                 f'{cls.__name__} ({path}) calls {name}: {trouble}')
 
 
-def _source_of(cls: type) -> tuple[SourceFile | None, ast.ClassDef | None]:
+def _source_of(cls: type) -> tuple[SourceFile, ast.ClassDef] | None:
+    """The file of a class and its syntax tree; None for a class that is made in C."""
     try:
         file = inspect.getsourcefile(cls)
-    except TypeError:  # made in C
+    except TypeError:
         file = None
-    if file is None:
-        return None, None
-    source = _read(file)
-    return source, next((node for node in ast.walk(source.tree)
-                         if isinstance(node, ast.ClassDef) and node.name == cls.__name__), None)
+    source = _read(file) if file is not None else None
+    return next(((source, node) for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)
+                 and node.name == cls.__name__), None) if source is not None else None
 
 
 def mmcv_operators(subject: Subject) -> Iterator[Found]:
@@ -173,7 +174,7 @@ def mmcv_operators(subject: Subject) -> Iterator[Found]:
     compiled = importlib.util.find_spec('mmcv') is not None and _has_extension()
     needed: dict[str, str] = {}  # file of mmcv.ops -> a module that needs it
     for path, module in subject.model.named_modules():
-        for file in _files_of(type(module)):
+        for file in _files_of(module.__class__):
             needed.setdefault(file, f'model.{path}'.rstrip('.'))
     for source, path in sorted(needed.items()):
         rows = [row for row in TABLE.values() if row.source == source]
@@ -198,16 +199,18 @@ def _has_extension() -> bool:
 
 
 @functools.cache
-def _files_of(cls: type) -> set[str]:
+def _files_of(cls: Any) -> set[str]:
     """Files of ``mmcv.ops`` that a class is from, or whose functions its own code names."""
     files = set()
     for base in cls.__mro__:
         if base.__module__.startswith('mmcv.ops.'):
             files.add(base.__module__.rpartition('.')[2] + '.py')
         elif base.__module__.partition('.')[0] not in ('torch', 'builtins', 'mmengine'):
-            source, tree = _source_of(base)
-            calls = ast.walk(tree) if tree is not None and source.imports('mmcv') else ()
-            for name in {source.full_name(node.func) for node in calls
+            found = _source_of(base)
+            if found is None or not found[0].imports('mmcv'):
+                continue
+            source, tree = found
+            for name in {source.full_name(node.func) for node in ast.walk(tree)
                          if isinstance(node, ast.Call)}:
                 if name.startswith('mmcv.ops.'):
                     owner = getattr(importlib.import_module('mmcv.ops'), name.split('.')[2], None)

@@ -1,7 +1,7 @@
-"""What in the source of a transform, module, sampler or hook makes runs differ: rows of calls.
+"""Calls in the source of a transform, module, sampler or hook that make runs differ.
 
-``seeded`` says which calls a row is about: None all of them, False those without an argument (or
-with None), True those with one.
+``seeded`` says which calls a row is about: None: all of them, False: without an argument (or with
+None), True: with an argument.
 """
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ..determinism.tables import FLAGS, PolicySettings
+from ..fingerprint.generator_states import CLOCK, ENTROPY, PROCESS_ID
 
 
 class CallPattern(NamedTuple):
@@ -31,8 +32,9 @@ _MAKERS = {
     'random.Random': random.Random, 'torch.Generator': torch.Generator,
 }
 
-# these serve to measure and to name files; they matter where they reach a value
-MEASURING = ('os.getpid', 'os.getppid', 'threading.get_ident', 'time.perf_counter',
+# a recording watches some of them; these serve to measure and to name files, and matter where they
+# reach a value
+MEASURING = (*PROCESS_ID, 'os.getppid', 'threading.get_ident', 'time.perf_counter',
              'time.perf_counter_ns', 'time.monotonic', 'time.monotonic_ns', 'time.process_time')
 
 # rule, seeded, what is said of the call, names
@@ -45,7 +47,7 @@ _GROUPS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
     ('foreign-generator', None, 'seeded by the system', (
         'torch.seed', 'torch.cuda.seed', 'torch.cuda.seed_all')),
     ('foreign-generator', None, 'random numbers of the system', (
-        'random.SystemRandom', 'os.urandom', 'secrets.*')),
+        'random.SystemRandom', *ENTROPY, 'secrets.*')),
     # generators kept by user code: their state lives in an object, and objects live in workers
     ('kept-generator', True, 'a generator of its own', (
         'numpy.random.default_rng', 'numpy.random.RandomState', 'random.Random')),
@@ -56,8 +58,8 @@ _GROUPS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
         'torch.manual_seed', 'torch.random.manual_seed', 'torch.cuda.manual_seed',
         'torch.cuda.manual_seed_all')),
     ('clock', None, 'different in every run', (
-        'uuid.uuid1', 'uuid.uuid4', 'time.time', 'time.time_ns', 'datetime.datetime.now',
-        'datetime.datetime.utcnow', 'datetime.datetime.today', *MEASURING)),
+        'uuid.uuid1', 'uuid.uuid4', 'datetime.datetime.today',
+        *dict.fromkeys((*CLOCK, *MEASURING)))),
     # results in the order in which threads or processes are done
     ('completion-order', None, 'in the order of completion', (
         'concurrent.futures.as_completed', 'asyncio.as_completed', '*.imap_unordered')),

@@ -37,7 +37,7 @@ only_warns = when(lambda s: s.randomness.deterministic == 'warn', 'randomness.de
 not_strict_resume = when(lambda s: s.attached and not s.randomness.resume_strict,
                          'randomness.resume_strict', 'False')
 precision = when(
-    lambda s: s.device != 'cpu' and not s.attached, 'randomness.float32_precision',
+    lambda s: s.device != 'cpu' and not s.attached, 'randomness.numerics.float32_precision',
     'not set: convolutions use TF32 where the GPU has it, and float32 where not')
 gradient_order = when(_order_matters, 'WORLD_SIZE', lambda s: f'{s.world_size} ranks')
 stock_resume = when(lambda s: s.cfg.get('resume') and not s.keyed, 'resume', 'True')
@@ -76,8 +76,6 @@ def streams(s: Subject) -> Hits:
     if s.attached and randomness.worker_seed != 'sample':
         yield Found('randomness.worker_seed', repr(randomness.worker_seed),
                     MAY if randomness.legacy else None)
-    if s.attached and not randomness.step_seed:
-        yield Found('randomness.step_seed', 'False')
 
 
 def misspelt(s: Subject) -> Hits:
@@ -98,12 +96,8 @@ def legacy_keys(s: Subject) -> Hits:
 
 
 def cudnn_benchmark(s: Subject) -> Hits:
-    by_env = (s.cfg.get('env_cfg') or {}).get('cudnn_benchmark', False)
-    by_us = s.attached and s.randomness.cudnn_benchmark
-    key = 'randomness.cudnn_benchmark' if by_us else 'env_cfg.cudnn_benchmark'
-    off = s.strict or (s.attached and s.randomness.cudnn_benchmark is False)
-    if (by_us or by_env) and not off:
-        yield Found(key, 'True', CHANGES if s.device != 'cpu' else HINT)
+    if (s.cfg.get('env_cfg') or {}).get('cudnn_benchmark') and not s.strict:
+        yield Found('env_cfg.cudnn_benchmark', 'True', CHANGES if s.device != 'cpu' else HINT)
 
 
 def runner_type(s: Subject) -> Hits:

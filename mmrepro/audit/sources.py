@@ -1,4 +1,4 @@
-"""Reads the user's Python files without running them."""
+"""Read the user's Python files without running them."""
 from __future__ import annotations
 
 import ast
@@ -16,16 +16,16 @@ from .patterns import CALLS, LISTINGS, MEASURING, SETTING_CALLS, SETTINGS
 from .value_flow import reaches
 
 _IGNORE = re.compile(r'#\s*mmrepro:\s*ignore(?:\[([\w, -]+)\])?')
-# builtins that look at a set without its order showing
+# functions of a set whose result does not depend on its order
 _ORDERLESS = {'len', 'sorted', 'set', 'frozenset', 'any', 'all', 'min', 'max', 'isinstance', 'bool'}
-# builtins that turn the order of a set into the order of something else
+# functions of a set whose result depends on its order
 _ORDERED = {'list', 'tuple', 'enumerate', 'iter', 'zip', 'map', 'next', 'reversed',
             'numpy.array', 'numpy.asarray', 'torch.tensor', 'random.choice', 'random.sample',
             'numpy.random.choice', 'numpy.random.permutation'}
 
 
 class Hit(NamedTuple):
-    """One line of user code, and the rule that it is about."""
+    """A line of user code that a rule is about."""
     rule: str
     line: int
     what: str
@@ -86,7 +86,7 @@ class SourceFile:
 
     @cached_property
     def hits(self) -> tuple[Hit, ...]:
-        """All that the patterns find, in the order of lines."""
+        """Hits of all patterns, in the order of lines."""
         found = [*self._calls(), *self._listings(), *self._sets(), *self._settings(),
                  *self._states()]
         return tuple(sorted({hit for hit in found if not self.ignored(hit.line, hit.rule)},
@@ -178,8 +178,8 @@ class SourceFile:
         for call in ast.walk(self._function_of(node)):
             if not isinstance(call, ast.Call):
                 continue
-            sorts = isinstance(call.func, ast.Attribute) and call.func.attr == 'sort'
-            if sorts and self.full_name(call.func.value) in names:
+            if isinstance(call.func, ast.Attribute) and call.func.attr == 'sort' \
+                    and self.full_name(call.func.value) in names:
                 return True
             if self.full_name(call.func).rpartition('.')[2] in ('sorted', 'natsorted') \
                     and names.intersection(map(self.full_name, call.args)):
@@ -218,8 +218,8 @@ class SourceFile:
                 and self.full_name(node.args[0].func) == 'range')
         return isinstance(node, ast.Name) and node.id in names
 
-    def _order_seen(self, node: ast.AST) -> list[ast.AST]:
-        """What the node takes one by one."""
+    def _order_seen(self, node: ast.AST) -> list[ast.expr]:
+        """The expressions that a node iterates over."""
         if isinstance(node, ast.For):
             return [node.iter]
         if isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)):

@@ -1,4 +1,4 @@
-"""What is audited: a config, and what it names, seen without a run."""
+"""The subject of an audit: a config, its types and their files, read without a run."""
 from __future__ import annotations
 
 import contextlib
@@ -108,12 +108,12 @@ class Subject:
         return self.attached and self.randomness.deterministic is True
 
     def with_two_lines(self) -> Subject:
-        """The same config, if it had mmrepro's two lines."""
+        """Return the same config with mmrepro's two lines."""
         return self._attaching(self.lazy, randomness=copy.deepcopy(TWO_LINES['randomness']),
                                runner_type='mmrepro.ReproRunner')
 
     def under_our_train(self) -> Subject:
-        """The same config, started by `mmrepro train`, which attaches itself."""
+        """Return the same config as `mmrepro train` would start it."""
         return self._attaching(lazy=False)
 
     def _attaching(self, lazy: bool, **settings: Any) -> Subject:
@@ -121,10 +121,10 @@ class Subject:
         cfg.update(settings, custom_imports=dict(
             TWO_LINES['custom_imports'],
             imports=[*self.imports, *TWO_LINES['custom_imports']['imports']]))
-        other = replace(self, cfg=cfg, lazy=lazy)
-        other.__dict__.update({name: self.__dict__[name] for name in ('_built', 'sources')
+        subject = replace(self, cfg=cfg, lazy=lazy)
+        subject.__dict__.update({name: self.__dict__[name] for name in ('_built', 'sources')
                                if name in self.__dict__})
-        return other
+        return subject
 
     @property
     def world_size(self) -> int:
@@ -229,7 +229,7 @@ def is_stock(module: str) -> bool:
 
 
 class _ParametersOnMeta(TorchFunctionMode):
-    """What parameters are made of takes no memory; small tensors have values.
+    """Create tensors for parameters on the meta device; small tensors have values.
 
     Many constructors read numbers out of a tensor, as in ``torch.linspace(0, rate, depth)``, which
     a model that is wholly on the meta device does not have.
@@ -271,7 +271,8 @@ def _files_of(name: str) -> list[str]:
     if name in sys.modules:
         modules = [module for key, module in sys.modules.items()
                    if key == name or key.startswith(f'{name}.')]
-        loaded = [module.__file__ for module in modules if getattr(module, '__file__', None)]
+        files = [getattr(module, '__file__', None) for module in modules]
+        loaded = [file for file in files if file]
         if loaded:
             return loaded
     relative = name.replace('.', os.sep)

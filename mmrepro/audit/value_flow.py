@@ -38,7 +38,7 @@ def reaches(call: ast.Call, function: ast.AST, full_name: Callable[[ast.AST], st
     return next(_sinks(call, function, tainted, full_name), '')
 
 
-def _sinks(call: ast.Call, function: ast.AST, tainted: set[str],
+def _sinks(call: ast.Call, function: ast.FunctionDef | ast.AsyncFunctionDef, tainted: set[str],
            full_name: Callable[[ast.AST], str]) -> Iterator[str]:
     for node in ast.walk(function):
         if isinstance(node, (ast.Assign, ast.AugAssign)) and _holds(node.value, call, tainted):
@@ -53,7 +53,7 @@ def _sinks(call: ast.Call, function: ast.AST, tainted: set[str],
         elif isinstance(node, ast.Call) and node is not call:
             name = full_name(node.func)
             given = [*node.args, *(word.value for word in node.keywords)]
-            if name.startswith(COMPUTES) and any(_holds(one, call, tainted) for one in given):
+            if name.startswith(COMPUTES) and any(_holds(value, call, tainted) for value in given):
                 yield name
 
 

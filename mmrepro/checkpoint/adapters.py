@@ -43,17 +43,12 @@ ADAPTERS: dict[str, Adapter] = {
         'losses of levels are weighted by the positive samples of the whole training'),
     'EarlyStoppingHook': Adapter(
         ('wait_count', 'best_score'), 'patience starts again'),
-    'HookSeedHook': Adapter(
-        ('sequence', ), 'with step_seed=False, steps draw from one sequence of the whole run'),
 }
 
 
 MAX_DEPTH = 3  # of parts within parts of a module
 # packages whose objects are no parts of a model
 FOREIGN = ('torch', 'mmengine', 'mmrepro', 'builtins', 'functools', 'logging', 'numpy', 'types')
-
-# class -> its name in checkpoint files
-NAMES_IN_FILES = {'HookSeedHook': 'TurnSeedHook'}
 
 
 def register(cls: type, *attributes: str, why: str = '') -> None:
@@ -68,15 +63,15 @@ def register(cls: type, *attributes: str, why: str = '') -> None:
     ADAPTERS[cls.__name__] = Adapter(tuple(attributes), why)
 
 
-def _adapter(obj: Any) -> Any:
+def _adapter(obj: Any) -> Adapter | None:
     return next((ADAPTERS[cls.__name__] for cls in type(obj).__mro__ if cls.__name__ in ADAPTERS),
                 None)
 
 
 def _parts(owner: Any, prefix: str = '', depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Objects that a module holds without being its submodules: samplers, assigners, ...
+    """Yield objects that a module holds without being its submodules: samplers, assigners, ...
 
-    Their own parts too: the sampler of Libra R-CNN has one for positives and one for negatives.
+    Parts of them too: the sampler of Libra R-CNN has samplers for positives and for negatives.
     """
     for name, value in list(vars(owner).items()):
         if name.startswith('_') and name not in ('_sampler', ):
@@ -86,34 +81,32 @@ def _parts(owner: Any, prefix: str = '', depth: int = 0) -> Iterator[tuple[str, 
             path = f'{prefix}{name}' if index is None else f'{prefix}{name}.{index}'
             if isinstance(item, (nn.Module, torch.Tensor)):
                 continue
-            if _adapter(item) is not None:
-                yield path, item
-            if depth < MAX_DEPTH and _has_parts(item):
+            yield path, item
+            if depth < MAX_DEPTH and hasattr(item, '__dict__') and not isinstance(
+                    item, (type, dict)) and type(item).__module__.split('.')[0] not in FOREIGN:
                 yield from _parts(item, f'{path}.', depth + 1)
 
 
-def _has_parts(obj: Any) -> bool:
-    """Whether an object is one of a model's own, which may hold others."""
-    package = type(obj).__module__.split('.')[0]
-    return hasattr(obj, '__dict__') and not isinstance(obj, (type, dict)) and package not in FOREIGN
+def _named_objects(model: nn.Module, hooks: list[Any]) -> Iterator[tuple[str, Any]]:
+    for path, module in model.named_modules():
+        yield f'model:{path}', module
+        for name, part in _parts(module):
+            yield f'model:{path}:{name}', part
+    yield from named_hooks(hooks)
 
 
 def _known(model: nn.Module, hooks: list[Any]) -> Iterator[tuple[str, Any, Adapter]]:
-    for path, module in model.named_modules():
-        if _adapter(module) is not None:
-            yield f'model:{path}', module, _adapter(module)
-        for name, part in _parts(module):
-            yield f'model:{path}:{name}', part, _adapter(part)
-    for name, hook in named_hooks(hooks):
-        if _adapter(hook) is not None:
-            yield name, hook, _adapter(hook)
+    for name, obj in _named_objects(model, hooks):
+        adapter = _adapter(obj)
+        if adapter is not None:
+            yield name, obj, adapter
 
 
 def named_hooks(hooks: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Hooks by class and number in their class: the same when hooks of other classes come or go."""
+    """Name hooks by class and number in it: hooks of other classes change no name."""
     numbers: Counter = Counter()
     for hook in hooks:
-        name = NAMES_IN_FILES.get(type(hook).__name__, type(hook).__name__)
+        name = type(hook).__name__
         yield f'hook:{name}:{numbers[name]}', hook
         numbers[name] += 1
 
@@ -126,7 +119,7 @@ def _owner(obj: Any, path: str) -> tuple[Any, str]:
 
 
 def _plain(value: Any) -> Any:
-    """A copy that a checkpoint can hold."""
+    """Return a copy that a checkpoint can hold."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().clone()
     if isinstance(value, (list, tuple)):
@@ -135,22 +128,20 @@ def _plain(value: Any) -> Any:
 
 
 def kept_attributes(model: nn.Module) -> Iterator[tuple[Any, str]]:
-    """Owner and name of every attribute of a model that checkpoints keep."""
+    """Yield owner and name of every attribute of a model that checkpoints keep."""
     for _, obj, adapter in _known(model, []):
         for path in adapter.attributes:
             yield _owner(obj, path)
 
 
 def collect(model: nn.Module, hooks: list[Any]) -> dict[str, dict[str, Any]]:
-    """Values of all known attributes, by the name of their owner."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the values of all known attributes, by the name of their owner."""
+    state: dict[str, dict[str, Any]] = {}
     for key, obj, adapter in _known(model, hooks):
-        found[key] = {}
-        for path in adapter.attributes:
-            owner, name = _owner(obj, path)
-            if hasattr(owner, name):
-                found[key][path] = _plain(getattr(owner, name))
-    return found
+        owners = {path: _owner(obj, path) for path in adapter.attributes}
+        state[key] = {path: _plain(getattr(owner, name))
+                      for path, (owner, name) in owners.items() if hasattr(owner, name)}
+    return state
 
 
 def restore(model: nn.Module, hooks: list[Any], state: dict[str, dict[str, Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Whether a run can continue from what a checkpoint holds, and whether it can be read again."""
+"""Check that a run can continue from the content of a checkpoint, and that it can be read again."""
 from __future__ import annotations
 
 import io
@@ -14,7 +14,7 @@ from ..facts.collect import read_settings, settings_of
 from ..text import shorten
 from .safe_loading import ADDING, safe_load
 
-# What MMEngine's ``Runner.resume`` reads, and what a run does without it: another one.
+# what MMEngine's ``Runner.resume`` reads; a run without it is a different run
 PARTS = {
     'message_hub': 'no message hub (the best score, the logged values)',
     'optimizer': 'no optimizer (its momenta, its learning rates)',
@@ -23,11 +23,9 @@ PARTS = {
 
 
 def stock_facts(meta: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings that stock MMEngine keeps as text of a config file."""
+    """Return the settings that stock MMEngine keeps as text of a config file."""
     text = meta.get('cfg')
-    if not isinstance(text, str) or not text.strip():
-        return {}
-    return settings_of(read_settings(text))
+    return settings_of(read_settings(text)) if isinstance(text, str) and text.strip() else {}
 
 
 def has_schedules(meta: Mapping[str, Any]) -> bool:
@@ -41,7 +39,7 @@ def has_schedules(meta: Mapping[str, Any]) -> bool:
 
 
 def lacks(content: Any) -> str | None:
-    """Why a run cannot continue from a checkpoint's ``content``, or None."""
+    """Return why a run cannot continue from a checkpoint's ``content``, or None."""
     meta = content.get('meta') if isinstance(content, Mapping) else None
     if not isinstance(meta, Mapping) or not {'epoch', 'iter'} <= {*meta}:
         return 'is no checkpoint of a run: it has no meta with epoch and iter'
@@ -51,7 +49,7 @@ def lacks(content: Any) -> str | None:
 
 
 def judge(path: str, content: Any, strict: bool) -> list[str]:
-    """Lines for the log about a file that somebody named to resume from.
+    """Return lines for the log about a file that the user named to resume from.
 
     Raises:
         CheckpointError: no run has written it.
@@ -72,7 +70,7 @@ def judge(path: str, content: Any, strict: bool) -> list[str]:
 
 
 def check_readable(checkpoint: Mapping[str, Any]) -> None:
-    """Raise where a resume would: when it is too late to save something else.
+    """Fail when a checkpoint is saved, not when it is resumed and too late to mend.
 
     Raises:
         CheckpointError: names a value that :func:`mmrepro.checkpoint.files.load` refuses.
@@ -111,7 +109,7 @@ def _loads(value: Any) -> bool:
 
 
 def _culprit(where: str, value: Any) -> tuple[str, Any]:
-    """The innermost part that does not load, and where it is."""
+    """Return the path and value of the innermost part that does not load."""
     parts = (value.items() if isinstance(value, dict) else
              enumerate(value) if isinstance(value, (list, tuple)) else ())
     for key, part in parts:

@@ -21,13 +21,13 @@ from ..distributed.unwrap import unwrap
 from . import rank_state
 
 STATISTICS = ('running_mean', 'running_var')
-_BEFORE = ('before_val_epoch', 'before_test_epoch')
-# also what comes when an error has ended an evaluation early
-_BEHIND = ('after_val_epoch', 'after_test_epoch', 'before_train', 'before_train_iter', *_BEFORE)
 
 
 class EvaluatedModel:
-    """Puts the common buffers into the model of one runner while it is validated or tested.
+    """Puts the common buffers into the model of one runner while it is evaluated.
+
+    EMAHook puts averages of weights into the model before the first batch and takes them out after
+    the last: :meth:`enter` comes after the former, :meth:`leave` before the latter.
 
     Args:
         legacy: the run keeps MMEngine's own streams: every rank evaluates with its own buffers.
@@ -35,45 +35,31 @@ class EvaluatedModel:
 
     def __init__(self, legacy: bool) -> None:
         self._legacy = legacy
-        self._own: list[tuple[torch.Tensor, torch.Tensor]] = []  # a buffer, what it had before
+        # buffers of the model, and what they had before
+        self._replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    @contextmanager
-    def event(self, name: str, runner: Any) -> Iterator[None]:
-        """Call the hooks of an event in this block.
-
-        EMAHook puts averages of weights into the model before the first batch and takes them out
-        after the last one: the common buffers come after the one and go before the other.
-        """
-        if name in _BEHIND:
-            self.leave()
-        yield
-        if name in _BEFORE:
-            self.enter(runner)
-        elif name in _BEHIND:  # a hook may have evaluated, in vain
-            self.leave()
-
-    def enter(self, runner: Any) -> None:
-        """Let all ranks have the common buffers. A collective operation."""
+    def enter(self, wrapped: nn.Module) -> None:
+        """Put the common buffers into the model. A collective operation."""
         if self._legacy or get_world_size() == 1:
             return
-        model = unwrap(runner.model)
+        model = unwrap(wrapped)
         buffers = dict(model.named_buffers())
         ranks = rank_state.gather(dict(attributes={}, gradients={}, buffers=buffers), to_all=True)
-        found = _common(model, [ranks[rank]['buffers'] for rank in sorted(ranks)])
-        # a queue may have another length on each rank: it stays
-        self._own = [(buffers[name], value.to(buffers[name])) for name, value in found.items()
-                     if buffers[name].shape == value.shape]
+        common = _common(model, [ranks[rank]['buffers'] for rank in sorted(ranks)])
+        # buffers whose shape differs between ranks (queues) stay
+        self._replaced = [(buffers[name], value.to(buffers[name]))
+                          for name, value in common.items() if buffers[name].shape == value.shape]
         self._swap()
 
     def leave(self) -> None:
-        """Give the model back what this rank had. May be called at any time."""
-        if self._own:  # it is called before every step
+        """Put back what this rank had. May be called at any time; called before every step."""
+        if self._replaced:
             self._swap()
-            self._own = []
+            self._replaced = []
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """The model has what this rank had in this block: a checkpoint is written."""
+        """Put back what this rank had inside the block, in which a checkpoint is written."""
         self._swap()
         try:
             yield
@@ -82,10 +68,10 @@ class EvaluatedModel:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for buffer, other in self._own:
+        for buffer, kept in self._replaced:
             value = buffer.clone()
-            buffer.copy_(other)
-            other.copy_(value)
+            buffer.copy_(kept)
+            kept.copy_(value)
 
 
 def publish(runner: Any, ranks: Mapping[int, Mapping[str, Mapping[str, Any]]],
@@ -93,21 +79,20 @@ def publish(runner: Any, ranks: Mapping[int, Mapping[str, Mapping[str, Any]]],
     """Put the common buffers into ``state_dict``, which goes into a checkpoint.
 
     Args:
-        ranks: what the ranks have in which they differ, see :func:`rank_state.gather`.
+        ranks: state in which the ranks differ, see :func:`rank_state.gather`.
     """
-    averages = [hook.ema_model for hook in runner.hooks if isinstance(hook, EMAHook)]
     # EMAHook has put its averages there, buffers included
-    prefix = 'ema.module.' if averages else 'model.'
-    own = [{name[len(prefix):]: value for name, value in ranks[rank]['buffers'].items()
+    prefix = 'ema.module.' if any(isinstance(hook, EMAHook) for hook in runner.hooks) else 'model.'
+    buffers = [{name[len(prefix):]: value for name, value in ranks[rank]['buffers'].items()
             if name.startswith(prefix)} for rank in sorted(ranks)]
-    for name, value in _common(unwrap(runner.model), own).items():
+    for name, value in _common(unwrap(runner.model), buffers).items():
         if name in state_dict:
             state_dict[name] = value
 
 
 def _common(model: nn.Module, ranks: Sequence[Mapping[str, torch.Tensor]]
             ) -> dict[str, torch.Tensor]:
-    """From each rank's buffers, by name in ``model``, those of the evaluated model."""
+    """Return the buffers of the evaluated model, from those of each rank by name."""
     statistics = {f'{path}.{name}'.lstrip('.') for path, module in model.named_modules()
                   if isinstance(module, _NormBase) for name in STATISTICS}
     return {name: mean_of_ranks([rank[name] for rank in ranks]) if name in statistics else value
@@ -115,7 +100,7 @@ def _common(model: nn.Module, ranks: Sequence[Mapping[str, torch.Tensor]]
 
 
 def mean_of_ranks(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The mean, added up in the order of the ranks in double precision.
+    """Return the mean, added up in the order of the ranks in double precision.
 
     >>> mean_of_ranks([torch.tensor([1., 2.]), torch.tensor([2., 2.])])
     tensor([1.5000, 2.0000])

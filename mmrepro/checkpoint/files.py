@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Callable
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, MissingCheckpointError
+from ..scoped import replaced
 from .safe_loading import ADDING, safe_load
 
 MARK = b'mmrepro sha256 '
@@ -61,7 +62,7 @@ def seal(path: str) -> None:
 
 
 def check_file(path: str) -> str | None:
-    """What is wrong with a checkpoint file, or None. A file without digest counts as readable."""
+    """Return the problem of a checkpoint file, or None. A file needs no digest."""
     try:
         size = os.path.getsize(path)
     except OSError as error:
@@ -79,7 +80,7 @@ def check_file(path: str) -> str | None:
 
 
 def _check_archive(file: BinaryIO, tail: bytes) -> str | None:
-    """As :func:`check_file`, for an archive without digest: every record has a CRC."""
+    """Check an archive without digest, by the checksums of its records."""
     start = tail.rfind(_END_MAGIC)
     whole = start >= 0 and len(tail) - start >= _END.size
     if not whole or _END.unpack_from(tail, start)[-1] != len(tail) - start - _END.size:
@@ -90,14 +91,6 @@ def _check_archive(file: BinaryIO, tail: bytes) -> str | None:
     except (zipfile.BadZipFile, OSError) as error:
         return f'is truncated or not a checkpoint ({error})'
     return None if broken is None else f'is damaged (in {broken})'
-
-
-def _sync_folder(path: str) -> None:
-    descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def replace_with(partial: str, path: str, complete: bool = True) -> None:
@@ -111,7 +104,11 @@ def replace_with(partial: str, path: str, complete: bool = True) -> None:
     """
     seal(partial)
     os.replace(partial, path)
-    _sync_folder(path)
+    folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
     if not complete:
         return
     keep = os.path.join(os.path.dirname(path), LAST_GOOD)
@@ -123,24 +120,28 @@ def replace_with(partial: str, path: str, complete: bool = True) -> None:
     os.replace(link, keep)
 
 
-def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: bool = True) -> Any:
+def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: bool = True,
+         checked: bool = False) -> Any:
     """Load a checkpoint; it cannot run code.
 
     Args:
-        mapped: tensors are views of the file, which they keep open; nothing is copied until they
-            are used. Not for what outlives the file's contents.
+        mapped: tensors are views of the file, which is read when they are used. Not for what
+            outlives the file's contents.
         legacy: accept the format of torch before 1.6, which cannot be checked beforehand.
+        checked: :func:`check_file` has accepted the file already.
 
     Raises:
-        FileNotFoundError: no such file.
+        MissingCheckpointError: no such file.
         CheckpointError: damaged, or it holds objects that are not on the allow-list.
     """
     path = os.path.expanduser(path)
     if not os.path.isfile(path):
-        raise FileNotFoundError(f'checkpoint {path} does not exist')
-    problem = check_file(path)
-    if problem is not None and not (legacy and _is_legacy_format(path)):
-        raise CheckpointError(f'checkpoint {path} {problem}')
+        raise MissingCheckpointError(f'checkpoint {path} does not exist')
+    problem = None if checked else check_file(path)
+    if problem is not None:
+        with open(path, 'rb') as file:
+            if not (legacy and file.read(2) == b'\x80\x02'):
+                raise CheckpointError(f'checkpoint {path} {problem}')
     try:
         return safe_load(path, map_location, mapped and problem is None)
     except pickle.UnpicklingError as error:
@@ -148,11 +149,6 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: boo
             f'checkpoint {path} holds something that is not data and could run code; it was not '
             f'loaded. If you trust it: mmrepro.checkpoint.safe_loading.allow_list() has what is '
             f'accepted, {ADDING}.\n{error}') from error
-
-
-def _is_legacy_format(path: str) -> bool:
-    with open(path, 'rb') as file:
-        return file.read(2) == b'\x80\x02'
 
 
 def is_local(folder: str, options: Mapping[str, Any]) -> bool:
@@ -166,13 +162,10 @@ def is_local(folder: str, options: Mapping[str, Any]) -> bool:
 def local_loading(read: Callable[[str, Any], Any] = load) -> Iterator[None]:
     """Let MMEngine load local files with ``read(path, map_location)``, in this block."""
     from mmengine.runner.checkpoint import CheckpointLoader
-    before = CheckpointLoader._schemes['']
 
     def load_from_local(filename: str, map_location: Any) -> Any:  # its name is in the log
         return read(filename, map_location)
 
-    CheckpointLoader._schemes[''] = load_from_local
-    try:
+    with replaced(CheckpointLoader,
+                  _schemes={**CheckpointLoader._schemes, '': load_from_local}):
         yield
-    finally:
-        CheckpointLoader._schemes[''] = before

@@ -16,15 +16,15 @@ MAX_TEXTS = 4  # a run has one or two
 def cache_formatted_texts() -> None:
     """Make MMEngine's formatter cache its results. May be called again."""
     format_code = getattr(stock, 'FormatCode', None)
-    if format_code is not None and not hasattr(format_code, 'texts'):
-        stock.FormatCode = _remembering(format_code)
+    if format_code is not None and not hasattr(format_code, '_mmrepro_texts'):
+        stock.FormatCode = _cached(format_code)
 
 
-def _remembering(format_code: Callable) -> Callable:
+def _cached(format_code: Callable[..., Any]) -> Callable[..., Any]:
     texts: dict[tuple[str, str], Any] = {}
 
     @functools.wraps(format_code)
-    def remembering(text: str, **style: Any) -> Any:
+    def cached(text: str, **style: Any) -> Any:
         key = text, repr(sorted(style.items()))
         if key not in texts:
             while len(texts) >= MAX_TEXTS:
@@ -32,5 +32,5 @@ def _remembering(format_code: Callable) -> Callable:
             texts[key] = format_code(text, **style)
         return texts[key]
 
-    remembering.texts = texts
-    return remembering
+    setattr(cached, '_mmrepro_texts', texts)  # noqa: B010
+    return cached

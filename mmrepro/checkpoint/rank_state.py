@@ -22,21 +22,21 @@ PARTS = ('attributes', 'gradients', 'buffers')
 
 
 def own_state(runner: Any) -> dict[str, dict[str, Any]]:
-    """State of this rank that no ``state_dict`` of rank 0 holds: ``{part: {name: value}}``.
+    """Return the state of this rank that no ``state_dict`` of rank 0 holds.
 
-    Tensors are not copied.
+    Returns:
+        dict: ``{part: {name: value}}``; tensors are not copied.
     """
     return dict(attributes=adapters.collect(unwrap(runner.model), runner.hooks),
-                gradients=_gradients(runner),
-                buffers=dict(_buffers(runner)))
+                gradients=_gradients(runner), buffers=dict(_buffers(runner)))
 
 
 def gather(state: dict[str, dict[str, Any]],
            to_all: bool = False) -> dict[int, dict[str, dict[str, Any]]]:
-    """State in which ranks differ. A collective operation; rank 0 gets the result.
+    """Gather the state in which ranks differ, on rank 0. A collective operation.
 
     Args:
-        to_all: all ranks get it.
+        to_all: gather it on all ranks.
 
     Returns:
         dict: ``{rank: {part: {name: value}}}``; empty where all ranks are equal.
@@ -53,15 +53,15 @@ def gather(state: dict[str, dict[str, Any]],
         return {}
     mine = {part: portable({name: value for name, value in state[part].items()
                             if f'{part}/{name}' in different}) for part in PARTS}
-    found: list[Any] = [None] * dist.get_world_size()
+    ranks: list[Any] = [None] * dist.get_world_size()
     if to_all:
-        dist.all_gather_object(found, mine)
+        dist.all_gather_object(ranks, mine)
     elif dist.get_rank() == 0:
-        dist.gather_object(mine, found)
+        dist.gather_object(mine, ranks)
     else:
         dist.gather_object(mine)
         return {}
-    return dict(enumerate(found))
+    return dict(enumerate(ranks))
 
 
 def _different(ranks: list[list[dict[str, str]]]) -> list[str]:
@@ -96,7 +96,7 @@ def restore(runner: Any, state: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _modules(runner: Any) -> Iterator[tuple[str, nn.Module]]:
-    """The model, and its averages in hooks."""
+    """Yield the model, and its averages in hooks."""
     yield 'model', unwrap(runner.model)
     for hook in runner.hooks:
         average = getattr(hook, 'ema_model', None)
@@ -105,31 +105,32 @@ def _modules(runner: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _buffers(runner: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """In state dicts and not."""
+    """Yield all buffers, also those that no state dict has."""
     for prefix, module in _modules(runner):
         yield from module.named_buffers(prefix)
 
 
 def unsaved_buffers(runner: Any) -> dict[str, torch.Tensor]:
-    """Buffers with ``persistent=False``: in no state dict, but some layers count in them."""
+    """Return buffers with ``persistent=False``: in no state dict, but some layers count in them."""
     saved = {f'{prefix}.{name}' for prefix, module in _modules(runner)
              for name in module.state_dict()}
     return {name: value for name, value in _buffers(runner) if name not in saved}
 
 
 def counts(runner: Any) -> dict[str, int]:
-    """Losses that each optimizer has seen: where it is in its accumulation cycle.
+    """Return how many losses each optimizer has seen: its position in an accumulation cycle.
 
-    MMEngine derives them from the iteration for one optimizer, and does not for several.
+    MMEngine derives it from the iteration for a single optimizer only.
     """
-    return {name: one._inner_count for name, one in optim_wrappers(runner.optim_wrapper).items()}
+    return {name: wrapper._inner_count
+            for name, wrapper in optim_wrappers(runner.optim_wrapper).items()}
 
 
 def _gradients(runner: Any) -> dict[str, torch.Tensor]:
-    """What is summed up for the next step: unfinished cycles, losses of other optimizers."""
+    """Return what is summed up for the next step: unfinished cycles, losses of other optimizers."""
     wrappers = [*optim_wrappers(runner.optim_wrapper).values()]
-    if len(wrappers) < 2 and all(one._inner_count % one._accumulative_counts == 0
-                                 for one in wrappers):
+    if len(wrappers) < 2 and all(wrapper._inner_count % wrapper._accumulative_counts == 0
+                                 for wrapper in wrappers):
         return {}
     return {name: parameter.grad.detach()
             for name, parameter in unwrap(runner.model).named_parameters()
@@ -137,6 +138,6 @@ def _gradients(runner: Any) -> dict[str, torch.Tensor]:
 
 
 def portable(state: dict[str, Any]) -> dict[str, Any]:
-    """The same, with tensors on the CPU."""
+    """Return ``state`` with tensors on the CPU."""
     return {name: value.detach().cpu() if isinstance(value, torch.Tensor) else value
             for name, value in state.items()}

@@ -1,12 +1,10 @@
-"""A resume: choose the checkpoint, read it once, and bring a runner to where it ends."""
+"""Resume: choose the checkpoint, read it once, and bring a runner to where it ends."""
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from mmengine.dist import get_rank
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
@@ -14,13 +12,13 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from ..config import RandomnessConfig
 from ..data import placement_of
 from ..data.cursor import DataCursor, continue_epochs, continue_iterations, seek, where
-from ..errors import CheckpointError, RandomnessError
+from ..data.sampling_orders import is_endless
+from ..errors import CheckpointError, RandomnessError, ResumeError
 from ..facts import compatibility
 from . import rank_state
 from .choosing import is_remote, newest_good, with_paths_beside
 from .completeness import judge, lacks, stock_facts
 from .files import load
-from .loop_position import cursor_in_epoch, streams_problem, validation_is_due
 
 
 @dataclass(frozen=True)
@@ -64,13 +62,12 @@ class ResumePoint:
 class Resume:
     """The resume of one runner. Where there is nothing to resume from, its methods do nothing.
 
-    A file is read and checked once. The content of the chosen one is mapped into memory, not
-    copied, until MMEngine asks for it.
+    A file is checked once, and its tensors are read once, when MMEngine asks for them.
 
     Attributes:
         point: the checkpoint; None for a new run, or when MMEngine has to fetch the checkpoint.
         passed_over: lines for the log: files that a run cannot continue from, and why.
-        differences: lines for the log: how this run differs from the one that it resumes.
+        differences: lines for the log: how this run differs from the resumed run.
         loop: the training loop, once it was built and moved.
 
     Args:
@@ -79,7 +76,7 @@ class Resume:
         strict: ``resume_strict``; otherwise a named file may lack the optimizer.
 
     Raises:
-        FileNotFoundError, CheckpointError: the named file is missing, damaged, or something else.
+        CheckpointError: the named file is missing, damaged, or something else.
         ResumeError: the named file holds weights, but not what a run continues from.
     """
 
@@ -87,9 +84,10 @@ class Resume:
         self.point: ResumePoint | None = None
         self.passed_over: list[str] = []
         self.differences: list[str] = []
+        self._strict = strict
         self._asked = bool(settings.get('resume'))
         self._remote = self._asked and is_remote(settings)  # its seed is not known beforehand
-        self._content: Any = None
+        self._checked: str | None = None  # a file that need not be checked when it is read
         self._state: dict[str, Any] = {}
         self._start: int | None = None  # iteration to which the data still have to move
         self.loop: Any = None
@@ -97,35 +95,34 @@ class Resume:
             return
         path = settings.get('load_from')
         if path is None:
-            path = self._newest(settings['work_dir'])
-        else:
-            self._content = load(path, mapped=True)
-            self.passed_over = judge(path, self._content, strict)
-        if path is not None:
-            self.point = ResumePoint.of(path, self._content['meta'])
-
-    def _newest(self, work_dir: str) -> str | None:
-        def refuse(path: str) -> str | None:
-            self._content = None
-            try:
-                self._content = load(path, mapped=True, legacy=False)
-            except (CheckpointError, FileNotFoundError) as error:
-                return str(error).replace(f'checkpoint {path} ', '', 1)
-            return lacks(self._content)
-
-        path, self.passed_over = newest_good(work_dir, refuse)
-        if path is None:
-            self._content = None
-            if self.passed_over:
+            path, self.passed_over = newest_good(settings['work_dir'], self._refuse)
+            if path is None and self.passed_over:
                 self.passed_over.append(
                     'nothing is left to resume from: the run begins at the beginning')
-        return path
+        else:
+            content = load(path, mapped=True)
+            self.passed_over = judge(path, content, strict)
+            self._choose(path, content)
+
+    def _choose(self, path: str, content: Mapping[str, Any]) -> None:
+        self.point, self._checked = ResumePoint.of(path, content['meta']), path
+
+    def _refuse(self, path: str) -> str | None:
+        """Choose the checkpoint at ``path``, or return why a run cannot continue from it."""
+        try:
+            content = load(path, mapped=True, legacy=False)
+        except CheckpointError as error:
+            return str(error).replace(f'checkpoint {path} ', '', 1)
+        problem = lacks(content)
+        if problem is None:
+            self._choose(path, content)
+        return problem
 
     # ------------------------------------------------------------------------- at the start
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Arguments of the runner that have to change: MMEngine would choose by itself."""
+        """Arguments of the runner that have to change, so that MMEngine chooses no other file."""
         if self.point is not None:
             return dict(load_from=self.point.path)
         return {} if self._remote or not self._asked else dict(resume=False)
@@ -135,14 +132,14 @@ class Resume:
         return self.point is not None or self._remote
 
     def log(self, logger: Any) -> None:
-        """Say what was passed over, what is resumed, and how this run differs."""
+        """Log what was passed over, what is resumed, and how this run differs."""
         for line in self.passed_over:
             logger.warning(line)
         if self.point is not None:
             logger.info('\n'.join([self.point.report, *self.differences]))
 
     def seeded(self, given: RandomnessConfig) -> RandomnessConfig:
-        """``given`` with the seed of the run that is resumed.
+        """Return ``given`` with the seed of the run that is resumed.
 
         Raises:
             RandomnessError: when ``given`` names another seed.
@@ -156,24 +153,31 @@ class Resume:
                 'from the weights: load_from=..., resume=False')
         return given.with_seed(self.point.seed)
 
-    def compare(self, facts: Mapping[str, Any], strict: bool) -> list[str]:
-        """Lines for the log on how this run's ``facts`` differ from those of the resumed run.
+    def check(self, facts: Mapping[str, Any]) -> None:
+        """Compare this run with the resumed run; sets :attr:`differences`.
 
         Raises:
-            ResumeError: ``strict``, and a difference changes bits.
+            ResumeError: a difference changes bits, with ``resume_strict``.
         """
+        self.differences = self._compare(facts)
+
+    def check_data(self, facts: Mapping[str, Any]) -> list[str]:
+        """Compare facts on the dataset, which are known later; returns lines for the log.
+
+        Raises:
+            ResumeError: as :meth:`check`.
+        """
+        if self.point is None or 'train_samples' not in self.point.facts:
+            return []
+        return self._compare({**self.point.facts, **facts})
+
+    def _compare(self, facts: Mapping[str, Any]) -> list[str]:
         if self.point is None or not self.point.facts:
             return []
         if not self.point.written_by:  # stock MMEngine: settings are all that is known
             facts = {name: value for name, value in facts.items() if name.startswith('config.')}
-        return compatibility.check(self.point.path, self.point.facts, facts,
-                                   strict and bool(self.point.written_by))
-
-    def compare_data(self, facts: Mapping[str, Any], strict: bool) -> list[str]:
-        """As :meth:`compare`, for facts on the dataset, which are known later."""
-        if self.point is None or 'train_samples' not in self.point.facts:
-            return []
-        return self.compare({**self.point.facts, **facts}, strict)
+        return compatibility.check(self.point.path, dict(self.point.facts), dict(facts),
+                                   self._strict and bool(self.point.written_by))
 
     def continue_loop(self, loop: Any) -> None:
         """Let a new training loop count on from the checkpoint."""
@@ -191,15 +195,12 @@ class Resume:
     # ------------------------------------------------------------------------- the content
 
     def read(self, path: str, map_location: Any) -> Any:
-        """Read a local checkpoint for MMEngine; the chosen one was read when it was chosen."""
-        if (self._content is None or path != self.point.path
-                or not isinstance(map_location, (str, torch.device))):
-            return load(path, map_location)
-        content, self._content = self._content, None
-        return copied_to(content, map_location)
+        """Read a local checkpoint for MMEngine; the chosen file was checked when it was chosen."""
+        checked, self._checked = path == self._checked, None
+        return load(path, map_location, checked=checked)
 
-    def take_state(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        """Remember what :meth:`restore` needs of a loaded checkpoint."""
+    def take_state(self, checkpoint: dict[str, Any], logger: Any) -> None:
+        """Keep what :meth:`restore` needs of a loaded checkpoint."""
         if not self._active:
             return
         self._state = checkpoint.get('mmrepro', {})
@@ -207,8 +208,8 @@ class Resume:
             hub = checkpoint['message_hub']
             hub['runtime_info'] = with_paths_beside(self.point.path, hub['runtime_info'])
             return
-        for line in judge('the checkpoint', checkpoint, runner.repro.resume_strict):
-            runner.logger.warning(line)  # MMEngine has fetched it
+        for line in judge('the checkpoint', checkpoint, self._strict):  # MMEngine has fetched it
+            logger.warning(line)
 
     # ------------------------------------------------------------------------- in training
 
@@ -220,24 +221,32 @@ class Resume:
         """
         if not self._active or not runner.iter or runner.repro.worker_seed == 'sample':
             return
-        problem = streams_problem(runner, self.point and self.point.cursor)
-        if problem is None:
+        problem = _streams_problem(runner, runner.iter, self._cursor)
+        if not problem:
             return
-        why, instead = problem
         text = (f'randomness.worker_seed={runner.repro.worker_seed!r}, and the run resumes at '
-                f'iteration {runner.iter}: {why}. ')
+                f'iteration {runner.iter}: {problem}. ')
         stock = self.point is not None and not self.point.written_by
-        if runner.repro.resume_strict and not stock:
-            raise compatibility.ResumeError(
-                f"{text}{instead or 'Either '}accept a different result: "
-                "randomness.resume_strict=False; or begin a new run with worker_seed='sample', "
-                'which resumes from any iteration')
+        if self._strict and not stock:
+            instead = 'Either ' if runner.repro.legacy else \
+                'Resume from a checkpoint of the end of an epoch; or '
+            raise ResumeError(
+                f'{text}{instead}accept a different result: randomness.resume_strict=False; or '
+                "begin a new run with worker_seed='sample', which resumes from any iteration")
         runner.logger.warning(f'{text}The result is not that of the uninterrupted run')
 
-    def restore(self, runner: Any) -> None:
-        """Bring back attributes, gradients and buffers, and what a validation would have done."""
+    @property
+    def _cursor(self) -> DataCursor | None:
+        return None if self.point is None else self.point.cursor
+
+    def restore(self, runner: Any) -> bool:
+        """Bring back attributes, gradients and buffers.
+
+        Returns:
+            bool: whether the interrupted run ended before a validation that its loop makes here.
+        """
         if not self._active or runner.iter == 0:
-            return
+            return False
         self._start = runner.iter
         state, self._state = self._state, {}
         lost = rank_state.restore(runner, state)
@@ -248,53 +257,78 @@ class Resume:
             # it was written for a new best score; EarlyStoppingHook had not seen the metrics yet
             for hook in _behind_checkpoints(runner.hooks):
                 hook.after_val_epoch(runner, metrics=state['metrics'])
-        if ('validated' in state and state['validated'] != runner.iter
-                and validation_is_due(runner, self.point and self.point.cursor)):
-            # checkpoints are written before it; best checkpoints and early stopping depend on it
-            runner.logger.info(f'the run ended before the validation at iteration {runner.iter}: '
-                               'it comes first')
-            runner.val_loop.run()
+        return ('validated' in state and state['validated'] != runner.iter
+                and _validates_here(runner, self._cursor))
 
     def seek_data(self, runner: Any) -> None:
         """Move the data at the start of the first epoch, after all hooks that move them."""
         loop, loader = runner.train_loop, runner.train_dataloader
         if self._start is None or placement_of(loader) is None:
             return
-        cursor = self.point and self.point.cursor
         if isinstance(loop, EpochBasedTrainLoop):
-            seek(loader, *cursor_in_epoch(runner, cursor))
+            seek(loader, *_cursor_in_epoch(runner, runner.iter, self._cursor))
         elif isinstance(loop, IterBasedTrainLoop):
             # DistSamplerSeedHook has put the sampler back to its first pass
-            seek(loader, *where(loader, self._start, cursor))
+            seek(loader, *where(loader, self._start, self._cursor))
         else:
             return
         self._start = None
 
 
 def _behind_checkpoints(hooks: list[Any]) -> list[Any]:
-    """The hooks that are called after the last CheckpointHook."""
+    """Return the hooks that are called after the last CheckpointHook."""
     numbers = [number for number, hook in enumerate(hooks) if isinstance(hook, CheckpointHook)]
     return hooks[numbers[-1] + 1:] if numbers else []
 
 
-def copied_to(value: Any, device: Any) -> Any:
-    """``value`` with all tensors copied to ``device``, as ``torch.load`` would have put them.
+def _cursor_in_epoch(runner: Any, iteration: int, saved: DataCursor | None) -> DataCursor:
+    """Return where an epoch-based loop begins that resumes at ``iteration``.
 
-    Containers are changed in place. A mapped tensor must not stay: it may be written to, and the
-    file may be.
+    Args:
+        saved: the checkpoint's cursor, if there is one.
     """
-    if isinstance(value, torch.Tensor):
-        with torch.no_grad():
-            return value.to(device, copy=True)
-    if isinstance(value, tuple):
-        items = [copied_to(item, device) for item in value]
-        return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
-    if isinstance(value, dict):
-        for key in value:
-            value[key] = copied_to(value[key], device)
-    elif isinstance(value, (list, deque)):
-        for number, item in enumerate(value):
-            value[number] = copied_to(item, device)
-    elif hasattr(value, '__dict__') and not isinstance(value, type):
-        copied_to(vars(value), device)
-    return value
+    if saved is not None and saved.epoch == runner.epoch:
+        return saved
+    return DataCursor(runner.epoch, iteration - runner.epoch * len(runner.train_dataloader))
+
+
+def _validates_here(runner: Any, saved: DataCursor | None) -> bool:
+    """Whether MMEngine's loops validate after the last iteration of ``runner``."""
+    loop = runner.train_loop
+    if runner.val_loop is None:
+        return False
+    if isinstance(loop, EpochBasedTrainLoop):
+        # in the middle of an epoch, and at the end of its batches, the loop comes to it by itself
+        if _cursor_in_epoch(runner, runner.iter, saved).batches:
+            return False
+        done, last = loop.epoch, loop.max_epochs
+    elif isinstance(loop, IterBasedTrainLoop):
+        done, last = loop.iter, loop.max_iters
+    else:
+        return False
+    loop._decide_current_val_interval()
+    return bool(done >= loop.val_begin and (done % loop.val_interval == 0 or done == last))
+
+
+def _streams_problem(runner: Any, iteration: int, saved: DataCursor | None) -> str:
+    """Return why the streams of workers cannot continue at ``iteration``; '' if they can."""
+    if runner.repro.legacy:
+        return "MMEngine's own streams are sequences, and no checkpoint holds their position"
+    loop, loader = runner.train_loop, runner.train_dataloader
+    ends = placement_of(loader) is not None  # MMEngine by itself begins a pass again at its end
+    if isinstance(loop, IterBasedTrainLoop):
+        done = where(loader, iteration, saved).batches
+        ends = ends and not is_endless(loader.batch_sampler.sampler)
+    else:
+        done = _cursor_in_epoch(runner, iteration, saved).batches
+    if done > 0 and not (ends and done == len(loader)):
+        return ('its streams begin with each pass over the data, and the checkpoint lies within '
+                'a pass: what is left of it would be drawn anew')
+    return ''
+
+
+def refusal_after(runner: Any, iteration: int) -> str:
+    """Return why a resume will refuse a checkpoint of ``iteration``; '' if it will not."""
+    if runner.repro.worker_seed == 'sample' or not runner.repro.resume_strict:
+        return ''
+    return _streams_problem(runner, iteration, None)

@@ -24,13 +24,13 @@ ADDING = ('torch.serialization.add_safe_globals adds to it'
 EXTRA: list[Any] = []  # classes that users trust, for torch before 2.4
 
 # NumPy 1 has a package numpy._core as well, which is empty
-_CORE = np.core if int(np.__version__.partition('.')[0]) < 2 else np._core
+_CORE = getattr(np, 'core' if int(np.__version__.partition('.')[0]) < 2 else '_core')
 _DTYPES = ('bool', 'uint8', 'int8', 'int16', 'uint16', 'int32', 'uint32', 'int64', 'uint64',
            'float16', 'float32', 'float64', 'U1', 'S1', 'O')
 
 
 def _statistic(owner: Any, name: str) -> Any:
-    """Stands for ``getattr`` in a checkpoint: HistoryBuffer saves its methods, nothing else does.
+    """Replace ``getattr`` in a checkpoint: HistoryBuffer saves its methods, nothing else does.
 
     Raises:
         UnpicklingError: for any other attribute.
@@ -44,9 +44,10 @@ def _statistic(owner: Any, name: str) -> Any:
 
 @functools.cache
 def allow_list() -> tuple[Any, ...]:
-    """What a checkpoint of MMEngine holds beside tensors; each only builds data.
+    """Return what a checkpoint of MMEngine may hold beside tensors; all of it only builds data.
 
-    Objects, or pairs of an object and the name that it has in files.
+    Returns:
+        tuple: objects, or pairs of an object and the name that it has in files.
     """
     arrays = [(getattr(_CORE.multiarray, name), f'numpy.{core}.multiarray.{name}')
               for name in ('_reconstruct', 'scalar')  # NumPy 2 reads what 1 wrote, and vice versa
@@ -87,30 +88,30 @@ def _takes_names() -> bool:
 
 @functools.cache
 def _known() -> dict[str, Any]:
-    """The allow-list by name, with what torch itself accepts in weights."""
+    """Return the allow-list by name, with what torch itself accepts in weights."""
     from torch._weights_only_unpickler import _get_allowed_globals
-    found = dict(_get_allowed_globals())
-    found['_codecs.encode'] = codecs.encode  # bytes, in protocol 2
-    for one in allow_list():
-        value, name = one if isinstance(one, tuple) else (one, f'{one.__module__}.{one.__name__}')
-        found[name] = value
-    return found
+    known = {**_get_allowed_globals(), '_codecs.encode': codecs.encode}  # bytes, in protocol 2
+    for entry in allow_list():
+        value, name = entry if isinstance(entry, tuple) else (
+            entry, f'{entry.__module__}.{entry.__name__}')
+        known[name] = value
+    return known
 
 
 def _trusted() -> dict[str, Any]:
-    added = getattr(torch.serialization, 'get_safe_globals', list)()
-    return {f'{one.__module__}.{one.__qualname__}': one for one in (*EXTRA, *added)}
+    added: list[Any] = getattr(torch.serialization, 'get_safe_globals', list)()
+    return {f'{cls.__module__}.{cls.__qualname__}': cls for cls in (*EXTRA, *added)}
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds nothing but what is on the allow-list."""
+    """An unpickler that finds nothing but what is on the allow-list."""
 
     def find_class(self, module: str, name: str) -> Any:
         full = f'{module}.{name}'
-        found = _known().get(full) or _trusted().get(full)
-        if found is None:
+        value = _known().get(full) or _trusted().get(full)
+        if value is None:
             raise pickle.UnpicklingError(f'it asks for {full}, which is not on the allow-list')
-        return found
+        return value
 
 
 def _load(file: Any, **options: Any) -> Any:

@@ -1,48 +1,59 @@
-"""A save: gather the state of all ranks, add what a resume needs, write the file whole."""
+"""Write checkpoints: gather state of all ranks, add what a resume needs, write the file whole."""
 from __future__ import annotations
 
 import os
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from mmengine.dist import get_world_size, is_main_process
 from mmengine.hooks import CheckpointHook, EMAHook
 
 from .. import seeds
+from ..config import RandomnessConfig
 from ..data import unfinished
 from ..data.cursor import CountedIterator
 from ..errors import RandomnessError
 from ..version import __version__
 from . import evaluated, rank_state
 from .completeness import check_readable, lacks
-from .files import is_local, local_loading, replace_with
+from .files import is_local, replace_with
 
 # settings of CheckpointHook that take from its files what a resumed run needs
 LEFT_OUT = ('save_optimizer', 'save_param_scheduler')
 
 
-class Save:
+@dataclass
+class _Save:
+    """A checkpoint that is being written: what MMEngine's code between two of our calls needs."""
+    own: dict[str, dict[str, Any]] = field(default_factory=dict)  # state of this rank
+    ranks: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # where ranks differ
+    resumable: bool = True  # a run can continue from it
+
+
+class CheckpointWriter:
     """Writes the checkpoints of one runner.
 
     Args:
         legacy: the run keeps MMEngine's own streams: a checkpoint holds no more than MMEngine's.
+
+    Attributes:
+        loaders: all training loaders of the runner.
     """
 
     def __init__(self, legacy: bool) -> None:
         self._legacy = legacy
+        self.loaders: weakref.WeakSet = weakref.WeakSet()
         self._began: tuple[int, int] | None = None  # an epoch, the iteration at which it began
         self._validated: int | None = None  # iterations before the last completed validation
         self._metrics: Mapping[str, Any] | None = None
-        self._own: dict[str, dict[str, Any]] | None = None
-        self._ranks: dict[int, dict[str, dict[str, Any]]] = {}
-        self._complete = True  # a run can continue from the checkpoint that is being written
-        self.loaders: weakref.WeakSet = weakref.WeakSet()  # all training loaders of the runner
-        self._named: set[str] = set()
+        self._named: set[str] = set()  # loaders that a warning has named
+        self._save: _Save | None = None
 
     def check_hooks(self, runner: Any) -> None:
-        """Say at the start what no checkpoint will hold.
+        """Warn at the start of a training of what no checkpoint will hold.
 
         Raises:
             RandomnessError: for more than one EMAHook.
@@ -64,8 +75,8 @@ class Save:
 
     def _name_unfinished(self, runner: Any) -> None:
         """Warn of loaders of hooks whose position no checkpoint holds."""
-        others = [one for one in self.loaders if one is not runner.train_dataloader]
-        for name in set(unfinished(others)) - self._named:
+        loaders = [loader for loader in self.loaders if loader is not runner.train_dataloader]
+        for name in set(unfinished(loaders)) - self._named:
             self._named.add(name)
             runner.logger.warning(
                 f'a loader of {name}, which is not that of the training loop, is in the middle '
@@ -77,20 +88,16 @@ class Save:
         self._began = epoch, iteration - batch
 
     @contextmanager
-    def event(self, name: str, iteration: int, metrics: Any = None) -> Iterator[None]:
-        """Call the hooks of an event in this block."""
-        if name == 'after_train':  # CheckpointHook publishes: it loads what it has written
-            with local_loading():
-                yield
-        elif name == 'after_val_epoch':
-            # checkpoints that are written now hold the metrics: some hooks have not seen them yet
-            self._validated, self._metrics = iteration, metrics
-            try:
-                yield
-            finally:
-                self._metrics = None
-        else:
+    def validated(self, iteration: int, metrics: Any) -> Iterator[None]:
+        """Call the hooks at the end of a validation in this block.
+
+        Checkpoints that are written in it hold the metrics: some hooks have not seen them yet.
+        """
+        self._validated, self._metrics = iteration, metrics
+        try:
             yield
+        finally:
+            self._metrics = None
 
     def write(self, runner: Any, stock: Callable[..., None], out_dir: str, filename: str,
               *args: Any, **kwargs: Any) -> None:
@@ -98,9 +105,10 @@ class Save:
 
         On a local disk the file appears whole, with a digest, or not at all.
         """
+        self._save = _Save()
         if not self._legacy and get_world_size() > 1:
-            self._own = rank_state.own_state(runner)
-            self._ranks = rank_state.gather(self._own)
+            self._save.own = rank_state.own_state(runner)
+            self._save.ranks = rank_state.gather(self._save.own)
         try:
             if not is_main_process():
                 return
@@ -110,15 +118,20 @@ class Save:
             partial = os.path.join(out_dir, f'.{filename}.partial')
             try:
                 stock(out_dir, os.path.basename(partial), *args, **kwargs)
-                replace_with(partial, os.path.join(out_dir, filename), self._complete)
+                replace_with(partial, os.path.join(out_dir, filename), self._save.resumable)
             finally:
                 if os.path.exists(partial):
                     os.remove(partial)
         finally:
-            self._own, self._ranks = None, {}  # it refers to gradients, and may be large
+            self._save = None  # it refers to gradients, and may be large
 
-    def complete(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+    def complete(self, runner: Any, checkpoint: dict[str, Any], config: RandomnessConfig,
+                 facts: Mapping[str, Any]) -> None:
         """Add to MMEngine's ``checkpoint`` what a resume needs; on rank 0, just before writing.
+
+        Args:
+            config: the randomness in effect.
+            facts: settings, versions and hardware of the run.
 
         Raises:
             CheckpointError: no run could read it again; names the value.
@@ -126,22 +139,25 @@ class Save:
         checkpoint['meta']['mmrepro'] = {
             'version': __version__,
             'scheme': seeds.SCHEME,
-            'randomness': runner.repro.as_dict(),
+            'randomness': config.as_dict(),
             'world_size': get_world_size(),
-            'facts': runner.facts,
+            'facts': facts,
             'schedules': bool(runner.param_schedulers),
         }
-        self._complete = lacks(checkpoint) is None
+        save = self._save or _Save()
+        save.resumable = lacks(checkpoint) is None
         if self._legacy:
             return
         self._name_unfinished(runner)
-        own = self._own or rank_state.own_state(runner)
-        evaluated.publish(runner, self._ranks, checkpoint['state_dict'])
+        own = save.own or rank_state.own_state(runner)
+        evaluated.publish(runner, save.ranks, checkpoint['state_dict'])
         checkpoint['mmrepro'] = dict(
             attributes=own['attributes'],
             gradients=rank_state.portable(own['gradients']),
             buffers=rank_state.portable(rank_state.unsaved_buffers(runner)),
-            ranks=self._parts_of_ranks(),
+            # the file has everything else of rank 0 anyway
+            ranks={rank: state if rank else dict(buffers=state['buffers'])
+                   for rank, state in save.ranks.items()},
             counts=rank_state.counts(runner),
             metrics=self._metrics,
             validated=self._validated)
@@ -153,11 +169,6 @@ class Save:
                 for name in [name for name, value in state.items() if callable(value)]:
                     del state[name]
         check_readable(checkpoint)
-
-    def _parts_of_ranks(self) -> dict[int, dict[str, dict[str, Any]]]:
-        # the file has everything else of rank 0 anyway
-        return {rank: state if rank else dict(buffers=state['buffers'])
-                for rank, state in self._ranks.items()}
 
     def _cursor(self, runner: Any, meta: Mapping[str, Any]) -> tuple[int, int]:
         iterator = getattr(runner.train_loop, 'dataloader_iterator', None)

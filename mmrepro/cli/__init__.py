@@ -1,4 +1,4 @@
-"""The command ``mmrepro <verb>``."""
+"""The command ``mmrepro VERB``."""
 from __future__ import annotations
 
 import difflib
@@ -8,34 +8,33 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from ..exit_codes import DONE, INTERRUPTED, MEANINGS, USAGE
+from ..errors import MMReproError, TrainingError
+from ..exit_codes import DIFFERENT, DONE, INTERRUPTED, MEANINGS, READER_LEFT, USAGE
 from ..version import __version__
 
 # verb -> summary. Each is a module of this package, with a function `main(argv) -> exit code`
 VERBS = {
     'demo': 'train twice on real photographs, compare every iteration',
-    'data': 'write the demonstration dataset',
     'train': 'train a detector',
     'test': 'evaluate a detector',
-    'verify': 'train in fresh processes, certify the same bits',
-    'replay': 'train again from a manifest, compare as it goes',
-    'golden': 'keep the bits of a short run in the repository, check them',
-    'chaos': 'kill a run at random moments, resume, compare',
     'audit': 'look for what would make runs of a config differ',
+    'verify': 'train in fresh processes, certify the same bits; kill and resume',
     'compare': 'where two runs diverge, and how it grows',
     'localise': 'name the first thing that differs in two runs',
+    'replay': 'train again from a manifest, compare as it goes',
+    'golden': 'keep the bits of a short run in the repository, check them',
     'seeds': 'train several seeds: mean, spread, paired test',
-    'state': 'name state that a config loses when it resumes',
-    'gpu_check': 'does training repeat on this GPU, at what cost',
-    'ops': "list mmcv's operators: provider, deterministic, users",
+    'doctor': 'the environment, this GPU, the operators of mmcv',
 }
-
-
-def load(verb: str) -> Callable[..., int]:
-    """The function of a verb: takes the rest of the command line, returns an exit code."""
-    return importlib.import_module(f'.{verb}', __package__).main
-
-
+# earlier verb -> the verb and options that replace it
+RENAMED: dict[str, tuple[str, ...]] = {
+    'data': ('demo', '--data-only'),
+    'chaos': ('verify', '--vary', 'kills'),
+    'state': ('verify', '--vary', 'resume', '--explain'),
+    'gpu_check': ('doctor', '--gpu'),
+    'ops': ('doctor', '--operators'),
+}
+RENAMED_OPTIONS = {'chaos': {'--seed': '--kill-seed'}}
 # what goes on where it was interrupted
 CONTINUED = {
     'train': '; the same command with --resume continues from the latest checkpoint',
@@ -43,19 +42,14 @@ CONTINUED = {
 }
 
 
-def run(verb: str, argv: Sequence[str] | None = None, *more: Any) -> int:
-    """Run a verb and return its exit code; Ctrl-C is one line, also while it is imported.
-
-    ``more`` are further arguments of the verb's function.
-    """
-    try:
-        return load(verb)(argv, *more)
-    except KeyboardInterrupt:
-        print(f'\n{program_name(verb)}: interrupted{CONTINUED.get(verb, "")}', file=sys.stderr)
-        return INTERRUPTED
+def load(verb: str) -> Callable[..., int]:
+    """Return the function of a verb: command line -> exit code."""
+    main: Callable[..., int] = importlib.import_module(f'.{verb}', __package__).main
+    return main
 
 
 def usage() -> str:
+    """The text of ``mmrepro --help``."""
     width = max(map(len, VERBS))
     verbs = '\n'.join(f'  {name:<{width}}  {summary}' for name, summary in VERBS.items())
     codes = '\n'.join(f'  {code:>3}  {text}' for code, text in MEANINGS.items())
@@ -64,13 +58,48 @@ def usage() -> str:
 
 
 def program_name(verb: str) -> str:
-    """What the usage of a verb calls the program: `mmrepro train`, or `train.py` for its tool."""
+    """The program in the usage of a verb: `mmrepro train`, or `train.py` for its tool."""
     started = os.path.basename(sys.argv[0])
     return started if started == f'{verb}.py' else f'mmrepro {verb}'
 
 
+def run(verb: str, argv: Sequence[str] | None = None, **more: Any) -> int:
+    """Run a verb and return its exit code, see :mod:`mmrepro.exit_codes`.
+
+    An interrupt or an :class:`~mmrepro.errors.MMReproError` becomes a message. A report that is
+    piped to ``head`` ends without a traceback. All other exceptions are bugs, or errors of the
+    training.
+    """
+    try:
+        code = load(verb)(argv, **more)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(f'\n{program_name(verb)}: interrupted{CONTINUED.get(verb, "")}', file=sys.stderr)
+        return INTERRUPTED
+    except MMReproError as error:
+        print(f'{program_name(verb)}: {error}', file=sys.stderr)
+        return DIFFERENT if isinstance(error, TrainingError) else USAGE
+    except BrokenPipeError:
+        if not _reader_has_left():
+            raise  # the pipe to a worker process broke
+        return READER_LEFT
+    return code
+
+
+def _reader_has_left() -> bool:
+    """Whether the standard output is a pipe that nobody reads; it is discarded from then on."""
+    try:
+        sys.stdout.write('\n')
+        sys.stdout.flush()
+        return False
+    except BrokenPipeError:
+        # what is left in the buffer would raise once more when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a verb and return its exit code, see :mod:`mmrepro.exit_codes`."""
+    """Run the command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in ('-h', '--help', '--version'):
         print(__version__ if arguments[0] == '--version' else usage())
@@ -79,6 +108,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage(), file=sys.stderr)
         return USAGE
     name, rest = arguments[0].replace('-', '_'), arguments[1:]
+    if name in RENAMED:
+        print(f'mmrepro {arguments[0]} is now: mmrepro {" ".join(RENAMED[name])}', file=sys.stderr)
+        options = RENAMED_OPTIONS.get(name, {})
+        (name, *more), rest = RENAMED[name], [options.get(word, word) for word in rest]
+        rest = [*more, *rest]
     if name not in VERBS:
         near = difflib.get_close_matches(name, VERBS, n=1)
         hint = f'did you mean {near[0]!r}?' if near else f'verbs: {", ".join(VERBS)}'

@@ -1,76 +1,120 @@
-"""What the command lines of all verbs share: errors of one line, settings, a reader that leaves."""
+"""Options with one meaning in every verb, and errors of one line."""
 from __future__ import annotations
 
 import argparse
-import functools
 import os
-import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, Callable, NoReturn
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from mmengine.config import Config, DictAction
 
 from ..errors import ConfigError
-from ..exit_codes import READER_LEFT, USAGE
-from ..runs.config_files import ADD, read_config
+from ..exit_codes import USAGE
+from ..runs.config_files import ADD, find_config, read_config, setting
 from . import program_name
+
+DEMO_DATA = os.path.join('data', 'demo')
+
+
+def at_least(low: int, high: int | None = None) -> Callable[[str], int]:
+    """An argument that is an integer from ``low`` on, up to ``high`` if that is given."""
+    allowed = f'{low} or more' if high is None else f'{low} to {high}'
+
+    def number(text: str) -> int:
+        if int(text) < low or (high is not None and int(text) > high):
+            raise argparse.ArgumentTypeError(f'{text}: must be {allowed}')
+        return int(text)
+
+    number.__name__ = 'int'  # in argparse's message about what is no integer
+    return number
+
+
+class Options(DictAction):  # type: ignore[misc]
+    """MMEngine's ``--cfg-options``; refuses what is not ``KEY=VALUE``.
+
+    Keeps the words as well, as ``options_as_given``, for processes that are started.
+    """
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        for text in values:
+            try:
+                setting(text)
+            except ConfigError as error:
+                raise argparse.ArgumentError(self, str(error)) from error
+        namespace.options_as_given = tuple(values)
+        super().__call__(parser, namespace, list(values), option)
+
+
+# name -> arguments of `add_argument`; the help of those with a default ends with it
+SHARED: dict[str, dict[str, Any]] = {
+    'json': dict(nargs='?', const='-', metavar='FILE',
+                 help='write the outcome as JSON to FILE; - or no FILE is the standard output'),
+    'iters': dict(type=at_least(1), metavar='N', help='iterations of each run'),
+    'ranks': dict(type=at_least(1), metavar='N', help='ranks of each run, a process each'),
+    'virtual_ranks': dict(type=at_least(2), metavar='V', help='virtual ranks of each run, on any '
+                          'number of processes, with the same bits'),
+    'work_dir': dict(metavar='DIR', help='where the runs write'),
+    'demo_data': dict(nargs='?', const=DEMO_DATA, metavar='DIR',
+                      help=f'train on the demonstration dataset, written to DIR ({DEMO_DATA})'),
+    'level': dict(choices=('step', 'parameter', 'module'), help='how much the fingerprints say'),
+    'full': dict(action='store_true',
+                 help='images, batch and weights as in the config (default: small)'),
+    'cfg_options': dict(nargs='+', action=Options, metavar='KEY=VALUE',
+                        help=f'change settings of the config; {ADD}KEY=VALUE adds a key that '
+                        'resembles another'),
+}
+
+
+def shared(title: str = '', **defaults: Any) -> argparse.ArgumentParser:
+    """A parent parser with options of :data:`SHARED`; the values are defaults.
+
+    Args:
+        title: of the group of options.
+    """
+    parent = argparse.ArgumentParser(add_help=False)
+    group = parent.add_argument_group(title) if title else parent
+    for name, default in defaults.items():
+        given = dict(SHARED[name], default=default)
+        if default not in (None, False):
+            given['help'] += ' (default: %(default)s)'
+        group.add_argument(f'--{name.replace("_", "-")}', **given)
+    if 'cfg_options' in defaults:
+        parent.set_defaults(options_as_given=())
+    return parent
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong, and exits with code 2; the usage is in ``--help``."""
+    """Prints an error in one line and exits with code 2; the usage is in ``--help``."""
     _parsing = False
 
-    def __init__(self, verb: str, description: str = '', epilog: str | None = None) -> None:
-        super().__init__(prog=program_name(verb), description=description, epilog=epilog,
+    def __init__(self, verb: str, description: str, epilog: str,
+                 *parents: argparse.ArgumentParser) -> None:
+        super().__init__(prog=program_name(verb), description=textwrap.fill(description, 80),
+                         epilog=epilog, parents=parents,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
-
-    def add_number(self, name: str, default: int, metavar: str, text: str) -> None:
-        """An option that is an integer; its help ends with the default."""
-        self.add_argument(name, type=int, default=default, metavar=metavar,
-                          help=f'{text} (default: {default})')
-
-    def add_config_options(self, text: str = 'change settings of the config',
-                           action: Any = None, default: Any = None) -> None:
-        self.add_argument('--cfg-options', nargs='+', action=action or Options, default=default,
-                          metavar='KEY=VALUE', help=f'{text}; {ADD}KEY=VALUE adds a key that '
-                          'resembles another one')
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._parsing = True
         try:
-            return super().parse_args(args, namespace)
+            found = super().parse_args(args, namespace)
         finally:
             self._parsing = False
+        if getattr(found, 'json', None) not in (None, '-'):
+            self.make_folder_of(found.json, '--json')
+        return found
 
     def error(self, message: str) -> NoReturn:
         hint = f' (see {self.prog} --help)' if self._parsing else ''
+        message = re.sub(r'^argument (\S+): (?=\S+: must be)', r'\1 ', message)
         self.exit(USAGE, f'{self.prog}: {message}{hint}\n')
 
-    def existing_config(self, path: str) -> str:
-        """Refuse a path that is no file; returns it."""
-        if not os.path.isfile(path):
-            self.error(f'{path}: no such config')
-        return path
-
-    def read_config(self, path: str, options: Mapping[str, Any] | None = None) -> Config:
-        """The config with the changes of a command line, or one line about what is wrong."""
-        try:
-            return read_config(self.existing_config(path), options)
-        except ConfigError as error:
-            self.error(str(error))
-
-    def existing_checkpoint(self, path: str) -> str:
-        """Refuse a path that does not exist; returns it. An address is not looked at."""
-        if '://' not in path and not os.path.exists(path):
-            self.error(f'{path}: no such checkpoint')
-        return path
-
-    def check_least(self, args: argparse.Namespace, **least: int) -> None:
-        """Refuse arguments below their least value; None is not given."""
-        for name, low in least.items():
-            value = getattr(args, name)
-            if value is not None and value < low:
-                self.error(f'--{name.replace("_", "-")} {value}: must be {low} or more')
+    def refuse(self, args: argparse.Namespace, why: str, *names: str) -> None:
+        """Refuse options that were given and have no meaning here."""
+        for name in names:
+            if getattr(args, name) not in (None, False, [], ()):
+                self.error(f'--{name.replace("_", "-")} {why}')
 
     def processes(self, text: str, ranks: int | None) -> list[int]:
         """The numbers in ``4,2,1`` of processes that share ``ranks`` ranks; None: any number."""
@@ -81,7 +125,7 @@ class Parser(argparse.ArgumentParser):
         return [int(word) for word in words]
 
     def make_folder(self, path: str, option: str = '--work-dir') -> str:
-        """Make the folder that an option names, unless it is there; returns ``path``."""
+        """Make the folder that an option names, unless it exists; returns ``path``."""
         try:
             os.makedirs(path, exist_ok=True)
         except OSError as error:
@@ -90,71 +134,18 @@ class Parser(argparse.ArgumentParser):
             self.error(f'{option} {path}: cannot be written to')
         return path
 
-
-    def make_folder_of(self, path: str, option: str) -> str:
-        """Make the folder of the file that an option names, unless it is there."""
+    def make_folder_of(self, path: str, option: str) -> None:
+        """Make the folder of the file that an option names, unless it exists."""
         self.make_folder(os.path.dirname(path) or '.', f'{option} {path}: the folder')
-        return path
 
 
-class Options(DictAction):
-    """MMEngine's ``--cfg-options``, with a word for what is not ``KEY=VALUE``."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        for text in values:
-            try:
-                setting(text)
-            except ValueError as error:
-                raise argparse.ArgumentError(self, str(error)) from error
-        super().__call__(parser, namespace, values, option)
+def config_of(path: str, options: Mapping[str, Any] | None = None) -> Config:
+    """Read a config, a path or ``package::path``, with the changes of a command line."""
+    return read_config(find_config(path), options)
 
 
-class OptionsAsGiven(Options):
-    """Keeps the words as well, as ``options_as_given``: others get them as they are."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        namespace.options_as_given = tuple(values)
-        super().__call__(parser, namespace, list(values), option)
-
-
-def setting(text: str) -> tuple:
-    """Key and value of ``KEY=VALUE``; the value is read as MMEngine reads it.
-
-    Raises:
-        ValueError: ``text`` has another form, or the value's brackets are not balanced.
-
-    >>> setting('train_cfg.max_epochs=3')
-    ('train_cfg.max_epochs', 3)
-    """
-    key, equals, value = text.partition('=')
-    if not equals or not key:
-        raise ValueError(f'{text!r} must be KEY=VALUE')
-    try:
-        return key, DictAction._parse_iterable(value)
-    except AssertionError as error:
-        raise ValueError(f'{text!r}: the brackets of the value are not balanced') from error
-    except RecursionError as error:  # a comma inside of other brackets than ( ) and [ ] of a list
-        raise ValueError(f'{text!r}: the value is not a number, a word or a list of them; what '
-                         'has dict(...) in it belongs into the config') from error
-
-
-def quiet_when_reader_leaves(main: Callable[..., int]) -> Callable[..., int]:
-    """For a verb that reports: no traceback when it is piped to ``head``."""
-    @functools.wraps(main)
-    def wrapper(argv: Sequence[str] | None = None) -> int:
-        try:
-            code = main(argv)
-            sys.stdout.flush()
-            return code
-        except BrokenPipeError:
-            try:
-                sys.stdout.write('\n')
-                sys.stdout.flush()
-            except BrokenPipeError:
-                pass
-            else:  # what broke is another pipe, to a worker process
-                raise
-            # what is left in the buffer would raise once more when Python ends
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return READER_LEFT
-    return wrapper
+def existing_checkpoint(path: str) -> str:
+    """Refuse a path that does not exist; returns it. An address is not checked."""
+    if '://' not in path and not os.path.exists(path):
+        raise ConfigError(f'{path}: no such checkpoint')
+    return path

@@ -1,20 +1,20 @@
 """``mmrepro demo``: train one config several times, compare the weights after every iteration."""
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from ..demo.dataset import check_coco, refusal, write_dataset
+from ..demo.dataset import check_coco, provide_dataset
 from ..demo.shipped_configs import reads_coco, shipped
 from ..demo.two_runs import RUNS, DemoRun, compare, on_processes, prepare, train
-from ..exit_codes import DIFFERENT, DONE, USAGE
+from ..exit_codes import DIFFERENT, DONE
 from ..fingerprint.reader import RankLog
-from ..runs.launcher import TrainingFailed
 from ..runs.progress import ProgressLine
 from ..runs.startup import has_mmdet
-from .arguments import Parser
+from .arguments import DEMO_DATA, Parser, at_least, shared
 
 DEFAULT_CONFIG = 'configs/demo/faster-rcnn_r50_fpn_demo.py'
 WITHOUT_MMDET = 'configs/demo/classifier_demo.py'
@@ -22,30 +22,50 @@ IMAGES, IMAGES_PER_RANK = 6, 2
 PROCESSES = (1, 2)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: every iteration agrees; 1: one differs, or a run failed; 2: wrong usage."""
-    parser = Parser('demo', 'Train one config twice, in two processes, and compare the weights '
-                    'after every iteration. With --virtual-ranks, train the same ranks on one '
-                    'process and on two.',
-                    'examples:\n  mmrepro demo --epochs 3\n  mmrepro demo --virtual-ranks 4')
+def _parser() -> Parser:
+    parser = Parser(
+        'demo', 'Train one config twice, in two processes, and compare the weights after every '
+        'iteration. With --virtual-ranks, train the same ranks on one process and on two. With '
+        '--data-only, write the demonstration dataset and train nothing.',
+        'examples:\n  mmrepro demo --epochs 3\n  mmrepro demo --virtual-ranks 4\n'
+        '  mmrepro demo --data-only --data data/demo',
+        shared(virtual_ranks=None, work_dir=os.path.join('work_dirs', 'demo')))
     data = parser.add_mutually_exclusive_group()
-    data.add_argument('--data', default='data/demo', metavar='DIR',
-                      help='where the demonstration dataset is written (default: data/demo)')
+    data.add_argument('--data', default=DEMO_DATA, metavar='DIR',
+                      help='where the demonstration dataset is written (default: %(default)s)')
     data.add_argument('--coco', metavar='DIR', help='train on COCO 2017 in this folder instead')
     parser.add_argument('--config', metavar='CONFIG', default=None,
                         help='a config of configs/demo (default: Faster R-CNN R50-FPN; without '
                         'MMDetection an image classifier)')
-    parser.add_argument('--images', type=int, metavar='N', help='train on the first N images '
-                        f'(default: {IMAGES}; with virtual ranks, {IMAGES_PER_RANK} for each)')
-    parser.add_number('--epochs', 2, 'N', 'epochs over these images')
-    parser.add_argument('--virtual-ranks', type=int, metavar='V',
-                        help='train V ranks on different numbers of processes')
+    parser.add_argument('--images', type=at_least(1), metavar='N', help='train on the first N '
+                        f'images (default: {IMAGES}; with virtual ranks, {IMAGES_PER_RANK} for '
+                        'each)')
+    parser.add_argument('--epochs', type=at_least(1), default=2, metavar='N',
+                        help='epochs over these images (default: %(default)s)')
     parser.add_argument('--processes', metavar='N,N', help='the numbers of processes, 1 to V '
                         f'(default: {",".join(map(str, PROCESSES))})')
-    parser.add_argument('--work-dir', default='work_dirs/demo', metavar='DIR',
-                        help='where configs and logs go (default: work_dirs/demo)')
+    group = parser.add_argument_group('only the dataset')
+    group.add_argument('--data-only', action='store_true',
+                       help='write a small COCO-format detection dataset made of real photographs')
+    # where the verb `data` had the folder
+    group.add_argument('folder', nargs='?', help=argparse.SUPPRESS)
+    # seeds as those of a training; a million images is a typing error
+    group.add_argument('--seed', type=at_least(0, 2**32 - 1), metavar='N',
+                       help='another seed, other images (0)')
+    group.add_argument('--train', type=at_least(1, 1_000_000), metavar='N',
+                       help='training images (24)')
+    group.add_argument('--val', type=at_least(1, 1_000_000), metavar='N',
+                       help='validation images (8)')
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: every iteration agrees; 1: one differs."""
+    parser = _parser()
     args = parser.parse_args(argv)
-    parser.check_least(args, images=1, epochs=1, virtual_ranks=2)
+    if args.data_only:
+        return _write_data(args)
+    parser.refuse(args, 'is for --data-only', 'folder', 'seed', 'train', 'val')
     runs = _runs(args.virtual_ranks, args.processes, parser)
     if args.images is None:
         args.images = IMAGES_PER_RANK * args.virtual_ranks if args.virtual_ranks else IMAGES
@@ -67,11 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not detection and args.coco is not None:
         parser.error(f'--coco {args.coco}: {args.config} does not read COCO')
     if detection and args.coco is None:
-        try:
-            digest = write_dataset(root)
-        except (OSError, ModuleNotFoundError) as error:
-            print(f'{parser.prog}: {refusal(error, root)}', file=sys.stderr)
-            return USAGE
+        digest = provide_dataset(root)
     source = root if detection else 'cut out of the photographs'
     print(f'data: {source}' + (f', digest {digest[:16]}' if digest else ''))
     logs = []
@@ -82,14 +98,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = os.path.join(folder, 'config.py')
         prepare(args.config, run, root, args.coco is not None, args.images,
                 args.epochs).dump(path)
-        try:
-            logs.append(_train(run, path, folder, env))
-        except TrainingFailed as error:
-            print(f'\n{error}', file=sys.stderr)
-            return DIFFERENT
+        logs.append(_train(run, path, folder, env))
     table, same = compare(logs, [run.name for run in runs])
     print('', *(run.title() for run in runs), '', table, sep='\n')
     return DONE if same else DIFFERENT
+
+
+def _write_data(args: argparse.Namespace) -> int:
+    folder, train, val = args.folder or args.data, args.train or 24, args.val or 8
+    digest = provide_dataset(folder, args.seed or 0, train, val)
+    print(f'{folder}: {train} training and {val} validation images, digest {digest}')
+    return DONE
 
 
 def _runs(ranks: int | None, processes: str | None, parser: Parser) -> Sequence[DemoRun]:

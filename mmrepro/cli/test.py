@@ -6,10 +6,12 @@ from typing import Any
 
 from ..runs.config_edits import augment_test
 from ..runs.startup import has_mmdet
+from .arguments import existing_checkpoint
 from .training_arguments import load, on_each_rank, training_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate the checkpoint; exit code 0: done."""
     parser = training_parser('test', 'Evaluate a detector.', checkpoint=True)
     parser.add_argument('--out', metavar='FILE.pkl', help='write the predictions to a pickle file')
     parser.add_argument('--show', action='store_true', help='show the predictions in a window')
@@ -26,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (args.show or args.show_dir) and not has_mmdet():
         parser.error("--show and --show-dir draw with MMDetection's hook; mmdet is not installed")
     cfg = load(args, parser)
-    cfg.load_from = parser.existing_checkpoint(args.checkpoint)
+    cfg.load_from = existing_checkpoint(args.checkpoint)
     if args.show or args.show_dir:
         from mmdet.engine.hooks.utils import trigger_visualization_hook
         cfg = trigger_visualization_hook(cfg, args)

@@ -3,13 +3,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import ConfigError
 from ..fingerprint.schema import LEVELS
 from ..runs.config_edits import add_fingerprints, scale_learning_rate
+from .arguments import existing_checkpoint
 from .training_arguments import fingerprint_level, load, on_each_rank, training_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Train the config; exit code 0: done."""
     parser = training_parser('train', 'Train a detector.')
     parser.add_argument('--amp', action='store_true', help='train with automatic mixed precision')
     parser.add_argument('--auto-scale-lr', action='store_true',
@@ -28,14 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.loss_scale = 'dynamic'
     if args.auto_scale_lr:
-        try:
-            scale_learning_rate(cfg)
-        except ConfigError as error:
-            parser.error(str(error))
+        scale_learning_rate(cfg)
     if args.resume is not None:
         cfg.resume = True
         cfg.load_from = (None if args.resume == 'auto'
-                         else parser.existing_checkpoint(args.resume))
+                         else existing_checkpoint(args.resume))
     if args.fingerprint is not None:
         add_fingerprints(cfg, args.fingerprint)
     on_each_rank(cfg, parser, lambda runner: runner.train())

@@ -1,34 +1,36 @@
-"""Arguments of ``train``, ``test`` and ``state``: MMDetection's, and keys of `randomness`."""
+"""Arguments of ``train`` and ``test``: MMDetection's, and keys of `randomness`."""
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Callable
 
 from mmengine.config import Config
 
+from ..errors import ConfigError, MissingDataError
 from ..fingerprint.schema import LEVELS
 from ..runs.config_files import without_mark
+from ..runs.reduction import missing_file
 from ..runs.startup import build_runner, on_ranks, restart_for
-from .arguments import Parser
-from .known_errors import one_line
+from .arguments import Parser, at_least, config_of, shared
 
 # arguments that set the key of `randomness` of the same name
 RANDOMNESS_ARGUMENTS = ('seed', 'deterministic', 'diff_rank_seed', 'virtual_ranks')
 
 
 def training_parser(verb: str, description: str, checkpoint: bool = False) -> Parser:
+    """The parser of ``train`` and, with a ``checkpoint``, of ``test``."""
     example = 'CONFIG CHECKPOINT' if checkpoint else 'CONFIG'
     parser = Parser(verb, description, f'example:\n  %(prog)s {example} --seed 42 --deterministic '
-                    '--cfg-options train_dataloader.num_workers=4')
-    parser.add_argument('config', help='path of the config')
+                    '--cfg-options train_dataloader.num_workers=4', shared(cfg_options=None))
+    parser.add_argument('config', help='path of a config, or package::path')
     if checkpoint:
         parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--work-dir', metavar='DIR',
                         help="where logs and checkpoints go (default: the config's work_dir, or "
                         './work_dirs/NAME_OF_CONFIG)')
-    parser.add_config_options('change settings of the config: a.b=1 c="[1,2]" (no white space '
-                              'inside a value)')
     parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none',
                         help='how this process was started (default: none)')
     # torch.distributed.launch spells it in two ways, depending on its version
@@ -36,22 +38,22 @@ def training_parser(verb: str, description: str, checkpoint: bool = False) -> Pa
                         help=argparse.SUPPRESS)
     group = parser.add_argument_group('reproducibility (these set keys of `randomness`)')
     group.add_argument('--seed', type=int, metavar='N', help='seed of everything random')
-    group.add_argument('--deterministic', nargs='?', const=True, type=lambda text: _one_of(
+    group.add_argument('--deterministic', nargs='?', const=True, type=lambda text: _choice(
         text.lower(), {'warn': 'warn', 'true': True, 'false': False}),
                        metavar='warn|false',
                        help='equal bits, or an error; with "warn", a warning instead of the error')
     group.add_argument('--diff-rank-seed', action='store_true', default=None,
                        help='ranks differ in what is random inside the model')
-    group.add_argument('--virtual-ranks', type=int, metavar='V',
+    group.add_argument('--virtual-ranks', type=at_least(1), metavar='V',
                        help='the run has V ranks on any number of processes, with the same bits')
     return parser
 
 
-def fingerprint_level(text: str) -> str:
-    return _one_of(text, {level: level for level in LEVELS})
+def fingerprint_level(text: str) -> Any:
+    return _choice(text, {level: level for level in LEVELS})
 
 
-def _one_of(text: str, values: dict) -> Any:
+def _choice(text: str, values: dict[str, Any]) -> Any:
     if text not in values:
         raise argparse.ArgumentTypeError(
             f'{text!r} is not allowed; allowed: {", ".join(values)}, or no value (put the config '
@@ -60,23 +62,23 @@ def _one_of(text: str, values: dict) -> Any:
 
 
 def load(args: argparse.Namespace, parser: Parser) -> Config:
-    """The config with the command line in it; may start this process again."""
+    """Return the config with the command line in it; may start this process again."""
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     options = without_mark(args.cfg_options or {})
     asked = {key: getattr(args, key) for key in RANDOMNESS_ARGUMENTS}
     for key, value in asked.items():
-        other = options.get(f'randomness.{key}', value)
-        if value is not None and other != value:
+        option = options.get(f'randomness.{key}', value)
+        if value is not None and option != value:
             parser.error(f'--{key.replace("_", "-")} says {value!r} and --cfg-options '
-                         f'randomness.{key} says {other!r}; give one of them')
-    cfg = parser.read_config(args.config, args.cfg_options)
+                         f'randomness.{key} says {option!r}; give one of them')
+    cfg = config_of(args.config, args.cfg_options)
     cfg.launcher = args.launcher
     given = {key: value for key, value in asked.items() if value is not None}
     if given:
         cfg.randomness = dict(cfg.get('randomness') or {}, **given)
     for hook in cfg.get('custom_hooks') or ():
         if isinstance(hook, str):
-            parser.error(
+            raise ConfigError(
                 f'custom_hooks holds {hook!r}, which is no hook; --cfg-options cannot write '
                 'dict(...). For fingerprints, give --fingerprint to train; another hook belongs '
                 'into the config: custom_hooks = _base_.custom_hooks + [dict(type=...)]')
@@ -90,15 +92,23 @@ def load(args: argparse.Namespace, parser: Parser) -> Config:
 
 
 def on_each_rank(cfg: Config, parser: Parser, use: Callable[[Any], None]) -> None:
-    """``use`` the runner of ``cfg``, on each of the virtual ranks where there are some.
+    """Call ``use`` with the runner of ``cfg``, on each virtual rank where there are any."""
+    parser.make_folder(cfg.work_dir, 'work_dir')
+    with _missing_data(cfg):
+        on_ranks(cfg, lambda: use(build_runner(cfg)))
 
-    A known error ends the program with one line.
-    """
-    def main() -> None:
-        with one_line(parser, cfg, building=True):
-            runner = build_runner(cfg)
-        with one_line(parser, cfg):
-            use(runner)
 
-    with one_line(parser, cfg):
-        on_ranks(cfg, main)
+@contextmanager
+def _missing_data(cfg: Config) -> Iterator[None]:
+    """Say which key of the config names a file that does not exist."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        inner: BaseException | None = error
+        while isinstance(inner, FileNotFoundError):  # some versions of MMEngine raise it again
+            missing = isinstance(inner.filename, str) and missing_file(cfg, inner.filename)
+            if missing:
+                raise MissingDataError(f'{missing}. Get the dataset, or change data_root with '
+                                       '--cfg-options') from error
+            inner = inner.__cause__ or inner.__context__
+        raise

@@ -2,199 +2,138 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import shutil
 import sys
-import time
+import tempfile
 from collections.abc import Sequence
 
-from mmengine.config import Config
-
-from ..demo import use_data, write_dataset
-from ..errors import FingerprintError, MissingDataError
-from ..exit_codes import DIFFERENT, DONE
-from ..localise import entry
-from ..localise.search import LocaliseResult
-from ..report.terminal import show
-from ..runs.config_edits import prepare, virtual_ranks
-from ..runs.launcher import TrainingFailed, one_thread_each
+from ..config import randomness_of
+from ..reports import interruptible, kills, lost_state, verify
 from ..runs.progress import ProgressLine
-from ..verify.variations import USUAL, VARIATIONS, VariationResult, verify
-from .arguments import Parser, quiet_when_reader_leaves
+from ..runs.startup import restart_for
+from ..verify.kills.kinds import KINDS
+from ..verify.variations import USUAL, VARIATIONS
+from .arguments import Parser, at_least, config_of, shared
+from .outcome import finish
 
-ITERATIONS = 5
-DEMO_DATA = 'data/demo'
-ALL = 'all'  # of --vary
-# variations that are events of a run, not changes of its config: parameters of localise_config
-EVENTS = {'resume': 'resume_b', 'validation': 'validate_b'}
+ALL, KILLS = 'all', 'kills'  # of --vary
+WORK_DIR = os.path.join('work_dirs', 'verify')
+# options of ordinary variations, which have no meaning for kills and for --explain
+ORDINARY = ('full', 'demo_data', 'jobs', 'localise')
+OF_KILLS = ('kills', 'kill_seed', 'ranks', 'processes', 'interval', 'span', 'kinds')
 
 
-@quiet_when_reader_leaves
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: all equal; 1: a difference, or a training failed; 2: wrong usage."""
+def _parser() -> Parser:
+    rows = '\n'.join(f'  {name:<10}  {row.title}{"" if name in USUAL else " (not by default)"}'
+                     for name, row in VARIATIONS.items())
+    width = max(map(len, KINDS))
+    kinds = '\n'.join(f'  {name:<{width}}  {kind.why}' for name, kind in KINDS.items())
     parser = Parser(
         'verify', 'Train a config in several fresh processes, varying what must not matter, and '
-        'compare the bits.',
-        'variations:\n' + '\n'.join(
-            f'  {name:<10}  {one.title}{"" if name in USUAL else " (not by default)"}'
-            for name, one in VARIATIONS.items())
-        + '\n\nexample:\n  mmrepro verify configs/demo/faster-rcnn_r50_fpn_demo.py --demo-data')
-    parser.add_argument('config', metavar='CONFIG')
-    parser.add_number('--iters', ITERATIONS, 'N', 'iterations of each run')
+        'compare the bits. With --vary kills, kill runs of the config at random moments, resume '
+        'them, and compare every iteration. With --vary resume --explain, name state in Python '
+        'attributes that a resumed run has lost.',
+        f'variations:\n{rows}\n  {KILLS:<10}  killed at random moments, again and again (alone)'
+        f'\n\ninterruptions:\n{kinds}\n\n'
+        'examples:\n  mmrepro verify configs/demo/faster-rcnn_r50_fpn_demo.py --demo-data\n'
+        '  mmrepro verify CONFIG --vary kills --kills 30 --cfg-options train_cfg.max_epochs=3\n'
+        '  mmrepro verify configs/demo/yolox_s_demo.py --vary resume --explain\n\n'
+        'exit code: 0 all equal, 1 a difference, or a training failed, 2 wrong usage, '
+        '3 nothing was compared',
+        shared(iters=5, virtual_ranks=None, full=False, level='step', demo_data=None,
+               cfg_options=None, json=None, work_dir=None))
+    parser.add_argument('config', metavar='CONFIG', help='path of a config, or package::path')
     parser.add_argument('--vary', metavar='NAME,...',
                         help=f'what to vary, or all (default: {",".join(USUAL)}; of virtual ranks '
                         'ranks as well)')
-    parser.add_argument('--virtual-ranks', type=int, metavar='V',
-                        help='train V virtual ranks; `ranks` then changes the number of processes')
-    parser.add_argument('--full', action='store_true',
-                        help='images, batch and weights as in the config')
-    parser.add_argument('--level', choices=('step', 'parameter', 'module'), default='step',
-                        help='how much the fingerprints say (default: step)')
-    parser.add_argument('--demo-data', nargs='?', const=DEMO_DATA, metavar='DIR',
-                        help=f'train on the demonstration dataset, written to DIR ({DEMO_DATA})')
-    parser.add_config_options()
-    parser.add_argument('--jobs', type=int, metavar='N',
+    parser.add_argument('--jobs', type=at_least(1), metavar='N',
                         help='runs at a time (default: 2 where there are cores for them, 1 on a '
                         'GPU)')
-    parser.add_argument('--json', action='store_true', help='print the certificate as JSON')
     parser.add_argument('--localise', action='store_true',
                         help='when bits differ, go on and name the cause')
-    parser.add_argument('--work-dir', default='work_dirs/verify', metavar='DIR',
-                        help='for logs and fingerprints (default: work_dirs/verify)')
+    group = parser.add_argument_group('--vary resume')
+    group.add_argument('--explain', action='store_true',
+                       help='name attributes that are lost when the run resumes')
+    group.add_argument('--at', type=at_least(1), default=2, metavar='K',
+                       help='resume after this many iterations (default: 2)')
+    group = parser.add_argument_group('--vary kills, which trains the config as it is')
+    group.add_argument('--kills', type=at_least(1), metavar='N', help='interruptions in all (10)')
+    group.add_argument('--kill-seed', type=int, metavar='S',
+                       help='of kinds and moments (0); the training has its own')
+    group.add_argument('--ranks', type=at_least(1), metavar='N',
+                       help='ranks of each run, a process each (1)')
+    group.add_argument('--processes', metavar='N,N,...', help='let virtual ranks run on these '
+                       'numbers of processes: the first for the undisturbed run, the next for '
+                       'each further start, again and again')
+    group.add_argument('--interval', type=at_least(1), metavar='N',
+                       help='iterations between checkpoints (3)')
+    group.add_argument('--span', type=at_least(1), metavar='N', help='most iterations and '
+                       'validation batches from a start to an interruption (8)')
+    group.add_argument('--kinds', metavar='A,B', help='only these (default: all possible)')
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: all equal; 1: a difference; 3: nothing was compared."""
+    parser = _parser()
     args = parser.parse_args(argv)
-    given = ','.join(USUAL) if args.vary is None else args.vary
-    names = list(VARIATIONS) if given.strip() == ALL else list(dict.fromkeys(
-        name.strip() for name in given.split(',') if name.strip()))
-    unknown = [name for name in names if name not in VARIATIONS]
-    if unknown or not names:
-        parser.error(f'--vary {args.vary}: {", ".join(unknown) or "nothing"} is not allowed; '
-                     f'allowed: {",".join(VARIATIONS)}, or {ALL}')
-    parser.check_least(args, iters=1, jobs=1, virtual_ranks=2)
-    cfg = _read(args, parser)
-    if args.vary is None and virtual_ranks(cfg) is not None:
-        names.append('ranks')
-    notes = _prepare(cfg, names, args, parser)
-    threads = int(one_thread_each()['OMP_NUM_THREADS'])
-    import torch
-    jobs = args.jobs or (1 if torch.cuda.is_available() else
-                         max(1, min(2, (os.cpu_count() or 1) // threads)))
-    started = time.monotonic()
-    parser.make_folder(args.work_dir)
-    try:
-        with ProgressLine(sys.stderr) as line:
-            results = verify(cfg, args.work_dir, names, args.iters, jobs, args.level, line.say)
-    except TrainingFailed as error:
-        _show_failure(error, args, notes)
-        return DIFFERENT
-    except FingerprintError as error:
-        print(f'\n{error}', file=sys.stderr)
-        return DIFFERENT
-    notes.append(f'{args.iters} iterations, fingerprints of level {args.level}, '
-                 f'{time.monotonic() - started:.0f} s')
-    same = all(result.equal or result.skipped for result in results) and any(
-        result.equal for result in results)
-    if not args.json:
-        show(certificate(args.config, results, notes, args.work_dir))
-    found = _localise(results, args.work_dir, args.iters) if args.localise else None
-    if args.json:
-        variations = [dict(name=result.name, title=result.title, equal=result.equal,
-                           skipped=result.skipped or None, remark=result.remark or None,
-                           difference=result.difference.as_dict() if result.difference else None)
-                      for result in results]
-        print(json.dumps(dict(
-            config=args.config, same=same, iterations=args.iters, level=args.level, notes=notes,
-            work_dir=args.work_dir, variations=variations,
-            localise=found.as_dict() if found else None), indent=1))
-    elif found:
-        show(found.text())
-    return DONE if same else DIFFERENT
+    names = None if args.vary is None else [
+        name.strip() for name in args.vary.split(',') if name.strip()]
+    if names == [KILLS]:
+        parser.refuse(args, f'has no meaning with --vary {KILLS}', *ORDINARY, 'explain')
+        return _kills(args, parser)
+    parser.refuse(args, f'is for --vary {KILLS}, alone', *OF_KILLS)
+    if args.explain:
+        if names != ['resume']:
+            parser.error('--explain is for --vary resume, alone')
+        parser.refuse(args, 'has no meaning with --explain', *ORDINARY)
+        return _lost_state(args, parser)
+    names = list(VARIATIONS) if names == [ALL] else names
+    work_dir = parser.make_folder(args.work_dir or WORK_DIR)
+    with ProgressLine(sys.stderr) as line:
+        report = verify(
+            args.config, vary=names, iterations=args.iters, level=args.level, full=args.full,
+            ranks=args.virtual_ranks, demo_data=args.demo_data, options=args.cfg_options,
+            jobs=args.jobs, work_dir=work_dir, explain=args.localise, say=line.say)
+    return finish(report, args)
 
 
-def _show_failure(error: TrainingFailed, args: argparse.Namespace, notes: list[str]) -> None:
-    """Why there is no certificate; what a self-check of a training has found is a verdict."""
-    if error.finding is None:
-        print(f'\n{error}', file=sys.stderr)
-    elif args.json:
-        print(json.dumps(dict(config=args.config, same=False, notes=notes, work_dir=args.work_dir,
-                              variations=[], finding=error.finding, log=error.log), indent=1))
-    else:
-        show('\n'.join([args.config, *(f'  {note}' for note in notes), '',
-                        'DIFFERENT BITS within one run, before it was compared with others:',
-                        *(f'  {line}' for line in error.finding.splitlines()), '',
-                        f'All of its output is in {error.log}']))
-
-
-def _read(args: argparse.Namespace, parser: Parser) -> Config:
-    cfg = parser.read_config(args.config, args.cfg_options)
+def _lost_state(args: argparse.Namespace, parser: Parser) -> int:
+    if not args.at < args.iters:
+        parser.error(f'--at {args.at} --iters {args.iters}: 0 < K < N is needed')
+    cfg = config_of(args.config, args.cfg_options)
     if args.virtual_ranks is not None:
         cfg.randomness = dict(cfg.get('randomness') or {}, virtual_ranks=args.virtual_ranks)
-    return cfg
-
-
-def _prepare(cfg: Config, names: Sequence[str], args: argparse.Namespace,
-             parser: Parser) -> list[str]:
-    """Make ``cfg`` one to verify; returns what was done to it."""
-    notes = []
+    restart_for(cfg)
+    folder = args.work_dir or tempfile.mkdtemp(prefix='mmrepro-state-')
     try:
-        if args.demo_data is not None:
-            write_dataset(args.demo_data)
-            use_data(cfg, os.path.abspath(args.demo_data))
-            notes.append(f'data: the demonstration dataset in {args.demo_data}')
-        return notes + prepare(cfg, names, args.full)
-    except (MissingDataError, OSError, KeyError, ImportError) as error:
-        parser.error(f'{args.config}: {error}')
+        report = lost_state(cfg, args.at, args.iters, parser.make_folder(folder))
+    finally:
+        if args.work_dir is None:
+            shutil.rmtree(folder)
+    return finish(report, args)
 
 
-def _localise(results: Sequence[VariationResult], work_dir: str,
-              iterations: int) -> LocaliseResult | None:
-    """Name the cause of the first variation that differs; see ``mmrepro localise``."""
-    first = next((result for result in results if result.difference is not None), None)
-    if first is None:
-        return None
-    name = first.name
-    if VARIATIONS[name].prepare or VARIATIONS[name].elsewhere:
-        print(f'\n{name}: mmrepro localise cannot repeat what surrounds this run; the first field '
-              'that differs says where to look (docs/how-to/my-runs-differ.md)', file=sys.stderr)
-        return None
-    reference, other = (os.path.join(work_dir, which) for which in (first.reference, name))
-    folder = entry.unused_folder(os.path.join(work_dir, 'localise'))
-    os.makedirs(folder, exist_ok=True)
-    try:
-        if name not in EVENTS:
-            print(f'\nmmrepro localise {reference} {other}', file=sys.stderr, flush=True)
-            return entry.localise_runs(reference, other, folder)
-        # the reference's config has no validation that run B could do
-        config = os.path.join(reference if name == 'resume' else other, 'config.py')
-        half = max(1, iterations // 2)
-        print(f'\nmmrepro localise {config} --{EVENTS[name].replace("_", "-")} {half} --iters '
-              f'{iterations}', file=sys.stderr, flush=True)
-        return entry.localise_config(config, folder, iterations, **{EVENTS[name]: half})
-    except (TrainingFailed, FingerprintError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return None
-
-
-def certificate(config: str, results: Sequence[VariationResult], notes: Sequence[str],
-                work_dir: str) -> str:
-    """The table that the command prints."""
-    width = max(len(result.title) for result in results)
-    lines = [f'{config}', *(f'  {note}' for note in notes), '']
-    for result in results:
-        verdict = (f'not run: {result.skipped}' if result.skipped else
-                   f'DIFFERENT  {result.difference.text()}' if not result.equal else
-                   f'equal ({result.remark})' if result.remark else 'equal')
-        lines.append(f'  {result.name:<10}  {result.title:<{width}}  {verdict}')
-    different = [result for result in results if result.difference is not None]
-    if different:
-        lines += ['', f'DIFFERENT BITS in {len(different)} of {len(results)} variations. Both '
-                  f'runs are in {work_dir}; to see them side by side:',
-                  f'  mmrepro compare {os.path.join(work_dir, different[0].reference)} '
-                  f'{os.path.join(work_dir, different[0].name)}']
-    elif any(result.equal for result in results):
-        lines += ['', 'SAME BITS: batches, losses, gradients, parameters, buffers and optimizer '
-                  'state agree after every iteration'
-                  + ('; with other instruction sets, batches do' if any(
-                      result.remark for result in results) else '')]
-    else:
-        lines += ['', 'NOTHING WAS COMPARED']
-    return '\n'.join(lines)
+def _kills(args: argparse.Namespace, parser: Parser) -> int:
+    cfg = config_of(args.config, args.cfg_options)
+    interval = args.interval or 3
+    interruptible(cfg, interval)
+    virtual = args.virtual_ranks or randomness_of(cfg).virtual_ranks.ranks
+    ranks, processes = args.ranks or 1, []
+    if virtual is not None or args.processes is not None:
+        if ranks != 1:
+            parser.error(f'--ranks {ranks}: a process for each rank, and these are virtual; give '
+                         '--virtual-ranks and --processes')
+        processes = parser.processes(args.processes or '1', virtual)
+        ranks = cfg.randomness['virtual_ranks'] = virtual or max(processes)
+    print(f'changed: a checkpoint every {interval} iterations; the seed, where there is none',
+          file=sys.stderr)
+    folder = parser.make_folder(args.work_dir or os.path.join(WORK_DIR, KILLS))
+    restart_for(cfg)
+    report = kills(
+        cfg, count=args.kills or 10, seed=args.kill_seed or 0, ranks=ranks, processes=processes,
+        span=args.span or 8, kinds=[name.strip() for name in (args.kinds or '').split(',') if name],
+        work_dir=folder, say=lambda text: print(text, file=sys.stderr, flush=True))
+    report.data.update(config=args.config, options=list(args.options_as_given))
+    return finish(report, args)

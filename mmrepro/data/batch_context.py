@@ -95,9 +95,9 @@ class BatchContext:
         self.dataset, self._whole = dataset, whole
         self._own = own or {}
         self._root, self.stream, self._batch = root, stream, batch
-        self._entries: list[tuple[Any, tuple]] = [
+        self._entries: list[tuple[Any, tuple[Any, ...]]] = [
             (plain(index), (index.epoch, index.position)) for index in batch]
-        self._extra: dict[dataset_tree.Path, list[tuple[Any, tuple]]] = {}
+        self._extra: dict[dataset_tree.Path, list[tuple[Any, tuple[Any, ...]]]] = {}
         self._datasets: dict[dataset_tree.Path, Any] = {(): dataset}
         self._subtrees: dict[int, BatchSubtree] = {}
         self._paths: list[dataset_tree.Path] | None = None
@@ -141,7 +141,7 @@ class BatchContext:
             self._subtrees[id(transform)] = BatchSubtree(self, path)
         return self._subtrees[id(transform)]
 
-    def entry(self, handle: Handle) -> tuple[Any, tuple]:
+    def entry(self, handle: Handle) -> tuple[Any, tuple[Any, ...]]:
         """Return index and stream key of a sample."""
         if isinstance(handle, int) and handle >= EXTRA_SAMPLES:
             return self._entries[handle - EXTRA_SAMPLES]

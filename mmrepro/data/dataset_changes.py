@@ -34,7 +34,7 @@ _OPAQUE = (type, torch.nn.Module, *GENERATORS)  # their content is not that of a
 def _bytes(array: Any) -> bytes:
     if isinstance(array, torch.Tensor):
         array = array.detach().contiguous().view(-1).view(torch.uint8).numpy()
-    return array.tobytes()
+    return bytes(array.tobytes())
 
 
 def _is_small_array(thing: Any) -> bool:
@@ -78,7 +78,7 @@ def _part(path: str, thing: Any) -> _Part | None:
         return _Part(path, _bytes, thing, _bytes(thing)) if _is_small_array(thing) else None
     if isinstance(thing, _OPAQUE):
         return None
-    if slot_names(type(thing)) and belongs_to_user(type(thing).__module__):
+    if slot_names(thing) and belongs_to_user(type(thing).__module__):
         return _Part(path, attributes, thing, attributes(thing))
     return _Part(path, vars, thing, dict(vars(thing))) if hasattr(thing, '__dict__') else None
 

@@ -59,9 +59,10 @@ def datasets(dataset: Any) -> Iterator[Any]:
     Indices cannot always be followed through these wrappers, as they can in :func:`nodes`.
     """
     yield dataset
-    wrapped = _wrapped(dataset)
-    inner = getattr(dataset, 'datasets', [
-        getattr(dataset, 'dataset', None) if wrapped is None else wrapped])
+    inner = getattr(dataset, 'datasets', None)
+    if inner is None:  # MMEngine's ConcatDataset looks like a wrapper of a single dataset
+        wrapped = _wrapped(dataset)
+        inner = [getattr(dataset, 'dataset', None) if wrapped is None else wrapped]
     for part in inner.values() if isinstance(inner, dict) else inner:
         if hasattr(part, '__getitem__') and not isinstance(part, str):
             yield from datasets(part)

@@ -72,9 +72,9 @@ class KeyedFetch:
         self.dataset, self._marked, self.check = dataset, marked, check
         self.root, self.stream, self.per_sample, self.rank = root, stream, per_sample, rank
         self._epoch: int | None = None
-        self._main_state: tuple | None = None
+        self._main_state: tuple[Any, ...] | None = None
         self._own: Generators = {}
-        self._pipelines: list | None = None
+        self._pipelines: list[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -175,7 +175,7 @@ class KeyedFetch:
             if not self.per_sample:
                 self._main_state = seeds.capture_rng(accelerators=False)
 
-    def collate(self, function: Callable, own: Generators, start: tuple[int, int],
+    def collate(self, function: Callable[..., Any], own: Generators, start: tuple[int, int],
                 items: Any) -> Any:
         """Call a collate function that may draw, in the stream of its batch or worker."""
 
@@ -200,13 +200,13 @@ _DRAW_NOTHING = (
 )
 
 
-def keyed_collate(function: Callable) -> Callable:
+def keyed_collate(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function``, wrapped in a :class:`KeyedCollate` if it may draw."""
     return function if isinstance(function, KeyedCollate) or _name_of(function) in _DRAW_NOTHING \
         else KeyedCollate(function)
 
 
-def _name_of(function: Callable) -> str:
+def _name_of(function: Callable[..., Any]) -> str:
     while isinstance(function, partial):  # MMEngine makes one of a config
         function = function.func
     named = function if hasattr(function, '__qualname__') else type(function)
@@ -220,11 +220,11 @@ class KeyedCollate:
         RandomnessError: the function keeps a generator that cannot be seeded.
     """
 
-    def __init__(self, function: Callable) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self._own = generators.find(function, 'collate_fn')
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         # each process looks for the generators of its copy of the function
         return KeyedCollate, (self.function, )
 

@@ -106,19 +106,19 @@ def adopt_loader(loader: Any, config: RandomnessConfig, stream: str, rank: int,
 class StaticOnClass:
     """A bound method on instances of runners; the static method of the base on classes."""
 
-    def __init__(self, method: Callable) -> None:
+    def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._owner, self._name = owner, name
 
-    def __get__(self, instance: Any, cls: type) -> Callable:
+    def __get__(self, instance: Any, cls: type) -> Any:
         if instance is None:
             return getattr(super(self._owner, cls), self._name)
         return MethodType(self._method, instance)
 
 
-def build_loader(build: Callable, dataloader: Any, root: int, stream: str) -> DataLoader:
+def build_loader(build: Callable[..., Any], dataloader: Any, root: seeds.Root, stream: str) -> Any:
     """Build a loader from its config with MMEngine's ``build``, whatever was drawn until now."""
     # For samplers that mmrepro does not know. The same on all ranks, also with
     # diff_rank_seed: ranks that shuffle differently would share samples.

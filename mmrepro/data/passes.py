@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Callable
 
 from mmengine.logging import print_log
@@ -27,7 +27,7 @@ class _PersistentWorkers:
     """
 
     def __init__(self) -> None:
-        self.snapshot: DatasetSnapshot | None = None
+        self.snapshot: Any = None
         self.user: Callable[[], Pass | None] = lambda: None
 
     def in_use(self) -> bool:
@@ -122,7 +122,7 @@ def unfinished(loaders: Iterable[Any]) -> list[str]:
                    if any(begun._loader is loader for loader in loaders)})
 
 
-def _stock_iter(loader: Any) -> Iterator[Any]:
+def _stock_iter(loader: Any) -> Any:
     return loader._mmrepro_stock.__iter__(loader)
 
 
@@ -133,7 +133,7 @@ def _loader_iter(self: Any) -> Pass:
     return Pass(self)
 
 
-def _loader_get_iterator(self: Any) -> Iterator[Any]:
+def _loader_get_iterator(self: Any) -> Any:
     """Return an iterator of PyTorch's that loads through the fetch of this loader."""
     attributes = vars(self)  # the loader itself refuses another dataset
     dataset, attributes['dataset'] = self.dataset, self._mmrepro_fetch

@@ -52,7 +52,7 @@ class SampleCheck:
         pipelines = len(list(dataset_tree.nodes(dataset))) + _NEW_PIPELINES
         counts = torch.zeros(max(workers, 1), _SEEN + pipelines, dtype=torch.int64)
         self._counts = counts.share_memory_() if workers else counts
-        self._known: set[tuple] = set()
+        self._known: set[tuple[Any, ...]] = set()
         self._batch_is_due = False
 
     def repeated(self) -> int:
@@ -74,7 +74,7 @@ class SampleCheck:
         return new or is_due(int(row[_LOADED]), self._interval)
 
     def repeat(self, context: BatchContext, items: Sequence[Any],
-               due: Mapping[Handle, str]) -> None:
+               due: Mapping[int, str]) -> None:
         """Load samples of a batch once more; called for every batch.
 
         Args:
@@ -90,7 +90,7 @@ class SampleCheck:
                 self._repeat(context, items, due)
 
     def _repeat(self, context: BatchContext, items: Sequence[Any],
-                due: Mapping[Handle, str]) -> None:
+                due: Mapping[int, str]) -> None:
         for handle, first in due.items():
             if exact_digest(items[handle - EXTRA_SAMPLES]) != first:
                 raise SampleDiffersError(self._message(
@@ -195,7 +195,8 @@ class SampleCheck:
             f'{position}{f", worker {info.id}" if info else ""}) {what}: a run with this pipeline '
             'can be neither repeated nor resumed',
             *lines,
-            f"if {name} cannot repeat, say so: randomness.nonrepeatable_datasets=['{name}']"])
+            f'if {name} cannot repeat, say so: '
+            f"randomness.self_checks.nonrepeatable_datasets=['{name}']"])
 
 
 def _difference(first: Any, second: Any) -> str:
@@ -216,7 +217,7 @@ def _loaded(context: BatchContext, handle: Handle) -> Any:
         raise SampleDiffersError(
             f'sample {index} (epoch {epoch}, position {position}) could not be loaded once more, '
             f'to compare the results: {type(error).__name__}: {error}\n  name datasets that '
-            'cannot repeat in randomness.nonrepeatable_datasets') from error
+            'cannot repeat in randomness.self_checks.nonrepeatable_datasets') from error
 
 
 def _mark(path: dataset_tree.Path, datasets: Sequence[Any]) -> int:
@@ -234,17 +235,17 @@ def _class_name(thing: Any) -> str:
     return getattr(thing, '__qualname__', type(thing).__qualname__)
 
 
-def sample_check(loader: DataLoader, config: RandomnessConfig,
+def sample_check(loader: Any, config: RandomnessConfig,
                  explain: Explain | None = None) -> SampleCheck | None:
     """Return the check of a loader's samples; None where the settings ask for none."""
-    if config.deterministic is not True or config.worker_seed != 'sample' or (
-            not config.check_samples):
+    checks = config.self_checks
+    if config.deterministic is not True or config.worker_seed != 'sample' or not checks.samples:
         return None
-    return SampleCheck(loader.dataset, config.check_samples, config.nonrepeatable_datasets,
+    return SampleCheck(loader.dataset, checks.samples, checks.nonrepeatable_datasets,
                        loader.num_workers, explain)
 
 
-def checked(loader: DataLoader) -> int:
+def checked(loader: Any) -> int:
     """Return how many samples of a loader its workers have loaded twice until now."""
     check = getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
     return check.repeated() if check is not None else 0
@@ -260,14 +261,14 @@ def left_out(config: RandomnessConfig, loaders: Iterable[Any]) -> list[str]:
         RandomnessError: for a name that no dataset has, with the nearest one.
     """
     known = {name: None for loader in loaders for name in _names(loader)}
-    for name in config.nonrepeatable_datasets:
+    for name in config.self_checks.nonrepeatable_datasets:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0)
             hint = f'; did you mean {near[0]!r}?' if near else ''
             raise RandomnessError(
-                f'randomness.nonrepeatable_datasets has the name {name!r}, and no dataset of this '
-                f'run is of that class{hint} Its datasets: {", ".join(known)}')
-    return list(config.nonrepeatable_datasets)
+                f'randomness.self_checks.nonrepeatable_datasets has the name {name!r}, and no '
+                f'dataset of this run is of that class{hint} Its datasets: {", ".join(known)}')
+    return list(config.self_checks.nonrepeatable_datasets)
 
 
 def _names(loader: Any) -> Iterator[str]:

@@ -36,7 +36,7 @@ class _Positioned:
         self.epoch, self.position = epoch, position
         return self
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (plain(self), self.epoch, self.position)
 
 
@@ -44,11 +44,11 @@ class PositionedInt(_Positioned, int):
     """A dataset index that carries its position."""
 
 
-class PositionedTuple(_Positioned, tuple):
+class PositionedTuple(_Positioned, tuple):  # type: ignore[type-arg]
     """As :class:`PositionedInt`, for samplers whose index is a tuple (video, frame)."""
 
 
-def with_position(index: Any, epoch: int, position: int) -> PositionedInt | PositionedTuple:
+def with_position(index: Any, epoch: int, position: int) -> Any:
     """Attach a position to the index that a sampler yields.
 
     Raises:
@@ -64,7 +64,7 @@ def with_position(index: Any, epoch: int, position: int) -> PositionedInt | Posi
             "int or a tuple. Use randomness.worker_seed='mmengine' for this data loader") from None
 
 
-def plain(index: Any) -> int | tuple:
+def plain(index: Any) -> int | tuple[Any, ...]:
     """Return the index as the dataset knows it."""
     return tuple(index) if isinstance(index, tuple) else int(index)
 
@@ -88,14 +88,14 @@ class Placement:
     start: int = 0
     epoch: int = 0
     generator: torch.Generator = field(default_factory=torch.Generator)
-    drawn: deque[tuple] = field(default_factory=lambda: deque(maxlen=MAX_DRAWN))
+    drawn: deque[tuple[Any, ...]] = field(default_factory=lambda: deque(maxlen=MAX_DRAWN))
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         # to a spawned worker: generators do not travel
         return Placement, (self.root, 0, 0, 0, self.epoch)
 
 
-class FixedOrder(Sampler):
+class FixedOrder(Sampler[Any]):
     """A list or range that a user gave in place of a sampler."""
 
     def __init__(self, indices: Sequence[Any]) -> None:
@@ -108,7 +108,7 @@ class FixedOrder(Sampler):
         return len(self.indices)
 
 
-def adopt(obj: Any, methods: Mapping[str, Callable], **state: Any) -> None:
+def adopt(obj: Any, methods: Mapping[str, Any], **state: Any) -> None:
     """Move an object to a subclass of its own class, and attach state to it.
 
     The only place where data loading writes to objects of the user. Adopting an object again
@@ -124,13 +124,14 @@ def adopt(obj: Any, methods: Mapping[str, Callable], **state: Any) -> None:
         TypeError: the class of the object cannot be extended.
     """
     if not hasattr(obj, '_mmrepro_stock'):
-        obj.__class__ = _subclass(type(obj), tuple(methods.items()))
+        cls: Any = type(obj)
+        obj.__class__ = _subclass(cls, tuple(methods.items()))
     for name, value in state.items():
         setattr(obj, f'_mmrepro_{name}', value)
 
 
 @cache
-def _subclass(cls: type, methods: tuple) -> type:
+def _subclass(cls: Any, methods: tuple[tuple[str, Any], ...]) -> type:
     return type(f'Keyed{cls.__name__}', (cls, ), {
         **dict(methods), '__module__': cls.__module__, '_mmrepro_stock': cls})
 
@@ -172,7 +173,7 @@ _DRAW_NOTHING = (
 )
 
 
-def _stock_batches(self: Any) -> Iterator[list[Any]]:
+def _stock_batches(self: Any) -> Any:
     """Return the batches of the stock class; if it may draw, with isolated generators."""
     placement, stock = self._mmrepro_placement, self._mmrepro_stock
     if qualified_name(stock) in _DRAW_NOTHING:
@@ -208,7 +209,7 @@ def _batch_sampler_iter(self: Any) -> Iterator[list[Any]]:
     return _batches(self)
 
 
-def _batch_sampler_len(self: Any) -> int:
+def _batch_sampler_len(self: Any) -> Any:
     # some batch samplers count by iterating, which must begin at the beginning
     placement = self._mmrepro_placement
     before = placement.start, placement.skip, placement.drawn
@@ -219,8 +220,8 @@ def _batch_sampler_len(self: Any) -> int:
         placement.start, placement.skip, placement.drawn = before
 
 
-_SAMPLER = {'__iter__': _sampler_iter, 'set_epoch': _sampler_set_epoch}
-_BATCH_SAMPLER = {'__iter__': _batch_sampler_iter, '__len__': _batch_sampler_len}
+_SAMPLER: dict[str, Any] = {'__iter__': _sampler_iter, 'set_epoch': _sampler_set_epoch}
+_BATCH_SAMPLER: dict[str, Any] = {'__iter__': _batch_sampler_iter, '__len__': _batch_sampler_len}
 
 
 def adopt_sampler(sampler: Any, placement: Placement, batches: bool = False) -> Any:

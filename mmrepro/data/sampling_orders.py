@@ -24,18 +24,18 @@ Position = tuple[Any, int, int]  # index, epoch, global position
 SamplingOrder = Callable[[Any, Any, int], Iterator[Position]]
 
 
-def _permutation(root: seeds.Root, size: int, *key: seeds.Key) -> list[int]:
+def _permutation(root: seeds.Root, size: int, *key: seeds.Key) -> Any:
     return seeds.random_state(root, 'sampler', *key).permutation(size).tolist()
 
 
-def _strided(indices: Sequence, sampler: Any, epoch: int, start: int) -> Iterator[Position]:
+def _strided(indices: Sequence[Any], sampler: Any, epoch: int, start: int) -> Iterator[Position]:
     """Yield every ``world_size``-th of an epoch's global indices, from the rank's first on."""
     first = sampler.rank + start * sampler.world_size
     for position in range(first, len(indices), sampler.world_size):
         yield indices[position], epoch, position
 
 
-def _epoch(sampler: Any) -> int:
+def _epoch(sampler: Any) -> Any:
     return sampler._mmrepro_placement.epoch
 
 
@@ -60,7 +60,8 @@ def _endless(root: seeds.Root, size: int, shuffle: bool, first: int, step: int,
     """Yield (index, position) of endless passes over ``size`` items."""
     if size == 0:
         raise ValueError(f'cannot draw from an empty source ({", ".join(map(str, key))})')
-    current, indices = -1, range(size)
+    current = -1
+    indices: Sequence[int] = range(size)
     for position in itertools.count(first, step):
         number, offset = divmod(position, size)
         if shuffle and number != current:

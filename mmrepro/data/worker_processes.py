@@ -36,7 +36,7 @@ WATCH_INTERVAL = 1.  # seconds, where the kernel does not watch
 
 
 @cache
-def ends_workers(popen: type) -> type:
+def ends_workers(popen: Any) -> type:
     """Return a subclass of multiprocessing's ``Popen`` that ends processes with :data:`END`."""
 
     def terminate(self: Any) -> None:
@@ -53,7 +53,8 @@ def _own_popen(process: Any) -> Any:
         process_obj._mmrepro_by_main_thread = \
             threading.current_thread() is threading.main_thread()
         popen = start(process_obj)
-        popen.__class__ = ends_workers(type(popen))
+        cls: Any = type(popen)
+        popen.__class__ = ends_workers(cls)
         return popen
 
     return staticmethod(_Popen)
@@ -97,7 +98,7 @@ def shield() -> None:
 def end_with_trainer() -> None:
     """Let this worker end when the process that started it is gone, however it ended."""
     process: Any = multiprocessing.current_process()
-    trainer = multiprocessing.parent_process().pid  # type: ignore[union-attr]
+    trainer: Any = multiprocessing.parent_process().pid  # type: ignore[union-attr]
     # a fork server stands in between, and lives as long as its workers
     gone = _no_parent if process._start_method != 'forkserver' else _no_process
     # the kernel means the thread that started the worker, and other threads may end earlier
@@ -111,8 +112,8 @@ def end_with_trainer() -> None:
 
 def _killed_by_kernel() -> bool:
     """Ask the kernel to kill this process when its parent dies; False where it cannot."""
-    return sys.platform.startswith('linux') and \
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
+    return sys.platform.startswith('linux') and not ctypes.CDLL(None).prctl(
+        PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _no_parent(pid: int) -> bool:

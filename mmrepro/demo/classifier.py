@@ -1,7 +1,7 @@
 """A small image classifier on the same photographs, for MMEngine without MMDetection and mmcv.
 
-Its config is ``configs/demo/classifier_demo.py``. Nothing is written to a disk: a sample is cut out
-of a photograph around one of its objects.
+Its config is ``configs/demo/classifier_demo.py``. A sample is a cut-out of a photograph around an
+object; nothing is written to a disk.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .photos import CLASSES, PHOTOS, photo_dir, read_photo, resize
 
 
 class PhotoDataset(BaseDataset):
-    """Objects on the photographs, every category as often as the others.
+    """Objects on the photographs; all categories are equally frequent.
 
     Args:
         length: number of samples.
@@ -31,7 +31,7 @@ class PhotoDataset(BaseDataset):
         super().__init__(**kwargs)
 
     def load_data_list(self) -> list[dict]:
-        photo_dir()  # says what to install where the photographs are missing
+        photo_dir()  # raises if the photographs are not installed
         objects: dict[str, list[dict]] = {name: [] for name in CLASSES}
         for photo, outlines in PHOTOS.items():
             for outline in outlines:
@@ -39,21 +39,21 @@ class PhotoDataset(BaseDataset):
                 (left, top), (right, bottom) = points.min(0), points.max(0)
                 objects[outline.category].append(dict(
                     photo=photo, box=[int(v) for v in (left, top, right, bottom)]))
-        found = []
+        samples = []
         for number in range(self._length):
             label = number % len(CLASSES)
             of_class = objects[CLASSES[label]]
-            found.append(dict(of_class[number // len(CLASSES) % len(of_class)], label=label))
-        return found
+            samples.append(dict(of_class[number // len(CLASSES) % len(of_class)], label=label))
+        return samples
 
 
 class CutOut:
-    """Cut the object out of its photograph, and resize it to a square.
+    """Cut an object out of its photograph and resize it to a square.
 
     Args:
         size: side of the square, in pixels.
-        jitter: each side of the cut moves by up to this fraction of the object's longer side.
-        flip: chance to mirror it.
+        jitter: each side of the cut moves by up to this fraction of the longer side.
+        flip: probability of a horizontal flip.
     """
 
     def __init__(self, size: int = 32, jitter: float = 0.0, flip: float = 0.0) -> None:
@@ -73,7 +73,7 @@ class CutOut:
 
 
 class Pack:
-    """The tensors that the model takes: ``inputs`` (3, H, W) of 0 to 1, and ``label``."""
+    """Convert to the inputs of the model: ``inputs`` (3, H, W) in [0, 1], and ``label``."""
 
     def __call__(self, results: dict) -> dict:
         image = torch.from_numpy(results['image']).permute(2, 0, 1)
@@ -93,7 +93,9 @@ class PhotoClassifier(BaseModel):
         self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(channels[-1], len(CLASSES)))
 
     def forward(self, inputs: torch.Tensor, label: torch.Tensor, mode: str = 'tensor') -> Any:
-        """Args:
+        """Compute the loss, predictions or scores.
+
+        Args:
             inputs: (N, 3, H, W).
             label: (N, ), numbers of categories.
             mode: 'loss', 'predict' or 'tensor', as MMEngine asks.
@@ -105,7 +107,7 @@ class PhotoClassifier(BaseModel):
 
 
 class Accuracy(BaseMetric):
-    """Fraction of the samples whose category is right."""
+    """Fraction of samples with the right category."""
 
     def process(self, data_batch: Any, data_samples: Sequence[Any]) -> None:
         self.results += [float(found == label) for found, label in data_samples]

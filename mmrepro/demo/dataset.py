@@ -1,6 +1,6 @@
-"""A small COCO-format detection dataset of real photographs, the same bytes for the same seed.
+"""A small detection dataset of real photographs; the same seed gives the same bytes.
 
-Layout and keys are COCO's, so that a config made for one reads the other:
+Layout and keys are those of COCO, so that configs for COCO read it:
 
     OUT/annotations/instances_train2017.json    OUT/train2017/000000000001.png ...
     OUT/annotations/instances_val2017.json      OUT/val2017/...
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
+from ..errors import ConfigError
 from .photos import BACKGROUNDS, CLASSES, PHOTOS, Outline, photo_dir, read_photo, resize
 
 SPLITS = ('train2017', 'val2017')
@@ -37,7 +38,7 @@ SCALES = {
     'coin': (0.14, 0.30),
 }
 MAX_PASTES = 5
-MIN_AREA = 200  # pixels; what is left of a smaller object could not be recognised
+MIN_AREA = 200  # pixels of the smallest visible object
 MIN_VISIBLE = 0.5  # a paste that hides more of an earlier object is drawn again
 MAX_OVERHANG = 0.25  # fraction of a cut-out that may lie outside of the image
 TRIES = 20
@@ -51,16 +52,12 @@ class Instance(NamedTuple):
 
 
 def annotation_file(root: str, split: str) -> str:
-    """Path of a split's annotations."""
+    """Return the path of the annotations of a split."""
     return os.path.join(root, 'annotations', f'instances_{split}.json')
 
 
 def check_coco(root: str) -> None:
-    """Check that ``root`` looks like COCO 2017.
-
-    Raises:
-        FileNotFoundError: naming the first file or folder that is missing.
-    """
+    """Check that ``root`` looks like COCO 2017."""
     for split in SPLITS:
         for path in (annotation_file(root, split), os.path.join(root, split)):
             if not os.path.exists(path):
@@ -101,17 +98,14 @@ def write_dataset(out: str, seed: int = 0, num_train: int = 24, num_val: int = 8
 
 
 def data_digest(root: str) -> str:
-    """SHA-256 over the annotations and the decoded pixels.
-
-    Decoded, because the bytes of a PNG file depend on the version of zlib.
-    """
+    """Return SHA-256 of annotations and decoded pixels; PNG bytes depend on the version of zlib."""
     digest = hashlib.sha256()
     for split in SPLITS:
         with open(annotation_file(root, split), 'rb') as file:
             text = file.read()
         digest.update(text)
         for record in json.loads(text)['images']:
-            image = cv2.imread(os.path.join(root, split, record['file_name']))
+            image: Any = cv2.imread(os.path.join(root, split, record['file_name']))
             digest.update(repr(image.shape).encode())
             digest.update(image.tobytes())
     return digest.hexdigest()
@@ -138,7 +132,7 @@ def _write_split(out: str, split: str, seed: int, count: int) -> None:
 
 
 def _compose(rng: random.Random, size: tuple[int, int]) -> tuple[np.ndarray, list[Instance]]:
-    """An image of ``size`` (width, height) and the objects that are visible on it."""
+    """Compose an image of ``size`` (width, height); return it and its visible objects."""
     name = _pick(rng, BACKGROUNDS + tuple(PHOTOS))
     pixels, instances = _background(rng, name, size)
     wanted = 1 + int(rng.random() * MAX_PASTES)
@@ -156,7 +150,7 @@ def _compose(rng: random.Random, size: tuple[int, int]) -> tuple[np.ndarray, lis
 
 def _background(rng: random.Random, name: str,
                 size: tuple[int, int]) -> tuple[np.ndarray, list[Instance]]:
-    """The largest crop of a photograph with the shape of ``size``, at a random position."""
+    """Return the largest crop with the shape of ``size``, at a random position."""
     width, height = size
     photo = read_photo(name)
     rows, columns = photo.shape[:2]
@@ -176,7 +170,7 @@ def _background(rng: random.Random, name: str,
 
 def _paste(rng: random.Random, pixels: np.ndarray, instances: Sequence[Instance], photo: str,
            outline: Outline) -> tuple[np.ndarray, list[Instance]] | None:
-    """One try to paste a cut-out; None when it would hide too much of an earlier object."""
+    """Try to paste a cut-out; None if it would hide too much of an earlier object."""
     height, width = pixels.shape[:2]
     points = np.array(outline.points)
     (left, top), (right, bottom) = points.min(0), points.max(0) + 1
@@ -217,9 +211,9 @@ def _offset(rng: random.Random, room: int, length: int) -> int:
 
 
 def _annotation(instance: Instance) -> dict[str, Any] | None:
-    """COCO's record of an object; None when too little of it is visible.
+    """Return the COCO annotation of an object; None if too little of it is visible.
 
-    Area and box are those of the polygons as pycocotools draws them, so that the three agree.
+    Area and box are those of the polygons as pycocotools rasterizes them, so that all agree.
     """
     polygons = _polygons(instance.mask)
     if not polygons:
@@ -245,7 +239,7 @@ def _coco_mask() -> Any:
 
 
 def _polygons(mask: np.ndarray) -> list[list[int]]:
-    """Outer contours, each from its smallest vertex on: OpenCV's order is not documented."""
+    """Return the outer contours in a fixed order; the order of OpenCV is not documented."""
     contours, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL,
                                    cv2.CHAIN_APPROX_SIMPLE)
     polygons = []
@@ -270,8 +264,12 @@ def _pick(rng: random.Random, choices: Sequence[Any]) -> Any:
     return choices[int(rng.random() * len(choices))]
 
 
-def refusal(error: Exception, out: str) -> str:
-    """One line for what kept :func:`write_dataset` from writing to ``out``."""
-    # errors of the operating system have a number; ours say everything
-    reason = getattr(error, 'strerror', None)
-    return str(error) if reason is None else f'{out} cannot be written: {reason}'
+def provide_dataset(out: str, seed: int = 0, num_train: int = 24, num_val: int = 8) -> str:
+    """:func:`write_dataset` for a command: an error says in one line what to change."""
+    try:
+        return write_dataset(out, seed, num_train, num_val)
+    except (OSError, ModuleNotFoundError) as error:
+        # errors of the operating system have a number; ours say everything
+        reason = getattr(error, 'strerror', None)
+        raise ConfigError(str(error) if reason is None else
+                          f'{out} cannot be written: {reason}') from error

@@ -29,7 +29,7 @@ def _pairs(text: str) -> tuple[Point, ...]:
     return tuple(zip(numbers[::2], numbers[1::2]))
 
 
-# Falcon 9 and the shuttle model are one category: two looks of one thing.
+# Falcon 9 and the shuttle model are one category.
 _PERSON = _pairs(
     '153 80 156 62 165 46 190 32 212 18 235 15 262 22 285 40 297 62 301 88 293 116 276 132 264 '
     '140 256 172 284 190 299 214 304 240 322 244 342 262 352 300 360 346 385 343 412 343 440 '
@@ -57,7 +57,7 @@ _MOTORCYCLE = _pairs(
 _FALCON = _pairs(
     '323 126 331 138 334 150 334 178 337 188 335 240 333 300 332 350 332 406 311 406 311 350 '
     '311 240 309 190 311 178 311 150 315 138')
-# centre x, centre y, half width, half height
+# center x, center y, half width, half height
 _COINS = (
     (44, 53, 22, 20), (100, 55, 19, 17), (155, 50, 23, 22), (216, 51, 23, 22),
     (275, 51, 20, 19), (335, 43, 29, 28), (45, 124, 20, 20), (103, 125, 19, 19),
@@ -85,11 +85,7 @@ BACKGROUNDS = ('grass.png', 'gravel.png', 'brick.png', 'hubble_deep_field.jpg', 
 
 
 def photo_dir() -> str:
-    """The folder of scikit-image's sample images.
-
-    Raises:
-        ModuleNotFoundError: when scikit-image is not installed.
-    """
+    """Return the folder of the sample images of scikit-image."""
     try:
         import skimage
     except ModuleNotFoundError as error:
@@ -102,11 +98,7 @@ def photo_dir() -> str:
 
 @cache
 def read_photo(name: str) -> np.ndarray:
-    """A photograph as read-only uint8 of shape (height, width, 3), channels blue, green, red.
-
-    Raises:
-        FileNotFoundError: when this version of scikit-image does not ship the photograph.
-    """
+    """Return a photograph as read-only uint8 (height, width, 3), channels blue, green, red."""
     path = os.path.join(photo_dir(), name)
     image = cv2.imread(path, cv2.IMREAD_COLOR)
     if image is None:
@@ -117,9 +109,9 @@ def read_photo(name: str) -> np.ndarray:
 
 
 def resize(image: np.ndarray, width: int, height: int) -> np.ndarray:
-    """Bilinear resize of a uint8 image (height, width, 3), in integers only.
+    """Resize a uint8 image (height, width, 3) bilinearly, in integers only.
 
-    OpenCV picks a kernel by instruction set and build, and their bytes differ; these do not.
+    The bytes of OpenCV depend on instruction set and build.
     Shrinking averages 2x2 blocks first, so that no pixel is left out.
     """
     while image.shape[1] >= 2 * width and image.shape[0] >= 2 * height:
@@ -139,9 +131,9 @@ _ONE = 1 << 11
 
 
 def _taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lower and upper source index and the upper one's weight (of ``_ONE``) per target pixel."""
-    centre = (2 * np.arange(target, dtype=np.int64) + 1) * source * _ONE // (2 * target)
-    position = np.clip(centre - _ONE // 2, 0, (source - 1) * _ONE)
+    """Return lower and upper source index, and the weight of the upper, for each target pixel."""
+    center = (2 * np.arange(target, dtype=np.int64) + 1) * source * _ONE // (2 * target)
+    position = np.clip(center - _ONE // 2, 0, (source - 1) * _ONE)
     low = position // _ONE
     return low, np.minimum(low + 1, source - 1), position % _ONE
 

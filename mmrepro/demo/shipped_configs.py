@@ -12,10 +12,10 @@ COCO_CLASSES = 80
 
 
 def shipped(path: str) -> str:
-    """Absolute path of a file under configs/ or tools/, installed or in a checkout.
+    """Return the absolute path of a file in configs/ or tools/, installed or in a checkout.
 
     Raises:
-        FileNotFoundError: naming both paths.
+        FileNotFoundError: the file does not exist; names both paths.
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     paths = [os.path.join(package, '.mim', path), os.path.join(os.path.dirname(package), path)]
@@ -26,7 +26,7 @@ def shipped(path: str) -> str:
 
 
 def demo_config(model: str, data_root: str | None = None) -> Config:
-    """The config ``configs/demo/<model>_demo.py``, on the dataset in ``data_root``.
+    """Read the config ``configs/demo/<model>_demo.py``, on the dataset in ``data_root``.
 
     >>> demo_config('faster-rcnn_r50_fpn').randomness.seed
     42
@@ -38,13 +38,13 @@ def demo_config(model: str, data_root: str | None = None) -> Config:
 
 
 def reads_coco(config: str) -> bool:
-    """Whether a config has a dataset that is stored in COCO's format."""
+    """Whether a config reads a dataset in the format of COCO."""
     cfg = Config.fromfile(config, import_custom_modules=False)
     return 'ann_file' in str(cfg.get('train_dataloader'))
 
 
 def use_data(cfg: Config, root: str) -> None:
-    """Let every dataset and metric of ``cfg`` read the COCO-format data in ``root``."""
+    """Let all datasets and metrics of ``cfg`` read the COCO-format data in ``root``."""
 
     def change(node: Any) -> None:
         if 'data_root' in node:
@@ -70,7 +70,7 @@ def use_coco_classes(cfg: Config) -> None:
         _visit(cfg[key], change)
 
 
-def _data_keys(cfg: Config) -> list:
+def _data_keys(cfg: Config) -> list[str]:
     return [key for key in cfg if key.endswith(('_dataloader', '_evaluator')) and cfg[key]]
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
-from mmengine.registry import HOOKS
 
 from ..digests import state_digest
 from ..fingerprint.divergence import differing_iterations
@@ -24,7 +23,6 @@ CHECKPOINT = 'resumed_from.pth'
 Ranks = Mapping[int, RankLog]
 
 
-@HOOKS.register_module()
 class DigestHook(FingerprintHook):
     """Fingerprints with the digest of the weights that a reader can compute from a checkpoint."""
 
@@ -33,13 +31,13 @@ class DigestHook(FingerprintHook):
 
 
 class DemoRun(NamedTuple):
-    """One of the runs: its name and what is different about it."""
+    """A run of the demonstration, and its differences from the others."""
     name: str
     num_workers: int = 0
     hash_seed: str = '0'
-    resumed: bool = False  # in two processes: the first ends after an iteration, the second resumes
+    resumed: bool = False  # the first process ends after an iteration, the second resumes
     virtual_ranks: int | None = None
-    processes: int = 1  # that the virtual ranks share
+    processes: int = 1  # number of processes that train the virtual ranks
 
     def title(self) -> str:
         if self.virtual_ranks is not None:
@@ -53,7 +51,7 @@ RUNS = (DemoRun('A'), DemoRun('B', num_workers=2, hash_seed='1', resumed=True))
 
 
 def on_processes(virtual_ranks: int, numbers: Sequence[int]) -> tuple[DemoRun, ...]:
-    """The same ranks on these numbers of processes."""
+    """Return runs of the same ranks on these numbers of processes."""
     return tuple(DemoRun(f'{number} process{"es" if number > 1 else ""}', processes=number,
                          virtual_ranks=virtual_ranks) for number in numbers)
 
@@ -85,9 +83,6 @@ def train(run: DemoRun, config: str, folder: str, tell: Callable[[str], None],
     Args:
         tell: is called with a line on every iteration.
         env: more variables of the processes.
-
-    Raises:
-        TrainingFailed: the training ended with an error.
     """
     files = os.path.join(folder, FOLDER)
     # one thread per operator is the fastest for images this small, and by far on a busy machine
@@ -113,19 +108,19 @@ def train(run: DemoRun, config: str, folder: str, tell: Callable[[str], None],
 
 
 def loss_of(step: Mapping[str, Any]) -> str:
-    """The loss of an iteration, for a table."""
+    """Return the loss of an iteration for a table."""
     value = step['losses'].get('loss')
     return '-' if value is None else f'{float.fromhex(value):.8f}'
 
 
 def weights_of(ranks: Ranks, iteration: int) -> str:
-    """SHA-256 of the weights after an iteration; of several ranks, of the list of their digests."""
+    """Return SHA-256 of the weights; of several ranks, of the list of their digests."""
     digests = [ranks[rank].steps[iteration]['weights'] for rank in sorted(ranks)]
     return digests[0] if len(digests) == 1 else state_digest(digests)
 
 
 def compare(runs: Sequence[Ranks], names: Sequence[str]) -> tuple[str, bool]:
-    """A table of all runs, iteration by iteration, with the verdict; and whether all bits agree."""
+    """Return a table of all iterations with the verdict, and whether all bits agree."""
     widths = [max(16, len(f'weights {name}')) for name in names]
     lines = ['  '.join([f'{"iteration":>9}', *(f'{f"loss {name}":>12}' for name in names), *(
         f'{f"weights {name}":<{width}}' for name, width in zip(names, widths)), 'same bits'])]

@@ -1,9 +1,11 @@
 """A level of CPU instructions for all libraries: the same kernels on all CPUs that have it."""
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping
 
+import numpy
 import torch
 
 # cpu='...' -> the variables that a process has to start with
@@ -49,10 +51,8 @@ def _numpy_above_avx2() -> list[str]:
 
 def numpy_features() -> list[str]:
     """Return the instruction sets beyond its baseline whose kernels NumPy uses here."""
-    try:
-        from numpy._core import _multiarray_umath as core
-    except ImportError:  # before NumPy 2
-        from numpy.core import _multiarray_umath as core
+    package = 'numpy._core' if hasattr(numpy, '_core') else 'numpy.core'  # before NumPy 2
+    core = importlib.import_module(f'{package}._multiarray_umath')
     return [name for name in core.__cpu_dispatch__ if core.__cpu_features__.get(name)]
 
 

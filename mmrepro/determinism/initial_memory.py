@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -17,7 +18,7 @@ def filled_memory() -> Iterator[None]:
 
     Has an effect with deterministic algorithms only, and from torch 2.2 on.
     """
-    switches = getattr(torch.utils, 'deterministic', None)
+    switches: Any = getattr(torch.utils, 'deterministic', None)
     before = getattr(switches, 'fill_uninitialized_memory', None)
     if before is None:
         yield

@@ -109,7 +109,7 @@ class _InForce(threading.local):
 
 
 _active = _InForce()
-_said: set = set()  # warnings that were logged already
+_said: set[Any] = set()  # warnings that were logged already
 
 
 def enable(mode: Mode = True,
@@ -164,7 +164,7 @@ def enable(mode: Mode = True,
             wanted = flag.wanted(settings)
             if wanted and _read(flag.get) not in (*wanted, UNAVAILABLE):
                 _write(flag, wanted[0])
-        pairs = [(row, baseline.variables[row.name], env.get(row.name))
+        pairs: list[Any] = [(row, baseline.variables[row.name], env.get(row.name))
                  for row in ENV if row.name in baseline.variables]
         pairs += [(flag, baseline.flags[flag.name], _read(flag.get)) for flag in FLAGS]
         report = Report(settings, tuple(Change(row.name, before, after, row.why)
@@ -197,8 +197,8 @@ def disable() -> None:
 def _set_late(module: ModuleType) -> None:
     """Set the flags that come with an import, after it."""
     report = in_force()
-    for flag in FLAGS if report is not None else ():
-        wanted = flag.wanted(report.settings) if flag.module else ()
+    for flag in FLAGS:
+        wanted = flag.wanted(report.settings) if report and flag.module else ()
         if wanted and _read(flag.get) not in (*wanted, UNAVAILABLE):
             _write(flag, wanted[0])
 

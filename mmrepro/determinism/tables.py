@@ -45,7 +45,7 @@ class PolicySettings:
     cpu: str | None = None
 
     @property
-    def precision(self) -> dict | None:
+    def precision(self) -> dict[str, Any] | None:
         """Row of ``PRECISIONS``, or None."""
         name = self.float32_precision
         return None if name is None else PRECISIONS[name]
@@ -91,7 +91,7 @@ def _deterministic(*values: Any) -> Callable[[PolicySettings], tuple[Any, ...]]:
     return lambda s: values if s.mode else ()
 
 
-def _tf32(off: tuple[str, ...], on: tuple[str, ...]) -> Callable[[PolicySettings], tuple]:
+def _tf32(off: tuple[str, ...], on: tuple[str, ...]) -> Callable[[PolicySettings], tuple[Any, ...]]:
     return lambda s: () if s.precision is None else on if s.precision['tf32'] else off
 
 
@@ -198,6 +198,10 @@ def _find(name: str) -> Any:
     return operator.attrgetter(name.partition('.')[2])(torch)
 
 
+def _call(name: str) -> Any:
+    return _find(name)()
+
+
 def _attribute(name: str, wanted: Callable[[PolicySettings], Sequence[Any]], why: str) -> Flag:
     owner, _, attribute = name.rpartition('.')
     return Flag(name, lambda: _find(name), lambda value: setattr(_find(owner), attribute, value),
@@ -206,8 +210,8 @@ def _attribute(name: str, wanted: Callable[[PolicySettings], Sequence[Any]], why
 
 def _functions(name: str, getter: str, setter: str,
                wanted: Callable[[PolicySettings], Sequence[Any]], why: str) -> Flag:
-    return Flag(name, lambda: _find(getter)(), lambda value: _find(setter)(value), wanted, why,
-                setter=setter)
+    return Flag(name, functools.partial(_call, getter), lambda value: _find(setter)(value), wanted,
+                why, setter=setter)
 
 
 def _of_compiler(module: str, name: str, value: bool, why: str,
@@ -339,9 +343,9 @@ RECORDED_FLAGS: dict[str, Callable[[], Any]] = {
     'torch.num_interop_threads': torch.get_num_interop_threads,
     **{name: functools.partial(_find, name) for name in (
         'torch.backends.mkldnn.enabled', 'torch.backends.cuda.matmul.allow_fp16_accumulation')},
-    **{name: lambda name=name: _find(name)() for name in (
+    **{name: functools.partial(_call, name) for name in (
         'torch.backends.cuda.flash_sdp_enabled', 'torch.backends.cuda.mem_efficient_sdp_enabled',
         'torch.backends.cuda.math_sdp_enabled')},
     # without importing OpenCV: a module that is not there raises AttributeError
-    'cv2.num_threads': lambda: sys.modules.get('cv2').getNumThreads(),
+    'cv2.num_threads': lambda: getattr(sys.modules.get('cv2'), 'getNumThreads')(),  # noqa: B009
 }

@@ -1,1 +1,1 @@
-"""Two recordings of an iteration: the first record that differs, and why."""
+"""Find the first difference of two recordings of an iteration, and its cause."""

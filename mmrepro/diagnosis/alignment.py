@@ -1,4 +1,4 @@
-"""Align two streams of records and find the first thing that differs."""
+"""Align two streams of records and find the first record that differs."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -12,13 +12,13 @@ MAX_EDITS = 600
 
 
 class Pair(NamedTuple):
-    """Numbers of two records that are the same step; None where one run has no such step."""
-    a: int | None
-    b: int | None
+    """Numbers of two records of the same step; None where a run has no such step."""
+    a: Any
+    b: Any
 
 
 class StreamDifference(NamedTuple):
-    """The first thing that differs.
+    """The first difference of two streams.
 
     Kinds: 'output' (same inputs, different result), 'argument' (a different value that is not a
     tensor), 'input' (a different tensor that no recorded operator computed), 'generator' (same
@@ -26,19 +26,19 @@ class StreamDifference(NamedTuple):
     run B, or only run A, executed), 'replaced' (the runs executed different operators).
     """
     kind: str
-    a: int | None  # number of the record in run A, None where there is none
-    b: int | None
-    which: tuple[Any, ...] = ()  # numbers of differing inputs or outputs; for a state, names
+    a: Any  # number of the record in run A; None without one
+    b: Any
+    which: tuple[Any, ...] = ()  # numbers of differing inputs or outputs; names for a state
     extra_a: tuple[int, ...] = ()  # records that run B lacks, up to the difference
     extra_b: tuple[int, ...] = ()
     moved: Pair | None = None  # 'generator': the last pair at whose start generators agreed
 
 
 def matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Pairs of equal elements of a longest common subsequence, in order.
+    """Return the pairs of equal elements of a longest common subsequence, in order.
 
     E. W. Myers, "An O(ND) difference algorithm and its variations", 1986: the greedy variant.
-    Sequences that need more than :data:`MAX_EDITS` edits are aligned as far as that reaches.
+    Sequences that need more than :data:`MAX_EDITS` edits are aligned as far as these reach.
     """
     start = 0
     while start < min(len(a), len(b)) and a[start] == b[start]:
@@ -77,7 +77,7 @@ def _pairs(stretches: Any) -> list[tuple[int, int]]:
 
 
 def align(a: Sequence[Record], b: Sequence[Record]) -> Iterator[Pair]:
-    """All records of both streams in order; a step that one run lacks comes alone."""
+    """Yield all records of both streams in order; a step of one run only comes alone."""
     i = j = 0
     for x, y in [*matches([r.key for r in a], [r.key for r in b]), (len(a), len(b))]:
         yield from (Pair(n, None) for n in range(i, x))
@@ -88,10 +88,10 @@ def align(a: Sequence[Record], b: Sequence[Record]) -> Iterator[Pair]:
 
 
 def first_differing_record(a: Sequence[Record], b: Sequence[Record]) -> StreamDifference | None:
-    """The first record whose inputs agree and whose result differs, or what comes before it.
+    """Return the first record whose inputs agree and whose result differs, or its cause.
 
-    Operators that only one run executed are named when they computed what differs later, or when
-    nothing else differs.
+    Operators that only one run executed are named when they computed a tensor that differs later,
+    or when nothing else differs.
     """
     extra_a: list[int] = []
     extra_b: list[int] = []
@@ -112,16 +112,16 @@ def first_differing_record(a: Sequence[Record], b: Sequence[Record]) -> StreamDi
     made_b = _makers(b, extra_b, b[pair.b], kind, which)
     if made_a or made_b:
         return _structural(a, b, made_a, made_b, pairs)
-    found = StreamDifference(kind, *pair, which, tuple(extra_a), tuple(extra_b))
+    difference = StreamDifference(kind, *pair, which, tuple(extra_a), tuple(extra_b))
     drawing = a[pair.a]
     if kind == 'output' and drawing.drew and (
             _drawn_from(drawing, drawing) != _drawn_from(b[pair.b], drawing)):
-        return found._replace(kind='generator', moved=_last_agreeing(a, b, pair))
-    return found
+        return difference._replace(kind='generator', moved=_last_agreeing(a, b, pair))
+    return difference
 
 
 def _compare(a: Record, b: Record) -> tuple[str, tuple[Any, ...]]:
-    """Kind and ``which`` of the difference of two records; '' when they agree."""
+    """Return kind and ``which`` of the difference of two records; kind '' when they agree."""
     if a.is_state:
         # a number such as the learning rate explains the tensors, never the other way round
         numbers = differing_names(*(dict.fromkeys(r.arguments.split(SEPARATOR), 'has')
@@ -143,7 +143,7 @@ def _differing_numbers(a: Sequence[str], b: Sequence[str]) -> tuple[int, ...]:
 
 def _structural(a: Sequence[Record], b: Sequence[Record], extra_a: Sequence[int],
                 extra_b: Sequence[int], pairs: Sequence[Pair]) -> StreamDifference:
-    """The first of the extra records; one of each run only where one replaces the other."""
+    """Return the first extra record; of both runs where one replaces the other."""
     first_a, first_b = (extra[0] if extra else None for extra in (extra_a, extra_b))
     if first_a is not None and first_b is not None:
         # the number of pairs before each tells which came first
@@ -166,9 +166,7 @@ def _step(record: Record) -> tuple[str, str, str]:
 
 def _makers(stream: Sequence[Record], extra: Sequence[int], record: Record, kind: str,
             which: tuple[Any, ...]) -> list[int]:
-    """The extra records that computed what differs in ``record``, and those that computed their
-    inputs.
-    """
+    """Return the extra records that computed, directly or not, what differs in ``record``."""
     if kind == 'input':
         wanted = {record.inputs[i] for i in which}
     elif record.is_state and kind == 'output':
@@ -188,7 +186,7 @@ def _makers(stream: Sequence[Record], extra: Sequence[int], record: Record, kind
 
 
 def _last_agreeing(a: Sequence[Record], b: Sequence[Record], pair: Pair) -> Pair | None:
-    """The last pair before ``pair`` at whose start the generators still agreed."""
+    """Return the last pair before ``pair`` at whose start the generators still agreed."""
     last = None
     for earlier in align(a[:pair.a], b[:pair.b]):
         if earlier.a is None or earlier.b is None or not a[earlier.a].generators:
@@ -199,7 +197,7 @@ def _last_agreeing(a: Sequence[Record], b: Sequence[Record], pair: Pair) -> Pair
 
 
 def _drawn_from(record: Record, drawing: Record) -> tuple[str, ...]:
-    """States of the generators that ``drawing`` may draw from: operators use only torch's."""
+    """States of the generators that ``drawing`` may draw from; operators use those of torch."""
     if drawing.phase == 'data':
         return record.generators
     return record.generators[:1] + record.generators[3:]

@@ -1,4 +1,4 @@
-"""Likely causes of a difference and how to fix them: a table; the first row that fits counts."""
+"""The table of likely causes of a difference and their fixes; the first row that fits counts."""
 from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple
@@ -6,7 +6,7 @@ from typing import Any, Callable, NamedTuple
 from ..fingerprint.records import UNINITIALIZED
 from .context import DifferenceContext
 
-# operators whose CUDA kernels add up in the order in which threads arrive, unless told otherwise
+# operators whose CUDA kernels add with atomics unless deterministic algorithms are on
 ATOMIC = ('convolution_backward', 'scatter', 'index_add', 'index_put', 'put_', 'upsample',
           'grid_sampler', 'cumsum', 'max_pool', 'avg_pool', 'bincount', 'embedding', 'kthvalue',
           'histc', 'nll_loss2d', 'ctc_loss', 'reflection_pad', 'replication_pad', 'roi_', 'deform')
@@ -26,12 +26,12 @@ FIX_VALIDATION = ('Check what the model stores in evaluation mode, and the hooks
 
 
 class Cause(NamedTuple):
-    """A row."""
-    name: str  # for tests and JSON
+    """A likely cause."""
+    name: str  # shown, and used by programs
     when: Callable[[DifferenceContext], Any]  # whether the row fits
     why: str  # one sentence on why the bits differ
     fix: str  # what to do
-    evidence: Callable[[DifferenceContext], list[str]] = lambda c: []  # what supports it
+    evidence: Callable[[DifferenceContext], list[str]] = lambda c: []  # records that support it
 
 
 def _hash_seeds(c: DifferenceContext) -> list[str]:
@@ -157,8 +157,8 @@ CAUSES: tuple[Cause, ...] = (
     Cause('uninitialised memory', lambda c: c.kind == 'output' and UNINITIALIZED in c.record.labels,
           'The operator reads memory that torch.empty or a similar function allocated and nothing '
           'has written.',
-          'Use torch.zeros, or write all of it first; randomness.fill_uninitialized_memory=True '
-          'makes such reads visible.'),
+          'Use torch.zeros, or write all of it first; '
+          'torch.utils.deterministic.fill_uninitialized_memory = True makes such reads visible.'),
     Cause('generator of its own',
           lambda c: c.kind == 'argument' and any('generator=generator' in text
                                                  for text in c.arguments()),
@@ -167,7 +167,8 @@ CAUSES: tuple[Cause, ...] = (
           lambda c: c.arguments()),
     Cause('other draws before', lambda c: c.kind == 'generator',
           'The operator draws from a generator that other code has advanced in one run only.',
-          'Let that code use a generator of its own, or seed the step (randomness.step_seed=True).',
+          'Let that code use a generator of its own, or let mmrepro seed the step (no '
+          "worker_seed='mmengine').",
           _moved),
     Cause('state lost at resume',
           lambda c: c.from_outside and c.differs('resumed') and not (
@@ -235,7 +236,8 @@ CAUSES: tuple[Cause, ...] = (
     Cause('threads', lambda c: c.kind == 'output' and c.differs('threads'),
           'The result of the operator depends on the number of threads, which changes the order '
           'of additions.',
-          'Set randomness.num_threads, or OMP_NUM_THREADS and MKL_NUM_THREADS, to the same number.',
+          'Set randomness.numerics.num_threads, or OMP_NUM_THREADS and MKL_NUM_THREADS, to the '
+          'same number.',
           lambda c: [text for text in c.attributes() if 'hreads' in text or 'THREADS' in text]),
     Cause('processor',
           lambda c: c.kind == 'output' and [
@@ -262,6 +264,6 @@ CAUSES: tuple[Cause, ...] = (
 
 
 def find_cause(context: DifferenceContext) -> tuple[Cause, list[str]]:
-    """The first row that fits, and its evidence."""
+    """Return the first row that fits, and its evidence."""
     cause = next(cause for cause in CAUSES if cause.when(context))
     return cause, list(dict.fromkeys(cause.evidence(context)))

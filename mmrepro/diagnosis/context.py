@@ -1,29 +1,32 @@
-"""The first difference of two streams, and the questions that :mod:`.causes` asks about it."""
+"""Properties of the first difference of two streams, which :mod:`.causes` tests."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..fingerprint.divergence import differing_names
 from ..fingerprint.generator_states import FROM, NAMES
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, SEPARATOR, Record, useful_calls
 from .alignment import StreamDifference
 
-NO_EVIDENCE = ('process id', 'resumed', 'validated')  # attributes that only causes ask for
+NO_EVIDENCE = ('process id', 'resumed', 'validated')  # attributes that are not shown
 
 
 class DifferenceContext:
-    """A difference with everything that was recorded around it.
+    """A difference, with everything that was recorded around it.
 
-    ``a`` and ``b`` are its records, None where a run has none; ``record`` is one of them.
+    Attributes:
+        a, b: its records in run A and run B; None where a run has none.
+        record: ``a``, or ``b`` where run A has none.
     """
 
     def __init__(self, found: StreamDifference, stream_a: Sequence[Record],
                  stream_b: Sequence[Record]) -> None:
         self.found, self.kind = found, found.kind
         self.streams = stream_a, stream_b
-        self.a = None if found.a is None else stream_a[found.a]
-        self.b = None if found.b is None else stream_b[found.b]
-        self.record: Record = self.b if self.a is None else self.a
+        self.a: Any = None if found.a is None else stream_a[found.a]
+        self.b: Any = None if found.b is None else stream_b[found.b]
+        self.record: Record = next(record for record in (self.a, self.b) if record is not None)
         self.phase = self.record.phase
         self._attributes = [_named(text for record in stream if record.name == 'attributes'
                                    for text in record.labels) for stream in self.streams]
@@ -31,7 +34,7 @@ class DifferenceContext:
 
     @property
     def from_outside(self) -> bool:
-        """Whether a value came in that no operator computed."""
+        """Whether the difference is a value that no operator computed."""
         return self.kind in ('input', 'argument')
 
     @property
@@ -46,16 +49,16 @@ class DifferenceContext:
 
     @property
     def in_data_list(self) -> bool:
-        """Whether the data list has different entries: the first transform is given them."""
+        """Whether the input of the first transform, an entry of the data list, differs."""
         return self.phase == 'data' and self.kind == 'input' and self.record.path.endswith('/0')
 
     def calls(self, source: str) -> list[str]:
-        """Calls that asked ``source`` right before the record or, for a transform, during it."""
+        """Calls of ``source`` right before the record or, for a transform, during it."""
         return [call for record in (self.a, self.b) if record is not None
                 for call in record.calls if call.startswith(source)]
 
     def calls_anywhere(self, source: str) -> list[str]:
-        """Calls that asked ``source`` at any time in what was recorded."""
+        """Calls of ``source`` at any time of the recording."""
         return list(dict.fromkeys(call for stream in self.streams for record in stream
                                   for call in record.calls if call.startswith(source)))
 
@@ -67,29 +70,29 @@ class DifferenceContext:
         if sorted(self.a.inputs) == sorted(self.b.inputs):
             return True
         differing = [{record.inputs[i] for i in self.found.which} for record in (self.a, self.b)]
-        # one after the other, by the same line: both meet all of them
-        later = [{one for other in stream[number:] if _same_line(other, record)
-                  for one in other.inputs}
+        # each run uses all of them one after the other, in the same line
+        later = [{digest for later_record in stream[number:] if _same_line(later_record, record)
+                  for digest in later_record.inputs}
                  for stream, number, record in zip(
                      self.streams, (self.found.a, self.found.b), (self.a, self.b))]
         return differing[0] <= later[1] and differing[1] <= later[0]
 
     def earlier_calls(self, source: str) -> list[str]:
-        """Calls that asked ``source`` earlier in the function that now passes the value on.
+        """Calls of ``source`` earlier in the function that passes the value on.
 
         The function is found by its file and name, among the records of the same module and phase.
         """
-        found = []
+        calls = []
         for stream, number in zip(self.streams, (self.found.a, self.found.b)):
             if number is None or not stream[number].stack:
                 continue
             record, (file, _, function) = stream[number], useful_calls(stream[number].stack)[0]
             for earlier in stream[:number + 1]:
                 if (earlier.phase, earlier.path) == (record.phase, record.path):
-                    found += [call for call in earlier.calls if call.startswith(source) and any(
+                    calls += [call for call in earlier.calls if call.startswith(source) and any(
                         _is_in(site, file, function)
                         for site in call.split(': ', 1)[1].split(FROM))]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(calls))
 
     def differs(self, attribute: str) -> bool:
         a, b = self._attributes
@@ -142,16 +145,16 @@ class DifferenceContext:
                 if isinstance(i, int) and i < len(self.record.labels) and self.record.labels[i]]
 
     def outside_sources(self) -> list[str]:
-        """Everything that may have brought a different value in from outside of torch."""
-        found = [*self.arguments(), *(f'attribute {text}' for text in self.attributes()),
-                 *self.calls('')]
+        """Everything that may have brought in a different value from outside of torch."""
+        sources = [*self.arguments(), *(f'attribute {text}' for text in self.attributes()),
+                   *self.calls('')]
         if self.generators():
-            found.append('global generators in different states: '
+            sources.append('global generators in different states: '
                          f'{", ".join(self.generators())}')
-        return found
+        return sources
 
     def mover(self) -> str:
-        """Phase, path and name of what advanced a generator in one run only; '' if unknown."""
+        """Phase, path and name of the record that advanced a generator in one run only, or ''."""
         moved = self.found.moved
         if moved is None:
             return ''

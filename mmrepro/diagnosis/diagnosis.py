@@ -1,4 +1,4 @@
-"""Diagnose two recordings of one iteration: the first difference, its cause and its fix."""
+"""Diagnose two recordings of an iteration: the first difference, its cause and its fix."""
 from __future__ import annotations
 
 import os
@@ -13,7 +13,7 @@ from .context import DifferenceContext
 
 # in the order of an iteration
 PHASES = ('start', 'data', 'forward', 'loss', 'backward', 'optimizer', 'hook')
-# names of the records of a state -> where in the iteration that is
+# names of states -> their moment in the iteration
 STATES = {
     'state before the iteration': 'before its first hook',
     'state after the iteration': 'after its last hook',
@@ -48,26 +48,26 @@ class Diagnosis(NamedTuple):
     stack: tuple[tuple[str, int, str], ...]  # of run A or, where it has none, B; innermost first
     cause: str  # name of the row in .causes
     sentence: str  # why the bits differ
-    fix: str  # what to do
-    evidence: tuple[str, ...]  # what in the records supports the cause
+    fix: str  # how to make them equal
+    evidence: tuple[str, ...]  # records that support the cause
     sample: str  # index and position, when it began in the data pipeline
-    mover: str  # for 'generator': phase, path and name of what advanced the generator
+    mover: str  # for 'generator': phase, path and name of the record that advanced it
     extra: tuple[str, ...]  # operators of one run only, at most 20, as 'A: ...' or 'B: ...'
     record_a: int | None  # number in the recording of the iteration; None for samples
     record_b: int | None
 
     def order(self) -> tuple[int, float, int]:
-        """Of the first differences of several ranks, the smallest is where it began."""
+        """Sort key: the smallest of the first differences of several ranks came first."""
         phase = PHASES.index(self.phase) if not (
             self.phase == 'hook' and BEGINS.search(self.path)) else PHASES.index('forward') - .5
         return self.iteration, phase, self.rank
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, where ``fix`` is called "cure"."""
-        return {'cure' if name == 'fix' else name: value for name, value in self._asdict().items()}
+        """Plain data for programs."""
+        return self._asdict()
 
-    def text(self) -> str:
-        """Some twenty lines for a terminal."""
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values, some twenty rows; a further value of a name has the name ''."""
         if self.operator in STATES:
             where = STATES[self.operator].format(self.path)
         else:
@@ -86,12 +86,16 @@ class Diagnosis(NamedTuple):
             'evidence': self.evidence[:EVIDENCE_SHOWN],
             'fix': [self.fix],
         }
-        return '\n'.join(f'  {"" if i else name:<9} {value}' for name, values in rows.items()
-                         for i, value in enumerate(values))
+        return [('' if i else name, value) for name, values in rows.items()
+                for i, value in enumerate(values)]
+
+    def text(self) -> str:
+        """The rows as lines for a terminal."""
+        return '\n'.join(f'  {name:<9} {value}' for name, value in self.rows())
 
 
 def _shorten_path(file: str) -> str:
-    """The path from the package on, or relative to the current directory."""
+    """Shorten a path to the part from the package on, or relative to the current directory."""
     for marker in ('/site-packages/', '/dist-packages/'):
         if marker in file:
             return file.split(marker, 1)[1]
@@ -101,33 +105,34 @@ def _shorten_path(file: str) -> str:
 
 def diagnose(iteration: int, rank: int, a: Sequence[Record],
              b: Sequence[Record]) -> Diagnosis | None:
-    """The first difference of two streams; None when they agree."""
-    found = first_differing_record(a, b)
-    if found is None:
+    """Return the first difference of two streams; None when they agree."""
+    difference = first_differing_record(a, b)
+    if difference is None:
         return None
-    context = DifferenceContext(found, a, b)
+    context = DifferenceContext(difference, a, b)
     cause, evidence = find_cause(context)
     record = context.record
     extra = tuple(f'{run}: {r.phase} {r.path or "(model)"} {r.name} {r.shapes}'
-                  for run, stream, numbers in (('A', a, found.extra_a), ('B', b, found.extra_b))
+                  for run, stream, numbers in (('A', a, difference.extra_a),
+                                               ('B', b, difference.extra_b))
                   for r in (stream[n] for n in numbers[:10]))
     return Diagnosis(
-        iteration - _before_the_iteration(found, a, b), rank, found.kind, record.phase,
+        iteration - _before_the_iteration(difference, a, b), rank, difference.kind, record.phase,
         record.path, record.name, record.shapes, _differing(context), record.stack, cause.name,
         cause.why, cause.fix, tuple(evidence), _sample(context), context.mover(), extra,
-        _number(found.a, a), _number(found.b, b))
+        _number(difference.a, a), _number(difference.b, b))
 
 
-def _before_the_iteration(found: StreamDifference, a: Sequence[Record],
+def _before_the_iteration(difference: StreamDifference, a: Sequence[Record],
                           b: Sequence[Record]) -> bool:
-    """Whether a hook that ran at the end of the iteration before is what differs."""
-    number, stream = (found.a, a) if found.a is not None else (found.b, b)
+    """Whether the difference is in a hook at the end of the iteration before."""
+    number, stream = (difference.a, a) if difference.a is not None else (difference.b, b)
     return stream[number].phase == 'hook' and not BEGINS.search(stream[number].path) and any(
         record.phase == 'start' and record.name == FIRST_STATE for record in stream[number:])
 
 
 def _number(number: int | None, stream: Sequence[Record]) -> int | None:
-    """The number among the records of the iteration, which follow those of the samples."""
+    """Convert to a number among the records of the iteration, which follow those of samples."""
     samples = sum(record.path.startswith('sample ') for record in stream)
     return None if number is None or number < samples else number - samples
 
@@ -144,14 +149,14 @@ def _differing(context: DifferenceContext) -> tuple[str, ...]:
         what, pairs, names = 'input', zip(a.inputs, b.inputs), a.labels
     else:
         what, pairs = 'result', zip(a.outputs, b.outputs)
-        names = a.labels if a.name == 'batch' else (
+        names = a.labels if a.name == 'batch' else tuple(
             a.shapes.split('-> ')[-1].split() if a.phase == 'data' else ())
     return tuple(f'{what} {i}{" " + names[i] if names[i:i + 1] and names[i] else ""}: {x} / {y}'
                  for i, (x, y) in enumerate(pairs) if i in which)
 
 
 def _sample(context: DifferenceContext) -> str:
-    """The sample with its index, and the number of the transform."""
+    """Describe the sample, with its index, and the number of the transform."""
     path = context.record.path
     if not path.startswith('sample '):
         return ''

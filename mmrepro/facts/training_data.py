@@ -56,7 +56,8 @@ def training_facts(dataset: Any) -> dict[str, Any]:
     Annotations that are no local file, and images beyond :data:`MAX_LISTED`, are left out.
     """
     facts: dict[str, Any] = dict(train_samples=len(dataset))
-    annotations, images = [], []
+    annotations: list[Any] = []
+    images: list[str] = []
     with seeds.isolate_rng():  # user datasets may draw random numbers in these calls
         for innermost in _innermost(dataset):
             annotations += [file_record(path).get('sha256') for path in _annotations(innermost)]

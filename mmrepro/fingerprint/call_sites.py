@@ -86,8 +86,9 @@ class CallSites:
 
     def _from_stack(self, in_backward: bool) -> tuple[CallSite | None, bool]:
         """Read the call site off the Python stack; also whether a module of the model is on it."""
-        phase, path, stack = '', None, []
-        frame = sys._getframe(1)
+        phase, path = '', None
+        stack: list[tuple[str, int, str]] = []
+        frame: Any = sys._getframe(1)
         while frame is not None and len(stack) < STACK:
             code = frame.f_code
             if in_backward and code.co_filename.endswith(ENGINE):

@@ -137,8 +137,9 @@ def _first_call(stream: str, first: list[list], second: list[list]) -> ComparedF
                 made = a, b
         if stream != MODULES and (given or made):
             break
-    if made or given:
-        a, b = made or given
+    calls = made or given
+    if calls is not None:
+        a, b = calls
         what = next(name for name in ('input', 'output', 'shapes')
                     if getattr(a, name) != getattr(b, name))
         return ComparedField(stream, getattr(a, what), getattr(b, what),

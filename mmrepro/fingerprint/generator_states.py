@@ -17,57 +17,72 @@ from ..generator_kinds import GENERATORS, read_state
 
 NAMES = ('torch', 'numpy', 'python', 'cuda')  # of the global generators, in the order of states()
 
+# functions whose values differ in every run, by what they read
+CLOCK = ('time.time', 'time.time_ns', 'time.perf_counter', 'time.perf_counter_ns',
+         'time.monotonic', 'datetime.datetime.now', 'datetime.datetime.utcnow')
+ENTROPY = ('os.urandom', 'os.getrandom')
+PROCESS_ID = ('os.getpid', )
+
+
+def _qualified(*names: str) -> list[str]:
+    """Names as functions in C have them, without the module.
+
+    >>> _qualified('time.time', 'datetime.datetime.now')
+    ['time', 'datetime.now']
+    """
+    return [name.partition('.')[2] for name in names]
+
+
 # name of a C function -> what it reads; the interpreter reports calls to them, however imported
 WATCHED = {
-    **dict.fromkeys(('urandom', 'getrandom'), 'entropy of the operating system'),
+    **dict.fromkeys(_qualified(*ENTROPY), 'entropy of the operating system'),
     'Random.seed': 'a generator is seeded',
     'Generator.seed': 'a generator is seeded from the operating system',
-    **dict.fromkeys(('time', 'time_ns', 'perf_counter', 'perf_counter_ns', 'monotonic',
-                     'datetime.now', 'datetime.utcnow'), 'clock'),
+    **dict.fromkeys(_qualified(*CLOCK), 'clock'),
     **dict.fromkeys(('listdir', 'scandir'), 'directory listing'),
-    'getpid': 'process id',
+    **dict.fromkeys(_qualified(*PROCESS_ID), 'process id'),
     **dict.fromkeys(('randn', 'randu', 'randShuffle'), 'generator of OpenCV'),
     **dict.fromkeys(('start_new_thread', 'start_joinable_thread'), 'thread'),
 }
-# these read the clock all the time, for logs and timers
+# files that read the clock all the time, for logs and timers
 IGNORED_CALLERS = ('/logging/', '/mmengine/logging/', '/mmengine/hooks/', '/mmengine/utils/',
                    '/threading.py', '/queue.py', '/selectors.py', '/abc.py', '/torch/autograd/',
                    '/torch/_', '/torch/utils/_', '/torch/nn/modules/module.py',
                    os.path.join(os.path.dirname(os.path.dirname(__file__)), ''),
                    '/multiprocessing/', '/tempfile.py', '/copy.py', '/weakref.py')
-# thin wrappers in the standard library: the caller is the one who asked
+# thin wrappers in the standard library: their caller counts
 WRAPPERS = ('/random.py', '/secrets.py', '/glob.py', '/os.py', '/uuid.py')
-# and those that start threads; what reads the clock in there does so for itself
+# wrappers that start threads, and read the clock for themselves
 THREAD_WRAPPERS = ('/threading.py', '/concurrent/futures/thread.py', '/multiprocessing/pool.py')
 CALLS_KEPT = 50  # between two records
 FROM = ' from '  # in a call: between the line that asked and the line that called its function
 
 
 def states() -> tuple[str, ...]:
-    """States of the global generators as short hex, in the order of :data:`NAMES`.
+    """Return the states of the global generators as short hex, in the order of :data:`NAMES`.
 
-    Reads them without moving any. About 20 us.
+    No generator is advanced. Takes about 20 us.
     """
     numpy_state = np.random.get_state(legacy=False)
     inner = numpy_state['state']
     key = inner.get('key')
     numpy_bytes = repr(inner).encode() if key is None else key.tobytes() + b'%d' % inner['pos']
-    # normal numbers are drawn in pairs, and the second is kept
+    # normal numbers are drawn in pairs, and the second is cached
     numpy_bytes += repr((numpy_state.get('has_gauss'), numpy_state.get('gauss'))).encode()
-    found = [_short(torch.default_generator.get_state().numpy().tobytes()),
-             _short(numpy_bytes), _of_python(random.getstate())]
+    result = [_short(torch.default_generator.get_state().numpy().tobytes()),
+              _short(numpy_bytes), _of_python(random.getstate())]
     if torch.cuda.is_initialized():
-        found.append(_short(torch.cuda.get_rng_state().numpy().tobytes()))
-    return tuple(found)
+        result.append(_short(torch.cuda.get_rng_state().numpy().tobytes()))
+    return tuple(result)
 
 
 def of_torch(generator: torch.Generator) -> str:
-    """State of one generator as short hex."""
+    """Return the state of a generator as short hex."""
     return _short(generator.get_state().numpy().tobytes())
 
 
 def own(*namespaces: Mapping[str, Any]) -> dict[str, str]:
-    """Generators that live in these namespaces: name -> state as short hex."""
+    """Return the generators in these namespaces: name -> state as short hex."""
     states = {name: read_state(value) for namespace in namespaces
               for name, value in list(namespace.items()) if isinstance(value, GENERATORS)}
     return {name: state if isinstance(state, str) else state_digest(state)[:8]
@@ -75,7 +90,7 @@ def own(*namespaces: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_python(state: tuple) -> str:
-    # the hash of numbers is the same in every process; the last is a normal number that is kept
+    # hashes of numbers are the same in every process; the last item is a cached normal number
     return _short(b'%d' % (hash(state[1]) & (2 ** 64 - 1)) + repr(state[2]).encode())
 
 
@@ -84,9 +99,9 @@ def _short(data: bytes) -> str:
 
 
 class Watch:
-    """Notes calls of :data:`WATCHED` functions in this thread, with the line that called.
+    """Notes calls of :data:`WATCHED` functions in this thread, with the calling line.
 
-    Uses the interpreter's profiling hook, and leaves it alone when somebody else does.
+    It uses the profiling hook of the interpreter, unless that is in use.
     """
 
     def __init__(self) -> None:
@@ -104,7 +119,7 @@ class Watch:
             self._active = False
 
     def take(self) -> tuple[str, ...]:
-        """Calls since the last time."""
+        """Return the calls since the last time."""
         calls, self._calls = self._calls, []
         return tuple(dict.fromkeys(calls))
 
@@ -119,7 +134,7 @@ class Watch:
             frame = frame.f_back
         if frame is None or any(part in frame.f_code.co_filename for part in IGNORED_CALLERS):
             return
-        if not _is_aside(frame):
+        if not _is_collecting(frame):
             caller = f'{FROM}{_call_site(frame.f_back)}' if frame.f_back is not None else ''
             self._calls.append(f'{WATCHED[name]}: {name} at {_call_site(frame)}{caller}')
 
@@ -128,8 +143,8 @@ def _call_site(frame: Any) -> str:
     return f'{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}'
 
 
-def _is_aside(frame: Any) -> bool:
-    """Whether garbage collection called: it runs at any moment, and no value depends on it."""
+def _is_collecting(frame: Any) -> bool:
+    """Whether garbage collection made the call: it runs at any time, and affects no value."""
     collecting = {getattr(callback, '__code__', None) for callback in gc.callbacks}
     while frame is not None:
         if frame.f_code in collecting or frame.f_code.co_name == '__del__':

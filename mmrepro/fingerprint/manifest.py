@@ -1,4 +1,4 @@
-"""``manifest.json``: everything that a run was made of, and how two runs differ in it."""
+"""``manifest.json``: settings, data, code and environment of a run, and their comparison."""
 from __future__ import annotations
 
 import datetime
@@ -133,11 +133,10 @@ def read_manifest(path: str, name: str | None = None) -> Manifest:
     if os.path.isdir(path):
         inner = os.path.join(path, FOLDER)
         path = os.path.join(inner if os.path.isdir(inner) else path, name or _name(0))
-    try:
-        content = read_json(path)
-    except OSError as error:
-        raise FingerprintError(f'{path}: {error.strerror}; FingerprintHook writes it when a '
-                               'training starts') from error
+    if not os.path.exists(path):
+        raise FingerprintError(f'{path}: No such file; FingerprintHook writes it when a training '
+                               'starts')
+    content = read_json(path)
     if not isinstance(content, dict) or content.get('kind') != 'manifest':
         raise FingerprintError(f'{path}: not a manifest of mmrepro')
     if content.get('format') != FORMAT:

@@ -29,7 +29,7 @@ class ModuleRecorder:
     """Watches a model; :meth:`start` and :meth:`stop` bound what is recorded."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.snapshot: Snapshot | None = None  # of the recorded iteration
+        self.snapshot: Any = None  # of the recorded iteration
         self._records: list[list] = []
         self._calls: Counter = Counter()
         self._count = 0

@@ -61,7 +61,7 @@ def _operator(func: Any) -> _Operator:
     schema, name = func._schema, str(func)
     writes = tuple(argument.name for argument in schema.arguments
                    if argument.alias_info is not None and argument.alias_info.is_write)
-    aliases = any(one.alias_info is not None for one in schema.returns)
+    aliases = any(result.alias_info is not None for result in schema.returns)
     packet = name.rsplit('.', 1)[0]
     writes = () if packet in VIEWS else writes + MUTATED.get(packet, ())
     return _Operator(name, aliases and not writes and packet not in NEW, packet in ALLOCATE,
@@ -219,7 +219,7 @@ class OperatorLines:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._recorder: OperatorRecorder | None = None
+        self._recorder: Any = None  # OperatorRecorder during an iteration
 
     def start(self, snapshot: Any) -> None:
         # a new recorder: it knows parameters by their identity, which a hook may have changed

@@ -48,7 +48,7 @@ def repeated_environment(recorded: Mapping[str, str]) -> dict[str, str | None]:
 
 def command(argv: Sequence[str]) -> list[str]:
     """Return the command line without the values of arguments that look like secrets."""
-    found, hide = [], False
+    words, hide = [], False
     for word in argv:
         name, equals, _ = word.partition('=')
         if hide and not word.startswith('-'):
@@ -56,45 +56,46 @@ def command(argv: Sequence[str]) -> list[str]:
         elif SECRET.search(name) and equals:
             word = f'{name}={HIDDEN}'
         hide = bool(SECRET.search(word)) and word.startswith('--') and not equals
-        found.append(word)
-    return found
+        words.append(word)
+    return words
 
 
 def packages() -> dict[str, str]:
     """Return the versions of all installed packages."""
-    named = ((one.metadata['Name'], one.version) for one in importlib.metadata.distributions())
+    named = ((installed.metadata['Name'], installed.version)
+             for installed in importlib.metadata.distributions())
     return dict(sorted({name.lower().replace('_', '-'): version
                         for name, version in named if name}.items()))
 
 
 def machine() -> dict[str, Any]:
     """Describe the machine beyond its facts: counts, all GPUs, NCCL, the build of torch."""
-    found: dict[str, Any] = dict(
+    result: dict[str, Any] = dict(
         platform=platform.platform(), cores=os.cpu_count(), torch_config=torch.__config__.show(),
         torch_git=torch.version.git_version, torch_parallel=torch.__config__.parallel_info(),
         gpus=[], nccl=None)
     if torch.cuda.is_available():
-        found['gpus'] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        result['gpus'] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-            found['nccl'] = '.'.join(map(str, torch.cuda.nccl.version()))
-    return found
+            result['nccl'] = '.'.join(map(str, torch.cuda.nccl.version()))
+    return result
 
 
 def code(*paths: str | None) -> dict[str, Any]:
     """Describe the git repositories that hold these paths: commit, changes, new files."""
-    found: dict[str, Any] = {}
+    repositories: dict[str, Any] = {}
     for path in paths:
         folder = path if path and os.path.isdir(path) else os.path.dirname(path or '')
         root = _git(folder or '.', 'rev-parse', '--show-toplevel').strip()
-        if not root or root in found:
+        if not root or root in repositories:
             continue
         diff = _git(root, 'diff', 'HEAD', '--no-ext-diff', '--no-color')
         new = _git(root, 'ls-files', '--others', '--exclude-standard')
-        found[root] = dict(
+        repositories[root] = dict(
             commit=_git(root, 'rev-parse', 'HEAD').strip() or None,
             diff=diff[:MAX_DIFF], diff_sha256=hashlib.sha256(diff.encode()).hexdigest(),
             untracked=new.splitlines()[:1000])
-    return found
+    return repositories
 
 
 def _git(folder: str, *arguments: str) -> str:
@@ -109,11 +110,11 @@ def _git(folder: str, *arguments: str) -> str:
 
 def weights(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the checkpoints that a config starts from: `load_from` and every `init_cfg`."""
-    found = {}
+    files = {}
     for name in dict.fromkeys(_checkpoints(config)):
         path = _local(name)
-        found[name] = file_record(path) if path else dict(error='no local file')
-    return found
+        files[name] = file_record(path) if path else dict(error='no local file')
+    return files
 
 
 def _checkpoints(node: Any) -> Iterator[str]:
@@ -121,9 +122,9 @@ def _checkpoints(node: Any) -> Iterator[str]:
         if isinstance(node.get('load_from'), str):
             yield node['load_from']
         start = node.get('init_cfg')
-        for one in start if isinstance(start, (list, tuple)) else [start]:
-            if isinstance(one, Mapping) and isinstance(one.get('checkpoint'), str):
-                yield one['checkpoint']
+        for init in start if isinstance(start, (list, tuple)) else [start]:
+            if isinstance(init, Mapping) and isinstance(init.get('checkpoint'), str):
+                yield init['checkpoint']
         node = node.values()
     elif not isinstance(node, (list, tuple)):
         return

@@ -33,15 +33,11 @@ class RecordedRun(NamedTuple):
 
 
 def read_ranks(folder: str) -> dict[int, RankLog]:
-    """Return rank -> fingerprints of a ``mmrepro`` folder; empty where there is none.
-
-    Raises:
-        FingerprintError: a file is damaged elsewhere than at its end.
-    """
+    """Return rank -> fingerprints of a ``mmrepro`` folder; empty where there is none."""
     names = os.listdir(folder) if os.path.isdir(folder) else ()
     matches = filter(None, map(schema.FINGERPRINTS.fullmatch, names))
-    found = {int(match[1]): match[0] for match in matches}
-    return {rank: read_rank(os.path.join(folder, found[rank])) for rank in sorted(found)}
+    files = {int(match[1]): match[0] for match in matches}
+    return {rank: read_rank(os.path.join(folder, files[rank])) for rank in sorted(files)}
 
 
 def read_run(work_dir: str) -> RecordedRun:
@@ -68,9 +64,9 @@ def read_run(work_dir: str) -> RecordedRun:
     if not ranks:
         raise FingerprintError(f'{folder}: has no file {schema.fingerprint_name(0)}; the run ended '
                                'before its training began, or the folder belongs to something else')
-    found = sorted((int(match[1] or 0), match[0])
+    names = sorted((int(match[1] or 0), match[0])
                    for match in filter(None, map(schema.MANIFEST.fullmatch, os.listdir(folder))))
-    manifests = [read_json(os.path.join(folder, name)) for _, name in found]
+    manifests = [read_json(os.path.join(folder, name)) for _, name in names]
     notes = [f'rank {rank}: {note}' for rank, log in sorted(ranks.items()) for note in log.notes]
     if not manifests:
         notes.append(f'{folder}: has no manifest.json')
@@ -90,24 +86,18 @@ def only_checkpoints(folder: str) -> str:
 
 
 def read_json(path: str) -> Any:
-    """Return the content of a JSON file.
-
-    Raises:
-        FingerprintError: the file is not JSON.
-    """
-    with open(path, encoding='utf-8') as file:
-        try:
+    """Return the content of a JSON file."""
+    try:
+        with open(path, encoding='utf-8') as file:
             return json.load(file)
-        except ValueError as error:
-            raise FingerprintError(f'{path}: not JSON: {error}') from error
+    except OSError as error:
+        raise FingerprintError(f'{path}: {error.strerror}') from error
+    except ValueError as error:
+        raise FingerprintError(f'{path}: not JSON: {error}') from error
 
 
 def read_rank(path: str) -> RankLog:
-    """Read one ``fingerprints.rankN.jsonl``.
-
-    Raises:
-        FingerprintError: a line before the last is not JSON, or lacks a key; an unknown format.
-    """
+    """Read one ``fingerprints.rankN.jsonl``."""
     log = RankLog(path, [], {}, [], False, [])
     ended = False
     with open(path, 'rb') as file:
@@ -156,7 +146,7 @@ def _record(path: str, number: int, line: bytes, torn: bool, notes: list[str]) -
             return None
         raise FingerprintError(f'{path}, line {number}: not JSON: {line[:60]!r}') from None
     kind = record.get('kind') if isinstance(record, dict) else None
-    lacking = [key for key in schema.REQUIRED.get(kind, ()) if key not in record]
+    lacking = [key for key in schema.REQUIRED.get(str(kind), ()) if key not in record]
     if kind is None or lacking:
         what = f'lacks {", ".join(lacking)}' if lacking else "is no object with 'kind'"
         raise FingerprintError(f'{path}, line {number}: {what}')

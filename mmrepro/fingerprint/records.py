@@ -24,8 +24,8 @@ class Record(NamedTuple):
     name: str  # of the operator, transform or event
     shapes: str = ''  # of tensors given and returned, with their types
     arguments: str = ''  # all arguments that are not tensors
-    inputs: tuple[str, ...] = ()  # digests of the tensors given; '' for uninitialized memory
-    outputs: tuple[str, ...] = ()  # digests of tensors returned or changed; '' for views
+    inputs: tuple[Any, ...] = ()  # digests of the tensors given; '' for uninitialized memory
+    outputs: tuple[Any, ...] = ()  # digests of tensors returned or changed; '' for views
     labels: tuple[str, ...] = ()  # names of inputs that are parameters or buffers, else ''
     generators: tuple[str, ...] = ()  # states of the global generators before, as short hex
     stack: tuple[tuple[str, int, str], ...] = ()  # (file, line, function), innermost first
@@ -52,7 +52,7 @@ def write_records(path: str, records: Sequence[Record]) -> None:
             if record.stack not in known:
                 known[record.stack] = len(known)
                 file.write(json.dumps({'stack': record.stack}) + '\n')
-            file.write(_line(record._replace(stack=known[record.stack])))
+            file.write(_line(record, known[record.stack]))
 
 
 def append_record(path: str, record: Record) -> None:
@@ -61,17 +61,14 @@ def append_record(path: str, record: Record) -> None:
         file.write(_line(record))
 
 
-def _line(record: Record) -> str:
-    return json.dumps({key: value for key, value in record._asdict().items()
+def _line(record: Record, stack: Any = None) -> str:
+    fields = dict(record._asdict(), stack=record.stack if stack is None else stack)
+    return json.dumps({key: value for key, value in fields.items()
                        if value or key in ALWAYS}) + '\n'
 
 
 def read_records(path: str) -> list[Record]:
-    """Read a file of :func:`write_records` or :func:`append_record`.
-
-    Raises:
-        ValueError: a line is damaged; names the file and the line.
-    """
+    """Read a file of :func:`write_records` or :func:`append_record`."""
     stacks: list[tuple] = []
     records = []
     with open(path, encoding='utf-8') as file:
@@ -85,8 +82,8 @@ def read_records(path: str) -> list[Record]:
                 stack = stacks[stack] if isinstance(stack, int) else tuple(map(tuple, stack))
             except (ValueError, KeyError, IndexError) as error:
                 raise ValueError(f'{path}, line {number}: not a record of mmrepro') from error
-            values = {key: tuple(value) if isinstance(value, list) else value
-                      for key, value in fields.items()}
+            values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value
+                                      for key, value in fields.items()}
             records.append(Record(**values, stack=stack))
     return records
 

@@ -17,39 +17,38 @@ LONGEST = 15  # items of a list that is a plain value
 def tensors(runner: Any) -> dict[str, torch.Tensor]:
     """Return parameters, gradients, buffers and the tensors of optimizers, by name."""
     model = unwrap(runner.model)
-    found: dict[str, torch.Tensor] = {}
+    result: dict[str, torch.Tensor] = {}
     names = {}
     for name, parameter in model.named_parameters():
-        found[f'parameter {name}'] = parameter.detach()
+        result[f'parameter {name}'] = parameter.detach()
         names[id(parameter)] = name
         if parameter.grad is not None:
-            found[f'gradient {name}'] = parameter.grad
-    for name, buffer in model.named_buffers():
-        found[f'buffer {name}'] = buffer
+            result[f'gradient {name}'] = parameter.grad
+    result.update((f'buffer {name}', buffer) for name, buffer in model.named_buffers())
     for prefix, optimizer in _optimizers(runner).items():
-        for parameter, state in optimizer.state.items():
-            owner = names.get(id(parameter), 'of no parameter of the model')
+        for tensor, state in optimizer.state.items():
+            owner = names.get(id(tensor), 'of no parameter of the model')
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    found[f'{prefix}{key} {owner}'] = value
-    return found
+                    result[f'{prefix}{key} {owner}'] = value
+    return result
 
 
 def numbers(runner: Any) -> list[str]:
     """Return the settings of parameter groups, schedulers and loss scaling, as ``name=value``."""
-    found = []
+    settings = []
     for prefix, optimizer in _optimizers(runner).items():
         for number, group in enumerate(optimizer.param_groups):
-            found += _named(f'{prefix}group {number} ', group)
+            settings += _named(f'{prefix}group {number} ', group)
     schedulers = getattr(runner, 'param_schedulers', None) or []
     if isinstance(schedulers, dict):
         schedulers = [scheduler for several in schedulers.values() for scheduler in several]
     for number, scheduler in enumerate(schedulers):
-        found += _named(f'{type(scheduler).__name__} {number} ', vars(scheduler))
+        settings += _named(f'{type(scheduler).__name__} {number} ', vars(scheduler))
     scaler = getattr(runner.optim_wrapper, 'loss_scaler', None)
     if scaler is not None and hasattr(scaler, 'state_dict'):
-        found += [f'loss scaler {key}={value!r}' for key, value in scaler.state_dict().items()]
-    return found
+        settings += [f'loss scaler {key}={value!r}' for key, value in scaler.state_dict().items()]
+    return settings
 
 
 def attributes(runner: Any) -> list[str]:
@@ -57,22 +56,22 @@ def attributes(runner: Any) -> list[str]:
 
     Facts of the process, and the numbers, strings and generators in attributes of modules.
     """
-    found = [f'threads={torch.get_num_threads()}',
-             f'deterministic={torch.are_deterministic_algorithms_enabled()}',
-             f'resumed={runner._resume}',
-             f'validated={any(getattr(hook, "validated", False) for hook in runner.hooks)}',
-             *(f'environment {name}={os.environ.get(name)}' for name in BIT_VARIABLES)]
+    values = [f'threads={torch.get_num_threads()}',
+              f'deterministic={torch.are_deterministic_algorithms_enabled()}',
+              f'resumed={runner._resume}',
+              f'validated={any(getattr(hook, "validated", False) for hook in runner.hooks)}',
+              *(f'environment {name}={os.environ.get(name)}' for name in BIT_VARIABLES)]
     for path, module in unwrap(runner.model).named_modules():
-        own: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         for base in reversed(type(module).__mro__):  # an attribute that no instance has set yet
             if not base.__module__.startswith('torch.'):
-                own.update(vars(base))
-        own.update(vars(module))
-        found += _named(f'{path}.', {name: value for name, value in own.items()
-                                     if not name.startswith('_')})
-        found += [f'{path}.{name}=generator {state}'
-                  for name, state in generator_states.own(own).items()]
-    return found
+                members.update(vars(base))
+        members.update(vars(module))
+        values += _named(f'{path}.', {name: value for name, value in members.items()
+                                      if not name.startswith('_')})
+        values += [f'{path}.{name}=generator {state}'
+                   for name, state in generator_states.own(members).items()]
+    return values
 
 
 def _optimizers(runner: Any) -> dict[str, torch.optim.Optimizer]:

@@ -1,4 +1,4 @@
-"""Why a sample has two results: it is loaded twice more, and every Python call is followed."""
+"""Explain why a sample has two results: load it twice more and trace every Python call."""
 from __future__ import annotations
 
 import functools
@@ -14,11 +14,11 @@ from ..digests import exact_digest
 from ..reachable import attributes, belongs_to_user, closure, named_globals
 from . import generator_states
 
-MAX_KEPT = 1000  # items of a list or dict that are compared; of longer ones the number
+MAX_KEPT = 1000  # items of a list or dict that are compared; longer ones count by their length
 SHOWN = 60  # characters of a value
 LINES = 3  # of one kind in a message
 
-# what was seen -> what to do; the first row that fits counts
+# (observation, fix); the first row that fits counts
 FIXES = (
     ('entropy', 'draw from the generators of random, numpy.random or torch, which mmrepro seeds '
                 'for each sample'),
@@ -39,26 +39,25 @@ FIXES = (
 
 class _Return(NamedTuple):
     """A Python call that has returned."""
-    member: int | None  # that was called, of _Trace.members
-    within: int | None  # the innermost member that was at work
+    member: int | None  # number of the dataset or transform that was called; None: a function
     name: str
     site: str
     begin: int  # number of returns before the call
-    given: str  # digest of the arguments, for members
-    result: str  # digest
-    kept: dict[str, tuple[str, str]]  # of a member before the call: name -> digest, text
-    read: tuple[str, ...]  # outside values that were read until the return
+    given: str  # digest of the arguments of a member
+    result: str  # digest of the result
+    kept: dict[str, tuple[str, str]]  # values that a member kept before: name -> digest, text
+    read: tuple[str, ...]  # reads of clock, entropy, ... until the return
 
 
 class _Trace:
     """The calls of datasets, transforms and functions of the user while a sample is loaded."""
 
     def __init__(self, members: Sequence[Any]) -> None:
-        self._members = {id(one): number for number, one in enumerate(members)}
-        self._all = members
-        self._codes = {code: number for number, one in enumerate(members)
-                       for code in [getattr(_function(one), '__code__', None)] if code}
-        self._open: list[tuple[FrameType, int | None, int, str, dict]] = []
+        self._numbers = {id(member): number for number, member in enumerate(members)}
+        self._members = members
+        self._codes = {code: number for number, member in enumerate(members)
+                       for code in [getattr(_function(member), '__code__', None)] if code}
+        self._open: list[tuple[FrameType, int | None, int, str, dict[str, Any]]] = []
         self._watch = generator_states.Watch()
         self._read: list[str] = []
         self.returns: list[_Return] = []
@@ -88,112 +87,102 @@ class _Trace:
         code = frame.f_code
         if code.co_name == 'start' and code.co_filename.endswith('/threading.py') and frame.f_back:
             self._read.append(f'thread: started at {_site(frame.f_back)}')
-        member = self._member(frame)
-        within = next((one for _, one, *_ in reversed(self._open) if one is not None), None)
-        if member == within:
+        member = self._number(frame)
+        innermost = next((number for _, number, *_ in reversed(self._open) if number is not None),
+                         None)
+        if member == innermost:
             member = None
         if member is None and not belongs_to_user(frame.f_globals.get('__name__')):
             return
         given, kept = '', {}
         if member is not None:
-            names = code.co_varnames[:code.co_argcount]
-            values = [frame.f_locals.get(name) for name in names]
-            given = exact_digest([one for one in values if id(one) not in self._members])
-            kept = _kept(self._all[member])
+            values = [frame.f_locals.get(name) for name in code.co_varnames[:code.co_argcount]]
+            given = exact_digest([value for value in values if id(value) not in self._numbers])
+            kept = _kept(self._members[member])
         self._open.append((frame, member, len(self.returns), given, kept))
 
     def _leave(self, frame: FrameType, value: Any) -> None:
         _, member, begin, given, kept = self._open.pop()
-        within = member if member is not None else next(
-            (one for _, one, *_ in reversed(self._open) if one is not None), None)
         code = frame.f_code
         self.returns.append(_Return(
-            member, within, getattr(code, 'co_qualname', code.co_name),
+            member, getattr(code, 'co_qualname', code.co_name),
             f'{code.co_filename}:{code.co_firstlineno}', begin, given, exact_digest(value), kept,
             tuple(dict.fromkeys(self._read))))
 
-    def _member(self, frame: FrameType) -> int | None:
+    def _number(self, frame: FrameType) -> int | None:
         code = frame.f_code
-        if code in self._codes:
-            return self._codes[code]
-        if not code.co_argcount:
-            return None
-        return self._members.get(id(frame.f_locals.get(code.co_varnames[0])))
+        if code in self._codes or not code.co_argcount:
+            return self._codes.get(code)
+        return self._numbers.get(id(frame.f_locals.get(code.co_varnames[0])))
 
 
 def explain(datasets: Sequence[Any], load: Callable[[], Any],
             load_another: Callable[[], Any]) -> list[str]:
-    """Where two loads of a sample first differ, and what they read or found kept.
+    """Find where two loads of a sample first differ, and what they read or found kept.
 
     Args:
-        datasets: that the sample is asked from, the outermost first.
-        load: loads the sample in question from its stream; draws and keeps what it likes.
-        load_another: loads another one.
+        datasets: datasets that load the sample, the outermost first.
+        load: loads the sample from its stream.
+        load_another: loads another sample.
 
     Returns:
         Lines for a message.
     """
-    named = [(f'{path} of {type(dataset).__name__}', one) for dataset in datasets
-             for path, one in dataset_tree.transforms(getattr(dataset, 'pipeline', None))]
+    named = [(f'{path} of {type(dataset).__name__}', transform) for dataset in datasets
+             for path, transform in dataset_tree.transforms(getattr(dataset, 'pipeline', None))]
     named += [(type(dataset).__name__, dataset) for dataset in datasets]
-    traces = []
+    runs = []
     for _ in range(2):
-        trace = _Trace([one for _, one in named])
+        trace = _Trace([member for _, member in named])
         with trace.running():
             load()
-        traces.append(trace.returns)
+        runs.append(trace.returns)
         load_another()
-    one, other = traces
     # members only: the loads may call different functions between them (caches, garbage)
-    first = next(((a, b) for a, b in zip(_of_members(one), _of_members(other)) if (
+    of_members = ([call for call in run if call.member is not None] for run in runs)
+    first = next(((a, b) for a, b in zip(*of_members) if (
         a.member, a.given, a.result) != (b.member, b.given, b.result)), None)
     if first is None:
         return ['loaded twice more, the results agree: the first load has left something behind, '
                 f'or something else than the sample came in. To do: {_fix([])}']
-    return _describe(named, one, other, *first)
+    return _describe(*named[first[0].member or 0], runs, *first)
 
 
-def _of_members(returns: Sequence[_Return]) -> list[_Return]:
-    return [one for one in returns if one.member is not None]
-
-
-def _describe(named: Sequence[tuple[str, Any]], one: Sequence[_Return], other: Sequence[_Return],
-              a: _Return, b: _Return) -> list[str]:
+def _describe(path: str, member: Any, runs: Sequence[Sequence[_Return]], a: _Return,
+              b: _Return) -> list[str]:
     same_input = a.given == b.given
-    # what a member is given comes from code that ran before it
-    begin, other_begin = (a.begin, b.begin) if same_input else (0, 0)
-    inner = next((x for x, y in zip(one[begin:], other[other_begin:])
-                  if x is a or (x.member is None and (x.site, x.result) != (y.site, y.result))),
-                 None)
-    inner = None if inner is a else inner
-    path, member = named[a.member]  # type: ignore[index]
+    # a different input comes from code that ran before the member
+    begin_a, begin_b = (a.begin, b.begin) if same_input else (0, 0)
+    inner = next((x for x, y in zip(runs[0][begin_a:], runs[1][begin_b:])
+                  if x is a or (x.member is None and (x.site, x.result) != (y.site, y.result))), a)
     class_name = getattr(member, '__qualname__', type(member).__qualname__)
     what = 'the first result that differs is that of' if same_input else \
         'the first difference is in what reaches'
     site = method_site(member)
     lines = [f'{what} {class_name} ({path}{f", {site}" if site else ""})']
-    if inner is not None:
-        lines.append(f'within it: {inner.name} ({inner.site})' if same_input else
-                     f'it comes from {inner.name} ({inner.site})')
-    before = one[begin - 1].read if begin else ()
-    read = [text for text in (inner or a).read if text not in before] or [
+    if inner is not a:
+        relation = 'within it:' if same_input else 'it comes from'
+        lines.append(f'{relation} {inner.name} ({inner.site})')
+    before = runs[0][begin_a - 1].read if begin_a else ()
+    read = [text for text in inner.read if text not in before] or [
         text for text in a.read if text not in before]
-    kept = [f'it keeps {name}: {a.kept.get(name, ("", "nothing"))[1]}, then '
-            f'{b.kept.get(name, ("", "nothing"))[1]}'
-            for name in dict.fromkeys([*a.kept, *b.kept])
-            if a.kept.get(name, ('', ))[0] != b.kept.get(name, ('', ))[0]]
-    lines += [f'it reads {text}' for text in read[:LINES]]
-    lines += kept[:LINES]
-    return [*lines, f'to do: {_fix([*read, *kept])}']
+    nothing = '', 'nothing'
+    kept = [f'it keeps {name}: {then}, then {now}' for name in dict.fromkeys([*a.kept, *b.kept])
+            for (digest_a, then), (digest_b, now) in [(a.kept.get(name, nothing),
+                                                       b.kept.get(name, nothing))]
+            if digest_a != digest_b]
+    return [*lines, *(f'it reads {text}' for text in read[:LINES]), *kept[:LINES],
+            f'to do: {_fix([*read, *kept])}']
 
 
-def _fix(seen: Sequence[str]) -> str:
-    return next(fix for kind, fix in FIXES if not kind or any(kind in text for text in seen))
+def _fix(observations: Sequence[str]) -> str:
+    return next(fix for kind, fix in FIXES
+                if not kind or any(kind in text for text in observations))
 
 
 def method_site(thing: Any, methods: Sequence[str] = ('transform', '__call__', '__getitem__')
                 ) -> str:
-    """File and line of a function, or of the method of an object (or class) that does its work."""
+    """Return file and line of a function, or of the main method of an object or class."""
     function = _function(thing)
     cls = thing if isinstance(thing, type) else type(thing)
     if not hasattr(function, '__code__'):
@@ -214,22 +203,22 @@ def _site(frame: FrameType) -> str:
 
 
 def _kept(member: Any) -> dict[str, tuple[str, str]]:
-    """What a member, its classes and its functions keep between two calls."""
-    found: dict[str, Any] = {}
+    """Return the values that a member, its classes and its functions keep between two calls."""
+    values: dict[str, Any] = {}
     function = _function(member)
     owner = getattr(member, '__self__', member)
     functions = [function] if isinstance(function, FunctionType) else []
     for cls in type(owner).__mro__[:-1]:
         if belongs_to_user(cls.__module__):
-            found.update({f'{cls.__qualname__}.{name}': value for name, value in vars(cls).items()
-                          if not name.startswith('__')})
+            values.update({f'{cls.__qualname__}.{name}': value for name, value in vars(cls).items()
+                           if not name.startswith('__')})
             functions += [value for value in vars(cls).values() if isinstance(value, FunctionType)]
     if not isinstance(owner, FunctionType):
-        found.update({f'self.{name}': value for name, value in attributes(owner).items()})
-    for one in functions:
-        found.update(named_globals(one))
-        found.update({f'{one.__qualname__}.{name}': value for name, value in closure(one)})
-    return {name: _state(value) for name, value in found.items() if not _is_code(value)}
+        values.update({f'self.{name}': value for name, value in attributes(owner).items()})
+    for used in functions:
+        values.update(named_globals(used))
+        values.update({f'{used.__qualname__}.{name}': value for name, value in closure(used)})
+    return {name: _state(value) for name, value in values.items() if not _is_code(value)}
 
 
 def _is_code(value: Any) -> bool:
@@ -240,7 +229,7 @@ def _is_code(value: Any) -> bool:
 
 
 def _state(value: Any) -> tuple[str, str]:
-    """Digest and short text of a value that is kept."""
+    """Return digest and short text of a value."""
     state = generator_states.own({'': value}).get('')
     if state is not None:
         return state, f'a generator in state {state}'

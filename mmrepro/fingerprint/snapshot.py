@@ -77,7 +77,7 @@ def named_state(names: dict[int, str], optim_wrapper: Any) -> Named:
 
     Numbers and text become tensors that hold their digest.
     """
-    found = []
+    tensors = []
     for prefix, wrapper in optim_wrappers(optim_wrapper).items():
         prefix = f'{prefix}:' if prefix else ''
         for number, (parameter, state) in enumerate(wrapper.optimizer.state.items()):
@@ -85,10 +85,10 @@ def named_state(names: dict[int, str], optim_wrapper: Any) -> Named:
             for key, value in state.items():
                 if not isinstance(value, torch.Tensor):
                     value = digest.value_digest(value)
-                found.append((f'{prefix}{name}.{key}', value))
+                tensors.append((f'{prefix}{name}.{key}', value))
         scaler = getattr(wrapper, 'loss_scaler', None)
         for key in ('_scale', '_growth_tracker'):
             value = getattr(scaler, key, None)
             if isinstance(value, torch.Tensor):
-                found.append((f'{prefix}loss_scaler.{key}', value))
-    return found
+                tensors.append((f'{prefix}loss_scaler.{key}', value))
+    return tensors

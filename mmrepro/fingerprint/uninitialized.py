@@ -56,5 +56,5 @@ def _address(tensor: torch.Tensor) -> int:
 
 def _range_of(tensor: torch.Tensor) -> tuple[int, int]:
     size = tensor.element_size()
-    start = tensor.storage_offset() * size
+    start = int(tensor.storage_offset()) * size
     return start, start + tensor.numel() * size

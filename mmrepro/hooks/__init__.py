@@ -1,9 +1,7 @@
-"""What happens during a run."""
+"""Hooks of MMEngine that a run has for checks, signals and fingerprints."""
 from .fingerprint import FingerprintHook
 from .operator_guard import OperatorGuardHook
 from .preempt import PreemptHook
-from .resume import ResumeHook
-from .seed import HookSeedHook, SeedHook
 from .self_check import SelfCheckHook
 
 

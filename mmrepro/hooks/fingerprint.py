@@ -1,4 +1,4 @@
-"""Write down, after every iteration, the bits that the training has come to."""
+"""Write digests of the state of a training after each iteration."""
 from __future__ import annotations
 
 import os
@@ -13,6 +13,7 @@ from mmengine.registry import HOOKS
 
 from ..data import placement_of
 from ..distributed.unwrap import optim_wrappers, unwrap
+from ..errors import ConfigError
 from ..fingerprint import schema
 from ..fingerprint.digest import SCHEME, value_digest
 from ..fingerprint.manifest import complete_manifest, write_manifest
@@ -22,24 +23,22 @@ from ..fingerprint.snapshot import Snapshot, gradients_of, named_state
 from ..fingerprint.writer import Writer
 from .self_check import self_checks
 
-__all__ = ['FingerprintHook']
-
 RECORDERS = {'module': ModuleRecorder, 'operator': OperatorLines}
 
 
 @HOOKS.register_module()
 class FingerprintHook(Hook):
-    """One line per iteration in ``WORK_DIR/mmrepro/fingerprints.rankN.jsonl``.
+    """Write a line per iteration to ``WORK_DIR/mmrepro/fingerprints.rankN.jsonl``.
 
     Args:
         interval: a line for iterations 0, interval, 2 interval, ...
         level: 'step': digests of the batch, losses, gradients, parameters, buffers, optimizer;
-            'parameter': also by name, and norms; 'module': by name, and what goes in and out of
-            every module, forward and backward; 'operator': by name, and what goes in and out of
+            'parameter': also by name, and norms; 'module': by name, with inputs and outputs of
+            every module, forward and backward; 'operator': by name, with inputs and outputs of
             every operator (several times the time of an iteration).
 
-    It changes no bit of the training and draws no random number. Gradients are those that the
-    optimizer sees (unscaled, clipped), and in iterations without a step those gathered so far.
+    The hook changes no bit of the training and draws no random number. Gradients are those that
+    the optimizer sees (unscaled, clipped), or in iterations without a step those gathered so far.
 
     Raises:
         ValueError: for an interval or level that is not allowed.
@@ -50,11 +49,11 @@ class FingerprintHook(Hook):
 
     def __init__(self, interval: int = 1, level: str = 'step') -> None:
         if level not in schema.LEVELS:
-            raise ValueError(f'FingerprintHook: level={level!r} is not allowed; allowed: '
-                             f'{", ".join(map(repr, schema.LEVELS))}')
+            raise ConfigError(f'FingerprintHook: level={level!r} is not allowed; allowed: '
+                              f'{", ".join(map(repr, schema.LEVELS))}')
         if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
-            raise ValueError(f'FingerprintHook: interval={interval!r} is not allowed; allowed: 1 '
-                             'or more')
+            raise ConfigError(f'FingerprintHook: interval={interval!r} is not allowed; allowed: 1 '
+                              'or more')
         self.interval, self.level = interval, level
         self._writer: Writer | None = None
         self._manifest: str | None = None  # path of what rank 0 has written
@@ -67,7 +66,7 @@ class FingerprintHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         model = unwrap(runner.model)
-        self._names = {id(one): name for name, one in model.named_parameters()}
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         for wrapper in optim_wrappers(runner.optim_wrapper).values():
             optimizer = wrapper.optimizer
             if not hasattr(optimizer, 'register_step_pre_hook'):
@@ -83,8 +82,8 @@ class FingerprintHook(Hook):
         manifest = write_manifest(runner, folder) if get_rank() == 0 else None
         self._manifest = manifest and os.path.join(folder, manifest)
         self._writer = Writer(os.path.join(folder, schema.fingerprint_name(get_rank())))
-        self._writer.write(schema.start_line(self.level, self.interval, get_rank(),
-                                             get_world_size(), SCHEME, runner.iter, manifest))
+        self._write(schema.start_line(self.level, self.interval, get_rank(),
+                                      get_world_size(), SCHEME, runner.iter, manifest))
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         # every batch is taken off, so that positions stay in step with an interval
@@ -101,7 +100,7 @@ class FingerprintHook(Hook):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What runs in this block is not recorded: a pass of the step that is thrown away."""
+        """Record nothing in this block: a pass of the step that is thrown away."""
         step, self._step = self._step, None
         snapshot = getattr(self._recorder, 'snapshot', None)
         if snapshot is not None:
@@ -116,8 +115,8 @@ class FingerprintHook(Hook):
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._step is None:
             return
-        parameters = [one for group in optimizer.param_groups for one in group['params']]
-        # one optimizer may step twice in an iteration, as in adversarial training
+        parameters = [tensor for group in optimizer.param_groups for tensor in group['params']]
+        # an optimizer may step twice in an iteration, as in adversarial training
         times = self._seen.count(id(optimizer))
         self._seen.append(id(optimizer))
         self._step.add('gradients', [
@@ -129,11 +128,11 @@ class FingerprintHook(Hook):
         step, self._step = self._step, None
         if step is None:
             return
-        finish = self._recorder.stop() if self._recorder is not None else lambda found: {}
+        finish = self._recorder.stop() if self._recorder is not None else lambda content: {}
         model = unwrap(runner.model)
         if not self._seen:
             step.add('gradients', gradients_of(self._names, list(model.parameters())))
-        step.add('parameters', [(name, one.data) for name, one in model.named_parameters()])
+        step.add('parameters', [(name, value.data) for name, value in model.named_parameters()])
         step.add('buffers', list(model.named_buffers()))
         step.add('optimizer', named_state(self._names, runner.optim_wrapper))
         losses = {name: value for name, value in (outputs or {}).items() if _is_number(value)}
@@ -141,35 +140,37 @@ class FingerprintHook(Hook):
         if self.level == 'parameter':
             names, parameters = zip(*model.named_parameters())
             step.add_numbers(schema.NORMS, names, torch._foreach_norm([p.data for p in parameters]))
-        found = step.fetch()
-        self._writer.write({**self._record(runner, found), **finish(found), **self.extra(runner)})
+        content = step.fetch()
+        self._write({**self._record(runner, content), **finish(content), **self.extra(runner)})
 
     def extra(self, runner: Any) -> dict[str, Any]:
         """Return what a subclass adds to the line of an iteration; no run is compared by it."""
         return {}
 
-    def _record(self, runner: Any, found: Any) -> dict[str, Any]:
-        learning_rates = runner.optim_wrapper.get_lr()
+    def _record(self, runner: Any, content: Any) -> dict[str, Any]:
         states = schema.STATES
         return schema.step_line(
             runner.iter, runner.epoch, _positions(self._drawn), _indices(self._drawn),
-            found.by_name('data')['data'], found.floats('losses'),
+            content.by_name('data')['data'], content.floats('losses'),
             {name: [float(value).hex() for value in values]
-             for name, values in learning_rates.items()},
-            {state: found.combined(state) for state in states},
-            {state: found.by_name(state) for state in states} if self.level != 'step' else None,
-            found.floats(schema.NORMS) if self.level == 'parameter' else None)
+             for name, values in runner.optim_wrapper.get_lr().items()},
+            {state: content.combined(state) for state in states},
+            {state: content.by_name(state) for state in states} if self.level != 'step' else None,
+            content.floats(schema.NORMS) if self.level == 'parameter' else None)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._writer is not None:
+            self._writer.write(line)
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
-        if self._writer is None or not metrics:
-            return
-        self._writer.write(schema.val_line(
-            runner.iter, runner.epoch,
-            {name: float(value).hex() for name, value in metrics.items() if _is_number(value)}))
+        if metrics:
+            self._write(schema.val_line(
+                runner.iter, runner.epoch,
+                {name: float(value).hex() for name, value in metrics.items() if _is_number(value)}))
 
     def after_train(self, runner: Any) -> None:
         checks = self_checks(runner)
-        self._writer.write(schema.end_line(runner.iter, checks))
+        self._write(schema.end_line(runner.iter, checks))
         if self._manifest is not None and checks:
             complete_manifest(self._manifest, {schema.SELF_CHECKS: checks})
         self._close()
@@ -193,7 +194,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _positions(batch: tuple | None) -> list[int] | None:
-    positions = [getattr(index, 'position', None) for index in batch or ()]
+    positions: list[Any] = [getattr(index, 'position', None) for index in batch or ()]
     return positions if positions and None not in positions else None
 
 

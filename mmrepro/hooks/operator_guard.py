@@ -1,4 +1,4 @@
-"""Watch some training steps for operators that nobody has vouched for."""
+"""Watch some training steps for operators that are not known to repeat."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -7,11 +7,10 @@ from typing import Any
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from ..errors import UnknownOperatorError
+from ..errors import ConfigError, UnknownOperatorError
+from ..intervals import is_due
 from ..ops.guard import OperatorGuard
 from ..step_check.train_step import around_next_step
-
-__all__ = ['OperatorGuardHook', ]
 
 
 @HOOKS.register_module()
@@ -35,7 +34,8 @@ class OperatorGuardHook(Hook):
     def __init__(self, allow: Sequence[str] = (), on_unknown: str = 'warn',
                  devices: Sequence[str] = ('cuda',)) -> None:
         if on_unknown not in ('warn', 'error'):
-            raise ValueError(f"on_unknown={on_unknown!r}: expected 'warn' or 'error'")
+            raise ConfigError(f"OperatorGuardHook: on_unknown={on_unknown!r}: expected 'warn' "
+                              "or 'error'")
         self._allow, self._devices = tuple(allow), tuple(devices)
         self._error = on_unknown == 'error'
         self._guard: OperatorGuard | None = None
@@ -51,7 +51,7 @@ class OperatorGuardHook(Hook):
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         self._done += 1
-        if self._guard is not None and not self._done & (self._done - 1):
+        if self._guard is not None and is_due(self._done):
             around_next_step(runner.model, self._guard.watched)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,

@@ -15,12 +15,10 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
-from ..checkpoint.loop_position import refusal_after
+from ..checkpoint.resuming import refusal_after
 from ..distributed.agreement import agree, any_rank, wait_for_all
-from ..errors import Preempted
+from ..errors import ConfigError, Preempted
 from ..exit_codes import PREEMPTED
-
-__all__ = ['FILE_NAME', 'PreemptHook', 'SIGNALS', 'handling']
 
 FILE_NAME = 'preempted.pth'
 
@@ -48,8 +46,8 @@ class PreemptHook(Hook):
                  exit_code: int = PREEMPTED) -> None:
         for name in signals:
             if name not in signal.Signals.__members__ or name in ('SIGINT', 'SIGKILL', 'SIGSTOP'):
-                raise ValueError(f'PreemptHook(signals={signals!r}): {name!r} cannot announce an '
-                                 f'end; for example {", ".join(SIGNALS)}')
+                raise ConfigError(f'PreemptHook(signals={signals!r}): {name!r} cannot announce an '
+                                  f'end; for example {", ".join(SIGNALS)}')
         self.signals, self.exit_code = tuple(signals), exit_code
         self._received: int | None = None
         self._before: dict[int, Any] = {}
@@ -59,8 +57,7 @@ class PreemptHook(Hook):
     # ------------------------------------------------------------------------- the signals
 
     def _receive(self, number: int, frame: Any) -> None:
-        # nothing else is safe here: logging and locks may be in use right now. A second signal
-        # finds the same value.
+        # nothing else is safe here: logging and locks may be in use right now
         self._received = number
 
     def start(self, runner: Any) -> None:
@@ -96,9 +93,8 @@ class PreemptHook(Hook):
 
     def before_val_epoch(self, runner: Any) -> None:
         if self._active:
-            # ranks may have one batch more than others; events are what all ranks have
-            own = len(runner.val_loop.dataloader)
-            self._common_batches = agree('validation', own, min)
+            # some ranks may have a batch more than others, and only they come to its event
+            self._common_batches = agree('validation', len(runner.val_loop.dataloader), min)
 
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
@@ -108,8 +104,7 @@ class PreemptHook(Hook):
 
     def _asked(self) -> bool:
         """Whether a signal has reached any rank: it reaches them at different times."""
-        return self._active and any_rank(
-            'a signal to stop', self._received is not None)
+        return self._active and any_rank('a signal to stop', self._received is not None)
 
     def _leave(self, runner: Any, iteration: int) -> None:
         number = self._received
@@ -133,8 +128,8 @@ class PreemptHook(Hook):
 
 
 def abandon_validation(runner: Any) -> None:
-    """Bring the model back to what is trained; validation starts again in the resumed run."""
-    runner.evaluated.leave()
+    """Put the trained weights back; the validation starts again in the resumed run."""
+    runner.lifecycle.evaluated.leave()
     for hook in runner.hooks:
         if isinstance(hook, EMAHook):
             # the averages are in the model while it is validated
@@ -142,7 +137,7 @@ def abandon_validation(runner: Any) -> None:
 
 
 def _point_to(path: str) -> None:
-    """Let ``last_checkpoint`` name ``path``; it names the old or the new one at any moment."""
+    """Let ``last_checkpoint`` name ``path``, replacing its content in one step."""
     pointer = os.path.join(os.path.dirname(path), 'last_checkpoint')
     partial = f'{pointer}.partial'
     with open(partial, 'w') as file:
@@ -154,12 +149,12 @@ def _point_to(path: str) -> None:
 
 @contextmanager
 def handling(runner: Any) -> Iterator[None]:
-    """In this block, ``runner`` trains; afterwards all handlers are back, however it ended."""
-    own = [hook for hook in runner._hooks if isinstance(hook, PreemptHook)]
-    # whatever hooks were registered meanwhile, an iteration is finished when they are
-    runner._hooks = [hook for hook in runner._hooks if hook not in own] + own
+    """Train in this block; afterwards all handlers are back, however the training ended."""
+    ours = [hook for hook in runner._hooks if isinstance(hook, PreemptHook)]
+    # behind hooks that were registered meanwhile: when they have run, the iteration is finished
+    runner._hooks = [hook for hook in runner._hooks if hook not in ours] + ours
     try:
         yield
     finally:
-        for hook in own:
+        for hook in ours:
             hook.end()

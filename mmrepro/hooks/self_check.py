@@ -9,6 +9,7 @@ from mmengine.registry import HOOKS
 
 from ..data.sample_check import checked
 from ..distributed.unwrap import unwrap
+from ..intervals import is_due
 from ..step_check.check import StepCheck
 from ..step_check.train_step import around_next_step
 
@@ -20,7 +21,7 @@ class SelfCheckHook(Hook):
     """Every run with ``deterministic=True`` has one.
 
     The steps of iterations 1, 2, 4, 8, ..., counted from the start of the training, and of every
-    ``randomness.check_steps``-th run twice, see :mod:`mmrepro.step_check.check`.
+    ``randomness.self_checks.steps``-th run twice, see :mod:`mmrepro.step_check.check`.
     """
     priority = 99  # around the step that others watch
 
@@ -30,10 +31,10 @@ class SelfCheckHook(Hook):
         self._not_repeated: str | None = None  # why
 
     def before_train(self, runner: Any) -> None:
-        self.steps, self._interval = 0, runner.repro.check_steps
+        self.steps, self._interval = 0, runner.repro.self_checks.steps
         self._not_repeated = None
         if not self._interval:
-            self._not_repeated = 'randomness.check_steps=0'
+            self._not_repeated = 'randomness.self_checks.steps=0'
             return
         self._not_repeated = _obstacle(runner)
         if self._not_repeated:
@@ -44,7 +45,7 @@ class SelfCheckHook(Hook):
                 'before its first optimizer step is repeated')
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        if not self._not_repeated and is_due(runner.iter, self._interval):
+        if not self._not_repeated and is_due(runner.iter + 1, self._interval):
             # recorders leave out the passes that are thrown away
             paused = [hook.paused for hook in runner.hooks if hasattr(hook, 'paused')]
             around_next_step(runner.model, StepCheck(runner, paused, self._done))
@@ -59,39 +60,32 @@ class SelfCheckHook(Hook):
         runner.logger.info(self.summary(runner))
 
     def counts(self, runner: Any) -> dict[str, int]:
-        """How many samples and steps this process and its workers have repeated."""
+        """Return how many samples and steps this process and its workers have repeated."""
         return dict(samples=_samples(runner), steps=self.steps)
 
     def summary(self, runner: Any) -> str:
-        """The last line of the log."""
+        """Return the last line of the log."""
         counts = self.counts(runner)
         text = (f'{counts["samples"]:,} samples and {counts["steps"]:,} steps were repeated: same '
                 'bits')
         notes = []
-        if not runner.repro.check_samples:
-            notes.append('samples are not repeated: randomness.check_samples=0')
+        if not runner.repro.self_checks.samples:
+            notes.append('samples are not repeated: randomness.self_checks.samples=0')
         if self._not_repeated:
             notes.append(NOT_REPEATED.format(self._not_repeated))
         return f'{text} ({"; ".join(notes)})' if notes else text
 
 
-def is_due(iteration: int, interval: int) -> bool:
-    """Whether the step of this iteration, counted from 0, is repeated."""
-    number = iteration + 1
-    return not number & (number - 1) or not number % interval
-
-
 def self_checks(runner: Any) -> dict[str, int]:
-    """The counts of a runner's :class:`SelfCheckHook`; {} where it has none."""
+    """Return the counts of a runner's :class:`SelfCheckHook`; {} if it has none."""
     return next((hook.counts(runner) for hook in runner.hooks if isinstance(hook, SelfCheckHook)),
                 {})
 
 
 def _samples(runner: Any) -> int:
     loops = (runner._train_loop, runner._val_loop, runner._test_loop)
-    loaders = {id(loader): loader for loader in (getattr(loop, 'dataloader', None)
-                                                 for loop in loops)}
-    return sum(map(checked, loaders.values()))
+    loaders: list[Any] = [getattr(loop, 'dataloader', None) for loop in loops]
+    return sum(map(checked, {id(loader): loader for loader in loaders}.values()))
 
 
 def _own_step(model: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The two runs that are compared, A and B, and the fresh processes that train them."""
+"""The two runs A and B that are compared, and the fresh processes that train them."""
 from __future__ import annotations
 
 import os
@@ -8,31 +8,31 @@ from typing import Any, Callable, NamedTuple
 from ..hooks.fingerprint import FingerprintHook
 from ..runs.child import Training
 from ..runs.launcher import plan, run_all
-from ..runs.progress import iterations_done
+from ..runs.progress import RunsProgress
 from .recording import RecordingPlan, attach
 
 CHECKPOINT = 'localise.pth'  # of a run that is interrupted and resumed
-# a sample or step that does not repeat is what is looked for: it must not end the run
-SETTINGS = {'randomness.check_samples': 0, 'randomness.check_steps': 0}
-MEMORY = 'randomness.virtual_ranks_memory'
-CHANGED = ('changed in these runs: randomness.check_samples=0, check_steps=0; where an iteration '
-           "is recorded, virtual_ranks_memory='separate'")
+# a self-check would end the run at the difference that is searched for
+SETTINGS = {'randomness.self_checks.samples': 0, 'randomness.self_checks.steps': 0}
+MEMORY = 'randomness.virtual_ranks.memory'
+CHANGED = ('changed in these runs: randomness.self_checks=False; where an iteration is recorded, '
+           "randomness.virtual_ranks.memory='separate'")
 
 
 class RunSpec(NamedTuple):
     """How to train run A or run B."""
     name: str  # 'A' or 'B'
-    config: str  # path of a config that needs no others
+    config: str  # path of a config without bases
     env: Mapping[str, str | None] = {}  # variables to set; None removes one
     ranks: int = 1  # processes
     resume_at: int | None = None  # end before this iteration, continue in another process
     checkpoint: str | None = None  # the run continues from this file
     validate_at: int | None = None  # the run validates before this iteration
-    asked: dict[str, Any] = {}  # settings and variables given; `config` and `env` contain them
+    asked: dict[str, Any] = {}  # varied settings and variables; `config` and `env` contain them
 
 
 def record(runner: Any, **plan: Any) -> None:
-    """Attach a plan, whose fields have been JSON, to a runner that is about to train."""
+    """Attach a plan, whose fields come from JSON, to a runner that is about to train."""
     if not any(isinstance(hook, FingerprintHook) for hook in runner.hooks):
         runner.register_hook(FingerprintHook(), priority=FingerprintHook.priority)
     keep = {int(rank): number for rank, number in (plan.pop('keep') or {}).items()}
@@ -40,9 +40,9 @@ def record(runner: Any, **plan: Any) -> None:
 
 
 def trainings_of(spec: RunSpec, work_dir: str, plan: RecordingPlan) -> list[Training]:
-    """The trainings of a run, one after the other: two when it is interrupted."""
-    # the operators of an optimizer that virtual ranks share are those of one rank only, and which
-    # one it is depends on the number of processes
+    """Return the consecutive trainings of a run: two when it is interrupted."""
+    # only one of the virtual ranks that share an optimizer executes its operators, and which one
+    # depends on the number of processes
     separate = {} if plan.record is None or MEMORY in spec.asked else {MEMORY: 'separate'}
 
     def training(plan: RecordingPlan, **more: Any) -> Training:
@@ -61,11 +61,7 @@ def trainings_of(spec: RunSpec, work_dir: str, plan: RecordingPlan) -> list[Trai
 
 
 def start(spec: RunSpec, work_dir: str, recording: RecordingPlan,
-          count: Callable[[int, int], None] = lambda done, of: None) -> None:
-    """Train in fresh processes and wait; ``count`` is called with the number of iterations done.
-
-    Raises:
-        TrainingFailed: when a process ends with an error.
-    """
+          say: Callable[[str], None] = lambda text: None) -> None:
+    """Train in fresh processes; ``say`` is called with a line on the progress."""
     run = plan(spec.name, work_dir, trainings_of(spec, work_dir, recording), spec.env, spec.ranks)
-    run_all([run], tick=lambda: count(iterations_done(work_dir), recording.stop + 1))
+    run_all([run], tick=RunsProgress([run], recording.stop + 1, say).show)

@@ -1,6 +1,6 @@
-"""Record one iteration of a run: data, operators, hooks, and the state in between.
+"""Record one iteration of a run: data, operators, hooks, and the states in between.
 
-Recording reads and never writes: it draws no random number and changes no bit of the training.
+Recording draws no random number and changes no bit of the training.
 """
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from ..nested import named_tensors
 from ..runs.stopping import StopTraining
 from .sample_recorder import SampleRecorder, read_samples
 
-# what hooks do between two training steps; the iterations of a validation change no weights
+# methods of hooks between two training steps; the iterations of a validation change no weights
 HOOK_METHODS = (
     'before_train_epoch', 'before_train_iter', 'after_train_iter', 'after_train_epoch',
     'before_val', 'before_val_epoch', 'after_val_epoch', 'after_val', 'before_save_checkpoint',
     '_before_epoch', '_before_iter', '_after_iter', '_after_epoch')
 OPERATORS_FILE, BATCH_FILE = 'operators.rank{}.jsonl', 'batch.rank{}.json'
-OWN = 'mmrepro.'  # hooks of this package draw and write nothing that the training uses
+OWN = 'mmrepro.'  # hooks of this package change nothing that the training uses
 
 
 class RecordingPlan(NamedTuple):
-    """What one run of A or B records, and where it ends."""
-    folder: str  # where the files go; it exists
+    """What a run records, and where it ends."""
+    folder: str  # for the files; it exists
     stop: int  # the run ends after this iteration, counted from 0
     record: int | None = None  # iteration to record; None for none
     positions: tuple[int, ...] | None = None  # of its samples, in any epoch; None for all
@@ -44,9 +44,9 @@ class RecordingPlan(NamedTuple):
 
 
 def attach(runner: Any, plan: RecordingPlan) -> None:
-    """Make a runner record what ``plan`` asks for; call it before ``runner.train()``.
+    """Make a runner record according to ``plan``; call it before ``runner.train()``.
 
-    The run ends with :class:`~mmrepro.runs.stopping.StopTraining`, out of ``runner.train()``.
+    ``runner.train()`` will raise :class:`~mmrepro.runs.stopping.StopTraining`.
     """
     hook = _RecordingHook(runner, plan)
     runner.register_hook(hook, priority=hook.priority)
@@ -55,14 +55,14 @@ def attach(runner: Any, plan: RecordingPlan) -> None:
 
 
 def read_stream(folder: str, rank: int, *others: str) -> list[Record]:
-    """All records of a run: first the samples of the batch, then the iteration in its order.
+    """Read all records of a run: the samples of the batch, then the iteration in its order.
 
-    The samples in the batches of ``others``, folders of other runs, are included: when a transform
-    rejects a sample, the batch has another one instead, and the rejected one may be what differs.
+    Samples in the batches of ``others``, folders of other runs, are included: when a transform
+    rejects a sample, the batch has another sample instead, and the rejected one may differ.
     """
     batches = []
-    for one in (folder, *others):
-        with open(os.path.join(one, BATCH_FILE.format(rank)), encoding='utf-8') as file:
+    for batch_folder in (folder, *others):
+        with open(os.path.join(batch_folder, BATCH_FILE.format(rank)), encoding='utf-8') as file:
             batches.append(json.load(file))
     samples = read_samples(folder, rank)
     if all(batches):
@@ -73,23 +73,23 @@ def read_stream(folder: str, rank: int, *others: str) -> list[Record]:
 
 def diagnose_ranks(iteration: int, folder_a: str, folder_b: str,
                    ranks: Sequence[int]) -> Diagnosis | None:
-    """The first difference on any rank."""
-    found = [diagnose(iteration, rank, read_stream(folder_a, rank, folder_b),
-                      read_stream(folder_b, rank, folder_a)) for rank in ranks]
-    return min(filter(None, found), key=Diagnosis.order, default=None)
+    """Diagnose the first difference on any rank."""
+    diagnoses = [diagnose(iteration, rank, read_stream(folder_a, rank, folder_b),
+                          read_stream(folder_b, rank, folder_a)) for rank in ranks]
+    return min(filter(None, diagnoses), key=Diagnosis.order, default=None)
 
 
 class _RecordingHook(Hook):
     """Wraps the loaders, the training step and the hooks of a runner."""
-    priority = 0  # before_train has to come before anything that could train
+    priority = 0  # before_train has to come before any hook that could train
 
     def __init__(self, runner: Any, plan: RecordingPlan) -> None:
         self._runner, self._plan = runner, plan
-        self._recorder: OperatorRecorder | None = None
-        self._wrapped: list[tuple[Hook, str, Any]] = []  # and what the instance had
+        self._recorder: Any = None  # OperatorRecorder while hooks are recorded
+        self._wrapped: list[tuple[Hook, str, Any]] = []  # and the attribute of the instance
 
     def instrument_loaders(self) -> None:
-        """Record the transforms of the training data; before worker processes exist."""
+        """Record the transforms of the training data; called before worker processes exist."""
         plan, runner = self._plan, self._runner
         samples = SampleRecorder(plan.folder, get_rank(), plan.positions)
         build_loop, build_loader = runner.build_train_loop, runner.build_dataloader
@@ -148,7 +148,7 @@ class _RecordingHook(Hook):
         return os.path.join(self._plan.folder, file.format(get_rank()))
 
     def _write_batch(self) -> None:
-        """Write which samples are in this batch: workers have loaded later ones already."""
+        """Write the samples of this batch: workers have loaded later samples already."""
         placement = placement_of(self._runner.train_dataloader)
         drawn = placement.drawn[0] if placement is not None and placement.drawn else ()
         samples = [[index.epoch, index.position] for index in drawn if hasattr(index, 'position')]
@@ -156,7 +156,7 @@ class _RecordingHook(Hook):
             json.dump(samples or None, file)
 
     def _start(self) -> None:
-        """Record hooks, from the iteration before the one that is recorded."""
+        """Begin to record hooks, in the iteration before the recorded one."""
         if self._recorder is not None:
             return
         keep = (self._plan.keep or {}).get(get_rank())

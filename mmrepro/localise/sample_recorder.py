@@ -1,12 +1,13 @@
-"""Record what every transform of the data pipeline makes of a sample, in the process that loads it.
+"""Record inputs and outputs of every transform, in the process that loads the sample.
 
-A transform gets a subclass of its own class, so code that looks at its type, name or attributes
-finds what it expects.
+The class of a transform is replaced by a subclass with the same name, so that code which looks at
+its type, name or attributes is not disturbed.
 """
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple
@@ -19,17 +20,23 @@ from ..fingerprint.records import ATTRIBUTE, GLOBAL, Record, append_record, read
 
 VALUE_TEXT = 80  # characters of a plain value that a transform keeps
 _recorded: dict[type, type] = {}
-# the sample that this process loads: its name, transforms so far; samples loaded so far
-_current: str | None = None
-_number = 0
-_loaded = 0
+
+
+class _Loading(threading.local):
+    """The sample that is being loaded."""
+    name: str | None = None
+    transforms = 0  # number of transforms applied to it so far
+    samples = 0  # number of samples loaded so far
+
+
+_loading = _Loading()
 
 
 class SampleRecorder(NamedTuple):
-    """Where the transforms write to; it travels into worker processes with the dataset."""
-    folder: str  # of the files, one for each process
+    """Writes the records; pickled into worker processes with the dataset."""
+    folder: str  # for the files, one per process
     rank: int  # of this process, for the names of the files
-    positions: Sequence[int] | None  # of the samples to record, in any epoch; None for all
+    positions: Sequence[int] | None  # positions of the samples to record; None for all
 
     def instrument(self, dataset: Any) -> None:
         """Record the transforms of this dataset and of the datasets that it wraps."""
@@ -40,14 +47,13 @@ class SampleRecorder(NamedTuple):
         _change_class(dataset, self, _DATASET)
 
     def name_of(self, index: Any) -> str | None:
-        """Name of the sample that is about to be loaded; None when it is not to be recorded."""
-        global _loaded
-        if _current is not None:  # a transform loads a partner to mix in
-            return f'{_current}/partner {index}'
-        _loaded += 1
+        """Return the name of the sample about to be loaded; None when it is not recorded."""
+        if _loading.name is not None:  # a transform loads a partner to mix in
+            return f'{_loading.name}/partner {index}'
+        _loading.samples += 1
         batch = current_batch()
         if batch is None:
-            return f'sample {_loaded}.{index}' if self.positions is None else None
+            return f'sample {_loading.samples}.{index}' if self.positions is None else None
         _, (epoch, position, *_) = batch.entry(batch.current)
         if self.positions is None or position in self.positions:
             return f'sample {epoch}.{position}'
@@ -59,26 +65,24 @@ class SampleRecorder(NamedTuple):
 
 
 def read_samples(folder: str, rank: int) -> list[Record]:
-    """Records of all processes of a rank, ordered by the position of the sample."""
+    """Read the records of all processes of a rank, ordered by the position of the sample."""
     prefix = f'samples.rank{rank}.'
     names = sorted(name for name in os.listdir(folder) if name.startswith(prefix))
     records = [record for name in names for record in read_records(os.path.join(folder, name))]
-    # the order within a sample is that of the file
+    # a stable sort keeps the order within a sample
     return sorted(records, key=lambda record: tuple(
         int(number) for number in record.path.split('/')[0].split()[1].split('.')))
 
 
-
-
 def _change_class(thing: Any, samples: SampleRecorder, methods: dict[str, Callable]) -> Any:
-    """Replace methods of one object by recording ones, where its class has them."""
+    """Give an object a class whose methods record, where its own class has them."""
     original = getattr(type(thing), '_mmrepro_recorded', type(thing))
     if original not in _recorded:
         # not hasattr(): mmcv's cache_randomness cannot be looked up on a class
-        own = {name: method for name, method in methods.items()
+        recording = {name: method for name, method in methods.items()
                if any(name in vars(base) for base in original.__mro__)}
         _recorded[original] = type(original.__name__, (original,), {
-            **own, '_mmrepro_recorded': original, '__module__': original.__module__,
+            **recording, '_mmrepro_recorded': original, '__module__': original.__module__,
             '__qualname__': original.__qualname__, '__reduce_ex__': _reduce})
     thing.__class__ = _recorded[original]
     thing._mmrepro_samples = samples
@@ -94,21 +98,20 @@ def _reduce(thing: Any, protocol: int) -> tuple:
 
 
 def _getitem(self: Any, index: Any) -> Any:
-    global _current, _number
     original = type(self)._mmrepro_recorded.__getitem__
     samples: SampleRecorder = self._mmrepro_samples
     name = samples.name_of(index)
     if name is None:
         return original(self, index)
-    outer, _current = _current, name
+    outer, _loading.name = _loading.name, name
     before = generator_states.states()
     samples.write(Record('data', f'{name}/begin', type(self).__name__, arguments=f'index={index}'))
     try:
         if outer is None:
-            _number = 0
+            _loading.transforms = 0
         result = original(self, index)
     finally:
-        _current = outer
+        _loading.name = outer
     keys, digests = _by_key(result)
     samples.write(Record('data', f'{name}/end', type(self).__name__, shapes=f'-> {keys}',
                          outputs=digests, generators=before,
@@ -118,7 +121,7 @@ def _getitem(self: Any, index: Any) -> Any:
 
 def _call(self: Any, results: Any) -> Any:
     original = type(self)._mmrepro_recorded.__call__
-    if _current is None:
+    if _loading.name is None:
         return original(self, results)
     given, inputs = _by_key(results)
     with _recording(self) as fields:
@@ -130,9 +133,9 @@ def _call(self: Any, results: Any) -> Any:
 
 
 def _get_indexes(self: Any, dataset: Any) -> Any:
-    """Indexes of the samples that a transform mixes in; the dataset asks for them beforehand."""
+    """Record the indexes of the samples that a transform mixes in; the dataset asks for them."""
     original = super(type(self), self).get_indexes
-    if _current is None:
+    if _loading.name is None:
         return original(dataset)
     with _recording(self, 'get_indexes') as fields:
         result = original(dataset)
@@ -147,12 +150,13 @@ _DATASET = {'__getitem__': _getitem}
 
 @contextmanager
 def _recording(transform: Any, method: str = 'transform') -> Iterator[dict[str, Any]]:
-    """Write a record of the fields put into the dict, with the generators and calls used."""
-    global _number
+    """Write a record with the fields put into the dict, and the generators and calls used."""
     samples: SampleRecorder = transform._mmrepro_samples
-    number, _number = _number, _number + 1
+    number = _loading.transforms
+    _loading.transforms += 1
     before, own = generator_states.states(), _own(transform)
-    watch, fields = generator_states.Watch(), {}
+    fields: dict[str, Any] = {}
+    watch = generator_states.Watch()
     watch.start()
     try:
         yield fields
@@ -161,14 +165,14 @@ def _recording(transform: Any, method: str = 'transform') -> Iterator[dict[str, 
     own = {**_own(transform), **own}  # a transform may create its generator in the first call
     name = fields.pop('name')
     samples.write(Record(
-        'data', f'{_current}/{number}', name, **fields, generators=before,
+        'data', f'{_loading.name}/{number}', name, **fields, generators=before,
         drew=before != generator_states.states(), calls=watch.take(),
         own=tuple(f'{key}={state}' for key, state in own.items()),
         stack=(_call_site(type(transform)._mmrepro_recorded, method), )))
 
 
 def _by_key(results: Any) -> tuple[str, tuple[str, ...]]:
-    """Names of what a sample holds, and the digest of each."""
+    """Return the keys of a sample, and the digest of each value."""
     if not isinstance(results, dict):
         return 'all', (exact_digest(results), )
     named = {str(key): value for key, value in sorted(results.items(), key=lambda kv: str(kv[0]))}
@@ -176,8 +180,9 @@ def _by_key(results: Any) -> tuple[str, tuple[str, ...]]:
 
 
 def _own(transform: Any) -> dict[str, str]:
-    """Generators of the transform, its class and module, which are not seeded per sample; and plain
-    values there, under :data:`ATTRIBUTE` or :data:`GLOBAL` and their name.
+    """Return the generators and plain values in the transform, its class and its module.
+
+    Names of plain values begin with :data:`ATTRIBUTE` or :data:`GLOBAL`.
     """
     attributes: dict[str, Any] = {}
     for base in reversed(type(transform).__mro__):

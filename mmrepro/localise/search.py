@@ -1,7 +1,7 @@
 """Find the first thing that differs between two runs.
 
-Two fresh processes (or groups of ranks) train the same config, or one config in two ways. Where
-their fingerprints diverge, both run again up to that iteration and record it: samples, operators,
+Two fresh processes (or groups of ranks) train the same config, or one config in two ways. Both run
+again up to the iteration in which their fingerprints diverge, and record it: samples, operators,
 hooks.
 """
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 from ..diagnosis.diagnosis import Diagnosis
+from ..errors import RunError
 from ..fingerprint.divergence import (
     Divergence,
     first_differing_metric,
@@ -26,7 +27,7 @@ from .recording import RecordingPlan, diagnose_ranks
 from .values import ValueDifference, compare_kept
 from .variation_effect import different_by_design, settings_without_effect
 
-MAX_RECORDINGS = 2  # of runs A and B
+MAX_RECORDINGS = 2  # repetitions of both runs that are recorded
 
 Launch = Callable[[RunSpec, str, RecordingPlan], None]
 NOT_REPRODUCED = (
@@ -50,29 +51,39 @@ class LocaliseResult(NamedTuple):
     """
     verdict: str
     compared: int  # number of iterations
-    divergence: Divergence | None = None  # the first iteration whose fingerprints differ
+    divergence: Any = None  # Divergence: the first iteration whose fingerprints differ
     positions: tuple[int, ...] | None = None  # of its samples, of all ranks; None: not recorded
-    diagnosis: Diagnosis | None = None  # the first difference
+    diagnosis: Any = None  # Diagnosis: the first difference
     values: ValueDifference | None = None  # how far the results of the operator are apart
     notes: tuple[str, ...] = ()  # what a reader should know
 
-    def text(self) -> str:
-        """For a terminal; the verdict is the first line."""
-        notes = [f'note: {note}' for note in self.notes]
+    def sentence(self) -> str:
+        """The verdict in words."""
         if self.verdict == 'equal':
-            return '\n'.join([f'SAME BITS: {self.compared} iterations agree', *notes])
+            return f'SAME BITS: {self.compared} iterations agree'
         if self.verdict == 'metrics':
-            return '\n'.join([f'DIFFERENT BITS: {self.compared} iterations of training agree, and '
-                              f'{self.divergence.text()}', *notes, METRICS])
-        order = {one.field: one.order for fields in self.divergence.ranks.values()
-                 for one in fields}
-        lines = [f'DIFFERENT BITS: the runs first differ at iteration {self.divergence.iteration}, '
-                 f'in {", ".join(sorted(order, key=order.get))}', *notes]
+            return (f'DIFFERENT BITS: {self.compared} iterations of training agree, and '
+                    f'{self.divergence.text()}\n{METRICS}')
+        order = {field.field: field.order for fields in self.divergence.ranks.values()
+                 for field in fields}
+        line = (f'DIFFERENT BITS: the runs first differ at iteration {self.divergence.iteration}, '
+                f'in {", ".join(sorted(order, key=lambda name: order[name]))}')
         if self.verdict == 'flaky':
-            return '\n'.join([*lines, NOT_REPRODUCED.format(iteration=self.divergence.iteration)])
-        lines += ['first difference:', self.diagnosis.text()]
-        if self.values is not None:
-            lines.append(f'  values    {self.values.text()}')
+            return f'{line}\n{NOT_REPRODUCED.format(iteration=self.divergence.iteration)}'
+        return line
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values of the first difference; empty where none was recorded."""
+        if self.diagnosis is None:
+            return []
+        values = [] if self.values is None else [('values', self.values.text())]
+        return self.diagnosis.rows() + values
+
+    def text(self) -> str:
+        """Verdict, notes and first difference for a terminal."""
+        lines = [self.sentence(), *(f'note: {note}' for note in self.notes)]
+        if self.diagnosis is not None:
+            lines += ['first difference:', *(f'  {name:<9} {value}' for name, value in self.rows())]
         return '\n'.join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -80,32 +91,35 @@ class LocaliseResult(NamedTuple):
         found = self.divergence
         return dict(
             verdict=self.verdict, compared=self.compared, notes=list(self.notes),
-            parting=None if found is None else dict(
-                iteration=found.iteration, places=self.positions,
-                fields={rank: [one.field for one in fields]
+            divergence=None if found is None else dict(
+                iteration=found.iteration, positions=self.positions,
+                fields={rank: [field.field for field in fields]
                         for rank, fields in found.ranks.items()}),
             finding=self.diagnosis.as_dict() if self.diagnosis else None,
             values=self.values.as_dict() if self.values else None)
 
 
 class Localiser:
-    """Starts runs A and B in a new folder ``work_dir``, and compares them.
+    """Trains and compares runs A and B.
 
-    ``launch`` starts one run and waits for it; ``say`` is called with lines about the progress.
+    Args:
+        work_dir: a new folder.
+        launch: trains a run and waits for it.
+        say: is called with lines about the progress.
     """
 
-    def __init__(self, specs: tuple[RunSpec, RunSpec], work_dir: str, launch: Launch = start,
+    def __init__(self, specs: Sequence[RunSpec], work_dir: str, launch: Launch = start,
                  say: Callable[[str], None] = lambda line: None) -> None:
         self.specs, self.work_dir, self.launch, self.say = specs, work_dir, launch, say
 
     def search(self, iterations: int, values: bool = True) -> LocaliseResult:
-        """Train A and B for this many iterations, then find where they diverge."""
+        """Train both runs for this many iterations, then find their first difference."""
         folders = self._run_both('fingerprints', RecordingPlan('', iterations - 1))
-        return self.explain(*map(read_run, folders), values)
+        return self.explain(read_run(folders[0]), read_run(folders[1]), values)
 
     def explain(self, run_a: RecordedRun, run_b: RecordedRun,
                 values: bool = True) -> LocaliseResult:
-        """The first difference of two runs whose fingerprints exist.
+        """Find the first difference of two runs with fingerprints.
 
         With ``values``, run once more to measure how far the results of the operator are apart.
         """
@@ -126,34 +140,31 @@ class Localiser:
             self.say(f'the runs diverge at iteration {iteration}; recording it')
             folders = self._run_both(f'record{number}', RecordingPlan(
                 '', iteration, iteration, positions))
-            again = tuple(map(read_run, folders))
-            earlier = first_iteration(*again)[1]
+            again_a, again_b = map(read_run, folders)
+            earlier = first_iteration(again_a, again_b)[1]
             if earlier is not None and earlier.iteration < iteration:
                 notes += (f'in a repetition, the runs first differ at iteration '
                           f'{earlier.iteration}, not {iteration}: the cause is intermittent', )
-                found, positions = earlier, positions_of(*again, earlier.iteration)
+                found, positions = earlier, positions_of(again_a, again_b, earlier.iteration)
                 continue
-            diagnosis = diagnose_ranks(iteration, *folders, sorted(found.ranks))
+            diagnosis = diagnose_ranks(iteration, folders[0], folders[1], sorted(found.ranks))
             if diagnosis is not None:
                 kept = self._values(diagnosis, iteration) if values and number == 0 else None
                 return LocaliseResult('found', compared, found, positions, diagnosis, kept, notes)
         return flaky._replace(notes=notes)
 
     def _values(self, found: Diagnosis, iteration: int) -> ValueDifference | None:
-        """How far apart the results of the named operator are: one more run.
-
-        ``iteration`` is the one that was recorded.
-        """
+        """Measure the results of the named operator in one more run of the recorded iteration."""
         if found.kind not in ('output', 'generator') or found.record_a is None or not found.stack:
             return None
         self.say(f'running again for the values of {found.operator}')
         folders = self._run_both(
             'values', RecordingPlan('', iteration, iteration, ()),
             [{found.rank: number} for number in (found.record_a, found.record_b)])
-        return compare_kept(*folders, found.rank)
+        return compare_kept(folders[0], folders[1], found.rank)
 
     def _run_both(self, name: str, plan: RecordingPlan,
-                  keep: Sequence[dict[int, int] | None] = (None, None)) -> list[str]:
+                  keep: Sequence[Any] = (None, None)) -> list[str]:
         folders: list[str] = []
         started = time.monotonic()
         for spec, kept in zip(self.specs, keep):
@@ -167,24 +178,20 @@ class Localiser:
 
 
 def first_iteration(run_a: RecordedRun, run_b: RecordedRun) -> tuple[int, Divergence | None]:
-    """The number of iterations that both runs have, and the first that differs on any rank.
-
-    Raises:
-        ValueError: the runs have different ranks, or no iteration in common.
-    """
+    """Return the number of common iterations, and the first that differs on any rank."""
     if set(run_a.ranks) != set(run_b.ranks):
-        raise ValueError(f'{run_a.work_dir} has ranks {sorted(run_a.ranks)}, {run_b.work_dir} has '
-                         f'ranks {sorted(run_b.ranks)}: the runs cannot be compared')
+        raise RunError(f'{run_a.work_dir} has ranks {sorted(run_a.ranks)}, {run_b.work_dir} has '
+                       f'ranks {sorted(run_b.ranks)}: the runs cannot be compared')
     common = set.intersection(*(set(run_a.ranks[rank].steps) & set(run_b.ranks[rank].steps)
                                 for rank in run_a.ranks))
     if not common:
-        raise ValueError(f'{run_a.work_dir} and {run_b.work_dir} have no iteration in common')
+        raise RunError(f'{run_a.work_dir} and {run_b.work_dir} have no iteration in common')
     return len(common), first_divergence(run_a.ranks, run_b.ranks)
 
 
 def positions_of(run_a: RecordedRun, run_b: RecordedRun,
                  iteration: int) -> tuple[int, ...] | None:
-    """Positions of the samples of an iteration in both runs; None if not recorded."""
+    """Return the positions of the samples of an iteration in both runs; None if not recorded."""
     lists = [value_of(log.steps[iteration], 'batch.positions')
              for run in (run_a, run_b) for log in run.ranks.values() if iteration in log.steps]
     if None in lists:

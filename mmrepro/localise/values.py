@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-ROUNDING = 4e-7  # relative: a few units in the last place of float32
+ROUNDING = 4e-7  # relative difference: a few units in the last place of float32
 
 
 class ValueDifference(NamedTuple):
@@ -15,33 +15,32 @@ class ValueDifference(NamedTuple):
     of: int  # number of all elements
     largest: float  # largest absolute difference; NaNs do not count
     relative: float  # the largest difference over the largest magnitude
-    index: tuple[int, ...]  # of the first element that differs
+    first: tuple[int, ...]  # index of the first element that differs
     a: float  # its values
     b: float
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, where ``index`` is called "place"."""
-        return {'place' if name == 'index' else name: value
-                for name, value in self._asdict().items()}
+        """Return plain data."""
+        return self._asdict()
 
     def text(self) -> str:
         text = (f'{self.elements} of {self.of} elements differ, by at most {self.largest:.3g} '
-                f'({self.relative:.2g} of the largest value); the first is at {list(self.index)}: '
+                f'({self.relative:.2g} of the largest value); the first is at {list(self.first)}: '
                 f'{self.a!r} / {self.b!r}')
         return text + ('; a rounding difference' if 0 < self.relative < ROUNDING else '')
 
 
 def compare_kept(folder_a: str, folder_b: str, rank: int) -> ValueDifference | None:
-    """The first result that differs, of the tensors that both runs kept; None when all agree."""
+    """Compare the tensors that both runs kept; return the first difference, None when all agree."""
     kept = [torch.load(os.path.join(folder, f'kept.rank{rank}.pt'), weights_only=True)['outputs']
             for folder in (folder_a, folder_b)]
-    found = (compare_tensors(a, b) for a, b in zip(*kept)
-             if a.shape == b.shape and a.dtype == b.dtype)
-    return next(filter(None, found), None)
+    differences = (compare_tensors(a, b) for a, b in zip(*kept)
+                   if a.shape == b.shape and a.dtype == b.dtype)
+    return next(filter(None, differences), None)
 
 
 def compare_tensors(a: torch.Tensor, b: torch.Tensor) -> ValueDifference | None:
-    """None when the tensors, of one shape and type, have the same bytes."""
+    """Compare two tensors of one shape and type; None when their bytes agree."""
     if a.numel() == 0:
         return None
     shape = a.shape

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..ops import aten
 
 
-def matching_at_once(stock: Callable) -> Callable:
+def matching_at_once(stock: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``dynamic_k_matching`` of SimOTA and its relatives without a loop over the objects.
 
     Where mmrepro's ``topk`` is installed, equal costs go by index, whatever k is: so the k best of
@@ -18,7 +18,7 @@ def matching_at_once(stock: Callable) -> Callable:
     """
     @functools.wraps(stock)
     def dynamic_k_matching(self: Any, cost: Tensor, pairwise_ious: Tensor, num_gt: int,
-                           valid_mask: Tensor) -> tuple[Tensor, Tensor]:
+                           valid_mask: Tensor) -> Any:
         if cost.device.type not in aten.installed() or not num_gt or not len(cost):
             return stock(self, cost, pairwise_ious, num_gt, valid_mask)
         # the two classes have different names for it

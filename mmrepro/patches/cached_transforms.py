@@ -53,7 +53,7 @@ def partners(kind: str, current: int, max_cached_images: int) -> list[int]:
 
 
 @around
-def pure(stock: Callable[..., dict], self: Any, results: dict) -> dict:
+def pure(stock: Callable[..., Any], self: Any, results: dict[str, Any]) -> Any:
     """Transform with partners from the batch instead of the cache.
 
     Outside of keyed data loading (a script that asks for ``dataset[0]``), stock's cache is used.
@@ -64,8 +64,8 @@ def pure(stock: Callable[..., dict], self: Any, results: dict) -> dict:
     return _with_partners(stock, self, results, batch)
 
 
-def _with_partners(stock: Callable[..., dict], self: Any, results: dict,
-                   batch: BatchContext) -> dict:
+def _with_partners(stock: Callable[..., Any], self: Any, results: dict[str, Any],
+                   batch: BatchContext) -> Any:
     outer, self.results_cache = self.results_cache, _Partners(self, batch)
     try:
         return stock(self, results)
@@ -74,7 +74,7 @@ def _with_partners(stock: Callable[..., dict], self: Any, results: dict,
 
 
 @around
-def pure_by_chance(stock: Callable[..., dict], self: Any, results: dict) -> dict:
+def pure_by_chance(stock: Callable[..., Any], self: Any, results: dict[str, Any]) -> Any:
     """Transform with MMYOLO's classes, which have a cache if ``use_cached`` says so.
 
     Stock draws whether to mix before it caches. Here all samples can be partners, also those that

@@ -79,7 +79,7 @@ _FOREIGN = {
 
 
 @around
-def seeded_corruption(stock: Callable[..., dict], self: Any, results: dict) -> dict:
+def seeded_corruption(stock: Callable[..., Any], self: Any, results: dict[str, Any]) -> Any:
     """Corrupt with generators of other packages seeded from the global NumPy generator."""
     with _FOREIGN.get(self.corruption, nullcontext)():
         return stock(self, results)
@@ -90,11 +90,10 @@ def _draw_seed() -> int:
 
 
 @functools.cache
-def _numba_seeder() -> Callable[[int], None]:
+def _numba_seeder() -> Any:
     import numba
 
-    @numba.njit
     def seed(value: int) -> None:
         np.random.seed(value)
 
-    return seed
+    return numba.njit(seed)

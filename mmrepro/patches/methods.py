@@ -8,7 +8,7 @@ from .wrapping import around
 
 
 @around
-def sorted_by_path(stock: Any, self: Any) -> list[dict]:
+def sorted_by_path(stock: Any, self: Any) -> list[dict[str, Any]]:
     """Sort the index by image path, as ``BaseSegDataset`` does."""
     return sorted(stock(self), key=lambda info: info['img_path'])
 
@@ -32,7 +32,7 @@ def keyed_sentences(stock: Any, self: Any) -> None:
 
 
 @around
-def own_class_names(stock: Any, self: Any, results: dict) -> dict:
+def own_class_names(stock: Any, self: Any, results: dict[str, Any]) -> Any:
     """Give each sample its own copy of the class names, which the stock method writes to."""
     names = results['text'] if 'text' in results else self.label_map
     if names is not None:

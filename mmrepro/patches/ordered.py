@@ -9,7 +9,7 @@ import torch
 from .wrapping import around
 
 
-class OrderedSet(MutableSet):
+class OrderedSet(MutableSet[Any]):
     """Drop-in for ``set`` whose order follows from the operations, never from hashes.
 
     A one-dimensional tensor is taken as its numbers. (``set`` takes it as 0-d tensors, which hash

@@ -1,4 +1,4 @@
-"""Two runs compared: what they were made of, where they diverge, how the difference grows."""
+"""Compare two runs: what they were made of, where they diverge, how the difference grows."""
 from __future__ import annotations
 
 import math
@@ -18,7 +18,8 @@ from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import RankLog
 from ..fingerprint.schema import BY_NAME, meaning, value_of
 from ..text import listed, shorten
-from .run_view import RunView, number
+from .run_view import RunView, load_run, number
+from .weight_distances import checkpoint_distances
 
 LOGGED = 'scalars'  # prefix of fields that MMEngine logged
 # name -> (steps, values of A, values of B)
@@ -33,7 +34,7 @@ OF_THE_START = ('initial_weights', 'weights', 'iteration', 'resumed_from')
 
 
 class FieldRow(NamedTuple):
-    """One field of one iteration in both runs. ``names`` are the parts that differ."""
+    """A field of an iteration in both runs. ``names`` are the parts that differ."""
     field: str
     a: str
     b: str
@@ -58,11 +59,11 @@ class FirstDifference:
         return next(field for field in self.fields if not field.same)
 
     def sentence(self) -> str:
-        one = self.field
-        names = f' ({listed(one.names)})' if one.names else ''
+        field = self.field
+        names = f' ({listed(field.names)})' if field.names else ''
         rank = f', rank {self.rank}' if self.rank else ''
-        why = 'what MMEngine logged' if one.field.startswith(LOGGED) else meaning(one.field)
-        return f'iteration {self.iteration}{rank}: {one.field}{names} differs first: {why}'
+        why = 'what MMEngine logged' if field.field.startswith(LOGGED) else meaning(field.field)
+        return f'iteration {self.iteration}{rank}: {field.field}{names} differs first: {why}'
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Comparison:
     b: RunView
     exact: bool  # bits were compared (fingerprints); otherwise what MMEngine logged
     common: list[int]  # iterations that both have
-    only: tuple[list[int], list[int]]  # iterations that one has and the other lacks
+    only: tuple[list[int], list[int]]  # iterations of A that B lacks, of B that A lacks
     first: FirstDifference | None
     differing: int
     # the first metric of a validation that differs, of fingerprints
@@ -85,7 +86,8 @@ class Comparison:
     diverged: dict[str, int | None] = field(default_factory=dict)
     # (iterations, parameters, relative difference of norms per iteration and parameter); 0 where
     # the bits agree
-    norms: tuple[list[int], list[str], list[list[float]]] = ((), (), ())
+    norms: tuple[list[int], list[str], list[list[float]]] = field(
+        default_factory=lambda: ([], [], []))
     # distances between the checkpoints that both runs wrote
     weights: list[Any] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -121,13 +123,25 @@ class Comparison:
                 f'{"" if len(self.weights) == 1 else "s"} have the same bits ({shown}), and other ')
 
 
+def compare_paths(path_a: str, path_b: str, weights: bool = True) -> Comparison:
+    """Read two runs, with their checkpoints if ``weights``, and compare all that both have."""
+    a, b = load_run(path_a), load_run(path_b)
+    if a.name == b.name:
+        a.name, b.name = a.path, b.path
+    found = compare_runs(a, b)
+    found.manifest = manifest_differences(a, b)
+    if weights:
+        found.weights = checkpoint_distances(a, b)
+    return found
+
+
 def compare_runs(a: RunView, b: RunView) -> Comparison:
     """Compare what both runs have: fingerprints if both have them, else MMEngine's logs."""
     exact = bool(a.ranks and b.ranks)
     notes = [f'A: {note}' for note in a.notes] + [f'B: {note}' for note in b.notes]
     if {a.attached, b.attached} == {True, False}:
-        one, other = 'AB' if a.attached else 'BA'
-        notes.insert(0, f'{one} was trained with mmrepro and {other} without it: their random '
+        attached, stock = 'AB' if a.attached else 'BA'
+        notes.insert(0, f'{attached} was trained with mmrepro and {stock} without it: their random '
                      'numbers and kernels are not the same, so their bits cannot agree')
     if not exact:
         lacking = ' and '.join(name for name, run in (('A', a), ('B', b)) if not run.ranks)
@@ -135,19 +149,19 @@ def compare_runs(a: RunView, b: RunView) -> Comparison:
             f'{lacking}: no fingerprints, so the logs of MMEngine are compared. They hold losses '
             'of the logged iterations only, means over the last ones, and no gradients or '
             'weights: the iteration named is the first logged one that shows the difference')
-    steps = ((a.log.steps, b.log.steps) if exact else (a.scalars, b.scalars))
-    common = sorted(set(steps[0]) & set(steps[1]))
-    only = tuple(sorted(set(one) - set(other)) for one, other in (steps, steps[::-1]))
+    iterations_a, iterations_b = (set(run.log.steps if exact else run.scalars) for run in (a, b))
+    common = sorted(iterations_a & iterations_b)
+    only = sorted(iterations_a - iterations_b), sorted(iterations_b - iterations_a)
     if exact:
         first, differing = _first_exact(a, b)
         notes += not_compared(a.ranks, b.ranks)
     else:
         first, differing = _first_logged(a, b, common)
     comparison = Comparison(a, b, exact, common, only, first, differing, notes=notes)
-    notes += [f'{len(extra)} iterations of {name} are not in {other} ({extra[0]} to {extra[-1]}): '
-              'not compared' for name, extra, other in zip('AB', only, 'BA') if extra]
-    comparison.losses = _columns(a.losses(exact), b.losses(exact))
-    comparison.vals = _columns(a.vals(exact), b.vals(exact))
+    notes += [f'{len(extra)} iterations of {name} are not in {run} ({extra[0]} to {extra[-1]}): '
+              'not compared' for name, extra, run in zip('AB', only, 'BA') if extra]
+    comparison.losses = columns(a.losses(exact), b.losses(exact))
+    comparison.vals = columns(a.vals(exact), b.vals(exact))
     if exact:
         comparison.metric = first_differing_metric(a.ranks, b.ranks)
         comparison.diverged = _diverged(a.log, b.log, common)
@@ -162,7 +176,7 @@ def _first_exact(a: RunView, b: RunView) -> tuple[FirstDifference | None, int]:
     found = divergence_at(a.ranks, b.ranks, iterations[0])
     steps = [run.ranks[found.rank].steps[found.iteration] for run in (a, b)]
     call = next((field.call for field in found.ranks[found.rank] if field.call), '')
-    rows = [FieldRow(field.field, *(_show(value, field.names) for value in (field.a, field.b)),
+    rows = [FieldRow(field.field, _show(field.a, field.names), _show(field.b, field.names),
                      field.same, field.names or ((field.call, ) if field.call else ()))
             for field in compare_steps(*steps)]
     return (FirstDifference(found.iteration, steps[0].get('epoch'), found.rank, rows, call),
@@ -190,20 +204,20 @@ def _first_logged(a: RunView, b: RunView,
                   common: list[int]) -> tuple[FirstDifference | None, int]:
     first, differing = None, 0
     for i in common:
-        one, other = a.scalars[i], b.scalars[i]
-        shared = [name for name in one if name in other]
-        names = [name for name in shared if one[name] != other[name]
-                 and not (math.isnan(one[name]) and math.isnan(other[name]))]
+        logged_a, logged_b = a.scalars[i], b.scalars[i]
+        shared = [name for name in logged_a if name in logged_b]
+        names = [name for name in shared if logged_a[name] != logged_b[name]
+                 and not (math.isnan(logged_a[name]) and math.isnan(logged_b[name]))]
         differing += bool(names)
         if names and first is None:
             order = sorted(shared, key=lambda name: ('loss' not in name, name == 'grad_norm'))
-            fields = [FieldRow(f'{LOGGED}.{name}', f'{one[name]:.9g}', f'{other[name]:.9g}',
+            fields = [FieldRow(f'{LOGGED}.{name}', f'{logged_a[name]:.9g}', f'{logged_b[name]:.9g}',
                             name not in names) for name in order]
             first = FirstDifference(i, None, 0, fields)
     return first, differing
 
 
-def _columns(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]]) -> Columns:
+def columns(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]]) -> Columns:
     """Per name: the steps at which both have it, and both values."""
     found = {}
     for name in dict.fromkeys(name for row in (*a.values(), *b.values()) for name in row):
@@ -216,10 +230,11 @@ def _columns(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]]) -> 
 def _diverged(a: RankLog, b: RankLog, common: list[int]) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for i in common:
-        one, other = (value_of(log.steps[i], f'{BY_NAME}.parameters') or {} for log in (a, b))
-        for name in one:
-            if name in other and found.get(name) is None:
-                found[name] = i if one[name] != other[name] else None
+        digests_a, digests_b = (value_of(log.steps[i], f'{BY_NAME}.parameters') or {}
+                                for log in (a, b))
+        for name in digests_a:
+            if name in digests_b and found.get(name) is None:
+                found[name] = i if digests_a[name] != digests_b[name] else None
     return found
 
 
@@ -252,10 +267,10 @@ def is_known(run: RunView) -> bool:
 
 
 def manifest_differences(a: RunView, b: RunView) -> list[FactDifference]:
-    """What differs, that which changes bits first: manifests if both runs have one, else settings.
+    """Return differences between manifests or, if a run has none, settings; severe ones first.
 
-    Of a run that was started several times, the manifest of the last start, with the weights that
-    the first began from: those that a resumed one loads are the same training's, later.
+    A run with several starts has the manifest of the last start, with the initial weights of the
+    first start.
     """
     if not (is_known(a) and is_known(b)):
         return []
@@ -265,8 +280,8 @@ def manifest_differences(a: RunView, b: RunView) -> list[FactDifference]:
             for run in (a, b)))
         if a.began.get('iteration') == b.began.get('iteration'):
             return found
-        # one was resumed from a run elsewhere: weights of other iterations are no difference
-        return [row for row in found if row.about != WEIGHTS]
+        # a run was resumed from a run elsewhere: weights of different iterations do not count
+        return [row for row in found if WEIGHTS not in (row.about, row.name)]
     found = differences(_settings(a), _settings(b))
     if a.attached == b.attached:
         return found

@@ -1,4 +1,4 @@
-"""The pictures of a comparison. Each function returns a PNG, or None where it has nothing to show.
+"""The plots of a comparison. Each function returns a PNG, or None where there is nothing to show.
 
 Iterations are counted from 0. A is drawn solid and wide, B dashed and narrow on top, so that two
 lines that agree are still seen as two.
@@ -44,9 +44,9 @@ def loss_curves(found: Comparison) -> bytes | None:
         for axes in grid.flat[len(names):]:
             axes.set_visible(False)
         for axes, name in zip(grid.flat, names):
-            steps, one, other = found.losses[name]
-            axes.plot(steps, one, color=A, linewidth=3.2, label=f'A  {found.a.name}')
-            axes.plot(steps, other, color=B, linewidth=1.4, linestyle=(0, (4, 2)),
+            steps, values_a, values_b = found.losses[name]
+            axes.plot(steps, values_a, color=A, linewidth=3.2, label=f'A  {found.a.name}')
+            axes.plot(steps, values_b, color=B, linewidth=1.4, linestyle=(0, (4, 2)),
                       label=f'B  {found.b.name}')
             _mark_first(axes, found)
             axes.set_title(name)
@@ -63,15 +63,15 @@ def loss_differences(found: Comparison) -> bytes | None:
         return None
     with figure(1, 2, figsize=(10, 3.8)) as (fig, (linear, log)):
         positive = False
-        for name, colour in zip(names, palette(len(names))):
-            steps, one, other = found.losses[name]
-            gaps = [b - a for a, b in zip(one, other)]
+        for name, color in zip(names, palette(len(names))):
+            steps, values_a, values_b = found.losses[name]
+            gaps = [b - a for a, b in zip(values_a, values_b)]
             wide = 2.2 if name == _TOTAL else 1.2
-            linear.plot(steps, gaps, color=colour, linewidth=wide, label=name)
+            linear.plot(steps, gaps, color=color, linewidth=wide, label=name)
             seen = [(i, abs(gap)) for i, gap in zip(steps, gaps) if gap and math.isfinite(gap)]
             if seen:
                 positive = True
-                log.plot(*zip(*seen), color=colour, linewidth=wide, label=name,
+                log.plot(*zip(*seen), color=color, linewidth=wide, label=name,
                          marker='o' if len(seen) < 60 else None, markersize=3)
         for axes in (linear, log):
             _mark_first(axes, found)
@@ -99,11 +99,11 @@ def metrics(found: Comparison) -> bytes | None:
     if not names:
         return None
     with figure(figsize=(8, 3.4)) as (fig, axes):
-        for name, colour in zip(names, palette(len(names))):
-            steps, one, other = found.vals[name]
-            axes.plot(steps, one, color=colour, linewidth=2.6, alpha=.6, marker='o',
+        for name, color in zip(names, palette(len(names))):
+            steps, values_a, values_b = found.vals[name]
+            axes.plot(steps, values_a, color=color, linewidth=2.6, alpha=.6, marker='o',
                       label=f'{name}  A')
-            axes.plot(steps, other, color=colour, linewidth=1.2, linestyle=(0, (4, 2)),
+            axes.plot(steps, values_b, color=color, linewidth=1.2, linestyle=(0, (4, 2)),
                       marker='x', label=f'{name}  B')
         axes.set_xlabel('iterations trained' if found.exact else 'epoch or iteration, as logged')
         axes.set_ylabel('metric')
@@ -112,7 +112,7 @@ def metrics(found: Comparison) -> bytes | None:
 
 
 def parameter_divergence(found: Comparison) -> bytes | None:
-    """Rows: parameters in the order of the model. Colour: how far their norms are apart."""
+    """Rows: parameters in the order of the model. Color: how far their norms are apart."""
     steps, names, rows = found.norms
     if not steps or not any(any(row) for row in rows):
         return None
@@ -144,10 +144,10 @@ def weight_distance(found: Comparison) -> bytes | None:
     points = [(row.iteration, row.distance) for row in found.weights
               if row.distance is not None and row.iteration is not None]
     steps, names, _ = found.norms
-    one, other = found.a.norms, found.b.norms
+    norms_a, norms_b = found.a.norms, found.b.norms
     # by the triangle inequality |‖a‖ - ‖b‖| <= ‖a - b‖, summed over parameters
-    bound = [(i + 1, math.sqrt(sum((one[i][name] - other[i][name])**2 for name in names
-                                   if name in one[i] and name in other[i]))) for i in steps]
+    bound = [(i + 1, math.sqrt(sum((norms_a[i][name] - norms_b[i][name])**2 for name in names
+                                   if name in norms_a[i] and name in norms_b[i]))) for i in steps]
     if not any(value for _, value in (*points, *bound)):
         return None
     with figure(figsize=(8, 3.4)) as (fig, axes):
@@ -174,12 +174,6 @@ PLOTS = {
     'weights': ('Distance of the weights', weight_distance),
     'metrics': ('Validation', metrics),
 }
-
-
-def draw(found: Comparison) -> dict[str, bytes]:
-    """All pictures that there is something for."""
-    drawn = {name: function(found) for name, (_, function) in PLOTS.items()}
-    return {name: picture for name, picture in drawn.items() if picture is not None}
 
 
 def _edges(steps: list[int]) -> list[float]:
@@ -210,9 +204,9 @@ def _blocks(names: list[str], most: int = 26) -> tuple[list[float], list[str]]:
 
     split(0, len(names), 0)
     kept = found[:1]
-    for one in found[1:]:
-        if one[0] - kept[-1][0] >= .7 * least:  # labels of small neighbours would overlap
-            kept.append(one)
+    for block in found[1:]:
+        if block[0] - kept[-1][0] >= .7 * least:  # labels of small neighbours would overlap
+            kept.append(block)
     return [row for row, _ in kept], [label for _, label in kept]
 
 

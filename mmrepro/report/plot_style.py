@@ -1,4 +1,4 @@
-"""One look for all plots: colours that colour-blind readers tell apart, plain axes, PNG bytes."""
+"""One look for all plots: colors that color-blind readers tell apart, plain axes, PNG bytes."""
 from __future__ import annotations
 
 import contextlib
@@ -8,11 +8,11 @@ from typing import Any
 
 from ..errors import MissingPackageError
 
-# Okabe and Ito's colours (jfly.uni-koeln.de/color), told apart with any colour vision
+# Okabe and Ito's colors (jfly.uni-koeln.de/color), told apart with any color vision
 A, B, DIFFERENCE, INK, SOFT = '#0072B2', '#D55E00', '#009E73', '#22272e', '#8b949e'
 _MORE = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7a5195', '#000000')
 
-_STYLE = {
+_STYLE: dict[str, Any] = {
     'figure.facecolor': 'white', 'axes.facecolor': 'white', 'savefig.facecolor': 'white',
     'font.family': 'sans-serif', 'font.size': 10, 'axes.titlesize': 11, 'axes.titleweight': 'bold',
     'axes.titlelocation': 'left', 'axes.labelcolor': INK, 'text.color': INK,
@@ -25,11 +25,7 @@ _STYLE = {
 
 @contextlib.contextmanager
 def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
-    """``matplotlib.pyplot.subplots`` without a display: yields figure and axes, closes them.
-
-    Raises:
-        MissingPackageError: matplotlib is not installed.
-    """
+    """``matplotlib.pyplot.subplots`` without a display: yields figure and axes, closes them."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -39,7 +35,8 @@ def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
         raise MissingPackageError('plots need matplotlib: pip install matplotlib (or '
                                   'mmrepro[plots]); tables and --json work without') from error
     size = kwargs.pop('figsize', (8, 3.4))
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE, 'backend': 'agg'}):
+    style: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_STYLE, 'backend': 'agg'}
+    with matplotlib.rc_context(style):
         # pyplot keeps global state of the process, which may be somebody's notebook
         fig = Figure(figsize=size, layout='constrained')
         FigureCanvasAgg(fig)
@@ -49,8 +46,8 @@ def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
         yield fig, axes
 
 
-def palette(count: int) -> list:
-    """Colours for ``count`` lines."""
+def palette(count: int) -> list[str]:
+    """Colors for ``count`` lines."""
     return [_MORE[index % len(_MORE)] for index in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""A run as the reports see it: from the fingerprints of mmrepro, or the logs of MMEngine."""
+"""The records of a run: fingerprints of mmrepro, or the logs of MMEngine."""
 from __future__ import annotations
 
 import glob
@@ -20,7 +20,7 @@ LOGS = os.path.join('vis_data', 'scalars.json')
 
 @dataclass
 class RunView:
-    """What is known of one run. Iterations are counted from 0 everywhere."""
+    """The records of one run. Iterations are counted from 0 everywhere."""
     path: str  # work directory
     name: str  # short name for legends
     # rank -> fingerprints; empty for a stock run
@@ -51,14 +51,14 @@ class RunView:
         return 'randomness.worker_seed' in self.facts if self.facts else None
 
     @property
-    def log(self) -> RankLog | None:
-        """Fingerprints of the lowest rank that is there."""
-        return self.ranks[min(self.ranks)] if self.ranks else None
+    def log(self) -> RankLog:
+        """Fingerprints of the lowest recorded rank; without iterations for a stock run."""
+        return self.ranks[min(self.ranks)] if self.ranks else RankLog('', [], {}, [], False, [])
 
     @property
     def iterations(self) -> list[int]:
-        """Iterations that something is known of."""
-        return sorted(self.log.steps) if self.log is not None else sorted(self.scalars)
+        """Recorded or logged iterations."""
+        return sorted(self.log.steps or self.scalars)
 
     def losses(self, exact: bool) -> dict[int, dict[str, float]]:
         """Iteration -> losses; ``exact``: those of the fingerprints, else those of the log."""
@@ -71,9 +71,8 @@ class RunView:
     @property
     def norms(self) -> dict[int, dict[str, float]]:
         """Iteration -> L2 norm of every parameter; empty below level 'parameter'."""
-        steps = self.log.steps if self.log is not None else {}
         return {i: {name: number(value) for name, value in step[NORMS].items()}
-                for i, step in steps.items() if step.get(NORMS)}
+                for i, step in self.log.steps.items() if step.get(NORMS)}
 
     def vals(self, exact: bool) -> dict[int, dict[str, float]]:
         """Step -> metrics of a validation; ``exact``: iterations trained before it."""
@@ -97,9 +96,6 @@ def number(value: Any) -> float:
 def load_run(path: str, name: str = '') -> RunView:
     """Read a work directory, its ``mmrepro`` folder, a time-stamped folder of MMEngine's, or a
     ``scalars.json``. ``name`` is for legends; the directory's by default.
-
-    Raises:
-        RunError: nothing of a run is there, or a file is damaged other than by its last line.
     """
     if not os.path.exists(path):
         raise RunError(f'{path}: no such run')
@@ -183,14 +179,16 @@ def _read_log(view: RunView, path: str) -> None:
         step = row.get('iter', row.get('step'))  # MMEngine counts iterations from 1
         values = {name: float(value) for name, value in row.items()
                   if name not in NOT_RESULTS and isinstance(value, (int, float))}
-        iteration = None if not isinstance(step, int) else step - 1 if 'iter' in row else step
+        if not isinstance(step, int):
+            continue
+        iteration = step - 1 if 'iter' in row else step
         if 'iter' in row:
             if first:  # a resumed run: what was trained after the checkpoint was lost
                 for lost in [i for i in view.scalars if i >= iteration]:
                     del view.scalars[lost]
             first = False
             view.scalars[iteration] = values
-        elif values and iteration is not None:
+        elif values:
             view.logged_vals.setdefault(iteration, {}).update(values)
     if not view.ranks:
         view.starts += 1

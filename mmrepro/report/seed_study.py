@@ -53,20 +53,6 @@ class Study(NamedTuple):
             return all(one.same for one in self.equivalences.values())
         return any(self.larger.values()) if self.tests else None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for ``--json``."""
-        def plain(one: Paired) -> dict[str, Any]:
-            return {**one._asdict(), 'difference': one.difference._asdict()}
-
-        def each(found: dict[str, Any]) -> dict[str, Any]:
-            return {label: one._asdict() for label, one in found.items()}
-
-        return dict(metric=self.metric, pick=self.pick, seeds=self.seeds, values=self.values,
-                    summaries=each(self.summaries), test=plain(self.test) if self.test else None,
-                    tests={label: plain(one) for label, one in self.tests.items()},
-                    corrected=self.corrected, equivalences=each(self.equivalences),
-                    plans=each(self.plans))
-
 
 def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float]],
           margin: float | None = None, difference: float | None = None) -> Study:
@@ -75,14 +61,10 @@ def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float
     Args:
         margin: test for "the same within", too.
         difference: say how many seeds it takes to find it.
-
-    Raises:
-        ValueError: a value that is not a finite number, or nothing that the margin or the
-            difference could be applied to.
     """
     first, *others = values
     if margin is not None and not others:
-        raise ValueError('--same-within needs --compare: the same as what?')
+        raise SeedsError('--same-within needs --compare: the same as what?')
     tests = {label: paired(values[first], values[label]) for label in others}
     # differences that are all the same have no t test: nothing could make them noise
     p = [float(not one.difference.mean) if one.t_p is None else one.t_p for one in tests.values()]
@@ -114,16 +96,12 @@ def metrics_of(folder: str) -> dict[str, list[tuple[int, float]]]:
 
 
 def choose_metric(results: Sequence[dict[str, Any]], wanted: str | None) -> str:
-    """The metric that is asked for, the usual one, or the first.
-
-    Raises:
-        SeedsError: a result lacks it; names those that all have.
-    """
+    """The metric that is asked for, the usual one, or the first."""
     shared = [name for name in results[0]['metrics']
               if all(name in result['metrics'] for result in results)]
     if wanted is None:
         wanted = next((name for name in USUAL if name in shared), shared[0] if shared else None)
-    if wanted not in shared:
+    if wanted is None or wanted not in shared:
         raise SeedsError(f'--metric {wanted}: not every run has it; all have: '
                          f'{", ".join(shared) or "none"}')
     return wanted
@@ -132,4 +110,4 @@ def choose_metric(results: Sequence[dict[str, Any]], wanted: str | None) -> str:
 def value_of(result: dict[str, Any], metric: str, pick: str = 'last') -> float:
     """The metric of the last validation, or of the best one (``pick='best'``)."""
     values = [value for _, value in result['metrics'][metric]]
-    return max(values) if pick == 'best' else values[-1]
+    return float(max(values)) if pick == 'best' else float(values[-1])

@@ -1,11 +1,12 @@
-"""Tables, plot and HTML report of many seeds."""
+"""The report of a study of many seeds."""
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
-from .html import document, listing, picture, section, table
+from ..exit_codes import DIFFERENT, DONE
+from .model import Figure, Table
 from .plot_style import DIFFERENCE, INK, SOFT, figure, palette, png
+from .report import Report
 from .seed_study import Study
 from .stats import MIN_PAIRS, Paired, Summary
 
@@ -31,41 +32,43 @@ def plot(found: Study) -> bytes:
     labels = list(found.values)
     two = bool(found.tests)
     letters = [f'{chr(ord("A") + index)}  {label}' for index, label in enumerate(labels)]
-    colours = palette(len(labels))
+    colors = palette(len(labels))
     with figure(1, 2 if two else 1, figsize=(10 if two else 5.6, 4), squeeze=False,
                 width_ratios=[3, 2] if two else [1]) as (fig, grid):
         axes = grid[0][0]
         if two:
             for pair in zip(*found.values.values()):
                 axes.plot(range(len(labels)), pair, color=SOFT, linewidth=.8, alpha=.7, zorder=1)
-        for x, (label, colour) in enumerate(zip(labels, colours)):
+        for x, (label, color) in enumerate(zip(labels, colors)):
             values, one = found.values[label], found.summaries[label]
-            axes.scatter([x] * len(values), values, color=colour, s=34, zorder=3,
+            axes.scatter([x] * len(values), values, color=color, s=34, zorder=3,
                          edgecolor='white', linewidth=.6, label='one seed' if not x else None)
-            _interval(axes, x + (.16 if x else -.16), one, colour)
+            _interval(axes, x + (.16 if x else -.16), one, color)
         axes.set_xticks(range(len(labels)), letters if two else labels)
         axes.set_xlim(-.5, len(labels) - .5)
         axes.grid(False, axis='x')
         axes.set_ylabel(f'{found.metric}, {found.pick} validation')
         axes.set_title(f'{len(found.seeds)} seeds; bar: mean, 95 % interval')
         if two:
-            draw = _differences if found.test is not None else _intervals
-            draw(grid[0][1], found)
+            if found.test is not None:
+                _differences(grid[0][1], found, found.test)
+            else:
+                _intervals(grid[0][1], found)
         return png(fig)
 
 
-def _interval(axes: Any, x: float, one: Summary, colour: str) -> None:
-    axes.plot([x - .07, x + .07], [one.mean, one.mean], color=colour, linewidth=2.6)
+def _interval(axes: Any, x: float, one: Summary, color: str) -> None:
+    axes.plot([x - .07, x + .07], [one.mean, one.mean], color=color, linewidth=2.6)
     if one.low is not None:
-        axes.plot([x, x], [one.low, one.high], color=colour, linewidth=1.6)
+        axes.plot([x, x], [one.low, one.high], color=color, linewidth=1.6)
 
 
-def _differences(axes: Any, found: Study) -> None:
+def _differences(axes: Any, found: Study, test: Paired) -> None:
     a, b = found.values.values()
     gaps = [y - x for x, y in zip(a, b)]
     axes.axhline(0, color=INK, linewidth=1)
     axes.scatter(range(len(gaps)), gaps, color=DIFFERENCE, s=34, zorder=3, edgecolor='white')
-    one = found.test.difference
+    one = test.difference
     if one.low is not None:
         axes.axhspan(one.low, one.high, color=DIFFERENCE, alpha=.14, linewidth=0,
                      label='95 % interval of the mean')
@@ -166,52 +169,25 @@ def verdicts(found: Study) -> list[str]:
             f'{label}: {"the same" if one.same else "not shown to be the same"} within '
             f'{one.margin:g} (90 % interval of the difference {one.low:+.4f} to {one.high:+.4f}, '
             f'p = {one.p:.2g})')
-    for label, one in found.plans.items():
+    for label, plan in found.plans.items():
         said.append(
-            f'{label}: to see a difference of {one.difference:g} 4 times out of 5, '
-            f'{one.seeds} seeds ({one.low} to {one.high}, as the pilot knows its spread only '
-            f'roughly: differences have a std of {one.std:.3g})')
+            f'{label}: to see a difference of {plan.difference:g} 4 times out of 5, '
+            f'{plan.seeds} seeds ({plan.low} to {plan.high}, as the pilot knows its spread only '
+            f'roughly: differences have a std of {plan.std:.3g})')
     return said
 
 
-def show(found: Study, console: Any) -> None:
-    """Print the tables."""
-    from rich.table import Table
-    from rich.text import Text
-
-    def printed(rows: list[list[str]], *head: str, bold: int = 10**9, **style: Any) -> None:
-        shown = Table(*head, box=None, **style)
-        for index, row in enumerate(rows):
-            shown.add_row(*row, style='bold' if index >= bold else '')
-        console.print(shown)
-
+def report_of(found: Study) -> Report:
+    """The report of a study; 1 is its exit code if what was asked for was not found."""
     head, rows = _rows(found)
-    printed(rows, *head, bold=len(found.seeds), title_justify='left',
-            title=f'{found.metric}, {found.pick} validation')
-    if found.tests:
-        console.print()
-        if found.test is not None:
-            printed(_tests(found.test), 'test', '', '')
-        else:
-            printed(_compared(found), *COMPARED)
-    for line in verdicts(found):
-        console.print(Text(f'\n{line}', 'bold green' if found.answer else 'bold'))
-    for line in caution(found):
-        console.print(Text(f'note: {line}', 'yellow'))
-
-
-def report(found: Study, drawn: bytes) -> str:
-    """One self-contained HTML document."""
-    head, rows = _rows(found)
-    title = f'{" and ".join(found.values)}, {len(found.seeds)} seeds'
-    parts = [f'<h1>{escape(title)}</h1>']
-    kind = 'same' if found.answer else 'other'
-    parts += [f'<div class="verdict {kind}">{escape(line)}</div>' for line in verdicts(found)]
-    parts.append(picture(f'{found.metric}, {found.pick} validation', drawn))
-    parts.append(section('Values', table(head, rows)))
+    tables = [Table(head, rows, f'{found.metric}, {found.pick} validation',
+                    [''] * len(found.seeds) + ['strong'] * (len(rows) - len(found.seeds)))]
     if found.test is not None:
-        parts.append(section('Tests', table(('test', '', 'assumes'), _tests(found.test))))
+        tables.append(Table(('test', '', ''), _tests(found.test), 'Tests'))
     elif found.tests:
-        parts.append(section('Tests', table(COMPARED, _compared(found))))
-    parts.append(section('Notes', listing(caution(found))))
-    return document(title, parts)
+        tables.append(Table(COMPARED, _compared(found), 'Tests'))
+    return Report(
+        f'{" and ".join(found.values)}, {len(found.seeds)} seeds', '\n'.join(verdicts(found)),
+        DIFFERENT if found.answer is False else DONE, tables, caution(found),
+        figures={'seeds': Figure(f'{found.metric}, {found.pick} validation', lambda: plot(found))},
+        data=dict(found._asdict(), test=found.test), scalars=scalars(found))

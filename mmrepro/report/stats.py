@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import MissingPackageError
+from ..errors import MissingPackageError, SeedsError
 
 CONFIDENCE = 0.95
 LEVEL = 0.05  # of the tests
@@ -69,9 +69,6 @@ class Plan(NamedTuple):
 def summary(values: Sequence[float]) -> Summary:
     """Mean, standard deviation and 95 % confidence interval of the mean.
 
-    Raises:
-        ValueError: no values, or one that is not finite.
-
     >>> round(summary([1., 2., 3.]).high, 3)
     4.484
     """
@@ -109,15 +106,11 @@ def sign_flip(differences: Sequence[float]) -> float:
 
 
 def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
-    """Compare two configs over the same seeds.
-
-    Raises:
-        ValueError: other numbers of values, none at all, or one that is not finite.
-    """
+    """Compare two configs over the same seeds."""
     _check(a)
     _check(b)
     if len(a) != len(b):
-        raise ValueError(f'{len(a)} values of A and {len(b)} of B: pairs are needed')
+        raise SeedsError(f'{len(a)} values of A and {len(b)} of B: pairs are needed')
     differences = _differences(a, b)
     found = summary(differences)
     t = t_p = detectable = None
@@ -138,17 +131,13 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
 
 def equivalence(a: Sequence[float], b: Sequence[float], margin: float) -> Equivalence:
     """Test for "the same within ``margin``"; that no difference is found does not say it.
-
-    Raises:
-        ValueError: a margin that is not positive, fewer than two pairs, other numbers of values,
-            or one that is not finite.
     """
     _check(a)
     _check(b)
     if not margin > 0 or not math.isfinite(margin):
-        raise ValueError(f'a margin of {margin:g} is not allowed; allowed is a number above 0')
+        raise SeedsError(f'a margin of {margin:g} is not allowed; allowed is a number above 0')
     if len(a) != len(b) or len(a) < 2:
-        raise ValueError(f'{len(a)} values of A and {len(b)} of B: two pairs or more are needed')
+        raise SeedsError(f'{len(a)} values of A and {len(b)} of B: two pairs or more are needed')
     gaps = _differences(a, b)
     found = summary(gaps)
     if not found.std:  # nothing varies: a test has nothing to compare the mean with
@@ -194,17 +183,13 @@ def plan(a: Sequence[float], difference: float, b: Sequence[float] | None = None
         a: the pilot's values of one config.
         b: those of the other, for the same seeds; None: supposed to vary as ``a`` does, and
             independently of it.
-
-    Raises:
-        ValueError: a difference that is not positive, fewer than two values, a value that is not
-            finite, or a pilot that does not vary.
     """
     if not difference > 0 or not math.isfinite(difference):
-        raise ValueError(f'a difference of {difference:g} is not allowed; allowed is a number '
+        raise SeedsError(f'a difference of {difference:g} is not allowed; allowed is a number '
                          'above 0')
     found = summary(a if b is None else _differences(a, b))
     if not found.std:
-        raise ValueError('the pilot has one seed; 2 or more are needed' if found.n == 1 else
+        raise SeedsError('the pilot has one seed; 2 or more are needed' if found.n == 1 else
                          "the pilot's values do not vary: nothing can be planned from them")
     std = found.std * (math.sqrt(2) if b is None else 1)
     chi2 = _scipy().chi2
@@ -235,6 +220,7 @@ def _verdict(found: Summary, t_p: float | None, flip: float, smallest: float,
         return ('no difference in any seed' if not found.mean else
                 f'the same difference of {found.mean:+.4g} for every seed: nothing varies, which '
                 'no test expects; are the metrics rounded?'), bool(found.mean) and found.n >= 3
+    assert t_p is not None  # differences that vary have a t test
     better = 'larger' if found.mean > 0 else 'smaller'
     few = '' if found.n >= MIN_PAIRS else (
         f'; with {found.n} seeds the test without assumptions cannot go below p = {smallest:.3g}, '
@@ -259,7 +245,7 @@ def _scipy() -> Any:
 
 def _check(values: Sequence[float]) -> None:
     if not values:
-        raise ValueError('no values')
+        raise SeedsError('no values')
     odd = [value for value in values if not math.isfinite(value)]
     if odd:
-        raise ValueError(f'{odd[0]} is not a finite number')
+        raise SeedsError(f'{odd[0]} is not a finite number')

@@ -1,21 +1,20 @@
 """How far the numbers of two runs are apart, for runs on machines that cannot give equal bits.
 
-Numbers that a run recorded are compared: losses, norms of the parameters (level 'parameter') and
-metrics. Digests cannot be near to each other and do not count. What must be equal on any machine,
-the epoch and which samples were in the batch, has no tolerance.
+The compared numbers are losses, norms of the parameters (level 'parameter') and metrics. Digests do
+not count. The epoch and the samples of a batch have no tolerance: they are equal on any machine.
 """
 from __future__ import annotations
 
 import math
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ..errors import ConfigError
 from ..fingerprint.schema import value_of
-from .comparison import Comparison
+from .comparison import Comparison, columns
+from .model import Table
 
 EXACT = ('epoch', 'batch.positions', 'batch.indices')
-# step -> name -> value
-Rows = dict[int, dict[str, float]]
 MAX_ROWS = 20
 
 
@@ -23,7 +22,7 @@ class Distance(NamedTuple):
     """One number that both runs recorded, over all iterations that they share."""
     field: str
     compared: int
-    relative: float  # the largest: |A - B|, divided by the larger one of both
+    relative: float  # the largest |A - B| / max(|A|, |B|)
     at: int  # the iteration of the largest
     ulps: int | None  # there, in units in the last place of float32; None if it is none
     exceeds: int | None  # the first iteration with more than the tolerance
@@ -33,29 +32,34 @@ class Tolerance(NamedTuple):
     """Two runs, compared with a tolerance."""
     tolerance: float
     distances: list[Distance]  # the farthest first
-    unequal: tuple[int, str] | None  # first iteration in which other samples were trained on
+    unequal: tuple[int, str] | None  # first iteration and field with different samples
 
     @property
     def within(self) -> bool:
-        return self.unequal is None and all(one.exceeds is None for one in self.distances)
+        return self.unequal is None and all(row.exceeds is None for row in self.distances)
 
     def verdict(self) -> str:
         if self.unequal is not None:
             return ('NOT COMPARABLE: {1} differs in iteration {0}, which is the same on every '
                     'machine: these are trainings on other data'.format(*self.unequal))
-        beyond = [one for one in self.distances if one.exceeds is not None]
+        beyond = [(row.exceeds, row.field) for row in self.distances if row.exceeds is not None]
         if not beyond:
             return (f'WITHIN {self.tolerance:g}: {len(self.distances)} numbers, at most '
                     f'{self.distances[0].relative:.2g} apart ({self.distances[0].field})')
-        first = min(beyond, key=lambda one: one.exceeds)
+        iteration, field = min(beyond, key=lambda pair: pair[0])
         return (f'BEYOND {self.tolerance:g}: {len(beyond)} of {len(self.distances)} numbers, first '
-                f'{first.field} in iteration {first.exceeds}')
+                f'{field} in iteration {iteration}')
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for ``--json``; an infinite distance is None."""
-        return dict(tolerance=self.tolerance, within=self.within, unequal=self.unequal, distances=[
-            {**one._asdict(), 'relative': one.relative if math.isfinite(one.relative) else None}
-            for one in self.distances])
+    def table(self) -> Table:
+        """The numbers, those that are farthest apart first."""
+        return Table(
+            ('number', 'compared', 'relative', 'ULP', 'iteration',
+             f'beyond {self.tolerance:g} from'),
+            [(row.field, str(row.compared), f'{row.relative:.3g}',
+              '-' if row.ulps is None else str(row.ulps), str(row.at),
+              '-' if row.exceeds is None else f'iteration {row.exceeds}')
+             for row in self.distances], 'Numbers that both runs recorded', shown=MAX_ROWS,
+            rest=f'and {len(self.distances) - MAX_ROWS} that are nearer')
 
 
 def relative(a: float, b: float) -> float:
@@ -71,7 +75,7 @@ def relative(a: float, b: float) -> float:
 
 
 def ulps(a: float, b: float) -> int | None:
-    """Numbers of float32 from one to the other; None if one of them is no finite float32.
+    """Distance in units in the last place of float32; None for numbers that are no float32.
 
     >>> ulps(1., 1. + 2**-23), ulps(-0., 0.), ulps(1., .1)
     (1, 0, None)
@@ -85,7 +89,7 @@ def ulps(a: float, b: float) -> int | None:
             return None
         place, = struct.unpack('<i', packed)
         places.append(place if place >= 0 else -(place & 0x7fffffff))
-    return abs(places[0] - places[1])
+    return int(abs(places[0] - places[1]))
 
 
 def measure(found: Comparison, tolerance: float) -> Tolerance:
@@ -93,44 +97,33 @@ def measure(found: Comparison, tolerance: float) -> Tolerance:
 
     Args:
         tolerance: the largest relative difference that is accepted.
-
-    Raises:
-        ValueError: a tolerance that is not positive, or no number in common.
     """
     if not 0 < tolerance < math.inf:
-        raise ValueError(f'--tolerance {tolerance:g} is not allowed; allowed is a number above 0, '
-                         'such as 1e-4')
-    a, b = found.a, found.b
-    kinds: tuple[tuple[str, Rows, Rows], ...] = (
-        ('', a.losses(found.exact), b.losses(found.exact)),
-        ('norm of ', a.norms, b.norms) if found.exact else ('', {}, {}),
-        ('metric ', a.vals(found.exact), b.vals(found.exact)))
-    distances = [one for prefix, *runs in kinds for one in _distances(prefix, *runs, tolerance)]
+        raise ConfigError(f'--tolerance {tolerance:g} is not allowed; allowed is a number above 0, '
+                          'such as 1e-4')
+    kinds = {'': found.losses, 'metric ': found.vals}
+    if found.exact:
+        kinds['norm of '] = columns(found.a.norms, found.b.norms)
+    distances = [_distance(prefix + name, *column, tolerance)
+                 for prefix, found_columns in kinds.items()
+                 for name, column in found_columns.items()]
     if not distances:
-        raise ValueError('--tolerance: the runs have no losses, norms or metrics in common')
-    distances.sort(key=lambda one: -one.relative)
+        raise ConfigError('--tolerance: the runs have no losses, norms or metrics in common')
+    distances.sort(key=lambda row: -row.relative)
     return Tolerance(tolerance, distances, _unequal(found))
 
 
-def _distances(prefix: str, a: Rows, b: Rows, tolerance: float) -> list[Distance]:
-    pairs: dict[str, list[tuple[int, float, float]]] = {}
-    for step in sorted(set(a) & set(b)):
-        for name, value in a[step].items():
-            if name in b[step]:
-                pairs.setdefault(name, []).append((step, value, b[step][name]))
-    result = []
-    for name, values in pairs.items():
-        apart = [relative(one, other) for _, one, other in values]
-        largest = max(range(len(apart)), key=apart.__getitem__)
-        step, *both = values[largest]
-        result.append(Distance(
-            prefix + name, len(values), apart[largest], step, ulps(*both),
-            next((one[0] for one, far in zip(values, apart) if far > tolerance), None)))
-    return result
+def _distance(name: str, steps: list[int], a: list[float], b: list[float],
+              tolerance: float) -> Distance:
+    apart = list(map(relative, a, b))
+    largest = max(range(len(apart)), key=apart.__getitem__)
+    return Distance(
+        name, len(steps), apart[largest], steps[largest], ulps(a[largest], b[largest]),
+        next((step for step, distance in zip(steps, apart) if distance > tolerance), None))
 
 
 def _unequal(found: Comparison) -> tuple[int, str] | None:
-    """Of fingerprints: the first iteration and field in which the runs trained on other samples."""
+    """The first iteration and field in which fingerprints show different samples."""
     if not found.exact:
         return None
     for rank in sorted(set(found.a.ranks) & set(found.b.ranks)):
@@ -141,21 +134,3 @@ def _unequal(found: Comparison) -> tuple[int, str] | None:
                 if None not in values and values[0] != values[1]:
                     return iteration, field
     return None
-
-
-def show(found: Tolerance, console: Any) -> None:
-    """Print the numbers that are farthest apart, and the verdict."""
-    from rich.text import Text
-
-    from .terminal import table
-    shown = table('number', 'compared', 'relative', 'ULP', 'iteration',
-                  f'beyond {found.tolerance:g} from')
-    for one in found.distances[:MAX_ROWS]:
-        shown.add_row(one.field, str(one.compared), f'{one.relative:.3g}',
-                      '-' if one.ulps is None else str(one.ulps), str(one.at),
-                      '-' if one.exceeds is None else f'iteration {one.exceeds}')
-    console.print(shown)
-    more = len(found.distances) - MAX_ROWS
-    if more > 0:
-        console.print(Text(f'and {more} that are nearer', 'dim'))
-    console.print(Text(f'\n{found.verdict()}', 'bold green' if found.within else 'bold red'))

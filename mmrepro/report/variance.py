@@ -1,13 +1,15 @@
 """Which stream of random numbers moves a metric: one varies, all others stay as they are."""
 from __future__ import annotations
 
-from html import escape
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from .html import document, listing, picture, section, table
+from ..errors import SeedsError
+from ..exit_codes import DONE
+from .model import Figure, Table
 from .plot_style import DIFFERENCE, INK, SOFT, A, figure, png
+from .report import Report
 from .stats import Summary, summary
 
 ALL = 'all'  # the name of the runs in which every stream varies
@@ -33,13 +35,6 @@ class VarianceStudy(NamedTuple):
     values: dict[str, list[float]]  # 'all' and the streams -> a value per seed
     summaries: dict[str, Summary]
     shares: dict[str, Share]  # stream -> its share
-    answer = None  # no test is made
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for ``--json``."""
-        return {**self._asdict(),
-                'summaries': {name: one._asdict() for name, one in self.summaries.items()},
-                'shares': {name: one._asdict() for name, one in self.shares.items()}}
 
 
 def share(part: list[float], whole: list[float]) -> Share:
@@ -48,41 +43,35 @@ def share(part: list[float], whole: list[float]) -> Share:
     Both are resampled by themselves, the same way in every call. Resamples in which ``whole`` is
     one value over and over have no share and do not count.
 
-    Raises:
-        ValueError: ``whole`` does not vary.
-
     >>> share([1., 2., 3.], [1., 3., 5.]).value
     0.25
     """
-    one, all_of_it = np.asarray(part, float), np.asarray(whole, float)
+    values, all_values = np.asarray(part, float), np.asarray(whole, float)
     # the rounded mean of equal numbers may differ from them
-    variance = 0. if np.ptp(one) == 0 else one.var(ddof=1)
-    if np.ptp(all_of_it) == 0:
-        raise ValueError('the metric is the same whatever all streams draw: no variance to explain')
+    variance = 0. if np.ptp(values) == 0 else values.var(ddof=1)
+    if np.ptp(all_values) == 0:
+        raise SeedsError('the metric is the same whatever all streams draw: no variance to explain')
     draw = np.random.RandomState(0)
-    drawn = one[draw.randint(len(one), size=(RESAMPLES, len(one)))]
-    others = all_of_it[draw.randint(len(all_of_it), size=(RESAMPLES, len(all_of_it)))]
-    varies = np.ptp(others, axis=1) > 0
-    drawn, others = drawn[varies], others[varies]
-    found = np.where(np.ptp(drawn, axis=1) > 0, drawn.var(1, ddof=1), 0) / others.var(1, ddof=1)
+    drawn = values[draw.randint(len(values), size=(RESAMPLES, len(values)))]
+    drawn_all = all_values[draw.randint(len(all_values), size=(RESAMPLES, len(all_values)))]
+    varies = np.ptp(drawn_all, axis=1) > 0
+    drawn, drawn_all = drawn[varies], drawn_all[varies]
+    found = np.where(np.ptp(drawn, axis=1) > 0, drawn.var(1, ddof=1), 0) / drawn_all.var(1, ddof=1)
     low, high = np.percentile(found, [2.5, 97.5])
-    return Share(float(variance / all_of_it.var(ddof=1)), float(low), float(high))
+    return Share(float(variance / all_values.var(ddof=1)), float(low), float(high))
 
 
 def study(metric: str, pick: str, label: str, seeds: list[int], values: dict[str, list[float]]
           ) -> VarianceStudy:
-    """Summaries and shares; ``values`` has the runs of 'all' and those of each stream.
-
-    Raises:
-        ValueError: fewer than three seeds, a value that is not finite, or no variance at all.
-    """
+    """Summaries and shares; ``values`` has the runs of 'all' and those of each stream."""
     if len(seeds) < MIN_SEEDS:
-        raise ValueError(f'--vary with {len(seeds)} seeds: a variance needs at least {MIN_SEEDS}')
-    summaries = {name: summary(one) for name, one in values.items()}
+        raise SeedsError(f'--vary with {len(seeds)} seeds: a variance needs at least {MIN_SEEDS}')
+    summaries = {name: summary(sample) for name, sample in values.items()}
     try:
-        shares = {name: share(one, values[ALL]) for name, one in values.items() if name != ALL}
-    except ValueError as error:
-        raise ValueError(f'{metric} of {label}, {len(seeds)} seeds: {error}') from error
+        shares = {name: share(sample, values[ALL])
+                  for name, sample in values.items() if name != ALL}
+    except SeedsError as error:
+        raise SeedsError(f'{metric} of {label}, {len(seeds)} seeds: {error}') from error
     return VarianceStudy(metric, pick, label, seeds, values, summaries, shares)
 
 
@@ -108,17 +97,17 @@ def plot(found: VarianceStudy) -> bytes:
                 ) as (fig, (left, right)):
         for y, name in enumerate(names):
             values, mean = found.values[name], found.summaries[name].mean
-            colour = INK if name == ALL else A
-            left.scatter(values, [y] * len(values), color=colour, s=30, alpha=.75, zorder=3,
+            color = INK if name == ALL else A
+            left.scatter(values, [y] * len(values), color=color, s=30, alpha=.75, zorder=3,
                          edgecolor='white', linewidth=.6)
-            left.plot([mean, mean], [y - .28, y + .28], color=colour, linewidth=2)
+            left.plot([mean, mean], [y - .28, y + .28], color=color, linewidth=2)
             if name in found.shares:
-                one = found.shares[name]
-                high = min(one.high, FARTHEST)
-                right.plot([100 * one.low, 100 * high], [y, y], color=DIFFERENCE, linewidth=1.8)
-                if high < one.high:  # the table has the number
+                part = found.shares[name]
+                high = min(part.high, FARTHEST)
+                right.plot([100 * part.low, 100 * high], [y, y], color=DIFFERENCE, linewidth=1.8)
+                if high < part.high:  # the table has the number
                     right.scatter([100 * high], [y], color=DIFFERENCE, s=44, marker='>')
-                right.scatter([100 * min(one.value, FARTHEST)], [y], color=DIFFERENCE, s=44,
+                right.scatter([100 * min(part.value, FARTHEST)], [y], color=DIFFERENCE, s=44,
                               zorder=3, edgecolor='white')
         left.set_yticks(range(len(names)), names)
         left.set_ylim(len(names) - .5, -.5)
@@ -137,8 +126,8 @@ def scalars(found: VarianceStudy) -> list[tuple[str, float, int]]:
     """``(tag, value, step)``: a value per run (the step is the seed), then the shares."""
     rows = [(f'mmrepro/seeds/{found.label}/{name}/{found.metric}', value, seed)
             for name, values in found.values.items() for seed, value in zip(found.seeds, values)]
-    return rows + [(f'mmrepro/seeds/{found.label}/{name}/share', one.value, 0)
-                   for name, one in found.shares.items()]
+    return rows + [(f'mmrepro/seeds/{found.label}/{name}/share', part.value, 0)
+                   for name, part in found.shares.items()]
 
 
 HEAD = ('varied', 'runs', 'mean', 'std', 'share of variance', '95 % interval')
@@ -146,34 +135,21 @@ HEAD = ('varied', 'runs', 'mean', 'std', 'share of variance', '95 % interval')
 
 def _rows(found: VarianceStudy) -> list[list[str]]:
     rows = []
-    for name, one in found.summaries.items():
+    for name, row in found.summaries.items():
         part: Share | None = found.shares.get(name)
-        rows.append([name, str(one.n), f'{one.mean:.4f}', f'{one.std:.3g}',
+        rows.append([name, str(row.n), f'{row.mean:.4f}', f'{row.std:.3g}',
                      '100 %' if part is None else f'{100 * part.value:.0f} %',
                      '' if part is None else f'{100 * part.low:.0f} to {100 * part.high:.0f} %'])
     return rows
 
 
-def show(found: VarianceStudy, console: Any) -> None:
-    """Print the table."""
-    from rich.table import Table
-    from rich.text import Text
-    shown = Table(*HEAD, title=f'{found.label}: {found.metric}, {found.pick} validation', box=None,
-                  title_justify='left')
-    for row in _rows(found):
-        shown.add_row(*row)
-    console.print(shown)
-    for line in caution(found):
-        console.print(Text(f'note: {line}', 'yellow'))
-
-
-def report(found: VarianceStudy, drawn: bytes) -> str:
-    """One self-contained HTML document."""
+def report_of(found: VarianceStudy) -> Report:
+    """The report of a study."""
     runs = [[str(seed), *(f'{values[index]:.4f}' for values in found.values.values())]
             for index, seed in enumerate(found.seeds)]
-    return document(f'{found.label}: what moves {found.metric}', [
-        f'<h1>{escape(found.label)}: what moves {escape(found.metric)}</h1>',
-        picture(f'{found.metric}, {found.pick} validation', drawn),
-        section('Shares', table(HEAD, _rows(found))),
-        section('Values', table(['seed', *found.values], runs)),
-        section('Notes', listing(caution(found)))])
+    title = f'{found.metric}, {found.pick} validation'
+    return Report(
+        f'{found.label}: what moves {found.metric}', '', DONE,
+        [Table(HEAD, _rows(found), title), Table(['seed', *found.values], runs, 'Values')],
+        caution(found), figures={'seeds': Figure(title, lambda: plot(found))},
+        data=found._asdict(), scalars=scalars(found))

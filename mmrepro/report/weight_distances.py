@@ -27,25 +27,26 @@ class Distance(NamedTuple):
     note: str = ''  # why there is no distance, or what is not in it
     same: bool = False  # whether all weights have the same bits
 
-    def shown(self) -> tuple[str, str]:
-        """Distance and relative distance as text."""
+    def as_text(self) -> tuple[str, str]:
+        """Distance and relative distance."""
         return ('-' if self.distance is None else f'{self.distance:.6g}',
                 '-' if self.relative is None else f'{self.relative:.3g}')
 
 
 def checkpoint_distances(a: RunView, b: RunView) -> list[Distance]:
     """One row for each numbered checkpoint that both runs have, in the order of training."""
-    common = [name for name in a.checkpoints if name in b.checkpoints and _NUMBERED.fullmatch(name)]
+    numbered = {match[0]: int(match[2]) for match in map(_NUMBERED.fullmatch, a.checkpoints)
+                if match and match[0] in b.checkpoints}
     rows = []
-    for name in sorted(common, key=lambda name: int(_NUMBERED.fullmatch(name)[2])):
+    for name in sorted(numbered, key=numbered.__getitem__):
         try:
-            one, other = (load(run.checkpoints[name]) for run in (a, b))
+            checkpoint_a, checkpoint_b = (load(run.checkpoints[name]) for run in (a, b))
         except (CheckpointError, OSError) as error:
             rows.append(Distance(name, None, None, None, note=str(error).splitlines()[0]))
             continue
-        iteration = (one.get('meta') or {}).get('iter')
-        rows.append(distance(name, iteration, one.get('state_dict', one),
-                             other.get('state_dict', other)))
+        iteration = (checkpoint_a.get('meta') or {}).get('iter')
+        rows.append(distance(name, iteration, checkpoint_a.get('state_dict', checkpoint_a),
+                             checkpoint_b.get('state_dict', checkpoint_b)))
     return rows
 
 
@@ -56,18 +57,19 @@ def distance(name: str, iteration: int | None, a: dict[str, Any],
     parts: dict[str, float] = {}
     left_out = sorted(set(a) ^ set(b))
     for key in a:
-        one, other = a[key], b.get(key)
-        if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+        tensor_a, tensor_b = a[key], b.get(key)
+        if not (isinstance(tensor_a, torch.Tensor) and isinstance(tensor_b, torch.Tensor)):
             continue
-        if one.shape != other.shape:
+        if tensor_a.shape != tensor_b.shape:
             left_out.append(key)
             continue
-        one, other = one.double().flatten(), other.double().flatten()
-        gap = torch.where((one == other) | (one.isnan() & other.isnan()), 0., one - other)
+        tensor_a, tensor_b = tensor_a.double().flatten(), tensor_b.double().flatten()
+        equal = (tensor_a == tensor_b) | (tensor_a.isnan() & tensor_b.isnan())
+        gap = torch.where(equal, 0., tensor_a - tensor_b)
         square = float(gap.square().sum())
-        squares, norms = squares + square, norms + float(one.square().sum())
+        squares, norms = squares + square, norms + float(tensor_a.square().sum())
         if square:
-            parts[key] = math.sqrt(square) / (float(one.norm()) or 1.)
+            parts[key] = math.sqrt(square) / (float(tensor_a.norm()) or 1.)
     note = f'not in both, or of another shape: {", ".join(left_out[:3])}' if left_out else ''
     largest = tuple(sorted(parts.items(), key=lambda item: -item[1])[:5])
     return Distance(name, iteration, math.sqrt(squares), math.sqrt(squares / norms) if norms else

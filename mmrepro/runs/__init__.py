@@ -1,1 +1,1 @@
-"""Start, watch, cut down, kill and report one training."""
+"""Start, watch, reduce, kill and report one training."""

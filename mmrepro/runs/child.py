@@ -1,4 +1,4 @@
-"""One training in a process of its own: what every comparison of runs starts.
+"""The process of one training, which every comparison of runs starts.
 
     python -m mmrepro.runs.child '{"config": "CONFIG", "iterations": 6}'
 """
@@ -10,13 +10,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
+from ..config import randomness_of
 from ..errors import SampleDiffersError, StepDiffersError
 from ..exit_codes import DIFFERENT, DONE
 from .config_files import read_config
 from .startup import build_runner, on_ranks, restart_for
 from .stopping import EventHook, StopTraining
 
-# a line of output that starts so carries what a self-check of the training has found, as JSON
+# prefix of the line of output with the message of a failed self-check, as JSON
 FINDING = '@mmrepro-finding '
 
 
@@ -28,16 +29,14 @@ class Training(NamedTuple):
     launcher: str = 'none'  # as in MMEngine: 'none', or 'pytorch' for several ranks
     resume: bool = False  # continue from ``checkpoint``, or from the latest in the work directory
     checkpoint: str | None = None  # path
-    # end after so many, counted from the first of the run; None: all
-    iterations: int | None = None
-    kill_after: int | None = None  # this process kills itself after so many
+    # numbers of iterations, counted from the first of the run
+    iterations: int | None = None  # end after so many; None: all
+    kill_after: int | None = None  # kill this process after so many
     validate_after: int | None = None  # validate after so many
-    # ``'module:function'``, called before the config is read
-    prepare: str | None = None
-    # ``'module:function'``, called with the runner and ``given`` before it trains
-    attach: str | None = None
+    prepare: str | None = None  # 'module:function', called before the config is read
+    attach: str | None = None  # 'module:function', called with the runner, and ``given``
     given: dict[str, Any] = {}  # keyword arguments of that function
-    save: str | None = None  # name of a checkpoint to write at the end, in the work directory
+    save: str | None = None  # name of a checkpoint in the work directory, written at the end
 
 
 def train_here(training: Training) -> None:
@@ -45,6 +44,9 @@ def train_here(training: Training) -> None:
     if training.prepare is not None:
         _function(training.prepare)()
     cfg = read_config(training.config)
+    if any(name.startswith('randomness.') for name in training.settings):
+        # a dotted name does not fit into virtual_ranks=8
+        cfg.randomness = randomness_of(cfg).as_dict()
     cfg.merge_from_dict(training.settings)
     cfg.launcher = training.launcher
     cfg.work_dir = training.work_dir or cfg.get('work_dir')

@@ -8,6 +8,7 @@ from typing import Any
 
 from mmengine.config import Config, ConfigDict
 
+from ..config import randomness_of
 from ..errors import ConfigError
 from . import reduction
 
@@ -20,7 +21,7 @@ TEST_TIME_META_KEYS = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_fa
 
 
 def import_mmrepro(cfg: Config) -> bool:
-    """Let the config import mmrepro; returns whether it did not do so before."""
+    """Let the config import mmrepro; return whether it did not."""
     imports = cfg.get('custom_imports') or dict(imports=[])
     if 'mmrepro' in imports.get('imports', []):
         return False
@@ -30,15 +31,20 @@ def import_mmrepro(cfg: Config) -> bool:
 
 
 def virtual_ranks(cfg: Config) -> int | None:
-    return (cfg.get('randomness') or {}).get('virtual_ranks')
+    return randomness_of(cfg).virtual_ranks.ranks
+
+
+def seed_of(cfg: Config) -> int | None:
+    # MMDetection 2.x has `seed` at the top
+    seed: int | None = (cfg.get('randomness') or {}).get('seed', cfg.get('seed'))
+    return seed
 
 
 def fix_seed(cfg: Config) -> bool:
-    """Give the config a seed; returns whether it had none, so that every run would draw another."""
-    randomness = dict(cfg.get('randomness') or {})
-    missing = randomness.get('seed', cfg.get('seed')) is None  # MMDetection 2.x has it at the top
+    """Give the config a seed; return whether it had none, so that every run would draw another."""
+    missing = seed_of(cfg) is None
     if missing:
-        cfg.randomness = dict(randomness, seed=SEED)
+        cfg.randomness = dict(cfg.get('randomness') or {}, seed=SEED)
     return missing
 
 
@@ -77,12 +83,12 @@ def prepare(cfg: Config, names: Sequence[str] = (), full: bool = False) -> list[
 
 
 def add_fingerprints(cfg: Any, level: str, interval: int = 1) -> None:
-    """Add one FingerprintHook of this level; it replaces any other."""
-    others = [hook for hook in cfg.get('custom_hooks') or [] if not is_fingerprint(hook)]
+    """Add a FingerprintHook of this level, in the place of any other."""
+    others = [hook for hook in cfg.get('custom_hooks') or [] if not _is_fingerprint(hook)]
     cfg.custom_hooks = [*others, dict(type='FingerprintHook', level=level, interval=interval)]
 
 
-def is_fingerprint(hook: Any) -> bool:
+def _is_fingerprint(hook: Any) -> bool:
     kind: Any = hook.get('type') if isinstance(hook, Mapping) else None
     return getattr(kind, '__name__', str(kind).rsplit('.', 1)[-1]) == 'FingerprintHook'
 
@@ -101,10 +107,7 @@ def without_evaluation(cfg: Config, phases: Sequence[str] = ('val', 'test')) -> 
 
 
 def scale_learning_rate(cfg: Config) -> None:
-    """
-    Raises:
-        ConfigError: the config does not say which batch size its learning rate was chosen for.
-    """
+    """Scale the learning rate by the batch size, as MMEngine does with ``auto_scale_lr``."""
     scale = cfg.get('auto_scale_lr') or {}
     if 'base_batch_size' not in scale:
         raise ConfigError('--auto-scale-lr needs auto_scale_lr = dict(base_batch_size=...) in the '

@@ -1,26 +1,25 @@
-"""Read configs and change them from the command line; what is wrong with one is a single line."""
+"""Read configs and change them from the command line; an error is a single line."""
 from __future__ import annotations
 
 import difflib
 import importlib.util
 import os
-import re
 import warnings
 from collections.abc import Iterable, Mapping
 from traceback import walk_tb
 from typing import Any
 
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 
 from ..errors import ConfigError
 from ..text import shorten
 
-# MMEngine imports it for every base of another package; nothing that a reader could change
+# MMEngine imports pkg_resources for every base of another package
 warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
 
 ADD = '+'  # before the key of an option: add the key, whatever it resembles
 
-# what MMEngine, MMDetection and mmrepro read of a config's top level
+# top-level keys that MMEngine, MMDetection and mmrepro read
 TOP_LEVEL = (
     'randomness', 'custom_imports', 'env_cfg', 'resume', 'load_from', 'model', 'work_dir',
     'train_dataloader', 'val_dataloader', 'test_dataloader', 'train_cfg', 'val_cfg', 'test_cfg',
@@ -28,13 +27,13 @@ TOP_LEVEL = (
     'default_hooks', 'custom_hooks', 'data_preprocessor', 'launcher', 'log_processor', 'log_level',
     'visualizer', 'default_scope', 'experiment_name', 'runner_type', 'model_wrapper_cfg',
     'find_unused_parameters', 'sync_bn', 'compile')
-# read as well, but rarely: a variable of a config that is near to one of these is no mistake
+# keys that are read rarely: a similar variable of a config is no mistake
 RARE = ('tta_model', 'tta_pipeline', 'broadcast_buffers', 'detect_anomalous_params', 'strategy',
         'activation_checkpointing', 'efficient_conv_bn_eval', 'seed', 'deterministic',
         'diff_seed')
-# what runs a config: its frames do not say where a config is wrong
+# files that execute a config: their frames do not say where the config is wrong
 MACHINERY = ('/mmengine/', '/importlib/', '<frozen ', os.path.abspath(__file__))
-# of difflib: whole keys that are near to each other, and the words in them
+# ratios of difflib: of similar keys, of the words in them, of keys with joined words
 SIMILAR, SIMILAR_WORD, SAME_BUT_JOINED = 0.8, 0.6, 0.9
 
 
@@ -68,14 +67,14 @@ def _near(path: str) -> str:
 
 def read_config(path: str, options: Mapping[str, Any] | None = None,
                 imports: bool = True) -> Config:
-    """A config with the changes of a command line.
+    """Read a config and apply the changes of a command line.
 
     Args:
         options: dotted key -> value, as for :func:`merge_options`.
         imports: import the modules in ``custom_imports``.
 
     Raises:
-        ConfigError: the file is no config, or an option does not fit it: file, line and reason.
+        ConfigError: the file is no config, or an option does not fit it; names file and line.
     """
     try:
         cfg = Config.fromfile(path, import_custom_modules=imports)
@@ -86,9 +85,9 @@ def read_config(path: str, options: Mapping[str, Any] | None = None,
 
 
 def _reason(path: str, error: BaseException) -> str:
-    """File, line and what is wrong, in one line."""
+    """Return file, line and error in one line."""
     frames = list(walk_tb(error.__traceback__))
-    # of a base, MMEngine's frames know the name; of a text that it parses, Python does not
+    # MMEngine's frames know the name of a base, and of a file that it parses as text
     files = [frame.f_locals['filename'] for frame, _ in frames
              if frame.f_globals.get('__name__') == 'mmengine.config.config'
              and isinstance(frame.f_locals.get('filename'), str)]
@@ -108,23 +107,41 @@ def _reason(path: str, error: BaseException) -> str:
 
 
 def without_mark(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The same options without the mark :data:`ADD`."""
+    """Return the options without the mark :data:`ADD`."""
     return {key[len(ADD):] if key.startswith(ADD) else key: value
             for key, value in options.items()}
+
+
+def setting(text: str) -> tuple:
+    """Key and value of ``KEY=VALUE``; the value is read as MMEngine reads it.
+
+    >>> setting('train_cfg.max_epochs=3')
+    ('train_cfg.max_epochs', 3)
+    """
+    key, equals, value = text.partition('=')
+    if not equals or not key:
+        raise ConfigError(f'{text!r} must be KEY=VALUE')
+    try:
+        return key, DictAction._parse_iterable(value)
+    except AssertionError as error:
+        raise ConfigError(f'{text!r}: the brackets of the value are not balanced') from error
+    except RecursionError as error:  # a comma inside of other brackets than ( ) and [ ] of a list
+        raise ConfigError(f'{text!r}: the value is not a number, a word or a list of them; what '
+                          'has dict(...) in it belongs into the config') from error
 
 
 def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
     """Change settings of a config in place, as ``--cfg-options`` asks.
 
-    A key may be new where its parent is a dict: training code reads more than a config says. But a
-    key that is nearly one that is there is a typing error, and a top-level key that nothing reads
-    has no effect. ``+`` before the key adds it all the same.
+    A key may be new where its parent is a dict: training code reads more keys than a config has.
+    But a key that resembles an existing one is a typing error, and a top-level key that nothing
+    reads has no effect. ``+`` before the key adds it all the same.
 
     Args:
         options: dotted key -> value; an index of a list is a key.
 
     Raises:
-        ConfigError: names the key and the nearest one that is there.
+        ConfigError: names the key and the nearest existing one.
     """
     for key in options:
         if not key.startswith(ADD):
@@ -181,7 +198,7 @@ def _unknown(key: str, value: Any, where: str, part: str, near: str) -> str:
 
 
 def _nearest(key: str, *known: Iterable[str]) -> str:
-    """The name that ``key`` is a misspelling of, or ''."""
+    """Return the name of which ``key`` is a misspelling, or ''."""
     names = dict.fromkeys(name for names in known for name in names if isinstance(name, str))
     for near in difflib.get_close_matches(key, names, n=3, cutoff=SIMILAR):
         if _is_misspelt(key, near):
@@ -191,7 +208,7 @@ def _nearest(key: str, *known: Iterable[str]) -> str:
 
 def _is_misspelt(key: str, near: str) -> bool:
     """Whether all words of two similar keys are similar: not ``save_best`` and ``save_last``."""
-    words: tuple[list[str], ...] = tuple(re.split('_', one.lower()) for one in (key, near))
+    words = [name.lower().split('_') for name in (key, near)]
     if len(words[0]) != len(words[1]):
         return _ratio(key.lower(), near.lower()) >= SAME_BUT_JOINED
     return all(_ratio(a, b) >= SIMILAR_WORD for a, b in zip(*words))

@@ -14,22 +14,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple
 
-from ..errors import MMReproError
+from ..errors import TrainingError
 from ..exit_codes import meaning
 from ..fingerprint.schema import FOLDER
 from .child import FINDING, Training
 
-LOG_TAIL = 30  # lines of a failed training's output that are shown
+LOG_TAIL = 30  # lines of the output of a failed training that are shown
 POLL = 0.2  # seconds between two looks at the processes
 GRACE = 60  # seconds that a training has to end after SIGTERM
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-class TrainingFailed(MMReproError, RuntimeError):
+class TrainingFailed(TrainingError):
     """A training process ended with an error; the message has the end of its output.
 
-    A negative ``code`` is the number of the signal that ended the process. ``finding`` is what a
-    self-check of the training has found; it takes the place of the output.
+    Attributes:
+        code: exit code; negative is the number of the signal that ended the process.
+        log: path of the output.
+        finding: message of a failed self-check, which replaces the output; None without one.
     """
 
     def __init__(self, code: int, log: str) -> None:
@@ -45,17 +47,16 @@ class TrainingFailed(MMReproError, RuntimeError):
 class Launch(NamedTuple):
     """One training to start."""
     command: Sequence[str]  # module and arguments for ``python -m``
-    log: str  # path that the output is added to; ``{rank}`` in it becomes the rank
-    # variables that differ from this process's; None takes one out
-    env: Mapping[str, str | None] = {}
-    ranks: int = 1  # processes
-    cwd: str | None = None  # folder that they start in
+    log: str  # path to which the output is appended; ``{rank}`` in it becomes the rank
+    env: Mapping[str, str | None] = {}  # changed variables; None removes one
+    ranks: int = 1  # number of processes
+    cwd: str | None = None  # folder in which they start
     codes: tuple[int, ...] = (0, )  # exit codes that are no failure
 
 
 def launch_of(training: Training, log: str, env: Mapping[str, str | None] = {},
               ranks: int = 1, cwd: str | None = None) -> Launch:
-    """The launch of :mod:`mmrepro.runs.child` with this training."""
+    """Return the launch of :mod:`mmrepro.runs.child` with this training."""
     training = training._replace(launcher='pytorch' if ranks > 1 else 'none')
     default = Training._field_defaults
     given = {name: value for name, value in training._asdict().items()
@@ -65,12 +66,12 @@ def launch_of(training: Training, log: str, env: Mapping[str, str | None] = {},
 
 
 class LaunchedTraining:
-    """A running training. Each process leads a session of its own, with its workers."""
+    """A running training. Each process and its workers have a session of their own."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         os.makedirs(os.path.dirname(os.path.abspath(launch.log)), exist_ok=True)
-        # a checkout that is not installed has to be found by the child as well
+        # the child has to find a checkout that is not installed
         path = os.pathsep.join(filter(None, [ROOT, os.environ.get('PYTHONPATH')]))
         port = free_port() if launch.ranks > 1 else None
         self._logs = [launch.log.replace('{rank}', str(rank)) for rank in range(launch.ranks)]
@@ -93,11 +94,7 @@ class LaunchedTraining:
         return [process.poll() for process in self._processes]
 
     def poll(self) -> bool:
-        """Whether all processes have ended.
-
-        Raises:
-            TrainingFailed: a process ended with an error; the others are killed.
-        """
+        """Whether all processes have ended."""
         codes = self.codes()
         for code, log in zip(codes, self._logs):
             if code is not None and code not in self.launch.codes:
@@ -112,7 +109,7 @@ class LaunchedTraining:
             process.wait()
 
     def terminate(self) -> None:
-        """Send SIGTERM, leave time for a last checkpoint, then kill."""
+        """Send SIGTERM, wait for a last checkpoint, then kill."""
         for process in self._processes:
             if process.poll() is None:
                 process.terminate()
@@ -126,7 +123,7 @@ class LaunchedTraining:
 
 
 class PlannedRun(NamedTuple):
-    """A run as the launches to make one after the other: two if it is interrupted and resumed."""
+    """A run: consecutive launches, two if it is interrupted and resumed."""
     name: str
     folder: str
     launches: Sequence[Launch]
@@ -160,9 +157,6 @@ def run_all(runs: Sequence[PlannedRun], jobs: int = 1,
     Args:
         tick: is called between two looks at the processes; returns True to end all trainings.
         done: is called with every run that has ended.
-
-    Raises:
-        TrainingFailed: a training ended with an error; the others are killed.
     """
     waiting = [(run, list(run.launches)) for run in runs]
     running: dict[str, LaunchedTraining] = {}
@@ -189,7 +183,7 @@ def run_all(runs: Sequence[PlannedRun], jobs: int = 1,
 
 @contextmanager
 def killed_at_exit(running: Mapping[str, LaunchedTraining]) -> Iterator[None]:
-    """Kill what still runs at the end of the block; SIGTERM and SIGHUP are passed on.
+    """Kill all trainings at the end of the block; pass SIGTERM and SIGHUP on to them.
 
     The trainings have sessions of their own: no terminal ends them with this process.
     """
@@ -212,15 +206,15 @@ def killed_at_exit(running: Mapping[str, LaunchedTraining]) -> Iterator[None]:
 
 
 def kill_group(pid: int) -> None:
-    """Kill the process that leads a group, and its workers."""
+    """Kill the leader of a process group, and its workers."""
     try:
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # all have ended
+    except (ProcessLookupError, PermissionError):  # all of them have ended
         pass
 
 
 def rank_variables(rank: int, ranks: int, port: int | None) -> dict[str, str]:
-    """Variables by which the ranks of one machine find each other; none for a single one."""
+    """Return the variables by which the ranks of one machine find each other; {} for one rank."""
     if ranks == 1:
         return {}
     return dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
@@ -228,13 +222,12 @@ def rank_variables(rank: int, ranks: int, port: int | None) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(('127.0.0.1', 0))
-        return one.getsockname()[1]
+    with socket.socket() as connection:
+        connection.bind(('127.0.0.1', 0))
+        return int(connection.getsockname()[1])
 
 
 def one_thread_each() -> dict[str, str]:
-    """Variables for trainings that share a machine: one thread each, unless OMP_NUM_THREADS says
-    otherwise."""
+    """Return variables for one thread per training, or as many as OMP_NUM_THREADS says."""
     count = os.environ.get('OMP_NUM_THREADS', '1')
     return {'OMP_NUM_THREADS': count, 'MKL_NUM_THREADS': os.environ.get('MKL_NUM_THREADS', count)}

@@ -1,4 +1,4 @@
-"""How far trainings are, in one line."""
+"""Progress of trainings, in one line."""
 from __future__ import annotations
 
 import os
@@ -12,7 +12,7 @@ from .launcher import PlannedRun
 
 
 class ProgressLine:
-    """Overwrites itself on a terminal; one line below the other in a file. A context manager."""
+    """A line that overwrites itself on a terminal, and is repeated in a file. A context manager."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._width = stream, 0
@@ -38,12 +38,12 @@ class ProgressLine:
 
 
 class RunsProgress:
-    """Says how many iterations of which run are done, when that has changed."""
+    """Reports the finished iterations of all runs when they have changed."""
 
     def __init__(self, runs: Sequence[PlannedRun], iterations: int,
                  say: Callable[[str], None]) -> None:
         self._runs, self._iterations, self._say = runs, iterations, say
-        self._ended: set = set()
+        self._ended: set[str] = set()
         self._started, self._last = time.monotonic(), ''
 
     def done(self, run: PlannedRun) -> None:
@@ -64,7 +64,7 @@ class RunsProgress:
 
 
 def time_left(elapsed: float, done: int, of: int) -> str:
-    """What to add to a line of progress: the time that is left, once something is done.
+    """Return the end of a line of progress: the estimated time that is left.
 
     >>> time_left(30., 3, 9), time_left(30., 0, 9), time_left(30., 9, 9)
     ('; about 60 s left', '', '')
@@ -73,7 +73,7 @@ def time_left(elapsed: float, done: int, of: int) -> str:
 
 
 def iterations_done(work_dir: str) -> int:
-    """Iterations in the fingerprints that a training is writing; counts lines, reads none."""
+    """Count the iterations in the fingerprints of a running training."""
     path = os.path.join(work_dir, FOLDER, fingerprint_name(0))
     if not os.path.exists(path):
         return 0

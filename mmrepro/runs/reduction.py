@@ -1,4 +1,4 @@
-"""Shrink a training without changing its code path: smaller images, fewer of them."""
+"""Reduce a training without changing its code path: fewer and smaller images."""
 from __future__ import annotations
 
 import os
@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 from ..errors import MissingDataError
 
-LONGEST = 256  # pixels of an image's longer side
+LONGEST = 256  # pixels of the longer side of an image
 IMAGES = 8
 VAL_IMAGES = 4
 MAX_BATCH = 2
@@ -19,7 +19,7 @@ SIZES = ('scale', 'scales', 'img_scale', 'img_scales', 'size', 'crop_size', 'ran
 
 
 def shrink(cfg: Any) -> int:
-    """Shrink the images of pipelines and preprocessor; returns the longest side before."""
+    """Shrink the images of pipelines and preprocessor; return the longest side before."""
     nodes = [cfg.get('train_dataloader'), cfg.get('val_dataloader'), cfg.get('custom_hooks'),
              cfg.model.get('data_preprocessor')]
     sizes = [found for node in nodes if node for found in _sizes(node)]
@@ -34,7 +34,7 @@ def shrink(cfg: Any) -> int:
 
 
 def _sizes(node: Any, within: str = '') -> Iterator[tuple[Any, Any, Any]]:
-    """(container, key, pair of sides) for every size in the config."""
+    """Yield (container, key, pair of sides) for every size in the config."""
     items = node.items() if isinstance(node, dict) else enumerate(node)
     for key, value in list(items):
         named = key in SIZES if isinstance(key, str) else within in SIZES
@@ -52,7 +52,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def _drop_downloads(node: Any) -> None:
-    """Start from random weights: pretrained ones would be downloaded for nothing."""
+    """Start from random weights, so that none are downloaded."""
     for value in list(node.values() if isinstance(node, dict) else node):
         if isinstance(value, (dict, list, tuple)):
             _drop_downloads(value)
@@ -65,24 +65,21 @@ def _drop_downloads(node: Any) -> None:
 
 
 def innermost(dataset: Any) -> list[Any]:
-    """The datasets that read files, inside the wrappers of a config's dataset."""
+    """Return the datasets that read files, inside of the wrappers of a dataset config."""
     if isinstance(dataset.get('datasets'), (list, tuple)):
         return [inner for one in dataset['datasets'] for inner in innermost(one)]
     return innermost(dataset['dataset']) if 'dataset' in dataset else [dataset]
 
 
 def few_images(cfg: Any, phase: str, count: int) -> None:
-    """Only the first ``count`` images of every dataset of 'train' or 'val'."""
+    """Keep the first ``count`` images of every dataset of 'train' or 'val'."""
     for dataset in innermost(cfg[f'{phase}_dataloader']['dataset']):
         dataset['indices'] = count
 
 
 def check_data(cfg: Any, phases: tuple[str, ...], exists: Callable[[str], bool] = os.path.exists
                ) -> None:
-    """
-    Raises:
-        MissingDataError: names the annotation file or folder that does not exist.
-    """
+    """Check that the files of all datasets exist."""
     for phase in phases:
         for path in _files(cfg, phase):
             if not exists(path):
@@ -93,7 +90,7 @@ def check_data(cfg: Any, phases: tuple[str, ...], exists: Callable[[str], bool] 
 
 
 def missing_file(cfg: Any, path: str) -> str:
-    """Says which loader of a config reads ``path``, if it does not exist; '' otherwise."""
+    """Return a message if ``path`` does not exist and a loader of the config reads it, else ''."""
     for phase in ('train', 'val', 'test'):
         if os.path.abspath(path) in map(os.path.abspath, _files(cfg, phase)) \
                 and not os.path.exists(path):
@@ -106,7 +103,7 @@ def _missing(path: str, phase: str) -> str:
 
 
 def _files(cfg: Any, phase: str) -> Iterator[str]:
-    """Annotation files and folders of images that a loader of the config reads from a disk."""
+    """Yield the annotation files and image folders that a loader of the config reads."""
     loader = cfg.get(f'{phase}_dataloader')
     data = loader.get('dataset') if isinstance(loader, dict) else None
     for dataset in innermost(data) if isinstance(data, dict) else ():

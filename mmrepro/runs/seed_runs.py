@@ -15,20 +15,20 @@ from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
 
-from ..config import RandomnessConfig
+from ..config import RandomnessConfig, randomness_of
 from ..determinism import missing_at_start
-from ..errors import RandomnessError, SeedsError
+from ..errors import RandomnessError, SeedsError, TrainingError
 from ..exit_codes import PREEMPTED
 from ..seeds import MAX_SEED
 from .config_files import read_config
 from .launcher import Launch, PlannedRun, TrainingFailed, run_all
 
 RESULT = 'result.json'
-MOST = 10_000  # seeds in a range; more are a typing error
+MOST = 10_000  # seeds in a range; more are taken for a typing error
 LOG = 'seed.log'
 # MMDetection's metrics log this instead of reporting a number
 NOTHING_FOUND = 'The testing results of the whole dataset is empty'
-# settings that say where and how fast, not what
+# settings that say where and how fast a run trains
 NOT_COMPARED = ('work_dir', 'resume', 'load_from', 'launcher')
 
 Metrics = dict[str, list[tuple[int, float]]]  # metric -> (step, value) of all validations
@@ -42,10 +42,10 @@ class SeedJob(NamedTuple):
     digest: str  # of the effective settings, without the seed
     seed: int
     folder: str  # work directory
-    # those that the process has to start with; without them it would start twice
+    # variables that the process has to start with; without them it would start twice
     variables: tuple[tuple[str, str], ...] = ()
-    stream: str = ''  # that has ``seed`` as its root; '': all of them
-    root: int = 0  # of the other streams
+    stream: str = ''  # the stream whose root is ``seed``; '': all streams
+    root: int = 0  # root of the other streams
 
     @property
     def name(self) -> str:
@@ -53,10 +53,7 @@ class SeedJob(NamedTuple):
 
 
 def parse_seeds(text: str) -> list[int]:
-    """``'0..4'`` and ``'0,1,5..7'``, in the order given.
-
-    Raises:
-        SeedsError: not of that form, out of range, or a seed twice.
+    """Parse ``'0..4'`` or ``'0,1,5..7'``; seeds stay in the order given.
 
     >>> parse_seeds('0..2,7')
     [0, 1, 2, 7]
@@ -81,25 +78,26 @@ def parse_seeds(text: str) -> list[int]:
 
 def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
             options: Sequence[str] = (), changes: dict[str, Any] | None = None) -> list[SeedJob]:
-    """The jobs of one config; ``changes`` is ``options`` parsed."""
+    """Return the jobs of one config; ``changes`` is ``options`` parsed."""
     cfg = read_config(config, changes, imports=False)
     settings = {key: value for key, value in cfg.items() if key not in NOT_COMPARED}
     randomness = dict(settings.pop('randomness', None) or {})
     randomness.pop('seed', None)
     text = Config(settings).pretty_text + repr(sorted(randomness.items()))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    missing = missing_at_start(os.environ, mode=randomness.get('deterministic', False),
-                               num_threads=randomness.get('num_threads'),
-                               cpu=randomness.get('cpu'))
+    effective = randomness_of(cfg)
+    missing = missing_at_start(os.environ, mode=effective.deterministic,
+                               num_threads=effective.numerics.num_threads,
+                               cpu=effective.numerics.cpu)
     return [SeedJob(label, config, tuple(options), digest, seed,
                 os.path.join(work_dir, label, f'seed_{seed}'), tuple(sorted(missing.items())))
             for seed in seeds]
 
 
-def vary(job: SeedJob, stream: str, seeds: Sequence[int]) -> list[SeedJob]:
-    """Jobs in which one stream has these seeds, and all others the first of them.
+def vary_stream(job: SeedJob, stream: str, seeds: Sequence[int]) -> list[SeedJob]:
+    """Return jobs in which one stream has these seeds, and all other streams the first seed.
 
-    The first is ``job`` itself, the run with the first seed: its stream has this root as well.
+    The first job is ``job`` itself, in which all streams have the first seed.
     """
     folder = os.path.dirname(job.folder)
     return [job, *(job._replace(seed=seed, stream=stream, root=job.seed,
@@ -108,12 +106,7 @@ def vary(job: SeedJob, stream: str, seeds: Sequence[int]) -> list[SeedJob]:
 
 
 def parse_streams(text: str, config: str, changes: dict[str, Any] | None = None) -> list[str]:
-    """``'init,step'`` as a list of streams that can vary in a config.
-
-    Raises:
-        SeedsError: an unknown stream, one twice, one whose root the config fixes, or one that
-            nothing draws from with the config's other keys.
-    """
+    """Parse ``'init,step'`` into a list of streams that can vary in a config."""
     cfg = read_config(config, changes, imports=False)
     randomness = dict(cfg.get('randomness') or {})
     streams = [name.strip() for name in text.split(',')]
@@ -132,11 +125,7 @@ def parse_streams(text: str, config: str, changes: dict[str, Any] | None = None)
 
 
 def result_of(job: SeedJob) -> dict[str, Any] | None:
-    """The result of a seed, or None if it is not finished.
-
-    Raises:
-        SeedsError: its folder belongs to another config, or the file is damaged.
-    """
+    """Read the result of a seed; None if it is not finished."""
     path = os.path.join(job.folder, RESULT)
     if not os.path.isfile(path):
         return None
@@ -158,9 +147,6 @@ def run_job(job: SeedJob, metrics_of: Callable[[str], Metrics]) -> dict[str, Any
 
     Args:
         metrics_of: reads the metrics of a work directory.
-
-    Raises:
-        SeedsError: the process failed, or left no metrics; names its log.
     """
     options = list(job.options)
     if job.stream:
@@ -177,7 +163,7 @@ def run_job(job: SeedJob, metrics_of: Callable[[str], Metrics]) -> dict[str, Any
     except TrainingFailed as error:
         text = ('pre-empted, with a checkpoint; the same command continues'
                 if error.code == PREEMPTED else str(error))
-        raise SeedsError(f'{job.name}: {text}') from error
+        raise TrainingError(f'{job.name}: {text}') from error
     metrics = metrics_of(job.folder)
     if not metrics:
         with open(log, encoding='utf-8', errors='replace') as file:

@@ -1,6 +1,6 @@
-"""Build a runner, in a process that has the variables which Python reads at its start.
+"""Build a runner in a process with the variables that Python reads when it starts.
 
-Imports nothing heavy: the process may have to start again first.
+Heavy modules are imported late: the process may have to start again first.
 """
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Callable, NoReturn
 
-# set in the environment of a process that has started itself again; it does so once
+from ..errors import RandomnessError
+
+# variable that marks a process which has started itself again, so that it does so once
 RESTARTED = 'MMREPRO_RESTARTED'
 
 
 def restart_for(cfg: Any) -> None:
     """:func:`restart_if_incomplete` with the settings of a config."""
-    randomness = cfg.get('randomness') or {}
-    # MMDetection 2.x has `deterministic` at the top
-    mode = randomness.get('deterministic', cfg.get('deterministic', False))
-    restart_if_incomplete(os.environ, mode, randomness.get('num_threads'), randomness.get('cpu'))
+    from ..config import randomness_of
+    try:
+        randomness = randomness_of(cfg)
+    except RandomnessError:  # the runner will refuse it
+        return
+    restart_if_incomplete(os.environ, randomness.deterministic, randomness.numerics.num_threads,
+                          randomness.numerics.cpu)
 
 
 def restart_if_incomplete(env: Mapping[str, str], mode: Any = True,
@@ -47,7 +52,7 @@ def restart_if_incomplete(env: Mapping[str, str], mode: Any = True,
 
 
 def _own_command() -> list[str]:
-    """The command line of this process, with the interpreter's own arguments where it has them."""
+    """Return the command line of this process, including the arguments of the interpreter."""
     if hasattr(sys, 'orig_argv'):  # Python 3.10
         return [sys.executable, *sys.orig_argv[1:]]
     spec = getattr(sys.modules['__main__'], '__spec__', None)
@@ -65,19 +70,19 @@ def _execute(env: dict[str, str]) -> NoReturn:
 
 
 def has_mmdet() -> bool:
-    """Whether MMDetection is installed; MMEngine is enough to train models of other libraries."""
+    """Whether MMDetection is installed; MMEngine is enough to train other models."""
     return importlib.util.find_spec('mmdet') is not None
 
 
 def build_runner(cfg: Any) -> Any:
-    """The runner that ``cfg`` asks for, as MMDetection's own script builds it, if there is one."""
+    """Build the runner of a config as MMDetection's own script does, where it is installed."""
     from mmengine.registry import RUNNERS
     from mmengine.runner import Runner
 
     if has_mmdet():
         from mmdet.utils import setup_cache_size_limit_of_dynamo
 
-        # as MMDetection's own script does: the default makes torch.compile give up on detectors
+        # with the default, torch.compile gives up on detectors
         setup_cache_size_limit_of_dynamo()
     return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
 
@@ -88,8 +93,8 @@ def on_ranks(cfg: Any, main: Callable[[], Any]) -> Any:
     That is once, unless the config has ``randomness.virtual_ranks``; see
     :func:`mmrepro.on_virtual_ranks`.
     """
-    randomness = cfg.get('randomness')
-    ranks = randomness.get('virtual_ranks') if isinstance(randomness, Mapping) else None
+    from ..config import randomness_of
+    ranks = randomness_of(cfg).virtual_ranks.ranks
     if ranks is None:
         return main()
     from ..distributed.virtual.entry import on_virtual_ranks

@@ -9,13 +9,13 @@ from mmengine.hooks import Hook
 
 
 class StopTraining(BaseException):
-    """The iterations that were asked for are done.
+    """Raised when the requested iterations are done.
 
     A BaseException, so that no ``except Exception`` of a hook or a model swallows it.
 
     Args:
-        done: iterations, where the loop has not counted the last one yet, because its hooks still
-            run; None: what ``runner.iter`` says.
+        done: number of iterations where the loop has not counted the last one yet, because its
+            hooks still run; None: ``runner.iter``.
     """
 
     def __init__(self, done: int | None = None) -> None:
@@ -24,12 +24,9 @@ class StopTraining(BaseException):
 
 
 class EventHook(Hook):
-    """Ends a training, kills it before the next iteration, or validates, after this iteration.
-
-    Iterations are counted from 1.
-    """
+    """Ends, kills or validates a training after a number of iterations."""
     priority = 100  # after the checkpoint of the iteration is written
-    validated = False  # so far; recordings of an iteration say it
+    validated = False  # whether it has validated; recordings of an iteration say it
 
     def __init__(self, stop_after: int | None = None, kill_after: int | None = None,
                  validate_after: int | None = None) -> None:

@@ -65,7 +65,7 @@ _KINDS = (
 
 
 def _restore_attributes(obj: Any, content: dict[str, Any]) -> None:
-    names = slot_names(type(obj))
+    names = slot_names(obj)
     for name in names:
         if name in content:
             object.__setattr__(obj, name, content[name])

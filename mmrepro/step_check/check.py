@@ -50,7 +50,7 @@ class StepCheck:
         self._runner, self._paused, self._done = runner, paused, done
 
     def __call__(self, step: Callable, *args: Any, **kwargs: Any) -> Any:
-        """What ``step``, the model's ``train_step``, returns.
+        """Return what ``step``, the model's ``train_step``, returns.
 
         Raises:
             StepDiffersError: on every rank, if the bits of a pass differ on one of them.
@@ -71,22 +71,22 @@ class StepCheck:
         self._explain(first, second[0])
 
     def _rehearse(self) -> PassDigests:
-        """The pass before the step. What checkpoints keep is then as it was."""
+        """Run the pass before the step, and put back what checkpoints keep."""
         self._state = StepState(self._runner)
         self._left: StepState | None = None
         first = self._pass(ending=self._keep_changes)
-        # again: a context of the step may have changed some and put them back when it was left
-        self._suspects = self._state.changed() if self._left is not None else []
+        # again: a context of the step may have changed attributes and put them back at its end
+        self._suspects: list[str] = self._state.changed() if self._left is not None else []
         self._state.put_back(unsaved=False)
         return first
 
     def _keep_changes(self) -> None:
-        """The first pass has come to the optimizer."""
+        """Keep what the first pass has changed, when it reaches the optimizer."""
         if self._state.changed():
             self._left = StepState(self._runner)
 
     def _problem(self) -> str:
-        """Why the batch of some rank cannot be given to a second pass; ''."""
+        """Return why the batch of some rank cannot be given to a second pass; '' if it can."""
         try:
             _copied(self._runner, self._args, self._kwargs)
             problem = ''
@@ -96,11 +96,11 @@ class StepCheck:
 
     def _pass(self, recorder: OperatorRecorder | None = None,
               ending: Callable[[], None] = lambda: None) -> PassDigests:
-        """One pass on a copy of the batch, up to where the optimizer would step."""
-        found: list[PassDigests] = []
+        """Run a pass on a copy of the batch, up to where the optimizer would step."""
+        computed: list[PassDigests] = []
 
         def reached(digests: PassDigests) -> None:
-            found.append(digests)
+            computed.append(digests)
             ending()
             raise _Reached
 
@@ -112,9 +112,9 @@ class StepCheck:
                 contexts.enter_context(recorder)
             with suppress(_Reached):
                 _watched(self._runner, reached, self._step, args, kwargs)
-        return found[0]
+        return computed[0]
 
-    def _agree(self, first: PassDigests, found: list[PassDigests], second: PassDigests) -> None:
+    def _agree(self, first: PassDigests, differing: list[PassDigests], second: PassDigests) -> None:
         """End the step before the optimizer uses what differs."""
         if self._left is not None:
             # before the ranks agree: behind that, the owner of shared weights may step
@@ -122,7 +122,7 @@ class StepCheck:
                 # without the gradients, which are equal or will be put back
                 self._left.put_back(gradients=False)
         if self._differ(first, second):
-            found.append(second)
+            differing.append(second)
             raise _Reached
 
     def _differ(self, first: PassDigests, second: PassDigests) -> bool:
@@ -134,24 +134,21 @@ class StepCheck:
         suspects = None
         with _disable_current_modes():
             self._state.put_back()
-            one = self._recorded()
+            third = self._recorded()
             self._state.put_back()
-            other = self._recorded()
+            fourth = self._recorded()
             # passes from the same attributes agree, so these may be what differs
-            if agree(TOPIC, bool(self._suspects), any) and not self._differ(one[0], other[0]):
+            if agree(TOPIC, bool(self._suspects), any) and not self._differ(third[0], fourth[0]):
                 self._state.put_back(unsaved=False)
-                other = self._recorded()
-                suspects = self._suspects if self._differ(one[0], other[0]) else None
+                fourth = self._recorded()
+                suspects = self._suspects if self._differ(third[0], fourth[0]) else None
             self._state.put_back()
-        digests, records = zip(one, other)
-        report(self._runner, [first, second, *digests], records, suspects)
+        report(self._runner, [first, second, third[0], fourth[0]], [third[1], fourth[1]], suspects)
 
-    def _recorded(self) -> tuple:
+    def _recorded(self) -> tuple[PassDigests, list[Record]]:
         recorder = OperatorRecorder(unwrap(self._runner.model))
         recorder.attributes(run_state.attributes(self._runner))
-        found = self._pass(recorder)
-        records: list[Record] = recorder.records()
-        return found, records
+        return self._pass(recorder), recorder.records()
 
 
 def _watched(runner: Any, reached: Callable, step: Callable, args: tuple, kwargs: dict) -> Any:
@@ -166,6 +163,6 @@ def _watched(runner: Any, reached: Callable, step: Callable, args: tuple, kwargs
 
 
 def _copied(runner: Any, args: tuple, kwargs: dict) -> tuple:
-    """Of a step: a model may change its batch in place, and a dataset may hold the same objects."""
+    """Copy a batch: models change it in place, and datasets may hold the same objects."""
     known = {id(runner.optim_wrapper): runner.optim_wrapper}
     return copy.deepcopy((args, kwargs), known)

@@ -1,4 +1,4 @@
-"""What is said when a repeated step differs, and the file that holds the digests."""
+"""The message for a repeated step that differs, and the file that holds the digests."""
 from __future__ import annotations
 
 import json
@@ -30,7 +30,7 @@ NOT_AGAIN = (
     'Two more passes, recorded, have the same bits{}. What differs only now and then is a race '
     'between threads, memory that is read before it is written, or hardware that computes wrongly '
     '(silent data corruption). Run it again on this machine and on another one; check the memory '
-    'and the GPU (mmrepro gpu_check, nvidia-smi -q -d ECC, dcgmi diag).')
+    'and the GPU (mmrepro doctor --gpu, nvidia-smi -q -d ECC, dcgmi diag).')
 
 
 def report(runner: Any, passes: Sequence[PassDigests], records: Sequence[Sequence[Record]],
@@ -46,44 +46,46 @@ def report(runner: Any, passes: Sequence[PassDigests], records: Sequence[Sequenc
         StepDiffersError: always, the same text on all ranks.
     """
     rank, iteration = get_rank(), runner.iter
-    found = diagnose(iteration, rank, *records)
+    diagnosis = diagnose(iteration, rank, *records)
     path = os.path.join(runner.work_dir, FOLDER, FILE.format(iteration, rank))
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, 'w', encoding='utf-8') as file:
         json.dump(dict(
             kind='step check', iteration=iteration, rank=rank, attributes=suspects,
-            diagnosis=found.as_dict() if found else None,
-            passes={name: one._asdict() for name, one in zip(PASSES, passes)}), file, indent=1)
+            diagnosis=diagnosis.as_dict() if diagnosis else None,
+            passes={name: digests._asdict() for name, digests in zip(PASSES, passes)}),
+            file, indent=1)
     mine = dict(difference=_difference(*passes[:2]), suspects=suspects or [],
-                diagnosis=_diagnosis(found, passes), file=path,
-                phase=PHASES.index(found.phase) if found else len(PHASES))
+                diagnosis=_diagnosis(diagnosis, passes), file=path,
+                phase=PHASES.index(diagnosis.phase) if diagnosis else len(PHASES))
     ranks = agree('differing step', mine, lambda ranks: ranks)
     raise StepDiffersError(_text(iteration, ranks))
 
 
 def _difference(first: PassDigests, second: PassDigests) -> str:
-    """The first loss or gradient that differs, and how many do; '' for none."""
+    """Return the first loss or gradient that differs, and how many do; '' for none."""
     differing = first.differing(second)
     if not differing:
         return ''
     field, names = next(iter(differing.items()))
-    one, other = (getattr(digests, field).get(names[0]) for digests in (first, second))
-    if field == 'losses' and one is not None and other is not None:
-        one, other = (f'{float.fromhex(value)!r} ({value})' for value in (one, other))
+    values = [getattr(digests, field).get(names[0]) for digests in (first, second)]
+    if field == 'losses' and None not in values:
+        values = [f'{float.fromhex(value)!r} ({value})' for value in values]
     counts = listed([f'{len(names)} of {len(getattr(first, field))} {field}'
                      for field, names in differing.items()])
-    return (f'first difference: {FIELDS[field].format(names[0])}: {one} and {other}\n'
+    return (f'first difference: {FIELDS[field].format(names[0])}: {values[0]} and '
+            f'{values[1]}\n'
             f'in all: {counts}')
 
 
-def _diagnosis(found: Diagnosis | None, passes: Sequence[PassDigests]) -> str:
-    if found is not None:
-        return AGAIN.format(found.text())
+def _diagnosis(diagnosis: Diagnosis | None, passes: Sequence[PassDigests]) -> str:
+    if diagnosis is not None:
+        return AGAIN.format(diagnosis.text())
     first, second, third, fourth = passes
     if third.differing(fourth):
         return ('Two more passes, recorded, differ as well, and their operators agree: what '
                 "differs was computed outside of torch's operators.")
-    agree = [name for name, one in zip(PASSES, (first, second)) if not one.differing(third)]
+    agree = [name for name, digests in zip(PASSES, (first, second)) if not digests.differing(third)]
     return NOT_AGAIN.format(f' as the {agree[0]}' if len(agree) == 1 else '')
 
 
@@ -91,14 +93,14 @@ def _text(iteration: int, ranks: Sequence[dict[str, Any]]) -> str:
     lines = [f'The step of iteration {iteration} (counted from 0) was repeated from the same state '
              'on the same batch, and its bits differ.']
     several = len(ranks) > 1
-    differing = [number for number, one in enumerate(ranks) if one['difference']]
+    differing = [number for number, rank in enumerate(ranks) if rank['difference']]
     if several:
         lines.append(f'Ranks that differ: {", ".join(map(str, differing))} of {len(ranks)}. All '
                      'ranks have stopped; what one rank computes reaches the others.')
     for number in differing:
         head = f'rank {number}: ' if several else ''
         lines += [f'{head}{line}' for line in ranks[number]['difference'].splitlines()]
-    suspects = list(dict.fromkeys(name for one in ranks for name in one['suspects']))
+    suspects = list(dict.fromkeys(name for rank in ranks for name in rank['suspects']))
     if suspects:
         lines.append(ATTRIBUTES.format(listed(suspects, SHOWN)))
     # the earliest phase is where it began
@@ -106,5 +108,5 @@ def _text(iteration: int, ranks: Sequence[dict[str, Any]]) -> str:
     head = f'Rank {origin}: ' if several else ''
     lines += [f'{head}{ranks[origin]["diagnosis"]}',
               f'Digests: {", ".join(ranks[number]["file"] for number in differing)}',
-              'To train on without this check: randomness.check_steps=0.']
+              'To train on without this check: randomness.self_checks.steps=0.']
     return '\n'.join(lines)

@@ -1,4 +1,4 @@
-"""All that a forward and backward pass may change, and the way back."""
+"""Everything that a forward and backward pass may change, and the way back."""
 from __future__ import annotations
 
 from typing import Any
@@ -32,15 +32,15 @@ class StepState:
         self._logs = _Logs(MessageHub.get_current_instance())
 
     def changed(self) -> list[str]:
-        """Attributes, by path, that are other than they were and that no checkpoint keeps."""
+        """Return the paths of attributes that have changed and that no checkpoint keeps."""
         return self._attributes.changed()
 
     def put_back(self, unsaved: bool = True, gradients: bool = True) -> None:
-        """Let the run be as it was.
+        """Put the run back to this state.
 
         Args:
-            unsaved: Also what no checkpoint keeps.
-            gradients: Also the gradients.
+            unsaved: include attributes that no checkpoint keeps.
+            gradients: include the gradients.
         """
         self._attributes.put_back(unsaved)
         for parameter, gradient, content in self._gradients if gradients else ():
@@ -57,18 +57,18 @@ class StepState:
 
 
 def _of_wrappers(runner: Any) -> dict[str, Any]:
-    """Optimizer wrappers count the losses that they have seen; their scalers begin lazily."""
-    found: dict[str, Any] = {}
+    """Return optimizer wrappers, which count losses, and their scalers, which begin lazily."""
+    owners: dict[str, Any] = {}
     for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
-        found[f'optim_wrapper {name}'] = wrapper
+        owners[f'optim_wrapper {name}'] = wrapper
         scaler = getattr(wrapper, 'loss_scaler', None)
         if scaler is not None:
-            found[f'loss_scaler {name}'] = scaler
-    return found
+            owners[f'loss_scaler {name}'] = scaler
+    return owners
 
 
 class _Logs:
-    """What losses may write to the message hub. Its arrays are replaced, never written to."""
+    """The message hub, to which losses may write. Its arrays are replaced, never written to."""
 
     def __init__(self, hub: MessageHub) -> None:
         self._buffers = hub.log_scalars

@@ -1,1 +1,1 @@
-"""Train again, vary what must not matter, and compare the bits."""
+"""Train again under varied conditions that must not matter, and compare the bits."""

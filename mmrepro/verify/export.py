@@ -1,6 +1,6 @@
-"""What somebody else needs to repeat a run, in one folder that ``replay`` reads.
+"""Export what is needed to repeat a run into one folder that ``replay`` reads.
 
-All of it comes from the run's own files. What they do not know is said to be unknown.
+Everything comes from the files of the run; values that they lack are called "not recorded".
 """
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ UNKNOWN = 'not recorded'
 
 
 def export(run_dir: str, into: str) -> list[str]:
-    """Write the folder; returns the files in it, relative to it.
-
-    Raises:
-        FingerprintError: the run cannot be read, has no manifest or no iterations, or ``into`` is
-            there already and not empty.
-    """
+    """Write the folder and return the files in it, relative to it."""
     run, manifest = read_run(run_dir), read_manifest(run_dir)
     if not any(log.steps for log in run.ranks.values()):
         raise FingerprintError(f'{run_dir}: no iteration was recorded')
@@ -47,14 +42,14 @@ def export(run_dir: str, into: str) -> list[str]:
 
 
 def _requirements(packages: Mapping[str, str]) -> str:
-    """A lock file of everything that was installed, in the form of pip."""
+    """Return a lock file of all installed packages for pip."""
     return ''.join(f'{name}=={version}\n' for name, version in sorted(packages.items()))
 
 
 def _diffs(code: Mapping[str, Any]) -> dict[str, str]:
-    """Uncommitted changes, a file for each repository."""
-    return {f'{os.path.basename(root)}.diff': one['diff']
-            for root, one in code.items() if one.get('diff')}
+    """Return the uncommitted changes, a file for each repository."""
+    return {f'{os.path.basename(root)}.diff': repository['diff']
+            for root, repository in code.items() if repository.get('diff')}
 
 
 def _readme(manifest: Manifest, iterations: int, files: list[str], notes: list[str]) -> str:
@@ -79,9 +74,9 @@ def _readme(manifest: Manifest, iterations: int, files: list[str], notes: list[s
         'Hardware': [f'{name}: {facts.get(f"hardware.{name}") or "none"}'
                      for name in ('cpu', 'cpu_instructions', 'gpu')] + [
             f'platform: {machine.get("platform") or UNKNOWN}'],
-        'Code': [f'`{os.path.basename(root)}`: commit {one.get("commit") or UNKNOWN}'
-                 f'{", with changes that are in this folder" if one.get("diff") else ""}'
-                 for root, one in (content.get('code') or {}).items()] or [UNKNOWN],
+        'Code': [f'`{os.path.basename(root)}`: commit {repository.get("commit") or UNKNOWN}'
+                 f'{", with changes that are in this folder" if repository.get("diff") else ""}'
+                 for root, repository in (content.get('code') or {}).items()] or [UNKNOWN],
         'Data': [f'samples: {data.get("samples", UNKNOWN)}',
                  *_files(data.get('annotations') or {}),
                  'names of the images, SHA-256: '
@@ -99,7 +94,7 @@ def _readme(manifest: Manifest, iterations: int, files: list[str], notes: list[s
     return '\n'.join(lines)
 
 
-def _files(found: Mapping[str, Any]) -> list[str]:
-    return [f'`{os.path.basename(path)}`: SHA-256 {one["sha256"]}' if 'sha256' in one else
-            f'`{os.path.basename(path)}`: {UNKNOWN} ({one.get("error", "no digest")})'
-            for path, one in found.items()]
+def _files(records: Mapping[str, Any]) -> list[str]:
+    return [f'`{os.path.basename(path)}`: SHA-256 {record["sha256"]}' if 'sha256' in record else
+            f'`{os.path.basename(path)}`: {UNKNOWN} ({record.get("error", "no digest")})'
+            for path, record in records.items()]

@@ -1,10 +1,10 @@
-"""Goldens: the fingerprints that a short run of a config must have, kept in the repository.
+"""Goldens: the expected fingerprints of a short run of a config, kept in the repository.
 
 Layout, all of it text for version control:
 
     GOLDENS/CONFIG_NAME/recipe.json     what to train: config, iterations, data, level, options
     GOLDENS/CONFIG_NAME/CLASS/          one for each class of hardware and versions
-        facts.json                      what the class is, and all other facts of the run
+        facts.json                      the facts of the class, and all others of the run
         mmrepro/fingerprints.rank0.jsonl
 
 A class is the kind of machine for which the same bits are promised: processor or GPU, versions of
@@ -22,7 +22,7 @@ from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
 
-from ..errors import FingerprintError, GoldenError
+from ..errors import GoldenError
 from ..facts.compatibility import CHANGES, FactDifference, differences, severity
 from ..fingerprint.divergence import Divergence, compare_logs
 from ..fingerprint.manifest import read_manifest
@@ -44,11 +44,11 @@ OF_A_CLASS = ('hardware.', 'version.', 'torch.num_threads')
 
 
 class Recipe(NamedTuple):
-    """What is trained, the same on every machine. Paths are as seen from where the verb starts."""
+    """What is trained. Paths are relative to the folder in which the command is started."""
     config: str
     iterations: int
     level: str = 'step'  # of the fingerprints
-    demo_data: str | None = None  # folder of the demonstration dataset, to be written there
+    demo_data: str | None = None  # folder to which the demonstration dataset is written
     full: bool = False  # images, batch and weights as in the config
     options: Sequence[str] = ()  # ``KEY=VALUE``
 
@@ -58,29 +58,29 @@ class Recipe(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What a check of one config came to."""
+    """The outcome of the check of one config."""
     name: str
     class_name: str  # of this machine
-    golden: str | None  # folder; None where no golden is for this machine
-    iterations: int = 0  # equal ones
+    golden: str | None  # folder; None if this machine has no golden
+    iterations: int = 0  # number of equal iterations
     difference: Divergence | None = None
-    facts: Sequence[FactDifference] = ()  # of the golden, or of the nearest class if there is none
+    facts: Sequence[FactDifference] = ()  # from the golden, else from the nearest class
     nearest: str = ''  # the class that differs in the fewest facts
 
     @property
     def equal(self) -> bool | None:
-        """None where there is nothing to compare with."""
+        """Whether the bits agree; None without a golden."""
         return None if self.golden is None else self.difference is None
 
 
 def class_of(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts that decide whether two machines give the same bits."""
+    """Return the facts that decide whether two machines give the same bits."""
     return {name: value for name, value in sorted(facts.items())
             if name.startswith(OF_A_CLASS) and severity(name, facts) == CHANGES}
 
 
 def class_name(facts: dict[str, Any]) -> str:
-    """Readable, and different for different classes.
+    """Return a readable name that differs for different classes.
 
     >>> class_name({'hardware.cpu': 'ACME X1', 'hardware.gpu': None, 'version.torch': '2.9.0'})
     'acme-x1_torch-2.9.0_28c5f1'
@@ -92,11 +92,7 @@ def class_name(facts: dict[str, Any]) -> str:
 
 
 def read_recipes(goldens: str, names: Sequence[str] = ()) -> list[Recipe]:
-    """The recipes in a folder, or those of these configs (names or paths).
-
-    Raises:
-        GoldenError: there is none, or one is not what it should be.
-    """
+    """Read the recipes in a folder, or those of these configs (names or paths)."""
     wanted = [os.path.splitext(os.path.basename(name))[0] for name in names]
     there = sorted(name for name in (os.listdir(goldens) if os.path.isdir(goldens) else ())
                    if os.path.isfile(os.path.join(goldens, name, RECIPE)))
@@ -108,7 +104,7 @@ def read_recipes(goldens: str, names: Sequence[str] = ()) -> list[Recipe]:
 
 
 def _read_recipe(path: str) -> Recipe:
-    content = _json(path)
+    content = read_json(path)
     known = set(Recipe._fields) | {'kind', 'format'}
     if not isinstance(content, dict) or content.get('kind') != 'golden' or \
             content.get('format') != FORMAT or not {'config', 'iterations'} <= set(
@@ -117,26 +113,14 @@ def _read_recipe(path: str) -> Recipe:
     return Recipe(**{name: value for name, value in content.items() if name in Recipe._fields})
 
 
-def _json(path: str) -> Any:
-    try:
-        return read_json(path)
-    except (FingerprintError, OSError) as error:
-        raise GoldenError(str(error)) from error
-
-
 def train(recipe: Recipe, cfg: Config, work_dir: str,
           say: Callable[[str], None] = lambda text: None) -> str:
-    """Train a recipe in a fresh process; returns the folder of the run.
+    """Train a recipe in a fresh process and return the folder of the run.
 
     Args:
-        cfg: the recipe's config with its options; is changed.
+        cfg: config of the recipe with its options; is changed.
         work_dir: for the folder; an earlier run in it is replaced.
-        say: is told the progress, one line.
-
-    Raises:
-        GoldenError: the config has no fixed seed, or is not deterministic.
-        MissingDataError: a file that the config reads does not exist.
-        TrainingFailed: the training ended with an error.
+        say: is called with a line on the progress.
     """
     randomness = cfg.get('randomness') or {}
     for key, lacking in (('seed', randomness.get('seed') is None),
@@ -160,11 +144,7 @@ def train(recipe: Recipe, cfg: Config, work_dir: str,
 
 
 def record(recipe: Recipe, goldens: str, run: str) -> str:
-    """Keep the fingerprints of the run in the folder ``run``; returns the folder of its class.
-
-    Raises:
-        GoldenError: there is another recipe for this config, whose goldens would not fit.
-    """
+    """Keep the fingerprints of the run in the folder ``run``; return the folder of its class."""
     folder = os.path.join(goldens, recipe.name)
     path = os.path.join(folder, RECIPE)
     if os.path.exists(path):
@@ -197,20 +177,18 @@ def _write(path: str, content: dict[str, Any]) -> None:
 
 
 def check(recipe: Recipe, goldens: str, run: str) -> Checked:
-    """Compare the run in the folder ``run`` with the golden of its class.
-
-    Raises:
-        GoldenError: a file of the golden is missing or damaged.
-    """
+    """Compare the run in the folder ``run`` with the golden of its class."""
     facts = read_manifest(run).facts
     name = class_name(facts)
     folder = os.path.join(goldens, recipe.name)
     golden = os.path.join(folder, name)
     if not os.path.isdir(golden):
-        found = {one: differences(class_of(_facts(os.path.join(folder, one))), class_of(facts))
-                 for one in sorted(os.listdir(folder)) if os.path.isdir(os.path.join(folder, one))}
-        nearest = min(found, key=lambda one: len(found[one]), default='')
-        return Checked(recipe.name, name, None, facts=found.get(nearest, ()), nearest=nearest)
+        classes = [path for path in sorted(os.listdir(folder))
+                   if os.path.isdir(os.path.join(folder, path))]
+        differing = {path: differences(class_of(_facts(os.path.join(folder, path))),
+                                       class_of(facts)) for path in classes}
+        nearest = min(classes, key=lambda path: len(differing[path]), default='')
+        return Checked(recipe.name, name, None, facts=differing.get(nearest, ()), nearest=nearest)
     then = read_ranks(os.path.join(golden, FOLDER))
     steps = then[0].steps if 0 in then else {}
     if sorted(steps) != list(range(recipe.iterations)):
@@ -223,7 +201,7 @@ def check(recipe: Recipe, goldens: str, run: str) -> Checked:
 
 
 def _facts(golden: str) -> dict[str, Any]:
-    content = _json(os.path.join(golden, FACTS))
+    content = read_json(os.path.join(golden, FACTS))
     if not isinstance(content, dict) or not isinstance(content.get('facts'), dict):
         raise GoldenError(f'{os.path.join(golden, FACTS)}: holds no facts')
     return content['facts']

@@ -1,4 +1,4 @@
-"""Train again from a manifest; compare the fingerprints, stop at the first difference."""
+"""Train again from a manifest, compare the fingerprints, stop at the first difference."""
 from __future__ import annotations
 
 import os
@@ -21,11 +21,11 @@ from ..runs.launcher import plan, run_all
 
 
 class ReplayOutcome(NamedTuple):
-    """What a replay came to."""
-    compared: int  # iterations that agree, before the first difference
-    difference: Divergence | None  # the first one
+    """The outcome of a replay."""
+    compared: int  # number of equal iterations, before the first difference
+    difference: Divergence | None  # the first difference
     environment: list[Any]  # differences between the two manifests
-    notes: list[str]  # what a reader of the original's files should know
+    notes: list[str]  # notes on the files of the original
 
     @property
     def rank(self) -> int:
@@ -36,11 +36,11 @@ def prepare(manifest: Manifest, work_dir: str,
             changes: Mapping[str, Any] | None = None) -> str:
     """Write the config of the replay into ``work_dir`` and return its path.
 
-    It is the original's, except for where results go (no checkpoints are written), and for
-    ``changes``: settings that say where files lie on this machine.
+    It is the config of the original, except for the work directory, for checkpoints, which are not
+    written, and for ``changes``: settings that say where files are on this machine.
 
     Raises:
-        FingerprintError: the run began in the middle, at a checkpoint that is gone.
+        FingerprintError: the run resumed from a checkpoint that does not exist any more.
     """
     resumed = manifest.content['resumed_from']
     if resumed and not os.path.isfile(resumed):
@@ -68,13 +68,9 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
     Args:
         work_dir: of the replay; fingerprints of an earlier replay in it are removed.
         iterations: stop after so many; None: as many as the original has.
-        say: is told the progress, one line.
-        report: is told the differences between the manifests, as soon as the second exists.
-        changes: settings of the config that differ, for example where the data lie.
-
-    Raises:
-        FingerprintError: the original cannot be read or has no iterations.
-        TrainingFailed: the training ended with an error.
+        say: is called with a line on the progress.
+        report: is called with the differences of the manifests, as soon as the second exists.
+        changes: changed settings of the config, for example where the data are.
     """
     original, manifest = read_run(run_dir), read_manifest(run_dir)
     if os.path.realpath(work_dir) == os.path.realpath(run_dir):

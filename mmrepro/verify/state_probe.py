@@ -12,6 +12,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 
 from ..checkpoint.lost_state import Lost, lost_state, snapshot
+from ..errors import TrainingError
 from ..fingerprint.divergence import first_divergence
 from ..fingerprint.reader import read_ranks
 from ..fingerprint.schema import FOLDER
@@ -66,18 +67,14 @@ class StateVerdict(NamedTuple):
 def train_all(trainings: Sequence[Training],
               done: Callable[[PlannedRun], None] = lambda run: None) -> None:
     """Train in fresh processes, one after the other; ``done`` is called with each that ended."""
-    run_all([plan(training.work_dir, training.work_dir, [training]) for training in trainings],
+    folders = [str(training.work_dir) for training in trainings]
+    run_all([plan(folder, folder, [training]) for folder, training in zip(folders, trainings)],
             done=done)
 
 
 def probe(cfg: Config, at: int, iterations: int, work_dir: str,
           train: Callable[[Sequence[Training]], None] = train_all) -> StateVerdict:
-    """Train ``cfg`` twice for ``iterations``, resume it at ``at``, and compare.
-
-    Raises:
-        TrainingFailed: a run failed; the message has the end of its output.
-        RuntimeError: the config ends before ``iterations``.
-    """
+    """Train ``cfg`` twice for ``iterations``, resume it at ``at``, and compare."""
     recorded = copy.deepcopy(cfg)
     add_fingerprints(recorded, 'step')
 
@@ -100,15 +97,15 @@ def probe(cfg: Config, at: int, iterations: int, work_dir: str,
     still = {(row.owner, row.attribute) for row in after}
     # an attribute that is there again after a few iterations is a cache
     lost = [row for row in before if (row.owner, row.attribute) in still]
-    found = first_divergence(*(read_ranks(os.path.join(work_dir, name, FOLDER))
-                               for name in ('run', 'resumed')))
-    first = '' if found is None else f'{found.field.first_part()[0]} of iteration {found.iteration}'
+    logs = [read_ranks(os.path.join(work_dir, name, FOLDER)) for name in ('run', 'resumed')]
+    found = first_divergence(logs[0], logs[1])
+    first = f'{found.field.first_part()[0]} of iteration {found.iteration}' if found else ''
     return StateVerdict(lost, first, at, iterations)
 
 
 def _seen(training: Training) -> dict[str, Any]:
     if not os.path.exists(training.given['out']):
-        raise RuntimeError(f'the run in {training.work_dir} ended before iteration '
-                           f'{training.given["iterations"]}')
+        raise TrainingError(f'the run in {training.work_dir} ended before iteration '
+                            f'{training.given["iterations"]}')
     with open(training.given['out'], encoding='utf-8') as file:
         return json.load(file)

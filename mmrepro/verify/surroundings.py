@@ -1,6 +1,6 @@
-"""What surrounds a training and must not matter, changed for one run: files, folder, load, CPU.
+"""Conditions around a training that must not matter: order of files, folder, load, CPU.
 
-Functions that a training calls before it reads its config are named by ``Training.prepare``.
+``Training.prepare`` names functions that a training calls before it reads its config.
 """
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 
 from ..determinism.cpu_level import cpu_instructions, level_variables
 
-# on a host with AVX2 only: other kernels of training. What loads data stays at AVX2, because
-# batches are promised to be the same on CPUs with AVX2 and no others.
+# other kernels of training on a host with AVX2 only. Data loading stays at AVX2, because the same
+# batches are promised on CPUs with AVX2 only.
 LESS_THAN_AVX2 = {'ATEN_CPU_CAPABILITY': 'default', 'MKL_ENABLE_INSTRUCTIONS': 'SSE4_2',
                   'MKL_CBWR': 'COMPATIBLE', 'ONEDNN_MAX_CPU_ISA': 'SSE41'}
 
 MOST_BURNERS = 16  # processes
-# ends with the process that started it and whose id it is given, however that ends
+# ends when the process that started it, whose id is the argument, has ended
 BURN = 'import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(100000))'
 
 
 def instruction_sets() -> dict[str, str]:
-    """Variables that take instruction sets from the libraries; none where that cannot be done."""
+    """Return the variables that disable instruction sets of libraries; {} on other CPUs."""
     if platform.machine() not in ('x86_64', 'AMD64'):
         return {}
     if 'AVX512' in cpu_instructions():
@@ -33,7 +33,7 @@ def instruction_sets() -> dict[str, str]:
 
 
 def linked_folder(path: str, original: str) -> str:
-    """A folder with links to everything in ``original``: relative paths lead to the same files."""
+    """Make a folder with links to everything in ``original``, so that relative paths work."""
     os.makedirs(path, exist_ok=True)
     for name in os.listdir(original):
         link = os.path.join(path, name)
@@ -66,13 +66,15 @@ class _Reversed:
 
 
 def reverse_listings() -> None:
-    """Let this process see files in the opposite order: another disk may list them so."""
+    """Reverse the order in which this process lists files; the order differs between disks."""
     scandir, listdir = os.scandir, os.listdir
-    os.scandir = lambda *args: _Reversed(scandir(*args))  # os.walk, glob and pathlib call it
-    os.listdir = lambda *args: listdir(*args)[::-1]
+    # os.walk, glob and pathlib call scandir
+    module: Any = os
+    module.scandir = lambda *args: _Reversed(scandir(*args))
+    module.listdir = lambda *args: listdir(*args)[::-1]
 
 
 def burn_other_cores() -> None:
-    """Keep the other cores busy until this process ends: threads and workers get other turns."""
+    """Keep the other cores busy until this process ends, which changes the timing of threads."""
     for _ in range(min(MOST_BURNERS, max(1, (os.cpu_count() or 1) - 1))):
         subprocess.Popen([sys.executable, '-I', '-S', '-c', BURN, str(os.getpid())])

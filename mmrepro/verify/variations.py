@@ -1,4 +1,4 @@
-"""Train a config in several fresh processes, varying what must not matter, and compare the bits."""
+"""Train a config in fresh processes under varied conditions, and compare the bits."""
 from __future__ import annotations
 
 import copy
@@ -9,6 +9,7 @@ from typing import Callable, NamedTuple
 import torch
 from mmengine.config import Config
 
+from ..config import randomness_of
 from ..fingerprint.divergence import ComparedField, Divergence, first_divergence
 from ..fingerprint.reader import RankLog, read_ranks
 from ..fingerprint.schema import FOLDER
@@ -24,36 +25,36 @@ from ..runs.progress import RunsProgress
 from ..text import listed
 from . import surroundings
 
-REFERENCE = 'reference'  # folder of the run that variations are compared with
+REFERENCE = 'reference'  # folder of the run with which variations are compared
 
 
 class Variation(NamedTuple):
-    """One thing that must not matter."""
+    """A condition that must not matter."""
     title: str  # for the certificate
-    # turns the reference's config into that of the variation, in place
-    change: Callable[[Config], None] = lambda cfg: None
-    # variables that differ from the reference; they may depend on this machine
+    # changes the config of the reference in place, given the number of iterations
+    change: Callable[[Config, int], None] = lambda cfg, iterations: None
+    # changed variables; they may depend on this machine
     env: Callable[[], dict[str, str]] = dict
-    prepare: str | None = None  # what the process calls first, as 'module:function'
-    elsewhere: bool = False  # it starts in another folder, with links to the files of this one
+    prepare: str | None = None  # 'module:function' that the process calls first
+    elsewhere: bool = False  # start in another folder, with links to the files of this one
     processes: int = 1
-    twice: bool = False  # the reference is another run of this, not the one of all others
-    only: str = ''  # what must not differ, a part of a fingerprint; '' for all of it
-    kill: bool = False  # the run is killed in its middle and resumed
-    validate: bool = False  # the run validates in its middle; the reference never does
+    twice: bool = False  # compare two runs of this variation instead of the common reference
+    only: str = ''  # the part of a fingerprint that must not differ; '' for all parts
+    kill: bool = False  # kill the run in its middle and resume it
+    validate: bool = False  # validate in the middle; the reference never does
 
 
-def _other_workers(cfg: Config) -> None:
+def _other_workers(cfg: Config, iterations: int) -> None:
     loader = cfg.train_dataloader
-    # none and one load in the same order: one of the two runs has several
+    # 0 and 1 worker load in the same order: one of the runs has several
     loader.num_workers = 0 if loader.get('num_workers', 0) > 1 else 2
     loader.persistent_workers = False
     loader.prefetch_factor = 3 if loader.num_workers else None
 
 
-def _keep_checkpoint(cfg: Config) -> None:
+def _keep_checkpoint(cfg: Config, iterations: int) -> None:
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False,
-                                        interval=max(1, cfg.verify_iterations // 2),
+                                        interval=max(1, iterations // 2),
                                         max_keep_ckpts=1)
 
 
@@ -75,19 +76,19 @@ VARIATIONS = {
                      env=lambda: surroundings.instruction_sets()),
     'ranks': Variation('on two ranks, twice', processes=2, twice=True),
 }
-# what the command varies unless it is told otherwise; the others double the time
+# the default of the command; all variations take twice the time
 USUAL = ('process', 'workers', 'hashseed', 'resume', 'validation')
 
 
 class VariationResult(NamedTuple):
-    """What became of one variation. ``skipped`` is the reason where it was not run."""
+    """The outcome of a variation."""
     name: str
     title: str
     iterations: int = 0
     difference: Divergence | None = None
-    reference: str = REFERENCE  # the run that it is compared with: a folder beside its own
-    skipped: str = ''
-    remark: str = ''  # what is equal, where not everything was promised
+    reference: str = REFERENCE  # folder of the run with which it is compared, beside its own
+    skipped: str = ''  # why it was not run; '' if it was
+    remark: str = ''  # on fields that may differ
 
     @property
     def equal(self) -> bool:
@@ -95,7 +96,7 @@ class VariationResult(NamedTuple):
 
 
 def variations_of(cfg: Config) -> dict[str, Variation]:
-    """:data:`VARIATIONS`; of virtual ranks, the number of processes is one that must not matter."""
+    """Return :data:`VARIATIONS`; with virtual ranks, ``ranks`` varies the number of processes."""
     ranks = virtual_ranks(cfg)
     if ranks is None:
         return VARIATIONS
@@ -107,24 +108,20 @@ def variations_of(cfg: Config) -> dict[str, Variation]:
 def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jobs: int,
            level: str = 'step', say: Callable[[str], None] = lambda text: None
            ) -> list[VariationResult]:
-    """Run the reference and the variations; every one in processes of its own.
+    """Train the reference and all variations in fresh processes.
 
     Args:
-        work_dir: for configs, logs and fingerprints; what an earlier call left is removed.
+        work_dir: for configs, logs and fingerprints; those of an earlier call are removed.
         names: keys of :data:`VARIATIONS`.
-        jobs: how many run at a time.
-        say: is told the progress, one line.
-
-    Raises:
-        TrainingFailed: a training ended with an error.
+        jobs: number of runs at a time.
+        say: is called with a line on the progress.
     """
     prepared = copy.deepcopy(cfg)
     add_fingerprints(prepared, level)
-    prepared.verify_iterations = iterations  # for _keep_checkpoint; nothing else reads it
     without_evaluation(prepared)
     without_checkpoints(prepared)
     prepared.resume = False
-    skipped, table = _skipped(cfg, names, iterations), variations_of(cfg)
+    skipped, table = impossible(cfg, names, iterations), variations_of(cfg)
     planned = {REFERENCE: Variation('reference')}
     for name in names:
         if name not in skipped:
@@ -144,14 +141,14 @@ def _reference_of(name: str, variation: Variation) -> str:
 
 
 def _devices() -> tuple[int, str]:
-    """How many processes can train, and on what."""
+    """Return how many processes can train, and on which devices."""
     if torch.cuda.is_available():
         return torch.cuda.device_count(), 'GPUs'
     return os.cpu_count() or 1, 'cores'
 
 
-def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> dict[str, str]:
-    """Variations that this config cannot have, and why."""
+def impossible(cfg: Config, names: Sequence[str], iterations: int) -> dict[str, str]:
+    """Return the variations that are impossible with this config, and why."""
     skipped = {}
     if 'validation' in names and cfg.get('val_cfg') is None:
         skipped['validation'] = 'the config has no validation'
@@ -162,8 +159,8 @@ def _skipped(cfg: Config, names: Sequence[str], iterations: int) -> dict[str, st
         skipped['resume'] = f'with worker_seed={streams!r} no run resumes within an epoch'
     if 'workers' in names and iterations < 2:
         skipped['workers'] = 'it takes two iterations for a second worker to load a batch'
-    if 'cpu' in names and (cfg.get('randomness') or {}).get('cpu'):
-        skipped['cpu'] = 'randomness.cpu pins the instruction sets'
+    if 'cpu' in names and randomness_of(cfg).numerics.cpu:
+        skipped['cpu'] = 'randomness.numerics.cpu pins the instruction sets'
     elif 'cpu' in names and not surroundings.instruction_sets():
         skipped['cpu'] = 'instruction sets can be switched off on x86-64 only'
     (count, devices), table = _devices(), variations_of(cfg)
@@ -183,7 +180,7 @@ def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, i
         if stale == 'last_checkpoint' or stale.endswith('.pth'):
             os.remove(os.path.join(folder, stale))
     cfg = copy.deepcopy(prepared)
-    variation.change(cfg)
+    variation.change(cfg, iterations)
     cfg.work_dir = folder
     path = os.path.join(folder, 'config.py')
     half = max(1, iterations // 2)
@@ -206,13 +203,13 @@ def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, i
 
 def result_of(name: str, reference: str, folder: str, iterations: int, skipped: str = '',
               variation: Variation | None = None) -> VariationResult:
-    """What became of a variation, by the fingerprints in its folder and in the reference's."""
+    """Compare the fingerprints in the folders of a variation and of its reference."""
     variation = variation or VARIATIONS[name]
     if skipped:
         return VariationResult(name, variation.title, skipped=skipped)
     runs = [read_ranks(os.path.join(path, FOLDER)) for path in (reference, folder)]
     steps = [ranks[0].steps for ranks in runs]
-    lacking = [i for i in range(iterations) if not all(i in one for one in steps)]
+    lacking = [i for i in range(iterations) if not all(i in of_run for of_run in steps)]
     difference, only = first_divergence(*runs), variation.only
     remark = ''
     if only:
@@ -220,21 +217,21 @@ def result_of(name: str, reference: str, folder: str, iterations: int, skipped: 
         difference = first_divergence(*(_only(only, ranks) for ranks in runs))
     if difference is None and lacking:
         difference = Divergence(lacking[0], {0: (
-            ComparedField('number of iterations', *map(len, steps)), )})
+            ComparedField('number of iterations', len(steps[0]), len(steps[1])), )})
     return VariationResult(name, variation.title, iterations, difference,
                            os.path.basename(reference), remark=remark if difference is None else '')
 
 
 def _remark(found: Divergence | None) -> str:
-    """What is said beside the verdict where not all fields were promised."""
+    """Return the remark on fields that may differ."""
     if found is None:
         return 'weights agree as well'
-    fields = listed([one.field for one in found.ranks[found.rank]])
+    fields = listed([field.field for field in found.ranks[found.rank]])
     return f'{fields} differ from iteration {found.iteration} on, as on another CPU'
 
 
 def _only(part: str, ranks: dict[int, RankLog]) -> dict[int, RankLog]:
-    """One part of the fingerprints."""
+    """Reduce fingerprints to one part."""
     return {rank: log._replace(steps={
         i: {part: step[part]} for i, step in log.steps.items() if part in step})
         for rank, log in ranks.items()}

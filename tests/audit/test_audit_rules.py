@@ -23,21 +23,25 @@ from mmrepro.audit import (
     MAY,
     RULES,
     Subject,
-    audit,
     environment_rules,
-    exit_code,
+    findings_of,
     load,
 )
 from mmrepro.config import RandomnessConfig, refuse_misspelt, upgrade_legacy_keys
 from mmrepro.data import adopt_loader
 from mmrepro.data.sampling_orders import STOCK_FAULTS
-from mmrepro.errors import AuditError, RandomnessError
+from mmrepro.errors import ConfigError, RandomnessError
 from mmrepro.patches import CAUSES
 from mmrepro.runner import ReproRunner
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SHIPPED = sorted(os.path.relpath(path, ROOT) for pattern in ('*.py', 'demo/*_demo.py')
                  for path in glob.glob(os.path.join(ROOT, 'configs', pattern)))
+
+
+def changes_bits(findings):
+    return any(finding.severity == CHANGES for finding in findings)
+
 
 # what a machine has that starts runs with tools/train.py
 ENV = {'OMP_NUM_THREADS': '1', 'CUBLAS_WORKSPACE_CONFIG': ':4096:8', 'PYTHONHASHSEED': '0'}
@@ -114,7 +118,8 @@ TRIGGERS = {
                    'randomness.deterministic'),
     'cudnn-benchmark': (clean(env_cfg=dict(cudnn_benchmark=True), randomness=dict(seed=1)),
                         dict(device='cuda'), CHANGES, 'env_cfg.cudnn_benchmark'),
-    'precision': (stock(), dict(device='cuda'), HINT, 'randomness.float32_precision'),
+    'precision': (stock(), dict(device='cuda'), HINT,
+                  'randomness.numerics.float32_precision'),
     'mixed-precision': (clean(optim_wrapper=dict(type='AmpOptimWrapper')), {}, HINT,
                         'optim_wrapper.type'),
     'compile': (clean(compile=dict(mode='max-autotune')), {}, MAY, 'compile.mode'),
@@ -175,7 +180,7 @@ def with_cuda(monkeypatch):
 
 
 def found(subject, rule):
-    return [finding for finding in audit(subject) if finding.rule == rule]
+    return [finding for finding in findings_of(subject) if finding.rule == rule]
 
 
 @pytest.mark.parametrize('rule', TRIGGERS)
@@ -202,8 +207,9 @@ def test_a_rule_is_silent_when_its_advice_is_followed(rule):
     randomness = after.randomness
     # as a run does; what contradicts its settings is refused
     with determinism.deterministic(
-            randomness.deterministic, env=dict(after.env), num_threads=randomness.num_threads,
-            float32_precision=randomness.float32_precision,
+            randomness.deterministic, env=dict(after.env),
+            num_threads=randomness.numerics.num_threads,
+            float32_precision=randomness.numerics.float32_precision,
             cudnn_benchmark=(advised.get('env_cfg') or {}).get('cudnn_benchmark')):
         pass
 
@@ -236,23 +242,37 @@ def test_legacy_keys_move_where_the_advice_says():
     cfg = Config(TRIGGERS['legacy-keys'][0])
     with pytest.warns(DeprecationWarning):
         upgrade_legacy_keys(cfg)
-    assert audit(Subject(cfg, 'cpu', ENV)) == []
+    assert findings_of(Subject(cfg, 'cpu', ENV)) == []
 
 
-def test_a_transform_in_an_albu_is_covered():
-    cfg = clean(train_dataloader=pipeline(dict(type='Albu', transforms=[dict(type='Blur')])))
-    assert not found(subject(cfg), 'albumentations-alone')
+# rule, config, further arguments of `subject`: similar to a trigger, and as it should be
+SILENT = [
+    ('albumentations-alone', clean(train_dataloader=pipeline(
+        dict(type='Albu', transforms=[dict(type='Blur')]))), {}),
+    ('own-sampler', clean(train_dataloader=dict(sampler=dict(type='TrackImgsSampler'))), {}),
+    ('known-part', stock(train_dataloader=pipeline(
+        dict(type='mmyolo.Mosaic', use_cached=False))), {}),
+    # a resume gives ranks and cycles their state back
+    ('rank-statistics', clean(model=conv('BN')), dict(env=RANKS)),
+    ('accumulation', clean(optim_wrapper=optimizer(accumulative_counts=4)), dict(env=RANKS)),
+    *(('torch-operator', stock(model=dict(type='torch.nn.AdaptiveAvgPool2d', output_size=size)),
+       dict(device='cuda')) for size in (1, (1, 1))),
+    ('torch-operator', clean(model=dict(type='torch.nn.EmbeddingBag', num_embeddings=2,
+                                        embedding_dim=2, mode='sum')), dict(device='cuda')),
+    *(('misspelt-key', clean(**{key: 7}), {}) for key in (
+        'val_evaluator_abs', 'preprocessor', 'conv_cfg', 'train_pipeline', 'backend_args',
+        'vis_backends', 'seed', 'randomness_note', 'dataset_type', 'img_scale', 'base_lr')),
+]
 
 
-@pytest.mark.parametrize('key', ['num_threads', 'float32_precision', 'cudnn_enabled',
-                                 'cudnn_benchmark', 'fill_uninitialized_memory'])
-def test_randomness_has_the_keys_that_advice_names(key):
-    assert key in RandomnessConfig().as_dict()
+@pytest.mark.parametrize('rule, cfg, arguments', SILENT)
+def test_a_rule_is_silent_where_nothing_is_wrong(rule, cfg, arguments):
+    assert not found(subject(cfg, **arguments), rule)
 
 
 @pytest.mark.parametrize('device', ['cpu', 'cuda'])
 def test_a_clean_config_has_no_findings(device):
-    assert audit(subject(clean(), device)) == []
+    assert findings_of(subject(clean(), device)) == []
 
 
 @pytest.mark.parametrize('path', SHIPPED)
@@ -261,7 +281,7 @@ def test_no_false_alarm_on_a_shipped_config(path):
     assert seen.model is not None, seen.model_error
     on_cuda = dataclasses.replace(seen, device='cuda')
     on_cuda.__dict__['_built'] = seen._built  # building twice gives the same model
-    assert audit(seen) == [] and audit(on_cuda) == []
+    assert findings_of(seen) == [] and findings_of(on_cuda) == []
 
 
 def test_every_rule_is_tested():
@@ -289,11 +309,10 @@ def test_a_set_of_tensors_is_found_in_a_model_config():
     assert found(subject(cfg), 'known-part')[0].where == 'model.train_cfg.sampler'
 
 
-@pytest.mark.parametrize('cached, places', [(True, ['train_dataloader.dataset.pipeline[0]']),
-                                            (False, [])])
-def test_a_cache_of_mmyolo_is_found_where_it_is_used(cached, places):
-    cfg = stock(train_dataloader=pipeline(dict(type='mmyolo.Mosaic', use_cached=cached)))
-    assert [one.where for one in found(subject(cfg), 'known-part')] == places
+def test_a_cache_of_mmyolo_is_found_where_it_is_used():
+    cfg = stock(train_dataloader=pipeline(dict(type='mmyolo.Mosaic', use_cached=True)))
+    (finding, ) = found(subject(cfg), 'known-part')
+    assert finding.where == 'train_dataloader.dataset.pipeline[0]'
 
 
 def test_a_method_that_is_replaced_keeps_no_state(tmp_path, monkeypatch):
@@ -310,11 +329,6 @@ def test_a_method_that_is_replaced_keeps_no_state(tmp_path, monkeypatch):
                        for names in ([module], [module, 'mmrepro']))
     assert len(alone) == 2
     assert [one.what.split()[0] for one in attached] == ['Another.transform']
-
-
-def test_samplers_of_mmdetection_are_known():
-    cfg = clean(train_dataloader=dict(sampler=dict(type='TrackImgsSampler')))
-    assert not found(subject(cfg), 'own-sampler')
 
 
 def test_a_model_is_built_without_its_teachers_weights():
@@ -373,8 +387,6 @@ def test_operators_that_nobody_replaces_are_named_always():
     cfg = clean(model=dict(type='torch.nn.EmbeddingBag', num_embeddings=2, embedding_dim=2,
                            mode='max'))
     assert "instead: mode='sum'" in found(subject(cfg, 'cuda'), 'torch-operator')[0].what
-    cfg['model']['mode'] = 'sum'
-    assert not found(subject(cfg, 'cuda'), 'torch-operator')
 
 
 def test_every_operator_of_the_audit_is_a_row_of_the_native_table():
@@ -387,10 +399,9 @@ def test_every_operator_of_the_audit_is_a_row_of_the_native_table():
             and row.until == (99, 0)} <= {row.operator for row in NATIVE}
 
 
-def test_pooling_to_one_cell_repeats():
-    for size, expected in ((1, 0), ((1, 1), 0), (7, 1)):
-        cfg = stock(model=dict(type='torch.nn.AdaptiveAvgPool2d', output_size=size))
-        assert len(found(subject(cfg, 'cuda'), 'torch-operator')) == expected
+def test_pooling_to_several_cells_is_named():
+    cfg = stock(model=dict(type='torch.nn.AdaptiveAvgPool2d', output_size=7))
+    assert len(found(subject(cfg, 'cuda'), 'torch-operator')) == 1
 
 
 def test_what_is_not_differentiated_is_not_named():
@@ -417,13 +428,6 @@ def test_a_misspelt_key_is_named_with_the_one_that_is_meant(key, near, severity)
             refuse_misspelt({key: 7})
 
 
-@pytest.mark.parametrize('key', [
-    'val_evaluator_abs', 'preprocessor', 'conv_cfg', 'train_pipeline', 'backend_args',
-    'vis_backends', 'seed', 'randomness_note', 'dataset_type', 'img_scale', 'base_lr'])
-def test_a_variable_of_the_config_is_no_misspelt_key(key):
-    assert not found(subject(clean(**{key: 7})), 'misspelt-key')
-
-
 def test_every_argument_of_the_runner_is_a_known_key():
     import inspect
 
@@ -433,36 +437,30 @@ def test_every_argument_of_the_runner_is_a_known_key():
     assert {*inspect.signature(Runner.__init__).parameters} - {'self', 'cfg'} <= {*TOP_LEVEL}
 
 
-def test_a_resume_gives_ranks_and_cycles_their_state_back():
-    assert not found(subject(clean(model=conv('BN')), env=RANKS), 'rank-statistics')
-    cycle = clean(optim_wrapper=optimizer(accumulative_counts=4))
-    assert not found(subject(cycle, env=RANKS), 'accumulation')
-
-
 def test_our_train_attaches_itself():
     for seen in (subject(stock()), subject(clean(), lazy=True)):
-        assert not seen.attached and exit_code(audit(seen)) == 1
-        assert audit(seen.under_our_train()) == []
+        assert not seen.attached and changes_bits(findings_of(seen))
+        assert findings_of(seen.under_our_train()) == []
     unseeded = subject(stock(randomness=None)).under_our_train()
-    assert [finding.rule for finding in audit(unseeded)] == ['no-seed', 'not-deterministic']
+    assert [finding.rule for finding in findings_of(unseeded)] == ['no-seed', 'not-deterministic']
 
 
 def test_the_two_lines_fix_what_they_promise():
     cfg = stock(train_dataloader=pipeline(dict(type='CachedMosaic')), resume=True,
                 model=dict(type='torch.nn.AdaptiveMaxPool2d', output_size=7))
     seen = subject(cfg, 'cuda')
-    assert len(audit(seen)) > 5
-    assert audit(seen.with_two_lines()) == []
+    assert len(findings_of(seen)) > 5
+    assert findings_of(seen.with_two_lines()) == []
 
 
 def test_a_hint_is_no_failure():
-    findings = audit(subject(clean(optim_wrapper=dict(type='AmpOptimWrapper'))))
-    assert [finding.severity for finding in findings] == [HINT] and exit_code(findings) == 0
-    assert exit_code(audit(subject(stock()))) == 1
+    findings = findings_of(subject(clean(optim_wrapper=dict(type='AmpOptimWrapper'))))
+    assert [finding.severity for finding in findings] == [HINT] and not changes_bits(findings)
+    assert changes_bits(findings_of(subject(stock())))
 
 
 def test_a_rule_can_be_left_out():
     seen = subject(clean(optim_wrapper=dict(type='AmpOptimWrapper')))
-    assert audit(seen, ignore=['mixed-precision']) == []
-    with pytest.raises(AuditError, match='no-such-rule.*mixed-precision'):
-        audit(seen, ignore=['no-such-rule'])
+    assert findings_of(seen, ignore=['mixed-precision']) == []
+    with pytest.raises(ConfigError, match='no-such-rule.*mixed-precision'):
+        findings_of(seen, ignore=['no-such-rule'])

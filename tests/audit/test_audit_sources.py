@@ -10,7 +10,7 @@ import torch
 from audit_sources import FILES
 from mmengine.config import Config
 
-from mmrepro.audit import CHANGES, Subject, audit, environment_rules
+from mmrepro.audit import CHANGES, Subject, environment_rules, findings_of
 from mmrepro.audit.sources import SourceFile
 from mmrepro.checkpoint import adapters
 from mmrepro.data import generators
@@ -42,7 +42,7 @@ def findings(tmp_path, monkeypatch, text, **randomness):
     cfg = Config(dict(custom_imports=dict(imports=['mmrepro', 'my_plugin'],
                                           allow_failed_imports=False),
                       randomness=dict(seed=1, deterministic=True, **randomness)))
-    return audit(Subject(cfg, env={'OMP_NUM_THREADS': '1'}))
+    return findings_of(Subject(cfg, env={'OMP_NUM_THREADS': '1'}))
 
 
 @pytest.mark.parametrize('rule, code, expected', CASES)

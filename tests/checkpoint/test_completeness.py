@@ -94,9 +94,9 @@ def test_an_incomplete_checkpoint_is_refused_and_announced(option, missing, tmp_
         Runner.from_cfg(cfg)
     cfg.randomness.resume_strict = False
     assert any('not that of the uninterrupted run' in line
-               for line in Runner.from_cfg(cfg).resuming.passed_over)
+               for line in Runner.from_cfg(cfg).lifecycle.resume.passed_over)
     runner = Runner.from_cfg(again(cfg))
-    resuming = runner.resuming
+    resuming = runner.lifecycle.resume
     assert resuming.point is None and f'no {missing}' in resuming.passed_over[0]
     assert 'begins at the beginning' in resuming.passed_over[-1]
     runner.train()
@@ -137,7 +137,7 @@ def test_the_folder_of_checkpoints_is_searched_too(tmp_path):
     cfg = settings(tmp_path / 'killed', **options)
     killed(cfg, write=3)
     assert not list((tmp_path / 'killed').glob('*.pth'))
-    point = Runner.from_cfg(again(cfg)).resuming.point
+    point = Runner.from_cfg(again(cfg)).lifecycle.resume.point
     assert point.path.endswith('.last_good.pth') and point.iteration == 8
     assert trained(again(cfg)) == expected
 
@@ -147,8 +147,8 @@ def test_the_folder_of_checkpoints_is_searched_too(tmp_path):
 def test_other_files_are_passed_over_by_name(content, tmp_path):
     torch.save(content, tmp_path / 'export.pth')
     runner = Runner.from_cfg(again(settings(tmp_path)))
-    assert runner.resuming.point is None
-    assert 'export.pth is no checkpoint of a run' in runner.resuming.passed_over[0]
+    assert runner.lifecycle.resume.point is None
+    assert 'export.pth is no checkpoint of a run' in runner.lifecycle.resume.passed_over[0]
     with pytest.raises(CheckpointError, match='export.pth is no checkpoint of a run'):
         Runner.from_cfg(again(settings(tmp_path), tmp_path / 'export.pth'))
 
@@ -210,7 +210,7 @@ def test_what_lies_far_away_is_for_mmengine_to_fetch(tmp_path, monkeypatch):
     for name in content:
         (tmp_path / 'last_checkpoint').write_text(name)
         runner = Runner.from_cfg(again(cfg))
-        assert runner._resume and runner.resuming.point is None
+        assert runner._resume and runner.lifecycle.resume.point is None
         if 'best' in name:
             with pytest.raises(ResumeError, match='holds no optimizer'):
                 runner.train()

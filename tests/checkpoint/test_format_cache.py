@@ -22,7 +22,7 @@ def test_a_text_is_formatted_once_per_style(monkeypatch):
     assert stock.FormatCode('a', style_config=1) != stock.FormatCode('a', style_config=1, b=2)
     for number in range(10):
         stock.FormatCode(str(number))
-    assert len(stock.FormatCode.texts) == MAX_TEXTS
+    assert len(stock.FormatCode._mmrepro_texts) == MAX_TEXTS
 
 
 def test_a_run_asks_for_its_text_often_and_waits_once(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from small_runs import config
 
 from mmrepro.checkpoint import adapters
 from mmrepro.checkpoint.lost_state import Lost, lost_state
-from mmrepro.cli.state import text_of
+from mmrepro.reports import lost_state_report
 from mmrepro.runs.child import train_here
 from mmrepro.verify.state_probe import probe
 
@@ -80,7 +80,7 @@ def test_modules_their_parts_and_hooks_are_named(tmp_path):
     assert found.pop(('Forgetful', 'memory.recent'))
     assert found == {('Layer', 'calls'): ('3', '0'), ('Forgetful', 'memory.seen'): ('3', '0'),
                      ('Countdown', 'left'): ('7', '10')}
-    text = text_of(verdict)
+    text = str(lost_state_report(verdict))
     assert 'differs first in losses.loss of iteration 3' in text
     assert "adapters.register(Layer, 'calls', why='...')" in text
 
@@ -97,13 +97,13 @@ def kept():
 
 def test_what_the_advice_says_is_enough(tmp_path, kept):
     verdict = probe(settings(tmp_path), 3, 6, str(tmp_path), train)
-    assert verdict.good, text_of(verdict)
+    assert verdict.good, verdict
 
 
 def test_state_that_moves_no_bit_is_named_too(tmp_path):
     verdict = probe(settings(tmp_path, matters=False), 3, 6, str(tmp_path), train)
     assert not verdict.first and not verdict.good
-    assert 'has the bits of the uninterrupted one' in text_of(verdict)
+    assert 'has the bits of the uninterrupted one' in str(lost_state_report(verdict))
     assert {row.cls for row in verdict.lost} == {'Forgetful', 'Countdown'}
 
 
@@ -114,7 +114,7 @@ def test_a_detector_loses_nothing(model, data_root, tmp_path):
     cfg = small(model, data_root)
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     verdict = probe(cfg, 2, 3, str(tmp_path), train)
-    assert verdict.good, text_of(verdict)
+    assert verdict.good, verdict
 
 
 def test_what_differs_between_two_runs_is_not_lost():

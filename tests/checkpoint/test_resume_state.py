@@ -42,6 +42,19 @@ def test_a_validation_that_was_killed_comes_first(by_epoch, killed_in, tmp_path)
     assert names[0] == names[1] and names[0]
 
 
+def test_a_missed_validation_runs_when_training_has_begun_for_all_hooks(tmp_path):
+    KILLED_AT.append(0)
+    with pytest.raises(KeyboardInterrupt):
+        trained(validated(tmp_path, True))
+    KILLED_AT.clear()
+    runner, moments, hook = Runner.from_cfg(validated(tmp_path, True, resume=True)), [], Hook()
+    for event in ('before_train', 'before_val', 'before_train_epoch'):
+        setattr(hook, event, lambda runner, event=event: moments.append(event))
+    runner.register_hook(hook, priority='LOWEST')
+    runner.train()
+    assert moments[:3] == ['before_train', 'before_val', 'before_train_epoch']
+
+
 class KilledAfter(Hook):
     """Ends the process in the first iteration after the validation at ``iteration``."""
 
@@ -104,7 +117,6 @@ VARIANTS = {
         dict(type='EMAHook', ema_type='StochasticWeightAverage', begin_epoch=1)]),
     'averages of every second step': dict(custom_hooks=[
         dict(type='EMAHook', interval=2, update_buffers=True)]),
-    'one sequence of random numbers': {'randomness.step_seed': False},
     'several optimizers': {
         'model.own_steps': True,
         'optim_wrapper': dict(constructor='OnePerPart'),

@@ -7,12 +7,15 @@ import os
 import pytest
 
 from mmrepro import cli
-from mmrepro.cli.audit import main
 
 CLEAN = """
 custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)
-randomness = dict(seed=1, deterministic=True, num_threads=1)
+randomness = dict(seed=1, deterministic=True, numerics=dict(num_threads=1))
 """
+
+
+def run(arguments):
+    return cli.main(['audit', *arguments])
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def write(tmp_path):
 def test_the_exit_code_is_the_verdict(write, capsys):
     assert cli.main(['audit', write(CLEAN), '--device', 'cpu']) == 0
     assert 'NO CAUSE FOUND' in capsys.readouterr().out
-    assert main([write('randomness = dict(seed=1)\n'), '--device', 'cpu']) == 1
+    assert run([write('randomness = dict(seed=1)\n'), '--device', 'cpu']) == 1
     out = capsys.readouterr().out
     assert "NOT REPRODUCIBLE under MMDetection's own tools/train.py" in out
     assert ('attaches itself: 0 that change bits, 1 that may, 0 hints (not-deterministic)'
@@ -36,11 +39,11 @@ def test_the_exit_code_is_the_verdict(write, capsys):
 
 
 def test_json_says_the_same(write, capsys):
-    assert main([write('a = 1\n'), '--device', 'cpu', '--json']) == 1
+    assert run([write('a = 1\n'), '--device', 'cpu', '--json']) == 1
     said = json.loads(capsys.readouterr().out)
     assert said['exit_code'] == 1 and said['attached'] is False
     assert said['findings'][0]['rule'] == 'not-attached'
-    assert set(said['findings'][0]) == {'rule', 'severity', 'where', 'what', 'why', 'cure', 'link'}
+    assert set(said['findings'][0]) == {'rule', 'severity', 'where', 'what', 'why', 'fix', 'link'}
     assert [f['rule'] for f in said['with_mmrepro_train'] if f['severity'] != 'hint'] == [
         'no-seed', 'not-deterministic']
     assert [f['rule'] for f in said['with_two_lines'] if f['severity'] != 'hint'] == []
@@ -48,7 +51,7 @@ def test_json_says_the_same(write, capsys):
 
 def test_options_change_the_config(write, capsys):
     path = write(CLEAN)
-    assert main([path, '--device', 'cpu', '--cfg-options', 'runner_type=FlexibleRunner']) == 1
+    assert run([path, '--device', 'cpu', '--cfg-options', 'runner_type=FlexibleRunner']) == 1
     assert 'other-runner' in capsys.readouterr().out
 
 
@@ -60,7 +63,7 @@ def test_options_change_the_config(write, capsys):
 def test_a_bad_path_is_a_plain_error(name, said, write, capsys):
     path = write(CLEAN)
     name = name if '::' in name else os.path.join(os.path.dirname(path), name)
-    assert main([name]) == 2
+    assert run([name]) == 2
     error = capsys.readouterr().err
     assert said in error and 'Traceback' not in error
 
@@ -69,25 +72,25 @@ def test_a_bad_path_is_a_plain_error(name, said, write, capsys):
     ('a = \n', 'line 1: invalid syntax'), ('a = 1 / 0\n', 'line 1: ZeroDivisionError'),
     ("_base_ = './nothing.py'\n", 'FileNotFoundError')])
 def test_a_bad_config_is_a_plain_error(text, said, write, capsys):
-    assert main([write(text)]) == 2
+    assert run([write(text)]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count('\n') == 1
 
 
 def test_a_custom_import_that_fails_is_a_finding(write, capsys):
     text = CLEAN.replace("['mmrepro']", "['mmrepro', 'no_such_module']")
-    assert main([write(text), '--device', 'cpu']) == 0
+    assert run([write(text), '--device', 'cpu']) == 0
     assert "No module named 'no_such_module'" in capsys.readouterr().out
 
 
 def test_a_config_of_the_zoo_has_a_name(capsys):
-    assert main(['mmdet::retinanet/retinanet_r50_fpn_1x_coco', '--device', 'cpu']) == 1
+    assert run(['mmdet::retinanet/retinanet_r50_fpn_1x_coco', '--device', 'cpu']) == 1
     out = capsys.readouterr().out
     assert 'not-attached' in out and 'with the two lines' in out
 
 
 def test_rules_can_be_listed(capsys):
-    assert main(['--rules']) == 0
+    assert run(['--rules']) == 0
     assert 'foreign-generator' in capsys.readouterr().out
 
 
@@ -98,7 +101,7 @@ from mmdet.datasets.transforms import CachedMosaic
 
 {base}
 custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)
-randomness = dict(seed=1, deterministic=True, num_threads=1)
+randomness = dict(seed=1, deterministic=True, numerics=dict(num_threads=1))
 train_dataloader = dict(num_workers=2, sampler=dict(type=DefaultSampler),
                         dataset=dict(pipeline=[dict(type=CachedMosaic, img_scale=(2, 2))]))
 """
@@ -106,11 +109,11 @@ train_dataloader = dict(num_workers=2, sampler=dict(type=DefaultSampler),
 
 def test_a_pure_python_config_names_classes_and_needs_the_runner_type(write, capsys):
     bare = write(LAZY.format(base=''))
-    assert main([bare, '--device', 'cpu', '--json']) == 1
+    assert run([bare, '--device', 'cpu', '--json']) == 1
     said = {f['rule']: f for f in json.loads(capsys.readouterr().out)['findings']}
     assert 'lazy-import' in said and 'not-attached' not in said
     assert said['known-part']['where'] == 'train_dataloader.dataset.pipeline[0]'
     full = write(LAZY.format(
         base='with read_base():\n    from mmrepro.configs._base_.reproducible import *'))
-    assert main([full, '--device', 'cpu', '--json']) == 0
+    assert run([full, '--device', 'cpu', '--json']) == 0
     assert json.loads(capsys.readouterr().out)['findings'] == []

@@ -5,11 +5,13 @@ import subprocess
 import sys
 
 import pytest
+from command import exit_code
 from faults.tiny import tiny
 from harness import ROOT, environment
 from mmengine.config import Config
 
-from mmrepro.cli import localise
+from mmrepro import cli
+from mmrepro.errors import ConfigError
 from mmrepro.localise.search import Localiser
 
 
@@ -30,9 +32,8 @@ def test_wrong_usage_is_explained(arguments, message, tmp_path, capsys):
     imports.write_text("custom_imports = dict(imports=['no_such_module_of_mine'])\n")
     files = dict(CONFIG=path, IMPORTS=str(imports))
     arguments = [files.get(text, text) for text in arguments]
-    with pytest.raises(SystemExit) as error:
-        localise.main([*arguments, '--work-dir', str(tmp_path / 'out')])
-    assert error.value.code == 2 and message in capsys.readouterr().err
+    assert exit_code('localise', *arguments, '--work-dir', tmp_path / 'out') == 2
+    assert message in capsys.readouterr().err
 
 
 def test_settings_and_variables_are_told_apart(tmp_path, monkeypatch):
@@ -42,12 +43,12 @@ def test_settings_and_variables_are_told_apart(tmp_path, monkeypatch):
 
     def search(self, iterations, values):
         seen.extend(self.specs)
-        raise ValueError('enough')
+        raise ConfigError('enough')
 
     monkeypatch.setattr(Localiser, 'search', search)
-    with pytest.raises(SystemExit):
-        localise.main([path, '--work-dir', str(tmp_path / 'out'), '--b', 'OMP_NUM_THREADS=2',
-                      'train_dataloader.num_workers=4', '--resume-b', '3', '--ranks', '2'])
+    assert cli.main(['localise', path, '--work-dir', str(tmp_path / 'out'), '--b',
+                     'OMP_NUM_THREADS=2', 'train_dataloader.num_workers=4', '--resume-b', '3',
+                     '--ranks', '2']) == 2
     a, b = seen
     assert a.env == {} and b.env == dict(OMP_NUM_THREADS='2')
     assert b.asked == {**b.env, 'train_dataloader.num_workers': 4} and a.asked == {}
@@ -67,7 +68,7 @@ def test_from_a_config_and_from_two_runs_in_fresh_processes(tmp_path):
     env['PYTHONPATH'] = os.pathsep.join([str(ROOT / 'tests' / 'support'), env['PYTHONPATH']])
 
     def run(*arguments):
-        done = subprocess.run([sys.executable, str(ROOT / 'tools' / 'localise.py'), *arguments],
+        done = subprocess.run([sys.executable, '-m', 'mmrepro', 'localise', *arguments],
                               env=env, capture_output=True, text=True, cwd=tmp_path)
         return done.returncode, done.stdout, done.stderr
 

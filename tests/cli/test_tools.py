@@ -10,23 +10,17 @@ import pytest
 from harness import ROOT
 from mmengine.config import Config
 
-from mmrepro import cli
 from mmrepro.runs.startup import RESTARTED
 
 TOOLS = str(ROOT / 'tools')
 
 
-@pytest.mark.parametrize('verb', ['train', 'gpu_check'])
-def test_a_script_is_the_verb_of_its_name(verb, tmp_path):
-    done = subprocess.run([sys.executable, os.path.join(TOOLS, f'{verb}.py'), '--help'],
+@pytest.mark.parametrize('script, usage', [
+    ('train', 'train.py'), ('test', 'test.py'), ('gpu_check', 'mmrepro doctor')])
+def test_a_script_is_a_verb(script, usage, tmp_path):
+    done = subprocess.run([sys.executable, os.path.join(TOOLS, f'{script}.py'), '--help'],
                           cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert f'usage: {verb}.py' in done.stdout
-
-
-def test_every_script_has_a_verb():
-    scripts = {name[:-3] for name in os.listdir(TOOLS)
-               if name.endswith('.py') and not name.startswith('_')}
-    assert scripts == set(cli.VERBS) - {'demo', 'data'}
+    assert f'usage: {usage}' in done.stdout
 
 
 @pytest.mark.parametrize('name, count', [('dist_train.sh', 2), ('dist_test.sh', 3),

@@ -19,15 +19,33 @@ def test_verbs_are_listed_and_unknown_ones_refused(capsys):
     assert capsys.readouterr().err == (
         "mmrepro: unknown verb 'trian'; did you mean 'train'? (see mmrepro --help)\n")
     assert cli.main(['nothing-like-it']) == 2
-    assert 'verbs: demo, data, train' in capsys.readouterr().err
+    assert 'verbs: demo, train, test' in capsys.readouterr().err
     assert cli.main([]) == 2
     assert 'usage: mmrepro VERB' in capsys.readouterr().err
 
 
-def test_a_verb_may_be_written_with_a_hyphen(capsys):
+def test_an_earlier_name_works_and_says_the_present_one(capsys):
     with pytest.raises(SystemExit) as error:
         cli.main(['gpu-check', '--help'])
-    assert error.value.code == 0 and 'mmrepro gpu_check' in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert error.value.code == 0 and 'usage: mmrepro doctor' in said.out
+    assert said.err == 'mmrepro gpu-check is now: mmrepro doctor --gpu\n'
+
+
+@pytest.mark.parametrize('given, verb, arguments', [
+    ('data OUT --seed 3', 'demo', '--data-only OUT --seed 3'),
+    ('chaos C --seed 3', 'verify', '--vary kills C --kill-seed 3'),
+    ('state C --at 1', 'verify', '--vary resume --explain C --at 1'),
+    ('ops --device cpu', 'doctor', '--operators --device cpu')])
+def test_the_arguments_of_an_earlier_name_are_translated(given, verb, arguments, monkeypatch):
+    seen = []
+    monkeypatch.setattr(cli, 'run', lambda *words: seen.append(words) or 0)
+    assert cli.main(given.split()) == 0
+    assert seen == [(verb, arguments.split())]
+
+
+def test_there_are_at_most_twelve_verbs():
+    assert len(cli.VERBS) <= 12 and not set(cli.VERBS) & set(cli.RENAMED)
 
 
 def test_the_package_can_be_run():
@@ -55,6 +73,7 @@ def test_every_verb_has_help_with_an_example(verb, capsys):
         cli.main([verb, '--help'])
     out = capsys.readouterr().out
     assert error.value.code == 0 and re.search(rf'examples?:\n  mmrepro {verb}', out)
+    assert '==SUPPRESS==' not in out
 
 
 @pytest.mark.parametrize('verb', cli.VERBS)

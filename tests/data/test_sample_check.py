@@ -180,7 +180,7 @@ def test_a_worker_names_the_cause_without_its_traceback(start):
 
 def test_without_the_check_nobody_notices():
     for transform, _ in CAUSES.values():
-        list(checking(transform, check_samples=0))
+        list(checking(transform, self_checks=False))
 
 
 # --- what can be keyed: keyed ---------------------------------------------------------------------
@@ -327,7 +327,7 @@ def numbers(count, every):
 
 @pytest.mark.parametrize('batch_size', [1, 4, 5])
 def test_samples_1_2_4_8_and_one_of_so_many_are_repeated(batch_size):
-    made = strict(DataLoader(Loads(), batch_size=batch_size), check_samples=10)
+    made = strict(DataLoader(Loads(), batch_size=batch_size), self_checks=dict(samples=10))
     list(made)
     asked = made.dataset.asked
     again = [i - 1 for i in numbers(40, 10)]
@@ -350,7 +350,7 @@ def test_the_counts_of_workers_outlive_them(persistent):
 
 
 @pytest.mark.parametrize('settings', [
-    dict(check_samples=0), dict(deterministic='warn'), dict(worker_seed='worker')])
+    dict(self_checks=False), dict(deterministic='warn'), dict(worker_seed='worker')])
 def test_without_a_promise_nothing_is_repeated(settings):
     config = RandomnessConfig(**{'seed': 3, 'deterministic': True, **settings})
     made = adopt_loader(DataLoader(Loads(), batch_size=4), config, 'sample', 0)
@@ -428,7 +428,7 @@ def test_a_collate_function_that_counts_in_memory_that_it_returns_is_an_error():
 def test_one_sample_at_a_time_may_share_memory():
     """What is loaded in between is overwritten by the repetition."""
     def batches(every):
-        made = strict(DataLoader(Piped(Buffered())), check_samples=every)
+        made = strict(DataLoader(Piped(Buffered())), self_checks=dict(samples=every))
         return [digest(batch) for batch in made]
 
     assert batches(1) == batches(0)
@@ -448,7 +448,8 @@ def test_datasets_that_cannot_repeat_are_left_out():
     with pytest.raises(SampleDiffersError, match="nonrepeatable_datasets=.'Once'"):
         list(strict(DataLoader(Once(), batch_size=2)))
     for batch_size in (1, 2):
-        made = strict(DataLoader(Once(), batch_size=batch_size), nonrepeatable_datasets=['Once'])
+        made = strict(DataLoader(Once(), batch_size=batch_size),
+                      self_checks=dict(nonrepeatable_datasets=['Once']))
         assert len(list(made)) == 14 // batch_size and checked(made) == 0
 
 
@@ -465,11 +466,11 @@ def test_a_sample_that_cannot_be_loaded_again_is_an_error():
 
 
 def test_names_of_datasets_must_exist():
-    config = RandomnessConfig(nonrepeatable_datasets=['Noisi'])
+    config = RandomnessConfig(self_checks=dict(nonrepeatable_datasets=['Noisi']))
     with pytest.raises(RandomnessError, match="'Noisi'.*did you mean 'Noisy'.*Piped, Rep"):
         left_out(config, [DataLoader(Piped()), None, dict(dataset=dict(
             type='RepeatDataset', dataset=dict(type=Noisy, pipeline=[dict(type='Noisi')])))])
-    config = RandomnessConfig(nonrepeatable_datasets=['Noisy'])
+    config = RandomnessConfig(self_checks=dict(nonrepeatable_datasets=['Noisy']))
     assert left_out(config, [dict(dataset=dict(type='mmdet.Noisy'))]) == ['Noisy']
 
 
@@ -481,14 +482,14 @@ def run_of(tmp_path, **randomness):
 
 
 def test_a_run_says_what_it_leaves_out(tmp_path):
-    runner = run_of(tmp_path, nonrepeatable_datasets=['Noisy'])
+    runner = run_of(tmp_path, self_checks=dict(nonrepeatable_datasets=['Noisy']))
     runner.train()
-    assert runner.facts['randomness.nonrepeatable_datasets'] == 'Noisy'
+    assert runner.lifecycle.facts['randomness.self_checks.nonrepeatable_datasets'] == 'Noisy'
     assert checked(runner.train_dataloader) == 0
     log, = tmp_path.glob('*/*.log')
     assert log.read_text().count('samples of Noisy are not checked') == 1
     with pytest.raises(RandomnessError, match="has the name 'Nosy'.*did you mean 'Noisy'"):
-        run_of(tmp_path, nonrepeatable_datasets=['Nosy']).train()
+        run_of(tmp_path, self_checks=dict(nonrepeatable_datasets=['Nosy'])).train()
 
 
 def test_training_and_validation_are_checked_and_named_apart(tmp_path):
@@ -528,7 +529,7 @@ def test_the_pipelines_of_detectors_repeat(model, batch_size, data_root):
     def batches(every):
         cfg = small(model, data_root).train_dataloader
         cfg.update(batch_size=batch_size, num_workers=0, persistent_workers=False)
-        made = strict(Runner.build_dataloader(cfg, seed=0), check_samples=every)
+        made = strict(Runner.build_dataloader(cfg, seed=0), self_checks=dict(samples=every))
         return [digest(batch) for batch in made], checked(made), len(made.dataset)
 
     try:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-import pytest
+from command import exit_code
 
 from mmrepro.cli import demo
 from mmrepro.demo.classifier import CutOut, PhotoDataset
@@ -60,10 +60,8 @@ def test_coco_is_refused_for_it(tmp_path, capsys):
         path = tmp_path / 'annotations' / f'instances_{split}.json'
         path.parent.mkdir(exist_ok=True)
         path.write_text('{}')
-    with pytest.raises(SystemExit) as stop:
-        demo.main(['--coco', str(tmp_path), '--config', shipped(demo.WITHOUT_MMDET),
-                   '--work-dir', str(tmp_path / 'runs')])
-    assert stop.value.code == USAGE
+    assert exit_code('demo', '--coco', tmp_path, '--config', shipped(demo.WITHOUT_MMDET),
+                     '--work-dir', tmp_path / 'runs') == USAGE
     assert 'does not read COCO' in capsys.readouterr().err
     assert reads_coco(shipped(demo.DEFAULT_CONFIG))
 

@@ -37,10 +37,10 @@ def avx2(monkeypatch):
 
 def test_the_config_and_the_policy_have_the_same_levels():
     for level in cpu_level.CPU_LEVELS:
-        assert RandomnessConfig(cpu=level).flags['cpu'] == level
-    with pytest.raises(RandomnessError, match="randomness.cpu='avx512' is not allowed; allowed: "
-                                              "None, 'avx2'"):
-        RandomnessConfig(cpu='avx512')
+        assert RandomnessConfig(numerics=dict(cpu=level)).flags['cpu'] == level
+    with pytest.raises(RandomnessError, match="randomness.numerics.cpu='avx512' is not allowed; "
+                                              "allowed: None, 'avx2'"):
+        RandomnessConfig(numerics=dict(cpu='avx512'))
     with pytest.raises(ValueError, match="cpu='sse': expected one of None, 'avx2'"):
         determinism.enable(cpu='sse')
 

@@ -12,8 +12,7 @@ from harness import ROOT, environment
 
 from dev.operator_check import GROUPS, cases_mmcv, cases_scatter, cases_torch, checking
 from dev.operator_check.operator_cases import Inputs, OperatorCall, OperatorCase
-from mmrepro import determinism, ops
-from mmrepro.cli import gpu_check
+from mmrepro import cli, determinism, ops
 from mmrepro.doctor import report
 from mmrepro.ops import aten
 
@@ -120,10 +119,11 @@ def test_cublas_is_told_before_cuda_starts(tmp_path, monkeypatch):
     """Afterwards the policy would refuse: it might have been read already."""
     monkeypatch.delenv('CUBLAS_WORKSPACE_CONFIG', raising=False)
     monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
-    arguments = ['--out', str(tmp_path), '--device', 'cpu', '--quick', '--only', 'torch/roll']
-    assert gpu_check.main(arguments, GROUPS) == 0
+    arguments = ['--gpu', '--out', str(tmp_path), '--device', 'cpu', '--quick', '--only',
+                 'torch/roll']
+    assert cli.run('doctor', arguments, operators=GROUPS) == 0
     monkeypatch.setenv('CUBLAS_WORKSPACE_CONFIG', ':16:8')
-    assert gpu_check.main(arguments, GROUPS) == 0
+    assert cli.run('doctor', arguments, operators=GROUPS) == 0
     assert os.environ['CUBLAS_WORKSPACE_CONFIG'] == ':16:8'
 
 

@@ -87,7 +87,7 @@ CHANGES = [teacher, averages, averages_of_parameters, clipping, adam, seldom]
 def shared(change, memory='shared'):
     def both(cfg):
         change(cfg)
-        cfg.randomness['virtual_ranks_memory'] = memory
+        cfg.randomness['virtual_ranks'] = dict(memory=memory)
     return both
 
 
@@ -246,7 +246,7 @@ def test_one_copy_if_all_hooks_are_known(cfg, tmp_path):
 
 
 def test_a_second_training_of_a_runner_is_refused(cfg, tmp_path):
-    with pytest.raises(RuntimeError, match="train.. was called before.*virtual_ranks_memory='sepa"):
+    with pytest.raises(RuntimeError, match="train.. was called before.*virtual_ranks.memory='sepa"):
         trained(cfg, tmp_path, lambda runner: runner.train(), averages)
 
 
@@ -282,7 +282,7 @@ def lbfgs(cfg):
 
 
 def of_its_own(cfg):
-    cfg.randomness['virtual_ranks_memory'] = 'separate'
+    cfg.randomness['virtual_ranks'] = dict(memory='separate')
 
 
 @pytest.mark.parametrize('change', [unknown, own_average, own_wrapper, of_its_own])
@@ -295,7 +295,7 @@ def test_a_copy_for_each_rank_otherwise(cfg, change, tmp_path):
     (own_average, 'OwnEMAHook may keep averages in a way of its own'),
     (own_wrapper, 'the optimizer wrapper OwnWrapper'), (lbfgs, 'the optimizer LBFGS')])
 def test_what_cannot_be_shared_is_refused_by_name(cfg, change, text, tmp_path):
-    with pytest.raises(RuntimeError, match=f"virtual_ranks_memory='shared', and {text}.* allowed"):
+    with pytest.raises(RuntimeError, match=f"virtual_ranks.memory='shared', and {text}.* allowed"):
         trained(cfg, tmp_path, addresses, shared(change))
 
 
@@ -369,7 +369,7 @@ def test_a_hook_that_breaks_shared_weights_ends_the_run(cfg, name, text, tmp_pat
     def change(cfg):
         averages(cfg)
         cfg.custom_hooks.append(dict(type=name))
-        cfg.randomness['virtual_ranks_memory'] = 'shared'
+        cfg.randomness['virtual_ranks'] = dict(memory='shared')
         without_self_checks(cfg)  # a repeated step would find a shrinking weight before the owner
 
     with pytest.raises(RuntimeError, match=text):

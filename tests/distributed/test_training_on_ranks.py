@@ -12,6 +12,8 @@ def cfg(tmp_path_factory):
     cfg = tiny_run.tiny(tmp_path_factory.mktemp('tiny'))
     cfg.train_dataloader.batch_size = 1
     cfg.train_cfg.max_epochs = 1
+    cfg.custom_hooks.append(dict(type='SyncBuffersHook'))  # statistics are those of all ranks
+    cfg.env_cfg = dict()
     return cfg
 
 

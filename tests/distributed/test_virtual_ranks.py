@@ -14,8 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import environment
+from rank_pool import shared_pool
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from virtual_faults import FAULTS
 from virtual_processes import alone, results_of, same_for_every_number
 
 from mmrepro import RandomnessError, on_virtual_ranks
@@ -347,3 +349,66 @@ def test_without_virtual_ranks_main_is_called_as_it_is():
     assert on_virtual_ranks(None, dist.is_initialized) is False
     with pytest.raises(RandomnessError, match='virtual_ranks=0 is out of range'):
         on_virtual_ranks(0, steps)
+
+
+# ------------------------------------------------------------------------------ planted faults
+
+RANKS = 4
+
+
+class Drawing(nn.Module):
+    """Ranks meet in its forward pass; afterwards it draws numbers and uses its weight again."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(32)
+        self.weight = nn.Parameter(torch.eye(32))
+
+    def forward(self, x):
+        hidden = self.norm(x) @ self.weight
+        dist.all_reduce(torch.ones(1))
+        hidden = hidden * (1 + random.random() + np.random.rand() + torch.rand(1))
+        return (hidden @ self.weight).float().square().mean()
+
+
+def drawn_steps():
+    """Digests of this rank, by what they are of."""
+    rank = dist.get_rank()
+    random.seed(rank)
+    np.random.seed(rank)
+    torch.manual_seed(rank)
+    model = VirtualDataParallel(Drawing(), broadcast_buffers=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast('cpu', torch.bfloat16):
+            losses.append(model(torch.randn(8, 32)))
+        losses[-1].backward()
+        optimizer.step()
+    return {name: state_digest(value) for name, value in dict(
+        losses=losses, weights=dict(model.named_parameters()),
+        buffers=dict(model.named_buffers())).items()}
+
+
+def part(rank, world, fault):
+    with FAULTS[fault]() if fault else nullcontext():
+        return results_of(rank, world, drawn_steps, RANKS)
+
+
+def differing(fault):
+    """What differs between one process and two, on any rank."""
+    one, two = ({rank: digests for results in shared_pool().run(part, processes, fault)
+                 for rank, digests in results.items()} for processes in (1, 2))
+    return {name for rank in range(RANKS) for name in one[rank]
+            if one[rank][name] != two[rank][name]}
+
+
+def test_without_a_fault_nothing_differs():
+    assert differing(None) == set()
+
+
+@pytest.mark.parametrize('fault', FAULTS)
+def test_a_fault_is_seen(fault):
+    expected = 'buffers' if fault == 'shared buffers' else 'weights'
+    assert expected in differing(fault)

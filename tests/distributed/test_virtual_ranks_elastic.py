@@ -1,6 +1,7 @@
-"""The elasticity of torchrun: a node is lost, the run goes on with the others, the bits stay."""
+"""Tools under torchrun: a node is lost, the run goes on without it, the bits and metrics stay."""
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 
 import pytest
+import torch
 from harness import ROOT, environment
 from preempted_runs import settings
 from ranks import free_port
@@ -20,15 +22,25 @@ LOST_AFTER = 12  # iterations
 WAIT = 300  # seconds for all that follows
 
 
+def dump(cfg, tmp_path):
+    cfg.custom_imports = dict(imports=['mmrepro', 'preempted_runs'], allow_failed_imports=False)
+    path = str(tmp_path / 'config.py')
+    cfg.dump(path)
+    return path
+
+
+def with_support():
+    """The environment of a process that finds `preempted_runs`."""
+    env = environment()
+    return {**env, 'PYTHONPATH': os.pathsep.join([str(ROOT / 'tests/support'), env['PYTHONPATH']])}
+
+
 def config(tmp_path):
     cfg = settings(tmp_path, **{
         'train_cfg.max_epochs': 40, 'train_cfg.val_interval': 20,
         'train_dataloader.dataset.size': 64, 'randomness.deterministic': True,
         'default_hooks.checkpoint': dict(type='CheckpointHook', by_epoch=False, interval=5)})
-    cfg.custom_imports = dict(imports=['mmrepro', 'preempted_runs'], allow_failed_imports=False)
-    path = tmp_path / 'config.py'
-    cfg.dump(path)
-    return str(path)
+    return dump(cfg, tmp_path)
 
 
 def training(config, work_dir):
@@ -72,8 +84,7 @@ def kill_with_children(node):
 @pytest.mark.parametrize('nodes', [2, 4])
 def test_a_run_that_loses_a_node_goes_on_with_the_others_and_keeps_its_bits(tmp_path, nodes):
     path = config(tmp_path)
-    env = environment()
-    env['PYTHONPATH'] = os.pathsep.join([str(ROOT / 'tests' / 'support'), env['PYTHONPATH']])
+    env = with_support()
     subprocess.run([sys.executable, *training(path, tmp_path / 'whole')], env=env, check=True,
                    capture_output=True)
     command, port = training(path, tmp_path / 'elastic'), free_port()
@@ -99,3 +110,56 @@ def test_a_run_that_loses_a_node_goes_on_with_the_others_and_keeps_its_bits(tmp_
     for rank in range(RANKS):
         assert list(elastic.ranks[rank].steps) == list(range(160)) == list(whole.ranks[rank].steps)
     assert first_divergence(whole.ranks, elastic.ranks) is None
+
+
+# ------------------------------------------------------------------------------ metrics
+
+# ranks of the training, which have BatchNorm statistics of their own: processes, and what to add
+TRAININGS = {'two processes': (2, ()), 'two virtual ranks': (1, ('--virtual-ranks', '2'))}
+TESTS = {'one process': (1, ()), 'two processes': (2, ()),
+         'virtual ranks, one process': (1, ('--virtual-ranks', '2')),
+         'virtual ranks, two processes': (2, ('--virtual-ranks', '2')),
+         'three virtual ranks, two processes': (2, ('--virtual-ranks', '3'))}
+
+
+def tool(name, processes, *arguments):
+    start = [sys.executable]
+    if processes > 1:
+        start += ['-m', 'torch.distributed.run', f'--nproc_per_node={processes}',
+                  f'--master_port={free_port()}']
+        arguments += ('--launcher', 'pytorch')
+    done = subprocess.run([*start, str(ROOT / 'tools' / name), *map(str, arguments)],
+                          env=with_support(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def metric_of(folder):
+    lines = [json.loads(line) for path in folder.glob('*/vis_data/scalars.json')
+             for line in path.read_text().splitlines()]
+    lines += [json.loads(path.read_text()) for path in folder.glob('*/*.json')]
+    return [float(line['total']).hex() for line in lines if 'total' in line][-1]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('training', TRAININGS)
+def test_the_metric_of_a_checkpoint(training, tmp_path):
+    cfg = settings(tmp_path, **{
+        'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 2, 'randomness.deterministic': True,
+        'val_dataloader.batch_size': 1, 'val_dataloader.dataset.size': 13,
+        'val_dataloader.dataset.noise': 0., 'custom_hooks': [],
+        'default_hooks.checkpoint': dict(type='CheckpointHook', interval=2)})
+    cfg.test_dataloader, cfg.test_cfg, cfg.test_evaluator = (
+        cfg.val_dataloader, dict(), cfg.val_evaluator)
+    path = dump(cfg, tmp_path)
+    processes, more = TRAININGS[training]
+    tool('train.py', processes, path, '--work-dir', tmp_path / 'train', *more)
+    checkpoint = tmp_path / 'train' / 'epoch_2.pth'
+    own = torch.load(checkpoint, weights_only=False)['mmrepro']['ranks']
+    statistics = [own[rank]['buffers']['model.layers.1.running_mean'] for rank in (0, 1)]
+    assert not torch.equal(*statistics), 'the ranks share their statistics'
+    found = {}
+    for name, (processes, more) in TESTS.items():
+        folder = tmp_path / name.replace(' ', '_')
+        tool('test.py', processes, path, checkpoint, '--work-dir', folder, *more)
+        found[name] = metric_of(folder)
+    assert set(found.values()) == {metric_of(tmp_path / 'train')}, found

@@ -212,8 +212,8 @@ def rebound():
     return AverageOfClass.average, hasattr(AverageOfClass, 'extra')
 
 
-def test_attributes_of_a_class_are_as_before_after_the_run(pool):
-    assert same_for_every_number(pool, rebound, 3) == [(1., False), (1, True), (2, True)]
+def test_attributes_of_a_class_are_as_before_after_the_run():
+    assert same_for_every_number(rebound, 3) == [(1., False), (1, True), (2, True)]
     assert (AverageOfClass.average, hasattr(AverageOfClass, 'extra')) == (1., False)
 
 
@@ -266,7 +266,7 @@ class CopiesModel(Hook):
 @pytest.mark.parametrize('way', COPIES)
 def test_a_copy_has_no_memory_of_shared_weights(way, cfg, tmp_path):
     expected = run(cfg, 2, 1, tmp_path / 'none')
-    cfg.randomness.virtual_ranks_memory = 'shared'
+    cfg.randomness.virtual_ranks = dict(memory='shared')
     cfg.custom_hooks = [dict(type='CopiesModel', way=way)]
     assert run(cfg, 2, 1, tmp_path / 'copies') == expected
 

@@ -72,7 +72,7 @@ def test_a_runner_outside_of_virtual_ranks_is_refused(cfg):
 
 @pytest.mark.parametrize('change, text', [
     (lambda cfg: cfg.update(compile=True), 'compile=True'),
-    (lambda cfg: cfg.randomness.update(worker_seed='mmengine', step_seed=False), 'worker_seed'),
+    (lambda cfg: cfg.randomness.update(worker_seed='mmengine'), 'worker_seed'),
     (lambda cfg: cfg.update(model_wrapper_cfg=dict(type='MMSeparateDistributedDataParallel')),
      'MMSeparateDistributedDataParallel .* allowed is MMDistributedDataParallel'),
 ])

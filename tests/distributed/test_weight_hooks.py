@@ -11,9 +11,8 @@ from mmrepro.distributed.virtual import weight_hooks
 
 # They read what a training holds, seed generators, save, or end the process; none writes weights.
 LOOKED_AT = {
-    'DigestHook', 'EventHook', 'FingerprintHook', 'HookSeedHook', 'MomentHook',
-    'OperatorGuardHook', 'PreemptHook', 'ProbeHook', 'ResumeHook', 'SeedHook', 'SelfCheckHook',
-    '_RecordingHook', '_Seeds'}
+    'DigestHook', 'EventHook', 'FingerprintHook', 'MomentHook', 'OperatorGuardHook', 'PreemptHook',
+    'ProbeHook', 'SelfCheckHook', '_RecordingHook'}
 
 
 def own_hooks():

@@ -108,7 +108,7 @@ def test_every_command_is_run_or_has_a_reason():
 @pytest.mark.slow
 def test_two_virtual_ranks_train(shell):
     """The command of the page with few images."""
-    shell.type('mmrepro data data/demo')
+    shell.type('mmrepro demo --data-only')
     said = shell.type(f'{TWO_RANKS} --cfg-options train_cfg.max_epochs=1 '
                       'train_dataloader.dataset.indices=4 val_dataloader.dataset.indices=2')
     assert 'steps were repeated: same bits' in said
@@ -136,14 +136,14 @@ def test_find_a_difference(shaded):
 
 @pytest.mark.nightly
 def test_two_virtual_ranks_train_as_typed(shell):
-    shell.type('mmrepro data data/demo')
+    shell.type('mmrepro demo --data-only')
     shell.type(TWO_RANKS)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize('page', ['quickstart', 'virtual-ranks'])
 def test_a_page(page, shell):
-    shell.type('mmrepro data data/demo')
+    shell.type('mmrepro demo --data-only')
     for command in commands(page):
         if not reason(command):
             shell.type(command)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from harness import ROOT, environment
 from mmengine.config import Config
+from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from small_runs import Points, clean, finish, small_run  # noqa: F401  clean is a fixture
 
@@ -45,7 +46,6 @@ REFUSED = {
     'optim_wrapper.optimizer.lr': 0.2,
     'train_dataloader.batch_size': 4,
     'custom_hooks': [dict(type='EMAHook')],
-    'randomness.step_seed': False,
     'randomness.worker_seed': 'worker',
     'model.type': 'mmengine.NoisyLine',
 }
@@ -65,7 +65,7 @@ def test_it_goes_on_when_the_user_says_so(base, tmp_path):
     cfg = resumed(base, tmp_path, **{'optim_wrapper.optimizer.lr': 0.2,
                                      'randomness.resume_strict': False})
     runner = Runner.from_cfg(cfg)
-    assert any('optimizer.lr' in line for line in runner.resuming.differences)
+    assert any('optimizer.lr' in line for line in runner.lifecycle.resume.differences)
     runner.train()
     assert runner.iter == 8
 
@@ -81,14 +81,14 @@ HARMLESS_CHANGES = {
 
 def test_harmless_changes_are_said_in_one_line(base, tmp_path):
     runner = Runner.from_cfg(resumed(base, tmp_path, **HARMLESS_CHANGES))
-    line, = runner.resuming.differences
+    line, = runner.lifecycle.resume.differences
     assert '\n' not in line
     for name in ('num_workers 0 -> 2', 'log_level', 'checkpoint.interval'):
         assert name in line
 
 
 def test_the_same_run_says_nothing(base, tmp_path):
-    assert Runner.from_cfg(resumed(base, tmp_path)).resuming.differences == []
+    assert Runner.from_cfg(resumed(base, tmp_path)).lifecycle.resume.differences == []
 
 
 def test_a_number_of_workers_matters_to_streams_of_workers():
@@ -120,8 +120,8 @@ def test_a_consequence_that_does_not_hold_is_not_given_as_one():
 
 def test_another_precision_matters_by_its_flags_not_by_its_key():
     facts = {'hardware.gpu': 'H100', 'torch.backends.cudnn.allow_tf32': True,
-             'randomness.float32_precision': None}
-    spelt_out = {**facts, 'randomness.float32_precision': 'high'}
+             'randomness.numerics.float32_precision': None}
+    spelt_out = {**facts, 'randomness.numerics.float32_precision': 'high'}
     assert [row.severity for row in differences(facts, spelt_out)] == [HARMLESS]
     changed = {**facts, 'torch.backends.cudnn.allow_tf32': False}
     assert [row.severity for row in differences(facts, changed)] == [CHANGES]
@@ -286,9 +286,9 @@ def test_a_process_with_fewer_instructions_is_refused(tmp_path):
 
 
 def test_a_level_needs_other_variables_on_another_cpu():
-    pinned = {'randomness.cpu': 'avx2'}
+    pinned = {'randomness.numerics.cpu': 'avx2'}
     one, = differences(pinned, {**pinned, 'env.NPY_DISABLE_CPU_FEATURES': 'X86_V4'})
-    assert one.severity == HARMLESS and 'randomness.cpu pins' in one.consequence
+    assert one.severity == HARMLESS and 'randomness.numerics.cpu pins' in one.consequence
 
 
 def test_every_row_is_reached_and_the_last_takes_all():
@@ -303,12 +303,12 @@ def test_a_checkpoint_of_stock_mmengine_resumes(tmp_path):
     mmrepro.activate()
     cfg = resumed(tmp_path / 'stock', tmp_path, **{'optim_wrapper.optimizer.lr': 0.2})
     runner = Runner.from_cfg(cfg)
-    assert 'written without mmrepro' in runner.resuming.point.report
-    assert any('optimizer.lr' in line for line in runner.resuming.differences)
+    assert 'written without mmrepro' in runner.lifecycle.resume.point.report
+    assert any('optimizer.lr' in line for line in runner.lifecycle.resume.differences)
     weights = torch.load(tmp_path / 'stock' / 'iter_3.pth', weights_only=False)
     seen = {}
 
-    class First(mmrepro.hooks.seed.Hook):
+    class First(Hook):
         priority = 0
 
         def before_train_iter(self, runner, batch_idx, data_batch=None):
@@ -351,7 +351,7 @@ STREAMS = {
     'of workers, passes': (dict(worker_seed='worker'),
                            dict(by_epoch=False, max_iters=12, val_interval=100),
                            {'iter_4': False, 'iter_5': True}),
-    'of MMEngine': (dict(worker_seed='mmengine', step_seed=False),
+    'of MMEngine': (dict(worker_seed='mmengine'),
                     dict(by_epoch=True, max_epochs=3), {'epoch_1': True, 'iter_5': True}),
     'of MMEngine, steps': (dict(worker_seed='mmengine'), dict(by_epoch=True, max_epochs=3),
                            {'epoch_1': False, 'iter_4': True, 'iter_5': True}),

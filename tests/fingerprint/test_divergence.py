@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrepro.cli.compare import compare
 from mmrepro.fingerprint.divergence import (
     compare_logs,
     compare_steps,
@@ -22,6 +21,7 @@ from mmrepro.fingerprint.reader import RankLog, read_run
 from mmrepro.fingerprint.schema import FIELDS, FOLDER, STREAMS, fingerprint_name, value_of
 from mmrepro.fingerprint.writer import Writer
 from mmrepro.localise.search import first_iteration
+from mmrepro.report.comparison import compare_paths as compare
 from mmrepro.verify.variations import result_of
 
 RECORD = dict(

@@ -76,7 +76,7 @@ def runs(tmp_path_factory):
                       optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1),
                                          accumulative_counts=2)),
         stock_streams=dict(custom_hooks=[hook()],
-                           randomness=dict(seed=3, worker_seed='mmengine', step_seed=False)))
+                           randomness=dict(seed=3, worker_seed='mmengine')))
     found = jobs({name: partial(trained, root / name, **change)
                   for name, change in changes.items()})
     return {name: (str(root / name), result) for name, result in found.items()}

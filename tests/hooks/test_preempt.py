@@ -60,7 +60,7 @@ def test_the_checkpoint_is_the_last_one(tmp_path):
 @pytest.mark.parametrize('randomness, event, refused', [
     (dict(seed=1), 1, False), (dict(seed=1, worker_seed='worker'), 1, True),
     (dict(seed=1, worker_seed='worker', resume_strict=False), 1, False),
-    (dict(seed=1, worker_seed='mmengine', step_seed=False), 1, True)])
+    (dict(seed=1, worker_seed='mmengine'), 1, True)])
 def test_that_a_resume_will_be_refused_is_said_when_the_run_leaves(randomness, event, refused,
                                                                    tmp_path, caplog):
     cfg = settings(tmp_path, log_level='WARNING')

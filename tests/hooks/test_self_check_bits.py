@@ -68,7 +68,7 @@ VARIANTS = {
     'clipped': dict(optim_wrapper=dict(clip_grad=dict(max_norm=0.1))),
     'zeros kept': dict(optim_wrapper=dict(type='ZeroingWrapper')),
     'bfloat16 and scaled': dict(optim_wrapper=dict(type='HostAmpWrapper')),
-    'no step seed': dict(randomness=dict(step_seed=False)),
+    "MMEngine's streams": dict(randomness=dict(worker_seed='mmengine')),
     'checkpointed': dict(model='Checkpointed'),
     'by iterations': dict(train_cfg=dict(
         _delete_=True, by_epoch=False, max_iters=4, val_interval=100)),

@@ -57,7 +57,7 @@ def main() -> None:
     workers.train_dataloader.merge(dict(num_workers=2, persistent_workers=True))
     if args.amp:
         # and steps that are repeated, with a loss scale, change no bit either
-        workers.randomness.check_steps = 1
+        workers.randomness.self_checks = dict(steps=1)
     saving = copy.deepcopy(cfg)
     saving.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False,
                                            max_keep_ckpts=-1)

@@ -40,7 +40,8 @@ def on_device(tmp_path_factory):
 def check(on_device, out, only, *before):
     """(exit code, rows by name) of ``gpu_check --quick``; ``before`` are lines to run first."""
     script = ('import sys', *before, 'from dev.operator_check import GROUPS',
-              'from mmrepro.cli.gpu_check import main', 'sys.exit(main(sys.argv[1:], GROUPS))')
+              'from mmrepro import cli',
+              'sys.exit(cli.run("doctor", ["--gpu", *sys.argv[1:]], operators=GROUPS))')
     done = on_device('-c', '\n'.join(script), '--quick', '--out', out, '--only', only)
     assert (out / 'gpu_check.json').exists(), done.stderr[-4000:]
     result = json.loads((out / 'gpu_check.json').read_text())

@@ -7,9 +7,9 @@ import torch.distributed as dist
 from faults import tiny
 from test_planted_faults import Forks
 
-from mmrepro.cli.compare import compare
 from mmrepro.localise.compared_runs import RunSpec, trainings_of
 from mmrepro.localise.search import Localiser
+from mmrepro.report.comparison import compare_paths as compare
 
 RANKS, RANK, SINCE = 4, 2, 1
 SIZE = 32  # samples; an epoch of four iterations on four ranks

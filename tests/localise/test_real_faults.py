@@ -37,7 +37,7 @@ def test_what_is_named_wrongly_is_not_right(tmp_path):
     finding = dict(
         iteration=0, rank=0, kind='argument', phase='loss', operator='aten.mul.Tensor', shapes='',
         path='roi_head.bbox_head.loss_bbox', differs=['other=1 / 2'], cause='entropy', sentence='',
-        stack=[['/a/entropy_loss.py', 12, 'forward']], cure='', evidence=['entropy: urandom'],
+        stack=[['/a/entropy_loss.py', 12, 'forward']], fix='', evidence=['entropy: urandom'],
         sample='', mover='', extra=[], record_a=1, record_b=1)
     row = real.row_of('entropy_in_a_loss', dict(finding=finding, exit_code=1))
     assert row['right'] and row['line'] == 'entropy_loss.py:12'

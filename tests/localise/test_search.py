@@ -86,7 +86,7 @@ def test_runs_that_differ_in_a_validation_only_are_not_called_equal(tmp_path):
     assert result.text().splitlines()[0] == (
         'DIFFERENT BITS: 2 iterations of training agree, and iteration 2, metric coco/bbox_mAP of '
         'the validation: 0.5 (0x1.0000000000000p-1) and 0.25 (0x1.0000000000000p-2)')
-    assert result.as_dict()['parting']['iteration'] == 2
+    assert result.as_dict()['divergence']['iteration'] == 2
 
 
 def test_a_difference_is_recorded_where_it_is(tmp_path):
@@ -98,8 +98,8 @@ def test_a_difference_is_recorded_where_it_is(tmp_path):
     assert result.text().splitlines()[0] == (
         'DIFFERENT BITS: the runs first differ at iteration 2, in losses')
     found = json.loads(json.dumps(result.as_dict()))
-    assert found['parting'] == dict(iteration=2, places=[0, 1], fields={'0': ['losses']})
-    assert found['finding']['cause'] == 'operator' and found['finding']['cure']
+    assert found['divergence'] == dict(iteration=2, positions=[0, 1], fields={'0': ['losses']})
+    assert found['finding']['cause'] == 'operator' and found['finding']['fix']
 
 
 def test_a_difference_that_is_not_reproduced_is_not_invented(tmp_path):

@@ -9,9 +9,9 @@ def test_values_tell_rounding_from_more():
     b = a.clone()
     b[2, 3] += 1e-7
     found = compare_tensors(a, b)
-    assert (found.elements, found.of, found.index) == (1, 20, (2, 3))
+    assert (found.elements, found.of, found.first) == (1, 20, (2, 3))
     assert 'rounding' in found.text()
     b[0, 0] = float('nan')
-    assert compare_tensors(a, b).index == (0, 0)
+    assert compare_tensors(a, b).first == (0, 0)
     assert compare_tensors(a, a.clone()) is None
     assert compare_tensors(torch.tensor([0.]), torch.tensor([-0.])).elements == 1

@@ -45,11 +45,11 @@ def test_a_setting_that_the_config_has_already():
 
 
 def test_the_effective_value_of_randomness_counts():
-    both = specs(settings={'randomness.num_threads': 2})
-    runs = (run_with(2, **{'randomness.num_threads': None}),
-            run_with(2, **{'randomness.num_threads': 2}))
+    both = specs(settings={'randomness.numerics.num_threads': 2})
+    runs = (run_with(2, **{'randomness.numerics.num_threads': None}),
+            run_with(2, **{'randomness.numerics.num_threads': 2}))
     assert settings_without_effect(both, runs) == [
-        'both runs used 2 threads: randomness.num_threads=2 had no effect']
+        'both runs used 2 threads: randomness.numerics.num_threads=2 had no effect']
 
 
 def test_other_variables(monkeypatch):
@@ -69,14 +69,13 @@ def test_nothing_is_reported_without_manifests_or_variations():
     assert settings_without_effect(repeated, (run_with(), run_with())) == []
 
 
-def test_runs_that_were_not_made_of_the_same_are_told_before_they_are_repeated():
+def test_runs_that_differ_by_design_are_named_before_they_are_repeated():
     runs = [run_with(config=f'optim_wrapper = dict(lr={lr})\n', **{'randomness.seed': seed})
             for lr, seed in ((1, 0), (2, 5))]
     line, = different_by_design(runs)
     assert line == (
-        'the runs were not made of the same, so they have to differ: config.optim_wrapper.lr: 1 / '
-        '2 (different training), randomness.seed: 0 / 5 (different order of data, different random '
-        'numbers)')
+        'the runs differ by design: config.optim_wrapper.lr: 1 / 2 (different training), '
+        'randomness.seed: 0 / 5 (different order of data, different random numbers)')
     assert different_by_design([runs[0], runs[0]]) == []
     # what is harmless is no reason
     assert different_by_design([run_with(config=f'log_level = {n!r}\n') for n in 'ab']) == []

@@ -1,16 +1,14 @@
-"""`mmrepro ops` and its tables agree with the table of operators."""
+"""`mmrepro doctor --operators` and its tables agree with the table of operators."""
 from __future__ import annotations
 
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from mmrepro import cli
-from mmrepro.cli.ops import main
+from mmrepro.cli.doctor import main
 from mmrepro.ops import TABLE, catalogue
 from mmrepro.ops.operator_report import as_markdown
 
@@ -47,7 +45,7 @@ def test_compiled_kernels_with_atomics_are_named(compiled, capsys):
 
 @pytest.mark.usefixtures('torch_operators')
 def test_json_holds_the_catalogue(capsys):
-    assert cli.main(['ops', '--json', '--device', 'cuda']) == 0
+    assert cli.main(['doctor', '--operators', '--json', '--device', 'cuda']) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told['provider'], told['device']) == ('auto', 'cuda')
     assert told['operators'] == [entry._asdict() for entry in catalogue('cuda', 'auto')]
@@ -60,12 +58,6 @@ def test_wrong_arguments_are_refused(capsys):
     assert refused.value.code == 2
     said = capsys.readouterr().err
     assert 'tpu' in said and 'cpu' in said and 'cuda' in said
-
-
-def test_the_tool_is_a_door_to_the_verb():
-    out = subprocess.run([sys.executable, os.path.join(ROOT, 'tools', 'ops.py'), '--help'],
-                         capture_output=True, text=True, check=True).stdout
-    assert '--device {cpu,cuda}' in out
 
 
 def test_the_tables_have_every_operator():

@@ -11,13 +11,18 @@ import torch
 from fake_runs import NAMES, write_log, write_run
 
 from mmrepro import cli
-from mmrepro.cli.compare import compare, main
 from mmrepro.errors import RunError
-from mmrepro.report import comparison_plots, html, weight_distances
+from mmrepro.report import comparison_plots, weight_distances
+from mmrepro.report.compare import advice, report_of
+from mmrepro.report.comparison import compare_paths as compare
 from mmrepro.report.comparison import compare_runs
 from mmrepro.report.run_view import load_run
 
 PNG = b'\x89PNG\r\n\x1a\n'
+
+
+def main(arguments):
+    return cli.main(['compare', *arguments])
 
 
 @pytest.fixture
@@ -60,7 +65,7 @@ def test_level_step_names_no_parameters_and_says_how_to_get_them(pair):
     found = compare(*pair(a=dict(level='step'), b=dict(level='step', since=7)))
     assert found.first.field.field == 'parameters' and found.first.field.names == ()
     assert found.diverged == {} and found.norms == ([], [], [])
-    assert any('--fingerprint parameter' in line for line in html.advice(found))
+    assert any('--fingerprint parameter' in line for line in advice(found))
 
 
 def test_levels_that_differ_compare_what_both_have(pair):
@@ -213,7 +218,7 @@ def test_stock_runs_are_compared_by_their_logs(pair):
     assert not found.exact and not found.equal
     assert (found.first.iteration, found.first.field.field) == (5, 'scalars.loss')
     assert any('no fingerprints' in note for note in found.notes)
-    assert any('--fingerprint' in line for line in html.advice(found))
+    assert any('--fingerprint' in line for line in advice(found))
 
 
 def test_equal_logs_are_no_proof_of_equal_bits(pair):
@@ -390,7 +395,7 @@ def test_plots_and_report(pair, tmp_path, capsys):
     out = tmp_path / 'out'
     a, b = pair(b=dict(since=5, noise=1e-6))
     assert main([a, b, '--out', str(out)]) == 1
-    names = {f'{name}.png' for name in comparison_plots.PLOTS} | {'compare.html'}
+    names = {f'{name}.png' for name in comparison_plots.PLOTS} | {'compare.html', 'compare.json'}
     assert set(os.listdir(out)) == names
     for name in comparison_plots.PLOTS:
         assert (out / f'{name}.png').read_bytes().startswith(PNG)
@@ -417,7 +422,7 @@ def test_names_are_escaped(pair):
     a, b = pair(a=dict(manifest={'command': '<script>1</script>'}))
     found = compare(a, b)
     found.a.name = '<b>$x$'
-    text = html.report(found, {})
+    text = report_of(found).html()
     assert '<script>' not in text and '&lt;script&gt;' in text
 
 
@@ -444,7 +449,7 @@ def test_json_and_exit_codes(pair, capsys):
 def test_runs_without_a_common_iteration_cannot_be_compared(tmp_path, capsys):
     write_run(tmp_path / 'a', vals=False)
     write_log(tmp_path / 'b')
-    assert main([str(tmp_path / 'a'), str(tmp_path / 'b')]) == 2
+    assert main([str(tmp_path / 'a'), str(tmp_path / 'b')]) == 3
     assert 'NOTHING TO COMPARE' in capsys.readouterr().out
 
 

@@ -7,9 +7,13 @@ from mmengine.config import Config
 from mmengine.registry import VISBACKENDS
 from mmengine.visualization import BaseVisBackend
 
-from mmrepro.cli.compare import compare, main, scalars
+from mmrepro import cli
+from mmrepro.report import compare as comparing
+from mmrepro.report.compare import compare
+from mmrepro.report.model import Figure
 from mmrepro.report.plot_style import figure, png
 from mmrepro.report.publish import backends_of, publish
+from mmrepro.report.report import Report
 
 SENT = []
 
@@ -51,7 +55,7 @@ def test_the_local_backend_is_left_out(tmp_path):
     cfg = Config.fromstring(CONFIG, '.py')
     assert [backend['type'] for backend in backends_of(cfg)] == ['BackendOfThisTest']
     assert backends_of(Config(dict(vis_backends=[dict(type='mmengine.LocalVisBackend')]))) == []
-    assert publish(Config({}), str(tmp_path), 'x', [('a', 1., 0)]) == [] and not SENT
+    assert publish(Config({}), str(tmp_path), 'x', Report('', '')) == [] and not SENT
     assert list(tmp_path.iterdir()) == []
 
 
@@ -59,27 +63,27 @@ def test_scalars_and_pictures_arrive(tmp_path):
     with figure(figsize=(1, 1)) as (fig, _):
         picture = png(fig)
     names = publish(Config.fromstring(CONFIG, '.py'), str(tmp_path), 'mmrepro/x',
-                    [('a', 1., 0), ('a', 2., 1)], {'plot': picture})
+                    Report('', '', scalars=[('a', 1., 0), ('a', 2., 1)],
+                           figures={'plot': Figure('', lambda: picture)}))
     assert names == ['BackendOfThisTest']
     assert SENT == [('a', 1., 0), ('a', 2., 1), ('mmrepro/x/plot', (110, 110, 3), 0), 'closed']
 
 
 def test_compare_publishes_its_verdict(tmp_path, monkeypatch, capsys):
-    from mmrepro.cli import compare
-    monkeypatch.setattr(compare, 'draw', lambda found: {})
+    monkeypatch.setattr(comparing, 'PLOTS', {})
     a, b = write_run(tmp_path / 'a'), write_run(tmp_path / 'b', since=5, noise=1e-6)
     config = tmp_path / 'config.py'
     config.write_text(CONFIG)
-    assert main([a, b, '--publish', str(config)]) == 1
+    assert cli.main(['compare', a, b, '--publish', str(config)]) == 1
     assert ('mmrepro/compare/first_difference', 5., 0) in SENT
     assert ('mmrepro/compare/loss_difference', 0., 5) in SENT
     config.write_text('a = 1\n')
-    assert main([a, b, '--publish', str(config)]) == 2
+    assert cli.main(['compare', a, b, '--publish', str(config)]) == 2
     assert 'TensorboardVisBackend' in capsys.readouterr().err
 
 
 def test_equal_runs_have_no_first_difference(tmp_path):
     a = write_run(tmp_path / 'a')
-    rows = scalars(compare(a, a))
+    rows = compare(a, a).scalars
     assert rows[0] == ('mmrepro/compare/equal', 1., 0)
     assert not any('first_difference' in name for name, _, _ in rows)

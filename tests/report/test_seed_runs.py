@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from mmrepro.cli import seeds
+from mmrepro import cli
 
 HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'support')
 
@@ -17,8 +17,8 @@ def test_seeds_differ_repeat_and_are_not_trained_twice(tmp_path, monkeypatch, ca
     config = os.path.join(HERE, 'toy_config.py')
 
     def values(folder, *more):
-        assert seeds.main([config, '--work-dir', str(tmp_path / folder), '--json',
-                                '--no-plots', *more]) == 0
+        assert cli.run('seeds', [config, '--work-dir', str(tmp_path / folder), '--no-plots', *more,
+                                 '--json']) == 0
         return json.loads(capsys.readouterr().out)['values']['toy_config']
 
     both = values('first', '--seeds', '0..1')

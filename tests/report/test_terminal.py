@@ -1,29 +1,60 @@
-"""Results on a terminal, and in a file."""
+"""Reports on a terminal, in a file, as a web page and as data."""
+from __future__ import annotations
+
+import json
 import re
 
 import pytest
 
+from mmrepro.exit_codes import DIFFERENT
+from mmrepro.report.model import Figure, Table
+from mmrepro.report.report import Report
 from mmrepro.report.terminal import show
 
-TEXT = '''  workers     another number of workers  equal
-  cause     clock: [not markup] ''' + 'x' * 200 + '''
-  fix       Seed it.
+REPORT = Report(
+    'a title', 'DIFFERENT: all', DIFFERENT,
+    [Table((), [('cause', 'clock: [not markup]'), ('fix', 'Seed it. ' + 'x' * 200)],
+           styles=['warn', 'fix']),
+     Table(('name', 'value'), [('a', '1'), ('<b>', '2')], 'numbers', shown=1, rest='1 more')],
+    ['a note'], ['an advice'], {'plot': Figure('A plot', lambda: b'PNG')}, dict(first=3))
 
-SAME BITS: all'''
 
-
-def test_without_a_terminal_the_text_is_printed_as_it_is(capsys, monkeypatch):
+def test_without_a_terminal_the_text_is_plain_and_whole(capsys, monkeypatch):
     monkeypatch.delenv('FORCE_COLOR', raising=False)
-    show(TEXT)
-    assert capsys.readouterr().out == TEXT + '\n'
+    monkeypatch.delenv('COLUMNS', raising=False)
+    show(REPORT)
+    out = capsys.readouterr().out
+    assert 'clock: [not markup]' in out and 'x' * 200 in out and '\x1b' not in out
+    assert [line.strip() for line in out.splitlines()[-4:]] == [
+        '', 'note: a note', 'DIFFERENT: all', 'an advice']
+    assert '1 more' in out and '<b>' not in out
+    assert str(REPORT) == out
 
 
-@pytest.mark.parametrize('word', ['equal', 'SAME BITS', 'Seed it.'])
-def test_what_counts_is_coloured(word, capsys, monkeypatch):
+def test_everything_shows_all_rows(capsys):
+    show(REPORT, everything=True)
+    out = capsys.readouterr().out
+    assert '<b>' in out and '1 more' not in out
+
+
+@pytest.mark.parametrize('word', ['DIFFERENT: all', 'clock: [not markup]', 'note: a note'])
+def test_verdicts_and_rows_are_colored(word, capsys, monkeypatch):
     monkeypatch.setenv('FORCE_COLOR', '1')
     monkeypatch.setenv('TERM', 'xterm')
     monkeypatch.delenv('NO_COLOR', raising=False)
-    show(TEXT)
-    out = capsys.readouterr().out
-    assert re.search(r'\x1b\[[0-9;]*3[0-9]m' + re.escape(word) + r'\x1b\[0m', out)
-    assert re.sub(r'\x1b\[[0-9;]*m', '', out) == TEXT + '\n'
+    show(REPORT)
+    assert re.search(r'\x1b\[[0-9;]*3[0-9]m[^\x1b]*' + re.escape(word), capsys.readouterr().out)
+
+
+def test_the_same_report_as_a_page_and_as_data():
+    page = REPORT.html()
+    assert '<h1>a title</h1>' in page and '&lt;b&gt;' in page and 'base64,UE5H' in page
+    assert '<b>' not in page
+    assert json.loads(REPORT.json()) == dict(
+        exit_code=1, verdict='DIFFERENT: all', notes=['a note'], first=3)
+
+
+def test_files_of_a_report(tmp_path):
+    written = REPORT.write(str(tmp_path), 'name')
+    assert sorted(written) == ['name.html', 'name.json', 'plot.png']
+    assert (tmp_path / 'plot.png').read_bytes() == b'PNG'

@@ -45,8 +45,9 @@ def test_plot_report_and_notes():
                   {'all': [.30, .32, .29], 'init': [.30, .31, .30], 'step': [.30, .30, .30]})
     drawn = variance.plot(found)
     assert drawn.startswith(b'\x89PNG')
-    text = variance.report(found, drawn)
+    report = variance.report_of(found)
+    text = report.html()
     assert 'data:image/png;base64,' in text and 'http' not in text
     assert 'step: the metric stays exactly the same' in text and '10 or more' in text
-    assert ('mmrepro/seeds/base/init/coco/bbox_mAP', .31, 1) in variance.scalars(found)
-    json.dumps(found.as_dict())
+    assert ('mmrepro/seeds/base/init/coco/bbox_mAP', .31, 1) in report.scalars
+    json.loads(report.json())

@@ -45,7 +45,7 @@ def test_a_key_that_is_no_key_is_refused(key, message):
 
 @pytest.mark.parametrize('key', [
     'train_dataloader.persistent_workers', 'train_dataloader.prefetch_factor', 'compile',
-    'train_cfg.max_iters', 'custom_hooks', 'randomness.num_threads', 'seed', 'tta_model',
+    'train_cfg.max_iters', 'custom_hooks', 'randomness.numerics.num_threads', 'seed', 'tta_model',
     'default_hooks.checkpoint.save_best', 'default_hooks.early_stopping.patience',
     'model.head.conv_out_channels', 'model.head._delete_', 'optim_wrapper.clip_grad.max_norm',
     'train_dataloader.dataset.pipeline.1.q', 'train_dataloader.dataset.indices'])

@@ -33,7 +33,7 @@ def clean():
 def config(work_dir, model, checks, **changes):
     cfg = tiny.tiny(work_dir)
     cfg.model.type = model
-    cfg.randomness.check_steps = checks
+    cfg.randomness.self_checks = dict(steps=checks)
     cfg.env_cfg, cfg.train_cfg.max_epochs = dict(), 1
     cfg.merge_from_dict(copy.deepcopy(changes))
     return cfg

@@ -1,5 +1,4 @@
 """Count calls, in this process, of what reads checkpoints and collects state."""
-import builtins
 from collections import Counter
 
 import torch
@@ -8,13 +7,11 @@ from mmrepro.checkpoint import files, rank_state
 
 
 class Counted:
-    """``calls``: how often files ending in ``.pth`` were opened to read, checked and loaded, and
-    how often the state of a rank was collected. For a forked process: nothing is undone."""
+    """``calls``: how often checkpoint files were checked and loaded, and how often the state of a
+    rank was collected. For a forked process: nothing is undone."""
 
     def __init__(self) -> None:
         self.calls = Counter()
-        self._count(builtins, 'open', 'open', lambda path, mode='r', *rest, **options:
-                    str(path).endswith('.pth') and 'r' in mode and '+' not in mode)
         self._count(files, 'check_file', 'check')
         self._count(torch, 'load', 'load', lambda file, *rest, **options: isinstance(file, str))
         self._count(rank_state, 'own_state', 'state')
@@ -28,7 +25,3 @@ class Counted:
             return stock(*args, **kwargs)
 
         setattr(owner, name, counted)
-
-    def reads(self):
-        """Checks, loads, and opens beyond these two."""
-        return self.calls['check'], self.calls['load'], max(0, self.calls['open'] - 2)

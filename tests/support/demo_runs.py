@@ -49,7 +49,7 @@ def workers(count, persistent=False, prefetch=None, start=None):
 
 def without_self_checks(cfg):
     """For a planted fault that a self-check would find before what is tested does."""
-    cfg.randomness.update(check_steps=0, check_samples=0)
+    cfg.randomness.self_checks = False
 
 
 def changed(cfg, change):

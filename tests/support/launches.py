@@ -4,6 +4,9 @@ from __future__ import annotations
 import json
 import os
 
+from mmrepro.fingerprint.schema import FOLDER, fingerprint_name
+from mmrepro.fingerprint.writer import Writer
+from mmrepro.runs import launcher
 from mmrepro.runs.child import Training
 
 
@@ -16,3 +19,35 @@ def training_of(launch):
 
 def folder_of(launch):
     return os.path.dirname(launch.log)
+
+
+class EndedTraining:
+    """Stands for a launched training that has ended; a subclass writes its files."""
+    launches: list = []
+
+    def __init__(self, launch):
+        self.launches.append(launch)
+
+    def poll(self):
+        return True
+
+    def kill(self):
+        pass
+
+
+def stand_in(monkeypatch, kind, **attributes):
+    """Let a class like :class:`EndedTraining` stand for all launched trainings; return it."""
+    made = type('Made', (kind, ), dict(launches=[], **attributes))
+    monkeypatch.setattr(launcher, 'LaunchedTraining', made)
+    monkeypatch.setattr(launcher, 'POLL', 0)
+    return made
+
+
+def write_steps(folder, steps, rank=0, ranks=1, first=0):
+    """Write the fingerprints of a rank: the start, and these fields of each step."""
+    writer = Writer(os.path.join(folder, FOLDER, fingerprint_name(rank)))
+    writer.write(dict(kind='start', format=1, level='step', rank=rank, world_size=ranks,
+                      iteration=first))
+    for iteration, step in enumerate(steps, first):
+        writer.write(dict(kind='step', iteration=iteration, epoch=0, **step))
+    writer.close()

@@ -1,4 +1,4 @@
-"""Real ranks for tests: processes that stay warm, because importing torch takes them seconds.
+"""Real ranks for tests: forked processes, which need not import torch again, and stay warm.
 
     pool.run(function, world, *args)   calls function(rank, world, *args) on ranks 0 ... world - 1
 
@@ -14,6 +14,7 @@ import os
 import traceback
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 LIMIT = timedelta(seconds=120)
@@ -22,7 +23,6 @@ LIMIT = timedelta(seconds=120)
 def _serve(pipe, port) -> None:
     # loopback: without it gloo looks up the host's name, which may take seconds
     os.environ.update(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', GLOO_SOCKET_IFNAME='lo')
-    import torch
     torch.set_num_threads(1)
     store = dist.TCPStore('127.0.0.1', port, is_master=False, timeout=LIMIT)
     while True:
@@ -44,7 +44,7 @@ class Pool:
     """Up to ``size`` ranks. ``group=False``: the function makes the process group, if any."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context('spawn')
+        context = multiprocessing.get_context('fork')
         self.store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
         self.calls = 0
         self.pipes, self.processes = [], []

@@ -139,8 +139,9 @@ def config(work_dir: str) -> Any:
     cfg.model.type = 'Headed'
     cfg.train_cfg.max_epochs = 3  # an iteration each; the first two steps are repeated
     cfg.custom_hooks = [dict(type='EMAHook')]
-    cfg.randomness = dict(seed=3, deterministic=True, virtual_ranks=RANKS,
-                          virtual_ranks_memory='shared')  # VisitHook is not known
+    cfg.randomness = dict(seed=3, deterministic=True,
+                          # VisitHook is not known
+                          virtual_ranks=dict(ranks=RANKS, memory='shared'))
     return cfg
 
 

@@ -1,6 +1,6 @@
 """Trained by tests/report/test_seed_runs.py, and for the picture in docs/how-to/seeds.md."""
 custom_imports = dict(imports=['mmrepro', 'toy_plugin'], allow_failed_imports=False)
-randomness = dict(seed=0, deterministic=True, num_threads=1)
+randomness = dict(seed=0, deterministic=True, numerics=dict(num_threads=1))
 model = dict(type='MoonModel', width=3)
 train_dataloader = dict(
     batch_size=10, num_workers=0, dataset=dict(type='Moons', count=60),

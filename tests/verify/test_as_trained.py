@@ -9,13 +9,15 @@ import pytest
 from faults.tiny import tiny
 from forked_trainings import ForkedTraining
 
-from mmrepro.cli import chaos, demo, golden, localise, replay, verify
+from mmrepro import reports
+from mmrepro.cli import demo, golden, localise, replay, verify
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.runs import launcher
 from mmrepro.verify.kills import attempt
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
+CHECKS = ('randomness.self_checks.samples', 'randomness.self_checks.steps')
 SHARED = 'the 2 virtual ranks of this process share weights'
 
 
@@ -64,8 +66,8 @@ def check(logs, *runs):
         assert SHARED in text_of(log), text_of(log)
     for run in runs:
         facts = read_manifest(run).facts
-        assert facts['randomness.check_steps'] == facts['randomness.check_samples'] == 1000
-        assert facts['randomness.virtual_ranks_memory'] is None
+        assert [facts[name] for name in CHECKS] == [1000, 1000]
+        assert facts['randomness.virtual_ranks.memory'] is None
 
 
 def test_verify_and_replay(config, logs, capsys):
@@ -87,18 +89,18 @@ def test_localise_says_what_it_changes(config, logs, capsys):
     assert localise.main([config, '--iters', '2']) == 0
     check(logs)
     facts = read_manifest('work_dirs/localise/A/fingerprints').facts
-    assert facts['randomness.check_steps'] == facts['randomness.check_samples'] == 0
-    said, = [line for line in capsys.readouterr().err.splitlines() if 'check_samples=0' in line]
-    assert 'check_steps=0' in said and "virtual_ranks_memory='separate'" in said
+    assert [facts[name] for name in CHECKS] == [0, 0]
+    said, = [line for line in capsys.readouterr().err.splitlines() if 'self_checks=False' in line]
+    assert "virtual_ranks.memory='separate'" in said
 
 
-def test_chaos(config, logs, capfd, monkeypatch):
-    monkeypatch.setattr(chaos, 'restart_for', lambda config: None)
-    assert chaos.main([config, '--kills', '1', '--kinds', 'SIGKILL', '--interval', '2',
-                       '--span', '2']) == 0
-    said = text_of('work_dirs/chaos/reference/rank0.log')
+def test_kills(config, logs, capfd, monkeypatch):
+    monkeypatch.setattr(verify, 'restart_for', lambda config: None)
+    assert verify.main([config, '--vary', 'kills', '--kills', '1', '--kinds', 'SIGKILL',
+                        '--interval', '2', '--span', '2']) == 0
+    said = text_of('work_dirs/verify/kills/reference/rank0.log')
     assert SHARED in said and 'steps were repeated: same bits\n' in said, said
-    assert 'changed: a checkpoint every 2 iterations' in capfd.readouterr().out
+    assert 'changed: a checkpoint every 2 iterations' in capfd.readouterr().err
 
 
 def test_demo(config, logs):
@@ -116,10 +118,10 @@ def test_a_finding_of_a_self_check_is_a_verdict(config, monkeypatch, tmp_path, c
     def fail(*args):
         raise launcher.TrainingFailed(1, str(log))
 
-    monkeypatch.setattr(verify, 'verify', fail)
+    monkeypatch.setattr(reports.verification, 'verify', fail)
     assert verify.main([config, '--vary', 'process']) == 1
     out, err = capsys.readouterr()
-    assert 'DIFFERENT BITS within one run' in out and '  TinyData: sample 4\n' in out
+    assert 'DIFFERENT BITS within one run' in out and 'TinyData: sample 4\n' in out
     assert 'Traceback' not in out + err
     assert verify.main([config, '--vary', 'process', '--json']) == 1
     found = json.loads(capsys.readouterr().out)

@@ -1,17 +1,16 @@
 """Goldens: what is kept, what is compared, and what is said; prepared runs stand for processes."""
+import functools
 import json
 import os
 import shutil
 
 import pytest
-from launches import folder_of, training_of
+from command import exit_code
+from launches import EndedTraining, folder_of, stand_in, training_of, write_steps
 from mmengine.config import Config
 
-from mmrepro.cli.golden import main
 from mmrepro.demo.shipped_configs import demo_config
 from mmrepro.fingerprint.manifest import read_manifest
-from mmrepro.fingerprint.writer import Writer
-from mmrepro.runs import launcher
 from mmrepro.verify import golden as module
 
 
@@ -20,42 +19,29 @@ def manifest(original):
     return read_manifest(str(original)).content
 
 
-class Recorded:
-    """Stands for a process; ``facts`` and the iteration ``wrong`` are what a test changes."""
+class Recorded(EndedTraining):
+    """``facts`` and the iteration ``wrong`` are what a test changes."""
 
     def __init__(self, launch):
-        self.launches.append(launch)
+        super().__init__(launch)
         training, folder = training_of(launch), folder_of(launch)
-        writer = Writer(f'{folder}/mmrepro/fingerprints.rank0.jsonl')
-        writer.write(dict(kind='start', format=1, level='step', rank=0, world_size=1, iteration=0))
-        for i in range(training.iterations):
-            gradients = 'other' if self.wrong == i else 'same'
-            writer.write(dict(kind='step', iteration=i, epoch=0, gradients=gradients))
-        writer.close()
+        write_steps(folder, [dict(gradients='other' if self.wrong == i else 'same')
+                             for i in range(training.iterations)])
         content = dict(self.manifest, facts={**self.manifest['facts'], **self.facts})
         with open(f'{folder}/mmrepro/manifest.json', 'w') as file:
             json.dump(content, file)
 
-    def poll(self):
-        return True
-
-    def kill(self):
-        pass
-
 
 @pytest.fixture
 def process(manifest, monkeypatch):
-    made = type('Made', (Recorded, ), dict(manifest=manifest, facts={}, wrong=None, launches=[]))
-    monkeypatch.setattr(launcher, 'LaunchedTraining', made)
-    monkeypatch.setattr(launcher, 'POLL', 0)
-    return made
+    return stand_in(monkeypatch, Recorded, manifest=manifest, facts={}, wrong=None)
 
 
 @pytest.fixture
 def run(data_root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     demo_config('faster-rcnn_r50_fpn', data_root).dump('detector.py')
-    return lambda *arguments: main(list(arguments))
+    return functools.partial(exit_code, 'golden')
 
 
 def test_the_same_bits(process, run, capsys, tmp_path):
@@ -129,9 +115,7 @@ def test_what_does_not(manifest, name):
 
 def test_what_cannot_be_used_is_one_clear_line(process, run, capsys, tmp_path):
     def said(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            run(*arguments)
-        assert ended.value.code == 2
+        assert run(*arguments) == 2
         line, = [line for line in capsys.readouterr().err.splitlines() if 'golden: ' in line]
         return line
 

@@ -3,13 +3,14 @@ import json
 
 import pytest
 import torch
+from command import exit_code
 from forked_trainings import ForkedTraining
 from harness import ROOT
 from mmengine.hooks import CheckpointHook
 from preempted_runs import settings
 
-from mmrepro.cli.chaos import main, prepare, table
 from mmrepro.hooks import PreemptHook
+from mmrepro.reports import campaign_report, interruptible
 from mmrepro.runner import ReproRunner
 from mmrepro.runs.launcher import LaunchedTraining
 from mmrepro.verify.kills import attempt
@@ -30,7 +31,7 @@ def campaign(tmp_path, kills, ranks=1, kinds=(), seed=0, processes=(), **changes
         'train_cfg.max_epochs': 12, 'randomness.deterministic': True, **changes})
     if processes:
         cfg.randomness.virtual_ranks = ranks
-    prepare(cfg, interval=3)
+    interruptible(cfg, 3)
     return Campaign(cfg, CampaignSettings(str(tmp_path / 'chaos'), kills, seed, ranks, 2, kinds,
                                           20, processes))
 
@@ -41,7 +42,7 @@ def test_three_kinds_of_interruption(tmp_path):
     assert runs.run(), runs.problems
     assert sorted(kill.kind for kill in runs.kills) == sorted(kinds)
     outcome = json.loads(json.dumps(summary(runs, 0.)))
-    assert outcome['equal'] and 'all bits equal' in table(outcome)
+    assert outcome['equal'] and 'all bits equal' in str(campaign_report(outcome))
 
 
 def test_fresh_processes(tmp_path, monkeypatch):
@@ -68,7 +69,7 @@ def test_virtual_ranks_go_on_with_other_numbers_of_processes(tmp_path):
     assert runs.run(), runs.problems
     assert [kill.processes for kill in runs.kills] == [2, 3]
     assert set(runs._expected) == {0, 1, 2}
-    said = table(json.loads(json.dumps(summary(runs, 0.))))
+    said = str(campaign_report(json.loads(json.dumps(summary(runs, 0.)))))
     assert '3 virtual ranks on 1, 2, 3 processes' in said and 'all bits equal' in said
 
 
@@ -153,6 +154,5 @@ def test_wrong_arguments_are_named(tmp_path, capsys):
              str(tmp_path / 'new')): '--processes 1,4: must be numbers from 1 to 3, the number of',
             (str(config), '--processes', '1,2', '--ranks', '2', '--work-dir',
              str(tmp_path / 'new')): '--ranks 2: a process for each rank'}.items():
-        with pytest.raises(SystemExit) as error:
-            main(arguments)
-        assert error.value.code == 2 and message in capsys.readouterr().err
+        assert exit_code('verify', '--vary', 'kills', *arguments) == 2
+        assert message in capsys.readouterr().err

@@ -3,26 +3,29 @@ import copy
 import json
 import os
 
+import launches
 import pytest
-from launches import folder_of, training_of
+from command import exit_code
+from launches import EndedTraining, folder_of, training_of
 from mmengine.config import Config
 
-from mmrepro.cli.replay import main
 from mmrepro.errors import FingerprintError
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.fingerprint.reader import read_run
 from mmrepro.fingerprint.writer import Writer
-from mmrepro.runs import launcher
 from mmrepro.runs.launcher import TrainingFailed
 from mmrepro.verify.replay import prepare
 
 
-class Recorded:
+def main(words):
+    return exit_code('replay', *words)
+
+
+class Recorded(EndedTraining):
     """Stands for a process: every look at it finds one more line of a prepared run."""
-    launches = []
 
     def __init__(self, launch):
-        self.launches.append(launch)
+        super().__init__(launch)
         self.launch, self.killed = launch, False
         self._lines = list(self.content)
         folder = os.path.join(folder_of(launch), 'mmrepro')
@@ -51,10 +54,7 @@ def stand_in(original, monkeypatch):
     with open(original / 'mmrepro' / 'fingerprints.rank0.jsonl') as file:
         content = [json.loads(line) for line in file]
     manifest = read_manifest(str(original)).content
-    made = type('Made', (Recorded, ), dict(content=content, manifest=manifest, launches=[]))
-    monkeypatch.setattr(launcher, 'LaunchedTraining', made)
-    monkeypatch.setattr(launcher, 'POLL', 0)
-    return made
+    return launches.stand_in(monkeypatch, Recorded, content=content, manifest=manifest)
 
 
 def test_the_same_bits(original, stand_in, tmp_path, capsys):
@@ -106,14 +106,12 @@ def test_a_training_that_fails(original, stand_in, tmp_path, capsys):
     (['nowhere'], 'nowhere: no such run'), ([], 'RUN'),
     (['x', '--iters', '0'], '--iters 0')])
 def test_wrong_usage(arguments, message, capsys):
-    with pytest.raises(SystemExit, match='2'):
-        main(arguments)
+    assert main(arguments) == 2
     assert message in capsys.readouterr().err
 
 
 def test_the_run_itself_is_not_overwritten(original, capsys):
-    with pytest.raises(SystemExit, match='2'):
-        main([str(original), '--work-dir', str(original)])
+    assert main([original, '--work-dir', original]) == 2
     assert 'is the run itself' in capsys.readouterr().err
     assert len(read_run(str(original)).ranks[0].steps) == 8
 

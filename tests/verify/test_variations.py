@@ -4,58 +4,46 @@ import os
 import subprocess
 import sys
 
+import launches
 import pytest
-from harness import ROOT, environment
-from launches import folder_of, training_of
+from command import exit_code
+from harness import environment
+from launches import EndedTraining, folder_of, training_of, write_steps
 from mmengine.config import Config
 
-from mmrepro.cli.verify import main
 from mmrepro.demo.shipped_configs import demo_config
-from mmrepro.fingerprint.writer import Writer
+from mmrepro.exit_codes import NOTHING_TO_COMPARE
 from mmrepro.localise import entry
 from mmrepro.localise.search import LocaliseResult
 from mmrepro.runs import launcher
+from mmrepro.runs.config_edits import virtual_ranks
 from mmrepro.runs.launcher import launch_of
 from mmrepro.verify import variations as module
 
 CONFIG = 'faster-rcnn_r50_fpn'
-START = dict(kind='start', format=1, level='step', rank=0, world_size=1, iteration=0)
 
 
-class Recorded:
-    """Stands for a process that writes the iterations of its training; one of them may differ."""
-    launches = []
-    wrong = {}
+class Recorded(EndedTraining):
+    """Writes the iterations of its training; one of them may differ."""
 
     def __init__(self, launch):
-        self.launches.append(launch)
+        super().__init__(launch)
         training, folder = training_of(launch), folder_of(launch)
         name = os.path.basename(folder)
         first = 2 if training.resume else 0
-        ranks = module.virtual_ranks(Config.fromfile(training.config)) or launch.ranks
+        ranks = virtual_ranks(Config.fromfile(training.config)) or launch.ranks
+        steps = [dict(batch=dict(data=self.value(f'{name}.data', i)), gradients=self.value(name, i))
+                 for i in range(first, training.kill_after or training.iterations)]
         for rank in range(ranks):
-            writer = Writer(f'{folder}/mmrepro/fingerprints.rank{rank}.jsonl')
-            writer.write(dict(START, iteration=first, rank=rank, world_size=ranks))
-            for i in range(first, training.kill_after or training.iterations):
-                data, gradients = ('other' if self.wrong.get(key) == i else 'same'
-                                   for key in (f'{name}.data', name))
-                writer.write(dict(kind='step', iteration=i, epoch=0, batch=dict(data=data),
-                                  gradients=gradients))
-            writer.close()
+            write_steps(folder, steps, rank, ranks, first)
 
-    def poll(self):
-        return True
-
-    def kill(self):
-        pass
+    def value(self, key, iteration):
+        return 'other' if self.wrong.get(key) == iteration else 'same'
 
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    made = type('Made', (Recorded, ), dict(launches=[], wrong={}))
-    monkeypatch.setattr(launcher, 'LaunchedTraining', made)
-    monkeypatch.setattr(launcher, 'POLL', 0)
-    return made
+    return launches.stand_in(monkeypatch, Recorded, wrong={})
 
 
 @pytest.fixture
@@ -66,7 +54,7 @@ def config(data_root, tmp_path):
 
 
 def run(config, tmp_path, *arguments):
-    return main([config, '--work-dir', str(tmp_path / 'w'), *arguments])
+    return exit_code('verify', config, '--work-dir', tmp_path / 'w', *arguments)
 
 
 def test_all_equal(config, stand_in, tmp_path, capsys):
@@ -99,12 +87,12 @@ def test_json(config, stand_in, tmp_path, capsys):
 
 def test_what_is_varied(config, stand_in, tmp_path):
     run(config, tmp_path, '--vary', 'all')
-    launches = {os.path.basename(folder_of(one)): one for one in stand_in.launches}
-    trainings = {name: training_of(one) for name, one in launches.items()}
+    started = {os.path.basename(folder_of(one)): one for one in stand_in.launches}
+    trainings = {name: training_of(one) for name, one in started.items()}
     configs = {name: Config.fromfile(training.config) for name, training in trainings.items()}
     loaders = {name: cfg.train_dataloader.num_workers for name, cfg in configs.items()}
     assert loaders.pop('workers') == 2 and set(loaders.values()) == {0}
-    assert {name for name, one in launches.items() if one.env['PYTHONHASHSEED'] == '1'} == {
+    assert {name for name, one in started.items() if one.env['PYTHONHASHSEED'] == '1'} == {
         'hashseed'}
     assert {name for name, cfg in configs.items() if cfg.val_cfg} == {'validation'}
     assert trainings['validation'].validate_after == 2
@@ -123,15 +111,15 @@ def test_what_surrounds_the_runs_is_varied(config, stand_in, tmp_path, monkeypat
     monkeypatch.setattr(module.surroundings, 'instruction_sets', lambda: {'MKL_CBWR': 'AVX2'})
     monkeypatch.setattr(module.os, 'cpu_count', lambda: 2)
     assert run(config, tmp_path, '--vary', 'all') == 0
-    launches = {os.path.basename(folder_of(one)): one for one in stand_in.launches}
+    started = {os.path.basename(folder_of(one)): one for one in stand_in.launches}
     for name, function in (('files', 'reverse_listings'), ('load', 'burn_other_cores')):
-        where, _, called = training_of(launches[name]).prepare.partition(':')
+        where, _, called = training_of(started[name]).prepare.partition(':')
         assert called == function and callable(getattr(sys.modules[where], function))
-    assert launches['folder'].cwd == str(tmp_path / 'w' / 'folder' / 'elsewhere')
-    assert launches['locale'].env['TZ'] == 'XXX-5:45' and launches['locale'].env['LC_ALL'] == 'C'
-    assert launches['cpu'].env['MKL_CBWR'] == 'AVX2' != launches['load'].env.get('MKL_CBWR')
-    assert [launches[name].ranks for name in ('reference', 'ranks.reference', 'ranks')] == [1, 2, 2]
-    assert {name for name, one in launches.items() if one.cwd} == {'folder'}
+    assert started['folder'].cwd == str(tmp_path / 'w' / 'folder' / 'elsewhere')
+    assert started['locale'].env['TZ'] == 'XXX-5:45' and started['locale'].env['LC_ALL'] == 'C'
+    assert started['cpu'].env['MKL_CBWR'] == 'AVX2' != started['load'].env.get('MKL_CBWR')
+    assert [started[name].ranks for name in ('reference', 'ranks.reference', 'ranks')] == [1, 2, 2]
+    assert {name for name, one in started.items() if one.cwd} == {'folder'}
 
 
 @pytest.mark.parametrize('given, varied', [(0, 2), (1, 2), (2, 0), (4, 0)])
@@ -148,11 +136,6 @@ def test_a_config_without_a_seed_gets_one(config, stand_in, tmp_path, capsys):
     assert 'the config has no seed' in capsys.readouterr().out
     assert {Config.fromfile(training_of(one).config).randomness.seed
             for one in stand_in.launches} == {0}
-
-
-def test_a_single_iteration_says_nothing_about_workers(config, stand_in, tmp_path, capsys):
-    assert run(config, tmp_path, '--vary', 'workers,process', '--iters', '1') == 0
-    assert 'not run: it takes two iterations for a second worker' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('wrong, code, said', [
@@ -179,7 +162,7 @@ def test_two_ranks_are_compared_with_two_ranks(config, stand_in, tmp_path, monke
     assert f'mmrepro compare {tmp_path}/w/ranks.reference {tmp_path}/w/ranks' in (
         capsys.readouterr().out)
     monkeypatch.setattr(module.os, 'cpu_count', lambda: 1)
-    assert run(config, tmp_path, '--vary', 'ranks') == 1
+    assert run(config, tmp_path, '--vary', 'ranks') == NOTHING_TO_COMPARE
     assert 'not run: it takes 2 cores; there is one' in capsys.readouterr().out
 
 
@@ -188,8 +171,8 @@ def test_virtual_ranks_are_compared_on_other_numbers_of_processes(
         config, stand_in, tmp_path, monkeypatch, capsys, cores, processes):
     monkeypatch.setattr(module.os, 'cpu_count', lambda: cores)
     assert run(config, tmp_path, '--virtual-ranks', '4') == 0
-    launches = {os.path.basename(folder_of(one)): one for one in stand_in.launches}
-    assert {name: one.ranks for name, one in launches.items()} == {
+    started = {os.path.basename(folder_of(one)): one for one in stand_in.launches}
+    assert {name: one.ranks for name, one in started.items()} == {
         'reference': 1, **dict.fromkeys(module.USUAL, 1), 'ranks': processes}
     assert {Config.fromfile(training_of(one).config).randomness.virtual_ranks
             for one in stand_in.launches} == {4}
@@ -216,7 +199,7 @@ def test_a_config_without_validation(config, stand_in, tmp_path, capsys):
     options = ['--cfg-options', *(f'val_{key}=None' for key in ('cfg', 'dataloader', 'evaluator'))]
     assert run(config, tmp_path, '--vary', 'validation,process', *options) == 0
     assert 'not run: the config has no validation' in capsys.readouterr().out
-    assert run(config, tmp_path, '--vary', 'validation', *options) == 1
+    assert run(config, tmp_path, '--vary', 'validation', *options) == NOTHING_TO_COMPARE
     assert 'NOTHING WAS COMPARED' in capsys.readouterr().out
 
 
@@ -239,7 +222,7 @@ def test_a_difference_is_localised_on_demand(config, stand_in, tmp_path, monkeyp
     assert run(config, tmp_path, '--vary', name, '--localise') == 1
     assert called == [tuple(part.format(w=tmp_path / 'w') if isinstance(part, str) else part
                             for part in expected)]
-    assert capsys.readouterr().out.endswith('SAME BITS: 5 iterations agree\n')
+    assert 'SAME BITS: 5 iterations agree' in capsys.readouterr().out
     assert run(config, tmp_path, '--vary', name, '--localise', '--json') == 1
     assert json.loads(capsys.readouterr().out)['localise']['verdict'] == 'equal'
 
@@ -257,14 +240,12 @@ def test_what_localise_cannot_repeat_is_said(config, stand_in, tmp_path, capsys,
     (['--cfg-options', 'train_dataloader.dataset.data_root=/nowhere'],
      '/nowhere/annotations/instances_train2017.json does not exist, and train_dataloader')])
 def test_wrong_usage(config, stand_in, tmp_path, capsys, arguments, message):
-    with pytest.raises(SystemExit, match='2'):
-        run(config, tmp_path, *arguments)
+    assert run(config, tmp_path, *arguments) == 2
     assert message in capsys.readouterr().err
 
 
 def test_no_such_config(tmp_path, capsys):
-    with pytest.raises(SystemExit, match='2'):
-        run('nowhere.py', tmp_path)
+    assert run('nowhere.py', tmp_path) == 2
     assert 'nowhere.py: no such config' in capsys.readouterr().err
 
 
@@ -274,25 +255,27 @@ def test_real_processes(data_root, tmp_path):
     cfg = demo_config(CONFIG, data_root)
     path = tmp_path / 'config.py'
     cfg.dump(str(path))
-    command = [sys.executable, str(ROOT / 'tools' / 'verify.py'), str(path), '--iters', '4',
+    command = [sys.executable, '-m', 'mmrepro', 'verify', str(path), '--iters', '4',
                '--work-dir', str(tmp_path / 'w'), '--json']
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [one['equal'] for one in json.loads(done.stdout)['variations']] == [True] * 5
 
 
-@pytest.mark.parametrize('randomness, skipped', [
-    (None, False), (dict(seed=1), False), (dict(worker_seed='worker'), True),
-    (dict(worker_seed='mmengine', step_seed=False), True)])
-def test_a_run_that_does_not_resume_within_an_epoch_is_not_asked_to(randomness, skipped):
-    cfg = Config(dict(val_cfg=dict(), randomness=randomness))
-    found = module._skipped(cfg, ['resume', 'workers', 'validation'], 6)
-    assert ('resume' in found) is skipped and len(found) == skipped
-
-
-def test_instruction_sets_that_the_config_pins_do_not_vary(monkeypatch):
+@pytest.mark.parametrize('settings, name, iterations, reason', [
+    ({}, 'resume', 6, ''), (dict(randomness=dict(seed=1)), 'resume', 6, ''),
+    ({}, 'resume', 1, 'it takes two iterations to be killed between them'),
+    (dict(randomness=dict(worker_seed='worker')), 'resume', 6, 'no run resumes within an epoch'),
+    (dict(randomness=dict(worker_seed='mmengine')), 'resume', 6,
+     "with worker_seed='mmengine' no run resumes within an epoch"),
+    ({}, 'workers', 1, 'it takes two iterations for a second worker to load a batch'),
+    ({}, 'validation', 6, ''), (dict(val_cfg=None), 'validation', 6, 'has no validation'),
+    ({}, 'cpu', 4, ''),
+    (dict(randomness=dict(numerics=dict(cpu='avx2'))), 'cpu', 4,
+     'randomness.numerics.cpu pins the instruction sets')])
+def test_a_variation_that_a_config_cannot_have_is_skipped(monkeypatch, settings, name, iterations,
+                                                          reason):
     monkeypatch.setattr(module.surroundings, 'instruction_sets', lambda: {'MKL_CBWR': 'AVX2'})
-    pinned = Config(dict(randomness=dict(cpu='avx2')))
-    assert module._skipped(pinned, ['cpu'], 4) == {
-        'cpu': 'randomness.cpu pins the instruction sets'}
-    assert module._skipped(Config(dict(randomness=None)), ['cpu'], 4) == {}
+    cfg = Config({**dict(val_cfg=dict(), randomness=None), **settings})
+    found = module.impossible(cfg, [name], iterations)
+    assert bool(found) == bool(reason) and reason in found.get(name, '')

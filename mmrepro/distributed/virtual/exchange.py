@@ -47,9 +47,6 @@ class Transport:
     wait for: ``is_completed()``, and ``wait()``, which raises RuntimeError when a process has ended
     or the timeout of the group has passed. Tensors are one-dimensional, of bytes, on
     :attr:`device`. Tests put a simulated transport in its place.
-
-    Args:
-        group: The process group.
     """
 
     def __init__(self, group: Any) -> None:
@@ -198,13 +195,9 @@ def as_bytes(value: Tensor) -> Tensor:
 
 
 class Buckets:
-    """Which tensors of a list travel together: those of one type and device, in their order.
+    """Tensors of a list that travel together: those of one type and device, in their order.
 
-    Args:
-        tensors: Their shapes, types and devices count.
-
-    Attributes:
-        numbers: Of the tensors in each bucket.
+    ``numbers`` are those of the tensors in each bucket.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:

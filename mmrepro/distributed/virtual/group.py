@@ -74,14 +74,8 @@ class Reduce:
 class VirtualGroup(_ProcessGroup):
     """Some or all of the virtual ranks.
 
-    An operation blocks, also with ``async_op=True``: its work is done when it is returned.
-
-    Args:
-        rank: Of this rank within the group.
-        ranks: Of the group.
-        scheduler: Of this process.
-        processes: Of the group.
-        key: Names the group; the same for all of its ranks.
+    An operation blocks, also with ``async_op=True``: its work is done when it is returned. ``key``
+    names the group, and is the same for all of its ranks.
     """
 
     def __init__(self, rank: int, ranks: int, scheduler: Scheduler, processes: Processes,

@@ -26,16 +26,16 @@ def settings_on_ranks(settings: dict[str, Any]) -> RandomnessConfig:
             with another number, or with a setting that virtual ranks do not allow.
     """
     given = RandomnessConfig.parse(settings.pop('randomness', None))
-    scheduler = current()
+    scheduler, ranks = current(), given.virtual_ranks.ranks
     if scheduler is None:
-        if given.virtual_ranks is not None:
+        if ranks is not None:
             raise RandomnessError(
-                f'randomness.virtual_ranks={given.virtual_ranks} needs a thread for each rank. '
+                f'randomness.virtual_ranks={ranks} needs a thread for each rank. '
                 'Start the training with `mmrepro train CONFIG`, or run your own script with '
                 'mmrepro.on_virtual_ranks(V, main), where main() builds the runner and trains')
         return given
-    if given.virtual_ranks not in (None, scheduler.world_size):
-        raise RandomnessError(f'randomness.virtual_ranks={given.virtual_ranks}, and this is one of '
+    if ranks not in (None, scheduler.world_size):
+        raise RandomnessError(f'randomness.virtual_ranks={ranks}, and this is one of '
                               f'{scheduler.world_size} virtual ranks; allowed is '
                               f'{scheduler.world_size}')
     if given.legacy:
@@ -47,7 +47,7 @@ def settings_on_ranks(settings: dict[str, Any]) -> RandomnessConfig:
                               f'{scheduler.world_size} exclude each other; remove one of them')
     # to MMEngine, a distributed run whose process group exists
     settings['launcher'] = 'pytorch'
-    return replace(given, virtual_ranks=scheduler.world_size)
+    return replace(given, virtual_ranks=replace(given.virtual_ranks, ranks=scheduler.world_size))
 
 
 def share_workers(loader: Any) -> Any:

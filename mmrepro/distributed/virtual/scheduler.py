@@ -65,8 +65,7 @@ _thread = threading.local()  # `rank`: the virtual rank whose thread this is
 class Turns:
     """Hands the baton from thread to thread. Every choice between ranks is made here.
 
-    Args:
-        schedulers: Of the processes whose ranks are threads here; several only in simulations.
+    There are several schedulers, one for each process, only in simulations.
     """
 
     def __init__(self, schedulers: Sequence[Scheduler]) -> None:
@@ -178,13 +177,7 @@ class Turns:
 
 
 class Scheduler:
-    """The virtual ranks of one process, and their collective operations.
-
-    Args:
-        numbers: The ranks of this process.
-        world_size: V, the number of all ranks.
-        processes: N.
-    """
+    """The virtual ranks of one process, by their numbers, and their collective operations."""
 
     def __init__(self, numbers: Sequence[int], world_size: int, processes: int = 1) -> None:
         self.ranks = [VirtualRank(number, self) for number in numbers]

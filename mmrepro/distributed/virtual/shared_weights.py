@@ -33,7 +33,7 @@ from .scheduler import Scheduler, current
 
 _logger = logging.getLogger('mmrepro')
 
-SEPARATE = "randomness.virtual_ranks_memory='separate'"
+SEPARATE = "randomness.virtual_ranks.memory='separate'"
 _NOT_BY_ELEMENT = ('LBFGS', )  # optimizers whose step evaluates the model
 
 
@@ -43,7 +43,7 @@ def share_weights(runner: Any) -> None:
     Every rank calls this function when its weights are loaded and its hooks are ready.
 
     Raises:
-        RandomnessError: ``virtual_ranks_memory='shared'`` is not possible, says why; or the runner
+        RandomnessError: ``virtual_ranks.memory='shared'`` is not possible, says why; or the runner
             has trained before.
     """
     scheduler = current()
@@ -74,7 +74,7 @@ def share_weights(runner: Any) -> None:
 
 def _problem(runner: Any) -> str:
     """Return why the ranks cannot share weights; '' if they can."""
-    memory = runner.repro.virtual_ranks_memory
+    memory = runner.repro.virtual_ranks.memory
     if memory == 'separate':
         return SEPARATE
     wrapper = runner.optim_wrapper
@@ -87,7 +87,7 @@ def _problem(runner: Any) -> str:
     else:
         problem = weight_hooks.problem(runner.hooks, vouched=memory == 'shared')
     if problem and memory == 'shared':
-        raise RandomnessError(f"randomness.virtual_ranks_memory='shared', and {problem}; allowed "
+        raise RandomnessError(f"randomness.virtual_ranks.memory='shared', and {problem}; allowed "
                               "are None and 'separate'")
     return problem
 

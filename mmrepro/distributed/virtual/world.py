@@ -26,10 +26,6 @@ class ThreadLocalWorld:
     PyTorch tests collectives with such a class, ``ThreadLocalWorld`` of
     torch/testing/_internal/distributed/multi_threaded_pg.py. Here the world is an attribute of the
     rank, and a thread that is not a rank's sees that of the rank which has the baton.
-
-    Args:
-        process: The world of the process.
-        turns: Knows which rank runs.
     """
 
     def __init__(self, process: Any, turns: Turns) -> None:
@@ -51,14 +47,9 @@ class ThreadLocalWorld:
 
 
 class Worlds:
-    """Makes the ranks of one process, and their process groups.
+    """Makes the ranks of process ``mine``, and their process groups.
 
-    Args:
-        ranks: V.
-        mine: The number of the process.
-        processes: N, which share the ranks.
-        transport: Between the processes; None if there is one process.
-        store: Of ``torch.distributed``, the same for all ranks.
+    ``transport`` is that between the processes, None if there is one.
     """
 
     def __init__(self, ranks: int, mine: int, processes: int, transport: Any,
@@ -82,10 +73,10 @@ class Worlds:
         """The world of a rank, with its default group."""
         group = VirtualGroup(number, self._ranks, self.scheduler, self._all, 'of all ranks')
         # torch's class keeps most of its state in its module: the same attributes, empty
-        world = SimpleNamespace(**{name: type(value)() if value is not None else None
-                                   for name, value in _attributes(c10d._World())})
-        world.virtual = self
-        world.default_pg = group
+        names = {name for name in dir(c10d._World) if not name.startswith('_')}
+        world = SimpleNamespace(virtual=self, default_pg=group, **{
+            name: type(getattr(c10d._world, name))()
+            for name in names - {'default_pg', 'pg_config_info'}})
         world.pg_map[group] = (BACKEND, self._store)
         world.pg_names[group] = '0'
         world.pg_group_ranks[group] = {rank: rank for rank in range(self._ranks)}
@@ -131,11 +122,3 @@ def _create(store: Any, rank: int, size: int, timeout: Any) -> VirtualGroup:
     if creating is None:
         raise RuntimeError(f'the backend {BACKEND!r} belongs to mmrepro.on_virtual_ranks')
     return VirtualGroup(rank, size, *creating)
-
-
-def _attributes(world: Any) -> Iterator[tuple[str, Any]]:
-    for name in dir(world):
-        if not name.startswith('_') and name != 'pg_config_info':
-            value = getattr(world, name)
-            if value is None or isinstance(value, (dict, list, int)):
-                yield name, value

@@ -6,11 +6,12 @@ with several: both then vary as they would in another study.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
+from ...errors import PredictionError
 from ..stats import LEVEL, holm
 from .matches import FIGURES, Matches
 
@@ -58,17 +59,6 @@ class ImageStudy(NamedTuple):
         return (any(one.larger for one in found) if self.margin is None else
                 all(one.same for one in found))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for ``--json``; what is not defined is None."""
-        def plain(one: Any) -> Any:
-            if isinstance(one, dict):
-                return {name: plain(value) for name, value in one.items()}
-            if hasattr(one, '_asdict'):
-                return plain(one._asdict())
-            return None if isinstance(one, float) and np.isnan(one) else one
-
-        return plain(self)
-
 
 def resampled_figures(detectors: Sequence[Sequence[Matches]], resamples: int,
                       say: Callable[[str], None] = lambda text: None) -> np.ndarray:
@@ -88,7 +78,7 @@ def resampled_figures(detectors: Sequence[Sequence[Matches]], resamples: int,
     return found
 
 
-def study(detectors: dict[str, Sequence[Matches]], resamples: int = 1000, metric: str = 'mAP',
+def study(detectors: Mapping[str, Sequence[Matches]], resamples: int = 1000, metric: str = 'mAP',
           margin: float | None = None, say: Callable[[str], None] = lambda text: None
           ) -> ImageStudy:
     """Intervals of all figures, and of the differences of each detector to the first.
@@ -98,24 +88,21 @@ def study(detectors: dict[str, Sequence[Matches]], resamples: int = 1000, metric
             order for all of them.
         metric: the figure that is asked about.
         margin: test for "the same within" as well.
-
-    Raises:
-        ValueError: other numbers of seeds, an unknown figure, a margin that is not positive, too
-            few resamples, or a figure that no image defines.
     """
     counts = {label: len(seeds) for label, seeds in detectors.items()}
     if len(set(counts.values())) > 1:
-        raise ValueError('the detectors have different numbers of seeds: '
+        raise PredictionError('the detectors have different numbers of seeds: '
                          + ', '.join(f'{label} {count}' for label, count in counts.items()))
     if metric not in NAMES:
-        raise ValueError(f'--metric {metric}: allowed are {", ".join(NAMES)}')
+        raise PredictionError(f'--metric {metric}: allowed are {", ".join(NAMES)}')
     if margin is not None and (not margin > 0 or len(detectors) == 1):
-        raise ValueError(f'--same-within {margin:g}: a number above 0 and two detectors are needed')
+        raise PredictionError(f'--same-within {margin:g}: a number above 0 and two detectors are '
+                              'needed')
     if resamples < 100:
-        raise ValueError(f'--resamples {resamples}: an interval of 95 % needs at least 100')
+        raise PredictionError(f'--resamples {resamples}: an interval of 95 % needs at least 100')
     whole = np.array([[one.figures() for one in seeds] for seeds in detectors.values()])
     if np.isnan(whole[:, :, NAMES.index(metric)]).any():
-        raise ValueError(f'--metric {metric}: the annotations have no such objects')
+        raise PredictionError(f'--metric {metric}: the annotations have no such objects')
     drawn = resampled_figures(list(detectors.values()), resamples, say)
     count = whole.shape[1]
     chosen = np.random.RandomState(1).randint(count, size=(resamples, count))
@@ -130,7 +117,8 @@ def study(detectors: dict[str, Sequence[Matches]], resamples: int = 1000, metric
 
 def _both(drawn: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """``(resamples, figures)``: images and seeds resampled, the mean over the seeds."""
-    return np.take_along_axis(drawn, chosen[:, :, None], 1).mean(1)
+    mean: np.ndarray = np.take_along_axis(drawn, chosen[:, :, None], 1).mean(1)
+    return mean
 
 
 def _intervals(whole: np.ndarray, drawn: np.ndarray, chosen: np.ndarray) -> dict[str, Interval]:
@@ -150,14 +138,13 @@ def _intervals(whole: np.ndarray, drawn: np.ndarray, chosen: np.ndarray) -> dict
 def _versus(gaps: dict[str, Any], chosen: np.ndarray, margin: float | None
             ) -> dict[str, dict[str, Versus]]:
     result: dict[str, dict[str, Versus]] = {label: {} for label in gaps}
-    intervals = {label: _intervals(*gap, chosen) for label, gap in gaps.items()}
+    intervals = {label: _intervals(whole, drawn, chosen) for label, (whole, drawn) in gaps.items()}
     both = {label: _both(drawn, chosen) for label, (_, drawn) in gaps.items()}
     for index, name in enumerate(NAMES):
         columns = {label: _defined(one[:, index]) for label, one in both.items()}
         p = [_two_sided(one) for one in columns.values()]
-        same = [None if margin is None else max(_below(one + margin), _below(margin - one))
-                for one in columns.values()]
-        same_p = same if margin is None else holm(same)
+        same_p: Sequence[float | None] = [None] * len(p) if margin is None else holm(
+            [max(_below(one + margin), _below(margin - one)) for one in columns.values()])
         for label, own, adjusted, within in zip(columns, p, holm(p), same_p):
             result[label][name] = Versus(
                 intervals[label][name], own, adjusted, adjusted < LEVEL, within,
@@ -167,7 +154,8 @@ def _versus(gaps: dict[str, Any], chosen: np.ndarray, margin: float | None
 
 def _defined(values: np.ndarray) -> np.ndarray:
     """Resamples may lack all objects of a size; they say nothing about its figures."""
-    return values[~np.isnan(values)]
+    defined: np.ndarray = values[~np.isnan(values)]
+    return defined
 
 
 def _std(values: np.ndarray) -> float:

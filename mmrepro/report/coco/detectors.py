@@ -19,9 +19,6 @@ def files_of(words: Sequence[str]) -> dict[str, list[str]]:
 
     A word is ``FILE[,FILE...]``, the folder of a config in a study (``seed_N/predictions.pkl`` in
     it), or either with ``LABEL=`` before it.
-
-    Raises:
-        PredictionError: a folder without predictions, or two detectors of one name.
     """
     found: dict[str, list[str]] = {}
     for word in words:
@@ -46,11 +43,7 @@ def files_of(words: Sequence[str]) -> dict[str, list[str]]:
 
 def load(words: Sequence[str], annotations: str, iou_type: str,
          say: Callable[[str], None] = lambda text: None) -> dict[str, list[Matches]]:
-    """Label of each detector -> the matches of each seed.
-
-    Raises:
-        PredictionError: a file that cannot be used, or two files with the same predictions.
-    """
+    """Label of each detector -> the matches of each seed."""
     files = files_of(words)
     truth = load_annotations(annotations)
     earlier: dict[str, str] = {}

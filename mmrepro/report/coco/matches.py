@@ -138,7 +138,8 @@ class Matches:
         # pycocotools divides, and compares the rounded quotient
         needed -= (needed - 1) / count >= self._recalls
         needed += needed / count < self._recalls
-        return np.maximum(needed, 1).astype(np.int64)
+        count_needed: np.ndarray = np.maximum(needed, 1).astype(np.int64)
+        return count_needed
 
 
 def match(annotations: Any, predictions: Any, iou_type: str = 'bbox') -> Matches:

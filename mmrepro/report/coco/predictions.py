@@ -22,11 +22,7 @@ def quiet() -> Iterator[None]:
 
 
 def load_annotations(path: str) -> Any:
-    """The annotations, as ``pycocotools.coco.COCO``.
-
-    Raises:
-        PredictionError: the file cannot be read, or holds no images, categories or objects.
-    """
+    """The annotations, as ``pycocotools.coco.COCO``."""
     from pycocotools.coco import COCO
     content = _read(path, 'annotations')
     lacking = [key for key in ('images', 'categories', 'annotations')
@@ -51,10 +47,6 @@ def load_predictions(path: str, annotations: Any, iou_type: str = 'bbox') -> Any
             or a JSON file of results in the format of COCO.
         annotations: from :func:`load_annotations`.
         iou_type: 'bbox' or 'segm'.
-
-    Raises:
-        PredictionError: the file cannot be read, has no predictions, lacks images (a pickle file
-            names all that were tested), or has images or categories that the annotations lack.
     """
     if path.endswith(('.pkl', '.pickle')):
         results = _of_pickle(path, annotations, iou_type)

@@ -1,12 +1,13 @@
-"""Tables, plot and HTML report of COCO's figures with their intervals."""
+"""The report of COCO's figures with their intervals."""
 from __future__ import annotations
 
 import math
-from html import escape
 from typing import Any
 
-from ..html import document, listing, picture, section, table
+from ...exit_codes import DIFFERENT, DONE
+from ..model import Figure, Table
 from ..plot_style import INK, figure, palette, png
+from ..report import Report
 from .bootstrap import NAMES, ImageStudy, Interval
 
 FEW_SEEDS = 5
@@ -52,8 +53,8 @@ def _range(one: Interval) -> str:
     return '-' if math.isnan(one.low) else f'{one.low:.4f} to {one.high:.4f}'
 
 
-def _number(value: float, sign: str = '') -> str:
-    return '-' if math.isnan(value) else f'{value:{sign}.4f}'
+def _number(value: float | None, sign: str = '') -> str:
+    return '-' if value is None or math.isnan(value) else f'{value:{sign}.4f}'
 
 
 def _head(found: ImageStudy) -> list[str]:
@@ -96,10 +97,10 @@ def plot(found: ImageStudy) -> bytes:
     rows = range(len(NAMES))
     with figure(1, 2 if others else 1, figsize=(11 if others else 6.5, 4.6), squeeze=False,
                 sharey=True) as (fig, grid):
-        axes, colours = grid[0][0], palette(len(labels))
-        for place, (label, colour) in enumerate(zip(labels, colours)):
+        axes, colors = grid[0][0], palette(len(labels))
+        for place, (label, color) in enumerate(zip(labels, colors)):
             shift = .16 * (place - (len(labels) - 1) / 2)
-            _errors(axes, [found.figures[label][name] for name in NAMES], shift, colour, label)
+            _errors(axes, [found.figures[label][name] for name in NAMES], shift, color, label)
         axes.set_yticks(list(rows), NAMES)
         axes.set_ylim(len(NAMES) - .5, -.5)
         axes.set_xlabel('value, 95 % interval')
@@ -110,52 +111,30 @@ def plot(found: ImageStudy) -> bytes:
             axes.axvline(0, color=INK, linewidth=1)
             if found.margin is not None:
                 axes.axvspan(-found.margin, found.margin, color=INK, alpha=.08, linewidth=0)
-            for place, (label, colour) in enumerate(zip(others, colours[1:])):
+            for place, (label, color) in enumerate(zip(others, colors[1:])):
                 shift = .16 * (place - (len(others) - 1) / 2)
                 _errors(axes, [found.versus[label][name].difference for name in NAMES], shift,
-                        colour, label)
+                        color, label)
             axes.set_xlabel('difference, 95 % interval')
             axes.set_title(f'against {labels[0]}')
         return png(fig)
 
 
-def _errors(axes: Any, intervals: list[Interval], shift: float, colour: str, label: str) -> None:
+def _errors(axes: Any, intervals: list[Interval], shift: float, color: str, label: str) -> None:
     for row, one in enumerate(intervals):
-        axes.plot([one.low, one.high], [row + shift] * 2, color=colour, linewidth=1.6)
+        axes.plot([one.low, one.high], [row + shift] * 2, color=color, linewidth=1.6)
     axes.scatter([one.value for one in intervals],
-                 [row + shift for row in range(len(intervals))], color=colour, s=26, zorder=3,
+                 [row + shift for row in range(len(intervals))], color=color, s=26, zorder=3,
                  edgecolor='white', linewidth=.5, label=label)
 
 
-def show(found: ImageStudy, console: Any) -> None:
-    """Print the tables."""
-    from rich.table import Table
-    from rich.text import Text
-
-    def printed(head: Any, rows: list[list[str]], title: str) -> None:
-        shown = Table(*head, title=title, box=None, title_justify='left')
-        for row in rows:
-            shown.add_row(*row)
-        console.print(shown)
-
-    printed(_head(found), _rows(found), _title(found))
-    for label in found.versus:
-        console.print()
-        printed(VERSUS, _gaps(found, label), f'{label} - {next(iter(found.figures))}')
-    for line in verdicts(found):
-        console.print(Text(f'\n{line}', 'bold green' if found.answer else 'bold'))
-    for line in caution(found):
-        console.print(Text(f'note: {line}', 'yellow'))
-
-
-def report(found: ImageStudy, drawn: bytes) -> str:
-    """One self-contained HTML document."""
-    title = f'{" and ".join(found.figures)}: {_title(found)}'
-    kind = 'same' if found.answer else 'other'
-    parts = [f'<h1>{escape(title)}</h1>']
-    parts += [f'<div class="verdict {kind}">{escape(line)}</div>' for line in verdicts(found)]
-    parts += [picture('Figures of COCO', drawn), section('Figures', table(_head(found), _rows(
-        found)))]
-    parts += [section(f'{label} - {next(iter(found.figures))}', table(VERSUS, _gaps(found, label)))
-              for label in found.versus]
-    return document(title, [*parts, section('Notes', listing(caution(found)))])
+def report_of(found: ImageStudy) -> Report:
+    """The report of a study; 1 is its exit code if what was asked for was not found."""
+    first = next(iter(found.figures))
+    return Report(
+        f'{" and ".join(found.figures)}: {_title(found)}', '\n'.join(verdicts(found)),
+        DIFFERENT if found.answer is False else DONE,
+        [Table(_head(found), _rows(found), _title(found)),
+         *(Table(VERSUS, _gaps(found, label), f'{label} - {first}') for label in found.versus)],
+        caution(found), figures={'seeds': Figure('Figures of COCO', lambda: plot(found))},
+        data=found._asdict())

@@ -12,6 +12,7 @@ from typing import Any, Callable, NamedTuple
 from mmengine.config import Config
 
 from ...checkpoint import files
+from ...errors import TrainingError
 from ...exit_codes import PREEMPTED
 from ...fingerprint.divergence import compare_logs, first_missing
 from ...fingerprint.reader import RankLog, read_ranks
@@ -78,8 +79,8 @@ class Campaign:
         folder = self._folder('reference')
         attempt = self._start(folder, None)
         if any(attempt.codes):
-            raise RuntimeError(f'the uninterrupted run failed with exit codes {attempt.codes}; '
-                               f'see {folder}/rank0.log')
+            raise TrainingError(f'the uninterrupted run failed with exit codes {attempt.codes}; '
+                                f'see {folder}/rank0.log')
         self._gaps = moments.durations(attempt.of_rank(0))
         self._expected, self._states = _logs(folder), self._end_states(attempt)
         self.iterations = max(self._expected[0].steps) + 1
@@ -122,25 +123,24 @@ class Campaign:
 
     def _deviations(self, folder: str, attempt: Attempt) -> list[str]:
         """How a run that came to its end differs from the uninterrupted one."""
-        found = []
         logs = _logs(folder)
-        found += [f'{difference.text()} (first the uninterrupted run)' for difference in (
+        deviations = [f'{difference.text()} (first the uninterrupted run)' for difference in (
             compare_logs(self._expected, logs, self.iterations),
             first_missing(self._expected, logs, self.iterations)) if difference is not None]
         for rank, expected in self._expected.items():
             vals = logs[rank].vals
             self.compared += len(logs[rank].steps) + len(vals) + 1
-            found += [f'iteration {iteration}, rank {rank}, was trained again to different bits'
-                      for iteration in logs[rank].changed]
+            deviations += [f'iteration {i}, rank {rank}, was trained again to different bits'
+                           for i in logs[rank].changed]
             missing = sorted({val['iteration'] for val in expected.vals if val['iteration']}
                              - {val['iteration'] for val in vals})
             if missing:
-                found.append(f'the validation after {missing[0]} iterations, rank {rank}, is '
+                deviations.append(f'the validation after {missing[0]} iterations, rank {rank}, is '
                              'missing')
         for rank, states in enumerate(zip(self._end_states(attempt), self._states)):
             if states[0] != states[1]:
-                found.append(f'rank {rank} ends with {states[0]}, uninterrupted: {states[1]}')
-        return found
+                deviations.append(f'rank {rank} ends with {states[0]}, uninterrupted: {states[1]}')
+        return deviations
 
     def _folder(self, name: str) -> str:
         folder = os.path.abspath(os.path.join(self.settings.work_dir, name))

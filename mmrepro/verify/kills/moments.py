@@ -29,7 +29,7 @@ class Moment(NamedTuple):
     rank: int
     time: float  # seconds of the clock that all processes of a machine share
     process: int  # id of the process
-    workers: tuple[int, ...]  # ids of its data loader workers
+    workers: tuple[Any, ...]  # ids of its data loader workers
     state: dict[str, str] | None  # at the end: digests of everything that was trained
 
 

@@ -5,10 +5,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from command import exit_code
 from scipy import stats
 from support.coco_results import draw_dataset, draw_results
 
-from mmrepro.cli import seeds
 from mmrepro.errors import PredictionError
 from mmrepro.report.coco import bootstrap, view
 from mmrepro.report.coco.detectors import files_of, load
@@ -36,8 +36,8 @@ def matches(folder):
 
 
 def run(folder, *arguments):
-    return seeds.main(['--annotations', str(folder / 'annotations.json'), '--no-plots',
-                       '--resamples', '200', '--predictions', *arguments])
+    return exit_code('seeds', '--annotations', folder / 'annotations.json', '--no-plots',
+                     '--resamples', '200', '--predictions', *arguments)
 
 
 def test_one_detector_has_an_interval_for_every_figure(matches):
@@ -102,16 +102,13 @@ def test_several_detectors_are_corrected(matches):
     assert not found.versus['b']['mAP'].larger and not found.answer
 
 
-def test_tables_plot_and_report(matches, capsys):
-    from mmrepro.report.terminal import console
+def test_tables_plot_and_report(matches):
     for given in (matches, {'base': matches['base'][:1]}):
         found = bootstrap.study(given, 100, margin=.01 if len(given) > 1 else None)
-        drawn = view.plot(found)
-        assert drawn.startswith(b'\x89PNG')
-        assert 'data:image/png;base64,' in view.report(found, drawn)
-        view.show(found, console())
-        assert 'mAP_75' in capsys.readouterr().out
-        json.dumps(found.as_dict(), allow_nan=False)
+        report = view.report_of(found)
+        assert report.images['seeds'].startswith(b'\x89PNG')
+        assert 'data:image/png;base64,' in report.html() and 'mAP_75' in str(report)
+        json.dumps(report.data, allow_nan=False)
 
 
 def test_the_command_line(folder, capsys):

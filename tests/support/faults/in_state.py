@@ -11,7 +11,7 @@ from faults.fault import FROM, fault, noisy_kernel, replaced
 
 # --- hooks and settings ---------------------------------------------------------------------------
 
-SEQUENTIAL = dict(step_seed=False)
+SEQUENTIAL = dict(worker_seed='mmengine')
 
 
 @fault(fast=True, randomness=SEQUENTIAL, phase='forward', path='head.drop', kind='generator',

@@ -99,7 +99,7 @@ FAULTS: dict[str, Fault] = {
         ('verify', '--iters', '4', '--vary', 'process,workers,resume,validation')),
     'a_hook_that_draws_and_steps_without_seeds': Fault(
         'drawing_hook', "custom_hooks = [dict(type='DrawingHook')]\n"
-        'randomness = dict(step_seed=False)',
+        'randomness = dict(worker_seed="mmengine")',
         dict(iteration=1, kind='generator', cause='other draws before',
              mentions=('DrawingHook.after_train_iter', )),
         ('localise', '--iters', '3', '--a', 'LOOKS=1', '--b', 'LOOKS=3')),
@@ -210,7 +210,7 @@ def _wrong(expect: Any, finding: dict[str, Any], exit_code: int) -> list[str]:
         value, list) else value for key, value in finding.items()}
     if expect is None:
         return [f'nothing was planted that matters: {finding}']
-    text = Diagnosis(**{'fix' if key == 'cure' else key: value
+    text = Diagnosis(**{key: value
                         for key, value in finding.items()}).text()
     expect = dict(expect)
     mentions = expect.pop('mentions', ())

@@ -49,11 +49,6 @@ def cudnn_benchmark_in_env_cfg(cfg):
     cfg.env_cfg = dict(cudnn_benchmark=True)
 
 
-@setup(REFUSED, 'cudnn_benchmark', variations=())
-def cudnn_benchmark_in_randomness(cfg):
-    cfg.randomness.cudnn_benchmark = True
-
-
 @setup(REFUSED, 'compile.dynamic', variations=())
 def compiled_for_all_sizes_at_once(cfg):
     cfg['compile'] = dict(dynamic=True)

@@ -1,4 +1,4 @@
-"""Errors that say everything reach the user as one line; all others keep their traceback."""
+"""Errors of mmrepro become a message and an exit code; all others keep their traceback."""
 from __future__ import annotations
 
 import importlib
@@ -7,15 +7,15 @@ import subprocess
 import sys
 
 import pytest
+from command import exit_code
 from harness import ROOT
-from mmengine.config import Config
 from mmengine.runner import Runner
 
 import mmrepro  # noqa: F401  attaches itself
 from mmrepro import cli
-from mmrepro.cli import known_errors, train, training_arguments
-from mmrepro.cli.arguments import Parser, quiet_when_reader_leaves, setting
-from mmrepro.exit_codes import READER_LEFT
+from mmrepro.cli import training_arguments
+from mmrepro.errors import ConfigError, OperatorProviderError, StepDiffersError
+from mmrepro.exit_codes import DIFFERENT, READER_LEFT, USAGE
 
 # what can be built without a detector, or is refused before one is
 CONFIG = """
@@ -42,10 +42,9 @@ def config(tmp_path, monkeypatch):
     return path
 
 
-def refused(capsys, function, *arguments):
-    with pytest.raises(SystemExit) as error:
-        function(list(map(str, arguments)))
-    assert error.value.code == 2
+def refused(capsys, *arguments):
+    """The one line that the command says, with the exit code of wrong usage."""
+    assert exit_code(*arguments) == USAGE
     text = capsys.readouterr().err
     said = [line for line in text.splitlines() if line.startswith('mmrepro ')]
     assert len(said) == 1 and 'Traceback' not in text and 'usage' not in text
@@ -62,7 +61,7 @@ def refused(capsys, function, *arguments):
 def test_a_hook_that_is_refused(config, capsys, hook, message):
     with open(config, 'a', encoding='utf-8') as file:
         file.write(f'custom_hooks = [{hook}]\n')
-    assert message in refused(capsys, train.main, config)
+    assert message in refused(capsys, 'train', config)
 
 
 @pytest.mark.parametrize('option, message', [
@@ -72,46 +71,48 @@ def test_a_hook_that_is_refused(config, capsys, hook, message):
     ("custom_hooks=[dict(type='FingerprintHook',level='module')]", 'belongs into the config'),
 ])
 def test_an_option_that_cannot_be_read(config, capsys, option, message):
-    assert message in refused(capsys, train.main, config, '--cfg-options', option)
+    assert message in refused(capsys, 'train', config, '--cfg-options', option)
 
 
 @pytest.mark.parametrize('below', ['', 'deeper'])
 def test_a_work_dir_that_cannot_be_made(config, capsys, below, tmp_path):
     (tmp_path / 'file').touch()
     folder = tmp_path / 'file' / below
-    assert f'work_dir {folder} cannot be made or written to' in refused(
-        capsys, train.main, config, '--work-dir', folder)
+    assert f'work_dir {folder}: cannot be made: ' in refused(
+        capsys, 'train', config, '--work-dir', folder)
 
 
 @pytest.mark.parametrize('verb, given, option', [
     ('compare', ['CONFIG', 'CONFIG'], '--out'), ('test', ['CONFIG', 'x.pth'], '--out'),
-    ('state', ['CONFIG'], '--json'), ('chaos', ['CONFIG'], '--json'),
-    ('gpu_check', [], '--out')])
+    ('verify', ['CONFIG', '--vary', 'kills'], '--json'), ('verify', ['CONFIG'], '--json'),
+    ('doctor', ['--gpu'], '--out')])
 def test_a_result_that_cannot_be_written_is_said_at_once(verb, given, option, config, capsys,
                                                          tmp_path):
     (tmp_path / 'file').touch()
     given = [config if one == 'CONFIG' else one for one in given]
-    said = refused(capsys, cli.load(verb), *given, option, tmp_path / 'file' / 'w' / 'r.pkl')
+    said = refused(capsys, verb, *given, option, tmp_path / 'file' / 'w' / 'r.pkl')
     assert f'{option} {tmp_path}/file/w/r.pkl: ' in said and 'cannot be made' in said
 
 
-@pytest.mark.parametrize('verb', ['train', 'test', 'state', 'verify', 'localise', 'chaos'])
+@pytest.mark.parametrize('verb', ['train', 'test', 'verify', 'localise', 'audit'])
 @pytest.mark.parametrize('broken, said', [
     (True, "line 1: '(' was never closed"), (False, 'did you mean train_cfg.max_iters?')])
 def test_a_config_or_an_option_that_is_wrong(verb, broken, said, config, capsys, tmp_path):
     if broken:
         config.write_text('model = dict(\n')
     given = ['x.pth'] if verb == 'test' else []
-    options = ['--work-dir', tmp_path / 'w', '--cfg-options', 'train_cfg.max_iter=1']
-    assert said in refused(capsys, cli.load(verb), config, *given, *options)
+    options = ['--cfg-options', 'train_cfg.max_iter=1']
+    if verb != 'audit':
+        options += ['--work-dir', tmp_path / 'w']
+    assert said in refused(capsys, verb, config, *given, *options)
 
 
-@pytest.mark.parametrize('verb', ['verify', 'localise', 'chaos', 'demo'])
+@pytest.mark.parametrize('verb', ['verify', 'localise', 'demo'])
 def test_a_folder_for_results_that_cannot_be_made(verb, config, capsys, tmp_path):
     (tmp_path / 'file').touch()
     given = [] if verb == 'demo' else [config]
     assert f'--work-dir {tmp_path}/file/w: cannot be made: Not a directory' in refused(
-        capsys, cli.load(verb), *given, '--work-dir', tmp_path / 'file' / 'w')
+        capsys, verb, *given, '--work-dir', tmp_path / 'file' / 'w')
 
 
 def test_a_damaged_checkpoint(config, capsys, tmp_path):
@@ -122,9 +123,9 @@ def test_a_damaged_checkpoint(config, capsys, tmp_path):
     (tmp_path / 'bad.pth').write_bytes(b'PK\3\4' + bytes(100))
     with pytest.raises(CheckpointError):
         load(str(tmp_path / 'bad.pth'))
-    assert 'bad.pth' in refused(capsys, train.main, config)
+    assert 'bad.pth' in refused(capsys, 'train', config)
     (tmp_path / 'bad.pth').unlink()
-    assert 'bad.pth does not exist' in refused(capsys, train.main, config)
+    assert 'bad.pth does not exist' in refused(capsys, 'train', config)
 
 
 def test_annotations_that_are_missing(config, capsys, tmp_path):
@@ -132,48 +133,39 @@ def test_annotations_that_are_missing(config, capsys, tmp_path):
     data = dict(type='mmdet.CocoDataset', data_root=str(tmp_path), ann_file='no/such.json')
     with open(config, 'a', encoding='utf-8') as file:
         file.write(f'train_dataloader["dataset"] = {data!r}\n')
-    said = refused(capsys, train.main, config)
+    said = refused(capsys, 'train', config)
     assert f'{tmp_path}/no/such.json does not exist, and train_dataloader' in said
     assert 'data_root' in said
 
 
 def test_a_provider_that_is_not_installed(monkeypatch):
     provider = importlib.import_module('mmrepro.ops.provider')
-    monkeypatch.setattr(provider, 'requirement', lambda: 'triton is not installed')
-    with pytest.raises(RuntimeError) as error:
+    monkeypatch.setattr(provider.triton, 'requirement', lambda: 'triton is not installed')
+    with pytest.raises(OperatorProviderError, match='triton is not installed'):
         provider.use('triton')
-    assert known_errors.known(error.value, Config()).endswith('triton is not installed')
 
 
-def _own_hook():
-    raise ValueError('of somebody else')
+@pytest.mark.parametrize('error, code', [
+    (ConfigError('wrong'), USAGE), (StepDiffersError('wrong'), DIFFERENT)])
+def test_an_error_of_mmrepro_is_a_message_and_an_exit_code(error, code, monkeypatch, capsys):
+    def fail(argv):
+        raise error
+
+    monkeypatch.setattr(cli, 'load', lambda verb: fail)
+    assert cli.main(['train']) == code
+    assert capsys.readouterr().err == 'mmrepro train: wrong\n'
 
 
-@pytest.mark.parametrize('fail', [
-    _own_hook, lambda: open('/no/such/image.png'), lambda: {}['key'],
-    lambda: setting(None)])
-def test_any_other_error_keeps_its_traceback(fail):
-    cfg = Config(dict(work_dir='/somewhere/else', train_dataloader=dict(
-        dataset=dict(type='CocoDataset', ann_file='/no/such.json'))))
-    with pytest.raises(Exception) as error, known_errors.one_line(Parser('p'), cfg, True):
-        fail()
-    assert not isinstance(error.value, SystemExit)
+@pytest.mark.parametrize('error', [
+    ValueError('of a user'), FileNotFoundError(2, 'No such file', '/no/such/image.png'),
+    OSError(28, 'No space left on device', 'work/iter_1.pth'), KeyError('key')])
+def test_any_other_error_keeps_its_traceback(error, config, monkeypatch):
+    def fail(cfg):
+        raise error
 
-
-def test_disk_errors_of_the_training_keep_their_traceback(tmp_path):
-    denied = PermissionError(13, 'Permission denied', str(tmp_path / 'work' / 'iter_1.pth'))
-    full = OSError(28, 'No space left on device', denied.filename)
-    cfg = Config(dict(work_dir=str(tmp_path / 'work')))
-    assert known_errors.known(denied, cfg) == known_errors.known(full, cfg) == ''
-    (tmp_path / 'work').mkdir()
-    assert known_errors.known(denied, cfg, building=True)
-    assert not known_errors.known(full, cfg, building=True)
-
-
-def test_every_known_error_exists():
-    for row in known_errors.KNOWN:
-        module, _, name = row.error.rpartition('.')
-        assert issubclass(getattr(importlib.import_module(module), name), Exception)
+    monkeypatch.setattr(training_arguments, 'build_runner', fail)
+    with pytest.raises(type(error)):
+        cli.main(['train', str(config)])
 
 
 # ---------------------------------------------------------------------------- fingerprints
@@ -189,13 +181,13 @@ def test_fingerprints_are_added_to_the_hooks_of_the_config(config, monkeypatch, 
     monkeypatch.setattr(training_arguments, 'build_runner', lambda cfg: seen.append(cfg) or Built())
     with open(config, 'a', encoding='utf-8') as file:
         file.write("custom_hooks = [dict(type='EMAHook'), dict(type='FingerprintHook')]\n")
-    train.main([str(config), '--fingerprint', *given])
+    cli.main(['train', str(config), '--fingerprint', *given])
     assert [hook.type for hook in seen[0].custom_hooks] == ['EMAHook', 'FingerprintHook']
     assert seen[0].custom_hooks[1].level == level
 
 
 def test_a_level_that_is_none_is_refused(config, capsys):
-    said = refused(capsys, train.main, '--fingerprint', config)
+    said = refused(capsys, 'train', '--fingerprint', config)
     assert 'allowed: step, parameter, module, operator' in said and 'config first' in said
 
 
@@ -210,18 +202,18 @@ def test_nothing_heavy_is_imported_before_the_process_may_start_again():
 # ---------------------------------------------------------------------------- one line, and pipes
 
 def test_usage_is_shown_when_asked_for_only(config, capsys):
-    assert refused(capsys, train.main, '--seed', 3) == (
+    assert refused(capsys, 'train', '--seed', 3) == (
         'mmrepro train: the following arguments are required: config (see mmrepro train --help)')
-    assert refused(capsys, train.main, 'no.py') == 'mmrepro train: no.py: no such config'
+    assert refused(capsys, 'train', 'no.py') == 'mmrepro train: no.py: no such config'
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path):
-    code = ('import sys; from mmrepro.cli.arguments import quiet_when_reader_leaves\n'
-            '@quiet_when_reader_leaves\n'
-            'def main(argv=None):\n'
+    code = ('import sys; from mmrepro import cli\n'
+            'def verb(argv):\n'
             '    print("line\\n" * 100000)\n'
             '    return 0\n'
-            'sys.exit(main())')
+            'cli.load = lambda name: verb\n'
+            'sys.exit(cli.main(["compare"]))')
     process = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, env={**os.environ, 'PYTHONPATH': str(ROOT)})
     process.stdout.readline()
@@ -229,10 +221,10 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
     assert process.stderr.read() == b'' and process.wait() == READER_LEFT
 
 
-def test_another_pipe_that_breaks_is_an_error(capsys):
-    @quiet_when_reader_leaves
-    def main(argv=None):
+def test_another_pipe_that_breaks_is_an_error(monkeypatch):
+    def verb(argv):
         raise BrokenPipeError('to a worker')
 
+    monkeypatch.setattr(cli, 'load', lambda name: verb)
     with pytest.raises(BrokenPipeError):
-        main()
+        cli.main(['compare'])

@@ -1,4 +1,4 @@
-"""How a training starts: with weights that the seed decides, and nothing of an earlier call."""
+"""The start of a training: weights that the seed decides, and no rest of an earlier call."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from ..errors import RandomnessError, ResumeError
 from ..text import listed
 
 
-class Starts:
-    """The trainings that one runner starts.
+class TrainingStart:
+    """Guards the start of each training of one runner.
 
     Args:
         config: of the runner.
@@ -27,13 +27,17 @@ class Starts:
         self._loaded = False  # MMEngine has loaded what the config names, and no training began
         self._running = False  # the loop has begun and has not ended
         self._trained = False
-        self._unwritten: list[str] = []  # parameters that nothing has initialised
+        self._unwritten: list[str] = []  # parameters that nothing has initialized
 
-    def build_model(self, runner: Any, stock: Callable[[Any], Any], model: Any) -> Any:
-        """Let ``stock`` build the model; say where the seed had no part in it."""
-        resumed = runner.resuming.point is not None  # its weights come from the checkpoint
+    def build_model(self, stock: Callable[[Any], Any], model: Any, resumed: bool,
+                    logger: Any) -> Any:
+        """Let ``stock`` build the model; warn where the seed had no part in it.
+
+        Args:
+            resumed: the weights come from a checkpoint.
+        """
         if isinstance(model, nn.Module) and not self._config.legacy and not resumed:
-            runner.logger.warning(
+            logger.warning(
                 f'{type(model).__name__} was built before this runner has set its seed: its '
                 'initial weights come from whatever the generators gave then. They repeat when '
                 f'mmrepro.set_random_seed({self._config.seed}) is called right before it is '
@@ -41,8 +45,8 @@ class Starts:
         with determinism.filled_memory():
             return stock(model)
 
-    def initialise(self, runner: Any, stock: Callable[[], None]) -> None:
-        """Let ``stock`` initialise the weights, and remember which it left out."""
+    def initialize(self, runner: Any, stock: Callable[[], None]) -> None:
+        """Let ``stock`` initialize the weights, and remember which it left out."""
         with determinism.filled_memory():
             stock()
         if self._config.deterministic:

@@ -27,7 +27,7 @@ def clean():
 def config(work_dir, model='Tiny', checks=1000, **changes):
     cfg = tiny.tiny(work_dir)
     cfg.model.type = model
-    cfg.randomness.check_steps = checks
+    cfg.randomness.self_checks = dict(steps=checks)
     cfg.env_cfg = dict()
     cfg.merge_from_dict(copy.deepcopy(changes))
     return cfg

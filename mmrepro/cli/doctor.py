@@ -1,0 +1,150 @@
+"""``mmrepro doctor``: the environment, mmcv's operators, whether training repeats on this GPU."""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError, MissingPackageError
+from ..exit_codes import DIFFERENT, DONE
+from ..ops.choice import PROVIDERS
+from ..report.model import Table
+from ..report.report import Report
+from ..runs.startup import has_mmdet
+from .arguments import Parser, at_least, shared
+from .outcome import finish, write_json
+
+CHECKOUT = 'single operators are checked from a checkout of mmrepro, with tools/gpu_check.py'
+OF_GPU = ('out', 'quick', 'seconds', 'only', 'iters', 'against', 'size')
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        'doctor', 'Print what decides about bits on this machine: hardware, versions, flags and '
+        'environment variables. With --operators, list mmcv\'s compiled operators: the provider '
+        'of each and why, whether it gives the same bits every time, and who uses it. '
+        'With --gpu, find out whether training repeats bit for bit on this device, detector by '
+        f'detector, and what it costs; {CHECKOUT}.',
+        'examples:\n  mmrepro doctor\n  mmrepro doctor --operators --device cuda --json\n'
+        '  mmrepro doctor --gpu --out DIR --only detectors/DINO\n\n'
+        'exit code: 0 done, with --gpu 1 a row did not give equal bits or failed, 2 wrong usage',
+        shared(json=None))
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument('--operators', nargs='?', const='auto', choices=PROVIDERS,
+                      help='list the operators; with a value, the choices of this '
+                      'randomness.operators (default: auto, what a deterministic run takes)')
+    what.add_argument('--gpu', action='store_true', help='check that training repeats')
+    parser.add_argument('--device', choices=('cpu', 'cuda'),
+                        help='of --operators it need not be there (default: cuda if there is one; '
+                        'with --gpu: cuda)')
+    group = parser.add_argument_group('--gpu')
+    group.add_argument('--out', metavar='DIR', help='folder for gpu_check.json and gpu_check.md')
+    group.add_argument('--quick', action='store_true',
+                       help='small inputs, few repetitions, two iterations')
+    group.add_argument('--seconds', type=float, help='limit of time (450)')
+    group.add_argument('--only', metavar='REGEX',
+                       help='rows whose "group/name" matches, e.g. "detectors/DINO"')
+    group.add_argument('--iters', '--iterations', type=at_least(1), metavar='N',
+                       help='iterations of a detector (20; quick: 2)')
+    group.add_argument('--against', metavar='FILE',
+                       help='gpu_check.json of another process or machine: compare digests; '
+                       'on the same machine they must be equal')
+    group.add_argument('--size', type=at_least(1), metavar='N',
+                       help='pixels of an image (640; quick: 128)')
+    return parser
+
+
+def main(argv: Sequence[str] | None = None,
+         operators: Mapping[str, Any] = MappingProxyType({})) -> int:
+    """Exit code 0: done; with ``--gpu``, 1: a row did not give the same bits, or failed.
+
+    Args:
+        operators: groups of rows (:class:`mmrepro.doctor.RowGroup`) that ``--gpu`` runs besides
+            the detectors, by name. ``tools/gpu_check.py`` has those of a checkout.
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.gpu:
+        shown = list(sys.argv[1:] if argv is None else argv)
+        return _check(args, parser, shown, operators)
+    parser.refuse(args, 'is for --gpu', *OF_GPU)
+    device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
+    if args.operators is not None:
+        return _list_operators(args, device)
+    from ..doctor import environment
+    found = environment(device)
+    return finish(Report('', '', tables=[
+        Table((), [(name, str(value)) for name, value in rows.items()], part)
+        for part, rows in found.items()], data=found), args)
+
+
+def _list_operators(args: argparse.Namespace, device: str) -> int:
+    from ..ops.operator_report import as_json, as_text, catalogue
+    try:
+        entries = catalogue(device, args.operators)
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(f'{error}; install "mmcv-lite<2.2" or mmcv') from error
+    if args.json != '-':
+        print(as_text(entries, device, args.operators))
+    write_json(json.dumps(as_json(entries, device, args.operators), indent=1), args.json)
+    return DONE
+
+
+def _check(args: argparse.Namespace, parser: Parser, words: Sequence[str],
+           operators: Mapping[str, Any]) -> int:
+    if args.out is None:
+        parser.error('--gpu needs --out DIR')
+    parser.make_folder(args.out, '--out')
+    against = None
+    if args.against:
+        try:
+            against = json.loads(Path(args.against).read_text(encoding='utf-8'))
+        except (OSError, ValueError) as error:
+            parser.error(f'--against {args.against}: {error}')
+    if not has_mmdet():
+        raise MissingPackageError('--gpu trains detectors of MMDetection, which is not installed: '
+                                  'pip install "mmcv-lite<2.2" mmdet')
+    device = args.device or 'cuda'
+    if device == 'cuda' and not torch.cuda.is_available():
+        raise ConfigError('this torch sees no CUDA device; --device cpu runs the same code on the '
+                          'processor')
+    from ..doctor import Settings, check, report
+
+    def tell(group: str, name: str, result: dict[str, Any]) -> None:
+        """Print a row and write all so far, so that an interrupted check leaves its results."""
+        row = result[group][name]
+        print(f'{group:9} {name:30} {row.get("seconds", 0.):6.1f} s  {report.verdict(row)}',
+              file=sys.stderr if args.json == '-' else sys.stdout, flush=True)
+        report.write(result, operators, args.out)
+
+    # by default the size of a usual schedule on a GPU, or a small one
+    settings = Settings(device, args.quick, args.iters or (2 if args.quick else 20),
+                        args.size or (128 if args.quick else 640))
+    command = ' '.join(['doctor', *_without_folders(words)])
+    result = check(settings, args.seconds or 450., args.only or '', command, operators, tell,
+                   against)
+    if not any(result[group] for group in (*operators, 'detectors')):
+        parser.error(f'--only {args.only}: no row matches'
+                     + ('' if operators else f'; {CHECKOUT}'))
+    failed = result['summary']['unequal'] or result['summary']['failed']
+    verdict = '\n'.join([*([] if operators else [f'{CHECKOUT.capitalize()}.']),
+                         *map(str, report.write(result, operators, args.out))])
+    return finish(Report('', verdict, DIFFERENT if failed else DONE, data=result), args)
+
+
+def _without_folders(words: Sequence[str]) -> list[str]:
+    """The command line without names of folders, which may be private."""
+    shown = list(words)
+    for i, text in enumerate(shown):
+        for option, stands_for in (('--out', 'DIR'), ('--against', 'FILE')):
+            if text == option and i + 1 < len(shown):
+                shown[i + 1] = stands_for
+            elif text.startswith(f'{option}='):
+                shown[i] = f'{option}={stands_for}'
+    return shown

@@ -1,0 +1,270 @@
+"""What mmrepro does in a run, from its first moment to its last, in order.
+
+:class:`mmrepro.ReproRunner` calls the method of each moment. Methods with the name of an event of
+MMEngine are generators: the code before ``yield`` runs before all hooks of the event, the code
+after it when all of them have run, whatever their priority.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Callable
+
+from mmengine.dist import get_rank, get_world_size, is_distributed
+from mmengine.hooks import Hook
+
+from . import determinism, seeds
+from .checkpoint.evaluated import EvaluatedModel
+from .checkpoint.files import local_loading
+from .checkpoint.resuming import Resume
+from .checkpoint.saving import CheckpointWriter
+from .checkpoint.training_start import TrainingStart
+from .config import RandomnessConfig
+from .data import placement_of, use_stream
+from .data.sample_check import left_out
+from .distributed import agreement
+from .distributed.virtual.cached_ranks import refuse_cached_ranks
+from .distributed.virtual.process_state import keep_attributes
+from .distributed.virtual.runner_parts import settings_on_ranks
+from .distributed.virtual.scheduler import current
+from .distributed.virtual.shared_weights import share_weights
+from .facts.collect import collect_facts
+from .facts.training_data import training_facts
+from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook
+from .hooks.preempt import handling
+from .process_settings import ProcessSettings
+from .version import __version__
+
+
+class RunLifecycle:
+    """The moments of one run.
+
+    Args:
+        settings: arguments of the runner that is being built, changed in place.
+
+    Attributes:
+        config: the randomness in effect, the seed included.
+        facts: settings, versions and hardware, see :mod:`mmrepro.facts.collect`.
+        process: flags, variables and replacements in this process.
+        resume: the checkpoint that the run continues from.
+        checkpoints: writes checkpoints.
+        start: weights and loops at the start of ``train()``.
+        evaluated: buffers of the model that is validated or tested.
+    """
+
+    # ------------------------------------------------------------------ the runner is built
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        given = settings_on_ranks(settings)
+        self.resume = Resume(settings, given.resume_strict)
+        settings.update(self.resume.settings)
+        # now: the model, the loaders and their workers would be built from another seed
+        self.config = self.resume.seeded(given)
+        self.facts: dict[str, Any] = {}
+        self.process = ProcessSettings(self.config)
+        self.checkpoints = CheckpointWriter(self.config.legacy)
+        self.start = TrainingStart(self.config)
+        self.evaluated = EvaluatedModel(self.config.legacy)
+
+    def set_seed(self, config: RandomnessConfig, cfg: Any) -> None:
+        """Put the randomness in force, once all ranks know the seed.
+
+        Args:
+            config: with the seed in effect.
+            cfg: the config of the run, ``randomness`` included.
+        """
+        self.config = config
+        self.process.apply(config)
+        self.facts = collect_facts(cfg, config.as_dict(), get_world_size())
+        self.resume.check(self.facts)
+        if is_distributed():
+            agreement.check_agreement(agreement.start_fields(cfg.pretty_text, config.as_dict()))
+
+    def build_model(self, stock: Callable[[Any], Any], model: Any, logger: Any) -> Any:
+        """Let ``stock`` build the model."""
+        self.seed('init', 'model')  # again: loggers and visualizers may have drawn random numbers
+        return self.start.build_model(stock, model, self.resume.point is not None, logger)
+
+    def hooks(self, present: Sequence[Hook]) -> list[Hook]:
+        """Return the hooks to register beside ``present``, those of the config."""
+        kinds: list[type[Hook]] = [PreemptHook]
+        if self.config.deterministic:
+            kinds.insert(0, OperatorGuardHook)
+        if self.config.deterministic is True:
+            kinds.insert(1, SelfCheckHook)
+        # a hook of the config, with other settings, replaces ours
+        return [kind() for kind in kinds if not any(isinstance(hook, kind) for hook in present)]
+
+    def built(self, logger: Any) -> None:
+        """Log the resume and the randomness in effect."""
+        self.resume.log(logger)
+        logger.info(f'mmrepro {__version__}\n{self.config.table()}\n\n{self.process.report}')
+
+    # ------------------------------------------------------------------- train() is called
+
+    @contextmanager
+    def training(self, runner: Any) -> Iterator[None]:
+        """Call MMEngine's ``train`` in this block."""
+        self.process.hold()
+        if self.config.deterministic is True:
+            determinism.check_compiled(runner.model, runner.cfg.get('compile'))
+        with handling(runner), self.start.training(runner):
+            yield
+
+    def train_loop_built(self, runner: Any, loop: Any) -> None:
+        """Compare the training data with those of the resumed run, and continue its loop."""
+        data = {**training_facts(loop.dataloader.dataset), **agreement.late_fields()}
+        self.facts.update(data)
+        for line in self.resume.check_data(data):
+            runner.logger.warning(line)
+        self.resume.continue_loop(loop)
+
+    def before_run(self, runner: Any) -> Iterator[None]:
+        yield
+        loops = (runner._train_loop, runner._val_loop, runner._test_loop)
+        for name in left_out(self.config, [
+                runner._train_dataloader, runner._val_dataloader, runner._test_dataloader,
+                *(getattr(loop, 'dataloader', None) for loop in loops)]):
+            runner.logger.info(f'samples of {name} are not checked: '
+                               'randomness.self_checks.nonrepeatable_datasets')
+        self.seed('init', 'weights')
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
+        yield
+        if not self.config.legacy:
+            self.resume.take_state(checkpoint, runner.logger)
+
+    def before_train(self, runner: Any) -> Iterator[None]:
+        self.resume.check_streams(runner)
+        self.evaluated.leave()  # an error may have ended an evaluation early
+        yield
+        self.evaluated.leave()  # a hook may have evaluated
+        if self.config.legacy:
+            return
+        refuse_cached_ranks()
+        if current() is not None:
+            keep_attributes([*runner.hooks, *runner.model.modules()])
+        self.checkpoints.check_hooks(runner)
+        self.start.begin(runner)
+        if self.resume.restore(runner):
+            # checkpoints are written before a validation, on which best checkpoints and early
+            # stopping depend
+            runner.logger.info(f'the run ended before the validation at iteration {runner.iter}: '
+                               'it comes first')
+            runner.val_loop.run()
+        share_weights(runner)
+
+    # ----------------------------------------------------------------- epochs and iterations
+
+    def before_train_epoch(self, runner: Any) -> Iterator[None]:
+        _tell_epoch(runner)
+        # a run that resumes within the epoch comes here as well, and hooks keep what they draw
+        self.seed('hook', 'epoch', runner.epoch)
+        yield
+        _tell_epoch(runner)  # again: a hook may have given the loop another loader
+        self.resume.seek_data(runner)  # after all hooks that move the data
+        self.seed('hook', 'loop', runner.iter)
+
+    def before_train_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
+        self.process.check_flags(runner.logger)
+        self.evaluated.leave()
+        self.seed('hook', runner.iter)
+        yield
+        self.evaluated.leave()
+        self.checkpoints.begin_iteration(runner.epoch, runner.iter, batch_idx)
+        self.seed('step', runner.iter)
+
+    def after_train_iter(self, runner: Any, **details: Any) -> Iterator[None]:
+        yield
+        self.seed('hook', 'loop', runner.iter + 1)
+
+    def after_train_epoch(self, runner: Any) -> Iterator[None]:
+        self.seed('hook', 'end of epoch', runner.epoch)
+        yield
+        self.seed('hook', 'loop', runner.iter)
+
+    # ----------------------------------------------------------------- validation and test
+
+    def before_val_epoch(self, runner: Any) -> Iterator[None]:
+        self.evaluated.leave()
+        use_stream(runner.val_dataloader, 'val')
+        self.seed('val', runner.iter)
+        yield
+        self.evaluated.enter(runner.model)  # behind EMAHook, which puts in its averages
+
+    def before_val_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
+        yield
+        self._seed_images('val', runner.iter, batch_idx)
+
+    def after_val_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
+        self.evaluated.leave()  # before EMAHook, which takes its averages out
+        with self.checkpoints.validated(runner.iter, metrics):
+            yield
+        self.evaluated.leave()
+
+    def after_val(self, runner: Any) -> Iterator[None]:
+        yield
+        self.seed('hook', 'loop', runner.iter)
+
+    def before_test_epoch(self, runner: Any) -> Iterator[None]:
+        self.evaluated.leave()
+        use_stream(runner.test_dataloader, 'test')
+        self.seed('test')
+        yield
+        self.evaluated.enter(runner.model)
+
+    def before_test_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
+        yield
+        self._seed_images('test', batch_idx)
+
+    def after_test_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
+        self.evaluated.leave()
+        yield
+        self.evaluated.leave()
+
+    # ----------------------------------------------------------------------- a checkpoint
+
+    def save(self, runner: Any, stock: Callable[..., None], out_dir: str, filename: str,
+             *args: Any, **kwargs: Any) -> None:
+        """Let ``stock`` write a checkpoint on rank 0; all ranks call this."""
+        with self.evaluated.suspended():
+            self.checkpoints.write(runner, stock, out_dir, filename, *args, **kwargs)
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
+        yield
+        self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
+
+    # ---------------------------------------------------------------------------- the end
+
+    def after_train(self, runner: Any) -> Iterator[None]:
+        with local_loading():  # CheckpointHook publishes: it loads what it has written
+            yield
+
+    # -------------------------------------------------------------------------------------
+
+    def event(self, name: str, runner: Any, details: Mapping[str, Any]
+              ) -> AbstractContextManager[None]:
+        """Return the context in which the hooks of an event are called."""
+        self.process.hold()  # a hook may have built a runner of its own
+        moment = getattr(self, name, None) if name.startswith(('before_', 'after_')) else None
+        return nullcontext() if moment is None else contextmanager(moment)(runner, **details)
+
+    def seed(self, stream: str, *key: seeds.Key) -> None:
+        """Start a stream in this process, one of its own for the rank with ``diff_rank_seed``."""
+        if not self.config.legacy:
+            ranks = (get_rank(),) if self.config.diff_rank_seed else ()
+            seeds.seed_all(self.config.root, stream, *key, *ranks)
+
+    def _seed_images(self, stream: str, *key: seeds.Key) -> None:
+        if self.config.independent_predictions:
+            # the same numbers for all images, wherever an image is tested
+            seeds.seed_all(self.config.root, 'test', 'image')
+        else:
+            self.seed(stream, *key)
+
+
+def _tell_epoch(runner: Any) -> None:
+    """Tell the sampler its epoch; a config may have removed MMEngine's DistSamplerSeedHook."""
+    loader = runner.train_dataloader
+    if placement_of(loader) is not None and runner.train_loop.max_epochs > 1:
+        loader.batch_sampler.sampler.set_epoch(runner.epoch)

@@ -1,0 +1,128 @@
+"""Studies of several seeds, and of the images that detectors are tested on, as reports."""
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import SeedsError
+from ..runs.config_files import find_config, setting
+from ..runs.seed_runs import (
+    SeedJob,
+    jobs_of,
+    parse_seeds,
+    parse_streams,
+    result_of,
+    run_job,
+    vary_stream,
+)
+from ..text import duration
+from . import seed_study, seeds_report, variance
+from .coco import bootstrap, detectors
+from .coco import view as coco_view
+from .report import Report
+from .seed_study import choose_metric, metrics_of, value_of
+
+Say = Callable[[str], None]
+
+
+def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
+          vary: str | None = None, metric: str | None = None, pick: str = 'last',
+          same_within: float | None = None, plan: float | None = None,
+          options: Sequence[str] = (), work_dir: str = os.path.join('work_dirs', 'seeds'),
+          report_only: bool = False, say: Say = lambda text: None) -> Report:
+    """Train a config with several seeds, each in a fresh process, and report the spread.
+
+    Finished seeds are not trained again, interrupted ones are resumed.
+
+    Args:
+        config: path of a config, or ``package::path``.
+        seeds: such as ``'0..4'`` or ``'0,1,5..7'``.
+        compare: configs to test against the first, with the same seeds.
+        vary: names of streams (``'init,step'``) to vary one at a time; says which share of the
+            variance is whose.
+        metric: name of the metric; None: ``coco/bbox_mAP`` if there is one, else the first.
+        pick: which validation of a run counts, ``'last'`` or ``'best'``.
+        same_within: also test whether the configs are the same within this margin.
+        plan: also say how many seeds it takes to see this difference.
+        options: changes of all configs, as ``KEY=VALUE``.
+        work_dir: where the runs write.
+        report_only: train nothing.
+        say: called with lines about the progress.
+
+    Returns:
+        A report whose exit code is 1 if a difference (with ``same_within``, sameness) was asked
+        for and not found.
+
+    Raises:
+        SeedsError: an argument cannot be used, a training failed, or a result is missing.
+        ConfigError: a config cannot be read.
+    """
+    numbers = parse_seeds(seeds)
+    paths = [find_config(path) for path in (config, *compare)]
+    labels = [os.path.splitext(os.path.basename(path))[0] for path in paths]
+    double = next((label for label in labels if labels.count(label) > 1), None)
+    if double is not None:
+        raise SeedsError(f'two configs are called {double}; rename one of them')
+    changes = dict(map(setting, options))
+    jobs = {label: jobs_of(path, label, numbers, work_dir, options, changes)
+            for path, label in zip(paths, labels)}
+    if vary:
+        whole = jobs.pop(labels[0])
+        jobs = {variance.ALL: whole, **{stream: vary_stream(whole[0], stream, numbers)
+                                        for stream in parse_streams(vary, paths[0], changes)}}
+        if len(numbers) < variance.MIN_SEEDS:  # before hours of training
+            raise SeedsError(f'--vary needs at least {variance.MIN_SEEDS} seeds, and --seeds '
+                             f'{seeds} has {len(numbers)}')
+    # the first run of every stream is the same one
+    results = _results(list(dict.fromkeys(sum(jobs.values(), []))), report_only, say)
+    metric = choose_metric(list(results.values()), metric)
+    values = {name: [value_of(results[job], metric, pick) for job in of_name]
+              for name, of_name in jobs.items()}
+    if vary:
+        return variance.report_of(variance.study(metric, pick, labels[0], numbers, values))
+    return seeds_report.report_of(
+        seed_study.study(metric, pick, numbers, values, same_within, plan))
+
+
+def predictions(files: Sequence[str], annotations: str, *, iou_type: str = 'bbox',
+                metric: str = 'mAP', same_within: float | None = None, resamples: int = 1000,
+                say: Say = lambda text: None) -> Report:
+    """Report how far COCO's figures of saved predictions depend on the tested images.
+
+    Args:
+        files: one word for each detector, see :func:`.coco.detectors.files_of`.
+        annotations: path of the annotations that the detectors were tested on.
+        iou_type: ``'bbox'`` or ``'segm'``.
+        metric: the figure that the verdict is about.
+        same_within: also test whether the detectors are the same within this margin.
+        resamples: number of resamples of the images.
+        say: called with lines about the progress.
+
+    Raises:
+        PredictionError: a file or an argument cannot be used.
+    """
+    matches = detectors.load(files, annotations, iou_type, say)
+    return coco_view.report_of(bootstrap.study(matches, resamples, metric, same_within, say))
+
+
+def _results(jobs: list[SeedJob], report_only: bool, say: Say) -> dict[SeedJob, dict[str, Any]]:
+    """Results of all jobs; trains those that have none."""
+    # all of them before the first training: a result of another config is an error
+    earlier = {job: result_of(job) for job in jobs}
+    results = {job: result for job, result in earlier.items() if result is not None}
+    todo = [job for job in jobs if job not in results]
+    if todo and report_only:
+        raise SeedsError('--report-only, and these are not finished: '
+                         + ', '.join(job.name for job in todo))
+    if len(todo) < len(jobs):
+        say(f'{len(jobs) - len(todo)} of {len(jobs)} runs are there already')
+    started = time.monotonic()
+    for number, job in enumerate(todo):
+        mean = (time.monotonic() - started) / max(number, 1)
+        left = f', about {duration(mean * (len(todo) - number))} left' if number else ''
+        say(f'run {number + 1} of {len(todo)}: {job.name}{left} '
+            f'(log: {os.path.join(job.folder, "seed.log")})')
+        results[job] = run_job(job, metrics_of)
+    return results

@@ -1,0 +1,368 @@
+"""The verbs that examine trainings, as functions that return a :class:`Report`.
+
+    from mmrepro import reports
+    report = reports.compare('work_dirs/monday', 'work_dirs/tuesday')
+    print(report)             # what the command prints
+    report.data['first']      # the same as data
+    report.write('comparison', 'compare')
+"""
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mmengine.config import Config
+
+from .audit.auditing import audit
+from .demo import provide_dataset, use_data
+from .errors import ConfigError, MMReproError
+from .exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
+from .localise import entry
+from .localise.search import LocaliseResult
+from .report.compare import compare
+from .report.model import Figure, Table
+from .report.report import Report
+from .report.seeds import predictions, seeds
+from .runs.config_edits import fix_seed, prepare, virtual_ranks
+from .runs.config_files import find_config, read_config
+from .runs.launcher import TrainingFailed, one_thread_each
+from .verify import variations as verification
+from .verify.kills.campaign import Campaign, CampaignSettings, summary
+from .verify.kills.kinds import KINDS, allowed
+from .verify.state_probe import StateVerdict, probe
+from .verify.variations import USUAL, VARIATIONS, VariationResult
+
+__all__ = ['Figure', 'Report', 'Table', 'audit', 'compare', 'kills', 'localise', 'lost_state',
+           'predictions', 'seeds', 'verify']
+
+Say = Callable[[str], None]
+# variations that are events of a run, not changes of its config: parameters of localise_config
+EVENTS = {'resume': 'resume_b', 'validation': 'validate_b'}
+SAME = ('SAME BITS: batches, losses, gradients, parameters, buffers and optimizer state agree '
+        'after every iteration')
+
+
+# ---------------------------------------------------------------------------------------- verify
+
+def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 5,
+           level: str = 'step', full: bool = False, ranks: int | None = None,
+           demo_data: str | None = None, options: Mapping[str, Any] | None = None,
+           jobs: int | None = None, work_dir: str = os.path.join('work_dirs', 'verify'),
+           explain: bool = False, say: Say = lambda text: None) -> Report:
+    """Train a config in fresh processes, vary what must not matter, and compare the bits.
+
+    Args:
+        config: path of a config, or ``package::path``.
+        vary: names of variations (:data:`mmrepro.verify.variations.VARIATIONS`); None: the usual
+            ones.
+        iterations: number of iterations of each run.
+        level: level of the fingerprints, ``'step'``, ``'parameter'`` or ``'module'``.
+        full: images, batch and weights as in the config, instead of small ones.
+        ranks: number of virtual ranks of each run; None: as in the config.
+        demo_data: folder for the demonstration dataset, to train on it.
+        options: dotted key -> value, changes of the config.
+        jobs: runs at a time; None: as many as the machine has room for.
+        work_dir: where the runs write.
+        explain: name the cause of the first variation that differs.
+        say: called with lines about the progress.
+
+    Returns:
+        A report whose exit code is 0 (same bits), 1 (different) or 3 (nothing was compared).
+
+    Raises:
+        ConfigError: the config or an option cannot be used.
+        MissingDataError: a file that the config reads does not exist.
+        TrainingFailed: a training ended with an error.
+    """
+    names = list(dict.fromkeys(USUAL if vary is None else vary))
+    unknown = [name for name in names if name not in VARIATIONS]
+    if unknown or not names:
+        raise ConfigError(f'--vary: {", ".join(unknown) or "nothing"} is not allowed; allowed: '
+                          f'{",".join(VARIATIONS)}')
+    cfg = _config(config, options, ranks)
+    if vary is None and virtual_ranks(cfg) is not None:
+        names.append('ranks')
+    notes = []
+    if demo_data is not None:
+        provide_dataset(demo_data)
+        use_data(cfg, os.path.abspath(demo_data))
+        notes.append(f'data: the demonstration dataset in {demo_data}')
+    notes += prepare(cfg, names, full)
+    started = time.monotonic()
+    data = dict(config=config, iterations=iterations, level=level, work_dir=work_dir)
+    try:
+        results = verification.verify(cfg, work_dir, names, iterations, jobs or _jobs(), level, say)
+    except TrainingFailed as error:
+        if error.finding is None:
+            raise
+        return Report(
+            config, 'DIFFERENT BITS within one run, before it was compared with others:\n'
+            f'{error.finding}\nAll of its output is in {error.log}', DIFFERENT, notes=notes,
+            data=dict(data, same=False, variations=[], finding=error.finding, log=error.log))
+    notes.append(f'{iterations} iterations, fingerprints of level {level}, '
+                 f'{time.monotonic() - started:.0f} s')
+    cause = _cause(results, work_dir, iterations) if explain else None
+    return certificate(config, results, notes, work_dir, data, cause)
+
+
+def _config(config: str, options: Mapping[str, Any] | None, ranks: int | None = None) -> Config:
+    cfg = read_config(find_config(config), options)
+    if ranks is not None:
+        cfg.randomness = dict(cfg.get('randomness') or {}, virtual_ranks=ranks)
+    return cfg
+
+
+def _jobs() -> int:
+    """Runs at a time: 1 on a GPU, at most 2 on the cores of a CPU."""
+    import torch
+    if torch.cuda.is_available():
+        return 1
+    threads = int(one_thread_each()['OMP_NUM_THREADS'])
+    return max(1, min(2, (os.cpu_count() or 1) // threads))
+
+
+def certificate(config: str, results: Sequence[VariationResult], notes: Sequence[str],
+                work_dir: str, data: Mapping[str, Any] = {},
+                cause: LocaliseResult | None = None) -> Report:
+    """The report of verified variations."""
+    rows, styles = [], []
+    for result in results:
+        rows.append((result.name, result.title,
+                     f'not run: {result.skipped}' if result.skipped else
+                     f'DIFFERENT  {result.difference.text()}' if result.difference else
+                     f'equal ({result.remark})' if result.remark else 'equal'))
+        styles.append('soft' if result.skipped else 'bad' if result.difference else 'good')
+    different = [result for result in results if result.difference is not None]
+    advice = []
+    if different:
+        verdict = (f'DIFFERENT BITS in {len(different)} of {len(results)} variations. Both runs '
+                   f'are in {work_dir}; to see them side by side:')
+        advice = ['mmrepro compare '
+                  f'{os.path.join(work_dir, different[0].reference)} '
+                  f'{os.path.join(work_dir, different[0].name)}']
+    elif any(result.equal for result in results):
+        partly = any(result.remark for result in results)
+        verdict = SAME + ('; with other instruction sets, batches do' if partly else '')
+    else:
+        verdict = 'NOTHING WAS COMPARED'
+    same = not different and any(result.equal for result in results)
+    tables = [Table((), rows, styles=styles)]
+    if cause is not None:
+        tables.append(_first_difference(cause))
+    return Report(
+        config, verdict, DONE if same else DIFFERENT if different else NOTHING_TO_COMPARE,
+        tables, list(notes), advice, data={
+            **data, 'same': same, 'localise': cause.as_dict() if cause else None,
+            'variations': [dict(
+                name=result.name, title=result.title, equal=result.equal,
+                skipped=result.skipped or None, remark=result.remark or None,
+                difference=result.difference.as_dict() if result.difference else None)
+                for result in results]})
+
+
+def _cause(results: Sequence[VariationResult], work_dir: str,
+           iterations: int) -> LocaliseResult | None:
+    """Name the cause of the first variation that differs; see :func:`localise`."""
+    first = next((result for result in results if result.difference is not None), None)
+    if first is None:
+        return None
+    name = first.name
+    if VARIATIONS[name].prepare or VARIATIONS[name].elsewhere:
+        print(f'\n{name}: mmrepro localise cannot repeat what surrounds this run; the first field '
+              'that differs says where to look (docs/how-to/my-runs-differ.md)', file=sys.stderr)
+        return None
+    reference, run = (os.path.join(work_dir, which) for which in (first.reference, name))
+    folder = entry.unused_folder(os.path.join(work_dir, 'localise'))
+    os.makedirs(folder, exist_ok=True)
+    try:
+        if name not in EVENTS:
+            print(f'\nmmrepro localise {reference} {run}', file=sys.stderr, flush=True)
+            return entry.localise_runs(reference, run, folder)
+        # the reference's config has no validation that run B could do
+        config = os.path.join(reference if name == 'resume' else run, 'config.py')
+        half = max(1, iterations // 2)
+        print(f'\nmmrepro localise {config} --{EVENTS[name].replace("_", "-")} {half} --iters '
+              f'{iterations}', file=sys.stderr, flush=True)
+        event: dict[str, Any] = {EVENTS[name]: half}
+        return entry.localise_config(config, folder, iterations, **event)
+    except MMReproError as error:
+        print(error, file=sys.stderr)
+        return None
+
+
+# ------------------------------------------------------------------------------------------ kills
+
+def kills(cfg: Config, *, count: int = 10, seed: int = 0, ranks: int = 1,
+          processes: Sequence[int] = (), span: int = 8,
+          kinds: Sequence[str] = (), work_dir: str = os.path.join('work_dirs', 'kills'),
+          say: Say = print) -> Report:
+    """Kill runs of a config at random moments, resume them, and compare every iteration.
+
+    The config is trained as it is, once undisturbed and then with interruptions.
+
+    Args:
+        cfg: a complete config; :func:`interruptible` makes one.
+        count: number of interruptions in all.
+        seed: seed of their kinds and moments; the training has its own.
+        ranks: number of ranks of each run.
+        processes: numbers of processes that virtual ranks run on: of the undisturbed run, then of
+            each further start, again and again; empty: a process for each rank.
+        span: most iterations and validation batches from a start to an interruption.
+        kinds: names of :data:`mmrepro.verify.kills.kinds.KINDS`; empty: all that are possible.
+        work_dir: an empty folder.
+        say: called with lines about the progress.
+
+    Raises:
+        ConfigError: a kind is not possible, or the folder is not empty.
+        TrainingError: the undisturbed run failed.
+    """
+    workers = cfg.train_dataloader.get('num_workers', 0)
+    most = max(processes or [ranks])
+    possible = allowed(most, workers)
+    for name in kinds:
+        if name not in possible:
+            raise ConfigError(f'--kinds {name!r}: with {most} process(es) and {workers} worker(s), '
+                              f'possible are {", ".join(map(repr, possible))}')
+    if os.path.isdir(work_dir) and os.listdir(work_dir):
+        raise ConfigError(f'--work-dir {work_dir}: is not empty, and a run that finds '
+                          'checkpoints resumes')
+    started = time.time()
+    campaign = Campaign(cfg, CampaignSettings(
+        os.path.abspath(work_dir), count, seed, ranks, workers, kinds or possible, span, processes),
+        say)
+    campaign.run()
+    return campaign_report(summary(campaign, started))
+
+
+def interruptible(cfg: Config, interval: int) -> None:
+    """Let ``cfg`` write a checkpoint every ``interval`` iterations, and fix its seed."""
+    hooks = cfg.setdefault('default_hooks', {})
+    hook = dict(hooks.get('checkpoint') or dict(type='CheckpointHook'))
+    hook.update(by_epoch=False, interval=interval)
+    hook.setdefault('max_keep_ckpts', 2)
+    hooks['checkpoint'] = hook
+    fix_seed(cfg)
+
+
+def campaign_report(outcome: Mapping[str, Any]) -> Report:
+    """The report of a campaign, a row for each kind of interruption."""
+    rows = []
+    for kind in KINDS:
+        found = [kill for kill in outcome['kills'] if kill['kind'] == kind]
+        if not found:
+            continue
+        codes = ', '.join(map(str, sorted({code for kill in found for code in kill['codes']})))
+        again = max((kill['done'] - kill['resumed'] for kill in found
+                     if kill['resumed'] is not None), default=0)
+        forced = sum(bool(kill['ended_by_us']) for kill in found)
+        seconds = f'{max(kill["seconds"] for kill in found):.1f}'
+        rows.append((kind, str(len(found)), codes, str(again),
+                     f'{seconds} ({forced} ended from outside)' if forced else seconds))
+    settings = outcome['settings']
+    ranks = f'{settings["ranks"]} rank(s)' if not settings['processes'] else (
+        f'{settings["ranks"]} virtual ranks on {", ".join(map(str, settings["processes"]))} '
+        'processes')
+    half = sum(kill['half_written'] > 0 for kill in outcome['kills'])
+    verdict = (f'{len(outcome["kills"])} interruptions of {outcome["runs"]} runs of '
+               f'{outcome["iterations_of_a_run"]} iterations, {ranks}; {half} left a half-written '
+               f'checkpoint behind; {outcome["compared"]} records compared: '
+               f'{"all bits equal" if outcome["equal"] else "DIFFERENT"}')
+    return Report(
+        '', '\n'.join([verdict, *outcome['problems']]), DONE if outcome['equal'] else DIFFERENT,
+        [Table(('interruption', 'times', 'exit codes', 'iterations done again (most)',
+                'seconds to the end (most)'), rows)], data=dict(outcome))
+
+
+# ------------------------------------------------------------------------------------- lost state
+
+def lost_state(cfg: Config, at: int, iterations: int, work_dir: str) -> Report:
+    """Name the state in Python attributes that a config loses when it resumes.
+
+    Args:
+        cfg: a complete config.
+        at: resume after this number of iterations.
+        iterations: number of iterations of the uninterrupted runs.
+        work_dir: where the runs write.
+
+    Raises:
+        TrainingError: a training failed, or ended before ``iterations``.
+    """
+    return lost_state_report(probe(cfg, at, iterations, work_dir))
+
+
+def lost_state_report(found: StateVerdict) -> Report:
+    """The report of a probe of state."""
+    span = f'iterations {found.at} to {found.iterations - 1}'
+    lines = [f'{span}: the resumed run ' + (f'differs first in {found.first}' if found.first
+                                            else 'has the bits of the uninterrupted one')]
+    advice: list[str] = []
+    if found.lost:
+        lines.append(f'{len(found.lost)} attributes are lost when the run resumes')
+        advice = ['keep them in checkpoints, in a module that the config imports:',
+                  '  from mmrepro.checkpoint import adapters']
+        for cls in dict.fromkeys(row.cls for row in found.lost):
+            names = ', '.join(repr(row.attribute) for row in found.lost if row.cls == cls)
+            advice.append(f"  adapters.register({cls}, {names}, why='...')")
+    else:
+        lines.append('no attribute explains it: `mmrepro localise` compares operators'
+                     if found.first else 'no attribute is lost')
+    rows = [(f'{row.owner} ({row.cls}).{row.attribute}', str(row.then), str(row.now))
+            for row in found.lost]
+    tables = [Table(('attribute', 'in the uninterrupted run', 'in the resumed run'), rows)]
+    return Report('', '\n'.join(lines), DONE if found.good else DIFFERENT, tables if rows else [],
+                  advice=advice,
+                  data=found._asdict())
+
+
+# --------------------------------------------------------------------------------------- localise
+
+def localise(config: str, run_b: str | None = None, *,
+             iterations: int = entry.DEFAULT_ITERATIONS,
+             options: Mapping[str, Any] = {}, settings: Sequence[Mapping[str, Any]] = ({}, {}),
+             env: Sequence[Mapping[str, str]] = ({}, {}), ranks: int = 1,
+             resume_b: int | None = None, validate_b: int | None = None, values: bool = True,
+             work_dir: str | None = None) -> Report:
+    """Name the first thing that differs between two runs, and the likely cause.
+
+    Args:
+        config: path of a config that is trained twice, or the work directory of run A.
+        run_b: work directory of run B; None: ``config`` is a config.
+        iterations: number of iterations to compare.
+        options: dotted key -> value, settings for both runs.
+        settings, env: settings and environment variables for run A and for run B.
+        ranks: number of processes of each run.
+        resume_b: end run B before this iteration and resume it.
+        validate_b: let run B validate before this iteration.
+        values: run once more to measure how far the results of the operator are apart.
+        work_dir: where the runs write; None: a new folder ``work_dirs/localise``.
+
+    Returns:
+        A report whose exit code is 1 if the runs differ.
+
+    Raises:
+        ConfigError, FingerprintError: the config or a run cannot be used.
+        TrainingFailed: a training ended with an error.
+    """
+    folder = entry.unused_folder(work_dir or os.path.join('work_dirs', 'localise'))
+    os.makedirs(folder, exist_ok=True)
+    if run_b is not None:
+        found = entry.localise_runs(config, run_b, folder, values)
+    else:
+        found = entry.localise_config(
+            find_config(config), folder, iterations, common=options, settings=settings, env=env,
+            ranks=ranks, resume_b=resume_b, validate_b=validate_b, values=values)
+    tables = [_first_difference(found)] if found.diagnosis else []
+    return Report('', found.sentence(), DONE if found.verdict == 'equal' else DIFFERENT, tables,
+                  list(found.notes), data=found.as_dict())
+
+
+def _first_difference(found: LocaliseResult) -> Table:
+    if found.diagnosis is None:
+        return Table((), (), 'cause', text=found.sentence())
+    rows = found.rows()
+    styles = {'cause': 'warn', 'fix': 'fix'}
+    return Table((), rows, 'first difference', [styles.get(name, '') for name, _ in rows],
+                 code=(1, ))
