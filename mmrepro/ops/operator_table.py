@@ -227,7 +227,7 @@ def by_device(name: str, other: Callable[[], Callable], runs_on: Callable[[str],
     ``runs_on`` says for a type of device, such as 'cuda', whether it is among these. Elsewhere the
     implementation of the table is called.
     """
-    plain = implementation(name)
+    plain: Any = implementation(name)
 
     def operator(*args: Any, **kwargs: Any) -> Any:
         first = args[0] if args else next(iter(kwargs.values()))
