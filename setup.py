@@ -54,10 +54,7 @@ def _link(source, target):
     _remove(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     (target.parent / '.gitignore').write_text('*\n')
-    try:
-        os.symlink(os.path.relpath(source, target.parent), target, source.is_dir())
-    except OSError:  # Windows without the right to make links
-        _copy(source, target)
+    os.symlink(os.path.relpath(source, target.parent), target, source.is_dir())
 
 
 def _remove(path):

@@ -1,4 +1,4 @@
-"""How long COCO's figures take for 1,000 resamples of 5,000 images, on one core.
+"""Measure the time of COCO's figures for 1,000 resamples of 5,000 images on one core.
 
     python benchmarks/coco_bootstrap.py [--images N] [--resamples N] [--out FILE]
 

@@ -1,8 +1,8 @@
-"""What `randomness.numerics.cpu` costs: steps with and without its variables, alternately.
+"""Measure the cost of `randomness.numerics.cpu`: steps with and without its variables, alternately.
 
     python benchmarks/cpu_levels.py DATA_ROOT [--steps N] [--out FILE]
 
-DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Libraries choose their kernels when
+DATA_ROOT is COCO-format data (`mmrepro demo --data-only`). Libraries choose their kernels when
 a process starts, so every row has a process of its own, and only one of them works at a time.
 Times are of the processor. Prints a Markdown table, writes JSON.
 """
@@ -32,7 +32,7 @@ ROWS: dict[str, dict[str, str]] = {
     "cpu='avx2'": level_variables('avx2'),
     "cpu='avx2' with MKL_CBWR=COMPATIBLE": {**level_variables('avx2'), 'MKL_CBWR': 'COMPATIBLE'},
 }
-WARM_UP = 2  # steps that do not count
+WARM_UP = 2  # steps that are not measured
 
 
 def serve(data_root: str, folder: str) -> None:
@@ -51,7 +51,7 @@ def serve(data_root: str, folder: str) -> None:
 
 
 class Server:
-    """A process that waits for its turns."""
+    """A process that takes one step per request."""
 
     def __init__(self, variables: Mapping[str, str], threads: int, data_root: str, folder: str
                  ) -> None:
@@ -66,7 +66,7 @@ class Server:
     def step(self) -> float:
         self.process.stdin.write('\n')
         self.process.stdin.flush()
-        for line in self.process.stdout:  # the log comes this way too
+        for line in self.process.stdout:  # the output holds the log as well
             if line.startswith('took '):
                 return float(line.split()[1])
         raise RuntimeError(f'the process ended with exit code {self.process.wait()}')
@@ -81,7 +81,7 @@ def measure(servers: dict[str, Server], steps: int) -> dict[str, list[float]]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """A line per row as Markdown."""
+    """Return the results as a Markdown table."""
     times = found['seconds']
     lines = ['| variables | a step | ratio | quartiles |', '|---|---|---|---|']
     for name, seconds in times.items():

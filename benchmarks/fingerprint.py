@@ -1,8 +1,8 @@
-"""What fingerprints cost: iterations of Faster R-CNN R50-FPN with and without, in turn.
+"""Measure the cost of fingerprints: Faster R-CNN R50-FPN with and without, alternately.
 
     python benchmarks/fingerprint.py DATA_ROOT [--rounds 10] [--size 256 192] [--out FILE]
 
-DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). One process, one model, the same
+DATA_ROOT is COCO-format data (`mmrepro demo --data-only`). One process, one model, the same
 batches: in every round each level trains one iteration, in an order that rotates. Ratios are of CPU
 time, because other programs on the machine stretch wall-clock time. `--out` adds to the file.
 """
@@ -24,11 +24,11 @@ import mmrepro  # noqa: F401  activates
 from mmrepro.hooks import FingerprintHook
 
 MODES = ('none', 'idle', 'step', 'parameter', 'module')
-IDLE = 10**9  # an interval that no run reaches
+IDLE = 10**9  # an interval longer than any run
 
 
 def paused_runner(data_root: str, size: list[int], work_dir: str) -> Any:
-    """A runner that has prepared everything and waits before its first iteration."""
+    """Return a runner that is ready to run its first iteration."""
     from mmengine.registry import LOOPS
     from mmengine.runner import EpochBasedTrainLoop, Runner
 
@@ -56,7 +56,7 @@ def paused_runner(data_root: str, size: list[int], work_dir: str) -> Any:
 
 
 def measure(runner: Any, rounds: int, modes: Sequence[str]) -> dict[str, dict[str, list[float]]]:
-    """Seconds of CPU and of wall-clock time of every iteration, by mode."""
+    """Return CPU and wall-clock seconds of every iteration, by mode."""
     batches = list(runner.train_loop.dataloader)[:3]
     times: dict[str, dict[str, list[float]]] = {mode: dict(cpu=[], wall=[]) for mode in modes}
     for index in range(rounds + 1):
@@ -103,7 +103,7 @@ def main() -> None:
         times = measure(runner, args.rounds, args.modes)
     middle = {mode: {kind: statistics.median(values) for kind, values in found.items()}
               for mode, found in times.items()}
-    # neighbours in time, so that a change of the machine's load falls on both
+    # adjacent in time, so that a change of the machine's load affects both
     ratios = {mode: statistics.median(
         a / b for a, b in zip(found['cpu'], times['none']['cpu'])) for mode, found in times.items()}
     print('| level | CPU time | ratio |\n|---|---|---|')

@@ -1,8 +1,8 @@
-"""What mmrepro costs, as ratios measured side by side in one process.
+"""Measure the cost of mmrepro as ratios, alternately in one process.
 
     python benchmarks/overhead.py DATA_ROOT [--pairs N] [--out FILE]
 
-DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Prints a Markdown table and writes
+DATA_ROOT is COCO-format data (`mmrepro demo --data-only`). Prints a Markdown table and writes
 JSON. Absolute times are of this machine; the ratios are what to compare.
 
 Leaves out the steps that a run repeats (randomness.self_checks.steps), which
@@ -29,12 +29,12 @@ from mmrepro import determinism, patches, seeds
 
 
 def microseconds(function: Callable, number: int = 5000) -> float:
-    """Best of five: what it costs when nothing else runs."""
+    """Return the least time of five measurements."""
     return min(timeit.repeat(function, number=number, repeat=5)) / number * 1e6
 
 
 def paused_runner(cfg: Any, work_dir: str, active: bool) -> Any:
-    """A runner that has prepared everything and waits before its first iteration."""
+    """Return a runner that is ready to run its first iteration."""
     from mmengine.registry import LOOPS
     from mmengine.runner import EpochBasedTrainLoop, Runner
 
@@ -69,7 +69,7 @@ def batches(runner: Any) -> Any:
 
 
 def iterations(cfg: Any, folder: str, pairs: int) -> dict[str, Any]:
-    """Iterations of the stock runner and of ours in turn, on the same batches and flags.
+    """Time iterations of the stock and the reproducible runner, alternately on the same batches.
 
     Batches are loaded outside of what is timed; what seeding a sample costs is a row of its own.
     """
@@ -97,7 +97,7 @@ def iterations(cfg: Any, folder: str, pairs: int) -> dict[str, Any]:
 
 
 def added_per_iteration(batch_size: int) -> float:
-    """Microseconds that mmrepro adds to one iteration, counted one by one."""
+    """Return the microseconds that mmrepro adds to an iteration, as the sum of its parts."""
     sample = microseconds(lambda: seeds.seed_all(42, 'sample', 3, 12345))
     step = microseconds(lambda: seeds.seed_all(42, 'step', 12345))
     return batch_size * sample + 2 * step
@@ -111,7 +111,7 @@ def import_seconds(code: str) -> float:
 
 
 def cached_transforms(cfg: Any, passes: int) -> dict[str, float]:
-    """Loading RTMDet's batches with stock's caches and with the pure form, in turn."""
+    """Time loading of RTMDet's batches with stock's caches and with the pure form, alternately."""
     from mmengine.registry import init_default_scope
     from mmengine.runner import Runner
 

@@ -1,9 +1,9 @@
-"""How long until a run that resumes at iteration 10,000 begins to train.
+"""Measure the time until a run that resumes at iteration 10,000 begins to train.
 
     pip install --no-deps --target ONEDL onedl-mmengine
     python benchmarks/resume.py DATA_ROOT [--onedl ONEDL] [--out FILE]
 
-DATA_ROOT is a folder with photographs (`mmrepro data DIR` writes some); they are read as JPEG, as
+DATA_ROOT is a folder with photographs (`mmrepro demo --data-only`); they are read as JPEG, as
 those of COCO are. Stock MMEngine, onedl-mmengine (which skips indices where the sampler can) and
 mmrepro, each in processes of its own, one after the other. Prints a Markdown table and writes JSON.
 Timed is `Runner.train()` until the first batch is there; the same from the beginning of a run is
@@ -25,7 +25,7 @@ from typing import Any
 
 BATCH_SIZE = 2
 SIZE = (256, 192)
-ROUNDS = 7  # all contestants in each, so that what else the machine does meets all of them
+ROUNDS = 7  # each with all contestants, so that other load of the machine affects all of them
 
 # name: settings of the loop and the loader
 CASES: dict[str, dict[str, Any]] = {
@@ -43,11 +43,11 @@ CONTESTANTS = {
 
 
 class Stop(BaseException):
-    """Ends a run that has shown what it was to show."""
+    """Raised to end a run once its figures are known."""
 
 
 def contest(contestant: str, case: str, iteration: int, folder: str, data: str) -> dict[str, Any]:
-    """In a fresh process: resume at ``iteration`` and stop before the first step."""
+    """Resume at ``iteration`` in this fresh process, and stop before the first step."""
     import mmengine
     if case == INDEX_ONLY:
         return find_place(contestant, iteration)
@@ -91,7 +91,7 @@ def contest(contestant: str, case: str, iteration: int, folder: str, data: str) 
 
 
 def find_place(contestant: str, iteration: int) -> dict[str, Any]:
-    """Seconds until an endless sampler yields the first index of ``iteration``; best of 20."""
+    """Return the least of 20 times until an endless sampler yields the index of ``iteration``."""
     from mmengine.dataset import InfiniteSampler
     from torch.utils.data import DataLoader
 
@@ -126,7 +126,7 @@ def interrupted(runner: Any, hook: Any) -> None:
 
 
 def register(data: str, iteration: int) -> list[int]:
-    """A dataset of photographs and a model of one weight; returns the indices that are loaded."""
+    """Register a dataset of photographs and a model of one weight; return the loaded indices."""
     import cv2
     import torch
     from mmengine.model import BaseModel
@@ -159,7 +159,7 @@ def register(data: str, iteration: int) -> list[int]:
 
 
 def write_jpegs(data: str, folder: str) -> None:
-    """The photographs in ``data`` as JPEG files.
+    """Write the photographs in ``data`` as JPEG files.
 
     Raises:
         FileNotFoundError: there are none.
@@ -168,7 +168,7 @@ def write_jpegs(data: str, folder: str) -> None:
     paths = [path for kind in ('png', 'jpg') for path in
              sorted(glob.glob(os.path.join(data, '**', f'*.{kind}'), recursive=True))]
     if not paths:
-        raise FileNotFoundError(f'no *.png or *.jpg in {data}; `mmrepro data {data}` writes some')
+        raise FileNotFoundError(f'no *.png or *.jpg in {data}; see `mmrepro demo --data-only`')
     for number, path in enumerate(paths):
         cv2.imwrite(os.path.join(folder, f'{number:03d}.jpg'), cv2.imread(path))
 
@@ -189,7 +189,7 @@ def settings(case: str, iteration: int, folder: str, contestant: str) -> dict[st
 
 
 def once(contestant: str, case: str, iteration: int, args: Any) -> dict[str, Any]:
-    """One run in a process of its own."""
+    """Run in a fresh process."""
     env = dict(os.environ, OMP_NUM_THREADS='1')
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     path = [args.onedl] if contestant == 'onedl' else []
@@ -204,7 +204,7 @@ def once(contestant: str, case: str, iteration: int, args: Any) -> dict[str, Any
 
 
 def measure(case: str, contestants: list[tuple[str, int]], args: Any) -> dict[str, Any]:
-    """Medians of several rounds in turn; of one run, for who takes longer than a second."""
+    """Return medians of several rounds; of a single run where it takes longer than a second."""
     found: dict[tuple[str, int], list[dict[str, Any]]] = {one: [] for one in contestants}
     for _ in range(ROUNDS):
         for (name, iteration), runs in found.items():

@@ -1,8 +1,8 @@
-"""What it costs to load some samples twice: loading with and without the check, side by side.
+"""Measure the cost of loading some samples twice: with and without the check, alternately.
 
     python benchmarks/sample_check.py DATA_ROOT [--passes N] [--every N] [--out FILE]
 
-DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Two loaders of one config take
+DATA_ROOT is COCO-format data (`mmrepro demo --data-only`). Two loaders of one config take
 turns, a batch each, in one process; one of them repeats a sample of every N. CPU time counts.
 """
 from __future__ import annotations
@@ -37,7 +37,7 @@ def build(model: str, data_root: str, batch_size: int, every: int) -> Any:
 
 def measure(model: str, data_root: str, batch_size: int, every: int, passes: int
             ) -> dict[str, float]:
-    """Seconds of both, and what one repetition costs in samples."""
+    """Return the seconds of both loaders, and the cost of a repetition in samples."""
     loaders = [build(model, data_root, batch_size, number) for number in (0, every)]
     seconds, samples, repeated = [0., 0.], 0, 0
     for epoch in range(passes + 1):

@@ -1,8 +1,8 @@
-"""What it costs to repeat a step, as a ratio measured side by side in one process.
+"""Measure the cost of repeating a step as a ratio, alternately in one process.
 
     python benchmarks/step_checks.py DATA_ROOT [--pairs N] [--out FILE]
 
-DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Steps that are checked and steps
+DATA_ROOT is COCO-format data (`mmrepro demo --data-only`). Steps that are checked and steps
 that are not alternate in one run; times are of the processor. Prints a Markdown table, writes JSON.
 """
 from __future__ import annotations
@@ -27,7 +27,7 @@ INTERVAL = 1000
 
 
 def measure(name: str, data_root: str, folder: str, pairs: int) -> dict[str, Any]:
-    """Processor seconds of steps, and how many passes a check made."""
+    """Return processor seconds of steps, and the number of passes of a check."""
     from mmrepro.demo.shipped_configs import demo_config
     runner = paused_runner(demo_config(name, data_root), f'{folder}/{name}', True)
     source = batches(runner)

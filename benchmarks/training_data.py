@@ -1,4 +1,4 @@
-"""What it costs to know the training data at the start of a run, with as many as COCO has.
+"""Measure the cost of describing training data of the size of COCO at the start of a run.
 
     python benchmarks/training_data.py [--images N] [--out FILE]
 
@@ -25,7 +25,7 @@ POINTS = 24  # of a polygon: with them the file has the size of COCO's
 
 
 def write_annotations(path: str, images: int) -> None:
-    """Line by line, because the whole would take gigabytes of memory."""
+    """Write line by line, because the whole would take gigabytes of memory."""
     draw = random.Random(0)
     count = ANNOTATIONS * images // IMAGES
     categories = [dict(id=1 + i, name=f'class {i}', supercategory='thing')

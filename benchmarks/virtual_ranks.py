@@ -1,9 +1,9 @@
-"""What virtual ranks cost, against trainings that do the same work without them.
+"""Measure the cost of virtual ranks against trainings that do the same work without them.
 
     python benchmarks/virtual_ranks.py DATA_ROOT [--out FILE] [--models NAME ...]
                                        [--ranks V ...] [--large]
 
-DATA_ROOT is COCO-format data (`mmrepro data DIR` writes some). Three comparisons, with the
+DATA_ROOT is COCO-format data (`mmrepro demo --data-only`). Three comparisons, with the
 contestants in turn, each in forked processes with one thread:
 
 - V ranks in one process, against one process that accumulates V batches: processor time of an
@@ -21,11 +21,10 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import multiprocessing
 import os
 import re
-import socket
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -34,8 +33,12 @@ from typing import Any
 import torch
 from mmengine.hooks import Hook
 
-import mmrepro  # noqa: F401  mmcv-lite has operators from here on
-from mmrepro.intervals import is_due
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
+from dev.children import Child, join_ranks, silence_output  # noqa: E402
+from mmrepro.intervals import is_due  # noqa: E402
+from mmrepro.runs.launcher import free_port  # noqa: E402
 
 MODELS = ('faster-rcnn_r50_fpn', 'retinanet_r50_fpn', 'yolox_s')
 # with large images: RTMDet communicates in the forward pass
@@ -68,7 +71,7 @@ class Clock(Hook):
 
 
 def settings(model: str, data_root: str, iterations: int, larger: int = 1) -> Any:
-    """The demo config of a model, with real widths and one small image a batch."""
+    """Return the demo config of a model, with real widths and one small image per batch."""
     from mmrepro.demo.shipped_configs import demo_config
     cfg = demo_config(model, data_root)
     cfg.train_cfg = dict(by_epoch=False, max_iters=iterations, val_interval=10 ** 6)
@@ -81,7 +84,7 @@ def settings(model: str, data_root: str, iterations: int, larger: int = 1) -> An
     cfg.log_level = 'ERROR'
     if model == 'yolox_s':
         cfg.sync_bn = 'torch'
-        # it draws the size of the images by the iteration, of which contestants have other numbers
+        # draws the size of images by iteration, and the contestants differ in their number
         cfg.model.data_preprocessor.batch_augments = None
     _enlarge([cfg.train_dataloader.dataset, cfg.model.data_preprocessor], larger)
     return cfg
@@ -96,21 +99,19 @@ def _enlarge(node: Any, factor: int) -> None:
 
 
 def resident(field: str) -> int:
-    """VmRSS or VmHWM of this process in bytes (Linux)."""
+    """Return VmRSS or VmHWM of this process in bytes (Linux)."""
     text = Path('/proc/self/status').read_text()
     return int(re.search(rf'{field}:\s+(\d+) kB', text).group(1)) * 1024
 
 
 def train(cfg: Any, every: int, process: int, processes: int, port: int) -> dict[str, Any]:
-    """In a process of its own: seconds of each step, and the peak of memory over the start."""
+    """Train in this process; return seconds of each step and the peak of memory over the start."""
     from mmengine.runner import Runner
 
     from mmrepro.runs.startup import on_ranks
-    torch.set_num_threads(1)
+    silence_output()
+    join_ranks(process, processes, port)
     if processes > 1:
-        os.environ.update(RANK=str(process), LOCAL_RANK=str(process), MASTER_ADDR='127.0.0.1',
-                          WORLD_SIZE=str(processes), MASTER_PORT=str(port),
-                          GLOO_SOCKET_IFNAME='lo')
         cfg.launcher = 'pytorch'
         cfg.env_cfg.dist_cfg = dict(backend='gloo')
     ctypes.CDLL(None).malloc_trim(0)
@@ -128,35 +129,17 @@ def train(cfg: Any, every: int, process: int, processes: int, port: int) -> dict
     return dict(steps=clocks[0], bytes=resident('VmHWM') - before)
 
 
-def _child(send: Any, *args: Any) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    send.send(train(*args))
-    os._exit(0)
-
-
 def run(cfg: Any, every: int, processes: int = 1) -> dict[str, Any]:
-    """Sums over the processes; ``steps``: a list of seconds."""
-    context = multiprocessing.get_context('fork')
-    with socket.socket() as one:
-        one.bind(('127.0.0.1', 0))
-        port = one.getsockname()[1]
-    pipes = []
-    for process in range(processes):
-        receive, send = context.Pipe(duplex=False)
-        context.Process(target=_child, args=(send, cfg, every, process, processes, port)).start()
-        send.close()
-        pipes.append(receive)
-    results = []
-    for pipe in pipes:
-        if not pipe.poll(LIMIT):
-            raise TimeoutError(f'no result within {LIMIT} s')
-        results.append(pipe.recv())
+    """Return sums over the processes; ``steps`` is a list of seconds."""
+    port = free_port()
+    children = [Child(train, cfg, every, process, processes, port) for process in range(processes)]
+    results = [child.result(LIMIT) for child in children]
     return dict(steps=[sum(parts) for parts in zip(*(one['steps'] for one in results))],
                 bytes=sum(one['bytes'] for one in results))
 
 
 def contest(contestants: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """``contestants``: name -> function that runs one; in turn. Medians, and peaks of memory."""
+    """Run the functions of ``contestants`` alternately; return medians and peaks of memory."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
     for number in range(rounds):
         for name in sorted(contestants, reverse=number % 2 == 1):

@@ -1,4 +1,4 @@
-"""The part of ``docs/explanation/causes.md`` on what mmrepro replaces inside MMDetection."""
+"""The part of ``docs/explanation/causes.md`` on replaced code of MMDetection."""
 from __future__ import annotations
 
 from mmrepro.patches import CAUSES
@@ -7,14 +7,14 @@ __all__ = ['entries', 'entry']
 
 
 def entry(number: str, affects: str, where: str, why: str, fix: str, details: str = '') -> str:
-    """A cause as an entry of a Markdown definition list."""
+    """Return a cause as an entry of a Markdown definition list."""
     return '\n'.join((f'**{number}** · {affects} · {where}',
                       f':   {why}. {details}'.rstrip(), '',
                       f'    *mmrepro:* {fix}.', ''))
 
 
 def entries() -> str:
-    """Every cause of the table of replacements, in its order."""
+    """Return all causes of the table of replacements, in its order."""
     found: list[str] = []
     for one in CAUSES:
         streams = ' (data)' if one.affects_data else ''

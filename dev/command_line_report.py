@@ -1,4 +1,4 @@
-"""The command line of every verb as Markdown, read from the parsers themselves."""
+"""The table of commands, and the command line of every verb, as Markdown."""
 from __future__ import annotations
 
 import argparse
@@ -9,15 +9,29 @@ from unittest import mock
 from mmrepro.cli import VERBS, load
 from mmrepro.exit_codes import MEANINGS
 
-__all__ = ['lines', 'parser_of']
+__all__ = ['GUIDES', 'lines', 'parser_of', 'verbs']
 
+# verb -> (what follows it in an example, the page that says how it is used)
+GUIDES = {
+    'demo': ('', 'tutorials/quickstart.md'),
+    'train': ('CONFIG', 'tutorials/quickstart.md#3-train'),
+    'test': ('CONFIG CHECKPOINT', 'explanation/testing.md'),
+    'audit': ('CONFIG', 'how-to/audit.md'),
+    'verify': ('CONFIG', 'how-to/verify.md'),
+    'compare': ('RUN_A RUN_B', 'how-to/compare.md'),
+    'localise': ('CONFIG', 'how-to/localise.md'),
+    'replay': ('RUN', 'how-to/verify.md#replay-a-run'),
+    'golden': ('check', 'how-to/golden.md'),
+    'seeds': ('CONFIG', 'how-to/seeds.md'),
+    'doctor': ('', 'how-to/check-a-gpu.md'),
+}
 
 class _Parser(Exception):
     """Carries a parser out of a verb before the verb does anything."""
 
 
 def parser_of(verb: str) -> argparse.ArgumentParser:
-    """The parser of a verb, as it is on a machine without a GPU."""
+    """Return the parser of a verb, as on a machine without a GPU."""
     def stop(self: argparse.ArgumentParser, *args: Any) -> None:
         raise _Parser(self)
 
@@ -31,7 +45,7 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
 
 
 def _value(action: argparse.Action) -> str:
-    """What follows an option: ``N``, ``[STEP]``, ``A B ...``."""
+    """Return the placeholder of an option's value: ``N``, ``[STEP]``, ``A B ...``."""
     if action.nargs == 0:
         return ''
     name = action.metavar or '|'.join(map(str, action.choices or ())) or action.dest.upper()
@@ -57,8 +71,18 @@ def _text(parser: argparse.ArgumentParser, text: str | None) -> str:
     return (text or '').replace('%(prog)s', parser.prog).strip()
 
 
+def verbs(docs: str = '') -> str:
+    """Return the table of commands; ``docs`` is the path of the docs from the page."""
+    rows = ['| command | does |', '|---|---|']
+    for verb, summary in VERBS.items():
+        given, page = GUIDES.get(verb, ('', f'reference/command-line.md#mmrepro-{verb}'))
+        rows.append(f'| [`{" ".join(("mmrepro", verb, given)).strip()}`]({docs}{page}) '
+                    f'| {summary} |')
+    return '\n'.join(rows)
+
+
 def lines() -> str:
-    """The exit codes, and a section per verb."""
+    """Return the exit codes and a section per verb."""
     found = ['| exit code | meaning |', '|--:|---|',
              *(f'| {code} | {text} |' for code, text in MEANINGS.items()), '']
     for verb in VERBS:

@@ -47,6 +47,8 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
          result('zoo_cpu.json')['rows']))),
     ('reference/operators.md', 'python -m dev.kernel_table_report',
      lambda: '\n'.join(kernel_table_report.lines())),
+    ('index.md', 'dev/command_line_report.py', command_line_report.verbs),
+    ('../README.md', 'dev/command_line_report.py', lambda: command_line_report.verbs('docs/')),
     ('reference/command-line.md', 'the parsers', command_line_report.lines),
     ('explanation/architecture.md', 'dev/layers.py', layers.table),
     ('explanation/causes.md', 'dev/causes_report.py', causes_report.entries),
@@ -77,7 +79,7 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
 
 
 def replaced(text: str, maker: str, made: str) -> str:
-    """``text``, a page, with ``made`` between the comments that name its maker.
+    """Return the page ``text`` with ``made`` between the comments that name its maker.
 
     Raises:
         ValueError: the comments are not there.
@@ -91,7 +93,7 @@ def replaced(text: str, maker: str, made: str) -> str:
 
 
 def stale(write: bool) -> list[str]:
-    """Pages that do not show what they should; with ``write`` they do afterwards."""
+    """Return the pages that are out of date; with ``write``, update them."""
     found = []
     for name, maker, make in PARTS:
         path = DOCS / name
@@ -108,10 +110,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--check', action='store_true', help='write nothing')
     args = parser.parse_args(argv)
-    found = stale(not args.check)
-    for name in found:
-        print(f'docs/{name}: {"out of date" if args.check else "regenerated"}')
-    return 1 if found and args.check else 0
+    pages = stale(not args.check)
+    for name in pages:
+        path = os.path.normpath(os.path.join('docs', name))
+        print(f'{path}: {"out of date" if args.check else "regenerated"}')
+    return 1 if pages and args.check else 0
 
 
 if __name__ == '__main__':

@@ -25,7 +25,7 @@ PACKAGES = ('pycocotools', 'shapely', 'scipy', 'matplotlib', 'PIL')
 
 
 def linear_sum_assignment(cost: Any, maximize: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the assignment of least cost, by shortest augmenting paths.
+    """Return rows and columns of the assignment of least cost, by shortest augmenting paths.
 
     Args:
         cost: (N, M), finite.
@@ -94,7 +94,7 @@ class _Anything(type):
 
 
 def _absent(owner: str, name: str) -> type:
-    """A class to refer to and to derive from; an instance raises and names what is missing."""
+    """Return a class to refer to and to derive from; creating an instance raises."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise ModuleNotFoundError(f'{owner}.{name} is needed here, and '

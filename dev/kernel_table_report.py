@@ -21,7 +21,7 @@ def _ours(row: KernelRow) -> str:
 
 
 def lines() -> list[str]:
-    """The table, the reasons that its last column counts, and who reaches the operators."""
+    """Return the table, the reasons that its last column numbers, and the users of operators."""
     reasons = {why: number for number, why in enumerate(
         dict.fromkeys(row.why for row in TABLE), 1)}
     names = [f'`{row.operator.replace("torch._decomp.decompositions", "decompositions")}`'

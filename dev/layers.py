@@ -55,7 +55,7 @@ class Import(NamedTuple):
 
 
 def modules(package: Path = PACKAGE) -> dict[str, Path]:
-    """Module (dotted, without the package's own name) -> file."""
+    """Return {module: file}; modules are dotted, without the name of the package."""
     found = {}
     for path in sorted(package.rglob('*.py')):
         parts = path.relative_to(package).with_suffix('').parts
@@ -70,7 +70,7 @@ def room_of(module: str) -> str:
 
 
 def imports(package: Path = PACKAGE) -> Iterator[Import]:
-    """All imports of modules of the package by modules of the package, nested ones included."""
+    """Yield all imports between modules of the package, nested imports included."""
     known = modules(package)
     for importer, path in known.items():
         here = importer.split('.')
@@ -101,7 +101,7 @@ def imports(package: Path = PACKAGE) -> Iterator[Import]:
 
 
 def wrong_imports(package: Path = PACKAGE) -> list[str]:
-    """Upward imports, imports of a neighbour in the same row, and private names of other rooms."""
+    """Return upward and sideways imports, and imports of private names of other rooms."""
     rank = {room: number for number, (rooms, _) in enumerate(LAYERS) for room in rooms}
     found = []
     for one in imports(package):
@@ -114,7 +114,7 @@ def wrong_imports(package: Path = PACKAGE) -> list[str]:
         elif rank[imported] < rank[importer]:
             found.append(f'{where}imports {one.imported}, which lies above it')
         elif rank[imported] == rank[importer] and (importer, imported) not in ALLOWED_SIDEWAYS:
-            found.append(f'{where}imports {one.imported}, a neighbour')
+            found.append(f'{where}imports {one.imported}, a neighbor')
         private = [part for part in (*one.imported.split('.'), one.name)
                    if part.startswith('_') and not part.startswith('__')]
         if private:
@@ -123,7 +123,7 @@ def wrong_imports(package: Path = PACKAGE) -> list[str]:
 
 
 def circles(package: Path = PACKAGE) -> list[tuple[str, ...]]:
-    """Groups of modules that import each other, directly or through others."""
+    """Return groups of modules that import each other, directly or through others."""
     graph: dict[str, set[str]] = {name: set() for name in modules(package)}
     for one in imports(package):
         if one.imported in graph and one.imported != one.importer:
@@ -145,6 +145,13 @@ def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
 
 
 def table() -> str:
-    """The layers as a Markdown table, the top row first."""
-    rows = [f'| {", ".join(f"`{room}`" for room in rooms)} | {why} |' for rooms, why in LAYERS]
+    """Return the layers as a Markdown table, the top row first."""
+    rows = [f'| {_cell(rooms)} | {why} |' for rooms, why in LAYERS]
     return '\n'.join(['| rooms | what for |', '|---|---|', *rows])
+
+
+def _cell(rooms: tuple[str, ...], width: int = 6) -> str:
+    """Return the names of rooms, at most ``width`` per line."""
+    names = [f'`{room}`' for room in rooms]
+    lines = [', '.join(names[start:start + width]) for start in range(0, len(names), width)]
+    return ',<br>'.join(lines)

@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
     @property
     def requirements(self) -> list[str]:
-        """Arguments of pip."""
+        """Return the arguments of pip."""
         more = [] if SUITES[self.suite].absent else ['pycocotools']
         sources = ['--no-binary', self.sources] if self.sources else []
         return ['--only-binary', ':all:', *sources, *self.packages.split(), 'setuptools<81',
@@ -66,7 +66,7 @@ ROWS: dict[str, Row] = {
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of this version: on the path, or of pyenv."""
+    """Return a Python of this version, from the path or from pyenv."""
     found = shutil.which(f'python{version}')
     of_pyenv = glob.glob(os.path.expanduser(f'~/.pyenv/versions/{version}.*/bin/python'))
     for path in filter(None, [found, *sorted(of_pyenv)]):
@@ -78,7 +78,7 @@ def interpreter(version: str) -> str | None:
 
 
 def make(row: Row, folder: str) -> str | None:
-    """Install the environment of a row; returns its Python, or None where there is none."""
+    """Install the environment of a row; return its Python, or None where there is none."""
     python = interpreter(row.python)
     if python is None:
         return None
@@ -97,7 +97,7 @@ def folder_of(name: str, folder: str) -> str:
 
 
 def run(name: str, row: Row, folder: str, keep: bool) -> dict[str, Any]:
-    """The record of a row."""
+    """Run a row; return its record."""
     environment = folder_of(name, folder)
     started = time.monotonic()
     record: dict[str, Any] = dict(name=name, python=row.python, packages=row.packages)
@@ -123,14 +123,14 @@ def run(name: str, row: Row, folder: str, keep: bool) -> dict[str, Any]:
 
 
 def outcome(steps: dict[str, str]) -> str:
-    """'equal' where every step gave what it should, else the steps that did not."""
+    """Return 'equal' if all steps succeeded, else the steps that failed."""
     wrong = [f'{name}: {what.splitlines()[0][:60]}' for name, what in steps.items()
              if what not in GOOD]
     return '; '.join(wrong) if wrong else 'equal' if steps else 'not run'
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """A row per environment as Markdown, for the page on versions."""
+    """Return a Markdown table with a row per environment, for the page on versions."""
     names = ('python', 'torch', 'numpy', 'cv2', 'mmengine', 'mmcv', 'mmdet')
     lines = ['| environment | Python | torch | NumPy | OpenCV | MMEngine | mmcv | MMDetection '
              '| bits |', '|' + '---|' * 9]
@@ -145,7 +145,7 @@ def table(records: list[dict[str, Any]]) -> str:
 def run_rows(argv: list[str] | None, parser: argparse.ArgumentParser, rows: Sequence[str],
              results: str, folder: str, run_row: Callable[[str, str, bool], dict[str, Any]],
              show: Callable[[list[dict[str, Any]]], str]) -> int:
-    """The command line of a suite: run the rows one after the other, and keep each at once.
+    """Run the command line of a suite: row by row, and write each result at once.
 
     Args:
         rows: all names, in the order of the table.

@@ -1,4 +1,4 @@
-"""What the matrices of runs share: a file of rows that is continued, and how runs are compared."""
+"""A file of rows that an interrupted matrix continues, and the comparison of two records."""
 from __future__ import annotations
 
 import json
@@ -10,7 +10,7 @@ __all__ = ['RowFile', 'lines_differ']
 
 
 class RowFile:
-    """Rows in a JSON file; one that stands is continued.
+    """Rows in a JSON file; an existing file is continued.
 
     Args:
         keys: Of a row, which tell rows apart; they are printed.
@@ -30,7 +30,7 @@ class RowFile:
         return tuple(row[key] for key in self.keys)
 
     def missing(self, table: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows in ``table`` that the file does not have."""
+        """Return the rows of ``table`` that are not in the file."""
         stands = {self.of(row) for row in self.rows}
         return [row for row in table if self.of(row) not in stands]
 
@@ -43,7 +43,7 @@ class RowFile:
         print(*self.of(row), row['difference'] or row.get('cannot') or 'equal', flush=True)
 
     def _text(self) -> str:
-        """A line for each row, so that a change of the file shows which rows are new."""
+        """Return the text of the file, a line per row, so that a diff shows which rows are new."""
         header = json.dumps({key: value for key, value in self._report.items() if key != 'rows'})
         rows = ',\n'.join(json.dumps(row) for row in self.rows)
         return f'{header[:-1]}{", " if len(header) > 2 else ""}"rows": [\n{rows}\n]}}\n'
@@ -51,7 +51,7 @@ class RowFile:
 
 def lines_differ(rank: int, expected: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]
                  ) -> str:
-    """'' when a rank saw the same in both runs, a dict per iteration; or where it did not."""
+    """Return where two records of a rank, a dict per iteration, first differ; '' if equal."""
     if len(expected) != len(found):
         return f'rank {rank}: {len(found)} lines instead of {len(expected)}'
     for one, other in zip(expected, found):

@@ -1,4 +1,4 @@
-"""What an environment of the matrix has to do: train, repeat, resume, fingerprint, compare, verify.
+"""The suite of an environment: train, repeat, resume, fingerprint, compare, verify.
 
 Started by :mod:`dev.matrix` with the Python of the environment; the last line printed is JSON.
 """
@@ -69,7 +69,7 @@ def train(suite: Suite, folder: str, *arguments: str, workers: int = 0, **env: s
 
 
 def bits(folder: str) -> str:
-    """A digest of weights and optimizer at the end of a run."""
+    """Return a digest of weights and optimizer at the end of a run."""
     import torch
     content = torch.load(os.path.join(folder, f'iter_{ITERATIONS}.pth'), map_location='cpu',
                          **({} if torch.__version__.startswith('2.0') else {'mmap': False}),
@@ -99,7 +99,7 @@ def is_there(module: str) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the modules that are there."""
+    """Return the versions of Python and of the installed modules."""
     found = {'python': sys.version.split()[0]}
     for name in filter(is_there, MODULES):
         found[name] = importlib.import_module(name).__version__
@@ -114,7 +114,7 @@ def names_the_seed() -> bool:
 
 
 def run(suite: Suite) -> dict[str, str]:
-    """Each step: 'same bits', 'found', 'done', or what went wrong."""
+    """Run all steps; return 'same bits', 'found', 'done' or the error for each."""
     steps: dict[str, str] = {}
 
     def step(name: str, function: Any, good: str = 'same bits', bad: str = 'DIFFERENT') -> None:

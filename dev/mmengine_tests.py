@@ -1,4 +1,4 @@
-"""MMEngine's own tests with mmrepro active: what passes without it has to pass with it.
+"""Run MMEngine's own tests with mmrepro active: those that pass without it have to pass.
 
     git clone -b v0.10.7 https://github.com/open-mmlab/mmengine
     python dev/mmengine_tests.py mmengine
@@ -31,7 +31,7 @@ EXPECTED: dict[str, str] = {
 
 
 def failed(checkout: Path, folders: list[str], active: bool) -> tuple[set[str], int]:
-    """Tests that fail in one run, and how many ran; ``active``: with mmrepro imported first.
+    """Return the tests that fail and the number of tests; ``active``: mmrepro is imported first.
 
     Raises:
         RuntimeError: pytest itself failed, for example because a folder does not exist.

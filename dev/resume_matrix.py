@@ -18,14 +18,11 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import json
-import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
@@ -44,9 +41,10 @@ from detector_runs import (  # noqa: E402
     shallow_detr,
 )
 from harness import digest  # noqa: E402
-from ranks import free_port  # noqa: E402
 
+from dev.children import Child, ChildFailed, join_ranks, silence_output  # noqa: E402
 from dev.matrix_rows import RowFile, lines_differ  # noqa: E402
+from mmrepro.runs.launcher import free_port  # noqa: E402
 from mmrepro.runs.stopping import StopTraining  # noqa: E402
 
 ITERATIONS = 12
@@ -57,7 +55,7 @@ LOADING = ((0, False), (2, False), (2, True), (4, False), (4, True))
 
 
 def _switch_late(cfg: Any) -> None:
-    """The augmentations close in the second half of the run, in the middle of the matrix."""
+    """Let the augmentations end in the second half of the run, in the middle of the matrix."""
     for hook in cfg.custom_hooks:
         if hook['type'] == 'YOLOXModeSwitchHook':
             hook['num_last_epochs'] = 2
@@ -82,7 +80,7 @@ CONFIGS = {
 
 
 def settings(name: str, ranks: int, data_root: str) -> Any:
-    """The config of a row: twelve iterations, whatever the number of ranks."""
+    """Return the config of a row: twelve iterations for any number of ranks."""
     model, changes, images, batches = CONFIGS[name]
     cfg = small(model, data_root)
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False,
@@ -137,32 +135,24 @@ def _recorder(lines: list[dict[str, Any]], until: int) -> Any:
     return Recorder()
 
 
-def _rank(rank: int, ranks: int, port: int, cfg: Any, out: str, until: int) -> None:
-    """One process of one run; writes what it saw, or its error, to ``out``."""
+def _rank(rank: int, ranks: int, port: int, cfg: Any, until: int) -> list[dict[str, Any]]:
+    """Train as one process of a run; return its record."""
     from mmengine.runner import Runner
-    torch.set_num_threads(1)
     lines: list[dict[str, Any]] = []
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # pycocotools prints tables
+    silence_output()
+    join_ranks(rank, ranks, port)
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(_recorder(lines, until), priority=100)
     try:
-        if ranks > 1:
-            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
-                              MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
-        runner = Runner.from_cfg(cfg)
-        runner.register_hook(_recorder(lines, until), priority=100)
-        try:
-            runner.train()
-        except StopTraining:
-            pass
-        result: Any = dict(lines=lines)
-    except BaseException:
-        result = dict(error=traceback.format_exc())
-    Path(out).write_text(json.dumps(result))
-    os._exit(0)  # as a killed run does, without waiting for its workers
+        runner.train()
+    except StopTraining:
+        pass
+    return lines
 
 
 def run(cfg: Any, ranks: int, work_dir: Path, loading: tuple, resume: str = '',
         until: int = ITERATIONS) -> dict[str, Any]:
-    """Train in fresh processes; returns what every rank saw and the logged lines.
+    """Train in children; return the records of all ranks and the logged lines.
 
     Raises:
         RuntimeError: with the text of the error of the first rank that failed.
@@ -173,27 +163,24 @@ def run(cfg: Any, ranks: int, work_dir: Path, loading: tuple, resume: str = '',
     if resume:
         cfg.resume, cfg.load_from = True, resume
     work_dir.mkdir(parents=True)
-    context, port = multiprocessing.get_context('fork'), free_port()
-    outs = [work_dir / f'rank{rank}.json' for rank in range(ranks)]
-    processes = [context.Process(target=_rank, args=(rank, ranks, port, cfg, str(out), until))
-                 for rank, out in enumerate(outs)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(TIMEOUT)
-        if process.is_alive():
-            process.kill()
-    results = [json.loads(out.read_text()) if out.exists() else dict(error='no result')
-               for out in outs]
-    for rank, result in enumerate(results):
-        if 'error' in result:
-            raise RuntimeError(f'rank {rank}: {result["error"]}')
-    return dict(ranks=[result['lines'] for result in results], logged=log_lines(work_dir))
+    port = free_port()
+    children = [Child(_rank, rank, ranks, port, cfg, until) for rank in range(ranks)]
+    lines = []
+    try:
+        for rank, child in enumerate(children):
+            try:  # without grace: killed, as an interrupted run is
+                lines.append(child.result(TIMEOUT, grace=0))
+            except ChildFailed as error:
+                raise RuntimeError(f'rank {rank}: {error}') from None
+    finally:
+        for child in children:
+            child.process.kill()
+    return dict(ranks=lines, logged=log_lines(work_dir))
 
 
 def first_difference(expected: dict[str, Any], found: dict[str, Any], point: int,
                      until: int = ITERATIONS) -> str:
-    """'' when ``found`` is what ``expected`` has from iteration ``point`` to before ``until``."""
+    """Return where iterations ``point`` to ``until`` of two runs first differ; '' if equal."""
     for rank, (before, after) in enumerate(zip(expected['ranks'], found['ranks'])):
         # the validation that follows the last iteration is there when it ended the run
         before = [line for line in before if point <= line['iteration'] < until
@@ -211,7 +198,7 @@ def first_difference(expected: dict[str, Any], found: dict[str, Any], point: int
 
 def rows(configs: list[str], numbers: list[int], all_loading: bool = False
          ) -> list[dict[str, Any]]:
-    """What is to be run: config, ranks, point, workers, persistent."""
+    """Return the rows: config, ranks, point, workers, persistent."""
     table = [dict(config=name, ranks=ranks, point=point, workers=workers, persistent=persistent)
              for ranks in numbers for name in configs for point in range(1, ITERATIONS)
              for workers, persistent in LOADING]
@@ -231,7 +218,7 @@ def fill(table: list[dict[str, Any]], data_root: str, folder: Path, done: Any,
     """
     import mmdet.datasets
     import mmdet.models  # noqa: F401  once, before the processes are forked
-    gc.freeze()  # what is imported is never garbage: every process would look it through
+    gc.freeze()  # modules are never garbage, and every process would traverse them
     groups = list(dict.fromkeys((row['config'], row['ranks']) for row in table))
     for name, ranks in groups:
         cfg, where = settings(name, ranks, data_root), folder / f'{name}-{ranks}'

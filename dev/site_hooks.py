@@ -1,4 +1,4 @@
-"""What MkDocs does with the pages of the API: roles of Sphinx in docstrings become plain code."""
+"""Hooks of MkDocs: roles of Sphinx in docstrings become plain code."""
 from __future__ import annotations
 
 import re
@@ -8,6 +8,6 @@ ROLE = re.compile(r':(?:class|func|mod|data|meth|attr|exc):<code>(~?)([^<]*)</co
 
 
 def on_page_content(html: str, **kwargs: Any) -> str:
-    """``:class:`~a.b.C``` shows as ``C``."""
+    """Replace roles: ``:class:`~a.b.C``` becomes ``C``."""
     return ROLE.sub(lambda found: '<code>{}</code>'.format(
         found[2].rpartition('.')[2] if found[1] else found[2]), html)

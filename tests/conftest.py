@@ -1,6 +1,7 @@
-"""One machine's bits depend on threads: pin them before torch is imported."""
+"""Pins the number of threads before torch is imported; marks slow modules and runs them first."""
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 for variable in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):
@@ -15,7 +16,7 @@ import pytest  # noqa: E402
 
 import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
 
-# MMEngine lays the text of a config out at every start and checkpoint, for seconds. The layout is
+# MMEngine formats the text of a config at every start and checkpoint, which takes seconds and is
 # not tested here.
 mmengine.config.config.FormatCode = lambda text, **style: (text, True)
 
@@ -23,42 +24,50 @@ mmengine.config.config.FormatCode = lambda text, **style: (text, True)
 mmengine.runner.loops.time = SimpleNamespace(sleep=lambda seconds: None)
 
 
-# Modules that train, start many processes, or take over 20 seconds: `tools/test.sh --quick` leaves
-# them out, except for the test that is marked `smoke`.
-SLOW = {
+# Modules that train, start many processes, or take over 20 seconds, the longest first: they run in
+# this order, so that no long module is left for one process at the end. `tools/test.sh --quick`
+# leaves them out, except for the test that is marked `smoke`.
+SLOW = (
+    'test_invariance.py',
+    'checkpoint/test_resume.py',
+    'checkpoint/test_resume_on_ranks.py',
+    'cli/test_tools.py',
+    'host_cuda/test_host_cuda.py',
+    'data/test_hosts.py',
+    'demo/test_demo.py',
+    'localise/test_planted_faults.py',
+    'distributed/test_virtual_ranks_families.py',
+    'verify/test_kills.py',
+    'hooks/test_self_check_findings.py',
+    'localise/test_localise_virtual_ranks.py',
+    'distributed/test_virtual_ranks_training.py',
+    'test_predictions.py',
+    'dev/test_operator_check.py',
+    'distributed/test_shared_weights.py',
+    'demo/test_classifier.py',
+    'data/test_passes.py',
+    'data/test_datasets.py',
     'audit/test_audit_rules.py',
     'checkpoint/test_evaluated_model.py',
     'checkpoint/test_lost_state.py',
     'checkpoint/test_other_loaders.py',
-    'checkpoint/test_resume.py',
-    'checkpoint/test_resume_on_ranks.py',
     'checkpoint/test_resume_state.py',
-    'cli/test_tools.py',
     'data/test_cursor.py',
-    'data/test_datasets.py',
     'data/test_fetch.py',
-    'data/test_hosts.py',
     'data/test_loader.py',
-    'data/test_passes.py',
     'data/test_worker_processes.py',
-    'demo/test_classifier.py',
-    'demo/test_demo.py',
     'determinism/test_policy.py',
     'determinism/test_precision.py',
     'dev/test_benchmarks.py',
     'dev/test_import_stubs.py',
-    'dev/test_operator_check.py',
     'distributed/test_agreement.py',
     'distributed/test_ordered_reduction.py',
     'distributed/test_process_group.py',
-    'distributed/test_shared_weights.py',
     'distributed/test_training_on_ranks.py',
     'distributed/test_virtual_collectives.py',
     'distributed/test_virtual_ranks.py',
     'distributed/test_virtual_ranks_errors.py',
-    'distributed/test_virtual_ranks_families.py',
     'distributed/test_virtual_ranks_state.py',
-    'distributed/test_virtual_ranks_training.py',
     'facts/test_compatibility.py',
     'fingerprint/test_operator_recorder.py',
     'hooks/test_fingerprint_hook.py',
@@ -66,38 +75,37 @@ SLOW = {
     'hooks/test_seed_hook.py',
     'hooks/test_self_check.py',
     'hooks/test_self_check_bits.py',
-    'hooks/test_self_check_findings.py',
-    'host_cuda/test_host_cuda.py',
-    'localise/test_planted_faults.py',
-    'localise/test_localise_virtual_ranks.py',
     'ops/aten/test_sync_bn.py',
     'ops/mmcv/test_deform_conv.py',
     'ops/test_provider.py',
     'ops/triton/test_kernels.py',
     'patches/test_hash_order.py',
     'step_check/test_repeated_steps.py',
-    'test_invariance.py',
     'test_packaging.py',
-    'test_predictions.py',
     'test_runner.py',
-    'test_user_code.py',
     'test_streams_with_roots.py',
-    'verify/test_kills.py',
-}
+    'test_user_code.py',
+)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    """Mark the slow modules and put them first; then those with the most tests."""
     folder = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(folder) and (
-                item.path.relative_to(folder).as_posix() in SLOW):
+    names = [item.path.relative_to(folder).as_posix() if item.path.is_relative_to(folder) else ''
+             for item in items]
+    counts = Counter(names)
+    for item, name in zip(items, names):
+        if name in SLOW:
             item.add_marker(pytest.mark.slow)
+    order = {name: (SLOW.index(name) if name in SLOW else len(SLOW), -count, name)
+             for name, count in counts.items()}
+    items[:] = [item for _, item in sorted(zip(names, items), key=lambda pair: order[pair[0]])]
 
 
 @pytest.fixture(scope='module', autouse=True)
 def nothing_stays_in_force():
-    """A file that trains in this process leaves flags and kernels to the next one otherwise."""
+    """Undo flags and kernels that training in this process has set, before the next module."""
     yield
     if 'mmrepro.determinism' in sys.modules:
         from mmrepro import determinism

@@ -1,11 +1,9 @@
 """What must not change one bit of training.
 
-Small real configs (all of MMDetection's code path: dataset, augmentations, model, losses,
-optimizer, hooks, validation) are trained for two epochs; batches, losses and weights are compared
-as bytes. Variants are combined for speed; the nightly test runs each on its own as well.
+Small real configs (dataset, augmentations, model, losses, optimizer, hooks, validation) are trained
+for two epochs; batches, losses and weights are compared as bytes. Variants are combined for speed;
+the nightly test runs each of them separately as well.
 """
-import copy
-import json
 import os
 import random
 import subprocess
@@ -15,9 +13,12 @@ import numpy as np
 import pytest
 import torch
 from demo_runs import MODELS, changed, small, workers
+from detector_runs import light, shallow_detr
 from harness import ROOT, environment, run_all, train
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
+
+from dev.children import printed_result
 
 
 def no_validation(cfg):
@@ -57,6 +58,8 @@ def together(*changes):
     return change
 
 
+# Fewer layers of the same kinds: most of the time of these two goes into their weights
+LIGHTER = {'faster-rcnn_r50_fpn': light, 'deformable-detr_r50': shallow_detr}
 COMBINED = {
     'one worker, small prefetch, noisy hooks': together(workers(1, prefetch=1), noisy_hooks),
     'two persistent workers, no validation': together(workers(2, True), no_validation),
@@ -77,13 +80,10 @@ SINGLE = {
 }
 
 
-def after_another_run(cfg, work_dir):
-    """Train something else first, in the same process."""
-    first = copy.deepcopy(cfg)
-    first.randomness.seed = 1234
-    first.train_cfg.max_epochs = 1
-    train(first, f'{work_dir}/first')
-    return train(cfg, work_dir)
+def another_seed_first(cfg, work_dir):
+    """Train with seed 43, then with the config's, in the same process; returns both results."""
+    another = changed(cfg, lambda cfg: cfg.randomness.update(seed=43))
+    return train(another, f'{work_dir}/first'), train(cfg, work_dir)
 
 
 def assert_same_bits(found, expected, what):
@@ -105,44 +105,42 @@ def runs(request, data_root, tmp_path_factory):
     import mmdet.datasets  # noqa: F401  warm the parent
     import mmdet.models  # noqa: F401
     cfg = small(request.param, data_root)
+    LIGHTER.get(request.param, lambda cfg: None)(cfg)
     folder = tmp_path_factory.mktemp('runs')
     jobs = variants(cfg, folder, COMBINED)
     jobs['baseline'] = (train, (cfg, str(folder / 'baseline')), {})
-    jobs['a second runner in one process'] = (
-        after_another_run, (cfg, str(folder / 'second')), {})
-    other = changed(cfg, lambda cfg: cfg.randomness.update(seed=43))
-    jobs['seed 43'] = (train, (other, str(folder / 'other')), {})
-    return request.param, cfg, run_all(jobs)
+    jobs['second'] = (another_seed_first, (cfg, str(folder / 'second')), {})
+    results = run_all(jobs)
+    results['seed 43'], results['a second runner in one process'] = results.pop('second')
+    return request.param, cfg, results
 
 
-def test_nothing_of_this_matters(runs):
+def test_workers_hooks_validation_and_earlier_runs_do_not_change_bits(runs):
     model, _, results = runs
-    expected = results.pop('baseline')
-    other = results.pop('seed 43')
+    expected = results['baseline']
     assert expected['step'] == list(range(6))
-    for name, found in results.items():
-        assert_same_bits(found, expected, f'{model}, {name}')
-    results.update({'baseline': expected, 'seed 43': other})
+    for name in results.keys() - {'seed 43'}:
+        assert_same_bits(results[name], expected, f'{model}, {name}')
 
 
-def test_what_should_differ_differs(runs):
+def test_seeds_and_epochs_differ(runs):
     """Otherwise the test above could not fail."""
     _, _, results = runs
-    expected, other = results['baseline'], results['seed 43']
-    assert len(set(expected['data'])) == 6, 'an epoch repeats the draws of another'
-    assert all(a != b for a, b in zip(expected['data'], other['data']))
-    assert expected['weights'] != other['weights']
-    assert expected['seed'] == 42 and other['seed'] == 43
+    baseline, another = results['baseline'], results['seed 43']
+    assert len(set(baseline['data'])) == 6, 'an epoch repeats the draws of another'
+    assert all(a != b for a, b in zip(baseline['data'], another['data']))
+    assert baseline['weights'] != another['weights']
+    assert baseline['seed'] == 42 and another['seed'] == 43
 
 
-def test_validation_metrics_do_not_depend_on_workers(runs):
+def test_metrics_do_not_depend_on_workers(runs):
     _, _, results = runs
     expected = results['baseline']['metrics']
     assert results['one worker, small prefetch, noisy hooks']['metrics'] == expected
 
 
 @pytest.mark.nightly
-def test_each_on_its_own(runs, tmp_path):
+def test_each_variant_alone_does_not_change_bits(runs, tmp_path):
     model, cfg, results = runs
     for name, found in run_all(variants(cfg, tmp_path, SINGLE)).items():
         assert_same_bits(found, results['baseline'], f'{model}, {name}')
@@ -150,22 +148,21 @@ def test_each_on_its_own(runs, tmp_path):
 
 @pytest.mark.parametrize('runs', [
     MODELS[1], pytest.param(MODELS[2], marks=pytest.mark.nightly)], indirect=True, scope='module')
-def test_fresh_processes_spawned_workers_and_hash_seeds(runs, data_root, tmp_path):
-    """Another process, another PYTHONHASHSEED, workers that import everything afresh."""
+def test_spawned_workers_and_hash_seeds_do_not_change_bits(runs, data_root, tmp_path):
+    """In fresh processes, in which workers may import everything again."""
     model, _, results = runs
-    script = ROOT / 'tests' / 'support' / 'train_fresh.py'
-    processes = []
-    for hash_seed, start in (('0', 'fork'), ('7', 'spawn')):
-        out = tmp_path / f'{hash_seed}.json'
-        process = subprocess.Popen(
-            [sys.executable, str(script), model, data_root, start, str(tmp_path / start), str(out)],
-            env={**environment(), 'PYTHONHASHSEED': hash_seed}, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True)
-        processes.append((process, start, out))
-    for process, start, out in processes:
-        output, _ = process.communicate(timeout=600)
-        assert process.returncode == 0, output
-        assert_same_bits(json.loads(out.read_text()), results['baseline'], f'{model}, {start}')
+    starts = [(start, start_training(model, data_root, start, tmp_path, PYTHONHASHSEED=hash_seed))
+              for hash_seed, start in (('0', 'fork'), ('7', 'spawn'))]
+    for start, process in starts:
+        assert_same_bits(printed_result(process), results['baseline'], f'{model}, {start}')
+
+
+def start_training(model, data_root, start, folder, **variables):
+    """A fresh process that trains a small demo config; ``start``: how its workers start."""
+    return subprocess.Popen(
+        [sys.executable, ROOT / 'tests' / 'support' / 'train_fresh.py', model, data_root, start,
+         folder / start], env={**environment(), **variables}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def test_compiled_mmcv_or_not(data_root, tmp_path):
@@ -175,15 +172,9 @@ def test_compiled_mmcv_or_not(data_root, tmp_path):
         pytest.skip('MMREPRO_COMPILED_MMCV does not name a folder with a compiled mmcv')
     import mmdet.models  # noqa: F401
     model = 'faster-rcnn_r50_fpn'
-    results = run_all({'lite': (train, (small(model, data_root), str(tmp_path / 'lite')), {})})
-    out = tmp_path / 'compiled.json'
-    env = environment()
-    env['PYTHONPATH'] = os.pathsep.join([compiled, env['PYTHONPATH']])
-    done = subprocess.run(
-        [sys.executable, str(ROOT / 'tests' / 'support' / 'train_fresh.py'), model,
-         data_root, 'fork',
-         str(tmp_path / 'compiled'), str(out)], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(out.read_text())
-    assert found['mmcv_is_compiled']
-    assert_same_bits(found, results['lite'], 'compiled mmcv')
+    cfg = small(model, data_root)
+    lite = run_all({'lite': (train, (cfg, str(tmp_path / 'lite')), {})})['lite']
+    path = os.pathsep.join([compiled, environment()['PYTHONPATH']])
+    result = printed_result(start_training(model, data_root, 'fork', tmp_path, PYTHONPATH=path))
+    assert result['mmcv_is_compiled']
+    assert_same_bits(result, lite, 'compiled mmcv')

@@ -173,7 +173,13 @@ def test_ci_and_tools_are_executable_and_parse():
         assert os.access(os.path.join(ROOT, path), os.X_OK) or path.endswith('environment.sh')
 
 
-def test_an_unsupported_python_is_refused_with_the_cure(tmp_path):
+def test_slow_modules_exist():
+    from conftest import SLOW
+    assert [name for name in SLOW if not os.path.exists(os.path.join(ROOT, 'tests', name))] == []
+    assert len(set(SLOW)) == len(SLOW)
+
+
+def test_an_unsupported_python_is_refused_with_the_fix(tmp_path):
     fake = tmp_path / 'python'
     fake.write_text('#!/usr/bin/env bash\n[ "$1" = --version ] && echo "Python 3.8.1"\nexit 1\n')
     fake.chmod(0o755)

@@ -17,6 +17,7 @@ from mmengine.runner import Runner
 from small_runs import clean, config  # noqa: F401  clean is a fixture
 
 import mmrepro
+from dev.children import printed_result
 from mmrepro import RandomnessError
 
 pytestmark = pytest.mark.filterwarnings('ignore')
@@ -156,12 +157,10 @@ def test_mmengines_own_streams_test_as_mmengine_does():
 
 
 def fresh(path, weights, images, hash_seed):
-    done = subprocess.run(
+    return printed_result(subprocess.Popen(
         [sys.executable, '-W', 'ignore', infer_fresh.__file__, path, weights, *images],
         env=dict(environment(), PYTHONHASHSEED=hash_seed), cwd=ROOT, text=True,
-        capture_output=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE))
 
 
 def test_inference_repeats_in_any_process_and_order(initialised, data_root):

@@ -11,8 +11,10 @@ VENV="${VENV:-$ROOT/.venv}"
 
 say() { printf '\n== %s\n' "$*"; }
 
-# make_environment REQUIREMENTS...: create or complete $VENV; a finished one is used as it is
+# make_environment REQUIREMENTS...: create or complete $VENV; a finished one is used as it is.
+# Does nothing where ENVIRONMENT_IS_MADE is set: .ci/run makes one environment for both scripts.
 make_environment() {
+    if [ -n "${ENVIRONMENT_IS_MADE:-}" ]; then return 0; fi
     local python="${PYTHON:-python3}" stamp files=() file
     for file in "$@"; do files+=("$ROOT/requirements/$file"); done
     if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; then

@@ -31,10 +31,11 @@ expression="${marks:+ and $marks}"
 expression="${expression# and }"
 
 say "pytest -m \"$expression\""
-# one thread per operator: tests compare bits between processes, and two cores are shared
-# and files are dealt out to two processes, each of which starts its own ranks and workers
-OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" "$python" -m pytest -q -n 2 --dist loadfile \
-    -m "$expression" "$@"
+# one thread per operator: tests compare bits between processes, and cores are shared. Modules are
+# dealt out in the order of tests/conftest.py to one process more than a small machine has cores,
+# because tests also wait: for ranks, workers, fresh processes
+OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" "$python" -m pytest -q -n "${TEST_PROCESSES:-3}" \
+    --dist loadfile --no-loadscope-reorder -m "$expression" "$@"
 say "ruff"
 "$python" -m ruff check .
 say "mypy"

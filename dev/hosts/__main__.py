@@ -1,4 +1,4 @@
-"""Which hosts give the same batches; the table goes to ``docs/results/hosts_cpu.json``.
+"""Compare the batches of several hosts; the table goes to ``docs/results/hosts_cpu.json``.
 
     python -m dev.hosts                                    hosts that variables emulate
     python -m dev.hosts --python 'COMMAND' --as NAME       one more: any command that runs Python on
@@ -19,13 +19,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..children import printed_result
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / 'docs' / 'results' / 'hosts_cpu.json'
 TRAIN_IMAGES, VAL_IMAGES = 12, 2
 
 
 def write_data(root: str) -> str:
-    """The demonstration dataset, every other photograph as JPEG; returns a digest of it."""
+    """Write the demonstration dataset, every other photograph as JPEG; return its digest."""
     import cv2
 
     from mmrepro.demo.dataset import data_digest, write_dataset
@@ -38,7 +40,7 @@ def write_data(root: str) -> str:
 
 def start(root: str, variables: Mapping[str, str], python: Sequence[str] = (sys.executable, )
           ) -> subprocess.Popen:
-    """A process that computes the batches on a host."""
+    """Start a process that computes the batches on a host."""
     from .emulated import hosts
     own = {name for host in hosts().values() for name in host.variables}
     env = {name: value for name, value in os.environ.items() if name not in own}
@@ -49,20 +51,8 @@ def start(root: str, variables: Mapping[str, str], python: Sequence[str] = (sys.
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def result(process: subprocess.Popen) -> dict[str, Any]:
-    """What the process has printed.
-
-    Raises:
-        RuntimeError: it ended with an error.
-    """
-    out, err = process.communicate()
-    if process.returncode:
-        raise RuntimeError(f'exit code {process.returncode}:\n{err[-2000:]}')
-    return json.loads(out.splitlines()[-1])
-
-
 def differing(found: Mapping[str, list[str]], expected: Mapping[str, list[str]]) -> list[str]:
-    """Pipelines that both have, with other batches."""
+    """Return the pipelines that both have and whose batches differ."""
     return [name for name in expected if name in found and found[name] != expected[name]]
 
 
@@ -74,7 +64,7 @@ def row(name: str, one: Mapping[str, Any], expected: Mapping[str, list[str]], pr
 
 
 def table(content: Mapping[str, Any]) -> str:
-    """A line per host as Markdown."""
+    """Return a Markdown table with a line per host."""
     lines = ['| host | promised | different batches |', '|---|---|---|']
     for one in content['hosts']:
         differs, count = one['differs'], one['pipelines']
@@ -99,12 +89,13 @@ def main() -> int:
             content = json.loads(Path(args.out).read_text())
             if content['data'] != data:
                 parser.error(f'{args.out} is about other images; run without --python first')
-            one = result(start(root, {}, shlex.split(args.python)))
+            one = printed_result(start(root, {}, shlex.split(args.python)))
             content['hosts'] = [*(old for old in content['hosts'] if old['host'] != args.name),
                                 row(args.name, one, content['digests'],
                                     one['instructions'].startswith('AVX'))]
         else:
-            found = {name: result(start(root, host.variables)) for name, host in hosts().items()}
+            found = {name: printed_result(start(root, host.variables))
+                     for name, host in hosts().items()}
             here = found['this CPU']
             content = dict(data=data, **{key: here[key] for key in (
                 'cpu', 'features', 'versions', 'digests')})

@@ -33,7 +33,7 @@ VERSIONS = ('torch', 'numpy', 'cv2', 'mmcv', 'mmengine', 'mmdet', 'pycocotools')
 
 
 def digests(root: str) -> dict[str, list[str]]:
-    """{name of the pipeline: digests of its batches}"""
+    """Return the digests of the first batches by name of the pipeline."""
     import mmdet
     from mmengine.config import Config
 

@@ -32,7 +32,7 @@ CONTROLS = ('no library with AVX2', 'OpenCV without IPP')
 
 
 def hosts() -> dict[str, Host]:
-    """:data:`HOSTS`, and those whose variables depend on what NumPy has on this machine."""
+    """Return :data:`HOSTS` and the hosts whose variables depend on NumPy on this machine."""
     none = {'NPY_DISABLE_CPU_FEATURES': ' '.join(_above_baseline(numpy_features()))}
     without = {**LESS_THAN_AVX2, **none, **HOSTS['OpenCV without AVX2'].variables,
                **HOSTS['OpenBLAS without AVX2'].variables, 'OPENCV_IPP': 'sse42'}
@@ -43,5 +43,5 @@ def hosts() -> dict[str, Host]:
 
 
 def _above_baseline(features: Sequence[str]) -> Sequence[str]:
-    """NumPy before 2.4 names AVX2 and FMA3 one by one, below them what SSE4 CPUs have."""
+    """Return the features above SSE4; NumPy before 2.4 names AVX2 and FMA3 separately."""
     return [name for name in features if name.startswith(('AVX', 'FMA', 'X86_V3', 'X86_V4'))]

@@ -17,7 +17,7 @@ RESULTS = os.path.join(matrix.ROOT, 'docs', 'results', 'libraries_cpu.json')
 
 
 def on_top(python: str, packages: str, folder: str) -> None:
-    """Install what a row has on top of its environment; without dependencies, wheels only."""
+    """Install the packages of a row on top of its environment: wheels, without dependencies."""
     complete = Path(folder, 'complete')
     if not complete.exists() or complete.read_text() != packages:
         shutil.rmtree(folder, ignore_errors=True)
@@ -27,7 +27,7 @@ def on_top(python: str, packages: str, folder: str) -> None:
 
 
 def run(name: str, row: LibraryRow, folder: str) -> dict[str, Any]:
-    """The record of a row."""
+    """Run a row; return its record."""
     record: dict[str, Any] = dict(name=name, config=row.config, environment=row.environment)
     extra = os.path.join(folder, folder_name(row.packages))
     runs = os.path.join(folder, 'run')
@@ -52,7 +52,7 @@ def run(name: str, row: LibraryRow, folder: str) -> dict[str, Any]:
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """A line per row as Markdown."""
+    """Return a Markdown table with a line per row."""
     lines = ['| stock config | torch | mmcv-lite | MMDetection | bits | without the patch |',
              '|' + '---|' * 6]
     for one in records:

@@ -1,4 +1,4 @@
-"""The data of the rows: one set of drawn pictures, in the formats that the libraries read."""
+"""The data of the rows: drawn images in the formats that the libraries read."""
 from __future__ import annotations
 
 import json
@@ -16,7 +16,7 @@ VIDEOS, FRAMES = 8, 8  # as many as four batches of two
 
 
 def picture(number: int) -> np.ndarray:
-    """A picture of its own for each number: noise of a few pixels, and three rectangles."""
+    """Return the image of a number: noise of a few pixels, and three rectangles."""
     generator = np.random.RandomState(number)
     small = generator.randint(0, 256, (20, 20, 3)).astype(np.uint8)
     image = cv2.resize(small, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR)
@@ -27,7 +27,7 @@ def picture(number: int) -> np.ndarray:
 
 
 def boxes(number: int) -> list[list[int]]:
-    """x, y, width and height of the three objects of a picture; their classes are 0, 1, 2."""
+    """Return x, y, width, height of the three objects of an image; their classes are 0, 1, 2."""
     generator = np.random.RandomState(1000 + number)
     return [[*map(int, generator.randint(5, 80, 2)), *map(int, generator.randint(36, 70, 2))]
             for _ in CLASSES]

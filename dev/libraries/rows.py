@@ -90,7 +90,7 @@ ROWS: dict[str, LibraryRow] = {
 
 
 def folder_name(packages: str) -> str:
-    """Rows with the same packages share a folder."""
+    """Return the folder that rows with the same packages share."""
     return 'on-top-' + packages.split('==')[0].replace(' ', '-')
 
 

@@ -1,4 +1,4 @@
-"""What a library has to do: train a stock config, repeat it with workers, resume it, same bits.
+"""The suite of a library: train a stock config, repeat it with workers, resume it, same bits.
 
 Started by :mod:`dev.libraries.__main__` with the Python of the environment and the name of a row;
 the last line printed is JSON.
@@ -27,7 +27,7 @@ patches.PATCHES = tuple(patch for patch in patches.PATCHES if patch.cause.id != 
 
 
 def smaller(value: Any, sizes: dict[int, int]) -> Any:
-    """The same structure with other sizes of pictures."""
+    """Return the same structure with other sizes of images."""
     if isinstance(value, dict):
         return {key: smaller(one, sizes) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -36,7 +36,7 @@ def smaller(value: Any, sizes: dict[int, int]) -> Any:
 
 
 def without_weights(value: Any) -> Any:
-    """The same structure without pretrained weights."""
+    """Return the same structure without pretrained weights."""
     if isinstance(value, dict):
         return {key: None if key == 'pretrained' or key == 'init_cfg' and isinstance(
             one, dict) and one.get('type') == 'Pretrained' else without_weights(one)
@@ -47,7 +47,7 @@ def without_weights(value: Any) -> Any:
 
 
 def with_ends(schedules: Any, epochs: int | None) -> Any:
-    """The same schedules with the end that stock gives them: that of the uncut training."""
+    """Return the schedules with the end that they have in the whole training."""
     if isinstance(schedules, (list, tuple)):
         return [with_ends(one, epochs) for one in schedules]
     if schedules and epochs and schedules.get('by_epoch', True):
@@ -56,7 +56,7 @@ def with_ends(schedules: Any, epochs: int | None) -> Any:
 
 
 def small_config(row: LibraryRow) -> Config:
-    """The stock config on small data, for a few iterations, without validation."""
+    """Return the stock config on small data, for a few iterations, without validation."""
     package = importlib.import_module(row.module)
     stock = Config.fromfile(os.path.join(package.__path__[0], '.mim', 'configs', row.config))
     cfg = Config(without_weights(stock.to_dict()))
@@ -92,7 +92,7 @@ def small_config(row: LibraryRow) -> Config:
 
 
 def mmrepro(*arguments: str, **env: str) -> str:
-    """Run a command of mmrepro; returns what it prints."""
+    """Run a command of mmrepro; return its output."""
     done = subprocess.run([sys.executable, '-m', 'mmrepro', *arguments], text=True,
                           env={**os.environ, **env}, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT)
@@ -127,7 +127,7 @@ def audit_names_it() -> bool:
 
 
 def suite(row: LibraryRow) -> dict[str, str]:
-    """Each step: 'same bits', 'found', or what went wrong."""
+    """Run all steps; return 'same bits', 'found' or the error for each."""
     steps: dict[str, str] = {}
 
     def step(name: str, good: str, bad: str, function: Any) -> None:

@@ -9,7 +9,7 @@ __all__ = ['tracks', 'unlabelled', 'with_proposals']
 
 
 def with_proposals(batch: dict) -> dict:
-    """The batch with proposals near the boxes, as Fast R-CNN reads them from a file."""
+    """Return the batch with proposals near the boxes, as Fast R-CNN reads them from a file."""
     from mmengine.structures import InstanceData
     for sample in batch['data_samples']:
         boxes = sample.gt_instances.bboxes.tensor
@@ -20,14 +20,14 @@ def with_proposals(batch: dict) -> dict:
 
 
 def unlabelled(batch: dict) -> dict:
-    """A batch of semi-supervised training: labelled images, and unlabelled ones in two views."""
+    """Return a semi-supervised batch: labeled images, and unlabeled images in two views."""
     names = ('sup', 'unsup_teacher', 'unsup_student')
     return dict(inputs={name: list(batch['inputs']) for name in names},
                 data_samples={name: copy.deepcopy(batch['data_samples']) for name in names})
 
 
 def tracks(batch: dict) -> dict:
-    """A batch of one video: the images are its key frame and its reference frames."""
+    """Return a batch of a video: the key frame and its reference frames."""
     from mmdet.structures import TrackDataSample
     video = TrackDataSample()
     video.video_data_samples = batch['data_samples']

@@ -1,4 +1,4 @@
-"""One config or more for every folder of MMDetection 3.3's zoo.
+"""At least one config for every folder of MMDetection 3.3's zoo.
 
 A folder has several where its configs build different detectors: together the rows reach every
 class that any config of the zoo names in its model (a test looks), in its smallest form where a
@@ -12,7 +12,7 @@ __all__ = ['FAMILIES', 'PACKAGES', 'Member', 'Package']
 
 
 class Package(NamedTuple):
-    """Something to install: the name for ``pip``, its module, and what asks for it."""
+    """An optional package: its name for ``pip``, its module, and what needs it."""
 
     name: str
     module: str

@@ -1,4 +1,4 @@
-"""What a run says of itself, beside its bits: written by each rank at the end of the training."""
+"""Facts on a run beside its bits, written by each rank at the end of the training."""
 from __future__ import annotations
 
 import json
@@ -43,7 +43,7 @@ class RunFactsHook(Hook):
 
 
 def facts_of(work_dir: Any) -> dict[str, Any]:
-    """Facts of all ranks of a run together.
+    """Return the facts of all ranks of a run.
 
     Returns:
         dict(memory: 'shared' or 'separate' in the processes that have several ranks, 'mixed' if

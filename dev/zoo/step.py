@@ -20,14 +20,14 @@ STEPS = 2
 
 
 def _classes(model: Any) -> int:
-    """The number of labels that all heads have: the least ``num_classes``, at most two."""
+    """Return the number of labels that all heads have: the least ``num_classes``, at most two."""
     found = [node['num_classes'] for node in nodes(model)
              if isinstance(node.get('num_classes'), int)]
     return max(1, min([2, *found]))
 
 
 def _parts(cfg: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Parts of a config besides the model that may need a package of their own."""
+    """Return the parts of a config besides the model that may need another package."""
     from mmdet.registry import METRICS, TRANSFORMS
     for key in ('train_dataloader', 'test_dataloader'):
         for node in nodes(cfg.get(key) or {}):
@@ -41,7 +41,7 @@ def _parts(cfg: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def _loaded(cfg: Any) -> set[str]:
-    """Annotations that the training pipeline loads besides boxes: 'masks', 'stuff'."""
+    """Return the annotations that the training pipeline loads besides boxes: 'masks', 'stuff'."""
     loaded = set()
     for node in nodes(cfg.get('train_dataloader') or {}):
         name = getattr(node.get('type'), '__name__', node.get('type'))
@@ -53,7 +53,7 @@ def _loaded(cfg: Any) -> set[str]:
 
 
 def _batch(member: Member, cfg: Any, number: int = 2) -> dict:
-    """A batch of the kind that the member trains on."""
+    """Return a batch of the kind that the member trains on."""
     text = 'cat . dog .' if member.data == 'text' else None
     batch = images(member.size, _classes(cfg.model), number, text)
     loaded = _loaded(cfg)
@@ -72,7 +72,7 @@ def _batch(member: Member, cfg: Any, number: int = 2) -> dict:
 
 
 def _digest(*values: Any) -> str:
-    """SHA-256 of tensors in order, with their names, types and shapes."""
+    """Return the SHA-256 of tensors in order, with their names, types and shapes."""
     import torch
     state = hashlib.sha256()
 
@@ -100,7 +100,7 @@ def _digest(*values: Any) -> str:
 
 
 def _once(member: Member, cfg: Any) -> dict:
-    """Build, train and infer from the seed. Returns losses, digests and what was detected."""
+    """Build, train and infer from the seed; return losses, digests and detections."""
     import copy
 
     import torch
@@ -166,7 +166,7 @@ def take(member: Member, once: bool = False) -> dict:
 
 @contextlib.contextmanager
 def one_rank(cfg: Any) -> Iterator[None]:
-    """A process group of this process alone, if the model asks for one: MMSyncBN does."""
+    """Make a process group of this process alone if the model needs one (MMSyncBN)."""
     if not any(node.get('type') == 'MMSyncBN' for node in nodes(cfg.model)):
         yield
         return

@@ -5,19 +5,19 @@ import argparse
 import fnmatch
 import gc
 import json
-import multiprocessing
 import os
 import resource
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable
+from typing import Callable
 
+from ..children import Child, ChildFailed
 from .families import FAMILIES, PACKAGES, Member
 
 __all__ = ['OUTCOMES', 'main', 'members', 'sweep', 'visit']
 
-# The outcomes a row can have, and what each one says.
+# Outcomes of a row and their meanings.
 OUTCOMES = {
     'ok': 'built, two training steps and an inference; twice with the same bits, unless --once',
     'differs': 'as ok, but the second run gave different bits',
@@ -30,7 +30,7 @@ LIMIT = 300  # seconds by the clock for one member; the slowest takes a fifth of
 
 
 def members(patterns: Iterable[str] = ()) -> list[Member]:
-    """The members whose config or folder matches one of ``patterns``; all of them without any.
+    """Return the members whose config or folder matches one of ``patterns``, or all members.
 
     Raises:
         ValueError: a pattern matches nothing.
@@ -54,7 +54,7 @@ def _missing(member: Member) -> list[str]:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost line of code of the error, without the path of this machine."""
+    """Return the innermost line of code of the error, without the path of this machine."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return ''
@@ -83,16 +83,14 @@ def _attempt(member: Member, once: bool) -> dict:
     return dict(outcome='differs' if result['equal'] is False else 'ok', **result)
 
 
-def _child(send: Any, member: Member, once: bool) -> None:
-    import torch
-    torch.set_num_threads(1)
+def _measured(member: Member, once: bool) -> dict:
     sys.stdout = sys.stderr = open(os.devnull, 'w')
     before = resource.getrusage(resource.RUSAGE_SELF)
     result = _attempt(member, once)
     after = resource.getrusage(resource.RUSAGE_SELF)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    send.send(dict(result, seconds=round(seconds, 1),
-                   peak_mib=(after.ru_maxrss - before.ru_maxrss) // 1024))
+    return dict(result, seconds=round(seconds, 1),
+                peak_mib=(after.ru_maxrss - before.ru_maxrss) // 1024)
 
 
 def visit(member: Member, limit: float = LIMIT, once: bool = False) -> dict:
@@ -106,25 +104,11 @@ def visit(member: Member, limit: float = LIMIT, once: bool = False) -> dict:
     facts = dict(config=member.config, family=member.family, annotations=member.annotations)
     if member.packages and not _missing(member):
         facts['with'] = versions(('torch', *member.packages))
-    context = multiprocessing.get_context('fork')
-    receive, send = context.Pipe(duplex=False)
     gc.collect()
-    process = context.Process(target=_child, args=(send, member, once))
-    process.start()
-    send.close()
     try:
-        if receive.poll(limit):
-            return dict(facts, **receive.recv())
-        return dict(facts, outcome='failed', error=f'no result within {limit} s', cause='')
-    except EOFError:
-        process.join()
-        return dict(facts, outcome='failed', cause='',
-                    error=f'the process died with exit code {process.exitcode}')
-    finally:
-        process.join(5)
-        process.kill()
-        process.join()
-        receive.close()
+        return dict(facts, **Child(_measured, member, once).result(limit))
+    except (ChildFailed, TimeoutError) as error:
+        return dict(facts, outcome='failed', error=str(error), cause='')
 
 
 def warm() -> None:
@@ -156,7 +140,7 @@ def _print(row: dict) -> None:
 
 
 def _known(path: str) -> dict[str, dict]:
-    """Rows of an earlier sweep, by config; none without a file."""
+    """Return the rows of an earlier sweep by config; none without a file."""
     if not os.path.exists(path):
         return {}
     with open(path) as file:
@@ -164,7 +148,7 @@ def _known(path: str) -> dict[str, dict]:
 
 
 def _write(path: str, rows: dict[str, dict]) -> None:
-    """In the order of the families, one line per row: a diff shows which configs changed."""
+    """Write one line per row in the order of the families, so that a diff shows changed configs."""
     ordered = [rows[member.config] for member in FAMILIES if member.config in rows]
     lines = ',\n'.join(json.dumps(row) for row in ordered)
     with open(f'{path}.part', 'w') as file:
@@ -173,7 +157,7 @@ def _write(path: str, rows: dict[str, dict]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Sweep, print, and write JSON. Returns 1 when anything failed or differed."""
+    """Sweep, print and write JSON; return 1 if a row failed or differed."""
     parser = argparse.ArgumentParser(
         prog='zoo.py', description='Build, train and infer every family of the MMDetection zoo.')
     parser.add_argument('patterns', nargs='*', help='folders or configs; all without any')
@@ -213,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def versions(names: Sequence[str] = ('python', 'torch', 'numpy', 'mmengine', 'mmcv', 'mmcv-lite',
                                     'mmdet')) -> dict[str, str]:
-    """The versions that the sweep depends on; without those that are not installed."""
+    """Return the versions of the installed packages that the sweep depends on."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
     found = dict(python=platform.python_version()) if 'python' in names else {}

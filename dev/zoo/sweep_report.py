@@ -15,7 +15,7 @@ WORDS = {'ok': 'yes', 'differs': '**different bits**', 'needs': 'needs', 'tracke
 
 
 def reached_by(rows: Iterable[dict]) -> dict[str, list[str]]:
-    """Operator of mmcv -> sorted folders of the zoo whose configs called it."""
+    """Return {operator of mmcv: sorted folders of the zoo whose configs called it}."""
     reached: dict[str, set[str]] = {}
     for row in rows:
         for operator in row.get('operators', ()):
@@ -33,7 +33,7 @@ def _said(row: dict) -> str:
 
 
 def table(results: dict[str, Any]) -> str:
-    """A Markdown report of every config of the sweep."""
+    """Return a Markdown report on all configs of the sweep."""
     versions = ', '.join(f'{name} {version}' for name, version in results['versions'].items())
     rows = results['rows']
     count = {word: sum(row['outcome'] == word for row in rows) for word in WORDS}
@@ -58,13 +58,13 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _short(operators: Sequence[str]) -> list[str]:
-    """Names without direction: `roi_align` for its forward and its backward."""
+    """Return names without direction: `roi_align` for its forward and its backward."""
     names = [name.replace('_forward', '').partition('_backward')[0] for name in operators]
     return list(dict.fromkeys(names))
 
 
 def needs(rows: Iterable[dict], tried: Iterable[dict] = ()) -> str:
-    """The configs that need another package, as a Markdown table.
+    """Return the configs that need another package as a Markdown table.
 
     Args:
         rows: of a sweep without these packages.

@@ -5,6 +5,7 @@ images, the numbers of candidates and queries, and as far as the model allows th
 """
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pickle
@@ -29,6 +30,7 @@ VAL_IMAGES = 2  # fewer than there are ranks; all of the split: recall counts th
 TRAIN, VAL = 'train2017', 'val2017'
 PROPOSALS, VIDEOS = 'annotations/proposals_{}.pkl', 'annotations/videos_{}.json'
 STUFF = 'stuff_{}/'
+LANGUAGE = 'language'  # a small BERT, for models that read text
 ZOO_HEIGHT = 800  # of the images that most configs were written for
 SMALLEST = 16  # pixels, for scaled sizes
 STRIDE = 32  # backbones without padding divide by it
@@ -47,14 +49,14 @@ RESNETS = ('ResNet', 'ResNeXt', 'Res2Net', 'ResNeSt', 'DetectoRS_ResNet', 'Detec
 # ------------------------------------------------------------------------------- the model
 
 def _quarter(model: Any) -> None:
-    """A quarter of the channels of a ResNet and of all that follows it."""
+    """Keep a quarter of the channels of a ResNet and of the layers after it."""
     _narrow_backbone(model)
     _divide({key: value for key, value in model.items()
              if key not in ('data_preprocessor', 'backbone')})
 
 
 def _narrow_neck(model: Any) -> None:
-    """A quarter of the channels of a ResNet; the neck has its own number for what follows."""
+    """Keep a quarter of the channels of a ResNet; the neck sets the channels after it."""
     _narrow_backbone(model)
     for node in nodes(model):
         for neck in _listed(node.get('neck') or ()) if 'backbone' in node else ():
@@ -64,7 +66,7 @@ def _narrow_neck(model: Any) -> None:
 
 
 def _as_it_is(model: Any) -> None:
-    """The width of the zoo."""
+    """Keep the width of the zoo."""
 
 
 # from small to large: a model gets the first with which MMDetection can train it
@@ -99,14 +101,14 @@ def _divide(node: Any) -> None:
 
 
 def _shrink(model: Any) -> None:
-    """Fewer layers, classes of the dataset, and statistics of normalization that training makes."""
+    """Reduce layers, use the classes of the dataset, and train statistics of normalization."""
     for node in nodes(model):
         if node.get('depth') in (101, 152) and node.get('type') in RESNETS:
             node['depth'] = 50
         if node.get('type') == 'HourglassNet':  # the stem makes 256 channels, always
             node['stage_channels'] = [256] + [64] * 5
         if node.get('norm_eval'):
-            node['norm_eval'] = False  # without pretrained weights its numbers would overflow
+            node['norm_eval'] = False  # without pretrained weights activations would overflow
         if node.get('std') == [1.0, 1.0, 1.0]:
             node['std'] = [57.0, 57.0, 57.0]
         if isinstance(node.get('num_layers'), int):
@@ -140,7 +142,7 @@ def _scaled(value: Any, factor: float) -> Any:
 
 
 def _side(value: int, factor: float) -> int:
-    """The side of a square; a multiple of the stride stays one."""
+    """Return the side of a square; a multiple of the stride stays a multiple."""
     scaled = _scaled(value, factor)
     return scaled if value % STRIDE else STRIDE * (
         -(-scaled // STRIDE) if scaled > 0 else scaled // STRIDE)
@@ -155,7 +157,7 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 def _scale_pipelines(cfg: Any, size: int) -> None:
-    """Sizes of the config in proportion, so that images have about ``size`` pixels of height."""
+    """Scale sizes of the config so that images are about ``size`` pixels high."""
     steps = [node for key in ('train_dataloader', 'val_dataloader', 'custom_hooks')
              for node in nodes(cfg.get(key) or ()) if isinstance(node.get('type'), str)]
     largest = max((number for node in steps for key in SIZES if key in node
@@ -168,7 +170,7 @@ def _scale_pipelines(cfg: Any, size: int) -> None:
 
 
 def _pipeline(dataset: Any) -> Any:
-    """The first pipeline inside wrappers of datasets."""
+    """Return the first pipeline inside wrappers of datasets."""
     if dataset.get('pipeline'):
         return dataset['pipeline']
     inner = dataset.get('dataset') or dataset['datasets'][0]
@@ -181,7 +183,7 @@ def _coco(split: str, data_root: str, member: Member, pipeline: Any, images: int
         ann_file=os.path.relpath(annotation_file(data_root, split), data_root),
         data_prefix=dict(img=f'{split}/', seg=STUFF.format(split)), pipeline=pipeline,
         indices=images,
-        test_mode=split == VAL)
+        return_classes=member.data == 'text', test_mode=split == VAL)
     if split == TRAIN:
         dataset['filter_cfg'] = dict(filter_empty_gt=True)
     if member.data == 'proposals':
@@ -218,7 +220,7 @@ def _metric(cfg: Any) -> Any:
 
 
 def _use_videos(cfg: Any, data_root: str) -> None:
-    """The photographs, as if they were frames of videos; validated is on none."""
+    """Use the photographs as frames of videos, without validation."""
     own = cfg.train_dataloader
     own.update(num_workers=0, persistent_workers=False, batch_size=1)
     own.dataset = dict(
@@ -228,7 +230,9 @@ def _use_videos(cfg: Any, data_root: str) -> None:
 
 
 def write_extras(data_root: str) -> None:
-    """Add proposals, maps of stuff and videos to a demonstration dataset."""
+    """Add proposals, maps of stuff and videos to a demonstration dataset, and a model for text."""
+    if importlib.util.find_spec('transformers'):
+        _write_language(os.path.join(data_root, LANGUAGE))
     for split in (TRAIN, VAL):
         with open(annotation_file(data_root, split), encoding='utf-8') as file:
             report = json.load(file)
@@ -247,6 +251,16 @@ def write_extras(data_root: str) -> None:
         _write_videos(report, os.path.join(data_root, VIDEOS.format(split)))
 
 
+def _write_language(folder: str) -> None:
+    """A BERT of two layers with random weights, which knows the names of the classes."""
+    from transformers import BertConfig, BertModel
+    words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '.', '?', *CLASSES]
+    BertModel(BertConfig(len(words), num_hidden_layers=2, intermediate_size=64)
+              ).save_pretrained(folder)
+    with open(os.path.join(folder, 'vocab.txt'), 'w', encoding='utf-8') as file:
+        file.write('\n'.join(words))
+
+
 def _write_stuff(image: dict[str, Any], boxes: np.ndarray, folder: str) -> None:
     """A map of classes: each box has another one, in front of the first."""
     pixels = np.zeros((image['height'], image['width']), np.uint8)
@@ -256,10 +270,10 @@ def _write_stuff(image: dict[str, Any], boxes: np.ndarray, folder: str) -> None:
 
 
 def _write_videos(report: dict[str, Any], path: str) -> None:
-    """Photographs of one size are the frames of one video."""
+    """Write videos: photographs of the same size are the frames of a video."""
     sizes: dict[tuple, int] = {}
     frames: Counter = Counter()
-    video_of, objects = {}, Counter()  # type: Dict[int, int], Counter
+    video_of, objects = {}, Counter()  # type: dict[int, int], Counter
     for image in report['images']:
         size = image['width'], image['height']
         video = video_of[image['id']] = sizes.setdefault(size, len(sizes) + 1)
@@ -276,7 +290,7 @@ def _write_videos(report: dict[str, Any], path: str) -> None:
 # ----------------------------------------------------------------------------- the training
 
 def training(member: Member, data_root: str, ranks: int, width: str = 'full') -> Any:
-    """The config: two epochs of two iterations, with a validation and checkpoints.
+    """Return the config: two epochs of two iterations, with validation and checkpoints.
 
     Args:
         width: a key of WIDTHS.
@@ -289,6 +303,10 @@ def training(member: Member, data_root: str, ranks: int, width: str = 'full') ->
     WIDTHS[width](cfg.model)
     _shrink(cfg.model)
     _scale_pipelines(cfg, member.size)
+    for node in nodes(cfg.model):
+        for key, value in node.items():
+            if value == cfg.get('lang_model_name', ()):
+                node[key] = os.path.join(data_root, LANGUAGE)
     if member.data == 'semi':
         return _semi(data_root)
     by_epoch = member.data != 'video'
@@ -317,7 +335,7 @@ def _finished(cfg: Any) -> Any:
 
 
 def _semi(data_root: str) -> Any:
-    """Labelled and unlabelled photographs, as the demonstration config has them."""
+    """Use labeled and unlabeled photographs, as the demonstration config has them."""
     cfg = demo_config('soft-teacher_faster-rcnn_r50', data_root)
     model = cfg.model.detector
     _quarter(model)
@@ -338,7 +356,7 @@ def _semi(data_root: str) -> Any:
 
 
 def _use_schedule(cfg: Any) -> None:
-    """A learning rate that four steps from random weights survive; the augmentations close."""
+    """Set a learning rate that four steps from random weights survive; end augmentations."""
     wrapper = cfg.optim_wrapper
     if wrapper.get('type') == 'AmpOptimWrapper':  # of CUDA
         wrapper.type = 'OptimWrapper'

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..checkpoint.files import load
-from ..errors import CheckpointError, FingerprintError
+from ..errors import CheckpointError, ConfigError, FingerprintError
 from ..fingerprint.provenance import repeated_environment
 from ..fingerprint.reader import RecordedRun, read_run
 from ..runs.config_edits import SEED, seed_of
@@ -48,7 +48,7 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
     for name, options, variables in zip('AB', settings, env):
         cfg = read_config(config, {**common, **options})
         if validate_b and cfg.get('val_cfg') is None:
-            raise ValueError(f'{config} has no val_cfg: run B cannot validate')
+            raise ConfigError(f'{config} has no val_cfg: run B cannot validate')
         path = os.path.join(work_dir, f'config_{name}.py')
         cfg.dump(path)
         events: dict[str, Any] = dict(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 from ..diagnosis.diagnosis import Diagnosis
+from ..errors import RunError
 from ..fingerprint.divergence import (
     Divergence,
     first_differing_metric,
@@ -179,12 +180,12 @@ class Localiser:
 def first_iteration(run_a: RecordedRun, run_b: RecordedRun) -> tuple[int, Divergence | None]:
     """Return the number of common iterations, and the first that differs on any rank."""
     if set(run_a.ranks) != set(run_b.ranks):
-        raise ValueError(f'{run_a.work_dir} has ranks {sorted(run_a.ranks)}, {run_b.work_dir} has '
-                         f'ranks {sorted(run_b.ranks)}: the runs cannot be compared')
+        raise RunError(f'{run_a.work_dir} has ranks {sorted(run_a.ranks)}, {run_b.work_dir} has '
+                       f'ranks {sorted(run_b.ranks)}: the runs cannot be compared')
     common = set.intersection(*(set(run_a.ranks[rank].steps) & set(run_b.ranks[rank].steps)
                                 for rank in run_a.ranks))
     if not common:
-        raise ValueError(f'{run_a.work_dir} and {run_b.work_dir} have no iteration in common')
+        raise RunError(f'{run_a.work_dir} and {run_b.work_dir} have no iteration in common')
     return len(common), first_divergence(run_a.ranks, run_b.ranks)
 
 

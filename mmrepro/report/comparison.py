@@ -281,7 +281,7 @@ def manifest_differences(a: RunView, b: RunView) -> list[FactDifference]:
         if a.began.get('iteration') == b.began.get('iteration'):
             return found
         # a run was resumed from a run elsewhere: weights of different iterations do not count
-        return [row for row in found if row.about != WEIGHTS]
+        return [row for row in found if WEIGHTS not in (row.about, row.name)]
     found = differences(_settings(a), _settings(b))
     if a.attached == b.attached:
         return found

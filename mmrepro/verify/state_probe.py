@@ -12,6 +12,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 
 from ..checkpoint.lost_state import Lost, lost_state, snapshot
+from ..errors import TrainingError
 from ..fingerprint.divergence import first_divergence
 from ..fingerprint.reader import read_ranks
 from ..fingerprint.schema import FOLDER
@@ -104,7 +105,7 @@ def probe(cfg: Config, at: int, iterations: int, work_dir: str,
 
 def _seen(training: Training) -> dict[str, Any]:
     if not os.path.exists(training.given['out']):
-        raise RuntimeError(f'the run in {training.work_dir} ended before iteration '
-                           f'{training.given["iterations"]}')
+        raise TrainingError(f'the run in {training.work_dir} ended before iteration '
+                            f'{training.given["iterations"]}')
     with open(training.given['out'], encoding='utf-8') as file:
         return json.load(file)

@@ -140,7 +140,7 @@ def test_annotations_that_are_missing(config, capsys, tmp_path):
 
 def test_a_provider_that_is_not_installed(monkeypatch):
     provider = importlib.import_module('mmrepro.ops.provider')
-    monkeypatch.setattr(provider, 'requirement', lambda: 'triton is not installed')
+    monkeypatch.setattr(provider.triton, 'requirement', lambda: 'triton is not installed')
     with pytest.raises(OperatorProviderError, match='triton is not installed'):
         provider.use('triton')
 

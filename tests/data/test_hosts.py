@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from dev.hosts.__main__ import RESULTS, ROOT, differing, result, start, table, write_data
+from dev.children import printed_result
+from dev.hosts.__main__ import RESULTS, ROOT, differing, start, table, write_data
 from dev.hosts.emulated import CONTROLS, hosts
 from mmrepro.facts.collect import cpu_features
 
@@ -34,7 +35,7 @@ def found(data):
     for first in range(0, len(EMULATED), AT_ONCE):
         names = EMULATED[first:first + AT_ONCE]
         running = [start(data[0], table[name].variables) for name in names]
-        results.update(zip(names, map(result, running)))
+        results.update(zip(names, map(printed_result, running)))
     return results
 
 

@@ -1,29 +1,23 @@
-"""Train a configuration in a child of this warm process and report its bits.
-
-Importing MMDetection takes seconds, a step of a small configuration fractions of one: the pytest
-process imports once, and every variant of a run is a forked child with its own work directory.
-"""
+"""Train a configuration and report its bits; every variant of a run is a child of this process."""
 from __future__ import annotations
 
 import copy
 import importlib
-import multiprocessing
 import os
-import traceback
 from pathlib import Path
 from typing import Any, Callable
 
-import torch
-
+from dev.children import Child, run_all
 from mmrepro.digests import state_digest as digest
 
-# What every training imports on the way, for a second or more: once, before processes are forked
+__all__ = ['ROOT', 'Child', 'digest', 'environment', 'run_all', 'train']
+
+# What every training imports for a second or more: once, before processes are forked
 for name in ('torch._dynamo', 'matplotlib.pyplot', 'matplotlib.backends.backend_agg',
              'pkg_resources', 'mmcv.ops', 'mmrepro.runner'):
     importlib.import_module(name)
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 600  # seconds; a child that hangs is an error, not a wait
 
 
 def _recorder(with_data: bool) -> Any:
@@ -58,7 +52,7 @@ def _recorder(with_data: bool) -> Any:
 
 def train(cfg: Any, work_dir: str, with_data: bool = True,
           prepare: Callable[[Any], None] = lambda runner: None) -> dict[str, Any]:
-    """Train in this process; returns digests of batches, losses as hex, weights, optimizer."""
+    """Train in this process; returns digests of batches, weights, optimizer, and losses as hex."""
     from mmengine.runner import Runner
     cfg = copy.deepcopy(cfg)
     cfg.work_dir = str(work_dir)
@@ -68,55 +62,6 @@ def train(cfg: Any, work_dir: str, with_data: bool = True,
     runner.register_hook(recorder, priority=100)
     runner.train()
     return recorder.result
-
-
-def _child(connection: Any, function: Callable, args: tuple, kwargs: dict) -> None:
-    torch.set_num_threads(1)
-    try:
-        connection.send((True, function(*args, **kwargs)))
-    except BaseException:
-        connection.send((False, traceback.format_exc()))
-        raise
-
-
-class Child:
-    """A function running in a forked process; ``result()`` waits for what it returns."""
-
-    def __init__(self, function: Callable, *args: Any, **kwargs: Any) -> None:
-        context = multiprocessing.get_context('fork')
-        self._receive, send = context.Pipe(duplex=False)
-        self.process = context.Process(target=_child, args=(send, function, args, kwargs))
-        self.process.start()
-        send.close()
-
-    def result(self) -> Any:
-        try:
-            if not self._receive.poll(TIMEOUT):
-                raise TimeoutError(f'no result within {TIMEOUT} s')
-            good, value = self._receive.recv()
-        except EOFError:
-            self.process.join()
-            raise RuntimeError(f'the child died with exit code {self.process.exitcode}') from None
-        finally:
-            if self.process.is_alive() and not self._receive.closed:
-                self.process.join(30)
-                self.process.kill()
-        if not good:
-            raise RuntimeError(value)
-        return value
-
-
-def run_all(jobs: dict[str, tuple], at_once: int = 2) -> dict[str, Any]:
-    """Run ``name -> (function, args, kwargs)`` in forked children, ``at_once`` at a time."""
-    results, running = {}, {}
-    for name, (function, args, kwargs) in jobs.items():
-        if len(running) >= at_once:
-            first = next(iter(running))
-            results[first] = running.pop(first).result()
-        running[name] = Child(function, *args, **kwargs)
-    for name, child in running.items():
-        results[name] = child.result()
-    return results
 
 
 def environment() -> dict[str, str]:

@@ -1,16 +1,11 @@
 """Several ranks on the CPU over gloo, each a forked child of this warm process."""
 import os
-import socket
 from contextlib import contextmanager
 
 from demo_runs import changed
 from harness import Child, train
 
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(('127.0.0.1', 0))
-        return one.getsockname()[1]
+from mmrepro.runs.launcher import free_port
 
 
 @contextmanager

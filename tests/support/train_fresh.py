@@ -1,6 +1,6 @@
-"""Train a small demo config in this fresh process; writes what the harness records as JSON.
+"""Train a small demo config in this fresh process; prints the record of the harness as JSON.
 
-Usage: train_fresh.py MODEL DATA_ROOT START_METHOD WORK_DIR OUT
+Usage: train_fresh.py MODEL DATA_ROOT START_METHOD WORK_DIR
 """
 import json
 import os
@@ -15,15 +15,14 @@ def main() -> None:
     import torch
     from demo_runs import small, workers
     from harness import train
-    model, data_root, start, work_dir, out = sys.argv[1:]
+    model, data_root, start, work_dir = sys.argv[1:]
     torch.set_num_threads(1)
     cfg = small(model, data_root)
     workers(2, start=start)(cfg)
     result = train(cfg, work_dir)
     import mmcv._ext
     result['mmcv_is_compiled'] = hasattr(mmcv._ext, '__file__') and bool(mmcv._ext.__file__)
-    with open(out, 'w') as file:
-        json.dump(result, file)
+    print(f'\n{json.dumps(result)}')
 
 
 if __name__ == '__main__':

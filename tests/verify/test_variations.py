@@ -12,6 +12,7 @@ from launches import EndedTraining, folder_of, training_of, write_steps
 from mmengine.config import Config
 
 from mmrepro.demo.shipped_configs import demo_config
+from mmrepro.exit_codes import NOTHING_TO_COMPARE
 from mmrepro.localise import entry
 from mmrepro.localise.search import LocaliseResult
 from mmrepro.runs import launcher
@@ -161,7 +162,7 @@ def test_two_ranks_are_compared_with_two_ranks(config, stand_in, tmp_path, monke
     assert f'mmrepro compare {tmp_path}/w/ranks.reference {tmp_path}/w/ranks' in (
         capsys.readouterr().out)
     monkeypatch.setattr(module.os, 'cpu_count', lambda: 1)
-    assert run(config, tmp_path, '--vary', 'ranks') == 1
+    assert run(config, tmp_path, '--vary', 'ranks') == NOTHING_TO_COMPARE
     assert 'not run: it takes 2 cores; there is one' in capsys.readouterr().out
 
 
@@ -198,7 +199,7 @@ def test_a_config_without_validation(config, stand_in, tmp_path, capsys):
     options = ['--cfg-options', *(f'val_{key}=None' for key in ('cfg', 'dataloader', 'evaluator'))]
     assert run(config, tmp_path, '--vary', 'validation,process', *options) == 0
     assert 'not run: the config has no validation' in capsys.readouterr().out
-    assert run(config, tmp_path, '--vary', 'validation', *options) == 1
+    assert run(config, tmp_path, '--vary', 'validation', *options) == NOTHING_TO_COMPARE
     assert 'NOTHING WAS COMPARED' in capsys.readouterr().out
 
 
@@ -221,7 +222,7 @@ def test_a_difference_is_localised_on_demand(config, stand_in, tmp_path, monkeyp
     assert run(config, tmp_path, '--vary', name, '--localise') == 1
     assert called == [tuple(part.format(w=tmp_path / 'w') if isinstance(part, str) else part
                             for part in expected)]
-    assert capsys.readouterr().out.endswith('SAME BITS: 5 iterations agree\n')
+    assert 'SAME BITS: 5 iterations agree' in capsys.readouterr().out
     assert run(config, tmp_path, '--vary', name, '--localise', '--json') == 1
     assert json.loads(capsys.readouterr().out)['localise']['verdict'] == 'equal'
 

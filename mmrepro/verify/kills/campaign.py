@@ -12,6 +12,7 @@ from typing import Any, Callable, NamedTuple
 from mmengine.config import Config
 
 from ...checkpoint import files
+from ...errors import TrainingError
 from ...exit_codes import PREEMPTED
 from ...fingerprint.divergence import compare_logs, first_missing
 from ...fingerprint.reader import RankLog, read_ranks
@@ -78,8 +79,8 @@ class Campaign:
         folder = self._folder('reference')
         attempt = self._start(folder, None)
         if any(attempt.codes):
-            raise RuntimeError(f'the uninterrupted run failed with exit codes {attempt.codes}; '
-                               f'see {folder}/rank0.log')
+            raise TrainingError(f'the uninterrupted run failed with exit codes {attempt.codes}; '
+                                f'see {folder}/rank0.log')
         self._gaps = moments.durations(attempt.of_rank(0))
         self._expected, self._states = _logs(folder), self._end_states(attempt)
         self.iterations = max(self._expected[0].steps) + 1

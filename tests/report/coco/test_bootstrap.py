@@ -5,10 +5,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from command import exit_code
 from scipy import stats
 from support.coco_results import draw_dataset, draw_results
 
-from mmrepro import cli
 from mmrepro.errors import PredictionError
 from mmrepro.report.coco import bootstrap, view
 from mmrepro.report.coco.detectors import files_of, load
@@ -36,8 +36,8 @@ def matches(folder):
 
 
 def run(folder, *arguments):
-    return cli.run('seeds', ['--annotations', str(folder / 'annotations.json'), '--no-plots',
-                       '--resamples', '200', '--predictions', *arguments])
+    return exit_code('seeds', '--annotations', folder / 'annotations.json', '--no-plots',
+                     '--resamples', '200', '--predictions', *arguments)
 
 
 def test_one_detector_has_an_interval_for_every_figure(matches):
