@@ -8,7 +8,7 @@ from schedules import KINDS, Plan, run_many
 
 pytestmark = [pytest.mark.filterwarnings('ignore'), pytest.mark.slow]
 
-SCHEDULES, AT_ONCE = 100, 50
+SCHEDULES, AT_ONCE = 200, 50
 NIGHTLY = 20_000
 
 
