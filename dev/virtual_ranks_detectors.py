@@ -1,12 +1,19 @@
 """The detectors of dev/virtual_ranks_matrix.py: real ones, a quarter as wide and not as deep."""
 from __future__ import annotations
 
+import random
 from typing import Any, Callable, NamedTuple
 
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from demo_runs import small
 from detector_runs import accumulating
+from mmdet.models.detectors import RTMDet
+from mmengine.registry import MODELS
 
-__all__ = ['CONFIGS', 'ITERATIONS', 'settings']
+__all__ = ['CONFIGS', 'FOR_FAULTS', 'ITERATIONS', 'settings']
 
 ITERATIONS = 4
 NARROWER = 4
@@ -104,6 +111,23 @@ def _pairs(cfg: Any) -> None:
     cfg.train_dataloader.sampler.update(batch_size=2, source_ratio=[1, 1])
 
 
+@MODELS.register_module(force=True)
+class NoisyRTMDet(RTMDet):
+    """In half precision; after ranks have met it uses a weight again, and all generators."""
+
+    def loss(self, inputs: torch.Tensor, *args: Any) -> dict[str, Any]:
+        with torch.autocast('cpu', torch.bfloat16):
+            losses = super().loss(inputs, *args)
+            dist.all_reduce(torch.ones(1))
+            again = F.conv2d(inputs, self.backbone.stem[0].conv.weight).float().mean()
+        noise = again + random.random() + np.random.rand() + torch.rand(())
+        return {name: [one * noise for one in values] for name, values in losses.items()}
+
+
+def _noisy(cfg: Any) -> None:
+    cfg.model.type = 'NoisyRTMDet'
+
+
 CONFIGS: dict[str, Detector] = {
     'Faster R-CNN': Detector('faster-rcnn_r50_fpn', batch=2),
     'Mask R-CNN': Detector('faster-rcnn_r50_fpn', (_masks, )),
@@ -116,10 +140,13 @@ CONFIGS: dict[str, Detector] = {
     'Faster R-CNN, SeesawLoss': Detector('faster-rcnn_r50_fpn', (_seesaw, )),
 }
 
+# relies on all that faults break
+FOR_FAULTS = {'RTMDet, SyncBN, autocast, noise': Detector('rtmdet_tiny', (_synchronised, _noisy))}
+
 
 def settings(name: str, ranks: int, data_root: str) -> Any:
     """The config of a row: four iterations, whatever the number of ranks."""
-    detector = CONFIGS[name]
+    detector = {**CONFIGS, **FOR_FAULTS}[name]
     cfg = small(detector.config, data_root)
     for change in (_narrow, *detector.changes):
         change(cfg)

@@ -14,8 +14,8 @@ The networks are small, with all parts of the real ones; the statistics of Batch
 rank. The processes are real ones and communicate over gloo.
 
 ``--out`` continues a file that stands, row by row; a row that crashed has the error as its
-difference. ``--fault NAME`` plants a fault in all runs, which some of the rows have to show (not in
-the file of the docs).
+difference. ``--fault NAME`` plants a fault in all runs, of a network that relies on what it breaks;
+rows on two processes or more have to show it (not in the file of the docs).
 """
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from virtual_faults import FAULTS  # noqa: E402
 from virtual_runs import run  # noqa: E402
 
 from dev.matrix_rows import RowFile, lines_differ  # noqa: E402
-from dev.virtual_ranks_detectors import CONFIGS, ITERATIONS, settings  # noqa: E402
+from dev.virtual_ranks_detectors import CONFIGS, FOR_FAULTS, ITERATIONS, settings  # noqa: E402
 from mmrepro.config import randomness_of  # noqa: E402
 
 RANKS, PROCESSES = (2, 4, 8), (1, 2, 3, 4)
@@ -143,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--out', required=True)
-    parser.add_argument('--configs', nargs='+', choices=list(CONFIGS), default=list(CONFIGS))
+    parser.add_argument('--configs', nargs='+', choices=[*CONFIGS, *FOR_FAULTS])
     parser.add_argument('--ranks', nargs='+', type=int, default=list(RANKS))
     parser.add_argument('--processes', nargs='+', type=int, default=list(PROCESSES))
     parser.add_argument('--fault', choices=list(FAULTS))
@@ -151,7 +151,8 @@ def main() -> None:
     from mmrepro.demo.dataset import write_dataset
     file = RowFile(args.out, KEYS, torch=torch.__version__, iterations=ITERATIONS,
                    **(dict(fault=args.fault) if args.fault else {}))
-    table = file.missing(rows(args.configs, args.ranks, args.processes))
+    configs = args.configs or list(FOR_FAULTS if args.fault else CONFIGS)
+    table = file.missing(rows(configs, args.ranks, args.processes))
     fault = FAULTS[args.fault]() if args.fault else nullcontext()
     with tempfile.TemporaryDirectory() as folder, fault:
         write_dataset(os.path.join(folder, 'data'))

@@ -28,12 +28,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable
 
 TESTS = Path(__file__).resolve().parents[1] / 'tests'
 sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
 import conftest  # noqa: E402, F401  one thread per operator
+import harness  # noqa: E402
 import torch  # noqa: E402
 from demo_runs import changed  # noqa: E402
 from harness import Child  # noqa: E402
@@ -42,7 +44,7 @@ from virtual_runs import run  # noqa: E402
 from dev.matrix_rows import RowFile  # noqa: E402
 from dev.virtual_ranks_matrix import difference  # noqa: E402
 from dev.zoo import training as zoo  # noqa: E402
-from dev.zoo.families import FAMILIES, Member  # noqa: E402
+from dev.zoo.families import FAMILIES, PACKAGES, Member  # noqa: E402
 from dev.zoo.run_facts import facts_of  # noqa: E402
 from dev.zoo.step import one_rank  # noqa: E402
 from dev.zoo.training import RESUMED_AT, VAL_IMAGES, WIDTHS, training  # noqa: E402
@@ -143,7 +145,8 @@ def _message(error: BaseException) -> str:
     """The line of a traceback that names the error; what follows may be long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if ERROR.match(line)]
-    return (named or lines or [type(error).__name__])[-1][:LONGEST]
+    missing = [line for line in named if 'No module named' in line]  # the cause of those behind it
+    return (missing or named or lines or [type(error).__name__])[-1][:LONGEST]
 
 
 # --------------------------------------------------------------------------------------- the rows
@@ -210,13 +213,11 @@ def _facts(work_dir: Path) -> dict[str, Any]:
 
 
 def _reason(member: Member, error: str) -> str:
-    """Why a family is not trained: a package that the sweep missed, or MMDetection's error."""
+    """Why a family is not trained: a package that is missing, or MMDetection's error."""
     if not member.data:
         return error
-    for row in json.loads(ZOO.read_text())['rows']:
-        if row['config'] == member.config and row.get('packages'):
-            return f'needs {", ".join(row["packages"])}'
-    return f'MMDetection: {error}'
+    missing = [name for name in member.packages if not find_spec(PACKAGES[name].module)]
+    return f'needs {", ".join(missing)}' if missing else f'MMDetection: {error}'
 
 
 def _whole_family(member: Member, data_root: str, folder: str) -> list[dict[str, Any]]:
@@ -255,6 +256,7 @@ def main() -> None:
     from mmrepro.demo.dataset import write_dataset
     file = RowFile(args.out, KEYS, torch=torch.__version__, ranks=RANKS,
                    iterations=zoo.ITERATIONS)
+    harness.TIMEOUT = 3600  # a child is a family, on a machine that may be busy
     members = chosen(args.families)
     if args.again:
         red = {row['family'] for row in file.rows if row['difference']}

@@ -5,6 +5,7 @@ images, the numbers of candidates and queries, and as far as the model allows th
 """
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pickle
@@ -29,6 +30,7 @@ VAL_IMAGES = 2  # fewer than there are ranks; all of the split: recall counts th
 TRAIN, VAL = 'train2017', 'val2017'
 PROPOSALS, VIDEOS = 'annotations/proposals_{}.pkl', 'annotations/videos_{}.json'
 STUFF = 'stuff_{}/'
+LANGUAGE = 'language'  # a small BERT, for models that read text
 ZOO_HEIGHT = 800  # of the images that most configs were written for
 SMALLEST = 16  # pixels, for scaled sizes
 STRIDE = 32  # backbones without padding divide by it
@@ -181,7 +183,7 @@ def _coco(split: str, data_root: str, member: Member, pipeline: Any, images: int
         ann_file=os.path.relpath(annotation_file(data_root, split), data_root),
         data_prefix=dict(img=f'{split}/', seg=STUFF.format(split)), pipeline=pipeline,
         indices=images,
-        test_mode=split == VAL)
+        return_classes=member.data == 'text', test_mode=split == VAL)
     if split == TRAIN:
         dataset['filter_cfg'] = dict(filter_empty_gt=True)
     if member.data == 'proposals':
@@ -228,7 +230,9 @@ def _use_videos(cfg: Any, data_root: str) -> None:
 
 
 def write_extras(data_root: str) -> None:
-    """Add proposals, maps of stuff and videos to a demonstration dataset."""
+    """Add proposals, maps of stuff and videos to a demonstration dataset, and a model for text."""
+    if importlib.util.find_spec('transformers'):
+        _write_language(os.path.join(data_root, LANGUAGE))
     for split in (TRAIN, VAL):
         with open(annotation_file(data_root, split), encoding='utf-8') as file:
             report = json.load(file)
@@ -247,8 +251,18 @@ def write_extras(data_root: str) -> None:
         _write_videos(report, os.path.join(data_root, VIDEOS.format(split)))
 
 
+def _write_language(folder: str) -> None:
+    """A BERT of two layers with random weights, which knows the names of the classes."""
+    from transformers import BertConfig, BertModel
+    words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '.', '?', *CLASSES]
+    BertModel(BertConfig(len(words), num_hidden_layers=2, intermediate_size=64)
+              ).save_pretrained(folder)
+    with open(os.path.join(folder, 'vocab.txt'), 'w', encoding='utf-8') as file:
+        file.write('\n'.join(words))
+
+
 def _write_stuff(image: dict[str, Any], boxes: np.ndarray, folder: str) -> None:
-    """Write maps of classes: each box has its own class, later boxes in front."""
+    """A map of classes: each box has another one, in front of the first."""
     pixels = np.zeros((image['height'], image['width']), np.uint8)
     for number, (left, top, right, bottom) in enumerate(boxes.astype(int)):
         pixels[top:bottom, left:right] = (number + 1) % len(CLASSES)
@@ -259,7 +273,7 @@ def _write_videos(report: dict[str, Any], path: str) -> None:
     """Write videos: photographs of the same size are the frames of a video."""
     sizes: dict[tuple, int] = {}
     frames: Counter = Counter()
-    video_of, objects = {}, Counter()  # type: Dict[int, int], Counter
+    video_of, objects = {}, Counter()  # type: dict[int, int], Counter
     for image in report['images']:
         size = image['width'], image['height']
         video = video_of[image['id']] = sizes.setdefault(size, len(sizes) + 1)
@@ -289,6 +303,10 @@ def training(member: Member, data_root: str, ranks: int, width: str = 'full') ->
     WIDTHS[width](cfg.model)
     _shrink(cfg.model)
     _scale_pipelines(cfg, member.size)
+    for node in nodes(cfg.model):
+        for key, value in node.items():
+            if value == cfg.get('lang_model_name', ()):
+                node[key] = os.path.join(data_root, LANGUAGE)
     if member.data == 'semi':
         return _semi(data_root)
     by_epoch = member.data != 'video'
