@@ -406,6 +406,17 @@ def randomness_of(cfg: Any) -> RandomnessConfig:
     return RandomnessConfig.parse(given)
 
 
+def with_virtual_ranks(randomness: Mapping[str, Any] | None, ranks: int) -> dict[str, Any]:
+    """Return ``randomness`` with a number of virtual ranks; what the ranks share stays.
+
+    >>> with_virtual_ranks(dict(virtual_ranks=dict(ranks=2, memory='shared')), 8)
+    {'virtual_ranks': {'ranks': 8, 'memory': 'shared'}}
+    """
+    before = (randomness or {}).get('virtual_ranks')
+    value = {**before, 'ranks': ranks} if isinstance(before, Mapping) else ranks
+    return {**(randomness or {}), 'virtual_ranks': value}
+
+
 def prepare_cfg(cfg: Any) -> Any:
     """Return a copy of the config with MMDetection 2.x's keys moved to where they belong."""
     cfg = copy.deepcopy(cfg)

@@ -17,6 +17,7 @@ from typing import Any
 from mmengine.config import Config
 
 from .audit.auditing import audit
+from .config import with_virtual_ranks
 from .demo import provide_dataset, use_data
 from .errors import ConfigError, MMReproError
 from .exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
@@ -111,7 +112,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
 def _config(config: str, options: Mapping[str, Any] | None, ranks: int | None = None) -> Config:
     cfg = read_config(find_config(config), options)
     if ranks is not None:
-        cfg.randomness = dict(cfg.get('randomness') or {}, virtual_ranks=ranks)
+        cfg.randomness = with_virtual_ranks(cfg.get('randomness'), ranks)
     return cfg
 
 

@@ -9,6 +9,7 @@ from typing import Any, Callable
 
 from mmengine.config import Config
 
+from ..config import with_virtual_ranks
 from ..errors import ConfigError, MissingDataError
 from ..fingerprint.schema import LEVELS
 from ..runs.config_files import without_mark
@@ -74,6 +75,8 @@ def load(args: argparse.Namespace, parser: Parser) -> Config:
     cfg = config_of(args.config, args.cfg_options)
     cfg.launcher = args.launcher
     given = {key: value for key, value in asked.items() if value is not None}
+    if 'virtual_ranks' in given:
+        cfg.randomness = with_virtual_ranks(cfg.get('randomness'), given.pop('virtual_ranks'))
     if given:
         cfg.randomness = dict(cfg.get('randomness') or {}, **given)
     for hook in cfg.get('custom_hooks') or ():

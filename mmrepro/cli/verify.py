@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from ..config import randomness_of
+from ..config import randomness_of, with_virtual_ranks
 from ..reports import interruptible, kills, lost_state, verify
 from ..runs.progress import ProgressLine
 from ..runs.startup import restart_for
@@ -104,7 +104,7 @@ def _lost_state(args: argparse.Namespace, parser: Parser) -> int:
         parser.error(f'--at {args.at} --iters {args.iters}: 0 < K < N is needed')
     cfg = config_of(args.config, args.cfg_options)
     if args.virtual_ranks is not None:
-        cfg.randomness = dict(cfg.get('randomness') or {}, virtual_ranks=args.virtual_ranks)
+        cfg.randomness = with_virtual_ranks(cfg.get('randomness'), args.virtual_ranks)
     restart_for(cfg)
     folder = args.work_dir or tempfile.mkdtemp(prefix='mmrepro-state-')
     try:
@@ -126,7 +126,8 @@ def _kills(args: argparse.Namespace, parser: Parser) -> int:
             parser.error(f'--ranks {ranks}: a process for each rank, and these are virtual; give '
                          '--virtual-ranks and --processes')
         processes = parser.processes(args.processes or '1', virtual)
-        ranks = cfg.randomness['virtual_ranks'] = virtual or max(processes)
+        ranks = virtual or max(processes)
+        cfg.randomness = with_virtual_ranks(cfg.randomness, ranks)
     print(f'changed: a checkpoint every {interval} iterations; the seed, where there is none',
           file=sys.stderr)
     folder = parser.make_folder(args.work_dir or os.path.join(WORK_DIR, KILLS))

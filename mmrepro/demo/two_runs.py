@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
 
+from ..config import with_virtual_ranks
 from ..digests import state_digest
 from ..fingerprint.divergence import differing_iterations
 from ..fingerprint.reader import RankLog, read_ranks
@@ -67,7 +68,7 @@ def prepare(config: str, run: DemoRun, root: str, coco: bool, images: int, epoch
     few_images(cfg, 'train', images)
     cfg.train_cfg.max_epochs = epochs
     if run.virtual_ranks is not None:
-        cfg.randomness = dict(cfg.get('randomness') or {}, virtual_ranks=run.virtual_ranks)
+        cfg.randomness = with_virtual_ranks(cfg.get('randomness'), run.virtual_ranks)
         cfg.train_dataloader.batch_size = 1
     without_evaluation(cfg)
     without_checkpoints(cfg)

@@ -20,6 +20,7 @@ from virtual_runs import run
 
 from mmrepro import on_virtual_ranks
 from mmrepro.checkpoint.adapters import register
+from mmrepro.config import with_virtual_ranks
 from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 
 pytestmark = pytest.mark.filterwarnings('ignore')
@@ -210,7 +211,7 @@ def _trained(cfg, ranks, work_dir, look):
         found.append(look(runner))
 
     cfg.work_dir = str(work_dir)
-    cfg.randomness['virtual_ranks'] = ranks
+    cfg.randomness = with_virtual_ranks(cfg.randomness, ranks)
     on_virtual_ranks(ranks, main)
     return found
 

@@ -9,6 +9,7 @@ from demo_runs import changed
 from harness import Child, digest
 from ranks import free_port
 
+from mmrepro.config import with_virtual_ranks
 from mmrepro.distributed.virtual.weight_hooks import KEEP_WEIGHTS
 
 # ranks share weights as without the hook that looks at them
@@ -66,7 +67,7 @@ def _process(process: int, processes: int, port: int, cfg: Any) -> dict[int, lis
 def start(cfg: Any, ranks: int, processes: int, work_dir: Any, resume: Any = None) -> list[Child]:
     """``resume``: path of a checkpoint."""
     def change(cfg: Any) -> None:
-        cfg.randomness['virtual_ranks'] = ranks
+        cfg.randomness = with_virtual_ranks(cfg.randomness, ranks)
         cfg.work_dir = str(work_dir)
         if resume is not None:
             cfg.resume, cfg.load_from = True, str(resume)
