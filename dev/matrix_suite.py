@@ -138,7 +138,7 @@ def run(suite: Suite) -> dict[str, str]:
         step('localise, another seed', names_the_seed, 'found', 'NOT FOUND')
         step('replay', lambda: mmrepro('replay', 'a', '--iters', '3'))
         step('test', lambda: mmrepro('test', CONFIG, f'a/iter_{ITERATIONS}.pth'), 'done')
-        step('chaos', lambda: mmrepro('chaos', CONFIG, '--kills', '2'))
+        step('chaos', lambda: mmrepro('verify', CONFIG, '--vary', 'kills', '--kills', '2'))
         step('demo', lambda: mmrepro('demo'))
     return steps
 
@@ -154,7 +154,7 @@ def main(name: str, folder: str) -> int:
     with open(CONFIG, 'w', encoding='utf-8') as file:
         file.write(f'_base_ = [{base!r}]\n{SCHEDULE}')
     if suite.data:
-        mmrepro('data', DATA)
+        mmrepro('demo', '--data-only', '--data', DATA)
     print(json.dumps(dict(versions=versions(), steps=run(suite))))
     return 0
 
