@@ -7,6 +7,8 @@ from pathlib import Path
 for variable in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):
     os.environ[variable] = '1'
 os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
+for variable in ('COLUMNS', 'LINES'):  # readline, which pytest loads, gives them to its processes
+    os.environ.pop(variable, None)
 
 from types import SimpleNamespace  # noqa: E402
 

@@ -9,7 +9,6 @@ from typing import Any, Callable
 
 from mmengine.config import Config
 
-from ..config import with_virtual_ranks
 from ..errors import ConfigError, MissingDataError
 from ..fingerprint.schema import LEVELS
 from ..runs.config_files import without_mark
@@ -76,6 +75,7 @@ def load(args: argparse.Namespace, parser: Parser) -> Config:
     cfg.launcher = args.launcher
     given = {key: value for key, value in asked.items() if value is not None}
     if 'virtual_ranks' in given:
+        from ..config import with_virtual_ranks  # imports torch
         cfg.randomness = with_virtual_ranks(cfg.get('randomness'), given.pop('virtual_ranks'))
     if given:
         cfg.randomness = dict(cfg.get('randomness') or {}, **given)

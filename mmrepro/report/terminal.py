@@ -19,8 +19,10 @@ _VERDICTS = {DONE: 'good', DIFFERENT: 'bad'}
 def console(file: Any = None) -> Any:
     """A ``rich.console.Console`` on the standard output, or on ``file``."""
     from rich.console import Console
-    known = (file or sys.stdout).isatty() or os.environ.get('COLUMNS')
-    return Console(file=file, highlight=False, width=None if known else PIPED)
+    if (file or sys.stdout).isatty() or os.environ.get('COLUMNS'):
+        return Console(file=file, highlight=False)
+    # with a width alone, rich takes 80 where TERM says that the terminal is dumb
+    return Console(file=file, highlight=False, width=PIPED, height=PIPED)
 
 
 def say(text: str, style: str = '') -> None:
@@ -38,17 +40,17 @@ def show(report: Content, everything: bool = False, file: Any = None) -> None:
     from rich.text import Text
     out = console(file)
     if report.title:
-        out.print(Text(report.title, STYLES['strong']))
+        out.print(Text(report.title, STYLES['strong']), soft_wrap=True)
     for table in report.tables:
         _print_table(table, out, everything)
         out.print()
     for note in report.notes:
-        out.print(Text(f'note: {note}', STYLES['warn']))
+        out.print(Text(f'note: {note}', STYLES['warn']), soft_wrap=True)
     if report.verdict:
         style = STYLES[_VERDICTS.get(report.exit_code, 'warn')]
-        out.print(Text(f'{report.verdict}', style))
+        out.print(Text(report.verdict, style), soft_wrap=True)
     for item in report.advice:
-        out.print(Text(f'  {item}'))
+        out.print(Text(f'  {item}'), soft_wrap=True)
 
 
 def text_of(report: Content) -> str:
@@ -64,9 +66,9 @@ def _print_table(table: Table, out: Any, everything: bool) -> None:
     from rich.table import Table as RichTable
     from rich.text import Text
     if table.title:
-        out.print(Text(table.title, STYLES['strong']))
+        out.print(Text(table.title, STYLES['strong']), soft_wrap=True)
     if table.text:
-        out.print(Text(table.text))
+        out.print(Text(table.text), soft_wrap=True)
     rows = table.styled_rows()
     count = len(rows) if everything or table.shown is None else table.shown
     if count:
@@ -77,4 +79,4 @@ def _print_table(table: Table, out: Any, everything: bool) -> None:
             shown.add_row(*map(Text, row), style=STYLES[style])
         out.print(shown if table.header else Padding(shown, (0, 0, 0, 2), expand=False))
     if table.rest and count < len(rows):
-        out.print(Text(table.rest, STYLES['soft']))
+        out.print(Text(table.rest, STYLES['soft']), soft_wrap=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 from mmengine.config import Config, ConfigDict
 
-from ..config import randomness_of
 from ..errors import ConfigError
 from . import reduction
 
@@ -31,6 +30,8 @@ def import_mmrepro(cfg: Config) -> bool:
 
 
 def virtual_ranks(cfg: Config) -> int | None:
+    # imports torch, which has to wait until the process has started itself again
+    from ..config import randomness_of
     return randomness_of(cfg).virtual_ranks.ranks
 
 

@@ -250,7 +250,7 @@ def test_virtual_ranks_on_one_and_on_two_processes_end_with_the_same_bits(tmp_pa
     assert demo.main([*arguments, '--virtual-ranks', '2', '--images', '2', '--epochs', '1']) == 0
     assert 'SAME BITS' in capfd.readouterr().out
     config = two_runs.Config.fromfile(tmp_path / 'work' / '2_processes' / 'config.py')
-    assert config.randomness.virtual_ranks == 2
+    assert config.randomness.virtual_ranks.ranks == 2
     assert (tmp_path / 'work' / '2_processes' / 'output.rank1.txt').exists()
 
 
@@ -271,6 +271,6 @@ def test_a_failing_run_shows_its_log(tmp_path, capfd):
     config.write_text(f"_base_ = {shipped_configs.shipped(demo.DEFAULT_CONFIG)!r}\n"
                       "model = dict(type='NoSuchDetector')\n")
     arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
-    assert demo.main([*arguments, '--config', str(config), '--images', '4', '--epochs', '1']) == 1
+    assert exit_code('demo', *arguments, '--config', config, '--images', 4, '--epochs', 1) == 1
     error = capfd.readouterr().err
     assert 'NoSuchDetector' in error and 'output.txt' in error

@@ -25,7 +25,8 @@ def test_every_row_has_a_name_of_its_own():
 
 def test_the_config_takes_every_precision():
     for precision in tables.PRECISIONS:
-        assert RandomnessConfig(float32_precision=precision).float32_precision == precision
+        config = RandomnessConfig.parse(dict(numerics=dict(float32_precision=precision)))
+        assert config.numerics.float32_precision == precision
 
 
 def test_setters_of_flags_and_variables_of_cuda_exist():

@@ -10,7 +10,6 @@ import signal
 import threading
 from unittest import mock
 
-import harness
 import pytest
 import torch
 import torch.distributed as dist
@@ -45,12 +44,6 @@ def cfg(tmp_path):
     cfg.train_dataloader.batch_size = 1
     cfg.train_cfg.max_epochs = 1
     return cfg
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    """A child that hangs is an error soon."""
-    monkeypatch.setattr(harness, 'TIMEOUT', 60)
 
 
 # ------------------------------------------------------------------------------ the environment
@@ -324,7 +317,7 @@ def _loads_ahead(cfg, ranks=None):
 
 
 @pytest.mark.parametrize('ranks', [None, 2])
-def test_a_thread_that_loads_ends_the_training(ranks, cfg, impatient):
+def test_a_thread_that_loads_ends_the_training(ranks, cfg):
     found = Child(_loads_ahead, cfg, ranks).result()
     assert "the thread 'ahead' " in found and 'in the process that trains' in found
     assert 'wait for ever' not in found
@@ -338,7 +331,7 @@ def _trains_in_a_thread(cfg):
     return said.get(timeout=50)
 
 
-def test_where_the_training_cannot_be_interrupted_the_error_says_so(cfg, impatient):
+def test_where_the_training_cannot_be_interrupted_the_error_says_so(cfg):
     found = Child(_trains_in_a_thread, cfg).result()
     assert "the thread 'ahead' " in found and 'may now wait for ever' in found
 

@@ -353,8 +353,6 @@ STREAMS = {
                            {'iter_4': False, 'iter_5': True}),
     'of MMEngine': (dict(worker_seed='mmengine'),
                     dict(by_epoch=True, max_epochs=3), {'epoch_1': True, 'iter_5': True}),
-    'of MMEngine, steps': (dict(worker_seed='mmengine'), dict(by_epoch=True, max_epochs=3),
-                           {'epoch_1': False, 'iter_4': True, 'iter_5': True}),
 }
 
 

@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import types
 
 import pytest
 import torch
@@ -419,12 +418,15 @@ def test_setting():
     ('triton', False, 'triton'), ('triton', True, 'triton'), ('torch', False, 'torch'),
     ('auto', False, 'auto'), (None, True, 'auto'), (None, False, None)])
 def test_a_run_asks_for_its_provider(monkeypatch, operators, deterministic, expected):
-    from mmrepro import runner
+    from mmrepro import process_settings
     asked = []
-    monkeypatch.setattr(runner.ops, 'use_from_import', asked.append)
-    monkeypatch.setattr(runner.patches, 'apply', lambda **settings: None)
-    randomness = RandomnessConfig.parse(dict(operators=operators, deterministic=deterministic))
-    runner.ReproRunnerMixin._prepare_packages(types.SimpleNamespace(_repro=randomness))
+    monkeypatch.setattr(process_settings.ops, 'use_from_import', asked.append)
+    monkeypatch.setattr(process_settings.patches, 'apply', lambda **settings: None)
+    monkeypatch.setattr(process_settings.seeds, 'set_root', lambda root: None)
+    monkeypatch.setattr(process_settings.ProcessSettings, '_enable', lambda self: None)
+    randomness = RandomnessConfig.parse(
+        dict(seed=0, operators=operators, deterministic=deterministic))
+    process_settings.ProcessSettings(randomness).apply(randomness)
     assert asked == [expected]
 
 
