@@ -26,6 +26,7 @@ import re
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -145,7 +146,8 @@ def _message(error: BaseException) -> str:
     """The line of a traceback that names the error; what follows may be long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if ERROR.match(line)]
-    missing = [line for line in named if 'No module named' in line]  # the cause of those behind it
+    chain = ''.join(traceback.format_exception(None, error, None)).splitlines()
+    missing = [line for line in chain if 'No module named' in line]  # the cause of those behind it
     return (missing or named or lines or [type(error).__name__])[-1][:LONGEST]
 
 

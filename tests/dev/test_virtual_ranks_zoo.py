@@ -96,3 +96,13 @@ def test_the_line_that_names_an_error_is_kept():
         'mmrepro.report.StepDiffersError: The step of iteration 0')
     assert zoo._message(RuntimeError('one\ntwo')) == 'two'
     assert zoo._message(KeyError()) == 'KeyError'
+
+
+def test_a_missing_module_is_named_before_what_follows_from_it():
+    try:
+        try:
+            import no_such_module  # noqa: F401
+        except ImportError as cause:
+            raise ImportError('custom imports failed') from cause
+    except ImportError as error:
+        assert zoo._message(error) == "ModuleNotFoundError: No module named 'no_such_module'"
