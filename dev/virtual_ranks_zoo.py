@@ -59,7 +59,7 @@ KEYS = ('family', 'config', 'processes', 'resumed_from')
 ZOO = Path(__file__).resolve().parents[1] / 'docs' / 'results' / 'zoo_cpu.json'
 NOTHING = 'tracks, or classifies images: it trains no detector'
 ERROR = re.compile(r'[\w.]*(Error|Exception|Mismatch|Killed)\b')
-LONGEST = 300  # characters of an error
+LONGEST = 85  # characters of an error: a cell of a table
 
 # one that has the parts in question: a family's first config otherwise
 CHOSEN = {

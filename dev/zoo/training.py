@@ -113,6 +113,8 @@ def _shrink(model: Any) -> None:
             node['std'] = [57.0, 57.0, 57.0]
         if isinstance(node.get('num_layers'), int):
             node['num_layers'] = min(node['num_layers'], LAYERS)
+        if 'num_cp' in node:
+            node['num_cp'] = 0  # layers that run again in the backward pass need fairscale
     _set_classes(model)
 
 
