@@ -42,7 +42,8 @@ def check(on_device, out, only, *before):
     script = ('import sys', *before, 'from dev.operator_check import GROUPS',
               'from mmrepro import cli',
               'sys.exit(cli.run("doctor", ["--gpu", *sys.argv[1:]], operators=GROUPS))')
-    done = on_device('-c', '\n'.join(script), '--quick', '--out', out, '--only', only)
+    done = on_device('-c', '\n'.join(script), '--quick', '--out', out, '--only', only,
+                     '--seconds', 1100)  # a busy machine leaves no row out
     assert (out / 'gpu_check.json').exists(), done.stderr[-4000:]
     result = json.loads((out / 'gpu_check.json').read_text())
     rows = {name: row for group in ('mmcv', 'torch', 'detectors')
