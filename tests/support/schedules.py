@@ -10,6 +10,7 @@ number of processes and under another order, until it is complete.
 """
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -38,6 +39,7 @@ from mmengine.hooks import Hook  # noqa: E402
 from mmengine.registry import MODELS  # noqa: E402
 from mmengine.runner import Runner  # noqa: E402
 from mmengine.runner import runner as runner_module  # noqa: E402
+from mmengine.visualization import Visualizer  # noqa: E402
 from simulated import Event, Killed, Outcome, Simulation  # noqa: E402
 from virtual_processes import results_of  # noqa: E402
 
@@ -252,6 +254,10 @@ def run_many(numbers: list[int], stop: bool = False,
     """
     logging.disable(logging.CRITICAL)
     runner_module.collect_env = dict  # for the log; it starts compilers
+    figure = Visualizer._initialize_fig(None, dict(frameon=False))  # for all: nothing is drawn
+    Visualizer._initialize_fig = lambda self, fig_cfg: figure
+    gc.collect()
+    gc.freeze()  # what is imported is never garbage, and is not looked through in every run
     kinds: dict[str, int] = dict.fromkeys(KINDS, 0)
     turns, wrong = 0, []
     with tempfile.TemporaryDirectory() as folder:
