@@ -36,7 +36,6 @@ from typing import Any, Callable
 TESTS = Path(__file__).resolve().parents[1] / 'tests'
 sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
 import conftest  # noqa: E402, F401  one thread per operator
-import harness  # noqa: E402
 import torch  # noqa: E402
 from demo_runs import changed  # noqa: E402
 from harness import Child  # noqa: E402
@@ -57,6 +56,7 @@ RANKS = 3
 ROWS = ((1, 0), (2, 0), (2, 1), (1, 2))
 KEYS = ('family', 'config', 'processes', 'resumed_from')
 ZOO = Path(__file__).resolve().parents[1] / 'docs' / 'results' / 'zoo_cpu.json'
+FAMILY_LIMIT = 3600  # seconds for a family, on a machine that may be busy
 NOTHING = 'tracks, or classifies images: it trains no detector'
 ERROR = re.compile(r'[\w.]*(Error|Exception|Mismatch|Killed)\b')
 LONGEST = 85  # characters of an error: a cell of a table
@@ -236,7 +236,7 @@ def sweep(members: Sequence[Member], data_root: str, folder: str, jobs: int,
     running: list[Child] = []
 
     def finish() -> None:
-        for row in running.pop(0).result():
+        for row in running.pop(0).result(FAMILY_LIMIT):
             done(row)
 
     for member in members:
@@ -258,7 +258,6 @@ def main() -> None:
     from mmrepro.demo.dataset import write_dataset
     file = RowFile(args.out, KEYS, torch=torch.__version__, ranks=RANKS,
                    iterations=zoo.ITERATIONS)
-    harness.TIMEOUT = 3600  # a child is a family, on a machine that may be busy
     members = chosen(args.families)
     if args.again:
         red = {row['family'] for row in file.rows if row['difference']}
