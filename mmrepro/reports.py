@@ -26,7 +26,7 @@ from .localise.search import LocaliseResult
 from .report.compare import compare
 from .report.model import Figure, Table
 from .report.report import Report
-from .report.seeds import predictions, seeds
+from .report.seeds import seeds
 from .runs.config_edits import fix_seed, prepare, virtual_ranks
 from .runs.config_files import find_config, read_config
 from .runs.launcher import TrainingFailed, one_thread_each
@@ -37,7 +37,7 @@ from .verify.state_probe import StateVerdict, probe
 from .verify.variations import USUAL, VARIATIONS, VariationResult
 
 __all__ = ['Figure', 'Report', 'Table', 'audit', 'compare', 'kills', 'localise', 'lost_state',
-           'predictions', 'seeds', 'verify']
+           'seeds', 'verify']
 
 Say = Callable[[str], None]
 # variations that are events of a run, not changes of its config: parameters of localise_config

@@ -1,4 +1,4 @@
-"""Studies of several seeds, and of the images that detectors are tested on, as reports."""
+"""Studies of several seeds, as reports."""
 from __future__ import annotations
 
 import os
@@ -19,8 +19,6 @@ from ..runs.seed_runs import (
 )
 from ..text import duration
 from . import seed_study, seeds_report, variance
-from .coco import bootstrap, detectors
-from .coco import view as coco_view
 from .report import Report
 from .seed_study import choose_metric, metrics_of, value_of
 
@@ -84,27 +82,6 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
         return variance.report_of(variance.study(metric, pick, labels[0], numbers, values))
     return seeds_report.report_of(
         seed_study.study(metric, pick, numbers, values, same_within, plan))
-
-
-def predictions(files: Sequence[str], annotations: str, *, iou_type: str = 'bbox',
-                metric: str = 'mAP', same_within: float | None = None, resamples: int = 1000,
-                say: Say = lambda text: None) -> Report:
-    """Report how far COCO's figures of saved predictions depend on the tested images.
-
-    Args:
-        files: one word for each detector, see :func:`.coco.detectors.files_of`.
-        annotations: path of the annotations that the detectors were tested on.
-        iou_type: ``'bbox'`` or ``'segm'``.
-        metric: the figure that the verdict is about.
-        same_within: also test whether the detectors are the same within this margin.
-        resamples: number of resamples of the images.
-        say: called with lines about the progress.
-
-    Raises:
-        PredictionError: a file or an argument cannot be used.
-    """
-    matches = detectors.load(files, annotations, iou_type, say)
-    return coco_view.report_of(bootstrap.study(matches, resamples, metric, same_within, say))
 
 
 def _results(jobs: list[SeedJob], report_only: bool, say: Say) -> dict[SeedJob, dict[str, Any]]:
