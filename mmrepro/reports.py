@@ -24,9 +24,9 @@ from .exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from .localise import entry
 from .localise.search import LocaliseResult
 from .report.compare import compare
-from .report.model import Figure, Table
-from .report.report import Report
+from .report.report import Figure, Report
 from .report.seeds import seeds
+from .report.table import Table
 from .runs.config_edits import fix_seed, prepare, virtual_ranks
 from .runs.config_files import find_config, read_config
 from .runs.launcher import TrainingFailed, one_thread_each

@@ -12,6 +12,7 @@ from mmengine.config import Config, DictAction
 
 from ..errors import ConfigError
 from ..exit_codes import USAGE
+from ..report.report import Report
 from ..runs.config_files import ADD, find_config, read_config, setting
 from . import program_name
 
@@ -149,3 +150,20 @@ def existing_checkpoint(path: str) -> str:
     if '://' not in path and not os.path.exists(path):
         raise ConfigError(f'{path}: no such checkpoint')
     return path
+
+
+def finish(report: Report, args: argparse.Namespace, everything: bool = False) -> int:
+    """Print a report, or write it as ``--json`` asks; returns its exit code."""
+    if args.json != '-':
+        report.show(everything)
+    write_json(report.json(), args.json)
+    return report.exit_code
+
+
+def write_json(text: str, target: str | None) -> None:
+    """Write to the file that ``--json`` names; '-' is the standard output, None nowhere."""
+    if target == '-':
+        print(text)
+    elif target is not None:
+        with open(target, 'w', encoding='utf-8') as file:
+            file.write(f'{text}\n')

@@ -14,11 +14,10 @@ import torch
 from ..errors import ConfigError, MissingPackageError
 from ..exit_codes import DIFFERENT, DONE
 from ..ops.choice import PROVIDERS
-from ..report.model import Table
 from ..report.report import Report
+from ..report.table import Table
 from ..runs.startup import has_mmdet
-from .arguments import Parser, at_least, shared
-from .outcome import finish, write_json
+from .arguments import Parser, at_least, finish, shared, write_json
 
 CHECKOUT = 'single operators are checked from a checkout of mmrepro, with tools/gpu_check.py'
 OF_GPU = ('out', 'quick', 'seconds', 'only', 'iters', 'against', 'size')

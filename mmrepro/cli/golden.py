@@ -11,13 +11,11 @@ from ..errors import GoldenError
 from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from ..facts.compatibility import table
 from ..report.report import Report
-from ..report.terminal import say
 from ..runs.config_files import read_config, setting
 from ..runs.progress import ProgressLine
 from ..verify import golden
 from ..verify.golden import Checked, Recipe
-from .arguments import Parser, shared
-from .outcome import finish
+from .arguments import Parser, finish, shared
 
 ITERATIONS, LEVEL = 3, 'step'
 GOLDENS = 'goldens'
@@ -77,7 +75,8 @@ def _check(args: argparse.Namespace) -> Report:
         checked = golden.check(recipe, args.goldens, run)
         found.append(checked)
         if args.json != '-':
-            say(_text(checked, args.missing, run), 'good' if checked.equal else 'bad')
+            Report('', _text(checked, args.missing, run),
+                   DONE if checked.equal else DIFFERENT).show()
         if checked.golden is None and args.missing == 'record':
             kept = golden.record(recipe, args.goldens, run)
             print(f'recorded {kept}', file=sys.stderr)

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..exit_codes import DIFFERENT, DONE
-from ..report.model import Table
 from ..report.report import Report
-from ..report.terminal import show
+from ..report.table import Table
 from ..runs.progress import ProgressLine
 from ..text import shorten
 from ..verify.export import export
 from ..verify.replay import replay
-from .arguments import Parser, shared
-from .outcome import finish
+from .arguments import Parser, finish, shared
 
 MAX_ROWS = 30  # differences of the environment that are shown
 
@@ -48,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def tell(found: Sequence[Any]) -> None:
         line.end()
         if args.json != '-':
-            show(_environment(found))
+            _environment(found).show()
 
     with line:
         outcome = replay(args.run, work_dir, args.iters, line.say, tell, args.cfg_options)

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from ..report.publish import publish
 from ..reports import seeds
 from ..runs.config_files import find_config, read_config
-from .arguments import Parser, shared
-from .outcome import finish
+from .arguments import Parser, finish, shared
 
 
 def _parser() -> Parser:

@@ -14,8 +14,7 @@ from ..runs.progress import ProgressLine
 from ..runs.startup import restart_for
 from ..verify.kills.kinds import KINDS
 from ..verify.variations import USUAL, VARIATIONS
-from .arguments import Parser, at_least, config_of, shared
-from .outcome import finish
+from .arguments import Parser, at_least, config_of, finish, shared
 
 ALL, KILLS = 'all', 'kills'  # of --vary
 WORK_DIR = os.path.join('work_dirs', 'verify')

@@ -4,11 +4,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..exit_codes import DIFFERENT, DONE
-from .model import Figure, Table
 from .plot_style import DIFFERENCE, INK, SOFT, figure, palette, png
-from .report import Report
+from .report import Figure, Report
 from .seed_study import Study
 from .stats import MIN_PAIRS, Paired, Summary
+from .table import Table
 
 
 def caution(found: Study) -> list[str]:

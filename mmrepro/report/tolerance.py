@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..errors import ConfigError
 from ..fingerprint.schema import value_of
 from .comparison import Comparison, columns
-from .model import Table
+from .table import Table
 
 EXACT = ('epoch', 'batch.positions', 'batch.indices')
 MAX_ROWS = 20

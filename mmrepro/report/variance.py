@@ -7,10 +7,10 @@ import numpy as np
 
 from ..errors import SeedsError
 from ..exit_codes import DONE
-from .model import Figure, Table
 from .plot_style import DIFFERENCE, INK, SOFT, A, figure, png
-from .report import Report
+from .report import Figure, Report
 from .stats import Summary, summary
+from .table import Table
 
 ALL = 'all'  # the name of the runs in which every stream varies
 RESAMPLES = 10_000

@@ -27,11 +27,6 @@ class Distance(NamedTuple):
     note: str = ''  # why there is no distance, or what is not in it
     same: bool = False  # whether all weights have the same bits
 
-    def as_text(self) -> tuple[str, str]:
-        """Distance and relative distance."""
-        return ('-' if self.distance is None else f'{self.distance:.6g}',
-                '-' if self.relative is None else f'{self.relative:.3g}')
-
 
 def checkpoint_distances(a: RunView, b: RunView) -> list[Distance]:
     """One row for each numbered checkpoint that both runs have, in the order of training."""

@@ -10,10 +10,9 @@ from mmengine.visualization import BaseVisBackend
 from mmrepro import cli
 from mmrepro.report import compare as comparing
 from mmrepro.report.compare import compare
-from mmrepro.report.model import Figure
 from mmrepro.report.plot_style import figure, png
 from mmrepro.report.publish import backends_of, publish
-from mmrepro.report.report import Report
+from mmrepro.report.report import Figure, Report
 
 SENT = []
 
