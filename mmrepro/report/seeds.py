@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import SeedsError
+from ..errors import RunError, SeedsError
 from ..runs.config_files import find_config, setting
 from ..runs.seed_runs import (
     SeedJob,
@@ -18,11 +18,13 @@ from ..runs.seed_runs import (
     vary_stream,
 )
 from ..text import duration
-from . import seed_study, seeds_report, variance
+from . import seed_study, variance
 from .report import Report
-from .seed_study import choose_metric, metrics_of, value_of
+from .run_view import load_run
 
 Say = Callable[[str], None]
+# the default metric: the first of these that the run has
+USUAL = ('coco/bbox_mAP', 'coco/segm_mAP', 'pascal_voc/mAP')
 
 
 def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
@@ -80,7 +82,7 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
               for name, of_name in jobs.items()}
     if vary:
         return variance.report_of(variance.study(metric, pick, labels[0], numbers, values))
-    return seeds_report.report_of(
+    return seed_study.report_of(
         seed_study.study(metric, pick, numbers, values, same_within, plan))
 
 
@@ -103,3 +105,35 @@ def _results(jobs: list[SeedJob], report_only: bool, say: Say) -> dict[SeedJob, 
             f'(log: {os.path.join(job.folder, "seed.log")})')
         results[job] = run_job(job, metrics_of)
     return results
+
+
+def metrics_of(folder: str) -> dict[str, list[tuple[int, float]]]:
+    """Metric -> ``(step, value)`` of all validations, from MMEngine's logs or the fingerprints."""
+    try:
+        run = load_run(folder)
+    except RunError:
+        return {}
+    vals = run.vals(True) if run.ranks and run.log.vals else run.logged_vals
+    metrics: dict[str, list[tuple[int, float]]] = {}
+    for step in sorted(vals):
+        for name, value in vals[step].items():
+            metrics.setdefault(name, []).append((step, value))
+    return metrics
+
+
+def choose_metric(results: Sequence[dict[str, Any]], wanted: str | None) -> str:
+    """Return ``wanted``; None: one of :data:`USUAL`, else the first that all results have."""
+    shared = [name for name in results[0]['metrics']
+              if all(name in result['metrics'] for result in results)]
+    if wanted is None:
+        wanted = next((name for name in USUAL if name in shared), shared[0] if shared else None)
+    if wanted is None or wanted not in shared:
+        raise SeedsError(f'--metric {wanted}: not every run has it; all have: '
+                         f'{", ".join(shared) or "none"}')
+    return wanted
+
+
+def value_of(result: dict[str, Any], metric: str, pick: str = 'last') -> float:
+    """The metric of the last validation, or of the best one (``pick='best'``)."""
+    values = [value for _, value in result['metrics'][metric]]
+    return float(max(values)) if pick == 'best' else float(values[-1])

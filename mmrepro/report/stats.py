@@ -30,6 +30,10 @@ class Summary(NamedTuple):
     low: float | None  # 95 % confidence interval of the mean, by Student's t; None for one value
     high: float | None
 
+    def interval(self, sign: str = '') -> str:
+        """Format the interval for a table; with ``'+'``, of a difference."""
+        return '-' if self.low is None else f'{self.low:{sign}.4f} to {self.high:{sign}.4f}'
+
 
 class Paired(NamedTuple):
     """B against A, pair by pair (the same seed)."""

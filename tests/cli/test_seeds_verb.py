@@ -13,8 +13,8 @@ from mmrepro import cli
 from mmrepro.errors import SeedsError, TrainingError
 from mmrepro.exit_codes import INTERRUPTED, PREEMPTED
 from mmrepro.report import seeds as studies
-from mmrepro.report import seeds_report
-from mmrepro.report.seed_study import metrics_of, study, value_of
+from mmrepro.report.seed_study import report_of, study
+from mmrepro.report.seeds import metrics_of, value_of
 from mmrepro.runs import seed_runs
 from mmrepro.runs.launcher import TrainingFailed
 from mmrepro.runs.seed_runs import NOTHING_FOUND, jobs_of, parse_seeds, result_of, run_job
@@ -241,27 +241,24 @@ def test_a_bad_config_is_a_plain_error(tmp_path, capsys):
 def test_few_seeds_and_best_validations_get_a_caution():
     def notes(count, pick='last'):
         values = [.1 * i for i in range(count)]
-        return ' '.join(seeds_report.caution(
-            study('m', pick, list(range(count)), {'a': values})))
+        return ' '.join(report_of(study('m', pick, list(range(count)), {'a': values})).notes)
     assert 'too few' in notes(2) and '6 or more' in notes(4) and notes(6) == ''
     assert 'too high' in notes(6, 'best')
 
 
-def test_plot_report_and_scalars(tmp_path):
+def test_plot_report_and_scalars():
     values = {'base': [.30, .31, .29], 'mine': [.33, .34, .31]}
-    found = study('coco/bbox_mAP', 'last', [0, 1, 2], values)
-    drawn = seeds_report.plot(found)
-    assert drawn.startswith(b'\x89PNG')
-    text = seeds_report.report_of(found).html()
+    report = report_of(study('coco/bbox_mAP', 'last', [0, 1, 2], values))
+    page = report.html()
+    assert 'data:image/png;base64,' in page and 'http' not in page
+    assert report.images['seeds'].startswith(b'\x89PNG')
+    assert ('mmrepro/seeds/mine/coco/bbox_mAP', .34, 1) in report.scalars
+    assert any(name == 'mmrepro/seeds/p_t' for name, _, _ in report.scalars)
+    json.loads(report.json())
     three = study('m', 'last', [0, 1, 2], dict(values, third=[.3, .3, .31]), .1, .01)
-    assert seeds_report.plot(three).startswith(b'\x89PNG')
-    assert "Holm&#x27;s p" in seeds_report.report_of(three).html()
-    assert ('mmrepro/seeds/third/p_t', three.tests['third'].t_p, 0) in seeds_report.scalars(three)
-    assert 'data:image/png;base64,' in text and 'http' not in text
-    rows = seeds_report.scalars(found)
-    assert ('mmrepro/seeds/mine/coco/bbox_mAP', .34, 1) in rows
-    assert any(name == 'mmrepro/seeds/p_t' for name, _, _ in rows)
-    json.loads(seeds_report.report_of(found).json())
+    report = report_of(three)
+    assert "Holm&#x27;s p" in report.html() and report.images['seeds'].startswith(b'\x89PNG')
+    assert ('mmrepro/seeds/third/p_t', three.tests['third'].t_p, 0) in report.scalars
 
 
 def test_files_of_the_report(config, started, tmp_path, capsys):
