@@ -81,7 +81,7 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
     values = {name: [value_of(results[job], metric, pick) for job in of_name]
               for name, of_name in jobs.items()}
     if vary:
-        return variance.report_of(variance.study(metric, pick, labels[0], numbers, values))
+        return variance.report_of(metric, pick, labels[0], numbers, values)
     return seed_study.report_of(
         seed_study.study(metric, pick, numbers, values, same_within, plan))
 
