@@ -12,7 +12,7 @@ from ..demo.shipped_configs import reads_coco, shipped
 from ..demo.two_runs import RUNS, DemoRun, compare, on_processes, prepare, train
 from ..exit_codes import DIFFERENT, DONE
 from ..fingerprint.reader import RankLog
-from ..runs.progress import ProgressLine
+from ..runs.progress import progress_line
 from ..runs.startup import has_mmdet
 from .arguments import DEMO_DATA, Parser, at_least, shared
 
@@ -138,7 +138,7 @@ def _variables(runs: Sequence[DemoRun]) -> dict[str, str]:
 def _train(run: DemoRun, config: str, folder: str, env: Mapping[str, str]) -> dict[int, RankLog]:
     print(run.title(), flush=True)
     started = time.monotonic()
-    with ProgressLine(sys.stdout) as line:
-        line.say('  starting')
-        return train(run, config, folder, lambda text: line.say(
+    with progress_line(sys.stdout) as say:
+        say('  starting')
+        return train(run, config, folder, lambda text: say(
             f'  {text}  {time.monotonic() - started:.0f} s'), env)

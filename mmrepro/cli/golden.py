@@ -12,7 +12,7 @@ from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from ..facts.compatibility import table
 from ..report.report import Report
 from ..runs.config_files import read_config, setting
-from ..runs.progress import ProgressLine
+from ..runs.progress import progress_line
 from ..verify import golden
 from ..verify.golden import Checked, Recipe
 from .arguments import Parser, finish, shared
@@ -100,8 +100,8 @@ def _train(recipe: Recipe, work_dir: str) -> str:
         use_data(cfg, recipe.demo_data)
     size = 'images, batch and weights as in the config' if recipe.full else 'small'
     print(f'{recipe.name}: {size}; no validation, no checkpoints; fingerprints', file=sys.stderr)
-    with ProgressLine(sys.stderr) as line:
-        return golden.train(recipe, cfg, work_dir, line.say)
+    with progress_line(sys.stderr) as say:
+        return golden.train(recipe, cfg, work_dir, say)
 
 
 def _text(found: Checked, missing: str, run: str) -> str:

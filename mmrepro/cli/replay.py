@@ -4,12 +4,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from ..exit_codes import DIFFERENT, DONE
+from ..facts.compatibility import FactDifference
 from ..report.report import Report
 from ..report.table import Table
-from ..runs.progress import ProgressLine
+from ..runs.progress import progress_line
 from ..text import shorten
 from ..verify.export import export
 from ..verify.replay import replay
@@ -40,16 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             advice=[f'look through it before you publish it; mmrepro replay {args.export} checks '
                     'it'], data=dict(run=args.run, export=args.export, files=files)), args)
     work_dir = args.work_dir or os.path.normpath(args.run) + '_replay'
-    line = ProgressLine(sys.stderr)
     print('the settings of the run, except that no checkpoints are written', file=sys.stderr)
 
-    def tell(found: Sequence[Any]) -> None:
-        line.end()
-        if args.json != '-':
-            _environment(found).show()
+    with progress_line(sys.stderr) as say:
+        def tell(differences: Sequence[FactDifference]) -> None:
+            say('')
+            if args.json != '-':
+                _environment(differences).show()
 
-    with line:
-        outcome = replay(args.run, work_dir, args.iters, line.say, tell, args.cfg_options)
+        outcome = replay(args.run, work_dir, args.iters, say, tell, args.cfg_options)
     difference = outcome.difference
     verdict = (f'SAME BITS: {outcome.compared} iterations of {args.run} were repeated exactly'
                if difference is None else f'DIFFERENT after {outcome.compared} equal iterations: '
@@ -62,14 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                   environment=outcome.environment)), args)
 
 
-def _environment(found: Sequence[Any]) -> Report:
+def _environment(differences: Sequence[FactDifference]) -> Report:
     """The differences between the environment of the run and this one."""
-    if not found:
+    if not differences:
         return Report('environment: the same', '')
     rows = [(row.severity, row.name, shorten(row.then, 40), shorten(row.now, 40), row.consequence)
-            for row in found]
+            for row in differences]
     styles = {'changes bits': 'bad', 'may change bits': 'warn'}
     return Report('', '', tables=[Table(
         ('environment', '', 'then', 'now', 'consequence'), rows,
-        styles=[styles.get(row.severity, '') for row in found], shown=min(len(rows), MAX_ROWS),
-        rest=f'and {len(rows) - MAX_ROWS} more')])
+        styles=[styles.get(row.severity, '') for row in differences],
+        shown=min(len(rows), MAX_ROWS), rest=f'and {len(rows) - MAX_ROWS} more')])

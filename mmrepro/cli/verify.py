@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..config import randomness_of, with_virtual_ranks
 from ..reports import interruptible, kills, lost_state, verify
-from ..runs.progress import ProgressLine
+from ..runs.progress import progress_line
 from ..runs.startup import restart_for
 from ..verify.kills.kinds import KINDS
 from ..verify.variations import USUAL, VARIATIONS
@@ -90,11 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _lost_state(args, parser)
     names = list(VARIATIONS) if names == [ALL] else names
     work_dir = parser.make_folder(args.work_dir or WORK_DIR)
-    with ProgressLine(sys.stderr) as line:
+    with progress_line(sys.stderr) as say:
         report = verify(
             args.config, vary=names, iterations=args.iters, level=args.level, full=args.full,
             ranks=args.virtual_ranks, demo_data=args.demo_data, options=args.cfg_options,
-            jobs=args.jobs, work_dir=work_dir, explain=args.localise, say=line.say)
+            jobs=args.jobs, work_dir=work_dir, explain=args.localise, say=say)
     return finish(report, args)
 
 

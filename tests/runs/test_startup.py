@@ -9,6 +9,7 @@ import types
 import pytest
 from harness import ROOT
 
+from mmrepro.errors import DeterminismError
 from mmrepro.runs import startup
 
 
@@ -53,7 +54,7 @@ def test_a_missing_variable_restarts_once_with_everything_else_kept(restarts, ca
 def test_a_variable_that_is_lost_is_an_error_not_a_loop(restarts):
     env = dict(COMPLETE, **{startup.RESTARTED: '1'})
     del env['PYTHONHASHSEED']
-    with pytest.raises(RuntimeError, match='PYTHONHASHSEED.* did not survive a restart'):
+    with pytest.raises(DeterminismError, match='PYTHONHASHSEED.* did not survive a restart'):
         startup.restart_if_incomplete(env)
     assert restarts == []
 
