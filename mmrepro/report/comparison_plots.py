@@ -180,8 +180,10 @@ PLOTS = {
 
 def _edges(steps: list[int]) -> list[float]:
     """Borders of the cells: half way between neighboring iterations."""
-    middles = [(a + b) / 2 for a, b in zip(steps, steps[1:])] or [steps[0] + .5]
-    return [2 * steps[0] - middles[0], *middles[:len(steps) - 1], 2 * steps[-1] - middles[-1]]
+    middles = [(a + b) / 2 for a, b in zip(steps, steps[1:])]
+    first = steps[0] - (middles[0] - steps[0] if middles else .5)
+    last = steps[-1] + (steps[-1] - middles[-1] if middles else .5)
+    return [first, *middles, last]
 
 
 def _blocks(names: list[str], most: int = 26) -> tuple[list[float], list[str]]:
