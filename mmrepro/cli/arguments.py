@@ -1,4 +1,4 @@
-"""Options with one meaning in every verb, and errors of one line."""
+"""Options that mean the same in every verb, errors in a line, and the output of a report."""
 from __future__ import annotations
 
 import argparse
@@ -99,12 +99,12 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._parsing = True
         try:
-            found = super().parse_args(args, namespace)
+            parsed = super().parse_args(args, namespace)
         finally:
             self._parsing = False
-        if getattr(found, 'json', None) not in (None, '-'):
-            self.make_folder_of(found.json, '--json')
-        return found
+        if getattr(parsed, 'json', None) not in (None, '-'):
+            self.make_folder_of(parsed.json, '--json')
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         hint = f' (see {self.prog} --help)' if self._parsing else ''

@@ -34,11 +34,11 @@ def _parser() -> Parser:
         '  mmrepro doctor --gpu --out DIR --only detectors/DINO\n\n'
         'exit code: 0 done, with --gpu 1 a row did not give equal bits or failed, 2 wrong usage',
         shared(json=None))
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument('--operators', nargs='?', const='auto', choices=PROVIDERS,
-                      help='list the operators; with a value, the choices of this '
-                      'randomness.operators (default: auto, what a deterministic run takes)')
-    what.add_argument('--gpu', action='store_true', help='check that training repeats')
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument('--operators', nargs='?', const='auto', choices=PROVIDERS,
+                       help='list the operators; with a value, the choices of this '
+                       'randomness.operators (default: auto, as in a deterministic run)')
+    group.add_argument('--gpu', action='store_true', help='check that training repeats')
     parser.add_argument('--device', choices=('cpu', 'cuda'),
                         help='of --operators it need not be there (default: cuda if there is one; '
                         'with --gpu: cuda)')
@@ -77,10 +77,10 @@ def main(argv: Sequence[str] | None = None,
     if args.operators is not None:
         return _list_operators(args, device)
     from ..doctor import environment
-    found = environment(device)
+    parts = environment(device)
     return finish(Report('', '', tables=[
         Table((), [(name, str(value)) for name, value in rows.items()], part)
-        for part, rows in found.items()], data=found), args)
+        for part, rows in parts.items()], data=parts), args)
 
 
 def _list_operators(args: argparse.Namespace, device: str) -> int:

@@ -41,8 +41,8 @@ def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
         fig = Figure(figsize=size, layout='constrained')
         FigureCanvasAgg(fig)
         axes = fig.subplots(*args, **kwargs)
-        for one in fig.axes:  # iterations and seeds are whole numbers
-            one.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+        for plot in fig.axes:  # iterations and seeds are whole numbers
+            plot.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         yield fig, axes
 
 
