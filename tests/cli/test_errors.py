@@ -89,7 +89,7 @@ def test_a_work_dir_that_cannot_be_made(config, capsys, below, tmp_path):
 def test_a_result_that_cannot_be_written_is_said_at_once(verb, given, option, config, capsys,
                                                          tmp_path):
     (tmp_path / 'file').touch()
-    given = [config if one == 'CONFIG' else one for one in given]
+    given = [config if word == 'CONFIG' else word for word in given]
     said = refused(capsys, verb, *given, option, tmp_path / 'file' / 'w' / 'r.pkl')
     assert f'{option} {tmp_path}/file/w/r.pkl: ' in said and 'cannot be made' in said
 
