@@ -123,7 +123,7 @@ def _jobs() -> int:
 def certificate(config: str, results: Sequence[VariationResult], notes: Sequence[str],
                 work_dir: str, data: Mapping[str, Any] = {},
                 cause: LocaliseResult | None = None) -> Report:
-    """The report of verified variations."""
+    """Report verified variations."""
     rows = [(result.name, result.title,
              f'not run: {result.skipped}' if result.skipped else
              f'DIFFERENT  {result.difference.text()}' if result.difference else
@@ -243,7 +243,7 @@ def interruptible(cfg: Config, interval: int) -> None:
 
 
 def campaign_report(outcome: Mapping[str, Any]) -> Report:
-    """The report of a campaign, a row for each kind of interruption."""
+    """Report a campaign, with a row for each kind of interruption."""
     rows = []
     for kind in KINDS:
         attempts = [kill for kill in outcome['kills'] if kill['kind'] == kind]
@@ -289,7 +289,7 @@ def lost_state(cfg: Config, at: int, iterations: int, work_dir: str) -> Report:
 
 
 def lost_state_report(state: StateVerdict) -> Report:
-    """The report of a probe of state."""
+    """Report a probe of state."""
     span = f'iterations {state.at} to {state.iterations - 1}'
     lines = [f'{span}: the resumed run ' + (f'differs first in {state.first}' if state.first
                                             else 'has the bits of the uninterrupted one')]

@@ -20,7 +20,7 @@ DEMO_DATA = os.path.join('data', 'demo')
 
 
 def at_least(low: int, high: int | None = None) -> Callable[[str], int]:
-    """An argument that is an integer from ``low`` on, up to ``high`` if that is given."""
+    """Return the parser of an integer from ``low`` to ``high``; None: without an upper limit."""
     allowed = f'{low} or more' if high is None else f'{low} to {high}'
 
     def number(text: str) -> int:
@@ -69,7 +69,7 @@ SHARED: dict[str, dict[str, Any]] = {
 
 
 def shared(title: str = '', **defaults: Any) -> argparse.ArgumentParser:
-    """A parent parser with options of :data:`SHARED`; the values are defaults.
+    """Return a parent parser with options of :data:`SHARED`; the values are defaults.
 
     Args:
         title: of the group of options.
@@ -118,7 +118,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(f'--{name.replace("_", "-")} {why}')
 
     def processes(self, text: str, ranks: int | None) -> list[int]:
-        """The numbers in ``4,2,1`` of processes that share ``ranks`` ranks; None: any number."""
+        """Parse ``4,2,1``, numbers of processes that share ``ranks`` ranks; None: any number."""
         words = [word.strip() for word in text.split(',')]
         if not all(word.isdigit() and 1 <= int(word) <= (ranks or int(word)) for word in words):
             allowed = f'from 1 to {ranks}, the number of ranks' if ranks else 'of 1 or more'

@@ -60,7 +60,7 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: every iteration agrees; 1: one differs."""
+    """Train and compare; exit code 0: every iteration agrees, 1: an iteration differs."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.data_only:
@@ -112,7 +112,7 @@ def _write_data(args: argparse.Namespace) -> int:
 
 
 def _runs(ranks: int | None, processes: str | None, parser: Parser) -> Sequence[DemoRun]:
-    """The runs that are compared."""
+    """Return the runs to compare."""
     if ranks is None:
         if processes is not None:
             parser.error(f'--processes {processes}: needs --virtual-ranks V')
@@ -124,7 +124,7 @@ def _runs(ranks: int | None, processes: str | None, parser: Parser) -> Sequence[
 
 
 def _variables(runs: Sequence[DemoRun]) -> dict[str, str]:
-    """Of all runs: where there are fewer GPUs than processes, all of them use the CPU."""
+    """Return variables by which all runs use the CPU if there are fewer GPUs than processes."""
     import torch
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     most = max(run.processes for run in runs)

@@ -61,7 +61,7 @@ def _parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None,
          operators: Mapping[str, Any] = MappingProxyType({})) -> int:
-    """Exit code 0: done; with ``--gpu``, 1: a row did not give the same bits, or failed.
+    """Print the report; with ``--gpu``, exit code 1: a row failed or gave different bits.
 
     Args:
         operators: groups of rows (:class:`mmrepro.doctor.RowGroup`) that ``--gpu`` runs besides
@@ -138,7 +138,7 @@ def _check(args: argparse.Namespace, parser: Parser, words: Sequence[str],
 
 
 def _without_folders(words: Sequence[str]) -> list[str]:
-    """The command line without names of folders, which may be private."""
+    """Return the command line without names of folders, which may be private."""
     shown = list(words)
     for i, text in enumerate(shown):
         for option, stands_for in (('--out', 'DIR'), ('--against', 'FILE')):

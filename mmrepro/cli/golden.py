@@ -47,7 +47,7 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: recorded, or all equal; 1: different; 3: nothing to compare."""
+    """Record or check; exit code 0: recorded or equal, 1: different, 3: nothing to compare."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.action == 'record':

@@ -29,7 +29,7 @@ exit code: 0 no difference, 1 a difference (or a run that failed), 2 wrong usage
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: no difference; 1: a difference."""
+    """Name the first difference; exit code 0: there is none, 1: there is a difference."""
     parser = Parser(
         'localise', 'Name the first thing that differs between two runs: iteration, phase, '
         'module, operator, and the likely cause.', EPILOG,

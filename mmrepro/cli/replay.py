@@ -19,7 +19,7 @@ MAX_ROWS = 30  # differences of the environment that are shown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: the same bits; 1: a difference."""
+    """Train again and compare; exit code 0: the same bits, 1: a difference."""
     parser = Parser('replay', 'Train again from a manifest; compare the fingerprints, stop at the '
                     'first difference.',
                     'example:\n  mmrepro replay work_dirs/faster-rcnn_r50_fpn_demo --iters 3\n'
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _environment(differences: Sequence[FactDifference]) -> Report:
-    """The differences between the environment of the run and this one."""
+    """Report the differences between the environment of the run and the present one."""
     if not differences:
         return Report('environment: the same', '')
     rows = [(row.severity, row.name, shorten(row.then, 40), shorten(row.now, 40), row.consequence)

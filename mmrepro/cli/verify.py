@@ -74,7 +74,7 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: all equal; 1: a difference; 3: nothing was compared."""
+    """Compare runs; exit code 0: all equal, 1: a difference, 3: nothing was compared."""
     parser = _parser()
     args = parser.parse_args(argv)
     names = None if args.vary is None else [

@@ -45,7 +45,7 @@ def compare(run_a: str, run_b: str, *, weights: bool = True,
 
 
 def report_of(comparison: Comparison, tolerance: Tolerance | None = None) -> Report:
-    """The report of a comparison; its exit code is that of ``tolerance`` if that is given."""
+    """Report a comparison; the exit code is that of ``tolerance`` if that is given."""
     passed, verdict, data = comparison.equal, comparison.verdict(), _data(comparison)
     tables = [_runs(comparison), _manifest(comparison)]
     if comparison.first is not None:
@@ -104,7 +104,7 @@ def _first_difference(comparison: Comparison, first: Mapping[str, Any]) -> Table
 
 
 def _first_data(comparison: Comparison) -> dict[str, Any] | None:
-    """The first iteration that differs for programs: its fields, from cause to effect, as text."""
+    """Return the first iteration that differs: its fields, from cause to effect, as text."""
     first = comparison.first
     if first is None:
         return None
@@ -119,7 +119,7 @@ def _first_data(comparison: Comparison) -> dict[str, Any] | None:
 
 
 def _text(value: Any, names: Sequence[str]) -> str:
-    """Up to three parts of a value, those with these names if there are any."""
+    """Format up to three parts of a value, those with these names if there are any."""
     if isinstance(value, dict):
         parts = {name: value.get(name) for name in names} if names else value
         return ', '.join(f'{name}={_decimal(part)}' for name, part in list(parts.items())[:3])
@@ -145,7 +145,7 @@ def _losses(comparison: Comparison) -> list[Table]:
 
 
 def _largest(a: list[float], b: list[float]) -> float:
-    """The largest finite difference; NaN where there is none."""
+    """Return the largest finite difference; NaN where there is none."""
     return max((abs(y - x) for x, y in zip(a, b) if math.isfinite(y - x)), default=math.nan)
 
 
@@ -165,7 +165,7 @@ def _weights(comparison: Comparison) -> Table:
 
 
 def advice(comparison: Comparison) -> list[str]:
-    """What to do with this outcome, the most useful first."""
+    """Return what to do next, the most useful first."""
     items = []
     changing = [row.name for row in comparison.manifest if row.severity == 'changes bits']
     if changing and not comparison.equal:
@@ -184,7 +184,7 @@ def advice(comparison: Comparison) -> list[str]:
 
 
 def _data(comparison: Comparison) -> dict[str, Any]:
-    """The comparison for programs."""
+    """Return the comparison for programs."""
     return dict(
         equal=comparison.equal, exact=comparison.exact, verdict=comparison.verdict(),
         runs=[dict(path=run.path, kind=run.kind, iterations=len(run.iterations),
@@ -199,7 +199,7 @@ def _data(comparison: Comparison) -> dict[str, Any]:
 
 
 def _scalars(comparison: Comparison) -> list[tuple[str, float, int]]:
-    """The verdict, and the difference of every loss at every iteration."""
+    """Return the verdict, and the difference of every loss at every iteration."""
     rows = [('mmrepro/compare/equal', float(comparison.equal), 0)]
     if comparison.first is not None:
         rows.append(('mmrepro/compare/first_difference', float(comparison.first.iteration), 0))

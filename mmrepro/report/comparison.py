@@ -83,7 +83,7 @@ class Comparison:
                 'recorded (mmrepro train --fingerprint records them)')
 
     def _checkpoints(self) -> str:
-        """The part of the verdict on checkpoints with equal weights, '' if there are none."""
+        """Return the part of the verdict on checkpoints with equal weights, '' without any."""
         same = [row.name for row in self.weights if row.same]
         if not same:
             return ''
@@ -177,7 +177,7 @@ def _compare_logs(comparison: Comparison) -> None:
 
 
 def columns(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]]) -> Columns:
-    """Per name: the steps at which both have it, and both values."""
+    """Return, for each name, the steps at which both runs have a value, and both values."""
     shared = {}
     for name in dict.fromkeys(name for row in (*a.values(), *b.values()) for name in row):
         steps = [i for i in sorted(set(a) & set(b)) if name in a[i] and name in b[i]]
@@ -214,7 +214,7 @@ def _norms(a: RunView, b: RunView, common: list[int]
 
 
 def _relative(a: float, b: float) -> float:
-    """|a - b| / |a|; never 0, because this is asked only where bits differ."""
+    """Return |a - b| / |a|, never 0: it is called only where bits differ."""
     if a == b:
         return 2.**-24  # the norms agree although the bits do not: below their resolution
     return abs(a - b) / abs(a) if a else math.inf

@@ -24,7 +24,7 @@ def _mark_first(axes: Any, comparison: Comparison) -> None:
 
 
 def _shown(losses: dict[str, Column]) -> list[str]:
-    """The total, then the largest parts."""
+    """Return the names of the total and of the largest parts."""
     names = sorted(losses, key=lambda name: -max((abs(v) for v in losses[name][1]
                                                   if math.isfinite(v)), default=0.))
     if _TOTAL in names:
@@ -34,7 +34,7 @@ def _shown(losses: dict[str, Column]) -> list[str]:
 
 
 def loss_curves(comparison: Comparison) -> bytes | None:
-    """Every loss of both runs over the iterations."""
+    """Draw every loss of both runs over the iterations."""
     names = _shown(comparison.losses)
     if not names:
         return None
@@ -58,7 +58,7 @@ def loss_curves(comparison: Comparison) -> bytes | None:
 
 
 def loss_differences(comparison: Comparison) -> bytes | None:
-    """B - A of every loss: linear on the left, absolute on a log scale on the right."""
+    """Draw B - A of every loss: linear on the left, absolute on a log scale on the right."""
     names = _shown(comparison.losses)
     if not names:
         return None
@@ -95,7 +95,7 @@ def loss_differences(comparison: Comparison) -> bytes | None:
 
 
 def metrics(comparison: Comparison) -> bytes | None:
-    """The metrics of the validations."""
+    """Draw the metrics of the validations."""
     names = list(comparison.vals)[:6]
     if not names:
         return None
@@ -114,7 +114,7 @@ def metrics(comparison: Comparison) -> bytes | None:
 
 
 def parameter_divergence(comparison: Comparison) -> bytes | None:
-    """Rows: parameters in the order of the model. Color: how far their norms are apart."""
+    """Draw a row for each parameter, in the color of the relative difference of its norms."""
     steps, names, rows = comparison.norms
     if not steps or not any(any(row) for row in rows):
         return None
@@ -142,7 +142,7 @@ def parameter_divergence(comparison: Comparison) -> bytes | None:
 
 
 def weight_distance(comparison: Comparison) -> bytes | None:
-    """L2 distance between the weights: from checkpoints, and a lower bound from the norms."""
+    """Draw the L2 distance of the weights: from checkpoints, and a lower bound from norms."""
     points = [(row.iteration, row.distance) for row in comparison.weights
               if row.distance is not None and row.iteration is not None]
     steps, names, _ = comparison.norms
@@ -179,7 +179,7 @@ PLOTS = {
 
 
 def _edges(steps: list[int]) -> list[float]:
-    """Borders of the cells: half way between neighboring iterations."""
+    """Return the borders of the cells: half way between neighboring iterations."""
     middles = [(a + b) / 2 for a, b in zip(steps, steps[1:])]
     first = steps[0] - (middles[0] - steps[0] if middles else .5)
     last = steps[-1] + (steps[-1] - middles[-1] if middles else .5)
@@ -187,7 +187,7 @@ def _edges(steps: list[int]) -> list[float]:
 
 
 def _blocks(names: list[str], most: int = 26) -> tuple[list[float], list[str]]:
-    """Rows and labels for at most ``most`` stretches of parameters with a common prefix."""
+    """Return rows and labels for ``most`` stretches of parameters with a common prefix."""
     for depth in range(8, 0, -1):
         prefixes = ['.'.join(name.split('.')[:depth]) for name in names]
         sizes = [(label, len(list(stretch))) for label, stretch in groupby(prefixes)]

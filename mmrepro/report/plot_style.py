@@ -52,7 +52,7 @@ def palette(count: int) -> list[str]:
 
 
 def png(fig: Any) -> bytes:
-    """The figure as the bytes of a PNG file, the same for the same figure."""
+    """Return the figure as the bytes of a PNG file, the same for the same figure."""
     buffer = io.BytesIO()
     fig.savefig(buffer, format='png', dpi=110, metadata={'Software': None})
     return buffer.getvalue()

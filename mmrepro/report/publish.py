@@ -17,7 +17,7 @@ LOCAL = 'LocalVisBackend'
 
 
 def backends_of(cfg: Any) -> list[Mapping[str, Any]]:
-    """The backends of a config's visualizer, without the local one."""
+    """Return the backends of a config's visualizer, except for the local backend."""
     visualizer = cfg.get('visualizer') or {}
     backends = visualizer.get('vis_backends') or cfg.get('vis_backends') or []
     return [backend for backend in ([backends] if isinstance(backends, Mapping) else backends)

@@ -71,12 +71,12 @@ class Report:
         return {name: image for name, image in drawn.items() if image is not None}
 
     def json(self) -> str:
-        """The outcome as JSON; a key of :attr:`data` has precedence."""
+        """Return the outcome as JSON; a key of :attr:`data` has precedence."""
         return json.dumps({**dict(exit_code=self.exit_code, verdict=self.verdict,
                                   notes=self.notes), **self.data}, indent=1, default=str)
 
     def html(self) -> str:
-        """One HTML document with everything in it."""
+        """Return one HTML document with everything in it."""
         return html.page(self.title, self.verdict, self.exit_code == DONE, [
             *((table.title, html.table(table)) for table in self.tables),
             *((figure.title, html.image(figure.title, self.images[name]))

@@ -82,7 +82,7 @@ class RunView:
 
 
 def number(value: Any) -> float:
-    """A float from its exact hex form, or from whatever a log holds.
+    """Return a float from its exact hex form, or from a number in a log.
 
     >>> number('0x1.8p+0'), number(2)
     (1.5, 2.0)
@@ -162,7 +162,7 @@ def _logs(folder: str) -> list[str]:
 
 
 def _read_log(view: RunView, path: str) -> None:
-    """Add one start's log; what it repeats after a resume replaces what was there."""
+    """Add the log of a start; iterations that it repeats replace earlier ones."""
     with open(path, 'rb') as file:
         lines = file.read().rstrip().split(b'\n')
     first = True

@@ -56,7 +56,7 @@ class Study(NamedTuple):
 
 def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float]],
           margin: float | None = None, difference: float | None = None) -> Study:
-    """Summaries, and a paired test of each config against the first.
+    """Summarize configs, and test each against the first by pairs.
 
     Args:
         margin: test for "the same within", too.
@@ -83,7 +83,7 @@ def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float
 
 
 def report_of(study: Study) -> Report:
-    """The report of a study; 1 is its exit code if what was asked for was not found."""
+    """Report a study; the exit code is 1 if the configs do not differ (or are not the same)."""
     title = f'{study.metric}, {study.pick} validation'
     return Report(
         f'{" and ".join(study.values)}, {len(study.seeds)} seeds', '\n'.join(_verdicts(study)),
@@ -128,7 +128,7 @@ def _number(value: float | None) -> str:
 
 
 def _verdicts(study: Study) -> list[str]:
-    """What the tests say, in words."""
+    """Return the results of the tests in words."""
     lines = [study.test.verdict] if study.test is not None else []
     if len(study.tests) > 1:
         better = [label for label, larger in study.larger.items() if larger]
@@ -149,7 +149,7 @@ def _verdicts(study: Study) -> list[str]:
 
 
 def _caution(study: Study) -> list[str]:
-    """What a careful reader would ask for."""
+    """Return what restricts the verdict."""
     notes = []
     n = len(study.seeds)
     if n < 3:
@@ -165,7 +165,7 @@ def _caution(study: Study) -> list[str]:
 
 
 def _scalars(study: Study) -> list[tuple[str, float, int]]:
-    """``(tag, value, step)``: a value per seed (the step is the seed), then the summary."""
+    """Return ``(tag, value, step)``: a value per seed, which is the step; then the summary."""
     rows = []
     for label, values in study.values.items():
         tag = f'mmrepro/seeds/{label}/{study.metric}'
@@ -183,7 +183,7 @@ def _scalars(study: Study) -> list[tuple[str, float, int]]:
 
 
 def _plot(study: Study) -> bytes:
-    """A dot per seed, mean and confidence interval; lines join the same seed of all configs."""
+    """Draw a dot per seed, mean and interval; lines join the same seed of all configs."""
     labels, compared = list(study.values), bool(study.tests)
     letters = [f'{chr(ord("A") + index)}  {label}' for index, label in enumerate(labels)]
     with figure(1, 2 if compared else 1, figsize=(10 if compared else 5.6, 4), squeeze=False,
@@ -210,7 +210,7 @@ def _plot(study: Study) -> bytes:
 
 
 def _plot_differences(axes: Any, study: Study) -> None:
-    """The differences of each other config to the first, seed by seed."""
+    """Draw the differences of each other config to the first, seed by seed."""
     first, *others = study.values.values()
     several = study.test is None
     colors = palette(len(others) + 1)[1:] if several else [DIFFERENCE]

@@ -87,7 +87,7 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
 
 
 def _results(jobs: list[SeedJob], report_only: bool, say: Say) -> dict[SeedJob, dict[str, Any]]:
-    """Results of all jobs; trains those that have none."""
+    """Return the results of all jobs, after training those that have none."""
     # all of them before the first training: a result of another config is an error
     earlier = {job: result_of(job) for job in jobs}
     results = {job: result for job, result in earlier.items() if result is not None}
@@ -108,7 +108,7 @@ def _results(jobs: list[SeedJob], report_only: bool, say: Say) -> dict[SeedJob, 
 
 
 def metrics_of(folder: str) -> dict[str, list[tuple[int, float]]]:
-    """Metric -> ``(step, value)`` of all validations, from MMEngine's logs or the fingerprints."""
+    """Return metric -> ``(step, value)`` of all validations, of fingerprints or else of logs."""
     try:
         run = load_run(folder)
     except RunError:
@@ -134,6 +134,6 @@ def choose_metric(results: Sequence[dict[str, Any]], wanted: str | None) -> str:
 
 
 def value_of(result: dict[str, Any], metric: str, pick: str = 'last') -> float:
-    """The metric of the last validation, or of the best one (``pick='best'``)."""
+    """Return the metric of the last or (``pick='best'``) of the best validation."""
     values = [value for _, value in result['metrics'][metric]]
     return float(max(values)) if pick == 'best' else float(values[-1])

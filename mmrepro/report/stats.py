@@ -71,7 +71,7 @@ class Plan(NamedTuple):
 
 
 def summary(values: Sequence[float]) -> Summary:
-    """Mean, standard deviation and 95 % confidence interval of the mean.
+    """Return mean, standard deviation and 95 % confidence interval of the mean.
 
     >>> round(summary([1., 2., 3.]).high, 3)
     4.484
@@ -86,14 +86,14 @@ def summary(values: Sequence[float]) -> Summary:
 
 
 def _differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
-    """B - A. Metrics have few digits: equal differences of them may differ in their last bits."""
+    """Return B - A, all the same number where they differ by the rounding of metrics only."""
     gaps = [y - x for x, y in zip(a, b)]
     rounding = 4 * np.finfo(float).eps * max(map(abs, (*a, *b)))
     return [gaps[0]] * len(gaps) if max(gaps) - min(gaps) <= rounding else gaps
 
 
 def sign_flip(differences: Sequence[float]) -> float:
-    """P of a mean at least as far from 0, if the sign of each difference were a fair coin.
+    """Return P of a mean at least as far from 0 if each difference had a random sign.
 
     All arrangements of signs for up to ``EXACT_PAIRS`` differences, ``SAMPLES`` random ones beyond,
     the same in every call.
@@ -154,7 +154,7 @@ def equivalence(a: Sequence[float], b: Sequence[float], margin: float) -> Equiva
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """P values of several tests, corrected by Holm's method: below 0.05 counts, as always.
+    """Correct the p values of several tests by Holm's method.
 
     >>> holm([.01, .04, .03])
     [0.03, 0.06, 0.06]
@@ -168,7 +168,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def power(effect: float, n: int) -> float:
-    """How often a two-sided t test with ``n`` pairs finds a mean of ``effect`` standard deviations.
+    """Return how often a t test of ``n`` pairs finds a mean of ``effect`` standard deviations.
 
     >>> round(power(.5, 34), 3)
     0.808
@@ -180,7 +180,7 @@ def power(effect: float, n: int) -> float:
 
 
 def plan(a: Sequence[float], difference: float, b: Sequence[float] | None = None) -> Plan:
-    """How many seeds it takes to find ``difference``, judged by a pilot.
+    """Estimate from a pilot how many seeds it takes to find ``difference``.
 
     Args:
         a: the pilot's values of one config.
@@ -202,7 +202,7 @@ def plan(a: Sequence[float], difference: float, b: Sequence[float] | None = None
 
 
 def _seeds_for(effect: float) -> int:
-    """The fewest pairs whose test has the power."""
+    """Return the smallest number of pairs whose test has the power."""
     # SciPy's noncentral t has no tail for large shifts; two pairs are the least anyway
     high = 2
     while power(min(effect, 30), high) < POWER:
@@ -216,7 +216,7 @@ def _seeds_for(effect: float) -> int:
 
 def _verdict(gap: Summary, t_p: float | None, flip: float, smallest: float,
              detectable: float | None) -> tuple[str, bool]:
-    """Words, and whether the difference is larger than the noise."""
+    """Return the verdict, and whether the difference is larger than the noise."""
     if gap.n == 1:
         return 'one seed says nothing about noise: run at least 3, better 6 or more', False
     if not gap.std:

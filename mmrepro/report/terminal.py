@@ -15,7 +15,7 @@ STYLES = {'': '', 'good': 'bold green', 'bad': 'bold red', 'warn': 'yellow', 'fi
 
 
 def console(file: Any = None) -> Any:
-    """A ``rich.console.Console`` on the standard output, or on ``file``."""
+    """Return a ``rich.console.Console`` on the standard output, or on ``file``."""
     from rich.console import Console
     if (file or sys.stdout).isatty() or os.environ.get('COLUMNS'):
         return Console(file=file, highlight=False)

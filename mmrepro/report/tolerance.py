@@ -52,7 +52,7 @@ class Tolerance(NamedTuple):
                 f'{field} in iteration {iteration}')
 
     def table(self) -> Table:
-        """The numbers, those that are farthest apart first."""
+        """Return the table of the numbers, those that are farthest apart first."""
         return Table(
             ('number', 'compared', 'relative', 'ULP', 'iteration',
              f'beyond {self.tolerance:g} from'),
@@ -64,7 +64,8 @@ class Tolerance(NamedTuple):
 
 
 def relative(a: float, b: float) -> float:
-    """
+    """Return |a - b| / max(|a|, |b|).
+
     >>> relative(1., 1.), relative(2., 1.), relative(float('nan'), float('nan'))
     (0.0, 0.5, 0.0)
     """
@@ -76,7 +77,7 @@ def relative(a: float, b: float) -> float:
 
 
 def ulps(a: float, b: float) -> int | None:
-    """Distance in units in the last place of float32; None for numbers that are no float32.
+    """Return the distance in units in the last place of float32; None for other numbers.
 
     >>> ulps(1., 1. + 2**-23), ulps(-0., 0.), ulps(1., .1)
     (1, 0, None)
@@ -91,7 +92,7 @@ def ulps(a: float, b: float) -> int | None:
 
 
 def measure(comparison: Comparison, tolerance: float) -> Tolerance:
-    """The distance of every number that both runs have.
+    """Measure the distance of every number that both runs have.
 
     Args:
         tolerance: the largest relative difference that is accepted.
@@ -120,7 +121,7 @@ def _distance(name: str, steps: list[int], a: list[float], b: list[float],
 
 
 def _unequal(comparison: Comparison) -> tuple[int, str] | None:
-    """The first iteration and field in which fingerprints show different samples."""
+    """Return the first iteration and field in which fingerprints show different samples."""
     if not comparison.exact:
         return None
     for rank in sorted(set(comparison.a.ranks) & set(comparison.b.ranks)):

@@ -27,7 +27,7 @@ class Share(NamedTuple):
 
 
 def share(part: list[float], whole: list[float]) -> Share:
-    """The variance of ``part`` as a share of that of ``whole``, with a bootstrap interval.
+    """Return the variance of ``part`` as a share of that of ``whole``, with an interval.
 
     Both are resampled by themselves, the same way in every call. Resamples in which ``whole`` is
     one value over and over have no share and do not count.
@@ -52,7 +52,7 @@ def share(part: list[float], whole: list[float]) -> Share:
 
 def report_of(metric: str, pick: str, label: str, seeds: list[int],
               values: dict[str, list[float]]) -> Report:
-    """The report of one metric while one stream or all of them vary.
+    """Report a metric while one stream or all of them vary.
 
     Args:
         pick: the validation that counts, ``'last'`` or ``'best'``.
@@ -60,8 +60,6 @@ def report_of(metric: str, pick: str, label: str, seeds: list[int],
         seeds: those of the streams that vary; all other streams have the first of them.
         values: 'all' and the streams -> a value per seed.
     """
-    if len(seeds) < MIN_SEEDS:
-        raise SeedsError(f'--vary with {len(seeds)} seeds: a variance needs at least {MIN_SEEDS}')
     summaries = {name: summary(sample) for name, sample in values.items()}
     try:
         shares = {name: share(sample, values[ALL])
@@ -90,7 +88,7 @@ def report_of(metric: str, pick: str, label: str, seeds: list[int],
 
 
 def _caution(seeds: list[int], values: dict[str, list[float]]) -> list[str]:
-    """What a careful reader would ask for."""
+    """Return what restricts the shares."""
     notes = [f'all other streams keep seed {seeds[0]}; around another seed a stream may '
              'matter more or less',
              'shares need not add up to 100 %: streams act on each other, and every share is '
@@ -106,7 +104,7 @@ def _caution(seeds: list[int], values: dict[str, list[float]]) -> list[str]:
 
 def _plot(title: str, values: dict[str, list[float]], summaries: dict[str, Summary],
           shares: dict[str, Share]) -> bytes:
-    """The values of each stream's runs, and its share of the variance with the interval."""
+    """Draw the values of each stream's runs, and its share of the variance."""
     with figure(1, 2, figsize=(10, 1.6 + .5 * len(values)), width_ratios=[3, 2], sharey=True
                 ) as (fig, (left, right)):
         for y, (name, sample) in enumerate(values.items()):

@@ -29,7 +29,7 @@ class Distance(NamedTuple):
 
 
 def checkpoint_distances(a: RunView, b: RunView) -> list[Distance]:
-    """One row for each numbered checkpoint that both runs have, in the order of training."""
+    """Compare the numbered checkpoints that both runs have, in the order of training."""
     numbered = {match[0]: int(match[2]) for match in map(_NUMBERED.fullmatch, a.checkpoints)
                 if match and match[0] in b.checkpoints}
     rows = []
