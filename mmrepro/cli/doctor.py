@@ -34,11 +34,11 @@ def _parser() -> Parser:
         '  mmrepro doctor --gpu --out DIR --only detectors/DINO\n\n'
         'exit code: 0 done, with --gpu 1 a row did not give equal bits or failed, 2 wrong usage',
         shared(json=None))
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument('--operators', nargs='?', const='auto', choices=PROVIDERS,
-                       help='list the operators; with a value, the choices of this '
-                       'randomness.operators (default: auto, as in a deterministic run)')
-    group.add_argument('--gpu', action='store_true', help='check that training repeats')
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument('--operators', nargs='?', const='auto', choices=PROVIDERS,
+                      help='list the operators; with a value, the choices of this '
+                      'randomness.operators (default: auto, as in a deterministic run)')
+    kind.add_argument('--gpu', action='store_true', help='check that training repeats')
     parser.add_argument('--device', choices=('cpu', 'cuda'),
                         help='of --operators it need not be there (default: cuda if there is one; '
                         'with --gpu: cuda)')

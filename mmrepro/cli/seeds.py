@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         pick=args.pick, same_within=args.same_within, plan=args.plan,
         options=args.options_as_given, work_dir=args.work_dir, report_only=args.report_only,
         say=_say)
-    written = []
+    written: list[str] = []
     if not args.no_plots:
         written += report.write(args.work_dir, 'seeds').values()
         cfg = read_config(find_config(args.config), args.cfg_options, imports=False)

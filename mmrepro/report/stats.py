@@ -159,12 +159,11 @@ def holm(p: Sequence[float]) -> list[float]:
     >>> holm([.01, .04, .03])
     [0.03, 0.06, 0.06]
     """
-    order = sorted(range(len(p)), key=p.__getitem__)
-    result, largest = [0.] * len(p), 0.
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1., (len(p) - rank) * p[index]))
-        result[index] = largest
-    return result
+    order = np.argsort(p, kind='stable')
+    factors = len(p) - np.arange(len(p))
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(np.maximum.accumulate(factors * np.asarray(p)[order]), 1)
+    return corrected.tolist()
 
 
 def power(effect: float, n: int) -> float:
