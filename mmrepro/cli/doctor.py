@@ -125,7 +125,10 @@ def _check(args: argparse.Namespace, parser: Parser, words: Sequence[str],
     # by default the size of a usual schedule on a GPU, or a small one
     settings = Settings(device, args.quick, args.iters or (2 if args.quick else 20),
                         args.size or (128 if args.quick else 640))
-    command = ' '.join(['doctor', *_without_folders(words)])
+    # names of folders may be private
+    placeholders = {args.out: 'DIR', f'--out={args.out}': '--out=DIR', args.against: 'FILE',
+                    f'--against={args.against}': '--against=FILE'}
+    command = ' '.join(['doctor', *(placeholders.get(word, word) for word in words)])
     result = check(settings, args.seconds or 450., args.only or '', command, operators, tell,
                    against)
     if not any(result[group] for group in (*operators, 'detectors')):
@@ -135,15 +138,3 @@ def _check(args: argparse.Namespace, parser: Parser, words: Sequence[str],
     verdict = '\n'.join([*([] if operators else [f'{CHECKOUT.capitalize()}.']),
                          *map(str, report.write(result, operators, args.out))])
     return finish(Report('', verdict, DIFFERENT if failed else DONE, data=result), args)
-
-
-def _without_folders(words: Sequence[str]) -> list[str]:
-    """Return the command line without names of folders, which may be private."""
-    shown = list(words)
-    for i, text in enumerate(shown):
-        for option, stands_for in (('--out', 'DIR'), ('--against', 'FILE')):
-            if text == option and i + 1 < len(shown):
-                shown[i + 1] = stands_for
-            elif text.startswith(f'{option}='):
-                shown[i] = f'{option}={stands_for}'
-    return shown
