@@ -20,27 +20,30 @@ from mmrepro.report.run_view import load_run
 PNG = b'\x89PNG\r\n\x1a\n'
 
 
-def main(arguments):
+def main(*arguments):
     return cli.main(['compare', *arguments])
 
 
-@pytest.fixture
-def pair(tmp_path):
-    """Makes two runs, the second with the given differences."""
-    def make(a=None, b=None, write=write_run):
-        return (write(tmp_path / 'a', **(a or {})), write(tmp_path / 'b', **(b or {})))
-    return make
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The working directory of a test; run A is written to ``a`` in it."""
+    monkeypatch.chdir(tmp_path)
 
 
-def test_equal_runs_are_equal_and_told_apart_where_their_names_are_one(tmp_path):
-    comparison = compare(*(write_run(tmp_path / name / 'run') for name in 'ab'))
+def pair(a=(), b=(), write=write_run):
+    """Write two runs, with these differences."""
+    return write('a', **dict(a)), write('b', **dict(b))
+
+
+def test_equal_runs_are_equal_and_told_apart_where_their_names_are_one():
+    comparison = compare(*(write_run(f'{name}/run') for name in 'ab'))
     assert comparison.equal and comparison.exact and comparison.first is None
     assert comparison.verdict() == 'SAME BITS: 20 iterations, 0 to 19'
     assert comparison.manifest == [] and comparison.notes == []
     assert set(comparison.diverged.values()) == {None} and comparison.a.name != comparison.b.name
 
 
-def test_level_parameter_names_the_parameters(pair):
+def test_level_parameter_names_the_parameters():
     comparison = compare(*pair(b=dict(since=7, noise=1e-9)))
     assert comparison.first.field.names == ('head.0.weight', 'head.1.weight')
     assert 'DIFFERENT: iteration 7: parameters (head' in comparison.verdict()
@@ -51,14 +54,14 @@ def test_level_parameter_names_the_parameters(pair):
     assert not any(any(row) for row in rows[:7]) and all(rows[8])
 
 
-def test_level_step_names_no_parameters_and_says_how_to_get_them(pair):
+def test_level_step_names_no_parameters_and_says_how_to_get_them():
     comparison = compare(*pair(a=dict(level='step'), b=dict(level='step', since=7)))
     assert comparison.first.field.field == 'parameters' and comparison.first.field.names == ()
     assert comparison.diverged == {} and comparison.norms == ([], [], [])
     assert any('--fingerprint parameter' in line for line in advice(comparison))
 
 
-def test_metrics_of_equal_iterations_may_differ(pair):
+def test_metrics_of_equal_iterations_may_differ():
     a, b = pair()
     path = os.path.join(b, 'mmrepro', 'fingerprints.rank0.jsonl')
     with open(path) as file:
@@ -70,7 +73,7 @@ def test_metrics_of_equal_iterations_may_differ(pair):
     assert 'iteration 10, metric coco/bbox_mAP of the validation: 0.09' in comparison.verdict()
 
 
-def test_other_lengths_are_said_and_the_common_part_is_compared(pair, tmp_path):
+def test_other_lengths_are_said_and_the_common_part_is_compared():
     comparison = compare(*pair(b=dict(count=12, end=False)))
     assert comparison.equal and comparison.common == list(range(12))
     text = ' '.join(comparison.notes)
@@ -78,7 +81,7 @@ def test_other_lengths_are_said_and_the_common_part_is_compared(pair, tmp_path):
     assert 'B: rank 0 did not come to its end; its last iteration is 11' in text
 
 
-def test_what_runs_were_made_of_comes_by_severity(pair):
+def test_what_runs_were_made_of_comes_by_severity():
     comparison = compare(*pair(
         a=dict(facts={'randomness.seed': 1, 'version.python': '3.11'},
                manifest=dict(code={'/p': dict(commit='1')})),
@@ -104,7 +107,7 @@ def _start_again(folder, **changes):
         json.dump({**content, **changes}, file)
 
 
-def test_a_run_that_was_resumed_began_from_the_same_weights(pair):
+def test_a_run_that_was_resumed_began_from_the_same_weights():
     a, b = pair(dict(manifest=WEIGHTS), dict(manifest=WEIGHTS))
     _start_again(b, **LATER)
     comparison = compare(a, b)
@@ -115,13 +118,13 @@ def test_a_run_that_was_resumed_began_from_the_same_weights(pair):
     assert [row.name for row in compare(a, b).manifest] == ['initial_weights']
 
 
-def test_a_run_that_was_resumed_elsewhere_is_not_said_to_start_from_other_weights(pair):
+def test_a_run_that_was_resumed_elsewhere_is_not_said_to_start_from_other_weights():
     comparison = compare(*pair(dict(manifest=WEIGHTS), dict(manifest=LATER)))
     assert {row.name: row.severity for row in comparison.manifest} == {
         'resumed_from': 'may change bits', 'iteration': 'harmless'}
 
 
-def test_a_manifest_that_is_none_is_said(pair):
+def test_a_manifest_that_is_none_is_said():
     a, b = pair()
     with open(os.path.join(b, 'mmrepro', 'manifest.json'), 'w') as file:
         file.write('{}')
@@ -129,18 +132,18 @@ def test_a_manifest_that_is_none_is_said(pair):
     assert comparison.equal and any('lacks config, facts' in note for note in comparison.notes)
 
 
-def test_a_manifest_and_a_stock_config_are_compared_by_settings(tmp_path):
-    write_run(tmp_path / 'a', facts={'version.torch': '2'})
-    write_log(tmp_path / 'a')
-    write_log(tmp_path / 'b', config="model = dict(type='Y')\nrandomness = dict(seed=1)\n")
-    comparison = compare(str(tmp_path / 'a'), str(tmp_path / 'b'))
+def test_a_manifest_and_a_stock_config_are_compared_by_settings():
+    write_run('a', facts={'version.torch': '2'})
+    write_log('a')
+    write_log('b', config="model = dict(type='Y')\nrandomness = dict(seed=1)\n")
+    comparison = compare('a', 'b')
     assert [row.name for row in comparison.manifest] == ['mmrepro', 'config.model.type']
 
 
 # ---------------------------------------------------------------------------- stock runs
 
 
-def test_stock_runs_are_compared_by_their_logs(pair):
+def test_stock_runs_are_compared_by_their_logs():
     comparison = compare(*pair(b=dict(off=5), write=write_log))
     assert not comparison.exact and not comparison.equal
     assert (comparison.first.iteration, comparison.first.field.field) == (5, 'scalars.loss')
@@ -148,45 +151,45 @@ def test_stock_runs_are_compared_by_their_logs(pair):
     assert any('--fingerprint' in line for line in advice(comparison))
 
 
-def test_equal_logs_are_no_proof_of_equal_bits(pair):
+def test_equal_logs_are_no_proof_of_equal_bits():
     # times and memory differ between any two runs
     comparison = compare(*pair(write=write_log))
     assert comparison.equal and comparison.verdict().startswith('SAME LOGS')
     assert 'bits were not recorded' in comparison.verdict()
 
 
-def test_a_resumed_log_replaces_what_was_lost(tmp_path):
-    write_log(tmp_path / 'a', 20)
-    write_log(tmp_path / 'b', 20, off=11)
-    write_log(tmp_path / 'b', 15, stamp='20260102_000000', first=10)
-    comparison = compare(str(tmp_path / 'a'), str(tmp_path / 'b'))
+def test_a_resumed_log_replaces_what_was_lost():
+    write_log('a', 20)
+    write_log('b', 20, off=11)
+    write_log('b', 15, stamp='20260102_000000', first=10)
+    comparison = compare('a', 'b')
     # iterations 15 to 19 of the first start were lost, and were not trained again
     assert comparison.equal and comparison.b.starts == 2 and comparison.common == list(range(15))
 
 
 def test_a_log_alone_and_a_folder_of_one_start_are_runs(tmp_path):
-    write_log(tmp_path / 'a')
+    write_log('a')
     start = tmp_path / 'a' / '20260101_000000'
     for path in (start, start / 'vis_data', start / 'vis_data' / 'scalars.json'):
         assert len(load_run(str(path)).scalars) == 20
 
 
 def test_a_torn_log_is_said_and_a_damaged_one_is_an_error(tmp_path):
-    write_log(tmp_path / 'a')
+    write_log('a')
     path = tmp_path / 'a' / '20260101_000000' / 'vis_data' / 'scalars.json'
     text = path.read_text()
     path.write_text(text + '{"loss": 0.')
-    assert any('torn off' in note for note in load_run(str(tmp_path / 'a')).notes)
+    assert any('torn off' in note for note in load_run('a').notes)
     path.write_text(text.replace('{"lr"', '{lr', 1))
     with pytest.raises(RunError, match='line 1: not JSON'):
-        load_run(str(tmp_path / 'a'))
+        load_run('a')
 
 
-def test_without_fingerprints_of_one_run_the_logs_are_compared(tmp_path):
-    write_run(tmp_path / 'a')
-    write_log(tmp_path / 'a')
-    write_log(tmp_path / 'b', off=4)
-    comparison = compare(str(tmp_path / 'a'), str(tmp_path / 'b'))
+def test_without_fingerprints_of_one_run_the_logs_are_compared():
+    write_run('a')
+    write_log('a')
+    write_log('b', off=4)
+    comparison = compare('a', 'b')
     assert comparison.first.iteration == 4 and comparison.notes[-1].startswith('B: no fingerprints')
 
 
@@ -195,13 +198,12 @@ def stock_config(workers=0, **randomness):
             f'randomness = dict(seed=1{"".join(f", {k}={v!r}" for k, v in randomness.items())})\n')
 
 
-def test_that_one_run_had_mmrepro_is_said_first_and_instead_of_its_settings(
-        tmp_path, capsys, monkeypatch):
+def test_that_one_run_had_mmrepro_is_said_first_and_instead_of_its_settings(capsys, monkeypatch):
     monkeypatch.setenv('COLUMNS', '200')
-    write_log(tmp_path / 'a', config=stock_config(worker_seed='sample', step_seed=True,
+    write_log('a', config=stock_config(worker_seed='sample', step_seed=True,
                                                   operators='torch', deterministic=False))
-    write_log(tmp_path / 'b', config=stock_config(2), off=3)
-    assert main([str(tmp_path / 'a'), str(tmp_path / 'b')]) == 1
+    write_log('b', config=stock_config(2), off=3)
+    assert main('a', 'b') == 1
     lines = capsys.readouterr().out.splitlines()
     notes = [line for line in lines if line.startswith('note: ')]
     assert notes[0] == ('note: A was trained with mmrepro and B without it: their random numbers '
@@ -215,39 +217,38 @@ def test_that_one_run_had_mmrepro_is_said_first_and_instead_of_its_settings(
 
 def test_equal_checkpoints_are_said_where_logs_are_all_there_is(tmp_path):
     for name in 'ab':
-        write_log(tmp_path / name)
+        write_log(name)
         for epoch in (1, 2):
             torch.save(dict(meta=dict(iter=epoch), state_dict=dict(w=torch.ones(2))),
                        tmp_path / name / f'epoch_{epoch}.pth')
-    comparison = compare(str(tmp_path / 'a'), str(tmp_path / 'b'))
+    comparison = compare('a', 'b')
     assert 'the weights in 2 of 2 checkpoints have the same bits (epoch_1.pth to epoch_2.pth)' in (
         comparison.verdict())
     # equal in value, not in bits: that is not said to be the same
     for name, zero in (('a', 0.), ('b', -0.)):
         torch.save(dict(meta=dict(iter=2), state_dict=dict(w=torch.tensor([zero]))),
                    tmp_path / name / 'epoch_2.pth')
-    assert '1 of 2 checkpoints have the same bits (epoch_1.pth)' in compare(
-        str(tmp_path / 'a'), str(tmp_path / 'b')).verdict()
+    assert '1 of 2 checkpoints have the same bits (epoch_1.pth)' in compare('a', 'b').verdict()
 
 
 def test_nan_is_equal_to_nan(tmp_path):
     for name in 'ab':
-        write_log(tmp_path / name)
+        write_log(name)
         path = tmp_path / name / '20260101_000000' / 'vis_data' / 'scalars.json'
         path.write_text(path.read_text().replace('"grad_norm": 1.0', '"grad_norm": NaN'))
-    assert compare(str(tmp_path / 'a'), str(tmp_path / 'b')).equal
+    assert compare('a', 'b').equal
 
 
 def test_a_folder_without_a_run_says_what_is_in_it(tmp_path):
     with pytest.raises(RunError, match='x: no such run'):
-        load_run(str(tmp_path / 'x'))
+        load_run('x')
     (tmp_path / 'epoch_1.pth').touch()
     with pytest.raises(RunError, match='it holds epoch_1.pth, but checkpoints alone are no run'):
-        load_run(str(tmp_path))
+        load_run('.')
     (tmp_path / 'mmrepro').mkdir()
     (tmp_path / 'mmrepro' / 'fingerprints.rank0.jsonl').touch()
     with pytest.raises(RunError, match='fingerprints.rank0.jsonl is empty: the run ended before'):
-        load_run(str(tmp_path))
+        load_run('.')
 
 
 # ---------------------------------------------------------------------------- weights
@@ -263,7 +264,7 @@ def test_distance_of_weights():
     assert row.distance == 0. and 'n, y, x' in row.note
 
 
-def test_checkpoints_of_both_runs_are_compared(pair):
+def test_checkpoints_of_both_runs_are_compared():
     a, b = pair()
     for path, value in ((a, 1.), (b, 3.)):
         for name in ('epoch_2.pth', 'epoch_10.pth', 'best.pth'):
@@ -276,7 +277,7 @@ def test_checkpoints_of_both_runs_are_compared(pair):
     assert compare(a, b, weights=False).equal
 
 
-def test_a_checkpoint_that_runs_code_is_not_loaded(pair):
+def test_a_checkpoint_that_runs_code_is_not_loaded():
     class Evil:
         def __reduce__(self):
             return os.system, ('touch /tmp/evil', )
@@ -292,10 +293,10 @@ def test_a_checkpoint_that_runs_code_is_not_loaded(pair):
 # ---------------------------------------------------------------------------- what is written
 
 
-def test_plots_and_report(pair, tmp_path, capsys):
+def test_plots_and_report(tmp_path, capsys):
     out = tmp_path / 'out'
     a, b = pair(b=dict(since=5, noise=1e-6))
-    assert main([a, b, '--out', str(out)]) == 1
+    assert main(a, b, '--out', str(out)) == 1
     names = {f'{name}.png' for name in comparison_plots.PLOTS} | {'compare.html', 'compare.json'}
     assert set(os.listdir(out)) == names
     for name in comparison_plots.PLOTS:
@@ -307,59 +308,59 @@ def test_plots_and_report(pair, tmp_path, capsys):
     assert '<link' not in text and 'First difference: iteration 5' in text
 
 
-def test_equal_runs_have_no_plots_of_differences(pair):
+def test_equal_runs_have_no_plots_of_differences():
     comparison = compare(*pair())
     assert comparison_plots.parameter_divergence(comparison) is None
     assert comparison_plots.weight_distance(comparison) is None
     assert comparison_plots.loss_differences(comparison).startswith(PNG)
 
 
-def test_without_matplotlib_the_message_says_what_to_install(pair, monkeypatch, capsys, tmp_path):
+def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, 'matplotlib', None)
     a, b = pair()
-    assert main([a, b]) == 0  # the table needs none
-    assert main([a, b, '--out', str(tmp_path / 'out')]) == 2
+    assert main(a, b) == 0  # the table needs none
+    assert main(a, b, '--out', str(tmp_path / 'out')) == 2
     assert 'pip install matplotlib' in capsys.readouterr().err
     assert not list((tmp_path / 'out').iterdir())
 
 
-def test_json_and_exit_codes(pair, capsys):
+def test_json_and_exit_codes(capsys):
     a, b = pair(b=dict(since=5, noise=1e-6))
-    assert main([a, b, '--json']) == 1
+    assert main(a, b, '--json') == 1
     said = json.loads(capsys.readouterr().out)
     assert said['first']['iteration'] == 5 and said['first']['field'] == 'parameters'
     assert said['losses']['loss']['largest_difference'] > 0
     assert said['exact'] and not said['equal'] and said['common'] == 20
-    assert main([a, a, '--json']) == 0
+    assert main(a, a, '--json') == 0
     assert json.loads(capsys.readouterr().out)['first'] is None
 
 
-def test_runs_without_a_common_iteration_cannot_be_compared(tmp_path, capsys):
-    write_run(tmp_path / 'a', vals=False)
-    write_log(tmp_path / 'b')
-    assert main([str(tmp_path / 'a'), str(tmp_path / 'b')]) == 3
+def test_runs_without_a_common_iteration_cannot_be_compared(capsys):
+    write_run('a', vals=False)
+    write_log('b')
+    assert main('a', 'b') == 3
     assert 'NOTHING TO COMPARE' in capsys.readouterr().out
 
 
-def test_harmless_differences_are_counted_and_listed_on_demand(pair, capsys):
+def test_harmless_differences_are_counted_and_listed_on_demand(capsys):
     a, b = pair(a=dict(facts={'version.python': '3.11', 'version.mmrepro': '1'}),
                 b=dict(facts={'version.python': '3.12', 'version.mmrepro': '2'}))
-    assert main([a, b]) == 0
+    assert main(a, b) == 0
     out = capsys.readouterr().out
     assert '2 more differences in what they were made of, all harmless; --all lists them' in out
     assert 'version.python' not in out
-    main([a, b, '--all'])
+    main(a, b, '--all')
     out = capsys.readouterr().out
     assert 'version.python' in out and 'version.mmrepro' in out and 'more diff' not in out
 
 
 @pytest.mark.parametrize('columns', [None, '60'])
-def test_names_are_whole(pair, capsys, monkeypatch, columns):
+def test_names_are_whole(capsys, monkeypatch, columns):
     name = 'config.model.roi_head.bbox_head.loss_bbox.a_name_that_is_longer_than_the_column'
     monkeypatch.delenv('COLUMNS', raising=False)
     if columns:
         monkeypatch.setenv('COLUMNS', columns)
-    main([*pair(a=dict(manifest={name: 1}), b=dict(manifest={name: 2})), '--all'])
+    main(*pair(a=dict(manifest={name: 1}), b=dict(manifest={name: 2})), '--all')
     out = capsys.readouterr().out
     if columns:  # wrapped: every part of it is somewhere
         assert '…' not in out and max(map(len, out.splitlines())) <= 60
