@@ -308,11 +308,12 @@ def test_plots_and_report(tmp_path, capsys):
     assert '<link' not in text and 'First difference: iteration 5' in text
 
 
-def test_equal_runs_have_no_plots_of_differences():
+def test_equal_runs_have_no_plots_of_differences_and_a_plot_repeats():
     comparison = compare(*pair())
     assert comparison_plots.parameter_divergence(comparison) is None
     assert comparison_plots.weight_distance(comparison) is None
-    assert comparison_plots.loss_differences(comparison).startswith(PNG)
+    plot = comparison_plots.loss_differences(comparison)
+    assert plot.startswith(PNG) and plot == comparison_plots.loss_differences(comparison)
 
 
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, capsys, tmp_path):
