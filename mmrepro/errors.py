@@ -128,7 +128,3 @@ class GoldenError(MMReproError, ValueError):
 
 class SeedsError(MMReproError, ValueError):
     """Arguments or results of ``seeds`` cannot be used."""
-
-
-class PredictionError(MMReproError, ValueError):
-    """A file of predictions or annotations cannot be used; says which and why."""

@@ -24,9 +24,9 @@ from .exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from .localise import entry
 from .localise.search import LocaliseResult
 from .report.compare import compare
-from .report.model import Figure, Table
-from .report.report import Report
-from .report.seeds import predictions, seeds
+from .report.report import Figure, Report
+from .report.seeds import seeds
+from .report.table import Table
 from .runs.config_edits import fix_seed, prepare, virtual_ranks
 from .runs.config_files import find_config, read_config
 from .runs.launcher import TrainingFailed, one_thread_each
@@ -37,7 +37,7 @@ from .verify.state_probe import StateVerdict, probe
 from .verify.variations import USUAL, VARIATIONS, VariationResult
 
 __all__ = ['Figure', 'Report', 'Table', 'audit', 'compare', 'kills', 'localise', 'lost_state',
-           'predictions', 'seeds', 'verify']
+           'seeds', 'verify']
 
 Say = Callable[[str], None]
 # variations that are events of a run, not changes of its config: parameters of localise_config
@@ -57,8 +57,8 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
 
     Args:
         config: path of a config, or ``package::path``.
-        vary: names of variations (:data:`mmrepro.verify.variations.VARIATIONS`); None: the usual
-            ones.
+        vary: names of variations (:data:`mmrepro.verify.variations.VARIATIONS`);
+            None: the usual variations.
         iterations: number of iterations of each run.
         level: level of the fingerprints, ``'step'``, ``'parameter'`` or ``'module'``.
         full: images, batch and weights as in the config, instead of small ones.
@@ -83,7 +83,9 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
     if unknown or not names:
         raise ConfigError(f'--vary: {", ".join(unknown) or "nothing"} is not allowed; allowed: '
                           f'{",".join(VARIATIONS)}')
-    cfg = _config(config, options, ranks)
+    cfg = read_config(find_config(config), options)
+    if ranks is not None:
+        cfg.randomness = with_virtual_ranks(cfg.get('randomness'), ranks)
     if vary is None and virtual_ranks(cfg) is not None:
         names.append('ranks')
     notes = []
@@ -109,13 +111,6 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
     return certificate(config, results, notes, work_dir, data, cause)
 
 
-def _config(config: str, options: Mapping[str, Any] | None, ranks: int | None = None) -> Config:
-    cfg = read_config(find_config(config), options)
-    if ranks is not None:
-        cfg.randomness = with_virtual_ranks(cfg.get('randomness'), ranks)
-    return cfg
-
-
 def _jobs() -> int:
     """Runs at a time: 1 on a GPU, at most 2 on the cores of a CPU."""
     import torch
@@ -128,15 +123,15 @@ def _jobs() -> int:
 def certificate(config: str, results: Sequence[VariationResult], notes: Sequence[str],
                 work_dir: str, data: Mapping[str, Any] = {},
                 cause: LocaliseResult | None = None) -> Report:
-    """The report of verified variations."""
-    rows, styles = [], []
-    for result in results:
-        rows.append((result.name, result.title,
-                     f'not run: {result.skipped}' if result.skipped else
-                     f'DIFFERENT  {result.difference.text()}' if result.difference else
-                     f'equal ({result.remark})' if result.remark else 'equal'))
-        styles.append('soft' if result.skipped else 'bad' if result.difference else 'good')
+    """Report verified variations."""
+    rows = [(result.name, result.title,
+             f'not run: {result.skipped}' if result.skipped else
+             f'DIFFERENT  {result.difference.text()}' if result.difference else
+             f'equal ({result.remark})' if result.remark else 'equal') for result in results]
+    styles = ['soft' if result.skipped else 'bad' if result.difference else 'good'
+              for result in results]
     different = [result for result in results if result.difference is not None]
+    same = not different and any(result.equal for result in results)
     advice = []
     if different:
         verdict = (f'DIFFERENT BITS in {len(different)} of {len(results)} variations. Both runs '
@@ -144,12 +139,11 @@ def certificate(config: str, results: Sequence[VariationResult], notes: Sequence
         advice = ['mmrepro compare '
                   f'{os.path.join(work_dir, different[0].reference)} '
                   f'{os.path.join(work_dir, different[0].name)}']
-    elif any(result.equal for result in results):
+    elif same:
         partly = any(result.remark for result in results)
         verdict = SAME + ('; with other instruction sets, batches do' if partly else '')
     else:
         verdict = 'NOTHING WAS COMPARED'
-    same = not different and any(result.equal for result in results)
     tables = [Table((), rows, styles=styles)]
     if cause is not None:
         tables.append(_first_difference(cause))
@@ -249,18 +243,18 @@ def interruptible(cfg: Config, interval: int) -> None:
 
 
 def campaign_report(outcome: Mapping[str, Any]) -> Report:
-    """The report of a campaign, a row for each kind of interruption."""
+    """Report a campaign, with a row for each kind of interruption."""
     rows = []
     for kind in KINDS:
-        found = [kill for kill in outcome['kills'] if kill['kind'] == kind]
-        if not found:
+        attempts = [kill for kill in outcome['kills'] if kill['kind'] == kind]
+        if not attempts:
             continue
-        codes = ', '.join(map(str, sorted({code for kill in found for code in kill['codes']})))
-        again = max((kill['done'] - kill['resumed'] for kill in found
+        codes = ', '.join(map(str, sorted({code for kill in attempts for code in kill['codes']})))
+        again = max((kill['done'] - kill['resumed'] for kill in attempts
                      if kill['resumed'] is not None), default=0)
-        forced = sum(bool(kill['ended_by_us']) for kill in found)
-        seconds = f'{max(kill["seconds"] for kill in found):.1f}'
-        rows.append((kind, str(len(found)), codes, str(again),
+        forced = sum(bool(kill['ended_by_us']) for kill in attempts)
+        seconds = f'{max(kill["seconds"] for kill in attempts):.1f}'
+        rows.append((kind, str(len(attempts)), codes, str(again),
                      f'{seconds} ({forced} ended from outside)' if forced else seconds))
     settings = outcome['settings']
     ranks = f'{settings["ranks"]} rank(s)' if not settings['processes'] else (
@@ -294,28 +288,27 @@ def lost_state(cfg: Config, at: int, iterations: int, work_dir: str) -> Report:
     return lost_state_report(probe(cfg, at, iterations, work_dir))
 
 
-def lost_state_report(found: StateVerdict) -> Report:
-    """The report of a probe of state."""
-    span = f'iterations {found.at} to {found.iterations - 1}'
-    lines = [f'{span}: the resumed run ' + (f'differs first in {found.first}' if found.first
+def lost_state_report(state: StateVerdict) -> Report:
+    """Report a probe of state."""
+    span = f'iterations {state.at} to {state.iterations - 1}'
+    lines = [f'{span}: the resumed run ' + (f'differs first in {state.first}' if state.first
                                             else 'has the bits of the uninterrupted one')]
     advice: list[str] = []
-    if found.lost:
-        lines.append(f'{len(found.lost)} attributes are lost when the run resumes')
+    if state.lost:
+        lines.append(f'{len(state.lost)} attributes are lost when the run resumes')
         advice = ['keep them in checkpoints, in a module that the config imports:',
                   '  from mmrepro.checkpoint import adapters']
-        for cls in dict.fromkeys(row.cls for row in found.lost):
-            names = ', '.join(repr(row.attribute) for row in found.lost if row.cls == cls)
+        for cls in dict.fromkeys(row.cls for row in state.lost):
+            names = ', '.join(repr(row.attribute) for row in state.lost if row.cls == cls)
             advice.append(f"  adapters.register({cls}, {names}, why='...')")
     else:
         lines.append('no attribute explains it: `mmrepro localise` compares operators'
-                     if found.first else 'no attribute is lost')
+                     if state.first else 'no attribute is lost')
     rows = [(f'{row.owner} ({row.cls}).{row.attribute}', str(row.then), str(row.now))
-            for row in found.lost]
+            for row in state.lost]
     tables = [Table(('attribute', 'in the uninterrupted run', 'in the resumed run'), rows)]
-    return Report('', '\n'.join(lines), DONE if found.good else DIFFERENT, tables if rows else [],
-                  advice=advice,
-                  data=found._asdict())
+    return Report('', '\n'.join(lines), DONE if state.good else DIFFERENT, tables if rows else [],
+                  advice=advice, data=state._asdict())
 
 
 # --------------------------------------------------------------------------------------- localise
@@ -350,20 +343,20 @@ def localise(config: str, run_b: str | None = None, *,
     folder = entry.unused_folder(work_dir or os.path.join('work_dirs', 'localise'))
     os.makedirs(folder, exist_ok=True)
     if run_b is not None:
-        found = entry.localise_runs(config, run_b, folder, values)
+        result = entry.localise_runs(config, run_b, folder, values)
     else:
-        found = entry.localise_config(
+        result = entry.localise_config(
             find_config(config), folder, iterations, common=options, settings=settings, env=env,
             ranks=ranks, resume_b=resume_b, validate_b=validate_b, values=values)
-    tables = [_first_difference(found)] if found.diagnosis else []
-    return Report('', found.sentence(), DONE if found.verdict == 'equal' else DIFFERENT, tables,
-                  list(found.notes), data=found.as_dict())
+    tables = [_first_difference(result)] if result.diagnosis else []
+    return Report('', result.sentence(), DONE if result.verdict == 'equal' else DIFFERENT, tables,
+                  list(result.notes), data=result.as_dict())
 
 
-def _first_difference(found: LocaliseResult) -> Table:
-    if found.diagnosis is None:
-        return Table((), (), 'cause', text=found.sentence())
-    rows = found.rows()
+def _first_difference(result: LocaliseResult) -> Table:
+    if result.diagnosis is None:
+        return Table((), (), 'cause', text=result.sentence())
+    rows = result.rows()
     styles = {'cause': 'warn', 'fix': 'fix'}
     return Table((), rows, 'first difference', [styles.get(name, '') for name, _ in rows],
                  code=(1, ))

@@ -15,8 +15,8 @@ from mmengine.config import Config
 
 from ..errors import ConfigError
 from ..exit_codes import DIFFERENT, DONE
-from ..report.model import Table
 from ..report.report import Report
+from ..report.table import Table
 from ..runs.config_files import find_config, read_config
 from .findings import CHANGES, SEVERITIES, AuditFinding
 from .rules import RULES

@@ -49,7 +49,7 @@ def load(verb: str) -> Callable[..., int]:
 
 
 def usage() -> str:
-    """The text of ``mmrepro --help``."""
+    """Return the text of ``mmrepro --help``."""
     width = max(map(len, VERBS))
     verbs = '\n'.join(f'  {name:<{width}}  {summary}' for name, summary in VERBS.items())
     codes = '\n'.join(f'  {code:>3}  {text}' for code, text in MEANINGS.items())
@@ -58,7 +58,7 @@ def usage() -> str:
 
 
 def program_name(verb: str) -> str:
-    """The program in the usage of a verb: `mmrepro train`, or `train.py` for its tool."""
+    """Return the program in the usage of a verb: `mmrepro train`, or `train.py` for its tool."""
     started = os.path.basename(sys.argv[0])
     return started if started == f'{verb}.py' else f'mmrepro {verb}'
 

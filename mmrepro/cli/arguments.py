@@ -1,4 +1,4 @@
-"""Options with one meaning in every verb, and errors of one line."""
+"""Options that mean the same in every verb, errors in a line, and the output of a report."""
 from __future__ import annotations
 
 import argparse
@@ -12,6 +12,7 @@ from mmengine.config import Config, DictAction
 
 from ..errors import ConfigError
 from ..exit_codes import USAGE
+from ..report.report import Report
 from ..runs.config_files import ADD, find_config, read_config, setting
 from . import program_name
 
@@ -19,7 +20,7 @@ DEMO_DATA = os.path.join('data', 'demo')
 
 
 def at_least(low: int, high: int | None = None) -> Callable[[str], int]:
-    """An argument that is an integer from ``low`` on, up to ``high`` if that is given."""
+    """Return the parser of an integer from ``low`` to ``high``; None: without an upper limit."""
     allowed = f'{low} or more' if high is None else f'{low} to {high}'
 
     def number(text: str) -> int:
@@ -68,7 +69,7 @@ SHARED: dict[str, dict[str, Any]] = {
 
 
 def shared(title: str = '', **defaults: Any) -> argparse.ArgumentParser:
-    """A parent parser with options of :data:`SHARED`; the values are defaults.
+    """Return a parent parser with options of :data:`SHARED`; the values are defaults.
 
     Args:
         title: of the group of options.
@@ -98,12 +99,12 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._parsing = True
         try:
-            found = super().parse_args(args, namespace)
+            parsed = super().parse_args(args, namespace)
         finally:
             self._parsing = False
-        if getattr(found, 'json', None) not in (None, '-'):
-            self.make_folder_of(found.json, '--json')
-        return found
+        if getattr(parsed, 'json', None) not in (None, '-'):
+            self.make_folder_of(parsed.json, '--json')
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         hint = f' (see {self.prog} --help)' if self._parsing else ''
@@ -117,7 +118,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(f'--{name.replace("_", "-")} {why}')
 
     def processes(self, text: str, ranks: int | None) -> list[int]:
-        """The numbers in ``4,2,1`` of processes that share ``ranks`` ranks; None: any number."""
+        """Parse ``4,2,1``, numbers of processes that share ``ranks`` ranks; None: any number."""
         words = [word.strip() for word in text.split(',')]
         if not all(word.isdigit() and 1 <= int(word) <= (ranks or int(word)) for word in words):
             allowed = f'from 1 to {ranks}, the number of ranks' if ranks else 'of 1 or more'
@@ -149,3 +150,20 @@ def existing_checkpoint(path: str) -> str:
     if '://' not in path and not os.path.exists(path):
         raise ConfigError(f'{path}: no such checkpoint')
     return path
+
+
+def finish(report: Report, args: argparse.Namespace, everything: bool = False) -> int:
+    """Print a report, or write it as ``--json`` asks; returns its exit code."""
+    if args.json != '-':
+        report.show(everything)
+    write_json(report.json(), args.json)
+    return report.exit_code
+
+
+def write_json(text: str, target: str | None) -> None:
+    """Write to the file that ``--json`` names; '-' is the standard output, None nowhere."""
+    if target == '-':
+        print(text)
+    elif target is not None:
+        with open(target, 'w', encoding='utf-8') as file:
+            file.write(f'{text}\n')

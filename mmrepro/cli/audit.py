@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from ..audit.rules import RULES
 from ..exit_codes import DONE
 from ..reports import audit
-from .arguments import Parser, shared
-from .outcome import finish
+from .arguments import Parser, finish, shared
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,8 +7,7 @@ from ..errors import ConfigError
 from ..report.publish import publish
 from ..reports import compare
 from ..runs.config_files import find_config, read_config
-from .arguments import Parser, shared
-from .outcome import finish
+from .arguments import Parser, finish, shared
 
 
 def main(argv: Sequence[str] | None = None) -> int:

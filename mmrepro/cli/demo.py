@@ -12,7 +12,7 @@ from ..demo.shipped_configs import reads_coco, shipped
 from ..demo.two_runs import RUNS, DemoRun, compare, on_processes, prepare, train
 from ..exit_codes import DIFFERENT, DONE
 from ..fingerprint.reader import RankLog
-from ..runs.progress import ProgressLine
+from ..runs.progress import progress_line
 from ..runs.startup import has_mmdet
 from .arguments import DEMO_DATA, Parser, at_least, shared
 
@@ -60,7 +60,7 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: every iteration agrees; 1: one differs."""
+    """Train and compare; exit code 0: every iteration agrees, 1: an iteration differs."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.data_only:
@@ -112,7 +112,7 @@ def _write_data(args: argparse.Namespace) -> int:
 
 
 def _runs(ranks: int | None, processes: str | None, parser: Parser) -> Sequence[DemoRun]:
-    """The runs that are compared."""
+    """Return the runs to compare."""
     if ranks is None:
         if processes is not None:
             parser.error(f'--processes {processes}: needs --virtual-ranks V')
@@ -124,7 +124,7 @@ def _runs(ranks: int | None, processes: str | None, parser: Parser) -> Sequence[
 
 
 def _variables(runs: Sequence[DemoRun]) -> dict[str, str]:
-    """Of all runs: where there are fewer GPUs than processes, all of them use the CPU."""
+    """Return variables by which all runs use the CPU if there are fewer GPUs than processes."""
     import torch
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     most = max(run.processes for run in runs)
@@ -138,7 +138,7 @@ def _variables(runs: Sequence[DemoRun]) -> dict[str, str]:
 def _train(run: DemoRun, config: str, folder: str, env: Mapping[str, str]) -> dict[int, RankLog]:
     print(run.title(), flush=True)
     started = time.monotonic()
-    with ProgressLine(sys.stdout) as line:
-        line.say('  starting')
-        return train(run, config, folder, lambda text: line.say(
+    with progress_line(sys.stdout) as say:
+        say('  starting')
+        return train(run, config, folder, lambda text: say(
             f'  {text}  {time.monotonic() - started:.0f} s'), env)

@@ -14,11 +14,10 @@ import torch
 from ..errors import ConfigError, MissingPackageError
 from ..exit_codes import DIFFERENT, DONE
 from ..ops.choice import PROVIDERS
-from ..report.model import Table
 from ..report.report import Report
+from ..report.table import Table
 from ..runs.startup import has_mmdet
-from .arguments import Parser, at_least, shared
-from .outcome import finish, write_json
+from .arguments import Parser, at_least, finish, shared, write_json
 
 CHECKOUT = 'single operators are checked from a checkout of mmrepro, with tools/gpu_check.py'
 OF_GPU = ('out', 'quick', 'seconds', 'only', 'iters', 'against', 'size')
@@ -35,11 +34,11 @@ def _parser() -> Parser:
         '  mmrepro doctor --gpu --out DIR --only detectors/DINO\n\n'
         'exit code: 0 done, with --gpu 1 a row did not give equal bits or failed, 2 wrong usage',
         shared(json=None))
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument('--operators', nargs='?', const='auto', choices=PROVIDERS,
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument('--operators', nargs='?', const='auto', choices=PROVIDERS,
                       help='list the operators; with a value, the choices of this '
-                      'randomness.operators (default: auto, what a deterministic run takes)')
-    what.add_argument('--gpu', action='store_true', help='check that training repeats')
+                      'randomness.operators (default: auto, as in a deterministic run)')
+    kind.add_argument('--gpu', action='store_true', help='check that training repeats')
     parser.add_argument('--device', choices=('cpu', 'cuda'),
                         help='of --operators it need not be there (default: cuda if there is one; '
                         'with --gpu: cuda)')
@@ -62,7 +61,7 @@ def _parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None,
          operators: Mapping[str, Any] = MappingProxyType({})) -> int:
-    """Exit code 0: done; with ``--gpu``, 1: a row did not give the same bits, or failed.
+    """Print the report; with ``--gpu``, exit code 1: a row failed or gave different bits.
 
     Args:
         operators: groups of rows (:class:`mmrepro.doctor.RowGroup`) that ``--gpu`` runs besides
@@ -78,10 +77,10 @@ def main(argv: Sequence[str] | None = None,
     if args.operators is not None:
         return _list_operators(args, device)
     from ..doctor import environment
-    found = environment(device)
+    parts = environment(device)
     return finish(Report('', '', tables=[
         Table((), [(name, str(value)) for name, value in rows.items()], part)
-        for part, rows in found.items()], data=found), args)
+        for part, rows in parts.items()], data=parts), args)
 
 
 def _list_operators(args: argparse.Namespace, device: str) -> int:
@@ -126,7 +125,10 @@ def _check(args: argparse.Namespace, parser: Parser, words: Sequence[str],
     # by default the size of a usual schedule on a GPU, or a small one
     settings = Settings(device, args.quick, args.iters or (2 if args.quick else 20),
                         args.size or (128 if args.quick else 640))
-    command = ' '.join(['doctor', *_without_folders(words)])
+    # names of folders may be private
+    placeholders = {args.out: 'DIR', f'--out={args.out}': '--out=DIR', args.against: 'FILE',
+                    f'--against={args.against}': '--against=FILE'}
+    command = ' '.join(['doctor', *(placeholders.get(word, word) for word in words)])
     result = check(settings, args.seconds or 450., args.only or '', command, operators, tell,
                    against)
     if not any(result[group] for group in (*operators, 'detectors')):
@@ -136,15 +138,3 @@ def _check(args: argparse.Namespace, parser: Parser, words: Sequence[str],
     verdict = '\n'.join([*([] if operators else [f'{CHECKOUT.capitalize()}.']),
                          *map(str, report.write(result, operators, args.out))])
     return finish(Report('', verdict, DIFFERENT if failed else DONE, data=result), args)
-
-
-def _without_folders(words: Sequence[str]) -> list[str]:
-    """The command line without names of folders, which may be private."""
-    shown = list(words)
-    for i, text in enumerate(shown):
-        for option, stands_for in (('--out', 'DIR'), ('--against', 'FILE')):
-            if text == option and i + 1 < len(shown):
-                shown[i + 1] = stands_for
-            elif text.startswith(f'{option}='):
-                shown[i] = f'{option}={stands_for}'
-    return shown

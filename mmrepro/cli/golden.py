@@ -11,13 +11,11 @@ from ..errors import GoldenError
 from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from ..facts.compatibility import table
 from ..report.report import Report
-from ..report.terminal import say
 from ..runs.config_files import read_config, setting
-from ..runs.progress import ProgressLine
+from ..runs.progress import progress_line
 from ..verify import golden
 from ..verify.golden import Checked, Recipe
-from .arguments import Parser, shared
-from .outcome import finish
+from .arguments import Parser, finish, shared
 
 ITERATIONS, LEVEL = 3, 'step'
 GOLDENS = 'goldens'
@@ -49,7 +47,7 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: recorded, or all equal; 1: different; 3: nothing to compare."""
+    """Record or check; exit code 0: recorded or equal, 1: different, 3: nothing to compare."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.action == 'record':
@@ -71,24 +69,25 @@ def _record(args: argparse.Namespace) -> Report:
 
 
 def _check(args: argparse.Namespace) -> Report:
-    found: list[Checked] = []
+    results: list[Checked] = []
     for recipe in golden.read_recipes(args.goldens, args.configs):
         run = _train(recipe, args.work_dir)
         checked = golden.check(recipe, args.goldens, run)
-        found.append(checked)
+        results.append(checked)
         if args.json != '-':
-            say(_text(checked, args.missing, run), 'good' if checked.equal else 'bad')
+            Report('', _text(checked, args.missing, run),
+                   DONE if checked.equal else DIFFERENT).show()
         if checked.golden is None and args.missing == 'record':
             kept = golden.record(recipe, args.goldens, run)
             print(f'recorded {kept}', file=sys.stderr)
-    lacking = any(checked.equal is None for checked in found) and args.missing == 'fail'
-    code = (DIFFERENT if any(checked.equal is False for checked in found) else
+    lacking = any(checked.equal is None for checked in results) and args.missing == 'fail'
+    code = (DIFFERENT if any(checked.equal is False for checked in results) else
             NOTHING_TO_COMPARE if lacking else DONE)
     return Report('', '', code, data=dict(goldens=[dict(
         config=checked.name, machine=checked.class_name, golden=checked.golden, equal=checked.equal,
         iterations=checked.iterations, nearest=checked.nearest or None,
         difference=checked.difference.as_dict() if checked.difference else None,
-        facts=checked.facts) for checked in found]))
+        facts=checked.facts) for checked in results]))
 
 
 def _train(recipe: Recipe, work_dir: str) -> str:
@@ -101,24 +100,24 @@ def _train(recipe: Recipe, work_dir: str) -> str:
         use_data(cfg, recipe.demo_data)
     size = 'images, batch and weights as in the config' if recipe.full else 'small'
     print(f'{recipe.name}: {size}; no validation, no checkpoints; fingerprints', file=sys.stderr)
-    with ProgressLine(sys.stderr) as line:
-        return golden.train(recipe, cfg, work_dir, line.say)
+    with progress_line(sys.stderr) as say:
+        return golden.train(recipe, cfg, work_dir, say)
 
 
-def _text(found: Checked, missing: str, run: str) -> str:
-    if found.equal:
-        return f'EQUAL: {found.name}, {found.iterations} iterations, {found.class_name}'
-    if found.golden is None:
-        lines = [f'NO GOLDEN for this machine: {found.name}, {found.class_name}']
-        if found.nearest:
-            lines.append(f'  the nearest is {found.nearest}; different:\n{table(found.facts)}')
+def _text(checked: Checked, missing: str, run: str) -> str:
+    if checked.equal:
+        return f'EQUAL: {checked.name}, {checked.iterations} iterations, {checked.class_name}'
+    if checked.golden is None:
+        lines = [f'NO GOLDEN for this machine: {checked.name}, {checked.class_name}']
+        if checked.nearest:
+            lines.append(f'  the nearest is {checked.nearest}; different:\n{table(checked.facts)}')
         if missing != 'record':
             lines.append('  --missing record keeps the bits of this machine')
         return '\n'.join(lines)
-    difference = found.difference.text() if found.difference else ''
-    lines = [f'DIFFERENT after {found.iterations} equal iterations: {found.name}, '
+    difference = checked.difference.text() if checked.difference else ''
+    lines = [f'DIFFERENT after {checked.iterations} equal iterations: {checked.name}, '
              f'{difference} (first the golden, then this run)']
-    if found.facts:
-        lines.append(f'different since it was recorded:\n{table(found.facts)}')
-    return '\n'.join([*lines, f'  mmrepro compare {found.golden} {run}',
+    if checked.facts:
+        lines.append(f'different since it was recorded:\n{table(checked.facts)}')
+    return '\n'.join([*lines, f'  mmrepro compare {checked.golden} {run}',
                       '  if the change is meant: mmrepro golden record, and commit the result'])

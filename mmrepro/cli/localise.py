@@ -9,8 +9,7 @@ from typing import Any
 from ..localise.entry import DEFAULT_ITERATIONS
 from ..reports import localise
 from ..runs.config_files import setting
-from .arguments import Parser, at_least, shared
-from .outcome import finish
+from .arguments import Parser, at_least, finish, shared
 
 VARIABLE = re.compile(r'[A-Z][A-Z0-9_]*')  # a key of this form is an environment variable
 
@@ -30,7 +29,7 @@ exit code: 0 no difference, 1 a difference (or a run that failed), 2 wrong usage
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: no difference; 1: a difference."""
+    """Name the first difference; exit code 0: there is none, 1: there is a difference."""
     parser = Parser(
         'localise', 'Name the first thing that differs between two runs: iteration, phase, '
         'module, operator, and the likely cause.', EPILOG,

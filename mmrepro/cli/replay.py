@@ -4,24 +4,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from ..exit_codes import DIFFERENT, DONE
-from ..report.model import Table
+from ..facts.compatibility import FactDifference
 from ..report.report import Report
-from ..report.terminal import show
-from ..runs.progress import ProgressLine
+from ..report.table import Table
+from ..runs.progress import progress_line
 from ..text import shorten
 from ..verify.export import export
 from ..verify.replay import replay
-from .arguments import Parser, shared
-from .outcome import finish
+from .arguments import Parser, finish, shared
 
 MAX_ROWS = 30  # differences of the environment that are shown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: the same bits; 1: a difference."""
+    """Train again and compare; exit code 0: the same bits, 1: a difference."""
     parser = Parser('replay', 'Train again from a manifest; compare the fingerprints, stop at the '
                     'first difference.',
                     'example:\n  mmrepro replay work_dirs/faster-rcnn_r50_fpn_demo --iters 3\n'
@@ -42,16 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             advice=[f'look through it before you publish it; mmrepro replay {args.export} checks '
                     'it'], data=dict(run=args.run, export=args.export, files=files)), args)
     work_dir = args.work_dir or os.path.normpath(args.run) + '_replay'
-    line = ProgressLine(sys.stderr)
     print('the settings of the run, except that no checkpoints are written', file=sys.stderr)
 
-    def tell(found: Sequence[Any]) -> None:
-        line.end()
-        if args.json != '-':
-            show(_environment(found))
+    with progress_line(sys.stderr) as say:
+        def tell(differences: Sequence[FactDifference]) -> None:
+            say('')
+            if args.json != '-':
+                _environment(differences).show()
 
-    with line:
-        outcome = replay(args.run, work_dir, args.iters, line.say, tell, args.cfg_options)
+        outcome = replay(args.run, work_dir, args.iters, say, tell, args.cfg_options)
     difference = outcome.difference
     verdict = (f'SAME BITS: {outcome.compared} iterations of {args.run} were repeated exactly'
                if difference is None else f'DIFFERENT after {outcome.compared} equal iterations: '
@@ -64,14 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                   environment=outcome.environment)), args)
 
 
-def _environment(found: Sequence[Any]) -> Report:
-    """The differences between the environment of the run and this one."""
-    if not found:
+def _environment(differences: Sequence[FactDifference]) -> Report:
+    """Report the differences between the environment of the run and the present one."""
+    if not differences:
         return Report('environment: the same', '')
     rows = [(row.severity, row.name, shorten(row.then, 40), shorten(row.now, 40), row.consequence)
-            for row in found]
+            for row in differences]
     styles = {'changes bits': 'bad', 'may change bits': 'warn'}
     return Report('', '', tables=[Table(
         ('environment', '', 'then', 'now', 'consequence'), rows,
-        styles=[styles.get(row.severity, '') for row in found], shown=min(len(rows), MAX_ROWS),
-        rest=f'and {len(rows) - MAX_ROWS} more')])
+        styles=[styles.get(row.severity, '') for row in differences],
+        shown=min(len(rows), MAX_ROWS), rest=f'and {len(rows) - MAX_ROWS} more')])

@@ -21,7 +21,7 @@ RANDOMNESS_ARGUMENTS = ('seed', 'deterministic', 'diff_rank_seed', 'virtual_rank
 
 
 def training_parser(verb: str, description: str, checkpoint: bool = False) -> Parser:
-    """The parser of ``train`` and, with a ``checkpoint``, of ``test``."""
+    """Return the parser of ``train`` or, with a ``checkpoint``, of ``test``."""
     example = 'CONFIG CHECKPOINT' if checkpoint else 'CONFIG'
     parser = Parser(verb, description, f'example:\n  %(prog)s {example} --seed 42 --deterministic '
                     '--cfg-options train_dataloader.num_workers=4', shared(cfg_options=None))

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 
 from ..config import randomness_of, with_virtual_ranks
 from ..reports import interruptible, kills, lost_state, verify
-from ..runs.progress import ProgressLine
+from ..runs.progress import progress_line
 from ..runs.startup import restart_for
 from ..verify.kills.kinds import KINDS
 from ..verify.variations import USUAL, VARIATIONS
-from .arguments import Parser, at_least, config_of, shared
-from .outcome import finish
+from .arguments import Parser, at_least, config_of, finish, shared
 
 ALL, KILLS = 'all', 'kills'  # of --vary
 WORK_DIR = os.path.join('work_dirs', 'verify')
@@ -75,7 +74,7 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: all equal; 1: a difference; 3: nothing was compared."""
+    """Compare runs; exit code 0: all equal, 1: a difference, 3: nothing was compared."""
     parser = _parser()
     args = parser.parse_args(argv)
     names = None if args.vary is None else [
@@ -91,11 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _lost_state(args, parser)
     names = list(VARIATIONS) if names == [ALL] else names
     work_dir = parser.make_folder(args.work_dir or WORK_DIR)
-    with ProgressLine(sys.stderr) as line:
+    with progress_line(sys.stderr) as say:
         report = verify(
             args.config, vary=names, iterations=args.iters, level=args.level, full=args.full,
             ranks=args.virtual_ranks, demo_data=args.demo_data, options=args.cfg_options,
-            jobs=args.jobs, work_dir=work_dir, explain=args.localise, say=line.say)
+            jobs=args.jobs, work_dir=work_dir, explain=args.localise, say=say)
     return finish(report, args)
 
 

@@ -134,17 +134,23 @@ def read_rank(path: str) -> RankLog:
                         steps=dict(sorted(log.steps.items())))
 
 
-def _record(path: str, number: int, line: bytes, torn: bool, notes: list[str]) -> Any:
-    """Return the record of a line; None for an empty or torn line."""
+def read_line(path: str, number: int, line: bytes, torn: bool, notes: list[str]) -> Any:
+    """Return the value of a line of JSON; None for an empty or torn line."""
     if not line.strip():
         return None
     try:
-        record = json.loads(line)
+        return json.loads(line)
     except ValueError:
         if torn:
             notes.append(f'{path}, line {number}: torn off, the process was killed while writing')
             return None
         raise FingerprintError(f'{path}, line {number}: not JSON: {line[:60]!r}') from None
+
+
+def _record(path: str, number: int, line: bytes, torn: bool, notes: list[str]) -> Any:
+    record = read_line(path, number, line, torn, notes)
+    if record is None:
+        return None
     kind = record.get('kind') if isinstance(record, dict) else None
     lacking = [key for key in schema.REQUIRED.get(str(kind), ()) if key not in record]
     if kind is None or lacking:

@@ -7,8 +7,8 @@ from typing import Any, Callable, NamedTuple
 
 from ..hooks.fingerprint import FingerprintHook
 from ..runs.child import Training
-from ..runs.launcher import plan, run_all
-from ..runs.progress import RunsProgress
+from ..runs.launcher import plan
+from ..runs.progress import run_with_progress
 from .recording import RecordingPlan, attach
 
 CHECKPOINT = 'localise.pth'  # of a run that is interrupted and resumed
@@ -64,4 +64,4 @@ def start(spec: RunSpec, work_dir: str, recording: RecordingPlan,
           say: Callable[[str], None] = lambda text: None) -> None:
     """Train in fresh processes; ``say`` is called with a line on the progress."""
     run = plan(spec.name, work_dir, trainings_of(spec, work_dir, recording), spec.env, spec.ranks)
-    run_all([run], tick=RunsProgress([run], recording.stop + 1, say).show)
+    run_with_progress([run], recording.stop + 1, say)

@@ -13,7 +13,7 @@ from ..fingerprint.provenance import repeated_environment
 from ..fingerprint.reader import RecordedRun, read_run
 from ..runs.config_edits import SEED, seed_of
 from ..runs.config_files import read_config, without_mark
-from ..runs.progress import ProgressLine
+from ..runs.progress import progress_line
 from .compared_runs import CHANGED, RunSpec, start
 from .recording import RecordingPlan
 from .search import Localiser, LocaliseResult, first_iteration
@@ -90,8 +90,8 @@ def unused_folder(path: str) -> str:
 def _localiser(specs: Sequence[RunSpec], work_dir: str) -> Localiser:
     """A localiser that reports its progress on the standard error."""
     def launch(spec: RunSpec, folder: str, plan: RecordingPlan) -> None:
-        with ProgressLine(sys.stderr) as line:
-            start(spec, folder, plan, line.say if sys.stderr.isatty() else lambda text: None)
+        with progress_line(sys.stderr) as tell:
+            start(spec, folder, plan, tell if sys.stderr.isatty() else lambda text: None)
 
     say = partial(print, file=sys.stderr, flush=True)
     say(CHANGED)

@@ -2,16 +2,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from ..text import listed, shorten
-from . import tolerance as distances
-from .comparison import Comparison, compare_paths, is_known
+from .comparison import Comparison, compare_paths, differing_parts, is_known
 from .comparison_plots import PLOTS
-from .model import Figure, Table
-from .report import Report
+from .report import Figure, Report
+from .run_view import number
+from .table import Table
+from .tolerance import Tolerance, measure
 
 MAX_ROWS = 20  # of a table on a terminal
 ORDER = ('Fields in the order in which an iteration computes them. The first that differs is the '
@@ -38,39 +40,42 @@ def compare(run_a: str, run_b: str, *, weights: bool = True,
         RunError: a path holds no run, or a file of it is damaged.
         ConfigError: the tolerance is not allowed.
     """
-    found = compare_paths(run_a, run_b, weights)
-    near = None if tolerance is None else distances.measure(found, tolerance)
-    return report_of(found, near)
+    comparison = compare_paths(run_a, run_b, weights)
+    return report_of(comparison, None if tolerance is None else measure(comparison, tolerance))
 
 
-def report_of(found: Comparison, near: distances.Tolerance | None = None) -> Report:
-    """Tables, verdict and figures of a comparison; with ``near``, the verdict is that of a
-    comparison with tolerance."""
-    passed = found.equal if near is None else near.within
-    code = NOTHING_TO_COMPARE if not found.common else DONE if passed else DIFFERENT
-    verdict = found.verdict() if near is None else f'{found.verdict()}\n{near.verdict()}'
-    figures = {name: Figure(title, partial(draw, found)) for name, (title, draw) in PLOTS.items()}
-    data = _data(found)
-    if near is not None:
-        data['tolerance'] = dict(near._asdict(), within=near.within)
-    tables = [_runs(found), _manifest(found), *_first_difference(found), *_losses(found),
-              *_weights(found), *([near.table()] if near is not None else [])]
-    return Report(f'{found.a.name} and {found.b.name}', verdict, code, tables, found.notes,
-                  advice(found), figures, data, _scalars(found))
+def report_of(comparison: Comparison, tolerance: Tolerance | None = None) -> Report:
+    """Report a comparison; the exit code is that of ``tolerance`` if that is given."""
+    passed, verdict, data = comparison.equal, comparison.verdict(), _data(comparison)
+    tables = [_runs(comparison), _manifest(comparison)]
+    if comparison.first is not None:
+        tables += [_first_difference(comparison, data['first']), *_losses(comparison)]
+    if comparison.weights:
+        tables.append(_weights(comparison))
+    if tolerance is not None:
+        passed, verdict = tolerance.within, f'{verdict}\n{tolerance.verdict()}'
+        data['tolerance'] = dict(tolerance._asdict(), within=passed)
+        tables.append(tolerance.table())
+    return Report(
+        f'{comparison.a.name} and {comparison.b.name}', verdict,
+        NOTHING_TO_COMPARE if not comparison.common else DONE if passed else DIFFERENT, tables,
+        comparison.notes, advice(comparison),
+        {name: Figure(title, partial(draw, comparison)) for name, (title, draw) in PLOTS.items()},
+        data, _scalars(comparison))
 
 
-def _runs(found: Comparison) -> Table:
+def _runs(comparison: Comparison) -> Table:
     rows = [(letter, run.path, run.kind, str(len(run.iterations)),
              f'{run.iterations[0]} to {run.iterations[-1]}' if run.iterations else '-',
-             str(run.starts)) for letter, run in (('A', found.a), ('B', found.b))]
+             str(run.starts)) for letter, run in (('A', comparison.a), ('B', comparison.b))]
     return Table(('', 'directory', 'read from', 'iterations', 'span', 'starts'), rows, code=(1, ))
 
 
-def _manifest(found: Comparison) -> Table:
+def _manifest(comparison: Comparison) -> Table:
     title = 'What the runs were made of'
-    rows = found.manifest
+    rows = comparison.manifest
     if not rows:
-        known = is_known(found.a) and is_known(found.b)
+        known = is_known(comparison.a) and is_known(comparison.b)
         return Table((), (), title, text='No difference in what was recorded.' if known else
                      'Nothing was recorded of what one of the runs was made of.')
     harmless = sum(row.severity == 'harmless' for row in rows)
@@ -85,93 +90,120 @@ def _manifest(found: Comparison) -> Table:
              f'{"all" if harmless == more else harmless} harmless; --all lists them')
 
 
-def _first_difference(found: Comparison) -> list[Table]:
-    first = found.first
-    if first is None:
-        return []
-    epoch = '' if first.epoch is None else f', epoch {first.epoch}'
-    text = f'{ORDER} {found.differing} of {len(found.common)} common iterations differ.'
-    return [Table(
+def _first_difference(comparison: Comparison, first: Mapping[str, Any]) -> Table:
+    epoch = '' if first['epoch'] is None else f', epoch {first["epoch"]}'
+    text = (f'{ORDER} {comparison.differing} of {len(comparison.common)} common iterations '
+            f'differ.\n{first["module"]}')
+    return Table(
         ('field', 'A', 'B', '', 'which'),
-        [(field.field, field.a, field.b, 'same' if field.same else 'differs',
-          listed(field.names, 4)) for field in first.fields],
-        f'First difference: iteration {first.iteration}{epoch}',
-        ['' if field.same else 'bad' for field in first.fields],
-        f'{text}\n{first.module}' if first.module else text, code=(0, 1, 2, 4))]
+        [(row['field'], row['a'], row['b'], 'same' if row['same'] else 'differs',
+          listed(row['names'], 4)) for row in first['fields']],
+        f'First difference: iteration {first["iteration"]}{epoch}',
+        ['' if row['same'] else 'bad' for row in first['fields']], text.rstrip(),
+        code=(0, 1, 2, 4))
 
 
-def _losses(found: Comparison) -> list[Table]:
-    if found.first is None or not found.losses:
-        return []
+def _first_data(comparison: Comparison) -> dict[str, Any] | None:
+    """Return the first iteration that differs: its fields, from cause to effect, as text."""
+    first = comparison.first
+    if first is None:
+        return None
+    steps = comparison.a.ranks[first.rank].steps if comparison.exact else {}
+    return dict(
+        iteration=first.iteration, epoch=steps.get(first.iteration, {}).get('epoch'),
+        rank=first.rank, field=first.field.field, names=differing_parts(first.field),
+        module=next((field.call for field in comparison.fields if field.call), ''),
+        fields=[dict(field=field.field, a=_text(field.a, field.names),
+                     b=_text(field.b, field.names), same=field.same, names=differing_parts(field))
+                for field in comparison.fields])
+
+
+def _text(value: Any, names: Sequence[str]) -> str:
+    """Format up to three parts of a value, those with these names if there are any."""
+    if isinstance(value, dict):
+        parts = {name: value.get(name) for name in names} if names else value
+        return ', '.join(f'{name}={_decimal(part)}' for name, part in list(parts.items())[:3])
+    return _decimal(value) if isinstance(value, float) else shorten(value)
+
+
+def _decimal(value: Any) -> str:
+    if isinstance(value, list):
+        return ' '.join(map(_decimal, value[:2]))
+    if value is None:
+        return '(missing)'
+    if isinstance(value, str) and not value.lstrip('-').startswith(('0x', 'inf', 'nan')):
+        return value
+    return f'{number(value):.9g}'
+
+
+def _losses(comparison: Comparison) -> list[Table]:
     return [Table(
         ('loss', 'last common', 'A', 'B', 'largest difference'),
         [(name, str(steps[-1]), f'{a[-1]:.9g}', f'{b[-1]:.9g}', f'{_largest(a, b):.3g}')
-         for name, (steps, a, b) in found.losses.items()], 'Losses', shown=MAX_ROWS)]
+         for name, (steps, a, b) in comparison.losses.items()], 'Losses', shown=MAX_ROWS)
+    ] if comparison.losses else []
 
 
 def _largest(a: list[float], b: list[float]) -> float:
-    """The largest finite difference; NaN where there is none."""
+    """Return the largest finite difference; NaN where there is none."""
     return max((abs(y - x) for x, y in zip(a, b) if math.isfinite(y - x)), default=math.nan)
 
 
-def _weights(found: Comparison) -> list[Table]:
-    rows = sorted(found.weights, key=lambda row: not (row.distance or row.note))
-    differing = sum(bool(row.distance or row.note) for row in rows)
-    if not rows:
-        return []
-    return [Table(
+def _weights(comparison: Comparison) -> Table:
+    checkpoints = sorted(comparison.weights, key=lambda row: not (row.distance or row.note))
+    differing = sum(bool(row.distance or row.note) for row in checkpoints)
+    return Table(
         ('checkpoint', 'distance', 'relative', 'largest relative distances', 'note'),
-        [(row.name, *row.as_text(), '; '.join(
-            f'{name} {value:.2g}' for name, value in row.largest[:3]), row.note) for row in rows],
-        'Checkpoints', ['bad' if row.distance else '' for row in rows], shown=differing,
-        rest=f'{len(rows) - differing} checkpoint{"s" if len(rows) > differing + 1 else ""} '
-             'without a difference', code=(0, 3))]
+        [(row.name, '-' if row.distance is None else f'{row.distance:.6g}',
+          '-' if row.relative is None else f'{row.relative:.3g}',
+          '; '.join(f'{name} {value:.2g}' for name, value in row.largest[:3]), row.note)
+         for row in checkpoints],
+        'Checkpoints', ['bad' if row.distance else '' for row in checkpoints], shown=differing,
+        rest=f'{len(checkpoints) - differing} '
+             f'checkpoint{"s" if len(checkpoints) > differing + 1 else ""} without a difference',
+        code=(0, 3))
 
 
-def advice(found: Comparison) -> list[str]:
-    """What to do with this outcome, the most useful first."""
+def advice(comparison: Comparison) -> list[str]:
+    """Return what to do next, the most useful first."""
     items = []
-    changing = [row.name for row in found.manifest if row.severity == 'changes bits']
-    if changing and not found.equal:
+    changing = [row.name for row in comparison.manifest if row.severity == 'changes bits']
+    if changing and not comparison.equal:
         items.append(f'First make these equal, they change bits: {listed(changing, 6)}')
-    if not found.exact:
+    if not comparison.exact:
         items.append('Record fingerprints: mmrepro train CONFIG --fingerprint')
-    elif found.first is not None and not changing:
-        items.append(f'mmrepro localise {found.a.path} {found.b.path} names the operator, '
-                     'transform or hook behind it')
-    if found.exact and not found.diverged and found.first is not None:
+    elif comparison.first is not None and not changing:
+        items.append(f'mmrepro localise {comparison.a.path} {comparison.b.path} names the '
+                     'operator, transform or hook behind it')
+    if comparison.exact and not comparison.diverged and comparison.first is not None:
         items.append('mmrepro train CONFIG --fingerprint parameter shows in which parameters it '
                      'begins')
-    if not found.equal:
+    if not comparison.equal:
         items.append('docs/how-to/my-runs-differ.md leads from symptom to fix')
     return items
 
 
-def _data(found: Comparison) -> dict[str, Any]:
-    """The comparison for programs."""
-    first = found.first
+def _data(comparison: Comparison) -> dict[str, Any]:
+    """Return the comparison for programs."""
     return dict(
-        equal=found.equal, exact=found.exact, verdict=found.verdict(),
+        equal=comparison.equal, exact=comparison.exact, verdict=comparison.verdict(),
         runs=[dict(path=run.path, kind=run.kind, iterations=len(run.iterations),
-                   starts=run.starts) for run in (found.a, found.b)],
-        common=len(found.common), differing=found.differing,
-        only=[len(extra) for extra in found.only],
-        first=None if first is None else dict(
-            iteration=first.iteration, epoch=first.epoch, rank=first.rank,
-            field=first.field.field, names=first.field.names, module=first.module,
-            fields=first.fields),
-        manifest=found.manifest, diverged=found.diverged, weights=found.weights,
+                   starts=run.starts) for run in (comparison.a, comparison.b)],
+        common=len(comparison.common), differing=comparison.differing,
+        only=[len(extra) for extra in comparison.only],
+        first=_first_data(comparison),
+        manifest=comparison.manifest, diverged=comparison.diverged, weights=comparison.weights,
         losses={name: dict(iteration=steps[-1], a=a[-1], b=b[-1],
                            largest_difference=_largest(a, b))
-                for name, (steps, a, b) in found.losses.items()})
+                for name, (steps, a, b) in comparison.losses.items()})
 
 
-def _scalars(found: Comparison) -> list[tuple[str, float, int]]:
-    """The verdict, and the difference of every loss at every iteration."""
-    rows = [('mmrepro/compare/equal', float(found.equal), 0)]
-    if found.first is not None:
-        rows.append(('mmrepro/compare/first_difference', float(found.first.iteration), 0))
-    for name, (steps, losses_a, losses_b) in found.losses.items():
+def _scalars(comparison: Comparison) -> list[tuple[str, float, int]]:
+    """Return the verdict, and the difference of every loss at every iteration."""
+    rows = [('mmrepro/compare/equal', float(comparison.equal), 0)]
+    if comparison.first is not None:
+        rows.append(('mmrepro/compare/first_difference', float(comparison.first.iteration), 0))
+    for name, (steps, losses_a, losses_b) in comparison.losses.items():
         rows += [(f'mmrepro/compare/{name}_difference', b - a, i)
                  for i, a, b in zip(steps, losses_a, losses_b) if math.isfinite(b - a)]
     return rows

@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..facts.compatibility import ATTACHED, WEIGHTS, FactDifference, differences
 from ..fingerprint.divergence import (
+    ComparedField,
     Divergence,
     compare_steps,
     differing_iterations,
@@ -17,53 +18,20 @@ from ..fingerprint.divergence import (
 from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import RankLog
 from ..fingerprint.schema import BY_NAME, meaning, value_of
-from ..text import listed, shorten
-from .run_view import RunView, load_run, number
-from .weight_distances import checkpoint_distances
+from ..text import listed
+from .run_view import RunView, load_run
+from .weight_distances import Distance, checkpoint_distances
 
 LOGGED = 'scalars'  # prefix of fields that MMEngine logged
 # name -> (steps, values of A, values of B)
 Columns = dict[str, tuple[list[int], list[float], list[float]]]
 
-# all that MMEngine alone writes down
+# settings, the only facts that MMEngine alone records
 SETTINGS = ('config.', 'randomness.')
 # keys of `randomness` that stock MMEngine has as well
 STOCK_RANDOMNESS = tuple(f'randomness.{key}' for key in ('seed', 'deterministic', 'diff_rank_seed'))
-# of a manifest, what is said of the moment at which a process begins
+# facts of a manifest about the moment at which a process begins
 OF_THE_START = ('initial_weights', 'weights', 'iteration', 'resumed_from')
-
-
-class FieldRow(NamedTuple):
-    """A field of an iteration in both runs. ``names`` are the parts that differ."""
-    field: str
-    a: str
-    b: str
-    same: bool
-    names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class FirstDifference:
-    """The first iteration that differs, and all of its fields, from cause to effect.
-
-    ``module`` says which call of a module or operator differs, where calls were recorded.
-    """
-    iteration: int
-    epoch: int | None
-    rank: int
-    fields: list[FieldRow]
-    module: str = ''
-
-    @property
-    def field(self) -> FieldRow:
-        return next(field for field in self.fields if not field.same)
-
-    def sentence(self) -> str:
-        field = self.field
-        names = f' ({listed(field.names)})' if field.names else ''
-        rank = f', rank {self.rank}' if self.rank else ''
-        why = 'what MMEngine logged' if field.field.startswith(LOGGED) else meaning(field.field)
-        return f'iteration {self.iteration}{rank}: {field.field}{names} differs first: {why}'
 
 
 @dataclass
@@ -71,14 +39,15 @@ class Comparison:
     """All that the reports show."""
     a: RunView
     b: RunView
-    exact: bool  # bits were compared (fingerprints); otherwise what MMEngine logged
+    exact: bool  # bits were compared (fingerprints); otherwise the logs of MMEngine
     common: list[int]  # iterations that both have
     only: tuple[list[int], list[int]]  # iterations of A that B lacks, of B that A lacks
-    first: FirstDifference | None
-    differing: int
+    first: Divergence | None = None
+    fields: list[ComparedField] = field(default_factory=list)  # of the first iteration that differs
+    differing: int = 0  # number of common iterations that differ
     # the first metric of a validation that differs, of fingerprints
     metric: Divergence | None = None
-    manifest: list[Any] = field(default_factory=list)
+    manifest: list[FactDifference] = field(default_factory=list)
     losses: Columns = field(default_factory=dict)
     vals: Columns = field(default_factory=dict)  # metrics
     # parameter -> first iteration after which its bits differ, None: never; in the order of the
@@ -89,12 +58,12 @@ class Comparison:
     norms: tuple[list[int], list[str], list[list[float]]] = field(
         default_factory=lambda: ([], [], []))
     # distances between the checkpoints that both runs wrote
-    weights: list[Any] = field(default_factory=list)
+    weights: list[Distance] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def equal(self) -> bool:
-        """Nothing that both runs have differs."""
+        """Whether both runs have something in common, and nothing of it differs."""
         return bool(self.common) and self.first is None and self.metric is None and not any(
             row.distance for row in self.weights)
 
@@ -103,7 +72,7 @@ class Comparison:
             return 'NOTHING TO COMPARE: the runs have no iteration in common'
         span = f'{len(self.common)} iterations, {self.common[0]} to {self.common[-1]}'
         if self.first is not None:
-            return f'DIFFERENT: {self.first.sentence()}'
+            return f'DIFFERENT: {_sentence(self.first)}'
         if self.metric is not None:
             return f'DIFFERENT: {self.metric.text()}, although {span} do not'
         if not self.equal:
@@ -114,7 +83,7 @@ class Comparison:
                 'recorded (mmrepro train --fingerprint records them)')
 
     def _checkpoints(self) -> str:
-        """What is said of checkpoints with equal weights, where there are any."""
+        """Return the part of the verdict on checkpoints with equal weights, '' without any."""
         same = [row.name for row in self.weights if row.same]
         if not same:
             return ''
@@ -123,119 +92,109 @@ class Comparison:
                 f'{"" if len(self.weights) == 1 else "s"} have the same bits ({shown}), and other ')
 
 
+def _sentence(first: Divergence) -> str:
+    field = first.field
+    names = f' ({listed(differing_parts(field))})' if differing_parts(field) else ''
+    rank = f', rank {first.rank}' if first.rank else ''
+    why = 'what MMEngine logged' if field.field.startswith(LOGGED) else meaning(field.field)
+    return f'iteration {first.iteration}{rank}: {field.field}{names} differs first: {why}'
+
+
+def differing_parts(field: ComparedField) -> tuple[str, ...]:
+    """Return the losses, parameters or the call in which a field differs."""
+    return field.names or ((field.call, ) if field.call else ())
+
+
 def compare_paths(path_a: str, path_b: str, weights: bool = True) -> Comparison:
-    """Read two runs, with their checkpoints if ``weights``, and compare all that both have."""
+    """Read two runs, with their checkpoints if ``weights``, and compare all that both have.
+
+    Runs with fingerprints are compared bit for bit, other runs by the logs of MMEngine.
+    """
     a, b = load_run(path_a), load_run(path_b)
     if a.name == b.name:
         a.name, b.name = a.path, b.path
-    found = compare_runs(a, b)
-    found.manifest = manifest_differences(a, b)
-    if weights:
-        found.weights = checkpoint_distances(a, b)
-    return found
-
-
-def compare_runs(a: RunView, b: RunView) -> Comparison:
-    """Compare what both runs have: fingerprints if both have them, else MMEngine's logs."""
     exact = bool(a.ranks and b.ranks)
-    notes = [f'A: {note}' for note in a.notes] + [f'B: {note}' for note in b.notes]
+    iterations_a, iterations_b = (set(run.log.steps if exact else run.scalars) for run in (a, b))
+    common = sorted(iterations_a & iterations_b)
+    only = sorted(iterations_a - iterations_b), sorted(iterations_b - iterations_a)
+    comparison = Comparison(
+        a, b, exact, common, only, manifest=manifest_differences(a, b),
+        losses=columns(a.losses(exact), b.losses(exact)),
+        vals=columns(a.vals(exact), b.vals(exact)),
+        weights=checkpoint_distances(a, b) if weights else [], notes=_notes(a, b, exact, only))
+    if exact:
+        _compare_fingerprints(comparison)
+    else:
+        _compare_logs(comparison)
+    return comparison
+
+
+def _notes(a: RunView, b: RunView, exact: bool, only: tuple[list[int], list[int]]) -> list[str]:
+    notes = []
     if {a.attached, b.attached} == {True, False}:
         attached, stock = 'AB' if a.attached else 'BA'
-        notes.insert(0, f'{attached} was trained with mmrepro and {stock} without it: their random '
+        notes.append(f'{attached} was trained with mmrepro and {stock} without it: their random '
                      'numbers and kernels are not the same, so their bits cannot agree')
-    if not exact:
+    notes += [f'A: {note}' for note in a.notes] + [f'B: {note}' for note in b.notes]
+    if exact:
+        notes += not_compared(a.ranks, b.ranks)
+    else:
         lacking = ' and '.join(name for name, run in (('A', a), ('B', b)) if not run.ranks)
         notes.append(
             f'{lacking}: no fingerprints, so the logs of MMEngine are compared. They hold losses '
             'of the logged iterations only, means over the last ones, and no gradients or '
             'weights: the iteration named is the first logged one that shows the difference')
-    iterations_a, iterations_b = (set(run.log.steps if exact else run.scalars) for run in (a, b))
-    common = sorted(iterations_a & iterations_b)
-    only = sorted(iterations_a - iterations_b), sorted(iterations_b - iterations_a)
-    if exact:
-        first, differing = _first_exact(a, b)
-        notes += not_compared(a.ranks, b.ranks)
-    else:
-        first, differing = _first_logged(a, b, common)
-    comparison = Comparison(a, b, exact, common, only, first, differing, notes=notes)
-    notes += [f'{len(extra)} iterations of {name} are not in {run} ({extra[0]} to {extra[-1]}): '
-              'not compared' for name, extra, run in zip('AB', only, 'BA') if extra]
-    comparison.losses = columns(a.losses(exact), b.losses(exact))
-    comparison.vals = columns(a.vals(exact), b.vals(exact))
-    if exact:
-        comparison.metric = first_differing_metric(a.ranks, b.ranks)
-        comparison.diverged = _diverged(a.log, b.log, common)
-        comparison.norms = _norms(a, b, common)
-    return comparison
+    return notes + [
+        f'{len(extra)} iterations of {name} are not in {run} ({extra[0]} to {extra[-1]}): '
+        'not compared' for name, extra, run in zip('AB', only, 'BA') if extra]
 
 
-def _first_exact(a: RunView, b: RunView) -> tuple[FirstDifference | None, int]:
+def _compare_fingerprints(comparison: Comparison) -> None:
+    a, b = comparison.a, comparison.b
     iterations = list(differing_iterations(a.ranks, b.ranks))
-    if not iterations:
-        return None, 0
-    found = divergence_at(a.ranks, b.ranks, iterations[0])
-    steps = [run.ranks[found.rank].steps[found.iteration] for run in (a, b)]
-    call = next((field.call for field in found.ranks[found.rank] if field.call), '')
-    rows = [FieldRow(field.field, _show(field.a, field.names), _show(field.b, field.names),
-                     field.same, field.names or ((field.call, ) if field.call else ()))
-            for field in compare_steps(*steps)]
-    return (FirstDifference(found.iteration, steps[0].get('epoch'), found.rank, rows, call),
-            len(iterations))
+    comparison.differing = len(iterations)
+    if iterations:
+        first = divergence_at(a.ranks, b.ranks, iterations[0])
+        comparison.first, comparison.fields = first, compare_steps(
+            *(run.ranks[first.rank].steps[first.iteration] for run in (a, b)))
+    comparison.metric = first_differing_metric(a.ranks, b.ranks)
+    comparison.diverged = _diverged(a.log, b.log, comparison.common)
+    comparison.norms = _norms(a, b, comparison.common)
 
 
-def _show(value: Any, names: tuple[str, ...]) -> str:
-    if isinstance(value, dict):
-        picked = {name: value.get(name) for name in names} if names else value
-        return ', '.join(f'{name}={_decimal(part)}' for name, part in list(picked.items())[:3])
-    return shorten(value)
-
-
-def _decimal(value: Any) -> str:
-    if isinstance(value, list):
-        return ' '.join(map(_decimal, value[:2]))
-    if value is None:
-        return '(missing)'
-    if isinstance(value, str) and not value.lstrip('-').startswith(('0x', 'inf', 'nan')):
-        return value
-    return f'{number(value):.9g}'
-
-
-def _first_logged(a: RunView, b: RunView,
-                  common: list[int]) -> tuple[FirstDifference | None, int]:
-    first, differing = None, 0
-    for i in common:
-        logged_a, logged_b = a.scalars[i], b.scalars[i]
-        shared = [name for name in logged_a if name in logged_b]
-        names = [name for name in shared if logged_a[name] != logged_b[name]
-                 and not (math.isnan(logged_a[name]) and math.isnan(logged_b[name]))]
-        differing += bool(names)
-        if names and first is None:
-            order = sorted(shared, key=lambda name: ('loss' not in name, name == 'grad_norm'))
-            fields = [FieldRow(f'{LOGGED}.{name}', f'{logged_a[name]:.9g}', f'{logged_b[name]:.9g}',
-                            name not in names) for name in order]
-            first = FirstDifference(i, None, 0, fields)
-    return first, differing
+def _compare_logs(comparison: Comparison) -> None:
+    for i in comparison.common:
+        logged_a, logged_b = comparison.a.scalars[i], comparison.b.scalars[i]
+        # the losses, the norm of the gradients, all others
+        names = sorted((name for name in logged_a if name in logged_b),
+                       key=lambda name: ('loss' not in name, name == 'grad_norm'))
+        fields = [ComparedField(f'{LOGGED}.{name}', a, b, a == b or math.isnan(a) and math.isnan(b))
+                  for name in names for a, b in [(logged_a[name], logged_b[name])]]
+        differing = tuple(field for field in fields if not field.same)
+        comparison.differing += bool(differing)
+        if differing and comparison.first is None:
+            comparison.first, comparison.fields = Divergence(i, {0: differing}), fields
 
 
 def columns(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]]) -> Columns:
-    """Per name: the steps at which both have it, and both values."""
-    found = {}
+    """Return, for each name, the steps at which both runs have a value, and both values."""
+    shared = {}
     for name in dict.fromkeys(name for row in (*a.values(), *b.values()) for name in row):
         steps = [i for i in sorted(set(a) & set(b)) if name in a[i] and name in b[i]]
         if steps:
-            found[name] = (steps, [a[i][name] for i in steps], [b[i][name] for i in steps])
-    return found
+            shared[name] = (steps, [a[i][name] for i in steps], [b[i][name] for i in steps])
+    return shared
 
 
 def _diverged(a: RankLog, b: RankLog, common: list[int]) -> dict[str, int | None]:
-    found: dict[str, int | None] = {}
+    diverged: dict[str, int | None] = {}
     for i in common:
         digests_a, digests_b = (value_of(log.steps[i], f'{BY_NAME}.parameters') or {}
                                 for log in (a, b))
         for name in digests_a:
-            if name in digests_b and found.get(name) is None:
-                found[name] = i if digests_a[name] != digests_b[name] else None
-    return found
+            if name in digests_b and diverged.get(name) is None:
+                diverged[name] = i if digests_a[name] != digests_b[name] else None
+    return diverged
 
 
 def _norms(a: RunView, b: RunView, common: list[int]
@@ -255,7 +214,7 @@ def _norms(a: RunView, b: RunView, common: list[int]
 
 
 def _relative(a: float, b: float) -> float:
-    """|a - b| / |a|; never 0, because this is asked only where bits differ."""
+    """Return |a - b| / |a|, never 0: it is called only where bits differ."""
     if a == b:
         return 2.**-24  # the norms agree although the bits do not: below their resolution
     return abs(a - b) / abs(a) if a else math.inf
@@ -275,19 +234,19 @@ def manifest_differences(a: RunView, b: RunView) -> list[FactDifference]:
     if not (is_known(a) and is_known(b)):
         return []
     if a.manifest and b.manifest:
-        found = compare_manifests(*(Manifest(run.path, {
+        rows = compare_manifests(*(Manifest(run.path, {
             **run.manifest, **{key: run.began[key] for key in OF_THE_START if key in run.began}})
             for run in (a, b)))
         if a.began.get('iteration') == b.began.get('iteration'):
-            return found
+            return rows
         # a run was resumed from a run elsewhere: weights of different iterations do not count
-        return [row for row in found if WEIGHTS not in (row.about, row.name)]
-    found = differences(_settings(a), _settings(b))
+        return [row for row in rows if WEIGHTS not in (row.about, row.name)]
+    rows = differences(_settings(a), _settings(b))
     if a.attached == b.attached:
-        return found
-    # what mmrepro adds to a config says nothing that this row does not say
-    first = [row for row in found if row.name == ATTACHED]
-    return first + [row for row in found if row.name not in (ATTACHED, 'config.runner_type') and (
+        return rows
+    # this row stands for all that mmrepro adds to a config
+    first = [row for row in rows if row.name == ATTACHED]
+    return first + [row for row in rows if row.name not in (ATTACHED, 'config.runner_type') and (
         row.name in STOCK_RANDOMNESS or not row.name.startswith('randomness.'))]
 
 

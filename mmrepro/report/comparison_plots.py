@@ -6,6 +6,7 @@ lines that agree are still seen as two.
 from __future__ import annotations
 
 import math
+from itertools import accumulate, groupby
 from typing import Any
 
 from .comparison import Comparison
@@ -16,14 +17,14 @@ MAX_LOSSES = 6
 _TOTAL = 'loss'
 
 
-def _mark_first(axes: Any, found: Comparison) -> None:
-    if found.first is not None:
-        axes.axvline(found.first.iteration, color=INK, linewidth=1, linestyle=':',
-                     label=f'first difference, iteration {found.first.iteration}')
+def _mark_first(axes: Any, comparison: Comparison) -> None:
+    if comparison.first is not None:
+        axes.axvline(comparison.first.iteration, color=INK, linewidth=1, linestyle=':',
+                     label=f'first difference, iteration {comparison.first.iteration}')
 
 
 def _shown(losses: dict[str, Column]) -> list[str]:
-    """The total, then the largest parts."""
+    """Return the names of the total and of the largest parts."""
     names = sorted(losses, key=lambda name: -max((abs(v) for v in losses[name][1]
                                                   if math.isfinite(v)), default=0.))
     if _TOTAL in names:
@@ -32,9 +33,9 @@ def _shown(losses: dict[str, Column]) -> list[str]:
     return names[:MAX_LOSSES]
 
 
-def loss_curves(found: Comparison) -> bytes | None:
-    """Every loss of both runs over the iterations."""
-    names = _shown(found.losses)
+def loss_curves(comparison: Comparison) -> bytes | None:
+    """Draw every loss of both runs over the iterations."""
+    names = _shown(comparison.losses)
     if not names:
         return None
     columns = min(len(names), 3)
@@ -44,11 +45,11 @@ def loss_curves(found: Comparison) -> bytes | None:
         for axes in grid.flat[len(names):]:
             axes.set_visible(False)
         for axes, name in zip(grid.flat, names):
-            steps, values_a, values_b = found.losses[name]
-            axes.plot(steps, values_a, color=A, linewidth=3.2, label=f'A  {found.a.name}')
+            steps, values_a, values_b = comparison.losses[name]
+            axes.plot(steps, values_a, color=A, linewidth=3.2, label=f'A  {comparison.a.name}')
             axes.plot(steps, values_b, color=B, linewidth=1.4, linestyle=(0, (4, 2)),
-                      label=f'B  {found.b.name}')
-            _mark_first(axes, found)
+                      label=f'B  {comparison.b.name}')
+            _mark_first(axes, comparison)
             axes.set_title(name)
         fig.supxlabel('iteration', fontsize=10)
         fig.supylabel('loss', fontsize=10)
@@ -56,15 +57,15 @@ def loss_curves(found: Comparison) -> bytes | None:
         return png(fig)
 
 
-def loss_differences(found: Comparison) -> bytes | None:
-    """B - A of every loss: linear on the left, absolute on a log scale on the right."""
-    names = _shown(found.losses)
+def loss_differences(comparison: Comparison) -> bytes | None:
+    """Draw B - A of every loss: linear on the left, absolute on a log scale on the right."""
+    names = _shown(comparison.losses)
     if not names:
         return None
     with figure(1, 2, figsize=(10, 3.8)) as (fig, (linear, log)):
         positive = False
         for name, color in zip(names, palette(len(names))):
-            steps, values_a, values_b = found.losses[name]
+            steps, values_a, values_b = comparison.losses[name]
             gaps = [b - a for a, b in zip(values_a, values_b)]
             wide = 2.2 if name == _TOTAL else 1.2
             linear.plot(steps, gaps, color=color, linewidth=wide, label=name)
@@ -74,7 +75,7 @@ def loss_differences(found: Comparison) -> bytes | None:
                 log.plot(*zip(*seen), color=color, linewidth=wide, label=name,
                          marker='o' if len(seen) < 60 else None, markersize=3)
         for axes in (linear, log):
-            _mark_first(axes, found)
+            _mark_first(axes, comparison)
             axes.set_xlabel('iteration')
         linear.set_title('difference, linear', pad=14)
         linear.set_ylabel('loss of B − loss of A')
@@ -85,35 +86,36 @@ def loss_differences(found: Comparison) -> bytes | None:
         else:
             log.text(.5, .5, 'no difference', transform=log.transAxes, ha='center', va='center',
                      color=SOFT)
-        if found.common:
-            margin = max(1, len(found.common)) * .03
+        if comparison.common:
+            margin = max(1, len(comparison.common)) * .03
             for axes in (linear, log):
-                axes.set_xlim(found.common[0] - margin, found.common[-1] + margin)
+                axes.set_xlim(comparison.common[0] - margin, comparison.common[-1] + margin)
         fig.legend(*linear.get_legend_handles_labels(), loc='outside lower center', ncols=4)
         return png(fig)
 
 
-def metrics(found: Comparison) -> bytes | None:
-    """The metrics of the validations."""
-    names = list(found.vals)[:6]
+def metrics(comparison: Comparison) -> bytes | None:
+    """Draw the metrics of the validations."""
+    names = list(comparison.vals)[:6]
     if not names:
         return None
     with figure(figsize=(8, 3.4)) as (fig, axes):
         for name, color in zip(names, palette(len(names))):
-            steps, values_a, values_b = found.vals[name]
+            steps, values_a, values_b = comparison.vals[name]
             axes.plot(steps, values_a, color=color, linewidth=2.6, alpha=.6, marker='o',
                       label=f'{name}  A')
             axes.plot(steps, values_b, color=color, linewidth=1.2, linestyle=(0, (4, 2)),
                       marker='x', label=f'{name}  B')
-        axes.set_xlabel('iterations trained' if found.exact else 'epoch or iteration, as logged')
+        axes.set_xlabel('iterations trained' if comparison.exact else
+                        'epoch or iteration, as logged')
         axes.set_ylabel('metric')
         fig.legend(loc='outside right upper')
         return png(fig)
 
 
-def parameter_divergence(found: Comparison) -> bytes | None:
-    """Rows: parameters in the order of the model. Color: how far their norms are apart."""
-    steps, names, rows = found.norms
+def parameter_divergence(comparison: Comparison) -> bytes | None:
+    """Draw a row for each parameter, in the color of the relative difference of its norms."""
+    steps, names, rows = comparison.norms
     if not steps or not any(any(row) for row in rows):
         return None
     import numpy as np
@@ -139,12 +141,12 @@ def parameter_divergence(found: Comparison) -> bytes | None:
         return png(fig)
 
 
-def weight_distance(found: Comparison) -> bytes | None:
-    """L2 distance between the weights: from checkpoints, and a lower bound from the norms."""
-    points = [(row.iteration, row.distance) for row in found.weights
+def weight_distance(comparison: Comparison) -> bytes | None:
+    """Draw the L2 distance of the weights: from checkpoints, and a lower bound from norms."""
+    points = [(row.iteration, row.distance) for row in comparison.weights
               if row.distance is not None and row.iteration is not None]
-    steps, names, _ = found.norms
-    norms_a, norms_b = found.a.norms, found.b.norms
+    steps, names, _ = comparison.norms
+    norms_a, norms_b = comparison.a.norms, comparison.b.norms
     # by the triangle inequality |‖a‖ - ‖b‖| <= ‖a - b‖, summed over parameters
     bound = [(i + 1, math.sqrt(sum((norms_a[i][name] - norms_b[i][name])**2 for name in names
                                    if name in norms_a[i] and name in norms_b[i]))) for i in steps]
@@ -158,7 +160,7 @@ def weight_distance(found: Comparison) -> bytes | None:
             seen = [(i, value) for i, value in pairs if value]
             if seen:
                 axes.plot(*zip(*seen), **style)
-        _mark_first(axes, found)
+        _mark_first(axes, comparison)
         axes.set_yscale('log')
         axes.set_xlabel('iterations trained')
         axes.set_ylabel('‖weights of A − weights of B‖₂')
@@ -177,7 +179,7 @@ PLOTS = {
 
 
 def _edges(steps: list[int]) -> list[float]:
-    """Borders of the cells: half way between neighbouring iterations."""
+    """Return the borders of the cells: half way between neighboring iterations."""
     middles = [(a + b) / 2 for a, b in zip(steps, steps[1:])]
     first = steps[0] - (middles[0] - steps[0] if middles else .5)
     last = steps[-1] + (steps[-1] - middles[-1] if middles else .5)
@@ -185,30 +187,14 @@ def _edges(steps: list[int]) -> list[float]:
 
 
 def _blocks(names: list[str], most: int = 26) -> tuple[list[float], list[str]]:
-    """Rows and labels for stretches of parameters with a common prefix, at most about ``most``.
-
-    A stretch is split further as long as its parts are large enough for a label each.
-    """
-    found: list[tuple[float, str]] = []
-    least = len(names) / most
-
-    def split(start: int, end: int, depth: int) -> None:
-        cuts = [start] + [i for i in range(start + 1, end)
-                          if _prefix(names[i], depth + 1) != _prefix(names[i - 1], depth + 1)]
-        parts = list(zip(cuts, [*cuts[1:], end]))
-        if end - start > 1 and (end - start) / len(parts) >= least and depth < 8:
-            for low, high in parts:
-                split(low, high, depth + 1)
-        else:
-            found.append(((start + end) / 2, _prefix(names[start], max(depth, 1))))
-
-    split(0, len(names), 0)
-    kept = found[:1]
-    for block in found[1:]:
-        if block[0] - kept[-1][0] >= .7 * least:  # labels of small neighbours would overlap
-            kept.append(block)
-    return [row for row, _ in kept], [label for _, label in kept]
-
-
-def _prefix(name: str, depth: int) -> str:
-    return '.'.join(name.split('.')[:depth])
+    """Return rows and labels for ``most`` stretches of parameters with a common prefix."""
+    for depth in range(8, 0, -1):
+        prefixes = ['.'.join(name.split('.')[:depth]) for name in names]
+        sizes = [(label, len(list(stretch))) for label, stretch in groupby(prefixes)]
+        if len(sizes) <= most:
+            break
+    ends = accumulate(size for _, size in sizes)
+    # labels of short stretches would overlap
+    blocks = [(end - size / 2, label) for end, (label, size) in zip(ends, sizes)
+              if size > len(names) / most / 2]
+    return [row for row, _ in blocks], [label for _, label in blocks]

@@ -4,10 +4,10 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable
 from html import escape
+from itertools import zip_longest
 
-from ..exit_codes import DONE
 from ..version import __version__
-from .model import Content, Table
+from .table import Table
 
 STYLE = """
 :root { color-scheme: light dark; --back: #f5f6f8; --card: #fff; --ink: #22272e; --soft: #5d6672;
@@ -40,47 +40,46 @@ tr.strong { font-weight: 600 }
 """
 
 
-def page(report: Content) -> str:
-    """The report as a whole HTML document."""
-    kind = 'same' if report.exit_code == DONE else 'other'
-    body = [f'<h1>{escape(report.title)}</h1>',
-            *(f'<div class="verdict {kind}">{escape(line)}</div>'
-              for line in report.verdict.splitlines()),
-            *(_section(table.title, _table(table)) for table in report.tables),
-            *(_section(report.figures[name].title, _image(report.figures[name].title, data))
-              for name, data in report.images.items()),
-            _section('Notes', _list(report.notes)), _section('What next', _list(report.advice))]
-    return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+def page(title: str, verdict: str, same: bool, sections: Iterable[tuple[str, str]]) -> str:
+    """Return a whole HTML document.
+
+    Args:
+        same: whether the verdict is a good one.
+        sections: titles and bodies in HTML; those without a body are left out.
+    """
+    kind = 'same' if same else 'other'
+    body = [f'<h1>{escape(title)}</h1>',
+            *(f'<div class="verdict {kind}">{escape(line)}</div>' for line in verdict.splitlines())]
+    for name, content in sections:
+        if content:
+            heading = f'<h2>{escape(name)}</h2>' if name else ''
+            body.append(f'<section>{heading}{content}</section>')
+    return ('<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f'<title>{escape(report.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n'
-            '<main>\n' + '\n'.join(body)
+            f'<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n'
+            + '\n'.join(body)
             + f'\n<p class="soft">mmrepro {escape(__version__)}</p>\n</main>\n</body>\n</html>\n')
 
 
-def _section(title: str, body: str) -> str:
-    heading = f'<h2>{escape(title)}</h2>' if title else ''
-    return f'<section>{heading}{body}</section>' if body else ''
-
-
-def _table(table: Table) -> str:
-    text = f'<p class="soft">{escape(table.text)}</p>' if table.text else ''
-    if not table.rows:
+def table(content: Table) -> str:
+    text = f'<p class="soft">{escape(content.text)}</p>' if content.text else ''
+    if not content.rows:
         return text
-    names = ''.join(f'<th>{escape(name)}</th>' for name in table.header)
+    names = ''.join(f'<th>{escape(name)}</th>' for name in content.header)
     head = f'<thead><tr>{names}</tr></thead>' if names else ''
     rows = []
-    for row, style in table.styled_rows():
-        cells = ''.join(f'<td{" class=code" if column in table.code else ""}>{escape(cell)}</td>'
+    for row, style in zip_longest(content.rows, content.styles, fillvalue=''):
+        cells = ''.join(f'<td{" class=code" if column in content.code else ""}>{escape(cell)}</td>'
                         for column, cell in enumerate(row))
         rows.append(f'<tr{" class=" + style if style else ""}>{cells}</tr>')
     return f'{text}<table>{head}<tbody>{"".join(rows)}</tbody></table>'
 
 
-def _list(items: Iterable[str]) -> str:
-    lines = ''.join(f'<li>{escape(item)}</li>' for item in items)
+def items(texts: Iterable[str]) -> str:
+    lines = ''.join(f'<li>{escape(text)}</li>' for text in texts)
     return f'<ul>{lines}</ul>' if lines else ''
 
 
-def _image(title: str, data: bytes) -> str:
+def image(title: str, data: bytes) -> str:
     text = base64.b64encode(data).decode()
     return f'<img alt="{escape(title)}" src="data:image/png;base64,{text}">'

@@ -41,8 +41,8 @@ def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
         fig = Figure(figsize=size, layout='constrained')
         FigureCanvasAgg(fig)
         axes = fig.subplots(*args, **kwargs)
-        for one in fig.axes:  # iterations and seeds are whole numbers
-            one.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+        for plot in fig.axes:  # iterations and seeds are whole numbers
+            plot.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         yield fig, axes
 
 
@@ -52,7 +52,7 @@ def palette(count: int) -> list[str]:
 
 
 def png(fig: Any) -> bytes:
-    """The figure as the bytes of a PNG file, the same for the same figure."""
+    """Return the figure as the bytes of a PNG file, the same for the same figure."""
     buffer = io.BytesIO()
     fig.savefig(buffer, format='png', dpi=110, metadata={'Software': None})
     return buffer.getvalue()

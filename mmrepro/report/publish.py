@@ -12,16 +12,15 @@ from typing import Any
 
 from .report import Report
 
-# writes files of its own into the folder, which hold nothing that the report has not written
+# writes into the folder as well; its files would only repeat those of the report
 LOCAL = 'LocalVisBackend'
 
 
 def backends_of(cfg: Any) -> list[Mapping[str, Any]]:
-    """The backends of a config's visualizer, without the local one."""
+    """Return the backends of a config's visualizer, except for the local backend."""
     visualizer = cfg.get('visualizer') or {}
-    found = visualizer.get('vis_backends') or cfg.get('vis_backends') or []
-    found = [found] if isinstance(found, Mapping) else found
-    return [backend for backend in found
+    backends = visualizer.get('vis_backends') or cfg.get('vis_backends') or []
+    return [backend for backend in ([backends] if isinstance(backends, Mapping) else backends)
             if str(getattr(backend['type'], '__name__', backend['type'])).rpartition('.')[2]
             != LOCAL]
 

@@ -1,17 +1,44 @@
-"""A report: its content, and how a terminal, a web page and a program show it."""
+"""A report, the outcome of a verb; a terminal, a web page and a program show it."""
 from __future__ import annotations
 
+import io
+import json
+import math
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from .html import page
-from .model import Content
-from .terminal import text_of
+from ..exit_codes import DIFFERENT, DONE
+from . import html, terminal
+from .table import Table
 
 
-class Report(Content):
-    """The outcome of a verb.
+class Figure(NamedTuple):
+    """A plot that is drawn when it is needed."""
+    title: str
+    draw: Callable[[], bytes | None]  # returns a PNG; None: there is nothing to draw
 
-    ``print(report)`` shows the text, a notebook the web page.
+
+def plain(value: Any) -> Any:
+    """Return dicts, lists and scalars for named tuples, tuples and numbers that JSON lacks.
+
+    >>> plain({'a': (1, float('nan'))})
+    {'a': [1, None]}
+    """
+    if hasattr(value, '_asdict'):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass
+class Report:
+    """The outcome of a verb. ``print(report)`` shows the text, a notebook the web page.
 
     Attributes:
         title: what was examined.
@@ -24,10 +51,56 @@ class Report(Content):
         data: the outcome in plain data, for programs.
         scalars: ``(tag, value, step)`` for TensorBoard and the like.
     """
+    title: str
+    verdict: str
+    exit_code: int = DONE
+    tables: list[Table] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    scalars: list[tuple[str, float, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.data = plain(self.data)
+
+    @cached_property
+    def images(self) -> dict[str, bytes]:
+        """The figures that have something to show, as PNG."""
+        drawn = {name: figure.draw() for name, figure in self.figures.items()}
+        return {name: image for name, image in drawn.items() if image is not None}
+
+    def json(self) -> str:
+        """Return the outcome as JSON; a key of :attr:`data` has precedence."""
+        return json.dumps({**dict(exit_code=self.exit_code, verdict=self.verdict,
+                                  notes=self.notes), **self.data}, indent=1, default=str)
 
     def html(self) -> str:
-        """One HTML document with everything in it."""
-        return page(self)
+        """Return one HTML document with everything in it."""
+        return html.page(self.title, self.verdict, self.exit_code == DONE, [
+            *((table.title, html.table(table)) for table in self.tables),
+            *((figure.title, html.image(figure.title, self.images[name]))
+              for name, figure in self.figures.items() if name in self.images),
+            ('Notes', html.items(self.notes)), ('What next', html.items(self.advice))])
+
+    def show(self, everything: bool = False, file: Any = None) -> None:
+        """Print the report to ``file``; None: to the standard output.
+
+        Args:
+            everything: print all rows of tables.
+        """
+        out = terminal.console(file)
+        if self.title:
+            terminal.print_line(out, self.title, 'strong')
+        for table in self.tables:
+            terminal.print_table(out, table, everything)
+        for note in self.notes:
+            terminal.print_line(out, f'note: {note}', 'warn')
+        if self.verdict:
+            style = {DONE: 'good', DIFFERENT: 'bad'}.get(self.exit_code, 'warn')
+            terminal.print_line(out, self.verdict, style)
+        for item in self.advice:
+            terminal.print_line(out, f'  {item}')
 
     def write(self, folder: str, name: str) -> dict[str, str]:
         """Write ``NAME.html``, ``NAME.json`` and the figures; returns the paths by name.
@@ -44,7 +117,8 @@ class Report(Content):
         return {file_name: os.path.join(folder, file_name) for file_name in files}
 
     def __str__(self) -> str:
-        return text_of(self)
+        text = io.StringIO()
+        self.show(file=text)
+        return text.getvalue()
 
-    def _repr_html_(self) -> str:
-        return self.html()
+    _repr_html_ = html

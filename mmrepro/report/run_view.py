@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import math
 import os
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 
 from ..errors import EmptyFingerprints, FingerprintError, RunError
 from ..facts.collect import read_settings, settings_of
-from ..fingerprint.reader import RankLog, only_checkpoints, read_run
+from ..fingerprint.reader import RankLog, only_checkpoints, read_line, read_run
 from ..fingerprint.schema import FOLDER, NORMS, fingerprint_name
 
 # what MMEngine logs beside losses and metrics: it differs between any two runs, or counts
@@ -33,7 +32,7 @@ class RunView:
     # name -> value: manifest, or settings from the config that MMEngine dumped
     facts: dict[str, Any] = field(default_factory=dict)
     manifest: dict[str, Any] = field(default_factory=dict)  # of the last start
-    # manifest of the start that the others continue, the same one for a run of one start
+    # manifest of the start that the later starts continue
     began: dict[str, Any] = field(default_factory=dict)
     checkpoints: dict[str, str] = field(default_factory=dict)  # file name -> path
     starts: int = 0  # how often the run was started
@@ -83,7 +82,7 @@ class RunView:
 
 
 def number(value: Any) -> float:
-    """A float from its exact hex form, or from whatever a log holds.
+    """Return a float from its exact hex form, or from a number in a log.
 
     >>> number('0x1.8p+0'), number(2)
     (1.5, 2.0)
@@ -93,9 +92,15 @@ def number(value: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-def load_run(path: str, name: str = '') -> RunView:
-    """Read a work directory, its ``mmrepro`` folder, a time-stamped folder of MMEngine's, or a
-    ``scalars.json``. ``name`` is for legends; the directory's by default.
+def load_run(path: str) -> RunView:
+    """Read a run.
+
+    Args:
+        path: a work directory, its ``mmrepro`` folder, a time-stamped folder of MMEngine, or a
+            ``scalars.json``.
+
+    Raises:
+        RunError: the path holds no run, or a file of it is damaged.
     """
     if not os.path.exists(path):
         raise RunError(f'{path}: no such run')
@@ -105,15 +110,18 @@ def load_run(path: str, name: str = '') -> RunView:
         path = os.path.dirname(path) or '.'
         logs = _logs(path)
     work_dir = path if os.path.isdir(path) else os.path.dirname(path)
-    view = RunView(work_dir, name or os.path.basename(os.path.abspath(work_dir)))
-    if os.path.isdir(os.path.join(work_dir, FOLDER)):
-        _read_fingerprints(view)
-    for log in logs:
-        _read_log(view, log)
+    view = RunView(work_dir, os.path.basename(os.path.abspath(work_dir)))
+    try:
+        if os.path.isdir(os.path.join(work_dir, FOLDER)):
+            _read_fingerprints(view)
+        for log in logs:
+            _read_log(view, log)
+    except FingerprintError as error:
+        raise RunError(str(error)) from error
     if not view.ranks and not view.scalars:
-        what = f'{path}: neither {FOLDER}/{fingerprint_name(0)} nor */{LOGS}' \
-            if not view.notes else f'{path}: nothing to compare'
-        raise RunError('; '.join([f'{what}{only_checkpoints(work_dir)}', *view.notes]))
+        lacking = ('nothing to compare' if view.notes else
+                   f'neither {FOLDER}/{fingerprint_name(0)} nor */{LOGS}')
+        raise RunError('; '.join([f'{path}: {lacking}{only_checkpoints(work_dir)}', *view.notes]))
     if not view.manifest:
         _read_config(view, logs)
     view.checkpoints = {os.path.basename(file): file
@@ -124,13 +132,8 @@ def load_run(path: str, name: str = '') -> RunView:
 def _read_fingerprints(view: RunView) -> None:
     try:
         run = read_run(view.path)
-    except EmptyFingerprints as error:
-        view.notes.append(f'{error}')
-        return
-    except FingerprintError as error:
-        raise RunError(str(error)) from error
-    except (OSError, UnicodeDecodeError) as error:
-        view.notes.append(f'{error}')
+    except (EmptyFingerprints, OSError, UnicodeDecodeError) as error:
+        view.notes.append(str(error))
         return
     view.ranks = run.ranks
     view.notes += run.notes
@@ -147,8 +150,8 @@ def _read_fingerprints(view: RunView) -> None:
         else:
             view.manifest = newest
             # a folder may have been trained in anew: the last start that resumed nothing
-            view.began = next((one for one in reversed(run.manifests)
-                               if not one.get('resumed_from')), run.manifests[0])
+            view.began = next((manifest for manifest in reversed(run.manifests)
+                               if not manifest.get('resumed_from')), run.manifests[0])
 
 
 def _logs(folder: str) -> list[str]:
@@ -159,28 +162,21 @@ def _logs(folder: str) -> list[str]:
 
 
 def _read_log(view: RunView, path: str) -> None:
-    """Add one start's log; what it repeats after a resume replaces what was there."""
-    with open(path, encoding='utf-8', errors='replace') as file:
-        lines = file.read().split('\n')
+    """Add the log of a start; iterations that it repeats replace earlier ones."""
+    with open(path, 'rb') as file:
+        lines = file.read().rstrip().split(b'\n')
     first = True
-    for number_, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError:
-            if number_ < len(lines) and any(rest.strip() for rest in lines[number_:]):
-                raise RunError(f'{path}, line {number_}: not JSON: {line[:60]!r}') from None
-            view.notes.append(f'{path}, line {number_}: torn off, the process was killed while '
-                              'writing')
+    for count, line in enumerate(lines, 1):
+        row = read_line(path, count, line, count == len(lines), view.notes)
+        if row is None:
             continue
         if not isinstance(row, dict):
-            raise RunError(f'{path}, line {number_}: not an object: {line[:60]!r}')
+            raise RunError(f'{path}, line {count}: not an object: {line[:60]!r}')
         step = row.get('iter', row.get('step'))  # MMEngine counts iterations from 1
-        values = {name: float(value) for name, value in row.items()
-                  if name not in NOT_RESULTS and isinstance(value, (int, float))}
         if not isinstance(step, int):
             continue
+        values = {name: float(value) for name, value in row.items()
+                  if name not in NOT_RESULTS and isinstance(value, (int, float))}
         iteration = step - 1 if 'iter' in row else step
         if 'iter' in row:
             if first:  # a resumed run: what was trained after the checkpoint was lost

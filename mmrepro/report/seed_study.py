@@ -1,13 +1,15 @@
-"""One metric over seeds and configs, and what the tests say about it."""
+"""One metric over seeds and configs: tests, table, plot, and what the tests say in words."""
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..errors import RunError, SeedsError
-from .run_view import load_run
+from ..errors import SeedsError
+from ..exit_codes import DIFFERENT, DONE
+from .plot_style import DIFFERENCE, INK, SOFT, figure, palette, png
+from .report import Figure, Report
 from .stats import (
     LEVEL,
+    MIN_PAIRS,
     Equivalence,
     Paired,
     Plan,
@@ -18,15 +20,13 @@ from .stats import (
     plan,
     summary,
 )
-
-# the default metric: the first of these that the run has
-USUAL = ('coco/bbox_mAP', 'coco/segm_mAP', 'pascal_voc/mAP')
+from .table import Table
 
 
 class Study(NamedTuple):
-    """One metric over the seeds of one or more configs; the first is what others are tested on."""
-    metric: str  # which metric, of which validation
-    pick: str
+    """One metric over the seeds of configs; each other config is tested against the first."""
+    metric: str
+    pick: str  # the validation that counts: 'last' or 'best'
     seeds: list[int]  # those of every config
     values: dict[str, list[float]]  # label of the config -> a value per seed
     summaries: dict[str, Summary]  # label -> summary
@@ -42,21 +42,21 @@ class Study(NamedTuple):
 
     @property
     def larger(self) -> dict[str, bool]:
-        """Label of each other config -> its difference is larger than the noise of the seed."""
-        return {label: one.larger and self.corrected[label] < LEVEL
-                for label, one in self.tests.items()}
+        """Label of each other config -> whether its difference exceeds the noise of the seed."""
+        return {label: test.larger and self.corrected[label] < LEVEL
+                for label, test in self.tests.items()}
 
     @property
     def answer(self) -> bool | None:
-        """Whether what was asked for was found; None if nothing was asked."""
+        """Whether the configs are the same or differ, as asked; None for a single config."""
         if self.equivalences:
-            return all(one.same for one in self.equivalences.values())
+            return all(test.same for test in self.equivalences.values())
         return any(self.larger.values()) if self.tests else None
 
 
 def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float]],
           margin: float | None = None, difference: float | None = None) -> Study:
-    """Summaries, and a paired test of each config against the first.
+    """Summarize configs, and test each against the first by pairs.
 
     Args:
         margin: test for "the same within", too.
@@ -67,13 +67,14 @@ def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float
         raise SeedsError('--same-within needs --compare: the same as what?')
     tests = {label: paired(values[first], values[label]) for label in others}
     # differences that are all the same have no t test: nothing could make them noise
-    p = [float(not one.difference.mean) if one.t_p is None else one.t_p for one in tests.values()]
+    p = [float(not test.difference.mean) if test.t_p is None else test.t_p
+         for test in tests.values()]
     equivalences = {} if margin is None else {
         label: equivalence(values[first], values[label], margin) for label in others}
     if len(equivalences) > 1:
-        adjusted = holm([one.p for one in equivalences.values()])
-        equivalences = {label: one._replace(p=now, same=now < LEVEL)
-                        for (label, one), now in zip(equivalences.items(), adjusted)}
+        adjusted = holm([test.p for test in equivalences.values()])
+        equivalences = {label: test._replace(p=now, same=now < LEVEL)
+                        for (label, test), now in zip(equivalences.items(), adjusted)}
     plans = {} if difference is None else {
         label: plan(values[first], difference, values[label] if others else None)
         for label in others or [first]}
@@ -81,33 +82,150 @@ def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float
                  tests, dict(zip(tests, holm(p))), equivalences, plans)
 
 
-def metrics_of(folder: str) -> dict[str, list[tuple[int, float]]]:
-    """Metric -> ``(step, value)`` of all validations, from MMEngine's logs or the fingerprints."""
-    try:
-        run = load_run(folder)
-    except RunError:
-        return {}
-    vals = run.vals(True) if run.ranks and run.log.vals else run.logged_vals
-    found: dict[str, list[tuple[int, float]]] = {}
-    for step in sorted(vals):
-        for name, value in vals[step].items():
-            found.setdefault(name, []).append((step, value))
-    return found
+def report_of(study: Study) -> Report:
+    """Report a study; the exit code is 1 if the configs do not differ (or are not the same)."""
+    title = f'{study.metric}, {study.pick} validation'
+    return Report(
+        f'{" and ".join(study.values)}, {len(study.seeds)} seeds', '\n'.join(_verdicts(study)),
+        DIFFERENT if study.answer is False else DONE, [_values(study, title), *_tests(study)],
+        _caution(study), figures={'seeds': Figure(title, lambda: _plot(study))},
+        data=dict(study._asdict(), test=study.test), scalars=_scalars(study))
 
 
-def choose_metric(results: Sequence[dict[str, Any]], wanted: str | None) -> str:
-    """The metric that is asked for, the usual one, or the first."""
-    shared = [name for name in results[0]['metrics']
-              if all(name in result['metrics'] for result in results)]
-    if wanted is None:
-        wanted = next((name for name in USUAL if name in shared), shared[0] if shared else None)
-    if wanted is None or wanted not in shared:
-        raise SeedsError(f'--metric {wanted}: not every run has it; all have: '
-                         f'{", ".join(shared) or "none"}')
-    return wanted
+def _values(study: Study, title: str) -> Table:
+    summaries = study.summaries.values()
+    rows = [[str(seed), *(f'{values[index]:.4f}' for values in study.values.values())]
+            for index, seed in enumerate(study.seeds)]
+    rows += [['mean', *(f'{summary.mean:.4f}' for summary in summaries)],
+             ['std', *(_number(summary.std) for summary in summaries)],
+             ['95 % interval', *(summary.interval() for summary in summaries)]]
+    return Table(['seed', *study.values], rows, title, [''] * len(study.seeds) + ['strong'] * 3)
 
 
-def value_of(result: dict[str, Any], metric: str, pick: str = 'last') -> float:
-    """The metric of the last validation, or of the best one (``pick='best'``)."""
-    values = [value for _, value in result['metrics'][metric]]
-    return float(max(values)) if pick == 'best' else float(values[-1])
+def _tests(study: Study) -> list[Table]:
+    if study.test is None:
+        rows = [[label, f'{test.difference.mean:+.4f}', test.difference.interval('+'),
+                 _number(test.t_p), _number(study.corrected[label]),
+                 'yes' if study.larger[label] else 'no'] for label, test in study.tests.items()]
+        head = ('against the first', 'difference', '95 % interval', 'p', "Holm's p", 'larger')
+        return [Table(head, rows, 'Tests')] if rows else []
+    test = study.test
+    return [Table(('test', '', ''), [
+        ['mean of B - A', f'{test.difference.mean:+.4f}',
+         f'95 % interval {test.difference.interval("+")}'],
+        ['paired t test', f'p = {_number(test.t_p)}', 'differences are normal'],
+        ['sign flips', f'p = {test.flip_p:.4g}', 'no assumption on their shape; smallest possible: '
+         f'{test.smallest_p:.3g}'],
+        ['Wilcoxon', f'p = {_number(test.wilcoxon_p)}', 'by ranks'],
+        ['can be seen', _number(test.detectable), 'difference found 4 times out of 5 with so many '
+         'seeds'],
+        ['correlation', _number(test.correlation), 'of A and B over the seeds; pairs help where it '
+         'is above 0']], 'Tests')]
+
+
+def _number(value: float | None) -> str:
+    return '-' if value is None else f'{value:.4g}'
+
+
+def _verdicts(study: Study) -> list[str]:
+    """Return the results of the tests in words."""
+    lines = [study.test.verdict] if study.test is not None else []
+    if len(study.tests) > 1:
+        better = [label for label, larger in study.larger.items() if larger]
+        lines.append(f'different from {next(iter(study.values))} by more than the noise of the '
+                     f'seed, with {len(study.tests)} tests corrected by Holm\'s method: '
+                     f'{", ".join(better) or "none"}')
+    for label, test in study.equivalences.items():
+        lines.append(
+            f'{label}: {"the same" if test.same else "not shown to be the same"} within '
+            f'{test.margin:g} (90 % interval of the difference {test.low:+.4f} to '
+            f'{test.high:+.4f}, p = {test.p:.2g})')
+    for label, needed in study.plans.items():
+        lines.append(
+            f'{label}: to see a difference of {needed.difference:g} 4 times out of 5, '
+            f'{needed.seeds} seeds ({needed.low} to {needed.high}, as the pilot knows its spread '
+            f'only roughly: differences have a std of {needed.std:.3g})')
+    return lines
+
+
+def _caution(study: Study) -> list[str]:
+    """Return what restricts the verdict."""
+    notes = []
+    n = len(study.seeds)
+    if n < 3:
+        notes.append(f'{n} seed{"s" if n > 1 else ""}: too few for a standard deviation that means '
+                     'anything; run 3 at the least')
+    elif n < MIN_PAIRS:
+        notes.append(f'{n} seeds: the interval is wide and rests on values being normal; '
+                     f'{MIN_PAIRS} or more are better')
+    if study.pick == 'best':
+        notes.append('the best validation of a run is chosen by the data that it is judged on: '
+                     'means are too high, for all configs')
+    return notes
+
+
+def _scalars(study: Study) -> list[tuple[str, float, int]]:
+    """Return ``(tag, value, step)``: a value per seed, which is the step; then the summary."""
+    rows = []
+    for label, values in study.values.items():
+        tag = f'mmrepro/seeds/{label}/{study.metric}'
+        rows += [(tag, value, seed) for seed, value in zip(study.seeds, values)]
+        numbers = study.summaries[label]._asdict()
+        rows += [(f'{tag}/{name}', numbers[name], 0) for name in ('mean', 'std', 'low', 'high')
+                 if numbers[name] is not None]
+    for label, test in study.tests.items():
+        tag = 'mmrepro/seeds' if study.test is not None else f'mmrepro/seeds/{label}'
+        rows.append((f'{tag}/difference', test.difference.mean, 0))
+        rows.append((f'{tag}/p_sign_flip', test.flip_p, 0))
+        if test.t_p is not None:
+            rows.append((f'{tag}/p_t', test.t_p, 0))
+    return rows
+
+
+def _plot(study: Study) -> bytes:
+    """Draw a dot per seed, mean and interval; lines join the same seed of all configs."""
+    labels, compared = list(study.values), bool(study.tests)
+    letters = [f'{chr(ord("A") + index)}  {label}' for index, label in enumerate(labels)]
+    with figure(1, 2 if compared else 1, figsize=(10 if compared else 5.6, 4), squeeze=False,
+                width_ratios=[3, 2] if compared else [1]) as (fig, grid):
+        axes = grid[0][0]
+        if compared:
+            for pair in zip(*study.values.values()):
+                axes.plot(range(len(labels)), pair, color=SOFT, linewidth=.8, alpha=.7, zorder=1)
+            _plot_differences(grid[0][1], study)
+        for x, (label, color) in enumerate(zip(labels, palette(len(labels)))):
+            values, summary = study.values[label], study.summaries[label]
+            axes.scatter([x] * len(values), values, color=color, s=34, zorder=3,
+                         edgecolor='white', linewidth=.6, label='one seed' if not x else None)
+            middle = x + (.16 if x else -.16)
+            axes.plot([middle - .07, middle + .07], [summary.mean] * 2, color=color, linewidth=2.6)
+            if summary.low is not None:
+                axes.plot([middle] * 2, [summary.low, summary.high], color=color, linewidth=1.6)
+        axes.set_xticks(range(len(labels)), letters if compared else labels)
+        axes.set_xlim(-.5, len(labels) - .5)
+        axes.grid(False, axis='x')
+        axes.set_ylabel(f'{study.metric}, {study.pick} validation')
+        axes.set_title(f'{len(study.seeds)} seeds; bar: mean, 95 % interval')
+        return png(fig)
+
+
+def _plot_differences(axes: Any, study: Study) -> None:
+    """Draw the differences of each other config to the first, seed by seed."""
+    first, *others = study.values.values()
+    several = study.test is None
+    colors = palette(len(others) + 1)[1:] if several else [DIFFERENCE]
+    axes.axhline(0, color=INK, linewidth=1)
+    for index, (color, values, test) in enumerate(zip(colors, others, study.tests.values())):
+        gaps, mean = [y - x for x, y in zip(first, values)], test.difference
+        axes.scatter(range(len(gaps)), gaps, color=color, s=34, zorder=3, edgecolor='white')
+        of = f' of {chr(ord("B") + index)} − A' if several else ''
+        if mean.low is not None:
+            axes.axhspan(mean.low, mean.high, color=color, alpha=.14, linewidth=0,
+                         label=None if several else '95 % interval of the mean')
+        axes.axhline(mean.mean, color=color, linestyle='--', linewidth=1.4, label=f'mean{of}')
+    axes.set_xticks(range(len(study.seeds)), [str(seed) for seed in study.seeds])
+    axes.grid(False, axis='x')
+    axes.set_xlabel('seed')
+    axes.set_ylabel(f'{"difference to" if several else "B −"} A, {study.metric}')
+    axes.set_title('difference, seed by seed')
+    axes.legend(loc='best')

@@ -1,4 +1,4 @@
-"""Studies of several seeds, and of the images that detectors are tested on, as reports."""
+"""Studies of several seeds, as reports."""
 from __future__ import annotations
 
 import os
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import SeedsError
+from ..errors import RunError, SeedsError
 from ..runs.config_files import find_config, setting
 from ..runs.seed_runs import (
     SeedJob,
@@ -18,13 +18,13 @@ from ..runs.seed_runs import (
     vary_stream,
 )
 from ..text import duration
-from . import seed_study, seeds_report, variance
-from .coco import bootstrap, detectors
-from .coco import view as coco_view
+from . import seed_study, variance
 from .report import Report
-from .seed_study import choose_metric, metrics_of, value_of
+from .run_view import load_run
 
 Say = Callable[[str], None]
+# the default metric: the first of these that the run has
+USUAL = ('coco/bbox_mAP', 'coco/segm_mAP', 'pascal_voc/mAP')
 
 
 def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
@@ -81,34 +81,13 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
     values = {name: [value_of(results[job], metric, pick) for job in of_name]
               for name, of_name in jobs.items()}
     if vary:
-        return variance.report_of(variance.study(metric, pick, labels[0], numbers, values))
-    return seeds_report.report_of(
+        return variance.report_of(metric, pick, labels[0], numbers, values)
+    return seed_study.report_of(
         seed_study.study(metric, pick, numbers, values, same_within, plan))
 
 
-def predictions(files: Sequence[str], annotations: str, *, iou_type: str = 'bbox',
-                metric: str = 'mAP', same_within: float | None = None, resamples: int = 1000,
-                say: Say = lambda text: None) -> Report:
-    """Report how far COCO's figures of saved predictions depend on the tested images.
-
-    Args:
-        files: one word for each detector, see :func:`.coco.detectors.files_of`.
-        annotations: path of the annotations that the detectors were tested on.
-        iou_type: ``'bbox'`` or ``'segm'``.
-        metric: the figure that the verdict is about.
-        same_within: also test whether the detectors are the same within this margin.
-        resamples: number of resamples of the images.
-        say: called with lines about the progress.
-
-    Raises:
-        PredictionError: a file or an argument cannot be used.
-    """
-    matches = detectors.load(files, annotations, iou_type, say)
-    return coco_view.report_of(bootstrap.study(matches, resamples, metric, same_within, say))
-
-
 def _results(jobs: list[SeedJob], report_only: bool, say: Say) -> dict[SeedJob, dict[str, Any]]:
-    """Results of all jobs; trains those that have none."""
+    """Return the results of all jobs, after training those that have none."""
     # all of them before the first training: a result of another config is an error
     earlier = {job: result_of(job) for job in jobs}
     results = {job: result for job, result in earlier.items() if result is not None}
@@ -126,3 +105,35 @@ def _results(jobs: list[SeedJob], report_only: bool, say: Say) -> dict[SeedJob, 
             f'(log: {os.path.join(job.folder, "seed.log")})')
         results[job] = run_job(job, metrics_of)
     return results
+
+
+def metrics_of(folder: str) -> dict[str, list[tuple[int, float]]]:
+    """Return metric -> ``(step, value)`` of all validations, of fingerprints or else of logs."""
+    try:
+        run = load_run(folder)
+    except RunError:
+        return {}
+    vals = run.vals(True) if run.ranks and run.log.vals else run.logged_vals
+    metrics: dict[str, list[tuple[int, float]]] = {}
+    for step in sorted(vals):
+        for name, value in vals[step].items():
+            metrics.setdefault(name, []).append((step, value))
+    return metrics
+
+
+def choose_metric(results: Sequence[dict[str, Any]], wanted: str | None) -> str:
+    """Return ``wanted``; None: one of :data:`USUAL`, else the first that all results have."""
+    shared = [name for name in results[0]['metrics']
+              if all(name in result['metrics'] for result in results)]
+    if wanted is None:
+        wanted = next((name for name in USUAL if name in shared), shared[0] if shared else None)
+    if wanted is None or wanted not in shared:
+        raise SeedsError(f'--metric {wanted}: not every run has it; all have: '
+                         f'{", ".join(shared) or "none"}')
+    return wanted
+
+
+def value_of(result: dict[str, Any], metric: str, pick: str = 'last') -> float:
+    """Return the metric of the last or (``pick='best'``) of the best validation."""
+    values = [value for _, value in result['metrics'][metric]]
+    return float(max(values)) if pick == 'best' else float(values[-1])

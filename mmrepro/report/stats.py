@@ -30,6 +30,10 @@ class Summary(NamedTuple):
     low: float | None  # 95 % confidence interval of the mean, by Student's t; None for one value
     high: float | None
 
+    def interval(self, sign: str = '') -> str:
+        """Format the interval for a table; with ``'+'``, of a difference."""
+        return '-' if self.low is None else f'{self.low:{sign}.4f} to {self.high:{sign}.4f}'
+
 
 class Paired(NamedTuple):
     """B against A, pair by pair (the same seed)."""
@@ -67,7 +71,7 @@ class Plan(NamedTuple):
 
 
 def summary(values: Sequence[float]) -> Summary:
-    """Mean, standard deviation and 95 % confidence interval of the mean.
+    """Return mean, standard deviation and 95 % confidence interval of the mean.
 
     >>> round(summary([1., 2., 3.]).high, 3)
     4.484
@@ -82,14 +86,14 @@ def summary(values: Sequence[float]) -> Summary:
 
 
 def _differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
-    """B - A. Metrics have few digits: equal differences of them may differ in their last bits."""
-    found = [y - x for x, y in zip(a, b)]
+    """Return B - A, all the same number where they differ by the rounding of metrics only."""
+    gaps = [y - x for x, y in zip(a, b)]
     rounding = 4 * np.finfo(float).eps * max(map(abs, (*a, *b)))
-    return [found[0]] * len(found) if max(found) - min(found) <= rounding else found
+    return [gaps[0]] * len(gaps) if max(gaps) - min(gaps) <= rounding else gaps
 
 
 def sign_flip(differences: Sequence[float]) -> float:
-    """P of a mean at least as far from 0, if the sign of each difference were a fair coin.
+    """Return P of a mean at least as far from 0 if each difference had a random sign.
 
     All arrangements of signs for up to ``EXACT_PAIRS`` differences, ``SAMPLES`` random ones beyond,
     the same in every call.
@@ -99,10 +103,10 @@ def sign_flip(differences: Sequence[float]) -> float:
     if len(differences) == 1 or not total:
         return 1.
     # sums of the same numbers with other signs differ in the last bits only by rounding
-    found = _scipy().permutation_test(
+    test = _scipy().permutation_test(
         (np.asarray(differences) / total, ), lambda x, axis: x.sum(axis).round(12),
         permutation_type='samples', n_resamples=SAMPLES, vectorized=True, random_state=0)
-    return float(found.pvalue)
+    return float(test.pvalue)
 
 
 def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
@@ -112,26 +116,25 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
     if len(a) != len(b):
         raise SeedsError(f'{len(a)} values of A and {len(b)} of B: pairs are needed')
     differences = _differences(a, b)
-    found = summary(differences)
+    gap = summary(differences)
     t = t_p = detectable = None
-    if found.std:  # neither one pair, nor differences that are all the same
+    if gap.std:  # neither one pair, nor differences that are all the same
         t, t_p = map(float, _scipy().ttest_rel(b, a))
         quantile = _scipy().t.ppf
         # Cohen's approximation with t quantiles: reached with probability POWER
-        detectable = float(quantile(1 - LEVEL / 2, found.n - 1) + quantile(POWER, found.n - 1)
-                           ) * found.std / math.sqrt(found.n)
+        detectable = float(quantile(1 - LEVEL / 2, gap.n - 1) + quantile(POWER, gap.n - 1)
+                           ) * gap.std / math.sqrt(gap.n)
     flip = sign_flip(differences)
-    smallest = 2 / 2**found.n if found.n <= EXACT_PAIRS else 1 / (SAMPLES + 1)
-    verdict, larger = _verdict(found, t_p, flip, smallest, detectable)
+    smallest = 2 / 2**gap.n if gap.n <= EXACT_PAIRS else 1 / (SAMPLES + 1)
+    verdict, larger = _verdict(gap, t_p, flip, smallest, detectable)
     wilcoxon = float(_scipy().wilcoxon(differences).pvalue) if any(differences) else None
     vary = len(set(a)) > 1 and len(set(b)) > 1
     correlation = float(np.corrcoef(a, b)[0, 1]) if vary else None
-    return Paired(found, t, t_p, wilcoxon, flip, smallest, detectable, correlation, verdict, larger)
+    return Paired(gap, t, t_p, wilcoxon, flip, smallest, detectable, correlation, verdict, larger)
 
 
 def equivalence(a: Sequence[float], b: Sequence[float], margin: float) -> Equivalence:
-    """Test for "the same within ``margin``"; that no difference is found does not say it.
-    """
+    """Test for "the same within ``margin``"; a test that finds no difference does not say it."""
     _check(a)
     _check(b)
     if not margin > 0 or not math.isfinite(margin):
@@ -139,33 +142,32 @@ def equivalence(a: Sequence[float], b: Sequence[float], margin: float) -> Equiva
     if len(a) != len(b) or len(a) < 2:
         raise SeedsError(f'{len(a)} values of A and {len(b)} of B: two pairs or more are needed')
     gaps = _differences(a, b)
-    found = summary(gaps)
-    if not found.std:  # nothing varies: a test has nothing to compare the mean with
-        inside = abs(found.mean) < margin
-        return Equivalence(margin, found.mean, found.mean, 0. if inside else 1., inside)
+    gap = summary(gaps)
+    if not gap.std:  # nothing varies: a test has nothing to compare the mean with
+        inside = abs(gap.mean) < margin
+        return Equivalence(margin, gap.mean, gap.mean, 0. if inside else 1., inside)
     test = _scipy().ttest_1samp
     p = max(float(test(gaps, -margin, alternative='greater').pvalue),
             float(test(gaps, margin, alternative='less').pvalue))
-    half = float(_scipy().t.ppf(1 - LEVEL, found.n - 1)) * found.std / math.sqrt(found.n)
-    return Equivalence(margin, found.mean - half, found.mean + half, p, p < LEVEL)
+    half = float(_scipy().t.ppf(1 - LEVEL, gap.n - 1)) * gap.std / math.sqrt(gap.n)
+    return Equivalence(margin, gap.mean - half, gap.mean + half, p, p < LEVEL)
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """P values of several tests, corrected by Holm's method: below 0.05 counts, as always.
+    """Correct the p values of several tests by Holm's method.
 
     >>> holm([.01, .04, .03])
     [0.03, 0.06, 0.06]
     """
-    order = sorted(range(len(p)), key=p.__getitem__)
-    result, largest = [0.] * len(p), 0.
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1., (len(p) - rank) * p[index]))
-        result[index] = largest
-    return result
+    order = np.argsort(p, kind='stable')
+    factors = len(p) - np.arange(len(p))
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(np.maximum.accumulate(factors * np.asarray(p)[order]), 1)
+    return corrected.tolist()
 
 
 def power(effect: float, n: int) -> float:
-    """How often a two-sided t test with ``n`` pairs finds a mean of ``effect`` standard deviations.
+    """Return how often a t test of ``n`` pairs finds a mean of ``effect`` standard deviations.
 
     >>> round(power(.5, 34), 3)
     0.808
@@ -177,7 +179,7 @@ def power(effect: float, n: int) -> float:
 
 
 def plan(a: Sequence[float], difference: float, b: Sequence[float] | None = None) -> Plan:
-    """How many seeds it takes to find ``difference``, judged by a pilot.
+    """Estimate from a pilot how many seeds it takes to find ``difference``.
 
     Args:
         a: the pilot's values of one config.
@@ -187,19 +189,19 @@ def plan(a: Sequence[float], difference: float, b: Sequence[float] | None = None
     if not difference > 0 or not math.isfinite(difference):
         raise SeedsError(f'a difference of {difference:g} is not allowed; allowed is a number '
                          'above 0')
-    found = summary(a if b is None else _differences(a, b))
-    if not found.std:
-        raise SeedsError('the pilot has one seed; 2 or more are needed' if found.n == 1 else
+    pilot = summary(a if b is None else _differences(a, b))
+    if not pilot.std:
+        raise SeedsError('the pilot has one seed; 2 or more are needed' if pilot.n == 1 else
                          "the pilot's values do not vary: nothing can be planned from them")
-    std = found.std * (math.sqrt(2) if b is None else 1)
+    std = pilot.std * (math.sqrt(2) if b is None else 1)
     chi2 = _scipy().chi2
-    ends = [std * math.sqrt((found.n - 1) / float(chi2.ppf(q, found.n - 1)))
+    ends = [std * math.sqrt((pilot.n - 1) / float(chi2.ppf(q, pilot.n - 1)))
             for q in ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)]
-    return Plan(difference, std, *(_seeds_for(difference / one) for one in (std, *ends)))
+    return Plan(difference, std, *(_seeds_for(difference / spread) for spread in (std, *ends)))
 
 
 def _seeds_for(effect: float) -> int:
-    """The fewest pairs whose test has the power."""
+    """Return the smallest number of pairs whose test has the power."""
     # SciPy's noncentral t has no tail for large shifts; two pairs are the least anyway
     high = 2
     while power(min(effect, 30), high) < POWER:
@@ -211,26 +213,26 @@ def _seeds_for(effect: float) -> int:
     return high
 
 
-def _verdict(found: Summary, t_p: float | None, flip: float, smallest: float,
+def _verdict(gap: Summary, t_p: float | None, flip: float, smallest: float,
              detectable: float | None) -> tuple[str, bool]:
-    """Words, and whether the difference is larger than the noise."""
-    if found.n == 1:
+    """Return the verdict, and whether the difference is larger than the noise."""
+    if gap.n == 1:
         return 'one seed says nothing about noise: run at least 3, better 6 or more', False
-    if not found.std:
-        return ('no difference in any seed' if not found.mean else
-                f'the same difference of {found.mean:+.4g} for every seed: nothing varies, which '
-                'no test expects; are the metrics rounded?'), bool(found.mean) and found.n >= 3
+    if not gap.std:
+        return ('no difference in any seed' if not gap.mean else
+                f'the same difference of {gap.mean:+.4g} for every seed: nothing varies, which '
+                'no test expects; are the metrics rounded?'), bool(gap.mean) and gap.n >= 3
     assert t_p is not None  # differences that vary have a t test
-    better = 'larger' if found.mean > 0 else 'smaller'
-    few = '' if found.n >= MIN_PAIRS else (
-        f'; with {found.n} seeds the test without assumptions cannot go below p = {smallest:.3g}, '
+    better = 'larger' if gap.mean > 0 else 'smaller'
+    few = '' if gap.n >= MIN_PAIRS else (
+        f'; with {gap.n} seeds the test without assumptions cannot go below p = {smallest:.3g}, '
         'so this rests on differences being normal: 6 or more seeds settle it')
-    if t_p < LEVEL and (flip < LEVEL or found.n < MIN_PAIRS):
+    if t_p < LEVEL and (flip < LEVEL or gap.n < MIN_PAIRS):
         return f'B is {better}, by more than the noise of the seed (p = {t_p:.2g}){few}', True
     if t_p < LEVEL:
         return (f'the tests disagree (t: p = {t_p:.2g}, sign flips: p = {flip:.2g}): not enough to '
                 'call it a difference'), False
-    return (f'not larger than the noise of the seed (p = {t_p:.2g}); with {found.n} seeds a '
+    return (f'not larger than the noise of the seed (p = {t_p:.2g}); with {gap.n} seeds a '
             f'difference has to be about {detectable:.2g} to be seen'), False
 
 

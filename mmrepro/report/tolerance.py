@@ -6,13 +6,14 @@ not count. The epoch and the samples of a batch have no tolerance: they are equa
 from __future__ import annotations
 
 import math
-import struct
 from typing import NamedTuple
+
+import numpy as np
 
 from ..errors import ConfigError
 from ..fingerprint.schema import value_of
 from .comparison import Comparison, columns
-from .model import Table
+from .table import Table
 
 EXACT = ('epoch', 'batch.positions', 'batch.indices')
 MAX_ROWS = 20
@@ -51,7 +52,7 @@ class Tolerance(NamedTuple):
                 f'{field} in iteration {iteration}')
 
     def table(self) -> Table:
-        """The numbers, those that are farthest apart first."""
+        """Return the table of the numbers, those that are farthest apart first."""
         return Table(
             ('number', 'compared', 'relative', 'ULP', 'iteration',
              f'beyond {self.tolerance:g} from'),
@@ -63,7 +64,8 @@ class Tolerance(NamedTuple):
 
 
 def relative(a: float, b: float) -> float:
-    """
+    """Return |a - b| / max(|a|, |b|).
+
     >>> relative(1., 1.), relative(2., 1.), relative(float('nan'), float('nan'))
     (0.0, 0.5, 0.0)
     """
@@ -75,25 +77,22 @@ def relative(a: float, b: float) -> float:
 
 
 def ulps(a: float, b: float) -> int | None:
-    """Distance in units in the last place of float32; None for numbers that are no float32.
+    """Return the distance in units in the last place of float32; None for other numbers.
 
     >>> ulps(1., 1. + 2**-23), ulps(-0., 0.), ulps(1., .1)
     (1, 0, None)
     """
-    places = []
-    for value in (a, b):
-        if not math.isfinite(value) or abs(value) > 3.5e38:
-            return None
-        packed = struct.pack('<f', value)
-        if struct.unpack('<f', packed)[0] != value:
-            return None
-        place, = struct.unpack('<i', packed)
-        places.append(place if place >= 0 else -(place & 0x7fffffff))
-    return int(abs(places[0] - places[1]))
+    with np.errstate(over='ignore'):
+        numbers = np.array([a, b], np.float32)
+    if not np.isfinite(numbers).all() or (numbers != [a, b]).any():
+        return None
+    places = numbers.view(np.int32).astype(np.int64)
+    first, second = np.where(places < 0, -(places & 0x7fffffff), places)
+    return int(abs(first - second))
 
 
-def measure(found: Comparison, tolerance: float) -> Tolerance:
-    """The distance of every number that both runs have.
+def measure(comparison: Comparison, tolerance: float) -> Tolerance:
+    """Measure the distance of every number that both runs have.
 
     Args:
         tolerance: the largest relative difference that is accepted.
@@ -101,16 +100,15 @@ def measure(found: Comparison, tolerance: float) -> Tolerance:
     if not 0 < tolerance < math.inf:
         raise ConfigError(f'--tolerance {tolerance:g} is not allowed; allowed is a number above 0, '
                           'such as 1e-4')
-    kinds = {'': found.losses, 'metric ': found.vals}
-    if found.exact:
-        kinds['norm of '] = columns(found.a.norms, found.b.norms)
+    kinds = {'': comparison.losses, 'metric ': comparison.vals}
+    if comparison.exact:
+        kinds['norm of '] = columns(comparison.a.norms, comparison.b.norms)
     distances = [_distance(prefix + name, *column, tolerance)
-                 for prefix, found_columns in kinds.items()
-                 for name, column in found_columns.items()]
+                 for prefix, numbers in kinds.items() for name, column in numbers.items()]
     if not distances:
         raise ConfigError('--tolerance: the runs have no losses, norms or metrics in common')
     distances.sort(key=lambda row: -row.relative)
-    return Tolerance(tolerance, distances, _unequal(found))
+    return Tolerance(tolerance, distances, _unequal(comparison))
 
 
 def _distance(name: str, steps: list[int], a: list[float], b: list[float],
@@ -122,12 +120,12 @@ def _distance(name: str, steps: list[int], a: list[float], b: list[float],
         next((step for step, distance in zip(steps, apart) if distance > tolerance), None))
 
 
-def _unequal(found: Comparison) -> tuple[int, str] | None:
-    """The first iteration and field in which fingerprints show different samples."""
-    if not found.exact:
+def _unequal(comparison: Comparison) -> tuple[int, str] | None:
+    """Return the first iteration and field in which fingerprints show different samples."""
+    if not comparison.exact:
         return None
-    for rank in sorted(set(found.a.ranks) & set(found.b.ranks)):
-        first, second = (run.ranks[rank].steps for run in (found.a, found.b))
+    for rank in sorted(set(comparison.a.ranks) & set(comparison.b.ranks)):
+        first, second = (run.ranks[rank].steps for run in (comparison.a, comparison.b))
         for iteration in sorted(set(first) & set(second)):
             for field in EXACT:
                 values = [value_of(steps[iteration], field) for steps in (first, second)]

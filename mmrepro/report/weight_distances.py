@@ -27,14 +27,9 @@ class Distance(NamedTuple):
     note: str = ''  # why there is no distance, or what is not in it
     same: bool = False  # whether all weights have the same bits
 
-    def as_text(self) -> tuple[str, str]:
-        """Distance and relative distance."""
-        return ('-' if self.distance is None else f'{self.distance:.6g}',
-                '-' if self.relative is None else f'{self.relative:.3g}')
-
 
 def checkpoint_distances(a: RunView, b: RunView) -> list[Distance]:
-    """One row for each numbered checkpoint that both runs have, in the order of training."""
+    """Compare the numbered checkpoints that both runs have, in the order of training."""
     numbered = {match[0]: int(match[2]) for match in map(_NUMBERED.fullmatch, a.checkpoints)
                 if match and match[0] in b.checkpoints}
     rows = []

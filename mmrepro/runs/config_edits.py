@@ -84,9 +84,9 @@ def prepare(cfg: Config, names: Sequence[str] = (), full: bool = False) -> list[
 
 
 def add_fingerprints(cfg: Any, level: str, interval: int = 1) -> None:
-    """Add a FingerprintHook of this level, in the place of any other."""
-    others = [hook for hook in cfg.get('custom_hooks') or [] if not _is_fingerprint(hook)]
-    cfg.custom_hooks = [*others, dict(type='FingerprintHook', level=level, interval=interval)]
+    """Add a FingerprintHook of this level; it replaces those of the config."""
+    kept = [hook for hook in cfg.get('custom_hooks') or [] if not _is_fingerprint(hook)]
+    cfg.custom_hooks = [*kept, dict(type='FingerprintHook', level=level, interval=interval)]
 
 
 def _is_fingerprint(hook: Any) -> bool:

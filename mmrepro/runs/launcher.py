@@ -90,7 +90,7 @@ class LaunchedTraining:
         return [process.pid for process in self._processes]
 
     def codes(self) -> list[int | None]:
-        """Exit codes of the processes, None for those that run."""
+        """Return the exit codes of the processes, None for those that run."""
         return [process.poll() for process in self._processes]
 
     def poll(self) -> bool:

@@ -22,7 +22,7 @@ def shrink(cfg: Any) -> int:
     """Shrink the images of pipelines and preprocessor; return the longest side before."""
     nodes = [cfg.get('train_dataloader'), cfg.get('val_dataloader'), cfg.get('custom_hooks'),
              cfg.model.get('data_preprocessor')]
-    sizes = [found for node in nodes if node for found in _sizes(node)]
+    sizes = [size for node in nodes if node for size in _sizes(node)]
     longest = max((max(size) for _, _, size in sizes), default=0)
     if longest > LONGEST:
         for node, key, size in sizes:
@@ -67,7 +67,7 @@ def _drop_downloads(node: Any) -> None:
 def innermost(dataset: Any) -> list[Any]:
     """Return the datasets that read files, inside of the wrappers of a dataset config."""
     if isinstance(dataset.get('datasets'), (list, tuple)):
-        return [inner for one in dataset['datasets'] for inner in innermost(one)]
+        return [inner for part in dataset['datasets'] for inner in innermost(part)]
     return innermost(dataset['dataset']) if 'dataset' in dataset else [dataset]
 
 

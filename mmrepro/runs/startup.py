@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Callable, NoReturn
 
-from ..errors import RandomnessError
+from ..errors import DeterminismError, RandomnessError
 
 # variable that marks a process which has started itself again, so that it does so once
 RESTARTED = 'MMREPRO_RESTARTED'
@@ -36,7 +36,7 @@ def restart_if_incomplete(env: Mapping[str, str], mode: Any = True,
     decides alike, because the decision depends on the environment and the config alone.
 
     Raises:
-        RuntimeError: when variables are missing although the process has started again.
+        DeterminismError: variables are missing although the process has started again.
     """
     from ..determinism import missing_at_start
     missing = missing_at_start(env, mode=mode, num_threads=num_threads, cpu=cpu)
@@ -44,8 +44,8 @@ def restart_if_incomplete(env: Mapping[str, str], mode: Any = True,
         return
     text = ' '.join(f'{name}={value}' for name, value in sorted(missing.items()))
     if env.get(RESTARTED):
-        raise RuntimeError(f'{text} did not survive a restart of this process; set it in the shell '
-                           'that starts the training')
+        raise DeterminismError(f'{text} did not survive a restart of this process; set it in the '
+                               'shell that starts the training')
     if env.get('RANK', '0') == '0':
         print(f'mmrepro: starting again with {text} (read when Python starts)', file=sys.stderr)
     _execute({**env, **missing, RESTARTED: '1'})

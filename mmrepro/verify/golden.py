@@ -35,8 +35,8 @@ from ..runs.config_edits import (
     without_checkpoints,
     without_evaluation,
 )
-from ..runs.launcher import one_thread_each, plan, run_all
-from ..runs.progress import RunsProgress
+from ..runs.launcher import one_thread_each, plan
+from ..runs.progress import run_with_progress
 
 RECIPE, FACTS = 'recipe.json', 'facts.json'
 FORMAT = 1
@@ -138,8 +138,7 @@ def train(recipe: Recipe, cfg: Config, work_dir: str,
     run = plan(recipe.name, folder, [Training(path, iterations=recipe.iterations)],
                {'PYTHONHASHSEED': '0', **one_thread_each()})
     cfg.dump(path)
-    progress = RunsProgress([run], recipe.iterations, say)
-    run_all([run], 1, progress.show, progress.done)
+    run_with_progress([run], recipe.iterations, say)
     return folder
 
 

@@ -20,8 +20,8 @@ from ..runs.config_edits import (
     without_checkpoints,
     without_evaluation,
 )
-from ..runs.launcher import PlannedRun, one_thread_each, plan, run_all
-from ..runs.progress import RunsProgress
+from ..runs.launcher import PlannedRun, one_thread_each, plan
+from ..runs.progress import run_with_progress
 from ..text import listed
 from . import surroundings
 
@@ -129,8 +129,7 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
                            if table[name].twice else {name: table[name]})
     runs = [_planned(name, variation, prepared, work_dir, iterations, cfg)
             for name, variation in planned.items()]
-    progress = RunsProgress(runs, iterations, say)
-    run_all(runs, jobs, progress.show, progress.done)
+    run_with_progress(runs, iterations, say, jobs)
     return [result_of(name, os.path.join(work_dir, _reference_of(name, table[name])),
                       os.path.join(work_dir, name), iterations, skipped.get(name, ''), table[name])
             for name in names]

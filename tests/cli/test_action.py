@@ -15,8 +15,8 @@ ACTION = yaml.safe_load((ROOT / 'action.yml').read_text(encoding='utf-8'))
 def test_every_input_is_described_and_reaches_the_script():
     step, = ACTION['runs']['steps']
     assert ACTION['runs']['using'] == 'composite' and step['shell'] == 'bash'
-    for name, one in ACTION['inputs'].items():
-        assert one['description'] and 'default' in one
+    for name, given in ACTION['inputs'].items():
+        assert given['description'] and 'default' in given
         assert f'inputs.{name} ' in str(step['env']) + step['working-directory']
     assert '${{' not in step['run']  # an input that is part of the script could run anything
     page = (ROOT / 'docs' / 'how-to' / 'golden.md').read_text(encoding='utf-8')

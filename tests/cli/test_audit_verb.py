@@ -68,15 +68,6 @@ def test_a_bad_path_is_a_plain_error(name, said, write, capsys):
     assert said in error and 'Traceback' not in error
 
 
-@pytest.mark.parametrize('text, said', [
-    ('a = \n', 'line 1: invalid syntax'), ('a = 1 / 0\n', 'line 1: ZeroDivisionError'),
-    ("_base_ = './nothing.py'\n", 'FileNotFoundError')])
-def test_a_bad_config_is_a_plain_error(text, said, write, capsys):
-    assert run([write(text)]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count('\n') == 1
-
-
 def test_a_custom_import_that_fails_is_a_finding(write, capsys):
     text = CLEAN.replace("['mmrepro']", "['mmrepro', 'no_such_module']")
     assert run([write(text), '--device', 'cpu']) == 0

@@ -76,8 +76,8 @@ def test_from_a_config_and_from_two_runs_in_fresh_processes(tmp_path):
     assert code == 0 and 'SAME BITS: 5 iterations agree' in out, out + err
     code, out, err = run(path, '--iters', '5', '--json', '--work-dir', 'other',
                          '--b', 'param_scheduler.gamma=0.25')
-    found = json.loads(out)
-    assert code == 1 and found['finding']['cause'] == 'another setting', out + err
+    result = json.loads(out)
+    assert code == 1 and result['finding']['cause'] == 'another setting', out + err
     code, out, err = run('other/A/fingerprints', 'other/B/fingerprints', '--work-dir', 'runs')
     assert code == 1 and 'StepLR 0 gamma=0.5 / 0.25' in out, out + err
     assert 'continues from' in err

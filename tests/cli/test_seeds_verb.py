@@ -13,8 +13,8 @@ from mmrepro import cli
 from mmrepro.errors import SeedsError, TrainingError
 from mmrepro.exit_codes import INTERRUPTED, PREEMPTED
 from mmrepro.report import seeds as studies
-from mmrepro.report import seeds_report
-from mmrepro.report.seed_study import metrics_of, study, value_of
+from mmrepro.report.seed_study import report_of, study
+from mmrepro.report.seeds import metrics_of, value_of
 from mmrepro.runs import seed_runs
 from mmrepro.runs.launcher import TrainingFailed
 from mmrepro.runs.seed_runs import NOTHING_FOUND, jobs_of, parse_seeds, result_of, run_job
@@ -124,34 +124,35 @@ def test_a_changed_config_is_not_mixed_in(config, started, tmp_path, capsys):
     config(width=2)
     assert run(path, '--seeds', '0', '--work-dir', out) == 2
     assert 'other settings' in capsys.readouterr().err
-    config(width=1)  # another seed in the file itself changes nothing
+    assert run(path, '--seeds', '0', '--work-dir', out, '--report-only', '--cfg-options',
+               'model.width=1') == 0
+    config(width=1)  # another seed in the file itself changes nothing, and neither a work_dir
     with open(path) as file:
         text = file.read()
     with open(path, 'w') as file:
-        file.write(text.replace('seed=42', 'seed=7'))
-    assert run(path, '--seeds', '0', '--work-dir', out, '--report-only') == 0
+        file.write(text.replace('seed=42', 'seed=7') + "work_dir = 'x'\n")
+    assert cli.run('seeds', [path, '--seeds', '0', '--work-dir', out, '--report-only']) == 0
+    assert {'seeds.png', 'seeds.html', 'seeds.json'} <= set(os.listdir(out))
 
 
-def test_options_are_settings(config, tmp_path):
+@pytest.mark.parametrize('code, output, error, message', [
+    (1, 'CUDA out of memory\n', TrainingError,
+     '(?s)seed 0: .*out of memory.*ended with exit code 1 '),
+    (PREEMPTED, '', TrainingError, 'pre-empted.*same command continues'),
+    (0, '', SeedsError, 'no validation metrics .*set val_dataloader'),
+    (0, f'mmengine - ERROR - {NOTHING_FOUND}.\n', SeedsError,
+     'found nothing at all, for which there is no metric. Train longer'),
+])
+def test_a_seed_without_a_result_says_why(config, tmp_path, ended, code, output, error, message):
     job, = jobs_of(config(), 'base', [0], str(tmp_path))
-    other, = jobs_of(config(), 'base', [0], str(tmp_path), ['model.width=3'], {'model.width': 3})
-    moved, = jobs_of(config(), 'base', [0], str(tmp_path), ['work_dir=x'], {'work_dir': 'x'})
-    assert job.digest != other.digest and job.digest == moved.digest
-
-
-def test_a_training_that_fails_stops_with_the_end_of_its_log(config, tmp_path, ended):
-    job, = jobs_of(config(), 'base', [0], str(tmp_path))
-    ended(1, 'CUDA out of memory\n')
-    with pytest.raises(TrainingError, match='(?s)seed 0: .*out of memory.*ended with exit code 1 '):
+    ended(code, output)
+    with pytest.raises(error, match=message):
         run_job(job, metrics_of)
     assert result_of(job) is None
-
-
-def test_a_training_that_is_pre_empted_can_be_continued(config, tmp_path, ended):
-    job, = jobs_of(config(), 'base', [0], str(tmp_path))
-    ended(PREEMPTED)
-    with pytest.raises(TrainingError, match='pre-empted.*same command continues'):
-        run_job(job, metrics_of)
+    with open(os.path.join(job.folder, 'result.json'), 'w') as file:
+        file.write('{')
+    with pytest.raises(SeedsError, match='damaged.*remove it'):
+        result_of(job)
 
 
 def test_an_interrupt_is_no_traceback(config, tmp_path, monkeypatch, capsys):
@@ -164,40 +165,11 @@ def test_an_interrupt_is_no_traceback(config, tmp_path, monkeypatch, capsys):
     assert 'interrupted; the same command continues' in capsys.readouterr().err
 
 
-def test_a_training_without_metrics_is_said(config, tmp_path, ended):
-    job, = jobs_of(config(), 'base', [0], str(tmp_path))
-    ended(0)
-    with pytest.raises(SeedsError, match='no validation metrics'):
-        run_job(job, metrics_of)
-
-
-def test_a_detector_that_finds_nothing_is_said(config, tmp_path, ended):
-    job, = jobs_of(config(), 'base', [0], str(tmp_path))
-    ended(0, f'mmengine - ERROR - {NOTHING_FOUND}.\n')
-    with pytest.raises(SeedsError, match='found nothing at all.*Train longer') as error:
-        run_job(job, metrics_of)
-    assert 'set val_dataloader' not in str(error.value)
-
-
 def test_mmdetection_says_so_in_these_words():
     import inspect
 
     from mmdet.evaluation import CocoMetric
     assert NOTHING_FOUND in inspect.getsource(CocoMetric)
-
-
-def test_a_damaged_result_is_said(config, started, tmp_path):
-    job, = jobs_of(config(), 'base', [0], str(tmp_path))
-    os.makedirs(job.folder)
-    with open(os.path.join(job.folder, 'result.json'), 'w') as file:
-        file.write('{')
-    with pytest.raises(SeedsError, match='damaged.*remove it'):
-        result_of(job)
-
-
-def test_report_only_trains_nothing(config, started, tmp_path, capsys):
-    assert run(config(), '--seeds', '0..1', '--work-dir', str(tmp_path / 'o'), '--report-only') == 2
-    assert 'base, seed 0, base, seed 1' in capsys.readouterr().err and started == []
 
 
 def test_two_configs_are_tested_pair_by_pair(config, started, tmp_path, capsys):
@@ -210,22 +182,7 @@ def test_two_configs_are_tested_pair_by_pair(config, started, tmp_path, capsys):
     said = json.loads(capsys.readouterr().out)
     assert started == [] and said['test']['larger'] and said['test']['flip_p'] == 2 / 2**6
     assert said['metric'] == 'coco/bbox_mAP' and len(said['values']['mine']) == 6
-
-
-def test_exit_code_1_where_noise_is_larger(config, started, tmp_path):
-    assert run(config(), '--compare', config('other', 2), '--seeds', '0..5', '--work-dir',
-               str(tmp_path / 'o')) == 1
-
-
-def test_two_configs_of_one_name_are_refused(config, tmp_path, capsys):
-    assert run(config(), '--compare', config()) == 2
-    assert 'two configs are called base' in capsys.readouterr().err
-
-
-def test_a_metric_that_is_not_there_is_said(config, started, tmp_path, capsys):
-    assert run(config(), '--seeds', '0', '--metric', 'coco/map', '--work-dir',
-               str(tmp_path / 'o')) == 2
-    assert 'all have: coco/bbox_mAP' in capsys.readouterr().err
+    assert run(config(), '--compare', config('other', 2), *arguments[3:]) == 1
 
 
 def test_last_and_best_validation():
@@ -233,41 +190,27 @@ def test_last_and_best_validation():
     assert value_of(result, 'm') == .4 and value_of(result, 'm', 'best') == .5
 
 
-def test_a_bad_config_is_a_plain_error(tmp_path, capsys):
-    assert cli.main(['seeds', str(tmp_path / 'no.py')]) == 2
-    assert 'no such config' in capsys.readouterr().err
-
-
 def test_few_seeds_and_best_validations_get_a_caution():
     def notes(count, pick='last'):
         values = [.1 * i for i in range(count)]
-        return ' '.join(seeds_report.caution(
-            study('m', pick, list(range(count)), {'a': values})))
+        return ' '.join(report_of(study('m', pick, list(range(count)), {'a': values})).notes)
     assert 'too few' in notes(2) and '6 or more' in notes(4) and notes(6) == ''
     assert 'too high' in notes(6, 'best')
 
 
-def test_plot_report_and_scalars(tmp_path):
+def test_plot_report_and_scalars():
     values = {'base': [.30, .31, .29], 'mine': [.33, .34, .31]}
-    found = study('coco/bbox_mAP', 'last', [0, 1, 2], values)
-    drawn = seeds_report.plot(found)
-    assert drawn.startswith(b'\x89PNG')
-    text = seeds_report.report_of(found).html()
+    report = report_of(study('coco/bbox_mAP', 'last', [0, 1, 2], values))
+    page = report.html()
+    assert 'data:image/png;base64,' in page and 'http' not in page
+    assert report.images['seeds'].startswith(b'\x89PNG')
+    assert ('mmrepro/seeds/mine/coco/bbox_mAP', .34, 1) in report.scalars
+    assert any(name == 'mmrepro/seeds/p_t' for name, _, _ in report.scalars)
+    json.loads(report.json())
     three = study('m', 'last', [0, 1, 2], dict(values, third=[.3, .3, .31]), .1, .01)
-    assert seeds_report.plot(three).startswith(b'\x89PNG')
-    assert "Holm&#x27;s p" in seeds_report.report_of(three).html()
-    assert ('mmrepro/seeds/third/p_t', three.tests['third'].t_p, 0) in seeds_report.scalars(three)
-    assert 'data:image/png;base64,' in text and 'http' not in text
-    rows = seeds_report.scalars(found)
-    assert ('mmrepro/seeds/mine/coco/bbox_mAP', .34, 1) in rows
-    assert any(name == 'mmrepro/seeds/p_t' for name, _, _ in rows)
-    json.loads(seeds_report.report_of(found).json())
-
-
-def test_files_of_the_report(config, started, tmp_path, capsys):
-    out = tmp_path / 'o'
-    assert cli.run('seeds', [config(), '--seeds', '0..1', '--work-dir', str(out)]) == 0
-    assert {'seeds.png', 'seeds.html', 'seeds.json'} <= set(os.listdir(out))
+    report = report_of(three)
+    assert "Holm&#x27;s p" in report.html() and report.images['seeds'].startswith(b'\x89PNG')
+    assert ('mmrepro/seeds/third/p_t', three.tests['third'].t_p, 0) in report.scalars
 
 
 def test_one_stream_varies_at_a_time_and_all_together(config, started, tmp_path, capsys):
@@ -299,23 +242,19 @@ def test_one_stream_varies_at_a_time_and_all_together(config, started, tmp_path,
     (['--vary', 'sample', '--cfg-options', 'randomness.worker_seed=worker'], 'sample=0 has no'),
     (['--vary', 'init', '--cfg-options', 'randomness.streams.init=1'], 'fixes randomness.streams'),
     (['--vary', 'init', '--seeds', '0,1'], 'at least 3 seeds, and --seeds 0,1 has 2'),
+    (['--vary', 'init', '--compare', 'b.py'], '--compare and --vary exclude each other'),
     (['--same-within', '.1'], 'needs --compare'),
     (['--plan', '-1'], 'difference of -1'),
+    (['--compare', 'BASE'], 'two configs are called base'),
+    (['--metric', 'coco/map'], 'all have: coco/bbox_mAP'),
+    (['--report-only', '--seeds', '0..1'], 'not finished: base, seed 0, base, seed 1'),
 ])
-def test_what_cannot_be_varied_or_asked_is_said(
-        config, started, tmp_path, capsys, arguments, message):
-    assert run(config(), '--work-dir', str(tmp_path / 'o'), *arguments) == 2
-    said = capsys.readouterr().err
-    assert re.search(message, said), said
-
-
-@pytest.mark.parametrize('arguments, message', [
-    (['--vary', 'init', '--compare', 'b.py'], '--compare and --vary exclude each other'),
-    (['--predictions', 'a.pkl'], 'give a config, or --predictions'),
-])
-def test_what_does_not_go_together_is_said(config, capsys, arguments, message):
-    assert exit_code('seeds', config(), *arguments) == 2
-    assert message in capsys.readouterr().err
+def test_wrong_usage_is_one_line(config, started, tmp_path, capsys, arguments, message):
+    base = config()
+    arguments = [base if word == 'BASE' else word for word in arguments]
+    assert exit_code('seeds', base, '--work-dir', tmp_path / 'o', '--no-plots', *arguments) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
 
 
 def test_three_configs_are_corrected_for_asking_twice(config, started, tmp_path, capsys):
@@ -325,9 +264,9 @@ def test_three_configs_are_corrected_for_asking_twice(config, started, tmp_path,
     said = capsys.readouterr().out
     assert "Holm's method: mine" in said
     run(*arguments, '--json')
-    found = json.loads(capsys.readouterr().out)
-    assert found['test'] is None and set(found['tests']) == {'mine', 'other'}
-    assert found['corrected']['mine'] == 2 * found['tests']['mine']['t_p']
+    data = json.loads(capsys.readouterr().out)
+    assert data['test'] is None and set(data['tests']) == {'mine', 'other'}
+    assert data['corrected']['mine'] == 2 * data['tests']['mine']['t_p']
 
 
 def test_the_same_within_a_margin_and_a_plan(config, started, tmp_path, capsys):

@@ -41,14 +41,6 @@ def test_rows_are_measured_and_others_stay(tmp_path):
 
 
 @pytest.mark.nightly
-def test_resampled_figures_are_measured_and_those_of_pycocotools(tmp_path):
-    out = tmp_path / 'coco.json'
-    subprocess.run([sys.executable, ROOT / 'benchmarks' / 'coco_bootstrap.py', '--images', '50',
-                    '--resamples', '3', '--out', out], check=True)
-    assert json.loads(out.read_text())['largest_difference'] < 1e-12
-
-
-@pytest.mark.nightly
 def test_virtual_ranks_are_measured_and_other_rows_stay(tmp_path, data_root):
     out = tmp_path / 'virtual_ranks.json'
     command = [sys.executable, ROOT / 'benchmarks' / 'virtual_ranks.py', data_root, '--models',

@@ -9,11 +9,9 @@ from mmengine.visualization import BaseVisBackend
 
 from mmrepro import cli
 from mmrepro.report import compare as comparing
-from mmrepro.report.compare import compare
-from mmrepro.report.model import Figure
 from mmrepro.report.plot_style import figure, png
 from mmrepro.report.publish import backends_of, publish
-from mmrepro.report.report import Report
+from mmrepro.report.report import Figure, Report
 
 SENT = []
 
@@ -77,13 +75,10 @@ def test_compare_publishes_its_verdict(tmp_path, monkeypatch, capsys):
     assert cli.main(['compare', a, b, '--publish', str(config)]) == 1
     assert ('mmrepro/compare/first_difference', 5., 0) in SENT
     assert ('mmrepro/compare/loss_difference', 0., 5) in SENT
+    SENT.clear()
+    assert cli.main(['compare', a, a, '--publish', str(config)]) == 0
+    assert SENT[0] == ('mmrepro/compare/equal', 1., 0)
+    assert not any('first_difference' in name for name, *_ in SENT)
     config.write_text('a = 1\n')
     assert cli.main(['compare', a, b, '--publish', str(config)]) == 2
     assert 'TensorboardVisBackend' in capsys.readouterr().err
-
-
-def test_equal_runs_have_no_first_difference(tmp_path):
-    a = write_run(tmp_path / 'a')
-    rows = compare(a, a).scalars
-    assert rows[0] == ('mmrepro/compare/equal', 1., 0)
-    assert not any('first_difference' in name for name, _, _ in rows)

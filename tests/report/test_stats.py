@@ -19,27 +19,27 @@ SLEEP_2 = (1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4)
 
 
 def test_a_published_paired_t_test():
-    found = paired(SLEEP_1, SLEEP_2)
-    assert found.t == pytest.approx(4.0621, abs=5e-5)
-    assert found.t_p == pytest.approx(0.002833, abs=5e-7)
-    assert found.difference.mean == pytest.approx(1.58)
-    assert found.difference.low == pytest.approx(0.7001142, abs=5e-8)
-    assert found.difference.high == pytest.approx(2.4598858, abs=5e-8)
-    assert found.larger and 'larger' in found.verdict
+    result = paired(SLEEP_1, SLEEP_2)
+    assert result.t == pytest.approx(4.0621, abs=5e-5)
+    assert result.t_p == pytest.approx(0.002833, abs=5e-7)
+    assert result.difference.mean == pytest.approx(1.58)
+    assert result.difference.low == pytest.approx(0.7001142, abs=5e-8)
+    assert result.difference.high == pytest.approx(2.4598858, abs=5e-8)
+    assert result.larger and 'larger' in result.verdict
 
 
 def test_swapping_the_two_changes_only_the_sign():
-    one, other = paired(SLEEP_1, SLEEP_2), paired(SLEEP_2, SLEEP_1)
-    assert other.t == -one.t and other.t_p == one.t_p and other.flip_p == one.flip_p
-    assert 'smaller' in other.verdict
+    result, swapped = paired(SLEEP_1, SLEEP_2), paired(SLEEP_2, SLEEP_1)
+    assert (swapped.t, swapped.t_p, swapped.flip_p) == (-result.t, result.t_p, result.flip_p)
+    assert 'smaller' in swapped.verdict
 
 
 def test_interval_by_students_t():
     # t quantile 0.975 with 4 degrees of freedom is 2.776445 (any table)
-    found = summary([2., 4., 4., 4., 6.])
-    assert (found.n, found.mean, found.std) == (5, 4., math.sqrt(2))
-    assert found.high - found.mean == pytest.approx(2.776445 * math.sqrt(2) / math.sqrt(5))
-    assert found.mean - found.low == pytest.approx(found.high - found.mean)
+    result = summary([2., 4., 4., 4., 6.])
+    assert (result.n, result.mean, result.std) == (5, 4., math.sqrt(2))
+    assert result.high - result.mean == pytest.approx(2.776445 * math.sqrt(2) / math.sqrt(5))
+    assert result.mean - result.low == pytest.approx(result.high - result.mean)
 
 
 def test_sign_flips_by_hand():
@@ -73,27 +73,27 @@ def test_wilcoxon_is_scipys():
 
 @pytest.mark.parametrize('n, smallest', [(2, .5), (5, .0625), (6, .03125)])
 def test_few_seeds_are_called_few(n, smallest):
-    found = paired([.3 + .001 * i for i in range(n)], [.4 + .0013 * i for i in range(n)])
-    assert found.smallest_p == smallest and found.flip_p == smallest
-    assert ('6 or more seeds' in found.verdict) == (n < 6)
+    result = paired([.3 + .001 * i for i in range(n)], [.4 + .0013 * i for i in range(n)])
+    assert result.smallest_p == smallest and result.flip_p == smallest
+    assert ('6 or more seeds' in result.verdict) == (n < 6)
 
 
 def test_noise_is_called_noise():
-    found = paired([.30, .31, .29, .30, .32, .30], [.31, .30, .30, .29, .32, .31])
-    assert not found.larger and 'not larger than the noise' in found.verdict
-    assert found.detectable > abs(found.difference.mean)
+    result = paired([.30, .31, .29, .30, .32, .30], [.31, .30, .30, .29, .32, .31])
+    assert not result.larger and 'not larger than the noise' in result.verdict
+    assert result.detectable > abs(result.difference.mean)
 
 
 def test_tests_that_disagree_are_no_difference():
-    found = paired([0.] * 6, [1., 1.1, .9, 1.05, .95, -.1])
+    result = paired([0.] * 6, [1., 1.1, .9, 1.05, .95, -.1])
     # the sum is 4.9; with the sign of -.1 flipped it is 5.1: 4 arrangements of 64 reach it
-    assert found.flip_p == 4 / 64 and found.t_p < .01
-    assert not found.larger and 'disagree' in found.verdict
+    assert result.flip_p == 4 / 64 and result.t_p < .01
+    assert not result.larger and 'disagree' in result.verdict
 
 
 def test_one_seed_and_no_variation():
-    one = paired([.3], [.4])
-    assert one.t_p is None and not one.larger and 'one seed' in one.verdict
+    single = paired([.3], [.4])
+    assert single.t_p is None and not single.larger and 'one seed' in single.verdict
     same = paired([.3, .4, .5], [.3, .4, .5])
     assert same.verdict == 'no difference in any seed' and same.wilcoxon_p is None
     # the second one is not exact in binary
@@ -132,10 +132,10 @@ def test_correlation():
     (1.5, 0.5791900156732173), (2., 0.1541572356690974), (2.5, 0.021116860246500745),
     (3., 0.002655570292658671)])
 def test_the_same_within_a_margin_is_statsmodels(margin, p):
-    found = equivalence(SLEEP_1, SLEEP_2, margin)
-    assert found.p == pytest.approx(p, rel=1e-12) and found.same is (p < .05)
+    result = equivalence(SLEEP_1, SLEEP_2, margin)
+    assert result.p == pytest.approx(p, rel=1e-12) and result.same is (p < .05)
     # the interval lies in the margin exactly where the test says so
-    assert (-margin < found.low and found.high < margin) is found.same
+    assert (-margin < result.low and result.high < margin) is result.same
 
 
 def test_no_difference_found_is_not_the_same():
@@ -167,14 +167,14 @@ def test_holms_correction_is_that_of_r():
 def test_seeds_that_are_needed_are_the_published_ones(effect, seeds):
     """Cohen's small, medium and large effects; G*Power 3, matched pairs, two tails, power 0.8."""
     pilot = [-1., 1.]  # its differences have a standard deviation of sqrt(2)
-    found = plan([0., 0.], effect * math.sqrt(2), pilot)
-    assert found.seeds == seeds and found.low <= seeds <= found.high
+    result = plan([0., 0.], effect * math.sqrt(2), pilot)
+    assert result.seeds == seeds and result.low <= seeds <= result.high
     assert power(effect, seeds) >= .8 > power(effect, seeds - 1)
 
 
 def test_without_a_second_config_it_is_supposed_to_vary_alike_and_independently():
-    found = plan([.30, .31, .29], .01)
-    assert found.std == pytest.approx(.01 * math.sqrt(2))
+    result = plan([.30, .31, .29], .01)
+    assert result.std == pytest.approx(.01 * math.sqrt(2))
 
 
 @pytest.mark.parametrize('pilot, difference, message', [

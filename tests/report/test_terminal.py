@@ -7,9 +7,8 @@ import re
 import pytest
 
 from mmrepro.exit_codes import DIFFERENT
-from mmrepro.report.model import Figure, Table
-from mmrepro.report.report import Report
-from mmrepro.report.terminal import show
+from mmrepro.report.report import Figure, Report
+from mmrepro.report.table import Table
 
 REPORT = Report(
     'a title', 'DIFFERENT: all', DIFFERENT,
@@ -22,7 +21,7 @@ REPORT = Report(
 def test_without_a_terminal_the_text_is_plain_and_whole(capsys, monkeypatch):
     monkeypatch.delenv('FORCE_COLOR', raising=False)
     monkeypatch.delenv('COLUMNS', raising=False)
-    show(REPORT)
+    REPORT.show()
     out = capsys.readouterr().out
     assert 'clock: [not markup]' in out and 'x' * 200 in out and '\x1b' not in out
     assert [line.strip() for line in out.splitlines()[-4:]] == [
@@ -32,7 +31,7 @@ def test_without_a_terminal_the_text_is_plain_and_whole(capsys, monkeypatch):
 
 
 def test_everything_shows_all_rows(capsys):
-    show(REPORT, everything=True)
+    REPORT.show(everything=True)
     out = capsys.readouterr().out
     assert '<b>' in out and '1 more' not in out
 
@@ -42,7 +41,7 @@ def test_verdicts_and_rows_are_colored(word, capsys, monkeypatch):
     monkeypatch.setenv('FORCE_COLOR', '1')
     monkeypatch.setenv('TERM', 'xterm')
     monkeypatch.delenv('NO_COLOR', raising=False)
-    show(REPORT)
+    REPORT.show()
     assert re.search(r'\x1b\[[0-9;]*3[0-9]m[^\x1b]*' + re.escape(word), capsys.readouterr().out)
 
 

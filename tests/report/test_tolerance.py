@@ -26,10 +26,10 @@ def runs(tmp_path):
 
 @pytest.mark.parametrize('start, steps', [(1., 1), (1., 1000), (-2.5, 17), (1e-40, 3), (3e38, 5)])
 def test_units_in_the_last_place_are_numpys_steps(start, steps):
-    value = other = np.float32(start)
+    value = above = np.float32(start)
     for _ in range(steps):
-        other = np.nextafter(other, np.float32(np.inf))
-    assert ulps(float(value), float(other)) == ulps(float(other), float(value)) == steps
+        above = np.nextafter(above, np.float32(np.inf))
+    assert ulps(float(value), float(above)) == ulps(float(above), float(value)) == steps
 
 
 def test_across_zero_and_what_is_no_float32():
@@ -44,17 +44,17 @@ def test_relative_differences():
 
 
 def test_the_iteration_from_which_a_number_is_too_far(runs):
-    found = measure(compare(*runs(since=7, noise=1e-7, field='losses')), 1e-5)
-    loss = next(one for one in found.distances if one.field == 'loss')
+    result = measure(compare(*runs(since=7, noise=1e-7, field='losses')), 1e-5)
+    loss = next(row for row in result.distances if row.field == 'loss')
     # the noise is multiplied by 3 in every iteration
     values = [(2. / (i + 1) + .1 * math.sin(i), 1e-7 * 3.**(i - 7) if i >= 7 else 0.)
               for i in range(20)]
     apart = [size / max(abs(value), abs(value + size)) for value, size in values]
     assert loss.relative == pytest.approx(max(apart)) and loss.at == apart.index(max(apart))
-    assert loss.exceeds == next(i for i, one in enumerate(apart) if one > 1e-5)
-    assert not found.within and f'in iteration {loss.exceeds}' in found.verdict()
-    assert any(one.field.startswith('norm of head') for one in found.distances)
-    assert any(one.field == 'metric coco/bbox_mAP' for one in found.distances)
+    assert loss.exceeds == next(i for i, distance in enumerate(apart) if distance > 1e-5)
+    assert not result.within and f'in iteration {loss.exceeds}' in result.verdict()
+    assert any(row.field.startswith('norm of head') for row in result.distances)
+    assert any(row.field == 'metric coco/bbox_mAP' for row in result.distances)
 
 
 def test_exit_codes_and_words(runs, capsys):
@@ -84,5 +84,5 @@ def test_other_samples_have_no_tolerance(runs, capsys):
 
 
 def test_logs_of_mmengine_have_relative_differences(runs):
-    found = measure(compare(*runs(write_log, off=5)), 1e-6)
-    assert not found.within and {'loss', 'loss_cls'} <= {one.field for one in found.distances}
+    result = measure(compare(*runs(write_log, off=5)), 1e-6)
+    assert not result.within and {'loss', 'loss_cls'} <= {row.field for row in result.distances}

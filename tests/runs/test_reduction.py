@@ -14,8 +14,8 @@ def test_sizes_keep_their_proportions_and_are_multiples():
                       scale=(999, 999)),
         data_preprocessor=dict(batch_augments=[dict(random_size_range=(480, 800))]))))
     assert reduction.shrink(cfg) == 1333
-    resize, other, choice, mosaic, pad = cfg.train_dataloader.dataset.pipeline
-    assert resize.scale == (256, 160) and other.scale == (0.1, 2.0)
+    resize, ratio, choice, mosaic, _ = cfg.train_dataloader.dataset.pipeline
+    assert resize.scale == (256, 160) and ratio.scale == (0.1, 2.0)
     assert [tuple(size) for size in choice.scales] == [(96, 256), (96, 256)]
     assert mosaic.img_scale == (128, 128) and cfg.train_dataloader.batch_size == 2
     assert cfg.model.data_preprocessor.batch_augments[0].random_size_range == (96, 160)

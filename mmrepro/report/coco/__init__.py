@@ -1,1 +1,0 @@
-"""How sure the figures of COCO are, from the predictions of detectors on the images of a test."""
