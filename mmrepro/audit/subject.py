@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..config import LEGACY_KEYS, RandomnessConfig
 from ..errors import RandomnessError
+from ..nested import named_dicts
 from .findings import TWO_LINES
 
 # Packages whose own code was read for docs/explanation/causes.md, or is none of ours to read.
@@ -136,7 +137,8 @@ class Subject:
     def parts(self) -> list[Part]:
         """Every dict with a ``type``, in the order of the file."""
         # Config hides its dict, and lazy configs give classes: both come out as plain dicts here
-        return list(_parts(self.cfg._cfg_dict, ''))
+        return [Part(key, class_name(node['type']), node)
+                for key, node in named_dicts(self.cfg._cfg_dict) if node.get('type') is not None]
 
     def parts_in(self, *keys: str) -> list[Part]:
         """Parts under one of the top-level keys."""
@@ -240,17 +242,6 @@ class _ParametersOnMeta(TorchFunctionMode):
         if func in (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn):
             kwargs['device'] = 'meta'
         return func(*args, **kwargs)
-
-
-def _parts(node: Any, key: str) -> Iterator[Part]:
-    if isinstance(node, Mapping):
-        if node.get('type') is not None:
-            yield Part(key, class_name(node['type']), node)
-        for name, value in node.items():
-            yield from _parts(value, f'{key}.{name}' if key else str(name))
-    elif isinstance(node, (list, tuple)):
-        for index, value in enumerate(node):
-            yield from _parts(value, f'{key}[{index}]')
 
 
 def _look_up(registry: Any, kind: str, scope: str) -> type | None:
