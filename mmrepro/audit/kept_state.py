@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from .value_flow import assignments
 
@@ -42,7 +42,7 @@ def kind_of(cls: ast.ClassDef) -> StatefulClass | None:
 
 
 def states(cls: ast.ClassDef, shared: Collection[str],
-           full_name: Callable[[ast.AST], str]) -> Iterator[tuple[str, ast.AST, str]]:
+           full_name: Callable[[ast.AST], str]) -> Iterator[tuple[str, Any, str]]:
     """Yield ``(rule, node, what)`` for each attribute or module variable that a step changes.
 
     Args:
@@ -53,7 +53,7 @@ def states(cls: ast.ClassDef, shared: Collection[str],
     if kind is None:
         return
     # names that are registered as buffers or parameters: checkpoints hold them
-    saved = {f'self.{call.args[0].value}' for call in ast.walk(cls)
+    saved = {f'self.{ast.literal_eval(call.args[0])}' for call in ast.walk(cls)
              if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
              and call.func.attr in ('register_buffer', 'register_parameter') and call.args
              and isinstance(call.args[0], ast.Constant)}

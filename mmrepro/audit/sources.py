@@ -227,6 +227,7 @@ class SourceFile:
         return []
 
     def _settings(self) -> Iterator[Hit]:
+        node: Any
         for node in ast.walk(self.tree):
             given = [(node.func, next(iter(arguments(node)), None))] \
                 if isinstance(node, ast.Call) else assignments(node)

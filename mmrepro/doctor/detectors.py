@@ -173,15 +173,15 @@ def first_difference(first: DetectorRun, second: DetectorRun) -> str:
     named, because the backward pass computes it first.
     """
     for step, labels in enumerate(first.labels):
-        differing = differing_names(*(dict(zip(run.labels[step], run.digests[step].tolist()))
-                                      for run in (first, second)))
-        if differing:
-            kind = differing[0][0]
-            names = [name for of_kind, name in differing if of_kind == kind]
-            total = sum(of_kind == kind for of_kind, _ in labels)
-            more = f' and {len(names) - 1} of {total} others' if len(names) > 1 else ''
-            return (f'iteration {step + 1}: {kind} '
-                    f'{names[-1] if kind == "gradient of" else names[0]}{more}')
+        for kind in dict.fromkeys(kind for kind, _ in labels):
+            digests = [{name: digest for (of_kind, name), digest in zip(
+                run.labels[step], run.digests[step].tolist()) if of_kind == kind}
+                for run in (first, second)]
+            names = differing_names(*digests)
+            if names:
+                more = f' and {len(names) - 1} of {len(digests[0])} others' if names[1:] else ''
+                return (f'iteration {step + 1}: {kind} '
+                        f'{names[-1] if kind == "gradient of" else names[0]}{more}')
     return ''
 
 

@@ -44,7 +44,7 @@ def fewer_multiprocessors() -> tuple[Any | None, str]:
         return None, 'this torch was built without green contexts'
     try:
         count = torch.cuda.get_device_properties(0).multi_processor_count
-        context = GreenContext.create(num_sms=max(8, count // 16 * 8), device_id=0)
+        context: Any = GreenContext.create(num_sms=max(8, count // 16 * 8), device_id=0)
         context.set_context()
         try:
             torch.zeros(1, device='cuda').add_(1)
@@ -95,7 +95,7 @@ class Disturbance:
             return
         taken = [torch.empty(512 * (1 + repetition % 13) + repetition, device='cuda')
                  for _ in range(repetition % 5)]
-        settings = getattr(torch.utils, 'deterministic', None)  # torch 2.0 and 2.1 have none
+        settings: Any = getattr(torch.utils, 'deterministic', None)  # torch 2.0 and 2.1 have none
         filled = getattr(settings, 'fill_uninitialized_memory', None)
         each = max(self._each / 20, 1e-3)
         self._queue(min(_MOST, int(2 * self._milliseconds / each) + 20),
