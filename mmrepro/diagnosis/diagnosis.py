@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..fingerprint.records import Record, useful_calls
 from .alignment import StreamDifference, first_differing_record
@@ -61,10 +61,6 @@ class Diagnosis(NamedTuple):
         phase = PHASES.index(self.phase) if not (
             self.phase == 'hook' and BEGINS.search(self.path)) else PHASES.index('forward') - .5
         return self.iteration, phase, self.rank
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for programs."""
-        return self._asdict()
 
     def rows(self) -> list[tuple[str, str]]:
         """Names and values, some twenty rows; a further value of a name has the name ''."""
