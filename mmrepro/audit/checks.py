@@ -53,7 +53,7 @@ def has_cuda() -> bool:
 
 
 def misspelt(s: Subject) -> Hits:
-    """A key of a config that nothing reads, similar to one that is read."""
+    """Find keys of a config that nothing reads, similar to a key that is read."""
     for key in s.cfg:
         near = [] if key in TOP_LEVEL else difflib.get_close_matches(
             key, TOP_LEVEL, n=1, cutoff=SIMILAR)
@@ -100,7 +100,7 @@ def accumulation(s: Subject) -> Hits:
 
 
 def rank_statistics(s: Subject) -> Hits:
-    """BatchNorm that each rank keeps for itself; only once the launcher says how many."""
+    """Find BatchNorm with statistics of each rank; only once the launcher says how many."""
     if s.world_size < 2 or s.model is None or s.keyed or s.cfg.get('sync_bn'):
         return
     from torch.nn import SyncBatchNorm
@@ -119,7 +119,7 @@ def rank_statistics(s: Subject) -> Hits:
 # ------------------------------------------------------------------------------------------- data
 
 def known_parts(s: Subject) -> Hits:
-    """Types that break the contract, where mmrepro does not replace or seed them."""
+    """Find types that break the contract, where mmrepro does not replace or seed them."""
     if s.keyed:
         return
     # type in a config, id in causes.md, why, 'key=value' that has to be in the dict
@@ -147,7 +147,7 @@ def stock_workers(s: Subject) -> Hits:
 
 
 def without_position(s: Subject) -> Hits:
-    """Loaders that mmrepro's runner refuses."""
+    """Find loaders that mmrepro's runner refuses."""
     if not s.keyed:
         return
     for key in LOADERS:
@@ -178,7 +178,7 @@ def ranks_differ(s: Subject) -> Hits:
 
 
 def albumentations_alone(s: Subject) -> Hits:
-    """A transform of albumentations outside of a ``Compose``: nothing seeds it."""
+    """Find transforms of albumentations outside of a ``Compose``: nothing seeds them."""
     if importlib.util.find_spec('albumentations') is None:
         return
     for part in s.training:
@@ -191,7 +191,7 @@ def albumentations_alone(s: Subject) -> Hits:
 # ------------------------------------------------------------------------------------ environment
 
 def contradicting_variables(s: Subject) -> Hits:
-    """Variables that the policy would refuse, or warn of."""
+    """Find variables that the policy would refuse, or warn of."""
     mode = s.randomness.deterministic
     settings = PolicySettings(mode, s.randomness.numerics.float32_precision)
     for row in ENV if mode else ():
@@ -202,7 +202,7 @@ def contradicting_variables(s: Subject) -> Hits:
 
 
 def missing_variables(s: Subject) -> Hits:
-    """Variables that mmrepro would set if it were attached."""
+    """Find variables that mmrepro would set if it were attached."""
     for name in START_ENV:
         if not s.attached and s.device != 'cpu' and name not in s.env:
             yield Found(name, 'not set')
@@ -232,7 +232,7 @@ def _is_replaced(path: str, what: str) -> bool:
 
 
 def seeds_from_clock(s: Subject) -> Hits:
-    """Clocks and process ids; those that reach a seed or a value are more severe."""
+    """Find clocks and process ids; those that reach a seed or a value are more severe."""
     for source, hit in _hits(s, 'clock'):
         line = source.text.splitlines()[hit.line - 1]
         severity = (CHANGES if hit.reaches or 'seed' in line.lower() else
@@ -241,7 +241,7 @@ def seeds_from_clock(s: Subject) -> Hits:
 
 
 def kept_state(s: Subject) -> Hits:
-    """Attributes of modules and hooks that change, unless an adapter keeps them."""
+    """Find attributes of modules and hooks that change, unless an adapter keeps them."""
     for source, hit in _hits(s, 'model-state', 'hook-state'):
         if hit.what.partition('.')[0] not in ADAPTERS:
             yield Found(f'{source.path}:{hit.line}', hit.what)

@@ -60,7 +60,7 @@ class AuditRule(NamedTuple):
 def _as_written(value: Any) -> str:
     """Return a value as configs write it."""
     if isinstance(value, dict):
-        return f'dict({", ".join(f"{key}={_as_written(one)}" for key, one in value.items())})'
+        return f'dict({", ".join(f"{key}={_as_written(item)}" for key, item in value.items())})'
     if isinstance(value, list):
         return f'[{", ".join(map(_as_written, value))}]'
     return repr(value)

@@ -63,7 +63,7 @@ NATIVE: tuple[Native, ...] = (
 
 
 def _trouble(native: Native, subject: Subject) -> str:
-    """What is wrong with the operator for this subject, or ''."""
+    """Return what is wrong with the operator for this subject, or ''."""
     if not any(row.operator == native.operator
                and row.since <= subject.torch_version < row.until
                and row.torch in ('raises', 'silent')
@@ -113,7 +113,7 @@ _CONDITIONS: dict[str, tuple[Any, Any]] = {
 
 
 def native_operators(subject: Subject) -> Iterator[Found]:
-    """Operators of torch that the model reaches, and that do not repeat on this device."""
+    """Find operators of torch that the model reaches and that do not repeat on this device."""
     if subject.device == 'cpu' or subject.model is None:
         return
     rows = [(row, trouble) for row in NATIVE if (trouble := _trouble(row, subject))]
@@ -169,7 +169,7 @@ def _source_of(cls: type) -> tuple[SourceFile, ast.Module | ast.ClassDef]:
 
 
 def mmcv_operators(subject: Subject) -> Iterator[Found]:
-    """Operators of mmcv that the model reaches, and that are missing or add with atomics."""
+    """Find operators of mmcv that the model reaches and that are missing or add with atomics."""
     if subject.model is None:
         return
     compiled = _has_extension()

@@ -69,7 +69,7 @@ class SourceFile:
         return names
 
     def full_name(self, node: ast.AST) -> str:
-        """``np.random.seed`` as ``numpy.random.seed``; what is not a name becomes ``?``."""
+        """Return ``numpy.random.seed`` for ``np.random.seed``; ``?`` for other expressions."""
         tail: list[str] = []
         while isinstance(node, ast.Attribute):
             tail.append(node.attr)
@@ -89,10 +89,10 @@ class SourceFile:
         """Hits of all patterns, in the order of lines."""
         hits = {*self._calls(), *self._sets(), *self._settings(), *self._states()}
         return tuple(sorted((hit for hit in hits if not self.ignored(hit.line, hit.rule)),
-                            key=lambda hit: (hit.line, hit.rule)))
+                            key=lambda hit: (hit.line, hit.rule, hit.what)))
 
     def code(self, node: ast.AST) -> str:
-        """The source of a node, in one short line."""
+        """Return the source of a node, in one short line."""
         return shorten(' '.join((ast.get_source_segment(self.text, node) or '').split()))
 
     @cached_property
@@ -211,7 +211,7 @@ class SourceFile:
         return isinstance(node, ast.Name) and node.id in names
 
     def _order_seen(self, node: ast.AST) -> list[ast.expr]:
-        """The expressions that a node iterates over."""
+        """Return the expressions that a node iterates over."""
         if isinstance(node, ast.For):
             return [node.iter]
         if isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)):

@@ -59,7 +59,7 @@ class LocaliseResult(NamedTuple):
     notes: tuple[str, ...] = ()  # what a reader should know
 
     def sentence(self) -> str:
-        """The verdict in words."""
+        """Return the verdict in words."""
         if self.verdict == 'equal':
             return f'SAME BITS: {self.compared} iterations agree'
         if self.verdict == 'metrics':
@@ -74,14 +74,14 @@ class LocaliseResult(NamedTuple):
         return line
 
     def rows(self) -> list[tuple[str, str]]:
-        """Names and values of the first difference; empty where none was recorded."""
+        """Return names and values of the first difference; empty where none was recorded."""
         if self.diagnosis is None:
             return []
         values = [] if self.values is None else [('values', self.values.text())]
         return self.diagnosis.rows() + values
 
     def text(self) -> str:
-        """Verdict, notes and first difference for a terminal."""
+        """Return verdict, notes and first difference for a terminal."""
         lines = [self.sentence(), *(f'note: {note}' for note in self.notes)]
         if self.diagnosis is not None:
             lines += ['first difference:', *(f'  {name:<9} {value}' for name, value in self.rows())]

@@ -104,12 +104,12 @@ class Attempt:
             self._last = time.monotonic()
 
     def _processes(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Process id and the last known workers of every process."""
+        """Return the process id and the last known workers of every process."""
         workers = {moment.process: tuple(moment.workers) for moment in self.moments}
         return [(pid, workers.get(pid, ())) for pid in self._training.pids]
 
     def _due(self, plan: Interruption) -> Moment | None:
-        """The moment from which on the interruption is due; None before it."""
+        """Return the moment from which on the interruption is due; None before it."""
         counted = 0
         for moment in self.of_rank(0):
             counted += moment.kind in COUNTED
